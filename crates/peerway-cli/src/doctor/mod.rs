@@ -1,0 +1,76 @@
+//! `peerway doctor`: what this machine offers the engine, what is missing, and why.
+//!
+//! Every section is a function from the file system's root to a [`Section`]; those that only read
+//! files take any root, so that tests give them a tree of their own. Nothing here changes the machine,
+//! initialises a device or needs a privilege; what cannot be read is a row that says so.
+
+mod configuration;
+mod ffi;
+mod libraries;
+mod local;
+mod machine;
+mod network;
+mod report;
+mod topology;
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use clap::Args;
+
+use report::{Report, Section};
+
+/// What to print.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  peerway doctor                     a table for people
+  peerway doctor --json              the same for programs
+  peerway doctor --config            every setting, its value and where it came from
+
+Marks: `ok` is there, `-` is not there, `!` is worth a look.
+Exit code 1 means that the configuration cannot be used; a missing device is no failure.")]
+pub(crate) struct DoctorArgs {
+    /// Print JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+    /// Print the settings instead of the machine.
+    #[arg(long)]
+    config: bool,
+}
+
+/// The sections of the report, in order.
+const SECTIONS: &[fn(&Path) -> Section] = &[
+    machine::section,
+    local::section,
+    network::tcp_section,
+    network::rdma_section,
+    topology::gpu_section,
+    libraries::section,
+    configuration::section,
+];
+
+/// Looks at the machine and prints what it found.
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    if args.config {
+        let settings = configuration::settings();
+        if args.json {
+            serde_json::to_writer_pretty(&mut out, &settings).map_err(io::Error::from)?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{}", configuration::table(&settings))?;
+        }
+    } else {
+        let root = Path::new("/");
+        let report = Report::new(SECTIONS.iter().map(|section| section(root)).collect());
+        if args.json {
+            serde_json::to_writer_pretty(&mut out, &report).map_err(io::Error::from)?;
+            writeln!(out)?;
+        } else {
+            write!(out, "{report}")?;
+        }
+    }
+    out.flush()?;
+    configuration::check()
+}

@@ -1,0 +1,143 @@
+//! Network interfaces, the defaults of TCP, and RDMA devices.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::ffi;
+use super::report::{Row, Section};
+use super::topology;
+
+/// The section about TCP and the interfaces it runs over.
+pub(super) fn tcp_section(root: &Path) -> Section {
+    let mut section = Section::new("network", "Network");
+    section.push(congestion_control(root));
+    let addresses = ffi::addresses();
+    let nics = topology::nics(root);
+    if nics.is_empty() {
+        section.push(Row::absent("interfaces", "none in /sys/class/net"));
+    }
+    for nic in nics {
+        let own: Vec<IpAddr> = match &addresses {
+            Ok(all) => {
+                all.iter().filter(|(name, _)| *name == nic.name).map(|(_, ip)| *ip).collect()
+            }
+            Err(_) => Vec::new(),
+        };
+        section.push(interface(&nic, &own));
+    }
+    if let Err(error) = addresses {
+        section.push(Row::attention("addresses", format!("cannot be listed: {error}")));
+    }
+    section
+}
+
+/// The section about RDMA devices.
+pub(super) fn rdma_section(root: &Path) -> Section {
+    let mut section = Section::new("rdma", "RDMA devices");
+    let devices = topology::rdma_devices(root);
+    if devices.is_empty() {
+        section.push(Row::absent("devices", "none in /sys/class/infiniband"));
+    }
+    for device in devices {
+        let usable = device.ports.iter().any(|port| port.state.contains("ACTIVE"));
+        let ports = device
+            .ports
+            .iter()
+            .map(|port| {
+                format!("port {}: {}, {}, {}", port.number, port.state, port.link, port.rate)
+            })
+            .collect::<Vec<_>>()
+            .join("; ");
+        let mut notes = Vec::new();
+        notes.extend(device.numa_node.map(|node| format!("NUMA node {node}")));
+        notes.extend(device.driver.as_ref().map(|driver| format!("driver {driver}")));
+        if !device.interfaces.is_empty() {
+            notes.push(format!("interface {}", device.interfaces.join(", ")));
+        }
+        let row = if usable {
+            Row::ok(&device.name, ports)
+        } else {
+            notes.push("no port is active: check the cable and the switch".to_owned());
+            Row::attention(&device.name, ports)
+        };
+        section.push(row.note(notes.join(", ")).data(&device));
+    }
+    section
+}
+
+fn congestion_control(root: &Path) -> Row {
+    let path = root.join("proc/sys/net/ipv4/tcp_congestion_control");
+    match fs::read_to_string(path) {
+        Ok(name) => Row::ok("TCP congestion control", name.trim()),
+        Err(error) => Row::attention("TCP congestion control", format!("cannot be read: {error}")),
+    }
+}
+
+fn interface(nic: &topology::Nic, addresses: &[IpAddr]) -> Row {
+    // Loopback has no carrier to report, so its state is `unknown` while it is up.
+    let loopback = addresses.iter().any(IpAddr::is_loopback);
+    let state = if loopback { "loopback" } else { &nic.state };
+    let mut value = vec![state.to_owned()];
+    value.extend(nic.speed_mbps.map(|speed| match speed {
+        1000.. => format!("{} Gb/s", speed / 1000),
+        _ => format!("{speed} Mb/s"),
+    }));
+    value.extend(nic.mtu.map(|mtu| format!("mtu {mtu}")));
+
+    let mut notes: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    notes.extend(nic.numa_node.map(|node| format!("NUMA node {node}")));
+    notes.extend(nic.driver.as_ref().map(|driver| format!("driver {driver}")));
+
+    let value = value.join(", ");
+    // Tunnels report no carrier either.
+    let usable = !addresses.is_empty() && matches!(nic.state.as_str(), "up" | "unknown");
+    let row = if usable { Row::ok(&nic.name, value) } else { Row::absent(&nic.name, value) };
+    row.note(notes.join(", ")).data(serde_json::json!({ "nic": nic, "addresses": addresses }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::topology::fixture::Tree;
+
+    #[test]
+    fn a_machine_without_anything_says_so() {
+        let tree = Tree::new();
+        assert!(tcp_section(tree.root()).to_string().contains("none in /sys/class/net"));
+        assert!(rdma_section(tree.root()).to_string().contains("none in /sys/class/infiniband"));
+    }
+
+    #[test]
+    fn an_inactive_port_is_worth_a_look() {
+        let port = "sys/class/infiniband/mlx5_0/ports/1";
+        let tree = Tree::new()
+            .file(&format!("{port}/state"), "1: DOWN\n")
+            .file(&format!("{port}/rate"), "400 Gb/sec (4X NDR)\n")
+            .file(&format!("{port}/link_layer"), "InfiniBand\n");
+        let text = rdma_section(tree.root()).to_string();
+        assert!(text.contains("mlx5_0") && text.contains("no port is active"), "{text}");
+        let tree = tree.file(&format!("{port}/state"), "4: ACTIVE\n");
+        let text = rdma_section(tree.root()).to_string();
+        assert!(text.contains("ok") && text.contains("400 Gb/sec"), "{text}");
+    }
+
+    #[test]
+    fn an_interface_without_address_is_no_path() {
+        let nic = topology::Nic {
+            name: "eth0".to_owned(),
+            state: "up".to_owned(),
+            speed_mbps: Some(100_000),
+            mtu: Some(9000),
+            pci: None,
+            driver: None,
+            numa_node: Some(1),
+        };
+        let json = |row: Row| serde_json::to_value(row).unwrap();
+        assert_eq!(json(interface(&nic, &[]))["state"], "absent");
+        let shown = json(interface(&nic, &["192.0.2.7".parse().unwrap()]));
+        assert_eq!(shown["state"], "ok");
+        assert_eq!(shown["value"], "up, 100 Gb/s, mtu 9000");
+        assert_eq!(shown["note"], "192.0.2.7, NUMA node 1");
+    }
+}

@@ -1,0 +1,453 @@
+//! The configuration: one table of settings, and the values an endpoint starts with.
+//!
+//! [`SETTINGS`] is the only place where a setting has a name, a default and a meaning. Parsing,
+//! `peerway doctor --config` and `docs/configuration.md` all walk that table, so none of them can
+//! disagree with another. Invariants: every default parses; a `PEERWAY_*` name is preferred to its
+//! aliases; an empty value counts as unset; nothing is ever replaced silently, a value that cannot be
+//! used is a [`ConfigError`] naming the variable, the value and what is allowed.
+//!
+//! Called by the endpoint builder, the command line program and `xtask`. The environment itself is
+//! read by the caller and handed in as a function, so this module stays free of IO.
+
+mod parse;
+mod pin;
+mod settings;
+
+use std::time::Duration;
+
+pub use parse::{parse_bytes, parse_duration};
+pub use pin::{LogLevel, Pin};
+pub use settings::{FoundSetting, Kind, SETTINGS, Setting, Status};
+
+/// What an endpoint starts with. [`Config::default`] is the table's defaults.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Config {
+    /// The transport every peer must be reached by.
+    pub transport: Pin,
+    /// Where to listen: an address, with or without a port. `None`: loopback and the chosen interface.
+    pub bind: Option<String>,
+    /// The address told to peers, where it differs from the bound one (containers, NAT).
+    pub advertise: Option<String>,
+    /// Which network interfaces to use, as prefixes; see the setting's documentation.
+    pub interfaces: Option<String>,
+    /// Bulk lanes per tcp peer. `None`: one on loopback, four on a network.
+    pub lanes: Option<u16>,
+    /// Service threads of an endpoint, each with its own epoll.
+    pub shards: u16,
+    /// Threads that may copy for one large local transfer at the same time.
+    pub copy_threads: u16,
+    /// Transfers that can be in flight on one endpoint.
+    pub slots: u32,
+    /// How long a peer may be silent before it is held dead.
+    pub detect: Duration,
+    /// How long a cancel or revoke waits for its fence.
+    pub fence: Duration,
+    /// The deadline of a transfer that names none.
+    pub deadline: Duration,
+    /// How long a connection may take to be made.
+    pub connect_timeout: Duration,
+    /// How long a waiter polls before it sleeps.
+    pub spin: Duration,
+    /// How much is logged.
+    pub log_level: LogLevel,
+    /// Whether peers on this host are reached over a network transport too.
+    pub disable_ipc: bool,
+    /// Bytes of notifications kept for the application; no more are accepted.
+    pub notify_bytes: u64,
+    /// Operations on the wire at once per lane. `None`: the transport's own bound.
+    pub max_inflight_ops: Option<u32>,
+}
+
+impl Config {
+    /// The configuration that the variables found by `lookup` describe, and sentences about those that
+    /// were found and have no effect.
+    ///
+    /// For each setting its `PEERWAY_*` name is looked up first, then its aliases in the order of the
+    /// table. An unset or empty variable leaves the default. When two names of one setting are set
+    /// to different values, the one that lost is named in a warning.
+    ///
+    /// # Errors
+    ///
+    /// The first value that does not parse or is out of range, or two settings that contradict each
+    /// other.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use peerway_core::config::{Config, Pin};
+    ///
+    /// let (config, warnings) = Config::from_env(|name| std::env::var(name).ok())?;
+    /// # let _ = (config, warnings);
+    ///
+    /// let (config, _) = Config::from_env(|name| match name {
+    ///     "UCCL_P2P_TRANSPORT" => Some("tcp".into()),
+    ///     _ => None,
+    /// })?;
+    /// assert_eq!(config.transport, Pin::Tcp);
+    ///
+    /// let error = Config::from_env(|name| (name == "PEERWAY_DETECT").then(|| "2".into())).unwrap_err();
+    /// assert!(error.to_string().contains("PEERWAY_DETECT"));
+    /// # Ok::<(), peerway_core::config::ConfigError>(())
+    /// ```
+    pub fn from_env(
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<(Self, Vec<String>), ConfigError> {
+        let mut config = Self::default();
+        let mut warnings = Vec::new();
+        let mut reserved = Vec::new();
+        for setting in SETTINGS {
+            let Some(found) = setting.find(&lookup) else { continue };
+            if let Some(loser) = found.overruled {
+                warnings.push(format!(
+                    "{loser} is overruled by {}, which is set to another value",
+                    found.name
+                ));
+            }
+            match setting.status {
+                Status::Used => setting.apply(&mut config, found.name, &found.value)?,
+                // Variables of NCCL are meant for NCCL; clusters set them for everyone.
+                Status::Reserved(_) if found.name.starts_with("NCCL_") => {}
+                Status::Reserved(transport) => {
+                    reserved.push(format!("{} ({transport})", found.name));
+                }
+                Status::AnsweredWithWarning(why) => {
+                    warnings.push(format!("{} has no effect: {why}", found.name));
+                }
+            }
+        }
+        if !reserved.is_empty() {
+            warnings.push(format!(
+                "set for transports that are not in this build yet, so without effect: {}",
+                reserved.join(", ")
+            ));
+        }
+        if config.disable_ipc && config.transport.is_local() {
+            return Err(ConfigError::Contradiction {
+                one: "PEERWAY_TRANSPORT",
+                value: config.transport.to_string(),
+                other: "PEERWAY_DISABLE_IPC",
+            });
+        }
+        Ok((config, warnings))
+    }
+
+    /// The state before the table's defaults are applied; never seen outside [`Config::default`].
+    fn blank() -> Self {
+        Self {
+            transport: Pin::Auto,
+            bind: None,
+            advertise: None,
+            interfaces: None,
+            lanes: None,
+            shards: 0,
+            copy_threads: 0,
+            slots: 0,
+            detect: Duration::ZERO,
+            fence: Duration::ZERO,
+            deadline: Duration::ZERO,
+            connect_timeout: Duration::ZERO,
+            spin: Duration::ZERO,
+            log_level: LogLevel::Off,
+            disable_ipc: false,
+            notify_bytes: 0,
+            max_inflight_ops: None,
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let mut config = Self::blank();
+        for setting in SETTINGS.iter().filter(|setting| !setting.default.is_empty()) {
+            // A default is a constant of the table, and `every_default_parses` holds it to its own rules.
+            if let Err(error) = setting.apply(&mut config, setting.name, setting.default) {
+                unreachable!("a default of the table does not parse: {error}");
+            }
+        }
+        config
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A value that its setting does not accept.
+    #[error("{name}={value:?} is not usable: expected {allowed}")]
+    BadValue {
+        /// The variable that held it.
+        name: &'static str,
+        /// The value, cut to a readable length.
+        value: String,
+        /// What would have been accepted.
+        allowed: String,
+    },
+    /// Two settings that cannot both be met.
+    #[error("{one}={value} and {other} contradict each other: unset one of them")]
+    Contradiction {
+        /// The first setting.
+        one: &'static str,
+        /// Its value.
+        value: String,
+        /// The second setting, a switch that is on.
+        other: &'static str,
+    },
+}
+
+impl ConfigError {
+    fn bad_value(name: &'static str, value: &str, allowed: String) -> Self {
+        // 80 characters show what was meant; a variable can hold megabytes.
+        let value = match value.char_indices().nth(80) {
+            Some((cut, _)) => format!("{}...", &value[..cut]),
+            None => value.to_owned(),
+        };
+        Self::BadValue { name, value, allowed }
+    }
+}
+
+/// Sentences about names among `names` that look like a setting of ours and are none, for example
+/// because of a typing mistake.
+///
+/// # Examples
+///
+/// ```
+/// let found = peerway_core::config::unknown(["PEERWAY_TRANSPROT", "PEERWAY_LANES", "PATH"]);
+/// assert_eq!(found.len(), 1);
+/// assert!(found[0].contains("PEERWAY_TRANSPORT"));
+/// ```
+pub fn unknown(names: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> {
+    let mut sentences = Vec::new();
+    for name in names {
+        let name = name.as_ref();
+        if !name.starts_with("PEERWAY_") || SETTINGS.iter().any(|setting| setting.name == name) {
+            continue;
+        }
+        let nearest = SETTINGS
+            .iter()
+            .map(|setting| (parse::distance(name, setting.name), setting.name))
+            .min()
+            // Two slips, one of them a swap of neighbours (which counts double): more is a guess.
+            .filter(|(distance, _)| *distance <= 3);
+        sentences.push(match nearest {
+            Some((_, nearest)) => format!("{name} is not a setting; did you mean {nearest}?"),
+            None => format!("{name} is not a setting"),
+        });
+    }
+    sentences
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<(Config, Vec<String>), ConfigError> {
+        let map: HashMap<&str, &str> = pairs.iter().copied().collect();
+        Config::from_env(|name| map.get(name).map(|value| (*value).to_owned()))
+    }
+
+    #[test]
+    fn every_default_parses_and_nothing_set_is_the_default() {
+        let (config, warnings) = from(&[]).unwrap();
+        assert_eq!(config, Config::default());
+        assert!(warnings.is_empty());
+        assert_eq!(config.transport, Pin::Auto);
+        assert_eq!(config.lanes, None);
+        assert_eq!((config.shards, config.copy_threads, config.slots), (1, 2, 4096));
+        assert_eq!(config.detect, Duration::from_secs(2));
+        assert_eq!(config.fence, Duration::from_secs(1));
+        assert_eq!(config.deadline, Duration::from_secs(30));
+        assert_eq!(config.connect_timeout, Duration::from_secs(5));
+        assert_eq!(config.spin, Duration::from_micros(50));
+        assert_eq!(config.log_level, LogLevel::Warn);
+        assert!(!config.disable_ipc);
+        assert_eq!(config.notify_bytes, 64 << 20);
+        assert_eq!(config.max_inflight_ops, None);
+    }
+
+    #[test]
+    fn names_are_unique_and_used_ones_are_ours() {
+        let mut seen = HashSet::new();
+        for setting in SETTINGS {
+            for name in setting.names() {
+                assert!(seen.insert(name), "{name} is in the table twice");
+            }
+            assert!(!setting.doc.is_empty() && setting.doc.ends_with('.'), "{}", setting.name);
+            if setting.status == Status::Used {
+                assert!(setting.name.starts_with("PEERWAY_"), "{}", setting.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_variable_of_uccl_is_in_the_table() {
+        let known: HashSet<&str> = SETTINGS.iter().flat_map(Setting::names).collect();
+        let upstream = "UCCL_P2P_TRANSPORT UCCL_P2P_LOG_LEVEL UCCL_P2P_RDMA_GID_INDEX \
+            UCCL_P2P_RDMA_MAX_RD_ATOMIC UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC UCCL_P2P_RDMA_SL \
+            UCCL_P2P_RDMA_TC UCCL_P2P_RDMA_DEV UCCL_CXI_DOMAIN UCCL_CXI_DEVICE_INDEX \
+            UCCL_CXI_THREADING UCCL_CXI_TX_QUEUE_SIZE UCCL_CXI_RX_QUEUE_SIZE UCCL_CXI_CQ_SIZE \
+            UCCL_LIBFABRIC_SO UCCL_P2P_MAX_INFLIGHT_OPS UCCL_P2P_COMPRESS_STRATEGY \
+            UCCL_RDMA_ADAPTIVE_SLEEP UCCL_P2P_DISABLE_IPC UCCL_P2P_RDMA_CC \
+            UCCL_P2P_RDMA_LINK_GBPS UCCL_P2P_MIN_COMPRESS_BYTES UCCL_P2P_COMPRESS_BUFFER_BYTES \
+            UCCL_TCP_OOB_PORT UCCL_TCPX_OOB_PORT UCCL_IBV_SO UCCL_NCCL_SO UCCL_EFA_SO \
+            UCCL_SOCKET_IFNAME NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY NCCL_COMM_ID UCCL_DEBUG \
+            UCCL_DEBUG_SUBSYS UCCL_DEBUG_VLOG_LEVEL USE_DIETGPU UCCL_GPU_RT UCCL_GPU_RT_LIB \
+            UCCL_RCMODE UCCL_IB_HCA NCCL_IB_GID_INDEX NCCL_IB_HCA";
+        for name in upstream.split_whitespace() {
+            assert!(known.contains(name), "{name} is not answered");
+        }
+    }
+
+    #[test]
+    fn our_name_wins_over_an_alias_and_says_so() {
+        let (config, warnings) =
+            from(&[("PEERWAY_TRANSPORT", "local"), ("UCCL_P2P_TRANSPORT", "tcp")]).unwrap();
+        assert_eq!(config.transport, Pin::Local);
+        assert_eq!(warnings.len(), 1);
+        assert!(warnings[0].contains("UCCL_P2P_TRANSPORT is overruled by PEERWAY_TRANSPORT"));
+        let (_, warnings) =
+            from(&[("PEERWAY_TRANSPORT", "tcp"), ("UCCL_P2P_TRANSPORT", "tcp")]).unwrap();
+        assert!(warnings.is_empty());
+    }
+
+    #[test]
+    fn an_empty_value_counts_as_unset() {
+        let (config, warnings) =
+            from(&[("PEERWAY_DETECT", " "), ("PEERWAY_TRANSPORT", ""), ("PEERWAY_BIND", "")])
+                .unwrap();
+        assert_eq!(config, Config::default());
+        assert!(warnings.is_empty());
+    }
+
+    #[test]
+    fn values_reach_their_fields() {
+        let (config, _) = from(&[
+            ("PEERWAY_BIND", "[::1]:7000"),
+            ("PEERWAY_ADVERTISE", "192.0.2.7"),
+            ("NCCL_SOCKET_IFNAME", "^docker"),
+            ("PEERWAY_LANES", "8"),
+            ("PEERWAY_SHARDS", "2"),
+            ("PEERWAY_COPY_THREADS", "4"),
+            ("PEERWAY_SLOTS", "16"),
+            ("PEERWAY_DETECT", "500ms"),
+            ("PEERWAY_FENCE", "3s"),
+            ("PEERWAY_DEADLINE", "2m"),
+            ("PEERWAY_CONNECT_TIMEOUT", "1s"),
+            ("PEERWAY_SPIN", "0"),
+            ("UCCL_P2P_LOG_LEVEL", "INFO"),
+            ("UCCL_P2P_DISABLE_IPC", "1"),
+            ("PEERWAY_NOTIFY_BYTES", "1MiB"),
+            ("UCCL_P2P_MAX_INFLIGHT_OPS", "32"),
+        ])
+        .unwrap();
+        assert_eq!(config.bind.as_deref(), Some("[::1]:7000"));
+        assert_eq!(config.advertise.as_deref(), Some("192.0.2.7"));
+        assert_eq!(config.interfaces.as_deref(), Some("^docker"));
+        assert_eq!(config.lanes, Some(8));
+        assert_eq!((config.shards, config.copy_threads, config.slots), (2, 4, 16));
+        assert_eq!(config.detect, Duration::from_millis(500));
+        assert_eq!(config.fence, Duration::from_secs(3));
+        assert_eq!(config.deadline, Duration::from_secs(120));
+        assert_eq!(config.connect_timeout, Duration::from_secs(1));
+        assert_eq!(config.spin, Duration::ZERO);
+        assert_eq!(config.log_level, LogLevel::Info);
+        assert!(config.disable_ipc);
+        assert_eq!(config.notify_bytes, 1 << 20);
+        assert_eq!(config.max_inflight_ops, Some(32));
+    }
+
+    #[test]
+    fn errors_name_the_variable_that_was_set_the_value_and_what_is_allowed() {
+        let error = from(&[("UCCL_P2P_TRANSPORT", "carrier-pigeon")]).unwrap_err().to_string();
+        for part in ["UCCL_P2P_TRANSPORT", "carrier-pigeon", "local-cma", "tcp"] {
+            assert!(error.contains(part), "{error}");
+        }
+        for (name, value) in [
+            ("PEERWAY_LANES", "0"),
+            ("PEERWAY_LANES", "65536"),
+            ("PEERWAY_LANES", "-1"),
+            ("PEERWAY_SLOTS", "4294967296"),
+            ("PEERWAY_DETECT", "2"),
+            ("PEERWAY_DETECT", "0s"),
+            ("PEERWAY_DETECT", "999999999999999999999s"),
+            ("PEERWAY_SPIN", "1s"),
+            ("PEERWAY_NOTIFY_BYTES", "99999999999GiB"),
+            ("PEERWAY_DISABLE_IPC", "maybe"),
+            ("PEERWAY_LOG_LEVEL", "loud"),
+        ] {
+            let error = from(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+            assert!(error.contains("expected"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_long_value_is_cut_on_a_character() {
+        let error = from(&[("PEERWAY_TRANSPORT", &"µ".repeat(5000))]).unwrap_err();
+        assert!(error.to_string().len() < 500);
+    }
+
+    #[test]
+    fn local_pins_contradict_disable_ipc() {
+        let error = from(&[("PEERWAY_TRANSPORT", "local-map"), ("PEERWAY_DISABLE_IPC", "1")]);
+        assert!(matches!(error, Err(ConfigError::Contradiction { .. })));
+        assert!(from(&[("PEERWAY_TRANSPORT", "tcp"), ("PEERWAY_DISABLE_IPC", "1")]).is_ok());
+    }
+
+    #[test]
+    fn settings_without_effect_say_so() {
+        let (config, warnings) = from(&[
+            ("UCCL_P2P_RDMA_GID_INDEX", "3"),
+            ("UCCL_CXI_CQ_SIZE", "8192"),
+            ("UCCL_RDMA_ADAPTIVE_SLEEP", "1"),
+            ("NCCL_IB_HCA", "mlx5_0"),
+        ])
+        .unwrap();
+        assert_eq!(config, Config::default());
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(warnings[0].starts_with("UCCL_RDMA_ADAPTIVE_SLEEP has no effect"));
+        assert!(warnings[1].contains("UCCL_P2P_RDMA_GID_INDEX (verbs)"));
+        assert!(warnings[1].contains("UCCL_CXI_CQ_SIZE (cxi)"));
+    }
+
+    #[test]
+    fn unknown_names_are_reported_with_the_nearest() {
+        let said = unknown(["PEERWAY_LANE", "PEERWAY_QQQQQQQQQQQQ", "HOME", "PEERWAY_SPIN"]);
+        assert_eq!(
+            said,
+            [
+                "PEERWAY_LANE is not a setting; did you mean PEERWAY_LANES?",
+                "PEERWAY_QQQQQQQQQQQQ is not a setting",
+            ]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_environment_panics(which in 0..SETTINGS.len(), alias in 0..4usize, value in ".*") {
+            let names: Vec<&str> = SETTINGS[which].names().collect();
+            let name = names[alias % names.len()];
+            match from(&[(name, &value)]) {
+                Ok((_, warnings)) => prop_assert!(warnings.len() <= 1),
+                Err(error) => prop_assert!(error.to_string().contains(name)),
+            }
+        }
+
+        #[test]
+        fn no_number_and_unit_panics(number in "[-+]?[0-9]{0,30}", unit in "[a-zA-Zµ]{0,4}") {
+            let value = format!("{number}{unit}");
+            for setting in SETTINGS {
+                let _ = from(&[(setting.name, &value)]);
+            }
+        }
+
+        #[test]
+        fn unknown_never_panics(name in ".*", tail in "[A-Z_]{0,40}") {
+            let _ = unknown([name, format!("PEERWAY_{tail}")]);
+        }
+    }
+}

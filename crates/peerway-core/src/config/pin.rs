@@ -1,0 +1,186 @@
+//! The two settings that are a word out of a list: the transport pin and the log level.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::ConfigError;
+
+/// Which transport peers must be reached by.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Pin {
+    /// The best one that both sides can use.
+    Auto,
+    /// Any path that stays on this host.
+    Local,
+    /// Shared mappings only.
+    LocalMap,
+    /// Cross-memory attach (`process_vm_readv`) only.
+    LocalCma,
+    /// The bounce ring only.
+    LocalRing,
+    /// TCP only, also to peers on this host.
+    Tcp,
+    /// A transport that is known by this name and is not in this build; an endpoint refuses it with the
+    /// reason.
+    Unavailable(&'static str),
+}
+
+impl Pin {
+    /// What [`Pin::from_str`] accepts, for sentences and help texts.
+    pub const ALLOWED: &str = "auto, local, local-map, local-cma, local-ring or tcp \
+        (known, but not in this build yet: ib, rdma, efa, nccl, tcpx, cxi)";
+
+    /// Whether this pin allows nothing but paths inside this host.
+    pub fn is_local(self) -> bool {
+        matches!(self, Self::Local | Self::LocalMap | Self::LocalCma | Self::LocalRing)
+    }
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        Some(match text.trim().to_ascii_lowercase().as_str() {
+            "auto" => Self::Auto,
+            "local" => Self::Local,
+            "local-map" => Self::LocalMap,
+            "local-cma" => Self::LocalCma,
+            "local-ring" => Self::LocalRing,
+            "tcp" => Self::Tcp,
+            "ib" => Self::Unavailable("ib"),
+            "rdma" => Self::Unavailable("rdma"),
+            "efa" => Self::Unavailable("efa"),
+            "nccl" => Self::Unavailable("nccl"),
+            "tcpx" => Self::Unavailable("tcpx"),
+            "cxi" => Self::Unavailable("cxi"),
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            Self::Local => "local",
+            Self::LocalMap => "local-map",
+            Self::LocalCma => "local-cma",
+            Self::LocalRing => "local-ring",
+            Self::Tcp => "tcp",
+            Self::Unavailable(name) => name,
+        })
+    }
+}
+
+impl FromStr for Pin {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        Self::parse(text).ok_or_else(|| {
+            ConfigError::bad_value("PEERWAY_TRANSPORT", text, Self::ALLOWED.to_owned())
+        })
+    }
+}
+
+/// How much is logged. Each level includes those above it.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[non_exhaustive]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// What failed.
+    Error,
+    /// What works, but not as asked.
+    Warn,
+    /// What happens once per peer.
+    Info,
+    /// What happens once per transfer.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl LogLevel {
+    /// What [`LogLevel::from_str`] accepts, for sentences and help texts.
+    pub const ALLOWED: &str = "off, error, warn, info, debug or trace \
+        (also UCCL's warning, fatal, abort, version and 0 to 3)";
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        // UCCL counts 0 INFO, 1 WARNING, 2 ERROR, 3 FATAL; nothing is fatal here, so that is the level
+        // of errors.
+        Some(match text.trim().to_ascii_lowercase().as_str() {
+            "off" | "none" => Self::Off,
+            "error" | "fatal" | "abort" | "2" | "3" => Self::Error,
+            "warn" | "warning" | "version" | "1" => Self::Warn,
+            "info" | "0" => Self::Info,
+            "debug" => Self::Debug,
+            "trace" => Self::Trace,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Off => "off",
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        })
+    }
+}
+
+impl FromStr for LogLevel {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        Self::parse(text).ok_or_else(|| {
+            ConfigError::bad_value("PEERWAY_LOG_LEVEL", text, Self::ALLOWED.to_owned())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_read_back_as_they_are_shown() {
+        for pin in [
+            Pin::Auto,
+            Pin::Local,
+            Pin::LocalMap,
+            Pin::LocalCma,
+            Pin::LocalRing,
+            Pin::Tcp,
+            Pin::Unavailable("ib"),
+            Pin::Unavailable("rdma"),
+            Pin::Unavailable("efa"),
+            Pin::Unavailable("nccl"),
+            Pin::Unavailable("tcpx"),
+            Pin::Unavailable("cxi"),
+        ] {
+            assert_eq!(pin.to_string().parse(), Ok(pin));
+            assert!(Pin::ALLOWED.contains(&pin.to_string()));
+        }
+        assert_eq!(" TCP ".parse(), Ok(Pin::Tcp));
+        assert!("".parse::<Pin>().is_err());
+    }
+
+    #[test]
+    fn levels_read_back_and_are_ordered() {
+        for level in [
+            LogLevel::Off,
+            LogLevel::Error,
+            LogLevel::Warn,
+            LogLevel::Info,
+            LogLevel::Debug,
+            LogLevel::Trace,
+        ] {
+            assert_eq!(level.to_string().parse(), Ok(level));
+        }
+        assert!(LogLevel::Error < LogLevel::Trace);
+        assert_eq!("FATAL".parse(), Ok(LogLevel::Error));
+        assert_eq!("0".parse(), Ok(LogLevel::Info));
+    }
+}

@@ -1,0 +1,624 @@
+//! The table of settings itself.
+//!
+//! A setting's [`Kind`] carries both its bounds and the function that stores a parsed value, so a
+//! value of the wrong type or out of range cannot reach [`Config`]. To add a setting, add a field to
+//! [`Config`] and a row here; then run `cargo xtask config-docs`.
+
+use std::time::Duration;
+
+use super::parse::{parse_bytes, parse_duration, parse_flag, show_bytes, show_duration};
+use super::{Config, ConfigError, LogLevel, Pin};
+
+/// One row of the configuration table.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Setting {
+    /// The variable's preferred name.
+    pub name: &'static str,
+    /// Other names of the same setting, in the order in which they are looked up.
+    pub aliases: &'static [&'static str],
+    /// The default as it would be written, or nothing where the setting starts unset.
+    pub default: &'static str,
+    /// What it does, in sentences.
+    pub doc: &'static str,
+    /// What values it takes.
+    pub kind: Kind,
+    /// Whether it has an effect.
+    pub status: Status,
+}
+
+impl Setting {
+    /// The preferred name, then the aliases.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
+        std::iter::once(self.name).chain(self.aliases.iter().copied())
+    }
+
+    /// The first of its names that `lookup` knows with a value that is not empty.
+    pub fn find(&self, lookup: impl Fn(&str) -> Option<String>) -> Option<FoundSetting> {
+        let mut set = self.names().filter_map(|name| {
+            let value = lookup(name)?.trim().to_owned();
+            (!value.is_empty()).then_some((name, value))
+        });
+        let (name, value) = set.next()?;
+        let overruled = set.find(|(_, other)| *other != value).map(|(name, _)| name);
+        Some(FoundSetting { name, value, overruled })
+    }
+
+    /// What its values may be, as the end of the sentence "expected ...".
+    pub fn allowed(&self) -> String {
+        match self.kind {
+            Kind::Transport { .. } => Pin::ALLOWED.to_owned(),
+            Kind::Level { .. } => LogLevel::ALLOWED.to_owned(),
+            Kind::Text { what, .. } => what.to_owned(),
+            Kind::Count { min, max, .. } => format!("a whole number from {min} to {max}"),
+            Kind::CountOrAuto { min, max, .. } => {
+                format!("auto or a whole number from {min} to {max}")
+            }
+            Kind::Time { min, max, .. } => format!(
+                "a time with its unit (ns, us, ms, s, m, h) from {} to {}",
+                show_duration(min),
+                show_duration(max)
+            ),
+            Kind::Bytes { min, max, .. } => {
+                format!("a byte count from {} to {}", show_bytes(min), show_bytes(max))
+            }
+            Kind::Flag { .. } => "1, true, yes, on or 0, false, no, off".to_owned(),
+            Kind::ReadElsewhere { what } => what.to_owned(),
+            Kind::Kept => "any text".to_owned(),
+        }
+    }
+
+    /// Parses `value`, found in the variable `name`, into its field of `config`.
+    pub(super) fn apply(
+        &self,
+        config: &mut Config,
+        name: &'static str,
+        value: &str,
+    ) -> Result<(), ConfigError> {
+        let stored = match self.kind {
+            Kind::Transport { set } => Pin::parse(value).map(|pin| set(config, pin)),
+            Kind::Level { set } => LogLevel::parse(value).map(|level| set(config, level)),
+            Kind::Text { set, .. } => {
+                set(config, value.to_owned());
+                Some(())
+            }
+            Kind::Count { min, max, set } => {
+                count(value, min, max).map(|number| set(config, number))
+            }
+            Kind::CountOrAuto { set, .. } if value.eq_ignore_ascii_case("auto") => {
+                set(config, None);
+                Some(())
+            }
+            Kind::CountOrAuto { min, max, set } => {
+                count(value, min, max).map(|number| set(config, Some(number)))
+            }
+            Kind::Time { min, max, set } => parse_duration(value)
+                .filter(|time| (min..=max).contains(time))
+                .map(|time| set(config, time)),
+            Kind::Bytes { min, max, set } => parse_bytes(value)
+                .filter(|bytes| (min..=max).contains(bytes))
+                .map(|bytes| set(config, bytes)),
+            Kind::Flag { set } => parse_flag(value).map(|flag| set(config, flag)),
+            Kind::ReadElsewhere { .. } | Kind::Kept => Some(()),
+        };
+        stored.ok_or_else(|| ConfigError::bad_value(name, value, self.allowed()))
+    }
+}
+
+/// A setting that was found in the environment.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct FoundSetting {
+    /// The name it was found under.
+    pub name: &'static str,
+    /// Its value, trimmed.
+    pub value: String,
+    /// Another of its names that holds another value and lost.
+    pub overruled: Option<&'static str>,
+}
+
+/// What values a setting takes, and where they are stored.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A transport pin.
+    Transport {
+        /// Stores it.
+        set: fn(&mut Config, Pin),
+    },
+    /// A log level.
+    Level {
+        /// Stores it.
+        set: fn(&mut Config, LogLevel),
+    },
+    /// Free text, checked where it is used.
+    Text {
+        /// What it should say.
+        what: &'static str,
+        /// Stores it.
+        set: fn(&mut Config, String),
+    },
+    /// A whole number.
+    Count {
+        /// The smallest.
+        min: u32,
+        /// The largest.
+        max: u32,
+        /// Stores it.
+        set: fn(&mut Config, u32),
+    },
+    /// A whole number, or `auto` to leave the choice to the engine.
+    CountOrAuto {
+        /// The smallest.
+        min: u32,
+        /// The largest.
+        max: u32,
+        /// Stores it.
+        set: fn(&mut Config, Option<u32>),
+    },
+    /// A time with its unit.
+    Time {
+        /// The shortest.
+        min: Duration,
+        /// The longest.
+        max: Duration,
+        /// Stores it.
+        set: fn(&mut Config, Duration),
+    },
+    /// A byte count.
+    Bytes {
+        /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+        /// Stores it.
+        set: fn(&mut Config, u64),
+    },
+    /// A switch.
+    Flag {
+        /// Stores it.
+        set: fn(&mut Config, bool),
+    },
+    /// Has an effect and is read where that is, not through [`Config`]: the library overrides, which
+    /// the loader reads.
+    ReadElsewhere {
+        /// What it should say.
+        what: &'static str,
+    },
+    /// Not looked at.
+    Kept,
+}
+
+/// Whether a setting has an effect.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Status {
+    /// It has.
+    Used,
+    /// It is kept for this transport or feature, which is not in this build.
+    Reserved(&'static str),
+    /// It never has here; setting it is answered with a warning that gives this reason.
+    AnsweredWithWarning(&'static str),
+}
+
+/// Every setting there is.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "PEERWAY_TRANSPORT",
+        aliases: &["UCCL_P2P_TRANSPORT"],
+        default: "auto",
+        doc: "The transport every peer must be reached by. `auto` takes the best one that both \
+              sides can use. A pin that cannot be met is an error that says why; there is no \
+              fallback.",
+        kind: Kind::Transport { set: |config, pin| config.transport = pin },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_BIND",
+        aliases: &[],
+        default: "",
+        doc: "Where to listen: an IPv4 or IPv6 address, with or without a port (`192.0.2.7`, \
+              `[::]:7000`). Unset: loopback and the interface that PEERWAY_INTERFACES or the \
+              routing table names, on a port the system picks.",
+        kind: Kind::Text {
+            what: "an address such as 192.0.2.7 or [::]:7000",
+            set: |config, text| config.bind = Some(text),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_ADVERTISE",
+        aliases: &[],
+        default: "",
+        doc: "The address that peers are told to connect to, where it is not the bound one: behind \
+              NAT, or in a container with a published port.",
+        kind: Kind::Text {
+            what: "an address such as 192.0.2.7 or 192.0.2.7:7000",
+            set: |config, text| config.advertise = Some(text),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_INTERFACES",
+        aliases: &["UCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"],
+        default: "",
+        doc: "Network interfaces to use, separated by commas. Each is a prefix of a name; a \
+              leading `=` asks for exact names, a leading `^` excludes instead. Several interfaces \
+              are several rails.",
+        kind: Kind::Text {
+            what: "interface names such as eth0,eth1 or ^docker",
+            set: |config, text| config.interfaces = Some(text),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_LANES",
+        aliases: &[],
+        default: "auto",
+        doc: "Bulk connections per tcp peer. `auto`: 1 on loopback, where more only compete for \
+              the same cores, else 4, since one flow keeps one core busy on each side.",
+        kind: Kind::CountOrAuto {
+            min: 1,
+            max: 64,
+            // The bound above keeps this within 16 bits, here and below.
+            set: |config, lanes| config.lanes = lanes.map(|lanes| lanes as u16),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_SHARDS",
+        aliases: &[],
+        default: "1",
+        doc: "Service threads per endpoint. They sleep while nothing happens and serve the peers' \
+              requests fairly; more help an endpoint that serves many peers at once.",
+        kind: Kind::Count { min: 1, max: 64, set: |config, n| config.shards = n as u16 },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_COPY_THREADS",
+        aliases: &[],
+        default: "2",
+        doc: "Threads that may copy at the same time for one large transfer on this host. One core \
+              cannot fill the memory bus; two come close.",
+        kind: Kind::Count { min: 1, max: 64, set: |config, n| config.copy_threads = n as u16 },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_SLOTS",
+        aliases: &[],
+        default: "4096",
+        doc: "Transfers that can be in flight on one endpoint. Posting one more is answered `Busy`.",
+        kind: Kind::Count { min: 1, max: 1 << 20, set: |config, n| config.slots = n },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_MAX_INFLIGHT_OPS",
+        aliases: &["UCCL_P2P_MAX_INFLIGHT_OPS"],
+        default: "auto",
+        doc: "Operations on the wire at once per lane; the rest wait their turn. `auto` leaves it \
+              to the transport.",
+        kind: Kind::CountOrAuto {
+            min: 1,
+            max: 1 << 20,
+            set: |config, ops| config.max_inflight_ops = ops,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_NOTIFY_BYTES",
+        aliases: &[],
+        default: "64MiB",
+        doc: "Bytes of notifications that an endpoint keeps for an application that does not fetch \
+              them. What would go beyond that is not accepted.",
+        kind: Kind::Bytes {
+            min: 64 << 10,
+            max: 1 << 40,
+            set: |config, bytes| config.notify_bytes = bytes,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_DETECT",
+        aliases: &[],
+        default: "2s",
+        doc: "How long a peer may be silent before it is held dead and its transfers end.",
+        kind: Kind::Time {
+            // Below that a busy scheduler looks like death.
+            min: Duration::from_millis(50),
+            max: Duration::from_secs(3600),
+            set: |config, time| config.detect = time,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_FENCE",
+        aliases: &[],
+        default: "1s",
+        doc: "How long a cancel or revoke waits for the promise that no byte lands any more. After \
+              that it answers `Open` and keeps the memory in quarantine.",
+        kind: Kind::Time {
+            min: Duration::from_millis(1),
+            max: Duration::from_secs(3600),
+            set: |config, time| config.fence = time,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_DEADLINE",
+        aliases: &[],
+        default: "30s",
+        doc: "The deadline of a transfer that names none.",
+        kind: Kind::Time {
+            min: Duration::from_millis(1),
+            // A day: long enough for any transfer, short enough for every clock sum.
+            max: Duration::from_secs(24 * 3600),
+            set: |config, time| config.deadline = time,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_CONNECT_TIMEOUT",
+        aliases: &[],
+        default: "5s",
+        doc: "How long making a connection may take, handshake included.",
+        kind: Kind::Time {
+            min: Duration::from_millis(1),
+            max: Duration::from_secs(3600),
+            set: |config, time| config.connect_timeout = time,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_SPIN",
+        aliases: &[],
+        default: "50us",
+        doc: "How long a waiting thread polls before it sleeps. Polling halves the latency of \
+              small transfers and costs that much of a core for each wait; `0` never polls.",
+        kind: Kind::Time {
+            min: Duration::ZERO,
+            // Longer would be a busy thread, which an idle endpoint must not have.
+            max: Duration::from_millis(10),
+            set: |config, time| config.spin = time,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_DISABLE_IPC",
+        aliases: &["UCCL_P2P_DISABLE_IPC"],
+        default: "0",
+        doc: "Reach peers on this host over a network transport too: no shared mapping, no \
+              cross-memory attach, no ring, no GPU IPC.",
+        kind: Kind::Flag { set: |config, flag| config.disable_ipc = flag },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_LOG_LEVEL",
+        aliases: &["UCCL_P2P_LOG_LEVEL", "UCCL_DEBUG"],
+        default: "warn",
+        doc: "How much is logged.",
+        kind: Kind::Level { set: |config, level| config.log_level = level },
+        status: Status::Used,
+    },
+    library(
+        "PEERWAY_IBV_SO",
+        &["UCCL_IBV_SO"],
+        "The libibverbs to load, tried before libibverbs.so.1.",
+    ),
+    library("PEERWAY_EFA_SO", &["UCCL_EFA_SO"], "The libefa to load, tried before libefa.so.1."),
+    library(
+        "PEERWAY_LIBFABRIC_SO",
+        &["UCCL_LIBFABRIC_SO"],
+        "The libfabric to load, tried before libfabric.so.1.",
+    ),
+    library(
+        "PEERWAY_NCCL_SO",
+        &["UCCL_NCCL_SO"],
+        "The libnccl to load, tried before libnccl.so.2.",
+    ),
+    library("PEERWAY_CUDA_SO", &[], "The CUDA driver to load, tried before libcuda.so.1."),
+    library(
+        "PEERWAY_NVRTC_SO",
+        &[],
+        "The libnvrtc to load, tried before libnvrtc.so.13 and .so.12.",
+    ),
+    kept(
+        "PEERWAY_RDMA_DEV",
+        &["UCCL_P2P_RDMA_DEV"],
+        "RDMA devices to use, by name or index, instead of those near the GPU.",
+        Status::Reserved("verbs"),
+    ),
+    kept(
+        "PEERWAY_RDMA_GID_INDEX",
+        &["UCCL_P2P_RDMA_GID_INDEX"],
+        "Index of the GID that connections use.",
+        Status::Reserved("verbs"),
+    ),
+    kept(
+        "PEERWAY_RDMA_MAX_RD_ATOMIC",
+        &["UCCL_P2P_RDMA_MAX_RD_ATOMIC"],
+        "Outstanding reads that a queue pair starts.",
+        Status::Reserved("verbs"),
+    ),
+    kept(
+        "PEERWAY_RDMA_MAX_DEST_RD_ATOMIC",
+        &["UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC"],
+        "Outstanding reads that a queue pair serves.",
+        Status::Reserved("verbs"),
+    ),
+    kept(
+        "PEERWAY_RDMA_SL",
+        &["UCCL_P2P_RDMA_SL"],
+        "Service level of RDMA packets.",
+        Status::Reserved("verbs"),
+    ),
+    kept(
+        "PEERWAY_RDMA_TC",
+        &["UCCL_P2P_RDMA_TC"],
+        "Traffic class of RDMA packets.",
+        Status::Reserved("verbs"),
+    ),
+    kept(
+        "PEERWAY_RDMA_CC",
+        &["UCCL_P2P_RDMA_CC"],
+        "Congestion control in software over RDMA.",
+        Status::Reserved("verbs"),
+    ),
+    kept(
+        "PEERWAY_RDMA_LINK_GBPS",
+        &["UCCL_P2P_RDMA_LINK_GBPS"],
+        "Speed of the RDMA link, for congestion control.",
+        Status::Reserved("verbs"),
+    ),
+    kept(
+        "PEERWAY_CXI_DOMAIN",
+        &["UCCL_CXI_DOMAIN"],
+        "The libfabric domain to open, such as cxi0.",
+        Status::Reserved("cxi"),
+    ),
+    kept(
+        "PEERWAY_CXI_DEVICE_INDEX",
+        &["UCCL_CXI_DEVICE_INDEX"],
+        "The device that is taken where no domain is named.",
+        Status::Reserved("cxi"),
+    ),
+    kept(
+        "PEERWAY_CXI_THREADING",
+        &["UCCL_CXI_THREADING"],
+        "The threading model asked of libfabric.",
+        Status::Reserved("cxi"),
+    ),
+    kept(
+        "PEERWAY_CXI_TX_QUEUE_SIZE",
+        &["UCCL_CXI_TX_QUEUE_SIZE"],
+        "Length of the transmit queue.",
+        Status::Reserved("cxi"),
+    ),
+    kept(
+        "PEERWAY_CXI_RX_QUEUE_SIZE",
+        &["UCCL_CXI_RX_QUEUE_SIZE"],
+        "Length of the receive queue.",
+        Status::Reserved("cxi"),
+    ),
+    kept(
+        "PEERWAY_CXI_CQ_SIZE",
+        &["UCCL_CXI_CQ_SIZE"],
+        "Length of the completion queue.",
+        Status::Reserved("cxi"),
+    ),
+    kept(
+        "PEERWAY_COMPRESS_STRATEGY",
+        &["UCCL_P2P_COMPRESS_STRATEGY"],
+        "How floating-point data is compressed on its way.",
+        Status::Reserved("compression"),
+    ),
+    kept(
+        "PEERWAY_MIN_COMPRESS_BYTES",
+        &["UCCL_P2P_MIN_COMPRESS_BYTES"],
+        "The smallest transfer that is compressed.",
+        Status::Reserved("compression"),
+    ),
+    kept(
+        "PEERWAY_COMPRESS_BUFFER_BYTES",
+        &["UCCL_P2P_COMPRESS_BUFFER_BYTES"],
+        "Memory for compressed data.",
+        Status::Reserved("compression"),
+    ),
+    kept(
+        "PEERWAY_NCCL_OOB_PORT",
+        &["UCCL_TCP_OOB_PORT", "UCCL_TCPX_OOB_PORT"],
+        "A fixed port for setting up the nccl transport.",
+        Status::Reserved("nccl"),
+    ),
+    kept(
+        "NCCL_SOCKET_FAMILY",
+        &[],
+        "Address family; libnccl reads it itself.",
+        Status::Reserved("nccl"),
+    ),
+    kept(
+        "NCCL_COMM_ID",
+        &[],
+        "Bootstrap address; libnccl reads it itself.",
+        Status::Reserved("nccl"),
+    ),
+    kept("NCCL_IB_HCA", &[], "RDMA devices; libnccl reads it itself.", Status::Reserved("nccl")),
+    kept("NCCL_IB_GID_INDEX", &[], "GID index; libnccl reads it itself.", Status::Reserved("nccl")),
+    kept(
+        "UCCL_RDMA_ADAPTIVE_SLEEP",
+        &[],
+        "Upstream: let idle proxy threads sleep.",
+        Status::AnsweredWithWarning("idle threads always sleep; PEERWAY_SPIN says after how long"),
+    ),
+    kept(
+        "UCCL_DEBUG_SUBSYS",
+        &[],
+        "Upstream: which parts log.",
+        Status::AnsweredWithWarning("PEERWAY_LOG_LEVEL sets one level for all parts"),
+    ),
+    kept(
+        "UCCL_DEBUG_VLOG_LEVEL",
+        &[],
+        "Upstream: verbosity of the logs.",
+        Status::AnsweredWithWarning("use PEERWAY_LOG_LEVEL=debug or trace"),
+    ),
+    kept(
+        "UCCL_RCMODE",
+        &[],
+        "Upstream: connection mode of the collectives.",
+        Status::AnsweredWithWarning("it belongs to UCCL's collectives"),
+    ),
+    kept(
+        "UCCL_IB_HCA",
+        &[],
+        "Upstream: RDMA devices of the collectives.",
+        Status::AnsweredWithWarning("it belongs to UCCL's collectives; see PEERWAY_RDMA_DEV"),
+    ),
+    kept(
+        "UCCL_GPU_RT",
+        &[],
+        "Upstream: which GPU runtime its tests load.",
+        Status::AnsweredWithWarning("it belongs to UCCL's own tests"),
+    ),
+    kept(
+        "UCCL_GPU_RT_LIB",
+        &[],
+        "Upstream: the library its tests load.",
+        Status::AnsweredWithWarning("it belongs to UCCL's own tests"),
+    ),
+    kept(
+        "USE_DIETGPU",
+        &[],
+        "Upstream: a switch of its build.",
+        Status::AnsweredWithWarning("it is a switch of UCCL's build"),
+    ),
+];
+
+/// A row for the path of a vendor library. The loader reads it, not [`Config`].
+const fn library(
+    name: &'static str,
+    aliases: &'static [&'static str],
+    doc: &'static str,
+) -> Setting {
+    Setting {
+        name,
+        aliases,
+        default: "",
+        doc,
+        kind: Kind::ReadElsewhere { what: "the path or soname of a shared library" },
+        status: Status::Used,
+    }
+}
+
+/// A row for a setting without an effect.
+const fn kept(
+    name: &'static str,
+    aliases: &'static [&'static str],
+    doc: &'static str,
+    status: Status,
+) -> Setting {
+    Setting { name, aliases, default: "", doc, kind: Kind::Kept, status }
+}
+
+fn count(value: &str, min: u32, max: u32) -> Option<u32> {
+    value.parse().ok().filter(|number| (min..=max).contains(number))
+}

@@ -1,0 +1,73 @@
+//! Names of things: transfer slots, grants and endpoint incarnations.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A slot in a table together with the use count of that slot.
+///
+/// A handle whose generation is not the slot's current one names something that has ended; it can
+/// never reach the slot's next tenant.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct SlotId {
+    /// Position in the table.
+    pub index: u32,
+    /// How often the slot had been taken when this id was made.
+    pub generation: u32,
+}
+
+impl SlotId {
+    /// Both halves as one word, as it travels on the wire.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// The inverse of [`Self::to_bits`]. Any word is a valid id; whether it names something live
+    /// is for the table to say.
+    pub fn from_bits(bits: u64) -> Self {
+        Self { index: bits as u32, generation: (bits >> 32) as u32 }
+    }
+}
+
+/// The random name of one life of an endpoint. A restarted endpoint has another one.
+#[derive(Clone, Copy, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct Incarnation(pub [u8; 16]);
+
+impl Incarnation {
+    /// Four bytes that tell incarnations apart in a descriptor, where there is no room for more.
+    /// Not a secret and not unique: the handshake compares the whole.
+    pub fn check(&self) -> u32 {
+        u32::from_le_bytes([self.0[0], self.0[1], self.0[2], self.0[3]])
+    }
+}
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for byte in &self.0[..8] {
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Incarnation({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slot_id_survives_the_wire() {
+        for id in [
+            SlotId { index: 0, generation: 0 },
+            SlotId { index: u32::MAX, generation: 1 },
+            SlotId { index: 7, generation: u32::MAX },
+        ] {
+            assert_eq!(SlotId::from_bits(id.to_bits()), id);
+        }
+    }
+}

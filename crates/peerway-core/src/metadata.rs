@@ -1,0 +1,126 @@
+//! What an endpoint says of itself so that others can connect: its incarnation and its addresses.
+//!
+//! `"PWMD" | version u8 | incarnation[16] | count u8 | count x (family u8, ip 4 or 16, port u16 BE)`
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::ids::Incarnation;
+
+const MAGIC: &[u8; 4] = b"PWMD";
+const VERSION: u8 = 1;
+/// More addresses than any machine names; a bound for what is parsed.
+const MAX_ADDRESSES: usize = 16;
+
+/// An endpoint's name and where to find it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Metadata {
+    /// Which life of the endpoint.
+    pub incarnation: Incarnation,
+    /// Where it listens, best first.
+    pub addresses: Vec<SocketAddr>,
+}
+
+impl Metadata {
+    /// The bytes to hand over by any means.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(22 + 19 * self.addresses.len());
+        out.extend_from_slice(MAGIC);
+        out.push(VERSION);
+        out.extend_from_slice(&self.incarnation.0);
+        let addresses = &self.addresses[..self.addresses.len().min(MAX_ADDRESSES)];
+        out.push(addresses.len() as u8);
+        for addr in addresses {
+            match addr.ip() {
+                IpAddr::V4(ip) => {
+                    out.push(4);
+                    out.extend_from_slice(&ip.octets());
+                }
+                IpAddr::V6(ip) => {
+                    out.push(6);
+                    out.extend_from_slice(&ip.octets());
+                }
+            }
+            out.extend_from_slice(&addr.port().to_be_bytes());
+        }
+        out
+    }
+
+    /// Parses what somebody handed over; every byte must be accounted for.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, MetadataError> {
+        let mut rest = bytes;
+        if take::<4>(&mut rest)? != *MAGIC {
+            return Err(MetadataError::NotMetadata);
+        }
+        let [version] = take(&mut rest)?;
+        if version != VERSION {
+            return Err(MetadataError::Version(version));
+        }
+        let incarnation = Incarnation(take(&mut rest)?);
+        let [count] = take(&mut rest)?;
+        if count == 0 || usize::from(count) > MAX_ADDRESSES {
+            return Err(MetadataError::NotMetadata);
+        }
+        let mut addresses = Vec::with_capacity(count.into());
+        for _ in 0..count {
+            let [family] = take(&mut rest)?;
+            let ip = match family {
+                4 => IpAddr::V4(Ipv4Addr::from(take::<4>(&mut rest)?)),
+                6 => IpAddr::V6(Ipv6Addr::from(take::<16>(&mut rest)?)),
+                _ => return Err(MetadataError::NotMetadata),
+            };
+            addresses.push(SocketAddr::new(ip, u16::from_be_bytes(take(&mut rest)?)));
+        }
+        if !rest.is_empty() {
+            return Err(MetadataError::NotMetadata);
+        }
+        Ok(Self { incarnation, addresses })
+    }
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], MetadataError> {
+    let (head, tail) = rest.split_first_chunk::<N>().ok_or(MetadataError::NotMetadata)?;
+    *rest = tail;
+    Ok(*head)
+}
+
+/// Bytes that are no endpoint metadata.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MetadataError {
+    /// Truncated, overlong or something else.
+    #[error("these bytes are not Peerway endpoint metadata (truncated, or made by something else)")]
+    NotMetadata,
+    /// Made by another version.
+    #[error("endpoint metadata version {0} is not known here (this is version {VERSION})")]
+    Version(u8),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Metadata {
+        Metadata {
+            incarnation: Incarnation([9; 16]),
+            addresses: vec!["127.0.0.1:80".parse().unwrap(), "[::1]:9".parse().unwrap()],
+        }
+    }
+
+    #[test]
+    fn round_trip() {
+        assert_eq!(Metadata::from_bytes(&sample().to_bytes()), Ok(sample()));
+    }
+
+    #[test]
+    fn every_truncation_and_a_tail_is_refused() {
+        let mut bytes = sample().to_bytes();
+        for n in 0..bytes.len() {
+            assert!(Metadata::from_bytes(&bytes[..n]).is_err(), "{n} bytes");
+        }
+        bytes.push(0);
+        assert_eq!(Metadata::from_bytes(&bytes), Err(MetadataError::NotMetadata));
+        bytes.pop();
+        bytes[4] = 2;
+        assert_eq!(Metadata::from_bytes(&bytes), Err(MetadataError::Version(2)));
+    }
+}

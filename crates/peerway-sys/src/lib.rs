@@ -1,0 +1,11 @@
+//! What Peerway calls in other people's libraries, opened at run time.
+//!
+//! Nothing here is linked: a machine without RDMA, GPU or vendor software builds and runs all of it,
+//! and learns from [`probe`] in a sentence what is missing. Probing maps a library and asks for its
+//! version where that is harmless; it initialises nothing, creates no context and opens no device.
+
+mod library;
+mod probe;
+
+pub use library::Library;
+pub use probe::{Found, LoadError, Tried, probe, probe_with};

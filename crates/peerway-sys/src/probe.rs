@@ -1,0 +1,318 @@
+//! Is a library here, which one, and if not, why not.
+//!
+//! Invariants: a probe never initialises a library (in particular it never calls `cuInit`, which
+//! would create state that does not survive a fork); a library that was mapped stays mapped, because
+//! vendor libraries leave exit handlers and thread-local destructors behind that must not outlive
+//! their code. Called by `peerway doctor`; the function tables of the transports build on it.
+
+use std::ffi::{CStr, OsString, c_int, c_void};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::{self, RTLD_LAZY, RTLD_LOCAL};
+
+use crate::Library;
+
+/// Looks for `library`: first where an environment variable says, then under its sonames.
+///
+/// # Errors
+///
+/// [`LoadError`] with every place that was tried and what was wrong there.
+///
+/// # Examples
+///
+/// ```
+/// use peerway_sys::{Library, probe};
+///
+/// match probe(Library::Cuda) {
+///     Ok(found) => println!("{found}"),
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
+pub fn probe(library: Library) -> Result<Found, LoadError> {
+    let named = library
+        .override_variables()
+        .iter()
+        .find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
+    probe_with(library, named)
+}
+
+/// As [`probe`], with the overriding path given by the caller instead of the environment.
+///
+/// # Errors
+///
+/// [`LoadError`] with every place that was tried and what was wrong there.
+pub fn probe_with(library: Library, named: Option<OsString>) -> Result<Found, LoadError> {
+    let mut tried = Vec::new();
+    let sonames = library.sonames().iter().map(OsString::from);
+    for candidate in named.into_iter().chain(sonames) {
+        match open(library, &candidate) {
+            Ok((path, version)) => {
+                let soname = candidate.to_string_lossy().into_owned();
+                return Ok(Found { library, soname, path, version, passed_over: tried });
+            }
+            Err(reason) => {
+                let name = candidate.to_string_lossy().into_owned();
+                tried.push(Tried { name, reason });
+            }
+        }
+    }
+    Err(LoadError { library, tried })
+}
+
+/// A library that is here.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Found {
+    /// Which one.
+    pub library: Library,
+    /// The name it was opened by.
+    pub soname: String,
+    /// The file behind that name, where the loader tells.
+    pub path: Option<PathBuf>,
+    /// Its version, where it can be asked without initialising anything.
+    pub version: Option<String>,
+    /// What was tried before and could not be used, such as an override that names a wrong file.
+    pub passed_over: Vec<Tried>,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.library)?;
+        if let Some(version) = &self.version {
+            write!(f, " {version}")?;
+        }
+        match &self.path {
+            Some(path) => write!(f, " at {}", path.display()),
+            None => write!(f, " as {}", self.soname),
+        }
+    }
+}
+
+/// A place where a library was looked for in vain.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Tried {
+    /// The path or soname.
+    pub name: String,
+    /// What was wrong, in the loader's words.
+    pub reason: String,
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The loader mostly begins with the name itself.
+        if self.reason.starts_with(&self.name) {
+            f.write_str(&self.reason)
+        } else {
+            write!(f, "{}: {}", self.name, self.reason)
+        }
+    }
+}
+
+/// A library that is not here, or not usable.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{library} (for {}) is not usable: {}", .library.purpose(), sentence(.tried))]
+#[non_exhaustive]
+pub struct LoadError {
+    /// Which one.
+    pub library: Library,
+    /// Where it was looked for, and what was wrong there.
+    pub tried: Vec<Tried>,
+}
+
+fn sentence(tried: &[Tried]) -> String {
+    tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Maps one candidate and recognises it.
+fn open(
+    library: Library,
+    candidate: &OsString,
+) -> Result<(Option<PathBuf>, Option<String>), String> {
+    // SAFETY: opening runs the library's constructors. The candidate is either the soname of a library
+    // made to be loaded this way or a path that the user chose for that purpose.
+    let handle = unsafe { unix::Library::open(Some(candidate), RTLD_LAZY | RTLD_LOCAL) }
+        .map_err(|error| one_line(&error))?;
+    // Never unmapped; see the module header.
+    let handle = ManuallyDrop::new(handle);
+
+    let Some(landmark) = symbol(&handle, library.landmark()) else {
+        return Err(format!("has no {}", library.landmark().to_string_lossy()));
+    };
+    Ok((file_of(landmark), version(library, &handle)))
+}
+
+/// The version, from functions that their vendors document to work before any initialisation.
+fn version(library: Library, handle: &unix::Library) -> Option<String> {
+    type OutInt = unsafe extern "C" fn(*mut c_int) -> c_int;
+    type OutTwoInts = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+    type ReturnsU32 = unsafe extern "C" fn() -> u32;
+
+    match library {
+        Library::Ibverbs | Library::Efa => None,
+        Library::Fabric => {
+            let function = symbol(handle, c"fi_version")?;
+            // SAFETY: `uint32_t fi_version(void)` in every libfabric.so.1; `function` is its address.
+            let packed = unsafe { std::mem::transmute::<*mut c_void, ReturnsU32>(function)() };
+            Some(format!("{}.{}", packed >> 16, packed & 0xffff))
+        }
+        Library::Cuda => {
+            let function = symbol(handle, c"cuDriverGetVersion")?;
+            let mut packed = 0;
+            // SAFETY: `CUresult cuDriverGetVersion(int*)`; it needs no cuInit and writes one int.
+            let result =
+                unsafe { std::mem::transmute::<*mut c_void, OutInt>(function)(&mut packed) };
+            (result == 0).then(|| format!("{}.{}", packed / 1000, packed % 1000 / 10))
+        }
+        Library::Nvrtc => {
+            let function = symbol(handle, c"nvrtcVersion")?;
+            let (mut major, mut minor) = (0, 0);
+            // SAFETY: `nvrtcResult nvrtcVersion(int*, int*)`; it writes the two ints.
+            let result = unsafe {
+                std::mem::transmute::<*mut c_void, OutTwoInts>(function)(&mut major, &mut minor)
+            };
+            (result == 0).then(|| format!("{major}.{minor}"))
+        }
+        Library::Nccl => {
+            let function = symbol(handle, c"ncclGetVersion")?;
+            let mut packed = 0;
+            // SAFETY: `ncclResult_t ncclGetVersion(int*)`; it writes one int and touches no device.
+            let result =
+                unsafe { std::mem::transmute::<*mut c_void, OutInt>(function)(&mut packed) };
+            (result == 0).then(|| nccl_version(packed))
+        }
+    }
+}
+
+/// NCCL packs 2.8 and older as `major * 1000 + minor * 100 + patch`, later ones with 10000.
+fn nccl_version(packed: c_int) -> String {
+    let major_at = if packed < 10_000 { 1000 } else { 10_000 };
+    format!("{}.{}.{}", packed / major_at, packed % major_at / 100, packed % 100)
+}
+
+/// The address of a symbol, or nothing where the library has none of that name.
+fn symbol(handle: &unix::Library, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a raw address is asked for, and given a type only by the caller, who knows it.
+    let found = unsafe { handle.get::<*mut c_void>(name.to_bytes_with_nul()) }.ok()?;
+    let address = found.into_raw();
+    (!address.is_null()).then_some(address)
+}
+
+/// The file that an address was mapped from, with symbolic links resolved: its name carries the full
+/// version where the soname does not.
+fn file_of(address: *mut c_void) -> Option<PathBuf> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: `dladdr` accepts any address and fills `info` when it returns non-zero.
+    let known = unsafe { libc::dladdr(address, info.as_mut_ptr()) } != 0;
+    // SAFETY: all-zero is a valid `Dl_info` (null pointers), so it is initialised in either case.
+    let info = unsafe { info.assume_init() };
+    if !known || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's own NUL-terminated string, alive while the library is mapped, which is for
+    // the rest of the process.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    let path = Path::new(name.to_str().ok()?);
+    Some(path.canonicalize().unwrap_or_else(|_| path.to_owned()))
+}
+
+/// The innermost message, without line breaks.
+fn one_line(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the loader finds the C library, which is on every Linux machine.
+    fn libc_path() -> PathBuf {
+        file_of(libc::getpid as *mut c_void).expect("the C library is mapped")
+    }
+
+    #[test]
+    fn an_absent_library_is_a_typed_answer_with_every_place_that_was_tried() {
+        // No machine has this file, so the first place always fails; the rest may or may not.
+        let missing = "/nonexistent/libnvrtc.so.13";
+        let tried = match probe_with(Library::Nvrtc, Some(missing.into())) {
+            Ok(found) => found.passed_over,
+            Err(error) => {
+                assert_eq!(error.library, Library::Nvrtc);
+                assert_eq!(error.tried.len(), 3);
+                let text = error.to_string();
+                for part in ["libnvrtc", "GPU kernels", missing, "libnvrtc.so.12"] {
+                    assert!(text.contains(part), "{text}");
+                }
+                assert!(!text.contains('\n'));
+                error.tried
+            }
+        };
+        assert_eq!(tried[0].name, missing);
+        assert!(tried[0].to_string().contains("No such file"), "{}", tried[0]);
+    }
+
+    #[test]
+    fn a_library_without_the_landmark_is_passed_over() {
+        let wrong = libc_path();
+        let tried = match probe_with(Library::Ibverbs, Some(wrong.clone().into_os_string())) {
+            Ok(found) => found.passed_over,
+            Err(error) => error.tried,
+        };
+        assert_eq!(tried[0].name, wrong.to_string_lossy());
+        assert_eq!(tried[0].reason, "has no ibv_get_device_list");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_passed_over() {
+        let tried = match probe_with(Library::Nccl, Some("/proc/self/status".into())) {
+            Ok(found) => found.passed_over,
+            Err(error) => error.tried,
+        };
+        assert_eq!(tried[0].name, "/proc/self/status");
+        assert!(!tried[0].reason.is_empty());
+    }
+
+    #[test]
+    fn a_name_with_a_nul_byte_is_passed_over() {
+        let tried = match probe_with(Library::Efa, Some("lib\0efa".into())) {
+            Ok(found) => found.passed_over,
+            Err(error) => error.tried,
+        };
+        assert!(!tried[0].reason.is_empty());
+    }
+
+    #[test]
+    fn what_is_here_says_where() {
+        for library in Library::ALL {
+            if let Ok(found) = probe(library) {
+                assert!(found.to_string().starts_with(library.name()));
+                assert!(found.path.is_some_and(|path| path.is_absolute()));
+            }
+        }
+    }
+
+    #[test]
+    fn symbols_are_found_and_missed() {
+        // SAFETY: the C library is already mapped; opening it again runs nothing.
+        let libc = unsafe { unix::Library::open(Some(libc_path()), RTLD_LAZY | RTLD_LOCAL) };
+        let libc = libc.expect("the C library opens");
+        assert!(symbol(&libc, c"getpid").is_some());
+        assert!(symbol(&libc, c"no_such_function").is_none());
+        assert_eq!(version(Library::Fabric, &libc), None);
+        assert_eq!(version(Library::Cuda, &libc), None);
+        assert_eq!(version(Library::Nvrtc, &libc), None);
+        assert_eq!(version(Library::Nccl, &libc), None);
+    }
+
+    #[test]
+    fn nccl_versions() {
+        assert_eq!(nccl_version(2708), "2.7.8");
+        assert_eq!(nccl_version(22_809), "2.28.9");
+    }
+}

@@ -1,0 +1,111 @@
+//! Where an endpoint listens and what it tells its peers.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+
+use peerway_core::config::Config;
+
+use crate::endpoint::LOOPBACK;
+use crate::error::BuildError;
+use crate::os::net::{self, Interface};
+
+/// Addresses to bind, to tell, and to send bulk lanes from.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    pub(crate) bind: Vec<SocketAddr>,
+    pub(crate) rails: Vec<IpAddr>,
+    advertise: Option<IpAddr>,
+}
+
+/// Decides by what was asked for: the builder first, then the configuration, then loopback and the
+/// interface that the filter or the routing table names.
+pub(crate) fn places(
+    config: &Config,
+    bind: Option<SocketAddr>,
+    advertise: Option<IpAddr>,
+) -> Result<Places, BuildError> {
+    let interfaces =
+        net::interfaces().map_err(|source| BuildError::Os { what: "listing interfaces", source })?;
+    let advertise = match (advertise, &config.advertise) {
+        (Some(addr), _) => Some(addr),
+        (None, Some(text)) => Some(resolve(text)?.ip()),
+        (None, None) => None,
+    };
+    let asked = match (bind, &config.bind) {
+        (Some(addr), _) => Some(addr),
+        (None, Some(text)) => Some(resolve(text)?),
+        (None, None) => None,
+    };
+    let rails = match &config.interfaces {
+        Some(filter) => {
+            let rails: Vec<IpAddr> = usable(&interfaces)
+                .filter(|i| net::matches(filter, &i.name))
+                .map(|i| i.addr)
+                .collect();
+            if rails.is_empty() {
+                return Err(BuildError::NoInterface(filter.clone()));
+            }
+            rails
+        }
+        None => Vec::new(),
+    };
+    let bind = match asked {
+        Some(addr) => vec![addr],
+        None => {
+            let mut ips = vec![LOOPBACK];
+            match rails.first() {
+                Some(first) => ips.insert(0, *first),
+                None => ips.extend(routed()),
+            }
+            ips.dedup();
+            ips.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect()
+        }
+    };
+    Ok(Places { bind, rails, advertise })
+}
+
+impl Places {
+    /// What peers are told, given what was bound: routable addresses before loopback.
+    pub(crate) fn advertised(&self, bound: &[SocketAddr]) -> Vec<SocketAddr> {
+        let port = bound.first().map_or(0, SocketAddr::port);
+        if let Some(addr) = self.advertise {
+            return vec![SocketAddr::new(addr, port)];
+        }
+        let mut all: Vec<SocketAddr> = Vec::new();
+        for addr in bound {
+            if addr.ip().is_unspecified() {
+                let here = net::interfaces().unwrap_or_default();
+                let fits = |i: &&Interface| addr.is_ipv6() || i.addr.is_ipv4();
+                all.extend(here.iter().filter(fits).map(|i| SocketAddr::new(i.addr, addr.port())));
+            } else {
+                all.push(*addr);
+            }
+        }
+        all.sort_by_key(|addr| addr.ip().is_loopback());
+        all.truncate(16);
+        all
+    }
+}
+
+fn usable(interfaces: &[Interface]) -> impl Iterator<Item = &Interface> {
+    interfaces.iter().filter(|i| i.up)
+}
+
+/// The address that packets to the rest of the world would leave from. Nothing is sent: connecting
+/// a datagram socket only asks the routing table.
+fn routed() -> Option<IpAddr> {
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    // A documentation address (RFC 5737): never a real host.
+    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
+}
+
+fn resolve(text: &str) -> Result<SocketAddr, BuildError> {
+    let bad = |source| BuildError::Os { what: "resolving an address to listen on", source };
+    let with_port = text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 0));
+    let found = match with_port {
+        Ok(addr) => Some(addr),
+        Err(_) => text.to_socket_addrs().map_err(bad)?.next(),
+    };
+    found.ok_or_else(|| bad(std::io::ErrorKind::NotFound.into()))
+}

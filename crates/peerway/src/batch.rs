@@ -1,0 +1,291 @@
+//! What is posted at once: a direction, a shape of work, and what should follow the bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerway_core::region::{Access, Span};
+use peerway_core::wire::MAX_NOTIFICATION;
+use peerway_core::work::{Cursor, Pair, Place, Shape, WorkError};
+
+use crate::error::PostError;
+use crate::memory::{
+    LocalBlocks, LocalSlice, RegionInner, RemoteBlocks, RemoteInner, RemoteSlice,
+};
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Direction {
+    /// From our memory into the peer's.
+    Write,
+    /// From the peer's memory into ours.
+    Read,
+}
+
+/// Which lane a transfer takes.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Class {
+    /// By size: small transfers take the latency lane.
+    #[default]
+    Auto,
+    /// Ahead of bulk.
+    Latency,
+    /// Never in the way of latency.
+    Bulk,
+}
+
+/// Work to post: see [`crate::Peer::post`].
+///
+/// ```
+/// # use peerway::{Access, Batch, Endpoint};
+/// # let (a, b) = (Endpoint::new()?, Endpoint::new()?);
+/// # let peer = a.connect(&b.metadata())?;
+/// let ours = a.allocate(4096)?;
+/// let theirs = b.allocate(4096)?;
+/// let remote = peer.import(&theirs.advertise(Access::WRITE)?)?;
+/// // Four blocks of 256 bytes, scattered on both sides; counter 7 of the peer counts one arrival.
+/// let batch = Batch::write_blocks(
+///     ours.blocks(0, 256, 256, &[3, 1, 4, 15]),
+///     remote.blocks(0, 256, 256, &[0, 1, 2, 3]),
+/// )?
+/// .count(7);
+/// peer.run(&batch)?.ok()?;
+/// assert_eq!(b.counter(7), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Batch {
+    pub(crate) direction: Direction,
+    pub(crate) work: Work,
+    pub(crate) class: Class,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) tail: Tail,
+}
+
+/// What is delivered after the bytes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tail {
+    pub(crate) notify: Option<Arc<[u8]>>,
+    pub(crate) count: Option<u32>,
+}
+
+impl Tail {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.notify.is_none() && self.count.is_none()
+    }
+}
+
+impl Batch {
+    /// One range to write.
+    pub fn write(local: &LocalSlice, remote: &RemoteSlice) -> Result<Self, PostError> {
+        Self::new(Direction::Write, Work::range(local, remote)?)
+    }
+
+    /// One range to read.
+    pub fn read(local: &LocalSlice, remote: &RemoteSlice) -> Result<Self, PostError> {
+        Self::new(Direction::Read, Work::range(local, remote)?)
+    }
+
+    /// Many ranges to write.
+    pub fn write_vector(pairs: &[(LocalSlice, RemoteSlice)]) -> Result<Self, PostError> {
+        Self::new(Direction::Write, Work::vector(pairs)?)
+    }
+
+    /// Many ranges to read.
+    pub fn read_vector(pairs: &[(LocalSlice, RemoteSlice)]) -> Result<Self, PostError> {
+        Self::new(Direction::Read, Work::vector(pairs)?)
+    }
+
+    /// Blocks to write.
+    pub fn write_blocks(local: LocalBlocks, remote: RemoteBlocks) -> Result<Self, PostError> {
+        Self::new(Direction::Write, Work::blocks(local, remote)?)
+    }
+
+    /// Blocks to read.
+    pub fn read_blocks(local: LocalBlocks, remote: RemoteBlocks) -> Result<Self, PostError> {
+        Self::new(Direction::Read, Work::blocks(local, remote)?)
+    }
+
+    fn new(direction: Direction, work: Work) -> Result<Self, PostError> {
+        let needed = match direction {
+            Direction::Write => Access::WRITE,
+            Direction::Read => Access::READ,
+        };
+        for remote in work.remotes.as_slice() {
+            if !remote.access.allows(needed) {
+                return Err(PostError::Access { allowed: remote.access });
+            }
+            if !Arc::ptr_eq(&remote.session, &work.remotes.as_slice()[0].session) {
+                return Err(PostError::OtherPeer);
+            }
+        }
+        Ok(Self { direction, work, class: Class::Auto, deadline: None, tail: Tail::default() })
+    }
+
+    /// Ends the transfer, whatever its state, when this much time has passed since it was posted.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Chooses the lane.
+    pub fn class(mut self, class: Class) -> Self {
+        self.class = class;
+        self
+    }
+
+    /// A message that the peer sees after the bytes, once.
+    pub fn notify(mut self, message: &[u8]) -> Result<Self, PostError> {
+        check_notification(message)?;
+        self.tail.notify = Some(message.into());
+        Ok(self)
+    }
+
+    /// A counter of the peer that goes up by one after the bytes, once.
+    pub fn count(mut self, id: u32) -> Self {
+        self.tail.count = Some(id);
+        self
+    }
+
+    /// Bytes in the transfer.
+    pub fn total(&self) -> u64 {
+        self.work.shape.total()
+    }
+}
+
+/// The cap on notifications, as an error.
+pub(crate) fn check_notification(message: &[u8]) -> Result<(), PostError> {
+    if message.len() > MAX_NOTIFICATION {
+        return Err(PostError::NotificationTooLong { len: message.len(), max: MAX_NOTIFICATION });
+    }
+    Ok(())
+}
+
+/// A shape and the regions it refers to, which it keeps alive.
+#[derive(Clone)]
+pub(crate) struct Work {
+    pub(crate) shape: Shape,
+    locals: Regions<Arc<RegionInner>>,
+    pub(crate) remotes: Regions<Arc<RemoteInner>>,
+}
+
+/// One region without a heap allocation, or many.
+#[derive(Clone)]
+pub(crate) enum Regions<T> {
+    One(T),
+    Many(Arc<[T]>),
+}
+
+impl<T> Regions<T> {
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[T] {
+        match self {
+            Self::One(region) => std::slice::from_ref(region),
+            Self::Many(regions) => regions,
+        }
+    }
+}
+
+impl Work {
+    pub(crate) fn range(local: &LocalSlice, remote: &RemoteSlice) -> Result<Self, WorkError> {
+        let memory = &local.region.handle.memory;
+        let pair = Pair {
+            local: Place { region: 0, offset: local.offset, kind: memory.kind() },
+            remote: Place { region: 0, offset: remote.offset, kind: memory.kind() },
+            len: same_len(0, local.len, remote.len)?,
+        };
+        Ok(Self {
+            shape: Shape::range(pair, memory.extent(), remote_extent(&remote.region.inner))?,
+            locals: Regions::One(memory.clone()),
+            remotes: Regions::One(remote.region.inner.clone()),
+        })
+    }
+
+    fn vector(pairs: &[(LocalSlice, RemoteSlice)]) -> Result<Self, WorkError> {
+        let mut locals: Vec<Arc<RegionInner>> = Vec::new();
+        let mut remotes: Vec<Arc<RemoteInner>> = Vec::new();
+        let mut shaped = Vec::with_capacity(pairs.len());
+        for (item, (local, remote)) in pairs.iter().enumerate() {
+            let memory = &local.region.handle.memory;
+            shaped.push(Pair {
+                local: Place {
+                    region: index_of(&mut locals, memory),
+                    offset: local.offset,
+                    kind: memory.kind(),
+                },
+                remote: Place {
+                    region: index_of(&mut remotes, &remote.region.inner),
+                    offset: remote.offset,
+                    kind: memory.kind(),
+                },
+                len: same_len(item, local.len, remote.len)?,
+            });
+        }
+        let shape = Shape::vector(
+            shaped.into(),
+            |i| locals[i as usize].extent(),
+            |i| remote_extent(&remotes[i as usize]),
+        )?;
+        Ok(Self {
+            shape,
+            locals: Regions::Many(locals.into()),
+            remotes: Regions::Many(remotes.into()),
+        })
+    }
+
+    fn blocks(local: LocalBlocks, remote: RemoteBlocks) -> Result<Self, WorkError> {
+        let memory = local.region.handle.memory.clone();
+        let inner = remote.region.inner.clone();
+        let shape = Shape::blocks(
+            local.blocks,
+            memory.extent(),
+            remote.blocks,
+            remote_extent(&inner),
+        )?;
+        Ok(Self { shape, locals: Regions::One(memory), remotes: Regions::One(inner) })
+    }
+
+    /// The address of a local place.
+    #[inline]
+    pub(crate) fn local_addr(&self, place: &Place) -> *mut u8 {
+        let region = &self.locals.as_slice()[place.region as usize];
+        // SAFETY: shapes are checked against their regions' extents when made, so the offset lies
+        // inside the region.
+        unsafe { region.ptr().add(place.offset as usize) }
+    }
+
+    /// The region of a remote place.
+    #[inline]
+    pub(crate) fn remote(&self, place: &Place) -> &Arc<RemoteInner> {
+        &self.remotes.as_slice()[place.region as usize]
+    }
+
+    /// Peeks and advances in one step.
+    #[inline]
+    pub(crate) fn next(&self, at: &mut Cursor, max: u64) -> Option<Pair> {
+        let pair = self.shape.peek(at, max)?;
+        self.shape.advance(at, pair.len);
+        Some(pair)
+    }
+}
+
+fn remote_extent(remote: &RemoteInner) -> Span {
+    Span { offset: 0, len: remote.len }
+}
+
+fn same_len(item: usize, local: u64, remote: u64) -> Result<u64, WorkError> {
+    if local != remote {
+        return Err(WorkError::LengthMismatch { item, local, remote });
+    }
+    Ok(local)
+}
+
+fn index_of<T>(all: &mut Vec<Arc<T>>, one: &Arc<T>) -> u32 {
+    // Vectors name few regions, most often the one before; a backwards scan finds it at once.
+    match all.iter().rposition(|known| Arc::ptr_eq(known, one)) {
+        Some(index) => index as u32,
+        None => {
+            all.push(one.clone());
+            all.len() as u32 - 1
+        }
+    }
+}

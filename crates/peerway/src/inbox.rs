@@ -1,0 +1,149 @@
+//! What arrives besides bytes: notifications and counters, both bounded.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use peerway_core::counter::Counters;
+use peerway_core::ids::Incarnation;
+use peerway_core::outcome::TransferError;
+
+/// Messages kept whatever their size: bounds the queue's own overhead.
+const MAX_MESSAGES: usize = 65_536;
+/// Counter ids an endpoint keeps at a time.
+const MAX_COUNTERS: usize = 65_536;
+
+/// A message from a peer.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Notification {
+    /// Who sent it.
+    pub from: Incarnation,
+    /// What it says.
+    pub message: Vec<u8>,
+}
+
+pub(crate) struct Inbox {
+    state: Mutex<State>,
+    changed: Condvar,
+    max_bytes: u64,
+}
+
+struct State {
+    messages: VecDeque<Notification>,
+    bytes: u64,
+    bytes_from: HashMap<Incarnation, u64>,
+    counters: Counters,
+}
+
+impl Inbox {
+    pub(crate) fn new(max_bytes: u64) -> Self {
+        let state = State {
+            messages: VecDeque::new(),
+            bytes: 0,
+            bytes_from: HashMap::new(),
+            counters: Counters::new(MAX_COUNTERS),
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new(), max_bytes }
+    }
+
+    /// Queues a message, or refuses it when the queue is full. One peer may fill half of it.
+    pub(crate) fn deliver(&self, from: Incarnation, message: Vec<u8>) -> Result<(), TransferError> {
+        let mut state = self.state.lock().unwrap();
+        let len = message.len() as u64;
+        let from_peer = state.bytes_from.get(&from).copied().unwrap_or(0);
+        let full = state.messages.len() >= MAX_MESSAGES
+            || state.bytes + len > self.max_bytes
+            || (from_peer > 0 && from_peer + len > self.max_bytes / 2);
+        if full {
+            return Err(TransferError::NotificationsFull);
+        }
+        state.bytes += len;
+        *state.bytes_from.entry(from).or_insert(0) += len;
+        state.messages.push_back(Notification { from, message });
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Counts one arrival.
+    pub(crate) fn count(&self, id: u32) -> Result<(), TransferError> {
+        let arrived = self.state.lock().unwrap().counters.arrive(id);
+        self.changed.notify_all();
+        arrived.map(|_| ()).ok_or(TransferError::CountersFull)
+    }
+
+    pub(crate) fn counter(&self, id: u32) -> u64 {
+        self.state.lock().unwrap().counters.value(id)
+    }
+
+    pub(crate) fn reset_counter(&self, id: u32) -> u64 {
+        self.state.lock().unwrap().counters.reset(id)
+    }
+
+    /// The oldest message, of one peer or of any.
+    pub(crate) fn take(&self, from: Option<&Incarnation>) -> Option<Notification> {
+        let mut state = self.state.lock().unwrap();
+        let at = match from {
+            None => 0,
+            Some(from) => state.messages.iter().position(|m| m.from == *from)?,
+        };
+        let message = state.messages.remove(at)?;
+        let len = message.message.len() as u64;
+        state.bytes -= len;
+        if let Some(bytes) = state.bytes_from.get_mut(&message.from) {
+            *bytes -= len;
+            if *bytes == 0 {
+                state.bytes_from.remove(&message.from);
+            }
+        }
+        Some(message)
+    }
+
+    /// Whether there is a message, of one peer or of any.
+    pub(crate) fn has_message(&self, from: Option<&Incarnation>) -> bool {
+        Arrivals(self.state.lock().unwrap()).has_message(from)
+    }
+
+    /// Sleeps until something arrives or the time is over; `ready` is asked under the lock, so that
+    /// an arrival between the question and the sleep is not missed.
+    pub(crate) fn sleep_unless(&self, timeout: Duration, ready: impl Fn(&Arrivals<'_>) -> bool) {
+        let state = self.state.lock().unwrap();
+        let arrivals = Arrivals(state);
+        if !ready(&arrivals) {
+            drop(self.changed.wait_timeout(arrivals.0, timeout));
+        }
+    }
+}
+
+/// A look at the inbox under its lock.
+pub(crate) struct Arrivals<'a>(MutexGuard<'a, State>);
+
+impl Arrivals<'_> {
+    pub(crate) fn counter(&self, id: u32) -> u64 {
+        self.0.counters.value(id)
+    }
+
+    pub(crate) fn has_message(&self, from: Option<&Incarnation>) -> bool {
+        self.0.messages.iter().any(|m| from.is_none_or(|from| m.from == *from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_is_refused_and_draining_makes_room() {
+        let inbox = Inbox::new(100);
+        let (a, b) = (Incarnation([1; 16]), Incarnation([2; 16]));
+        inbox.deliver(a, vec![0; 40]).unwrap();
+        let full = Err(TransferError::NotificationsFull);
+        assert_eq!(inbox.deliver(a, vec![0; 20]), full, "one peer may not fill it");
+        inbox.deliver(b, vec![0; 50]).unwrap();
+        assert_eq!(inbox.deliver(b, vec![0; 20]), full);
+        assert_eq!(inbox.take(Some(&b)).unwrap().from, b);
+        assert!(inbox.take(Some(&b)).is_none());
+        inbox.deliver(b, vec![0; 20]).unwrap();
+        assert_eq!(inbox.take(None).unwrap().from, a);
+    }
+}

@@ -1,0 +1,232 @@
+//! What this endpoint has advertised: the table every request from outside is checked against.
+
+use std::sync::{Arc, Mutex, RwLock};
+
+use peerway_core::descriptor::Descriptor;
+use peerway_core::ids::{Incarnation, SlotId};
+use peerway_core::outcome::TransferError;
+use peerway_core::region::{Access, Span};
+use subtle::ConstantTimeEq;
+
+use crate::error::RegisterError;
+use crate::memory::RegionInner;
+use crate::memory::gate::{Gate, GateRef, SharedGate};
+use crate::session::Session;
+
+/// Advertisements one endpoint can have at a time.
+const MAX_GRANTS: usize = 1 << 20;
+/// The pass to a grant's own gate: one grant, one pass, never reused.
+const PASS: u32 = 1;
+
+/// One advertisement.
+pub(crate) struct Grant {
+    pub(crate) id: SlotId,
+    pub(crate) token: [u8; 16],
+    pub(crate) memory: Arc<RegionInner>,
+    pub(crate) span: Span,
+    pub(crate) access: Access,
+    pub(crate) bound: Option<Incarnation>,
+    gate: Arc<Gate>,
+    /// Gates handed to peers that access the memory themselves.
+    exports: Mutex<Vec<Export>>,
+}
+
+/// A gate in a session's shared segment.
+pub(crate) struct Export {
+    pub(crate) session: Arc<Session>,
+    pub(crate) gate: SharedGate,
+}
+
+impl Grant {
+    /// Whether it has not been barred.
+    pub(crate) fn is_live(&self) -> bool {
+        let live = self.gate.enter(PASS);
+        if live {
+            self.gate.leave();
+        }
+        live
+    }
+
+    /// The gate that copies in this process go through.
+    pub(crate) fn gate(&self) -> GateRef {
+        GateRef::Here(self.gate.clone(), PASS)
+    }
+
+    /// Remembers a gate handed out; refused when the grant has just been barred.
+    pub(crate) fn export(&self, export: Export) -> Result<(), TransferError> {
+        let mut exports = self.exports.lock().unwrap();
+        if !self.is_live() {
+            export.gate.gate().close();
+            return Err(TransferError::Revoked);
+        }
+        exports.retain(|e| {
+            e.session.is_alive() && !Arc::ptr_eq(&e.session, &export.session)
+        });
+        exports.push(export);
+        Ok(())
+    }
+
+    /// Lets nobody in any more, here or in other processes.
+    pub(crate) fn bar(&self) {
+        let exports = self.exports.lock().unwrap();
+        self.gate.close();
+        for export in exports.iter() {
+            export.gate.gate().close();
+        }
+    }
+
+    /// Gives the gates back once nobody is inside; false when somebody still is.
+    pub(crate) fn release_if_quiet(&self) -> bool {
+        let quiet = self.is_quiet();
+        if quiet {
+            for export in self.exports.lock().unwrap().drain(..) {
+                if let Some(link) = &export.session.link {
+                    link.forget_gate(self.id);
+                }
+            }
+        }
+        quiet
+    }
+
+    /// Whether nobody is inside any more. A dead peer's count is void.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let quiet = |e: &Export| e.gate.gate().is_empty() || e.session.is_process_dead();
+        self.gate.is_empty() && self.exports.lock().unwrap().iter().all(quiet)
+    }
+}
+
+/// All grants of an endpoint.
+#[derive(Default)]
+pub(crate) struct Grants {
+    table: RwLock<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: Vec<(u32, Option<Arc<Grant>>)>,
+    free: Vec<u32>,
+}
+
+impl Grants {
+    /// Adds an advertisement under a new random token.
+    pub(crate) fn add(
+        &self,
+        memory: Arc<RegionInner>,
+        span: Span,
+        access: Access,
+        bound: Option<Incarnation>,
+    ) -> Result<Arc<Grant>, RegisterError> {
+        let mut token = [0; 16];
+        getrandom::fill(&mut token).map_err(|_| RegisterError::NoRandomness)?;
+        let mut table = self.table.write().unwrap();
+        let index = match table.free.pop() {
+            Some(index) => index,
+            None if table.slots.len() < MAX_GRANTS => {
+                table.slots.push((0, None));
+                table.slots.len() as u32 - 1
+            }
+            None => return Err(RegisterError::TooMany { max: MAX_GRANTS }),
+        };
+        let slot = &mut table.slots[index as usize];
+        slot.0 = slot.0.wrapping_add(1);
+        let id = SlotId { index, generation: slot.0 };
+        let gate = Arc::new(Gate::default());
+        gate.open(PASS);
+        let grant =
+            Arc::new(Grant { id, token, memory, span, access, bound, gate, exports: Mutex::default() });
+        slot.1 = Some(grant.clone());
+        Ok(grant)
+    }
+
+    /// Forgets an advertisement. Its slot is reused under another generation.
+    pub(crate) fn remove(&self, id: SlotId) {
+        let mut table = self.table.write().unwrap();
+        if let Some(slot) = table.slots.get_mut(id.index as usize)
+            && slot.0 == id.generation
+            && slot.1.take().is_some()
+        {
+            table.free.push(id.index);
+        }
+    }
+
+    /// The grant that a request from `peer` may use in this way.
+    pub(crate) fn find(
+        &self,
+        id: SlotId,
+        token: &[u8; 16],
+        access: Access,
+        peer: &Incarnation,
+    ) -> Result<Arc<Grant>, TransferError> {
+        let table = self.table.read().unwrap();
+        let grant = match table.slots.get(id.index as usize) {
+            Some((generation, Some(grant))) if *generation == id.generation => grant,
+            Some((generation, None)) if *generation == id.generation => {
+                return Err(TransferError::Revoked);
+            }
+            _ => return Err(TransferError::RemoteAccess),
+        };
+        // Constant time, so that a guesser learns nothing from how long a refusal takes.
+        let token_ok: bool = grant.token.ct_eq(token).into();
+        let bound_ok = grant.bound.as_ref().is_none_or(|bound| bound == peer);
+        if token_ok && bound_ok && grant.access.allows(access) {
+            Ok(grant.clone())
+        } else {
+            Err(TransferError::RemoteAccess)
+        }
+    }
+
+    /// The grant a descriptor names, for any of the rights it claims.
+    pub(crate) fn find_descriptor(
+        &self,
+        descriptor: &Descriptor,
+        peer: &Incarnation,
+    ) -> Result<Arc<Grant>, TransferError> {
+        self.find(descriptor.grant, &descriptor.token, descriptor.access, peer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Backing;
+
+    fn grants() -> (Grants, Arc<Grant>) {
+        let grants = Grants::default();
+        let memory = RegionInner::new(std::ptr::null_mut(), 0, Backing::Raw);
+        let span = Span { offset: 0, len: 0 };
+        let grant = grants.add(memory, span, Access::READ, None).unwrap();
+        (grants, grant)
+    }
+
+    #[test]
+    fn only_the_right_token_direction_and_peer_pass() {
+        let (grants, grant) = grants();
+        let me = Incarnation([1; 16]);
+        assert!(grants.find(grant.id, &grant.token, Access::READ, &me).is_ok());
+        let refused = Some(TransferError::RemoteAccess);
+        assert_eq!(grants.find(grant.id, &grant.token, Access::WRITE, &me).err(), refused);
+        let mut wrong = grant.token;
+        wrong[15] ^= 1;
+        assert_eq!(grants.find(grant.id, &wrong, Access::READ, &me).err(), refused);
+        let other = SlotId { generation: grant.id.generation + 1, ..grant.id };
+        assert_eq!(grants.find(other, &grant.token, Access::READ, &me).err(), refused);
+        let span = grant.span;
+        let bound = grants.add(grant.memory.clone(), span, Access::READ, Some(me)).unwrap();
+        assert!(grants.find(bound.id, &bound.token, Access::READ, &me).is_ok());
+        let stranger = Incarnation([2; 16]);
+        assert_eq!(grants.find(bound.id, &bound.token, Access::READ, &stranger).err(), refused);
+    }
+
+    #[test]
+    fn a_removed_grant_says_revoked_and_its_slot_comes_back_under_another_name() {
+        let (grants, grant) = grants();
+        let me = Incarnation([1; 16]);
+        grants.remove(grant.id);
+        let answer = grants.find(grant.id, &grant.token, Access::READ, &me).err();
+        assert_eq!(answer, Some(TransferError::Revoked));
+        let next = grants.add(grant.memory.clone(), grant.span, Access::READ, None).unwrap();
+        assert_eq!(next.id.index, grant.id.index);
+        let answer = grants.find(grant.id, &grant.token, Access::READ, &me).err();
+        assert_eq!(answer, Some(TransferError::RemoteAccess));
+    }
+}

@@ -1,0 +1,11 @@
+//! Registered memory: regions, what of them is granted to peers, and what keeps both safe.
+
+pub(crate) mod gate;
+pub(crate) mod grants;
+mod region;
+mod remote;
+
+pub use region::{LocalBlocks, LocalSlice, OwnedMemory, Region};
+pub(crate) use region::{Backing, RegionInner};
+pub(crate) use remote::{Direct, RemoteInner};
+pub use remote::{RemoteBlocks, RemoteRegion, RemoteSlice};

@@ -1,0 +1,303 @@
+//! Local memory that transfers can use.
+//!
+//! A region keeps its memory alive for as long as the handle, a transfer or a quarantined fence
+//! refers to it. Peers may write it at any time, so safe code never sees it as a slice: it reads and
+//! writes through [`Region::read_at`] and [`Region::write_at`].
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, Weak};
+
+use peerway_core::descriptor::{DESCRIPTOR_LEN, Descriptor};
+use peerway_core::outcome::Fence;
+use peerway_core::region::{Access, MemoryKind, Span};
+use peerway_core::work::{Blocks, Side, WorkError};
+
+use crate::endpoint::Inner;
+use crate::error::RegisterError;
+use crate::memory::grants::Grant;
+use crate::os::shm::Mapping;
+use crate::peer::Peer;
+
+/// Memory whose address does not move while it is owned.
+///
+/// # Safety
+///
+/// `bytes` must return the same, valid, writable memory on every call until the value is dropped,
+/// wherever the value itself is moved, and nothing else may hold a Rust reference to it.
+pub unsafe trait OwnedMemory: Send + Sync + 'static {
+    /// Start and length of the memory.
+    fn bytes(&mut self) -> (*mut u8, usize);
+}
+
+// SAFETY: a vector's or box's heap memory does not move with the value, and the region that owns
+// the value never hands out a reference to it.
+unsafe impl OwnedMemory for Vec<u8> {
+    fn bytes(&mut self) -> (*mut u8, usize) {
+        (self.as_mut_ptr(), self.len())
+    }
+}
+
+// SAFETY: as for `Vec<u8>`.
+unsafe impl OwnedMemory for Box<[u8]> {
+    fn bytes(&mut self) -> (*mut u8, usize) {
+        (self.as_mut_ptr(), self.len())
+    }
+}
+
+/// Registered local memory. Cheap to clone; the registration ends with the last clone.
+#[derive(Clone)]
+pub struct Region {
+    pub(crate) handle: Arc<Handle>,
+}
+
+/// What the user's clones share: dropping the last one ends the advertisements at once, while the
+/// memory itself lives until transfers are through with it.
+pub(crate) struct Handle {
+    pub(crate) memory: Arc<RegionInner>,
+    endpoint: Weak<Inner>,
+    grants: Mutex<Vec<Arc<Grant>>>,
+}
+
+/// The memory and what keeps it alive.
+pub(crate) struct RegionInner {
+    ptr: *mut u8,
+    len: usize,
+    pub(crate) backing: Backing,
+}
+
+// SAFETY: the pointer is only used for copies of bytes that remote peers may change at any time
+// anyway; no reference to the memory is ever made, and `backing` is itself Send + Sync.
+unsafe impl Send for RegionInner {}
+// SAFETY: as above.
+unsafe impl Sync for RegionInner {}
+
+/// What keeps a region's memory.
+pub(crate) enum Backing {
+    /// A value that owns it, dropped with the region.
+    Owned { _memory: Box<dyn OwnedMemory> },
+    /// Nothing: the caller of `register_raw` promised.
+    Raw,
+    /// A memfd of our own that local peers can map.
+    Shared { fd: OwnedFd, _mapping: Mapping },
+}
+
+impl RegionInner {
+    /// Wraps memory that `backing` keeps valid.
+    pub(crate) fn new(ptr: *mut u8, len: usize, backing: Backing) -> Arc<Self> {
+        Arc::new(Self { ptr, len, backing })
+    }
+
+    /// First byte.
+    #[inline]
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// The whole region.
+    pub(crate) fn extent(&self) -> Span {
+        Span { offset: 0, len: self.len as u64 }
+    }
+
+    /// Where the memory lives.
+    pub(crate) fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+}
+
+impl Region {
+    pub(crate) fn new(endpoint: Weak<Inner>, memory: Arc<RegionInner>) -> Self {
+        Self { handle: Arc::new(Handle { memory, endpoint, grants: Mutex::default() }) }
+    }
+
+    /// Bytes in the region.
+    pub fn len(&self) -> u64 {
+        self.handle.memory.len as u64
+    }
+
+    /// Whether the region has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address of the first byte in this process.
+    pub fn addr(&self) -> u64 {
+        self.handle.memory.ptr as u64
+    }
+
+    /// Whether local peers can map it: true for memory that the endpoint allocated.
+    pub fn is_shareable(&self) -> bool {
+        matches!(self.handle.memory.backing, Backing::Shared { .. })
+    }
+
+    /// A part of the region, to transfer from or into.
+    ///
+    /// A range that leaves the region is refused when a batch is made of it.
+    pub fn slice(&self, range: Range<u64>) -> LocalSlice {
+        LocalSlice { region: self.clone(), offset: range.start, len: range_len(&range) }
+    }
+
+    /// The whole region as a slice.
+    pub fn all(&self) -> LocalSlice {
+        self.slice(0..self.len())
+    }
+
+    /// Equal blocks of the region: block `i` of the list starts at `base + indices[i] * stride`.
+    pub fn blocks(&self, base: u64, stride: u64, len: u64, indices: &[u32]) -> LocalBlocks {
+        LocalBlocks {
+            region: self.clone(),
+            blocks: Blocks {
+                region: 0,
+                base,
+                stride,
+                len,
+                indices: indices.into(),
+                kind: self.handle.memory.kind(),
+            },
+        }
+    }
+
+    /// Copies bytes out of the region.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), WorkError> {
+        let from = self.checked(offset, into.len())?;
+        // SAFETY: `checked` proved the range inside the region, which `self` keeps alive; the
+        // destination is a unique reference; bytes that a peer changes meanwhile may be torn, which
+        // the documentation says.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes into the region.
+    pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), WorkError> {
+        let into = self.checked(offset, from.len())?;
+        // SAFETY: as in `read_at`, the other way round.
+        unsafe { std::ptr::copy(from.as_ptr(), into, from.len()) };
+        Ok(())
+    }
+
+    /// Sets `len` bytes from `offset` to `value`.
+    pub fn fill(&self, offset: u64, len: u64, value: u8) -> Result<(), WorkError> {
+        let into = self.checked(offset, len as usize)?;
+        // SAFETY: as in `write_at`.
+        unsafe { std::ptr::write_bytes(into, value, len as usize) };
+        Ok(())
+    }
+
+    fn checked(&self, offset: u64, len: usize) -> Result<*mut u8, WorkError> {
+        let span = Span { offset, len: len as u64 };
+        if !self.handle.memory.extent().contains(span) {
+            return Err(WorkError::Outside { side: Side::Local, item: 0, offset, len: len as u64 });
+        }
+        // SAFETY: the offset is inside the allocation.
+        Ok(unsafe { self.handle.memory.ptr.add(offset as usize) })
+    }
+
+    /// Advertises the whole region to any peer that is handed the descriptor.
+    pub fn advertise(&self, access: Access) -> Result<[u8; DESCRIPTOR_LEN], RegisterError> {
+        self.advertise_range(0..self.len(), access, None)
+    }
+
+    /// Advertises the whole region to one peer: the descriptor is of no use to others.
+    pub fn advertise_to(
+        &self,
+        peer: &Peer,
+        access: Access,
+    ) -> Result<[u8; DESCRIPTOR_LEN], RegisterError> {
+        self.advertise_range(0..self.len(), access, Some(peer))
+    }
+
+    /// Advertises a part of the region, to one peer or to whoever holds the descriptor.
+    ///
+    /// The same part, rights and peer give the same descriptor again.
+    pub fn advertise_range(
+        &self,
+        range: Range<u64>,
+        access: Access,
+        to: Option<&Peer>,
+    ) -> Result<[u8; DESCRIPTOR_LEN], RegisterError> {
+        let endpoint = self.handle.endpoint.upgrade().ok_or(RegisterError::EndpointClosed)?;
+        let span = Span { offset: range.start, len: range_len(&range) };
+        if !self.handle.memory.extent().contains(span) {
+            return Err(RegisterError::Outside { offset: span.offset, len: span.len });
+        }
+        let bound = to.map(|peer| peer.incarnation());
+        let mut grants = self.handle.grants.lock().unwrap();
+        grants.retain(|grant| grant.is_live());
+        let same = |grant: &&Arc<Grant>| {
+            grant.span == span && grant.access == access && grant.bound == bound
+        };
+        let grant = match grants.iter().find(same) {
+            Some(grant) => grant.clone(),
+            None => {
+                let memory = self.handle.memory.clone();
+                let grant = endpoint.grants.add(memory, span, access, bound)?;
+                grants.push(grant.clone());
+                grant
+            }
+        };
+        let base = self.addr() + span.offset;
+        let who = &endpoint.incarnation;
+        Ok(Descriptor::new(who, grant.id, grant.token, access, base, span.len).to_bytes())
+    }
+
+    /// Ends every advertisement of this region and waits until nothing more happens through them.
+    ///
+    /// `Held`: no peer touches the region any more. `Open`: a peer that is stopped (or lies) may
+    /// still be inside it after the fence deadline; the memory stays allocated until that peer goes
+    /// on or dies. The region can be advertised anew afterwards, under new descriptors.
+    pub fn revoke(&self) -> Fence {
+        let grants = std::mem::take(&mut *self.handle.grants.lock().unwrap());
+        match self.handle.endpoint.upgrade() {
+            Some(endpoint) => endpoint.revoke(&grants),
+            None => Fence::Held,
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({:#x}, {} bytes)", self.addr(), self.len())
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let grants = std::mem::take(self.grants.get_mut().unwrap_or_else(|e| e.into_inner()));
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.bar(&grants);
+        }
+    }
+}
+
+/// A part of a local region.
+#[derive(Clone, Debug)]
+pub struct LocalSlice {
+    pub(crate) region: Region,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl LocalSlice {
+    /// Bytes in the slice.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the slice has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Equal blocks of a local region.
+#[derive(Clone, Debug)]
+pub struct LocalBlocks {
+    pub(crate) region: Region,
+    pub(crate) blocks: Blocks,
+}
+
+/// A backwards range becomes one that no region contains, so that it is refused where it is used.
+pub(crate) fn range_len(range: &Range<u64>) -> u64 {
+    range.end.checked_sub(range.start).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,145 @@
+//! Memory that a peer advertised, and how it can be reached.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use peerway_core::ids::SlotId;
+use peerway_core::region::{Access, MemoryKind, Span};
+use peerway_core::work::Blocks;
+
+use crate::memory::gate::GateRef;
+use crate::memory::grants::Grant;
+use crate::memory::region::range_len;
+use crate::os::shm::Mapping;
+use crate::path::PathKind;
+use crate::session::Session;
+
+/// Advertised memory of a peer. Cheap to clone.
+#[derive(Clone)]
+pub struct RemoteRegion {
+    pub(crate) inner: Arc<RemoteInner>,
+    /// What the descriptor's address and size name in the advertisement.
+    pub(crate) window: Span,
+}
+
+pub(crate) struct RemoteInner {
+    pub(crate) session: Arc<Session>,
+    pub(crate) grant: SlotId,
+    pub(crate) token: [u8; 16],
+    pub(crate) access: Access,
+    pub(crate) len: u64,
+    pub(crate) direct: Direct,
+}
+
+/// How this process can reach the memory by itself.
+pub(crate) enum Direct {
+    /// It cannot: everything goes over a lane.
+    None,
+    /// It is our own memory.
+    SameProcess { ptr: *mut u8, gate: GateRef, _grant: Arc<Grant> },
+    /// It is mapped here.
+    Mapped { mapping: Arc<Mapping>, offset: usize, gate: GateRef },
+    /// The kernel copies from it on our behalf.
+    Cma { pid: u32, base: u64, gate: GateRef },
+}
+
+// SAFETY: the pointer of `SameProcess` refers to memory that is alive while the gate admits us
+// (the grant keeps it); it is only used for byte copies inside the gate.
+unsafe impl Send for Direct {}
+// SAFETY: as above.
+unsafe impl Sync for Direct {}
+
+impl Direct {
+    /// The address of byte 0 of the advertisement here, and the gate to pass, when plain copies
+    /// reach it.
+    #[inline]
+    pub(crate) fn mapped(&self) -> Option<(*mut u8, &GateRef)> {
+        match self {
+            Self::SameProcess { ptr, gate, .. } => Some((*ptr, gate)),
+            Self::Mapped { mapping, offset, gate } => {
+                // SAFETY: the import checked that the advertisement lies inside the mapping.
+                Some((unsafe { mapping.ptr().add(*offset) }, gate))
+            }
+            Self::Cma { .. } | Self::None => None,
+        }
+    }
+
+    /// The path that a direct access takes.
+    pub(crate) fn kind(&self) -> Option<PathKind> {
+        match self {
+            Self::None => None,
+            Self::SameProcess { .. } => Some(PathKind::SameProcess),
+            Self::Mapped { .. } => Some(PathKind::LocalMap),
+            Self::Cma { .. } => Some(PathKind::LocalCma),
+        }
+    }
+}
+
+impl RemoteRegion {
+    /// Bytes that the descriptor names.
+    pub fn len(&self) -> u64 {
+        self.window.len
+    }
+
+    /// Whether the descriptor names no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.window.len == 0
+    }
+
+    /// What the owner allows.
+    pub fn access(&self) -> Access {
+        self.inner.access
+    }
+
+    /// A part of it, relative to where the descriptor points.
+    pub fn slice(&self, range: Range<u64>) -> RemoteSlice {
+        // An offset that overflows becomes one that no region contains.
+        let offset = self.window.offset.checked_add(range.start).unwrap_or(u64::MAX);
+        let len = range_len(&range);
+        let fits = Span { offset: 0, len: self.window.len }.contains(Span { offset: range.start, len });
+        RemoteSlice { region: self.clone(), offset: if fits { offset } else { u64::MAX }, len }
+    }
+
+    /// All of it.
+    pub fn all(&self) -> RemoteSlice {
+        self.slice(0..self.len())
+    }
+
+    /// Equal blocks of it: block `i` of the list starts at `base + indices[i] * stride`.
+    pub fn blocks(&self, base: u64, stride: u64, len: u64, indices: &[u32]) -> RemoteBlocks {
+        let base = self.window.offset.checked_add(base).unwrap_or(u64::MAX);
+        let indices = indices.into();
+        let kind = MemoryKind::Host;
+        RemoteBlocks {
+            region: self.clone(),
+            blocks: Blocks { region: 0, base, stride, len, indices, kind },
+        }
+    }
+
+    /// The path that reads and writes of it take; `None` for a path of lanes only.
+    pub fn direct_path(&self) -> Option<PathKind> {
+        self.inner.direct.kind()
+    }
+}
+
+impl fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteRegion({} bytes, {:?})", self.window.len, self.inner.access)
+    }
+}
+
+/// A part of a peer's memory.
+#[derive(Clone, Debug)]
+pub struct RemoteSlice {
+    pub(crate) region: RemoteRegion,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// Equal blocks of a peer's memory.
+#[derive(Clone, Debug)]
+pub struct RemoteBlocks {
+    pub(crate) region: RemoteRegion,
+    pub(crate) blocks: Blocks,
+}

@@ -1,0 +1,243 @@
+//! What we know about processes: this one's identity and host, whether it forked, whether another died.
+//!
+//! [`HostFacts`] are exchanged in the handshake and are hints: a shared boot id suggests that a local path
+//! may work, a probe decides. Nothing here takes a lock, because a lock held by another thread at the time
+//! of a fork is held for ever in the child.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags};
+
+/// A descriptor of a process that survives the reuse of its pid; readable once the process is dead.
+#[derive(Debug)]
+pub(crate) struct Pidfd(OwnedFd);
+
+impl Pidfd {
+    /// Of the process that has this pid in our PID namespace now.
+    pub(crate) fn open(pid: u32) -> io::Result<Self> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(Self(rustix::process::pidfd_open(pid, PidfdFlags::empty())?))
+    }
+
+    /// Whether every thread of the process has ended; a zombie is dead.
+    pub(crate) fn is_dead(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1))
+    }
+}
+
+impl AsFd for Pidfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// A number that differs between a process and its forked children, once [`watch_forks`] was called.
+#[inline]
+pub(crate) fn fork_generation() -> u32 {
+    // Relaxed: it only changes in a child that has a single thread, before `fork` returns there.
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Starts counting forks in [`fork_generation`]. Cheap when already done.
+///
+/// Children made behind the C library's back (a raw `clone`) are not seen.
+pub(crate) fn watch_forks() {
+    static WATCHING: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    // Two threads may both get here and register twice, and a fork then counts two: still a difference.
+    // A `Once` would instead hang in a child forked while another thread was inside it.
+    if WATCHING.load(Ordering::Acquire) {
+        return;
+    }
+    // SAFETY: `in_child` is a plain function for the life of the program and does nothing but an atomic
+    // add, which is allowed in a child of a process with many threads.
+    let rc = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if rc == 0 {
+        // pairs with the Acquire load above: whoever sees true has the handler in place.
+        WATCHING.store(true, Ordering::Release);
+    } else {
+        tracing::warn!(error = %io::Error::from_raw_os_error(rc), "forks cannot be noticed");
+    }
+}
+
+/// What tells whether two endpoints share a host, a user and namespaces.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize, PartialEq, Eq)]
+pub(crate) struct HostFacts {
+    /// The kernel's random id of this boot; zero when unreadable.
+    pub(crate) boot_id: [u8; 16],
+    /// Effective user.
+    pub(crate) uid: u32,
+    /// In the PID namespace below.
+    pub(crate) pid: u32,
+    /// Random per process, renewed after a fork: tells "same process" without trusting pids.
+    pub(crate) process: [u8; 16],
+    /// Inode numbers of the namespaces; zero when unreadable.
+    pub(crate) pid_ns: u64,
+    pub(crate) net_ns: u64,
+    pub(crate) mnt_ns: u64,
+}
+
+impl HostFacts {
+    /// Those of this process.
+    pub(crate) fn here() -> Self {
+        Self {
+            boot_id: boot_id().unwrap_or_default(),
+            uid: rustix::process::geteuid().as_raw(),
+            pid: std::process::id(),
+            process: process_id(),
+            pid_ns: namespace("pid"),
+            net_ns: namespace("net"),
+            mnt_ns: namespace("mnt"),
+        }
+    }
+}
+
+fn boot_id() -> Option<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    parse_uuid(text.trim())
+}
+
+/// The bytes of a UUID in its usual spelling.
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    // The sign that `from_str_radix` would take.
+    if digits.len() != 32 || digits.contains('+') {
+        return None;
+    }
+    u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)
+}
+
+fn namespace(kind: &str) -> u64 {
+    rustix::fs::stat(format!("/proc/self/ns/{kind}")).map_or(0, |stat| stat.st_ino)
+}
+
+/// The random id of this process; a forked child gets its own.
+fn process_id() -> [u8; 16] {
+    struct Identity {
+        generation: u32,
+        id: [u8; 16],
+    }
+    static IDENTITY: AtomicPtr<Identity> = AtomicPtr::new(ptr::null_mut());
+
+    watch_forks();
+    let generation = fork_generation();
+    let old = IDENTITY.load(Ordering::Acquire);
+    // SAFETY: a pointer stored in IDENTITY comes from a leaked box: never freed, never changed.
+    if let Some(old) = unsafe { old.as_ref() }
+        && old.generation == generation
+    {
+        return old.id;
+    }
+    let mut id = [0; 16];
+    if getrandom::fill(&mut id).is_err() {
+        // No entropy at all: the time and the pid still tell this process from its neighbours.
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        id[..8].copy_from_slice(&((now.tv_sec << 30) ^ now.tv_nsec).to_ne_bytes());
+        id[8..12].copy_from_slice(&std::process::id().to_ne_bytes());
+    }
+    // Leaked on purpose, once per process and fork: a reader may hold it, and no lock may guard it.
+    let new = Box::into_raw(Box::new(Identity { generation, id }));
+    // pairs with the Acquire loads: the identity is written before its address is seen.
+    match IDENTITY.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => id,
+        Err(winner) => {
+            // SAFETY: `new` was never shared, so it is still ours; `winner` is a leaked box as above and
+            // not null, since pointers in IDENTITY are only ever replaced by such.
+            unsafe {
+                drop(Box::from_raw(new));
+                (*winner).id
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_pidfd_tells_the_living_from_the_dead() {
+        let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+        let pidfd = Pidfd::open(child.id()).unwrap();
+        assert!(!pidfd.is_dead());
+        child.kill().unwrap();
+        // Readable as soon as it is a zombie, before anyone waits for it.
+        let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+        let watchdog = Timespec { tv_sec: 20, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&watchdog)), Ok(1));
+        assert!(pidfd.is_dead());
+        child.wait().unwrap();
+        assert!(pidfd.is_dead());
+    }
+
+    #[test]
+    fn there_is_no_such_process() {
+        assert!(Pidfd::open(0).is_err());
+        assert!(Pidfd::open(u32::MAX).is_err());
+        // Beyond the largest pid there can be (2^22).
+        assert!(Pidfd::open(5_000_000).is_err());
+    }
+
+    #[test]
+    fn facts_are_stable_within_a_process() {
+        let facts = HostFacts::here();
+        assert_eq!(facts, HostFacts::here());
+        assert_eq!(facts.pid, std::process::id());
+        assert_ne!(facts.process, [0; 16]);
+    }
+
+    #[test]
+    fn a_forked_child_is_another_process() {
+        let before = (fork_generation(), process_id());
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        // SAFETY: the child makes only calls that are sound after a fork of many threads (glibc's malloc
+        // is), and leaves by `_exit`, running none of the parent's destructors.
+        match unsafe { libc::fork() } {
+            0 => {
+                let mut report = [0; 20];
+                report[..4].copy_from_slice(&fork_generation().to_ne_bytes());
+                report[4..].copy_from_slice(&process_id());
+                let sent = rustix::io::write(&write, &report);
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(sent != Ok(20))) }
+            }
+            child => {
+                assert!(child > 0);
+                drop(write);
+                let mut report = [0; 20];
+                assert_eq!(rustix::io::read(&read, &mut report), Ok(20));
+                // SAFETY: reaps the child made above, asking for no status.
+                unsafe { libc::waitpid(child, ptr::null_mut(), 0) };
+                assert_ne!(report[..4], before.0.to_ne_bytes());
+                assert_ne!(report[4..], before.1);
+            }
+        }
+        assert_eq!(before, (fork_generation(), process_id()));
+    }
+
+    #[test]
+    fn only_whole_uuids_are_parsed() {
+        let id = parse_uuid("00112233-4455-6677-8899-aabbccddeeff").unwrap();
+        assert_eq!(id[..4], [0x00, 0x11, 0x22, 0x33]);
+        assert_eq!(id[15], 0xff);
+        for bad in ["", "00112233", "+0112233-4455-6677-8899-aabbccddeeff", "not-a-boot-id"] {
+            assert_eq!(parse_uuid(bad), None);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Paths: by which way bytes reach a peer, and why that one.
+
+use std::fmt;
+
+/// A way to a peer.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum PathKind {
+    /// Both endpoints live in this process.
+    SameProcess = 0,
+    /// The peer's memory is mapped here.
+    LocalMap = 1,
+    /// The kernel copies between the two processes (`process_vm_readv`), always pulled by the
+    /// process that owns the destination.
+    LocalCma = 2,
+    /// A ring in shared memory.
+    LocalRing = 3,
+    /// TCP connections.
+    Tcp = 4,
+}
+
+impl PathKind {
+    pub(crate) fn from_code(code: u8) -> Self {
+        match code {
+            0 => Self::SameProcess,
+            1 => Self::LocalMap,
+            2 => Self::LocalCma,
+            3 => Self::LocalRing,
+            _ => Self::Tcp,
+        }
+    }
+
+    /// Whether the owner's limits bind honest peers only. Memory that another process maps or that
+    /// the kernel lets it read cannot be guarded from it; such paths go to the same user alone.
+    pub fn is_trusted(self) -> bool {
+        matches!(self, Self::SameProcess | Self::LocalMap | Self::LocalCma)
+    }
+}
+
+impl fmt::Display for PathKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SameProcess => "same-process",
+            Self::LocalMap => "local-map",
+            Self::LocalCma => "local-cma",
+            Self::LocalRing => "local-ring",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
+/// The path chosen for a peer.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Path {
+    /// The best way both sides can speak. Memory that is not shareable takes the next one.
+    pub kind: PathKind,
+    /// Why this one and not a better one.
+    pub why: String,
+}
+
+impl Path {
+    /// See [`PathKind::is_trusted`].
+    pub fn is_trusted(&self) -> bool {
+        self.kind.is_trusted()
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let trust = if self.is_trusted() { ", trusted" } else { "" };
+        write!(f, "{} ({}{trust})", self.kind, self.why)
+    }
+}

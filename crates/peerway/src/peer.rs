@@ -1,0 +1,197 @@
+//! A peer: one remote endpoint incarnation, and everything that is asked of it.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use peerway_core::ids::Incarnation;
+use peerway_core::outcome::Ended;
+
+use crate::batch::{Batch, Tail, check_notification};
+use crate::endpoint::Inner;
+use crate::error::{Error, ImportError, PostError};
+use crate::inbox::Notification;
+use crate::memory::{LocalSlice, RemoteRegion, RemoteSlice};
+use crate::path::Path;
+use crate::progress::shard::Command;
+use crate::session::{Session, import};
+use crate::staged::Staged;
+use crate::transfer::{self, Then, Transfer};
+
+/// A connected peer. Cheap to clone. A restarted peer is another peer.
+#[derive(Clone)]
+pub struct Peer {
+    endpoint: Arc<Inner>,
+    session: Arc<Session>,
+}
+
+impl Peer {
+    pub(crate) fn new(endpoint: Arc<Inner>, session: Arc<Session>) -> Self {
+        Self { endpoint, session }
+    }
+
+    /// Turns a descriptor that the peer advertised into memory that can be read and written.
+    ///
+    /// The first import of an advertisement asks the peer, once; later ones are free.
+    pub fn import(&self, descriptor: &[u8]) -> Result<RemoteRegion, ImportError> {
+        import::import(&self.endpoint, &self.session, descriptor)
+    }
+
+    /// Writes and waits.
+    pub fn write(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
+        Ok(self.run(&Batch::write(local, remote)?)?.ok()?)
+    }
+
+    /// Reads and waits.
+    pub fn read(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
+        Ok(self.run(&Batch::read(local, remote)?)?.ok()?)
+    }
+
+    /// Posts a batch; returns within microseconds whatever its size.
+    pub fn post(&self, batch: &Batch) -> Result<Transfer, PostError> {
+        transfer::post(&self.endpoint, &self.session, batch, Then::Leaves)
+    }
+
+    /// Posts a batch and waits for its end in the calling thread, which does the work.
+    pub fn run(&self, batch: &Batch) -> Result<Ended, PostError> {
+        Ok(transfer::post(&self.endpoint, &self.session, batch, Then::Waits)?.join())
+    }
+
+    /// Keeps a checked batch to be posted many times, from any thread, without allocating.
+    pub fn prepare(&self, batch: Batch) -> Result<Prepared, PostError> {
+        if let Some(remote) = batch.work.remotes.as_slice().first()
+            && !Arc::ptr_eq(&remote.session, &self.session)
+        {
+            return Err(PostError::OtherPeer);
+        }
+        Ok(Prepared { peer: self.clone(), batch: Arc::new(batch) })
+    }
+
+    /// A transfer in parts that the caller releases one by one, each with its own counter and
+    /// notification: layer-wise streaming.
+    pub fn stage(&self, stages: Vec<Batch>) -> Result<Staged, PostError> {
+        let stages: Result<_, _> = stages.into_iter().map(|batch| self.prepare(batch)).collect();
+        Ok(Staged::new(stages?))
+    }
+
+    /// Sends a message to the peer's notification queue.
+    pub fn notify(&self, message: &[u8]) -> Result<Transfer, PostError> {
+        check_notification(message)?;
+        let tail = Tail { notify: Some(message.into()), count: None };
+        transfer::post_tail(&self.endpoint, &self.session, tail)
+    }
+
+    /// Adds one to a counter of the peer.
+    pub fn count(&self, id: u32) -> Result<Transfer, PostError> {
+        transfer::post_tail(&self.endpoint, &self.session, Tail { notify: None, count: Some(id) })
+    }
+
+    /// The oldest notification from this peer, as soon as there is one.
+    pub fn notification(&self, timeout: Duration) -> Option<Notification> {
+        self.endpoint.wait_notification(Some(&self.session.incarnation), timeout)
+    }
+
+    /// The path to this peer, and why this one.
+    pub fn path(&self) -> &Path {
+        &self.session.path
+    }
+
+    /// The name of this life of the peer.
+    pub fn incarnation(&self) -> Incarnation {
+        self.session.incarnation
+    }
+
+    /// The address the session was made with.
+    pub fn address(&self) -> SocketAddr {
+        self.session.addr
+    }
+
+    /// Whether we opened the session.
+    pub fn is_initiator(&self) -> bool {
+        self.session.initiator
+    }
+
+    /// Whether transfers can be posted.
+    pub fn is_alive(&self) -> bool {
+        self.session.is_alive()
+    }
+
+    /// Closes the session.
+    pub fn remove(&self) {
+        let index = self.session.index.load(Ordering::Acquire);
+        self.session.shard.submit(Command::Remove { session: index });
+        self.session.shard.kick();
+    }
+
+    /// What went to and fro.
+    pub fn stats(&self) -> PeerStats {
+        let stats = &self.session.stats;
+        let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+        PeerStats {
+            transfers: load(&stats.transfers),
+            bytes_written: load(&stats.bytes_written),
+            bytes_read: load(&stats.bytes_read),
+            bytes_served: load(&stats.bytes_served),
+            bytes_landed: load(&stats.bytes_landed),
+            lanes_lost: load(&stats.lanes_lost),
+        }
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Peer({}, {}, {})", self.incarnation(), self.address(), self.path().kind)
+    }
+}
+
+impl PartialEq for Peer {
+    /// Two handles to one session.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.session, &other.session)
+    }
+}
+
+/// Counts of one peer. Bytes that this process copied directly are not seen by lanes and count
+/// under `transfers` alone.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct PeerStats {
+    /// Transfers posted.
+    pub transfers: u64,
+    /// Bytes that lanes wrote to the peer.
+    pub bytes_written: u64,
+    /// Bytes that lanes read from it.
+    pub bytes_read: u64,
+    /// Bytes that it read from us by lanes.
+    pub bytes_served: u64,
+    /// Bytes that it wrote to us by lanes.
+    pub bytes_landed: u64,
+    /// Lanes that broke.
+    pub lanes_lost: u64,
+}
+
+/// A batch that is posted many times.
+#[derive(Clone)]
+pub struct Prepared {
+    peer: Peer,
+    batch: Arc<Batch>,
+}
+
+impl Prepared {
+    /// Posts it.
+    pub fn post(&self) -> Result<Transfer, PostError> {
+        self.peer.post(&self.batch)
+    }
+
+    /// Posts it and waits.
+    pub fn run(&self) -> Result<Ended, PostError> {
+        self.peer.run(&self.batch)
+    }
+
+    /// Bytes in the transfer.
+    pub fn total(&self) -> u64 {
+        self.batch.total()
+    }
+}

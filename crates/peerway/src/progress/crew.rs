@@ -1,0 +1,124 @@
+//! The copy crew: threads that help with large copies.
+//!
+//! A large copy is a [`Job`] cut into quanta. Whoever waits for it works on it, and the crew helps,
+//! so that two cores copy. The threads are started by the first large job and sleep on a futex when
+//! there is none.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::os::wake::{futex_wait, futex_wake};
+
+/// Bytes of one quantum: small enough that a heartbeat or a cancel waits less than 100 µs for it,
+/// large enough that claiming it costs nothing (512 KiB measured as good as 4 MiB).
+pub(crate) const QUANTUM: u64 = 512 << 10;
+
+/// A copy that several threads can work on.
+pub(crate) trait Job: Send + Sync {
+    /// Copies one quantum; false when there is none left to claim.
+    fn step(&self) -> bool;
+}
+
+/// See the module.
+pub(crate) struct Crew {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    size: usize,
+}
+
+struct Shared {
+    jobs: ArrayQueue<Arc<dyn Job>>,
+    /// Raised at every new job; the threads sleep on it.
+    bell: AtomicU32,
+    asleep: AtomicU32,
+    stop: AtomicBool,
+}
+
+impl Crew {
+    /// A crew of `size` threads, none of them started yet.
+    pub(crate) fn new(size: usize) -> Self {
+        let shared = Shared {
+            // One entry per helper wanted by a job: more outstanding jobs than this run on their
+            // waiters alone, which is no loss on a machine that busy.
+            jobs: ArrayQueue::new(1024),
+            bell: AtomicU32::new(0),
+            asleep: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+        };
+        Self { shared: Arc::new(shared), threads: Mutex::default(), size }
+    }
+
+    /// Asks for up to `helpers` threads. False when there is nobody to help: the caller must see to
+    /// the job itself.
+    pub(crate) fn offer(&self, job: &Arc<dyn Job>, helpers: usize) -> bool {
+        if !self.is_started() && !self.start() {
+            return false;
+        }
+        let mut taken = false;
+        for _ in 0..helpers.min(self.size) {
+            taken |= self.shared.jobs.push(job.clone()).is_ok();
+        }
+        // pairs with the load before sleeping in `run`: either the thread sees the new bell or we
+        // see that it sleeps.
+        self.shared.bell.fetch_add(1, Ordering::SeqCst);
+        if self.shared.asleep.load(Ordering::SeqCst) > 0 {
+            futex_wake(&self.shared.bell, helpers as u32);
+        }
+        taken
+    }
+
+    fn is_started(&self) -> bool {
+        !self.threads.lock().unwrap().is_empty()
+    }
+
+    fn start(&self) -> bool {
+        let mut threads = self.threads.lock().unwrap();
+        while threads.len() < self.size {
+            let shared = self.shared.clone();
+            let thread = std::thread::Builder::new().name("peerway-copy".into());
+            match thread.spawn(move || shared.run()) {
+                Ok(handle) => threads.push(handle),
+                Err(error) => {
+                    tracing::warn!(%error, "no copy thread: large copies use one core");
+                    break;
+                }
+            }
+        }
+        !threads.is_empty()
+    }
+
+    /// Ends the threads once their current quantum is done.
+    pub(crate) fn stop(&self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.bell.fetch_add(1, Ordering::SeqCst);
+        futex_wake(&self.shared.bell, u32::MAX);
+        for thread in self.threads.lock().unwrap().drain(..) {
+            let _ = thread.join();
+        }
+    }
+
+    /// Forgets the threads without joining them: after a fork they exist in the parent only.
+    pub(crate) fn abandon(&self) {
+        for thread in self.threads.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
+            std::mem::forget(thread);
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let bell = self.bell.load(Ordering::SeqCst);
+            if let Some(job) = self.jobs.pop() {
+                while !self.stop.load(Ordering::Relaxed) && job.step() {}
+                continue;
+            }
+            self.asleep.fetch_add(1, Ordering::SeqCst);
+            futex_wait(&self.bell, bell, None);
+            self.asleep.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,684 @@
+//! The driver: everything of a shard that only its holder touches.
+//!
+//! A turn looks at the rings, asks epoll about the sockets, copies one quantum of pulled data and,
+//! when it is time, sends heartbeats and looks at deadlines. Nothing in it blocks.
+
+use std::collections::{HashMap, VecDeque};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crossbeam_queue::ArrayQueue;
+use peerway_core::ids::SlotId;
+use peerway_core::lease::Lease;
+use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::wire::{Control, FrameError, Header, Kind};
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use super::flight::{Flight, Route};
+use super::shard::{Command, Shard};
+use crate::clock;
+use crate::endpoint::Inner;
+use crate::os::unix::{self, Received};
+use crate::progress::crew::Job;
+use crate::session::Session;
+use crate::session::accept::Door;
+use crate::transport::lane::{Lane, Outstanding, Role};
+use crate::transport::pull::{Origin, PullJob};
+
+/// epoll's word for the shard's bell.
+pub(crate) const BELL: u64 = u64::MAX;
+/// epoll's words for the door: listeners and half-open connections.
+pub(crate) const DOOR: u64 = 1 << 62;
+/// Lane numbers above every real lane: a session's event descriptor and its local socket.
+const LINK_BELL: u64 = 0xFFFE;
+const LINK_SOCKET: u64 = 0xFFFF;
+
+/// A turn asks epoll only now and then while no socket has been busy: asking costs a system call.
+const SOCKET_TURNS: u32 = 32;
+/// For so long after a socket event every turn asks.
+const SOCKET_WARM_NS: u64 = 1_000_000;
+/// Bytes that one session may send or receive in a turn before others have theirs.
+pub(super) const TURN_BYTES: u64 = 2 << 20;
+/// Work up to this size is sent by the posting call itself; more would make posting slow.
+pub(crate) const INLINE_SEND: u64 = 16 << 10;
+/// How long a session that was given up is kept to learn when the peer has let go.
+const LINGER: Duration = Duration::from_secs(30);
+
+/// See the module.
+pub(crate) struct Driver {
+    pub(super) endpoint: Arc<Inner>,
+    pub(super) shard: Arc<Shard>,
+    pub(super) sessions: Vec<Option<Box<SessionDriver>>>,
+    /// Sessions with rings: looked at in every turn.
+    rings: Vec<usize>,
+    /// Sessions that have something to send.
+    dirty: Vec<usize>,
+    pub(super) flights: Box<[Option<Flight>]>,
+    pub(super) active: Vec<SlotId>,
+    pub(super) pulls: VecDeque<Arc<PullJob>>,
+    door: Option<Door>,
+    pub(super) next_tick: u64,
+    turns: u32,
+    sockets_warm_until: u64,
+}
+
+/// A session's lanes and queues.
+pub(crate) struct SessionDriver {
+    pub(super) session: Arc<Session>,
+    pub(super) index: usize,
+    pub(super) lanes: Vec<Option<Box<Lane>>>,
+    /// Flights by slot index that have something to put into frames.
+    pub(super) latency: VecDeque<u32>,
+    pub(super) bulk: VecDeque<u32>,
+    /// Frames of lost lanes, until the peer says which it has applied.
+    pub(super) lost: HashMap<u16, (u64, Vec<Outstanding>)>,
+    /// What was applied from lanes that are gone.
+    pub(super) last_applied: HashMap<u16, u64>,
+    pub(super) lease: Lease,
+    pub(super) peer_clock: u64,
+    pub(super) detect: Duration,
+    pub(super) next_beat: u64,
+    pub(super) dirty: bool,
+    /// Given up; kept until this time to learn when the peer has let go.
+    pub(super) lingering: Option<u64>,
+}
+
+/// A session that leaves the handshake.
+pub(crate) struct NewSession {
+    pub(crate) session: Arc<Session>,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) detect: Duration,
+}
+
+/// Why a lane cannot go on.
+#[derive(Debug)]
+pub(super) enum LaneEnd {
+    /// The peer closed it.
+    Closed,
+    /// It broke without a word of the peer's.
+    Broken(std::io::Error),
+    /// The peer sent nonsense.
+    Misbehaved(FrameError),
+    /// The peer says goodbye.
+    Bye,
+    /// The lease ran out while the process did not run: nothing more may be applied.
+    LeaseOver,
+    /// Nothing was heard on it.
+    Silent,
+}
+
+/// Why a session is over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Gone {
+    /// The peer let go: nothing more of ours is applied there.
+    Closed,
+    /// The peer does not answer, or cannot be believed; what was sent may still be applied.
+    Silent,
+    /// As `Silent`, because of what it sent.
+    Misbehaved,
+    /// We closed it.
+    Removed,
+}
+
+impl SessionDriver {
+    /// The lane for control messages: the first that lives, small transfers' if there is one.
+    pub(super) fn control_lane(&mut self) -> Option<&mut Box<Lane>> {
+        let latency = self.lanes.iter().position(|l| {
+            l.as_ref().is_some_and(|lane| lane.role == Role::Latency)
+        });
+        let at = latency.or_else(|| self.lanes.iter().position(Option::is_some))?;
+        self.lanes[at].as_mut()
+    }
+
+    /// Whether this lane takes from the (latency, bulk) queues. When every lane of a role is gone
+    /// the others take its work.
+    pub(super) fn serves(&self, role: Role) -> (bool, bool) {
+        let has = |wanted: Role| self.lanes.iter().flatten().any(|lane| lane.role == wanted);
+        // The lane being asked for is out of the table while it works.
+        let has = |wanted: Role| role == wanted || has(wanted);
+        let latency = role == Role::Latency || (!has(Role::Latency));
+        let bulk = role == Role::Bulk || (!has(Role::Bulk) && role == Role::Latency)
+            || (!has(Role::Bulk) && !has(Role::Latency));
+        (latency, bulk)
+    }
+
+    pub(super) fn is_local(&self) -> bool {
+        self.session.link.is_some()
+    }
+}
+
+impl Driver {
+    pub(crate) fn new(endpoint: Arc<Inner>, shard: Arc<Shard>, door: Option<Door>) -> Self {
+        let slots = endpoint.slots.len();
+        Self {
+            endpoint,
+            shard,
+            sessions: Vec::new(),
+            rings: Vec::new(),
+            dirty: Vec::new(),
+            flights: (0..slots).map(|_| None).collect(),
+            active: Vec::with_capacity(slots),
+            pulls: VecDeque::new(),
+            door,
+            next_tick: 0,
+            turns: 0,
+            sockets_warm_until: 0,
+        }
+    }
+
+    /// Carries out everything that was queued while the driver was taken.
+    #[inline]
+    pub(crate) fn drain(&mut self, queue: &ArrayQueue<Command>) {
+        while let Some(command) = queue.pop() {
+            self.handle(command);
+        }
+    }
+
+    /// Carries out one command.
+    pub(crate) fn handle(&mut self, command: Command) {
+        match command {
+            Command::Start(flight) => self.take_off(flight),
+            Command::Cancel(slot) => {
+                let Some(index) = self.session_of(slot) else { return };
+                self.with_session(index, |driver, s| {
+                    driver.stop(s, slot, Reason::Cancelled, clock::now());
+                });
+            }
+            Command::Control { session, message } => {
+                self.with_session(session, |_, s| {
+                    if let Some(lane) = s.control_lane() {
+                        lane.push_control(&message);
+                        s.dirty = true;
+                    }
+                });
+            }
+            Command::Adopt(new) => self.adopt(*new),
+            Command::Remove { session } => {
+                self.with_session(session, |driver, s| driver.bury(s, Gone::Removed));
+            }
+            Command::Pulled { origin, result } => self.pulled(origin, result),
+        }
+    }
+
+    fn session_of(&mut self, slot: SlotId) -> Option<usize> {
+        self.flight(slot).map(|f| f.session.index.load(Ordering::Relaxed))
+    }
+
+    fn take_off(&mut self, mut flight: Flight) {
+        let slot = flight.slot;
+        let index = flight.session.index.load(Ordering::Acquire);
+        let alive = flight.session.is_alive();
+        let taken = self.sessions.get(index).is_none_or(Option::is_none);
+        if !alive || taken {
+            let reason = Reason::Failed(TransferError::PeerGone);
+            self.endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
+            return;
+        }
+        let inline = flight.at.left() <= INLINE_SEND;
+        flight.queued = flight.at.left() > 0;
+        let (bulk, queued) = (flight.bulk, flight.queued);
+        self.flights[slot.index as usize] = Some(flight);
+        self.active.push(slot);
+        self.next_tick = 0;
+        self.with_session(index, |driver, s| {
+            if queued {
+                let queue = if bulk { &mut s.bulk } else { &mut s.latency };
+                queue.push_back(slot.index);
+            } else {
+                driver.settle(s, slot);
+            }
+            s.dirty = true;
+            if inline {
+                driver.flush(s);
+            }
+        });
+    }
+
+    /// Runs `work` on a session that is out of the table meanwhile, and notes what it leaves to do.
+    pub(super) fn with_session(
+        &mut self,
+        index: usize,
+        work: impl FnOnce(&mut Self, &mut SessionDriver),
+    ) {
+        let Some(mut s) = self.sessions.get_mut(index).and_then(Option::take) else { return };
+        let was_dirty = s.dirty;
+        work(self, &mut s);
+        if s.lanes.iter().all(Option::is_none) && s.lingering.is_none() {
+            // Nothing left of it.
+            self.rings.retain(|i| *i != index);
+            return;
+        }
+        if s.dirty && !was_dirty {
+            self.dirty.push(index);
+        }
+        self.sessions[index] = Some(s);
+    }
+
+    /// One turn; true when anything happened.
+    pub(crate) fn turn(&mut self, now: u64) -> bool {
+        let mut progress = false;
+        for at in 0..self.rings.len() {
+            let Some(&index) = self.rings.get(at) else { break };
+            self.with_session(index, |driver, s| progress |= driver.look_at_rings(s, now));
+        }
+        self.turns = self.turns.wrapping_add(1);
+        if now < self.sockets_warm_until || self.turns.is_multiple_of(SOCKET_TURNS) {
+            progress |= self.look_at_sockets(now);
+        }
+        progress |= self.flush_dirty();
+        if let Some(pull) = self.pulls.front().cloned() {
+            progress = true;
+            if !pull.step() {
+                self.pulls.pop_front();
+            }
+        }
+        if now >= self.next_tick {
+            self.tick(now);
+        }
+        progress
+    }
+
+    fn look_at_rings(&mut self, s: &mut SessionDriver, now: u64) -> bool {
+        let mut progress = false;
+        for at in 0..s.lanes.len() {
+            let Some(lane) = s.lanes[at].as_mut().filter(|l| l.wire.is_memory()) else { continue };
+            match lane.wire.has_input() {
+                Ok(false) => {
+                    if lane.blocked {
+                        s.dirty = true;
+                    }
+                    continue;
+                }
+                Ok(true) => progress = true,
+                Err(error) => {
+                    self.lane_ended(s, at, LaneEnd::Broken(error));
+                    continue;
+                }
+            }
+            self.serve_lane(s, at, now);
+        }
+        progress
+    }
+
+    fn look_at_sockets(&mut self, now: u64) -> bool {
+        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut buffer = [const { MaybeUninit::uninit() }; 64];
+        let Ok((events, _)) = epoll::wait(&self.shard.epoll, &mut buffer, Some(&zero)) else {
+            return false;
+        };
+        for event in &*events {
+            let word = event.data.u64();
+            if word == BELL {
+                self.shard.drain_bell();
+            } else if word & DOOR != 0 {
+                self.at_the_door(word, now);
+            } else {
+                let (index, lane) = ((word >> 16) as usize, word & 0xFFFF);
+                self.sockets_warm_until = now + SOCKET_WARM_NS;
+                self.with_session(index, |driver, s| match lane {
+                    LINK_BELL => {
+                        if let Some(link) = &s.session.link {
+                            link.own_bell.drain();
+                        }
+                        s.dirty = true;
+                    }
+                    LINK_SOCKET => driver.link_spoke(s),
+                    lane => {
+                        s.dirty = true;
+                        driver.serve_lane(s, lane as usize, now);
+                    }
+                });
+            }
+        }
+        !events.is_empty()
+    }
+
+    fn at_the_door(&mut self, word: u64, now: u64) {
+        let Some(mut door) = self.door.take() else { return };
+        let endpoint = self.endpoint.clone();
+        for new in door.knocked(&endpoint, &self.shard, word, now) {
+            let shard = new.session.shard.clone();
+            if Arc::ptr_eq(&shard, &self.shard) {
+                self.adopt(new);
+            } else {
+                shard.submit(Command::Adopt(Box::new(new)));
+                shard.kick();
+            }
+        }
+        self.door = Some(door);
+    }
+
+    /// Receives on a lane and answers.
+    fn serve_lane(&mut self, s: &mut SessionDriver, at: usize, now: u64) {
+        let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
+        if s.lingering.is_some() {
+            self.drain_lingering(s, at, lane);
+            return;
+        }
+        let received = self.receive(s, &mut lane, now);
+        s.lanes[at] = Some(lane);
+        match received {
+            Ok(()) => self.flush_lane(s, at),
+            Err(end) => self.lane_ended(s, at, end),
+        }
+    }
+
+    /// A session that was given up: read and throw away, until the peer closes.
+    fn drain_lingering(&mut self, s: &mut SessionDriver, at: usize, mut lane: Box<Lane>) {
+        let piece = [crate::os::Piece::of_mut(&mut lane.scratch)];
+        // SAFETY: the scratch buffer is ours and borrowed by nobody else.
+        match unsafe { lane.wire.receive(&piece) } {
+            Ok(Some(0)) | Err(_) => self.unwatch(&lane),
+            Ok(_) => s.lanes[at] = Some(lane),
+        }
+        if s.lanes.iter().all(Option::is_none) {
+            self.let_go(s);
+        }
+    }
+
+    /// The peer has let go of a session that had been given up: fences close.
+    pub(super) fn let_go(&mut self, s: &mut SessionDriver) {
+        s.lingering = None;
+        for slot in self.active.clone() {
+            let of_session =
+                self.flight(slot).is_some_and(|f| Arc::ptr_eq(&f.session, &s.session));
+            if of_session {
+                self.endpoint.slots.fenced(slot);
+                self.forget(slot);
+            }
+        }
+    }
+
+    fn link_spoke(&mut self, s: &mut SessionDriver) {
+        let Some(link) = &s.session.link else { return };
+        loop {
+            match unix::recv(link.socket.as_fd()) {
+                Ok(Received::Packet(mut packet)) => {
+                    let request = packet.bytes.first_chunk().map(|b| u64::from_le_bytes(*b));
+                    if let (Some(request), Some(fd)) = (request, packet.fds.pop()) {
+                        s.session.imports.descriptor_came(request, fd);
+                    }
+                }
+                Ok(Received::WouldBlock) => return,
+                Ok(Received::Closed) | Err(_) => break,
+            }
+        }
+        self.bury(s, Gone::Closed);
+    }
+
+    /// Sends what the sessions that have something to send can send now.
+    fn flush_dirty(&mut self) -> bool {
+        let mut progress = false;
+        for _ in 0..self.dirty.len() {
+            let index = self.dirty.swap_remove(0);
+            let Some(mut s) = self.sessions.get_mut(index).and_then(Option::take) else { continue };
+            s.dirty = false;
+            self.sessions[index] = Some(s);
+            self.with_session(index, |driver, s| progress |= driver.flush(s));
+        }
+        progress
+    }
+
+    /// Sends on every lane of a session; true when anything went out.
+    pub(super) fn flush(&mut self, s: &mut SessionDriver) -> bool {
+        let mut progress = false;
+        for at in 0..s.lanes.len() {
+            progress |= self.flush_lane_progress(s, at);
+        }
+        progress
+    }
+
+    fn flush_lane(&mut self, s: &mut SessionDriver, at: usize) {
+        self.flush_lane_progress(s, at);
+    }
+
+    fn flush_lane_progress(&mut self, s: &mut SessionDriver, at: usize) -> bool {
+        if s.lingering.is_some() {
+            return false;
+        }
+        let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return false };
+        let sent = self.transmit(s, &mut lane);
+        self.watch_out(s.index, &mut lane);
+        s.lanes[at] = Some(lane);
+        match sent {
+            Ok(progress) => progress,
+            Err(end) => {
+                self.lane_ended(s, at, end);
+                false
+            }
+        }
+    }
+
+    /// Has epoll watch for room while a socket is full.
+    fn watch_out(&mut self, index: usize, lane: &mut Lane) {
+        let want = lane.blocked;
+        let Some(fd) = lane.wire.socket().filter(|_| want != lane.watched_out) else { return };
+        lane.watched_out = want;
+        let flags = if want { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+        let data = EventData::new_u64((index as u64) << 16 | u64::from(lane.index));
+        // SAFETY: the wire owns the descriptor and lives in `lane`.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let _ = epoll::modify(&self.shard.epoll, fd, data, flags);
+    }
+
+    fn unwatch(&mut self, lane: &Lane) {
+        if let Some(fd) = lane.wire.socket() {
+            // SAFETY: the wire owns the descriptor and lives in `lane`.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            let _ = epoll::delete(&self.shard.epoll, fd);
+        }
+    }
+
+    fn adopt(&mut self, new: NewSession) {
+        let now = clock::now();
+        let index = match self.sessions.iter().position(Option::is_none) {
+            Some(index) => index,
+            None => {
+                self.sessions.push(None);
+                self.sessions.len() - 1
+            }
+        };
+        let mut s = Box::new(SessionDriver {
+            session: new.session,
+            index,
+            lanes: new.lanes.into_iter().map(|lane| Some(Box::new(lane))).collect(),
+            latency: VecDeque::new(),
+            bulk: VecDeque::new(),
+            lost: HashMap::new(),
+            last_applied: HashMap::new(),
+            lease: Lease::new(new.detect, now),
+            peer_clock: 0,
+            detect: new.detect,
+            next_beat: now,
+            dirty: false,
+            lingering: None,
+        });
+        let watch = |fd: BorrowedFd<'_>, lane: u64| {
+            let data = EventData::new_u64((index as u64) << 16 | lane);
+            epoll::add(&self.shard.epoll, fd, data, EventFlags::IN)
+        };
+        let mut watched = Ok(());
+        for lane in s.lanes.iter_mut().flatten() {
+            if let Some(fd) = lane.wire.socket() {
+                // SAFETY: the wire owns the descriptor and lives in the lane.
+                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+                watched = watched.and_then(|()| watch(fd, u64::from(lane.index)));
+            }
+        }
+        if let Some(link) = &s.session.link {
+            watched = watched.and_then(|()| watch(link.own_bell.as_fd(), LINK_BELL));
+            watched = watched.and_then(|()| watch(link.socket.as_fd(), LINK_SOCKET));
+            for wire in link.wires() {
+                let role = if s.lanes.iter().flatten().any(|l| l.role == Role::Latency) {
+                    Role::Bulk
+                } else {
+                    Role::Latency
+                };
+                let at = s.lanes.len() as u16;
+                s.lanes.push(Some(Box::new(Lane::new(Box::new(wire), at, role, now))));
+            }
+            self.rings.push(index);
+        }
+        if let Err(error) = watched {
+            tracing::error!(%error, "epoll refused a session");
+            s.session.bury();
+            return;
+        }
+        s.session.index.store(index, Ordering::Release);
+        self.next_tick = 0;
+        self.sessions[index] = Some(s);
+    }
+
+    /// A lane is over: its work moves to others, or the session is over with it.
+    pub(super) fn lane_ended(&mut self, s: &mut SessionDriver, at: usize, end: LaneEnd) {
+        let Some(lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
+        tracing::debug!(lane = lane.index, ?end, peer = %s.session.incarnation, "lane ended");
+        self.unwatch(&lane);
+        let gone = match end {
+            LaneEnd::Closed | LaneEnd::Bye => Gone::Closed,
+            LaneEnd::Broken(ref error) if is_reset(error) => Gone::Closed,
+            LaneEnd::Broken(_) | LaneEnd::Silent | LaneEnd::LeaseOver => Gone::Silent,
+            LaneEnd::Misbehaved(_) => Gone::Misbehaved,
+        };
+        let whole = matches!(end, LaneEnd::Bye | LaneEnd::LeaseOver | LaneEnd::Misbehaved(_))
+            || (s.is_local() && lane.role == Role::Control)
+            || s.lanes.iter().all(Option::is_none);
+        if whole {
+            s.lanes[at] = Some(lane);
+            self.bury(s, gone);
+            return;
+        }
+        s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
+        s.last_applied.insert(lane.index, lane.applied.last());
+        s.lost.insert(lane.index, (lane.first_outstanding(), lane.outstanding.iter().copied().collect()));
+        let message = Control::LaneLost { lane: lane.index };
+        if let Some(other) = s.control_lane() {
+            other.push_control(&message);
+            s.dirty = true;
+        }
+    }
+
+    /// A session is over.
+    pub(super) fn bury(&mut self, s: &mut SessionDriver, gone: Gone) {
+        if s.lingering.is_some() || !s.session.bury() {
+            return;
+        }
+        tracing::debug!(peer = %s.session.incarnation, ?gone, "session over");
+        self.endpoint.peer_gone(&s.session);
+        for pull in self.pulls.iter().filter(|p| Arc::ptr_eq(&p.session, &s.session)) {
+            pull.cancel();
+        }
+        if matches!(gone, Gone::Removed | Gone::Misbehaved) {
+            for lane in s.lanes.iter_mut().flatten() {
+                // Best effort: a lane that is full does not hear it, and finds the socket closed.
+                if lane.frame.is_none() {
+                    lane.push_control(&Control::Bye);
+                    let piece = [crate::os::Piece::of(&lane.out[lane.out_done..])];
+                    // SAFETY: the piece is the lane's own buffer.
+                    let _ = unsafe { lane.wire.send(&piece) };
+                }
+            }
+        }
+        let error = match gone {
+            Gone::Closed => TransferError::PeerGone,
+            Gone::Silent => TransferError::PeerSilent,
+            Gone::Misbehaved => TransferError::PeerMisbehaved,
+            Gone::Removed => TransferError::EndpointClosed,
+        };
+        let mut unfenced = false;
+        for slot in self.active.clone() {
+            let Some(flight) = self.flight(slot) else { continue };
+            if !Arc::ptr_eq(&flight.session, &s.session) {
+                continue;
+            }
+            let quiet = flight.route == Route::Read || flight.unanswered == 0;
+            let held = gone == Gone::Closed || quiet;
+            if flight.unfenced {
+                if held {
+                    self.endpoint.slots.fenced(slot);
+                    self.forget(slot);
+                } else {
+                    unfenced = true;
+                }
+                continue;
+            }
+            let reason = flight.ending.map_or(Reason::Failed(error), |(reason, _)| reason);
+            let fence = if held { Fence::Held } else { Fence::Open };
+            unfenced |= !held;
+            self.end(slot, Ended { reason, fence });
+        }
+        if unfenced && s.lanes.iter().flatten().any(|l| l.wire.socket().is_some()) {
+            for lane in &mut s.lanes {
+                lane.take_if(|lane| lane.wire.socket().is_none());
+            }
+            s.lingering = Some(clock::after(clock::now(), LINGER));
+        } else {
+            for lane in s.lanes.drain(..).flatten() {
+                self.unwatch(&lane);
+            }
+            self.let_go(s);
+        }
+        if let Some(link) = &s.session.link {
+            let _ = epoll::delete(&self.shard.epoll, link.own_bell.as_fd());
+            let _ = epoll::delete(&self.shard.epoll, link.socket.as_fd());
+        }
+    }
+
+    /// A pull by the crew is over: answer its frame.
+    fn pulled(&mut self, origin: Origin, result: Result<(), TransferError>) {
+        self.with_session(origin.session, |_, s| {
+            let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
+            answer_pull(lane, origin.sequence, result);
+            s.dirty = true;
+        });
+    }
+
+    /// Looks by itself again: rings need not ring.
+    pub(crate) fn wake_up(&mut self) {
+        for at in 0..self.rings.len() {
+            if let Some(s) = &mut self.sessions[self.rings[at]] {
+                for lane in s.lanes.iter_mut().flatten() {
+                    lane.wire.disarm();
+                }
+            }
+        }
+    }
+
+    /// Before nobody looks any more: rings must ring. True when there is something to do already.
+    pub(crate) fn rest(&mut self) -> bool {
+        let mut ready = !self.dirty.is_empty() || !self.pulls.is_empty();
+        for at in 0..self.rings.len() {
+            if let Some(s) = &mut self.sessions[self.rings[at]] {
+                for lane in s.lanes.iter_mut().flatten() {
+                    ready |= lane.wire.arm(lane.blocked).unwrap_or(true);
+                }
+            }
+        }
+        ready
+    }
+
+    /// Whether transfers are under way that somebody must see to.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.active.is_empty() || !self.pulls.is_empty() || !self.dirty.is_empty()
+    }
+}
+
+/// Answers a pull frame.
+pub(super) fn answer_pull(lane: &mut Lane, sequence: u64, result: Result<(), TransferError>) {
+    match result {
+        Ok(()) => {
+            let mut head = Header::new(Kind::Pulled);
+            head.sequence = sequence.into();
+            lane.push(&head);
+        }
+        Err(error) => lane.push_nack(sequence, error as u8),
+    }
+}
+
+fn is_reset(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
+}

@@ -1,0 +1,223 @@
+//! A transfer on lanes: what is left of it, what is unanswered, and how it ends.
+
+use std::sync::Arc;
+
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::wire::{Header, Kind};
+use peerway_core::work::Cursor;
+
+use super::driver::{Driver, SessionDriver};
+use crate::batch::{Direction, Tail, Work};
+use crate::clock;
+use crate::session::Session;
+use crate::transport::lane::{Body, Lane, Outstanding};
+
+/// See the module.
+pub(crate) struct Flight {
+    pub(crate) slot: SlotId,
+    pub(crate) session: Arc<Session>,
+    pub(crate) route: Route,
+    /// `None` when only a notification or a count is sent.
+    pub(crate) work: Option<Work>,
+    /// Not yet put into frames.
+    pub(crate) at: Cursor,
+    /// Parts whose lane died before they were applied.
+    pub(crate) redo: Vec<Cursor>,
+    /// Bytes of a frame.
+    pub(crate) piece: u64,
+    pub(crate) bulk: bool,
+    pub(crate) deadline: u64,
+    pub(crate) tail: Tail,
+    /// Frames that have not been answered.
+    pub(crate) unanswered: u32,
+    pub(crate) queued: bool,
+    /// It will end for this reason as soon as its fence is held, and at this time at the latest.
+    pub(crate) ending: Option<(Reason, u64)>,
+    /// It has ended with an open fence; only its memory is still kept.
+    pub(crate) unfenced: bool,
+}
+
+/// How lanes carry a flight.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Route {
+    /// Payload goes out in frames.
+    Write,
+    /// Payload comes back in frames.
+    Read,
+    /// The peer copies from our memory.
+    Pull,
+    /// No payload.
+    Tail,
+}
+
+impl Route {
+    pub(crate) fn of(direction: Direction, pulls: bool) -> Self {
+        match direction {
+            Direction::Read => Self::Read,
+            Direction::Write if pulls => Self::Pull,
+            Direction::Write => Self::Write,
+        }
+    }
+}
+
+impl Flight {
+    /// Whether something is left to put into frames.
+    pub(crate) fn has_more(&self) -> bool {
+        self.ending.is_none() && (self.at.left() > 0 || !self.redo.is_empty())
+    }
+}
+
+impl Driver {
+    /// The flight of a slot, unless that transfer is over.
+    pub(super) fn flight(&mut self, slot: SlotId) -> Option<&mut Flight> {
+        self.flights[slot.index as usize].as_mut().filter(|f| f.slot == slot)
+    }
+
+    /// A frame of a transfer was answered.
+    pub(super) fn answered(
+        &mut self,
+        s: &mut SessionDriver,
+        entry: Outstanding,
+        result: Result<(), TransferError>,
+    ) {
+        let bytes = entry.part.left();
+        let fence = self.endpoint.config.fence;
+        let Some(flight) = self.flight(entry.slot) else { return };
+        flight.unanswered -= 1;
+        match result {
+            Ok(()) => {
+                let done = &self.endpoint.slots.slot(entry.slot).done;
+                done.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+            }
+            Err(error) => {
+                let until = clock::after(clock::now(), fence);
+                flight.ending.get_or_insert((Reason::Failed(error), until));
+            }
+        }
+        self.settle(s, entry.slot);
+    }
+
+    /// Ends a flight if nothing more is to be waited for, or sends what follows its bytes.
+    pub(super) fn settle(&mut self, s: &mut SessionDriver, slot: SlotId) {
+        let Some(flight) = self.flight(slot) else { return };
+        if flight.unfenced {
+            if flight.unanswered == 0 {
+                self.endpoint.slots.fenced(slot);
+                self.forget(slot);
+            }
+            return;
+        }
+        if let Some((reason, _)) = flight.ending {
+            // What a cancelled read still receives is thrown away: its memory is quiet already.
+            if flight.unanswered == 0 || flight.route == Route::Read {
+                self.end(slot, Ended { reason, fence: Fence::Held });
+            }
+            return;
+        }
+        if flight.unanswered > 0 || flight.has_more() {
+            return;
+        }
+        if flight.tail.is_empty() {
+            self.end(slot, Ended::DONE);
+        } else {
+            self.send_tail(s, slot);
+        }
+    }
+
+    /// Sends the notification and the count that follow a transfer's bytes, which have all been
+    /// answered for.
+    fn send_tail(&mut self, s: &mut SessionDriver, slot: SlotId) {
+        let Some(flight) = self.flight(slot) else { return };
+        let tail = std::mem::take(&mut flight.tail);
+        let Some(lane) = s.control_lane() else { return };
+        let mut frames = 0;
+        if let Some(message) = &tail.notify {
+            let mut head = Header::new(Kind::Notify);
+            head.transfer = slot.to_bits().into();
+            let window = message.len() as u64;
+            head.sequence = lane.remember(Kind::Notify, slot, Cursor::default(), window).into();
+            lane.push_with(head, message);
+            frames += 1;
+        }
+        if let Some(id) = tail.count {
+            let mut head = Header::new(Kind::Count);
+            head.transfer = slot.to_bits().into();
+            head.immediate = id.into();
+            head.sequence = lane.remember(Kind::Count, slot, Cursor::default(), 0).into();
+            lane.push(&head);
+            frames += 1;
+        }
+        s.dirty = true;
+        if let Some(flight) = self.flight(slot) {
+            flight.unanswered += frames;
+        }
+    }
+
+    /// Stops a flight: nothing more of it is put into frames, and it ends when what was sent has
+    /// been answered for.
+    pub(super) fn stop(&mut self, s: &mut SessionDriver, slot: SlotId, reason: Reason, now: u64) {
+        let until = clock::after(now, self.endpoint.config.fence);
+        let Some(flight) = self.flight(slot) else { return };
+        if flight.ending.is_some() || flight.unfenced {
+            return;
+        }
+        flight.ending = Some((reason, until));
+        let pulls = flight.route == Route::Pull;
+        for lane in s.lanes.iter_mut().flatten() {
+            release_source(lane, slot);
+            let has_pulls =
+                pulls && lane.outstanding.iter().any(|e| e.slot == slot && !e.answered);
+            if has_pulls {
+                let mut cancel = Header::new(Kind::Cancel);
+                cancel.transfer = slot.to_bits().into();
+                // Its own answer is of no interest, only that of the pulls: it belongs to no slot.
+                let nobody = SlotId { index: slot.index, generation: slot.generation ^ u32::MAX };
+                cancel.sequence =
+                    lane.remember(Kind::Cancel, nobody, Cursor::default(), 0).into();
+                lane.push(&cancel);
+                s.dirty = true;
+            }
+        }
+        self.settle(s, slot);
+    }
+
+    /// Ends a flight for the user. With an open fence its memory stays ours.
+    pub(super) fn end(&mut self, slot: SlotId, ended: Ended) {
+        if ended.fence == Fence::Open {
+            if let Some(flight) = self.flight(slot) {
+                flight.unfenced = true;
+            }
+        } else {
+            self.forget(slot);
+        }
+        self.endpoint.slots.end(slot, ended);
+    }
+
+    /// Drops the flight and the memory it kept.
+    pub(super) fn forget(&mut self, slot: SlotId) {
+        self.flights[slot.index as usize] = None;
+        if let Some(at) = self.active.iter().position(|s| *s == slot) {
+            self.active.swap_remove(at);
+        }
+    }
+}
+
+/// A half-sent frame must be finished, or the lane is lost; it is finished from a private copy, so
+/// that the transfer's memory is the caller's again.
+fn release_source(lane: &mut Lane, slot: SlotId) {
+    let Some(frame) = &mut lane.frame else { return };
+    let Body::Flight { slot: of, work, at } = &mut frame.body else { return };
+    if *of != slot {
+        return;
+    }
+    let mut bytes = Vec::with_capacity(frame.left as usize);
+    while let Some(pair) = work.next(at, u64::MAX) {
+        let from = work.local_addr(&pair.local);
+        // SAFETY: the shape was checked against the local regions, which `work` keeps alive.
+        bytes.extend_from_slice(unsafe {
+            std::slice::from_raw_parts(from, pair.len as usize)
+        });
+    }
+    frame.body = Body::Bytes { bytes, done: 0 };
+}

@@ -1,0 +1,9 @@
+//! Who moves things along: shards that any thread may lend itself to, and the copy crew.
+
+pub(crate) mod crew;
+pub(crate) mod driver;
+pub(crate) mod flight;
+mod receive;
+pub(crate) mod shard;
+mod timers;
+mod transmit;

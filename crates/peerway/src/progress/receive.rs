@@ -1,0 +1,658 @@
+//! What comes in on a lane.
+//!
+//! A state machine over an ordered stream: header, table, payload. Payload goes straight into its
+//! destination after the check. Nothing a peer sends is believed: every length is capped before it
+//! is used, every address comes from our own tables.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::TransferError;
+use peerway_core::region::{Access, Span};
+use peerway_core::wire::{
+    Checked, Control, FrameError, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL,
+    PULL_SEGMENT_LEN, PullSegment, SEGMENT_LEN, Segment,
+};
+use peerway_core::work::Cursor;
+use zerocopy::FromBytes;
+
+use super::driver::{Driver, LaneEnd, SessionDriver, TURN_BYTES, answer_pull};
+use crate::clock;
+use crate::hooks;
+use crate::memory::grants::Grant;
+use crate::os::Piece;
+use crate::session::import;
+use crate::transport::lane::{Lane, Landing, Reply, Rx, Then, WINDOW_FRAMES};
+use crate::transport::pull::{Origin, PullJob};
+use crate::progress::crew::Job;
+
+/// Bytes asked for when a header is expected: a few small frames, and little of a large one, whose
+/// payload should go to its destination without a stop in the scratch buffer.
+const HEAD_READ: usize = 4096;
+/// Destination pieces of one receive call.
+const LAND_PIECES: usize = 64;
+/// Bytes landed after which an acknowledgement is due even though more is coming.
+const ACK_EVERY: u64 = 1 << 20;
+/// A pull up to this size is done at once by the driver.
+const INLINE_PULL: u64 = 128 << 10;
+
+type Step<T> = Result<T, LaneEnd>;
+
+impl Driver {
+    /// Receives until nothing is there or it is others' turn.
+    pub(super) fn receive(&mut self, s: &mut SessionDriver, lane: &mut Lane, now: u64) -> Step<()> {
+        let mut budget = TURN_BYTES;
+        loop {
+            let before = lane.unread() as u64;
+            let more = match &mut lane.rx {
+                Rx::Head => self.head(s, lane, now)?,
+                Rx::Table { .. } => self.table(s, lane)?,
+                Rx::Land(_) => self.land(s, lane)?,
+                Rx::Fill { .. } => self.fill_read(s, lane)?,
+                Rx::Skip { .. } => skip(lane)?,
+                Rx::Gather { .. } => self.gather(s, lane)?,
+            };
+            if !more {
+                break;
+            }
+            if lane.landed_since_ack >= ACK_EVERY {
+                lane.push_ack();
+            }
+            budget = budget.saturating_sub(before.max(64 << 10));
+            if budget == 0 && lane.wire.socket().is_some() && lane.unread() == 0 {
+                // epoll is level-triggered: what is left is found in the next turn.
+                break;
+            }
+        }
+        lane.heard = now.max(lane.heard);
+        lane.push_ack();
+        Ok(())
+    }
+
+    fn head(&mut self, s: &mut SessionDriver, lane: &mut Lane, now: u64) -> Step<bool> {
+        if lane.unread() < HEADER_LEN {
+            return refill(lane, HEAD_READ);
+        }
+        let bytes = &lane.scratch[lane.start..lane.start + HEADER_LEN];
+        let head = Header::read_from_bytes(bytes).map_err(|_| nonsense(FrameError::Control))?;
+        let checked = head.check().map_err(nonsense)?;
+        lane.start += HEADER_LEN;
+        let sequence = head.sequence.get();
+        if checked.kind.is_sequenced() && sequence != lane.applied.last().wrapping_add(1) {
+            return Err(nonsense(FrameError::Order));
+        }
+        match checked.kind {
+            Kind::Write if checked.segments == 0 => {
+                let whole = [(head.offset.get(), checked.payload as u64)];
+                self.begin_write(s, lane, &head, checked.payload, whole.into_iter());
+            }
+            Kind::Write | Kind::Read | Kind::Pull => lane.rx = Rx::Table { head, checked },
+            Kind::ReadData => self.begin_read_data(lane, &head, checked.payload)?,
+            Kind::Notify | Kind::Control => {
+                let bytes = Vec::with_capacity(checked.payload);
+                lane.rx =
+                    Rx::Gather { head, kind: checked.kind, bytes, need: checked.payload };
+            }
+            Kind::Count => {
+                let result = self.endpoint.inbox.count(head.immediate.get());
+                finish(lane, sequence, result);
+            }
+            Kind::Ack => self.acked(s, lane, sequence)?,
+            Kind::Nack => {
+                let error = TransferError::from_code(head.status.get() as u8);
+                let entry = lane.answer(sequence);
+                let entry = entry.ok_or_else(|| nonsense(FrameError::Order))?;
+                self.answered(s, entry, Err(error));
+            }
+            Kind::Pulled => {
+                let pull = lane.waiting(sequence).is_some_and(|e| e.kind == Kind::Pull);
+                let entry = lane.answer(sequence).filter(|_| pull);
+                let entry = entry.ok_or_else(|| nonsense(FrameError::Order))?;
+                s.session.stats.bytes_written.fetch_add(entry.part.left(), Ordering::Relaxed);
+                self.answered(s, entry, Ok(()));
+            }
+            Kind::Beat => {
+                s.lease.beat(head.transfer.get(), now);
+                s.peer_clock = s.peer_clock.max(sequence);
+            }
+            Kind::Cancel => {
+                let transfer = head.transfer.get();
+                for pull in &self.pulls {
+                    let same = Arc::ptr_eq(&pull.session, &s.session);
+                    if same && pull.origin.transfer == transfer {
+                        pull.cancel();
+                    }
+                }
+                finish(lane, sequence, Ok(()));
+            }
+        }
+        Ok(true)
+    }
+
+    /// All frames up to `sequence` were applied.
+    fn acked(&mut self, s: &mut SessionDriver, lane: &mut Lane, sequence: u64) -> Step<()> {
+        if !lane.was_sent(sequence) {
+            return Err(nonsense(FrameError::Order));
+        }
+        let from = lane.first_outstanding().max(lane.acked + 1);
+        for sequence in from..=sequence {
+            let Some(entry) = lane.waiting(sequence) else { continue };
+            // Reads and pulls have answers of their own.
+            if matches!(entry.kind, Kind::Read | Kind::Pull) {
+                continue;
+            }
+            if let Some(entry) = lane.answer(sequence) {
+                if entry.kind == Kind::Write {
+                    let written = &s.session.stats.bytes_written;
+                    written.fetch_add(entry.part.left(), Ordering::Relaxed);
+                }
+                self.answered(s, entry, Ok(()));
+            }
+        }
+        lane.acked = lane.acked.max(sequence);
+        Ok(())
+    }
+
+    fn table(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
+        let Rx::Table { head, checked } = lane.rx else { return Ok(true) };
+        if lane.unread() < checked.table {
+            return refill(lane, checked.table.max(HEAD_READ));
+        }
+        let table = lane.scratch[lane.start..lane.start + checked.table].to_vec();
+        lane.start += checked.table;
+        match checked.kind {
+            Kind::Write => {
+                let segments = segments(&table);
+                let total: u64 = segments.clone().map(|(_, len)| len).sum();
+                if total != checked.payload as u64 {
+                    return Err(nonsense(FrameError::Order));
+                }
+                self.begin_write(s, lane, &head, checked.payload, segments);
+            }
+            Kind::Read => self.begin_read(s, lane, &head, &table)?,
+            _ => self.begin_pull(s, lane, &head, &checked, &table)?,
+        }
+        Ok(true)
+    }
+
+    fn grant(
+        &self,
+        s: &SessionDriver,
+        head: &Header,
+        access: Access,
+    ) -> Result<Arc<Grant>, TransferError> {
+        let id = SlotId { index: head.grant.get(), generation: head.generation.get() };
+        self.endpoint.grants.find(id, &head.token, access, &s.session.incarnation)
+    }
+
+    fn begin_write(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        head: &Header,
+        payload: usize,
+        segments: impl Iterator<Item = (u64, u64)>,
+    ) {
+        let sequence = head.sequence.get();
+        let found = self
+            .grant(s, head, Access::WRITE)
+            .and_then(|grant| places(&grant, segments).map(|pieces| (grant, pieces)));
+        match found {
+            Ok((grant, pieces)) => {
+                let gate = grant.gate();
+                let left = payload as u64;
+                lane.rx =
+                    Rx::Land(Landing { sequence, grant, gate, pieces, next: 0, within: 0, left });
+            }
+            Err(error) => {
+                lane.push_nack(sequence, error as u8);
+                lane.rx = Rx::Skip { left: payload, then: Then::Count(sequence) };
+            }
+        }
+    }
+
+    /// Puts payload where it belongs.
+    fn land(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
+        let Rx::Land(landing) = &mut lane.rx else { return Ok(true) };
+        if landing.left > 0 {
+            // The lease is asked anew for every call: the process may have been stopped meanwhile.
+            if !s.is_local() && !s.lease.is_valid(clock::now()) {
+                return Err(LaneEnd::LeaseOver);
+            }
+            if !landing.gate.enter() {
+                let (left, sequence) = (landing.left as usize, landing.sequence);
+                lane.push_nack(sequence, TransferError::Revoked as u8);
+                lane.rx = Rx::Skip { left, then: Then::Count(sequence) };
+                return Ok(true);
+            }
+            hooks::about_to_copy();
+            let mut pieces = [Piece::default(); LAND_PIECES + 1];
+            let count = rest_of(landing, &mut pieces[..LAND_PIECES]);
+            // SAFETY: the pieces were checked against the grant, which keeps their memory alive and
+            // whose gate we hold.
+            let moved = unsafe {
+                from_scratch_or_wire(
+                    &mut *lane.wire,
+                    &mut lane.scratch,
+                    (&mut lane.start, &mut lane.end),
+                    &mut pieces,
+                    count,
+                )
+            };
+            landing.gate.leave();
+            let moved = moved?;
+            if moved == 0 {
+                return Ok(false);
+            }
+            advance(landing, moved);
+            lane.landed_since_ack += moved;
+            s.session.stats.bytes_landed.fetch_add(moved, Ordering::Relaxed);
+        }
+        if landing.left == 0 {
+            let sequence = landing.sequence;
+            finish(lane, sequence, Ok(()));
+            lane.rx = Rx::Head;
+        }
+        Ok(true)
+    }
+
+    fn begin_read(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        head: &Header,
+        table: &[u8],
+    ) -> Step<()> {
+        lane.rx = Rx::Head;
+        let sequence = head.sequence.get();
+        let total: u64 = segments(table).map(|(_, len)| len).sum();
+        if total > MAX_PAYLOAD || lane.replies.len() >= WINDOW_FRAMES as usize {
+            return Err(nonsense(FrameError::Order));
+        }
+        let found = self
+            .grant(s, head, Access::READ)
+            .and_then(|grant| places(&grant, segments(table)).map(|pieces| (grant, pieces)));
+        match found {
+            Ok((grant, pieces)) => {
+                let transfer = head.transfer.get();
+                let (next, within, gate) = (0, 0, None);
+                lane.replies.push_back(Reply {
+                    sequence,
+                    transfer,
+                    grant,
+                    pieces,
+                    next,
+                    within,
+                    total,
+                    gate,
+                });
+                finish(lane, sequence, Ok(()));
+            }
+            Err(error) => finish(lane, sequence, Err(error)),
+        }
+        Ok(())
+    }
+
+    fn begin_pull(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        head: &Header,
+        checked: &Checked,
+        table: &[u8],
+    ) -> Step<()> {
+        lane.rx = Rx::Head;
+        let sequence = head.sequence.get();
+        let entries = || table.chunks_exact(PULL_SEGMENT_LEN).flat_map(PullSegment::read_from_bytes);
+        let total: u64 = entries().map(|e| u64::from(e.len.get())).sum();
+        if total > MAX_PULL || checked.payload != 0 {
+            return Err(nonsense(FrameError::Order));
+        }
+        let runs = entries().map(|e| (e.offset.get(), u64::from(e.len.get())));
+        let found = self
+            .grant(s, head, Access::WRITE)
+            .and_then(|grant| places(&grant, runs).map(|pieces| (grant, pieces)));
+        let pid = s.session.link.as_ref().map_or(0, |link| link.pid);
+        let (grant, here) = match found {
+            Ok(found) if s.session.reach.we_pull && pid != 0 => found,
+            Ok(_) => return refuse_pull(lane, sequence, TransferError::RemoteAccess),
+            Err(error) => return refuse_pull(lane, sequence, error),
+        };
+        let there =
+            entries().map(|e| Piece { addr: e.source.get(), len: u64::from(e.len.get()) }).collect();
+        lane.applied.take(sequence);
+        lane.ack_sent = lane.ack_sent.max(sequence.min(lane.ack_sent + 1));
+        let job = Arc::new(PullJob {
+            shard: self.shard.clone(),
+            session: s.session.clone(),
+            origin: Origin {
+                session: s.index,
+                lane: lane.index,
+                sequence,
+                transfer: head.transfer.get(),
+            },
+            grant,
+            pid,
+            here,
+            there,
+            state: Default::default(),
+        });
+        s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
+        if total <= INLINE_PULL {
+            let result = job.run_inline();
+            answer_pull(lane, sequence, result);
+        } else {
+            let shared: Arc<dyn Job> = job.clone();
+            self.endpoint.crew.offer(&shared, 1);
+            self.pulls.push_back(job);
+        }
+        Ok(())
+    }
+
+    fn begin_read_data(&mut self, lane: &mut Lane, head: &Header, payload: usize) -> Step<()> {
+        let sequence = head.sequence.get();
+        let Some(entry) = lane.waiting(sequence).filter(|e| e.kind == Kind::Read).copied() else {
+            return Err(nonsense(FrameError::Order));
+        };
+        if entry.part.left() != payload as u64 {
+            return Err(nonsense(FrameError::Order));
+        }
+        lane.rx = Rx::Fill { sequence, slot: entry.slot, part: entry.part };
+        Ok(())
+    }
+
+    /// Puts the answer to a read into our memory.
+    fn fill_read(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
+        let Rx::Fill { sequence, slot, mut part } = lane.rx else { return Ok(true) };
+        if part.left() > 0 {
+            let flight = self.flight(slot).filter(|f| f.ending.is_none() && !f.unfenced);
+            let Some(work) = flight.and_then(|f| f.work.as_ref()) else {
+                // Cancelled: its memory is not ours to touch any more.
+                lane.answer(sequence);
+                lane.rx = Rx::Skip { left: part.left() as usize, then: Then::Nothing };
+                return Ok(true);
+            };
+            hooks::about_to_copy();
+            let mut pieces = [Piece::default(); LAND_PIECES + 1];
+            let mut count = 0;
+            let mut at = part;
+            while count < LAND_PIECES
+                && let Some(pair) = work.next(&mut at, u64::MAX)
+            {
+                pieces[count] =
+                    Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len };
+                count += 1;
+            }
+            // SAFETY: the pieces lie in local regions that the flight's work keeps alive.
+            let moved = unsafe {
+                from_scratch_or_wire(
+                    &mut *lane.wire,
+                    &mut lane.scratch,
+                    (&mut lane.start, &mut lane.end),
+                    &mut pieces,
+                    count,
+                )
+            }?;
+            if moved == 0 {
+                return Ok(false);
+            }
+            let mut left = moved;
+            while left > 0
+                && let Some(pair) = work.next(&mut part, left)
+            {
+                left -= pair.len;
+            }
+            s.session.stats.bytes_read.fetch_add(moved, Ordering::Relaxed);
+        }
+        lane.rx = Rx::Fill { sequence, slot, part };
+        if part.left() == 0 {
+            lane.rx = Rx::Head;
+            if let Some(entry) = lane.answer(sequence) {
+                self.answered(s, entry, Ok(()));
+            }
+        }
+        Ok(true)
+    }
+
+    fn gather(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
+        let Rx::Gather { head, kind, bytes, need } = &mut lane.rx else { return Ok(true) };
+        if bytes.len() < *need {
+            if lane.start == lane.end {
+                return refill(lane, HEAD_READ * 2);
+            }
+            let take = (*need - bytes.len()).min(lane.end - lane.start);
+            bytes.extend_from_slice(&lane.scratch[lane.start..lane.start + take]);
+            lane.start += take;
+            if bytes.len() < *need {
+                return Ok(true);
+            }
+        }
+        let (sequence, kind, bytes) = (head.sequence.get(), *kind, std::mem::take(bytes));
+        lane.rx = Rx::Head;
+        if kind == Kind::Notify {
+            let result = self.endpoint.inbox.deliver(s.session.incarnation, bytes);
+            finish(lane, sequence, result);
+            return Ok(true);
+        }
+        let message = Control::from_bytes(&bytes).map_err(nonsense)?;
+        self.control(s, lane, message)?;
+        Ok(true)
+    }
+
+    fn control(&mut self, s: &mut SessionDriver, lane: &mut Lane, message: Control) -> Step<()> {
+        match message {
+            Control::Import { request, descriptor } => {
+                let result = import::answer(&self.endpoint, &s.session, request, &descriptor);
+                let result = result.map_err(|error| error as u8);
+                lane.push_control(&Control::Imported { request, result });
+            }
+            Control::Imported { request, result } => {
+                let result = result.map_err(TransferError::from_code);
+                s.session.imports.answered(request, result);
+            }
+            Control::LaneLost { lane: lost } => {
+                if lost == lane.index {
+                    return Err(nonsense(FrameError::Order));
+                }
+                if s.lanes.get(usize::from(lost)).is_some_and(Option::is_some) {
+                    self.lane_ended(s, usize::from(lost), LaneEnd::Closed);
+                }
+                // No pull of that lane is under way: only rings carry pulls, and a session whose
+                // rings are lost is asked about them when they have been cancelled.
+                let applied = s.last_applied.get(&lost).copied().unwrap_or(0);
+                lane.push_control(&Control::LaneFenced { lane: lost, applied });
+            }
+            Control::LaneFenced { lane: lost, applied } => self.replan(s, lost, applied),
+            Control::Bye => return Err(LaneEnd::Bye),
+            _ => return Err(nonsense(FrameError::Control)),
+        }
+        Ok(())
+    }
+
+    /// The peer says what it applied from a lost lane: the rest goes out again on others. What it
+    /// applied counts, so that nothing is applied twice.
+    fn replan(&mut self, s: &mut SessionDriver, lane: u16, applied: u64) {
+        let Some((first, entries)) = s.lost.remove(&lane) else { return };
+        for (sequence, entry) in (first..).zip(entries) {
+            if entry.answered {
+                continue;
+            }
+            let applied = sequence <= applied;
+            match entry.kind {
+                Kind::Write | Kind::Notify | Kind::Count | Kind::Cancel if applied => {
+                    self.answered(s, entry, Ok(()));
+                }
+                Kind::Write | Kind::Read | Kind::Pull => self.repeat(s, entry.slot, entry.part),
+                Kind::Notify | Kind::Count => {
+                    // Known not to have been delivered, but its content is gone with the lane.
+                    self.answered(s, entry, Err(TransferError::DeliveryUnknown));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn repeat(&mut self, s: &mut SessionDriver, slot: SlotId, part: Cursor) {
+        let Some(flight) = self.flight(slot) else { return };
+        flight.unanswered -= 1;
+        if flight.ending.is_none() {
+            flight.redo.push(part);
+            if !flight.queued {
+                flight.queued = true;
+                let queue = if flight.bulk { &mut s.bulk } else { &mut s.latency };
+                queue.push_back(slot.index);
+            }
+            s.dirty = true;
+        }
+        self.settle(s, slot);
+    }
+}
+
+/// A sequenced frame has been dealt with.
+fn finish(lane: &mut Lane, sequence: u64, result: Result<(), TransferError>) {
+    if let Err(error) = result {
+        lane.push_nack(sequence, error as u8);
+    }
+    lane.applied.take(sequence);
+}
+
+fn refuse_pull(lane: &mut Lane, sequence: u64, error: TransferError) -> Step<()> {
+    finish(lane, sequence, Err(error));
+    Ok(())
+}
+
+/// Where in our memory the runs of a request lie; every one is checked against the grant.
+fn places(
+    grant: &Grant,
+    runs: impl Iterator<Item = (u64, u64)>,
+) -> Result<Vec<Piece>, TransferError> {
+    let granted = Span { offset: 0, len: grant.span.len };
+    let base = grant.memory.ptr() as u64 + grant.span.offset;
+    runs.map(|(offset, len)| {
+        let inside = granted.contains(Span { offset, len });
+        inside.then_some(Piece { addr: base + offset, len }).ok_or(TransferError::OutOfBounds)
+    })
+    .collect()
+}
+
+fn segments(table: &[u8]) -> impl Iterator<Item = (u64, u64)> + Clone {
+    table
+        .chunks_exact(SEGMENT_LEN)
+        .flat_map(Segment::read_from_bytes)
+        .map(|s| (s.offset.get(), u64::from(s.len.get())))
+}
+
+fn nonsense(error: FrameError) -> LaneEnd {
+    LaneEnd::Misbehaved(error)
+}
+
+/// Reads more into the scratch buffer; false when nothing is there.
+fn refill(lane: &mut Lane, want: usize) -> Step<bool> {
+    if lane.start == lane.end {
+        (lane.start, lane.end) = (0, 0);
+    } else if lane.start > 0 {
+        lane.scratch.copy_within(lane.start..lane.end, 0);
+        (lane.start, lane.end) = (0, lane.end - lane.start);
+    }
+    let room = (lane.scratch.len() - lane.end).min(want);
+    let piece = [Piece::of_mut(&mut lane.scratch[lane.end..lane.end + room])];
+    // SAFETY: the piece is the lane's own buffer.
+    match unsafe { lane.wire.receive(&piece) }.map_err(LaneEnd::Broken)? {
+        None => Ok(false),
+        Some(0) => Err(LaneEnd::Closed),
+        Some(n) => {
+            lane.end += n;
+            Ok(true)
+        }
+    }
+}
+
+fn skip(lane: &mut Lane) -> Step<bool> {
+    let Rx::Skip { left, then } = &mut lane.rx else { return Ok(true) };
+    if *left > 0 {
+        if lane.start == lane.end {
+            let want = lane.scratch.len();
+            return refill(lane, want);
+        }
+        let passed = (*left).min(lane.end - lane.start);
+        *left -= passed;
+        lane.start += passed;
+    }
+    if *left == 0 {
+        if let Then::Count(sequence) = *then {
+            lane.applied.take(sequence);
+        }
+        lane.rx = Rx::Head;
+    }
+    Ok(true)
+}
+
+/// The pieces of a landing that are still to be filled; returns how many were put down.
+fn rest_of(landing: &Landing, into: &mut [Piece]) -> usize {
+    let mut within = landing.within;
+    let mut count = 0;
+    for (slot, piece) in into.iter_mut().zip(&landing.pieces[landing.next..]) {
+        *slot = Piece { addr: piece.addr + within, len: piece.len - within };
+        within = 0;
+        count += 1;
+    }
+    count
+}
+
+fn advance(landing: &mut Landing, mut bytes: u64) {
+    landing.left -= bytes;
+    while let Some(piece) = landing.pieces.get(landing.next) {
+        let room = piece.len - landing.within;
+        if bytes < room {
+            landing.within += bytes;
+            return;
+        }
+        bytes -= room;
+        (landing.next, landing.within) = (landing.next + 1, 0);
+    }
+}
+
+/// Moves bytes into the first `count` pieces: those already in the scratch buffer, or else from the
+/// wire, in one call with whatever follows them (which goes to the scratch buffer). Returns how many
+/// went into the pieces; 0 means that nothing is there.
+///
+/// # Safety
+///
+/// The pieces are writable memory.
+unsafe fn from_scratch_or_wire(
+    wire: &mut dyn crate::transport::Wire,
+    scratch: &mut [u8],
+    (start, end): (&mut usize, &mut usize),
+    pieces: &mut [Piece],
+    count: usize,
+) -> Step<u64> {
+    if *start < *end {
+        let mut moved = 0;
+        for piece in &pieces[..count] {
+            let len = (piece.len as usize).min(*end - *start);
+            let from = scratch[*start..*start + len].as_ptr();
+            // SAFETY: `from` has `len` bytes by the slice; the caller vouches for the piece.
+            unsafe { std::ptr::copy_nonoverlapping(from, piece.addr as *mut u8, len) };
+            *start += len;
+            moved += len as u64;
+            if *start == *end {
+                break;
+            }
+        }
+        return Ok(moved);
+    }
+    (*start, *end) = (0, 0);
+    let wanted: u64 = pieces[..count].iter().map(|p| p.len).sum();
+    pieces[count] = Piece::of_mut(&mut scratch[..HEAD_READ]);
+    // SAFETY: the caller vouches for the pieces; the last one is the scratch buffer.
+    match unsafe { wire.receive(&pieces[..=count]) }.map_err(LaneEnd::Broken)? {
+        None => Ok(0),
+        Some(0) => Err(LaneEnd::Closed),
+        Some(n) => {
+            let n = n as u64;
+            *end = n.saturating_sub(wanted) as usize;
+            Ok(n.min(wanted))
+        }
+    }
+}

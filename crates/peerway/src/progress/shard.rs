@@ -1,0 +1,337 @@
+//! A shard: one driver, taken by whoever comes first.
+//!
+//! The driver is not locked but *taken*: one swap decides, losers leave their command in a queue and
+//! the holder drains it before it goes. A thread that waits for a transfer lends itself; when nobody
+//! does, the shard's service thread sleeps in epoll and serves. Two rules keep wake-ups from being
+//! lost: whoever leaves the driver looks at the queue once more, and whoever leaves it for good arms
+//! the rings.
+
+use std::cell::UnsafeCell;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_queue::ArrayQueue;
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::TransferError;
+use peerway_core::wire::Control;
+use rustix::event::epoll;
+
+use crate::clock;
+use crate::os::wake::EventFd;
+use crate::progress::driver::{Driver, NewSession};
+use crate::progress::flight::Flight;
+use crate::transport::pull::Origin;
+
+/// Something for the driver to do.
+pub(crate) enum Command {
+    /// Carry out a transfer.
+    Start(Flight),
+    /// Stop carrying it out.
+    Cancel(SlotId),
+    /// Send a control message.
+    Control { session: usize, message: Control },
+    /// Take over a session.
+    Adopt(Box<NewSession>),
+    /// Close a session.
+    Remove { session: usize },
+    /// A pull by the crew is over.
+    Pulled { origin: Origin, result: Result<(), TransferError> },
+}
+
+/// Commands that can wait while the driver is taken; a full queue makes the poster yield.
+const QUEUE: usize = 4096;
+/// How long the service thread leaves a driver alone that others keep taking.
+const LENT_PAUSE: Duration = Duration::from_micros(250);
+/// Pauses without a lender after which the service thread goes back to epoll.
+const LENT_PAUSES: u32 = 4;
+
+/// See the module.
+pub(crate) struct Shard {
+    taken: AtomicBool,
+    driver: UnsafeCell<Option<Driver>>,
+    queue: ArrayQueue<Command>,
+    pub(crate) epoll: OwnedFd,
+    bell: EventFd,
+    /// The service thread is in epoll and hears the bell.
+    asleep: AtomicBool,
+    /// Threads that wait for a transfer and would rather drive.
+    lenders: AtomicU32,
+    /// Raised whenever a lender drove, so that the service thread can tell.
+    lent: AtomicU32,
+    stop: AtomicBool,
+    spin: Duration,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+// SAFETY: `driver` is only reached through `Taken`, of which there is at most one at a time because
+// `taken` is set by a swap and cleared when it is dropped.
+unsafe impl Sync for Shard {}
+// SAFETY: as above; the driver itself is Send.
+unsafe impl Send for Shard {}
+
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<Driver>();
+};
+
+impl Shard {
+    /// A shard without a driver yet.
+    pub(crate) fn new(spin: Duration) -> std::io::Result<Arc<Self>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let bell = EventFd::new()?;
+        let data = epoll::EventData::new_u64(super::driver::BELL);
+        epoll::add(&epoll, bell.as_fd(), data, epoll::EventFlags::IN)?;
+        Ok(Arc::new(Self {
+            taken: AtomicBool::new(false),
+            driver: UnsafeCell::new(None),
+            queue: ArrayQueue::new(QUEUE),
+            epoll,
+            bell,
+            asleep: AtomicBool::new(false),
+            lenders: AtomicU32::new(0),
+            lent: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+            spin,
+            thread: Mutex::new(None),
+        }))
+    }
+
+    /// Puts the driver in and starts the service thread.
+    pub(crate) fn start(self: &Arc<Self>, driver: Driver) -> std::io::Result<()> {
+        self.taken.store(true, Ordering::Relaxed);
+        // SAFETY: the shard was not shared with any other thread before this call, and `taken`
+        // keeps later ones out until it is cleared below.
+        unsafe { *self.driver.get() = Some(driver) };
+        self.taken.store(false, Ordering::Release);
+        let shard = self.clone();
+        let thread = std::thread::Builder::new()
+            .name("peerway-serve".into())
+            .spawn(move || shard.serve())?;
+        *self.thread.lock().unwrap() = Some(thread);
+        Ok(())
+    }
+
+    /// Ends the service thread and drops the driver with its sockets.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.bell.signal();
+        if let Some(thread) = self.thread.lock().unwrap().take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+        loop {
+            if let Some(mut taken) = self.try_take() {
+                let driver = taken.driver_slot().take();
+                drop(taken);
+                drop(driver);
+                break;
+            }
+            std::thread::yield_now();
+        }
+        while self.queue.pop().is_some() {}
+    }
+
+    /// After a fork: the thread is the parent's and so is the driver's state; only descriptors and
+    /// memory are let go of.
+    pub(crate) fn abandon(&self) {
+        if let Some(thread) = self.thread.lock().unwrap_or_else(|e| e.into_inner()).take() {
+            std::mem::forget(thread);
+        }
+        // SAFETY: no other thread of this process exists that could hold the driver: threads do not
+        // survive a fork, and whoever held it did so in the parent.
+        drop(unsafe { (*self.driver.get()).take() });
+    }
+
+    /// Takes the driver if nobody has it.
+    #[inline]
+    pub(crate) fn try_take(&self) -> Option<Taken<'_>> {
+        // A look first keeps the line shared while somebody else drives.
+        if self.taken.load(Ordering::Relaxed) || self.taken.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        Some(Taken { shard: self })
+    }
+
+    /// Has the driver carry out a command, now or as soon as its holder gets to it.
+    pub(crate) fn submit(&self, command: Command) {
+        if let Some(mut taken) = self.try_take() {
+            if let Some(driver) = taken.driver() {
+                driver.drain(&self.queue);
+                driver.handle(command);
+            }
+            return;
+        }
+        let mut command = command;
+        while let Err(back) = self.queue.push(command) {
+            command = back;
+            if let Some(mut taken) = self.try_take() {
+                if let Some(driver) = taken.driver() {
+                    driver.drain(&self.queue);
+                    driver.handle(command);
+                }
+                return;
+            }
+            std::thread::yield_now();
+        }
+        // The holder may have looked at the queue just before the push.
+        self.drain_if_free();
+    }
+
+    /// Wakes the service thread if it sleeps: there is work that no lender will see to.
+    pub(crate) fn kick(&self) {
+        // pairs with the store before sleeping in `serve`
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            self.bell.signal();
+        }
+    }
+
+    /// Drives until `over` says so or nothing has happened for the spin budget. True when over.
+    pub(crate) fn lend(&self, over: impl Fn() -> bool, deadline: u64) -> bool {
+        self.lenders.fetch_add(1, Ordering::SeqCst);
+        let mut idle_since = clock::now();
+        let spin = self.spin.as_nanos() as u64;
+        let result = loop {
+            if over() {
+                break true;
+            }
+            let mut now = clock::now();
+            if let Some(mut taken) = self.try_take() {
+                self.lent.fetch_add(1, Ordering::Relaxed);
+                let Some(driver) = taken.driver() else { break over() };
+                driver.wake_up();
+                loop {
+                    driver.drain(&self.queue);
+                    if driver.turn(now) {
+                        idle_since = now;
+                    }
+                    if over() || now.saturating_sub(idle_since) > spin || now >= deadline {
+                        break;
+                    }
+                    std::hint::spin_loop();
+                    now = clock::now();
+                }
+                driver.rest();
+                drop(taken);
+                if over() {
+                    break true;
+                }
+            }
+            if now.saturating_sub(idle_since) > spin || now >= deadline {
+                break over();
+            }
+            std::hint::spin_loop();
+        };
+        self.lenders.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    fn drain_if_free(&self) {
+        // pairs with the swap in `try_take` and the store when `Taken` is dropped
+        std::sync::atomic::fence(Ordering::SeqCst);
+        while !self.queue.is_empty() {
+            let Some(mut taken) = self.try_take() else { return };
+            if let Some(driver) = taken.driver() {
+                driver.drain(&self.queue);
+            } else {
+                while self.queue.pop().is_some() {}
+            }
+        }
+    }
+
+    /// The service thread.
+    fn serve(&self) {
+        let mut pauses = 0;
+        let mut lent_before = self.lent.load(Ordering::Relaxed);
+        while !self.stop.load(Ordering::SeqCst) {
+            let Some(mut taken) = self.try_take() else {
+                pauses = LENT_PAUSES;
+                std::thread::sleep(LENT_PAUSE);
+                continue;
+            };
+            let Some(driver) = taken.driver() else { return };
+            let lent = self.lent.load(Ordering::Relaxed);
+            if lent != lent_before {
+                // Somebody drives now and then: watch from aside, so that not every arrival wakes
+                // two threads.
+                (lent_before, pauses) = (lent, LENT_PAUSES);
+            }
+            driver.wake_up();
+            let mut now = clock::now();
+            let mut idle_since = now;
+            let spin = if pauses > 0 { 0 } else { self.spin.as_nanos() as u64 };
+            loop {
+                driver.drain(&self.queue);
+                if driver.turn(now) {
+                    idle_since = now;
+                }
+                let wanted = self.lenders.load(Ordering::Relaxed) > 0;
+                if wanted || now.saturating_sub(idle_since) >= spin {
+                    break;
+                }
+                std::hint::spin_loop();
+                now = clock::now();
+            }
+            let busy = driver.has_work();
+            let sleep = driver.sleep_for(now);
+            let ready = driver.rest();
+            // pairs with the fence in `kick`
+            self.asleep.store(true, Ordering::SeqCst);
+            drop(taken);
+            if pauses > 0 && !busy {
+                pauses -= 1;
+                self.asleep.store(false, Ordering::SeqCst);
+                std::thread::sleep(LENT_PAUSE);
+                continue;
+            }
+            pauses = 0;
+            if !ready && self.queue.is_empty() {
+                self.wait_for_events(sleep);
+            }
+            self.asleep.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Sleeps in epoll. What woke us is looked at by the driver, under its own eyes.
+    fn wait_for_events(&self, sleep: Duration) {
+        let timeout = rustix::event::Timespec {
+            tv_sec: sleep.as_secs() as i64,
+            tv_nsec: i64::from(sleep.subsec_nanos()),
+        };
+        let mut one = Vec::with_capacity(1);
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut one), Some(&timeout));
+    }
+
+    pub(crate) fn drain_bell(&self) {
+        self.bell.drain();
+    }
+}
+
+/// The driver, held.
+pub(crate) struct Taken<'a> {
+    shard: &'a Shard,
+}
+
+impl Taken<'_> {
+    fn driver_slot(&mut self) -> &mut Option<Driver> {
+        // SAFETY: `self` is the only `Taken` of this shard (see `try_take`), borrowed mutably here.
+        unsafe { &mut *self.shard.driver.get() }
+    }
+
+    /// The driver, unless the shard has been stopped.
+    pub(crate) fn driver(&mut self) -> Option<&mut Driver> {
+        self.driver_slot().as_mut()
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.shard.taken.store(false, Ordering::SeqCst);
+        self.shard.drain_if_free();
+    }
+}
+

@@ -1,0 +1,128 @@
+//! What happens by the clock: heartbeats, silence, deadlines, fences.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::wire::{Header, Kind};
+
+use super::driver::{Driver, Gone, LaneEnd, SessionDriver};
+use super::flight::Route;
+use crate::clock;
+
+/// Deadlines are looked at this often while transfers are under way.
+const TICK: Duration = Duration::from_millis(5);
+/// With no peer at all nothing is due; this only bounds how long a lost wake-up could last.
+const IDLE: Duration = Duration::from_secs(60);
+
+impl Driver {
+    /// Looks at everything that depends on the clock.
+    pub(super) fn tick(&mut self, now: u64) {
+        for index in 0..self.sessions.len() {
+            self.with_session(index, |driver, s| driver.session_tick(s, now));
+        }
+        for slot in self.active.clone() {
+            let Some(flight) = self.flight(slot) else { continue };
+            let index = flight.session.index.load(std::sync::atomic::Ordering::Relaxed);
+            if flight.unfenced {
+                continue;
+            }
+            match flight.ending {
+                Some((reason, until)) if now >= until => {
+                    self.end(slot, Ended { reason, fence: Fence::Open });
+                }
+                None if now >= flight.deadline => {
+                    self.with_session(index, |driver, s| {
+                        driver.stop(s, slot, Reason::TimedOut, now);
+                    });
+                }
+                _ => {}
+            }
+        }
+        self.endpoint.sweep_quarantine();
+        self.next_tick = clock::after(now, self.until_next(now));
+    }
+
+    fn session_tick(&mut self, s: &mut SessionDriver, now: u64) {
+        if let Some(until) = s.lingering {
+            if now >= until {
+                for lane in s.lanes.drain(..) {
+                    drop(lane);
+                }
+                self.let_go(s);
+            }
+            return;
+        }
+        if now >= s.next_beat {
+            s.next_beat = clock::after(now, s.detect / 4);
+            for lane in s.lanes.iter_mut().flatten() {
+                // A lane that cannot send what it has needs no more to say.
+                if lane.out.len() < 64 << 10 {
+                    let mut beat = Header::new(Kind::Beat);
+                    beat.sequence = now.into();
+                    beat.transfer = s.peer_clock.into();
+                    lane.push(&beat);
+                }
+            }
+            s.dirty = true;
+        }
+        if s.is_local() {
+            self.local_silence(s, now);
+            return;
+        }
+        for at in 0..s.lanes.len() {
+            let silent = s.lanes[at].as_ref().is_some_and(|lane| {
+                Duration::from_nanos(now.saturating_sub(lane.heard)) > s.detect
+            });
+            if silent {
+                self.lane_ended(s, at, LaneEnd::Silent);
+            }
+        }
+    }
+
+    /// A local peer that is silent may only be stopped: what needs its help fails, direct access
+    /// goes on, and it is a peer again when it goes on.
+    fn local_silence(&mut self, s: &mut SessionDriver, now: u64) {
+        if s.session.is_process_dead() {
+            self.bury(s, Gone::Closed);
+            return;
+        }
+        let heard = s.lanes.iter().flatten().map(|lane| lane.heard).max().unwrap_or(now);
+        if Duration::from_nanos(now.saturating_sub(heard)) <= s.detect {
+            return;
+        }
+        for slot in self.active.clone() {
+            let Some(flight) = self.flight(slot) else { continue };
+            if !Arc::ptr_eq(&flight.session, &s.session) || flight.unfenced {
+                continue;
+            }
+            let error = Reason::Failed(TransferError::PeerSilent);
+            let reason = flight.ending.map_or(error, |(reason, _)| reason);
+            let held = flight.route == Route::Read || flight.unanswered == 0;
+            self.stop(s, slot, reason, now);
+            let fence = if held { Fence::Held } else { Fence::Open };
+            if self.flight(slot).is_some_and(|f| !f.unfenced) {
+                self.end(slot, Ended { reason, fence });
+            }
+        }
+    }
+
+    /// How long nothing is due.
+    fn until_next(&self, now: u64) -> Duration {
+        if self.active.iter().any(|slot| {
+            self.flights[slot.index as usize].as_ref().is_some_and(|f| !f.unfenced)
+        }) {
+            return TICK;
+        }
+        let beats = self.sessions.iter().flatten().map(|s| match s.lingering {
+            Some(until) => clock::until(until, now),
+            None => clock::until(s.next_beat, now),
+        });
+        beats.min().unwrap_or(IDLE).max(TICK)
+    }
+
+    /// How long the service thread may sleep.
+    pub(crate) fn sleep_for(&self, now: u64) -> Duration {
+        clock::until(self.next_tick, now).min(self.until_next(now))
+    }
+}

@@ -1,0 +1,317 @@
+//! What goes out on a lane.
+//!
+//! Small frames wait in a buffer and go out in one call with the next data frame's header and
+//! payload. Data frames are made one at a time, when the lane has room, from the flight whose turn it
+//! is or from a read of the peer's, alternately.
+
+use std::sync::atomic::Ordering;
+
+use peerway_core::wire::{
+    Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN, PullSegment, SEGMENT_LEN,
+    Segment,
+};
+use peerway_core::work::Cursor;
+use zerocopy::IntoBytes;
+
+use super::driver::{Driver, LaneEnd, SessionDriver, TURN_BYTES};
+use super::flight::Route;
+use crate::clock;
+use crate::os::Piece;
+use crate::transport::lane::{Body, Lane, OutFrame};
+
+/// Small frames that may wait before data: above this the buffer is sent first.
+const MAX_OUT: usize = 64 << 10;
+/// Memory pieces of one send call.
+const SEND_PIECES: usize = MAX_SEGMENTS;
+/// With less room than this in the window a lane waits rather than send crumbs.
+const MIN_ROOM: u64 = 64 << 10;
+
+impl Driver {
+    /// Sends until the lane is full or it is others' turn; true when anything went out.
+    pub(super) fn transmit(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+    ) -> Result<bool, LaneEnd> {
+        let mut budget = TURN_BYTES;
+        let mut progress = false;
+        lane.blocked = false;
+        loop {
+            while lane.frame.is_none()
+                && lane.out.len() - lane.out_done < MAX_OUT
+                && self.next_frame(s, lane)
+            {}
+            let sent = send_some(lane)?;
+            if sent == 0 {
+                break;
+            }
+            progress = true;
+            budget = budget.saturating_sub(sent);
+            if budget == 0 {
+                s.dirty = true;
+                break;
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Makes the next frame; false when there is none to make now.
+    fn next_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
+        lane.reply_next = !lane.reply_next;
+        if lane.reply_next {
+            self.reply_frame(s, lane) || self.flight_frame(s, lane)
+        } else {
+            self.flight_frame(s, lane) || self.reply_frame(s, lane)
+        }
+    }
+
+    /// Answers a read of the peer's.
+    fn reply_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
+        let Some(mut reply) = lane.replies.pop_front() else { return false };
+        let gate = reply.grant.gate();
+        if !gate.enter() {
+            let error = peerway_core::outcome::TransferError::Revoked;
+            lane.push_nack(reply.sequence, error as u8);
+            return true;
+        }
+        reply.gate = Some(gate);
+        let mut head = Header::new(Kind::ReadData);
+        head.sequence = reply.sequence.into();
+        head.transfer = reply.transfer.into();
+        head.set_body(0, 0, reply.total as usize);
+        lane.head.clear();
+        lane.head.extend_from_slice(head.as_bytes());
+        s.session.stats.bytes_served.fetch_add(reply.total, Ordering::Relaxed);
+        let left = reply.total;
+        lane.frame = Some(OutFrame { head_sent: 0, left, body: Body::Reply(reply) });
+        true
+    }
+
+    /// Makes a frame of the flight whose turn it is.
+    fn flight_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
+        let (latency, bulk) = s.serves(lane.role);
+        loop {
+            let from_latency = latency && !s.latency.is_empty();
+            let queue = match (from_latency, bulk) {
+                (true, _) => &mut s.latency,
+                (false, true) => &mut s.bulk,
+                _ => return false,
+            };
+            let Some(&index) = queue.front() else { return false };
+            let Some(flight) = &mut self.flights[index as usize] else {
+                queue.pop_front();
+                continue;
+            };
+            if !flight.has_more() {
+                flight.queued = false;
+                queue.pop_front();
+                continue;
+            }
+            let room = lane.window.room();
+            let next = flight.redo.last().copied().unwrap_or(flight.at).left();
+            if room < MIN_ROOM.min(next) {
+                return false;
+            }
+            queue.pop_front();
+            let made = self.make_frame(lane, index, room);
+            let flight = self.flights[index as usize].as_mut();
+            if let Some(flight) = flight {
+                if flight.has_more() {
+                    let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
+                    queue.push_back(index);
+                } else {
+                    flight.queued = false;
+                }
+            }
+            if made {
+                return true;
+            }
+        }
+    }
+
+    fn make_frame(&mut self, lane: &mut Lane, index: u32, room: u64) -> bool {
+        let Some(flight) = &mut self.flights[index as usize] else { return false };
+        let Some(work) = flight.work.clone() else { return false };
+        let mut redo = flight.redo.pop();
+        let at = redo.as_mut().unwrap_or(&mut flight.at);
+        let start = *at;
+        let kind = match flight.route {
+            Route::Write => Kind::Write,
+            Route::Read => Kind::Read,
+            Route::Pull => Kind::Pull,
+            Route::Tail => return false,
+        };
+        let max = match kind {
+            Kind::Pull => MAX_PULL,
+            _ => flight.piece.min(room).min(MAX_PAYLOAD),
+        };
+        // Header first, table after it: the header is written over when the table is known.
+        lane.head.clear();
+        lane.head.extend_from_slice(Header::new(kind).as_bytes());
+        let mut head = Header::new(kind);
+        let (mut count, mut total) = (0usize, 0u64);
+        let mut region = None;
+        while count < MAX_SEGMENTS
+            && let Some(pair) = work.shape.peek(at, max - total)
+        {
+            let remote = work.remote(&pair.remote);
+            if region.is_some_and(|r| r != pair.remote.region) {
+                break;
+            }
+            if region.is_none() {
+                region = Some(pair.remote.region);
+                head.grant = remote.grant.index.into();
+                head.generation = remote.grant.generation.into();
+                head.token = remote.token;
+                head.offset = pair.remote.offset.into();
+            }
+            let (offset, len) = (pair.remote.offset.into(), (pair.len as u32).into());
+            if kind == Kind::Pull {
+                let source = (work.local_addr(&pair.local) as u64).into();
+                lane.head.extend_from_slice(PullSegment { offset, len, source }.as_bytes());
+            } else {
+                lane.head.extend_from_slice(Segment { offset, len }.as_bytes());
+            }
+            count += 1;
+            total += pair.len;
+            work.shape.advance(at, pair.len);
+        }
+        let part = start.limited(total);
+        if let Some(rest) = redo
+            && rest.left() > 0
+        {
+            flight.redo.push(rest);
+        }
+        let slot = flight.slot;
+        flight.unanswered += 1;
+        let sent_at = &self.endpoint.slots.slot(slot).sent_at;
+        if sent_at.load(Ordering::Relaxed) == 0 {
+            sent_at.store(clock::now(), Ordering::Relaxed);
+        }
+        let window = if kind == Kind::Pull { 0 } else { total };
+        head.sequence = lane.remember(kind, slot, part, window).into();
+        head.transfer = slot.to_bits().into();
+        self.finish_frame(lane, head, kind, count, total, part, work, slot)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one caller; a struct would only rename them")]
+    fn finish_frame(
+        &mut self,
+        lane: &mut Lane,
+        mut head: Header,
+        kind: Kind,
+        count: usize,
+        total: u64,
+        part: Cursor,
+        work: crate::batch::Work,
+        slot: peerway_core::ids::SlotId,
+    ) -> bool {
+        match kind {
+            Kind::Write => {
+                if count == 1 {
+                    // One run needs no table: the header has its offset and the body its length.
+                    lane.head.truncate(size_of::<Header>());
+                    head.set_body(0, 0, total as usize);
+                } else {
+                    head.set_body(count, count * SEGMENT_LEN, total as usize);
+                }
+                lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
+                let body = Body::Flight { slot, work, at: part };
+                lane.frame = Some(OutFrame { head_sent: 0, left: total, body });
+            }
+            _ => {
+                let entry = if kind == Kind::Pull { PULL_SEGMENT_LEN } else { SEGMENT_LEN };
+                head.set_body(count, count * entry, 0);
+                lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
+                lane.out.extend_from_slice(&lane.head);
+            }
+        }
+        true
+    }
+}
+
+/// One send call with everything that is ready; 0 when nothing is, or when the lane is full.
+fn send_some(lane: &mut Lane) -> Result<u64, LaneEnd> {
+    let mut pieces = [Piece::default(); SEND_PIECES + 2];
+    let mut count = 0;
+    let mut put = |piece: Piece| {
+        if piece.len > 0 && count < SEND_PIECES + 2 {
+            pieces[count] = piece;
+            count += 1;
+        }
+    };
+    put(Piece::of(&lane.out[lane.out_done..]));
+    if let Some(frame) = &lane.frame {
+        put(Piece::of(&lane.head[frame.head_sent..]));
+        match &frame.body {
+            Body::Flight { work, at, .. } => {
+                let mut at = *at;
+                for _ in 0..SEND_PIECES {
+                    let Some(pair) = work.next(&mut at, u64::MAX) else { break };
+                    put(Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len });
+                }
+            }
+            Body::Reply(reply) => {
+                let mut within = reply.within;
+                for piece in reply.pieces[reply.next..].iter().take(SEND_PIECES) {
+                    put(Piece { addr: piece.addr + within, len: piece.len - within });
+                    within = 0;
+                }
+            }
+            Body::Bytes { bytes, done } => put(Piece::of(&bytes[*done..])),
+        }
+    }
+    if count == 0 {
+        return Ok(0);
+    }
+    // SAFETY: the lane's own buffers; a flight's local memory, kept by its work; memory of ours
+    // behind a gate that the reply holds.
+    let sent = unsafe { lane.wire.send(&pieces[..count]) }.map_err(LaneEnd::Broken)? as u64;
+    if sent == 0 {
+        lane.blocked = true;
+        return Ok(0);
+    }
+    consume(lane, sent);
+    Ok(sent)
+}
+
+/// Takes sent bytes off what is waiting.
+fn consume(lane: &mut Lane, mut sent: u64) {
+    let small = (lane.out.len() - lane.out_done).min(sent as usize);
+    lane.out_done += small;
+    sent -= small as u64;
+    if lane.out_done == lane.out.len() {
+        lane.out.clear();
+        lane.out_done = 0;
+    }
+    let Some(frame) = &mut lane.frame else { return };
+    let head = (lane.head.len() - frame.head_sent).min(sent as usize);
+    frame.head_sent += head;
+    sent -= head as u64;
+    frame.left -= sent;
+    match &mut frame.body {
+        Body::Flight { work, at, .. } => {
+            while sent > 0
+                && let Some(pair) = work.next(at, sent)
+            {
+                sent -= pair.len;
+            }
+        }
+        Body::Reply(reply) => {
+            while sent > 0 {
+                let left = reply.pieces[reply.next].len - reply.within;
+                let step = left.min(sent);
+                sent -= step;
+                reply.within += step;
+                if step == left {
+                    (reply.next, reply.within) = (reply.next + 1, 0);
+                }
+            }
+        }
+        Body::Bytes { done, .. } => *done += sent as usize,
+    }
+    if frame.left == 0 && frame.head_sent == lane.head.len() {
+        lane.frame = None;
+    }
+}
+

@@ -1,0 +1,106 @@
+//! Which path to take to a peer, once it is known what works.
+
+use peerway_core::config::Pin;
+
+use super::Reach;
+use crate::path::{Path, PathKind};
+
+/// What the handshake found out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) same_process: bool,
+    pub(crate) linked: bool,
+    pub(crate) we_pull: bool,
+    pub(crate) peer_pulls: bool,
+}
+
+/// Whether local paths are to be tried at all, and if not why.
+pub(crate) fn offers_local(pin: Pin, disable_ipc: bool) -> Result<(), String> {
+    match pin {
+        Pin::Tcp => Err("pinned to tcp".into()),
+        _ if disable_ipc => Err("local paths are switched off (PEERWAY_DISABLE_IPC)".into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether this side may copy from its peer's memory under its pin.
+pub(crate) fn may_pull(pin: Pin) -> bool {
+    matches!(pin, Pin::Auto | Pin::Local | Pin::LocalCma)
+}
+
+/// Whether two endpoints in one process may use each other's memory directly under this pin.
+pub(crate) fn may_share_process(pin: Pin) -> bool {
+    matches!(pin, Pin::Auto | Pin::Local)
+}
+
+/// The path, or why a pin cannot be met. `why` says why there is nothing better than TCP.
+pub(crate) fn choose(pin: Pin, found: Found, why: &str) -> Result<(Path, Reach), String> {
+    let path = |kind, why: &str| Path { kind, why: why.to_owned() };
+    if found.same_process && may_share_process(pin) {
+        let reach = Reach { same_process: true, ..Reach::default() };
+        return Ok((path(PathKind::SameProcess, "both endpoints live in this process"), reach));
+    }
+    if !found.linked {
+        return match pin {
+            Pin::Auto | Pin::Tcp => Ok((path(PathKind::Tcp, why), Reach::default())),
+            _ => Err(why.to_owned()),
+        };
+    }
+    let reach = Reach {
+        same_process: false,
+        map: true,
+        we_pull: found.we_pull,
+        peer_pulls: found.peer_pulls,
+    };
+    let cma = found.we_pull && found.peer_pulls;
+    match pin {
+        Pin::LocalRing => {
+            Ok((path(PathKind::LocalRing, "pinned to local-ring"), Reach::default()))
+        }
+        Pin::LocalCma if cma => {
+            let reach = Reach { map: false, ..reach };
+            Ok((path(PathKind::LocalCma, "pinned to local-cma"), reach))
+        }
+        Pin::LocalCma => Err(format!(
+            "process_vm_readv is refused ({}): Yama, seccomp, another user or PID namespace",
+            if found.we_pull { "for the peer" } else { "for us" }
+        )),
+        Pin::LocalMap => {
+            let reach = Reach { we_pull: false, peer_pulls: false, ..reach };
+            Ok((path(PathKind::LocalMap, "pinned to local-map"), reach))
+        }
+        _ if cma => {
+            let why = "same host and user; memory that is not shareable goes by CMA";
+            Ok((path(PathKind::LocalMap, why), reach))
+        }
+        _ => {
+            let why = "same host and user; process_vm_readv is refused, so memory that is not \
+                       shareable goes by the ring";
+            Ok((path(PathKind::LocalMap, why), reach))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Found =
+        Found { same_process: true, linked: true, we_pull: true, peer_pulls: true };
+
+    #[test]
+    fn the_best_common_path_is_taken_and_pins_are_met_or_refused() {
+        let kind = |pin, found| choose(pin, found, "far").map(|(path, _)| path.kind);
+        let apart = Found { same_process: false, ..ALL };
+        let far = Found { linked: false, ..apart };
+        assert_eq!(kind(Pin::Auto, ALL), Ok(PathKind::SameProcess));
+        assert_eq!(kind(Pin::Auto, apart), Ok(PathKind::LocalMap));
+        assert_eq!(kind(Pin::Auto, far), Ok(PathKind::Tcp));
+        assert_eq!(kind(Pin::LocalCma, ALL), Ok(PathKind::LocalCma));
+        assert_eq!(kind(Pin::LocalRing, apart), Ok(PathKind::LocalRing));
+        assert_eq!(kind(Pin::Local, far), Err("far".into()));
+        let denied = Found { we_pull: false, ..apart };
+        assert!(kind(Pin::LocalCma, denied).unwrap_err().contains("for us"));
+        assert_eq!(kind(Pin::Auto, denied), Ok(PathKind::LocalMap));
+    }
+}

@@ -1,0 +1,281 @@
+//! The opener's side of the handshake. Runs in the calling thread, blocking, under one deadline.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use peerway_core::ids::Incarnation;
+use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
+use rustix::event::{PollFd, PollFlags};
+
+use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
+use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
+use super::link::{Half, Link};
+use super::{Parts, Session};
+use crate::clock;
+use crate::endpoint::{Inner, random};
+use crate::error::ConnectError;
+use crate::os::process::HostFacts;
+use crate::os::unix::{self, Received};
+use crate::os::wake::EventFd;
+use crate::os::net;
+use crate::progress::driver::NewSession;
+use crate::transport::lane::{Lane, Role};
+use crate::transport::tcp::TcpWire;
+
+/// What came of an attempt.
+pub(crate) enum Outcome {
+    /// A session to adopt.
+    Opened(Box<NewSession>),
+    /// The peer says that there is one between the two already, or on its way.
+    Exists(Incarnation),
+}
+
+/// Tries to open a session with whoever listens at `addr`.
+pub(crate) fn open(
+    endpoint: &Arc<Inner>,
+    addr: SocketAddr,
+    expects: Option<Incarnation>,
+    deadline: u64,
+) -> Result<Outcome, ConnectError> {
+    let left = || clock::until(deadline, clock::now()).max(Duration::from_millis(1));
+    let fail = |error: HelloError| hello_failed(endpoint, addr, error);
+    let config = &endpoint.config;
+    let mut stream = net::connect(addr, None, left())
+        .map_err(|error| unreachable_or_late(endpoint, addr, error))?;
+    set_timeouts(&stream, left());
+
+    let session: [u8; 16] = random();
+    let offer = offers_local(config.transport, config.disable_ipc);
+    let bulk = config.lanes.unwrap_or(if addr.ip().is_loopback() { 1 } else { 4 });
+    let host = HostFacts::here();
+    let hello = Hello {
+        incarnation: endpoint.incarnation,
+        expects,
+        session,
+        lanes: bulk,
+        detect_ms: config.detect.as_millis() as u32,
+        metadata: endpoint.metadata(),
+        host: encode_host(&host),
+        local: if offer.is_ok() { endpoint.local_name.clone() } else { String::new() },
+    };
+    send(&mut stream, &Control::Hello(hello)).map_err(|e| fail(HelloError::Io(e)))?;
+    let welcome = match receive(&mut stream).map_err(fail)? {
+        Control::Welcome(welcome) => welcome,
+        Control::Refuse(Refusal::Exists(who)) => return Ok(Outcome::Exists(who)),
+        Control::Refuse(refusal) => return Err(refused(endpoint, addr, expects, refusal)),
+        _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it did not answer the hello" }),
+    };
+
+    let (found, link, why) = match offer {
+        Ok(()) => go_local(endpoint, &host, &welcome, session, deadline),
+        Err(why) => (NOT_LOCAL, None, why),
+    };
+    // A pin that cannot be met is told before the peer takes the session for open.
+    let (path, reach) = choose(config.transport, found, &why).map_err(|why| {
+        ConnectError::PathUnavailable { pin: config.transport.to_string(), addr, why }
+    })?;
+
+    let now = clock::now();
+    let lane = |stream, index, role| -> Result<Lane, ConnectError> {
+        let wire = TcpWire::new(stream).map_err(|e| os("preparing a connection", e))?;
+        Ok(Lane::new(Box::new(wire), index, role, now))
+    };
+    let mut bulk_streams = Vec::new();
+    if !found.linked && !found.same_process {
+        for index in 1..=bulk {
+            let from = rail(endpoint, addr, index);
+            let mut stream = net::connect(addr, from, left())
+                .map_err(|error| unreachable_or_late(endpoint, addr, error))?;
+            set_timeouts(&stream, left());
+            let request = Control::OpenLane { session, lane: index };
+            send(&mut stream, &request).map_err(|e| fail(HelloError::Io(e)))?;
+            match receive(&mut stream).map_err(fail)? {
+                Control::LaneOpened => bulk_streams.push(stream),
+                _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it refused a lane" }),
+            }
+        }
+    }
+    let ready = Ready {
+        same_process: found.same_process,
+        linked: found.linked,
+        opener_pulls: found.we_pull,
+        why: why.clone(),
+    };
+    send(&mut stream, &Control::Ready(ready)).map_err(|e| fail(HelloError::Io(e)))?;
+    match receive(&mut stream).map_err(fail)? {
+        Control::Ready(_) => {}
+        Control::Refuse(refusal) => return Err(refused(endpoint, addr, expects, refusal)),
+        _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it did not get ready" }),
+    }
+
+    let control = if found.linked { Role::Control } else { Role::Latency };
+    let mut lanes = vec![lane(stream, 0, control)?];
+    for (index, stream) in (1..).zip(bulk_streams) {
+        lanes.push(lane(stream, index, Role::Bulk)?);
+    }
+    let parts = Parts {
+        id: session,
+        incarnation: welcome.incarnation,
+        addr,
+        path,
+        reach,
+        link,
+        initiator: true,
+    };
+    let detect = config.detect.max(Duration::from_millis(welcome.detect_ms.into()));
+    let session = Session::new(parts, endpoint.next_shard());
+    Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect })))
+}
+
+const NOT_LOCAL: Found =
+    Found { same_process: false, linked: false, we_pull: false, peer_pulls: false };
+
+/// Tries the ways inside the host; what does not work is said in words.
+fn go_local(
+    endpoint: &Inner,
+    host: &HostFacts,
+    welcome: &Welcome,
+    session: [u8; 16],
+    deadline: u64,
+) -> (Found, Option<Link>, String) {
+    let far = |why: String| (NOT_LOCAL, None, why);
+    if welcome.local.is_empty() {
+        return far(format!("the peer offers no local path: {}", welcome.local_why));
+    }
+    let Some(peer) = decode_host(&welcome.host) else {
+        return far("the peer's word about its host cannot be read".into());
+    };
+    if peer.boot_id != host.boot_id || host.boot_id == [0; 16] {
+        return far("the peer is on another host".into());
+    }
+    let pin = endpoint.config.transport;
+    if peer.process == host.process && may_share_process(pin) && welcome.local_why.is_empty() {
+        return (Found { same_process: true, ..NOT_LOCAL }, None, String::new());
+    }
+    match attach(welcome, session, may_pull(pin), deadline) {
+        Ok((found, link)) => (found, Some(link), String::new()),
+        Err(why) => {
+            let apart = if peer.net_ns != host.net_ns {
+                " (the peer lives in another network namespace)"
+            } else {
+                ""
+            };
+            far(format!("{why}{apart}"))
+        }
+    }
+}
+
+fn attach(
+    welcome: &Welcome,
+    session: [u8; 16],
+    may_pull: bool,
+    deadline: u64,
+) -> Result<(Found, Link), String> {
+    let text = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    let socket = unix::connect(&welcome.local).map_err(text("its local socket is out of reach"))?;
+    let peer = unix::credentials(socket.as_fd()).map_err(text("no credentials"))?;
+    let uid = rustix::process::getuid().as_raw();
+    if peer.uid != uid {
+        return Err(format!("the peer runs as another user ({}, we are {uid})", peer.uid));
+    }
+    let (fd, segment) = Link::create_segment().map_err(text("no shared segment"))?;
+    let bells = (EventFd::new(), EventFd::new());
+    let (own, theirs) = (bells.0.map_err(text("no eventfd"))?, bells.1.map_err(text("no eventfd"))?);
+    let secret: Box<[u8; 16]> = Box::new(random());
+    let request = Attach { session, probe: Probe::of(&secret) };
+    let fds = [fd.as_fd(), theirs.as_fd(), own.as_fd()];
+    unix::send(socket.as_fd(), &request.to_bytes(), &fds).map_err(text("attaching failed"))?;
+    let answer = wait_packet(&socket, deadline).map_err(text("the peer did not attach"))?;
+    let answer = Attached::from_bytes(&answer).ok_or("the peer answered the attach with nonsense")?;
+    let we_pull = may_pull && answer.probe.succeeds(peer.pid);
+    let found = Found { same_process: false, linked: true, we_pull, peer_pulls: answer.pulls };
+    Ok((found, Link::new(segment, Half::First, socket, peer.pid, own, theirs)))
+}
+
+fn wait_packet(socket: &OwnedFd, deadline: u64) -> io::Result<Vec<u8>> {
+    loop {
+        match unix::recv(socket.as_fd())? {
+            Received::Packet(packet) => return Ok(packet.bytes),
+            Received::Closed => return Err(io::ErrorKind::ConnectionReset.into()),
+            Received::WouldBlock => {}
+        }
+        let left = clock::until(deadline, clock::now());
+        if left == Duration::ZERO {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let timeout = rustix::event::Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let mut fds = [PollFd::new(socket, PollFlags::IN)];
+        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+    }
+}
+
+/// The local address of a bulk lane: lanes go round the interfaces that can be used.
+fn rail(endpoint: &Inner, to: SocketAddr, lane: u16) -> Option<IpAddr> {
+    if to.ip().is_loopback() || endpoint.rails.is_empty() {
+        return None;
+    }
+    let same_family: Vec<IpAddr> =
+        endpoint.rails.iter().copied().filter(|ip| ip.is_ipv4() == to.is_ipv4()).collect();
+    let at = usize::from(lane - 1) % same_family.len().max(1);
+    same_family.get(at).copied()
+}
+
+/// What a host says of itself, as bytes for the wire.
+pub(crate) fn encode_host(host: &HostFacts) -> Vec<u8> {
+    postcard::to_allocvec(host).unwrap_or_default()
+}
+
+pub(crate) fn decode_host(bytes: &[u8]) -> Option<HostFacts> {
+    postcard::from_bytes(bytes).ok()
+}
+
+fn set_timeouts(stream: &TcpStream, timeout: Duration) {
+    let _ = stream.set_read_timeout(Some(timeout));
+    let _ = stream.set_write_timeout(Some(timeout));
+}
+
+fn os(what: &'static str, source: io::Error) -> ConnectError {
+    ConnectError::Os { what, source }
+}
+
+fn refused(
+    endpoint: &Inner,
+    addr: SocketAddr,
+    expects: Option<Incarnation>,
+    refusal: Refusal,
+) -> ConnectError {
+    match refusal {
+        Refusal::OtherIncarnation => ConnectError::OtherIncarnation {
+            addr,
+            expected: expects.unwrap_or(endpoint.incarnation),
+        },
+        Refusal::Full => ConnectError::PeerFull { addr },
+        Refusal::Pinned(why) => {
+            ConnectError::PathUnavailable { pin: "of the peer".into(), addr, why }
+        }
+        _ => ConnectError::PeerMisbehaved { addr, why: "it refused for no good reason" },
+    }
+}
+
+fn hello_failed(endpoint: &Inner, addr: SocketAddr, error: HelloError) -> ConnectError {
+    match error {
+        HelloError::Frame(why) => ConnectError::PeerIncompatible { addr, why },
+        HelloError::Io(error) => unreachable_or_late(endpoint, addr, error),
+    }
+}
+
+fn unreachable_or_late(endpoint: &Inner, addr: SocketAddr, source: io::Error) -> ConnectError {
+    match source.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ConnectError::TimedOut {
+            addr,
+            millis: endpoint.config.connect_timeout.as_millis() as u64,
+        },
+        _ => ConnectError::Unreachable { addr, source },
+    }
+}

@@ -1,0 +1,159 @@
+//! What both sides of the handshake share: frames on a connection that is not a lane yet, and the
+//! packets by which a local link is attached.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+use peerway_core::wire::{Control, FrameError, HEADER_LEN, Header, Kind};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// A control message as the bytes of a frame.
+pub(crate) fn frame(message: &Control) -> Vec<u8> {
+    let body = message.to_bytes();
+    let mut head = Header::new(Kind::Control);
+    head.set_body(0, 0, body.len());
+    let mut bytes = head.as_bytes().to_vec();
+    bytes.extend_from_slice(&body);
+    bytes
+}
+
+/// Sends a control message on a fresh connection.
+pub(crate) fn send(stream: &mut TcpStream, message: &Control) -> io::Result<()> {
+    stream.write_all(&frame(message))
+}
+
+/// Why no control message came.
+#[derive(Debug)]
+pub(crate) enum HelloError {
+    /// The connection failed or timed out.
+    Io(io::Error),
+    /// What came is not ours.
+    Frame(FrameError),
+}
+
+/// Receives exactly one control message, and not a byte more: what follows belongs to the lane.
+pub(crate) fn receive(stream: &mut TcpStream) -> Result<Control, HelloError> {
+    let mut assembly = Assembly::default();
+    loop {
+        if let Some(message) = assembly.read(stream)? {
+            return Ok(message);
+        }
+    }
+}
+
+/// A control message being put together from a connection, blocking or not.
+#[derive(Default)]
+pub(crate) struct Assembly {
+    bytes: Vec<u8>,
+}
+
+impl Assembly {
+    /// Reads what is missing. `None`: not all there yet, ask again.
+    pub(crate) fn read(&mut self, stream: &mut TcpStream) -> Result<Option<Control>, HelloError> {
+        let body = match self.bytes.first_chunk::<HEADER_LEN>() {
+            None => None,
+            Some(head) => Some(body_len(head).map_err(HelloError::Frame)?),
+        };
+        let need = HEADER_LEN + body.unwrap_or(0);
+        if let (Some(_), true) = (body, self.bytes.len() == need) {
+            let message = Control::from_bytes(&self.bytes[HEADER_LEN..]);
+            self.bytes.clear();
+            return message.map(Some).map_err(HelloError::Frame);
+        }
+        let have = self.bytes.len();
+        self.bytes.resize(need, 0);
+        let read = stream.read(&mut self.bytes[have..]);
+        self.bytes.truncate(have + *read.as_ref().unwrap_or(&0));
+        match read {
+            Ok(0) => Err(HelloError::Io(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => {
+                // What is no header of ours is told at once, however little follows it.
+                if let Some(head) = self.bytes.first_chunk::<HEADER_LEN>() {
+                    let body = body_len(head).map_err(HelloError::Frame)?;
+                    if self.bytes.len() == HEADER_LEN + body {
+                        return self.read(stream);
+                    }
+                }
+                Ok(None)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
+            Err(error) => Err(HelloError::Io(error)),
+        }
+    }
+}
+
+fn body_len(head: &[u8; HEADER_LEN]) -> Result<usize, FrameError> {
+    let checked = Header::read_from_bytes(head).map_err(|_| FrameError::Control)?.check()?;
+    if checked.kind != Kind::Control {
+        return Err(FrameError::Control);
+    }
+    Ok(checked.payload)
+}
+
+/// First packet on the local socket: which session, and where our probe lies.
+pub(crate) struct Attach {
+    pub(crate) session: [u8; 16],
+    pub(crate) probe: Probe,
+}
+
+/// Sixteen random bytes at an address: who can read them can read the process.
+#[derive(Clone, Copy)]
+pub(crate) struct Probe {
+    pub(crate) addr: u64,
+    pub(crate) secret: [u8; 16],
+}
+
+impl Probe {
+    /// A probe of the bytes at `secret`, which must stay where they are until it is used.
+    pub(crate) fn of(secret: &[u8; 16]) -> Self {
+        Self { addr: secret.as_ptr() as u64, secret: *secret }
+    }
+
+    fn to_bytes(self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.secret);
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; 24]) -> Option<Self> {
+        let addr = u64::from_le_bytes(*bytes.first_chunk()?);
+        Some(Self { addr, secret: *bytes.last_chunk()? })
+    }
+
+    /// Whether `pid` really has the secret at that address: CMA works, and that process is it.
+    pub(crate) fn succeeds(&self, pid: u32) -> bool {
+        pid != 0 && crate::os::cma::probe(pid, self.addr).is_ok_and(|read| read == self.secret)
+    }
+}
+
+impl Attach {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        [&self.session[..], &self.probe.to_bytes()].concat()
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; 40] = bytes.try_into().ok()?;
+        Some(Self {
+            session: *bytes.first_chunk()?,
+            probe: Probe::from_bytes(bytes.last_chunk()?)?,
+        })
+    }
+}
+
+/// The acceptor's answer: whether it pulls, and its own probe.
+pub(crate) struct Attached {
+    pub(crate) pulls: bool,
+    pub(crate) probe: Probe,
+}
+
+impl Attached {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        [&[u8::from(self.pulls)][..], &self.probe.to_bytes()].concat()
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; 25] = bytes.try_into().ok()?;
+        Some(Self { pulls: bytes[0] == 1, probe: Probe::from_bytes(bytes.last_chunk()?)? })
+    }
+}

@@ -1,0 +1,264 @@
+//! Imports: asking a peer what a descriptor grants and how to reach it directly.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use peerway_core::config::Pin;
+use peerway_core::descriptor::Descriptor;
+use peerway_core::outcome::TransferError;
+use peerway_core::region::Span;
+use peerway_core::wire::{Control, Import, MappingOffer};
+
+use crate::clock;
+use crate::endpoint::{self, Inner};
+use crate::error::ImportError;
+use crate::memory::gate::GateRef;
+use crate::memory::grants::{Export, Grant};
+use crate::memory::{Backing, Direct, RemoteInner, RemoteRegion};
+use crate::os::shm::{self, Mapping};
+use crate::os::unix;
+use crate::progress::shard::Command;
+use crate::session::Session;
+
+/// Questions that wait for an answer.
+#[derive(Default)]
+pub(crate) struct Imports {
+    waiting: Mutex<HashMap<u64, Answer>>,
+    changed: Condvar,
+    next: AtomicU64,
+}
+
+#[derive(Default)]
+struct Answer {
+    result: Option<Result<Import, TransferError>>,
+    fd: Option<OwnedFd>,
+}
+
+impl Answer {
+    fn is_complete(&self) -> bool {
+        match &self.result {
+            Some(Ok(import)) => import.mapping.is_none() || self.fd.is_some(),
+            Some(Err(_)) => true,
+            None => false,
+        }
+    }
+}
+
+impl Imports {
+    /// The peer answered.
+    pub(crate) fn answered(&self, request: u64, result: Result<Import, TransferError>) {
+        if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
+            answer.result.get_or_insert(result);
+            self.changed.notify_all();
+        }
+    }
+
+    /// A file descriptor came on the local socket.
+    pub(crate) fn descriptor_came(&self, request: u64, fd: OwnedFd) {
+        if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
+            answer.fd.get_or_insert(fd);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The peer is gone.
+    pub(crate) fn fail_all(&self) {
+        for answer in self.waiting.lock().unwrap().values_mut() {
+            answer.result = Some(Err(TransferError::PeerGone));
+        }
+        self.changed.notify_all();
+    }
+}
+
+/// Turns a descriptor's bytes into a region of `session`'s peer.
+pub(crate) fn import(
+    endpoint: &Arc<Inner>,
+    session: &Arc<Session>,
+    bytes: &[u8],
+) -> Result<RemoteRegion, ImportError> {
+    let descriptor = Descriptor::from_bytes(bytes)?;
+    if descriptor.incarnation_check != session.incarnation.check() {
+        return Err(ImportError::OtherIncarnation);
+    }
+    let key = (descriptor.grant, descriptor.token);
+    let window = descriptor.window();
+    let known = session.known.lock().unwrap().get(&key).and_then(|weak| weak.upgrade());
+    if let Some(inner) = known {
+        check_window(window, inner.len)?;
+        return Ok(RemoteRegion { inner, window });
+    }
+    let (granted, direct) = if session.reach.same_process {
+        same_process(session, &descriptor)?
+    } else {
+        let (import, fd) = ask(endpoint, session, bytes)?;
+        let direct = reach_directly(session, &import, fd)?;
+        ((import.access, import.len), direct)
+    };
+    check_pin(endpoint.config.transport, &direct)?;
+    check_window(window, granted.1)?;
+    let inner = Arc::new(RemoteInner {
+        session: session.clone(),
+        grant: descriptor.grant,
+        token: descriptor.token,
+        access: granted.0,
+        len: granted.1,
+        direct,
+    });
+    let mut known = session.known.lock().unwrap();
+    known.retain(|_, weak| weak.strong_count() > 0);
+    known.insert(key, Arc::downgrade(&inner));
+    Ok(RemoteRegion { inner, window })
+}
+
+fn check_window(window: Span, len: u64) -> Result<(), ImportError> {
+    let whole = Span { offset: 0, len };
+    whole.contains(window).then_some(()).ok_or(ImportError::Refused(TransferError::OutOfBounds))
+}
+
+/// A pinned direct path that this memory does not have is an error, not a detour.
+fn check_pin(pin: Pin, direct: &Direct) -> Result<(), ImportError> {
+    let fits = match pin {
+        Pin::LocalMap => matches!(direct, Direct::Mapped { .. }),
+        _ => true,
+    };
+    if fits {
+        return Ok(());
+    }
+    let why = "it is not memory that the peer's endpoint allocated as shareable".into();
+    Err(ImportError::PathUnavailable { pin: pin.to_string(), why })
+}
+
+type Granted = (peerway_core::region::Access, u64);
+
+fn same_process(
+    session: &Session,
+    descriptor: &Descriptor,
+) -> Result<(Granted, Direct), ImportError> {
+    let owner = endpoint::find(&session.incarnation)
+        .ok_or(ImportError::Refused(TransferError::PeerGone))?;
+    // The peer of the grant is whoever holds the other end, and here that is us.
+    let asker = session.incarnation;
+    let grant = owner
+        .grants
+        .find_descriptor(descriptor, &owner.counterpart(&session.id).unwrap_or(asker))
+        .map_err(ImportError::Refused)?;
+    // SAFETY: the span was checked against the region when it was granted.
+    let ptr = unsafe { grant.memory.ptr().add(grant.span.offset as usize) };
+    let direct = Direct::SameProcess { ptr, gate: grant.gate(), _grant: grant.clone() };
+    Ok(((grant.access, grant.span.len), direct))
+}
+
+fn ask(
+    endpoint: &Inner,
+    session: &Arc<Session>,
+    descriptor: &[u8],
+) -> Result<(Import, Option<OwnedFd>), ImportError> {
+    let imports = &session.imports;
+    let request = imports.next.fetch_add(1, Ordering::Relaxed);
+    imports.waiting.lock().unwrap().insert(request, Answer::default());
+    let message = Control::Import { request, descriptor: descriptor.to_vec() };
+    let index = session.index.load(Ordering::Acquire);
+    session.shard.submit(Command::Control { session: index, message });
+    session.shard.kick();
+    let deadline = clock::after(clock::now(), endpoint.config.connect_timeout);
+    let mut waiting = imports.waiting.lock().unwrap();
+    loop {
+        let left = clock::until(deadline, clock::now());
+        let complete = waiting.get(&request).is_none_or(Answer::is_complete);
+        if complete || left == Duration::ZERO || !session.is_alive() {
+            break;
+        }
+        waiting = imports.changed.wait_timeout(waiting, left).unwrap().0;
+    }
+    match waiting.remove(&request) {
+        Some(Answer { result: Some(Ok(import)), fd }) if import.mapping.is_none() || fd.is_some() => {
+            Ok((import, fd))
+        }
+        Some(Answer { result: Some(Err(error)), .. }) => Err(ImportError::Refused(error)),
+        _ if !session.is_alive() => Err(ImportError::Refused(TransferError::PeerGone)),
+        _ => Err(ImportError::TimedOut),
+    }
+}
+
+fn reach_directly(
+    session: &Session,
+    import: &Import,
+    fd: Option<OwnedFd>,
+) -> Result<Direct, ImportError> {
+    let (Some(link), Some(gate)) = (&session.link, import.gate) else { return Ok(Direct::None) };
+    let Some(gate) = link.peer_gate(gate) else {
+        return Err(ImportError::Refused(TransferError::PeerMisbehaved));
+    };
+    let gate = GateRef::Shared(gate, import.pass);
+    if let (Some(offer), Some(fd), true) = (import.mapping, fd, session.reach.map) {
+        let mapping = map(&offer, import.len, &fd).map_err(ImportError::Map)?;
+        return Ok(Direct::Mapped { mapping: Arc::new(mapping), offset: offer.offset as usize, gate });
+    }
+    if session.reach.we_pull {
+        return Ok(Direct::Cma { pid: link.pid, base: import.base, gate });
+    }
+    Ok(Direct::None)
+}
+
+fn map(offer: &MappingOffer, len: u64, fd: &OwnedFd) -> std::io::Result<Mapping> {
+    let whole = Span { offset: 0, len: offer.file_len };
+    let fits = whole.contains(Span { offset: offer.offset, len });
+    let file_len = usize::try_from(offer.file_len).ok().filter(|_| fits);
+    let file_len = file_len.ok_or(std::io::ErrorKind::InvalidData)?;
+    shm::check_memfd(fd.as_fd(), file_len)?;
+    Mapping::of_fd(fd.as_fd(), file_len, true)
+}
+
+/// The owner's side: what `session`'s peer gets for a descriptor.
+pub(crate) fn answer(
+    endpoint: &Inner,
+    session: &Arc<Session>,
+    request: u64,
+    descriptor: &[u8],
+) -> Result<Import, TransferError> {
+    let descriptor =
+        Descriptor::from_bytes(descriptor).map_err(|_| TransferError::RemoteAccess)?;
+    let grant = endpoint.grants.find_descriptor(&descriptor, &session.incarnation)?;
+    let mut import = Import {
+        access: grant.access,
+        len: grant.span.len,
+        base: grant.memory.ptr() as u64 + grant.span.offset,
+        gate: None,
+        pass: 0,
+        mapping: None,
+    };
+    offer_direct(session, request, &grant, &mut import)?;
+    Ok(import)
+}
+
+/// Offers a gate and, for memory of our own, its file descriptor. Where the peer has neither way
+/// to use them nothing is offered.
+fn offer_direct(
+    session: &Arc<Session>,
+    request: u64,
+    grant: &Arc<Grant>,
+    import: &mut Import,
+) -> Result<(), TransferError> {
+    let Some(link) = &session.link else { return Ok(()) };
+    let shared = match &grant.memory.backing {
+        Backing::Shared { fd, .. } if session.reach.map => Some(fd),
+        _ => None,
+    };
+    if shared.is_none() && !session.reach.peer_pulls {
+        return Ok(());
+    }
+    let Some((index, pass, gate)) = link.own_gate(grant.id) else { return Ok(()) };
+    grant.export(Export { session: session.clone(), gate })?;
+    (import.gate, import.pass) = (Some(index), pass);
+    if let Some(fd) = shared {
+        let passed = unix::send(link.socket.as_fd(), &request.to_le_bytes(), &[fd.as_fd()]);
+        if passed.unwrap_or(false) {
+            let file_len = grant.memory.extent().len;
+            import.mapping = Some(MappingOffer { file_len, offset: grant.span.offset });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! The local link: what two processes on one host share besides sockets.
+//!
+//! One memfd segment per session holds four rings (latency and bulk, each way) and two tables of
+//! gates, one per owner. A Unix socket carries file descriptors of regions to map. The layout is
+//! fixed by protocol version; positions and words in it are the other process's word and checked
+//! wherever they are used.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use peerway_core::ids::SlotId;
+
+use crate::memory::gate::{GATE_LEN, SharedGate};
+use crate::os::process::Pidfd;
+use crate::os::ring::{self, Consumer, Producer};
+use crate::os::shm::{self, Mapping};
+use crate::os::wake::EventFd;
+use crate::transport::ring::RingWire;
+
+/// Latency rings hold small frames only.
+const LATENCY_RING: usize = 256 << 10;
+/// Bulk rings: four chunks of 256 KiB in flight, and both rings of a direction fit in L2.
+const BULK_RING: usize = 1 << 20;
+/// Regions of one owner that one peer can access directly at a time.
+const GATES: usize = 4096;
+
+const RINGS: [usize; 4] = [LATENCY_RING, LATENCY_RING, BULK_RING, BULK_RING];
+
+/// Which half of the segment is ours: the session's opener is `First`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Half {
+    First,
+    Second,
+}
+
+/// Bytes of a segment.
+pub(crate) fn segment_len() -> usize {
+    gates_offset(Half::Second) + GATES * GATE_LEN
+}
+
+fn ring_offset(ring: usize) -> usize {
+    RINGS[..ring].iter().map(|capacity| ring::HEADER + capacity).sum()
+}
+
+fn gates_offset(owner: Half) -> usize {
+    let table = if owner == Half::First { 0 } else { GATES * GATE_LEN };
+    ring_offset(RINGS.len()) + table
+}
+
+/// See the module.
+pub(crate) struct Link {
+    segment: Arc<Mapping>,
+    half: Half,
+    /// Passes file descriptors; also watched for the peer's end.
+    pub(crate) socket: OwnedFd,
+    /// The peer's process in our PID namespace; 0 when it is not visible.
+    pub(crate) pid: u32,
+    pidfd: Option<Pidfd>,
+    /// Rung by the peer when we sleep.
+    pub(crate) own_bell: EventFd,
+    pub(crate) peer_bell: Arc<EventFd>,
+    gates: Mutex<GateTable>,
+}
+
+#[derive(Default)]
+struct GateTable {
+    /// Gates in use, by the grant they guard.
+    taken: Vec<(SlotId, u32, u32)>,
+    free: Vec<u32>,
+    next: u32,
+    pass: u32,
+}
+
+impl Link {
+    pub(crate) fn new(
+        segment: Mapping,
+        half: Half,
+        socket: OwnedFd,
+        pid: u32,
+        own_bell: EventFd,
+        peer_bell: EventFd,
+    ) -> Self {
+        Self {
+            segment: Arc::new(segment),
+            half,
+            socket,
+            pid,
+            pidfd: if pid == 0 { None } else { Pidfd::open(pid).ok() },
+            own_bell,
+            peer_bell: Arc::new(peer_bell),
+            gates: Mutex::default(),
+        }
+    }
+
+    /// A new segment: its descriptor to pass on, and our mapping.
+    pub(crate) fn create_segment() -> io::Result<(OwnedFd, Mapping)> {
+        let fd = shm::create_memfd("peerway-session", segment_len())?;
+        let mapping = Mapping::of_fd(fd.as_fd(), segment_len(), true)?;
+        Ok((fd, mapping))
+    }
+
+    /// A segment that a peer passed.
+    pub(crate) fn adopt_segment(fd: &OwnedFd) -> io::Result<Mapping> {
+        shm::check_memfd(fd.as_fd(), segment_len())?;
+        Mapping::of_fd(fd.as_fd(), segment_len(), true)
+    }
+
+    /// The latency and the bulk wire. Called once per link: a ring has one producer and one
+    /// consumer.
+    pub(crate) fn wires(&self) -> [RingWire; 2] {
+        [0, 2].map(|first| {
+            let (out, inc) = match self.half {
+                Half::First => (first, first + 1),
+                Half::Second => (first + 1, first),
+            };
+            let base = |ring: usize| {
+                // SAFETY: all offsets of the layout lie inside the segment, whose length was fixed
+                // (created) or checked (adopted) to be `segment_len`.
+                unsafe { self.segment.ptr().add(ring_offset(ring)) }
+            };
+            // SAFETY: each ring of the layout lies inside the segment, is aligned to its header's
+            // cache lines and stays mapped while the wire holds the segment; this side is the only
+            // producer of one and the only consumer of the other because the driver makes the
+            // wires once.
+            let (producer, consumer) = unsafe {
+                (Producer::new(base(out), RINGS[out]), Consumer::new(base(inc), RINGS[inc]))
+            };
+            RingWire::new(producer, consumer, self.peer_bell.clone(), self.segment.clone())
+        })
+    }
+
+    /// A gate of ours for `grant`, opened; `None` when the table is full. The same grant has one.
+    pub(crate) fn own_gate(&self, grant: SlotId) -> Option<(u32, u32, SharedGate)> {
+        let mut table = self.gates.lock().unwrap();
+        if let Some(&(_, index, pass)) = table.taken.iter().find(|(id, ..)| *id == grant) {
+            return Some((index, pass, self.gate(self.half, index)?));
+        }
+        let index = match table.free.pop() {
+            Some(index) => index,
+            None if (table.next as usize) < GATES => {
+                table.next += 1;
+                table.next - 1
+            }
+            None => return None,
+        };
+        // 0 is the pass of a closed gate.
+        table.pass = table.pass.wrapping_add(1).max(1);
+        let pass = table.pass;
+        table.taken.push((grant, index, pass));
+        let gate = self.gate(self.half, index)?;
+        gate.gate().open(pass);
+        Some((index, pass, gate))
+    }
+
+    /// Gives back the gates of grants that are gone.
+    pub(crate) fn forget_gate(&self, grant: SlotId) {
+        let mut table = self.gates.lock().unwrap();
+        if let Some(at) = table.taken.iter().position(|(id, ..)| *id == grant) {
+            let (_, index, _) = table.taken.swap_remove(at);
+            table.free.push(index);
+        }
+    }
+
+    /// A gate of the peer by the index it named; `None` when there is no such gate.
+    pub(crate) fn peer_gate(&self, index: u32) -> Option<SharedGate> {
+        let owner = if self.half == Half::First { Half::Second } else { Half::First };
+        self.gate(owner, index)
+    }
+
+    fn gate(&self, owner: Half, index: u32) -> Option<SharedGate> {
+        let within = (index as usize) < GATES;
+        let offset = gates_offset(owner) + index as usize * GATE_LEN;
+        if within { SharedGate::new(self.segment.clone(), offset) } else { None }
+    }
+
+    pub(crate) fn is_process_dead(&self) -> bool {
+        self.pidfd.as_ref().is_some_and(Pidfd::is_dead)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_keeps_everything_apart_and_aligned() {
+        for ring in 0..RINGS.len() {
+            assert!(ring_offset(ring).is_multiple_of(64));
+            assert!(RINGS[ring].is_power_of_two());
+        }
+        assert!(gates_offset(Half::First).is_multiple_of(GATE_LEN));
+        assert_eq!(gates_offset(Half::Second) - gates_offset(Half::First), GATES * GATE_LEN);
+    }
+}

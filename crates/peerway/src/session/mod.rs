@@ -1,0 +1,119 @@
+//! A session: everything two endpoint incarnations share.
+//!
+//! This is the part that any thread may hold. What only the driver touches (lanes, queues, leases)
+//! is in `progress::driver`.
+
+pub(crate) mod accept;
+pub(crate) mod choose;
+pub(crate) mod connect;
+pub(crate) mod hello;
+pub(crate) mod import;
+pub(crate) mod link;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use peerway_core::ids::{Incarnation, SlotId};
+
+use crate::memory::RemoteInner;
+use crate::path::Path;
+use crate::progress::shard::Shard;
+use import::Imports;
+use link::Link;
+
+/// See the module.
+pub(crate) struct Session {
+    pub(crate) id: [u8; 16],
+    pub(crate) incarnation: Incarnation,
+    pub(crate) addr: SocketAddr,
+    pub(crate) shard: Arc<Shard>,
+    /// Position in the driver's table, set when the driver takes the session over.
+    pub(crate) index: AtomicUsize,
+    pub(crate) path: Path,
+    pub(crate) reach: Reach,
+    pub(crate) link: Option<Link>,
+    pub(crate) imports: Imports,
+    /// Remote regions by grant and token, so that importing twice costs one round trip.
+    pub(crate) known: Mutex<HashMap<(SlotId, [u8; 16]), Weak<RemoteInner>>>,
+    pub(crate) stats: PeerCounters,
+    pub(crate) initiator: bool,
+    alive: AtomicBool,
+}
+
+/// Which ways besides the TCP lanes are open between the two processes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reach {
+    pub(crate) same_process: bool,
+    pub(crate) map: bool,
+    /// We can read the peer's memory by CMA.
+    pub(crate) we_pull: bool,
+    /// The peer can read ours.
+    pub(crate) peer_pulls: bool,
+}
+
+/// Bytes and frames, counted in the hot path.
+#[derive(Debug, Default)]
+pub(crate) struct PeerCounters {
+    pub(crate) bytes_written: AtomicU64,
+    pub(crate) bytes_read: AtomicU64,
+    pub(crate) bytes_served: AtomicU64,
+    pub(crate) bytes_landed: AtomicU64,
+    pub(crate) transfers: AtomicU64,
+    pub(crate) lanes_lost: AtomicU64,
+}
+
+/// What a session is made of once the handshake is over.
+pub(crate) struct Parts {
+    pub(crate) id: [u8; 16],
+    pub(crate) incarnation: Incarnation,
+    pub(crate) addr: SocketAddr,
+    pub(crate) path: Path,
+    pub(crate) reach: Reach,
+    pub(crate) link: Option<Link>,
+    pub(crate) initiator: bool,
+}
+
+impl Session {
+    pub(crate) fn new(parts: Parts, shard: Arc<Shard>) -> Arc<Self> {
+        Arc::new(Self {
+            id: parts.id,
+            incarnation: parts.incarnation,
+            addr: parts.addr,
+            shard,
+            index: AtomicUsize::new(usize::MAX),
+            path: parts.path,
+            reach: parts.reach,
+            link: parts.link,
+            imports: Imports::default(),
+            known: Mutex::default(),
+            stats: PeerCounters::default(),
+            initiator: parts.initiator,
+            alive: AtomicBool::new(true),
+        })
+    }
+
+    /// Whether transfers can be posted.
+    #[inline]
+    pub(crate) fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+
+    /// No more transfers; returns whether this call made it so.
+    pub(crate) fn bury(&self) -> bool {
+        let was_alive = self.alive.swap(false, Ordering::AcqRel);
+        if was_alive {
+            self.imports.fail_all();
+        }
+        was_alive
+    }
+
+    /// Whether the peer's process is known to have ended. Only local peers can be asked.
+    pub(crate) fn is_process_dead(&self) -> bool {
+        match &self.link {
+            Some(link) => link.is_process_dead(),
+            None => false,
+        }
+    }
+}

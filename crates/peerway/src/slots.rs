@@ -1,0 +1,233 @@
+//! The table of transfers in flight.
+//!
+//! A slot is named by index and generation, so a handle can never reach the slot's next tenant. The
+//! state word is a futex: whoever ends a transfer wakes its waiters. A slot is reused only when it
+//! has ended, its handle is gone, and nothing of it can still touch memory.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::task::Waker;
+use std::time::Duration;
+
+use crossbeam_queue::ArrayQueue;
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::{Ended, Fence};
+
+use crate::clock;
+use crate::os::wake::{futex_wait, futex_wake};
+use crate::path::PathKind;
+
+const ENDED: u32 = 1;
+/// Somebody sleeps on the word.
+const WAITED: u32 = 2;
+/// The user's handle is gone.
+const DETACHED: u32 = 4;
+/// Ended with an open fence: the engine still holds its memory.
+const UNFENCED: u32 = 8;
+
+/// One transfer.
+#[repr(align(128))]
+pub(crate) struct Slot {
+    word: AtomicU32,
+    generation: AtomicU32,
+    path: AtomicU8,
+    ended: AtomicU64,
+    pub(crate) done: AtomicU64,
+    total: AtomicU64,
+    posted_at: AtomicU64,
+    pub(crate) sent_at: AtomicU64,
+    ended_at: AtomicU64,
+    waker: Mutex<Option<Waker>>,
+}
+
+/// Times and bytes of a transfer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TransferStats {
+    /// Bytes known to have arrived.
+    pub bytes_done: u64,
+    /// Bytes asked for.
+    pub bytes_total: u64,
+    /// From the post to the first byte handed to the path.
+    pub until_sent: Option<Duration>,
+    /// From the post to the end.
+    pub until_ended: Option<Duration>,
+}
+
+/// All slots of an endpoint.
+pub(crate) struct Slots {
+    slots: Box<[Slot]>,
+    free: ArrayQueue<u32>,
+}
+
+impl Slots {
+    pub(crate) fn new(count: usize) -> Self {
+        let slot = || Slot {
+            word: AtomicU32::new(ENDED | DETACHED),
+            generation: AtomicU32::new(0),
+            path: AtomicU8::new(0),
+            ended: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            posted_at: AtomicU64::new(0),
+            sent_at: AtomicU64::new(0),
+            ended_at: AtomicU64::new(0),
+            waker: Mutex::new(None),
+        };
+        let free = ArrayQueue::new(count.max(1));
+        for index in 0..count as u32 {
+            let _ = free.push(index);
+        }
+        Self { slots: (0..count).map(|_| slot()).collect(), free }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Takes a slot, or `None` when all are in use.
+    pub(crate) fn take(&self, total: u64, path: PathKind, now: u64) -> Option<SlotId> {
+        let index = self.free.pop()?;
+        let slot = &self.slots[index as usize];
+        let generation = slot.generation.load(Ordering::Relaxed);
+        slot.path.store(path as u8, Ordering::Relaxed);
+        slot.done.store(0, Ordering::Relaxed);
+        slot.total.store(total, Ordering::Relaxed);
+        slot.posted_at.store(now, Ordering::Relaxed);
+        slot.sent_at.store(0, Ordering::Relaxed);
+        slot.ended_at.store(0, Ordering::Relaxed);
+        slot.word.store(0, Ordering::Release);
+        Some(SlotId { index, generation })
+    }
+
+    pub(crate) fn slot(&self, id: SlotId) -> &Slot {
+        &self.slots[id.index as usize]
+    }
+
+    /// How the transfer ended, if it has.
+    #[inline]
+    pub(crate) fn ended(&self, id: SlotId) -> Option<Ended> {
+        let slot = self.slot(id);
+        // pairs with the release in `end`
+        let word = slot.word.load(Ordering::Acquire);
+        (word & ENDED != 0).then(|| Ended::from_bits(slot.ended.load(Ordering::Relaxed)))
+    }
+
+    /// Ends a transfer. With an open fence the slot stays taken until [`Self::fenced`].
+    pub(crate) fn end(&self, id: SlotId, ended: Ended) {
+        let slot = self.slot(id);
+        debug_assert_eq!(slot.generation.load(Ordering::Relaxed), id.generation);
+        slot.ended.store(ended.to_bits(), Ordering::Relaxed);
+        slot.ended_at.store(clock::now(), Ordering::Relaxed);
+        let open = if ended.fence == Fence::Open { UNFENCED } else { 0 };
+        // pairs with the acquire in `ended` and the read-modify-write in `sleep`: a sleeper that
+        // set WAITED before this is woken, one that sets it after sees ENDED.
+        let before = slot.word.fetch_or(ENDED | open, Ordering::AcqRel);
+        if before & WAITED != 0 {
+            futex_wake(&slot.word, u32::MAX);
+        }
+        if let Some(waker) = slot.waker.lock().unwrap().take() {
+            waker.wake();
+        }
+        if before & DETACHED != 0 && open == 0 {
+            self.release(id);
+        }
+    }
+
+    /// What an open fence was waiting for has happened.
+    pub(crate) fn fenced(&self, id: SlotId) {
+        let slot = self.slot(id);
+        let ended = Ended::from_bits(slot.ended.load(Ordering::Relaxed));
+        slot.ended.store(Ended { fence: Fence::Held, ..ended }.to_bits(), Ordering::Relaxed);
+        let before = slot.word.fetch_and(!UNFENCED, Ordering::AcqRel);
+        if before & DETACHED != 0 {
+            self.release(id);
+        }
+    }
+
+    /// The user's handle is gone.
+    pub(crate) fn detach(&self, id: SlotId) {
+        let before = self.slot(id).word.fetch_or(DETACHED, Ordering::AcqRel);
+        if before & (ENDED | UNFENCED) == ENDED {
+            self.release(id);
+        }
+    }
+
+    /// Sleeps until the transfer ends or the time is over.
+    pub(crate) fn sleep(&self, id: SlotId, timeout: Duration) {
+        let slot = self.slot(id);
+        let before = slot.word.fetch_or(WAITED, Ordering::AcqRel);
+        if before & ENDED == 0 {
+            let _ = futex_wait(&slot.word, before | WAITED, Some(timeout));
+        }
+    }
+
+    /// Has `waker` woken at the end; false when it has ended already.
+    pub(crate) fn wake_later(&self, id: SlotId, waker: &Waker) -> bool {
+        *self.slot(id).waker.lock().unwrap() = Some(waker.clone());
+        self.ended(id).is_none()
+    }
+
+    pub(crate) fn path(&self, id: SlotId) -> PathKind {
+        PathKind::from_code(self.slot(id).path.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn stats(&self, id: SlotId) -> TransferStats {
+        let slot = self.slot(id);
+        let posted = slot.posted_at.load(Ordering::Relaxed);
+        let since = |at: &AtomicU64| match at.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(Duration::from_nanos(at.saturating_sub(posted))),
+        };
+        TransferStats {
+            bytes_done: slot.done.load(Ordering::Relaxed),
+            bytes_total: slot.total.load(Ordering::Relaxed),
+            until_sent: since(&slot.sent_at),
+            until_ended: since(&slot.ended_at),
+        }
+    }
+
+    fn release(&self, id: SlotId) {
+        let slot = self.slot(id);
+        slot.generation.store(id.generation.wrapping_add(1), Ordering::Relaxed);
+        let _ = self.free.push(id.index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerway_core::outcome::{Reason, TransferError};
+
+    use super::*;
+
+    #[test]
+    fn a_slot_is_reused_only_when_nothing_refers_to_it() {
+        let slots = Slots::new(1);
+        let first = slots.take(1, PathKind::Tcp, 1).unwrap();
+        assert!(slots.take(1, PathKind::Tcp, 1).is_none(), "full");
+        let open = Ended { reason: Reason::Failed(TransferError::PeerSilent), fence: Fence::Open };
+        slots.end(first, open);
+        assert_eq!(slots.ended(first), Some(open));
+        slots.detach(first);
+        assert!(slots.take(1, PathKind::Tcp, 1).is_none(), "the fence is open");
+        slots.fenced(first);
+        let second = slots.take(1, PathKind::Tcp, 1).unwrap();
+        assert_eq!(second.index, first.index);
+        assert_ne!(second.generation, first.generation);
+    }
+
+    #[test]
+    fn sleepers_wake() {
+        let slots = Slots::new(1);
+        let id = slots.take(1, PathKind::Tcp, 1).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while slots.ended(id).is_none() {
+                    slots.sleep(id, Duration::from_secs(5));
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            slots.end(id, Ended::DONE);
+        });
+    }
+}

@@ -1,0 +1,371 @@
+//! Posting work, and the handle to what was posted.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::{Ended, Fence, Reason};
+use peerway_core::stripe;
+use peerway_core::wire::MAX_PAYLOAD;
+use peerway_core::work::Cursor;
+
+use crate::batch::{Batch, Class, Direction, Tail, Work};
+use crate::clock;
+use crate::endpoint::Inner;
+use crate::error::PostError;
+use crate::memory::Direct;
+use crate::os::copy::CopyKind;
+use crate::path::PathKind;
+use crate::progress::crew::Job;
+use crate::progress::driver::INLINE_SEND;
+use crate::progress::flight::{Flight, Route};
+use crate::progress::shard::Command;
+use crate::session::Session;
+use crate::slots::TransferStats;
+use crate::transport::direct::{DirectJob, copy_all};
+
+/// A direct copy up to this size is done by the posting call: it takes about 10 µs cold.
+const INLINE_COPY: u64 = 32 << 10;
+/// Fewer pieces than this in an inline copy, so that posting stays quick.
+const INLINE_ITEMS: usize = 64;
+/// Small transfers go by the latency lane unless told otherwise.
+const LATENCY_BYTES: u64 = 64 << 10;
+/// From this size on another core is called in to copy: waking it costs some microseconds.
+const CREW_BYTES: u64 = 2 << 20;
+
+/// A posted transfer. Dropping the handle lets it go on; its memory is kept until it has ended.
+///
+/// Also a [`Future`] of how it ends.
+///
+/// ```
+/// # use peerway::{Access, Batch, Endpoint, Reason};
+/// # use std::time::Duration;
+/// # let (a, b) = (Endpoint::new()?, Endpoint::new()?);
+/// # let peer = a.connect(&b.metadata())?;
+/// # let (ours, theirs) = (a.allocate(4096)?, b.allocate(4096)?);
+/// # let remote = peer.import(&theirs.advertise(Access::READ)?)?;
+/// let transfer = peer.post(&Batch::read(&ours.all(), &remote.all())?)?;
+/// match transfer.wait(Duration::from_secs(1)) {
+///     Some(ended) => assert_eq!(ended.reason, Reason::Done),
+///     None => transfer.cancel(),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a dropped transfer goes on, but nobody learns how it ends"]
+pub struct Transfer {
+    state: State,
+}
+
+enum State {
+    /// Done by the posting call.
+    Finished { ended: Ended, path: PathKind, bytes: u64 },
+    Running {
+        endpoint: Arc<Inner>,
+        session: Arc<Session>,
+        slot: SlotId,
+        /// A direct copy that the waiter works on.
+        job: Option<Arc<DirectJob>>,
+    },
+}
+
+impl Transfer {
+    /// How it ended, if it has. Moves things along a little when it has not.
+    pub fn poll(&self) -> Option<Ended> {
+        match &self.state {
+            State::Finished { ended, .. } => Some(*ended),
+            State::Running { endpoint, session, slot, job } => {
+                if endpoint.slots.ended(*slot).is_none() {
+                    match job {
+                        Some(job) => drop(job.step()),
+                        None => drop(session.shard.lend(|| true, 0)),
+                    }
+                }
+                endpoint.slots.ended(*slot)
+            }
+        }
+    }
+
+    /// Waits for the end, for so long. The calling thread works for the transfer meanwhile.
+    pub fn wait(&self, timeout: Duration) -> Option<Ended> {
+        let State::Running { endpoint, session, slot, job } = &self.state else {
+            return self.poll();
+        };
+        let ended = || endpoint.slots.ended(*slot);
+        if let Some(job) = job {
+            let mut deadline = None;
+            while ended().is_none() && job.step() {
+                // A clock is read only once something took longer than a quantum.
+                let now = clock::now();
+                if now >= *deadline.get_or_insert_with(|| clock::after(now, timeout)) {
+                    return ended();
+                }
+            }
+        }
+        let deadline = clock::after(clock::now(), timeout);
+        loop {
+            if session.shard.lend(|| ended().is_some(), deadline) {
+                return ended();
+            }
+            let left = clock::until(deadline, clock::now());
+            if left == Duration::ZERO || endpoint.check_open().is_err() {
+                return ended();
+            }
+            endpoint.slots.sleep(*slot, left.min(Duration::from_millis(100)));
+        }
+    }
+
+    /// Waits for the end, which comes: every transfer has a deadline.
+    pub fn join(&self) -> Ended {
+        loop {
+            if let Some(ended) = self.wait(Duration::from_secs(1)) {
+                return ended;
+            }
+            if let State::Running { endpoint, .. } = &self.state
+                && endpoint.check_open().is_err()
+            {
+                let closed = peerway_core::outcome::TransferError::EndpointClosed;
+                return Ended { reason: Reason::Failed(closed), fence: Fence::Open };
+            }
+        }
+    }
+
+    /// Asks for the transfer to stop. It ends within the fence deadline, and says then whether
+    /// anything of it can still change memory.
+    pub fn cancel(&self) {
+        let State::Running { session, slot, job, .. } = &self.state else { return };
+        if let Some(job) = job {
+            job.cancel();
+        }
+        session.shard.submit(Command::Cancel(*slot));
+        session.shard.kick();
+    }
+
+    /// The path it took.
+    pub fn path(&self) -> PathKind {
+        match &self.state {
+            State::Finished { path, .. } => *path,
+            State::Running { endpoint, slot, .. } => endpoint.slots.path(*slot),
+        }
+    }
+
+    /// Bytes and times so far.
+    pub fn stats(&self) -> TransferStats {
+        match &self.state {
+            State::Finished { bytes, .. } => {
+                TransferStats { bytes_done: *bytes, bytes_total: *bytes, ..Default::default() }
+            }
+            State::Running { endpoint, slot, .. } => endpoint.slots.stats(*slot),
+        }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if let State::Running { endpoint, slot, .. } = &self.state {
+            endpoint.slots.detach(*slot);
+        }
+    }
+}
+
+impl Future for Transfer {
+    type Output = Ended;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
+        match &self.state {
+            State::Finished { ended, .. } => Poll::Ready(*ended),
+            State::Running { endpoint, slot, .. } => {
+                if endpoint.slots.wake_later(*slot, cx.waker()) {
+                    return Poll::Pending;
+                }
+                let ended = endpoint.slots.ended(*slot);
+                ended.map_or(Poll::Pending, Poll::Ready)
+            }
+        }
+    }
+}
+
+/// How a batch reaches its peer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Way {
+    /// This process copies.
+    Direct(PathKind),
+    /// Frames carry it.
+    Lanes(Route, PathKind),
+}
+
+/// The best way that every remote region of the work has.
+fn way(session: &Session, direction: Direction, work: &Work) -> Way {
+    let remotes = work.remotes.as_slice();
+    let mapped = |d: &Direct| matches!(d, Direct::SameProcess { .. } | Direct::Mapped { .. });
+    let direct = match direction {
+        Direction::Write => remotes.iter().all(|r| mapped(&r.direct)),
+        Direction::Read => remotes.iter().all(|r| !matches!(r.direct, Direct::None)),
+    };
+    if direct {
+        // A read that mixes mapped memory with CMA is named after the slower of the two.
+        let kinds = remotes.iter().filter_map(|r| r.direct.kind());
+        let kind = kinds.max_by_key(|kind| *kind as u8);
+        return Way::Direct(kind.unwrap_or(session.path.kind));
+    }
+    let local = session.link.is_some();
+    if direction == Direction::Write && local && session.reach.peer_pulls {
+        return Way::Lanes(Route::of(direction, true), PathKind::LocalCma);
+    }
+    let kind = if local { PathKind::LocalRing } else { PathKind::Tcp };
+    Way::Lanes(Route::of(direction, false), kind)
+}
+
+/// Who sees to a transfer after it is posted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Then {
+    /// The caller waits at once.
+    Waits,
+    /// Nobody in particular.
+    Leaves,
+}
+
+/// Posts a batch.
+pub(crate) fn post(
+    endpoint: &Arc<Inner>,
+    session: &Arc<Session>,
+    batch: &Batch,
+    then: Then,
+) -> Result<Transfer, PostError> {
+    endpoint.check_open().map_err(PostError::from)?;
+    if !session.is_alive() {
+        return Err(PostError::PeerGone);
+    }
+    if let Some(remote) = batch.work.remotes.as_slice().first()
+        && !Arc::ptr_eq(&remote.session, session)
+    {
+        return Err(PostError::OtherPeer);
+    }
+    let Batch { direction, work, class, deadline, tail } = batch;
+    let total = work.shape.total();
+    session.stats.transfers.fetch_add(1, Ordering::Relaxed);
+    let way = way(session, *direction, work);
+    let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
+    if let (Way::Direct(path), true, true) = (way, small, tail.is_empty()) {
+        let result = copy_all(work, *direction, work.shape.start(), CopyKind::Plain);
+        let reason = result.map_or_else(Reason::Failed, |()| Reason::Done);
+        let ended = Ended { reason, fence: Fence::Held };
+        return Ok(Transfer { state: State::Finished { ended, path, bytes: total } });
+    }
+    let now = clock::now();
+    let deadline = clock::after(now, deadline.unwrap_or(endpoint.config.deadline));
+    let path = match way {
+        Way::Direct(path) | Way::Lanes(_, path) => path,
+    };
+    let slots = endpoint.slots.len();
+    let slot = endpoint.slots.take(total, path, now).ok_or(PostError::Busy { slots })?;
+    let running = |job| Transfer {
+        state: State::Running { endpoint: endpoint.clone(), session: session.clone(), slot, job },
+    };
+    match way {
+        Way::Direct(_) => {
+            let (work, tail) = (work.clone(), tail.clone());
+            let job = DirectJob::new(endpoint.clone(), slot, *direction, work, deadline, tail);
+            let helpers = match then {
+                Then::Waits if total < CREW_BYTES => 0,
+                Then::Waits => 1,
+                Then::Leaves if total < CREW_BYTES => 1,
+                Then::Leaves => 2,
+            };
+            let shared: Arc<dyn Job> = job.clone();
+            if helpers > 0 && !endpoint.crew.offer(&shared, helpers) && then == Then::Leaves {
+                // Nobody else can: better a slow post than a transfer that never ends.
+                while job.step() {}
+            }
+            if total == 0 {
+                job.step();
+            }
+            Ok(running(Some(job)))
+        }
+        Way::Lanes(route, _) => {
+            let lanes = 1 + usize::from(endpoint.config.lanes.unwrap_or(1));
+            let bulk = match class {
+                Class::Auto => total > LATENCY_BYTES,
+                Class::Latency => false,
+                Class::Bulk => true,
+            };
+            let flight = Flight {
+                slot,
+                session: session.clone(),
+                route,
+                at: work.shape.start(),
+                work: Some(work.clone()),
+                redo: Vec::new(),
+                piece: stripe::piece_len(total, lanes - 1, MAX_PAYLOAD),
+                bulk,
+                deadline,
+                tail: tail.clone(),
+                unanswered: 0,
+                queued: false,
+                ending: None,
+                unfenced: false,
+            };
+            session.shard.submit(Command::Start(flight));
+            if then == Then::Leaves && total > INLINE_SEND {
+                session.shard.kick();
+            }
+            Ok(running(None))
+        }
+    }
+}
+
+/// A flight that carries no bytes, only what follows them.
+pub(crate) fn tail_flight(
+    slot: SlotId,
+    session: Arc<Session>,
+    work: Option<Work>,
+    tail: Tail,
+    deadline: u64,
+) -> Flight {
+    Flight {
+        slot,
+        session,
+        route: Route::Tail,
+        work,
+        at: Cursor::default(),
+        redo: Vec::new(),
+        piece: MAX_PAYLOAD,
+        bulk: false,
+        deadline,
+        tail,
+        unanswered: 0,
+        queued: false,
+        ending: None,
+        unfenced: false,
+    }
+}
+
+/// Posts a notification that follows nothing.
+pub(crate) fn post_tail(
+    endpoint: &Arc<Inner>,
+    session: &Arc<Session>,
+    tail: Tail,
+) -> Result<Transfer, PostError> {
+    endpoint.check_open().map_err(PostError::from)?;
+    if !session.is_alive() {
+        return Err(PostError::PeerGone);
+    }
+    let now = clock::now();
+    let path = if session.link.is_some() { PathKind::LocalRing } else { PathKind::Tcp };
+    let slots = endpoint.slots.len();
+    let slot = endpoint.slots.take(0, path, now).ok_or(PostError::Busy { slots })?;
+    let deadline = clock::after(now, endpoint.config.deadline);
+    let flight = tail_flight(slot, session.clone(), None, tail, deadline);
+    session.shard.submit(Command::Start(flight));
+    Ok(Transfer {
+        state: State::Running {
+            endpoint: endpoint.clone(),
+            session: session.clone(),
+            slot,
+            job: None,
+        },
+    })
+}

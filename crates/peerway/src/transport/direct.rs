@@ -1,0 +1,255 @@
+//! Copies that this process does by itself: same process, mapped memory, and reads by CMA.
+//!
+//! Each quantum passes the owner's gate, so that a revoke bars the next one and waits for the one
+//! under way. Nothing of the peer's CPU is needed.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::work::Cursor;
+
+use crate::batch::{Direction, Tail, Work};
+use crate::clock;
+use crate::endpoint::Inner;
+use crate::hooks;
+use crate::memory::gate::GateRef;
+use crate::memory::{Direct, RemoteInner};
+use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
+use crate::os::{Piece, cma};
+use crate::progress::crew::{Job, QUANTUM};
+
+/// iovs of one `process_vm_readv`: more cost no less (measured), and 1024 is the kernel's limit.
+const CMA_PIECES: usize = 500;
+
+/// Copies everything from the cursor to its end. Every remote region of the work must have a direct
+/// path, and for writes a mapped one.
+///
+/// `Err` says why it stopped; bytes before that have been copied.
+pub(crate) fn copy_all(
+    work: &Work,
+    direction: Direction,
+    mut at: Cursor,
+    kind: CopyKind,
+) -> Result<(), TransferError> {
+    let mut pass = Pass::default();
+    let result = loop {
+        let Some(pair) = work.shape.peek(&at, QUANTUM) else { break Ok(()) };
+        let remote = work.remote(&pair.remote);
+        if let Some((base, gate)) = remote.direct.mapped() {
+            if !pass.enter(remote, gate) {
+                break Err(TransferError::Revoked);
+            }
+            hooks::about_to_copy();
+            let here = work.local_addr(&pair.local);
+            // SAFETY: the shape was checked against both regions' extents; the local region is kept
+            // alive by `work`; the remote one is mapped (or ours) while the gate admits us. The two
+            // may overlap only when a caller transfers a region onto itself, see `copy`.
+            unsafe {
+                let there = base.add(pair.remote.offset as usize);
+                match direction {
+                    Direction::Write => copy(kind, there, here, pair.len as usize),
+                    Direction::Read => copy(kind, here, there, pair.len as usize),
+                }
+            }
+            work.shape.advance(&mut at, pair.len);
+        } else if let Err(error) = pull_run(work, &mut at, &mut pass) {
+            break Err(error);
+        }
+    };
+    // The bytes must be seen before the gate says that the copy is over, and before any
+    // notification about them.
+    if kind == CopyKind::NonTemporal {
+        store_fence();
+    }
+    drop(pass);
+    result
+}
+
+/// Reads one run of pieces that lie in the same remote region, by CMA.
+fn pull_run<'a>(
+    work: &'a Work,
+    at: &mut Cursor,
+    pass: &mut Pass<'a>,
+) -> Result<(), TransferError> {
+    let mut ours = [Piece::default(); CMA_PIECES];
+    let mut theirs = [Piece::default(); CMA_PIECES];
+    let (mut count, mut bytes) = (0, 0);
+    let mut source: Option<&'a Arc<RemoteInner>> = None;
+    while count < CMA_PIECES
+        && let Some(pair) = work.shape.peek(at, QUANTUM - bytes)
+    {
+        let remote = work.remote(&pair.remote);
+        if source.is_some_and(|s| !Arc::ptr_eq(s, remote)) {
+            break;
+        }
+        let Direct::Cma { base, .. } = &remote.direct else { break };
+        source = Some(remote);
+        ours[count] = Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len };
+        theirs[count] = Piece { addr: base + pair.remote.offset, len: pair.len };
+        count += 1;
+        bytes += pair.len;
+        work.shape.advance(at, pair.len);
+    }
+    let Some(remote) = source else { return Err(TransferError::RemoteAccess) };
+    let Direct::Cma { pid, gate, .. } = &remote.direct else {
+        return Err(TransferError::RemoteAccess);
+    };
+    if !pass.enter(remote, gate) {
+        return Err(TransferError::Revoked);
+    }
+    hooks::about_to_copy();
+    // SAFETY: the local pieces lie in regions that `work` keeps alive; the remote ones are only
+    // addresses in another process, which the kernel checks.
+    let result = unsafe { cma::pull(*pid, &ours[..count], &theirs[..count]) };
+    // A process id may have been reused: what was copied counts only if the peer lived through it.
+    if remote.session.is_process_dead() {
+        return Err(TransferError::PeerGone);
+    }
+    result.map_err(|error| match error.raw_os_error() {
+        Some(libc::ESRCH) => TransferError::PeerGone,
+        _ => TransferError::Fault,
+    })
+}
+
+/// The gate that a run of pieces holds; leaves it when dropped.
+#[derive(Default)]
+struct Pass<'a>(Option<(&'a RemoteInner, &'a GateRef)>);
+
+impl<'a> Pass<'a> {
+    #[inline]
+    fn enter(&mut self, remote: &'a RemoteInner, gate: &'a GateRef) -> bool {
+        if let Some((inside, _)) = self.0
+            && std::ptr::eq(inside, remote)
+        {
+            return true;
+        }
+        self.leave();
+        let admitted = gate.enter();
+        if admitted {
+            self.0 = Some((remote, gate));
+        }
+        admitted
+    }
+
+    #[inline]
+    fn leave(&mut self) {
+        if let Some((_, gate)) = self.0.take() {
+            gate.leave();
+        }
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// A direct copy large enough to be cut into quanta.
+pub(crate) struct DirectJob {
+    endpoint: Arc<Inner>,
+    slot: SlotId,
+    direction: Direction,
+    work: Work,
+    kind: CopyKind,
+    deadline: u64,
+    tail: Tail,
+    state: Mutex<State>,
+}
+
+struct State {
+    at: Cursor,
+    running: u32,
+    /// Set when no more quanta are claimed: why.
+    stop: Option<Reason>,
+    finished: bool,
+}
+
+impl DirectJob {
+    pub(crate) fn new(
+        endpoint: Arc<Inner>,
+        slot: SlotId,
+        direction: Direction,
+        work: Work,
+        deadline: u64,
+        tail: Tail,
+    ) -> Arc<Self> {
+        let kind = kind_for(work.shape.total());
+        let at = work.shape.start();
+        let state = Mutex::new(State { at, running: 0, stop: None, finished: false });
+        Arc::new(Self { endpoint, slot, direction, work, kind, deadline, tail, state })
+    }
+
+    /// Claims no more; ends with `Cancelled` once the quanta under way are done.
+    pub(crate) fn cancel(&self) {
+        self.halt(Reason::Cancelled);
+    }
+
+    fn halt(&self, reason: Reason) {
+        let mut state = self.state.lock().unwrap();
+        if state.stop.is_none() {
+            state.stop = Some(reason);
+        }
+        self.finish_if_over(state);
+    }
+
+    /// The next part of the work, or `None` when nothing is left to claim.
+    fn claim(&self) -> Option<Cursor> {
+        let now = clock::now();
+        let mut state = self.state.lock().unwrap();
+        if now >= self.deadline && state.stop.is_none() && state.at.left() > 0 {
+            state.stop = Some(Reason::TimedOut);
+        }
+        if state.stop.is_some() || state.at.left() == 0 {
+            self.finish_if_over(state);
+            return None;
+        }
+        let part = state.at.limited(QUANTUM);
+        let mut left = part.left();
+        while left > 0 {
+            let Some(pair) = self.work.next(&mut state.at, left) else { break };
+            left -= pair.len;
+        }
+        state.running += 1;
+        self.endpoint.slots.slot(self.slot).sent_at.store(now, Ordering::Relaxed);
+        Some(part)
+    }
+
+    fn finish_if_over(&self, mut state: std::sync::MutexGuard<'_, State>) {
+        let over = state.running == 0 && (state.stop.is_some() || state.at.left() == 0);
+        if !over || state.finished {
+            return;
+        }
+        state.finished = true;
+        let reason = state.stop.unwrap_or(Reason::Done);
+        drop(state);
+        if reason == Reason::Done && !self.tail.is_empty() {
+            // The bytes are there; now the lane says so, and its answer ends the transfer.
+            let session = &self.work.remotes.as_slice()[0].session;
+            self.endpoint.send_tail(self.slot, session, self.work.clone(), self.tail.clone(), self.deadline);
+        } else {
+            self.endpoint.slots.end(self.slot, Ended { reason, fence: Fence::Held });
+        }
+    }
+}
+
+impl Job for DirectJob {
+    fn step(&self) -> bool {
+        let Some(part) = self.claim() else { return false };
+        let result = copy_all(&self.work, self.direction, part, self.kind);
+        let mut state = self.state.lock().unwrap();
+        state.running -= 1;
+        match result {
+            Ok(()) => {
+                self.endpoint.slots.slot(self.slot).done.fetch_add(part.left(), Ordering::Relaxed);
+            }
+            Err(error) if state.stop.is_none() => state.stop = Some(Reason::Failed(error)),
+            Err(_) => {}
+        }
+        self.finish_if_over(state);
+        true
+    }
+}

@@ -1,0 +1,272 @@
+//! A lane: one wire to a peer, with what is half-sent, half-received and not yet answered on it.
+//!
+//! Only the driver touches lanes. Sequenced frames are numbered from 1; the peer applies them in
+//! order, so the last applied number says everything about a lane that died.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use peerway_core::counter::HighWater;
+use peerway_core::credit::Window;
+use peerway_core::ids::SlotId;
+use peerway_core::wire::{Checked, Control, HEADER_LEN, Header, Kind, SEGMENT_LEN};
+use peerway_core::work::Cursor;
+use zerocopy::IntoBytes;
+
+use super::Wire;
+use crate::batch::Work;
+use crate::memory::gate::GateRef;
+use crate::memory::grants::Grant;
+use crate::os::Piece;
+
+/// Unacknowledged bytes on a lane: about what a loopback socket buffers; on a network the product
+/// of 100 Gbit/s and 0.6 ms.
+const WINDOW_BYTES: u64 = 8 << 20;
+/// Unacknowledged frames on a lane; also the most reads a peer may ask for at a time.
+pub(crate) const WINDOW_FRAMES: u32 = 256;
+/// Bytes of the receive buffer: the largest table and some small frames.
+const SCRATCH: usize = 16 << 10;
+
+/// What a lane is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Role {
+    /// Control and liveness only: data has better lanes.
+    Control,
+    /// Control and small transfers.
+    Latency,
+    /// Large transfers.
+    Bulk,
+}
+
+/// See the module.
+pub(crate) struct Lane {
+    pub(crate) wire: Box<dyn Wire>,
+    pub(crate) index: u16,
+    pub(crate) role: Role,
+    pub(crate) heard: u64,
+    pub(crate) blocked: bool,
+    /// epoll watches for room to send.
+    pub(crate) watched_out: bool,
+
+    /// Small frames, complete, to be sent before the next data frame.
+    pub(crate) out: Vec<u8>,
+    pub(crate) out_done: usize,
+    pub(crate) frame: Option<OutFrame>,
+    /// Header and table of `frame`.
+    pub(crate) head: Vec<u8>,
+    pub(crate) replies: VecDeque<Reply>,
+    pub(crate) reply_next: bool,
+    last_sequence: u64,
+    pub(crate) outstanding: VecDeque<Outstanding>,
+    pub(crate) acked: u64,
+    pub(crate) window: Window,
+
+    pub(crate) rx: Rx,
+    pub(crate) scratch: Box<[u8]>,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) applied: HighWater,
+    pub(crate) ack_sent: u64,
+    pub(crate) landed_since_ack: u64,
+}
+
+/// A data frame that is being sent.
+pub(crate) struct OutFrame {
+    pub(crate) head_sent: usize,
+    pub(crate) left: u64,
+    pub(crate) body: Body,
+}
+
+/// Where a frame's payload comes from.
+pub(crate) enum Body {
+    /// A transfer's local memory, from the cursor on.
+    Flight { slot: SlotId, work: Work, at: Cursor },
+    /// Our own memory that the peer reads. The gate is held until the frame is out.
+    Reply(Reply),
+    /// A private copy: what is left of a frame whose transfer was cancelled.
+    Bytes { bytes: Vec<u8>, done: usize },
+}
+
+/// A read of the peer's that we answer.
+pub(crate) struct Reply {
+    pub(crate) sequence: u64,
+    pub(crate) transfer: u64,
+    pub(crate) grant: Arc<Grant>,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) next: usize,
+    pub(crate) within: u64,
+    pub(crate) total: u64,
+    pub(crate) gate: Option<GateRef>,
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(gate) = self.gate.take() {
+            gate.leave();
+        }
+    }
+}
+
+/// A frame that has not been answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outstanding {
+    pub(crate) kind: Kind,
+    pub(crate) slot: SlotId,
+    /// What part of the work it carries, so that it can be repeated elsewhere.
+    pub(crate) part: Cursor,
+    pub(crate) window: u64,
+    pub(crate) answered: bool,
+}
+
+/// What is being received.
+pub(crate) enum Rx {
+    /// A header.
+    Head,
+    /// A table, once its header is known.
+    Table { head: Header, checked: Checked },
+    /// Payload for memory of ours that a peer writes.
+    Land(Landing),
+    /// Payload for a read of ours.
+    Fill { sequence: u64, slot: SlotId, part: Cursor },
+    /// Payload nobody wants.
+    Skip { left: usize, then: Then },
+    /// A body that is kept whole: a message.
+    Gather { head: Header, kind: Kind, bytes: Vec<u8>, need: usize },
+}
+
+/// What to do when unwanted payload has passed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Then {
+    /// Nothing.
+    Nothing,
+    /// The frame was sequenced and has been refused already.
+    Count(u64),
+}
+
+/// A write being applied.
+pub(crate) struct Landing {
+    pub(crate) sequence: u64,
+    pub(crate) grant: Arc<Grant>,
+    pub(crate) gate: GateRef,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) next: usize,
+    pub(crate) within: u64,
+    pub(crate) left: u64,
+}
+
+impl Lane {
+    pub(crate) fn new(wire: Box<dyn Wire>, index: u16, role: Role, now: u64) -> Self {
+        Self {
+            wire,
+            index,
+            role,
+            heard: now,
+            blocked: false,
+            watched_out: false,
+            out: Vec::with_capacity(4096),
+            out_done: 0,
+            frame: None,
+            head: Vec::with_capacity(HEADER_LEN + 256 * SEGMENT_LEN),
+            replies: VecDeque::new(),
+            reply_next: false,
+            last_sequence: 0,
+            outstanding: VecDeque::with_capacity(WINDOW_FRAMES as usize),
+            acked: 0,
+            window: Window::new(WINDOW_BYTES, WINDOW_FRAMES),
+            rx: Rx::Head,
+            scratch: vec![0; SCRATCH].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            applied: HighWater::default(),
+            ack_sent: 0,
+            landed_since_ack: 0,
+        }
+    }
+
+    /// Numbers a sequenced frame and remembers it until it is answered.
+    pub(crate) fn remember(&mut self, kind: Kind, slot: SlotId, part: Cursor, window: u64) -> u64 {
+        self.last_sequence += 1;
+        self.window.take(window);
+        self.outstanding.push_back(Outstanding { kind, slot, part, window, answered: false });
+        self.last_sequence
+    }
+
+    /// The number of the oldest frame in `outstanding`.
+    pub(crate) fn first_outstanding(&self) -> u64 {
+        self.last_sequence + 1 - self.outstanding.len() as u64
+    }
+
+    /// Marks a frame as answered and returns it; `None` when it has been, or never was sent.
+    pub(crate) fn answer(&mut self, sequence: u64) -> Option<Outstanding> {
+        let at = sequence.checked_sub(self.first_outstanding())?;
+        let entry = self.outstanding.get_mut(usize::try_from(at).ok()?)?;
+        if entry.answered {
+            return None;
+        }
+        entry.answered = true;
+        let answered = *entry;
+        self.window.put_back(answered.window);
+        while self.outstanding.front().is_some_and(|e| e.answered) {
+            self.outstanding.pop_front();
+        }
+        Some(answered)
+    }
+
+    /// The frame that waits for an answer under this number.
+    pub(crate) fn waiting(&self, sequence: u64) -> Option<&Outstanding> {
+        let at = sequence.checked_sub(self.first_outstanding())?;
+        self.outstanding.get(usize::try_from(at).ok()?).filter(|e| !e.answered)
+    }
+
+    /// Whether this number has been sent at all.
+    pub(crate) fn was_sent(&self, sequence: u64) -> bool {
+        sequence <= self.last_sequence
+    }
+
+    /// Queues a frame without payload.
+    pub(crate) fn push(&mut self, header: &Header) {
+        self.out.extend_from_slice(header.as_bytes());
+    }
+
+    /// Queues a frame with a payload that is copied now.
+    pub(crate) fn push_with(&mut self, mut header: Header, payload: &[u8]) {
+        header.set_body(0, 0, payload.len());
+        self.push(&header);
+        self.out.extend_from_slice(payload);
+    }
+
+    /// Queues a control message.
+    pub(crate) fn push_control(&mut self, message: &Control) {
+        self.push_with(Header::new(Kind::Control), &message.to_bytes());
+    }
+
+    /// Queues an acknowledgement of all that has been applied.
+    pub(crate) fn push_ack(&mut self) {
+        let applied = self.applied.last();
+        if applied > self.ack_sent {
+            let mut ack = Header::new(Kind::Ack);
+            ack.sequence = applied.into();
+            self.push(&ack);
+            self.ack_sent = applied;
+            self.landed_since_ack = 0;
+        }
+    }
+
+    /// Refuses a frame.
+    pub(crate) fn push_nack(&mut self, sequence: u64, code: u8) {
+        let mut nack = Header::new(Kind::Nack);
+        nack.sequence = sequence.into();
+        nack.status = u16::from(code).into();
+        self.push(&nack);
+    }
+
+    /// Whether something is waiting to go out.
+    pub(crate) fn wants_out(&self) -> bool {
+        self.out_done < self.out.len() || self.frame.is_some() || !self.replies.is_empty()
+    }
+
+    /// Bytes received and not yet looked at.
+    pub(crate) fn unread(&self) -> usize {
+        self.end - self.start
+    }
+}

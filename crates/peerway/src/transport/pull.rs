@@ -1,0 +1,148 @@
+//! The target's side of a CMA write: it copies from the initiator's memory into its own.
+//!
+//! The owner of the destination copies, so that it can stop, revoke and answer for every byte.
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use peerway_core::outcome::TransferError;
+
+use crate::hooks;
+use crate::memory::grants::Grant;
+use crate::os::{Piece, cma};
+use crate::progress::crew::{Job, QUANTUM};
+use crate::progress::shard::{Command, Shard};
+use crate::session::Session;
+
+/// One pull frame being carried out.
+pub(crate) struct PullJob {
+    pub(crate) shard: Arc<Shard>,
+    pub(crate) session: Arc<Session>,
+    /// Position of the session in its driver, and the lane the frame came on.
+    pub(crate) origin: Origin,
+    pub(crate) grant: Arc<Grant>,
+    pub(crate) pid: u32,
+    /// Destination here and source there, piece by piece.
+    pub(crate) here: Vec<Piece>,
+    pub(crate) there: Vec<Piece>,
+    pub(crate) state: Mutex<State>,
+}
+
+/// Which frame is answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) session: usize,
+    pub(crate) lane: u16,
+    pub(crate) sequence: u64,
+    pub(crate) transfer: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    piece: usize,
+    within: u64,
+    running: u32,
+    stop: Option<TransferError>,
+    finished: bool,
+}
+
+impl PullJob {
+    /// Claims no more; the answer comes when the quanta under way are done.
+    pub(crate) fn cancel(&self) {
+        let mut state = self.state.lock().unwrap();
+        // The initiator cancelled, so it does not care which error the refusal carries.
+        state.stop.get_or_insert(TransferError::RemoteAccess);
+        drop(state);
+        self.finish_if_over();
+    }
+
+    /// Carries it all out at once, for small pulls; returns the answer instead of posting it.
+    pub(crate) fn run_inline(&self) -> Result<(), TransferError> {
+        self.copy(&self.here, &self.there)
+    }
+
+    fn copy(&self, here: &[Piece], there: &[Piece]) -> Result<(), TransferError> {
+        let gate = self.grant.gate();
+        if !gate.enter() {
+            return Err(TransferError::Revoked);
+        }
+        hooks::about_to_copy();
+        // SAFETY: the local pieces were checked against the grant, whose memory `self.grant` keeps
+        // alive; the remote ones are addresses in another process, which the kernel checks.
+        let result = unsafe { cma::pull(self.pid, here, there) };
+        gate.leave();
+        if self.session.is_process_dead() {
+            return Err(TransferError::PeerGone);
+        }
+        result.map_err(|error: io::Error| match error.raw_os_error() {
+            Some(libc::ESRCH) => TransferError::PeerGone,
+            _ => TransferError::Fault,
+        })
+    }
+
+    /// The next quantum as two piece lists of the same total.
+    fn claim(&self, here: &mut Vec<Piece>, there: &mut Vec<Piece>) -> bool {
+        here.clear();
+        there.clear();
+        let mut state = self.state.lock().unwrap();
+        if state.stop.is_some() || state.piece >= self.here.len() {
+            return false;
+        }
+        let mut left = QUANTUM;
+        while left > 0
+            && let Some(piece) = self.here.get(state.piece)
+        {
+            let source = self.there[state.piece];
+            let len = (piece.len - state.within).min(left);
+            here.push(Piece { addr: piece.addr + state.within, len });
+            there.push(Piece { addr: source.addr.wrapping_add(state.within), len });
+            left -= len;
+            state.within += len;
+            if state.within == piece.len {
+                state.piece += 1;
+                state.within = 0;
+            }
+        }
+        state.running += 1;
+        true
+    }
+
+    fn finish_if_over(&self) {
+        let mut state = self.state.lock().unwrap();
+        let over = state.running == 0 && (state.stop.is_some() || state.piece >= self.here.len());
+        if !over || state.finished {
+            return;
+        }
+        state.finished = true;
+        let result = state.stop.map_or(Ok(()), Err);
+        drop(state);
+        self.shard.submit(Command::Pulled { origin: self.origin, result });
+    }
+}
+
+impl Job for PullJob {
+    fn step(&self) -> bool {
+        // At most a quantum of 4 KiB blocks, so these stay small and are reused by the thread.
+        thread_local! {
+            static PIECES: RefCell<(Vec<Piece>, Vec<Piece>)> = const {
+                RefCell::new((Vec::new(), Vec::new()))
+            };
+        }
+        // Taken out, because finishing may run a driver that steps another pull on this thread.
+        let (mut here, mut there) = PIECES.take();
+        let claimed = self.claim(&mut here, &mut there);
+        if claimed {
+            let result = self.copy(&here, &there);
+            let mut state = self.state.lock().unwrap();
+            state.running -= 1;
+            if let Err(error) = result {
+                state.stop.get_or_insert(error);
+            }
+            drop(state);
+            self.finish_if_over();
+        }
+        PIECES.set((here, there));
+        claimed
+    }
+}

@@ -1,0 +1,51 @@
+//! `cargo xtask`: the project's own chores, written in Rust so that a clone needs nothing else.
+
+mod config_docs;
+mod setup;
+mod test;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Chores of the Peerway workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run every check, each part timed, and stop at the first that fails.
+    Test(test::TestArgs),
+    /// Write docs/configuration.md from the table of settings.
+    ConfigDocs {
+        /// Write nothing; fail where the file differs from the table.
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Test(args) => test::run(&args),
+        Command::ConfigDocs { check: false } => config_docs::write(workspace()),
+        Command::ConfigDocs { check: true } => config_docs::check(workspace()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the workspace, wherever the command was started.
+fn workspace() -> &'static Path {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask)
+}

@@ -1,0 +1,78 @@
+//! What the tests need beyond Rust: looked for, and installed where that is possible.
+
+use std::env;
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// A program and the Debian package it comes in.
+struct Tool {
+    program: &'static str,
+    package: &'static str,
+    why: &'static str,
+}
+
+const TOOLS: &[Tool] = &[
+    Tool { program: "cc", package: "gcc", why: "linking" },
+    Tool { program: "unshare", package: "util-linux", why: "namespace tests" },
+    Tool { program: "ip", package: "iproute2", why: "network namespace tests" },
+];
+
+/// Makes sure that every tool is there.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let missing: Vec<&Tool> = TOOLS.iter().filter(|tool| !on_path(tool.program)).collect();
+    if missing.is_empty() {
+        let found: Vec<&str> = TOOLS.iter().map(|tool| tool.program).collect();
+        println!("found: {}", found.join(", "));
+        return Ok(());
+    }
+    for tool in &missing {
+        println!("missing: {} (package {}), for {}", tool.program, tool.package, tool.why);
+    }
+    let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
+    if !is_root() || !on_path("apt-get") {
+        bail!("install the packages {} and run this again", packages.join(" "));
+    }
+    println!("installing {}", packages.join(" "));
+    apt_get(&["update"])?;
+    apt_get(&[&["install", "--yes", "--no-install-recommends"], packages.as_slice()].concat())
+}
+
+fn apt_get(arguments: &[&str]) -> anyhow::Result<()> {
+    let status = Command::new("apt-get")
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .status()
+        .context("cannot start apt-get")?;
+    if !status.success() {
+        bail!("`apt-get {}` failed ({status})", arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// Whether a program is found where the shell would look.
+fn on_path(program: &str) -> bool {
+    let paths = env::var_os("PATH").unwrap_or_default();
+    // Administrators' programs are not on everyone's path and can still be run.
+    env::split_paths(&paths)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .any(|dir| dir.join(program).is_file())
+}
+
+/// Whether this process may install packages: the effective user is 0.
+fn is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    uids.and_then(|uids| uids.split_whitespace().nth(1)) == Some("0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_or_not() {
+        assert!(on_path("sh"));
+        assert!(!on_path("no-such-program-anywhere"));
+    }
+}

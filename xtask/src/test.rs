@@ -1,0 +1,225 @@
+//! `cargo xtask test`: every check of the project, in one command.
+//!
+//! Parts run in order, each timed, and the first that fails ends the run; a closing table gives the
+//! minutes of each. What continuous integration runs is this and nothing else.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+
+use crate::{config_docs, setup, workspace};
+
+/// Which parts to run.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  cargo xtask test                         everything that continuous integration runs
+  cargo xtask test --only fmt --only clippy
+  cargo xtask test --skip loom
+  cargo xtask test --soak                  hours instead of minutes")]
+pub(crate) struct TestArgs {
+    /// Run this part; may be given more than once.
+    #[arg(long, value_name = "PART", value_parser = part_names(), conflicts_with = "skip")]
+    only: Vec<String>,
+    /// Leave this part out; may be given more than once.
+    #[arg(long, value_name = "PART", value_parser = part_names())]
+    skip: Vec<String>,
+    /// Run the long profiles.
+    #[arg(long)]
+    soak: bool,
+    /// Name the parts and run none.
+    #[arg(long)]
+    list: bool,
+}
+
+/// Runs the chosen parts.
+pub(crate) fn run(args: &TestArgs) -> anyhow::Result<()> {
+    let chosen: Vec<&Part> = PARTS.iter().filter(|part| part.is_chosen(args)).collect();
+    if args.list {
+        for part in PARTS {
+            let mark = if part.is_chosen(args) { "" } else { " (not chosen)" };
+            println!("{:<12} {}{mark}", part.name, part.about);
+        }
+        return Ok(());
+    }
+
+    let mut results = Vec::new();
+    for part in &chosen {
+        println!("\n=== {}: {}", part.name, part.about);
+        let started = Instant::now();
+        let outcome = (part.run)(args.soak);
+        results.push((part.name, started.elapsed(), outcome.is_ok()));
+        if let Err(error) = outcome {
+            summarise(&results, chosen.len());
+            bail!("part `{}` failed: {error:#}", part.name);
+        }
+    }
+    summarise(&results, chosen.len());
+    Ok(())
+}
+
+struct Part {
+    name: &'static str,
+    about: &'static str,
+    /// Whether it runs without being asked for by name.
+    by_default: bool,
+    run: fn(soak: bool) -> anyhow::Result<()>,
+}
+
+impl Part {
+    fn is_chosen(&self, args: &TestArgs) -> bool {
+        if !args.only.is_empty() {
+            return args.only.iter().any(|name| name == self.name);
+        }
+        self.by_default && !args.skip.iter().any(|name| name == self.name)
+    }
+}
+
+const PARTS: &[Part] = &[
+    Part {
+        name: "setup",
+        about: "the tools that tests need",
+        by_default: true,
+        run: |_| setup::run(),
+    },
+    Part {
+        name: "fmt",
+        about: "formatting",
+        by_default: true,
+        run: |_| cargo(&["fmt", "--all", "--check"], &[]),
+    },
+    Part {
+        name: "config-docs",
+        about: "docs/configuration.md against the table of settings",
+        by_default: true,
+        run: |_| config_docs::check(workspace()),
+    },
+    Part {
+        name: "clippy",
+        about: "lints, warnings are errors",
+        by_default: true,
+        run: |_| {
+            cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"], &[])
+        },
+    },
+    Part {
+        name: "test",
+        about: "unit, integration, property and fuzz tests, and the examples in the documentation",
+        by_default: true,
+        run: |soak| {
+            // 256 cases are proptest's default and take seconds; a soak looks at more.
+            let cases = if soak { "20000" } else { "256" };
+            cargo(&["test", "--workspace"], &[("PROPTEST_CASES", cases.into())])
+        },
+    },
+    Part {
+        name: "docs",
+        about: "documentation, warnings are errors",
+        by_default: true,
+        run: |_| {
+            let flags = ("RUSTDOCFLAGS", "--deny warnings".into());
+            cargo(&["doc", "--workspace", "--no-deps"], &[flags])
+        },
+    },
+    Part {
+        name: "loom",
+        about: "every interleaving of the rings and queues",
+        by_default: true,
+        run: |_| {
+            // A directory of its own: the flag would otherwise rebuild everything, twice per run.
+            let target = target_directory().join("loom").display().to_string();
+            cargo(
+                &["test", "--package", "peerway", "--release", "--lib", "loom"],
+                &[("RUSTFLAGS", "--cfg loom".into()), ("CARGO_TARGET_DIR", target)],
+            )
+        },
+    },
+    Part {
+        name: "conformance",
+        about: "the contract, for every transport, between processes",
+        by_default: false,
+        run: |soak| {
+            let profile = if soak { "soak" } else { "ci" };
+            let program = ["--package", "peerway-testkit", "--bin", "peerway-conformance"];
+            let arguments = ["--transport", "all", "--profile", profile];
+            cargo(&[&["run", "--release"], &program[..], &["--"], &arguments[..]].concat(), &[])
+        },
+    },
+];
+
+fn part_names() -> Vec<&'static str> {
+    PARTS.iter().map(|part| part.name).collect()
+}
+
+/// Runs cargo in the workspace, its output going where ours goes.
+fn cargo(arguments: &[&str], variables: &[(&str, String)]) -> anyhow::Result<()> {
+    let shown = format!("cargo {}", arguments.join(" "));
+    println!("$ {shown}");
+    let program = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(program)
+        .args(arguments)
+        .envs(variables.iter().map(|(name, value)| (name, value)))
+        .current_dir(workspace())
+        .status()
+        .with_context(|| format!("cannot start `{shown}`"))?;
+    if !status.success() {
+        bail!("`{shown}` ended with {status}");
+    }
+    Ok(())
+}
+
+fn target_directory() -> PathBuf {
+    match env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => workspace().join(dir),
+        None => workspace().join("target"),
+    }
+}
+
+/// The closing table, and the line that a reader or a program looks for.
+fn summarise(results: &[(&str, Duration, bool)], chosen: usize) {
+    println!("\n{:<12} {:>7}  result", "part", "minutes");
+    for (name, elapsed, passed) in results {
+        let result = if *passed { "passed" } else { "FAILED" };
+        println!("{name:<12} {:>7.1}  {result}", elapsed.as_secs_f64() / 60.0);
+    }
+    let total: Duration = results.iter().map(|(_, elapsed, _)| *elapsed).sum();
+    println!("{:<12} {:>7.1}", "all", total.as_secs_f64() / 60.0);
+    if results.len() < chosen {
+        println!("not run after the failure: {}", chosen - results.len());
+    }
+    let passed = results.iter().filter(|(_, _, passed)| *passed).count();
+    println!("{passed} passed, {} failed", results.len() - passed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(only: &[&str], skip: &[&str]) -> TestArgs {
+        let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        TestArgs { only: own(only), skip: own(skip), soak: false, list: false }
+    }
+
+    fn chosen(args: &TestArgs) -> Vec<&'static str> {
+        PARTS.iter().filter(|part| part.is_chosen(args)).map(|part| part.name).collect()
+    }
+
+    #[test]
+    fn parts_are_chosen_by_name() {
+        assert_eq!(chosen(&args(&["fmt", "loom"], &[])), ["fmt", "loom"]);
+        assert!(!chosen(&args(&[], &["clippy"])).contains(&"clippy"));
+        assert!(chosen(&args(&[], &[])).contains(&"clippy"));
+    }
+
+    #[test]
+    fn part_names_are_unique() {
+        let mut names = part_names();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), PARTS.len());
+    }
+}

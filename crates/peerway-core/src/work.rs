@@ -205,7 +205,8 @@ impl Shape {
 
     /// The largest contiguous piece at the cursor, of at most `max` bytes; `None` at the end.
     pub fn peek(&self, at: &Cursor, max: u64) -> Option<Pair> {
-        if at.left == 0 || max == 0 {
+        let max = max.min(at.left);
+        if max == 0 {
             return None;
         }
         let pair = match &self.inner {
@@ -383,6 +384,16 @@ mod tests {
         assert_eq!((run.local.offset, run.remote.offset, run.len), (40, 16, 24));
         shape.advance(&mut at, run.len);
         assert_eq!(shape.peek(&at, 1 << 20).unwrap().local.offset, 16 + 9 * 8);
+    }
+
+    #[test]
+    fn a_limited_cursor_ends_where_it_should() {
+        let pair = Pair { local: place(0, 0), remote: place(0, 0), len: 100 };
+        let shape = Shape::range(pair, extent(100), extent(100)).unwrap();
+        let mut at = shape.start().limited(30);
+        assert_eq!(shape.peek(&at, u64::MAX).unwrap().len, 30);
+        shape.advance(&mut at, 30);
+        assert_eq!(shape.peek(&at, u64::MAX), None);
     }
 
     #[test]

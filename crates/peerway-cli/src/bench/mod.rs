@@ -1,9 +1,34 @@
 //! `peerway bench`: what is measured, and the flags that choose it.
+//!
+//! One process asks, the other owns the memory that is read and written. Alone, the second process is
+//! started here (`second`) and told what to do over its standard input; with two machines it is
+//! `bench serve`, told the same over a TCP connection (`control`, `serve`). A path is opened by
+//! `session`, its rows are timed by `measure` beside their limit (`copies`, `raw`), and the result is
+//! printed by `report` and drawn by `plot`.
+
+mod clock;
+mod control;
+mod copies;
+mod layout;
+mod measure;
+mod pattern;
+mod plan;
+mod plot;
+mod pong;
+mod raw;
+mod report;
+mod run;
+mod second;
+mod serve;
+mod session;
+mod size;
+mod watchdog;
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use peerway_core::config::parse_bytes;
+use peerway::Pin;
+use serde::{Deserialize, Serialize};
 
 /// What to measure and where to put the result.
 #[derive(Debug, Args)]
@@ -13,9 +38,13 @@ use peerway_core::config::parse_bytes;
 Examples:
   peerway bench                                     everything that works on this machine
   peerway bench --paths tcp --sizes 256,1M,100M     one path, three sizes
-  peerway bench --mode pingpong --sizes 256         round trips
-  peerway bench serve 192.0.2.7:7000                one machine of two ...
-  peerway bench connect 192.0.2.7:7000 --op read    ... and the other"
+  peerway bench --sizes 4K --iovs 100000            a block list, scattered on both sides
+  peerway bench --mode pingpong --sizes 256         half a round trip
+  peerway bench serve                               one machine of two ...
+  peerway bench connect 192.0.2.7:7400 --op read    ... and the other
+
+Every row is timed in turns with its limit, the best that this machine does without an engine, and its
+bytes are compared at the end; the definitions stand under the table."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -29,80 +58,170 @@ pub(crate) struct BenchArgs {
 pub(crate) enum Role {
     /// Wait for `peerway bench connect` from another machine.
     Serve {
-        /// Where to listen, for example 0.0.0.0:7000.
-        #[arg(value_name = "ADDR")]
-        address: Option<String>,
+        /// Where to listen. Further ports of the same address are opened for each run.
+        #[arg(value_name = "ADDR", default_value = serve::DEFAULT_ADDRESS)]
+        address: String,
     },
     /// Measure against `peerway bench serve` on another machine.
     Connect {
-        /// Where the other side listens.
+        /// Where the other side listens; port 7400 unless it is named.
         #[arg(value_name = "ADDR")]
         address: String,
         #[command(flatten)]
-        measure: Measure,
+        measure: Box<Measure>,
     },
+    /// The second process of a run on one machine, told what to do over standard input.
+    #[command(hide = true)]
+    Second,
 }
 
 /// What is measured.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Measure {
-    /// Write the rows to FILE as JSON.
+    /// Write the rows to FILE as JSON; `-` is standard output, and the table goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Draw the rows to FILE as SVG.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Paths to measure [default: every one that works].
-    #[arg(long, value_delimiter = ',', value_name = "PATH,...")]
-    pub(crate) paths: Vec<String>,
-    /// Sizes to measure, such as 256,4K,1M.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "SIZE,...",
-        value_parser = size,
-        default_value = "256,1K,4K,16K,64K,256K,1M,10M,16M,100M"
-    )]
+    /// Paths to measure [default: local-map,local-cma,local-ring,tcp; to another machine auto,tcp].
+    #[arg(long, value_delimiter = ',', value_name = "PATH,...", value_parser = pin)]
+    pub(crate) paths: Vec<Pin>,
+    /// Sizes of one piece, such as 4K [default: 256,1K,4K,16K,64K,256K,1M,10M,16M,100M].
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = size::parse)]
     pub(crate) sizes: Vec<u64>,
-    /// Pieces that a transfer is made of.
-    #[arg(long, value_delimiter = ',', value_name = "N,...", default_value = "1,128")]
+    /// Pieces that a transfer is made of [default: 1,128, and 100000 of 4K]. More than 1024 go as a
+    /// block list.
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = pieces)]
     pub(crate) iovs: Vec<u32>,
-    /// Operations to measure [default: both].
-    #[arg(long, value_delimiter = ',', value_name = "OP,...")]
-    pub(crate) op: Vec<Op>,
-    /// Seconds for each row.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    /// Operations to measure.
+    #[arg(long, value_enum, default_value_t = Ops::Both)]
+    pub(crate) op: Ops,
+    /// Seconds for each row, three fifths of them for the transfers and the rest for the limit.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
     pub(crate) seconds: f64,
     /// What to look at.
     #[arg(long, value_enum, default_value_t = Mode::Bandwidth)]
     pub(crate) mode: Mode,
 }
 
-/// A one-sided operation.
+/// Which operations are measured.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub(crate) enum Op {
+pub(crate) enum Ops {
     /// Into the peer's memory.
     Write,
     /// Out of the peer's memory.
     Read,
+    /// One after the other.
+    Both,
 }
 
 /// What a run looks at.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Mode {
-    /// Bytes per second, and the time of one transfer.
+    /// The time of one transfer, and the bytes per second that follow from it.
     Bandwidth,
-    /// The time until an answer is back.
+    /// A write that the other side answers with a write: half the time until the answer is there.
     Pingpong,
 }
 
-/// Runs the benchmark.
-pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
-    anyhow::bail!("bench is not in this build yet ({:?})", args.measure.mode)
+/// What a row measures.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Op {
+    /// Into the peer's memory.
+    Write,
+    /// Out of the peer's memory.
+    Read,
+    /// A write there and a write back.
+    Pingpong,
 }
 
-fn size(text: &str) -> Result<u64, String> {
-    parse_bytes(text)
-        .filter(|size| *size > 0)
-        .ok_or_else(|| "expected a size such as 4K".to_owned())
+impl Op {
+    /// As it is printed.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Pingpong => "pingpong",
+        }
+    }
+}
+
+/// Runs the benchmark, or the side of it that was asked for.
+pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
+    match args.role {
+        None => run::alone(&args.measure),
+        Some(Role::Serve { address }) => serve::listen(&address),
+        Some(Role::Connect { address, measure }) => run::across(&address, &measure),
+        Some(Role::Second) => second::main(),
+    }
+}
+
+fn pin(text: &str) -> Result<Pin, String> {
+    text.parse().map_err(|_| format!("expected {}", Pin::ALLOWED))
+}
+
+/// A block list of four million entries is 16 MiB on each side: more says nothing new.
+const MAX_PIECES: u32 = 1 << 22;
+
+fn pieces(text: &str) -> Result<u32, String> {
+    let count = text.parse().ok().filter(|count| (1..=MAX_PIECES).contains(count));
+    count.ok_or_else(|| format!("expected a number from 1 to {MAX_PIECES}"))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    // An hour for one row is surely a slip.
+    let seconds = text.parse().ok().filter(|seconds| (0.001..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "expected seconds from 0.001 to 3600".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn parse(line: &str) -> Result<BenchArgs, clap::Error> {
+        Line::try_parse_from(format!("bench {line}").split_whitespace()).map(|line| line.bench)
+    }
+
+    #[test]
+    fn flags_choose_what_is_measured() {
+        let args = parse("--paths tcp,local-cma --sizes 4K,1M --iovs 1,128 --op read").unwrap();
+        assert_eq!(args.measure.paths, [Pin::Tcp, Pin::LocalCma]);
+        assert_eq!(args.measure.sizes, [4096, 1 << 20]);
+        assert_eq!(args.measure.iovs, [1, 128]);
+        assert_eq!(args.measure.op, Ops::Read);
+        let Some(Role::Connect { address, measure }) =
+            parse("connect host --seconds 2").unwrap().role
+        else {
+            panic!("not a connect");
+        };
+        assert_eq!((address.as_str(), measure.seconds), ("host", 2.0));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            "--paths pigeon",
+            "--sizes 0",
+            "--sizes 4X",
+            "--iovs 0",
+            "--iovs 5000000",
+            "--seconds 0",
+            "--seconds nan",
+            "--op copy",
+            "connect",
+        ] {
+            let error = parse(line).err().unwrap_or_else(|| panic!("{line} was accepted"));
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
 }

@@ -71,7 +71,8 @@ pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Durati
 
 /// Wakes up to `n` threads that sleep on `word`; how many there were.
 pub(crate) fn futex_wake(word: &AtomicU32, n: u32) -> usize {
-    futex::wake(word, futex::Flags::PRIVATE, n).unwrap_or(0)
+    // The kernel's count is signed: a larger one would read as negative and wake a single thread.
+    futex::wake(word, futex::Flags::PRIVATE, n.min(i32::MAX as u32)).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -110,8 +110,12 @@ impl Crew {
 
 impl Shared {
     fn run(&self) {
-        while !self.stop.load(Ordering::Relaxed) {
+        loop {
+            // Before `stop` is looked at: it is set before the bell is rung.
             let bell = self.bell.load(Ordering::SeqCst);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
             if let Some(job) = self.jobs.pop() {
                 while !self.stop.load(Ordering::Relaxed) && job.step() {}
                 continue;

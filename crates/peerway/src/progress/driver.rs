@@ -529,7 +529,12 @@ impl Driver {
         }
         s.session.index.store(index, Ordering::Release);
         self.next_tick = 0;
+        let session = s.session.clone();
         self.sessions[index] = Some(s);
+        // Handed out only now: before, nothing could be sent on it.
+        if !session.initiator {
+            self.endpoint.accepted(&session);
+        }
     }
 
     /// A lane is over: its work moves to others, or the session is over with it.
@@ -616,7 +621,7 @@ impl Driver {
             }
             s.lingering = Some(clock::after(clock::now(), LINGER));
         } else {
-            for lane in s.lanes.drain(..).flatten() {
+            for lane in s.lanes.iter_mut().filter_map(Option::take) {
                 self.unwatch(&lane);
             }
             self.let_go(s);

@@ -215,8 +215,12 @@ impl Shard {
                     std::hint::spin_loop();
                     now = clock::now();
                 }
-                driver.rest();
+                let ready = driver.rest();
                 drop(taken);
+                if ready {
+                    // Something came as we were leaving, and the rings stay silent about it.
+                    self.kick();
+                }
                 if over() {
                     break true;
                 }

@@ -46,9 +46,7 @@ impl Driver {
     fn session_tick(&mut self, s: &mut SessionDriver, now: u64) {
         if let Some(until) = s.lingering {
             if now >= until {
-                for lane in s.lanes.drain(..) {
-                    drop(lane);
-                }
+                s.lanes.fill_with(|| None);
                 self.let_go(s);
             }
             return;

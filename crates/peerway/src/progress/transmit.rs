@@ -83,7 +83,8 @@ impl Driver {
         lane.head.extend_from_slice(head.as_bytes());
         s.session.stats.bytes_served.fetch_add(reply.total, Ordering::Relaxed);
         let left = reply.total;
-        lane.frame = Some(OutFrame { head_sent: 0, left, body: Body::Reply(reply) });
+        let after = lane.out.len();
+        lane.frame = Some(OutFrame { after, head_sent: 0, left, body: Body::Reply(reply) });
         true
     }
 
@@ -217,7 +218,8 @@ impl Driver {
                 }
                 lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
                 let body = Body::Flight { slot, work, at: part };
-                lane.frame = Some(OutFrame { head_sent: 0, left: total, body });
+                let after = lane.out.len();
+                lane.frame = Some(OutFrame { after, head_sent: 0, left: total, body });
             }
             _ => {
                 let entry = if kind == Kind::Pull { PULL_SEGMENT_LEN } else { SEGMENT_LEN };
@@ -240,7 +242,8 @@ fn send_some(lane: &mut Lane) -> Result<u64, LaneEnd> {
             count += 1;
         }
     };
-    put(Piece::of(&lane.out[lane.out_done..]));
+    let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
+    put(Piece::of(&lane.out[lane.out_done..first]));
     if let Some(frame) = &lane.frame {
         put(Piece::of(&lane.head[frame.head_sent..]));
         match &frame.body {
@@ -277,12 +280,16 @@ fn send_some(lane: &mut Lane) -> Result<u64, LaneEnd> {
 
 /// Takes sent bytes off what is waiting.
 fn consume(lane: &mut Lane, mut sent: u64) {
-    let small = (lane.out.len() - lane.out_done).min(sent as usize);
+    let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
+    let small = (first - lane.out_done).min(sent as usize);
     lane.out_done += small;
     sent -= small as u64;
     if lane.out_done == lane.out.len() {
         lane.out.clear();
         lane.out_done = 0;
+        if let Some(frame) = &mut lane.frame {
+            frame.after = 0;
+        }
     }
     let Some(frame) = &mut lane.frame else { return };
     let head = (lane.head.len() - frame.head_sent).min(sent as usize);

@@ -103,7 +103,7 @@ impl Door {
         match (word & !DOOR) >> 32 {
             LISTENER => self.accept(endpoint, shard, at as usize, now),
             LOCAL_LISTENER => self.accept_local(endpoint, shard, now),
-            LOCAL_CONNECTION => self.local_spoke(endpoint, at),
+            LOCAL_CONNECTION => self.local_spoke(endpoint, shard, at),
             _ => return self.spoke(endpoint, shard, at, now).into_iter().collect(),
         }
         Vec::new()
@@ -284,10 +284,11 @@ impl Door {
     }
 
     /// A local connection passes the segment of a session that is being opened.
-    fn local_spoke(&mut self, endpoint: &Inner, id: u64) {
+    fn local_spoke(&mut self, endpoint: &Inner, shard: &Shard, id: u64) {
         let Some((socket, deadline)) = self.local_pending.remove(&id) else { return };
         match unix::recv(socket.as_fd()) {
             Ok(Received::Packet(packet)) => {
+                let _ = epoll::delete(&shard.epoll, &socket);
                 if self.attach(endpoint, socket, packet).is_none() {
                     tracing::debug!("a local connection was dropped");
                 }
@@ -372,7 +373,6 @@ fn complete(
     };
     let detect = endpoint.config.detect.max(Duration::from_millis(half.hello.detect_ms.into()));
     let session = Session::new(parts, endpoint.next_shard());
-    endpoint.accepted(&session);
     Some(NewSession { session, lanes, detect })
 }
 

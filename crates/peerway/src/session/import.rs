@@ -256,7 +256,8 @@ fn offer_direct(
     if let Some(fd) = shared {
         let passed = unix::send(link.socket.as_fd(), &request.to_le_bytes(), &[fd.as_fd()]);
         if passed.unwrap_or(false) {
-            let file_len = grant.memory.extent().len;
+            // Even an empty region has a page to map.
+            let file_len = grant.memory.extent().len.max(1);
             import.mapping = Some(MappingOffer { file_len, offset: grant.span.offset });
         }
     }

@@ -72,6 +72,9 @@ pub(crate) struct Lane {
 
 /// A data frame that is being sent.
 pub(crate) struct OutFrame {
+    /// Up to here `Lane::out` goes before the frame; what was queued later goes after it, since
+    /// frames are numbered in the order in which they are made.
+    pub(crate) after: usize,
     pub(crate) head_sent: usize,
     pub(crate) left: u64,
     pub(crate) body: Body,

@@ -1,0 +1,163 @@
+//! Which rows a run has.
+
+use super::layout::Layout;
+use super::size;
+use super::{Measure, Mode, Op, Ops};
+
+/// The sizes that peers of this engine report.
+const SIZES: [u64; 10] = [
+    256,
+    1 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    10 << 20,
+    16 << 20,
+    100 << 20,
+];
+const IOVS: [u32; 2] = [1, 128];
+
+/// The block list of a paged KV cache: 100,000 blocks of 4 KiB.
+pub(crate) const BLOCK_LIST: (u64, u32) = (4096, 100_000);
+
+/// Rows of several pieces go no further: larger pieces move like single ones, and both processes
+/// would need gigabytes for them.
+const MAX_SCATTERED: u64 = 512 << 20;
+
+/// One row to measure.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) op: Op,
+    pub(crate) layout: Layout,
+}
+
+impl Row {
+    /// As it is called in sentences.
+    pub(crate) fn name(&self) -> String {
+        let Layout { size, iovs, .. } = self.layout;
+        match iovs {
+            1 => format!("{} {}", self.op.name(), size::show(size)),
+            _ => format!("{} {iovs} x {}", self.op.name(), size::show(size)),
+        }
+    }
+}
+
+/// The rows of every path, and what was left out.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) left_out: Vec<String>,
+}
+
+impl Plan {
+    /// The rows that the flags ask for.
+    pub(crate) fn new(measure: &Measure) -> anyhow::Result<Self> {
+        let pingpong = measure.mode == Mode::Pingpong;
+        if pingpong && (measure.op == Ops::Read || measure.iovs.iter().any(|n| *n != 1)) {
+            anyhow::bail!("--mode pingpong is a write of one piece and a write back: no --op read or --iovs");
+        }
+        let ops: &[Op] = match (pingpong, measure.op) {
+            (true, _) => &[Op::Pingpong],
+            (_, Ops::Write) => &[Op::Write],
+            (_, Ops::Read) => &[Op::Read],
+            (_, Ops::Both) => &[Op::Write, Op::Read],
+        };
+        let all_by_default = measure.sizes.is_empty() && measure.iovs.is_empty() && !pingpong;
+        let sizes = if measure.sizes.is_empty() { &SIZES[..] } else { &measure.sizes };
+        let iovs = match (pingpong, measure.iovs.is_empty()) {
+            (true, _) => &[1][..],
+            (_, true) => &IOVS,
+            _ => &measure.iovs,
+        };
+        let mut plan = Self { rows: Vec::new(), left_out: Vec::new() };
+        for op in ops {
+            for &iovs in iovs {
+                for &size in sizes {
+                    plan.add(*op, size, iovs);
+                }
+            }
+            if all_by_default {
+                plan.add(*op, BLOCK_LIST.0, BLOCK_LIST.1);
+            }
+        }
+        plan.left_out.dedup();
+        if plan.rows.is_empty() {
+            anyhow::bail!("no row is left to measure: {}", plan.left_out.join(", "));
+        }
+        Ok(plan)
+    }
+
+    fn add(&mut self, op: Op, size: u64, iovs: u32) {
+        let seed = self.rows.len() as u64 + 1;
+        let layout = Layout { size, iovs, seed };
+        if iovs > 1 && layout.total() > MAX_SCATTERED {
+            let what = format!("{iovs} x {}", size::show(size));
+            if !self.left_out.contains(&what) {
+                self.left_out.push(what);
+            }
+            return;
+        }
+        self.rows.push(Row { op, layout });
+    }
+
+    /// Bytes of the largest row.
+    pub(crate) fn largest(&self) -> u64 {
+        self.rows.iter().map(|row| row.layout.total()).max().unwrap_or(0)
+    }
+
+    /// One line about what was left out, if anything was.
+    pub(crate) fn left_out(&self) -> Option<String> {
+        let limit = size::show(MAX_SCATTERED);
+        (!self.left_out.is_empty())
+            .then(|| format!("not measured, being more than {limit} in all: {}", self.left_out.join(", ")))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// What the flags are when none is given.
+    pub(crate) fn defaults() -> Measure {
+        Measure {
+            json: None,
+            plot: None,
+            paths: Vec::new(),
+            sizes: Vec::new(),
+            iovs: Vec::new(),
+            op: Ops::Both,
+            seconds: 0.8,
+            mode: Mode::Bandwidth,
+        }
+    }
+
+    #[test]
+    fn without_flags_every_size_both_ways_and_the_block_list() {
+        let plan = Plan::new(&defaults()).unwrap();
+        // 10 single sizes, 7 of 128 pieces (to 1M), and the block list; twice.
+        assert_eq!(plan.rows.len(), 2 * (10 + 7 + 1));
+        assert_eq!(plan.largest(), 409_600_000);
+        assert!(plan.left_out().unwrap().ends_with("128 x 10M, 128 x 16M, 128 x 100M"));
+        let names: Vec<String> = plan.rows.iter().map(Row::name).collect();
+        assert!(names.contains(&"read 100000 x 4K".to_owned()));
+        assert!(names.contains(&"write 128 x 1M".to_owned()));
+        let mut seeds: Vec<u64> = plan.rows.iter().map(|row| row.layout.seed).collect();
+        seeds.dedup();
+        assert_eq!(seeds.len(), plan.rows.len());
+    }
+
+    #[test]
+    fn flags_narrow_it_down() {
+        let plan =
+            Plan::new(&Measure { sizes: vec![4096], iovs: vec![1], ..defaults() }).unwrap();
+        assert_eq!(plan.rows.len(), 2);
+        assert!(plan.left_out().is_none());
+        let pingpong = Measure { mode: Mode::Pingpong, ..defaults() };
+        assert_eq!(Plan::new(&pingpong).unwrap().rows.len(), 10);
+        assert!(Plan::new(&Measure { op: Ops::Read, ..pingpong }).is_err());
+        let too_much = Measure { sizes: vec![1 << 30], iovs: vec![2], ..defaults() };
+        assert!(Plan::new(&too_much).unwrap_err().to_string().contains("2 x 1G"));
+    }
+}

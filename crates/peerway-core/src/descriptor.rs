@@ -156,7 +156,9 @@ pub enum DescriptorError {
     #[error("a descriptor is {DESCRIPTOR_LEN} bytes, not {0}")]
     Length(usize),
     /// Made by another version, or not a descriptor at all.
-    #[error("descriptor version {0} is not known here (this is version {VERSION}); are these bytes a descriptor?")]
+    #[error(
+        "descriptor version {0} is not known here (this is version {VERSION}); are these bytes a descriptor?"
+    )]
     Version(u8),
     /// Rights that do not exist.
     #[error("descriptor names access rights {0:#x}, which do not exist")]

@@ -12,12 +12,8 @@ use crate::wire::{Control, HEADER_LEN, Header, MAX_PAYLOAD};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: &[Target] = &[
-    ("descriptor", descriptor),
-    ("metadata", metadata),
-    ("header", header),
-    ("control", control),
-];
+pub const TARGETS: &[Target] =
+    &[("descriptor", descriptor), ("metadata", metadata), ("header", header), ("control", control)];
 
 /// A descriptor that parses names a window inside itself and survives a round trip.
 pub fn descriptor(data: &[u8]) {

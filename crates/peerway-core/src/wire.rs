@@ -65,11 +65,9 @@ pub enum Kind {
 impl Kind {
     fn from_code(code: u8) -> Option<Self> {
         use Kind::*;
-        [
-            Write, Read, ReadData, Pull, Notify, Count, Ack, Nack, Pulled, Beat, Control, Cancel,
-        ]
-        .into_iter()
-        .find(|k| *k as u8 == code)
+        [Write, Read, ReadData, Pull, Notify, Count, Ack, Nack, Pulled, Beat, Control, Cancel]
+            .into_iter()
+            .find(|k| *k as u8 == code)
     }
 
     /// Whether the lane counts this frame and the peer acknowledges it.
@@ -214,7 +212,9 @@ const _: () = assert!(SEGMENT_LEN == 12 && PULL_SEGMENT_LEN == 20);
 #[non_exhaustive]
 pub enum FrameError {
     /// Some other protocol.
-    #[error("the other side does not speak Peerway's protocol (is this the port of something else?)")]
+    #[error(
+        "the other side does not speak Peerway's protocol (is this the port of something else?)"
+    )]
     NotPeerway,
     /// Another version.
     #[error("the other side speaks protocol version {0}, this is version {VERSION}")]

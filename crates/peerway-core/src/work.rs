@@ -174,7 +174,11 @@ impl Shape {
             return Err(WorkError::CountMismatch { local: l, remote: r });
         }
         if local.len != remote.len {
-            return Err(WorkError::LengthMismatch { item: 0, local: local.len, remote: remote.len });
+            return Err(WorkError::LengthMismatch {
+                item: 0,
+                local: local.len,
+                remote: remote.len,
+            });
         }
         local.check(Side::Local, local_region)?;
         remote.check(Side::Remote, remote_region)?;
@@ -413,7 +417,8 @@ mod tests {
             indices: indices.into(),
             kind: HOST,
         };
-        let err = Shape::blocks(blocks(0, 8, &[0, 2]), extent(24), blocks(0, 8, &[0, 3]), extent(24));
+        let err =
+            Shape::blocks(blocks(0, 8, &[0, 2]), extent(24), blocks(0, 8, &[0, 3]), extent(24));
         assert_eq!(
             err.unwrap_err(),
             WorkError::BlockOutside { side: Side::Remote, item: 1, index: 3 }

@@ -23,8 +23,8 @@ pub(crate) fn places(
     bind: Option<SocketAddr>,
     advertise: Option<IpAddr>,
 ) -> Result<Places, BuildError> {
-    let interfaces =
-        net::interfaces().map_err(|source| BuildError::Os { what: "listing interfaces", source })?;
+    let interfaces = net::interfaces()
+        .map_err(|source| BuildError::Os { what: "listing interfaces", source })?;
     let advertise = match (advertise, &config.advertise) {
         (Some(addr), _) => Some(addr),
         (None, Some(text)) => Some(resolve(text)?.ip()),

@@ -8,9 +8,7 @@ use peerway_core::wire::MAX_NOTIFICATION;
 use peerway_core::work::{Cursor, Pair, Place, Shape, WorkError};
 
 use crate::error::PostError;
-use crate::memory::{
-    LocalBlocks, LocalSlice, RegionInner, RemoteBlocks, RemoteInner, RemoteSlice,
-};
+use crate::memory::{LocalBlocks, LocalSlice, RegionInner, RemoteBlocks, RemoteInner, RemoteSlice};
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -235,12 +233,8 @@ impl Work {
     fn blocks(local: LocalBlocks, remote: RemoteBlocks) -> Result<Self, WorkError> {
         let memory = local.region.handle.memory.clone();
         let inner = remote.region.inner.clone();
-        let shape = Shape::blocks(
-            local.blocks,
-            memory.extent(),
-            remote.blocks,
-            remote_extent(&inner),
-        )?;
+        let shape =
+            Shape::blocks(local.blocks, memory.extent(), remote.blocks, remote_extent(&inner))?;
         Ok(Self { shape, locals: Regions::One(memory), remotes: Regions::One(inner) })
     }
 

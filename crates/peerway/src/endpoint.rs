@@ -299,9 +299,8 @@ impl Endpoint {
             shards.push(Shard::new(inner.config.spin).map_err(os("making a shard"))?);
         }
         let _ = inner.shards.set(shards.clone());
-        let mut door = Some(
-            Door::new(&shards[0], listeners, local).map_err(os("watching the listeners"))?,
-        );
+        let mut door =
+            Some(Door::new(&shards[0], listeners, local).map_err(os("watching the listeners"))?);
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
         for shard in &shards {
             let driver = Driver::new(inner.clone(), shard.clone(), door.take());
@@ -675,7 +674,8 @@ impl Inner {
         tail: Tail,
         deadline: u64,
     ) {
-        let flight = crate::transfer::tail_flight(slot, session.clone(), Some(work), tail, deadline);
+        let flight =
+            crate::transfer::tail_flight(slot, session.clone(), Some(work), tail, deadline);
         session.shard.submit(Command::Start(flight));
         session.shard.kick();
     }

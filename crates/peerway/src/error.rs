@@ -19,7 +19,9 @@ pub enum BuildError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The pinned transport does not exist here.
-    #[error("transport '{0}' is pinned but not part of this build; unset the pin or choose local or tcp")]
+    #[error(
+        "transport '{0}' is pinned but not part of this build; unset the pin or choose local or tcp"
+    )]
     TransportUnavailable(String),
     /// The listening address could not be used.
     #[error("cannot listen on {addr}: {source}; choose another address or port 0")]

@@ -81,7 +81,7 @@ impl Transfer {
                 if endpoint.slots.ended(*slot).is_none() {
                     match job {
                         Some(job) => drop(job.step()),
-                        None => drop(session.shard.lend(|| true, 0)),
+                        None => drop(session.shard.lend(|| false, 0)),
                     }
                 }
                 endpoint.slots.ended(*slot)
@@ -114,7 +114,11 @@ impl Transfer {
             if left == Duration::ZERO || endpoint.check_open().is_err() {
                 return ended();
             }
-            endpoint.slots.sleep(*slot, left.min(Duration::from_millis(100)));
+            // Both wake at the end; the bound only covers a driver that broke.
+            let nap = left.min(Duration::from_millis(100));
+            if job.is_some() || !session.shard.doze(|| ended().is_some(), nap) {
+                endpoint.slots.sleep(*slot, nap);
+            }
         }
     }
 
@@ -301,6 +305,7 @@ pub(crate) fn post(
                 redo: Vec::new(),
                 piece: stripe::piece_len(total, lanes - 1, MAX_PAYLOAD),
                 bulk,
+                posted: now,
                 deadline,
                 tail: tail.clone(),
                 unanswered: 0,
@@ -334,6 +339,7 @@ pub(crate) fn tail_flight(
         redo: Vec::new(),
         piece: MAX_PAYLOAD,
         bulk: false,
+        posted: clock::now(),
         deadline,
         tail,
         unanswered: 0,

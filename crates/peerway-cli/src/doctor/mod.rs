@@ -11,6 +11,7 @@ mod local;
 mod machine;
 mod network;
 mod report;
+mod self_path;
 mod topology;
 
 use std::io::{self, Write};
@@ -43,6 +44,7 @@ pub(crate) struct DoctorArgs {
 const SECTIONS: &[fn(&Path) -> Section] = &[
     machine::section,
     local::section,
+    self_path::section,
     network::tcp_section,
     network::rdma_section,
     topology::gpu_section,

@@ -59,9 +59,7 @@ impl Grant {
             export.gate.gate().close();
             return Err(TransferError::Revoked);
         }
-        exports.retain(|e| {
-            e.session.is_alive() && !Arc::ptr_eq(&e.session, &export.session)
-        });
+        exports.retain(|e| e.session.is_alive() && !Arc::ptr_eq(&e.session, &export.session));
         exports.push(export);
         Ok(())
     }
@@ -132,8 +130,16 @@ impl Grants {
         let id = SlotId { index, generation: slot.0 };
         let gate = Arc::new(Gate::default());
         gate.open(PASS);
-        let grant =
-            Arc::new(Grant { id, token, memory, span, access, bound, gate, exports: Mutex::default() });
+        let grant = Arc::new(Grant {
+            id,
+            token,
+            memory,
+            span,
+            access,
+            bound,
+            gate,
+            exports: Mutex::default(),
+        });
         slot.1 = Some(grant.clone());
         Ok(grant)
     }

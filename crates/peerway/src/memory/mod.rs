@@ -5,7 +5,7 @@ pub(crate) mod grants;
 mod region;
 mod remote;
 
-pub use region::{LocalBlocks, LocalSlice, OwnedMemory, Region};
 pub(crate) use region::{Backing, RegionInner};
+pub use region::{LocalBlocks, LocalSlice, OwnedMemory, Region};
 pub(crate) use remote::{Direct, RemoteInner};
 pub use remote::{RemoteBlocks, RemoteRegion, RemoteSlice};

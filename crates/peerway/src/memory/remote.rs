@@ -97,7 +97,8 @@ impl RemoteRegion {
         // An offset that overflows becomes one that no region contains.
         let offset = self.window.offset.checked_add(range.start).unwrap_or(u64::MAX);
         let len = range_len(&range);
-        let fits = Span { offset: 0, len: self.window.len }.contains(Span { offset: range.start, len });
+        let fits =
+            Span { offset: 0, len: self.window.len }.contains(Span { offset: range.start, len });
         RemoteSlice { region: self.clone(), offset: if fits { offset } else { u64::MAX }, len }
     }
 

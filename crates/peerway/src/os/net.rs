@@ -59,7 +59,7 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
 
 /// Whether interface `name` passes `filter`, spelled as NCCL and UCCL do: a list of prefixes (`eth,ib`), of
 /// excluded prefixes (`^docker,lo`), or of exact names (`=eth0`, `^=eth0`). An empty one lets all pass.
-pub fn matches(filter: &str, name: &str) -> bool {
+pub(crate) fn matches(filter: &str, name: &str) -> bool {
     let (exclude, rest) = match filter.strip_prefix('^') {
         Some(rest) => (true, rest),
         None => (false, filter),

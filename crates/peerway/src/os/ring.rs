@@ -87,7 +87,7 @@ impl<S: Store> Producer<S> {
 
     /// How many bytes could be appended now, or fewer: the consumer's position is read again only when less
     /// than half of the ring is known to be free. See [`Self::free_for`].
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn free(&mut self) -> Result<usize, RingError> {
         self.free_for((self.capacity / 2) as usize)
     }

@@ -74,7 +74,8 @@ impl Crew {
         !self.threads.lock().unwrap().is_empty()
     }
 
-    fn start(&self) -> bool {
+    /// Starts the threads, so that the first large copy need not; false when there are none.
+    pub(crate) fn start(&self) -> bool {
         let mut threads = self.threads.lock().unwrap();
         while threads.len() < self.size {
             let shared = self.shared.clone();

@@ -19,6 +19,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::flight::{Flight, Route};
 use super::shard::{Command, Shard};
+use super::timers::TICK;
 use crate::clock;
 use crate::endpoint::Inner;
 use crate::os::unix::{self, Received};
@@ -30,14 +31,17 @@ use crate::transport::pull::{Origin, PullJob};
 
 /// epoll's word for the shard's bell.
 pub(crate) const BELL: u64 = u64::MAX;
+/// epoll's word for the bell of a thread that dozes.
+pub(crate) const DOZER_BELL: u64 = u64::MAX - 1;
 /// epoll's words for the door: listeners and half-open connections.
 pub(crate) const DOOR: u64 = 1 << 62;
 /// Lane numbers above every real lane: a session's event descriptor and its local socket.
 const LINK_BELL: u64 = 0xFFFE;
 const LINK_SOCKET: u64 = 0xFFFF;
 
-/// A turn asks epoll only now and then while no socket has been busy: asking costs a system call.
-const SOCKET_TURNS: u32 = 32;
+/// A turn asks epoll only so often while no socket has been busy: asking costs a system call, about
+/// as much as a small transfer over a ring.
+const SOCKET_LOOK_NS: u64 = 20_000;
 /// For so long after a socket event every turn asks.
 const SOCKET_WARM_NS: u64 = 1_000_000;
 /// Bytes that one session may send or receive in a turn before others have theirs.
@@ -61,7 +65,9 @@ pub(crate) struct Driver {
     pub(super) pulls: VecDeque<Arc<PullJob>>,
     door: Option<Door>,
     pub(super) next_tick: u64,
-    turns: u32,
+    /// A transfer ended since the driver was taken.
+    pub(super) ended: bool,
+    next_socket_look: u64,
     sockets_warm_until: u64,
 }
 
@@ -126,9 +132,10 @@ pub(super) enum Gone {
 impl SessionDriver {
     /// The lane for control messages: the first that lives, small transfers' if there is one.
     pub(super) fn control_lane(&mut self) -> Option<&mut Box<Lane>> {
-        let latency = self.lanes.iter().position(|l| {
-            l.as_ref().is_some_and(|lane| lane.role == Role::Latency)
-        });
+        let latency = self
+            .lanes
+            .iter()
+            .position(|l| l.as_ref().is_some_and(|lane| lane.role == Role::Latency));
         let at = latency.or_else(|| self.lanes.iter().position(Option::is_some))?;
         self.lanes[at].as_mut()
     }
@@ -140,7 +147,8 @@ impl SessionDriver {
         // The lane being asked for is out of the table while it works.
         let has = |wanted: Role| role == wanted || has(wanted);
         let latency = role == Role::Latency || (!has(Role::Latency));
-        let bulk = role == Role::Bulk || (!has(Role::Bulk) && role == Role::Latency)
+        let bulk = role == Role::Bulk
+            || (!has(Role::Bulk) && role == Role::Latency)
             || (!has(Role::Bulk) && !has(Role::Latency));
         (latency, bulk)
     }
@@ -164,7 +172,8 @@ impl Driver {
             pulls: VecDeque::new(),
             door,
             next_tick: 0,
-            turns: 0,
+            ended: false,
+            next_socket_look: 0,
             sockets_warm_until: 0,
         }
     }
@@ -218,11 +227,12 @@ impl Driver {
             return;
         }
         let inline = flight.at.left() <= INLINE_SEND;
+        // Deadlines and fences are looked at from now on.
+        self.next_tick = self.next_tick.min(clock::after(flight.posted, TICK));
         flight.queued = flight.at.left() > 0;
         let (bulk, queued) = (flight.bulk, flight.queued);
         self.flights[slot.index as usize] = Some(flight);
         self.active.push(slot);
-        self.next_tick = 0;
         self.with_session(index, |driver, s| {
             if queued {
                 let queue = if bulk { &mut s.bulk } else { &mut s.latency };
@@ -264,8 +274,8 @@ impl Driver {
             let Some(&index) = self.rings.get(at) else { break };
             self.with_session(index, |driver, s| progress |= driver.look_at_rings(s, now));
         }
-        self.turns = self.turns.wrapping_add(1);
-        if now < self.sockets_warm_until || self.turns.is_multiple_of(SOCKET_TURNS) {
+        if now < self.sockets_warm_until || now >= self.next_socket_look {
+            self.next_socket_look = now + SOCKET_LOOK_NS;
             progress |= self.look_at_sockets(now);
         }
         progress |= self.flush_dirty();
@@ -313,6 +323,8 @@ impl Driver {
             let word = event.data.u64();
             if word == BELL {
                 self.shard.drain_bell();
+            } else if word == DOZER_BELL {
+                continue;
             } else if word & DOOR != 0 {
                 self.at_the_door(word, now);
             } else {
@@ -383,8 +395,7 @@ impl Driver {
     pub(super) fn let_go(&mut self, s: &mut SessionDriver) {
         s.lingering = None;
         for slot in self.active.clone() {
-            let of_session =
-                self.flight(slot).is_some_and(|f| Arc::ptr_eq(&f.session, &s.session));
+            let of_session = self.flight(slot).is_some_and(|f| Arc::ptr_eq(&f.session, &s.session));
             if of_session {
                 self.endpoint.slots.fenced(slot);
                 self.forget(slot);
@@ -511,6 +522,7 @@ impl Driver {
         if let Some(link) = &s.session.link {
             watched = watched.and_then(|()| watch(link.own_bell.as_fd(), LINK_BELL));
             watched = watched.and_then(|()| watch(link.socket.as_fd(), LINK_SOCKET));
+            self.endpoint.crew.start();
             for wire in link.wires() {
                 let role = if s.lanes.iter().flatten().any(|l| l.role == Role::Latency) {
                     Role::Bulk
@@ -540,7 +552,12 @@ impl Driver {
     /// A lane is over: its work moves to others, or the session is over with it.
     pub(super) fn lane_ended(&mut self, s: &mut SessionDriver, at: usize, end: LaneEnd) {
         let Some(lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
-        tracing::debug!(lane = lane.index, ?end, peer = %s.session.incarnation, "lane ended");
+        match &end {
+            LaneEnd::Misbehaved(why) => {
+                tracing::warn!(peer = %s.session.addr, %why, "a peer broke the protocol");
+            }
+            end => tracing::debug!(lane = lane.index, ?end, peer = %s.session.addr, "lane ended"),
+        }
         self.unwatch(&lane);
         let gone = match end {
             LaneEnd::Closed | LaneEnd::Bye => Gone::Closed,
@@ -558,7 +575,10 @@ impl Driver {
         }
         s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
         s.last_applied.insert(lane.index, lane.applied.last());
-        s.lost.insert(lane.index, (lane.first_outstanding(), lane.outstanding.iter().copied().collect()));
+        s.lost.insert(
+            lane.index,
+            (lane.first_outstanding(), lane.outstanding.iter().copied().collect()),
+        );
         let message = Control::LaneLost { lane: lane.index };
         if let Some(other) = s.control_lane() {
             other.push_control(&message);
@@ -634,10 +654,10 @@ impl Driver {
 
     /// A pull by the crew is over: answer its frame.
     fn pulled(&mut self, origin: Origin, result: Result<(), TransferError>) {
-        self.with_session(origin.session, |_, s| {
+        self.with_session(origin.session, |driver, s| {
             let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
             answer_pull(lane, origin.sequence, result);
-            s.dirty = true;
+            driver.flush(s);
         });
     }
 

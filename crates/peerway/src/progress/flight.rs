@@ -27,6 +27,7 @@ pub(crate) struct Flight {
     /// Bytes of a frame.
     pub(crate) piece: u64,
     pub(crate) bulk: bool,
+    pub(crate) posted: u64,
     pub(crate) deadline: u64,
     pub(crate) tail: Tail,
     /// Frames that have not been answered.
@@ -166,15 +167,13 @@ impl Driver {
         let pulls = flight.route == Route::Pull;
         for lane in s.lanes.iter_mut().flatten() {
             release_source(lane, slot);
-            let has_pulls =
-                pulls && lane.outstanding.iter().any(|e| e.slot == slot && !e.answered);
+            let has_pulls = pulls && lane.outstanding.iter().any(|e| e.slot == slot && !e.answered);
             if has_pulls {
                 let mut cancel = Header::new(Kind::Cancel);
                 cancel.transfer = slot.to_bits().into();
                 // Its own answer is of no interest, only that of the pulls: it belongs to no slot.
                 let nobody = SlotId { index: slot.index, generation: slot.generation ^ u32::MAX };
-                cancel.sequence =
-                    lane.remember(Kind::Cancel, nobody, Cursor::default(), 0).into();
+                cancel.sequence = lane.remember(Kind::Cancel, nobody, Cursor::default(), 0).into();
                 lane.push(&cancel);
                 s.dirty = true;
             }
@@ -184,6 +183,7 @@ impl Driver {
 
     /// Ends a flight for the user. With an open fence its memory stays ours.
     pub(super) fn end(&mut self, slot: SlotId, ended: Ended) {
+        self.ended = true;
         if ended.fence == Fence::Open {
             if let Some(flight) = self.flight(slot) {
                 flight.unfenced = true;
@@ -215,9 +215,7 @@ fn release_source(lane: &mut Lane, slot: SlotId) {
     while let Some(pair) = work.next(at, u64::MAX) {
         let from = work.local_addr(&pair.local);
         // SAFETY: the shape was checked against the local regions, which `work` keeps alive.
-        bytes.extend_from_slice(unsafe {
-            std::slice::from_raw_parts(from, pair.len as usize)
-        });
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from, pair.len as usize) });
     }
     frame.body = Body::Bytes { bytes, done: 0 };
 }

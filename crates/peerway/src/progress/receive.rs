@@ -22,10 +22,10 @@ use crate::clock;
 use crate::hooks;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
-use crate::session::import;
-use crate::transport::lane::{Lane, Landing, Reply, Rx, Then, WINDOW_FRAMES};
-use crate::transport::pull::{Origin, PullJob};
 use crate::progress::crew::Job;
+use crate::session::import;
+use crate::transport::lane::{Landing, Lane, Reply, Rx, Then, WINDOW_FRAMES};
+use crate::transport::pull::{self, Origin, PullJob};
 
 /// Bytes asked for when a header is expected: a few small frames, and little of a large one, whose
 /// payload should go to its destination without a stop in the scratch buffer.
@@ -91,8 +91,7 @@ impl Driver {
             Kind::ReadData => self.begin_read_data(lane, &head, checked.payload)?,
             Kind::Notify | Kind::Control => {
                 let bytes = Vec::with_capacity(checked.payload);
-                lane.rx =
-                    Rx::Gather { head, kind: checked.kind, bytes, need: checked.payload };
+                lane.rx = Rx::Gather { head, kind: checked.kind, bytes, need: checked.payload };
             }
             Kind::Count => {
                 let result = self.endpoint.inbox.count(head.immediate.get());
@@ -202,8 +201,9 @@ impl Driver {
             Ok((grant, pieces)) => {
                 let gate = grant.gate();
                 let left = payload as u64;
+                let (next, within) = (0, 0);
                 lane.rx =
-                    Rx::Land(Landing { sequence, grant, gate, pieces, next: 0, within: 0, left });
+                    Rx::Land(Landing { sequence, _grant: grant, gate, pieces, next, within, left });
             }
             Err(error) => {
                 lane.push_nack(sequence, error as u8);
@@ -227,8 +227,8 @@ impl Driver {
                 return Ok(true);
             }
             hooks::about_to_copy();
-            let mut pieces = [Piece::default(); LAND_PIECES + 1];
-            let count = rest_of(landing, &mut pieces[..LAND_PIECES]);
+            let mut pieces = std::mem::take(&mut lane.pieces);
+            rest_of(landing, &mut pieces);
             // SAFETY: the pieces were checked against the grant, which keeps their memory alive and
             // whose gate we hold.
             let moved = unsafe {
@@ -237,10 +237,10 @@ impl Driver {
                     &mut lane.scratch,
                     (&mut lane.start, &mut lane.end),
                     &mut pieces,
-                    count,
                 )
             };
             landing.gate.leave();
+            lane.pieces = pieces;
             let moved = moved?;
             if moved == 0 {
                 return Ok(false);
@@ -304,7 +304,8 @@ impl Driver {
     ) -> Step<()> {
         lane.rx = Rx::Head;
         let sequence = head.sequence.get();
-        let entries = || table.chunks_exact(PULL_SEGMENT_LEN).flat_map(PullSegment::read_from_bytes);
+        let entries =
+            || table.chunks_exact(PULL_SEGMENT_LEN).flat_map(PullSegment::read_from_bytes);
         let total: u64 = entries().map(|e| u64::from(e.len.get())).sum();
         if total > MAX_PULL || checked.payload != 0 {
             return Err(nonsense(FrameError::Order));
@@ -319,10 +320,18 @@ impl Driver {
             Ok(_) => return refuse_pull(lane, sequence, TransferError::RemoteAccess),
             Err(error) => return refuse_pull(lane, sequence, error),
         };
-        let there =
-            entries().map(|e| Piece { addr: e.source.get(), len: u64::from(e.len.get()) }).collect();
+        let there: Vec<Piece> = entries()
+            .map(|e| Piece { addr: e.source.get(), len: u64::from(e.len.get()) })
+            .collect();
         lane.applied.take(sequence);
-        lane.ack_sent = lane.ack_sent.max(sequence.min(lane.ack_sent + 1));
+        s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
+        if total <= INLINE_PULL {
+            let result = pull::copy(&s.session, &grant, pid, &here, &there);
+            // The answer says more than an acknowledgement would.
+            lane.ack_sent = sequence;
+            answer_pull(lane, sequence, result);
+            return Ok(());
+        }
         let job = Arc::new(PullJob {
             shard: self.shard.clone(),
             session: s.session.clone(),
@@ -338,15 +347,9 @@ impl Driver {
             there,
             state: Default::default(),
         });
-        s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
-        if total <= INLINE_PULL {
-            let result = job.run_inline();
-            answer_pull(lane, sequence, result);
-        } else {
-            let shared: Arc<dyn Job> = job.clone();
-            self.endpoint.crew.offer(&shared, 1);
-            self.pulls.push_back(job);
-        }
+        let shared: Arc<dyn Job> = job.clone();
+        self.endpoint.crew.offer(&shared, 1);
+        self.pulls.push_back(job);
         Ok(())
     }
 
@@ -374,15 +377,13 @@ impl Driver {
                 return Ok(true);
             };
             hooks::about_to_copy();
-            let mut pieces = [Piece::default(); LAND_PIECES + 1];
-            let mut count = 0;
+            let mut pieces = std::mem::take(&mut lane.pieces);
+            pieces.clear();
             let mut at = part;
-            while count < LAND_PIECES
+            while pieces.len() < LAND_PIECES
                 && let Some(pair) = work.next(&mut at, u64::MAX)
             {
-                pieces[count] =
-                    Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len };
-                count += 1;
+                pieces.push(Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len });
             }
             // SAFETY: the pieces lie in local regions that the flight's work keeps alive.
             let moved = unsafe {
@@ -391,9 +392,10 @@ impl Driver {
                     &mut lane.scratch,
                     (&mut lane.start, &mut lane.end),
                     &mut pieces,
-                    count,
                 )
-            }?;
+            };
+            lane.pieces = pieces;
+            let moved = moved?;
             if moved == 0 {
                 return Ok(false);
             }
@@ -588,16 +590,14 @@ fn skip(lane: &mut Lane) -> Step<bool> {
     Ok(true)
 }
 
-/// The pieces of a landing that are still to be filled; returns how many were put down.
-fn rest_of(landing: &Landing, into: &mut [Piece]) -> usize {
+/// The next pieces of a landing that are still to be filled.
+fn rest_of(landing: &Landing, into: &mut Vec<Piece>) {
+    into.clear();
     let mut within = landing.within;
-    let mut count = 0;
-    for (slot, piece) in into.iter_mut().zip(&landing.pieces[landing.next..]) {
-        *slot = Piece { addr: piece.addr + within, len: piece.len - within };
+    for piece in landing.pieces[landing.next..].iter().take(LAND_PIECES) {
+        into.push(Piece { addr: piece.addr + within, len: piece.len - within });
         within = 0;
-        count += 1;
     }
-    count
 }
 
 fn advance(landing: &mut Landing, mut bytes: u64) {
@@ -613,7 +613,7 @@ fn advance(landing: &mut Landing, mut bytes: u64) {
     }
 }
 
-/// Moves bytes into the first `count` pieces: those already in the scratch buffer, or else from the
+/// Moves bytes into the pieces: those already in the scratch buffer, or else from the
 /// wire, in one call with whatever follows them (which goes to the scratch buffer). Returns how many
 /// went into the pieces; 0 means that nothing is there.
 ///
@@ -624,12 +624,11 @@ unsafe fn from_scratch_or_wire(
     wire: &mut dyn crate::transport::Wire,
     scratch: &mut [u8],
     (start, end): (&mut usize, &mut usize),
-    pieces: &mut [Piece],
-    count: usize,
+    pieces: &mut Vec<Piece>,
 ) -> Step<u64> {
     if *start < *end {
         let mut moved = 0;
-        for piece in &pieces[..count] {
+        for piece in &*pieces {
             let len = (piece.len as usize).min(*end - *start);
             let from = scratch[*start..*start + len].as_ptr();
             // SAFETY: `from` has `len` bytes by the slice; the caller vouches for the piece.
@@ -643,10 +642,10 @@ unsafe fn from_scratch_or_wire(
         return Ok(moved);
     }
     (*start, *end) = (0, 0);
-    let wanted: u64 = pieces[..count].iter().map(|p| p.len).sum();
-    pieces[count] = Piece::of_mut(&mut scratch[..HEAD_READ]);
+    let wanted: u64 = pieces.iter().map(|p| p.len).sum();
+    pieces.push(Piece::of_mut(&mut scratch[..HEAD_READ]));
     // SAFETY: the caller vouches for the pieces; the last one is the scratch buffer.
-    match unsafe { wire.receive(&pieces[..=count]) }.map_err(LaneEnd::Broken)? {
+    match unsafe { wire.receive(pieces) }.map_err(LaneEnd::Broken)? {
         None => Ok(0),
         Some(0) => Err(LaneEnd::Closed),
         Some(n) => {

@@ -59,6 +59,10 @@ pub(crate) struct Shard {
     asleep: AtomicBool,
     /// Threads that wait for a transfer and would rather drive.
     lenders: AtomicU32,
+    /// A thread that waits for a transfer sleeps in epoll instead of the service thread.
+    dozing: AtomicBool,
+    /// Rung for it when a transfer ends, and drained by it alone: the driver must not swallow it.
+    dozer_bell: EventFd,
     /// Raised whenever a lender drove, so that the service thread can tell.
     lent: AtomicU32,
     stop: AtomicBool,
@@ -84,6 +88,9 @@ impl Shard {
         let bell = EventFd::new()?;
         let data = epoll::EventData::new_u64(super::driver::BELL);
         epoll::add(&epoll, bell.as_fd(), data, epoll::EventFlags::IN)?;
+        let dozer_bell = EventFd::new()?;
+        let data = epoll::EventData::new_u64(super::driver::DOZER_BELL);
+        epoll::add(&epoll, dozer_bell.as_fd(), data, epoll::EventFlags::IN)?;
         Ok(Arc::new(Self {
             taken: AtomicBool::new(false),
             driver: UnsafeCell::new(None),
@@ -92,6 +99,8 @@ impl Shard {
             bell,
             asleep: AtomicBool::new(false),
             lenders: AtomicU32::new(0),
+            dozing: AtomicBool::new(false),
+            dozer_bell,
             lent: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             spin,
@@ -234,6 +243,22 @@ impl Shard {
         result
     }
 
+    /// Sleeps until something happens on the shard's lanes, in place of the service thread: one
+    /// switch of threads less than being woken by it. False when somebody else does so already.
+    pub(crate) fn doze(&self, over: impl Fn() -> bool, timeout: Duration) -> bool {
+        // pairs with the load in `Taken::drop`: either `over` sees the end or whoever brings it
+        // about sees us and rings.
+        if self.dozing.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        if !over() {
+            self.wait_for_events(timeout);
+        }
+        self.dozing.store(false, Ordering::SeqCst);
+        self.dozer_bell.drain();
+        true
+    }
+
     fn drain_if_free(&self) {
         // pairs with the swap in `try_take` and the store when `Taken` is dropped
         std::sync::atomic::fence(Ordering::SeqCst);
@@ -334,8 +359,11 @@ impl Taken<'_> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
+        let ended = self.driver().is_some_and(|driver| std::mem::take(&mut driver.ended));
         self.shard.taken.store(false, Ordering::SeqCst);
+        if ended && self.shard.dozing.load(Ordering::SeqCst) {
+            self.shard.dozer_bell.signal();
+        }
         self.shard.drain_if_free();
     }
 }
-

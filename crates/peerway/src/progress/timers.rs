@@ -11,7 +11,7 @@ use super::flight::Route;
 use crate::clock;
 
 /// Deadlines are looked at this often while transfers are under way.
-const TICK: Duration = Duration::from_millis(5);
+pub(super) const TICK: Duration = Duration::from_millis(5);
 /// With no peer at all nothing is due; this only bounds how long a lost wake-up could last.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -107,9 +107,11 @@ impl Driver {
 
     /// How long nothing is due.
     fn until_next(&self, now: u64) -> Duration {
-        if self.active.iter().any(|slot| {
-            self.flights[slot.index as usize].as_ref().is_some_and(|f| !f.unfenced)
-        }) {
+        if self
+            .active
+            .iter()
+            .any(|slot| self.flights[slot.index as usize].as_ref().is_some_and(|f| !f.unfenced))
+        {
             return TICK;
         }
         let beats = self.sessions.iter().flatten().map(|s| match s.lingering {

@@ -234,12 +234,11 @@ impl Driver {
 
 /// One send call with everything that is ready; 0 when nothing is, or when the lane is full.
 fn send_some(lane: &mut Lane) -> Result<u64, LaneEnd> {
-    let mut pieces = [Piece::default(); SEND_PIECES + 2];
-    let mut count = 0;
+    let mut pieces = std::mem::take(&mut lane.pieces);
+    pieces.clear();
     let mut put = |piece: Piece| {
-        if piece.len > 0 && count < SEND_PIECES + 2 {
-            pieces[count] = piece;
-            count += 1;
+        if piece.len > 0 {
+            pieces.push(piece);
         }
     };
     let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
@@ -264,12 +263,15 @@ fn send_some(lane: &mut Lane) -> Result<u64, LaneEnd> {
             Body::Bytes { bytes, done } => put(Piece::of(&bytes[*done..])),
         }
     }
-    if count == 0 {
+    if pieces.is_empty() {
+        lane.pieces = pieces;
         return Ok(0);
     }
     // SAFETY: the lane's own buffers; a flight's local memory, kept by its work; memory of ours
     // behind a gate that the reply holds.
-    let sent = unsafe { lane.wire.send(&pieces[..count]) }.map_err(LaneEnd::Broken)? as u64;
+    let sent = unsafe { lane.wire.send(&pieces) };
+    lane.pieces = pieces;
+    let sent = sent.map_err(LaneEnd::Broken)? as u64;
     if sent == 0 {
         lane.blocked = true;
         return Ok(0);
@@ -321,4 +323,3 @@ fn consume(lane: &mut Lane, mut sent: u64) {
         lane.frame = None;
     }
 }
-

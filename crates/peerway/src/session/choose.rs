@@ -54,9 +54,7 @@ pub(crate) fn choose(pin: Pin, found: Found, why: &str) -> Result<(Path, Reach),
     };
     let cma = found.we_pull && found.peer_pulls;
     match pin {
-        Pin::LocalRing => {
-            Ok((path(PathKind::LocalRing, "pinned to local-ring"), Reach::default()))
-        }
+        Pin::LocalRing => Ok((path(PathKind::LocalRing, "pinned to local-ring"), Reach::default())),
         Pin::LocalCma if cma => {
             let reach = Reach { map: false, ..reach };
             Ok((path(PathKind::LocalCma, "pinned to local-cma"), reach))
@@ -85,8 +83,7 @@ pub(crate) fn choose(pin: Pin, found: Found, why: &str) -> Result<(Path, Reach),
 mod tests {
     use super::*;
 
-    const ALL: Found =
-        Found { same_process: true, linked: true, we_pull: true, peer_pulls: true };
+    const ALL: Found = Found { same_process: true, linked: true, we_pull: true, peer_pulls: true };
 
     #[test]
     fn the_best_common_path_is_taken_and_pins_are_met_or_refused() {

@@ -17,10 +17,10 @@ use super::{Parts, Session};
 use crate::clock;
 use crate::endpoint::{Inner, random};
 use crate::error::ConnectError;
+use crate::os::net;
 use crate::os::process::HostFacts;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
-use crate::os::net;
 use crate::progress::driver::NewSession;
 use crate::transport::lane::{Lane, Role};
 use crate::transport::tcp::TcpWire;
@@ -183,13 +183,15 @@ fn attach(
     }
     let (fd, segment) = Link::create_segment().map_err(text("no shared segment"))?;
     let bells = (EventFd::new(), EventFd::new());
-    let (own, theirs) = (bells.0.map_err(text("no eventfd"))?, bells.1.map_err(text("no eventfd"))?);
+    let (own, theirs) =
+        (bells.0.map_err(text("no eventfd"))?, bells.1.map_err(text("no eventfd"))?);
     let secret: Box<[u8; 16]> = Box::new(random());
     let request = Attach { session, probe: Probe::of(&secret) };
     let fds = [fd.as_fd(), theirs.as_fd(), own.as_fd()];
     unix::send(socket.as_fd(), &request.to_bytes(), &fds).map_err(text("attaching failed"))?;
     let answer = wait_packet(&socket, deadline).map_err(text("the peer did not attach"))?;
-    let answer = Attached::from_bytes(&answer).ok_or("the peer answered the attach with nonsense")?;
+    let answer =
+        Attached::from_bytes(&answer).ok_or("the peer answered the attach with nonsense")?;
     let we_pull = may_pull && answer.probe.succeeds(peer.pid);
     let found = Found { same_process: false, linked: true, we_pull, peer_pulls: answer.pulls };
     Ok((found, Link::new(segment, Half::First, socket, peer.pid, own, theirs)))

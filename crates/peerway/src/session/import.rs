@@ -174,7 +174,9 @@ fn ask(
         waiting = imports.changed.wait_timeout(waiting, left).unwrap().0;
     }
     match waiting.remove(&request) {
-        Some(Answer { result: Some(Ok(import)), fd }) if import.mapping.is_none() || fd.is_some() => {
+        Some(Answer { result: Some(Ok(import)), fd })
+            if import.mapping.is_none() || fd.is_some() =>
+        {
             Ok((import, fd))
         }
         Some(Answer { result: Some(Err(error)), .. }) => Err(ImportError::Refused(error)),
@@ -195,7 +197,11 @@ fn reach_directly(
     let gate = GateRef::Shared(gate, import.pass);
     if let (Some(offer), Some(fd), true) = (import.mapping, fd, session.reach.map) {
         let mapping = map(&offer, import.len, &fd).map_err(ImportError::Map)?;
-        return Ok(Direct::Mapped { mapping: Arc::new(mapping), offset: offer.offset as usize, gate });
+        return Ok(Direct::Mapped {
+            mapping: Arc::new(mapping),
+            offset: offer.offset as usize,
+            gate,
+        });
     }
     if session.reach.we_pull {
         return Ok(Direct::Cma { pid: link.pid, base: import.base, gate });
@@ -219,8 +225,7 @@ pub(crate) fn answer(
     request: u64,
     descriptor: &[u8],
 ) -> Result<Import, TransferError> {
-    let descriptor =
-        Descriptor::from_bytes(descriptor).map_err(|_| TransferError::RemoteAccess)?;
+    let descriptor = Descriptor::from_bytes(descriptor).map_err(|_| TransferError::RemoteAccess)?;
     let grant = endpoint.grants.find_descriptor(&descriptor, &session.incarnation)?;
     let mut import = Import {
         access: grant.access,

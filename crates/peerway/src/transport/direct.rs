@@ -3,9 +3,9 @@
 //! Each quantum passes the owner's gate, so that a revoke bars the next one and waits for the one
 //! under way. Nothing of the peer's CPU is needed.
 
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::cell::RefCell;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
@@ -20,6 +20,7 @@ use crate::memory::{Direct, RemoteInner};
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
 use crate::os::{Piece, cma};
 use crate::progress::crew::{Job, QUANTUM};
+use crate::transport::pull::cma_failed;
 
 /// iovs of one `process_vm_readv`: more cost no less (measured), and 1024 is the kernel's limit.
 const CMA_PIECES: usize = 500;
@@ -68,17 +69,21 @@ pub(crate) fn copy_all(
     result
 }
 
+thread_local! {
+    /// Piece lists of this thread's last pull, so that the next one need not allocate.
+    static PIECES: RefCell<(Vec<Piece>, Vec<Piece>)> = const {
+        RefCell::new((Vec::new(), Vec::new()))
+    };
+}
+
 /// Reads one run of pieces that lie in the same remote region, by CMA.
-fn pull_run<'a>(
-    work: &'a Work,
-    at: &mut Cursor,
-    pass: &mut Pass<'a>,
-) -> Result<(), TransferError> {
-    let mut ours = [Piece::default(); CMA_PIECES];
-    let mut theirs = [Piece::default(); CMA_PIECES];
-    let (mut count, mut bytes) = (0, 0);
+fn pull_run<'a>(work: &'a Work, at: &mut Cursor, pass: &mut Pass<'a>) -> Result<(), TransferError> {
+    let (mut ours, mut theirs) = PIECES.take();
+    ours.clear();
+    theirs.clear();
+    let mut bytes = 0;
     let mut source: Option<&'a Arc<RemoteInner>> = None;
-    while count < CMA_PIECES
+    while ours.len() < CMA_PIECES
         && let Some(pair) = work.shape.peek(at, QUANTUM - bytes)
     {
         let remote = work.remote(&pair.remote);
@@ -87,9 +92,8 @@ fn pull_run<'a>(
         }
         let Direct::Cma { base, .. } = &remote.direct else { break };
         source = Some(remote);
-        ours[count] = Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len };
-        theirs[count] = Piece { addr: base + pair.remote.offset, len: pair.len };
-        count += 1;
+        ours.push(Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len });
+        theirs.push(Piece { addr: base + pair.remote.offset, len: pair.len });
         bytes += pair.len;
         work.shape.advance(at, pair.len);
     }
@@ -103,15 +107,11 @@ fn pull_run<'a>(
     hooks::about_to_copy();
     // SAFETY: the local pieces lie in regions that `work` keeps alive; the remote ones are only
     // addresses in another process, which the kernel checks.
-    let result = unsafe { cma::pull(*pid, &ours[..count], &theirs[..count]) };
-    // A process id may have been reused: what was copied counts only if the peer lived through it.
-    if remote.session.is_process_dead() {
-        return Err(TransferError::PeerGone);
-    }
-    result.map_err(|error| match error.raw_os_error() {
-        Some(libc::ESRCH) => TransferError::PeerGone,
-        _ => TransferError::Fault,
-    })
+    let result = unsafe { cma::pull(*pid, &ours, &theirs) };
+    PIECES.set((ours, theirs));
+    // A number is given to another process only after its owner's death was collected and the
+    // numbers went round; a session is buried long before that, and asking costs a system call.
+    result.map_err(|error| cma_failed(&remote.session, &error))
 }
 
 /// The gate that a run of pieces holds; leaves it when dropped.
@@ -229,7 +229,13 @@ impl DirectJob {
         if reason == Reason::Done && !self.tail.is_empty() {
             // The bytes are there; now the lane says so, and its answer ends the transfer.
             let session = &self.work.remotes.as_slice()[0].session;
-            self.endpoint.send_tail(self.slot, session, self.work.clone(), self.tail.clone(), self.deadline);
+            self.endpoint.send_tail(
+                self.slot,
+                session,
+                self.work.clone(),
+                self.tail.clone(),
+                self.deadline,
+            );
         } else {
             self.endpoint.slots.end(self.slot, Ended { reason, fence: Fence::Held });
         }

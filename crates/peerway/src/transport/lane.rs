@@ -61,6 +61,9 @@ pub(crate) struct Lane {
     pub(crate) acked: u64,
     pub(crate) window: Window,
 
+    /// The last piece list, kept for its memory.
+    pub(crate) pieces: Vec<Piece>,
+
     pub(crate) rx: Rx,
     pub(crate) scratch: Box<[u8]>,
     pub(crate) start: usize,
@@ -149,7 +152,8 @@ pub(crate) enum Then {
 /// A write being applied.
 pub(crate) struct Landing {
     pub(crate) sequence: u64,
-    pub(crate) grant: Arc<Grant>,
+    /// Keeps the memory.
+    pub(crate) _grant: Arc<Grant>,
     pub(crate) gate: GateRef,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) next: usize,
@@ -176,6 +180,7 @@ impl Lane {
             outstanding: VecDeque::with_capacity(WINDOW_FRAMES as usize),
             acked: 0,
             window: Window::new(WINDOW_BYTES, WINDOW_FRAMES),
+            pieces: Vec::with_capacity(2 * WINDOW_FRAMES as usize),
             rx: Rx::Head,
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             start: 0,
@@ -261,11 +266,6 @@ impl Lane {
         nack.sequence = sequence.into();
         nack.status = u16::from(code).into();
         self.push(&nack);
-    }
-
-    /// Whether something is waiting to go out.
-    pub(crate) fn wants_out(&self) -> bool {
-        self.out_done < self.out.len() || self.frame.is_some() || !self.replies.is_empty()
     }
 
     /// Bytes received and not yet looked at.

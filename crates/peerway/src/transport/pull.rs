@@ -29,6 +29,35 @@ pub(crate) struct PullJob {
     pub(crate) state: Mutex<State>,
 }
 
+/// Copies from another process into memory of ours that was granted, behind the grant's gate.
+pub(crate) fn copy(
+    session: &Session,
+    grant: &Grant,
+    pid: u32,
+    here: &[Piece],
+    there: &[Piece],
+) -> Result<(), TransferError> {
+    let gate = grant.gate();
+    if !gate.enter() {
+        return Err(TransferError::Revoked);
+    }
+    hooks::about_to_copy();
+    // SAFETY: the local pieces were checked against the grant, which keeps their memory alive and
+    // whose gate we hold; the remote ones are addresses in another process, which the kernel checks.
+    let result = unsafe { cma::pull(pid, here, there) };
+    gate.leave();
+    result.map_err(|error| cma_failed(session, &error))
+}
+
+/// Why a copy between processes failed.
+pub(crate) fn cma_failed(session: &Session, error: &io::Error) -> TransferError {
+    match error.raw_os_error() {
+        Some(libc::ESRCH) => TransferError::PeerGone,
+        _ if session.is_process_dead() => TransferError::PeerGone,
+        _ => TransferError::Fault,
+    }
+}
+
 /// Which frame is answered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
@@ -55,30 +84,6 @@ impl PullJob {
         state.stop.get_or_insert(TransferError::RemoteAccess);
         drop(state);
         self.finish_if_over();
-    }
-
-    /// Carries it all out at once, for small pulls; returns the answer instead of posting it.
-    pub(crate) fn run_inline(&self) -> Result<(), TransferError> {
-        self.copy(&self.here, &self.there)
-    }
-
-    fn copy(&self, here: &[Piece], there: &[Piece]) -> Result<(), TransferError> {
-        let gate = self.grant.gate();
-        if !gate.enter() {
-            return Err(TransferError::Revoked);
-        }
-        hooks::about_to_copy();
-        // SAFETY: the local pieces were checked against the grant, whose memory `self.grant` keeps
-        // alive; the remote ones are addresses in another process, which the kernel checks.
-        let result = unsafe { cma::pull(self.pid, here, there) };
-        gate.leave();
-        if self.session.is_process_dead() {
-            return Err(TransferError::PeerGone);
-        }
-        result.map_err(|error: io::Error| match error.raw_os_error() {
-            Some(libc::ESRCH) => TransferError::PeerGone,
-            _ => TransferError::Fault,
-        })
     }
 
     /// The next quantum as two piece lists of the same total.
@@ -133,7 +138,7 @@ impl Job for PullJob {
         let (mut here, mut there) = PIECES.take();
         let claimed = self.claim(&mut here, &mut there);
         if claimed {
-            let result = self.copy(&here, &there);
+            let result = copy(&self.session, &self.grant, self.pid, &here, &there);
             let mut state = self.state.lock().unwrap();
             state.running -= 1;
             if let Err(error) = result {

@@ -282,8 +282,10 @@ pub enum Control {
     LaneFenced {
         /// Which lane.
         lane: u16,
-        /// Sequence of the last applied frame.
+        /// Sequence of the last frame that was dealt with.
         applied: u64,
+        /// Those among the last of them that were refused, and why (a `TransferError` code).
+        refused: Vec<(u64, u8)>,
     },
     /// The sender closes the session on purpose.
     Bye,
@@ -435,7 +437,7 @@ mod tests {
 
     #[test]
     fn control_uses_every_byte() {
-        let message = Control::LaneFenced { lane: 3, applied: 1 << 40 };
+        let message = Control::LaneFenced { lane: 3, applied: 1 << 40, refused: vec![(7, 3)] };
         let mut bytes = message.to_bytes();
         assert_eq!(Control::from_bytes(&bytes), Ok(message));
         bytes.push(0);

@@ -1,7 +1,7 @@
 //! The endpoint: sockets, registrations, peers and the threads that serve them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, Weak};
@@ -256,20 +256,7 @@ impl Endpoint {
         process::watch_forks();
         let os = |what: &'static str| move |source| BuildError::Os { what, source };
         let places = crate::address::places(&config, bind, advertise)?;
-        let mut listeners = Vec::new();
-        let mut addresses = Vec::new();
-        for addr in &places.bind {
-            // All listeners share the first one's port, so that one port number names the endpoint.
-            let port = listeners.first().map_or(addr.port(), |_| {
-                addresses.first().map_or(addr.port(), |a: &SocketAddr| a.port())
-            });
-            let addr = SocketAddr::new(addr.ip(), port);
-            let listen = |source| BuildError::Listen { addr, source };
-            let listener = net::listen(addr).map_err(listen)?;
-            let bound = listener.local_addr().map_err(listen)?;
-            addresses.push(bound);
-            listeners.push(listener);
-        }
+        let (listeners, addresses) = listen_on_all(&places.bind)?;
         let advertised = places.advertised(&addresses);
         let incarnation = Incarnation(random());
         let local_name = format!("peerway-{incarnation}-{:016x}", u64::from_le_bytes(random()));
@@ -748,6 +735,35 @@ impl Inner {
         drop(peers);
         self.peers_changed.notify_all();
         HERE.lock().unwrap().remove(&self.incarnation);
+    }
+}
+
+/// Listens on every address under one port, so that one port number names the endpoint.
+fn listen_on_all(
+    places: &[SocketAddr],
+) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), BuildError> {
+    // A port that is free on the first address may be taken on the next: another one is tried.
+    let mut tries = 16;
+    loop {
+        tries -= 1;
+        let (mut listeners, mut addresses) = (Vec::new(), Vec::<SocketAddr>::new());
+        let mut failed = None;
+        for place in places {
+            let port = addresses.first().map_or(place.port(), SocketAddr::port);
+            let addr = SocketAddr::new(place.ip(), port);
+            match net::listen(addr).and_then(|l| Ok((l.local_addr()?, l))) {
+                Ok((bound, listener)) => {
+                    addresses.push(bound);
+                    listeners.push(listener);
+                }
+                Err(source) => failed = Some(BuildError::Listen { addr, source }),
+            }
+        }
+        match failed {
+            None => return Ok((listeners, addresses)),
+            Some(_) if tries > 0 && listeners.len() < places.len() && places[0].port() == 0 => {}
+            Some(error) => return Err(error),
+        }
     }
 }
 

@@ -103,8 +103,9 @@ impl Crew {
 
     /// Forgets the threads without joining them: after a fork they exist in the parent only.
     pub(crate) fn abandon(&self) {
-        for thread in self.threads.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
-            std::mem::forget(thread);
+        // Whoever held the lock at the fork does not exist here; then the handles are leaked with it.
+        if let Ok(mut threads) = self.threads.try_lock() {
+            threads.drain(..).for_each(std::mem::forget);
         }
     }
 }

@@ -63,7 +63,7 @@ pub(crate) struct Driver {
     pub(super) flights: Box<[Option<Flight>]>,
     pub(super) active: Vec<SlotId>,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
-    door: Option<Door>,
+    pub(super) door: Option<Door>,
     pub(super) next_tick: u64,
     /// A transfer ended since the driver was taken.
     pub(super) ended: bool,
@@ -81,8 +81,8 @@ pub(crate) struct SessionDriver {
     pub(super) bulk: VecDeque<u32>,
     /// Frames of lost lanes, until the peer says which it has applied.
     pub(super) lost: HashMap<u16, (u64, Vec<Outstanding>)>,
-    /// What was applied from lanes that are gone.
-    pub(super) last_applied: HashMap<u16, u64>,
+    /// What was applied from lanes that are gone, and what of it was refused.
+    pub(super) last_applied: HashMap<u16, (u64, Vec<(u64, u8)>)>,
     pub(super) lease: Lease,
     pub(super) peer_clock: u64,
     pub(super) detect: Duration,
@@ -324,7 +324,7 @@ impl Driver {
             if word == BELL {
                 self.shard.drain_bell();
             } else if word == DOZER_BELL {
-                continue;
+                self.shard.drain_dozer_bell();
             } else if word & DOOR != 0 {
                 self.at_the_door(word, now);
             } else {
@@ -360,6 +360,8 @@ impl Driver {
                 shard.kick();
             }
         }
+        // What came half-way is dropped by the clock if nothing follows.
+        self.next_tick = self.next_tick.min(now + 1_000_000_000);
         self.door = Some(door);
     }
 
@@ -566,7 +568,8 @@ impl Driver {
             LaneEnd::Misbehaved(_) => Gone::Misbehaved,
         };
         let whole = matches!(end, LaneEnd::Bye | LaneEnd::LeaseOver | LaneEnd::Misbehaved(_))
-            || (s.is_local() && lane.role == Role::Control)
+            // A ring breaks only by corruption, and a local session's one socket by its end.
+            || s.is_local()
             || s.lanes.iter().all(Option::is_none);
         if whole {
             s.lanes[at] = Some(lane);
@@ -574,7 +577,7 @@ impl Driver {
             return;
         }
         s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
-        s.last_applied.insert(lane.index, lane.applied.last());
+        s.last_applied.insert(lane.index, (lane.applied.last(), lane.refused.iter().copied().collect()));
         s.lost.insert(
             lane.index,
             (lane.first_outstanding(), lane.outstanding.iter().copied().collect()),

@@ -460,12 +460,14 @@ impl Driver {
                 if s.lanes.get(usize::from(lost)).is_some_and(Option::is_some) {
                     self.lane_ended(s, usize::from(lost), LaneEnd::Closed);
                 }
-                // No pull of that lane is under way: only rings carry pulls, and a session whose
-                // rings are lost is asked about them when they have been cancelled.
-                let applied = s.last_applied.get(&lost).copied().unwrap_or(0);
-                lane.push_control(&Control::LaneFenced { lane: lost, applied });
+                // No pull of that lane is under way: only rings carry pulls, and a session does not
+                // outlive its rings.
+                let (applied, refused) = s.last_applied.get(&lost).cloned().unwrap_or_default();
+                lane.push_control(&Control::LaneFenced { lane: lost, applied, refused });
             }
-            Control::LaneFenced { lane: lost, applied } => self.replan(s, lost, applied),
+            Control::LaneFenced { lane: lost, applied, refused } => {
+                self.replan(s, lost, applied, &refused);
+            }
             Control::Bye => return Err(LaneEnd::Bye),
             _ => return Err(nonsense(FrameError::Control)),
         }
@@ -474,13 +476,17 @@ impl Driver {
 
     /// The peer says what it applied from a lost lane: the rest goes out again on others. What it
     /// applied counts, so that nothing is applied twice.
-    fn replan(&mut self, s: &mut SessionDriver, lane: u16, applied: u64) {
+    fn replan(&mut self, s: &mut SessionDriver, lane: u16, applied: u64, refused: &[(u64, u8)]) {
         let Some((first, entries)) = s.lost.remove(&lane) else { return };
         for (sequence, entry) in (first..).zip(entries) {
             if entry.answered {
                 continue;
             }
             let applied = sequence <= applied;
+            if let Some((_, code)) = refused.iter().find(|(number, _)| *number == sequence) {
+                self.answered(s, entry, Err(TransferError::from_code(*code)));
+                continue;
+            }
             match entry.kind {
                 Kind::Write | Kind::Notify | Kind::Count | Kind::Cancel if applied => {
                     self.answered(s, entry, Ok(()));

@@ -43,6 +43,8 @@ pub(crate) enum Command {
 
 /// Commands that can wait while the driver is taken; a full queue makes the poster yield.
 const QUEUE: usize = 4096;
+/// Idle spinning for longer than this offers the core to others at every turn.
+const YIELD_AFTER_NS: u64 = 3_000;
 /// How long the service thread leaves a driver alone that others keep taking.
 const LENT_PAUSE: Duration = Duration::from_micros(250);
 /// Pauses without a lender after which the service thread goes back to epoll.
@@ -147,8 +149,8 @@ impl Shard {
     /// After a fork: the thread is the parent's and so is the driver's state; only descriptors and
     /// memory are let go of.
     pub(crate) fn abandon(&self) {
-        if let Some(thread) = self.thread.lock().unwrap_or_else(|e| e.into_inner()).take() {
-            std::mem::forget(thread);
+        if let Ok(mut thread) = self.thread.try_lock() {
+            std::mem::forget(thread.take());
         }
         // SAFETY: no other thread of this process exists that could hold the driver: threads do not
         // survive a fork, and whoever held it did so in the parent.
@@ -221,7 +223,7 @@ impl Shard {
                     if over() || now.saturating_sub(idle_since) > spin || now >= deadline {
                         break;
                     }
-                    std::hint::spin_loop();
+                    pause(now.saturating_sub(idle_since));
                     now = clock::now();
                 }
                 let ready = driver.rest();
@@ -237,7 +239,7 @@ impl Shard {
             if now.saturating_sub(idle_since) > spin || now >= deadline {
                 break over();
             }
-            std::hint::spin_loop();
+            pause(now.saturating_sub(idle_since));
         };
         self.lenders.fetch_sub(1, Ordering::SeqCst);
         result
@@ -302,7 +304,7 @@ impl Shard {
                 if wanted || now.saturating_sub(idle_since) >= spin {
                     break;
                 }
-                std::hint::spin_loop();
+                pause(now.saturating_sub(idle_since));
                 now = clock::now();
             }
             let busy = driver.has_work();
@@ -318,7 +320,8 @@ impl Shard {
                 continue;
             }
             pauses = 0;
-            if !ready && self.queue.is_empty() {
+            // The driver may have drained the bell that announced the stop.
+            if !ready && self.queue.is_empty() && !self.stop.load(Ordering::SeqCst) {
                 self.wait_for_events(sleep);
             }
             self.asleep.store(false, Ordering::SeqCst);
@@ -335,8 +338,30 @@ impl Shard {
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut one), Some(&timeout));
     }
 
+    /// The service thread's bell has been heard.
     pub(crate) fn drain_bell(&self) {
         self.bell.drain();
+    }
+
+    /// The dozer's bell is its own, unless it has gone: then it must not keep others awake.
+    pub(crate) fn drain_dozer_bell(&self) {
+        if !self.dozing.load(Ordering::SeqCst) {
+            self.dozer_bell.drain();
+            if self.dozing.load(Ordering::SeqCst) {
+                // Somebody came meanwhile, and the bell may have been for it.
+                self.dozer_bell.signal();
+            }
+        }
+    }
+}
+
+/// Between two looks. Whoever spins on the core that its peer needs waits for itself, so after some
+/// microseconds the core is offered to others; nobody wanting it costs a system call.
+fn pause(idle_ns: u64) {
+    if idle_ns < YIELD_AFTER_NS {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
     }
 }
 

@@ -9,6 +9,7 @@ use peerway_core::wire::{Header, Kind};
 use super::driver::{Driver, Gone, LaneEnd, SessionDriver};
 use super::flight::Route;
 use crate::clock;
+use crate::session::accept::Door;
 
 /// Deadlines are looked at this often while transfers are under way.
 pub(super) const TICK: Duration = Duration::from_millis(5);
@@ -40,6 +41,9 @@ impl Driver {
             }
         }
         self.endpoint.sweep_quarantine();
+        if let Some(door) = &mut self.door {
+            door.sweep(now);
+        }
         self.next_tick = clock::after(now, self.until_next(now));
     }
 
@@ -118,7 +122,9 @@ impl Driver {
             Some(until) => clock::until(until, now),
             None => clock::until(s.next_beat, now),
         });
-        beats.min().unwrap_or(IDLE).max(TICK)
+        let half_open = self.door.as_ref().is_some_and(Door::is_busy);
+        let idle = if half_open { Duration::from_secs(1) } else { IDLE };
+        beats.min().unwrap_or(idle).clamp(TICK, idle)
     }
 
     /// How long the service thread may sleep.

@@ -109,6 +109,11 @@ impl Door {
         Vec::new()
     }
 
+    /// Whether anything is in the handshake.
+    pub(crate) fn is_busy(&self) -> bool {
+        !(self.pending.is_empty() && self.local_pending.is_empty() && self.half_open.is_empty())
+    }
+
     /// Drops what took too long.
     pub(crate) fn sweep(&mut self, now: u64) {
         self.pending.retain(|_, p| p.deadline > now);

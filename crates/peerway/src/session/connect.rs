@@ -49,7 +49,9 @@ pub(crate) fn open(
 
     let session: [u8; 16] = random();
     let offer = offers_local(config.transport, config.disable_ipc);
-    let bulk = config.lanes.unwrap_or(if addr.ip().is_loopback() { 1 } else { 4 });
+    // One lane saturates a loopback; a network wants several, one flow being one core's work.
+    let here = stream.local_addr().is_ok_and(|local| local.ip() == addr.ip());
+    let bulk = config.lanes.unwrap_or(if here { 1 } else { 4 });
     let host = HostFacts::here();
     let hello = Hello {
         incarnation: endpoint.incarnation,
@@ -107,6 +109,7 @@ pub(crate) fn open(
     send(&mut stream, &Control::Ready(ready)).map_err(|e| fail(HelloError::Io(e)))?;
     match receive(&mut stream).map_err(fail)? {
         Control::Ready(_) => {}
+        Control::Refuse(Refusal::Exists(who)) => return Ok(Outcome::Exists(who)),
         Control::Refuse(refusal) => return Err(refused(endpoint, addr, expects, refusal)),
         _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it did not get ready" }),
     }

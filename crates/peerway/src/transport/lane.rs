@@ -69,6 +69,8 @@ pub(crate) struct Lane {
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) applied: HighWater,
+    /// The last refusals: the peer must learn of them even if the lane dies first.
+    pub(crate) refused: VecDeque<(u64, u8)>,
     pub(crate) ack_sent: u64,
     pub(crate) landed_since_ack: u64,
 }
@@ -186,6 +188,7 @@ impl Lane {
             start: 0,
             end: 0,
             applied: HighWater::default(),
+            refused: VecDeque::new(),
             ack_sent: 0,
             landed_since_ack: 0,
         }
@@ -266,6 +269,11 @@ impl Lane {
         nack.sequence = sequence.into();
         nack.status = u16::from(code).into();
         self.push(&nack);
+        // No more can be unanswered at a time.
+        if self.refused.len() >= WINDOW_FRAMES as usize {
+            self.refused.pop_front();
+        }
+        self.refused.push_back((sequence, code));
     }
 
     /// Bytes received and not yet looked at.

@@ -1,0 +1,141 @@
+//! `peerway bench` as a user runs it: two processes, real transfers, and what happens when one is killed.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Generous: nothing here is about speed.
+const WATCHDOG: Duration = Duration::from_secs(120);
+
+fn bench(line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerway"));
+    command.arg("bench").args(line.split_whitespace());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Waits for the end, and kills what does not come to it.
+fn finish(mut child: Child) -> Output {
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > WATCHDOG {
+            child.kill().unwrap();
+            panic!("not over after {WATCHDOG:?}: {:?}", child.wait_with_output());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// The children of a process, as the kernel lists them.
+fn children(pid: u32) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which is in parentheses; Z is a corpse.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+fn wait_until(what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < WATCHDOG, "{what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn rows_come_as_json_and_as_a_table() {
+    let line = "--seconds 0.01 --sizes 256,100003 --iovs 1,3 --paths local-map,tcp --json -";
+    let output = finish(bench(line).spawn().unwrap());
+    let table = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{table}");
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(rows.len(), 2 * 2 * 2 * 2, "paths, operations, sizes, pieces");
+    for row in &rows {
+        for field in ["p50_us", "p99_us", "gbps", "limit_gbps", "cpu_s_per_gb"] {
+            assert!(row[field].as_f64().unwrap() > 0.0, "{field} of {row}");
+        }
+    }
+    assert!(table.contains("limit, tcp:") && table.contains("100003"), "{table}");
+}
+
+#[test]
+fn a_round_trip_is_measured() {
+    let line = "--seconds 0.01 --sizes 256 --mode pingpong --paths tcp,local-ring --json -";
+    let output = finish(bench(line).spawn().unwrap());
+    let table = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{table}");
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["op"] == "pingpong"), "{rows:?}");
+}
+
+#[test]
+fn a_killed_second_process_ends_the_run_with_one_line() {
+    let child = bench("--seconds 60 --sizes 4K --paths tcp").spawn().unwrap();
+    let pid = child.id();
+    wait_until("no second process", || !children(pid).is_empty());
+    // Into the row: it lasts a minute.
+    thread::sleep(Duration::from_millis(500));
+    let second = children(pid)[0];
+    Command::new("kill").args(["-9", &second.to_string()]).status().unwrap();
+    let output = finish(child);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.starts_with("peerway: the second process ended"), "{said}");
+}
+
+#[test]
+fn a_killed_first_process_leaves_no_second_one() {
+    let mut child = bench("--seconds 60 --sizes 4K --paths local-ring").spawn().unwrap();
+    let pid = child.id();
+    wait_until("no second process", || !children(pid).is_empty());
+    thread::sleep(Duration::from_millis(500));
+    let second = children(pid)[0];
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_until("the second process lives on", || !is_alive(second));
+}
+
+#[test]
+fn two_sides_meet_over_tcp() {
+    let mut server = bench("serve 127.0.0.1:0").spawn().unwrap();
+    let mut told = Vec::new();
+    let mut byte = [0];
+    let address = loop {
+        // Byte by byte: the rest of what it says comes later, or never.
+        assert_eq!(server.stdout.as_mut().unwrap().read(&mut byte).unwrap(), 1);
+        told.push(byte[0]);
+        let text = String::from_utf8_lossy(&told);
+        if let Some((_, rest)) = text.split_once("bench connect ")
+            && let Some((address, _)) = rest.split_once('\n')
+        {
+            break address.to_owned();
+        }
+    };
+    let line = format!("connect {address} --seconds 0.01 --sizes 4K --iovs 1 --json -");
+    let output = finish(bench(&line).spawn().unwrap());
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let table = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{table}");
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    // The first choice between two processes of one host is a mapping; then tcp.
+    let paths: Vec<&str> = rows.iter().map(|row| row["path"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["local-map", "local-map", "tcp", "tcp"], "{table}");
+}
+
+#[test]
+fn nobody_there_is_one_line() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let output = finish(bench(&format!("connect {free}")).spawn().unwrap());
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("peerway: cannot reach") && said.lines().count() == 1, "{said}");
+}

@@ -739,9 +739,7 @@ impl Inner {
 }
 
 /// Listens on every address under one port, so that one port number names the endpoint.
-fn listen_on_all(
-    places: &[SocketAddr],
-) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), BuildError> {
+fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), BuildError> {
     // A port that is free on the first address may be taken on the next: another one is tried.
     let mut tries = 16;
     loop {

@@ -59,7 +59,7 @@ impl Peer {
         Ok(transfer::post(&self.endpoint, &self.session, batch, Then::Waits)?.join())
     }
 
-    /// Keeps a checked batch to be posted many times, from any thread, without allocating.
+    /// Keeps a checked batch to be posted many times, from any thread, without checking it again.
     pub fn prepare(&self, batch: Batch) -> Result<Prepared, PostError> {
         if let Some(remote) = batch.work.remotes.as_slice().first()
             && !Arc::ptr_eq(&remote.session, &self.session)

@@ -58,10 +58,7 @@ fn a_descriptor_bound_to_another_peer_is_refused() {
         let descriptor = theirs.advertise_to(&of_a, Access::READ).unwrap();
         assert!(to_b.import(&descriptor).is_ok(), "{pin}");
         let refused = from_c.import(&descriptor);
-        assert!(
-            matches!(refused, Err(ImportError::Refused(TransferError::RemoteAccess))),
-            "{pin}"
-        );
+        assert!(matches!(refused, Err(ImportError::Refused(TransferError::RemoteAccess))), "{pin}");
     }
 }
 

@@ -577,7 +577,8 @@ impl Driver {
             return;
         }
         s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
-        s.last_applied.insert(lane.index, (lane.applied.last(), lane.refused.iter().copied().collect()));
+        s.last_applied
+            .insert(lane.index, (lane.applied.last(), lane.refused.iter().copied().collect()));
         s.lost.insert(
             lane.index,
             (lane.first_outstanding(), lane.outstanding.iter().copied().collect()),

@@ -11,8 +11,8 @@ use peerway_core::ids::SlotId;
 use peerway_core::outcome::TransferError;
 use peerway_core::region::{Access, Span};
 use peerway_core::wire::{
-    Checked, Control, FrameError, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL,
-    PULL_SEGMENT_LEN, PullSegment, SEGMENT_LEN, Segment,
+    Control, FrameError, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL, PULL_SEGMENT_LEN,
+    PullSegment, SEGMENT_LEN, Segment,
 };
 use peerway_core::work::Cursor;
 use zerocopy::FromBytes;
@@ -24,7 +24,7 @@ use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::progress::crew::Job;
 use crate::session::import;
-use crate::transport::lane::{Landing, Lane, Reply, Rx, Then, WINDOW_FRAMES};
+use crate::transport::lane::{Landing, Lane, Reply, Run, Rx, Then, WINDOW_FRAMES};
 use crate::transport::pull::{self, Origin, PullJob};
 
 /// Bytes asked for when a header is expected: a few small frames, and little of a large one, whose
@@ -84,8 +84,9 @@ impl Driver {
         }
         match checked.kind {
             Kind::Write if checked.segments == 0 => {
-                let whole = [(head.offset.get(), checked.payload as u64)];
-                self.begin_write(s, lane, &head, checked.payload, whole.into_iter());
+                let len = checked.payload as u64;
+                let whole = [Run { offset: head.offset.get(), len, source: 0 }];
+                self.begin_write(s, lane, &head, checked.payload, &whole);
             }
             Kind::Write | Kind::Read | Kind::Pull => lane.rx = Rx::Table { head, checked },
             Kind::ReadData => self.begin_read_data(lane, &head, checked.payload)?,
@@ -158,31 +159,46 @@ impl Driver {
         if lane.unread() < checked.table {
             return refill(lane, checked.table.max(HEAD_READ));
         }
-        let table = lane.scratch[lane.start..lane.start + checked.table].to_vec();
+        let mut runs = std::mem::take(&mut lane.runs);
+        let table = &lane.scratch[lane.start..lane.start + checked.table];
+        let total = read_table(checked.kind, table, &mut runs);
         lane.start += checked.table;
-        match checked.kind {
+        let begun = match checked.kind {
+            Kind::Write if total != checked.payload as u64 => Err(nonsense(FrameError::Order)),
             Kind::Write => {
-                let segments = segments(&table);
-                let total: u64 = segments.clone().map(|(_, len)| len).sum();
-                if total != checked.payload as u64 {
-                    return Err(nonsense(FrameError::Order));
-                }
-                self.begin_write(s, lane, &head, checked.payload, segments);
+                self.begin_write(s, lane, &head, checked.payload, &runs);
+                Ok(())
             }
-            Kind::Read => self.begin_read(s, lane, &head, &table)?,
-            _ => self.begin_pull(s, lane, &head, &checked, &table)?,
-        }
-        Ok(true)
+            Kind::Read => self.begin_read(s, lane, &head, &runs, total),
+            _ => self.begin_pull(s, lane, &head, &runs, total),
+        };
+        lane.runs = runs;
+        begun.map(|()| true)
     }
 
-    fn grant(
+    /// The grant a request names and where in our memory its runs lie; every one is checked.
+    fn find(
         &self,
         s: &SessionDriver,
+        lane: &mut Lane,
         head: &Header,
         access: Access,
-    ) -> Result<Arc<Grant>, TransferError> {
+        runs: &[Run],
+    ) -> Result<(Arc<Grant>, Vec<Piece>), TransferError> {
         let id = SlotId { index: head.grant.get(), generation: head.generation.get() };
-        self.endpoint.grants.find(id, &head.token, access, &s.session.incarnation)
+        let who = &s.session.incarnation;
+        let grant = self.endpoint.grants.find(id, &head.token, access, who)?;
+        let granted = Span { offset: 0, len: grant.span.len };
+        let base = grant.memory.ptr() as u64 + grant.span.offset;
+        let mut pieces = lane.spare.pop().unwrap_or_default();
+        pieces.clear();
+        for &Run { offset, len, .. } in runs {
+            if !granted.contains(Span { offset, len }) {
+                return Err(TransferError::OutOfBounds);
+            }
+            pieces.push(Piece { addr: base + offset, len });
+        }
+        Ok((grant, pieces))
     }
 
     fn begin_write(
@@ -191,12 +207,10 @@ impl Driver {
         lane: &mut Lane,
         head: &Header,
         payload: usize,
-        segments: impl Iterator<Item = (u64, u64)>,
+        runs: &[Run],
     ) {
         let sequence = head.sequence.get();
-        let found = self
-            .grant(s, head, Access::WRITE)
-            .and_then(|grant| places(&grant, segments).map(|pieces| (grant, pieces)));
+        let found = self.find(s, lane, head, Access::WRITE, runs);
         match found {
             Ok((grant, pieces)) => {
                 let gate = grant.gate();
@@ -250,7 +264,8 @@ impl Driver {
             s.session.stats.bytes_landed.fetch_add(moved, Ordering::Relaxed);
         }
         if landing.left == 0 {
-            let sequence = landing.sequence;
+            let (sequence, pieces) = (landing.sequence, std::mem::take(&mut landing.pieces));
+            lane.keep(pieces);
             finish(lane, sequence, Ok(()));
             lane.rx = Rx::Head;
         }
@@ -262,17 +277,15 @@ impl Driver {
         s: &mut SessionDriver,
         lane: &mut Lane,
         head: &Header,
-        table: &[u8],
+        runs: &[Run],
+        total: u64,
     ) -> Step<()> {
         lane.rx = Rx::Head;
         let sequence = head.sequence.get();
-        let total: u64 = segments(table).map(|(_, len)| len).sum();
         if total > MAX_PAYLOAD || lane.replies.len() >= WINDOW_FRAMES as usize {
             return Err(nonsense(FrameError::Order));
         }
-        let found = self
-            .grant(s, head, Access::READ)
-            .and_then(|grant| places(&grant, segments(table)).map(|pieces| (grant, pieces)));
+        let found = self.find(s, lane, head, Access::READ, runs);
         match found {
             Ok((grant, pieces)) => {
                 let transfer = head.transfer.get();
@@ -299,30 +312,24 @@ impl Driver {
         s: &mut SessionDriver,
         lane: &mut Lane,
         head: &Header,
-        checked: &Checked,
-        table: &[u8],
+        runs: &[Run],
+        total: u64,
     ) -> Step<()> {
         lane.rx = Rx::Head;
         let sequence = head.sequence.get();
-        let entries =
-            || table.chunks_exact(PULL_SEGMENT_LEN).flat_map(PullSegment::read_from_bytes);
-        let total: u64 = entries().map(|e| u64::from(e.len.get())).sum();
-        if total > MAX_PULL || checked.payload != 0 {
+        if total > MAX_PULL {
             return Err(nonsense(FrameError::Order));
         }
-        let runs = entries().map(|e| (e.offset.get(), u64::from(e.len.get())));
-        let found = self
-            .grant(s, head, Access::WRITE)
-            .and_then(|grant| places(&grant, runs).map(|pieces| (grant, pieces)));
+        let found = self.find(s, lane, head, Access::WRITE, runs);
         let pid = s.session.link.as_ref().map_or(0, |link| link.pid);
         let (grant, here) = match found {
             Ok(found) if s.session.reach.we_pull && pid != 0 => found,
             Ok(_) => return refuse_pull(lane, sequence, TransferError::RemoteAccess),
             Err(error) => return refuse_pull(lane, sequence, error),
         };
-        let there: Vec<Piece> = entries()
-            .map(|e| Piece { addr: e.source.get(), len: u64::from(e.len.get()) })
-            .collect();
+        let mut there = lane.spare.pop().unwrap_or_default();
+        there.clear();
+        there.extend(runs.iter().map(|run| Piece { addr: run.source, len: run.len }));
         lane.applied.take(sequence);
         s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
         if total <= INLINE_PULL {
@@ -330,6 +337,8 @@ impl Driver {
             // The answer says more than an acknowledgement would.
             lane.ack_sent = sequence;
             answer_pull(lane, sequence, result);
+            lane.keep(here);
+            lane.keep(there);
             return Ok(());
         }
         let job = Arc::new(PullJob {
@@ -530,25 +539,26 @@ fn refuse_pull(lane: &mut Lane, sequence: u64, error: TransferError) -> Step<()>
     Ok(())
 }
 
-/// Where in our memory the runs of a request lie; every one is checked against the grant.
-fn places(
-    grant: &Grant,
-    runs: impl Iterator<Item = (u64, u64)>,
-) -> Result<Vec<Piece>, TransferError> {
-    let granted = Span { offset: 0, len: grant.span.len };
-    let base = grant.memory.ptr() as u64 + grant.span.offset;
-    runs.map(|(offset, len)| {
-        let inside = granted.contains(Span { offset, len });
-        inside.then_some(Piece { addr: base + offset, len }).ok_or(TransferError::OutOfBounds)
-    })
-    .collect()
-}
-
-fn segments(table: &[u8]) -> impl Iterator<Item = (u64, u64)> + Clone {
-    table
-        .chunks_exact(SEGMENT_LEN)
-        .flat_map(Segment::read_from_bytes)
-        .map(|s| (s.offset.get(), u64::from(s.len.get())))
+/// Reads a table into runs; returns their total, which cannot overflow: there are at most 256 runs
+/// of 32-bit lengths.
+fn read_table(kind: Kind, table: &[u8], runs: &mut Vec<Run>) -> u64 {
+    runs.clear();
+    if kind == Kind::Pull {
+        let entries = table.chunks_exact(PULL_SEGMENT_LEN).flat_map(PullSegment::read_from_bytes);
+        runs.extend(entries.map(|e| Run {
+            offset: e.offset.get(),
+            len: e.len.get().into(),
+            source: e.source.get(),
+        }));
+    } else {
+        let entries = table.chunks_exact(SEGMENT_LEN).flat_map(Segment::read_from_bytes);
+        runs.extend(entries.map(|e| Run {
+            offset: e.offset.get(),
+            len: e.len.get().into(),
+            source: 0,
+        }));
+    }
+    runs.iter().map(|run| run.len).sum()
 }
 
 fn nonsense(error: FrameError) -> LaneEnd {

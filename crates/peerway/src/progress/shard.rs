@@ -7,6 +7,7 @@
 //! the rings.
 
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -334,8 +335,8 @@ impl Shard {
             tv_sec: sleep.as_secs() as i64,
             tv_nsec: i64::from(sleep.subsec_nanos()),
         };
-        let mut one = Vec::with_capacity(1);
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut one), Some(&timeout));
+        let mut one = [const { MaybeUninit::uninit() }; 1];
+        let _ = epoll::wait(&self.epoll, &mut one, Some(&timeout));
     }
 
     /// The service thread's bell has been heard.

@@ -22,7 +22,9 @@ impl Driver {
         for index in 0..self.sessions.len() {
             self.with_session(index, |driver, s| driver.session_tick(s, now));
         }
-        for slot in self.active.clone() {
+        // Backwards, because ending one moves the last into its place.
+        for at in (0..self.active.len()).rev() {
+            let Some(&slot) = self.active.get(at) else { continue };
             let Some(flight) = self.flight(slot) else { continue };
             let index = flight.session.index.load(std::sync::atomic::Ordering::Relaxed);
             if flight.unfenced {

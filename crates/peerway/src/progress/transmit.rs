@@ -320,6 +320,9 @@ fn consume(lane: &mut Lane, mut sent: u64) {
         Body::Bytes { done, .. } => *done += sent as usize,
     }
     if frame.left == 0 && frame.head_sent == lane.head.len() {
-        lane.frame = None;
+        let frame = lane.frame.take();
+        if let Some(OutFrame { body: Body::Reply(mut reply), .. }) = frame {
+            lane.keep(std::mem::take(&mut reply.pieces));
+        }
     }
 }

@@ -61,8 +61,11 @@ pub(crate) struct Lane {
     pub(crate) acked: u64,
     pub(crate) window: Window,
 
-    /// The last piece list, kept for its memory.
+    /// Lists kept for their memory, so that frames need not allocate: of the last call's pieces, of
+    /// a table's runs, and of pieces of requests that are over.
     pub(crate) pieces: Vec<Piece>,
+    pub(crate) runs: Vec<Run>,
+    pub(crate) spare: Vec<Vec<Piece>>,
 
     pub(crate) rx: Rx,
     pub(crate) scratch: Box<[u8]>,
@@ -126,6 +129,14 @@ pub(crate) struct Outstanding {
     pub(crate) answered: bool,
 }
 
+/// A run of granted memory that a request names, and for a pull where its bytes are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) source: u64,
+}
+
 /// What is being received.
 pub(crate) enum Rx {
     /// A header.
@@ -183,6 +194,8 @@ impl Lane {
             acked: 0,
             window: Window::new(WINDOW_BYTES, WINDOW_FRAMES),
             pieces: Vec::with_capacity(2 * WINDOW_FRAMES as usize),
+            runs: Vec::with_capacity(WINDOW_FRAMES as usize),
+            spare: Vec::new(),
             rx: Rx::Head,
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             start: 0,
@@ -274,6 +287,13 @@ impl Lane {
             self.refused.pop_front();
         }
         self.refused.push_back((sequence, code));
+    }
+
+    /// Gives a piece list back.
+    pub(crate) fn keep(&mut self, pieces: Vec<Piece>) {
+        if self.spare.len() < 8 {
+            self.spare.push(pieces);
+        }
     }
 
     /// Bytes received and not yet looked at.

@@ -747,7 +747,7 @@ fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketA
         let (mut listeners, mut addresses) = (Vec::new(), Vec::<SocketAddr>::new());
         let mut failed = None;
         for place in places {
-            let port = addresses.first().map_or(place.port(), SocketAddr::port);
+            let port = addresses.first().unwrap_or(place).port();
             let addr = SocketAddr::new(place.ip(), port);
             match net::listen(addr).and_then(|l| Ok((l.local_addr()?, l))) {
                 Ok((bound, listener)) => {

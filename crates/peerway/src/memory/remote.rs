@@ -95,7 +95,7 @@ impl RemoteRegion {
     /// A part of it, relative to where the descriptor points.
     pub fn slice(&self, range: Range<u64>) -> RemoteSlice {
         // An offset that overflows becomes one that no region contains.
-        let offset = self.window.offset.checked_add(range.start).unwrap_or(u64::MAX);
+        let offset = self.window.offset.saturating_add(range.start);
         let len = range_len(&range);
         let fits =
             Span { offset: 0, len: self.window.len }.contains(Span { offset: range.start, len });
@@ -109,7 +109,7 @@ impl RemoteRegion {
 
     /// Equal blocks of it: block `i` of the list starts at `base + indices[i] * stride`.
     pub fn blocks(&self, base: u64, stride: u64, len: u64, indices: &[u32]) -> RemoteBlocks {
-        let base = self.window.offset.checked_add(base).unwrap_or(u64::MAX);
+        let base = self.window.offset.saturating_add(base);
         let indices = indices.into();
         let kind = MemoryKind::Host;
         RemoteBlocks {

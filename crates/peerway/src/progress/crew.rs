@@ -119,7 +119,10 @@ impl Shared {
                 return;
             }
             if let Some(job) = self.jobs.pop() {
-                while !self.stop.load(Ordering::Relaxed) && job.step() {}
+                let mut more = true;
+                while more && !self.stop.load(Ordering::Relaxed) {
+                    more = job.step();
+                }
                 continue;
             }
             self.asleep.fetch_add(1, Ordering::SeqCst);

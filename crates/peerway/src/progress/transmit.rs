@@ -58,11 +58,10 @@ impl Driver {
     /// Makes the next frame; false when there is none to make now.
     fn next_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         lane.reply_next = !lane.reply_next;
-        if lane.reply_next {
-            self.reply_frame(s, lane) || self.flight_frame(s, lane)
-        } else {
-            self.flight_frame(s, lane) || self.reply_frame(s, lane)
+        if lane.reply_next && self.reply_frame(s, lane) {
+            return true;
         }
+        self.flight_frame(s, lane) || self.reply_frame(s, lane)
     }
 
     /// Answers a read of the peer's.

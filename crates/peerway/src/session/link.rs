@@ -185,9 +185,9 @@ mod tests {
 
     #[test]
     fn the_layout_keeps_everything_apart_and_aligned() {
-        for ring in 0..RINGS.len() {
+        for (ring, capacity) in RINGS.iter().enumerate() {
             assert!(ring_offset(ring).is_multiple_of(64));
-            assert!(RINGS[ring].is_power_of_two());
+            assert!(capacity.is_power_of_two());
         }
         assert!(gates_offset(Half::First).is_multiple_of(GATE_LEN));
         assert_eq!(gates_offset(Half::Second) - gates_offset(Half::First), GATES * GATE_LEN);

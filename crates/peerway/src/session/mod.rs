@@ -36,11 +36,14 @@ pub(crate) struct Session {
     pub(crate) link: Option<Link>,
     pub(crate) imports: Imports,
     /// Remote regions by grant and token, so that importing twice costs one round trip.
-    pub(crate) known: Mutex<HashMap<(SlotId, [u8; 16]), Weak<RemoteInner>>>,
+    pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
     pub(crate) stats: PeerCounters,
     pub(crate) initiator: bool,
     alive: AtomicBool,
 }
+
+/// What names an advertisement: its grant and its token.
+type Advertisement = (SlotId, [u8; 16]);
 
 /// Which ways besides the TCP lanes are open between the two processes.
 #[derive(Clone, Copy, Debug, Default)]

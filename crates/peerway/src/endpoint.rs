@@ -721,13 +721,13 @@ impl Inner {
             peers.by_incarnation.values().chain(&peers.to_self).cloned().collect()
         };
         for session in sessions {
-            let index = session.index.load(Ordering::Acquire);
-            session.shard.submit(Command::Remove { session: index });
+            session.shard.submit(Command::Remove { session: session.clone() });
         }
         for shard in self.shards() {
             shard.stop();
         }
         self.crew.stop();
+        self.grants.bar_all();
         let mut peers = self.peers.lock().unwrap();
         peers.by_incarnation.clear();
         peers.to_self.clear();

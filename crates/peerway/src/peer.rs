@@ -120,8 +120,7 @@ impl Peer {
 
     /// Closes the session.
     pub fn remove(&self) {
-        let index = self.session.index.load(Ordering::Acquire);
-        self.session.shard.submit(Command::Remove { session: index });
+        self.session.shard.submit(Command::Remove { session: self.session.clone() });
         self.session.shard.kick();
     }
 

@@ -145,6 +145,14 @@ impl Slots {
         }
     }
 
+    /// What an open fence waits for will not be learned: the slot is free, the answer stays open.
+    pub(crate) fn unfenced_for_good(&self, id: SlotId) {
+        let before = self.slot(id).word.fetch_and(!UNFENCED, Ordering::AcqRel);
+        if before & DETACHED != 0 {
+            self.release(id);
+        }
+    }
+
     /// The user's handle is gone.
     pub(crate) fn detach(&self, id: SlotId) {
         let before = self.slot(id).word.fetch_or(DETACHED, Ordering::AcqRel);

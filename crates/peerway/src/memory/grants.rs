@@ -144,6 +144,14 @@ impl Grants {
         Ok(grant)
     }
 
+    /// Bars every advertisement: the endpoint closes.
+    pub(crate) fn bar_all(&self) {
+        let table = self.table.read().unwrap();
+        for grant in table.slots.iter().filter_map(|(_, grant)| grant.as_ref()) {
+            grant.bar();
+        }
+    }
+
     /// Forgets an advertisement. Its slot is reused under another generation.
     pub(crate) fn remove(&self, id: SlotId) {
         let mut table = self.table.write().unwrap();

@@ -14,10 +14,11 @@ use crossbeam_queue::ArrayQueue;
 use peerway_core::ids::SlotId;
 use peerway_core::lease::Lease;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
-use peerway_core::wire::{Control, FrameError, Header, Kind};
+use peerway_core::wire::{Header, Kind};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::flight::{Flight, Route};
+use super::ending::{Gone, LaneEnd};
+use super::flight::Flight;
 use super::shard::{Command, Shard};
 use super::timers::TICK;
 use crate::clock;
@@ -48,8 +49,6 @@ const SOCKET_WARM_NS: u64 = 1_000_000;
 pub(super) const TURN_BYTES: u64 = 2 << 20;
 /// Work up to this size is sent by the posting call itself; more would make posting slow.
 pub(crate) const INLINE_SEND: u64 = 16 << 10;
-/// How long a session that was given up is kept to learn when the peer has let go.
-const LINGER: Duration = Duration::from_secs(30);
 
 /// See the module.
 pub(crate) struct Driver {
@@ -88,7 +87,7 @@ pub(crate) struct SessionDriver {
     pub(super) detect: Duration,
     pub(super) next_beat: u64,
     pub(super) dirty: bool,
-    /// Given up; kept until this time to learn when the peer has let go.
+    /// Over; kept until this time at the latest to learn when the peer has let go.
     pub(super) lingering: Option<u64>,
 }
 
@@ -97,36 +96,6 @@ pub(crate) struct NewSession {
     pub(crate) session: Arc<Session>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) detect: Duration,
-}
-
-/// Why a lane cannot go on.
-#[derive(Debug)]
-pub(super) enum LaneEnd {
-    /// The peer closed it.
-    Closed,
-    /// It broke without a word of the peer's.
-    Broken(std::io::Error),
-    /// The peer sent nonsense.
-    Misbehaved(FrameError),
-    /// The peer says goodbye.
-    Bye,
-    /// The lease ran out while the process did not run: nothing more may be applied.
-    LeaseOver,
-    /// Nothing was heard on it.
-    Silent,
-}
-
-/// Why a session is over.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Gone {
-    /// The peer let go: nothing more of ours is applied there.
-    Closed,
-    /// The peer does not answer, or cannot be believed; what was sent may still be applied.
-    Silent,
-    /// As `Silent`, because of what it sent.
-    Misbehaved,
-    /// We closed it.
-    Removed,
 }
 
 impl SessionDriver {
@@ -197,7 +166,7 @@ impl Driver {
                 });
             }
             Command::Control { session, message } => {
-                self.with_session(session, |_, s| {
+                self.with(&session, |_, s| {
                     if let Some(lane) = s.control_lane() {
                         lane.push_control(&message);
                         s.dirty = true;
@@ -206,9 +175,9 @@ impl Driver {
             }
             Command::Adopt(new) => self.adopt(*new),
             Command::Remove { session } => {
-                self.with_session(session, |driver, s| driver.bury(s, Gone::Removed));
+                self.with(&session, |driver, s| driver.bury(s, Gone::Removed));
             }
-            Command::Pulled { origin, result } => self.pulled(origin, result),
+            Command::Pulled { session, origin, result } => self.pulled(&session, origin, result),
         }
     }
 
@@ -243,6 +212,16 @@ impl Driver {
             s.dirty = true;
             if inline {
                 driver.flush(s);
+            }
+        });
+    }
+
+    /// As `with_session`, unless that session is over and another has its place.
+    fn with(&mut self, session: &Arc<Session>, work: impl FnOnce(&mut Self, &mut SessionDriver)) {
+        let index = session.index.load(Ordering::Acquire);
+        self.with_session(index, |driver, s| {
+            if Arc::ptr_eq(&s.session, session) {
+                work(driver, s);
             }
         });
     }
@@ -368,40 +347,11 @@ impl Driver {
     /// Receives on a lane and answers.
     fn serve_lane(&mut self, s: &mut SessionDriver, at: usize, now: u64) {
         let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
-        if s.lingering.is_some() {
-            self.drain_lingering(s, at, lane);
-            return;
-        }
         let received = self.receive(s, &mut lane, now);
         s.lanes[at] = Some(lane);
         match received {
             Ok(()) => self.flush_lane(s, at),
             Err(end) => self.lane_ended(s, at, end),
-        }
-    }
-
-    /// A session that was given up: read and throw away, until the peer closes.
-    fn drain_lingering(&mut self, s: &mut SessionDriver, at: usize, mut lane: Box<Lane>) {
-        let piece = [crate::os::Piece::of_mut(&mut lane.scratch)];
-        // SAFETY: the scratch buffer is ours and borrowed by nobody else.
-        match unsafe { lane.wire.receive(&piece) } {
-            Ok(Some(0)) | Err(_) => self.unwatch(&lane),
-            Ok(_) => s.lanes[at] = Some(lane),
-        }
-        if s.lanes.iter().all(Option::is_none) {
-            self.let_go(s);
-        }
-    }
-
-    /// The peer has let go of a session that had been given up: fences close.
-    pub(super) fn let_go(&mut self, s: &mut SessionDriver) {
-        s.lingering = None;
-        for slot in self.active.clone() {
-            let of_session = self.flight(slot).is_some_and(|f| Arc::ptr_eq(&f.session, &s.session));
-            if of_session {
-                self.endpoint.slots.fenced(slot);
-                self.forget(slot);
-            }
         }
     }
 
@@ -419,7 +369,8 @@ impl Driver {
                 Ok(Received::Closed) | Err(_) => break,
             }
         }
-        self.bury(s, Gone::Closed);
+        // Its end of the link goes with the last of the session: nothing more is applied there.
+        self.bury(s, Gone::LetGo);
     }
 
     /// Sends what the sessions that have something to send can send now.
@@ -449,9 +400,6 @@ impl Driver {
     }
 
     fn flush_lane_progress(&mut self, s: &mut SessionDriver, at: usize) -> bool {
-        if s.lingering.is_some() {
-            return false;
-        }
         let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return false };
         let sent = self.transmit(s, &mut lane);
         self.watch_out(s.index, &mut lane);
@@ -477,7 +425,7 @@ impl Driver {
         let _ = epoll::modify(&self.shard.epoll, fd, data, flags);
     }
 
-    fn unwatch(&mut self, lane: &Lane) {
+    pub(super) fn unwatch(&mut self, lane: &Lane) {
         if let Some(fd) = lane.wire.socket() {
             // SAFETY: the wire owns the descriptor and lives in `lane`.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -551,114 +499,14 @@ impl Driver {
         }
     }
 
-    /// A lane is over: its work moves to others, or the session is over with it.
-    pub(super) fn lane_ended(&mut self, s: &mut SessionDriver, at: usize, end: LaneEnd) {
-        let Some(lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
-        match &end {
-            LaneEnd::Misbehaved(why) => {
-                tracing::warn!(peer = %s.session.addr, %why, "a peer broke the protocol");
-            }
-            end => tracing::debug!(lane = lane.index, ?end, peer = %s.session.addr, "lane ended"),
-        }
-        self.unwatch(&lane);
-        let gone = match end {
-            LaneEnd::Closed | LaneEnd::Bye => Gone::Closed,
-            LaneEnd::Broken(ref error) if is_reset(error) => Gone::Closed,
-            LaneEnd::Broken(_) | LaneEnd::Silent | LaneEnd::LeaseOver => Gone::Silent,
-            LaneEnd::Misbehaved(_) => Gone::Misbehaved,
-        };
-        let whole = matches!(end, LaneEnd::Bye | LaneEnd::LeaseOver | LaneEnd::Misbehaved(_))
-            // A ring breaks only by corruption, and a local session's one socket by its end.
-            || s.is_local()
-            || s.lanes.iter().all(Option::is_none);
-        if whole {
-            s.lanes[at] = Some(lane);
-            self.bury(s, gone);
-            return;
-        }
-        s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
-        s.last_applied
-            .insert(lane.index, (lane.applied.last(), lane.refused.iter().copied().collect()));
-        s.lost.insert(
-            lane.index,
-            (lane.first_outstanding(), lane.outstanding.iter().copied().collect()),
-        );
-        let message = Control::LaneLost { lane: lane.index };
-        if let Some(other) = s.control_lane() {
-            other.push_control(&message);
-            s.dirty = true;
-        }
-    }
-
-    /// A session is over.
-    pub(super) fn bury(&mut self, s: &mut SessionDriver, gone: Gone) {
-        if s.lingering.is_some() || !s.session.bury() {
-            return;
-        }
-        tracing::debug!(peer = %s.session.incarnation, ?gone, "session over");
-        self.endpoint.peer_gone(&s.session);
-        for pull in self.pulls.iter().filter(|p| Arc::ptr_eq(&p.session, &s.session)) {
-            pull.cancel();
-        }
-        if matches!(gone, Gone::Removed | Gone::Misbehaved) {
-            for lane in s.lanes.iter_mut().flatten() {
-                // Best effort: a lane that is full does not hear it, and finds the socket closed.
-                if lane.frame.is_none() {
-                    lane.push_control(&Control::Bye);
-                    let piece = [crate::os::Piece::of(&lane.out[lane.out_done..])];
-                    // SAFETY: the piece is the lane's own buffer.
-                    let _ = unsafe { lane.wire.send(&piece) };
-                }
-            }
-        }
-        let error = match gone {
-            Gone::Closed => TransferError::PeerGone,
-            Gone::Silent => TransferError::PeerSilent,
-            Gone::Misbehaved => TransferError::PeerMisbehaved,
-            Gone::Removed => TransferError::EndpointClosed,
-        };
-        let mut unfenced = false;
-        for slot in self.active.clone() {
-            let Some(flight) = self.flight(slot) else { continue };
-            if !Arc::ptr_eq(&flight.session, &s.session) {
-                continue;
-            }
-            let quiet = flight.route == Route::Read || flight.unanswered == 0;
-            let held = gone == Gone::Closed || quiet;
-            if flight.unfenced {
-                if held {
-                    self.endpoint.slots.fenced(slot);
-                    self.forget(slot);
-                } else {
-                    unfenced = true;
-                }
-                continue;
-            }
-            let reason = flight.ending.map_or(Reason::Failed(error), |(reason, _)| reason);
-            let fence = if held { Fence::Held } else { Fence::Open };
-            unfenced |= !held;
-            self.end(slot, Ended { reason, fence });
-        }
-        if unfenced && s.lanes.iter().flatten().any(|l| l.wire.socket().is_some()) {
-            for lane in &mut s.lanes {
-                lane.take_if(|lane| lane.wire.socket().is_none());
-            }
-            s.lingering = Some(clock::after(clock::now(), LINGER));
-        } else {
-            for lane in s.lanes.iter_mut().filter_map(Option::take) {
-                self.unwatch(&lane);
-            }
-            self.let_go(s);
-        }
-        if let Some(link) = &s.session.link {
-            let _ = epoll::delete(&self.shard.epoll, link.own_bell.as_fd());
-            let _ = epoll::delete(&self.shard.epoll, link.socket.as_fd());
-        }
-    }
-
     /// A pull by the crew is over: answer its frame.
-    fn pulled(&mut self, origin: Origin, result: Result<(), TransferError>) {
-        self.with_session(origin.session, |driver, s| {
+    fn pulled(
+        &mut self,
+        session: &Arc<Session>,
+        origin: Origin,
+        result: Result<(), TransferError>,
+    ) {
+        self.with(session, |driver, s| {
             let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
             answer_pull(lane, origin.sequence, result);
             driver.flush(s);
@@ -705,9 +553,4 @@ pub(super) fn answer_pull(lane: &mut Lane, sequence: u64, result: Result<(), Tra
         }
         Err(error) => lane.push_nack(sequence, error as u8),
     }
-}
-
-fn is_reset(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
-    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
 }

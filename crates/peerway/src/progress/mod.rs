@@ -2,6 +2,7 @@
 
 pub(crate) mod crew;
 pub(crate) mod driver;
+mod ending;
 pub(crate) mod flight;
 mod receive;
 pub(crate) mod shard;

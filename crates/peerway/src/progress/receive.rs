@@ -17,7 +17,8 @@ use peerway_core::wire::{
 use peerway_core::work::Cursor;
 use zerocopy::FromBytes;
 
-use super::driver::{Driver, LaneEnd, SessionDriver, TURN_BYTES, answer_pull};
+use super::driver::{Driver, SessionDriver, TURN_BYTES, answer_pull};
+use super::ending::LaneEnd;
 use crate::clock;
 use crate::hooks;
 use crate::memory::grants::Grant;
@@ -341,15 +342,11 @@ impl Driver {
             lane.keep(there);
             return Ok(());
         }
+        s.session.pull_began();
         let job = Arc::new(PullJob {
             shard: self.shard.clone(),
             session: s.session.clone(),
-            origin: Origin {
-                session: s.index,
-                lane: lane.index,
-                sequence,
-                transfer: head.transfer.get(),
-            },
+            origin: Origin { lane: lane.index, sequence, transfer: head.transfer.get() },
             grant,
             pid,
             here,

@@ -24,6 +24,7 @@ use crate::clock;
 use crate::os::wake::EventFd;
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::flight::Flight;
+use crate::session::Session;
 use crate::transport::pull::Origin;
 
 /// Something for the driver to do.
@@ -33,13 +34,13 @@ pub(crate) enum Command {
     /// Stop carrying it out.
     Cancel(SlotId),
     /// Send a control message.
-    Control { session: usize, message: Control },
+    Control { session: Arc<Session>, message: Control },
     /// Take over a session.
     Adopt(Box<NewSession>),
     /// Close a session.
-    Remove { session: usize },
+    Remove { session: Arc<Session> },
     /// A pull by the crew is over.
-    Pulled { origin: Origin, result: Result<(), TransferError> },
+    Pulled { session: Arc<Session>, origin: Origin, result: Result<(), TransferError> },
 }
 
 /// Commands that can wait while the driver is taken; a full queue makes the poster yield.

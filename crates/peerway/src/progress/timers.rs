@@ -6,7 +6,8 @@ use std::time::Duration;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::{Header, Kind};
 
-use super::driver::{Driver, Gone, LaneEnd, SessionDriver};
+use super::driver::{Driver, SessionDriver};
+use super::ending::{Gone, LaneEnd};
 use super::flight::Route;
 use crate::clock;
 use crate::session::accept::Door;
@@ -51,9 +52,10 @@ impl Driver {
 
     fn session_tick(&mut self, s: &mut SessionDriver, now: u64) {
         if let Some(until) = s.lingering {
-            if now >= until {
-                s.lanes.fill_with(|| None);
-                self.let_go(s);
+            if s.session.is_process_dead() {
+                self.let_go(s, true);
+            } else if now >= until {
+                self.let_go(s, false);
             }
             return;
         }
@@ -88,7 +90,7 @@ impl Driver {
     /// goes on, and it is a peer again when it goes on.
     fn local_silence(&mut self, s: &mut SessionDriver, now: u64) {
         if s.session.is_process_dead() {
-            self.bury(s, Gone::Closed);
+            self.bury(s, Gone::LetGo);
             return;
         }
         let heard = s.lanes.iter().flatten().map(|lane| lane.heard).max().unwrap_or(now);
@@ -121,7 +123,8 @@ impl Driver {
             return TICK;
         }
         let beats = self.sessions.iter().flatten().map(|s| match s.lingering {
-            Some(until) => clock::until(until, now),
+            // Its process is asked about.
+            Some(until) => clock::until(until, now).min(Duration::from_millis(100)),
             None => clock::until(s.next_beat, now),
         });
         let half_open = self.door.as_ref().is_some_and(Door::is_busy);

@@ -13,7 +13,8 @@ use peerway_core::wire::{
 use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
 
-use super::driver::{Driver, LaneEnd, SessionDriver, TURN_BYTES};
+use super::driver::{Driver, SessionDriver, TURN_BYTES};
+use super::ending::LaneEnd;
 use super::flight::Route;
 use crate::clock;
 use crate::os::Piece;

@@ -14,7 +14,7 @@ use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::choose::{Found, choose, may_pull, offers_local};
-use super::connect::{decode_host, encode_host};
+use super::connect::{decode_host, encode_host, visible_pid};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
 use super::link::{Half, Link};
 use super::{Parts, Session};
@@ -373,6 +373,7 @@ fn complete(
         addr: pending.addr,
         path,
         reach,
+        pid: visible_pid(&HostFacts::here(), decode_host(&half.hello.host)),
         link,
         initiator: false,
     };

@@ -125,6 +125,7 @@ pub(crate) fn open(
         addr,
         path,
         reach,
+        pid: visible_pid(&host, decode_host(&welcome.host)),
         link,
         initiator: true,
     };
@@ -229,6 +230,13 @@ fn rail(endpoint: &Inner, to: SocketAddr, lane: u16) -> Option<IpAddr> {
         endpoint.rails.iter().copied().filter(|ip| ip.is_ipv4() == to.is_ipv4()).collect();
     let at = usize::from(lane - 1) % same_family.len().max(1);
     same_family.get(at).copied()
+}
+
+/// The peer's process id, if it means the same process here: same boot, same PID namespace.
+pub(crate) fn visible_pid(here: &HostFacts, peer: Option<HostFacts>) -> Option<u32> {
+    let peer = peer?;
+    let near = peer.boot_id == here.boot_id && here.boot_id != [0; 16];
+    (near && peer.pid_ns == here.pid_ns && here.pid_ns != 0).then_some(peer.pid)
 }
 
 /// What a host says of itself, as bytes for the wire.

@@ -160,8 +160,7 @@ fn ask(
     let request = imports.next.fetch_add(1, Ordering::Relaxed);
     imports.waiting.lock().unwrap().insert(request, Answer::default());
     let message = Control::Import { request, descriptor: descriptor.to_vec() };
-    let index = session.index.load(Ordering::Acquire);
-    session.shard.submit(Command::Control { session: index, message });
+    session.shard.submit(Command::Control { session: session.clone(), message });
     session.shard.kick();
     let deadline = clock::after(clock::now(), endpoint.config.connect_timeout);
     let mut waiting = imports.waiting.lock().unwrap();

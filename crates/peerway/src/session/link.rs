@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex};
 use peerway_core::ids::SlotId;
 
 use crate::memory::gate::{GATE_LEN, SharedGate};
-use crate::os::process::Pidfd;
 use crate::os::ring::{self, Consumer, Producer};
 use crate::os::shm::{self, Mapping};
 use crate::os::wake::EventFd;
@@ -56,7 +55,6 @@ pub(crate) struct Link {
     pub(crate) socket: OwnedFd,
     /// The peer's process in our PID namespace; 0 when it is not visible.
     pub(crate) pid: u32,
-    pidfd: Option<Pidfd>,
     /// Rung by the peer when we sleep.
     pub(crate) own_bell: EventFd,
     pub(crate) peer_bell: Arc<EventFd>,
@@ -86,7 +84,6 @@ impl Link {
             half,
             socket,
             pid,
-            pidfd: if pid == 0 { None } else { Pidfd::open(pid).ok() },
             own_bell,
             peer_bell: Arc::new(peer_bell),
             gates: Mutex::default(),
@@ -162,6 +159,16 @@ impl Link {
         }
     }
 
+    /// Closes every gate of ours: the session is over.
+    pub(crate) fn bar_all(&self) {
+        let table = self.gates.lock().unwrap();
+        for (_, index, _) in &table.taken {
+            if let Some(gate) = self.gate(self.half, *index) {
+                gate.gate().close();
+            }
+        }
+    }
+
     /// A gate of the peer by the index it named; `None` when there is no such gate.
     pub(crate) fn peer_gate(&self, index: u32) -> Option<SharedGate> {
         let owner = if self.half == Half::First { Half::Second } else { Half::First };
@@ -174,8 +181,9 @@ impl Link {
         if within { SharedGate::new(self.segment.clone(), offset) } else { None }
     }
 
-    pub(crate) fn is_process_dead(&self) -> bool {
-        self.pidfd.as_ref().is_some_and(Pidfd::is_dead)
+    /// Tells the peer that nothing of the session is left here.
+    pub(crate) fn close(&self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 }
 

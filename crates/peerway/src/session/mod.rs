@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, Weak};
 use peerway_core::ids::{Incarnation, SlotId};
 
 use crate::memory::RemoteInner;
+use crate::os::process::Pidfd;
 use crate::path::Path;
 use crate::progress::shard::Shard;
 use import::Imports;
@@ -39,6 +40,10 @@ pub(crate) struct Session {
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
     pub(crate) stats: PeerCounters,
     pub(crate) initiator: bool,
+    /// The peer's process, when it is on this host and visible.
+    process: Option<Pidfd>,
+    /// Pulls from the peer's memory that our crew has not finished.
+    pulls: AtomicUsize,
     alive: AtomicBool,
 }
 
@@ -76,6 +81,8 @@ pub(crate) struct Parts {
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
     pub(crate) initiator: bool,
+    /// The peer's process in our PID namespace, if it is known.
+    pub(crate) pid: Option<u32>,
 }
 
 impl Session {
@@ -93,6 +100,8 @@ impl Session {
             known: Mutex::default(),
             stats: PeerCounters::default(),
             initiator: parts.initiator,
+            process: parts.pid.and_then(|pid| Pidfd::open(pid).ok()),
+            pulls: AtomicUsize::new(0),
             alive: AtomicBool::new(true),
         })
     }
@@ -108,15 +117,41 @@ impl Session {
         let was_alive = self.alive.swap(false, Ordering::AcqRel);
         if was_alive {
             self.imports.fail_all();
+            if let Some(link) = &self.link {
+                link.bar_all();
+            }
         }
         was_alive
     }
 
-    /// Whether the peer's process is known to have ended. Only local peers can be asked.
+    /// Whether the peer's process is known to have ended. Only peers on this host can be asked.
     pub(crate) fn is_process_dead(&self) -> bool {
-        match &self.link {
-            Some(link) => link.is_process_dead(),
-            None => false,
+        self.process.as_ref().is_some_and(Pidfd::is_dead)
+    }
+
+    /// Whether the end of the peer's process would be noticed.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// Our crew begins to copy from the peer's memory.
+    pub(crate) fn pull_began(&self) {
+        self.pulls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has finished.
+    pub(crate) fn pull_ended(&self) {
+        self.pulls.fetch_sub(1, Ordering::SeqCst);
+        self.close_link_if_idle();
+    }
+
+    /// Once the session is over and nothing of it is being copied, the peer may know.
+    pub(crate) fn close_link_if_idle(&self) {
+        if let Some(link) = &self.link
+            && !self.is_alive()
+            && self.pulls.load(Ordering::SeqCst) == 0
+        {
+            link.close();
         }
     }
 }

@@ -200,8 +200,12 @@ impl DirectJob {
     fn claim(&self) -> Option<Cursor> {
         let now = clock::now();
         let mut state = self.state.lock().unwrap();
-        if now >= self.deadline && state.stop.is_none() && state.at.left() > 0 {
-            state.stop = Some(Reason::TimedOut);
+        if state.stop.is_none() && state.at.left() > 0 {
+            if now >= self.deadline {
+                state.stop = Some(Reason::TimedOut);
+            } else if !self.work.remotes.as_slice()[0].session.is_alive() {
+                state.stop = Some(Reason::Failed(TransferError::PeerGone));
+            }
         }
         if state.stop.is_some() || state.at.left() == 0 {
             self.finish_if_over(state);

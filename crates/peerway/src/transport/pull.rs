@@ -19,7 +19,7 @@ use crate::session::Session;
 pub(crate) struct PullJob {
     pub(crate) shard: Arc<Shard>,
     pub(crate) session: Arc<Session>,
-    /// Position of the session in its driver, and the lane the frame came on.
+    /// The lane the frame came on, and what it answers.
     pub(crate) origin: Origin,
     pub(crate) grant: Arc<Grant>,
     pub(crate) pid: u32,
@@ -61,7 +61,6 @@ pub(crate) fn cma_failed(session: &Session, error: &io::Error) -> TransferError 
 /// Which frame is answered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
-    pub(crate) session: usize,
     pub(crate) lane: u16,
     pub(crate) sequence: u64,
     pub(crate) transfer: u64,
@@ -122,7 +121,9 @@ impl PullJob {
         state.finished = true;
         let result = state.stop.map_or(Ok(()), Err);
         drop(state);
-        self.shard.submit(Command::Pulled { origin: self.origin, result });
+        self.session.pull_ended();
+        let (session, origin) = (self.session.clone(), self.origin);
+        self.shard.submit(Command::Pulled { session, origin, result });
     }
 }
 

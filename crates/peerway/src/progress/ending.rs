@@ -1,0 +1,210 @@
+//! How lanes and sessions end, and what can be said of what they had sent.
+//!
+//! A closed connection is no fence: bytes that wait in a stopped receiver's socket are applied when
+//! it goes on, whatever became of the connection. What proves that a peer applies nothing more is
+//! its goodbye, the end of its process, or the end of its half of a local link.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::wire::{Control, FrameError};
+use rustix::event::epoll;
+
+use super::driver::{Driver, SessionDriver};
+use super::flight::Route;
+use crate::clock;
+use crate::os::Piece;
+
+/// Why a lane cannot go on.
+#[derive(Debug)]
+pub(super) enum LaneEnd {
+    /// The peer, or something between, closed it.
+    Closed,
+    /// It broke.
+    Broken(std::io::Error),
+    /// The peer sent nonsense.
+    Misbehaved(FrameError),
+    /// The peer says goodbye.
+    Bye,
+    /// The lease ran out while the process did not run: nothing more may be applied.
+    LeaseOver,
+    /// Nothing was heard on it.
+    Silent,
+}
+
+/// Why a session is over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Gone {
+    /// The peer applies nothing more, for certain.
+    LetGo,
+    /// Its connections are closed; most likely its process ended.
+    Closed,
+    /// It does not answer.
+    Silent,
+    /// It cannot be believed.
+    Misbehaved,
+    /// We closed it.
+    Removed,
+}
+
+impl Driver {
+    /// A lane is over: its work moves to others, or the session is over with it.
+    pub(super) fn lane_ended(&mut self, s: &mut SessionDriver, at: usize, end: LaneEnd) {
+        let Some(lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
+        match &end {
+            LaneEnd::Misbehaved(why) => {
+                tracing::warn!(peer = %s.session.addr, %why, "a peer broke the protocol");
+            }
+            LaneEnd::Broken(error) => {
+                tracing::debug!(lane = lane.index, %error, peer = %s.session.addr, "lane broke");
+            }
+            end => tracing::debug!(lane = lane.index, ?end, peer = %s.session.addr, "lane ended"),
+        }
+        self.unwatch(&lane);
+        let gone = match end {
+            // A local peer's crew may still be copying when it says goodbye; its link tells.
+            LaneEnd::Bye if !s.is_local() => Gone::LetGo,
+            LaneEnd::Bye | LaneEnd::Closed | LaneEnd::Broken(_) => Gone::Closed,
+            LaneEnd::Silent | LaneEnd::LeaseOver => Gone::Silent,
+            LaneEnd::Misbehaved(_) => Gone::Misbehaved,
+        };
+        let whole = matches!(end, LaneEnd::Bye | LaneEnd::LeaseOver | LaneEnd::Misbehaved(_))
+            // A ring breaks only by corruption, and a local session's one socket by its end.
+            || s.is_local()
+            || s.lanes.iter().all(Option::is_none);
+        if whole {
+            s.lanes[at] = Some(lane);
+            self.bury(s, gone);
+            return;
+        }
+        s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
+        let refused = lane.refused.iter().copied().collect();
+        s.last_applied.insert(lane.index, (lane.applied.last(), refused));
+        let unanswered = lane.outstanding.iter().copied().collect();
+        s.lost.insert(lane.index, (lane.first_outstanding(), unanswered));
+        let message = Control::LaneLost { lane: lane.index };
+        if let Some(other) = s.control_lane() {
+            other.push_control(&message);
+            s.dirty = true;
+        }
+    }
+
+    /// A session is over. Its transfers end; what may still be applied keeps its memory.
+    pub(super) fn bury(&mut self, s: &mut SessionDriver, gone: Gone) {
+        if s.lingering.is_some() {
+            if gone == Gone::LetGo {
+                self.let_go(s, true);
+            }
+            return;
+        }
+        if !s.session.bury() {
+            return;
+        }
+        tracing::debug!(peer = %s.session.addr, ?gone, "session over");
+        self.endpoint.peer_gone(&s.session);
+        for pull in self.pulls.iter().filter(|p| Arc::ptr_eq(&p.session, &s.session)) {
+            pull.cancel();
+        }
+        if gone != Gone::LetGo && gone != Gone::Closed {
+            say_goodbye(s);
+        }
+        for lane in s.lanes.iter_mut().filter_map(Option::take) {
+            self.unwatch(&lane);
+        }
+        s.session.close_link_if_idle();
+
+        let now = clock::now();
+        let proven = gone == Gone::LetGo || s.session.is_process_dead();
+        // A process that was killed is dead some moments after its sockets are.
+        let proof_may_come = gone == Gone::Closed && s.session.is_watched();
+        let error = match gone {
+            Gone::LetGo | Gone::Closed => TransferError::PeerGone,
+            Gone::Silent => TransferError::PeerSilent,
+            Gone::Misbehaved => TransferError::PeerMisbehaved,
+            Gone::Removed => TransferError::EndpointClosed,
+        };
+        let fence_until = clock::after(now, self.endpoint.config.fence);
+        let mut waiting = false;
+        for slot in self.active.clone() {
+            let Some(flight) = self.flight(slot) else { continue };
+            if !Arc::ptr_eq(&flight.session, &s.session) {
+                continue;
+            }
+            let held = proven || flight.route == Route::Read || flight.unanswered == 0;
+            let reason = flight.ending.map_or(Reason::Failed(error), |(reason, _)| reason);
+            if flight.unfenced && held {
+                self.endpoint.slots.fenced(slot);
+                self.forget(slot);
+            } else if held {
+                self.end(slot, Ended { reason, fence: Fence::Held });
+            } else if proof_may_come && !flight.unfenced {
+                flight.ending.get_or_insert((reason, fence_until));
+                waiting = true;
+            } else {
+                if !flight.unfenced {
+                    self.end(slot, Ended { reason, fence: Fence::Open });
+                }
+                waiting = true;
+            }
+        }
+        if let Some(link) = &s.session.link {
+            let _ = epoll::delete(&self.shard.epoll, link.own_bell.as_fd());
+            if !waiting {
+                let _ = epoll::delete(&self.shard.epoll, link.socket.as_fd());
+            }
+        }
+        if waiting {
+            // A far peer's lease is over by then; a local one is watched for as long as it lives.
+            let lease = s.detect + s.detect / 4;
+            let forever = s.is_local();
+            s.lingering = Some(if forever { u64::MAX } else { clock::after(now, lease) });
+            self.next_tick = 0;
+        }
+    }
+
+    /// A session that is over needs no more watching: because the peer has let go, or because it
+    /// has been long enough.
+    pub(super) fn let_go(&mut self, s: &mut SessionDriver, proven: bool) {
+        s.lingering = None;
+        if let Some(link) = &s.session.link {
+            let _ = epoll::delete(&self.shard.epoll, link.socket.as_fd());
+        }
+        for slot in self.active.clone() {
+            let Some(flight) = self.flight(slot) else { continue };
+            if !Arc::ptr_eq(&flight.session, &s.session) {
+                continue;
+            }
+            let fence = if proven { Fence::Held } else { Fence::Open };
+            match (flight.ending, flight.unfenced) {
+                (Some((reason, _)), false) if proven => self.end(slot, Ended { reason, fence }),
+                (Some((reason, _)), false) => {
+                    self.end(slot, Ended { reason, fence });
+                    self.endpoint.slots.unfenced_for_good(slot);
+                    self.forget(slot);
+                }
+                _ => {
+                    if proven {
+                        self.endpoint.slots.fenced(slot);
+                    } else {
+                        self.endpoint.slots.unfenced_for_good(slot);
+                    }
+                    self.forget(slot);
+                }
+            }
+        }
+    }
+}
+
+/// Best effort: a lane that is full does not hear it, and finds the socket closed.
+fn say_goodbye(s: &mut SessionDriver) {
+    for lane in s.lanes.iter_mut().flatten() {
+        if lane.frame.is_none() {
+            lane.push_control(&Control::Bye);
+            let piece = [Piece::of(&lane.out[lane.out_done..])];
+            // SAFETY: the piece is the lane's own buffer.
+            let _ = unsafe { lane.wire.send(&piece) };
+        }
+    }
+}

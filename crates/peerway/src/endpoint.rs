@@ -355,11 +355,14 @@ impl Endpoint {
                 if let Some(session) = inner.live_session(&who) {
                     return Ok(Peer::new(inner.clone(), session));
                 }
-                inner.peers.lock().unwrap().opening.insert(who);
+                if !inner.begin_opening(who, deadline) {
+                    continue;
+                }
             }
             let outcome = connect::open(inner, addr, expects, deadline);
             if let Some(who) = expects {
                 inner.peers.lock().unwrap().opening.remove(&who);
+                inner.peers_changed.notify_all();
             }
             let who = match outcome? {
                 Outcome::Opened(new) => return Ok(inner.opened(*new)),
@@ -555,6 +558,23 @@ impl Inner {
         }
     }
 
+    /// Notes that a connect to `who` is under way. When another thread's is, waits for it to come to
+    /// an end and says false: there may be a session now.
+    fn begin_opening(&self, who: Incarnation, deadline: u64) -> bool {
+        let mut peers = self.peers.lock().unwrap();
+        if peers.opening.insert(who) {
+            return true;
+        }
+        while peers.opening.contains(&who) {
+            let left = clock::until(deadline, clock::now());
+            if left == Duration::ZERO {
+                return true;
+            }
+            peers = self.peers_changed.wait_timeout(peers, left).unwrap().0;
+        }
+        false
+    }
+
     /// Whether a session with `who` lives, or one that goes first is being opened. Of two endpoints
     /// that open at the same time, the lower name's attempt goes first.
     pub(crate) fn has_or_opens(&self, who: &Incarnation) -> bool {
@@ -721,7 +741,7 @@ impl Inner {
             peers.by_incarnation.values().chain(&peers.to_self).cloned().collect()
         };
         for session in sessions {
-            session.shard.submit(Command::Remove { session: session.clone() });
+            session.remove();
         }
         for shard in self.shards() {
             shard.stop();

@@ -15,7 +15,6 @@ use crate::error::{Error, ImportError, PostError};
 use crate::inbox::Notification;
 use crate::memory::{LocalSlice, RemoteRegion, RemoteSlice};
 use crate::path::Path;
-use crate::progress::shard::Command;
 use crate::session::{Session, import};
 use crate::staged::Staged;
 use crate::transfer::{self, Then, Transfer};
@@ -120,8 +119,7 @@ impl Peer {
 
     /// Closes the session.
     pub fn remove(&self) {
-        self.session.shard.submit(Command::Remove { session: self.session.clone() });
-        self.session.shard.kick();
+        self.session.remove();
     }
 
     /// What went to and fro.

@@ -35,8 +35,9 @@ const HEAD_READ: usize = 4096;
 const LAND_PIECES: usize = 64;
 /// Bytes landed after which an acknowledgement is due even though more is coming.
 const ACK_EVERY: u64 = 1 << 20;
-/// A pull up to this size is done at once by the driver.
-const INLINE_PULL: u64 = 128 << 10;
+/// A pull up to this size is done at once by the driver: about 100 µs, no more than waking a helper
+/// and waiting for it costs.
+const INLINE_PULL: u64 = 1 << 20;
 
 type Step<T> = Result<T, LaneEnd>;
 

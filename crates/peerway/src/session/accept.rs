@@ -261,6 +261,14 @@ impl Door {
         if self.half_open.len() >= MAX_PENDING || self.half_open.contains_key(&hello.session) {
             return Err(Refusal::Full);
         }
+        // Who opens a second session to the endpoint it means has lost the first: its goodbye is
+        // on its way.
+        if let Some(old) = endpoint.live_session(&hello.incarnation)
+            && hello.expects.is_some()
+            && !old.initiator
+        {
+            old.remove();
+        }
         if endpoint.has_or_opens(&hello.incarnation) {
             return Err(Refusal::Exists(endpoint.incarnation));
         }

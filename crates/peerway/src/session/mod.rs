@@ -20,7 +20,7 @@ use peerway_core::ids::{Incarnation, SlotId};
 use crate::memory::RemoteInner;
 use crate::os::process::Pidfd;
 use crate::path::Path;
-use crate::progress::shard::Shard;
+use crate::progress::shard::{Command, Shard};
 use import::Imports;
 use link::Link;
 
@@ -44,7 +44,10 @@ pub(crate) struct Session {
     process: Option<Pidfd>,
     /// Pulls from the peer's memory that our crew has not finished.
     pulls: AtomicUsize,
+    /// The driver has not buried it.
     alive: AtomicBool,
+    /// It is to be buried: nothing new is posted on it.
+    closing: AtomicBool,
 }
 
 /// What names an advertisement: its grant and its token.
@@ -103,13 +106,21 @@ impl Session {
             process: parts.pid.and_then(|pid| Pidfd::open(pid).ok()),
             pulls: AtomicUsize::new(0),
             alive: AtomicBool::new(true),
+            closing: AtomicBool::new(false),
         })
     }
 
     /// Whether transfers can be posted.
     #[inline]
     pub(crate) fn is_alive(&self) -> bool {
-        self.alive.load(Ordering::Acquire)
+        self.alive.load(Ordering::Acquire) && !self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Ends the session: for everybody who asks at once, for the driver as soon as it gets to it.
+    pub(crate) fn remove(self: &Arc<Self>) {
+        self.closing.store(true, Ordering::SeqCst);
+        self.shard.submit(Command::Remove { session: self.clone() });
+        self.shard.kick();
     }
 
     /// No more transfers; returns whether this call made it so.

@@ -132,6 +132,16 @@ fn two_sides_meet_over_tcp() {
 }
 
 #[test]
+fn what_cannot_be_measured_is_one_line_with_the_reason() {
+    for (line, reason) in [("--paths ib --sizes 256", "ib"), ("--sizes 64T", "free memory")] {
+        let output = finish(bench(line).spawn().unwrap());
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(reason) && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
 fn nobody_there_is_one_line() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let output = finish(bench(&format!("connect {free}")).spawn().unwrap());

@@ -11,6 +11,7 @@ mod control;
 mod copies;
 mod layout;
 mod measure;
+mod memory;
 mod pattern;
 mod plan;
 mod plot;
@@ -98,7 +99,7 @@ pub(crate) struct Measure {
     #[arg(long, value_enum, default_value_t = Ops::Both)]
     pub(crate) op: Ops,
     /// Seconds for each row, three fifths of them for the transfers and the rest for the limit.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.6")]
     pub(crate) seconds: f64,
     /// What to look at.
     #[arg(long, value_enum, default_value_t = Mode::Bandwidth)]

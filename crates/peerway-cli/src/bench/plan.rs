@@ -5,18 +5,8 @@ use super::size;
 use super::{Measure, Mode, Op, Ops};
 
 /// The sizes that peers of this engine report.
-const SIZES: [u64; 10] = [
-    256,
-    1 << 10,
-    4 << 10,
-    16 << 10,
-    64 << 10,
-    256 << 10,
-    1 << 20,
-    10 << 20,
-    16 << 20,
-    100 << 20,
-];
+const SIZES: [u64; 10] =
+    [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 10 << 20, 16 << 20, 100 << 20];
 const IOVS: [u32; 2] = [1, 128];
 
 /// The block list of a paged KV cache: 100,000 blocks of 4 KiB.
@@ -56,7 +46,9 @@ impl Plan {
     pub(crate) fn new(measure: &Measure) -> anyhow::Result<Self> {
         let pingpong = measure.mode == Mode::Pingpong;
         if pingpong && (measure.op == Ops::Read || measure.iovs.iter().any(|n| *n != 1)) {
-            anyhow::bail!("--mode pingpong is a write of one piece and a write back: no --op read or --iovs");
+            anyhow::bail!(
+                "--mode pingpong is a write of one piece and a write back: no --op read or --iovs"
+            );
         }
         let ops: &[Op] = match (pingpong, measure.op) {
             (true, _) => &[Op::Pingpong],
@@ -110,8 +102,9 @@ impl Plan {
     /// One line about what was left out, if anything was.
     pub(crate) fn left_out(&self) -> Option<String> {
         let limit = size::show(MAX_SCATTERED);
-        (!self.left_out.is_empty())
-            .then(|| format!("not measured, being more than {limit} in all: {}", self.left_out.join(", ")))
+        (!self.left_out.is_empty()).then(|| {
+            format!("not measured, being more than {limit} in all: {}", self.left_out.join(", "))
+        })
     }
 }
 
@@ -128,7 +121,7 @@ pub(crate) mod tests {
             sizes: Vec::new(),
             iovs: Vec::new(),
             op: Ops::Both,
-            seconds: 0.8,
+            seconds: 0.6,
             mode: Mode::Bandwidth,
         }
     }
@@ -150,8 +143,7 @@ pub(crate) mod tests {
 
     #[test]
     fn flags_narrow_it_down() {
-        let plan =
-            Plan::new(&Measure { sizes: vec![4096], iovs: vec![1], ..defaults() }).unwrap();
+        let plan = Plan::new(&Measure { sizes: vec![4096], iovs: vec![1], ..defaults() }).unwrap();
         assert_eq!(plan.rows.len(), 2);
         assert!(plan.left_out().is_none());
         let pingpong = Measure { mode: Mode::Pingpong, ..defaults() };

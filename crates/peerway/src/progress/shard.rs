@@ -46,7 +46,7 @@ pub(crate) enum Command {
 /// Commands that can wait while the driver is taken; a full queue makes the poster yield.
 const QUEUE: usize = 4096;
 /// Idle spinning for longer than this offers the core to others at every turn.
-const YIELD_AFTER_NS: u64 = 3_000;
+const YIELD_AFTER_NS: u64 = 10_000;
 /// How long the service thread leaves a driver alone that others keep taking.
 const LENT_PAUSE: Duration = Duration::from_micros(250);
 /// Pauses without a lender after which the service thread goes back to epoll.

@@ -1,0 +1,205 @@
+//! What the two processes say to each other: one JSON object a line, one answer to each request.
+//!
+//! The asking process writes a [`Request`] and reads a [`Reply`]; the other sleeps in its read in
+//! between. Nothing that is timed goes this way.
+
+use std::error::Error;
+use std::fmt;
+use std::io::{self, BufRead, Read, Write};
+use std::net::SocketAddr;
+
+use anyhow::bail;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::Op;
+use super::layout::Layout;
+
+/// Longer lines are no request of ours; the longest carries a descriptor and a list of addresses.
+const MAX_LINE: u64 = 64 << 10;
+
+/// What the serving process is asked for. It has one endpoint and one buffer at a time.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) enum Request {
+    /// The first request: both must be of one version.
+    Hello { version: String },
+    /// A new endpoint that is reached by this path only; answered by its metadata.
+    Open { pin: String },
+    /// A new buffer, shareable or private, with its pages in place; answered by its descriptor.
+    Memory { len: u64, shared: bool },
+    /// The pattern into the buffer.
+    Fill { len: u64, seed: u64 },
+    /// No pattern in the buffer.
+    Blank { len: u64 },
+    /// The sum of the row's pieces.
+    Checksum { layout: Layout },
+    /// CPU seconds of the process so far.
+    Cpu,
+    /// A plain socket that plays the other end of a row's limit; answered by its address.
+    Raw { op: Op, len: u64 },
+    /// An application thread that answers each arrival with a write back.
+    Pong { metadata: Vec<u8>, descriptor: Vec<u8>, size: u64 },
+    /// The end of that thread.
+    StopPong,
+    /// Away with buffer and endpoint.
+    Close,
+}
+
+/// The answer to a request.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) enum Reply {
+    Done,
+    Bytes(Vec<u8>),
+    Sum(u64),
+    Seconds(f64),
+    Address(SocketAddr),
+    /// It could not be done, and why.
+    Failed(String),
+}
+
+/// The other process cannot be talked to any more, so that no further row makes sense.
+#[derive(Debug)]
+pub(crate) struct Lost(String);
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the other side of the benchmark is gone: {}", self.0)
+    }
+}
+
+impl Error for Lost {}
+
+/// The asking end.
+pub(crate) struct Control {
+    reader: Box<dyn BufRead + Send>,
+    writer: Box<dyn Write + Send>,
+}
+
+impl Control {
+    /// Talks over these two, and checks that the other end is of the same version.
+    pub(crate) fn new(
+        reader: impl BufRead + Send + 'static,
+        writer: impl Write + Send + 'static,
+    ) -> anyhow::Result<Self> {
+        let mut control = Self { reader: Box::new(reader), writer: Box::new(writer) };
+        control.done(&Request::Hello { version: env!("CARGO_PKG_VERSION").to_owned() })?;
+        Ok(control)
+    }
+
+    /// A request with nothing to tell back.
+    pub(crate) fn done(&mut self, request: &Request) -> anyhow::Result<()> {
+        match self.ask(request)? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A request answered by metadata or a descriptor.
+    pub(crate) fn bytes(&mut self, request: &Request) -> anyhow::Result<Vec<u8>> {
+        match self.ask(request)? {
+            Reply::Bytes(bytes) => Ok(bytes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// See [`Request::Checksum`].
+    pub(crate) fn checksum(&mut self, layout: Layout) -> anyhow::Result<u64> {
+        match self.ask(&Request::Checksum { layout })? {
+            Reply::Sum(sum) => Ok(sum),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// See [`Request::Cpu`].
+    pub(crate) fn cpu_seconds(&mut self) -> anyhow::Result<f64> {
+        match self.ask(&Request::Cpu)? {
+            Reply::Seconds(seconds) => Ok(seconds),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// See [`Request::Raw`].
+    pub(crate) fn raw(&mut self, op: Op, len: u64) -> anyhow::Result<SocketAddr> {
+        match self.ask(&Request::Raw { op, len })? {
+            Reply::Address(address) => Ok(address),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn ask(&mut self, request: &Request) -> anyhow::Result<Reply> {
+        send(&mut self.writer, request).map_err(|error| Lost(error.to_string()))?;
+        match receive(&mut self.reader) {
+            Ok(Some(Reply::Failed(why))) => bail!(why),
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Err(Lost("it closed the connection".to_owned()).into()),
+            Err(error) => Err(Lost(error.to_string()).into()),
+        }
+    }
+}
+
+fn unexpected(reply: &Reply) -> anyhow::Error {
+    Lost(format!("its answer makes no sense ({reply:?})")).into()
+}
+
+/// Writes one line.
+pub(crate) fn send(writer: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    writer.write_all(&line)?;
+    writer.flush()
+}
+
+/// Reads one line; `None` at the end.
+pub(crate) fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)?;
+    match line.last() {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
+        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a line is cut off or too long")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_survive_the_way() {
+        let mut wire = Vec::new();
+        let layout = Layout { size: u64::MAX, iovs: 3, seed: u64::MAX - 1 };
+        send(&mut wire, &Request::Checksum { layout }).unwrap();
+        send(&mut wire, &Request::Raw { op: Op::Read, len: 7 }).unwrap();
+        let mut reader = wire.as_slice();
+        let Ok(Some(Request::Checksum { layout: back })) = receive(&mut reader) else {
+            panic!("no checksum");
+        };
+        assert_eq!(back, layout);
+        assert!(matches!(receive(&mut reader), Ok(Some(Request::Raw { op: Op::Read, len: 7 }))));
+        assert!(matches!(receive::<Request>(&mut reader), Ok(None)));
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        for garbage in
+            [&b"GET / HTTP/1.1\r\n"[..], b"\"Cpu\"", b"{\"Memory\":{\"len\":-1}}\n", b"\xFF\n"]
+        {
+            assert!(receive::<Request>(&mut &*garbage).is_err());
+        }
+        let endless = vec![b' '; 2 * MAX_LINE as usize];
+        assert!(receive::<Request>(&mut endless.as_slice()).is_err());
+    }
+
+    #[test]
+    fn failures_and_silence_are_told_apart() {
+        let mut replies = Vec::new();
+        send(&mut replies, &Reply::Done).unwrap();
+        send(&mut replies, &Reply::Failed("no memory".to_owned())).unwrap();
+        let mut control = Control::new(io::Cursor::new(replies), io::sink()).unwrap();
+        let failed = control.done(&Request::Close).unwrap_err();
+        assert!(failed.downcast_ref::<Lost>().is_none());
+        assert_eq!(failed.to_string(), "no memory");
+        let lost = control.done(&Request::Close).unwrap_err();
+        assert!(lost.downcast_ref::<Lost>().is_some());
+    }
+}

@@ -1,0 +1,302 @@
+//! The limit of local paths: the best plain copy of the same pieces that this machine does.
+//!
+//! Plain and non-temporal stores, by one thread and by two, from the client's own buffer into another of
+//! this process; nobody is told anything, so no path that has a peer to tell can reach it on small sizes.
+//! The second thread lives as long as the run: it spins while a round of copies lasts, and sleeps while
+//! transfers are timed, which need its core.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use peerway::copy::{CopyKind, copy, store_fence};
+
+use super::clock::Stopwatch;
+use super::layout::{Layout, Side};
+use super::measure::{Limit, Times, timed};
+
+/// Copies shorter than this are timed several at once: the clock is no finer.
+const TIMED_BYTES: u64 = 64 << 10;
+
+/// Stores this much slower than the other kind have no chance, and their time is better spent on it.
+const HOPELESS: f64 = 0.7;
+
+/// The pieces to copy.
+struct Pieces {
+    size: usize,
+    from: Vec<u32>,
+    to: Vec<u32>,
+    source: usize,
+    target: usize,
+}
+
+impl Pieces {
+    /// Copies all pieces, or one of two halves of them.
+    fn copy(&self, kind: CopyKind, half: Option<usize>) {
+        let (mut bytes, mut pieces) = (0..self.size, 0..self.from.len());
+        if let Some(half) = half {
+            // One piece is cut in the middle, at a cache line; several are shared out whole.
+            match pieces.len() {
+                1 => bytes = cut(self.size, (self.size / 2) & !63, half),
+                count => pieces = cut(count, count / 2, half),
+            }
+        }
+        for i in pieces {
+            let source = self.source + self.from[i] as usize * self.size + bytes.start;
+            let target = self.target + self.to[i] as usize * self.size + bytes.start;
+            // SAFETY: `Copies::new` was promised two separate buffers of at least the layout's total
+            // that live as long as it does, and both index lists are permutations of the pieces that
+            // fit into it; `Copies` waits for the second thread before it lets go.
+            unsafe {
+                copy(
+                    kind,
+                    std::ptr::with_exposed_provenance_mut(target),
+                    std::ptr::with_exposed_provenance(source),
+                    bytes.len(),
+                );
+            }
+        }
+        if kind == CopyKind::NonTemporal {
+            store_fence();
+        }
+    }
+}
+
+fn cut(len: usize, middle: usize, half: usize) -> Range<usize> {
+    if half == 0 { 0..middle } else { middle..len }
+}
+
+/// One way to copy.
+struct Variant {
+    kind: CopyKind,
+    two: bool,
+    times: Times,
+}
+
+/// The limit of one row.
+pub(crate) struct Copies<'a> {
+    mate: Option<&'a Mate>,
+    pieces: Arc<Pieces>,
+    total: u64,
+    repeat: u64,
+    variants: Vec<Variant>,
+}
+
+impl<'a> Copies<'a> {
+    /// Copies the pieces of `layout` from `source` to `target`, with the second thread if there is one.
+    ///
+    /// # Safety
+    ///
+    /// Both addresses must be of separate memory of at least `layout.total()` bytes, readable and
+    /// writable, of exposed provenance and used by nobody else, until the value is dropped.
+    pub(crate) unsafe fn new(
+        mate: Option<&'a Mate>,
+        layout: &Layout,
+        source: usize,
+        target: usize,
+    ) -> Self {
+        let pieces = Arc::new(Pieces {
+            size: layout.size as usize,
+            from: layout.indices(Side::Client),
+            to: layout.indices(Side::Server),
+            source,
+            target,
+        });
+        let variant = |(kind, two)| Variant { kind, two, times: Times::new() };
+        let all = [
+            (CopyKind::Plain, false),
+            (CopyKind::NonTemporal, false),
+            (CopyKind::Plain, true),
+            (CopyKind::NonTemporal, true),
+        ];
+        let variants = all.into_iter().filter(|(_, two)| mate.is_some() || !two).map(variant);
+        let total = layout.total();
+        let repeat = (TIMED_BYTES / total.max(1)).max(1);
+        Self { mate, pieces, total, repeat, variants: variants.collect() }
+    }
+}
+
+impl Limit for Copies<'_> {
+    fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<()> {
+        let Self { mate, pieces, repeat, variants, .. } = self;
+        let budget = budget / variants.len() as u32;
+        let awake = mate.map(|mate| mate.wake());
+        for variant in variants.iter_mut() {
+            let kind = variant.kind;
+            let mate = if variant.two { awake.as_ref() } else { None };
+            timed(budget, watch, *repeat, &mut variant.times, || {
+                for _ in 0..*repeat {
+                    match mate {
+                        Some(mate) => mate.share(pieces, kind),
+                        None => pieces.copy(kind, None),
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        drop(awake);
+        // The best with one thread stays as well as the best with two: which of them wins depends on
+        // who else uses the machine at the moment.
+        let best = [false, true].map(|two| fastest(variants.iter().filter(|v| v.two == two)));
+        variants.retain(|v| best[usize::from(v.two)] >= v.times.p50() * HOPELESS);
+        Ok(())
+    }
+
+    fn gbps(&self) -> f64 {
+        self.total as f64 / fastest(self.variants.iter())
+    }
+}
+
+/// The shortest median, in nanoseconds.
+fn fastest<'a>(variants: impl Iterator<Item = &'a Variant>) -> f64 {
+    variants.map(|variant| variant.times.p50()).fold(f64::INFINITY, f64::min)
+}
+
+/// The second thread.
+pub(crate) struct Mate {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    mood: AtomicU32,
+    /// Halves handed over and halves copied.
+    given: AtomicU64,
+    taken: AtomicU64,
+    work: Mutex<Option<(Arc<Pieces>, CopyKind)>>,
+}
+
+const ASLEEP: u32 = 0;
+const AWAKE: u32 = 1;
+const OVER: u32 = 2;
+
+impl Mate {
+    /// Starts the thread, where there is a second core for it.
+    pub(crate) fn start() -> Option<Self> {
+        thread::available_parallelism().ok().filter(|cores| cores.get() > 1)?;
+        let shared = Arc::new(Shared::default());
+        let its = shared.clone();
+        let thread = thread::Builder::new().name("bench-mate".to_owned()).spawn(move || its.live());
+        Some(Self { shared, thread: Some(thread.ok()?) })
+    }
+
+    /// Wakes it for a round.
+    fn wake(&self) -> Awake<'_> {
+        self.shared.mood.store(AWAKE, Ordering::Release);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+        Awake(self)
+    }
+}
+
+impl Drop for Mate {
+    fn drop(&mut self) {
+        self.shared.mood.store(OVER, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It panics in no copy; and if it did, the run is over.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread spins until this is dropped.
+struct Awake<'a>(&'a Mate);
+
+impl Awake<'_> {
+    /// Copies one half while the other thread copies the other; returns when both are done.
+    fn share(&self, pieces: &Arc<Pieces>, kind: CopyKind) {
+        let shared = &self.0.shared;
+        if let Ok(mut work) = shared.work.lock()
+            && work.as_ref().is_none_or(|(old, was)| !Arc::ptr_eq(old, pieces) || *was != kind)
+        {
+            *work = Some((pieces.clone(), kind));
+        }
+        // pairs with the load of `given` in `live`
+        let ticket = shared.given.fetch_add(1, Ordering::Release) + 1;
+        pieces.copy(kind, Some(0));
+        // pairs with the store of `taken` in `live`
+        while shared.taken.load(Ordering::Acquire) != ticket {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl Drop for Awake<'_> {
+    fn drop(&mut self) {
+        self.0.shared.mood.store(ASLEEP, Ordering::Release);
+    }
+}
+
+impl Shared {
+    fn live(&self) {
+        let mut done = 0;
+        loop {
+            match self.mood.load(Ordering::Acquire) {
+                OVER => return,
+                ASLEEP => thread::park(),
+                _ => {}
+            }
+            // pairs with the addition in `share`
+            if self.given.load(Ordering::Acquire) == done {
+                std::hint::spin_loop();
+                continue;
+            }
+            done += 1;
+            if let Ok(work) = self.work.lock()
+                && let Some((pieces, kind)) = &*work
+            {
+                pieces.copy(*kind, Some(1));
+            }
+            // pairs with the load in `share`
+            self.taken.store(done, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variant_copies_every_piece() {
+        let mate = Mate::start();
+        for (size, iovs) in [(1, 1), (1000, 1), (300_000, 1), (64, 7), (4096, 101)] {
+            let layout = Layout { size, iovs, seed: 5 };
+            let total = layout.total() as usize;
+            let source: Vec<u8> = (0..total).map(|i| (i * 7 % 251 + 1) as u8).collect();
+            let mut target = vec![0u8; total];
+            let from = source.as_ptr().expose_provenance();
+            let to = target.as_mut_ptr().expose_provenance();
+            // SAFETY: two vectors of that length, which nobody touches until `copies` is dropped.
+            let mut copies = unsafe { Copies::new(mate.as_ref(), &layout, from, to) };
+            let variants = copies.variants.len();
+            copies.round(Duration::from_micros(100), &Stopwatch::new()).unwrap();
+            assert!(copies.gbps() > 0.0);
+            for variant in 0..variants {
+                target.fill(0);
+                let kind = [CopyKind::Plain, CopyKind::NonTemporal][variant % 2];
+                match &mate {
+                    Some(mate) if variant >= 2 => mate.wake().share(&copies.pieces, kind),
+                    _ => copies.pieces.copy(kind, None),
+                }
+                let order =
+                    layout.indices(Side::Client).into_iter().zip(layout.indices(Side::Server));
+                for (from, to) in order {
+                    let range = |index: u32| {
+                        index as usize * size as usize..(index as usize + 1) * size as usize
+                    };
+                    assert_eq!(
+                        target[range(to)],
+                        source[range(from)],
+                        "{size} x {iovs}, {variant}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Timing: rounds of transfers in turns with rounds of the limit.
+//!
+//! A closed loop: the next transfer starts when the last one is over. A row is cut into rounds, ours
+//! and the limit's one after the other, so that whatever disturbs the machine disturbs both.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use super::clock::Stopwatch;
+
+/// Turns of a row. Few enough that the caches a round starts with do not matter, enough that a
+/// disturbance of a tenth of a second does not hit one side alone.
+const ROUNDS: u32 = 5;
+
+/// The part of a row's time that goes to transfers; the rest goes to the limit.
+const OURS: f64 = 0.6;
+
+/// The part of a round that warms up caches, windows and the other side's poll loop.
+const WARM_UP: u32 = 20;
+
+/// What a machine does without an engine.
+pub(crate) trait Limit {
+    /// Measures for about so long.
+    fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<()>;
+    /// Bytes per nanosecond, which is GB/s, of the median.
+    fn gbps(&self) -> f64;
+}
+
+/// Times of one thing.
+#[derive(Debug)]
+pub(crate) struct Times(Histogram<u64>);
+
+impl Times {
+    /// None yet.
+    pub(crate) fn new() -> Self {
+        // Three digits from a nanosecond to ten minutes, which no watchdog allows.
+        let bounds = Histogram::new_with_bounds(1, 600_000_000_000, 3);
+        Self(bounds.expect("the bounds are constants that the histogram accepts"))
+    }
+
+    /// Adds a time.
+    pub(crate) fn record(&mut self, nanos: u64) {
+        self.0.saturating_record(nanos);
+    }
+
+    /// The median in nanoseconds.
+    pub(crate) fn p50(&self) -> f64 {
+        self.0.value_at_quantile(0.5).max(1) as f64
+    }
+
+    /// What 99 of 100 stay under, in nanoseconds.
+    pub(crate) fn p99(&self) -> f64 {
+        self.0.value_at_quantile(0.99).max(1) as f64
+    }
+
+    /// The longest in nanoseconds.
+    pub(crate) fn max(&self) -> f64 {
+        self.0.max() as f64
+    }
+}
+
+/// Runs `once` for about `budget`, at least twice, and records all but the first times, divided by
+/// `share`. Returns how often it ran.
+pub(crate) fn timed(
+    budget: Duration,
+    watch: &Stopwatch,
+    share: u64,
+    times: &mut Times,
+    mut once: impl FnMut() -> anyhow::Result<()>,
+) -> anyhow::Result<u64> {
+    let start = Instant::now();
+    let mut count = 0;
+    loop {
+        once()?;
+        count += 1;
+        if start.elapsed() >= budget / WARM_UP {
+            break;
+        }
+    }
+    loop {
+        let before = Instant::now();
+        once()?;
+        let after = Instant::now();
+        times.record((watch.nanos(before, after) / share).max(1));
+        count += 1;
+        if after - start >= budget {
+            return Ok(count);
+        }
+    }
+}
+
+/// What a row came to.
+#[derive(Debug)]
+pub(crate) struct Figures {
+    pub(crate) times: Times,
+    pub(crate) limit_gbps: f64,
+    pub(crate) cpu_s_per_gb: f64,
+}
+
+/// How a row is timed.
+pub(crate) struct Rounds<'a> {
+    pub(crate) watch: &'a Stopwatch,
+    pub(crate) seconds: f64,
+    /// Bytes of one run of `once`.
+    pub(crate) bytes: u64,
+    /// Parts that a time is divided into: two for a round trip.
+    pub(crate) share: u64,
+}
+
+impl Rounds<'_> {
+    /// Times `once` in turns with the limit. `cpu` gives the CPU seconds of both sides so far;
+    /// `beat` is called between the turns.
+    pub(crate) fn run(
+        &self,
+        limit: &mut dyn Limit,
+        mut once: impl FnMut() -> anyhow::Result<()>,
+        mut cpu: impl FnMut() -> anyhow::Result<f64>,
+        mut beat: impl FnMut(),
+    ) -> anyhow::Result<Figures> {
+        let round = self.seconds / f64::from(ROUNDS);
+        let ours = Duration::from_secs_f64(round * OURS);
+        let theirs = Duration::from_secs_f64(round * (1.0 - OURS));
+        let mut times = Times::new();
+        let (mut count, mut seconds) = (0, 0.0);
+        for _ in 0..ROUNDS {
+            let before = cpu()?;
+            count += timed(ours, self.watch, self.share, &mut times, &mut once)?;
+            seconds += cpu()? - before;
+            beat();
+            limit.round(theirs, self.watch)?;
+            beat();
+        }
+        let gigabytes = (count * self.bytes) as f64 / 1e9;
+        Ok(Figures { times, limit_gbps: limit.gbps(), cpu_s_per_gb: seconds / gigabytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Constant(u32);
+
+    impl Limit for Constant {
+        fn round(&mut self, _: Duration, _: &Stopwatch) -> anyhow::Result<()> {
+            self.0 += 1;
+            Ok(())
+        }
+
+        fn gbps(&self) -> f64 {
+            f64::from(self.0)
+        }
+    }
+
+    #[test]
+    fn rounds_alternate_and_add_up() {
+        let watch = Stopwatch::new();
+        let rounds = Rounds { watch: &watch, seconds: 0.01, bytes: 1_000_000_000, share: 1 };
+        let (mut calls, mut clock) = (0u32, 0.0);
+        let once = || {
+            calls += 1;
+            std::thread::sleep(Duration::from_micros(200));
+            Ok(())
+        };
+        let cpu = || {
+            clock += 1.0;
+            Ok(clock)
+        };
+        let figures = rounds.run(&mut Constant(0), once, cpu, || ()).unwrap();
+        assert_eq!(figures.limit_gbps, f64::from(ROUNDS));
+        assert!(calls >= 2 * ROUNDS);
+        // A second a round by this clock, and a gigabyte a call.
+        assert!((figures.cpu_s_per_gb - f64::from(ROUNDS) / f64::from(calls)).abs() < 1e-9);
+        assert!(figures.times.p50() >= 190_000.0 && figures.times.p99() >= figures.times.p50());
+    }
+
+    #[test]
+    fn the_first_failure_ends_a_round() {
+        let mut times = Times::new();
+        let result = timed(Duration::from_secs(9), &Stopwatch::new(), 1, &mut times, || {
+            anyhow::bail!("broken")
+        });
+        assert_eq!(result.unwrap_err().to_string(), "broken");
+    }
+}

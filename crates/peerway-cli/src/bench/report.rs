@@ -1,0 +1,349 @@
+//! The result: rows for a program, and a table with its definitions for people.
+
+use std::fmt;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::layout::Layout;
+use super::measure::{Figures, Times};
+use super::{Op, size};
+
+/// One measured row.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Line {
+    pub(crate) path: String,
+    pub(crate) op: Op,
+    /// Bytes of one piece.
+    pub(crate) size: u64,
+    pub(crate) iovs: u32,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    /// Bytes of all pieces by the median time.
+    pub(crate) gbps: f64,
+    pub(crate) limit_gbps: f64,
+    /// Of both processes.
+    pub(crate) cpu_s_per_gb: f64,
+}
+
+impl Line {
+    /// A row of that path.
+    pub(crate) fn new(path: &str, op: Op, layout: &Layout, figures: &Figures) -> Self {
+        let p50 = figures.times.p50();
+        Self {
+            path: path.to_owned(),
+            op,
+            size: layout.size,
+            iovs: layout.iovs,
+            p50_us: p50 / 1e3,
+            p99_us: figures.times.p99() / 1e3,
+            gbps: layout.total() as f64 / p50,
+            limit_gbps: figures.limit_gbps,
+            cpu_s_per_gb: figures.cpu_s_per_gb,
+        }
+    }
+
+    fn cells(&self) -> [String; 10] {
+        [
+            self.path.clone(),
+            self.op.name().to_owned(),
+            size::show(self.size),
+            self.iovs.to_string(),
+            figure(self.gbps),
+            figure(self.p50_us),
+            figure(self.p99_us),
+            figure(self.cpu_s_per_gb),
+            figure(self.limit_gbps),
+            percent(100.0 * self.gbps / self.limit_gbps),
+        ]
+    }
+}
+
+/// What is measured once per path.
+#[derive(Clone, Debug)]
+pub(crate) struct Besides {
+    pub(crate) path: String,
+    pub(crate) connect: Spread,
+    /// Inside the posting call, for 100 MiB.
+    pub(crate) post_range: Option<Spread>,
+    /// The same for the prepared list of 100,000 blocks.
+    pub(crate) post_list: Option<Spread>,
+    /// CPU seconds per second of both processes while nothing happens.
+    pub(crate) idle: f64,
+}
+
+impl Besides {
+    fn cells(&self) -> [String; 5] {
+        let post = |spread: &Option<Spread>| {
+            spread.map_or_else(|| "-".to_owned(), |spread| spread.show(1.0))
+        };
+        [
+            self.path.clone(),
+            self.connect.show(1e3),
+            post(&self.post_range),
+            post(&self.post_list),
+            format!("{:.2} %", 100.0 * self.idle),
+        ]
+    }
+}
+
+/// Median and maximum, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spread {
+    p50: f64,
+    max: f64,
+}
+
+impl Spread {
+    pub(crate) fn of(times: &Times) -> Self {
+        Self { p50: times.p50() / 1e3, max: times.max() / 1e3 }
+    }
+
+    fn show(self, per_unit: f64) -> String {
+        format!("{} / {}", figure(self.p50 / per_unit), figure(self.max / per_unit))
+    }
+}
+
+/// All that a run found.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) lines: Vec<Line>,
+    pub(crate) besides: Vec<Besides>,
+    /// Paths that were not or not wholly measured, and why; other remarks.
+    pub(crate) notes: Vec<String>,
+    pub(crate) seconds: f64,
+    pub(crate) clock_cost: Duration,
+    /// Threads that the limit of local paths may use.
+    pub(crate) copy_threads: u32,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pingpong = self.lines.iter().any(|line| line.op == Op::Pingpong);
+        writeln!(
+            f,
+            "peerway {} bench: one {} outstanding, {} s a row in turns with its limit",
+            env!("CARGO_PKG_VERSION"),
+            if pingpong { "round trip" } else { "transfer" },
+            self.seconds
+        )?;
+        writeln!(
+            f,
+            "GB/s = bytes / p50 time{}; GB = 10^9 bytes, K = 1024; CPU s/GB of both processes\n",
+            if pingpong { " (half a round trip)" } else { "" }
+        )?;
+        self.write_rows(f)?;
+        writeln!(f)?;
+        self.write_limits(f)?;
+        if !self.besides.is_empty() {
+            writeln!(f)?;
+            self.write_besides(f)?;
+        }
+        if !self.notes.is_empty() {
+            writeln!(f)?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+    }
+}
+
+impl Report {
+    fn write_rows(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = table(&[
+            "path",
+            "op",
+            "size",
+            "iovs",
+            "GB/s",
+            "p50 µs",
+            "p99 µs",
+            "CPU s/GB",
+            "limit GB/s",
+            "% of limit",
+        ]);
+        let mut last: Option<&Line> = None;
+        for line in &self.lines {
+            let group = |line: &Line| (line.path.clone(), line.op);
+            if last.is_some_and(|last| group(last) != group(line)) {
+                table.add_row([""; 10]);
+            }
+            table.add_row(line.cells());
+            last = Some(line);
+        }
+        write_table(f, &mut table, 2)
+    }
+
+    fn write_limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let has = |tcp| self.lines.iter().any(|line| (line.path == "tcp") == tcp);
+        if has(false) {
+            writeln!(
+                f,
+                "limit, local: the best of plain and non-temporal copies of the same pieces, {}, \
+                 inside one process;",
+                if self.copy_threads > 1 { "by one and by two threads" } else { "by one thread" }
+            )?;
+            writeln!(
+                f,
+                "              nobody is told of them, so no transfer comes near on small sizes"
+            )?;
+        }
+        if has(true) {
+            writeln!(
+                f,
+                "limit, tcp:   a blocking socket loop on its own connection, all pieces as one \
+                 message in sends of 1M,"
+            )?;
+            writeln!(
+                f,
+                "              TCP_NODELAY, default congestion control, one byte back (read: one \
+                 byte ahead; pingpong: all of it)"
+            )?;
+        }
+        writeln!(
+            f,
+            "verified:     the bytes of every row; reading the clock ({} ns) is taken off each time",
+            self.clock_cost.as_nanos()
+        )
+    }
+
+    fn write_besides(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table =
+            table(&["path", "connect ms", "post 100M µs", "post 100000 x 4K µs", "idle CPU"]);
+        for besides in &self.besides {
+            table.add_row(besides.cells());
+        }
+        write_table(f, &mut table, 1)?;
+        writeln!(
+            f,
+            "p50 / max; post: inside the posting call of a prepared write; idle: both processes, \
+             after a second of rest"
+        )
+    }
+}
+
+/// A number with three digits that say something.
+pub(crate) fn figure(value: f64) -> String {
+    match value.abs() {
+        v if v >= 99.95 => format!("{value:.0}"),
+        v if v >= 9.995 => format!("{value:.1}"),
+        v if v >= 0.995 => format!("{value:.2}"),
+        v if v >= 0.00995 => format!("{value:.3}"),
+        0.0 => "0".to_owned(),
+        _ => format!("{value:.4}"),
+    }
+}
+
+/// A percentage: whole, but never a nought that is none.
+fn percent(value: f64) -> String {
+    if value >= 9.95 { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header.iter().copied());
+    if !std::io::stdout().is_terminal() {
+        table.force_no_tty();
+    }
+    table
+}
+
+/// Writes a table whose columns are numbers but for the first `words`, without blanks at line ends.
+fn write_table(f: &mut fmt::Formatter<'_>, table: &mut Table, words: usize) -> fmt::Result {
+    for column in table.column_iter_mut().skip(words) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for line in table.lines() {
+        writeln!(f, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A row without surprises.
+    pub(crate) fn line(path: &str, op: Op, size: u64, iovs: u32) -> Line {
+        Line {
+            path: path.to_owned(),
+            op,
+            size,
+            iovs,
+            p50_us: 2.5,
+            p99_us: 12.25,
+            gbps: (size * u64::from(iovs)) as f64 / 2500.0,
+            limit_gbps: 8.0,
+            cpu_s_per_gb: 0.25,
+        }
+    }
+
+    fn report() -> Report {
+        let spread = Spread { p50: 1234.0, max: 5678.0 };
+        Report {
+            lines: vec![
+                line("local-map", Op::Write, 4096, 1),
+                line("local-map", Op::Read, 4096, 1),
+                line("tcp", Op::Write, 4096, 100_000),
+            ],
+            besides: vec![Besides {
+                path: "tcp".to_owned(),
+                connect: spread,
+                post_range: Some(spread),
+                post_list: None,
+                idle: 0.0012,
+            }],
+            notes: vec!["local-cma: not measured: refused".to_owned()],
+            seconds: 0.8,
+            clock_cost: Duration::from_nanos(25),
+            copy_threads: 2,
+        }
+    }
+
+    #[test]
+    fn programs_get_exactly_the_fields_that_were_promised() {
+        let json = serde_json::to_value(vec![line("tcp", Op::Read, 4096, 128)]).unwrap();
+        let row = json[0].as_object().unwrap();
+        let mut names: Vec<&str> = row.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            [
+                "cpu_s_per_gb",
+                "gbps",
+                "iovs",
+                "limit_gbps",
+                "op",
+                "p50_us",
+                "p99_us",
+                "path",
+                "size"
+            ]
+        );
+        assert_eq!(row["op"], "read");
+        assert_eq!(row["size"], 4096);
+        assert_eq!(row["iovs"], 128);
+    }
+
+    #[test]
+    fn people_see_rows_limits_and_notes() {
+        let text = report().to_string();
+        let found =
+            |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(
+            found(&["local-map", "write", "4K", "1.64", "2.50", "12.2", "8.00", "20"]),
+            "{text}"
+        );
+        assert!(found(&["tcp", "100000"]));
+        assert!(found(&["1.23 / 5.68", "1234 / 5678", "-", "0.12 %"]), "{text}");
+        assert!(found(&["limit, local:"]) && found(&["limit, tcp:"]));
+        assert!(found(&["local-cma: not measured: refused"]));
+        assert!(text.lines().all(|line| line.trim_end() == line));
+    }
+
+    #[test]
+    fn figures_are_short() {
+        let shown = [0.0, 0.00123, 0.15, 1.0, 9.996, 25.04, 99.96, 1234.5].map(figure);
+        assert_eq!(shown, ["0", "0.0012", "0.150", "1.00", "10.0", "25.0", "100", "1234"]);
+    }
+}

@@ -1,0 +1,287 @@
+//! A run from the first path to the last line, alone or against another machine.
+
+use std::fs::File;
+use std::io::{self, BufReader, Write};
+use std::net::{IpAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use peerway::Pin;
+
+use super::clock::Stopwatch;
+use super::control::{Control, Lost};
+use super::copies::Mate;
+use super::plan::Plan;
+use super::report::Report;
+use super::second::{self, Second};
+use super::session::{Session, Tools};
+use super::watchdog::{self, Verdict, Watchdog};
+use super::{Measure, Mode, memory, plot, serve};
+
+/// What is tried on one machine.
+const LOCAL: [Pin; 4] = [Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp];
+/// What is tried to another machine.
+const REMOTE: [Pin; 2] = [Pin::Auto, Pin::Tcp];
+
+/// Measures on this machine, with a second process of its own.
+pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
+    let plan = Plan::new(measure)?;
+    let outputs = Outputs::open(measure)?;
+    let (second, control) = Second::start()?;
+    let (asked, killed) = (second.clone(), second.clone());
+    let bar = progress();
+    let trouble =
+        move || asked.ended().map(|status| format!("the second process ended ({status})"));
+    let dog = start_watchdog(measure, &bar, trouble, move || killed.kill());
+    let report = run(measure, &plan, &LOCAL, control, second::HERE, &dog, &bar);
+    let report = report.map_err(|error| second.blame(error));
+    bar.finish_and_clear();
+    drop(dog);
+    outputs.write(report?)
+}
+
+/// Measures against `bench serve` on another machine.
+pub(crate) fn across(address: &str, measure: &Measure) -> anyhow::Result<()> {
+    let plan = Plan::new(measure)?;
+    let outputs = Outputs::open(measure)?;
+    let stream = reach(address)?;
+    let ip = serve::prepare(&stream)?;
+    let control = Control::new(BufReader::new(stream.try_clone()?), stream)
+        .with_context(|| format!("{address} does not answer like `peerway bench serve`"))?;
+    let bar = progress();
+    let dog = start_watchdog(measure, &bar, || None, || ());
+    let report = run(measure, &plan, &REMOTE, control, ip, &dog, &bar);
+    bar.finish_and_clear();
+    drop(dog);
+    outputs.write(report?)
+}
+
+fn reach(address: &str) -> anyhow::Result<TcpStream> {
+    let mut last = None;
+    for place in serve::resolve(address)? {
+        match TcpStream::connect_timeout(&place, Duration::from_secs(5)) {
+            Ok(stream) => {
+                // A machine that vanishes in the middle of an answer is the watchdog's to notice.
+                return Ok(stream);
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    let why = last.map_or_else(String::new, |error| format!(": {error}"));
+    bail!("cannot reach {address}{why}; start `peerway bench serve` there")
+}
+
+fn run(
+    measure: &Measure,
+    plan: &Plan,
+    pins: &[Pin],
+    control: Control,
+    ip: IpAddr,
+    dog: &Watchdog,
+    bar: &ProgressBar,
+) -> anyhow::Result<Finished> {
+    let pins = if measure.paths.is_empty() { pins } else { &measure.paths };
+    bar.set_length((pins.len() * (plan.rows.len() + 1)) as u64);
+    let mut tools = Tools {
+        control,
+        watch: Stopwatch::new(),
+        dog,
+        mate: Mate::start(),
+        scratch: memory::touched(plan.largest())?,
+        seconds: measure.seconds,
+        ip,
+    };
+    let mut finished = Finished {
+        failed: Vec::new(),
+        report: Report {
+            lines: Vec::new(),
+            besides: Vec::new(),
+            notes: plan.left_out().into_iter().collect(),
+            seconds: measure.seconds,
+            clock_cost: tools.watch.cost(),
+            copy_threads: if tools.mate.is_some() { 2 } else { 1 },
+        },
+    };
+    for &pin in pins {
+        dog.begin(format!("opening {pin}"));
+        bar.set_message(pin.to_string());
+        match Session::open(&mut tools, pin, plan.largest()) {
+            Ok(session) => finished.path(measure, plan, &mut tools, session, bar)?,
+            Err(error) if error.is::<Lost>() => return Err(error),
+            Err(error) => {
+                finished.report.notes.push(format!("{pin}: not measured: {error:#}"));
+                bar.inc(plan.rows.len() as u64 + 1);
+            }
+        }
+    }
+    if finished.report.lines.is_empty() && finished.failed.is_empty() {
+        bail!("no path works here: {}", finished.report.notes.join("; "));
+    }
+    Ok(finished)
+}
+
+/// A run that came to its end, with what failed on the way.
+struct Finished {
+    report: Report,
+    failed: Vec<String>,
+}
+
+impl Finished {
+    /// Measures a path. Its failure is remembered and leaves the other paths alone, unless the other
+    /// side is lost.
+    fn path(
+        &mut self,
+        measure: &Measure,
+        plan: &Plan,
+        tools: &mut Tools<'_>,
+        session: Session,
+        bar: &ProgressBar,
+    ) -> anyhow::Result<()> {
+        let name = session.name.clone();
+        let end = bar.position() + plan.rows.len() as u64 + 1;
+        if self.report.lines.iter().any(|line| line.path == name) {
+            self.report
+                .notes
+                .push(format!("{name} is what the first choice came to: measured once"));
+        } else {
+            let failed = self.failed.len();
+            for row in &plan.rows {
+                let what = format!("{name} {}", row.name());
+                tools.dog.begin(what.clone());
+                bar.set_message(what.clone());
+                match session.row(tools, row) {
+                    Ok(line) => self.report.lines.push(line),
+                    Err(error) => {
+                        self.fail(what, error)?;
+                        break;
+                    }
+                }
+                bar.inc(1);
+            }
+            if measure.mode == Mode::Bandwidth && self.failed.len() == failed {
+                let what = format!("{name} connecting, posting and resting");
+                tools.dog.begin(what.clone());
+                bar.set_message(what.clone());
+                match session.besides(tools) {
+                    Ok(besides) => self.report.besides.push(besides),
+                    Err(error) => self.fail(what, error)?,
+                }
+            }
+        }
+        bar.set_position(end);
+        session.close(tools)
+    }
+
+    fn fail(&mut self, what: String, error: anyhow::Error) -> anyhow::Result<()> {
+        if error.is::<Lost>() {
+            return Err(error.context(what));
+        }
+        self.failed.push(format!("{what}: {error:#}"));
+        Ok(())
+    }
+}
+
+/// A bar on standard error; draws nothing where that is no terminal.
+fn progress() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn start_watchdog(
+    measure: &Measure,
+    bar: &ProgressBar,
+    trouble: impl Fn() -> Option<String> + Send + 'static,
+    clean_up: impl FnOnce() + Send + 'static,
+) -> Watchdog {
+    // A beat comes at least once a round, which is a part of the row.
+    let patience = watchdog::PATIENCE + Duration::from_secs_f64(measure.seconds);
+    let bar = bar.clone();
+    Watchdog::start(patience, trouble, move |Verdict(why)| {
+        bar.finish_and_clear();
+        eprintln!("peerway: {why}");
+        clean_up();
+        // Whoever hangs cannot be asked to stop.
+        std::process::exit(1);
+    })
+}
+
+/// Where the result goes. Files are made at the start: a wrong name should not cost a whole run.
+struct Outputs {
+    json: Option<(String, Option<File>)>,
+    plot: Option<(String, File)>,
+}
+
+impl Outputs {
+    fn open(measure: &Measure) -> anyhow::Result<Self> {
+        let create = |path: &Path| {
+            let name = path.display().to_string();
+            let file = File::create(path).with_context(|| format!("cannot write {name}"))?;
+            anyhow::Ok((name, file))
+        };
+        let json = match &measure.json {
+            Some(path) if path.as_os_str() == "-" => Some(("standard output".to_owned(), None)),
+            Some(path) => Some(create(path).map(|(name, file)| (name, Some(file)))?),
+            None => None,
+        };
+        Ok(Self { json, plot: measure.plot.as_deref().map(create).transpose()? })
+    }
+
+    /// Writes everything, then fails if anything did.
+    fn write(self, finished: Finished) -> anyhow::Result<()> {
+        let Finished { report, failed } = finished;
+        let text = report.to_string();
+        match self.json {
+            Some((_, None)) => {
+                io::stderr().write_all(text.as_bytes())?;
+                write_json(&mut io::stdout().lock(), &report)?;
+            }
+            other => {
+                io::stdout().write_all(text.as_bytes())?;
+                if let Some((name, Some(mut file))) = other {
+                    write_json(&mut file, &report)
+                        .with_context(|| format!("cannot write {name}"))?;
+                }
+            }
+        }
+        if let Some((name, mut file)) = self.plot {
+            file.write_all(plot::svg(&report.lines).as_bytes())
+                .with_context(|| format!("cannot write {name}"))?;
+        }
+        if !failed.is_empty() {
+            bail!("{}", failed.join("; "));
+        }
+        Ok(())
+    }
+}
+
+fn write_json(out: &mut dyn Write, report: &Report) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, &report.lines)?;
+    writeln!(out)?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::plan::tests::defaults;
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_told_at_once() {
+        let measure = Measure { json: Some("/nowhere/x.json".into()), ..defaults() };
+        let error = Outputs::open(&measure).err().unwrap();
+        assert!(format!("{error:#}").starts_with("cannot write /nowhere/x.json: "));
+    }
+
+    #[test]
+    fn nobody_at_the_address_is_one_sentence() {
+        // A port that was free a moment ago.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let error = reach(&free.to_string()).unwrap_err().to_string();
+        assert!(error.contains("bench serve"), "{error}");
+    }
+}

@@ -1,0 +1,253 @@
+//! The serving side: owns the memory, does what it is asked, and sleeps in between.
+//!
+//! The same loop serves the second process of a run on one machine and, for two machines,
+//! `bench serve`. What comes from outside is checked: sizes against the buffer, memory against what
+//! the machine has free.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use peerway::{Access, Endpoint, Pin, Region};
+use rustix::net::sockopt;
+
+use super::control::{self, Reply, Request};
+use super::layout::Side;
+use super::pong::Pong;
+use super::{MAX_PIECES, clock, memory, pattern, raw};
+
+/// The port of `bench serve` unless another is named.
+pub(crate) const PORT: u16 = 7400;
+/// Where `bench serve` listens unless it is told.
+pub(crate) const DEFAULT_ADDRESS: &str = "0.0.0.0:7400";
+
+/// Serves whoever connects, one after the other, until it is interrupted.
+pub(crate) fn listen(address: &str) -> anyhow::Result<()> {
+    let places = resolve(address)?;
+    let listener = TcpListener::bind(&*places)
+        .with_context(|| format!("cannot listen on {address}; choose another address or port"))?;
+    let bound = listener.local_addr()?;
+    println!("listening on {bound}; on the other machine run");
+    for ip in reachable(bound.ip()) {
+        println!("  peerway bench connect {}", SocketAddr::new(ip, bound.port()));
+    }
+    println!("Whoever reaches this address can use it. Ctrl-C ends it.");
+    io::stdout().flush()?;
+    loop {
+        let (stream, from) = listener.accept().context("cannot accept a connection")?;
+        println!("{from}: connected");
+        match prepare(&stream).and_then(|ip| Ok((ip, stream.try_clone()?))) {
+            Ok((ip, reader)) => match session(BufReader::new(reader), &stream, ip) {
+                Ok(()) => println!("{from}: done"),
+                Err(error) => println!("{from}: {error:#}"),
+            },
+            Err(error) => println!("{from}: {error}"),
+        }
+    }
+}
+
+/// A control connection that notices a peer which vanished, and the address that the peer reached us by.
+pub(crate) fn prepare(stream: &TcpStream) -> io::Result<IpAddr> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    // A dead machine is noticed within a minute: 20 s, then six probes of the default nine.
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(20))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
+    Ok(stream.local_addr()?.ip())
+}
+
+/// Addresses of a host, with our port where none is named.
+pub(crate) fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
+    let found = address.to_socket_addrs().or_else(|_| (address, PORT).to_socket_addrs());
+    let found: Vec<SocketAddr> = found
+        .with_context(|| format!("'{address}' is no address such as 192.0.2.7:{PORT}"))?
+        .collect();
+    ensure!(!found.is_empty(), "'{address}' has no address");
+    Ok(found)
+}
+
+/// What others can write for an address that we listen on.
+fn reachable(ip: IpAddr) -> Vec<IpAddr> {
+    if !ip.is_unspecified() {
+        return vec![ip];
+    }
+    let mut all: Vec<IpAddr> = peerway::interfaces()
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|interface| interface.up && !interface.loopback)
+        .map(|interface| interface.addr)
+        .filter(|addr| ip.is_ipv6() || addr.is_ipv4())
+        .collect();
+    if all.is_empty() {
+        all.push(Ipv4Addr::LOCALHOST.into());
+    }
+    all
+}
+
+/// Answers requests until the other side closes.
+pub(crate) fn session(
+    mut reader: impl BufRead,
+    mut writer: impl Write,
+    ip: IpAddr,
+) -> anyhow::Result<()> {
+    let mut server = Server { ip, greeted: false, endpoint: None, region: None, pong: None };
+    while let Some(request) = control::receive(&mut reader).context("not a request")? {
+        let reply =
+            server.answer(request).unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
+        control::send(&mut writer, &reply)?;
+    }
+    Ok(())
+}
+
+/// What the serving side has at the moment.
+struct Server {
+    ip: IpAddr,
+    greeted: bool,
+    endpoint: Option<Endpoint>,
+    region: Option<Region>,
+    pong: Option<Pong>,
+}
+
+impl Server {
+    fn answer(&mut self, request: Request) -> anyhow::Result<Reply> {
+        if !self.greeted && !matches!(request, Request::Hello { .. }) {
+            bail!("say hello first");
+        }
+        match request {
+            Request::Hello { version } => {
+                let ours = env!("CARGO_PKG_VERSION");
+                ensure!(version == ours, "the other side is peerway {ours}, this one {version}");
+                self.greeted = true;
+            }
+            Request::Open { pin } => {
+                self.close();
+                let endpoint = endpoint(pin.parse()?, self.ip)?;
+                let metadata = endpoint.metadata();
+                self.endpoint = Some(endpoint);
+                return Ok(Reply::Bytes(metadata));
+            }
+            Request::Memory { len, shared } => {
+                self.region = None;
+                let region = memory::region(self.endpoint()?, len, shared)?;
+                let descriptor = region.advertise(Access::READ_WRITE)?;
+                self.region = Some(region);
+                return Ok(Reply::Bytes(descriptor.to_vec()));
+            }
+            Request::Fill { len, seed } => pattern::fill(self.region(len)?, len, seed)?,
+            Request::Blank { len } => pattern::blank(self.region(len)?, len)?,
+            Request::Checksum { layout } => {
+                ensure!(layout.iovs <= MAX_PIECES, "too many pieces");
+                let region = self.region(layout.total())?;
+                return Ok(Reply::Sum(pattern::checksum(region, &layout, Side::Server)?));
+            }
+            Request::Cpu => return Ok(Reply::Seconds(clock::cpu_seconds())),
+            Request::Raw { op, len } => {
+                return Ok(Reply::Address(raw::offer(self.ip, op, len)?));
+            }
+            Request::Pong { metadata, descriptor, size } => {
+                self.stop_pong()?;
+                let (endpoint, region) = (self.endpoint()?, self.region(size)?);
+                self.pong = Some(Pong::start(endpoint, region, &metadata, &descriptor, size)?);
+            }
+            Request::StopPong => self.stop_pong()?,
+            Request::Close => self.close(),
+        }
+        Ok(Reply::Done)
+    }
+
+    fn endpoint(&self) -> anyhow::Result<&Endpoint> {
+        self.endpoint.as_ref().context("no endpoint is open")
+    }
+
+    /// The buffer, if it has that many bytes.
+    fn region(&self, len: u64) -> anyhow::Result<&Region> {
+        let region = self.region.as_ref().context("there is no buffer")?;
+        ensure!(len <= region.len(), "{len} bytes of a buffer of {}", region.len());
+        Ok(region)
+    }
+
+    fn stop_pong(&mut self) -> anyhow::Result<()> {
+        self.pong.take().map_or(Ok(()), Pong::stop)
+    }
+
+    fn close(&mut self) {
+        // A row that failed has said so already.
+        let _ = self.stop_pong();
+        self.region = None;
+        if let Some(endpoint) = self.endpoint.take() {
+            endpoint.close();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// An endpoint of the benchmark: on one address, by one path.
+pub(crate) fn endpoint(pin: Pin, ip: IpAddr) -> anyhow::Result<Endpoint> {
+    Ok(Endpoint::builder().bind(SocketAddr::new(ip, 0)).transport(pin).build()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Op;
+    use crate::bench::layout::Layout;
+
+    fn server() -> Server {
+        let ip = Ipv4Addr::LOCALHOST.into();
+        Server { ip, greeted: true, endpoint: None, region: None, pong: None }
+    }
+
+    fn failure(server: &mut Server, request: Request) -> String {
+        server.answer(request).expect_err("it was done").to_string()
+    }
+
+    #[test]
+    fn a_stranger_gets_nothing() {
+        let ip = Ipv4Addr::LOCALHOST.into();
+        let mut written = Vec::new();
+        session(&b"\"Cpu\"\n"[..], &mut written, ip).unwrap();
+        assert!(String::from_utf8_lossy(&written).contains("say hello first"));
+        assert!(session(&b"GET / HTTP/1.1\r\n"[..], io::sink(), ip).is_err());
+        let hello = Request::Hello { version: "0.0.0-other".to_owned() };
+        let mut fresh = server();
+        fresh.greeted = false;
+        assert!(failure(&mut fresh, hello).contains("0.0.0-other"));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let mut server = server();
+        assert!(
+            failure(&mut server, Request::Memory { len: 1, shared: true }).contains("endpoint")
+        );
+        let opened = server.answer(Request::Open { pin: "tcp".to_owned() });
+        assert!(matches!(opened, Ok(Reply::Bytes(_))));
+        assert!(failure(&mut server, Request::Blank { len: 1 }).contains("no buffer"));
+        assert!(server.answer(Request::Memory { len: 4096, shared: false }).is_ok());
+        assert!(failure(&mut server, Request::Fill { len: 4097, seed: 0 }).contains("4097"));
+        let layout = Layout { size: u64::MAX, iovs: 3, seed: 0 };
+        failure(&mut server, Request::Checksum { layout });
+        failure(&mut server, Request::Memory { len: u64::MAX, shared: true });
+        failure(&mut server, Request::Memory { len: u64::MAX, shared: false });
+        failure(&mut server, Request::Raw { op: Op::Write, len: u64::MAX });
+        failure(&mut server, Request::Open { pin: "pigeon".to_owned() });
+        let pong = Request::Pong { metadata: vec![1], descriptor: vec![2], size: 1 };
+        failure(&mut server, pong);
+        assert!(server.answer(Request::StopPong).is_ok());
+    }
+
+    #[test]
+    fn addresses_need_no_port() {
+        assert_eq!(resolve("127.0.0.1").unwrap(), ["127.0.0.1:7400".parse().unwrap()]);
+        assert_eq!(resolve("127.0.0.1:9").unwrap(), ["127.0.0.1:9".parse().unwrap()]);
+        assert_eq!(resolve("[::1]:9").unwrap(), ["[::1]:9".parse().unwrap()]);
+        assert!(resolve("no such host").unwrap_err().to_string().contains("no such host"));
+        assert!(!reachable(Ipv4Addr::UNSPECIFIED.into()).is_empty());
+    }
+}

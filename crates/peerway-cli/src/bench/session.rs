@@ -1,0 +1,257 @@
+//! One path: an endpoint here, one there, a buffer on each side, and everything measured between them.
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use peerway::{Access, Batch, Endpoint, Peer, Pin, Region, RemoteRegion};
+
+use super::clock::{Stopwatch, cpu_seconds};
+use super::control::{Control, Request};
+use super::copies::{Copies, Mate};
+use super::layout::{Layout, Side};
+use super::measure::{Limit, Rounds, Times};
+use super::plan::{BLOCK_LIST, Row};
+use super::pong::Ping;
+use super::raw::Sockets;
+use super::report::{Besides, Line, Spread};
+use super::watchdog::Watchdog;
+use super::{Op, memory, pattern, serve};
+
+/// More pieces than this go as a block list: it is what block lists are for.
+const MAX_VECTOR: u32 = 1024;
+
+/// Connections made to time one; each is a new endpoint.
+const CONNECTS: u32 = 11;
+/// Posts made to time one: enough for a median and a maximum, while each moves hundreds of megabytes.
+const POSTS: u32 = 9;
+/// How long both sides are left alone before their idleness is looked at, and then looked at.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// What every path is measured with.
+pub(crate) struct Tools<'a> {
+    pub(crate) control: Control,
+    pub(crate) watch: Stopwatch,
+    pub(crate) dog: &'a Watchdog,
+    pub(crate) mate: Option<Mate>,
+    /// The other buffer of the limits, as large as the largest row.
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) seconds: f64,
+    /// Where endpoints listen here.
+    pub(crate) ip: IpAddr,
+}
+
+/// A path that works, open on both sides.
+pub(crate) struct Session {
+    /// The path as rows name it.
+    pub(crate) name: String,
+    pin: Pin,
+    metadata: Vec<u8>,
+    endpoint: Endpoint,
+    peer: Peer,
+    local: Region,
+    remote: RemoteRegion,
+    /// Whether the path wants memory that can be mapped.
+    shared: bool,
+}
+
+impl Session {
+    /// Opens the path with buffers of `len` bytes, or says why it does not work.
+    pub(crate) fn open(tools: &mut Tools<'_>, pin: Pin, len: u64) -> anyhow::Result<Self> {
+        let metadata = tools.control.bytes(&Request::Open { pin: pin.to_string() })?;
+        let endpoint = serve::endpoint(pin, tools.ip)?;
+        let peer = endpoint.connect(&metadata)?;
+        let shared = !matches!(pin, Pin::LocalCma | Pin::LocalRing | Pin::Tcp);
+        let descriptor = tools.control.bytes(&Request::Memory { len, shared })?;
+        let remote = peer.import(&descriptor)?;
+        // What this side reads from and writes to is an application's own memory on every path.
+        let local = memory::region(&endpoint, len, false)?;
+        let name = peer.path().kind.to_string();
+        Ok(Self { name, pin, metadata, endpoint, peer, local, remote, shared })
+    }
+
+    /// Closes it on both sides.
+    pub(crate) fn close(self, tools: &mut Tools<'_>) -> anyhow::Result<()> {
+        self.endpoint.close();
+        tools.control.done(&Request::Close)
+    }
+
+    /// Measures one row and compares the bytes.
+    pub(crate) fn row(&self, tools: &mut Tools<'_>, row: &Row) -> anyhow::Result<Line> {
+        let Row { op, layout } = *row;
+        let (total, seed) = (layout.total(), layout.seed);
+        match op {
+            Op::Write | Op::Pingpong => {
+                pattern::fill(&self.local, total, seed)?;
+                tools.control.done(&Request::Blank { len: total })?;
+            }
+            Op::Read => {
+                pattern::blank(&self.local, total)?;
+                tools.control.done(&Request::Fill { len: total, seed })?;
+            }
+        }
+        tools.dog.beat();
+        self.ensure_path(self.batch(op, &layout)?)?;
+        let Tools { control, watch, dog, mate, scratch, seconds, .. } = tools;
+        let scratch = &mut scratch[..total as usize];
+        let mut limit: Box<dyn Limit> = if self.is_local() {
+            let (from, to) = (self.local.addr() as usize, scratch.as_mut_ptr().expose_provenance());
+            // SAFETY: the region and the scratch buffer are separate, have at least `total` bytes and
+            // outlive the limit, a local of this function; while the limit copies no transfer is under
+            // way, and the scratch buffer stays mutably borrowed. A region's address is exposed by
+            // `Region::addr`.
+            Box::new(unsafe { Copies::new(mate.as_ref(), &layout, from, to) })
+        } else {
+            let address = control.raw(op, total)?;
+            Box::new(Sockets::new(address, op, scratch)?)
+        };
+        let share = if op == Op::Pingpong { 2 } else { 1 };
+        let rounds = Rounds { watch, seconds: *seconds, bytes: total * share, share };
+        let echo = match op {
+            Op::Pingpong => Some(self.start_pong(control, total)?),
+            _ => None,
+        };
+        let cpu = || Ok(control.cpu_seconds()? + cpu_seconds());
+        let beat = || dog.beat();
+        let figures = match op {
+            Op::Pingpong => {
+                let mut ping = Ping::new(&self.endpoint, &self.peer, self.batch(op, &layout)?)?;
+                rounds.run(&mut *limit, || ping.once(), cpu, beat)
+            }
+            Op::Write | Op::Read => {
+                let prepared = self.peer.prepare(self.batch(op, &layout)?)?;
+                rounds.run(&mut *limit, || Ok(prepared.run()?.ok()?), cpu, beat)
+            }
+        };
+        if op == Op::Pingpong {
+            // Whoever failed first knows why.
+            control.done(&Request::StopPong).context("on the other side")?;
+        }
+        let figures = figures?;
+        drop(limit);
+        self.compare(control, &layout, echo.as_ref())?;
+        dog.beat();
+        Ok(Line::new(&self.name, op, &layout, &figures))
+    }
+
+    /// What is measured once per path, beside the rows.
+    pub(crate) fn besides(&self, tools: &mut Tools<'_>) -> anyhow::Result<Besides> {
+        let range = Layout { size: 100 << 20, iovs: 1, seed: 0 };
+        let list = Layout { size: BLOCK_LIST.0, iovs: BLOCK_LIST.1, seed: 0 };
+        Ok(Besides {
+            path: self.name.clone(),
+            connect: self.connects(tools)?,
+            post_range: self.posts(tools, &range)?,
+            post_list: self.posts(tools, &list)?,
+            idle: self.idle(tools)?,
+        })
+    }
+
+    fn batch(&self, op: Op, layout: &Layout) -> anyhow::Result<Batch> {
+        let Layout { size, iovs, .. } = *layout;
+        let indices = (layout.indices(Side::Client), layout.indices(Side::Server));
+        if iovs > MAX_VECTOR {
+            let ours = self.local.blocks(0, size, size, &indices.0);
+            let theirs = self.remote.blocks(0, size, size, &indices.1);
+            return Ok(match op {
+                Op::Read => Batch::read_blocks(ours, theirs)?,
+                Op::Write | Op::Pingpong => Batch::write_blocks(ours, theirs)?,
+            });
+        }
+        let block = |index: u32| u64::from(index) * size..(u64::from(index) + 1) * size;
+        let pairs: Vec<_> = indices
+            .0
+            .into_iter()
+            .zip(indices.1)
+            .map(|(ours, theirs)| (self.local.slice(block(ours)), self.remote.slice(block(theirs))))
+            .collect();
+        Ok(match (op, &pairs[..]) {
+            (Op::Read, [(ours, theirs)]) => Batch::read(ours, theirs)?,
+            (Op::Read, pairs) => Batch::read_vector(pairs)?,
+            (_, [(ours, theirs)]) => Batch::write(ours, theirs)?,
+            (_, pairs) => Batch::write_vector(pairs)?,
+        })
+    }
+
+    fn is_local(&self) -> bool {
+        self.name != "tcp"
+    }
+
+    /// Runs it once, and makes sure that it went the way that the row will be named after.
+    fn ensure_path(&self, batch: Batch) -> anyhow::Result<()> {
+        let transfer = self.peer.post(&batch)?;
+        transfer.join().ok()?;
+        let took = transfer.path().to_string();
+        ensure!(took == self.name, "it went by {took}");
+        Ok(())
+    }
+
+    /// Has the other side answer writes, into a new region of this side.
+    fn start_pong(&self, control: &mut Control, size: u64) -> anyhow::Result<Region> {
+        let echo = memory::region(&self.endpoint, size, self.shared)?;
+        pattern::blank(&echo, size)?;
+        let descriptor = echo.advertise(Access::WRITE)?.to_vec();
+        let metadata = self.endpoint.metadata();
+        control.done(&Request::Pong { metadata, descriptor, size })?;
+        Ok(echo)
+    }
+
+    fn compare(
+        &self,
+        control: &mut Control,
+        layout: &Layout,
+        echo: Option<&Region>,
+    ) -> anyhow::Result<()> {
+        let ours = pattern::checksum(&self.local, layout, Side::Client)?;
+        let theirs = control.checksum(*layout)?;
+        ensure!(ours == theirs, "the bytes that arrived are not those that were sent");
+        if let Some(echo) = echo {
+            let back = pattern::checksum(echo, layout, Side::Client)?;
+            ensure!(ours == back, "the bytes that came back are not those that were sent");
+        }
+        Ok(())
+    }
+
+    /// How long a connection takes, each from a new endpoint.
+    fn connects(&self, tools: &mut Tools<'_>) -> anyhow::Result<Spread> {
+        let mut times = Times::new();
+        for _ in 0..CONNECTS {
+            let endpoint = serve::endpoint(self.pin, tools.ip)?;
+            let start = Instant::now();
+            endpoint.connect(&self.metadata)?;
+            times.record(tools.watch.nanos(start, Instant::now()));
+            endpoint.close();
+            tools.dog.beat();
+        }
+        Ok(Spread::of(&times))
+    }
+
+    /// How long the posting call takes; `None` where the buffers are too small for it.
+    fn posts(&self, tools: &mut Tools<'_>, layout: &Layout) -> anyhow::Result<Option<Spread>> {
+        if layout.total() > self.local.len() {
+            return Ok(None);
+        }
+        let mut times = Times::new();
+        let prepared = self.peer.prepare(self.batch(Op::Write, layout)?)?;
+        for _ in 0..POSTS {
+            let start = Instant::now();
+            let transfer = prepared.post()?;
+            times.record(tools.watch.nanos(start, Instant::now()));
+            transfer.join().ok()?;
+            tools.dog.beat();
+        }
+        Ok(Some(Spread::of(&times)))
+    }
+
+    /// CPU seconds per second of both processes together, with the session open and nothing to do.
+    fn idle(&self, tools: &mut Tools<'_>) -> anyhow::Result<f64> {
+        thread::sleep(IDLE);
+        let theirs = tools.control.cpu_seconds()?;
+        let (ours, start) = (cpu_seconds(), Instant::now());
+        thread::sleep(IDLE);
+        let used = cpu_seconds() - ours + tools.control.cpu_seconds()? - theirs;
+        tools.dog.beat();
+        Ok(used / start.elapsed().as_secs_f64())
+    }
+}

@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
 use peerway_core::config::Config;
 
-use crate::endpoint::LOOPBACK;
 use crate::error::BuildError;
 use crate::os::net::{self, Interface};
 
@@ -51,7 +50,7 @@ pub(crate) fn places(
     let bind = match asked {
         Some(addr) => vec![addr],
         None => {
-            let mut ips = vec![LOOPBACK];
+            let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
             match rails.first() {
                 Some(first) => ips.insert(0, *first),
                 None => ips.extend(routed()),

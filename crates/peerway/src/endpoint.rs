@@ -1,36 +1,27 @@
 //! The endpoint: sockets, registrations, peers and the threads that serve them.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use peerway_core::config::{Config, Pin};
-use peerway_core::ids::{Incarnation, SlotId};
+use peerway_core::config::Config;
+use peerway_core::ids::Incarnation;
 use peerway_core::metadata::Metadata;
-use peerway_core::outcome::Fence;
 
-use crate::batch::{Tail, Work};
+use crate::builder::Builder;
 use crate::clock;
 use crate::error::{AcceptError, BuildError, ConnectError, RegisterError};
-use crate::inbox::{Inbox, Notification};
-use crate::memory::grants::{Grant, Grants};
+use crate::inbox::Notification;
+use crate::inner::{Inner, random};
 use crate::memory::{Backing, OwnedMemory, Region, RegionInner};
 use crate::os::shm::{self, Mapping};
 use crate::os::{net, process, unix};
 use crate::peer::Peer;
-use crate::progress::crew::Crew;
 use crate::progress::driver::Driver;
-use crate::progress::shard::{Command, Shard};
-use crate::session::Session;
+use crate::progress::shard::Shard;
 use crate::session::accept::Door;
 use crate::session::connect::{self, Outcome};
-use crate::slots::Slots;
-
-/// Peers that were accepted and not asked for yet.
-const MAX_UNASKED: usize = 65_536;
 
 /// One end of transfers: it listens, connects, and owns registered memory.
 ///
@@ -64,179 +55,6 @@ struct Owner {
     inner: Arc<Inner>,
 }
 
-/// What the endpoint's parts share.
-pub(crate) struct Inner {
-    pub(crate) incarnation: Incarnation,
-    pub(crate) config: Config,
-    pub(crate) slots: Slots,
-    pub(crate) grants: Grants,
-    pub(crate) inbox: Inbox,
-    pub(crate) crew: Crew,
-    pub(crate) local_name: String,
-    /// Local addresses that bulk lanes go round.
-    pub(crate) rails: Vec<IpAddr>,
-    addresses: OnceLock<Vec<SocketAddr>>,
-    shards: OnceLock<Vec<Arc<Shard>>>,
-    next_shard: AtomicUsize,
-    peers: Mutex<Peers>,
-    peers_changed: Condvar,
-    quarantine: Mutex<Vec<Arc<Grant>>>,
-    closed: AtomicBool,
-    fork_generation: u32,
-}
-
-#[derive(Default)]
-struct Peers {
-    /// Live sessions by whom they lead to.
-    by_incarnation: HashMap<Incarnation, Arc<Session>>,
-    /// Sessions of an endpoint with itself, which lead to the same name at both ends.
-    to_self: Vec<Arc<Session>>,
-    accepted: VecDeque<Arc<Session>>,
-    /// Endpoints that a connect is under way to.
-    opening: HashSet<Incarnation>,
-}
-
-/// Endpoints of this process, so that two of them can find each other's memory.
-static HERE: LazyLock<Mutex<HashMap<Incarnation, Weak<Inner>>>> = LazyLock::new(Mutex::default);
-
-/// The endpoint of this process with that name.
-pub(crate) fn find(who: &Incarnation) -> Option<Arc<Inner>> {
-    HERE.lock().unwrap().get(who)?.upgrade()
-}
-
-/// Random bytes.
-pub(crate) fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    // Without randomness names and tokens would be guessable: there is no way on.
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
-    bytes
-}
-
-/// Settings of an endpoint to be made. What is not set here comes from the environment
-/// (`peerway doctor --config` lists the variables).
-#[derive(Clone, Debug, Default)]
-pub struct Builder {
-    bind: Option<SocketAddr>,
-    advertise: Option<IpAddr>,
-    transport: Option<Pin>,
-    deadline: Option<Duration>,
-    detect: Option<Duration>,
-    fence: Option<Duration>,
-    connect_timeout: Option<Duration>,
-    spin: Option<Duration>,
-    lanes: Option<u16>,
-    shards: Option<u16>,
-    copy_threads: Option<u16>,
-    slots: Option<u32>,
-    notify_bytes: Option<u64>,
-}
-
-impl Builder {
-    /// Listens here. Port 0 chooses a free one.
-    pub fn bind(mut self, addr: SocketAddr) -> Self {
-        self.bind = Some(addr);
-        self
-    }
-
-    /// Tells peers this address instead of the bound one.
-    pub fn advertise(mut self, addr: IpAddr) -> Self {
-        self.advertise = Some(addr);
-        self
-    }
-
-    /// Allows one transport only; a peer that cannot be reached by it is an error that says why.
-    pub fn transport(mut self, pin: Pin) -> Self {
-        self.transport = Some(pin);
-        self
-    }
-
-    /// Deadline of transfers that name none.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = Some(deadline);
-        self
-    }
-
-    /// Silence after which a peer is held dead.
-    pub fn detect(mut self, detect: Duration) -> Self {
-        self.detect = Some(detect);
-        self
-    }
-
-    /// How long a cancel or revoke waits for its fence.
-    pub fn fence(mut self, fence: Duration) -> Self {
-        self.fence = Some(fence);
-        self
-    }
-
-    /// How long a connect, an import or a half-open connection may take.
-    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = Some(timeout);
-        self
-    }
-
-    /// How long a waiter polls before it sleeps.
-    pub fn spin(mut self, spin: Duration) -> Self {
-        self.spin = Some(spin);
-        self
-    }
-
-    /// Bulk lanes per TCP peer.
-    pub fn lanes(mut self, lanes: u16) -> Self {
-        self.lanes = Some(lanes);
-        self
-    }
-
-    /// Service threads; peers are spread over them.
-    pub fn shards(mut self, shards: u16) -> Self {
-        self.shards = Some(shards);
-        self
-    }
-
-    /// Threads that may copy for one large local transfer.
-    pub fn copy_threads(mut self, threads: u16) -> Self {
-        self.copy_threads = Some(threads);
-        self
-    }
-
-    /// Transfers that can be in flight.
-    pub fn slots(mut self, slots: u32) -> Self {
-        self.slots = Some(slots);
-        self
-    }
-
-    /// Bytes of notifications kept for the application.
-    pub fn notify_bytes(mut self, bytes: u64) -> Self {
-        self.notify_bytes = Some(bytes);
-        self
-    }
-
-    /// Makes the endpoint: it listens when this returns.
-    pub fn build(self) -> Result<Endpoint, BuildError> {
-        let (mut config, warnings) = Config::from_env(|name| std::env::var(name).ok())?;
-        for warning in warnings {
-            tracing::warn!("{warning}");
-        }
-        let set = |into: &mut Duration, value: Option<Duration>| {
-            *into = value.unwrap_or(*into).max(Duration::from_micros(1));
-        };
-        config.transport = self.transport.unwrap_or(config.transport);
-        set(&mut config.deadline, self.deadline);
-        set(&mut config.detect, self.detect);
-        set(&mut config.fence, self.fence);
-        set(&mut config.connect_timeout, self.connect_timeout);
-        config.spin = self.spin.unwrap_or(config.spin);
-        config.lanes = self.lanes.or(config.lanes);
-        config.shards = self.shards.unwrap_or(config.shards).max(1);
-        config.copy_threads = self.copy_threads.unwrap_or(config.copy_threads).max(1);
-        config.slots = self.slots.unwrap_or(config.slots).clamp(1, 1 << 20);
-        config.notify_bytes = self.notify_bytes.unwrap_or(config.notify_bytes);
-        if let Pin::Unavailable(name) = config.transport {
-            return Err(BuildError::TransportUnavailable(name.to_owned()));
-        }
-        Endpoint::start(config, self.bind, self.advertise)
-    }
-}
-
 impl Endpoint {
     /// An endpoint with the settings of the environment.
     pub fn new() -> Result<Self, BuildError> {
@@ -248,7 +66,7 @@ impl Endpoint {
         Builder::default()
     }
 
-    fn start(
+    pub(crate) fn start(
         config: Config,
         bind: Option<SocketAddr>,
         advertise: Option<IpAddr>,
@@ -263,29 +81,13 @@ impl Endpoint {
         let local = unix::listen(&local_name)
             .inspect_err(|error| tracing::debug!(%error, "no local socket: local paths are off"))
             .ok();
-        let inner = Arc::new(Inner {
-            incarnation,
-            slots: Slots::new(config.slots as usize),
-            grants: Grants::default(),
-            inbox: Inbox::new(config.notify_bytes),
-            crew: Crew::new(usize::from(config.copy_threads)),
-            local_name: if local.is_some() { local_name } else { String::new() },
-            rails: places.rails,
-            addresses: OnceLock::from(advertised),
-            shards: OnceLock::new(),
-            next_shard: AtomicUsize::new(0),
-            peers: Mutex::default(),
-            peers_changed: Condvar::new(),
-            quarantine: Mutex::default(),
-            closed: AtomicBool::new(false),
-            fork_generation: process::fork_generation(),
-            config,
-        });
+        let local_name = if local.is_some() { local_name } else { String::new() };
+        let inner = Inner::new(incarnation, config, local_name, places.rails, advertised);
         let mut shards = Vec::new();
         for _ in 0..inner.config.shards {
             shards.push(Shard::new(inner.config.spin).map_err(os("making a shard"))?);
         }
-        let _ = inner.shards.set(shards.clone());
+        inner.set_shards(shards.clone());
         let mut door =
             Some(Door::new(&shards[0], listeners, local).map_err(os("watching the listeners"))?);
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
@@ -293,7 +95,7 @@ impl Endpoint {
             let driver = Driver::new(inner.clone(), shard.clone(), door.take());
             shard.start(driver).map_err(os("starting a service thread"))?;
         }
-        HERE.lock().unwrap().insert(incarnation, Arc::downgrade(&inner));
+        inner.announce();
         Ok(endpoint)
     }
 
@@ -313,7 +115,7 @@ impl Endpoint {
 
     /// Where peers can connect.
     pub fn addresses(&self) -> &[SocketAddr] {
-        self.inner().addresses.get().map_or(&[], Vec::as_slice)
+        &self.inner().addresses
     }
 
     /// Connects to the endpoint that gave this metadata. A second connect to the same incarnation
@@ -361,8 +163,7 @@ impl Endpoint {
             }
             let outcome = connect::open(inner, addr, expects, deadline);
             if let Some(who) = expects {
-                inner.peers.lock().unwrap().opening.remove(&who);
-                inner.peers_changed.notify_all();
+                inner.end_opening(&who);
             }
             let who = match outcome? {
                 Outcome::Opened(new) => return Ok(inner.opened(*new)),
@@ -385,25 +186,22 @@ impl Endpoint {
     pub fn accept(&self, timeout: Duration) -> Result<Peer, AcceptError> {
         let inner = self.inner();
         let deadline = clock::after(clock::now(), timeout);
-        let mut peers = inner.peers.lock().unwrap();
         loop {
             inner.check_open().map_err(AcceptError::from)?;
-            if let Some(session) = peers.accepted.pop_front() {
+            let left = clock::until(deadline, clock::now());
+            if let Some(session) = inner.next_accepted(left) {
                 return Ok(Peer::new(inner.clone(), session));
             }
-            let left = clock::until(deadline, clock::now());
             if left == Duration::ZERO {
                 return Err(AcceptError::TimedOut);
             }
-            peers = inner.peers_changed.wait_timeout(peers, left).unwrap().0;
         }
     }
 
     /// Every live peer.
     pub fn peers(&self) -> Vec<Peer> {
-        let peers = self.inner().peers.lock().unwrap();
-        let sessions = peers.by_incarnation.values().chain(&peers.to_self);
-        sessions.map(|session| Peer::new(self.inner().clone(), session.clone())).collect()
+        let sessions = self.inner().live_sessions();
+        sessions.into_iter().map(|s| Peer::new(self.inner().clone(), s)).collect()
     }
 
     /// Closes the session with a peer. Its transfers end; connecting again makes a new one.
@@ -493,271 +291,6 @@ impl Drop for Owner {
     }
 }
 
-/// Why nothing can be done with an endpoint.
-pub(crate) enum Unusable {
-    Closed,
-    Forked,
-}
-
-macro_rules! unusable_as {
-    ($($error:ty),*) => {$(
-        impl From<Unusable> for $error {
-            fn from(unusable: Unusable) -> Self {
-                match unusable {
-                    Unusable::Closed => Self::EndpointClosed,
-                    Unusable::Forked => Self::Forked,
-                }
-            }
-        }
-    )*};
-}
-unusable_as!(ConnectError, AcceptError, RegisterError, crate::error::PostError);
-
-impl Inner {
-    pub(crate) fn metadata(&self) -> Vec<u8> {
-        let addresses = self.addresses.get().cloned().unwrap_or_default();
-        Metadata { incarnation: self.incarnation, addresses }.to_bytes()
-    }
-
-    /// Whether the endpoint can be used.
-    #[inline]
-    pub(crate) fn check_open(&self) -> Result<(), Unusable> {
-        if process::fork_generation() != self.fork_generation {
-            return Err(Unusable::Forked);
-        }
-        if self.closed.load(Ordering::Relaxed) { Err(Unusable::Closed) } else { Ok(()) }
-    }
-
-    fn shards(&self) -> &[Arc<Shard>] {
-        self.shards.get().map_or(&[], Vec::as_slice)
-    }
-
-    /// The shard for the next session.
-    pub(crate) fn next_shard(&self) -> Arc<Shard> {
-        let shards = self.shards();
-        shards[self.next_shard.fetch_add(1, Ordering::Relaxed) % shards.len()].clone()
-    }
-
-    pub(crate) fn live_session(&self, who: &Incarnation) -> Option<Arc<Session>> {
-        let peers = self.peers.lock().unwrap();
-        peers.by_incarnation.get(who).filter(|s| s.is_alive()).cloned()
-    }
-
-    fn wait_for(&self, who: &Incarnation, timeout: Duration) -> Option<Arc<Session>> {
-        let deadline = clock::after(clock::now(), timeout);
-        let mut peers = self.peers.lock().unwrap();
-        loop {
-            if let Some(session) = peers.by_incarnation.get(who).filter(|s| s.is_alive()) {
-                return Some(session.clone());
-            }
-            let left = clock::until(deadline, clock::now());
-            if left == Duration::ZERO {
-                return None;
-            }
-            peers = self.peers_changed.wait_timeout(peers, left).unwrap().0;
-        }
-    }
-
-    /// Notes that a connect to `who` is under way. When another thread's is, waits for it to come to
-    /// an end and says false: there may be a session now.
-    fn begin_opening(&self, who: Incarnation, deadline: u64) -> bool {
-        let mut peers = self.peers.lock().unwrap();
-        if peers.opening.insert(who) {
-            return true;
-        }
-        while peers.opening.contains(&who) {
-            let left = clock::until(deadline, clock::now());
-            if left == Duration::ZERO {
-                return true;
-            }
-            peers = self.peers_changed.wait_timeout(peers, left).unwrap().0;
-        }
-        false
-    }
-
-    /// Whether a session with `who` lives, or one that goes first is being opened. Of two endpoints
-    /// that open at the same time, the lower name's attempt goes first.
-    pub(crate) fn has_or_opens(&self, who: &Incarnation) -> bool {
-        if *who == self.incarnation {
-            return false;
-        }
-        let peers = self.peers.lock().unwrap();
-        peers.by_incarnation.get(who).is_some_and(|s| s.is_alive())
-            || (peers.opening.contains(who) && self.incarnation < *who)
-    }
-
-    /// A session we opened is complete.
-    fn opened(self: &Arc<Self>, new: crate::progress::driver::NewSession) -> Peer {
-        let session = new.session.clone();
-        let mut peers = self.peers.lock().unwrap();
-        if session.incarnation == self.incarnation {
-            peers.to_self.push(session.clone());
-        } else {
-            peers.by_incarnation.insert(session.incarnation, session.clone());
-        }
-        drop(peers);
-        self.peers_changed.notify_all();
-        session.shard.submit(Command::Adopt(Box::new(new)));
-        session.shard.kick();
-        // Adopted at once, or as soon as whoever drives looks: without an index nothing can be sent.
-        while session.index.load(Ordering::Acquire) == usize::MAX && session.is_alive() {
-            std::thread::yield_now();
-        }
-        Peer::new(self.clone(), session)
-    }
-
-    /// A session that a peer opened is complete.
-    pub(crate) fn accepted(&self, session: &Arc<Session>) {
-        let mut peers = self.peers.lock().unwrap();
-        if session.incarnation != self.incarnation {
-            peers.by_incarnation.insert(session.incarnation, session.clone());
-            if peers.accepted.len() < MAX_UNASKED {
-                peers.accepted.push_back(session.clone());
-            }
-        }
-        drop(peers);
-        self.peers_changed.notify_all();
-    }
-
-    /// A session is over.
-    pub(crate) fn peer_gone(&self, session: &Arc<Session>) {
-        let mut peers = self.peers.lock().unwrap();
-        let same = |s: &Arc<Session>| Arc::ptr_eq(s, session);
-        if peers.by_incarnation.get(&session.incarnation).is_some_and(same) {
-            peers.by_incarnation.remove(&session.incarnation);
-        }
-        peers.to_self.retain(|s| !same(s));
-        peers.accepted.retain(|s| !same(s));
-        drop(peers);
-        self.peers_changed.notify_all();
-    }
-
-    /// Who is at the other end of a session of ours with this id.
-    pub(crate) fn counterpart(&self, id: &[u8; 16]) -> Option<Incarnation> {
-        let peers = self.peers.lock().unwrap();
-        peers.by_incarnation.values().find(|s| s.id == *id).map(|s| s.incarnation)
-    }
-
-    /// Ends advertisements without waiting.
-    pub(crate) fn bar(&self, grants: &[Arc<Grant>]) {
-        for grant in grants {
-            self.grants.remove(grant.id);
-            grant.bar();
-        }
-        let busy = grants.iter().filter(|grant| !grant.release_if_quiet()).cloned();
-        self.quarantine.lock().unwrap().extend(busy);
-    }
-
-    /// Ends advertisements and waits until nobody is inside them.
-    pub(crate) fn revoke(&self, grants: &[Arc<Grant>]) -> Fence {
-        self.bar(grants);
-        let deadline = clock::after(clock::now(), self.config.fence);
-        let mut pause = Duration::from_micros(1);
-        loop {
-            if grants.iter().all(|grant| grant.is_quiet()) {
-                self.sweep_quarantine();
-                return Fence::Held;
-            }
-            if clock::now() >= deadline {
-                return Fence::Open;
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(1));
-        }
-    }
-
-    /// Lets go of revoked memory that peers have left by now.
-    pub(crate) fn sweep_quarantine(&self) {
-        let mut quarantine = self.quarantine.lock().unwrap();
-        quarantine.retain(|grant| !grant.release_if_quiet());
-    }
-
-    /// Has a lane deliver what follows a transfer that was copied directly.
-    pub(crate) fn send_tail(
-        self: &Arc<Self>,
-        slot: SlotId,
-        session: &Arc<Session>,
-        work: Work,
-        tail: Tail,
-        deadline: u64,
-    ) {
-        let flight =
-            crate::transfer::tail_flight(slot, session.clone(), Some(work), tail, deadline);
-        session.shard.submit(Command::Start(flight));
-        session.shard.kick();
-    }
-
-    pub(crate) fn wait_notification(
-        &self,
-        from: Option<&Incarnation>,
-        timeout: Duration,
-    ) -> Option<Notification> {
-        let deadline = clock::after(clock::now(), timeout);
-        loop {
-            if let Some(message) = self.inbox.take(from) {
-                return Some(message);
-            }
-            if clock::now() >= deadline || self.check_open().is_err() {
-                return None;
-            }
-            self.wait_until(
-                deadline,
-                || self.inbox.has_message(from),
-                |left| self.inbox.sleep_unless(left, |a| a.has_message(from)),
-            );
-        }
-    }
-
-    /// Lends the thread while things happen, then sleeps; until `over` or the deadline.
-    fn wait_until(&self, deadline: u64, over: impl Fn() -> bool, sleep: impl Fn(Duration)) {
-        while !over() && self.check_open().is_ok() {
-            for shard in self.shards() {
-                if shard.lend(&over, deadline) {
-                    return;
-                }
-            }
-            let left = clock::until(deadline, clock::now());
-            if left == Duration::ZERO {
-                return;
-            }
-            sleep(left.min(Duration::from_millis(500)));
-        }
-    }
-
-    fn shut_down(&self) {
-        if process::fork_generation() != self.fork_generation {
-            // The threads and the peers are the parent's: only descriptors are let go of.
-            self.crew.abandon();
-            for shard in self.shards() {
-                shard.abandon();
-            }
-            return;
-        }
-        if self.closed.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let sessions: Vec<Arc<Session>> = {
-            let peers = self.peers.lock().unwrap();
-            peers.by_incarnation.values().chain(&peers.to_self).cloned().collect()
-        };
-        for session in sessions {
-            session.remove();
-        }
-        for shard in self.shards() {
-            shard.stop();
-        }
-        self.crew.stop();
-        self.grants.bar_all();
-        let mut peers = self.peers.lock().unwrap();
-        peers.by_incarnation.clear();
-        peers.to_self.clear();
-        peers.accepted.clear();
-        drop(peers);
-        self.peers_changed.notify_all();
-        HERE.lock().unwrap().remove(&self.incarnation);
-    }
-}
-
 /// Listens on every address under one port, so that one port number names the endpoint.
 fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), BuildError> {
     // A port that is free on the first address may be taken on the next: another one is tried.
@@ -784,6 +317,3 @@ fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketA
         }
     }
 }
-
-/// Loopback for tests and defaults.
-pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

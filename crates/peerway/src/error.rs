@@ -144,6 +144,14 @@ pub enum ConnectError {
         /// Why not.
         why: String,
     },
+    /// The peer's own pin refuses.
+    #[error("the peer at {addr} refuses: {why}")]
+    PeerRefuses {
+        /// Where.
+        addr: SocketAddr,
+        /// Why.
+        why: String,
+    },
     /// The connect time-out passed.
     #[error("the peer at {addr} did not answer within {millis} ms")]
     TimedOut {

@@ -13,12 +13,14 @@
 
 mod address;
 mod batch;
+mod builder;
 mod clock;
 mod endpoint;
 mod error;
 #[doc(hidden)]
 pub mod hooks;
 mod inbox;
+mod inner;
 mod memory;
 mod os;
 mod path;
@@ -31,7 +33,8 @@ mod transfer;
 mod transport;
 
 pub use batch::{Batch, Class, Direction};
-pub use endpoint::{Builder, Endpoint};
+pub use builder::Builder;
+pub use endpoint::Endpoint;
 pub use error::{
     AcceptError, BuildError, ConnectError, Error, ImportError, PostError, RegisterError,
 };

@@ -10,9 +10,9 @@ use peerway_core::ids::Incarnation;
 use peerway_core::outcome::Ended;
 
 use crate::batch::{Batch, Tail, check_notification};
-use crate::endpoint::Inner;
 use crate::error::{Error, ImportError, PostError};
 use crate::inbox::Notification;
+use crate::inner::Inner;
 use crate::memory::{LocalSlice, RemoteRegion, RemoteSlice};
 use crate::path::Path;
 use crate::session::{Session, import};

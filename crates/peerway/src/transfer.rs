@@ -15,8 +15,8 @@ use peerway_core::work::Cursor;
 
 use crate::batch::{Batch, Class, Direction, Tail, Work};
 use crate::clock;
-use crate::endpoint::Inner;
 use crate::error::PostError;
+use crate::inner::Inner;
 use crate::memory::Direct;
 use crate::os::copy::CopyKind;
 use crate::path::PathKind;
@@ -276,8 +276,8 @@ pub(crate) fn post(
             let helpers = match then {
                 Then::Waits if total < CREW_BYTES => 0,
                 Then::Waits => 1,
-                Then::Leaves if total < CREW_BYTES => 1,
-                Then::Leaves => 2,
+                // One: a second would be woken on the core that posts, and post in its stead.
+                Then::Leaves => 1,
             };
             let shared: Arc<dyn Job> = job.clone();
             if helpers > 0 && !endpoint.crew.offer(&shared, helpers) && then == Then::Leaves {

@@ -177,7 +177,7 @@ fn pins_that_cannot_be_met_say_why() {
     assert!(matches!(error, ConnectError::PathUnavailable { .. }), "{error}");
     assert!(error.to_string().contains("pinned to tcp"), "{error}");
     let error = b.connect(&a.metadata()).unwrap_err();
-    assert!(matches!(error, ConnectError::PathUnavailable { .. }), "{error}");
+    assert!(matches!(error, ConnectError::PeerRefuses { .. }), "{error}");
     let error = Endpoint::builder().transport(Pin::Unavailable("efa")).build().err().unwrap();
     assert!(error.to_string().contains("efa"), "{error}");
     let (a, b) = (endpoint(Pin::LocalMap), endpoint(Pin::LocalMap));

@@ -14,8 +14,8 @@ use peerway_core::outcome::Fence;
 use peerway_core::region::{Access, MemoryKind, Span};
 use peerway_core::work::{Blocks, Side, WorkError};
 
-use crate::endpoint::Inner;
 use crate::error::RegisterError;
+use crate::inner::Inner;
 use crate::memory::grants::Grant;
 use crate::os::shm::Mapping;
 use crate::peer::Peer;

@@ -22,7 +22,7 @@ use super::flight::Flight;
 use super::shard::{Command, Shard};
 use super::timers::TICK;
 use crate::clock;
-use crate::endpoint::Inner;
+use crate::inner::Inner;
 use crate::os::unix::{self, Received};
 use crate::progress::crew::Job;
 use crate::session::Session;
@@ -64,8 +64,9 @@ pub(crate) struct Driver {
     pub(super) pulls: VecDeque<Arc<PullJob>>,
     pub(super) door: Option<Door>,
     pub(super) next_tick: u64,
-    /// A transfer ended since the driver was taken.
-    pub(super) ended: bool,
+    /// Something happened since the driver was taken that a thread may wait for: a transfer ended, a
+    /// notification or a count came.
+    pub(super) news: bool,
     next_socket_look: u64,
     sockets_warm_until: u64,
 }
@@ -141,7 +142,7 @@ impl Driver {
             pulls: VecDeque::new(),
             door,
             next_tick: 0,
-            ended: false,
+            news: false,
             next_socket_look: 0,
             sockets_warm_until: 0,
         }

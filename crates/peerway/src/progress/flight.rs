@@ -183,7 +183,7 @@ impl Driver {
 
     /// Ends a flight for the user. With an open fence its memory stays ours.
     pub(super) fn end(&mut self, slot: SlotId, ended: Ended) {
-        self.ended = true;
+        self.news = true;
         if ended.fence == Fence::Open {
             if let Some(flight) = self.flight(slot) {
                 flight.unfenced = true;

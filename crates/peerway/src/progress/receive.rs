@@ -98,6 +98,7 @@ impl Driver {
             }
             Kind::Count => {
                 let result = self.endpoint.inbox.count(head.immediate.get());
+                self.news = true;
                 finish(lane, sequence, result);
             }
             Kind::Ack => self.acked(s, lane, sequence)?,
@@ -441,6 +442,7 @@ impl Driver {
         lane.rx = Rx::Head;
         if kind == Kind::Notify {
             let result = self.endpoint.inbox.deliver(s.session.incarnation, bytes);
+            self.news = true;
             finish(lane, sequence, result);
             return Ok(true);
         }

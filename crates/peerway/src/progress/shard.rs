@@ -65,7 +65,7 @@ pub(crate) struct Shard {
     lenders: AtomicU32,
     /// A thread that waits for a transfer sleeps in epoll instead of the service thread.
     dozing: AtomicBool,
-    /// Rung for it when a transfer ends, and drained by it alone: the driver must not swallow it.
+    /// Rung for it when there is news, and drained by it alone: the driver must not swallow it.
     dozer_bell: EventFd,
     /// Raised whenever a lender drove, so that the service thread can tell.
     lent: AtomicU32,
@@ -386,9 +386,9 @@ impl Taken<'_> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        let ended = self.driver().is_some_and(|driver| std::mem::take(&mut driver.ended));
+        let news = self.driver().is_some_and(|driver| std::mem::take(&mut driver.news));
         self.shard.taken.store(false, Ordering::SeqCst);
-        if ended && self.shard.dozing.load(Ordering::SeqCst) {
+        if news && self.shard.dozing.load(Ordering::SeqCst) {
             self.shard.dozer_bell.signal();
         }
         self.shard.drain_if_free();

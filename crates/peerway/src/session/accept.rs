@@ -19,7 +19,7 @@ use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
 use super::link::{Half, Link};
 use super::{Parts, Session};
 use crate::clock;
-use crate::endpoint::{Inner, random};
+use crate::inner::{Inner, random};
 use crate::os::process::HostFacts;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
@@ -284,7 +284,9 @@ impl Door {
             Err(why) => local_why = why,
         }
         if pin.is_local() && hello.local.is_empty() {
-            return Err(Refusal::Pinned(format!("it is pinned to {pin}, the opener to tcp")));
+            return Err(Refusal::Pinned(format!(
+                "it is pinned to {pin}, and the opener offers no local path (it is pinned to tcp)"
+            )));
         }
         Ok(Welcome {
             incarnation: endpoint.incarnation,

@@ -15,8 +15,8 @@ use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
 use super::link::{Half, Link};
 use super::{Parts, Session};
 use crate::clock;
-use crate::endpoint::{Inner, random};
 use crate::error::ConnectError;
+use crate::inner::{Inner, random};
 use crate::os::net;
 use crate::os::process::HostFacts;
 use crate::os::unix::{self, Received};
@@ -269,9 +269,7 @@ fn refused(
             expected: expects.unwrap_or(endpoint.incarnation),
         },
         Refusal::Full => ConnectError::PeerFull { addr },
-        Refusal::Pinned(why) => {
-            ConnectError::PathUnavailable { pin: "of the peer".into(), addr, why }
-        }
+        Refusal::Pinned(why) => ConnectError::PeerRefuses { addr, why },
         _ => ConnectError::PeerMisbehaved { addr, why: "it refused for no good reason" },
     }
 }

@@ -13,8 +13,8 @@ use peerway_core::region::Span;
 use peerway_core::wire::{Control, Import, MappingOffer};
 
 use crate::clock;
-use crate::endpoint::{self, Inner};
 use crate::error::ImportError;
+use crate::inner::{self, Inner};
 use crate::memory::gate::GateRef;
 use crate::memory::grants::{Export, Grant};
 use crate::memory::{Backing, Direct, RemoteInner, RemoteRegion};
@@ -137,8 +137,8 @@ fn same_process(
     session: &Session,
     descriptor: &Descriptor,
 ) -> Result<(Granted, Direct), ImportError> {
-    let owner = endpoint::find(&session.incarnation)
-        .ok_or(ImportError::Refused(TransferError::PeerGone))?;
+    let owner =
+        inner::find(&session.incarnation).ok_or(ImportError::Refused(TransferError::PeerGone))?;
     // The peer of the grant is whoever holds the other end, and here that is us.
     let asker = session.incarnation;
     let grant = owner

@@ -13,8 +13,8 @@ use peerway_core::work::Cursor;
 
 use crate::batch::{Direction, Tail, Work};
 use crate::clock;
-use crate::endpoint::Inner;
 use crate::hooks;
+use crate::inner::Inner;
 use crate::memory::gate::GateRef;
 use crate::memory::{Direct, RemoteInner};
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};

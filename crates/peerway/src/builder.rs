@@ -1,0 +1,141 @@
+//! Settings for an endpoint: the builder's word, then the environment's, then the default.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use peerway_core::config::{Config, ConfigError, Pin};
+
+use crate::endpoint::Endpoint;
+use crate::error::BuildError;
+
+/// Settings of an endpoint to be made. What is not set here comes from the environment
+/// (`peerway doctor --config` lists the variables).
+#[derive(Clone, Debug, Default)]
+pub struct Builder {
+    bind: Option<SocketAddr>,
+    advertise: Option<IpAddr>,
+    transport: Option<Pin>,
+    deadline: Option<Duration>,
+    detect: Option<Duration>,
+    fence: Option<Duration>,
+    connect_timeout: Option<Duration>,
+    spin: Option<Duration>,
+    lanes: Option<u16>,
+    shards: Option<u16>,
+    copy_threads: Option<u16>,
+    slots: Option<u32>,
+    notify_bytes: Option<u64>,
+}
+
+impl Builder {
+    /// Listens here. Port 0 chooses a free one.
+    pub fn bind(mut self, addr: SocketAddr) -> Self {
+        self.bind = Some(addr);
+        self
+    }
+
+    /// Tells peers this address instead of the bound one.
+    pub fn advertise(mut self, addr: IpAddr) -> Self {
+        self.advertise = Some(addr);
+        self
+    }
+
+    /// Allows one transport only; a peer that cannot be reached by it is an error that says why.
+    pub fn transport(mut self, pin: Pin) -> Self {
+        self.transport = Some(pin);
+        self
+    }
+
+    /// Deadline of transfers that name none.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Silence after which a peer is held dead.
+    pub fn detect(mut self, detect: Duration) -> Self {
+        self.detect = Some(detect);
+        self
+    }
+
+    /// How long a cancel or revoke waits for its fence.
+    pub fn fence(mut self, fence: Duration) -> Self {
+        self.fence = Some(fence);
+        self
+    }
+
+    /// How long a connect, an import or a half-open connection may take.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = Some(timeout);
+        self
+    }
+
+    /// How long a waiter polls before it sleeps.
+    pub fn spin(mut self, spin: Duration) -> Self {
+        self.spin = Some(spin);
+        self
+    }
+
+    /// Bulk lanes per TCP peer.
+    pub fn lanes(mut self, lanes: u16) -> Self {
+        self.lanes = Some(lanes);
+        self
+    }
+
+    /// Service threads; peers are spread over them.
+    pub fn shards(mut self, shards: u16) -> Self {
+        self.shards = Some(shards);
+        self
+    }
+
+    /// Threads that may copy for one large local transfer.
+    pub fn copy_threads(mut self, threads: u16) -> Self {
+        self.copy_threads = Some(threads);
+        self
+    }
+
+    /// Transfers that can be in flight.
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.slots = Some(slots);
+        self
+    }
+
+    /// Bytes of notifications kept for the application.
+    pub fn notify_bytes(mut self, bytes: u64) -> Self {
+        self.notify_bytes = Some(bytes);
+        self
+    }
+
+    /// Makes the endpoint: it listens when this returns.
+    pub fn build(self) -> Result<Endpoint, BuildError> {
+        let (mut config, warnings) = Config::from_env(|name| std::env::var(name).ok())?;
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        let set = |into: &mut Duration, value: Option<Duration>| {
+            *into = value.unwrap_or(*into).max(Duration::from_micros(1));
+        };
+        config.transport = self.transport.unwrap_or(config.transport);
+        set(&mut config.deadline, self.deadline);
+        set(&mut config.detect, self.detect);
+        set(&mut config.fence, self.fence);
+        set(&mut config.connect_timeout, self.connect_timeout);
+        config.spin = self.spin.unwrap_or(config.spin);
+        config.lanes = self.lanes.or(config.lanes);
+        config.shards = self.shards.unwrap_or(config.shards).max(1);
+        config.copy_threads = self.copy_threads.unwrap_or(config.copy_threads).max(1);
+        config.slots = self.slots.unwrap_or(config.slots).clamp(1, 1 << 20);
+        config.notify_bytes = self.notify_bytes.unwrap_or(config.notify_bytes);
+        if config.disable_ipc && config.transport.is_local() {
+            return Err(BuildError::Config(ConfigError::Contradiction {
+                one: "PEERWAY_TRANSPORT",
+                value: config.transport.to_string(),
+                other: "PEERWAY_DISABLE_IPC",
+            }));
+        }
+        if let Pin::Unavailable(name) = config.transport {
+            return Err(BuildError::TransportUnavailable(name.to_owned()));
+        }
+        Endpoint::start(config, self.bind, self.advertise)
+    }
+}

@@ -319,6 +319,9 @@ pub struct Hello {
     pub expects: Option<Incarnation>,
     /// Random name of the session.
     pub session: [u8; 16],
+    /// The session between the two that is over for the opener. Only the two know its name, so it
+    /// proves to the acceptor that its goodbye is on the way.
+    pub replaces: Option<[u8; 16]>,
     /// How many bulk lanes it will open.
     pub lanes: u16,
     /// Its detection time in milliseconds; both use the longer one.

@@ -93,7 +93,7 @@ impl Endpoint {
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
         for shard in &shards {
             let driver = Driver::new(inner.clone(), shard.clone(), door.take());
-            shard.start(driver).map_err(os("starting a service thread"))?;
+            shard.start(&inner, driver).map_err(os("starting a service thread"))?;
         }
         inner.announce();
         Ok(endpoint)

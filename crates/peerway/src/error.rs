@@ -218,6 +218,12 @@ pub enum ImportError {
     /// What it sent cannot be mapped.
     #[error("the peer's memory cannot be mapped: {0}")]
     Map(io::Error),
+    /// The endpoint is closed.
+    #[error("the endpoint is closed")]
+    EndpointClosed,
+    /// The endpoint was inherited through fork.
+    #[error("the endpoint belongs to the parent process; make one after the fork")]
+    Forked,
 }
 
 /// A transfer could not be posted.

@@ -56,6 +56,9 @@ struct Peers {
     /// Sessions of an endpoint with itself, which lead to the same name at both ends.
     to_self: Vec<Arc<Session>>,
     accepted: VecDeque<Arc<Session>>,
+    /// The last session with endpoints that there is none with now: who opens anew names it, which
+    /// proves to the other side that the old one is over.
+    last: HashMap<Incarnation, [u8; 16]>,
     /// Endpoints that a connect is under way to.
     opening: HashSet<Incarnation>,
 }
@@ -178,6 +181,13 @@ impl Inner {
         }
     }
 
+    /// The session with `who` that is over, or about to be.
+    pub(crate) fn last_session(&self, who: &Incarnation) -> Option<[u8; 16]> {
+        let peers = self.peers.lock().unwrap();
+        let ending = peers.by_incarnation.get(who).map(|session| session.id);
+        ending.or_else(|| peers.last.get(who).copied())
+    }
+
     /// The next session that a peer opened, as soon as there is one.
     pub(crate) fn next_accepted(&self, timeout: Duration) -> Option<Arc<Session>> {
         let mut peers = self.peers.lock().unwrap();
@@ -235,13 +245,17 @@ impl Inner {
             peers.to_self.push(session.clone());
         } else {
             peers.by_incarnation.insert(session.incarnation, session.clone());
+            peers.last.remove(&session.incarnation);
         }
         drop(peers);
         self.peers_changed.notify_all();
         session.shard.submit(Command::Adopt(Box::new(new)));
         session.shard.kick();
         // Adopted at once, or as soon as whoever drives looks: without an index nothing can be sent.
-        while session.index.load(Ordering::Acquire) == usize::MAX && session.is_alive() {
+        while session.index.load(Ordering::Acquire) == usize::MAX
+            && session.is_alive()
+            && self.check_open().is_ok()
+        {
             std::thread::yield_now();
         }
         Peer::new(self.clone(), session)
@@ -266,6 +280,11 @@ impl Inner {
         let same = |s: &Arc<Session>| Arc::ptr_eq(s, session);
         if peers.by_incarnation.get(&session.incarnation).is_some_and(same) {
             peers.by_incarnation.remove(&session.incarnation);
+            // Bounded: who is forgotten waits until the other side notices by itself.
+            if peers.last.len() >= MAX_UNASKED {
+                peers.last.clear();
+            }
+            peers.last.insert(session.incarnation, session.id);
         }
         peers.to_self.retain(|s| !same(s));
         peers.accepted.retain(|s| !same(s));
@@ -281,6 +300,10 @@ impl Inner {
 
     /// Ends advertisements without waiting.
     pub(crate) fn bar(&self, grants: &[Arc<Grant>]) {
+        // Gates in shared segments are the parent's, not an inherited copy's.
+        if process::fork_generation() != self.fork_generation {
+            return;
+        }
         for grant in grants {
             self.grants.remove(grant.id);
             grant.bar();
@@ -291,6 +314,9 @@ impl Inner {
 
     /// Ends advertisements and waits until nobody is inside them.
     pub(crate) fn revoke(&self, grants: &[Arc<Grant>]) -> Fence {
+        if process::fork_generation() != self.fork_generation {
+            return Fence::Open;
+        }
         self.bar(grants);
         let deadline = clock::after(clock::now(), self.config.fence);
         let mut pause = Duration::from_micros(1);

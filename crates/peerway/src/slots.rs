@@ -126,7 +126,9 @@ impl Slots {
         if before & WAITED != 0 {
             futex_wake(&slot.word, u32::MAX);
         }
-        if let Some(waker) = slot.waker.lock().unwrap().take() {
+        // Taken out first: a waker may poll at once, and polling takes the lock.
+        let waker = slot.waker.lock().unwrap().take();
+        if let Some(waker) = waker {
             waker.wake();
         }
         if before & DETACHED != 0 && open == 0 {

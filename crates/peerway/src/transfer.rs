@@ -78,7 +78,7 @@ impl Transfer {
         match &self.state {
             State::Finished { ended, .. } => Some(*ended),
             State::Running { endpoint, session, slot, job } => {
-                if endpoint.slots.ended(*slot).is_none() {
+                if endpoint.slots.ended(*slot).is_none() && endpoint.check_open().is_ok() {
                     match job {
                         Some(job) => drop(job.step()),
                         None => drop(session.shard.lend(|| false, 0)),
@@ -95,6 +95,9 @@ impl Transfer {
             return self.poll();
         };
         let ended = || endpoint.slots.ended(*slot);
+        if endpoint.check_open().is_err() {
+            return ended();
+        }
         if let Some(job) = job {
             let mut deadline = None;
             while ended().is_none() && job.step() {
@@ -140,7 +143,10 @@ impl Transfer {
     /// Asks for the transfer to stop. It ends within the fence deadline, and says then whether
     /// anything of it can still change memory.
     pub fn cancel(&self) {
-        let State::Running { session, slot, job, .. } = &self.state else { return };
+        let State::Running { endpoint, session, slot, job } = &self.state else { return };
+        if endpoint.check_open().is_err() {
+            return;
+        }
         if let Some(job) = job {
             job.cancel();
         }

@@ -26,9 +26,9 @@ pub(crate) struct Gate {
 pub(crate) const GATE_LEN: usize = size_of::<Gate>();
 
 impl Gate {
-    /// Opens the gate to holders of `pass`.
+    /// Opens the gate to holders of `pass`. The count is left alone: it is zero in a fresh gate, and
+    /// a used one is opened anew only when nobody is inside.
     pub(crate) fn open(&self, pass: u32) {
-        self.inside.store(0, Ordering::SeqCst);
         self.pass.store(pass, Ordering::SeqCst);
     }
 

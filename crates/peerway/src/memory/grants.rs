@@ -59,7 +59,11 @@ impl Grant {
             export.gate.gate().close();
             return Err(TransferError::Revoked);
         }
-        exports.retain(|e| e.session.is_alive() && !Arc::ptr_eq(&e.session, &export.session));
+        exports.retain(|e| {
+            // A session that is over may have left a copy under way.
+            let quiet = e.gate.gate().is_empty() || e.session.is_process_dead();
+            !Arc::ptr_eq(&e.session, &export.session) && (e.session.is_alive() || !quiet)
+        });
         exports.push(export);
         Ok(())
     }

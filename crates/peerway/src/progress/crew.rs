@@ -20,6 +20,9 @@ pub(crate) const QUANTUM: u64 = 512 << 10;
 pub(crate) trait Job: Send + Sync {
     /// Copies one quantum; false when there is none left to claim.
     fn step(&self) -> bool;
+
+    /// The endpoint closes: claims no more and ends.
+    fn halt(&self);
 }
 
 /// See the module.
@@ -99,6 +102,9 @@ impl Crew {
         for thread in self.threads.lock().unwrap().drain(..) {
             let _ = thread.join();
         }
+        while let Some(job) = self.shared.jobs.pop() {
+            job.halt();
+        }
     }
 
     /// Forgets the threads without joining them: after a fork they exist in the parent only.
@@ -122,6 +128,9 @@ impl Shared {
                 let mut more = true;
                 while more && !self.stop.load(Ordering::Relaxed) {
                     more = job.step();
+                }
+                if more {
+                    job.halt();
                 }
                 continue;
             }

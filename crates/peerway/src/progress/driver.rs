@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::SegQueue;
 use peerway_core::ids::SlotId;
 use peerway_core::lease::Lease;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
@@ -18,7 +18,7 @@ use peerway_core::wire::{Header, Kind};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::ending::{Gone, LaneEnd};
-use super::flight::Flight;
+use super::flight::{Flight, Route};
 use super::shard::{Command, Shard};
 use super::timers::TICK;
 use crate::clock;
@@ -59,6 +59,8 @@ pub(crate) struct Driver {
     rings: Vec<usize>,
     /// Sessions that have something to send.
     dirty: Vec<usize>,
+    /// Lanes that had more to receive than a turn allows.
+    again: Vec<(usize, usize)>,
     pub(super) flights: Box<[Option<Flight>]>,
     pub(super) active: Vec<SlotId>,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
@@ -76,9 +78,14 @@ pub(crate) struct SessionDriver {
     pub(super) session: Arc<Session>,
     pub(super) index: usize,
     pub(super) lanes: Vec<Option<Box<Lane>>>,
-    /// Flights by slot index that have something to put into frames.
-    pub(super) latency: VecDeque<u32>,
-    pub(super) bulk: VecDeque<u32>,
+    /// Flights that have something to put into frames. Named by slot and generation: a slot's next
+    /// tenant may belong to another peer.
+    pub(super) latency: VecDeque<SlotId>,
+    pub(super) bulk: VecDeque<SlotId>,
+    /// Flights whose bytes are all answered for and whose notification or count is due.
+    pub(super) tails: Vec<SlotId>,
+    /// Lanes that the peer says it has lost.
+    pub(super) lost_by_peer: Vec<u16>,
     /// Frames of lost lanes, until the peer says which it has applied.
     pub(super) lost: HashMap<u16, (u64, Vec<Outstanding>)>,
     /// What was applied from lanes that are gone, and what of it was refused.
@@ -137,6 +144,7 @@ impl Driver {
             sessions: Vec::new(),
             rings: Vec::new(),
             dirty: Vec::new(),
+            again: Vec::new(),
             flights: (0..slots).map(|_| None).collect(),
             active: Vec::with_capacity(slots),
             pulls: VecDeque::new(),
@@ -148,9 +156,24 @@ impl Driver {
         }
     }
 
+    /// The endpoint closes: whatever is still under way ends now.
+    pub(crate) fn end_all(&mut self) {
+        for slot in self.active.clone() {
+            let Some(flight) = self.flight(slot) else { continue };
+            if flight.unfenced {
+                continue;
+            }
+            let closed = Reason::Failed(TransferError::EndpointClosed);
+            let reason = flight.ending.map_or(closed, |(reason, _)| reason);
+            let quiet = flight.route == Route::Read || flight.unanswered == 0;
+            let fence = if quiet { Fence::Held } else { Fence::Open };
+            self.endpoint.slots.end(slot, Ended { reason, fence });
+        }
+    }
+
     /// Carries out everything that was queued while the driver was taken.
     #[inline]
-    pub(crate) fn drain(&mut self, queue: &ArrayQueue<Command>) {
+    pub(crate) fn drain(&mut self, queue: &SegQueue<Command>) {
         while let Some(command) = queue.pop() {
             self.handle(command);
         }
@@ -206,7 +229,7 @@ impl Driver {
         self.with_session(index, |driver, s| {
             if queued {
                 let queue = if bulk { &mut s.bulk } else { &mut s.latency };
-                queue.push_back(slot.index);
+                queue.push_back(slot);
             } else {
                 driver.settle(s, slot);
             }
@@ -236,6 +259,7 @@ impl Driver {
         let Some(mut s) = self.sessions.get_mut(index).and_then(Option::take) else { return };
         let was_dirty = s.dirty;
         work(self, &mut s);
+        self.after_work(&mut s);
         if s.lanes.iter().all(Option::is_none) && s.lingering.is_none() {
             // Nothing left of it.
             self.rings.retain(|i| *i != index);
@@ -245,6 +269,20 @@ impl Driver {
             self.dirty.push(index);
         }
         self.sessions[index] = Some(s);
+    }
+
+    /// What can only be done when every lane of the session is in its place.
+    fn after_work(&mut self, s: &mut SessionDriver) {
+        if s.lost_by_peer.is_empty() && s.tails.is_empty() {
+            return;
+        }
+        while let Some(lost) = s.lost_by_peer.pop() {
+            self.lost_by_peer(s, lost);
+        }
+        while let Some(slot) = s.tails.pop() {
+            self.send_tail(s, slot);
+        }
+        self.flush(s);
     }
 
     /// One turn; true when anything happened.
@@ -257,6 +295,11 @@ impl Driver {
         if now < self.sockets_warm_until || now >= self.next_socket_look {
             self.next_socket_look = now + SOCKET_LOOK_NS;
             progress |= self.look_at_sockets(now);
+        }
+        for _ in 0..self.again.len() {
+            let (index, lane) = self.again.swap_remove(0);
+            progress = true;
+            self.with_session(index, |driver, s| driver.serve_lane(s, lane, now));
         }
         progress |= self.flush_dirty();
         if let Some(pull) = self.pulls.front().cloned() {
@@ -351,7 +394,12 @@ impl Driver {
         let received = self.receive(s, &mut lane, now);
         s.lanes[at] = Some(lane);
         match received {
-            Ok(()) => self.flush_lane(s, at),
+            Ok(again) => {
+                if again {
+                    self.again.push((s.index, at));
+                }
+                self.flush_lane(s, at);
+            }
             Err(end) => self.lane_ended(s, at, end),
         }
     }
@@ -449,6 +497,8 @@ impl Driver {
             lanes: new.lanes.into_iter().map(|lane| Some(Box::new(lane))).collect(),
             latency: VecDeque::new(),
             bulk: VecDeque::new(),
+            tails: Vec::new(),
+            lost_by_peer: Vec::new(),
             lost: HashMap::new(),
             last_applied: HashMap::new(),
             lease: Lease::new(new.detect, now),
@@ -527,7 +577,7 @@ impl Driver {
 
     /// Before nobody looks any more: rings must ring. True when there is something to do already.
     pub(crate) fn rest(&mut self) -> bool {
-        let mut ready = !self.dirty.is_empty() || !self.pulls.is_empty();
+        let mut ready = !self.dirty.is_empty() || !self.pulls.is_empty() || !self.again.is_empty();
         for at in 0..self.rings.len() {
             if let Some(s) = &mut self.sessions[self.rings[at]] {
                 for lane in s.lanes.iter_mut().flatten() {

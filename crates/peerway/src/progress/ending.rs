@@ -84,9 +84,24 @@ impl Driver {
         s.last_applied.insert(lane.index, (lane.applied.last(), refused));
         let unanswered = lane.outstanding.iter().copied().collect();
         s.lost.insert(lane.index, (lane.first_outstanding(), unanswered));
-        let message = Control::LaneLost { lane: lane.index };
+        // All of them: an earlier question may have been on the lane that is lost now.
+        let lost: Vec<u16> = s.lost.keys().copied().collect();
         if let Some(other) = s.control_lane() {
-            other.push_control(&message);
+            for lane in lost {
+                other.push_control(&Control::LaneLost { lane });
+            }
+            s.dirty = true;
+        }
+    }
+
+    /// The peer has lost a lane and asks what we applied from it; nothing more is.
+    pub(super) fn lost_by_peer(&mut self, s: &mut SessionDriver, lost: u16) {
+        self.lane_ended(s, usize::from(lost), LaneEnd::Closed);
+        // No pull of that lane is under way: only rings carry pulls, and a session does not outlive
+        // its rings.
+        let (applied, refused) = s.last_applied.get(&lost).cloned().unwrap_or_default();
+        if let Some(other) = s.control_lane() {
+            other.push_control_answer(&Control::LaneFenced { lane: lost, applied, refused });
             s.dirty = true;
         }
     }
@@ -100,6 +115,9 @@ impl Driver {
             return;
         }
         if !s.session.bury() {
+            for lane in s.lanes.iter_mut().filter_map(Option::take) {
+                self.unwatch(&lane);
+            }
             return;
         }
         tracing::debug!(peer = %s.session.addr, ?gone, "session over");

@@ -121,17 +121,18 @@ impl Driver {
         }
         if flight.tail.is_empty() {
             self.end(slot, Ended::DONE);
-        } else {
-            self.send_tail(s, slot);
+        } else if !s.tails.contains(&slot) {
+            // Sent when every lane is in its place: one of them is out while it works.
+            s.tails.push(slot);
         }
     }
 
     /// Sends the notification and the count that follow a transfer's bytes, which have all been
     /// answered for.
-    fn send_tail(&mut self, s: &mut SessionDriver, slot: SlotId) {
-        let Some(flight) = self.flight(slot) else { return };
-        let tail = std::mem::take(&mut flight.tail);
+    pub(super) fn send_tail(&mut self, s: &mut SessionDriver, slot: SlotId) {
         let Some(lane) = s.control_lane() else { return };
+        let Some(flight) = self.flight(slot).filter(|f| f.ending.is_none()) else { return };
+        let tail = std::mem::take(&mut flight.tail);
         let mut frames = 0;
         if let Some(message) = &tail.notify {
             let mut head = Header::new(Kind::Notify);
@@ -205,7 +206,7 @@ impl Driver {
 
 /// A half-sent frame must be finished, or the lane is lost; it is finished from a private copy, so
 /// that the transfer's memory is the caller's again.
-fn release_source(lane: &mut Lane, slot: SlotId) {
+pub(super) fn release_source(lane: &mut Lane, slot: SlotId) {
     let Some(frame) = &mut lane.frame else { return };
     let Body::Flight { slot: of, work, at } = &mut frame.body else { return };
     if *of != slot {

@@ -19,6 +19,7 @@ use zerocopy::FromBytes;
 
 use super::driver::{Driver, SessionDriver, TURN_BYTES, answer_pull};
 use super::ending::LaneEnd;
+use super::flight::release_source;
 use crate::clock;
 use crate::hooks;
 use crate::memory::grants::Grant;
@@ -31,6 +32,11 @@ use crate::transport::pull::{self, Origin, PullJob};
 /// Bytes asked for when a header is expected: a few small frames, and little of a large one, whose
 /// payload should go to its destination without a stop in the scratch buffer.
 const HEAD_READ: usize = 4096;
+/// What a step costs of the turn's budget besides the bytes it lands, so that a flood of empty
+/// frames ends a turn too.
+const STEP_BYTES: u64 = 4096;
+/// Bytes of answers that may wait for a peer to read them: many times what an honest one can cause.
+const MAX_OWED: usize = 1 << 20;
 /// Destination pieces of one receive call.
 const LAND_PIECES: usize = 64;
 /// Bytes landed after which an acknowledgement is due even though more is coming.
@@ -43,10 +49,18 @@ type Step<T> = Result<T, LaneEnd>;
 
 impl Driver {
     /// Receives until nothing is there or it is others' turn.
-    pub(super) fn receive(&mut self, s: &mut SessionDriver, lane: &mut Lane, now: u64) -> Step<()> {
+    ///
+    /// True when it stopped for the others' sake and must be called again without being asked.
+    pub(super) fn receive(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        now: u64,
+    ) -> Step<bool> {
         let mut budget = TURN_BYTES;
+        let mut again = false;
         loop {
-            let before = lane.unread() as u64;
+            let landed = lane.landed_since_ack;
             let more = match &mut lane.rx {
                 Rx::Head => self.head(s, lane, now)?,
                 Rx::Table { .. } => self.table(s, lane)?,
@@ -58,21 +72,25 @@ impl Driver {
             if !more {
                 break;
             }
+            let cost = STEP_BYTES + lane.landed_since_ack.saturating_sub(landed);
             if lane.landed_since_ack >= ACK_EVERY {
                 lane.push_ack();
             }
-            budget = budget.saturating_sub(before.max(64 << 10));
-            if budget == 0 && lane.wire.socket().is_some() && lane.unread() == 0 {
-                // epoll is level-triggered: what is left is found in the next turn.
+            budget = budget.saturating_sub(cost);
+            if budget == 0 {
+                again = true;
                 break;
             }
         }
         lane.heard = now.max(lane.heard);
         lane.push_ack();
-        Ok(())
+        Ok(again)
     }
 
     fn head(&mut self, s: &mut SessionDriver, lane: &mut Lane, now: u64) -> Step<bool> {
+        if lane.owed > MAX_OWED {
+            return Err(nonsense(FrameError::Order));
+        }
         if lane.unread() < HEADER_LEN {
             return refill(lane, HEAD_READ);
         }
@@ -106,6 +124,8 @@ impl Driver {
                 let error = TransferError::from_code(head.status.get() as u8);
                 let entry = lane.answer(sequence);
                 let entry = entry.ok_or_else(|| nonsense(FrameError::Order))?;
+                // Refused at its header, the frame may still be going out.
+                release_source(lane, entry.slot);
                 self.answered(s, entry, Err(error));
             }
             Kind::Pulled => {
@@ -135,7 +155,8 @@ impl Driver {
 
     /// All frames up to `sequence` were applied.
     fn acked(&mut self, s: &mut SessionDriver, lane: &mut Lane, sequence: u64) -> Step<()> {
-        if !lane.was_sent(sequence) {
+        let unfinished = lane.frame.as_ref().is_some_and(|f| (1..=sequence).contains(&f.sequence));
+        if !lane.was_sent(sequence) || unfinished {
             return Err(nonsense(FrameError::Order));
         }
         let from = lane.first_outstanding().max(lane.acked + 1);
@@ -198,6 +219,10 @@ impl Driver {
         for &Run { offset, len, .. } in runs {
             if !granted.contains(Span { offset, len }) {
                 return Err(TransferError::OutOfBounds);
+            }
+            // An empty piece would look like a receive call that finds nothing.
+            if len == 0 {
+                continue;
             }
             pieces.push(Piece { addr: base + offset, len });
         }
@@ -320,7 +345,7 @@ impl Driver {
     ) -> Step<()> {
         lane.rx = Rx::Head;
         let sequence = head.sequence.get();
-        if total > MAX_PULL {
+        if total > MAX_PULL || s.session.pulls() > WINDOW_FRAMES as usize {
             return Err(nonsense(FrameError::Order));
         }
         let found = self.find(s, lane, head, Access::WRITE, runs);
@@ -332,13 +357,16 @@ impl Driver {
         };
         let mut there = lane.spare.pop().unwrap_or_default();
         there.clear();
-        there.extend(runs.iter().map(|run| Piece { addr: run.source, len: run.len }));
+        let filled = runs.iter().filter(|run| run.len > 0);
+        there.extend(filled.map(|run| Piece { addr: run.source, len: run.len }));
         lane.applied.take(sequence);
         s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
         if total <= INLINE_PULL {
             let result = pull::copy(&s.session, &grant, pid, &here, &there);
-            // The answer says more than an acknowledgement would.
-            lane.ack_sent = sequence;
+            // The answer says more than an acknowledgement would, but not of the frames before it.
+            if lane.ack_sent + 1 == sequence {
+                lane.ack_sent = sequence;
+            }
             answer_pull(lane, sequence, result);
             lane.keep(here);
             lane.keep(there);
@@ -456,7 +484,7 @@ impl Driver {
             Control::Import { request, descriptor } => {
                 let result = import::answer(&self.endpoint, &s.session, request, &descriptor);
                 let result = result.map_err(|error| error as u8);
-                lane.push_control(&Control::Imported { request, result });
+                lane.push_control_answer(&Control::Imported { request, result });
             }
             Control::Imported { request, result } => {
                 let result = result.map_err(TransferError::from_code);
@@ -466,13 +494,10 @@ impl Driver {
                 if lost == lane.index {
                     return Err(nonsense(FrameError::Order));
                 }
-                if s.lanes.get(usize::from(lost)).is_some_and(Option::is_some) {
-                    self.lane_ended(s, usize::from(lost), LaneEnd::Closed);
+                // Looked at when this lane is back in the table: see `with_session`.
+                if !s.lost_by_peer.contains(&lost) {
+                    s.lost_by_peer.push(lost);
                 }
-                // No pull of that lane is under way: only rings carry pulls, and a session does not
-                // outlive its rings.
-                let (applied, refused) = s.last_applied.get(&lost).cloned().unwrap_or_default();
-                lane.push_control(&Control::LaneFenced { lane: lost, applied, refused });
             }
             Control::LaneFenced { lane: lost, applied, refused } => {
                 self.replan(s, lost, applied, &refused);
@@ -518,7 +543,7 @@ impl Driver {
             if !flight.queued {
                 flight.queued = true;
                 let queue = if flight.bulk { &mut s.bulk } else { &mut s.latency };
-                queue.push_back(slot.index);
+                queue.push_back(slot);
             }
             s.dirty = true;
         }

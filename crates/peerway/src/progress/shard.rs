@@ -10,17 +10,19 @@ use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::SegQueue;
 use peerway_core::ids::SlotId;
-use peerway_core::outcome::TransferError;
+use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::Control;
 use rustix::event::epoll;
 
 use crate::clock;
+use crate::inner::Inner;
+use crate::os::process;
 use crate::os::wake::EventFd;
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::flight::Flight;
@@ -43,8 +45,6 @@ pub(crate) enum Command {
     Pulled { session: Arc<Session>, origin: Origin, result: Result<(), TransferError> },
 }
 
-/// Commands that can wait while the driver is taken; a full queue makes the poster yield.
-const QUEUE: usize = 4096;
 /// Idle spinning for longer than this offers the core to others at every turn.
 const YIELD_AFTER_NS: u64 = 10_000;
 /// How long the service thread leaves a driver alone that others keep taking.
@@ -56,7 +56,7 @@ const LENT_PAUSES: u32 = 4;
 pub(crate) struct Shard {
     taken: AtomicBool,
     driver: UnsafeCell<Option<Driver>>,
-    queue: ArrayQueue<Command>,
+    queue: SegQueue<Command>,
     pub(crate) epoll: OwnedFd,
     bell: EventFd,
     /// The service thread is in epoll and hears the bell.
@@ -71,6 +71,9 @@ pub(crate) struct Shard {
     lent: AtomicU32,
     stop: AtomicBool,
     spin: Duration,
+    endpoint: OnceLock<Weak<Inner>>,
+    /// In a child that inherited the shard nothing may be touched: it is the parent's.
+    fork_generation: u32,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -98,7 +101,7 @@ impl Shard {
         Ok(Arc::new(Self {
             taken: AtomicBool::new(false),
             driver: UnsafeCell::new(None),
-            queue: ArrayQueue::new(QUEUE),
+            queue: SegQueue::new(),
             epoll,
             bell,
             asleep: AtomicBool::new(false),
@@ -108,12 +111,19 @@ impl Shard {
             lent: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             spin,
+            endpoint: OnceLock::new(),
+            fork_generation: process::fork_generation(),
             thread: Mutex::new(None),
         }))
     }
 
     /// Puts the driver in and starts the service thread.
-    pub(crate) fn start(self: &Arc<Self>, driver: Driver) -> std::io::Result<()> {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        endpoint: &Arc<Inner>,
+        driver: Driver,
+    ) -> std::io::Result<()> {
+        let _ = self.endpoint.set(Arc::downgrade(endpoint));
         self.taken.store(true, Ordering::Relaxed);
         // SAFETY: the shard was not shared with any other thread before this call, and `taken`
         // keeps later ones out until it is cleared below.
@@ -138,6 +148,10 @@ impl Shard {
         }
         loop {
             if let Some(mut taken) = self.try_take() {
+                if let Some(driver) = taken.driver() {
+                    driver.drain(&self.queue);
+                    driver.end_all();
+                }
                 let driver = taken.driver_slot().take();
                 drop(taken);
                 drop(driver);
@@ -145,7 +159,17 @@ impl Shard {
             }
             std::thread::yield_now();
         }
-        while self.queue.pop().is_some() {}
+        self.drain_if_free();
+    }
+
+    /// A command that came after the end.
+    fn refuse(&self, command: Command) {
+        if let Command::Start(flight) = command
+            && let Some(endpoint) = self.endpoint.get().and_then(Weak::upgrade)
+        {
+            let reason = Reason::Failed(TransferError::EndpointClosed);
+            endpoint.slots.end(flight.slot, Ended { reason, fence: Fence::Held });
+        }
     }
 
     /// After a fork: the thread is the parent's and so is the driver's state; only descriptors and
@@ -163,33 +187,35 @@ impl Shard {
     #[inline]
     pub(crate) fn try_take(&self) -> Option<Taken<'_>> {
         // A look first keeps the line shared while somebody else drives.
-        if self.taken.load(Ordering::Relaxed) || self.taken.swap(true, Ordering::SeqCst) {
+        if self.taken.load(Ordering::Relaxed) || self.is_inherited() {
+            return None;
+        }
+        if self.taken.swap(true, Ordering::SeqCst) {
             return None;
         }
         Some(Taken { shard: self })
     }
 
+    fn is_inherited(&self) -> bool {
+        process::fork_generation() != self.fork_generation
+    }
+
     /// Has the driver carry out a command, now or as soon as its holder gets to it.
     pub(crate) fn submit(&self, command: Command) {
-        if let Some(mut taken) = self.try_take() {
-            if let Some(driver) = taken.driver() {
-                driver.drain(&self.queue);
-                driver.handle(command);
-            }
+        if self.is_inherited() {
             return;
         }
-        let mut command = command;
-        while let Err(back) = self.queue.push(command) {
-            command = back;
-            if let Some(mut taken) = self.try_take() {
-                if let Some(driver) = taken.driver() {
+        if let Some(mut taken) = self.try_take() {
+            match taken.driver() {
+                Some(driver) => {
                     driver.drain(&self.queue);
                     driver.handle(command);
                 }
-                return;
+                None => self.refuse(command),
             }
-            std::thread::yield_now();
+            return;
         }
+        self.queue.push(command);
         // The holder may have looked at the queue just before the push.
         self.drain_if_free();
     }
@@ -205,6 +231,9 @@ impl Shard {
 
     /// Drives until `over` says so or nothing has happened for the spin budget. True when over.
     pub(crate) fn lend(&self, over: impl Fn() -> bool, deadline: u64) -> bool {
+        if self.is_inherited() {
+            return over();
+        }
         self.lenders.fetch_add(1, Ordering::SeqCst);
         let mut idle_since = clock::now();
         let spin = self.spin.as_nanos() as u64;
@@ -250,6 +279,9 @@ impl Shard {
     /// Sleeps until something happens on the shard's lanes, in place of the service thread: one
     /// switch of threads less than being woken by it. False when somebody else does so already.
     pub(crate) fn doze(&self, over: impl Fn() -> bool, timeout: Duration) -> bool {
+        if self.is_inherited() {
+            return false;
+        }
         // pairs with the load in `Taken::drop`: either `over` sees the end or whoever brings it
         // about sees us and rings.
         if self.dozing.swap(true, Ordering::SeqCst) {
@@ -271,7 +303,9 @@ impl Shard {
             if let Some(driver) = taken.driver() {
                 driver.drain(&self.queue);
             } else {
-                while self.queue.pop().is_some() {}
+                while let Some(command) = self.queue.pop() {
+                    self.refuse(command);
+                }
             }
         }
     }

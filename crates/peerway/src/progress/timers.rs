@@ -14,6 +14,8 @@ use crate::session::accept::Door;
 
 /// Deadlines are looked at this often while transfers are under way.
 pub(super) const TICK: Duration = Duration::from_millis(5);
+/// Heartbeats are never rarer than this.
+const MAX_BEAT: Duration = Duration::from_secs(10);
 /// With no peer at all nothing is due; this only bounds how long a lost wake-up could last.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -46,6 +48,7 @@ impl Driver {
         self.endpoint.sweep_quarantine();
         if let Some(door) = &mut self.door {
             door.sweep(now);
+            door.wake_listeners(&self.shard);
         }
         self.next_tick = clock::after(now, self.until_next(now));
     }
@@ -60,7 +63,8 @@ impl Driver {
             return;
         }
         if now >= s.next_beat {
-            s.next_beat = clock::after(now, s.detect / 4);
+            // A peer may have agreed on less than we have, see `agreed_detect`.
+            s.next_beat = clock::after(now, (s.detect / 4).min(MAX_BEAT));
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane that cannot send what it has needs no more to say.
                 if lane.out.len() < 64 << 10 {

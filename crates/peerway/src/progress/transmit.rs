@@ -6,6 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
+use peerway_core::ids::SlotId;
 use peerway_core::wire::{
     Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN, PullSegment, SEGMENT_LEN,
     Segment,
@@ -84,7 +85,9 @@ impl Driver {
         s.session.stats.bytes_served.fetch_add(reply.total, Ordering::Relaxed);
         let left = reply.total;
         let after = lane.out.len();
-        lane.frame = Some(OutFrame { after, head_sent: 0, left, body: Body::Reply(reply) });
+        let sequence = 0;
+        let body = Body::Reply(reply);
+        lane.frame = Some(OutFrame { after, sequence, head_sent: 0, left, body });
         true
     }
 
@@ -98,8 +101,9 @@ impl Driver {
                 (false, true) => &mut s.bulk,
                 _ => return false,
             };
-            let Some(&index) = queue.front() else { return false };
-            let Some(flight) = &mut self.flights[index as usize] else {
+            let Some(&slot) = queue.front() else { return false };
+            let flight = self.flights[slot.index as usize].as_mut();
+            let Some(flight) = flight.filter(|f| f.slot == slot) else {
                 queue.pop_front();
                 continue;
             };
@@ -114,12 +118,11 @@ impl Driver {
                 return false;
             }
             queue.pop_front();
-            let made = self.make_frame(lane, index, room);
-            let flight = self.flights[index as usize].as_mut();
-            if let Some(flight) = flight {
+            let made = self.make_frame(lane, slot, room);
+            if let Some(flight) = self.flight(slot) {
                 if flight.has_more() {
                     let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
-                    queue.push_back(index);
+                    queue.push_back(slot);
                 } else {
                     flight.queued = false;
                 }
@@ -130,8 +133,8 @@ impl Driver {
         }
     }
 
-    fn make_frame(&mut self, lane: &mut Lane, index: u32, room: u64) -> bool {
-        let Some(flight) = &mut self.flights[index as usize] else { return false };
+    fn make_frame(&mut self, lane: &mut Lane, slot: SlotId, room: u64) -> bool {
+        let Some(flight) = &mut self.flights[slot.index as usize] else { return false };
         let Some(work) = flight.work.clone() else { return false };
         let mut redo = flight.redo.pop();
         let at = redo.as_mut().unwrap_or(&mut flight.at);
@@ -183,7 +186,6 @@ impl Driver {
         {
             flight.redo.push(rest);
         }
-        let slot = flight.slot;
         flight.unanswered += 1;
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
@@ -205,7 +207,7 @@ impl Driver {
         total: u64,
         part: Cursor,
         work: crate::batch::Work,
-        slot: peerway_core::ids::SlotId,
+        slot: SlotId,
     ) -> bool {
         match kind {
             Kind::Write => {
@@ -219,7 +221,8 @@ impl Driver {
                 lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
                 let body = Body::Flight { slot, work, at: part };
                 let after = lane.out.len();
-                lane.frame = Some(OutFrame { after, head_sent: 0, left: total, body });
+                let sequence = head.sequence.get();
+                lane.frame = Some(OutFrame { after, sequence, head_sent: 0, left: total, body });
             }
             _ => {
                 let entry = if kind == Kind::Pull { PULL_SEGMENT_LEN } else { SEGMENT_LEN };
@@ -289,6 +292,7 @@ fn consume(lane: &mut Lane, mut sent: u64) {
     if lane.out_done == lane.out.len() {
         lane.out.clear();
         lane.out_done = 0;
+        lane.owed = 0;
         if let Some(frame) = &mut lane.frame {
             frame.after = 0;
         }

@@ -8,13 +8,12 @@ use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::choose::{Found, choose, may_pull, offers_local};
-use super::connect::{decode_host, encode_host, visible_pid};
+use super::connect::{agreed_detect, decode_host, encode_host, visible_pid};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
 use super::link::{Half, Link};
 use super::{Parts, Session};
@@ -45,6 +44,8 @@ pub(crate) struct Door {
     pending: HashMap<u64, Pending>,
     local_pending: HashMap<u64, (OwnedFd, u64)>,
     half_open: HashMap<[u8; 16], HalfOpen>,
+    /// Listeners that are not watched until the next sweep.
+    resting: Vec<usize>,
     next: u64,
 }
 
@@ -86,6 +87,7 @@ impl Door {
             pending: HashMap::new(),
             local_pending: HashMap::new(),
             half_open: HashMap::new(),
+            resting: Vec::new(),
             next: 0,
         })
     }
@@ -111,7 +113,17 @@ impl Door {
 
     /// Whether anything is in the handshake.
     pub(crate) fn is_busy(&self) -> bool {
-        !(self.pending.is_empty() && self.local_pending.is_empty() && self.half_open.is_empty())
+        let idle = self.pending.is_empty() && self.local_pending.is_empty();
+        !(idle && self.half_open.is_empty() && self.resting.is_empty())
+    }
+
+    /// Watches listeners again that were out of descriptors.
+    pub(crate) fn wake_listeners(&mut self, shard: &Shard) {
+        for at in std::mem::take(&mut self.resting) {
+            if let Some(listener) = self.listeners.get(at) {
+                let _ = watch(shard, listener.as_fd(), LISTENER, at as u64);
+            }
+        }
     }
 
     /// Drops what took too long.
@@ -128,8 +140,11 @@ impl Door {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // Out of descriptors, most likely: the connection waits in the backlog.
+                    // Out of descriptors, most likely: the connection waits in the backlog, and the
+                    // listener is left alone until the next sweep so that it does not keep us busy.
                     tracing::warn!(%error, "cannot accept a connection");
+                    let _ = epoll::delete(&shard.epoll, listener);
+                    self.resting.push(at);
                     return;
                 }
             };
@@ -261,11 +276,8 @@ impl Door {
         if self.half_open.len() >= MAX_PENDING || self.half_open.contains_key(&hello.session) {
             return Err(Refusal::Full);
         }
-        // Who opens a second session to the endpoint it means has lost the first: its goodbye is
-        // on its way.
         if let Some(old) = endpoint.live_session(&hello.incarnation)
-            && hello.expects.is_some()
-            && !old.initiator
+            && hello.replaces == Some(old.id)
         {
             old.remove();
         }
@@ -387,7 +399,7 @@ fn complete(
         link,
         initiator: false,
     };
-    let detect = endpoint.config.detect.max(Duration::from_millis(half.hello.detect_ms.into()));
+    let detect = agreed_detect(endpoint.config.detect, half.hello.detect_ms);
     let session = Session::new(parts, endpoint.next_shard());
     Some(NewSession { session, lanes, detect })
 }

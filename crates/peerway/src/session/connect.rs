@@ -57,6 +57,7 @@ pub(crate) fn open(
         incarnation: endpoint.incarnation,
         expects,
         session,
+        replaces: expects.and_then(|who| endpoint.last_session(&who)),
         lanes: bulk,
         detect_ms: config.detect.as_millis() as u32,
         metadata: endpoint.metadata(),
@@ -129,7 +130,7 @@ pub(crate) fn open(
         link,
         initiator: true,
     };
-    let detect = config.detect.max(Duration::from_millis(welcome.detect_ms.into()));
+    let detect = agreed_detect(config.detect, welcome.detect_ms);
     let session = Session::new(parts, endpoint.next_shard());
     Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect })))
 }
@@ -230,6 +231,11 @@ fn rail(endpoint: &Inner, to: SocketAddr, lane: u16) -> Option<IpAddr> {
         endpoint.rails.iter().copied().filter(|ip| ip.is_ipv4() == to.is_ipv4()).collect();
     let at = usize::from(lane - 1) % same_family.len().max(1);
     same_family.get(at).copied()
+}
+
+/// Both sides use the longer detection time, but nobody can make us wait for more than a minute.
+pub(crate) fn agreed_detect(ours: Duration, theirs_ms: u32) -> Duration {
+    ours.max(Duration::from_millis(theirs_ms.into()).min(Duration::from_secs(60)))
 }
 
 /// The peer's process id, if it means the same process here: same boot, same PID namespace.

@@ -14,7 +14,7 @@ use peerway_core::wire::{Control, Import, MappingOffer};
 
 use crate::clock;
 use crate::error::ImportError;
-use crate::inner::{self, Inner};
+use crate::inner::{self, Inner, Unusable};
 use crate::memory::gate::GateRef;
 use crate::memory::grants::{Export, Grant};
 use crate::memory::{Backing, Direct, RemoteInner, RemoteRegion};
@@ -79,6 +79,10 @@ pub(crate) fn import(
     session: &Arc<Session>,
     bytes: &[u8],
 ) -> Result<RemoteRegion, ImportError> {
+    endpoint.check_open().map_err(|unusable| match unusable {
+        Unusable::Closed => ImportError::EndpointClosed,
+        Unusable::Forked => ImportError::Forked,
+    })?;
     let descriptor = Descriptor::from_bytes(bytes)?;
     if descriptor.incarnation_check != session.incarnation.check() {
         return Err(ImportError::OtherIncarnation);
@@ -202,7 +206,8 @@ fn reach_directly(
             gate,
         });
     }
-    if session.reach.we_pull {
+    let whole = Span { offset: import.base, len: import.len };
+    if session.reach.we_pull && whole.end().is_some() {
         return Ok(Direct::Cma { pid: link.pid, base: import.base, gate });
     }
     Ok(Direct::None)

@@ -181,9 +181,10 @@ impl Link {
         if within { SharedGate::new(self.segment.clone(), offset) } else { None }
     }
 
-    /// Tells the peer that nothing of the session is left here.
+    /// Tells the peer that nothing of the session is left here. Only our half: what we hear on the
+    /// other is the peer's word.
     pub(crate) fn close(&self) {
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 }
 

@@ -150,6 +150,11 @@ impl Session {
         self.pulls.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Pulls that are under way.
+    pub(crate) fn pulls(&self) -> usize {
+        self.pulls.load(Ordering::Relaxed)
+    }
+
     /// It has finished.
     pub(crate) fn pull_ended(&self) {
         self.pulls.fetch_sub(1, Ordering::SeqCst);
@@ -159,7 +164,7 @@ impl Session {
     /// Once the session is over and nothing of it is being copied, the peer may know.
     pub(crate) fn close_link_if_idle(&self) {
         if let Some(link) = &self.link
-            && !self.is_alive()
+            && !self.alive.load(Ordering::Acquire)
             && self.pulls.load(Ordering::SeqCst) == 0
         {
             link.close();

@@ -185,10 +185,10 @@ impl DirectJob {
 
     /// Claims no more; ends with `Cancelled` once the quanta under way are done.
     pub(crate) fn cancel(&self) {
-        self.halt(Reason::Cancelled);
+        self.stop(Reason::Cancelled);
     }
 
-    fn halt(&self, reason: Reason) {
+    fn stop(&self, reason: Reason) {
         let mut state = self.state.lock().unwrap();
         if state.stop.is_none() {
             state.stop = Some(reason);
@@ -261,5 +261,9 @@ impl Job for DirectJob {
         }
         self.finish_if_over(state);
         true
+    }
+
+    fn halt(&self) {
+        self.stop(Reason::Failed(TransferError::EndpointClosed));
     }
 }

@@ -51,6 +51,8 @@ pub(crate) struct Lane {
     /// Small frames, complete, to be sent before the next data frame.
     pub(crate) out: Vec<u8>,
     pub(crate) out_done: usize,
+    /// Bytes of `out` that answer the peer: a peer that asks and never reads is not waited for.
+    pub(crate) owed: usize,
     pub(crate) frame: Option<OutFrame>,
     /// Header and table of `frame`.
     pub(crate) head: Vec<u8>,
@@ -83,6 +85,8 @@ pub(crate) struct OutFrame {
     /// Up to here `Lane::out` goes before the frame; what was queued later goes after it, since
     /// frames are numbered in the order in which they are made.
     pub(crate) after: usize,
+    /// Its number, 0 when it has none.
+    pub(crate) sequence: u64,
     pub(crate) head_sent: usize,
     pub(crate) left: u64,
     pub(crate) body: Body,
@@ -185,6 +189,7 @@ impl Lane {
             watched_out: false,
             out: Vec::with_capacity(4096),
             out_done: 0,
+            owed: 0,
             frame: None,
             head: Vec::with_capacity(HEADER_LEN + 256 * SEGMENT_LEN),
             replies: VecDeque::new(),
@@ -252,6 +257,12 @@ impl Lane {
         self.out.extend_from_slice(header.as_bytes());
     }
 
+    /// Queues a frame that answers one of the peer's.
+    pub(crate) fn push_answer(&mut self, header: &Header) {
+        self.push(header);
+        self.owed += HEADER_LEN;
+    }
+
     /// Queues a frame with a payload that is copied now.
     pub(crate) fn push_with(&mut self, mut header: Header, payload: &[u8]) {
         header.set_body(0, 0, payload.len());
@@ -264,13 +275,20 @@ impl Lane {
         self.push_with(Header::new(Kind::Control), &message.to_bytes());
     }
 
+    /// Queues a control message that answers one of the peer's.
+    pub(crate) fn push_control_answer(&mut self, message: &Control) {
+        let before = self.out.len();
+        self.push_control(message);
+        self.owed += self.out.len() - before;
+    }
+
     /// Queues an acknowledgement of all that has been applied.
     pub(crate) fn push_ack(&mut self) {
         let applied = self.applied.last();
         if applied > self.ack_sent {
             let mut ack = Header::new(Kind::Ack);
             ack.sequence = applied.into();
-            self.push(&ack);
+            self.push_answer(&ack);
             self.ack_sent = applied;
             self.landed_since_ack = 0;
         }
@@ -281,7 +299,7 @@ impl Lane {
         let mut nack = Header::new(Kind::Nack);
         nack.sequence = sequence.into();
         nack.status = u16::from(code).into();
-        self.push(&nack);
+        self.push_answer(&nack);
         // No more can be unanswered at a time.
         if self.refused.len() >= WINDOW_FRAMES as usize {
             self.refused.pop_front();

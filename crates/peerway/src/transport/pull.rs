@@ -151,4 +151,8 @@ impl Job for PullJob {
         PIECES.set((here, there));
         claimed
     }
+
+    fn halt(&self) {
+        self.cancel();
+    }
 }

@@ -6,6 +6,7 @@
 mod bench;
 mod cli;
 mod doctor;
+mod log;
 
 use std::io;
 use std::process::ExitCode;
@@ -13,7 +14,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    match cli::Cli::parse().run() {
+    let cli = cli::Cli::parse();
+    log::start();
+    match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads our output has seen enough (`peerway doctor | head`).
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,

@@ -535,6 +535,9 @@ impl Driver {
             }
             self.rings.push(index);
         }
+        if let Some(frames) = self.endpoint.config.max_inflight_ops {
+            s.lanes.iter_mut().flatten().for_each(|lane| lane.limit_frames(frames));
+        }
         if let Err(error) = watched {
             tracing::error!(%error, "epoll refused a session");
             s.session.bury();

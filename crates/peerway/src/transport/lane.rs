@@ -212,6 +212,11 @@ impl Lane {
         }
     }
 
+    /// Allows fewer unacknowledged frames than the lane's own bound.
+    pub(crate) fn limit_frames(&mut self, frames: u32) {
+        self.window = Window::new(WINDOW_BYTES, frames.clamp(1, WINDOW_FRAMES));
+    }
+
     /// Numbers a sequenced frame and remembers it until it is answered.
     pub(crate) fn remember(&mut self, kind: Kind, slot: SlotId, part: Cursor, window: u64) -> u64 {
         self.last_sequence += 1;

@@ -141,7 +141,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "conformance",
         about: "the contract, for every transport, between processes",
-        by_default: false,
+        by_default: true,
         run: |soak| {
             let profile = if soak { "soak" } else { "ci" };
             let program = ["--package", "peerway-testkit", "--bin", "peerway-conformance"];

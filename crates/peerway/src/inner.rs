@@ -184,7 +184,9 @@ impl Inner {
     /// The session with `who` that is over, or about to be.
     pub(crate) fn last_session(&self, who: &Incarnation) -> Option<[u8; 16]> {
         let peers = self.peers.lock().unwrap();
-        let ending = peers.by_incarnation.get(who).map(|session| session.id);
+        // Never one that lives: it may have been accepted since we looked.
+        let ending = peers.by_incarnation.get(who).filter(|session| !session.is_alive());
+        let ending = ending.map(|session| session.id);
         ending.or_else(|| peers.last.get(who).copied())
     }
 

@@ -1,0 +1,81 @@
+//! What happens between a copier's check and its copy: it is slowed down, its process stops, or it
+//! waits until it is told to go on.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+static SLOW_US: AtomicU64 = AtomicU64::new(0);
+/// Copies until the process stops itself; 0 or less for never.
+static STOP_IN: AtomicI64 = AtomicI64::new(0);
+/// Copies until one waits.
+static PARK_IN: AtomicI64 = AtomicI64::new(0);
+static PARKED: AtomicBool = AtomicBool::new(false);
+static RELEASED: AtomicBool = AtomicBool::new(false);
+static COPIES: AtomicU64 = AtomicU64::new(0);
+
+/// Every copy takes this much longer.
+pub(crate) fn slow(us: u64) {
+    SLOW_US.store(us, Ordering::SeqCst);
+    install();
+}
+
+/// The `n`th copy from now stops the process before it copies.
+pub(crate) fn stop_in(n: i64) {
+    STOP_IN.store(n, Ordering::SeqCst);
+    install();
+}
+
+/// The `n`th copy from now waits for [`release`] before it copies.
+pub(crate) fn park_in(n: i64) {
+    RELEASED.store(false, Ordering::SeqCst);
+    PARKED.store(false, Ordering::SeqCst);
+    PARK_IN.store(n, Ordering::SeqCst);
+    install();
+}
+
+/// Whether a copy waits.
+pub(crate) fn is_parked() -> bool {
+    PARKED.load(Ordering::SeqCst)
+}
+
+/// Lets it go on.
+pub(crate) fn release() {
+    RELEASED.store(true, Ordering::SeqCst);
+}
+
+/// Copies seen since a hook was first set.
+pub(crate) fn copies() -> u64 {
+    COPIES.load(Ordering::SeqCst)
+}
+
+/// Leaves copies alone.
+pub(crate) fn off() {
+    peerway::hooks::before_copy(None);
+    SLOW_US.store(0, Ordering::SeqCst);
+    STOP_IN.store(0, Ordering::SeqCst);
+    PARK_IN.store(0, Ordering::SeqCst);
+    release();
+}
+
+fn install() {
+    peerway::hooks::before_copy(Some(before_copy));
+}
+
+fn before_copy() {
+    COPIES.fetch_add(1, Ordering::SeqCst);
+    let us = SLOW_US.load(Ordering::Relaxed);
+    if us > 0 {
+        std::thread::sleep(Duration::from_micros(us));
+    }
+    if STOP_IN.load(Ordering::Relaxed) > 0 && STOP_IN.fetch_sub(1, Ordering::SeqCst) == 1 {
+        // SAFETY: stops this process until somebody sends SIGCONT.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
+    if PARK_IN.load(Ordering::Relaxed) > 0 && PARK_IN.fetch_sub(1, Ordering::SeqCst) == 1 {
+        PARKED.store(true, Ordering::SeqCst);
+        while !RELEASED.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        PARKED.store(false, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,43 @@
+//! `peerway-conformance`: does an engine keep Peerway's contract, by every path, whatever its peers
+//! do?
+//!
+//! It asserts properties, not outcomes: every transfer ends in bounded time, what is fenced stays
+//! quiet, others are served meanwhile. Each scenario runs in a process of its own under a watchdog,
+//! and starts its peers by running this program again, so nothing but the program is needed.
+
+mod args;
+mod healthy;
+mod hooks;
+mod options;
+mod profile;
+mod remote;
+mod scenarios;
+mod servant;
+mod supervisor;
+mod world;
+
+use std::process::ExitCode;
+
+use args::Role;
+
+fn main() -> ExitCode {
+    let args = match args::parse(std::env::args().skip(1)) {
+        Ok(args) => args,
+        Err(error) => {
+            eprintln!("peerway-conformance: {error:#}\n{}", args::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    match args.role {
+        Role::Supervise => supervisor::run(&args),
+        Role::List => {
+            for scenario in scenarios::ALL {
+                println!("{:<28} {}", scenario.name, scenario.about);
+            }
+            ExitCode::SUCCESS
+        }
+        Role::Run => world::run(&args),
+        Role::ServeApart => servant::namespaces::serve_apart(&args.only),
+        Role::Serve => servant::serve_lines(),
+    }
+}

@@ -1,0 +1,78 @@
+//! Settings of an endpoint, as a line that a peer process can be sent.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use peerway::{Endpoint, Pin};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) pin: Pin,
+    pub(crate) bind: SocketAddr,
+    pub(crate) detect: Duration,
+    pub(crate) fence: Duration,
+    pub(crate) deadline: Duration,
+    pub(crate) connect: Duration,
+    pub(crate) lanes: u16,
+    pub(crate) notify_bytes: u64,
+}
+
+impl Options {
+    pub(crate) fn build(&self) -> Result<Endpoint> {
+        let builder = Endpoint::builder()
+            .transport(self.pin)
+            .bind(self.bind)
+            .detect(self.detect)
+            .fence(self.fence)
+            .deadline(self.deadline)
+            .connect_timeout(self.connect)
+            .lanes(self.lanes)
+            .notify_bytes(self.notify_bytes);
+        builder.build().context("making an endpoint")
+    }
+
+    pub(crate) fn to_words(&self) -> String {
+        let ms = |d: Duration| d.as_millis();
+        format!(
+            "pin={} bind={} detect={} fence={} deadline={} connect={} lanes={} notify={}",
+            self.pin,
+            self.bind,
+            ms(self.detect),
+            ms(self.fence),
+            ms(self.deadline),
+            ms(self.connect),
+            self.lanes,
+            self.notify_bytes,
+        )
+    }
+
+    pub(crate) fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Result<Self> {
+        let ms = |value: &str| -> Result<Duration> { Ok(Duration::from_millis(value.parse()?)) };
+        let mut options = Self {
+            pin: Pin::Auto,
+            bind: SocketAddr::from(([127, 0, 0, 1], 0)),
+            detect: Duration::from_secs(2),
+            fence: Duration::from_secs(1),
+            deadline: Duration::from_secs(30),
+            connect: Duration::from_secs(5),
+            lanes: 1,
+            notify_bytes: 16 << 20,
+        };
+        for word in words {
+            let (key, value) = word.split_once('=').context("an option is key=value")?;
+            match key {
+                "pin" => options.pin = value.parse()?,
+                "bind" => options.bind = value.parse()?,
+                "detect" => options.detect = ms(value)?,
+                "fence" => options.fence = ms(value)?,
+                "deadline" => options.deadline = ms(value)?,
+                "connect" => options.connect = ms(value)?,
+                "lanes" => options.lanes = value.parse()?,
+                "notify" => options.notify_bytes = value.parse()?,
+                _ => bail!("unknown option '{key}'"),
+            }
+        }
+        Ok(options)
+    }
+}

@@ -1,0 +1,342 @@
+//! Rubbish at every state of the protocol. The victim is the peer process: it must live, keep its
+//! descriptors and serve others.
+
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use peerway_core::wire::{Control, Hello, Kind, Ready, Refusal};
+use peerway_testkit::random::Random;
+use peerway_testkit::raw::{Raw, control, frame};
+
+use crate::healthy::Healthy;
+use crate::remote::Remote;
+use crate::world::{Verdict, World, fine_with};
+
+/// Descriptors that may come and go by themselves: a connection of the third peer's.
+const FEW: u64 = 4;
+
+/// The victim, and somebody who is served by it all the time.
+struct Victim {
+    b: Remote,
+    healthy: Healthy,
+    /// Kept alive: it serves the third peer.
+    _bystander: peerway::Endpoint,
+    fds: u64,
+}
+
+impl Victim {
+    fn new(world: &World) -> Result<Self> {
+        let mut b = world.remote(&world.options())?;
+        // The victim writes to and reads from a bystander: through its own endpoint if it is in
+        // this process, otherwise the bystander is its peer.
+        let bystander = world.options().build()?;
+        let healthy = Healthy::with(world, &bystander, &mut b)?;
+        let fds = fds(&mut b)?;
+        Ok(Self { b, healthy, _bystander: bystander, fds })
+    }
+
+    /// It lives, serves, and lets go of what the rubbish took.
+    fn finish(mut self, world: &World) -> Result<()> {
+        let until = Instant::now() + world.options().connect + world.profile.slack;
+        loop {
+            let now = fds(&mut self.b)?;
+            if now <= self.fds + FEW {
+                break;
+            }
+            ensure!(Instant::now() < until, "{now} descriptors are open, {} were before", self.fds);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        world.step("a new peer is served");
+        let c = world.options().build()?;
+        let peer = world.connect(&c, &self.b).context("connecting after the rubbish")?;
+        peer.notify(b"still here")?.join().ok()?;
+        self.healthy.finish(world)
+    }
+}
+
+fn fds(b: &mut Remote) -> Result<u64> {
+    let held = b.ask("holdings")?;
+    Ok(held.split(' ').next().context("no holdings")?.parse()?)
+}
+
+pub(crate) fn handshake(world: &World) -> Result<Verdict> {
+    let victim = Victim::new(world)?;
+    let addr = victim.b.addr()?;
+    let mut random = Random::new(0x6a7b);
+    let open = |random: &mut Random| Raw::connect(addr, random);
+
+    world.step("random bytes, half a header, other protocols");
+    for len in [1, 3, 63, 64, 65, 1000, 100_000] {
+        let mut raw = open(&mut random)?;
+        let bytes = random.bytes(len);
+        raw.send(&bytes)?;
+    }
+    for text in ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01\x02\x00\x01", "SSH-2.0-x\r\n"] {
+        let mut raw = open(&mut random)?;
+        raw.send(text.repeat(20).as_bytes())?;
+        ensure!(raw.is_hung_up(world.profile.slack), "a stranger was not hung up on");
+    }
+    world.step("lengths that are too long");
+    for kind in [Kind::Control, Kind::Notify, Kind::Write, Kind::Beat] {
+        let mut raw = open(&mut random)?;
+        let mut bytes = frame(kind, |_| {}, &[], &[]);
+        // `body` lies at byte 8 of the header.
+        bytes[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        raw.send(&bytes)?;
+        ensure!(raw.is_hung_up(world.profile.slack), "{kind:?} of 4 GiB was waited for");
+    }
+    world.step("messages at the wrong time");
+    let ready =
+        || Ready { same_process: false, linked: false, opener_pulls: false, why: String::new() };
+    let misplaced = [
+        Control::Ready(ready()),
+        Control::LaneOpened,
+        Control::Bye,
+        Control::Refuse(Refusal::Full),
+        Control::LaneLost { lane: 0 },
+        Control::LaneFenced { lane: 9, applied: u64::MAX, refused: Vec::new() },
+        Control::Import { request: 1, descriptor: vec![0; 64] },
+        Control::Imported { request: 1, result: Err(3) },
+        Control::OpenLane { session: [7; 16], lane: 1 },
+        Control::OpenLane { session: [0; 16], lane: u16::MAX },
+    ];
+    for message in &misplaced {
+        let mut raw = open(&mut random)?;
+        raw.send(&control(message))?;
+        ensure!(raw.is_hung_up(world.profile.slack), "{message:?} first of all was put up with");
+    }
+    world.step("a hello, and then the wrong thing");
+    for message in &misplaced[1..] {
+        let mut raw = open(&mut random)?;
+        if raw.greet().is_err() {
+            // A pinned endpoint may refuse what has no local path.
+            continue;
+        }
+        raw.send(&control(message))?;
+        let garbage = random.bytes(200);
+        raw.send(&garbage)?;
+    }
+    world.step("claims about the session that are not true");
+    for (same_process, linked) in [(true, false), (false, true), (true, true)] {
+        let mut raw = open(&mut random)?;
+        if raw.greet().is_ok() {
+            let ready = Ready { same_process, linked, ..ready() };
+            raw.send(&control(&Control::Ready(ready)))?;
+            ensure!(raw.is_hung_up(world.profile.slack), "a false claim was believed");
+        }
+    }
+    world.step("hellos mutated");
+    for _ in 0..world.profile.tries {
+        let mut raw = open(&mut random)?;
+        let mut bytes = control(&raw.hello());
+        random.mutate(&mut bytes);
+        raw.send(&bytes)?;
+        if random.one_in(3) {
+            let more = control(&Control::Ready(ready()));
+            raw.send(&more)?;
+        }
+    }
+    world.step("a hello from itself, and with absurd numbers");
+    let mut raw = open(&mut random)?;
+    if let Control::Hello(hello) = raw.hello() {
+        let absurd =
+            Hello { lanes: u16::MAX, detect_ms: u32::MAX, host: vec![0xFF; 9000], ..hello };
+        raw.send(&control(&Control::Hello(absurd)))?;
+        raw.send(&control(&Control::Ready(ready())))?;
+    }
+    world.step("many at once");
+    let crowd: Vec<Raw> = (0..200).map(|_| open(&mut random)).collect::<Result<_>>()?;
+    drop(crowd);
+    victim.finish(world)?;
+    fine_with("")
+}
+
+pub(crate) fn session(world: &World) -> Result<Verdict> {
+    let victim = Victim::new(world)?;
+    let addr = victim.b.addr()?;
+    let mut random = Random::new(0x5e55);
+    let mut opened = 0;
+    let payload = vec![0xAB; 5000];
+    let frames = frames(&payload);
+    for (name, bytes) in &frames {
+        world.step(name);
+        let mut raw = Raw::connect(addr, &mut random)?;
+        if raw.open().is_err() {
+            // Endpoints pinned to a local path take no session by TCP: the handshake is all there is.
+            continue;
+        }
+        opened += 1;
+        raw.send(bytes)?;
+        let more = random.bytes(100);
+        raw.send(&more)?;
+    }
+    world.step("mutated frames");
+    for i in 0..world.profile.tries {
+        let mut raw = Raw::connect(addr, &mut random)?;
+        if raw.open().is_err() {
+            break;
+        }
+        opened += 1;
+        for _ in 0..=random.below(5) {
+            let mut bytes = frames[random.below(frames.len() as u64) as usize].1.clone();
+            if !random.one_in(4) {
+                random.mutate(&mut bytes);
+            }
+            raw.send(&bytes)?;
+        }
+        if i % 4 == 0 {
+            let rest = random.bytes(300);
+            raw.send(&rest)?;
+        }
+    }
+    world.step("half a frame, then silence");
+    let mut half = Raw::connect(addr, &mut random)?;
+    if half.open().is_ok() {
+        let whole = frame(Kind::Notify, |h| h.sequence = 1.into(), &[], &payload);
+        half.send(&whole[..2000])?;
+        let patience = world.profile.detect + world.profile.slack;
+        ensure!(half.is_hung_up(patience), "a peer that is silent in mid-frame is kept");
+    }
+    victim.finish(world)?;
+    if opened == 0 {
+        return Ok(Verdict::Skip(
+            "a pin to a local path takes no session without a segment".into(),
+        ));
+    }
+    fine_with(format!("{opened} sessions"))
+}
+
+/// One frame of every kind, none of which makes sense on a fresh session.
+fn frames(payload: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    let mut add = |name: &str, bytes: Vec<u8>| all.push((name.to_owned(), bytes));
+    for (kind, sequence) in [
+        (Kind::Ack, u64::MAX),
+        (Kind::Ack, 5),
+        (Kind::Nack, 1),
+        (Kind::Nack, u64::MAX),
+        (Kind::Pulled, 1),
+        (Kind::ReadData, 1),
+        (Kind::Count, 2),
+        (Kind::Cancel, 1),
+        (Kind::Cancel, 7),
+        (Kind::Beat, u64::MAX),
+    ] {
+        let bytes = frame(kind, |head| head.sequence = sequence.into(), &[], &[]);
+        add(&format!("{kind:?} {sequence}"), bytes);
+    }
+    let first = |head: &mut peerway_core::wire::Header| head.sequence = 1.into();
+    add("a write of nowhere", frame(Kind::Write, first, &[], payload));
+    add(
+        "a write with a table that lies",
+        frame(Kind::Write, first, &[(0, 1), (u64::MAX, 9)], payload),
+    );
+    add("a read of nowhere", frame(Kind::Read, first, &[(0, u32::MAX)], &[]));
+    add("a read of very much", frame(Kind::Read, first, &[(0, u32::MAX); 256], &[]));
+    add("read data nobody asked for", frame(Kind::ReadData, first, &[], payload));
+    add("a notification", frame(Kind::Notify, first, &[], payload));
+    add(
+        "a notification out of order",
+        frame(Kind::Notify, |h| h.sequence = 9.into(), &[], payload),
+    );
+    let mut pull = frame(Kind::Pull, first, &[], &[0xFF; 40]);
+    pull[6] = 2;
+    add("a pull", pull);
+    for message in [
+        Control::LaneLost { lane: 0 },
+        Control::LaneLost { lane: 500 },
+        Control::LaneLost { lane: u16::MAX },
+        Control::LaneFenced { lane: 0, applied: u64::MAX, refused: Vec::new() },
+        Control::LaneFenced { lane: 77, applied: 3, refused: Vec::new() },
+        Control::Import { request: u64::MAX, descriptor: vec![0xFF; 64] },
+        Control::Import { request: 0, descriptor: vec![1; 10_000] },
+        Control::Imported { request: 0, result: Err(200) },
+        Control::OpenLane { session: [0; 16], lane: 1 },
+        Control::LaneOpened,
+        Control::Bye,
+    ] {
+        add(&format!("{message:?}").chars().take(60).collect::<String>(), control(&message));
+    }
+    all
+}
+
+/// Connections that say nothing, or stop after a hello, are let go of by themselves.
+pub(crate) fn silence(world: &World) -> Result<Verdict> {
+    let mut victim = Victim::new(world)?;
+    let addr = victim.b.addr()?;
+    let mut random = Random::new(0x51e);
+    let mut silent: Vec<Raw> = Vec::new();
+    for i in 0..50 {
+        let mut raw = Raw::connect(addr, &mut random)?;
+        match i % 3 {
+            0 => {}
+            1 => raw.send(&[0x50, 0x57, 1])?,
+            _ => drop(raw.greet()),
+        }
+        silent.push(raw);
+    }
+    let held = fds(&mut victim.b)?;
+    ensure!(held > victim.fds, "the victim accepted nothing");
+    world.step("waiting for the victim to lose its patience");
+    let until = Instant::now() + world.options().connect + world.profile.slack;
+    for raw in &mut silent {
+        let left = until.saturating_duration_since(Instant::now());
+        let hung_up = raw.is_hung_up(left.max(Duration::from_millis(5)));
+        ensure!(hung_up, "a silent connection is kept beyond the connect time-out");
+    }
+    drop(silent);
+    victim.finish(world)?;
+    fine_with("")
+}
+
+/// Packets on the abstract socket that local peers attach to.
+pub(crate) fn local_socket(world: &World) -> Result<Verdict> {
+    let victim = Victim::new(world)?;
+    let addr = victim.b.addr()?;
+    let mut random = Random::new(0x10ca1);
+    let mut raw = Raw::connect(addr, &mut random)?;
+    let name = raw.greet().context("the victim's local name")?.local;
+    ensure!(!name.is_empty(), "the victim offers no local socket");
+    for i in 0..world.profile.tries {
+        let socket = seqpacket(&name)?;
+        let len = random.below(5000) as usize;
+        let mut bytes = random.bytes(len);
+        if i % 3 == 0 && len > 16 {
+            // A session that really is being opened.
+            bytes[..16].copy_from_slice(&raw.session);
+        }
+        let _ = rustix::net::send(&socket, &bytes, rustix::net::SendFlags::NOSIGNAL);
+        if i % 5 == 0 {
+            let stray = TcpStream::connect(addr)?;
+            attach(&socket, &raw.session, &stray)?;
+        }
+    }
+    drop(raw);
+    victim.finish(world)?;
+    fine_with("")
+}
+
+fn seqpacket(name: &str) -> Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    Ok(socket)
+}
+
+/// An attach of the right length whose descriptors are no segment and no bells.
+fn attach(socket: &OwnedFd, session: &[u8; 16], stray: &TcpStream) -> Result<()> {
+    use std::io::IoSlice;
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let fds = [stray.as_fd(), stray.as_fd(), stray.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ensure!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)), "no room for descriptors");
+    let bytes = [&session[..], &[0; 24]].concat();
+    let _ = sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL);
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! The scenarios, in the order in which they are run.
+
+mod cancel;
+mod connect;
+mod fair;
+mod fork;
+mod frames;
+mod garbage;
+mod hostile;
+mod idle;
+mod incast;
+mod kill;
+mod lanes;
+mod leaks;
+mod namespaces;
+mod notes;
+mod posting;
+mod restart;
+mod revoke;
+mod rights;
+mod shapes;
+mod sparse;
+mod staged;
+mod stop;
+mod strangers;
+mod threads;
+
+use anyhow::Result;
+
+use crate::world::{Transport, Verdict, World};
+
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    /// Why it has no meaning for a transport, if it has none.
+    pub(crate) applies: fn(Transport) -> std::result::Result<(), &'static str>,
+    pub(crate) run: fn(&World) -> Result<Verdict>,
+    /// Multiples of the profile's limit before it is said to hang.
+    pub(crate) patience: u32,
+}
+
+macro_rules! scenarios {
+    ($($name:literal, $about:literal, $applies:ident, $run:path, $patience:literal;)*) => {
+        &[$(Scenario {
+            name: $name, about: $about, applies: $applies, run: $run, patience: $patience,
+        }),*]
+    };
+}
+
+pub(crate) const ALL: &[Scenario] = scenarios! {
+    "shapes", "ranges, vectors and block lists of many sizes, both ways", always, shapes::run, 1;
+    "shapes-lanes", "the same over several bulk lanes", tcp_only, shapes::lanes, 1;
+    "connect", "one session between two endpoints, whoever opens it", always, connect::run, 1;
+    "bad-work", "work that makes no sense is refused when it is made", always, shapes::bad_work, 1;
+    "notes-follow-bytes", "notifications and counters are seen after the bytes, once", always, notes::follow, 1;
+    "notes-full-queue", "a full notification queue refuses with a typed error", always, notes::full, 1;
+    "rights", "tokens, directions, bindings, generations and ranges are enforced", always, rights::run, 1;
+    "rights-lanes", "the owner refuses what a lying peer asks for on its lanes", tcp_only, rights::liar, 1;
+    "kill-target", "the target is killed in mid-transfer", processes, kill::target, 1;
+    "kill-initiator", "the initiator is killed in mid-transfer", processes, kill::initiator, 1;
+    "stop-target-write", "the target of a write stops, and goes on", processes, stop::target_write, 1;
+    "stop-target-read", "the target of a read stops, and goes on", processes, stop::target_read, 1;
+    "stop-short", "a stop shorter than the detection time", processes, stop::short, 1;
+    "stop-initiator-revoke", "the initiator stops inside a copy; the owner revokes", processes, stop::initiator_revoke, 1;
+    "stopped-target-is-reached", "paths that need no peer reach a stopped one", processes, stop::reached, 1;
+    "deadline", "a transfer to a stopped target ends by its deadline", processes, stop::deadline, 1;
+    "cancel-write", "a write is cancelled in flight", always, cancel::write, 1;
+    "cancel-read", "a read is cancelled in flight", always, cancel::read, 1;
+    "cancel-stopped-copier", "a write is cancelled while its copier stands between check and copy", processes, cancel::stopped_copier, 1;
+    "cancel-parked-copier", "a transfer is cancelled while a copier of ours waits", always, cancel::parked_copier, 1;
+    "revoke-write", "the owner revokes under a write in flight", always, revoke::write, 1;
+    "revoke-read", "the owner revokes under a read in flight", always, revoke::read, 1;
+    "revoke-many", "revoke and advertise over and over while a peer writes", always, revoke::many, 1;
+    "revoke-mid-frame", "the owner revokes in the middle of a frame", always, frames::revoke, 1;
+    "cancel-read-mid-frame", "a read is cancelled in the middle of a frame", always, frames::cancel_read, 1;
+    "sparse-5gib", "a region of 5 GiB, around its 4 GiB border", always, sparse::run, 1;
+    "garbage-handshake", "rubbish at every state of the handshake", always, garbage::handshake, 1;
+    "garbage-session", "rubbish on an open session", always, garbage::session, 1;
+    "garbage-silence", "connections that say nothing are let go of", always, garbage::silence, 1;
+    "garbage-local", "rubbish on the local socket", local, garbage::local_socket, 1;
+    "strangers", "other protocols, dead addresses, other versions, bad metadata", always, strangers::run, 1;
+    "lane-lost", "a lane dies between data and acknowledgement", tcp_only, lanes::lost, 1;
+    "lane-lost-read", "a lane dies under a read", tcp_only, lanes::lost_read, 1;
+    "lane-lost-note", "the lane of a notification dies before its acknowledgement", tcp_only, lanes::lost_note, 1;
+    "lanes-all-lost", "every lane dies while the target stands with bytes in its sockets", tcp_only, lanes::all_lost, 1;
+    "lane-stalled", "a lane swallows bytes and gives them back later", tcp_only, lanes::stalled, 1;
+    "unplugged", "nothing gets through, and later everything does", tcp_only, lanes::unplugged, 1;
+    "restart", "a peer restarts on the same port", processes, restart::run, 1;
+    "incast", "many peers write at once", always, incast::run, 2;
+    "slow-peer", "a peer that reads slowly or not at all delays nobody else", processes, fair::slow, 1;
+    "threads", "eight threads post, wait and cancel on one endpoint", always, threads::run, 1;
+    "fork", "a forked child's endpoint is dead and disturbs nobody", always, fork::run, 1;
+    "leaks", "connect, transfer, remove, many times, leaks nothing", always, leaks::run, 4;
+    "idle", "an idle endpoint uses no processor", always, idle::run, 1;
+    "posting", "posting returns quickly at any size", always, posting::run, 1;
+    "hostile-segment", "a peer scribbles over the shared segment", local, hostile::run, 1;
+    "namespaces", "a peer in PID, mount and net namespaces of its own", processes, namespaces::run, 1;
+    "staged", "stages, classes, deadlines and the future", always, staged::run, 1;
+};
+
+fn always(_: Transport) -> std::result::Result<(), &'static str> {
+    Ok(())
+}
+
+fn processes(transport: Transport) -> std::result::Result<(), &'static str> {
+    match transport {
+        Transport::SameProcess => Err("there is one process only"),
+        _ => Ok(()),
+    }
+}
+
+fn tcp_only(transport: Transport) -> std::result::Result<(), &'static str> {
+    match transport {
+        Transport::Tcp => Ok(()),
+        _ => Err("about TCP lanes"),
+    }
+}
+
+fn local(transport: Transport) -> std::result::Result<(), &'static str> {
+    match transport {
+        Transport::LocalMap | Transport::LocalCma | Transport::LocalRing => Ok(()),
+        _ => Err("about what two processes share"),
+    }
+}

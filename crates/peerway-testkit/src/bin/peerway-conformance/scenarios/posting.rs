@@ -1,0 +1,53 @@
+//! Posting returns at once, whatever the size.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use peerway::Batch;
+
+use crate::remote::Memory;
+use crate::world::{Verdict, World, fine_with};
+
+/// No assertion about speed, only that nobody copies a gigabyte first; benchmarks hold the 20 µs.
+const GENEROUS: Duration = Duration::from_millis(50);
+
+pub(crate) fn run(world: &World) -> Result<Verdict> {
+    let mut options = world.calm();
+    options.deadline = Duration::from_secs(30);
+    let mut pair = world.pair_with(&options)?;
+    let len = 1u64 << 30;
+    // Sparse on both sides: reading untouched pages of a memfd costs little memory.
+    pair.b.region("r", len, Memory::Shareable)?;
+    let remote = pair.peer.import(&pair.b.advertise("r", peerway::Access::READ_WRITE)?)?;
+    let ours = pair.a.allocate(64 << 20)?;
+    let mut times = Vec::new();
+    let mut time = |batch: &Batch| -> Result<()> {
+        let start = Instant::now();
+        let transfer = pair.peer.post(batch)?;
+        times.push(start.elapsed());
+        transfer.cancel();
+        transfer.join();
+        Ok(())
+    };
+    // Sixteen times the same 64 MiB make a gigabyte without needing one.
+    let part = 64 << 20;
+    let pairs: Vec<_> =
+        (0..16).map(|i| (ours.all(), remote.slice(i * part..(i + 1) * part))).collect();
+    let write = Batch::write_vector(&pairs)?;
+    ensure!(write.total() == len, "the batch is not a gigabyte");
+    for _ in 0..20 {
+        time(&write)?;
+    }
+    let indices: Vec<u32> = (0..100_000).map(|i| i % 16_000).collect();
+    let blocks = Batch::write_blocks(
+        ours.blocks(0, 4096, 4096, &indices),
+        remote.blocks(0, 4096, 4096, &indices),
+    )?;
+    for _ in 0..20 {
+        time(&blocks)?;
+    }
+    times.sort();
+    let (median, longest) = (times[times.len() / 2], times[times.len() - 1]);
+    ensure!(longest < GENEROUS, "posting took {longest:?}");
+    fine_with(format!("{} µs, at most {} µs", median.as_micros(), longest.as_micros()))
+}

@@ -1,0 +1,126 @@
+//! Runs every scenario in a process of its own, under a watchdog, and keeps the score.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::args::Args;
+use crate::profile::Profile;
+use crate::scenarios::{ALL, Scenario};
+use crate::world::Transport;
+
+enum Result {
+    Ok(String),
+    Skip(String),
+    Fail(String),
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let wanted = |scenario: &&Scenario| {
+        args.only.is_empty()
+            || args.only.iter().any(|only| scenario.name.starts_with(only.as_str()))
+    };
+    for &transport in &args.transports {
+        for scenario in ALL.iter().filter(wanted) {
+            let start = Instant::now();
+            let result = match (scenario.applies)(transport) {
+                Err(why) => Result::Skip(why.to_owned()),
+                Ok(()) => run_one(transport, scenario, args.profile),
+            };
+            let (word, note) = match &result {
+                Result::Ok(note) => ("ok", note.clone()),
+                Result::Skip(why) => ("skip", format!("({why})")),
+                Result::Fail(why) => ("FAIL", why.replace('\n', "\n    ")),
+            };
+            match result {
+                Result::Ok(_) => passed += 1,
+                Result::Skip(_) => skipped += 1,
+                Result::Fail(_) => failed += 1,
+            }
+            let ms = start.elapsed().as_millis();
+            println!("{:<13} {:<28} {word:<4} {ms:>6} ms  {note}", transport.name(), scenario.name);
+        }
+    }
+    print!("{passed} passed, {failed} failed");
+    if skipped > 0 {
+        print!(", {skipped} skipped");
+    }
+    println!();
+    if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run_one(transport: Transport, scenario: &Scenario, profile: Profile) -> Result {
+    match start(transport, scenario, profile) {
+        Ok(process) => watch(process, scenario, profile.limit * scenario.patience),
+        Err(error) => Result::Fail(format!("could not be started: {error}")),
+    }
+}
+
+fn start(transport: Transport, scenario: &Scenario, profile: Profile) -> std::io::Result<Child> {
+    let args = ["--run", "--transport", transport.name(), "--profile", profile.name];
+    let mut command = Command::new("/proc/self/exe");
+    command.args(args).args(["--only", scenario.name]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A group of its own, so that its peers can be ended with it.
+    command.process_group(0);
+    // SAFETY: prctl is a plain system call, allowed between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    command.spawn()
+}
+
+fn watch(mut process: Child, scenario: &Scenario, limit: Duration) -> Result {
+    let group = process.id() as i32;
+    let out = process.stdout.take().map(collect);
+    let err = process.stderr.take().map(collect);
+    let ended = wait(&mut process, limit);
+    // SAFETY: signals the group that `start` made; its leader may be gone, its peers must go too.
+    unsafe { libc::kill(-group, libc::SIGKILL) };
+    let status = ended.or_else(|| {
+        let _ = process.wait();
+        None
+    });
+    let text = |t: Option<std::thread::JoinHandle<String>>| {
+        t.and_then(|t| t.join().ok()).unwrap_or_default()
+    };
+    let (out, err) = (text(out), text(err));
+    let steps = err.lines().rev().take(8).collect::<Vec<_>>().into_iter().rev();
+    let steps: String = steps.map(|line| format!("\n{line}")).collect();
+    let verdict = out.lines().rev().find_map(|line| line.strip_prefix("verdict "));
+    match (verdict.and_then(|v| v.split_once(' ')), status) {
+        (_, None) => {
+            Result::Fail(format!("'{}' hung for {limit:?}; last steps:{steps}", scenario.name))
+        }
+        (Some(("ok", note)), Some(_)) => Result::Ok(note.to_owned()),
+        (Some(("skip", why)), Some(_)) => Result::Skip(why.to_owned()),
+        (Some((_, why)), Some(_)) => Result::Fail(format!("{why}{steps}")),
+        (None, Some(status)) => Result::Fail(format!("ended without a verdict: {status}{steps}")),
+    }
+}
+
+fn wait(process: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let until = Instant::now() + limit;
+    let mut pause = Duration::from_millis(1);
+    while Instant::now() < until {
+        if let Ok(Some(status)) = process.try_wait() {
+            return Some(status);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+    None
+}
+
+fn collect(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}

@@ -1,0 +1,89 @@
+//! What `/proc` says of a process: descriptors, threads, mappings, memory, processor time.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Open file descriptors.
+    pub fds: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Mappings.
+    pub maps: usize,
+    /// Resident memory in KiB.
+    pub resident_kib: usize,
+}
+
+/// What process `pid` holds now.
+pub fn holdings(pid: u32) -> Result<Holdings> {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).context("reading statm")?;
+    let pages: usize = statm.split(' ').nth(1).context("statm is short")?.parse()?;
+    let count = |what: &str| -> Result<usize> {
+        Ok(fs::read_dir(format!("/proc/{pid}/{what}")).with_context(|| what.to_owned())?.count())
+    };
+    Ok(Holdings {
+        fds: count("fd")?,
+        threads: count("task")?,
+        maps: fs::read_to_string(format!("/proc/{pid}/maps"))?.lines().count(),
+        resident_kib: pages * 4,
+    })
+}
+
+/// Processor ticks (10 ms) that `pid` has used, in user and kernel mode.
+pub fn ticks(pid: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let field =
+        |n: usize| -> Result<u64> { Ok(after_name(&text, n).context("stat is short")?.parse()?) };
+    // Fields 14 and 15 of proc_pid_stat(5); counting starts after the name, which is field 2.
+    Ok(field(11)? + field(12)?)
+}
+
+/// The state letter of `pid`: `T` when it is stopped; `None` when it is gone.
+pub fn state(pid: u32) -> Option<char> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    after_name(&text, 0)?.chars().next()
+}
+
+/// The name may hold spaces and brackets, so fields are counted from its end.
+fn after_name(text: &str, n: usize) -> Option<&str> {
+    text.rsplit_once(')')?.1.split_whitespace().nth(n)
+}
+
+/// Address ranges of this process's mappings whose name contains `name`.
+pub fn mappings_of(name: &str) -> Result<Vec<(usize, usize)>> {
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    let mut found = Vec::new();
+    for line in maps.lines().filter(|line| line.contains(name)) {
+        let range = line.split(' ').next().unwrap_or_default();
+        let (start, end) = range.split_once('-').context("maps changed its format")?;
+        found.push((usize::from_str_radix(start, 16)?, usize::from_str_radix(end, 16)?));
+    }
+    Ok(found)
+}
+
+/// Memory of another process of ours, as it is now, whether it runs or not.
+pub fn memory_of(pid: u32, addr: u64, len: usize) -> Result<Vec<u8>> {
+    use std::os::unix::fs::FileExt;
+    let mem = fs::File::open(format!("/proc/{pid}/mem")).context("opening a peer's memory")?;
+    let mut bytes = vec![0; len];
+    mem.read_exact_at(&mut bytes, addr).context("reading a peer's memory")?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_described() {
+        let me = std::process::id();
+        let held = holdings(me).unwrap();
+        assert!(held.fds >= 3 && held.threads >= 1 && held.maps > 3 && held.resident_kib > 100);
+        assert!(ticks(me).is_ok());
+        assert!(matches!(state(me), Some('R' | 'S')));
+        assert_eq!(state(u32::MAX), None);
+    }
+}

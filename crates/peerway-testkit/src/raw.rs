@@ -1,0 +1,157 @@
+//! A peer made by hand: frames put together outside the engine, right or wrong.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use peerway_core::ids::Incarnation;
+use peerway_core::metadata::Metadata;
+use peerway_core::wire::{Control, HEADER_LEN, Header, Hello, Kind, Ready, Welcome};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::random::Random;
+
+/// Longest wait for an answer from an endpoint that may not want to give one.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A connection to an endpoint's listener.
+pub struct Raw {
+    /// The connection.
+    pub stream: TcpStream,
+    /// The session's name, in a hello.
+    pub session: [u8; 16],
+    /// Who we claim to be.
+    pub incarnation: Incarnation,
+}
+
+impl Raw {
+    /// Connects and says nothing.
+    pub fn connect(addr: SocketAddr, random: &mut Random) -> Result<Self> {
+        let stream = TcpStream::connect_timeout(&addr, PATIENCE).context("connecting raw")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut session = [0; 16];
+        session.copy_from_slice(&random.bytes(16));
+        let mut incarnation = [0; 16];
+        incarnation.copy_from_slice(&random.bytes(16));
+        Ok(Self { stream, session, incarnation: Incarnation(incarnation) })
+    }
+
+    /// A hello that every endpoint should answer.
+    pub fn hello(&self) -> Control {
+        let addresses = vec![SocketAddr::from(([127, 0, 0, 1], 9))];
+        let metadata = Metadata { incarnation: self.incarnation, addresses }.to_bytes();
+        Control::Hello(Hello {
+            incarnation: self.incarnation,
+            expects: None,
+            replaces: None,
+            session: self.session,
+            lanes: 1,
+            detect_ms: 1000,
+            metadata,
+            host: vec![0; 80],
+            local: String::from("peerway-nobody"),
+        })
+    }
+
+    /// Says hello and returns the welcome.
+    pub fn greet(&mut self) -> Result<Welcome> {
+        let hello = self.hello();
+        self.send(&control(&hello))?;
+        match self.control()? {
+            Control::Welcome(welcome) => Ok(welcome),
+            other => bail!("the endpoint answered a proper hello with {other:?}"),
+        }
+    }
+
+    /// Opens a whole session over TCP alone.
+    pub fn open(&mut self) -> Result<Welcome> {
+        let welcome = self.greet()?;
+        let why = String::from("made by hand");
+        let ready = Ready { same_process: false, linked: false, opener_pulls: false, why };
+        self.send(&control(&Control::Ready(ready)))?;
+        match self.control()? {
+            Control::Ready(_) => Ok(welcome),
+            other => bail!("the endpoint answered a proper ready with {other:?}"),
+        }
+    }
+
+    /// Sends bytes; an endpoint that has hung up is no error.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        match self.stream.write_all(bytes) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                bail!("the endpoint neither reads nor hangs up")
+            }
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// The next control message.
+    pub fn control(&mut self) -> Result<Control> {
+        let mut head = [0; HEADER_LEN];
+        self.stream.read_exact(&mut head).context("no answer")?;
+        let head = Header::read_from_bytes(&head).ok().context("a header")?;
+        let checked = head.check()?;
+        let mut body = vec![0; checked.table + checked.payload];
+        self.stream.read_exact(&mut body)?;
+        Ok(Control::from_bytes(&body)?)
+    }
+
+    /// The status of the next refusal; other frames are passed over.
+    pub fn nack(&mut self) -> Result<u16> {
+        loop {
+            let mut head = [0; HEADER_LEN];
+            self.stream.read_exact(&mut head).context("no refusal")?;
+            let head = Header::read_from_bytes(&head).ok().context("a header")?;
+            let checked = head.check()?;
+            if checked.kind == Kind::Nack {
+                return Ok(head.status.get());
+            }
+            let mut body = vec![0; checked.table + checked.payload];
+            self.stream.read_exact(&mut body)?;
+        }
+    }
+
+    /// Whether the endpoint hangs up within `time`, whatever it says before.
+    pub fn is_hung_up(&mut self, time: Duration) -> bool {
+        let until = std::time::Instant::now() + time;
+        let mut buffer = [0; 4096];
+        while std::time::Instant::now() < until {
+            let left = until.saturating_duration_since(std::time::Instant::now());
+            let _ = self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))));
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+}
+
+/// A control message as a frame.
+pub fn control(message: &Control) -> Vec<u8> {
+    frame(Kind::Control, |_| {}, &[], &message.to_bytes())
+}
+
+/// A frame of `kind` with a table of `segments` 12-byte entries and a payload.
+pub fn frame(
+    kind: Kind,
+    set: impl FnOnce(&mut Header),
+    table: &[(u64, u32)],
+    payload: &[u8],
+) -> Vec<u8> {
+    let mut head = Header::new(kind);
+    let mut entries = Vec::new();
+    for (offset, len) in table {
+        entries.extend_from_slice(&offset.to_le_bytes());
+        entries.extend_from_slice(&len.to_le_bytes());
+    }
+    head.set_body(table.len(), entries.len(), payload.len());
+    set(&mut head);
+    [head.as_bytes(), &entries, payload].concat()
+}

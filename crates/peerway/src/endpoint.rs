@@ -161,13 +161,19 @@ impl Endpoint {
                     continue;
                 }
             }
-            let outcome = connect::open(inner, addr, expects, deadline);
+            // The session is known before the attempt is over: in between the peer could open
+            // another.
+            let outcome =
+                connect::open(inner, addr, expects, deadline).map(|opened| match opened {
+                    Outcome::Opened(new) => Ok(inner.opened(*new)),
+                    Outcome::Exists(who) => Err(who),
+                });
             if let Some(who) = expects {
                 inner.end_opening(&who);
             }
             let who = match outcome? {
-                Outcome::Opened(new) => return Ok(inner.opened(*new)),
-                Outcome::Exists(who) => who,
+                Ok(peer) => return Ok(peer),
+                Err(who) => who,
             };
             // The other side opens, or has not noticed that the last session is over: one of the
             // two is true within moments.

@@ -19,7 +19,7 @@ pub(crate) fn write(root: &Path) -> anyhow::Result<()> {
     fs::write(path, page()).with_context(|| format!("cannot write {FILE}"))
 }
 
-/// Fails where the page is not what [`write`] would write.
+/// Fails where the page is not what `write` would write.
 pub(crate) fn check(root: &Path) -> anyhow::Result<()> {
     let found =
         fs::read_to_string(root.join(FILE)).with_context(|| format!("cannot read {FILE}"))?;

@@ -18,8 +18,24 @@ pub(crate) fn touched(len: u64) -> anyhow::Result<Vec<u8>> {
     memory
         .try_reserve_exact(len)
         .with_context(|| format!("cannot have a buffer of {}", size::show(len as u64)))?;
+    advise_huge(&mut memory);
     memory.resize(len, 1);
     Ok(memory)
+}
+
+/// Asks for huge pages where they fit, before the pages exist: as NumPy does for large arrays, so
+/// that private memory is what a user's would be. A kernel that has none ignores it.
+fn advise_huge(memory: &mut Vec<u8>) {
+    const HUGE: usize = 2 << 20;
+    let start = memory.as_mut_ptr() as usize;
+    let (first, end) = (start.next_multiple_of(HUGE), (start + memory.capacity()) & !(HUGE - 1));
+    if first < end {
+        // SAFETY: the range lies in the vector's own allocation, which holds no values yet; the
+        // advice changes the size of its pages and nothing else.
+        let _ = unsafe {
+            rustix::mm::madvise(first as *mut _, end - first, rustix::mm::Advice::LinuxHugepage)
+        };
+    }
 }
 
 /// A region with every page written once: `shared` memory can be mapped by local peers.

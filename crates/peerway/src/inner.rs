@@ -385,7 +385,7 @@ impl Inner {
     ) {
         while !over() && self.check_open().is_ok() {
             for shard in self.shards() {
-                if shard.lend(&over, deadline) {
+                if shard.lend(&over, deadline, Duration::ZERO) {
                     return;
                 }
             }

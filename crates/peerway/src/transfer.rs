@@ -37,6 +37,9 @@ const LATENCY_BYTES: u64 = 64 << 10;
 /// From this size on another core is called in to copy: waking it costs some microseconds.
 const CREW_BYTES: u64 = 2 << 20;
 
+/// Transfers up to this size are waited for awake: 256 µs.
+const PATIENT_BYTES: u64 = 1 << 20;
+
 /// A posted transfer. Dropping the handle lets it go on; its memory is kept until it has ended.
 ///
 /// Also a [`Future`] of how it ends.
@@ -81,7 +84,7 @@ impl Transfer {
                 if endpoint.slots.ended(*slot).is_none() && endpoint.check_open().is_ok() {
                     match job {
                         Some(job) => drop(job.step()),
-                        None => drop(session.shard.lend(|| false, 0)),
+                        None => drop(session.shard.lend(|| false, 0, Duration::ZERO)),
                     }
                 }
                 endpoint.slots.ended(*slot)
@@ -109,8 +112,9 @@ impl Transfer {
             }
         }
         let deadline = clock::after(clock::now(), timeout);
+        let patience = patience(endpoint.slots.stats(*slot).bytes_total);
         loop {
-            if session.shard.lend(|| ended().is_some(), deadline) {
+            if session.shard.lend(|| ended().is_some(), deadline, patience) {
                 return ended();
             }
             let left = clock::until(deadline, clock::now());
@@ -196,6 +200,13 @@ impl Future for Transfer {
             }
         }
     }
+}
+
+/// How much longer than the spin budget a waiter looks by itself: about what the bytes take at the
+/// far side (4 GB/s), while that is less than sleeping and being woken costs. Larger transfers
+/// sleep, and leave the core to whoever copies.
+fn patience(bytes: u64) -> Duration {
+    if bytes <= PATIENT_BYTES { Duration::from_nanos(bytes / 4) } else { Duration::ZERO }
 }
 
 /// How a batch reaches its peer.

@@ -229,14 +229,15 @@ impl Shard {
         }
     }
 
-    /// Drives until `over` says so or nothing has happened for the spin budget. True when over.
-    pub(crate) fn lend(&self, over: impl Fn() -> bool, deadline: u64) -> bool {
+    /// Drives until `over` says so or nothing has happened for the spin budget and `patience`. True
+    /// when over.
+    pub(crate) fn lend(&self, over: impl Fn() -> bool, deadline: u64, patience: Duration) -> bool {
         if self.is_inherited() {
             return over();
         }
         self.lenders.fetch_add(1, Ordering::SeqCst);
         let mut idle_since = clock::now();
-        let spin = self.spin.as_nanos() as u64;
+        let spin = (self.spin + patience).as_nanos() as u64;
         let result = loop {
             if over() {
                 break true;

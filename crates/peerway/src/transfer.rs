@@ -20,7 +20,7 @@ use crate::inner::Inner;
 use crate::memory::Direct;
 use crate::os::copy::CopyKind;
 use crate::path::PathKind;
-use crate::progress::crew::Job;
+use crate::progress::crew::{Haste, Job};
 use crate::progress::driver::INLINE_SEND;
 use crate::progress::flight::{Flight, Route};
 use crate::progress::shard::Command;
@@ -290,14 +290,12 @@ pub(crate) fn post(
         Way::Direct(_) => {
             let (work, tail) = (work.clone(), tail.clone());
             let job = DirectJob::new(endpoint.clone(), slot, *direction, work, deadline, tail);
-            let helpers = match then {
-                Then::Waits if total < CREW_BYTES => 0,
-                Then::Waits => 1,
-                // One: a second would be woken on the core that posts, and post in its stead.
-                Then::Leaves => 1,
-            };
             let shared: Arc<dyn Job> = job.clone();
-            if helpers > 0 && !endpoint.crew.offer(&shared, helpers) && then == Then::Leaves {
+            let helped = match then {
+                Then::Waits => total >= CREW_BYTES && endpoint.crew.offer(&shared, Haste::Now),
+                Then::Leaves => endpoint.crew.offer(&shared, Haste::Soon),
+            };
+            if !helped && then == Then::Leaves {
                 // Nobody else can: better a slow post than a transfer that never ends.
                 while job.step() {}
             }

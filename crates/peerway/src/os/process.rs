@@ -39,6 +39,17 @@ impl AsFd for Pidfd {
     }
 }
 
+/// Has the calling thread never take a core from a running one: it runs where there is room. Waking it
+/// then costs whoever wakes it one system call, not its turn.
+pub(crate) fn yield_to_others() {
+    // SAFETY: a plain system call about the calling thread; the structure outlives it.
+    unsafe {
+        let priority: libc::sched_param = std::mem::zeroed();
+        // Refused (by seccomp, say) it costs speed only.
+        libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const priority);
+    }
+}
+
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// A number that differs between a process and its forked children, once [`watch_forks`] was called.

@@ -24,7 +24,7 @@ use crate::clock;
 use crate::hooks;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
-use crate::progress::crew::Job;
+use crate::progress::crew::{Haste, Job};
 use crate::session::import;
 use crate::transport::lane::{Landing, Lane, Reply, Run, Rx, Then, WINDOW_FRAMES};
 use crate::transport::pull::{self, Origin, PullJob};
@@ -384,7 +384,7 @@ impl Driver {
             state: Default::default(),
         });
         let shared: Arc<dyn Job> = job.clone();
-        self.endpoint.crew.offer(&shared, 1);
+        self.endpoint.crew.offer(&shared, Haste::Now);
         self.pulls.push_back(job);
         Ok(())
     }

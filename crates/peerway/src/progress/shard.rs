@@ -323,9 +323,10 @@ impl Shard {
             };
             let Some(driver) = taken.driver() else { return };
             let lent = self.lent.load(Ordering::Relaxed);
-            if lent != lent_before {
-                // Somebody drives now and then: watch from aside, so that not every arrival wakes
-                // two threads.
+            let dozing = self.dozing.load(Ordering::Relaxed);
+            if lent != lent_before || dozing {
+                // Somebody drives now and then, or sleeps in our place: watch from aside, so that not
+                // every arrival wakes two threads and the next post need not wake us.
                 (lent_before, pauses) = (lent, LENT_PAUSES);
             }
             driver.wake_up();
@@ -350,7 +351,7 @@ impl Shard {
             // pairs with the fence in `kick`
             self.asleep.store(true, Ordering::SeqCst);
             drop(taken);
-            if pauses > 0 && !busy {
+            if pauses > 0 && (!busy || dozing) {
                 pauses -= 1;
                 self.asleep.store(false, Ordering::SeqCst);
                 std::thread::sleep(LENT_PAUSE);

@@ -17,7 +17,8 @@ enum Result {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let (mut passed, mut skipped) = (0, 0);
+    let mut failures = Vec::new();
     let wanted = |scenario: &&Scenario| {
         args.only.is_empty()
             || args.only.iter().any(|only| scenario.name.starts_with(only.as_str()))
@@ -34,21 +35,29 @@ pub(crate) fn run(args: &Args) -> ExitCode {
                 Result::Skip(why) => ("skip", format!("({why})")),
                 Result::Fail(why) => ("FAIL", why.replace('\n', "\n    ")),
             };
+            let ms = start.elapsed().as_millis();
+            let line = format!(
+                "{:<13} {:<28} {word:<4} {ms:>6} ms  {note}",
+                transport.name(),
+                scenario.name
+            );
+            println!("{line}");
             match result {
                 Result::Ok(_) => passed += 1,
                 Result::Skip(_) => skipped += 1,
-                Result::Fail(_) => failed += 1,
+                Result::Fail(_) => failures.push(line),
             }
-            let ms = start.elapsed().as_millis();
-            println!("{:<13} {:<28} {word:<4} {ms:>6} ms  {note}", transport.name(), scenario.name);
         }
     }
-    print!("{passed} passed, {failed} failed");
+    if !failures.is_empty() {
+        println!("\nfailed:\n{}\n", failures.join("\n"));
+    }
+    print!("{passed} passed, {} failed", failures.len());
     if skipped > 0 {
         print!(", {skipped} skipped");
     }
     println!();
-    if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failures.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn run_one(transport: Transport, scenario: &Scenario, profile: Profile) -> Result {

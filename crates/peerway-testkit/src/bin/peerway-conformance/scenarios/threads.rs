@@ -33,6 +33,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
                     let mut random = Random::new(me);
                     let ours = world.region(endpoint, PART)?;
                     let back = world.region(endpoint, PART)?;
+                    let unwatched = world.region(endpoint, PART)?;
                     let mine = remote.slice(me * PART..(me + 1) * PART);
                     let mut round = 0;
                     while Instant::now() < until {
@@ -62,9 +63,10 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
                             }
                             other => bail!("a prepared transfer ended as {other:?}"),
                         };
-                        // One that nobody waits for.
+                        // One that nobody waits for: it may land at any time, so in memory of its
+                        // own.
                         if random.one_in(4) {
-                            drop(peer.post(&Batch::read(&back.all(), &mine)?)?);
+                            drop(peer.post(&Batch::read(&unwatched.all(), &mine)?)?);
                             std::thread::sleep(Duration::from_millis(1));
                             peer.notify(b"")?.join().ok()?;
                         }

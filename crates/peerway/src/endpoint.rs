@@ -1,7 +1,7 @@
 //! The endpoint: sockets, registrations, peers and the threads that serve them.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +14,7 @@ use crate::clock;
 use crate::error::{AcceptError, BuildError, ConnectError, RegisterError};
 use crate::inbox::Notification;
 use crate::inner::{Inner, random};
-use crate::memory::{Backing, OwnedMemory, Region, RegionInner};
-use crate::os::shm::{self, Mapping};
+use crate::memory::{Backing, OwnedMemory, Region, RegionInner, SharedMemory};
 use crate::os::{net, process, unix};
 use crate::peer::Peer;
 use crate::progress::driver::Driver;
@@ -121,9 +120,14 @@ impl Endpoint {
     /// Connects to the endpoint that gave this metadata. A second connect to the same incarnation
     /// returns the same peer.
     pub fn connect(&self, metadata: &[u8]) -> Result<Peer, ConnectError> {
+        self.connect_within(metadata, self.inner().config.connect_timeout)
+    }
+
+    /// As [`Self::connect`], giving up after this time.
+    pub fn connect_within(&self, metadata: &[u8], timeout: Duration) -> Result<Peer, ConnectError> {
         let metadata = Metadata::from_bytes(metadata)?;
         self.inner().check_open().map_err(ConnectError::from)?;
-        let deadline = clock::after(clock::now(), self.inner().config.connect_timeout);
+        let deadline = clock::after(clock::now(), timeout);
         let mut last = None;
         for &addr in &metadata.addresses {
             match self.open(addr, Some(metadata.incarnation), deadline) {
@@ -140,9 +144,22 @@ impl Endpoint {
 
     /// Connects to whichever endpoint listens at `addr`.
     pub fn connect_addr(&self, addr: SocketAddr) -> Result<Peer, ConnectError> {
+        self.connect_addr_within(addr, self.inner().config.connect_timeout)
+    }
+
+    /// As [`Self::connect_addr`], giving up after this time.
+    pub fn connect_addr_within(
+        &self,
+        addr: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Peer, ConnectError> {
         self.inner().check_open().map_err(ConnectError::from)?;
-        let deadline = clock::after(clock::now(), self.inner().config.connect_timeout);
-        self.open(addr, None, deadline)
+        self.open(addr, None, clock::after(clock::now(), timeout))
+    }
+
+    /// How long connecting may take where no other time is given.
+    pub fn connect_timeout(&self) -> Duration {
+        self.inner().config.connect_timeout
     }
 
     fn open(
@@ -236,11 +253,22 @@ impl Endpoint {
 
     /// Allocates zeroed memory that local peers can map: the fastest path there is.
     pub fn allocate(&self, len: usize) -> Result<Region, RegisterError> {
-        let fail = |source| RegisterError::Allocate { len, source };
-        let fd = shm::create_memfd("peerway-region", len.max(1)).map_err(fail)?;
-        let mapping = Mapping::of_fd(fd.as_fd(), len.max(1), true).map_err(fail)?;
-        let ptr = mapping.ptr();
-        self.region(ptr, len, Backing::Shared { fd, _mapping: mapping })
+        self.register_shared(&SharedMemory::allocate(len)?, 0..len as u64)
+    }
+
+    /// Registers a part of memory that local peers can map.
+    pub fn register_shared(
+        &self,
+        memory: &SharedMemory,
+        range: Range<u64>,
+    ) -> Result<Region, RegisterError> {
+        let (offset, len) = (range.start, range.end.saturating_sub(range.start));
+        if range.end < offset || range.end > memory.len() {
+            return Err(RegisterError::Outside { offset, len });
+        }
+        // In bounds: it was checked against the mapping's length.
+        let ptr = memory.as_ptr().wrapping_add(offset as usize);
+        self.region(ptr, len as usize, Backing::Shared { memory: memory.clone(), offset })
     }
 
     fn region(&self, ptr: *mut u8, len: usize, backing: Backing) -> Result<Region, RegisterError> {
@@ -283,6 +311,11 @@ impl Endpoint {
     /// Forgets a counter and returns what it had, so that its id can be used afresh.
     pub fn reset_counter(&self, id: u32) -> u64 {
         self.inner().inbox.reset_counter(id)
+    }
+
+    /// Whether it has been closed, or belongs to the parent process.
+    pub fn is_closed(&self) -> bool {
+        self.inner().check_open().is_err()
     }
 
     /// Closes the endpoint: its transfers end, its threads stop, its sockets close.

@@ -41,6 +41,7 @@ pub use error::{
 pub use inbox::Notification;
 pub use memory::{
     LocalBlocks, LocalSlice, OwnedMemory, Region, RemoteBlocks, RemoteRegion, RemoteSlice,
+    SharedMemory,
 };
 pub use os::copy;
 pub use os::net::{Interface, interfaces};

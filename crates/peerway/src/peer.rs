@@ -1,6 +1,7 @@
 //! A peer: one remote endpoint incarnation, and everything that is asked of it.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,7 +56,13 @@ impl Peer {
 
     /// Posts a batch and waits for its end in the calling thread, which does the work.
     pub fn run(&self, batch: &Batch) -> Result<Ended, PostError> {
-        Ok(transfer::post(&self.endpoint, &self.session, batch, Then::Waits)?.join())
+        Ok(self.begin(batch)?.join())
+    }
+
+    /// Posts a batch that the calling thread waits for next. No other thread is asked to see to it, so
+    /// one that is neither waited for nor polled may stand still.
+    pub fn begin(&self, batch: &Batch) -> Result<Transfer, PostError> {
+        transfer::post(&self.endpoint, &self.session, batch, Then::Waits)
     }
 
     /// Keeps a checked batch to be posted many times, from any thread, without checking it again.
@@ -72,7 +79,15 @@ impl Peer {
     /// notification: layer-wise streaming.
     pub fn stage(&self, stages: Vec<Batch>) -> Result<Staged, PostError> {
         let stages: Result<_, _> = stages.into_iter().map(|batch| self.prepare(batch)).collect();
-        Ok(Staged::new(stages?))
+        self.stage_prepared(stages?)
+    }
+
+    /// As [`Self::stage`], of parts that are prepared already.
+    pub fn stage_prepared(&self, stages: Vec<Prepared>) -> Result<Staged, PostError> {
+        if stages.iter().any(|stage| stage.peer != *self) {
+            return Err(PostError::OtherPeer);
+        }
+        Ok(Staged::new(stages))
     }
 
     /// Sends a message to the peer's notification queue.
@@ -150,6 +165,14 @@ impl PartialEq for Peer {
     }
 }
 
+impl Eq for Peer {}
+
+impl Hash for Peer {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.session).hash(state);
+    }
+}
+
 /// Counts of one peer. Bytes that this process copied directly are not seen by lanes and count
 /// under `transfers` alone.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -185,6 +208,11 @@ impl Prepared {
     /// Posts it and waits.
     pub fn run(&self) -> Result<Ended, PostError> {
         self.peer.run(&self.batch)
+    }
+
+    /// Posts it for the calling thread to wait for next: see [`Peer::begin`].
+    pub fn begin(&self) -> Result<Transfer, PostError> {
+        self.peer.begin(&self.batch)
     }
 
     /// Bytes in the transfer.

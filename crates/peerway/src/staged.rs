@@ -1,9 +1,11 @@
 //! Transfers whose parts go when the caller says so.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use peerway_core::outcome::{Ended, Fence, Reason};
 
+use crate::clock;
 use crate::error::PostError;
 use crate::peer::Prepared;
 use crate::transfer::Transfer;
@@ -80,9 +82,19 @@ impl Staged {
     /// Waits for every released stage. The first that did not end as done is the answer, and the
     /// fence is open if any stage's is.
     pub fn join(&self) -> Ended {
+        loop {
+            if let Some(ended) = self.wait(Duration::from_secs(1)) {
+                return ended;
+            }
+        }
+    }
+
+    /// As [`Self::join`], for at most so long.
+    pub fn wait(&self, timeout: Duration) -> Option<Ended> {
+        let deadline = clock::after(clock::now(), timeout);
         let mut all = Ended::DONE;
         for transfer in self.released.lock().unwrap().iter().flatten() {
-            let ended = transfer.join();
+            let ended = transfer.wait(clock::until(deadline, clock::now()))?;
             if all.reason == Reason::Done {
                 all.reason = ended.reason;
             }
@@ -90,6 +102,6 @@ impl Staged {
                 all.fence = Fence::Open;
             }
         }
-        all
+        Some(all)
     }
 }

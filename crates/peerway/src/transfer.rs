@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
@@ -158,6 +158,14 @@ impl Transfer {
         session.shard.kick();
     }
 
+    /// Has `waker` woken at the end, in place of any earlier one; false when it has ended already.
+    pub fn on_end(&self, waker: &Waker) -> bool {
+        match &self.state {
+            State::Finished { .. } => false,
+            State::Running { endpoint, slot, .. } => endpoint.slots.wake_later(*slot, waker),
+        }
+    }
+
     /// The path it took.
     pub fn path(&self) -> PathKind {
         match &self.state {
@@ -189,16 +197,10 @@ impl Future for Transfer {
     type Output = Ended;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
-        match &self.state {
-            State::Finished { ended, .. } => Poll::Ready(*ended),
-            State::Running { endpoint, slot, .. } => {
-                if endpoint.slots.wake_later(*slot, cx.waker()) {
-                    return Poll::Pending;
-                }
-                let ended = endpoint.slots.ended(*slot);
-                ended.map_or(Poll::Pending, Poll::Ready)
-            }
+        if self.on_end(cx.waker()) {
+            return Poll::Pending;
         }
+        Self::poll(&self).map_or(Poll::Pending, Poll::Ready)
     }
 }
 

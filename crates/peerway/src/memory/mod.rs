@@ -4,8 +4,10 @@ pub(crate) mod gate;
 pub(crate) mod grants;
 mod region;
 mod remote;
+mod shared;
 
 pub(crate) use region::{Backing, RegionInner};
 pub use region::{LocalBlocks, LocalSlice, OwnedMemory, Region};
 pub(crate) use remote::{Direct, RemoteInner};
 pub use remote::{RemoteBlocks, RemoteRegion, RemoteSlice};
+pub use shared::SharedMemory;

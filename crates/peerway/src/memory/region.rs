@@ -6,7 +6,6 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 
 use peerway_core::descriptor::{DESCRIPTOR_LEN, Descriptor};
@@ -17,7 +16,7 @@ use peerway_core::work::{Blocks, Side, WorkError};
 use crate::error::RegisterError;
 use crate::inner::Inner;
 use crate::memory::grants::Grant;
-use crate::os::shm::Mapping;
+use crate::memory::shared::SharedMemory;
 use crate::peer::Peer;
 
 /// Memory whose address does not move while it is owned.
@@ -79,8 +78,8 @@ pub(crate) enum Backing {
     Owned { _memory: Box<dyn OwnedMemory> },
     /// Nothing: the caller of `register_raw` promised.
     Raw,
-    /// A memfd of our own that local peers can map.
-    Shared { fd: OwnedFd, _mapping: Mapping },
+    /// A part of shareable memory, from this byte on.
+    Shared { memory: SharedMemory, offset: u64 },
 }
 
 impl RegionInner {
@@ -126,7 +125,7 @@ impl Region {
         self.handle.memory.ptr as u64
     }
 
-    /// Whether local peers can map it: true for memory that the endpoint allocated.
+    /// Whether local peers can map it: true for [`SharedMemory`].
     pub fn is_shareable(&self) -> bool {
         matches!(self.handle.memory.backing, Backing::Shared { .. })
     }

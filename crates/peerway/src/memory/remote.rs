@@ -118,6 +118,22 @@ impl RemoteRegion {
         }
     }
 
+    /// Whether its owner is known to have revoked it. Only memory that this process reaches directly
+    /// tells; other memory tells when it is used.
+    pub fn is_revoked(&self) -> bool {
+        let gate = match &self.inner.direct {
+            Direct::None => return false,
+            Direct::SameProcess { gate, .. }
+            | Direct::Mapped { gate, .. }
+            | Direct::Cma { gate, .. } => gate,
+        };
+        let admitted = gate.enter();
+        if admitted {
+            gate.leave();
+        }
+        !admitted
+    }
+
     /// The path that reads and writes of it take; `None` for a path of lanes only.
     pub fn direct_path(&self) -> Option<PathKind> {
         self.inner.direct.kind()
@@ -136,6 +152,18 @@ pub struct RemoteSlice {
     pub(crate) region: RemoteRegion,
     pub(crate) offset: u64,
     pub(crate) len: u64,
+}
+
+impl RemoteSlice {
+    /// Bytes in the slice.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the slice has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
 }
 
 /// Equal blocks of a peer's memory.

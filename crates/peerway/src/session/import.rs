@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 use peerway_core::config::Pin;
@@ -199,12 +199,8 @@ fn reach_directly(
     };
     let gate = GateRef::Shared(gate, import.pass);
     if let (Some(offer), Some(fd), true) = (import.mapping, fd, session.reach.map) {
-        let mapping = map(&offer, import.len, &fd).map_err(ImportError::Map)?;
-        return Ok(Direct::Mapped {
-            mapping: Arc::new(mapping),
-            offset: offer.offset as usize,
-            gate,
-        });
+        let mapping = map(session, &offer, import.len, &fd).map_err(ImportError::Map)?;
+        return Ok(Direct::Mapped { mapping, offset: offer.offset as usize, gate });
     }
     let whole = Span { offset: import.base, len: import.len };
     if session.reach.we_pull && whole.end().is_some() {
@@ -213,13 +209,29 @@ fn reach_directly(
     Ok(Direct::None)
 }
 
-fn map(offer: &MappingOffer, len: u64, fd: &OwnedFd) -> std::io::Result<Mapping> {
+fn map(
+    session: &Session,
+    offer: &MappingOffer,
+    len: u64,
+    fd: &OwnedFd,
+) -> std::io::Result<Arc<Mapping>> {
     let whole = Span { offset: 0, len: offer.file_len };
     let fits = whole.contains(Span { offset: offer.offset, len });
     let file_len = usize::try_from(offer.file_len).ok().filter(|_| fits);
     let file_len = file_len.ok_or(std::io::ErrorKind::InvalidData)?;
     shm::check_memfd(fd.as_fd(), file_len)?;
-    Mapping::of_fd(fd.as_fd(), file_len, true)
+    let stat = rustix::fs::fstat(fd)?;
+    let file = (stat.st_dev, stat.st_ino);
+    let mut mapped = session.mapped.lock().unwrap();
+    if let Some(mapping) = mapped.get(&file).and_then(Weak::upgrade)
+        && mapping.len() >= file_len
+    {
+        return Ok(mapping);
+    }
+    let mapping = Arc::new(Mapping::of_fd(fd.as_fd(), file_len, true)?);
+    mapped.retain(|_, weak| weak.strong_count() > 0);
+    mapped.insert(file, Arc::downgrade(&mapping));
+    Ok(mapping)
 }
 
 /// The owner's side: what `session`'s peer gets for a descriptor.
@@ -253,7 +265,7 @@ fn offer_direct(
 ) -> Result<(), TransferError> {
     let Some(link) = &session.link else { return Ok(()) };
     let shared = match &grant.memory.backing {
-        Backing::Shared { fd, .. } if session.reach.map => Some(fd),
+        Backing::Shared { memory, offset } if session.reach.map => Some((memory, *offset)),
         _ => None,
     };
     if shared.is_none() && !session.reach.peer_pulls {
@@ -262,12 +274,11 @@ fn offer_direct(
     let Some((index, pass, gate)) = link.own_gate(grant.id) else { return Ok(()) };
     grant.export(Export { session: session.clone(), gate })?;
     (import.gate, import.pass) = (Some(index), pass);
-    if let Some(fd) = shared {
-        let passed = unix::send(link.socket.as_fd(), &request.to_le_bytes(), &[fd.as_fd()]);
+    if let Some((memory, offset)) = shared {
+        let passed = unix::send(link.socket.as_fd(), &request.to_le_bytes(), &[memory.fd()]);
         if passed.unwrap_or(false) {
-            // Even an empty region has a page to map.
-            let file_len = grant.memory.extent().len.max(1);
-            import.mapping = Some(MappingOffer { file_len, offset: grant.span.offset });
+            let (file_len, offset) = (memory.mapped_len(), offset + grant.span.offset);
+            import.mapping = Some(MappingOffer { file_len, offset });
         }
     }
     Ok(())

@@ -19,6 +19,7 @@ use peerway_core::ids::{Incarnation, SlotId};
 
 use crate::memory::RemoteInner;
 use crate::os::process::Pidfd;
+use crate::os::shm::Mapping;
 use crate::path::Path;
 use crate::progress::shard::{Command, Shard};
 use import::Imports;
@@ -38,6 +39,9 @@ pub(crate) struct Session {
     pub(crate) imports: Imports,
     /// Remote regions by grant and token, so that importing twice costs one round trip.
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
+    /// The peer's files that are mapped here, by file number: many advertisements may share one, and
+    /// mapping it anew would fault every page in again.
+    pub(crate) mapped: Mutex<HashMap<(u64, u64), Weak<Mapping>>>,
     pub(crate) stats: PeerCounters,
     pub(crate) initiator: bool,
     /// The peer's process, when it is on this host and visible.
@@ -101,6 +105,7 @@ impl Session {
             link: parts.link,
             imports: Imports::default(),
             known: Mutex::default(),
+            mapped: Mutex::default(),
             stats: PeerCounters::default(),
             initiator: parts.initiator,
             process: parts.pid.and_then(|pid| Pidfd::open(pid).ok()),

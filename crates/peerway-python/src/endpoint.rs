@@ -1,0 +1,288 @@
+//! `Endpoint` and `Notification`.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use peerway::{AcceptError, Pin};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString, PyTuple};
+
+use crate::buffer::{self, Use};
+use crate::peer::Peer;
+use crate::region::Region;
+use crate::{arguments, errors, log, waiting};
+
+/// One end of transfers: it listens, connects, and owns registered memory.
+#[pyclass(frozen, module = "peerway", weakref)]
+pub(crate) struct Endpoint {
+    endpoint: peerway::Endpoint,
+}
+
+#[pymethods]
+impl Endpoint {
+    #[new]
+    #[pyo3(signature = (
+        *, bind=None, advertise=None, transport=None, deadline=None, detect=None, fence=None,
+        connect_timeout=None, spin=None, lanes=None, shards=None, copy_threads=None, slots=None,
+        notify_bytes=None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        py: Python<'_>,
+        bind: Option<&str>,
+        advertise: Option<&str>,
+        transport: Option<&str>,
+        deadline: Option<f64>,
+        detect: Option<f64>,
+        fence: Option<f64>,
+        connect_timeout: Option<f64>,
+        spin: Option<f64>,
+        lanes: Option<u16>,
+        shards: Option<u16>,
+        copy_threads: Option<u16>,
+        slots: Option<u32>,
+        notify_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        log::start();
+        let mut builder = peerway::Endpoint::builder();
+        if let Some(text) = bind {
+            builder = builder.bind(socket_addr("bind", text)?);
+        }
+        if let Some(text) = advertise {
+            let addr = text.parse().map_err(|_| not_an("advertise", text, "IP address"))?;
+            builder = builder.advertise(addr);
+        }
+        if let Some(text) = transport {
+            let pin: Pin = text
+                .parse()
+                .map_err(|error| PyValueError::new_err(format!("transport: '{text}': {error}")))?;
+            builder = builder.transport(pin);
+        }
+        for (name, value, set) in [
+            ("deadline", deadline, peerway::Builder::deadline as fn(_, Duration) -> _),
+            ("detect", detect, peerway::Builder::detect),
+            ("fence", fence, peerway::Builder::fence),
+            ("connect_timeout", connect_timeout, peerway::Builder::connect_timeout),
+            ("spin", spin, peerway::Builder::spin),
+        ] {
+            if let Some(value) = value {
+                builder = set(builder, arguments::seconds(name, value)?);
+            }
+        }
+        if let Some(lanes) = lanes {
+            builder = builder.lanes(lanes);
+        }
+        if let Some(shards) = shards {
+            builder = builder.shards(shards);
+        }
+        if let Some(threads) = copy_threads {
+            builder = builder.copy_threads(threads);
+        }
+        if let Some(slots) = slots {
+            builder = builder.slots(slots);
+        }
+        if let Some(bytes) = notify_bytes {
+            builder = builder.notify_bytes(bytes);
+        }
+        let endpoint = py.detach(|| builder.build()).map_err(|error| errors::build(py, error))?;
+        Ok(Self { endpoint })
+    }
+
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.endpoint.metadata())
+    }
+
+    #[getter]
+    fn incarnation(&self) -> String {
+        self.endpoint.incarnation().to_string()
+    }
+
+    #[getter]
+    fn addresses(&self) -> Vec<(String, u16)> {
+        self.endpoint.addresses().iter().map(|a| (a.ip().to_string(), a.port())).collect()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.endpoint.is_closed()
+    }
+
+    #[pyo3(signature = (to, timeout=None))]
+    fn connect(
+        &self,
+        py: Python<'_>,
+        to: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Peer> {
+        let timeout = waiting::timeout("timeout", timeout)?;
+        let target = target(to)?;
+        let endpoint = self.endpoint.clone();
+        let timeout = timeout.unwrap_or_else(|| endpoint.connect_timeout());
+        let peer = waiting::aside(py, move || match &target {
+            Target::Metadata(metadata) => endpoint.connect_within(metadata, timeout),
+            Target::Address(addr) => endpoint.connect_addr_within(*addr, timeout),
+        })?;
+        let peer = peer.map_err(|error| errors::connect(py, error))?;
+        Ok(Peer::new(self.endpoint.clone(), peer))
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Peer> {
+        let timeout = waiting::timeout("timeout", timeout)?;
+        let answer = waiting::until(py, timeout, |left| match self.endpoint.accept(left) {
+            Err(AcceptError::TimedOut) => None,
+            answer => Some(answer),
+        })?;
+        let peer = answer.unwrap_or(Err(AcceptError::TimedOut));
+        let peer = peer.map_err(|error| errors::accept(py, error))?;
+        Ok(Peer::new(self.endpoint.clone(), peer))
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        let peers = self.endpoint.peers();
+        peers.into_iter().map(|peer| Peer::new(self.endpoint.clone(), peer)).collect()
+    }
+
+    fn register(&self, buffer: &Bound<'_, PyAny>) -> PyResult<Region> {
+        let region = buffer::register(&self.endpoint, "buffer", buffer, Use::Write)?;
+        Ok(Region::new(region))
+    }
+
+    #[pyo3(signature = (address, nbytes, owner=None))]
+    fn register_address(
+        &self,
+        py: Python<'_>,
+        address: usize,
+        nbytes: usize,
+        owner: Option<Py<PyAny>>,
+    ) -> PyResult<Region> {
+        let owner = owner.unwrap_or_else(|| py.None());
+        buffer::at_address(py, &self.endpoint, address, nbytes, owner).map(Region::new)
+    }
+
+    fn allocate(&self, py: Python<'_>, nbytes: usize) -> PyResult<Region> {
+        let region = self.endpoint.allocate(nbytes);
+        region.map(Region::new).map_err(|error| errors::register(py, error))
+    }
+
+    #[pyo3(signature = (timeout=Some(0.0)))]
+    fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
+        let timeout = waiting::timeout("timeout", timeout)?;
+        let found = waiting::until(py, timeout, |left| {
+            self.endpoint
+                .notification(left)
+                .map(Some)
+                .or_else(|| self.endpoint.is_closed().then_some(None))
+        })?;
+        Ok(found.flatten().map(Notification::from))
+    }
+
+    fn counter(&self, id: u32) -> u64 {
+        self.endpoint.counter(id)
+    }
+
+    #[pyo3(signature = (id, n, timeout=None))]
+    fn wait_counter(&self, py: Python<'_>, id: u32, n: u64, timeout: Option<f64>) -> PyResult<u64> {
+        let timeout = waiting::timeout("timeout", timeout)?;
+        let reached = waiting::until(py, timeout, |left| {
+            let count = self.endpoint.wait_counter(id, n, left);
+            let over = self.endpoint.is_closed();
+            (count >= n).then_some(Ok(count)).or_else(|| over.then_some(Err(())))
+        })?;
+        match reached {
+            Some(Ok(count)) => Ok(count),
+            Some(Err(())) => Err(errors::raise(py, "EndpointClosed", "the endpoint is closed")),
+            None => {
+                let count = self.endpoint.counter(id);
+                let what = format!("counter {id} is at {count}, not at {n}");
+                Err(errors::raise(py, "CounterTimeout", what))
+            }
+        }
+    }
+
+    fn reset_counter(&self, id: u32) -> u64 {
+        self.endpoint.reset_counter(id)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.endpoint.close());
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let place = self.endpoint.addresses().first().map(ToString::to_string).unwrap_or_default();
+        format!("<peerway.Endpoint {} at {place}>", self.endpoint.incarnation())
+    }
+}
+
+/// Whom to connect to.
+enum Target {
+    Metadata(Vec<u8>),
+    Address(SocketAddr),
+}
+
+fn target(to: &Bound<'_, PyAny>) -> PyResult<Target> {
+    if let Ok(bytes) = to.cast::<PyBytes>() {
+        return Ok(Target::Metadata(bytes.as_bytes().to_vec()));
+    }
+    if let Ok(text) = to.cast::<PyString>() {
+        return Ok(Target::Address(socket_addr("to", &text.to_cow()?)?));
+    }
+    if let Ok((host, port)) = to.extract::<(String, u16)>() {
+        return Ok(Target::Address(resolve("to", (host.as_str(), port), &host)?));
+    }
+    Err(arguments::wrong_type("to", to, "metadata (bytes), 'host:port' or (host, port)"))
+}
+
+fn socket_addr(name: &str, text: &str) -> PyResult<SocketAddr> {
+    resolve(name, text, text)
+}
+
+fn resolve(name: &str, place: impl ToSocketAddrs, text: &str) -> PyResult<SocketAddr> {
+    let found = place.to_socket_addrs().ok().and_then(|mut found| found.next());
+    found.ok_or_else(|| not_an(name, text, "address of the form host:port"))
+}
+
+fn not_an(name: &str, text: &str, what: &str) -> PyErr {
+    PyValueError::new_err(format!("{name}: '{text}' is not an {what}"))
+}
+
+/// A message from a peer.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct Notification {
+    sender: String,
+    message: Vec<u8>,
+}
+
+impl From<peerway::Notification> for Notification {
+    fn from(from: peerway::Notification) -> Self {
+        Self { sender: from.from.to_string(), message: from.message }
+    }
+}
+
+#[pymethods]
+impl Notification {
+    #[getter]
+    fn sender(&self) -> &str {
+        &self.sender
+    }
+
+    #[getter]
+    fn message<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.message)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<peerway.Notification of {} bytes from {}>", self.message.len(), self.sender)
+    }
+}

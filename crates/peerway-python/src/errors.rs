@@ -1,0 +1,119 @@
+//! The engine's errors as Python exceptions, whose classes are in `peerway/_errors.py`.
+
+use peerway::{
+    AcceptError, BuildError, ConnectError, Ended, Fence, ImportError, PostError, Reason,
+    RegisterError, TransferError,
+};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+/// An exception of the class with this name, which says `what`.
+pub(crate) fn raise(py: Python<'_>, class: &str, what: impl ToString) -> PyErr {
+    let made = py.import("peerway._errors").and_then(|errors| {
+        let class = errors.getattr(class)?.cast_into::<PyType>()?;
+        Ok(PyErr::from_type(class, what.to_string()))
+    });
+    // Only a broken installation has no such class.
+    made.unwrap_or_else(|error| PyRuntimeError::new_err(format!("{} ({error})", what.to_string())))
+}
+
+/// What a transfer that did not end as done raises.
+pub(crate) fn ended(py: Python<'_>, ended: Ended) -> Option<PyErr> {
+    let class = match ended.reason {
+        Reason::Done => return None,
+        Reason::Cancelled => "TransferCancelled",
+        Reason::TimedOut => "TransferTimeout",
+        Reason::Failed(why) => transfer(why),
+    };
+    let class = match ended.fence {
+        Fence::Held => class.to_owned(),
+        Fence::Open => format!("Unfenced{class}"),
+    };
+    Some(raise(py, &class, ended))
+}
+
+fn transfer(error: TransferError) -> &'static str {
+    match error {
+        TransferError::PeerGone => "PeerGone",
+        TransferError::PeerSilent => "PeerSilent",
+        TransferError::RemoteAccess => "AccessDenied",
+        TransferError::OutOfBounds => "OutOfBounds",
+        TransferError::Revoked => "Revoked",
+        TransferError::NotificationsFull => "NotificationsFull",
+        TransferError::CountersFull => "CountersFull",
+        TransferError::Fault => "MemoryFault",
+        TransferError::PeerMisbehaved => "PeerMisbehaved",
+        TransferError::EndpointClosed => "EndpointClosed",
+        TransferError::DeliveryUnknown => "DeliveryUnknown",
+        _ => "TransferError",
+    }
+}
+
+/// Why an endpoint could not be made.
+pub(crate) fn build(py: Python<'_>, error: BuildError) -> PyErr {
+    let class = match error {
+        BuildError::Config(_) => "InvalidSetting",
+        _ => "BuildError",
+    };
+    raise(py, class, error)
+}
+
+/// Why memory could not be registered or advertised.
+pub(crate) fn register(py: Python<'_>, error: RegisterError) -> PyErr {
+    let class = match error {
+        RegisterError::Outside { .. } | RegisterError::BadRange { .. } => "InvalidWork",
+        RegisterError::EndpointClosed | RegisterError::Forked => "EndpointClosed",
+        _ => "RegisterError",
+    };
+    raise(py, class, error)
+}
+
+/// Why a peer could not be reached.
+pub(crate) fn connect(py: Python<'_>, error: ConnectError) -> PyErr {
+    let class = match error {
+        ConnectError::Metadata(_) => "InvalidMetadata",
+        ConnectError::TimedOut { .. } => "ConnectTimeout",
+        ConnectError::PeerMisbehaved { .. } | ConnectError::PeerIncompatible { .. } => {
+            "PeerIncompatible"
+        }
+        ConnectError::OtherIncarnation { .. } => "PeerGone",
+        ConnectError::EndpointClosed | ConnectError::Forked => "EndpointClosed",
+        _ => "ConnectError",
+    };
+    raise(py, class, error)
+}
+
+/// Why nobody was accepted.
+pub(crate) fn accept(py: Python<'_>, error: AcceptError) -> PyErr {
+    let class = match error {
+        AcceptError::TimedOut => "AcceptTimeout",
+        _ => "EndpointClosed",
+    };
+    raise(py, class, error)
+}
+
+/// Why a descriptor is of no use.
+pub(crate) fn import(py: Python<'_>, error: ImportError) -> PyErr {
+    let class = match &error {
+        ImportError::Descriptor(_) => "InvalidDescriptor",
+        ImportError::OtherIncarnation => "AccessDenied",
+        ImportError::Refused(why) => transfer(*why),
+        ImportError::TimedOut => "ConnectTimeout",
+        ImportError::EndpointClosed | ImportError::Forked => "EndpointClosed",
+        _ => "PathUnavailable",
+    };
+    raise(py, class, error)
+}
+
+/// Why a transfer could not be posted.
+pub(crate) fn post(py: Python<'_>, error: PostError) -> PyErr {
+    let class = match error {
+        PostError::Busy { .. } => "Busy",
+        PostError::Access { .. } => "AccessDenied",
+        PostError::PeerGone => "PeerGone",
+        PostError::EndpointClosed | PostError::Forked => "EndpointClosed",
+        _ => "InvalidWork",
+    };
+    raise(py, class, error)
+}

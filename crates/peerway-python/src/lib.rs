@@ -1,0 +1,38 @@
+//! `peerway._native`: the engine for Python.
+//!
+//! Each file wraps one concept of the engine; nothing here decides anything. Every call that can wait
+//! lets go of the interpreter and comes back to it several times a second, so that Ctrl-C is heard.
+
+mod arguments;
+mod buffer;
+mod endpoint;
+mod errors;
+mod log;
+mod memory;
+mod peer;
+mod region;
+mod transfer;
+mod waiting;
+mod wakeups;
+
+use pyo3::prelude::*;
+
+/// The module.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<endpoint::Endpoint>()?;
+    module.add_class::<endpoint::Notification>()?;
+    module.add_class::<peer::Peer>()?;
+    module.add_class::<region::Region>()?;
+    module.add_class::<region::LocalSlice>()?;
+    module.add_class::<region::RemoteRegion>()?;
+    module.add_class::<region::RemoteSlice>()?;
+    module.add_class::<region::BlockList>()?;
+    module.add_class::<transfer::Transfer>()?;
+    module.add_class::<transfer::Prepared>()?;
+    module.add_class::<transfer::Staged>()?;
+    module.add_class::<memory::Memory>()?;
+    module.add_class::<wakeups::Wakeups>()?;
+    Ok(())
+}

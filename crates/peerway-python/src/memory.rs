@@ -1,0 +1,95 @@
+//! Shareable memory for arrays: allocated before there is an endpoint, found again by its address.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, Weak};
+
+use peerway::SharedMemory;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::errors;
+
+/// Every live allocation by its first address, so that an array made of one is recognised when it is
+/// registered, whichever library made the array.
+static ALL: Mutex<BTreeMap<u64, Weak<SharedMemory>>> = Mutex::new(BTreeMap::new());
+
+/// Zeroed memory that local peers can map.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct Memory {
+    memory: Arc<SharedMemory>,
+}
+
+#[pymethods]
+impl Memory {
+    #[new]
+    fn new(py: Python<'_>, nbytes: usize) -> PyResult<Self> {
+        let memory = SharedMemory::allocate(nbytes).map_err(|error| errors::register(py, error))?;
+        let memory = Arc::new(memory);
+        let mut all = ALL.lock().unwrap();
+        all.retain(|_, weak| weak.strong_count() > 0);
+        all.insert(memory.addr(), Arc::downgrade(&memory));
+        Ok(Self { memory })
+    }
+
+    #[getter]
+    fn address(&self) -> u64 {
+        self.memory.addr()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.memory.len()
+    }
+
+    fn __len__(&self) -> usize {
+        self.memory.len() as usize
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<peerway.Memory of {} bytes at {:#x}>", self.memory.len(), self.memory.addr())
+    }
+
+    /// # Safety
+    ///
+    /// Called by the interpreter with a view to fill.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let (ptr, len) = (slf.get().memory.as_ptr(), slf.get().memory.len());
+        // SAFETY: the memory lives as long as the object, which the view keeps.
+        unsafe { fill(slf.as_any(), view, flags, ptr, len) }
+    }
+}
+
+/// Fills a view of `len` writable bytes that `owner` keeps alive.
+///
+/// # Safety
+///
+/// `view` is the interpreter's, and the bytes are valid while `owner` lives.
+pub(crate) unsafe fn fill(
+    owner: &Bound<'_, PyAny>,
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+    ptr: *mut u8,
+    len: u64,
+) -> PyResult<()> {
+    // SAFETY: as the caller promised; the call takes a reference to `owner`.
+    let result = unsafe {
+        ffi::PyBuffer_FillInfo(view, owner.as_ptr(), ptr.cast(), len as ffi::Py_ssize_t, 0, flags)
+    };
+    if result == 0 { Ok(()) } else { Err(PyErr::fetch(owner.py())) }
+}
+
+/// The allocation that all of these bytes lie in, and where.
+pub(crate) fn find(addr: u64, len: u64) -> Option<(Arc<SharedMemory>, Range<u64>)> {
+    let all = ALL.lock().unwrap();
+    let (_, memory) = all.range(..=addr).next_back()?;
+    let memory = memory.upgrade()?;
+    let start = addr - memory.addr();
+    let end = start.checked_add(len)?;
+    (end <= memory.len()).then_some((memory, start..end))
+}

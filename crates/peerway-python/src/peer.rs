@@ -1,0 +1,458 @@
+//! `Peer`: what is asked of one remote endpoint.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Mutex;
+
+use peerway::{Batch, Direction};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+
+use crate::buffer::{self, Use};
+use crate::endpoint::Notification;
+use crate::region::{BlockList, BlockSide, LocalSlice, Region, RemoteRegion, RemoteSlice};
+use crate::transfer::{Prepared, Staged, Transfer};
+use crate::{arguments, errors, waiting};
+
+/// Advertisements that are kept imported for callers who give descriptors, so that only the first use of
+/// one asks the peer.
+const KEPT_IMPORTS: usize = 256;
+
+/// One remote endpoint incarnation.
+#[pyclass(frozen, module = "peerway", weakref)]
+pub(crate) struct Peer {
+    endpoint: peerway::Endpoint,
+    pub(crate) peer: peerway::Peer,
+    imported: Mutex<HashMap<Advertisement, peerway::RemoteRegion>>,
+}
+
+/// The bytes of a descriptor that name the advertisement, whichever part of it is meant.
+type Advertisement = [u8; 32];
+
+impl Peer {
+    pub(crate) fn new(endpoint: peerway::Endpoint, peer: peerway::Peer) -> Self {
+        Self { endpoint, peer, imported: Mutex::default() }
+    }
+
+    fn import(&self, py: Python<'_>, descriptor: &[u8]) -> PyResult<peerway::RemoteRegion> {
+        let known = descriptor.get(16..48).and_then(|bytes| bytes.try_into().ok());
+        let known: Option<Advertisement> =
+            known.filter(|key| self.imported.lock().unwrap().contains_key(key));
+        let imported = match known {
+            // Nothing is asked, so the interpreter is kept.
+            Some(_) => self.peer.import(descriptor),
+            None => {
+                let (peer, descriptor) = (self.peer.clone(), descriptor.to_vec());
+                waiting::aside(py, move || peer.import(&descriptor))?
+            }
+        };
+        imported.map_err(|error| errors::import(py, error))
+    }
+
+    /// As `import`, for a descriptor that the caller does not keep imported.
+    fn import_and_keep(
+        &self,
+        py: Python<'_>,
+        descriptor: &[u8],
+    ) -> PyResult<peerway::RemoteRegion> {
+        let region = self.import(py, descriptor)?;
+        if let Some(key) = descriptor.get(16..48).and_then(|bytes| bytes.try_into().ok()) {
+            let mut imported = self.imported.lock().unwrap();
+            if imported.len() >= KEPT_IMPORTS && !imported.contains_key(&key) {
+                imported.retain(|_, region| !region.is_revoked());
+                if imported.len() >= KEPT_IMPORTS {
+                    imported.clear();
+                }
+            }
+            imported.entry(key).or_insert_with(|| region.clone());
+        }
+        Ok(region)
+    }
+
+    fn local(&self, object: &Bound<'_, PyAny>, needs: Use) -> PyResult<peerway::LocalSlice> {
+        if let Ok(region) = object.cast::<Region>() {
+            return Ok(region.get().region.all());
+        }
+        if let Ok(slice) = object.cast::<LocalSlice>() {
+            return Ok(slice.get().slice.clone());
+        }
+        Ok(buffer::register(&self.endpoint, "local", object, needs)?.all())
+    }
+
+    fn remote_slice(&self, object: &Bound<'_, PyAny>) -> PyResult<peerway::RemoteSlice> {
+        if let Ok(region) = object.cast::<RemoteRegion>() {
+            return Ok(region.get().region.all());
+        }
+        if let Ok(slice) = object.cast::<RemoteSlice>() {
+            return Ok(slice.get().slice.clone());
+        }
+        if let Ok(bytes) = object.cast::<PyBytes>() {
+            return Ok(self.import_and_keep(object.py(), bytes.as_bytes())?.all());
+        }
+        let wanted = "a remote region, a part of one, or a descriptor (bytes)";
+        Err(arguments::wrong_type("remote", object, wanted))
+    }
+
+    fn batch(
+        &self,
+        direction: Direction,
+        local: &Bound<'_, PyAny>,
+        remote: &Bound<'_, PyAny>,
+        options: Options<'_, '_>,
+    ) -> PyResult<Batch> {
+        let py = local.py();
+        let needs = match direction {
+            Direction::Write => Use::Read,
+            Direction::Read => Use::Write,
+        };
+        let batch = if is_sequence(local) || is_sequence(remote) {
+            if !is_sequence(local) || !is_sequence(remote) {
+                return Err(PyTypeError::new_err(
+                    "local and remote: both are lists or tuples, or neither is",
+                ));
+            }
+            let (locals, remotes) = (items(local)?, items(remote)?);
+            if locals.len() != remotes.len() {
+                return Err(PyValueError::new_err(format!(
+                    "local and remote: {} pieces against {}",
+                    locals.len(),
+                    remotes.len()
+                )));
+            }
+            let pairs = locals
+                .iter()
+                .zip(&remotes)
+                .map(|(local, remote)| Ok((self.local(local, needs)?, self.remote_slice(remote)?)));
+            let pairs: Vec<_> = pairs.collect::<PyResult<_>>()?;
+            match direction {
+                Direction::Write => Batch::write_vector(&pairs),
+                Direction::Read => Batch::read_vector(&pairs),
+            }
+        } else if let Ok(local) = local.cast::<BlockList>() {
+            let blocks = remote.cast::<BlockList>();
+            let blocks = blocks.map_err(|_| {
+                arguments::wrong_type("remote", remote, "a BlockList, as local is one")
+            })?;
+            match (&local.get().side, &blocks.get().side, direction) {
+                (BlockSide::Local(local), BlockSide::Remote(remote), Direction::Write) => {
+                    Batch::write_blocks(local.clone(), remote.clone())
+                }
+                (BlockSide::Local(local), BlockSide::Remote(remote), Direction::Read) => {
+                    Batch::read_blocks(local.clone(), remote.clone())
+                }
+                (BlockSide::Remote(_), ..) => {
+                    return Err(PyTypeError::new_err("local: these blocks are of a remote region"));
+                }
+                _ => {
+                    return Err(PyTypeError::new_err("remote: these blocks are of a local region"));
+                }
+            }
+        } else {
+            let (local, remote) = (self.local(local, needs)?, self.remote_slice(remote)?);
+            match direction {
+                Direction::Write => Batch::write(&local, &remote),
+                Direction::Read => Batch::read(&local, &remote),
+            }
+        };
+        options.apply(batch.map_err(|error| errors::post(py, error))?, py)
+    }
+
+    fn run(&self, py: Python<'_>, batch: &Batch) -> PyResult<()> {
+        let begun = self.peer.begin(batch).map_err(|error| errors::post(py, error))?;
+        waiting::finish(py, &begun)
+    }
+
+    fn post(&self, py: Python<'_>, batch: &Batch) -> PyResult<Transfer> {
+        let posted = self.peer.post(batch).map_err(|error| errors::post(py, error))?;
+        Ok(Transfer::new(posted))
+    }
+
+    fn prepare(&self, py: Python<'_>, batch: Batch) -> PyResult<Prepared> {
+        let prepared = self.peer.prepare(batch).map_err(|error| errors::post(py, error))?;
+        Ok(Prepared { prepared })
+    }
+}
+
+/// What may be said of a transfer besides its memory.
+struct Options<'a, 'py> {
+    notify: Option<&'a Bound<'py, PyAny>>,
+    count: Option<u32>,
+    deadline: Option<f64>,
+    kind: &'a str,
+}
+
+impl Options<'_, '_> {
+    fn apply(&self, mut batch: Batch, py: Python<'_>) -> PyResult<Batch> {
+        if let Some(message) = self.notify {
+            let message = arguments::bytes("notify", message)?;
+            batch = batch.notify(message).map_err(|error| errors::post(py, error))?;
+        }
+        if let Some(id) = self.count {
+            batch = batch.count(id);
+        }
+        if let Some(deadline) = self.deadline {
+            batch = batch.deadline(arguments::seconds("deadline", deadline)?);
+        }
+        if self.kind != "auto" {
+            batch = batch.class(arguments::class(self.kind)?);
+        }
+        Ok(batch)
+    }
+}
+
+fn is_sequence(object: &Bound<'_, PyAny>) -> bool {
+    object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>()
+}
+
+fn items<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    object.try_iter()?.collect()
+}
+
+#[pymethods]
+impl Peer {
+    fn remote(&self, py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<RemoteRegion> {
+        let region = self.import(py, arguments::bytes("descriptor", descriptor)?)?;
+        Ok(RemoteRegion { region })
+    }
+
+    #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn write(
+        &self,
+        py: Python<'_>,
+        local: &Bound<'_, PyAny>,
+        remote: &Bound<'_, PyAny>,
+        notify: Option<&Bound<'_, PyAny>>,
+        count: Option<u32>,
+        deadline: Option<f64>,
+        kind: &str,
+    ) -> PyResult<()> {
+        let options = Options { notify, count, deadline, kind };
+        self.run(py, &self.batch(Direction::Write, local, remote, options)?)
+    }
+
+    #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn read(
+        &self,
+        py: Python<'_>,
+        local: &Bound<'_, PyAny>,
+        remote: &Bound<'_, PyAny>,
+        notify: Option<&Bound<'_, PyAny>>,
+        count: Option<u32>,
+        deadline: Option<f64>,
+        kind: &str,
+    ) -> PyResult<()> {
+        let options = Options { notify, count, deadline, kind };
+        self.run(py, &self.batch(Direction::Read, local, remote, options)?)
+    }
+
+    #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn post_write(
+        &self,
+        py: Python<'_>,
+        local: &Bound<'_, PyAny>,
+        remote: &Bound<'_, PyAny>,
+        notify: Option<&Bound<'_, PyAny>>,
+        count: Option<u32>,
+        deadline: Option<f64>,
+        kind: &str,
+    ) -> PyResult<Transfer> {
+        let options = Options { notify, count, deadline, kind };
+        self.post(py, &self.batch(Direction::Write, local, remote, options)?)
+    }
+
+    #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn post_read(
+        &self,
+        py: Python<'_>,
+        local: &Bound<'_, PyAny>,
+        remote: &Bound<'_, PyAny>,
+        notify: Option<&Bound<'_, PyAny>>,
+        count: Option<u32>,
+        deadline: Option<f64>,
+        kind: &str,
+    ) -> PyResult<Transfer> {
+        let options = Options { notify, count, deadline, kind };
+        self.post(py, &self.batch(Direction::Read, local, remote, options)?)
+    }
+
+    #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn prepare_write(
+        &self,
+        py: Python<'_>,
+        local: &Bound<'_, PyAny>,
+        remote: &Bound<'_, PyAny>,
+        notify: Option<&Bound<'_, PyAny>>,
+        count: Option<u32>,
+        deadline: Option<f64>,
+        kind: &str,
+    ) -> PyResult<Prepared> {
+        let options = Options { notify, count, deadline, kind };
+        self.prepare(py, self.batch(Direction::Write, local, remote, options)?)
+    }
+
+    #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn prepare_read(
+        &self,
+        py: Python<'_>,
+        local: &Bound<'_, PyAny>,
+        remote: &Bound<'_, PyAny>,
+        notify: Option<&Bound<'_, PyAny>>,
+        count: Option<u32>,
+        deadline: Option<f64>,
+        kind: &str,
+    ) -> PyResult<Prepared> {
+        let options = Options { notify, count, deadline, kind };
+        self.prepare(py, self.batch(Direction::Read, local, remote, options)?)
+    }
+
+    fn stage(&self, py: Python<'_>, stages: Vec<Bound<'_, Prepared>>) -> PyResult<Staged> {
+        let stages = stages.iter().map(|stage| stage.get().prepared.clone()).collect();
+        let staged = self.peer.stage_prepared(stages).map_err(|error| errors::post(py, error))?;
+        Ok(Staged { staged })
+    }
+
+    fn post_addresses(
+        &self,
+        py: Python<'_>,
+        op: &str,
+        regions: Vec<Bound<'_, Region>>,
+        addresses: Vec<u64>,
+        sizes: Vec<u64>,
+        descriptors: Vec<Bound<'_, PyBytes>>,
+    ) -> PyResult<Transfer> {
+        let count = regions.len();
+        if [addresses.len(), sizes.len(), descriptors.len()] != [count; 3] {
+            return Err(PyValueError::new_err(format!(
+                "{count} regions, {} addresses, {} sizes and {} descriptors",
+                addresses.len(),
+                sizes.len(),
+                descriptors.len()
+            )));
+        }
+        let mut pairs = Vec::with_capacity(count);
+        for (i, region) in regions.iter().enumerate() {
+            let region = &region.get().region;
+            let (start, size) = (addresses[i].wrapping_sub(region.addr()), sizes[i]);
+            // What leaves the region is refused when the batch is made.
+            let local = region.slice(start..start.saturating_add(size));
+            let remote = self.import_and_keep(py, descriptors[i].as_bytes())?;
+            // A descriptor that is larger than the piece names where it starts.
+            pairs.push((local, remote.slice(0..size)));
+        }
+        let batch = match (op, &pairs[..]) {
+            ("write", [(local, remote)]) => Batch::write(local, remote),
+            ("read", [(local, remote)]) => Batch::read(local, remote),
+            ("write", pairs) => Batch::write_vector(pairs),
+            ("read", pairs) => Batch::read_vector(pairs),
+            _ => {
+                return Err(PyValueError::new_err(format!(
+                    "op: '{op}' is neither 'read' nor 'write'"
+                )));
+            }
+        };
+        self.post(py, &batch.map_err(|error| errors::post(py, error))?)
+    }
+
+    fn notify(&self, py: Python<'_>, message: &Bound<'_, PyAny>) -> PyResult<Transfer> {
+        let message = arguments::bytes("message", message)?;
+        let posted = self.peer.notify(message).map_err(|error| errors::post(py, error))?;
+        Ok(Transfer::new(posted))
+    }
+
+    fn count(&self, py: Python<'_>, id: u32) -> PyResult<Transfer> {
+        let posted = self.peer.count(id).map_err(|error| errors::post(py, error))?;
+        Ok(Transfer::new(posted))
+    }
+
+    #[pyo3(signature = (timeout=Some(0.0)))]
+    fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
+        let timeout = waiting::timeout("timeout", timeout)?;
+        let found = waiting::until(py, timeout, |left| {
+            let found = self.peer.notification(left);
+            // From a peer that is gone nothing more comes.
+            found.map(Some).or_else(|| (!self.peer.is_alive()).then_some(None))
+        })?;
+        Ok(found.flatten().map(Notification::from))
+    }
+
+    #[getter]
+    fn path(&self) -> String {
+        self.peer.path().kind.to_string()
+    }
+
+    #[getter]
+    fn why(&self) -> &str {
+        &self.peer.path().why
+    }
+
+    #[getter]
+    fn trusted(&self) -> bool {
+        self.peer.path().is_trusted()
+    }
+
+    #[getter]
+    fn address(&self) -> (String, u16) {
+        let addr = self.peer.address();
+        (addr.ip().to_string(), addr.port())
+    }
+
+    #[getter]
+    fn incarnation(&self) -> String {
+        self.peer.incarnation().to_string()
+    }
+
+    #[getter]
+    fn initiator(&self) -> bool {
+        self.peer.is_initiator()
+    }
+
+    #[getter]
+    fn alive(&self) -> bool {
+        self.peer.is_alive()
+    }
+
+    #[getter]
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.peer.stats();
+        let dict = PyDict::new(py);
+        dict.set_item("transfers", stats.transfers)?;
+        dict.set_item("bytes_written", stats.bytes_written)?;
+        dict.set_item("bytes_read", stats.bytes_read)?;
+        dict.set_item("bytes_served", stats.bytes_served)?;
+        dict.set_item("bytes_landed", stats.bytes_landed)?;
+        dict.set_item("lanes_lost", stats.lanes_lost)?;
+        Ok(dict)
+    }
+
+    fn remove(&self, py: Python<'_>) {
+        self.imported.lock().unwrap().clear();
+        py.detach(|| self.peer.remove());
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<Self>().is_ok_and(|other| other.get().peer == self.peer)
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.peer.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __repr__(&self) -> String {
+        let (kind, alive) = (self.peer.path().kind, self.peer.is_alive());
+        let gone = if alive { "" } else { ", gone" };
+        format!(
+            "<peerway.Peer {} at {} by {kind}{gone}>",
+            self.peer.incarnation(),
+            self.peer.address()
+        )
+    }
+}

@@ -1,0 +1,310 @@
+//! Regions, parts of them and block lists, on both sides.
+
+use std::ffi::c_int;
+
+use peerway::{Access, Fence};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PySlice};
+
+use crate::peer::Peer;
+use crate::{arguments, errors, memory};
+
+/// Registered local memory.
+#[pyclass(frozen, module = "peerway", weakref)]
+pub(crate) struct Region {
+    pub(crate) region: peerway::Region,
+}
+
+impl Region {
+    pub(crate) fn new(region: peerway::Region) -> Self {
+        Self { region }
+    }
+}
+
+#[pymethods]
+impl Region {
+    #[getter]
+    fn address(&self) -> u64 {
+        self.region.addr()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.region.len()
+    }
+
+    #[getter]
+    fn shareable(&self) -> bool {
+        self.region.is_shareable()
+    }
+
+    fn __len__(&self) -> usize {
+        self.region.len() as usize
+    }
+
+    fn __getitem__(&self, bytes: &Bound<'_, PySlice>) -> PyResult<LocalSlice> {
+        let range = arguments::range(bytes, self.region.len())?;
+        let addr = self.region.addr() + range.start;
+        Ok(LocalSlice { addr, slice: self.region.slice(range) })
+    }
+
+    #[pyo3(signature = (indices, nbytes, *, stride=None, base=0))]
+    fn blocks(
+        &self,
+        indices: &Bound<'_, PyAny>,
+        nbytes: u64,
+        stride: Option<u64>,
+        base: u64,
+    ) -> PyResult<BlockList> {
+        local_blocks(&self.region, indices, nbytes, stride, base)
+    }
+
+    #[pyo3(signature = (access="rw", *, start=0, stop=None, to=None))]
+    fn advertise<'py>(
+        &self,
+        py: Python<'py>,
+        access: &str,
+        start: u64,
+        stop: Option<u64>,
+        to: Option<&Bound<'_, Peer>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let access = arguments::access(access)?;
+        let range = start..stop.unwrap_or(self.region.len());
+        let to = to.map(|peer| &peer.get().peer);
+        let descriptor = self.region.advertise_range(range, access, to);
+        let descriptor = descriptor.map_err(|error| errors::register(py, error))?;
+        Ok(PyBytes::new(py, &descriptor))
+    }
+
+    fn revoke(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.region.revoke()) == Fence::Held
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<peerway.Region of {} bytes at {:#x}>", self.region.len(), self.region.addr())
+    }
+
+    /// # Safety
+    ///
+    /// Called by the interpreter with a view to fill.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let region = &slf.get().region;
+        if !region.is_shareable() {
+            return Err(PyBufferError::new_err(
+                "the region is of memory that you registered: use the object it was registered from",
+            ));
+        }
+        let (ptr, len) = (region.addr() as *mut u8, region.len());
+        // SAFETY: shareable memory lives as long as the region, which the view keeps.
+        unsafe { memory::fill(slf.as_any(), view, flags, ptr, len) }
+    }
+}
+
+/// A part of a region.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct LocalSlice {
+    addr: u64,
+    pub(crate) slice: peerway::LocalSlice,
+}
+
+#[pymethods]
+impl LocalSlice {
+    #[getter]
+    fn address(&self) -> u64 {
+        self.addr
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.slice.len()
+    }
+
+    fn __len__(&self) -> usize {
+        self.slice.len() as usize
+    }
+}
+
+/// Memory that a peer advertised.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct RemoteRegion {
+    pub(crate) region: peerway::RemoteRegion,
+}
+
+#[pymethods]
+impl RemoteRegion {
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.region.len()
+    }
+
+    #[getter]
+    fn access(&self) -> &'static str {
+        match self.region.access() {
+            access if access == Access::READ => "r",
+            access if access == Access::WRITE => "w",
+            _ => "rw",
+        }
+    }
+
+    #[getter]
+    fn direct_path(&self) -> Option<String> {
+        self.region.direct_path().map(|kind| kind.to_string())
+    }
+
+    fn __len__(&self) -> usize {
+        self.region.len() as usize
+    }
+
+    fn __getitem__(&self, bytes: &Bound<'_, PySlice>) -> PyResult<RemoteSlice> {
+        let range = arguments::range(bytes, self.region.len())?;
+        Ok(RemoteSlice { slice: self.region.slice(range) })
+    }
+
+    #[pyo3(signature = (indices, nbytes, *, stride=None, base=0))]
+    fn blocks(
+        &self,
+        indices: &Bound<'_, PyAny>,
+        nbytes: u64,
+        stride: Option<u64>,
+        base: u64,
+    ) -> PyResult<BlockList> {
+        remote_blocks(&self.region, indices, nbytes, stride, base)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<peerway.RemoteRegion of {} bytes, '{}'>", self.region.len(), self.access())
+    }
+}
+
+/// A part of a peer's memory.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct RemoteSlice {
+    pub(crate) slice: peerway::RemoteSlice,
+}
+
+#[pymethods]
+impl RemoteSlice {
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.slice.len()
+    }
+
+    fn __len__(&self) -> usize {
+        self.slice.len() as usize
+    }
+}
+
+/// Equal blocks of a region or a remote region.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct BlockList {
+    pub(crate) side: BlockSide,
+    count: usize,
+    nbytes: u64,
+}
+
+/// Whose blocks they are.
+pub(crate) enum BlockSide {
+    Local(peerway::LocalBlocks),
+    Remote(peerway::RemoteBlocks),
+}
+
+#[pymethods]
+impl BlockList {
+    #[new]
+    #[pyo3(signature = (region, indices, nbytes, *, stride=None, base=0))]
+    fn new(
+        region: &Bound<'_, PyAny>,
+        indices: &Bound<'_, PyAny>,
+        nbytes: u64,
+        stride: Option<u64>,
+        base: u64,
+    ) -> PyResult<Self> {
+        if let Ok(local) = region.cast::<Region>() {
+            return local_blocks(&local.get().region, indices, nbytes, stride, base);
+        }
+        if let Ok(remote) = region.cast::<RemoteRegion>() {
+            return remote_blocks(&remote.get().region, indices, nbytes, stride, base);
+        }
+        Err(arguments::wrong_type("region", region, "Region or RemoteRegion"))
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.nbytes.saturating_mul(self.count as u64)
+    }
+
+    fn __len__(&self) -> usize {
+        self.count
+    }
+}
+
+fn local_blocks(
+    region: &peerway::Region,
+    indices: &Bound<'_, PyAny>,
+    nbytes: u64,
+    stride: Option<u64>,
+    base: u64,
+) -> PyResult<BlockList> {
+    let indices = indices_of(indices)?;
+    let blocks = region.blocks(base, stride.unwrap_or(nbytes), nbytes, &indices);
+    Ok(BlockList { side: BlockSide::Local(blocks), count: indices.len(), nbytes })
+}
+
+fn remote_blocks(
+    region: &peerway::RemoteRegion,
+    indices: &Bound<'_, PyAny>,
+    nbytes: u64,
+    stride: Option<u64>,
+    base: u64,
+) -> PyResult<BlockList> {
+    let indices = indices_of(indices)?;
+    let blocks = region.blocks(base, stride.unwrap_or(nbytes), nbytes, &indices);
+    Ok(BlockList { side: BlockSide::Remote(blocks), count: indices.len(), nbytes })
+}
+
+/// Block numbers from an array of any integer type, without a Python object per number, or from any
+/// sequence.
+fn indices_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let py = object.py();
+    if let Ok(buffer) = PyBuffer::<u32>::get(object) {
+        return buffer.to_vec(py);
+    }
+    fn narrow<T: Copy + std::fmt::Display>(numbers: Vec<T>) -> PyResult<Vec<u32>>
+    where
+        u32: TryFrom<T>,
+    {
+        let one = |(at, number): (usize, T)| {
+            u32::try_from(number).map_err(|_| {
+                let range = "0 to 4294967295";
+                PyValueError::new_err(format!("indices: number {number} at {at} is not in {range}"))
+            })
+        };
+        numbers.into_iter().enumerate().map(one).collect()
+    }
+    if let Ok(buffer) = PyBuffer::<i64>::get(object) {
+        return narrow(buffer.to_vec(py)?);
+    }
+    if let Ok(buffer) = PyBuffer::<i32>::get(object) {
+        return narrow(buffer.to_vec(py)?);
+    }
+    if let Ok(buffer) = PyBuffer::<u64>::get(object) {
+        return narrow(buffer.to_vec(py)?);
+    }
+    if object.hasattr("data_ptr")? && object.hasattr("numpy")? {
+        // A tensor gives its numbers as an array, without copying them.
+        return indices_of(&object.call_method0("numpy")?);
+    }
+    object
+        .extract::<Vec<i64>>()
+        .map_err(|_| {
+            arguments::wrong_type("indices", object, "an integer array or a sequence of int")
+        })
+        .and_then(narrow)
+}

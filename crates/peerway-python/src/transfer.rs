@@ -1,0 +1,143 @@
+//! `Transfer`, `Prepared` and `Staged`.
+
+use std::sync::Arc;
+
+use peerway::{Fence, Reason};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::wakeups::Watchers;
+use crate::{errors, waiting};
+
+/// A posted transfer.
+#[pyclass(frozen, module = "peerway", weakref)]
+pub(crate) struct Transfer {
+    pub(crate) transfer: peerway::Transfer,
+    pub(crate) watchers: Arc<Watchers>,
+}
+
+impl Transfer {
+    pub(crate) fn new(transfer: peerway::Transfer) -> Self {
+        Self { transfer, watchers: Arc::default() }
+    }
+}
+
+#[pymethods]
+impl Transfer {
+    fn done(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.transfer.poll()).is_some()
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.exception(py, timeout)?.map_or(Ok(()), Err)
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyErr>> {
+        let timeout = waiting::timeout("timeout", timeout)?;
+        match waiting::until(py, timeout, |left| self.transfer.wait(left))? {
+            Some(ended) => Ok(errors::ended(py, ended)),
+            None => {
+                let what = "the transfer has not ended in this time; it goes on";
+                Err(errors::raise(py, "WaitTimeout", what))
+            }
+        }
+    }
+
+    fn cancel(&self, py: Python<'_>) {
+        py.detach(|| self.transfer.cancel());
+    }
+
+    fn cancelled(&self) -> bool {
+        self.transfer.poll().is_some_and(|ended| ended.reason == Reason::Cancelled)
+    }
+
+    #[getter]
+    fn fenced(&self) -> Option<bool> {
+        self.transfer.poll().map(|ended| ended.fence == Fence::Held)
+    }
+
+    #[getter]
+    fn path(&self) -> String {
+        self.transfer.path().to_string()
+    }
+
+    #[getter]
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.transfer.stats();
+        let dict = PyDict::new(py);
+        dict.set_item("bytes_done", stats.bytes_done)?;
+        dict.set_item("bytes_total", stats.bytes_total)?;
+        dict.set_item("until_sent", stats.until_sent.map(|time| time.as_secs_f64()))?;
+        dict.set_item("until_ended", stats.until_ended.map(|time| time.as_secs_f64()))?;
+        Ok(dict)
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("peerway._aio")?.call_method1("wait", (slf,))
+    }
+
+    fn __repr__(&self) -> String {
+        let stats = self.transfer.stats();
+        let state = match self.transfer.poll() {
+            Some(ended) => ended.to_string(),
+            None => format!("{} of {} bytes", stats.bytes_done, stats.bytes_total),
+        };
+        format!("<peerway.Transfer by {}: {state}>", self.transfer.path())
+    }
+}
+
+/// A checked transfer.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct Prepared {
+    pub(crate) prepared: peerway::Prepared,
+}
+
+#[pymethods]
+impl Prepared {
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.prepared.total()
+    }
+
+    fn post(&self, py: Python<'_>) -> PyResult<Transfer> {
+        let posted = self.prepared.post().map_err(|error| errors::post(py, error))?;
+        Ok(Transfer::new(posted))
+    }
+
+    fn run(&self, py: Python<'_>) -> PyResult<()> {
+        let begun = self.prepared.begin().map_err(|error| errors::post(py, error))?;
+        waiting::finish(py, &begun)
+    }
+}
+
+/// Parts that the caller releases one by one.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct Staged {
+    pub(crate) staged: peerway::Staged,
+}
+
+#[pymethods]
+impl Staged {
+    fn __len__(&self) -> usize {
+        self.staged.len()
+    }
+
+    fn release(&self, py: Python<'_>, stage: usize) -> PyResult<()> {
+        self.staged.release(stage).map_err(|error| errors::post(py, error))
+    }
+
+    fn done(&self, stage: usize) -> bool {
+        self.staged.poll(stage).is_some()
+    }
+
+    fn cancel(&self, py: Python<'_>) {
+        py.detach(|| self.staged.cancel());
+    }
+
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        let ended = waiting::until(py, None, |left| self.staged.wait(left))?;
+        ended.and_then(|ended| errors::ended(py, ended)).map_or(Ok(()), Err)
+    }
+}

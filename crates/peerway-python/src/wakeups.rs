@@ -1,0 +1,95 @@
+//! Ends of transfers for an event loop, without a thread that waits for them.
+//!
+//! Whoever ends a transfer, most often a thread of the engine's that knows no Python, puts the transfer's
+//! token into a queue and makes a descriptor readable; the loop takes the tokens out.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Wake, Waker};
+
+use crossbeam_queue::SegQueue;
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::transfer::Transfer;
+
+/// See the module.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct Wakeups {
+    queue: Arc<Queue>,
+}
+
+struct Queue {
+    tokens: SegQueue<u64>,
+    /// The descriptor is readable and nobody has looked yet.
+    rung: AtomicBool,
+    bell: Mutex<Option<OwnedFd>>,
+}
+
+impl Queue {
+    fn push(&self, token: u64) {
+        self.tokens.push(token);
+        // pairs with the swap in `take`: a token pushed before it is taken out there, one pushed after it
+        // rings again.
+        if !self.rung.swap(true, Ordering::SeqCst)
+            && let Some(bell) = &*self.bell.lock().unwrap()
+        {
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+#[pymethods]
+impl Wakeups {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| PyOSError::new_err(format!("eventfd: {error}")))?;
+        let bell = Mutex::new(Some(bell));
+        let queue = Queue { tokens: SegQueue::new(), rung: AtomicBool::new(false), bell };
+        Ok(Self { queue: Arc::new(queue) })
+    }
+
+    fn fileno(&self) -> i32 {
+        self.queue.bell.lock().unwrap().as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+
+    fn watch(&self, transfer: &Bound<'_, Transfer>, token: u64) -> bool {
+        let Transfer { transfer, watchers } = transfer.get();
+        watchers.waiting.lock().unwrap().push((self.queue.clone(), token));
+        let pending = transfer.on_end(&Waker::from(watchers.clone()));
+        if !pending {
+            watchers.waiting.lock().unwrap().retain(|(_, other)| *other != token);
+        }
+        pending
+    }
+
+    fn take(&self) -> Vec<u64> {
+        if let Some(bell) = &*self.queue.bell.lock().unwrap() {
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+        }
+        // pairs with the swap in `push`
+        self.queue.rung.swap(false, Ordering::SeqCst);
+        std::iter::from_fn(|| self.queue.tokens.pop()).collect()
+    }
+
+    fn close(&self) {
+        self.queue.bell.lock().unwrap().take();
+    }
+}
+
+/// Who is told of a transfer's end: an engine's transfer wakes one waker, and this is it.
+#[derive(Default)]
+pub(crate) struct Watchers {
+    waiting: Mutex<Vec<(Arc<Queue>, u64)>>,
+}
+
+impl Wake for Watchers {
+    fn wake(self: Arc<Self>) {
+        for (queue, token) in self.waiting.lock().unwrap().drain(..) {
+            queue.push(token);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+"""Awaiting transfers: one descriptor per event loop, no thread per transfer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from peerway._native import Transfer, Wakeups
+
+
+class _Ends:
+    """The transfers that tasks of one loop wait for."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._wakeups = Wakeups()
+        self._tokens = count()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        loop.add_reader(self._wakeups.fileno(), self._heard)
+
+    def of(self, transfer: Transfer, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """A future that is done when the transfer has ended, however."""
+        future: asyncio.Future[None] = loop.create_future()
+        token = next(self._tokens)
+        self._waiting[token] = future
+        if not self._wakeups.watch(transfer, token):
+            del self._waiting[token]
+            future.set_result(None)
+        return future
+
+    def _heard(self) -> None:
+        for token in self._wakeups.take():
+            future = self._waiting.pop(token, None)
+            if future is not None and not future.done():
+                future.set_result(None)
+
+
+_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ends] = WeakKeyDictionary()
+
+
+def wait(transfer: Transfer) -> Generator[Any, None, None]:
+    """What ``await transfer`` runs.
+
+    A task that is cancelled meanwhile cancels the transfer and leaves when its memory is quiet, or cannot be
+    made so within the fence deadline.
+    """
+    loop = asyncio.get_running_loop()
+    ends = _loops.get(loop)
+    if ends is None:
+        ends = _loops[loop] = _Ends(loop)
+    try:
+        yield from ends.of(transfer, loop)
+    except asyncio.CancelledError:
+        transfer.cancel()
+        yield from ends.of(transfer, loop)
+        raise
+    transfer.wait(0)

@@ -1,0 +1,347 @@
+"""What the extension module offers; `peerway` exports all of it. Times are seconds."""
+
+from collections.abc import Buffer, Generator, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias
+
+Access: TypeAlias = Literal["r", "w", "rw"]
+Kind: TypeAlias = Literal["auto", "latency", "bulk"]
+
+#: What can stand for local memory in a transfer: a region, a part of one, or any contiguous buffer (the
+#: buffer protocol, ``__array_interface__``, ``__dlpack__`` on the CPU, torch's ``data_ptr()``), which is
+#: registered for that transfer and kept alive by it.
+Local: TypeAlias = Region | LocalSlice | BlockList | Buffer | Any
+#: What can stand for the peer's memory: an imported region, a part of one, or a 64-byte descriptor.
+Remote: TypeAlias = RemoteRegion | RemoteSlice | BlockList | bytes
+
+__version__: str
+
+class Endpoint:
+    """One end of transfers: it listens, connects, and owns registered memory.
+
+    What is not given comes from the environment (``peerway doctor --config`` lists the variables).
+    """
+
+    def __init__(
+        self,
+        *,
+        bind: str | None = None,
+        advertise: str | None = None,
+        transport: str | None = None,
+        deadline: float | None = None,
+        detect: float | None = None,
+        fence: float | None = None,
+        connect_timeout: float | None = None,
+        spin: float | None = None,
+        lanes: int | None = None,
+        shards: int | None = None,
+        copy_threads: int | None = None,
+        slots: int | None = None,
+        notify_bytes: int | None = None,
+    ) -> None: ...
+    @property
+    def metadata(self) -> bytes:
+        """What others need to connect: hand it over by any means."""
+    @property
+    def incarnation(self) -> str:
+        """The name of this life of the endpoint."""
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where peers can connect, best first."""
+    @property
+    def closed(self) -> bool: ...
+    def connect(self, to: bytes | str | tuple[str, int], timeout: float | None = None) -> Peer:
+        """Connects to an endpoint's metadata, or to whoever listens at ``"host:port"`` or ``(host, port)``.
+
+        A second connect to the same incarnation returns the same peer.
+        """
+    def accept(self, timeout: float | None = None) -> Peer:
+        """The next peer that connected to us. Raises ``AcceptTimeout``."""
+    def peers(self) -> list[Peer]: ...
+    def register(self, buffer: Any) -> Region:
+        """Registers writable, contiguous memory; the region keeps the object alive."""
+    def register_address(self, address: int, nbytes: int, owner: object = None) -> Region:
+        """Registers memory by address. ``owner`` is kept alive; without one, keeping the memory valid until
+        the region and all its transfers are gone is the caller's promise."""
+    def allocate(self, nbytes: int) -> Region:
+        """Zeroed memory that local peers can map; the region offers it by the buffer protocol."""
+    def notification(self, timeout: float | None = 0.0) -> Notification | None:
+        """The oldest notification, waiting for one for so long (``None``: for ever)."""
+    def counter(self, id: int) -> int:
+        """Arrivals counted under this id."""
+    def wait_counter(self, id: int, n: int, timeout: float | None = None) -> int:
+        """Waits for at least ``n`` arrivals; returns how many there are. Raises ``CounterTimeout``."""
+    def reset_counter(self, id: int) -> int:
+        """Forgets a counter and returns what it had."""
+    def close(self) -> None:
+        """Ends transfers, threads and sockets."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+class Region:
+    """Registered local memory. Its advertisements end with the object."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def shareable(self) -> bool:
+        """Whether local peers can map it."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, bytes: slice) -> LocalSlice: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def blocks(
+        self, indices: Sequence[int] | Buffer, nbytes: int, *, stride: int | None = None, base: int = 0
+    ) -> BlockList:
+        """Blocks of ``nbytes`` bytes; block ``i`` starts at ``base + indices[i] * stride``."""
+    def advertise(
+        self, access: Access = "rw", *, start: int = 0, stop: int | None = None, to: Peer | None = None
+    ) -> bytes:
+        """The 64-byte descriptor that lets a peer (or only ``to``) reach these bytes."""
+    def revoke(self) -> bool:
+        """Ends every advertisement. True: no peer touches the memory any more (the fence is held)."""
+
+class LocalSlice:
+    """A part of a region."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class RemoteRegion:
+    """Memory that a peer advertised."""
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def access(self) -> Access: ...
+    @property
+    def direct_path(self) -> str | None:
+        """The path by which this process reaches it alone; None when it goes over lanes."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, bytes: slice) -> RemoteSlice: ...
+    def blocks(
+        self, indices: Sequence[int] | Buffer, nbytes: int, *, stride: int | None = None, base: int = 0
+    ) -> BlockList: ...
+
+class RemoteSlice:
+    """A part of a peer's memory."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+class BlockList:
+    """Equal blocks of a region or a remote region: paged KV cache."""
+
+    def __init__(
+        self,
+        region: Region | RemoteRegion,
+        indices: Sequence[int] | Buffer,
+        nbytes: int,
+        *,
+        stride: int | None = None,
+        base: int = 0,
+    ) -> None: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks together."""
+    def __len__(self) -> int:
+        """How many blocks."""
+
+class Peer:
+    """One remote endpoint incarnation. A restarted peer is another peer."""
+
+    def remote(self, descriptor: bytes) -> RemoteRegion:
+        """Turns a descriptor that the peer advertised into memory that can be read and written."""
+    def write(
+        self,
+        local: Local | Sequence[Local],
+        remote: Remote | Sequence[Remote],
+        *,
+        notify: bytes | None = None,
+        count: int | None = None,
+        deadline: float | None = None,
+        kind: Kind = "auto",
+    ) -> None:
+        """Writes local bytes into the peer's memory and waits until they are there.
+
+        Sequences of equal length are one transfer of many pieces. ``notify`` is a message and ``count`` a
+        counter of the peer's, both seen after the bytes, once.
+        """
+    def read(
+        self,
+        local: Local | Sequence[Local],
+        remote: Remote | Sequence[Remote],
+        *,
+        notify: bytes | None = None,
+        count: int | None = None,
+        deadline: float | None = None,
+        kind: Kind = "auto",
+    ) -> None:
+        """Reads the peer's memory into local memory and waits."""
+    def post_write(
+        self,
+        local: Local | Sequence[Local],
+        remote: Remote | Sequence[Remote],
+        *,
+        notify: bytes | None = None,
+        count: int | None = None,
+        deadline: float | None = None,
+        kind: Kind = "auto",
+    ) -> Transfer:
+        """As ``write``, returning at once."""
+    def post_read(
+        self,
+        local: Local | Sequence[Local],
+        remote: Remote | Sequence[Remote],
+        *,
+        notify: bytes | None = None,
+        count: int | None = None,
+        deadline: float | None = None,
+        kind: Kind = "auto",
+    ) -> Transfer:
+        """As ``read``, returning at once."""
+    def prepare_write(
+        self,
+        local: Local | Sequence[Local],
+        remote: Remote | Sequence[Remote],
+        *,
+        notify: bytes | None = None,
+        count: int | None = None,
+        deadline: float | None = None,
+        kind: Kind = "auto",
+    ) -> Prepared:
+        """Checks a write once, to be posted many times, from any thread."""
+    def prepare_read(
+        self,
+        local: Local | Sequence[Local],
+        remote: Remote | Sequence[Remote],
+        *,
+        notify: bytes | None = None,
+        count: int | None = None,
+        deadline: float | None = None,
+        kind: Kind = "auto",
+    ) -> Prepared:
+        """Checks a read once, to be posted many times, from any thread."""
+    def stage(self, stages: Sequence[Prepared]) -> Staged:
+        """Parts that go when they are released: layer-wise streaming."""
+    def post_addresses(
+        self,
+        op: Literal["read", "write"],
+        regions: Sequence[Region],
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        descriptors: Sequence[bytes],
+    ) -> Transfer:
+        """One transfer of pieces given by local address; each lies in its region, and each descriptor says
+        where the piece's remote side starts. All five have one length."""
+    def notify(self, message: bytes) -> Transfer:
+        """Sends a message to the peer's notification queue."""
+    def count(self, id: int) -> Transfer:
+        """Adds one to a counter of the peer's."""
+    def notification(self, timeout: float | None = 0.0) -> Notification | None:
+        """The oldest notification from this peer."""
+    @property
+    def path(self) -> str:
+        """The best path both sides can speak."""
+    @property
+    def why(self) -> str:
+        """Why this path and not a better one."""
+    @property
+    def trusted(self) -> bool:
+        """Whether the path binds honest peers only."""
+    @property
+    def address(self) -> tuple[str, int]: ...
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def initiator(self) -> bool:
+        """Whether we opened the session."""
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def stats(self) -> dict[str, int]: ...
+    def remove(self) -> None:
+        """Closes the session; its transfers end."""
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+class Transfer:
+    """A posted transfer. Dropping it lets it go on. Awaitable."""
+
+    def done(self) -> bool:
+        """Whether it has ended, however."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for the end; raises what it ended with, or ``WaitTimeout`` when it has not ended in time."""
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits as ``wait`` does and returns what that would raise."""
+    def cancel(self) -> None:
+        """Asks it to stop; it ends within the fence deadline."""
+    def cancelled(self) -> bool:
+        """Whether it ended because it was cancelled."""
+    @property
+    def fenced(self) -> bool | None:
+        """True: no byte of it changes memory any more. False: that is not sure. None: it has not ended."""
+    @property
+    def path(self) -> str: ...
+    @property
+    def stats(self) -> dict[str, int | float | None]:
+        """``bytes_done``, ``bytes_total``, ``until_sent``, ``until_ended``."""
+    def __await__(self) -> Generator[Any, None, None]: ...
+
+class Prepared:
+    """A checked transfer, to be posted many times, from any thread."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def post(self) -> Transfer: ...
+    def run(self) -> None:
+        """Posts it and waits."""
+
+class Staged:
+    """Parts of one transfer that the caller releases one by one."""
+
+    def __len__(self) -> int: ...
+    def release(self, stage: int) -> None: ...
+    def done(self, stage: int) -> bool: ...
+    def cancel(self) -> None: ...
+    def wait(self) -> None:
+        """Waits for every released stage; raises what the first that failed ended with."""
+
+class Notification:
+    """A message from a peer."""
+
+    @property
+    def sender(self) -> str:
+        """The sender's incarnation."""
+    @property
+    def message(self) -> bytes: ...
+
+class Memory:
+    """Zeroed memory that local peers can map, offered by the buffer protocol."""
+
+    def __init__(self, nbytes: int) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Wakeups:
+    """Ends of transfers for one event loop: a descriptor that turns readable, and which ones ended."""
+
+    def __init__(self) -> None: ...
+    def fileno(self) -> int: ...
+    def watch(self, transfer: Transfer, token: int) -> bool:
+        """Has ``token`` reported when the transfer ends; False when it has ended already."""
+    def take(self) -> list[int]:
+        """Tokens reported since the last call."""
+    def close(self) -> None: ...

@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's own chores, written in Rust so that a clone needs nothing else.
 
 mod config_docs;
+mod python;
 mod setup;
 mod test;
 

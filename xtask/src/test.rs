@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use crate::{config_docs, setup, workspace};
+use crate::{config_docs, python, setup, workspace};
 
 /// Which parts to run.
 #[derive(Args)]
@@ -148,6 +148,12 @@ const PARTS: &[Part] = &[
             let arguments = ["--transport", "all", "--profile", profile];
             cargo(&[&["run", "--release"], &program[..], &["--"], &arguments[..]].concat(), &[])
         },
+    },
+    Part {
+        name: "python",
+        about: "the wheel in a fresh virtual environment, and its tests",
+        by_default: true,
+        run: |_| python::run(workspace(), &target_directory()),
     },
 ];
 

@@ -54,9 +54,9 @@ impl Endpoint {
             builder = builder.advertise(addr);
         }
         if let Some(text) = transport {
-            let pin: Pin = text
-                .parse()
-                .map_err(|error| PyValueError::new_err(format!("transport: '{text}': {error}")))?;
+            let pin: Pin = text.parse().map_err(|error| {
+                errors::raise(py, "InvalidSetting", format!("transport: '{text}': {error}"))
+            })?;
             builder = builder.transport(pin);
         }
         for (name, value, set) in [

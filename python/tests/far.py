@@ -1,0 +1,109 @@
+"""A peer in another process, told what to do one call at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+ANSWER_WITHIN = 30.0
+
+
+class Far:
+    """Starts a process with an endpoint of its own. ``far(function, *args)`` runs the function there, with a
+    dictionary that lives as long as the process as its first argument, and returns what it returns."""
+
+    def __init__(self, **options: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, options), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        self._pipe.send((function, args))
+        if not self._pipe.poll(ANSWER_WITHIN):
+            raise TimeoutError(f"{function.__name__} did not answer")
+        ok, value = self._pipe.recv()
+        if not ok:
+            raise value
+        return value
+
+    @property
+    def metadata(self) -> bytes:
+        return self(_metadata)
+
+    def stop(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(ANSWER_WITHIN)
+
+    def __enter__(self) -> Far:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.is_alive():
+            self.resume()
+            self._pipe.close()
+            self.process.join(ANSWER_WITHIN)
+        if self.process.is_alive():
+            self.kill()
+            raise TimeoutError("the peer did not end")
+
+
+def _metadata(here: dict[str, Any]) -> bytes:
+    return here["endpoint"].metadata
+
+
+def _serve(pipe: Any, options: dict[str, Any]) -> None:
+    import peerway
+
+    here: dict[str, Any] = {"endpoint": peerway.Endpoint(**options)}
+    while True:
+        try:
+            function, args = pipe.recv()
+        except (EOFError, OSError):
+            here["endpoint"].close()
+            return
+        try:
+            pipe.send((True, function(here, *args)))
+        except Exception as error:  # sent to whoever asked
+            pipe.send((False, error))
+
+
+def advertise(here: dict[str, Any], nbytes: int, fill: int = 0, access: str = "rw", shared: bool = True) -> bytes:
+    """Registers memory there, filled with one byte, and advertises it."""
+    import numpy
+    import peerway
+
+    array = peerway.empty(nbytes) if shared else numpy.empty(nbytes, "uint8")
+    array[:] = fill
+    region = here["endpoint"].register(array)
+    here["array"], here["region"] = array, region
+    here.setdefault("all", []).append((array, region))
+    return region.advertise(access)
+
+
+def content(here: dict[str, Any]) -> bytes:
+    """What the memory that was advertised last holds."""
+    return here["array"].tobytes()
+
+
+def counter(here: dict[str, Any], id: int, n: int) -> int:
+    return here["endpoint"].wait_counter(id, n, 10)
+
+
+def notification(here: dict[str, Any], timeout: float = 10) -> bytes | None:
+    found = here["endpoint"].notification(timeout)
+    return None if found is None else found.message
+
+
+def revoke(here: dict[str, Any]) -> bool:
+    return here["region"].revoke()

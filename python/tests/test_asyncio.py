@@ -1,0 +1,92 @@
+"""Awaiting transfers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import far as there
+import numpy
+import peerway
+import pytest
+from far import Far
+
+
+def test_a_thousand_at_once_without_a_thread_each(far: Far) -> None:
+    count, size = 1000, 40_000
+
+    async def main() -> None:
+        with peerway.Endpoint(slots=2048) as endpoint:
+            peer = endpoint.connect(far.metadata)
+            remote = peer.remote(far(there.advertise, count * size, 0, "rw", False))
+            ours = numpy.random.default_rng(0).integers(0, 256, count * size, dtype="uint8")
+            region = endpoint.register(ours)
+            threads = threading.active_count(), len(native_threads())
+
+            async def one(i: int) -> None:
+                part = slice(i * size, (i + 1) * size)
+                await peer.post_write(region[part], remote[part])
+
+            await asyncio.gather(*(one(i) for i in range(count)))
+            assert threading.active_count() == threads[0]
+            assert len(native_threads()) <= threads[1] + 2
+            assert far(there.content) == ours.tobytes()
+
+    asyncio.run(main())
+
+
+def native_threads() -> list[str]:
+    import os
+
+    return os.listdir("/proc/self/task")
+
+
+def test_ended_already_twice_and_on_two_loops(far: Far, endpoint: peerway.Endpoint) -> None:
+    peer = endpoint.connect(far.metadata)
+    remote = peer.remote(far(there.advertise, 1000))
+    transfer = peer.post_write(bytes(1000), remote)
+    transfer.wait()
+
+    async def main() -> None:
+        await transfer
+        posted = peer.post_write(bytes(1000), remote, notify=b"n")
+
+        async def again() -> None:
+            await posted
+
+        await asyncio.gather(again(), again(), again())
+
+    asyncio.run(main())
+    asyncio.run(main())
+
+
+def test_failure_and_cancel() -> None:
+    async def main() -> None:
+        with Far(transport="tcp") as far, peerway.Endpoint(transport="tcp", detect=30, fence=0.2) as endpoint:
+            peer = endpoint.connect(far.metadata)
+            size = 32 << 20
+            remote = peer.remote(far(there.advertise, size))
+            ours = numpy.zeros(size, "uint8")
+            far.stop()
+            with pytest.raises(peerway.TransferTimeout):
+                await peer.post_write(ours, remote, deadline=0.2)
+            transfer = peer.post_read(ours, remote)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(wrapped(transfer), 0.1)
+            # The cancelled task left only when the buffer was quiet.
+            assert transfer.done() and transfer.cancelled() and transfer.fenced
+            far.resume()
+
+    async def wrapped(transfer: peerway.Transfer) -> None:
+        await transfer
+
+    asyncio.run(main())
+
+
+def test_outside_a_loop() -> None:
+    with peerway.Endpoint() as endpoint, peerway.Endpoint() as owner:
+        region = owner.allocate(10)
+        peer = endpoint.connect(owner.metadata)
+        transfer = peer.post_write(bytes(10), region.advertise())
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            transfer.__await__().send(None)

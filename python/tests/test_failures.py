@@ -1,0 +1,238 @@
+"""What goes wrong is an exception of its kind, in bounded time, and the endpoint goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import far as there
+import numpy
+import peerway
+import pytest
+from far import Far
+
+BIG = 256 << 20
+
+
+def test_killed_peer(far: Far, endpoint: peerway.Endpoint) -> None:
+    peer = endpoint.connect(far.metadata)
+    remote = peer.remote(far(there.advertise, 1 << 20, 0, "rw", False))
+    far.kill()
+    with pytest.raises(peerway.PeerGone) as raised:
+        for _ in range(1000):
+            peer.write(bytes(1 << 20), remote)
+            time.sleep(0.01)
+    assert isinstance(raised.value, ConnectionError)
+    with pytest.raises(peerway.ConnectError):
+        endpoint.connect(("127.0.0.1", 1))
+
+
+def test_stopped_peer_times_out_and_says_that_its_fence_is_open() -> None:
+    with Far(transport="tcp") as far, peerway.Endpoint(transport="tcp", detect=30, fence=0.2) as endpoint:
+        peer = endpoint.connect(far.metadata)
+        remote = peer.remote(far(there.advertise, BIG // 8))
+        far.stop()
+        started = time.monotonic()
+        with pytest.raises(peerway.TransferTimeout) as raised:
+            peer.write(numpy.zeros(BIG // 8, "uint8"), remote, deadline=0.3)
+        assert 0.25 < time.monotonic() - started < 20
+        assert isinstance(raised.value, peerway.Unfenced) and isinstance(raised.value, TimeoutError)
+        far.resume()
+
+
+def test_rights_are_kept(far: Far, endpoint: peerway.Endpoint) -> None:
+    peer = endpoint.connect(far.metadata)
+    readable = peer.remote(far(there.advertise, 100, 7, "r"))
+    assert readable.access == "r"
+    with pytest.raises(peerway.AccessDenied):
+        peer.write(bytes(100), readable)
+    writable = peer.remote(far(there.advertise, 100, 7, "w"))
+    with pytest.raises(PermissionError):
+        peer.read(bytearray(100), writable)
+    assert far(there.revoke) is True
+    with pytest.raises(peerway.Revoked):
+        peer.write(bytes(100), writable)
+    assert far(there.content) == b"\x07" * 100
+
+
+def test_a_descriptor_is_bound_to_its_peer(far: Far) -> None:
+    with peerway.Endpoint() as owner, peerway.Endpoint() as friend, peerway.Endpoint() as other:
+        region = owner.allocate(64)
+        friend.connect(owner.metadata)
+        bound = region.advertise("rw", to=owner.accept(5))
+        friend.connect(owner.metadata).write(b"f" * 64, bound)
+        with pytest.raises(peerway.AccessDenied):
+            other.connect(owner.metadata).write(b"o" * 64, bound)
+        assert bytes(memoryview(region)) == b"f" * 64
+
+
+def test_nonsense_is_refused_by_name(far: Far, endpoint: peerway.Endpoint) -> None:
+    peer = endpoint.connect(far.metadata)
+    remote = peer.remote(far(there.advertise, 100))
+    region = endpoint.allocate(100)
+    cases = [
+        (peerway.InvalidDescriptor, "", lambda: peer.remote(b"short")),
+        (TypeError, "descriptor", lambda: peer.remote("text")),
+        (TypeError, "remote", lambda: peer.write(region, 5)),
+        (TypeError, "local", lambda: peer.write(5, remote)),
+        (TypeError, "local", lambda: peer.write("text", remote)),
+        (TypeError, "local and remote", lambda: peer.write([region], remote)),
+        (ValueError, "1 pieces against 2", lambda: peer.write([region], [remote, remote])),
+        (peerway.InvalidWork, "99 local bytes against 100", lambda: peer.write(region[:99], remote)),
+        (ValueError, "step", lambda: region[::2]),
+        (BufferError, "local", lambda: peer.write(numpy.zeros((100, 2), "uint8")[:, 0], remote)),
+        (BufferError, "read-only", lambda: peer.read(b"x" * 100, remote)),
+        (BufferError, "buffer: .*read-only", lambda: endpoint.register(b"x" * 100)),
+        (TypeError, "buffer", lambda: endpoint.register(object())),
+        (TypeError, "remote", lambda: peer.write(region.blocks([0], 10), remote)),
+        (TypeError, "local", lambda: peer.write(remote.blocks([0], 10), remote.blocks([0], 10))),
+        (TypeError, "remote", lambda: peer.write(region.blocks([0], 10), region.blocks([0], 10))),
+        (peerway.InvalidWork, "index 10", lambda: peer.write(region.blocks([10], 10), remote.blocks([0], 10))),
+        (peerway.InvalidWork, "2 local pieces", lambda: peer.write(region.blocks([0, 1], 10), remote.blocks([0], 10))),
+        (ValueError, "indices: number -1 at 1", lambda: region.blocks([0, -1], 10)),
+        (ValueError, "indices: number 4294967296", lambda: region.blocks(numpy.array([1 << 32]), 10)),
+        (TypeError, "indices", lambda: region.blocks(["a"], 10)),
+        (TypeError, "region", lambda: peerway.BlockList("x", [0], 10)),
+        (OverflowError, "", lambda: region.blocks([0], -1)),
+        (OverflowError, "", lambda: peer.count(-1)),
+        (OverflowError, "", lambda: peer.count(1 << 32)),
+        (TypeError, "notify", lambda: peer.write(region, remote, notify="text")),
+        (peerway.InvalidWork, "over the cap", lambda: peer.notify(bytes(1 << 24))),
+        (ValueError, "kind: 'fast'", lambda: peer.write(region, remote, kind="fast")),
+        (ValueError, "deadline: -1", lambda: peer.write(region, remote, deadline=-1)),
+        (ValueError, "timeout: NaN", lambda: endpoint.accept(float("nan"))),
+        (ValueError, "access: 'x'", lambda: region.advertise("x")),
+        (peerway.InvalidWork, "leaves the region", lambda: region.advertise(start=10, stop=101)),
+        (peerway.InvalidMetadata, "", lambda: endpoint.connect(b"nonsense")),
+        (TypeError, "to: ", lambda: endpoint.connect(5)),
+        (ValueError, "to: 'nowhere'", lambda: endpoint.connect("nowhere")),
+        (OverflowError, "", lambda: endpoint.allocate(-1)),
+        (peerway.RegisterError, "cannot allocate", lambda: endpoint.allocate(1 << 60)),
+        (peerway.InvalidWork, "not a range", lambda: endpoint.register_address(0, 10)),
+        (ValueError, "op: 'move'", lambda: peer.post_addresses("move", [], [], [], [])),
+        (ValueError, "1 regions, 0 addresses", lambda: peer.post_addresses("read", [region], [], [], [])),
+        (peerway.AcceptTimeout, "in time", lambda: endpoint.accept(0.01)),
+        (peerway.CounterTimeout, "counter 5 is at 0", lambda: endpoint.wait_counter(5, 1, 0.01)),
+        (peerway.InvalidSetting, "PEERWAY|transport", lambda: peerway.Endpoint(transport="carrier-pigeon")),
+        (ValueError, "bind: 'x'", lambda: peerway.Endpoint(bind="x")),
+        (ValueError, "advertise: 'x'", lambda: peerway.Endpoint(advertise="x")),
+        (ValueError, "spin: -1", lambda: peerway.Endpoint(spin=-1)),
+    ]
+    for number, (kind, text, call) in enumerate(cases):
+        with pytest.raises(kind, match=text or None):
+            call()
+            pytest.fail(f"case {number} ({text}) was accepted")
+    peer.write(region, remote)  # and it still works
+
+
+def test_other_protocols_are_told_apart(endpoint: peerway.Endpoint) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(200))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(peerway.ConnectError):
+            endpoint.connect(server.getsockname())
+        thread.join(10)
+
+
+def test_cancel(pinned: str) -> None:
+    with Far(transport=pinned) as far, peerway.Endpoint(transport=pinned) as endpoint:
+        peer = endpoint.connect(far.metadata)
+        remote = peer.remote(far(there.advertise, BIG, 0, "rw", pinned == "local-map"))
+        ours = peerway.empty(BIG)
+        transfer = peer.post_write(ours, remote)
+        transfer.cancel()
+        error = transfer.exception(10)
+        # It may have been quicker than the cancel.
+        assert error is None or isinstance(error, peerway.TransferCancelled)
+        assert transfer.cancelled() == (error is not None) and transfer.fenced
+        with pytest.raises(peerway.WaitTimeout):
+            peer.post_write(ours, remote).wait(0)
+
+
+def test_closed_endpoint(far: Far) -> None:
+    endpoint = peerway.Endpoint()
+    peer = endpoint.connect(far.metadata)
+    region = endpoint.allocate(10)
+    endpoint.close()
+    endpoint.close()
+    assert endpoint.closed
+    calls = [
+        lambda: peer.notify(b"x"),
+        lambda: endpoint.connect(far.metadata),
+        lambda: endpoint.accept(1),
+        lambda: endpoint.allocate(1),
+        lambda: endpoint.wait_counter(1, 1),
+        lambda: endpoint.register(bytearray(1)),
+    ]
+    for call in calls:
+        with pytest.raises(peerway.EndpointClosed):
+            call()
+    assert endpoint.notification(5) is None
+    region.revoke()
+
+
+def test_busy() -> None:
+    with Far(transport="tcp") as far, peerway.Endpoint(transport="tcp", slots=2) as endpoint:
+        peer = endpoint.connect(far.metadata)
+        remote = peer.remote(far(there.advertise, BIG // 8))
+        ours = numpy.zeros(BIG // 8, "uint8")
+        held = [peer.post_write(ours, remote) for _ in range(2)]
+        with pytest.raises(peerway.Busy, match="all 2 transfer slots"):
+            peer.post_write(ours, remote)
+        for transfer in held:
+            transfer.wait()
+
+
+@pytest.mark.parametrize("what", ["wait", "accept", "counter", "notification", "write"])
+def test_ctrl_c_is_heard_at_once(what: str) -> None:
+    with Far(transport="tcp") as far, peerway.Endpoint(transport="tcp", detect=30, fence=0.3) as endpoint:
+        peer = endpoint.connect(far.metadata)
+        remote = peer.remote(far(there.advertise, BIG // 8))
+        ours = numpy.zeros(BIG // 8, "uint8")
+        far.stop()
+        transfer = peer.post_write(ours, remote)
+        calls = {
+            "wait": lambda: transfer.wait(),
+            "accept": lambda: endpoint.accept(),
+            "counter": lambda: endpoint.wait_counter(1, 1),
+            "notification": lambda: endpoint.notification(None),
+            "write": lambda: peer.write(ours, remote),
+        }
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            calls[what]()
+        # A write is cancelled and fenced first, which takes the fence deadline with a stopped peer.
+        assert time.monotonic() - started < 5
+        timer.join()
+        far.resume()
+
+
+def test_fork_after_import_and_after_an_endpoint(endpoint: peerway.Endpoint) -> None:
+    region = endpoint.allocate(10)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            try:
+                endpoint.allocate(1)
+            except peerway.EndpointClosed:
+                with peerway.Endpoint() as a, peerway.Endpoint() as b:
+                    theirs = b.allocate(10)
+                    a.connect(b.metadata).write(b"z" * 10, theirs.advertise())
+                    code = 0 if bytes(memoryview(theirs)) == b"z" * 10 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not endpoint.closed and region.nbytes == 10

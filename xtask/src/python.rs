@@ -1,0 +1,62 @@
+//! The Python package as a user gets it: a wheel in a fresh virtual environment, and its tests.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// Libraries that the extension may need; any Linux with Python has them.
+const ALLOWED: &[&str] =
+    &["linux-vdso", "libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "ld-linux"];
+
+/// Builds, installs, checks and tests the package.
+pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
+    let environment = target.join("python");
+    let python = environment.join("bin/python");
+    let shown = environment.display().to_string();
+    step(Path::new("python3"), workspace, &["-m", "venv", "--clear", &shown])?;
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    step(&python, workspace, &[&pip[..], &[".[test]", "./compat/uccl"]].concat())?;
+    // Anywhere but in the sources, so that what was installed is what is imported.
+    let elsewhere = environment.as_path();
+    step(&python, elsewhere, &["-c", "import peerway, uccl.p2p"])?;
+    check_libraries(&python, elsewhere)?;
+    let tests = workspace.join("python/tests").display().to_string();
+    let root = workspace.display().to_string();
+    step(&python, elsewhere, &["-m", "pytest", "-q", "--durations=5", "--rootdir", &root, &tests])
+}
+
+fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+    println!("$ {} {}", program.display(), arguments.join(" "));
+    let status = Command::new(program)
+        .args(arguments)
+        .current_dir(directory)
+        .status()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    if !status.success() {
+        bail!("`{} {}` ended with {status}", program.display(), arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// The extension must load where there is no CUDA, no RDMA and no Rust.
+fn check_libraries(python: &Path, directory: &Path) -> anyhow::Result<()> {
+    let find = "import peerway._native as native; print(native.__file__)";
+    let found = output(Command::new(python).args(["-c", find]).current_dir(directory))?;
+    let needed = output(Command::new("ldd").arg(found.trim()))?;
+    for line in needed.lines() {
+        println!("{}", line.trim());
+        if !ALLOWED.iter().any(|name| line.contains(name)) {
+            bail!("the extension needs more than any Linux has: {}", line.trim());
+        }
+    }
+    Ok(())
+}
+
+fn output(command: &mut Command) -> anyhow::Result<String> {
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}

@@ -29,6 +29,9 @@ pub const MAX_SEGMENTS: usize = 256;
 pub const MAX_PULL: u64 = 16 << 20;
 /// Longest notification.
 pub const MAX_NOTIFICATION: usize = 1 << 20;
+/// In the `status` of `Write` and `Pull`: when the frame has been applied, the counter `immediate` goes up
+/// by one. Bytes and count are one frame, so they are applied together, once, or not at all.
+pub const COUNTS: u16 = 1;
 /// Longest control message.
 pub const MAX_CONTROL: usize = 16 << 10;
 
@@ -84,7 +87,7 @@ pub struct Header {
     magic: U16,
     version: u8,
     kind: u8,
-    /// Why a frame was refused (a `TransferError` code), in `Nack`.
+    /// Why a frame was refused (a `TransferError` code), in `Nack`; [`COUNTS`] in `Write` and `Pull`.
     pub status: U16,
     segments: U16,
     body: U32,
@@ -92,7 +95,7 @@ pub struct Header {
     pub grant: U32,
     /// Its generation.
     pub generation: U32,
-    /// Counter id, in `Count`.
+    /// Counter id, in `Count` and in frames that count.
     pub immediate: U32,
     /// Number of this frame on its lane, or of the one it answers.
     pub sequence: U64,
@@ -137,6 +140,11 @@ impl Header {
             offset: 0.into(),
             token: [0; 16],
         }
+    }
+
+    /// The counter that a `Write` or `Pull` adds to when it has been applied.
+    pub fn counts(&self) -> Option<u32> {
+        (self.status.get() == COUNTS).then(|| self.immediate.get())
     }
 
     /// Sets the lengths of what follows.

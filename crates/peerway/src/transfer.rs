@@ -330,6 +330,7 @@ pub(crate) fn post(
                 posted: now,
                 deadline,
                 tail: tail.clone(),
+                tail_sent: false,
                 unanswered: 0,
                 queued: false,
                 ending: None,
@@ -337,7 +338,7 @@ pub(crate) fn post(
             };
             session.shard.submit(Command::Start(flight));
             if then == Then::Leaves && total > INLINE_SEND {
-                session.shard.kick();
+                session.shard.kick_soon();
             }
             Ok(running(None))
         }
@@ -364,6 +365,7 @@ pub(crate) fn tail_flight(
         posted: clock::now(),
         deadline,
         tail,
+        tail_sent: false,
         unanswered: 0,
         queued: false,
         ending: None,

@@ -34,6 +34,8 @@ use crate::transport::pull::{Origin, PullJob};
 pub(crate) const BELL: u64 = u64::MAX;
 /// epoll's word for the bell of a thread that dozes.
 pub(crate) const DOZER_BELL: u64 = u64::MAX - 1;
+/// epoll's word for the shard's alarm.
+pub(crate) const ALARM: u64 = u64::MAX - 2;
 /// epoll's words for the door: listeners and half-open connections.
 pub(crate) const DOOR: u64 = 1 << 62;
 /// Lane numbers above every real lane: a session's event descriptor and its local socket.
@@ -346,6 +348,8 @@ impl Driver {
             let word = event.data.u64();
             if word == BELL {
                 self.shard.drain_bell();
+            } else if word == ALARM {
+                self.shard.drain_alarm();
             } else if word == DOZER_BELL {
                 self.shard.drain_dozer_bell();
             } else if word & DOOR != 0 {
@@ -561,6 +565,7 @@ impl Driver {
         result: Result<(), TransferError>,
     ) {
         self.with(session, |driver, s| {
+            let result = result.and_then(|()| driver.count(origin.counts));
             let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
             answer_pull(lane, origin.sequence, result);
             driver.flush(s);

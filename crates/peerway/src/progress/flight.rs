@@ -30,6 +30,8 @@ pub(crate) struct Flight {
     pub(crate) posted: u64,
     pub(crate) deadline: u64,
     pub(crate) tail: Tail,
+    /// The last frame took the tail along.
+    pub(crate) tail_sent: bool,
     /// Frames that have not been answered.
     pub(crate) unanswered: u32,
     pub(crate) queued: bool,
@@ -119,7 +121,7 @@ impl Driver {
         if flight.unanswered > 0 || flight.has_more() {
             return;
         }
-        if flight.tail.is_empty() {
+        if flight.tail.is_empty() || flight.tail_sent {
             self.end(slot, Ended::DONE);
         } else if !s.tails.contains(&slot) {
             // Sent when every lane is in its place: one of them is out while it works.

@@ -115,8 +115,7 @@ impl Driver {
                 lane.rx = Rx::Gather { head, kind: checked.kind, bytes, need: checked.payload };
             }
             Kind::Count => {
-                let result = self.endpoint.inbox.count(head.immediate.get());
-                self.news = true;
+                let result = self.count(Some(head.immediate.get()));
                 finish(lane, sequence, result);
             }
             Kind::Ack => self.acked(s, lane, sequence)?,
@@ -242,10 +241,18 @@ impl Driver {
         match found {
             Ok((grant, pieces)) => {
                 let gate = grant.gate();
-                let left = payload as u64;
+                let (left, counts) = (payload as u64, head.counts());
                 let (next, within) = (0, 0);
-                lane.rx =
-                    Rx::Land(Landing { sequence, _grant: grant, gate, pieces, next, within, left });
+                lane.rx = Rx::Land(Landing {
+                    sequence,
+                    _grant: grant,
+                    gate,
+                    pieces,
+                    next,
+                    within,
+                    left,
+                    counts,
+                });
             }
             Err(error) => {
                 lane.push_nack(sequence, error as u8);
@@ -292,9 +299,10 @@ impl Driver {
             s.session.stats.bytes_landed.fetch_add(moved, Ordering::Relaxed);
         }
         if landing.left == 0 {
-            let (sequence, pieces) = (landing.sequence, std::mem::take(&mut landing.pieces));
+            let (sequence, counts) = (landing.sequence, landing.counts);
+            let pieces = std::mem::take(&mut landing.pieces);
             lane.keep(pieces);
-            finish(lane, sequence, Ok(()));
+            finish(lane, sequence, self.count(counts));
             lane.rx = Rx::Head;
         }
         Ok(true)
@@ -363,6 +371,7 @@ impl Driver {
         s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
         if total <= INLINE_PULL {
             let result = pull::copy(&s.session, &grant, pid, &here, &there);
+            let result = result.and_then(|()| self.count(head.counts()));
             // The answer says more than an acknowledgement would, but not of the frames before it.
             if lane.ack_sent + 1 == sequence {
                 lane.ack_sent = sequence;
@@ -376,7 +385,12 @@ impl Driver {
         let job = Arc::new(PullJob {
             shard: self.shard.clone(),
             session: s.session.clone(),
-            origin: Origin { lane: lane.index, sequence, transfer: head.transfer.get() },
+            origin: Origin {
+                lane: lane.index,
+                sequence,
+                transfer: head.transfer.get(),
+                counts: head.counts(),
+            },
             grant,
             pid,
             here,
@@ -387,6 +401,13 @@ impl Driver {
         self.endpoint.crew.offer(&shared, Haste::Now);
         self.pulls.push_back(job);
         Ok(())
+    }
+
+    /// What a frame has brought is in place: counts it if it is to be counted.
+    pub(super) fn count(&mut self, counts: Option<u32>) -> Result<(), TransferError> {
+        let Some(id) = counts else { return Ok(()) };
+        self.news = true;
+        self.endpoint.inbox.count(id)
     }
 
     fn begin_read_data(&mut self, lane: &mut Lane, head: &Header, payload: usize) -> Step<()> {
@@ -538,6 +559,7 @@ impl Driver {
     fn repeat(&mut self, s: &mut SessionDriver, slot: SlotId, part: Cursor) {
         let Some(flight) = self.flight(slot) else { return };
         flight.unanswered -= 1;
+        flight.tail_sent = false;
         if flight.ending.is_none() {
             flight.redo.push(part);
             if !flight.queued {

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 
 use peerway_core::ids::SlotId;
 use peerway_core::wire::{
-    Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN, PullSegment, SEGMENT_LEN,
-    Segment,
+    COUNTS, Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN, PullSegment,
+    SEGMENT_LEN, Segment,
 };
 use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
@@ -185,6 +185,15 @@ impl Driver {
             && rest.left() > 0
         {
             flight.redo.push(rest);
+        }
+        // Nothing else of it is under way or left, so this frame can bring the count along: the peer sees it
+        // with the bytes, not a round trip later.
+        let last = flight.unanswered == 0 && flight.at.left() == 0 && flight.redo.is_empty();
+        if let (Kind::Write | Kind::Pull, true, Some(id), None) =
+            (kind, last, flight.tail.count, &flight.tail.notify)
+        {
+            (head.status, head.immediate) = (COUNTS.into(), id.into());
+            flight.tail_sent = true;
         }
         flight.unanswered += 1;
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;

@@ -176,6 +176,8 @@ pub(crate) struct Landing {
     pub(crate) next: usize,
     pub(crate) within: u64,
     pub(crate) left: u64,
+    /// The counter to raise when all of it is there.
+    pub(crate) counts: Option<u32>,
 }
 
 impl Lane {

@@ -64,6 +64,8 @@ pub(crate) struct Origin {
     pub(crate) lane: u16,
     pub(crate) sequence: u64,
     pub(crate) transfer: u64,
+    /// The counter to raise when it is done.
+    pub(crate) counts: Option<u32>,
 }
 
 #[derive(Default)]

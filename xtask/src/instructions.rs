@@ -152,13 +152,14 @@ fn compare(counts: &[Count], baseline: &BTreeMap<&str, f64>) -> (String, Vec<Str
         if per_operation.is_some() && change.is_none_or(|change| change > ALLOWED) {
             grown.push(name.clone());
         }
-        let shown = |value: Option<f64>| value.map_or("-".to_owned(), |v| format!("{v:.1}"));
+        let shown =
+            |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.1}"));
         let _ = writeln!(
             table,
             "{name:<20} {:>9} {:>9} {:>8}  {about}",
             shown(*per_operation),
             shown(known.copied()),
-            change.map_or("-".to_owned(), |change| format!("{change:+.1} %"))
+            change.map_or_else(|| "-".to_owned(), |change| format!("{change:+.1} %"))
         );
         if per_operation.is_none() {
             let _ = writeln!(table, "{:<20} this machine does not allow it: not compared", "");

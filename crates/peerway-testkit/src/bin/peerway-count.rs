@@ -200,7 +200,7 @@ fn run_whole(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
     let world = World::new(pin, shape)?;
     let mut failed = None;
     let operations = count_all(|| match world.prepared.run() {
-        Ok(ended) => failed = failed.take().or(ended.ok().err()),
+        Ok(ended) => failed = failed.take().or_else(|| ended.ok().err()),
         Err(error) => panic!("it cannot be posted: {error}"),
     });
     failed.map_or(operations, |error| Err(error).context("a transfer failed"))

@@ -72,10 +72,9 @@ fn large_rows_of_cma_tell_what_the_kernel_reaches() {
     let table = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{table}");
     let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
-    let two_cores = thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
     for row in &rows {
         // Where the kernel forbids the path there is no such row at all.
-        let told = row["path"] == "local-cma" && row["size"] == 1 << 20 && two_cores;
+        let told = row["path"] == "local-cma" && row["size"] == 1 << 20;
         assert_eq!(row["kernel_gbps"].as_f64().is_some_and(|gbps| gbps > 0.0), told, "{row}");
         assert!(told || row["kernel_gbps"].is_null(), "{row}");
         assert!(!told || table.contains("bound, cma:"), "{table}");

@@ -2,7 +2,9 @@
 //!
 //! It stores through the caches and pins pages as it goes, so it stays well under the plain copies that
 //! are the limit of every local path. Measured in the same rounds, it tells how much of the distance to
-//! the limit is the kernel's and how much is ours. Two threads take quanta in turn, as the path does.
+//! the limit is the kernel's and how much is ours. Quanta are taken in turn by two threads, as the path
+//! does, and by one: where others use the machine, waiting for the second thread can cost more than it
+//! brings. The better of the two counts.
 
 use std::io;
 use std::sync::Arc;
@@ -88,43 +90,56 @@ impl Work for Reading {
 
 /// The bound of one row.
 pub(crate) struct Kernel<'a> {
-    mate: &'a Mate,
+    mate: Option<&'a Mate>,
     reading: Arc<Reading>,
     work: Arc<dyn Work>,
-    times: Times,
+    /// By one thread, and by two.
+    times: [Times; 2],
 }
 
 impl<'a> Kernel<'a> {
-    /// Reads `len` bytes to `target` together with the second thread.
+    /// Reads `len` bytes to `target`, also with the second thread if there is one.
     ///
     /// # Safety
     ///
     /// `target` must be the address, of exposed provenance, of `len` writable bytes that nobody else
     /// uses while a round lasts, until the value is dropped.
-    pub(crate) unsafe fn new(mate: &'a Mate, theirs: Theirs, target: usize, len: usize) -> Self {
+    pub(crate) unsafe fn new(
+        mate: Option<&'a Mate>,
+        theirs: Theirs,
+        target: usize,
+        len: usize,
+    ) -> Self {
         let (next, failed) = (AtomicUsize::new(0), AtomicI32::new(0));
         let reading = Arc::new(Reading { theirs, target, len, next, failed });
-        Self { mate, work: reading.clone(), reading, times: Times::new() }
+        Self { mate, work: reading.clone(), reading, times: [Times::new(), Times::new()] }
     }
 }
 
 impl Limit for Kernel<'_> {
     fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<()> {
         let Self { mate, reading, work, times } = self;
-        let awake = mate.wake();
-        timed(budget, watch, 1, times, || {
-            reading.next.store(0, Ordering::Relaxed);
-            awake.share(work);
-            match reading.failed.load(Ordering::Relaxed) {
-                0 => Ok(()),
-                code => Err(io::Error::from_raw_os_error(code).into()),
-            }
-        })?;
+        let [one, two] = times;
+        for (times, mate) in [(one, None), (two, *mate)] {
+            let awake = mate.map(|mate| mate.wake());
+            timed(budget / 2, watch, 1, times, || {
+                reading.next.store(0, Ordering::Relaxed);
+                match &awake {
+                    Some(awake) => awake.share(work),
+                    None => work.part(0),
+                }
+                match reading.failed.load(Ordering::Relaxed) {
+                    0 => Ok(()),
+                    code => Err(io::Error::from_raw_os_error(code).into()),
+                }
+            })?;
+        }
         Ok(())
     }
 
     fn gbps(&self) -> f64 {
-        self.reading.len as f64 / self.times.p50()
+        let [one, two] = &self.times;
+        self.reading.len as f64 / one.p50().min(two.p50())
     }
 }
 
@@ -133,8 +148,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_threads_read_every_byte() {
-        let Some(mate) = Mate::start() else { return };
+    fn every_byte_is_read() {
+        let mate = Mate::start();
         // Whole quanta, and one with a rest.
         for len in [QUANTUM, 2 * QUANTUM, 5 * QUANTUM + 77] {
             let source: Vec<u8> = (0..len).map(|i| (i * 7 % 251 + 1) as u8).collect();
@@ -142,10 +157,16 @@ mod tests {
             let theirs = Theirs { pid: std::process::id(), addr: source.as_ptr() as u64 };
             let to = target.as_mut_ptr().expose_provenance();
             // SAFETY: a vector of that length, which nobody touches until `kernel` is dropped.
-            let mut kernel = unsafe { Kernel::new(&mate, theirs, to, len) };
+            let mut kernel = unsafe { Kernel::new(mate.as_ref(), theirs, to, len) };
             kernel.round(Duration::from_micros(100), &Stopwatch::new()).unwrap();
             assert!(kernel.gbps() > 0.0);
             drop(kernel);
+            assert!(target == source, "{len}");
+            target.fill(0);
+            // SAFETY: as above.
+            let mut alone = unsafe { Kernel::new(None, theirs, to, len) };
+            alone.round(Duration::from_micros(100), &Stopwatch::new()).unwrap();
+            drop(alone);
             assert!(target == source, "{len}");
         }
     }
@@ -161,11 +182,11 @@ mod tests {
         ] {
             assert!(theirs.first(&mut bytes).is_err(), "{theirs:?}");
         }
-        let Some(mate) = Mate::start() else { return };
+        let mate = Mate::start();
         let theirs = Theirs { pid: std::process::id(), addr: 8 };
         let to = bytes.as_mut_ptr().expose_provenance();
         // SAFETY: eight bytes that nobody touches until `kernel` is dropped.
-        let mut kernel = unsafe { Kernel::new(&mate, theirs, to, bytes.len()) };
+        let mut kernel = unsafe { Kernel::new(mate.as_ref(), theirs, to, bytes.len()) };
         assert!(kernel.round(Duration::from_micros(100), &Stopwatch::new()).is_err());
     }
 }

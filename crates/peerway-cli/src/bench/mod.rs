@@ -47,8 +47,8 @@ Examples:
 
 Every row is timed in turns with its limit, the best that this machine does without an engine, and its
 bytes are compared at the end; the definitions stand under the table. Large rows of local-cma are also
-timed in turns with what bounds that path, the kernel's process_vm_readv by two threads: kernel_gbps in
-the JSON, null in other rows."
+timed in turns with what bounds that path, the kernel's process_vm_readv by one and by two threads:
+kernel_gbps in the JSON, null in other rows."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]

@@ -222,8 +222,8 @@ impl Report {
             if i == 0 {
                 writeln!(
                     f,
-                    "bound, cma:   what process_vm_readv alone reaches, by two threads, out of the \
-                     other process:"
+                    "bound, cma:   what process_vm_readv alone reaches out of the other process, the \
+                     best of one and two threads:"
                 )?;
             }
             writeln!(

@@ -98,10 +98,10 @@ impl Session {
         let scratch = &mut scratch[..total as usize];
         let to = scratch.as_mut_ptr().expose_provenance();
         let theirs = if self.is_kernels(op, &layout) { self.theirs(control)? } else { None };
-        let mut kernel = mate.as_ref().zip(theirs).map(|(mate, theirs)| {
+        let mut kernel = theirs.map(|theirs| {
             // SAFETY: the scratch buffer has `total` bytes, stays mutably borrowed and outlives the
             // value, a local of this function; its rounds and those of the limit take turns.
-            unsafe { Kernel::new(mate, theirs, to, total as usize) }
+            unsafe { Kernel::new(mate.as_ref(), theirs, to, total as usize) }
         });
         let mut limit: Box<dyn Limit> = if self.is_local() {
             let from = self.local.addr() as usize;

@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's own chores, written in Rust so that a clone needs nothing else.
 
 mod config_docs;
+mod instructions;
 mod python;
 mod setup;
 mod test;
@@ -28,6 +29,12 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Count the instructions of hot operations and compare them with docs/instructions.txt.
+    Instructions {
+        /// Compare nothing; write the counts down as the new baseline.
+        #[arg(long)]
+        bless: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -35,6 +42,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::ConfigDocs { check: false } => config_docs::write(workspace()),
         Command::ConfigDocs { check: true } => config_docs::check(workspace()),
+        Command::Instructions { bless } => test::instructions(bless),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,10 +6,10 @@ use std::process::Command;
 use anyhow::{Context, bail};
 
 /// A program and the Debian package it comes in.
-struct Tool {
-    program: &'static str,
-    package: &'static str,
-    why: &'static str,
+pub(crate) struct Tool {
+    pub(crate) program: &'static str,
+    pub(crate) package: &'static str,
+    pub(crate) why: &'static str,
 }
 
 const TOOLS: &[Tool] = &[
@@ -27,7 +27,16 @@ pub(crate) fn run() -> anyhow::Result<()> {
         println!("found: {}", found.join(", "));
         return Ok(());
     }
-    for tool in &missing {
+    install(&missing)
+}
+
+/// Makes sure of a tool that one part alone needs.
+pub(crate) fn have(tool: &Tool) -> anyhow::Result<()> {
+    if on_path(tool.program) { Ok(()) } else { install(&[tool]) }
+}
+
+fn install(missing: &[&Tool]) -> anyhow::Result<()> {
+    for tool in missing {
         println!("missing: {} (package {}), for {}", tool.program, tool.package, tool.why);
     }
     let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use crate::{config_docs, python, setup, workspace};
+use crate::{config_docs, instructions, python, setup, workspace};
 
 /// Which parts to run.
 #[derive(Args)]
@@ -139,6 +139,12 @@ const PARTS: &[Part] = &[
         },
     },
     Part {
+        name: "instructions",
+        about: "instructions of hot operations against docs/instructions.txt",
+        by_default: true,
+        run: |_| instructions(false),
+    },
+    Part {
         name: "conformance",
         about: "the contract, for every transport, between processes",
         by_default: true,
@@ -159,6 +165,13 @@ const PARTS: &[Part] = &[
 
 fn part_names() -> Vec<&'static str> {
     PARTS.iter().map(|part| part.name).collect()
+}
+
+/// Builds what is counted as it is released, and counts it.
+pub(crate) fn instructions(bless: bool) -> anyhow::Result<()> {
+    let program = ["--package", "peerway-testkit", "--bin", "peerway-count"];
+    cargo(&[&["build", "--release"], &program[..]].concat(), &[])?;
+    instructions::run(workspace(), &target_directory().join("release/peerway-count"), bless)
 }
 
 /// Runs cargo in the workspace, its output going where ours goes.

@@ -66,6 +66,22 @@ fn rows_come_as_json_and_as_a_table() {
 }
 
 #[test]
+fn large_rows_of_cma_tell_what_the_kernel_reaches() {
+    let line = "--seconds 0.01 --sizes 4K,1M --iovs 1 --paths local-cma,tcp --json -";
+    let output = finish(bench(line).spawn().unwrap());
+    let table = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{table}");
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    for row in &rows {
+        // Where the kernel forbids the path there is no such row at all.
+        let told = row["path"] == "local-cma" && row["size"] == 1 << 20;
+        assert_eq!(row["kernel_gbps"].as_f64().is_some_and(|gbps| gbps > 0.0), told, "{row}");
+        assert!(told || row["kernel_gbps"].is_null(), "{row}");
+        assert!(!told || table.contains("bound, cma:"), "{table}");
+    }
+}
+
+#[test]
 fn a_round_trip_is_measured() {
     let line = "--seconds 0.01 --sizes 256 --mode pingpong --paths tcp,local-ring --json -";
     let output = finish(bench(line).spawn().unwrap());

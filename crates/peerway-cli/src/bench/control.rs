@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::Op;
+use super::kernel::Theirs;
 use super::layout::Layout;
 
 /// Longer lines are no request of ours; the longest carries a descriptor and a list of addresses.
@@ -33,6 +34,8 @@ pub(crate) enum Request {
     Blank { len: u64 },
     /// The sum of the row's pieces.
     Checksum { layout: Layout },
+    /// Where the buffer is, for a process of the same machine.
+    Place,
     /// CPU seconds of the process so far.
     Cpu,
     /// A plain socket that plays the other end of a row's limit; answered by its address.
@@ -53,6 +56,10 @@ pub(crate) enum Reply {
     Sum(u64),
     Seconds(f64),
     Address(SocketAddr),
+    Place {
+        pid: u32,
+        addr: u64,
+    },
     /// It could not be done, and why.
     Failed(String),
 }
@@ -106,6 +113,14 @@ impl Control {
     pub(crate) fn checksum(&mut self, layout: Layout) -> anyhow::Result<u64> {
         match self.ask(&Request::Checksum { layout })? {
             Reply::Sum(sum) => Ok(sum),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// See [`Request::Place`].
+    pub(crate) fn place(&mut self) -> anyhow::Result<Theirs> {
+        match self.ask(&Request::Place)? {
+            Reply::Place { pid, addr } => Ok(Theirs { pid, addr }),
             other => Err(unexpected(&other)),
         }
     }

@@ -68,10 +68,29 @@ fn cut(len: usize, middle: usize, half: usize) -> Range<usize> {
     if half == 0 { 0..middle } else { middle..len }
 }
 
+/// Something that two threads do together.
+pub(crate) trait Work: Send + Sync {
+    /// The part of one of them, 0 or 1.
+    fn part(&self, who: usize);
+}
+
+/// A copy of all pieces in one way.
+struct Copying {
+    pieces: Arc<Pieces>,
+    kind: CopyKind,
+}
+
+impl Work for Copying {
+    fn part(&self, who: usize) {
+        self.pieces.copy(self.kind, Some(who));
+    }
+}
+
 /// One way to copy.
 struct Variant {
     kind: CopyKind,
-    two: bool,
+    /// By two threads, or by one.
+    shared: Option<Arc<dyn Work>>,
     times: Times,
 }
 
@@ -90,7 +109,8 @@ impl<'a> Copies<'a> {
     /// # Safety
     ///
     /// Both addresses must be of separate memory of at least `layout.total()` bytes, readable and
-    /// writable, of exposed provenance and used by nobody else, until the value is dropped.
+    /// writable, of exposed provenance and, while a round lasts, used by nobody else, until the value
+    /// is dropped.
     pub(crate) unsafe fn new(
         mate: Option<&'a Mate>,
         layout: &Layout,
@@ -104,7 +124,11 @@ impl<'a> Copies<'a> {
             source,
             target,
         });
-        let variant = |(kind, two)| Variant { kind, two, times: Times::new() };
+        let variant = |(kind, two): (CopyKind, bool)| {
+            let copying = Copying { pieces: pieces.clone(), kind };
+            let shared = two.then(|| Arc::new(copying) as Arc<dyn Work>);
+            Variant { kind, shared, times: Times::new() }
+        };
         let all = [
             (CopyKind::Plain, false),
             (CopyKind::NonTemporal, false),
@@ -112,9 +136,10 @@ impl<'a> Copies<'a> {
             (CopyKind::NonTemporal, true),
         ];
         let variants = all.into_iter().filter(|(_, two)| mate.is_some() || !two).map(variant);
+        let variants = variants.collect();
         let total = layout.total();
         let repeat = (TIMED_BYTES / total.max(1)).max(1);
-        Self { mate, pieces, total, repeat, variants: variants.collect() }
+        Self { mate, pieces, total, repeat, variants }
     }
 }
 
@@ -125,11 +150,11 @@ impl Limit for Copies<'_> {
         let awake = mate.map(|mate| mate.wake());
         for variant in variants.iter_mut() {
             let kind = variant.kind;
-            let mate = if variant.two { awake.as_ref() } else { None };
+            let two = awake.as_ref().zip(variant.shared.as_ref());
             timed(budget, watch, *repeat, &mut variant.times, || {
                 for _ in 0..*repeat {
-                    match mate {
-                        Some(mate) => mate.share(pieces, kind),
+                    match two {
+                        Some((mate, work)) => mate.share(work),
                         None => pieces.copy(kind, None),
                     }
                 }
@@ -139,8 +164,9 @@ impl Limit for Copies<'_> {
         drop(awake);
         // The best with one thread stays as well as the best with two: which of them wins depends on
         // who else uses the machine at the moment.
-        let best = [false, true].map(|two| fastest(variants.iter().filter(|v| v.two == two)));
-        variants.retain(|v| best[usize::from(v.two)] >= v.times.p50() * HOPELESS);
+        let best =
+            [false, true].map(|two| fastest(variants.iter().filter(|v| v.shared.is_some() == two)));
+        variants.retain(|v| best[usize::from(v.shared.is_some())] >= v.times.p50() * HOPELESS);
         Ok(())
     }
 
@@ -163,10 +189,10 @@ pub(crate) struct Mate {
 #[derive(Default)]
 struct Shared {
     mood: AtomicU32,
-    /// Halves handed over and halves copied.
+    /// Parts handed over and parts done.
     given: AtomicU64,
     taken: AtomicU64,
-    work: Mutex<Option<(Arc<Pieces>, CopyKind)>>,
+    work: Mutex<Option<Arc<dyn Work>>>,
 }
 
 const ASLEEP: u32 = 0;
@@ -184,7 +210,7 @@ impl Mate {
     }
 
     /// Wakes it for a round.
-    fn wake(&self) -> Awake<'_> {
+    pub(crate) fn wake(&self) -> Awake<'_> {
         self.shared.mood.store(AWAKE, Ordering::Release);
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
@@ -205,20 +231,20 @@ impl Drop for Mate {
 }
 
 /// The thread spins until this is dropped.
-struct Awake<'a>(&'a Mate);
+pub(crate) struct Awake<'a>(&'a Mate);
 
 impl Awake<'_> {
-    /// Copies one half while the other thread copies the other; returns when both are done.
-    fn share(&self, pieces: &Arc<Pieces>, kind: CopyKind) {
+    /// Does one part while the other thread does the other; returns when both are done.
+    pub(crate) fn share(&self, work: &Arc<dyn Work>) {
         let shared = &self.0.shared;
-        if let Ok(mut work) = shared.work.lock()
-            && work.as_ref().is_none_or(|(old, was)| !Arc::ptr_eq(old, pieces) || *was != kind)
+        if let Ok(mut last) = shared.work.lock()
+            && last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, work))
         {
-            *work = Some((pieces.clone(), kind));
+            *last = Some(work.clone());
         }
         // pairs with the load of `given` in `live`
         let ticket = shared.given.fetch_add(1, Ordering::Release) + 1;
-        pieces.copy(kind, Some(0));
+        work.part(0);
         // pairs with the store of `taken` in `live`
         while shared.taken.load(Ordering::Acquire) != ticket {
             std::hint::spin_loop();
@@ -248,9 +274,9 @@ impl Shared {
             }
             done += 1;
             if let Ok(work) = self.work.lock()
-                && let Some((pieces, kind)) = &*work
+                && let Some(work) = &*work
             {
-                pieces.copy(*kind, Some(1));
+                work.part(1);
             }
             // pairs with the load in `share`
             self.taken.store(done, Ordering::Release);
@@ -280,9 +306,13 @@ mod tests {
             for variant in 0..variants {
                 target.fill(0);
                 let kind = [CopyKind::Plain, CopyKind::NonTemporal][variant % 2];
+                let pieces = copies.pieces.clone();
                 match &mate {
-                    Some(mate) if variant >= 2 => mate.wake().share(&copies.pieces, kind),
-                    _ => copies.pieces.copy(kind, None),
+                    Some(mate) if variant >= 2 => {
+                        let work: Arc<dyn Work> = Arc::new(Copying { pieces, kind });
+                        mate.wake().share(&work);
+                    }
+                    _ => pieces.copy(kind, None),
                 }
                 let order =
                     layout.indices(Side::Client).into_iter().zip(layout.indices(Side::Server));

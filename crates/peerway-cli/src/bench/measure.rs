@@ -95,6 +95,8 @@ pub(crate) fn timed(
 pub(crate) struct Figures {
     pub(crate) times: Times,
     pub(crate) limit_gbps: f64,
+    /// Of the kernel's part alone, where it is told apart.
+    pub(crate) kernel_gbps: Option<f64>,
     pub(crate) cpu_s_per_gb: f64,
 }
 
@@ -109,11 +111,12 @@ pub(crate) struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Times `once` in turns with the limit. `cpu` gives the CPU seconds of both sides so far;
+    /// Times `once` in turns with the limit and, if there is one, the kernel's bound. `cpu` gives the CPU seconds of both sides so far;
     /// `beat` is called between the turns.
     pub(crate) fn run(
         &self,
         limit: &mut dyn Limit,
+        mut kernel: Option<&mut dyn Limit>,
         mut once: impl FnMut() -> anyhow::Result<()>,
         mut cpu: impl FnMut() -> anyhow::Result<f64>,
         mut beat: impl FnMut(),
@@ -130,9 +133,18 @@ impl Rounds<'_> {
             beat();
             limit.round(theirs, self.watch)?;
             beat();
+            if let Some(kernel) = &mut kernel {
+                kernel.round(theirs, self.watch)?;
+                beat();
+            }
         }
         let gigabytes = (count * self.bytes) as f64 / 1e9;
-        Ok(Figures { times, limit_gbps: limit.gbps(), cpu_s_per_gb: seconds / gigabytes })
+        Ok(Figures {
+            times,
+            limit_gbps: limit.gbps(),
+            kernel_gbps: kernel.map(|kernel| kernel.gbps()),
+            cpu_s_per_gb: seconds / gigabytes,
+        })
     }
 }
 
@@ -167,8 +179,10 @@ mod tests {
             clock += 1.0;
             Ok(clock)
         };
-        let figures = rounds.run(&mut Constant(0), once, cpu, || ()).unwrap();
+        let mut kernel = Constant(10);
+        let figures = rounds.run(&mut Constant(0), Some(&mut kernel), once, cpu, || ()).unwrap();
         assert_eq!(figures.limit_gbps, f64::from(ROUNDS));
+        assert_eq!(figures.kernel_gbps, Some(f64::from(10 + ROUNDS)));
         assert!(calls >= 2 * ROUNDS);
         // A second a round by this clock, and a gigabyte a call.
         assert!((figures.cpu_s_per_gb - f64::from(ROUNDS) / f64::from(calls)).abs() < 1e-9);

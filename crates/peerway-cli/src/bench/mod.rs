@@ -3,12 +3,13 @@
 //! One process asks, the other owns the memory that is read and written. Alone, the second process is
 //! started here (`second`) and told what to do over its standard input; with two machines it is
 //! `bench serve`, told the same over a TCP connection (`control`, `serve`). A path is opened by
-//! `session`, its rows are timed by `measure` beside their limit (`copies`, `raw`), and the result is
+//! `session`, its rows are timed by `measure` beside their limit (`copies`, `raw`; `kernel` for what bounds CMA), and the result is
 //! printed by `report` and drawn by `plot`.
 
 mod clock;
 mod control;
 mod copies;
+mod kernel;
 mod layout;
 mod measure;
 mod memory;
@@ -45,7 +46,9 @@ Examples:
   peerway bench connect 192.0.2.7:7400 --op read    ... and the other
 
 Every row is timed in turns with its limit, the best that this machine does without an engine, and its
-bytes are compared at the end; the definitions stand under the table."
+bytes are compared at the end; the definitions stand under the table. Large rows of local-cma are also
+timed in turns with what bounds that path, the kernel's process_vm_readv by one and by two threads:
+kernel_gbps in the JSON, null in other rows."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -98,7 +101,8 @@ pub(crate) struct Measure {
     /// Operations to measure.
     #[arg(long, value_enum, default_value_t = Ops::Both)]
     pub(crate) op: Ops,
-    /// Seconds for each row, three fifths of them for the transfers and the rest for the limit.
+    /// Seconds for each row, three fifths of them for the transfers and the rest for the limit; the
+    /// kernel's bound takes two fifths more where it is measured.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.6")]
     pub(crate) seconds: f64,
     /// What to look at.

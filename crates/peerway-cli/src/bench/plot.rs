@@ -1,6 +1,6 @@
 //! The rows as a picture: GB/s over size, both logarithmic, in SVG written by hand.
 //!
-//! One colour per path, writes solid, reads dashed, limits dotted and grey. Only rows of one piece count
+//! One colour per path; writes are solid, reads dashed with hollow dots, limits dotted. Only rows of one piece count
 //! are drawn, the smallest that was measured: others have the same sizes and would lie over them.
 
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use std::fmt::Write;
 use super::report::Line;
 use super::{Op, size};
 
-const WIDTH: f64 = 960.0;
+const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 560.0;
 /// The part with the curves.
 const LEFT: f64 = 70.0;
@@ -42,36 +42,50 @@ struct Curve {
     name: String,
     colour: &'static str,
     dash: &'static str,
+    /// What a dot is filled with.
+    dot: &'static str,
     points: Vec<(f64, f64)>,
 }
 
+const SOLID: &str = "none";
+const DASHED: &str = "7 4";
+const DOTTED: &str = "1.5 4";
+const PAPER: &str = "#ffffff";
+
 fn curves(lines: &[&Line]) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
-    let mut add = |name: String, colour, dash, point| match curves
+    let mut add = |name: &str, colour, dash, point| match curves
         .iter_mut()
         .find(|curve| curve.name == name)
     {
         Some(curve) => curve.points.push(point),
-        None => curves.push(Curve { name, colour, dash, points: vec![point] }),
+        None => {
+            let (name, dot) = (name.to_owned(), if dash == DASHED { PAPER } else { colour });
+            curves.push(Curve { name, colour, dash, dot, points: vec![point] });
+        }
     };
     for line in lines {
-        let colour = COLOURS.iter().find(|(path, _)| *path == line.path).map_or(OTHER, |c| c.1);
-        let dash = if line.op == Op::Read { "7 4" } else { "none" };
+        let dash = if line.op == Op::Read { DASHED } else { SOLID };
         let name = format!("{} {}", line.path, line.op.name());
-        add(name, colour, dash, (line.size as f64, line.gbps));
+        add(&name, colour_of(&line.path), dash, (line.size as f64, line.gbps));
     }
-    // The limit is measured beside every row; of several that mean the same, the median is drawn.
-    for (name, colour, tcp) in [("limit, local", "#555555", false), ("limit, tcp", "#999999", true)]
-    {
-        let mut sizes: Vec<u64> = lines.iter().map(|line| line.size).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        for size in sizes {
-            let same = lines.iter().filter(|l| l.size == size && (l.path == "tcp") == tcp);
-            let mut limits: Vec<f64> = same.map(|line| line.limit_gbps).collect();
+    // Limits are measured beside every row; of several that mean the same, the median is drawn.
+    let local: Of = |line| (line.path != "tcp").then_some(line.limit_gbps);
+    let tcp: Of = |line| (line.path == "tcp").then_some(line.limit_gbps);
+    let mut sizes: Vec<u64> = lines.iter().map(|line| line.size).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    for (name, colour, of) in [
+        ("limit, local: a copy", "#555555", local),
+        ("limit, tcp: a socket", "#999999", tcp),
+        ("process_vm_readv", colour_of("local-cma"), |line| line.kernel_gbps),
+    ] {
+        for size in &sizes {
+            let same = lines.iter().filter(|line| line.size == *size);
+            let mut limits: Vec<f64> = same.filter_map(|line| of(line)).collect();
             limits.sort_unstable_by(f64::total_cmp);
             if let Some(limit) = limits.get(limits.len() / 2) {
-                add(name.to_owned(), colour, "1.5 4", (size as f64, *limit));
+                add(name, colour, DOTTED, (*size as f64, *limit));
             }
         }
     }
@@ -80,6 +94,13 @@ fn curves(lines: &[&Line]) -> Vec<Curve> {
         curve.points.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     }
     curves
+}
+
+/// What of a row belongs to a limit.
+type Of = fn(&Line) -> Option<f64>;
+
+fn colour_of(path: &str) -> &'static str {
+    COLOURS.iter().find(|(known, _)| *known == path).map_or(OTHER, |colour| colour.1)
 }
 
 /// From values to places.
@@ -91,22 +112,26 @@ struct Axes {
 }
 
 impl Axes {
+    /// As much as the points need: to the next powers of two, and to the next of 1, 2, 5, 10 ...
     fn around(curves: &[Curve]) -> Self {
         let points = || curves.iter().flat_map(|curve| &curve.points);
-        let span = |values: &mut dyn Iterator<Item = f64>, step: f64| {
-            let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
+        let ends = |values: &mut dyn Iterator<Item = f64>| {
+            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
                 (low.min(v), high.max(v))
-            });
-            if low > high {
-                return (0.0, step);
-            }
-            let (low, high) = ((low / step).floor() * step, (high / step).ceil() * step);
-            (low, high.max(low + step))
+            })
         };
-        Self {
-            x: span(&mut points().map(|(x, _)| x.log2()), 1.0),
-            y: span(&mut points().map(|(_, y)| y.log10()), 1.0),
+        let (x, y) = (ends(&mut points().map(|p| p.0)), ends(&mut points().map(|p| p.1)));
+        if x.0 > x.1 {
+            return Self { x: (0.0, 1.0), y: (0.0, 1.0) };
         }
+        let x = (x.0.log2().floor(), x.1.log2().ceil());
+        let (low, high) = (y.0.log10().floor(), y.1.log10().ceil());
+        let ticks: Vec<f64> = ticks((low, high.max(low + 1.0))).collect();
+        let under = ticks.iter().rposition(|tick| *tick <= y.0.log10()).unwrap_or(0);
+        let over = ticks.iter().position(|tick| *tick >= y.1.log10()).unwrap_or(ticks.len() - 1);
+        // A curve needs some height, also where all values are one.
+        let under = under.min(over.saturating_sub(1));
+        Self { x: (x.0, x.1.max(x.0 + 1.0)), y: (ticks[under], ticks[over.max(under + 1)]) }
     }
 
     fn x(&self, power: f64) -> f64 {
@@ -118,6 +143,15 @@ impl Axes {
     }
 }
 
+/// The powers of ten between two, and twice and five times each, as their logarithms.
+fn ticks((low, high): (f64, f64)) -> impl Iterator<Item = f64> {
+    // Logarithms of the same number may differ in their last digits.
+    const NEAR: f64 = 1e-9;
+    (low.floor() as i32..=high.ceil() as i32)
+        .flat_map(|power| [1.0f64, 2.0, 5.0].map(|times| f64::from(power) + times.log10()))
+        .filter(move |tick| (low - NEAR..=high + NEAR).contains(tick))
+}
+
 fn draw(out: &mut String, axes: &Axes, curves: &[Curve], iovs: u32) -> std::fmt::Result {
     writeln!(
         out,
@@ -125,10 +159,12 @@ fn draw(out: &mut String, axes: &Axes, curves: &[Curve], iovs: u32) -> std::fmt:
          font-family=\"sans-serif\" font-size=\"12\" fill=\"#222222\">"
     )?;
     writeln!(out, "<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>")?;
-    let pieces = if iovs == 1 { String::new() } else { format!(", {iovs} pieces") };
+    let pieces = if iovs == 1 { "one piece".to_owned() } else { format!("{iovs} pieces") };
     writeln!(
         out,
-        "<text x=\"{LEFT}\" y=\"28\" font-size=\"16\">peerway bench: GB/s by size{pieces}</text>"
+        "<text x=\"{LEFT}\" y=\"28\" font-size=\"16\">peerway {} bench: GB/s by size, transfers of \
+         {pieces}</text>",
+        env!("CARGO_PKG_VERSION")
     )?;
     draw_grid(out, axes)?;
     for curve in curves {
@@ -150,8 +186,8 @@ fn draw(out: &mut String, axes: &Axes, curves: &[Curve], iovs: u32) -> std::fmt:
             if let Some((x, y)) = place.split_once(',') {
                 writeln!(
                     out,
-                    "<circle cx=\"{x}\" cy=\"{y}\" r=\"2.2\" fill=\"{}\"/>",
-                    curve.colour
+                    "<circle cx=\"{x}\" cy=\"{y}\" r=\"2.5\" fill=\"{}\" stroke=\"{}\"/>",
+                    curve.dot, curve.colour
                 )?;
             }
         }
@@ -161,40 +197,49 @@ fn draw(out: &mut String, axes: &Axes, curves: &[Curve], iovs: u32) -> std::fmt:
 }
 
 fn draw_grid(out: &mut String, axes: &Axes) -> std::fmt::Result {
-    let steps = |(low, high): (f64, f64)| (low as i32..=high as i32).map(f64::from);
-    for power in steps(axes.x) {
-        // Every fourth power of two is labelled: 256, 4K, 64K ...
-        let labelled = power as i32 % 4 == 0;
-        let (x, shade) = (axes.x(power), if labelled { "#dddddd" } else { "#f2f2f2" });
+    let (first, last) = (axes.x.0 as i32, axes.x.1 as i32);
+    // Every fourth power of two is labelled, 256, 4K, 64K ..., or each where there are few.
+    let every = if last - first > 12 { 4 } else { 1 };
+    for power in first..=last {
+        let labelled = power % every == 0;
+        let (x, shade) = (axes.x(power.into()), if labelled { "#dddddd" } else { "#f2f2f2" });
         writeln!(
             out,
             "<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{BOTTOM}\" stroke=\"{shade}\"/>"
         )?;
         if labelled {
-            let (y, label) = (BOTTOM + 18.0, size::show(power.exp2() as u64));
+            let (y, label) = (BOTTOM + 18.0, size::show(f64::from(power).exp2() as u64));
             writeln!(out, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{label}</text>")?;
         }
     }
-    for power in steps(axes.y) {
+    // With more decades than this the labels between them would touch.
+    let crowded = axes.y.1 - axes.y.0 > 7.0;
+    for power in ticks(axes.y) {
+        let whole = (power - power.round()).abs() < 1e-9;
         let (y, x) = (axes.y(power), LEFT - 8.0);
+        let shade = if whole { "#cccccc" } else { "#eeeeee" };
         writeln!(
             out,
-            "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{RIGHT}\" y2=\"{y:.1}\" stroke=\"#dddddd\"/>"
+            "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{RIGHT}\" y2=\"{y:.1}\" stroke=\"{shade}\"/>"
         )?;
-        let decimals = (-power).max(0.0) as usize;
-        let label = format!("{:.decimals$}", 10f64.powf(power));
-        writeln!(out, "<text x=\"{x}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", y + 4.0)?;
+        if whole || !crowded {
+            let decimals = (-(power + 1e-9).floor()).max(0.0) as usize;
+            let label = format!("{:.decimals$}", 10f64.powf(power));
+            let y = y + 4.0;
+            writeln!(out, "<text x=\"{x}\" y=\"{y:.1}\" text-anchor=\"end\">{label}</text>")?;
+        }
     }
     let (middle, under) = ((LEFT + RIGHT) / 2.0, BOTTOM + 42.0);
     writeln!(
         out,
-        "<text x=\"{middle}\" y=\"{under}\" text-anchor=\"middle\">bytes of a piece</text>"
+        "<text x=\"{middle}\" y=\"{under}\" text-anchor=\"middle\">bytes of a piece (K = \
+         1024)</text>"
     )?;
     let (x, y) = (22.0, (TOP + BOTTOM) / 2.0);
     writeln!(
         out,
         "<text x=\"{x}\" y=\"{y}\" text-anchor=\"middle\" transform=\"rotate(-90 {x} {y})\">GB/s \
-         (10^9 bytes by the median time)</text>"
+         (10⁹ bytes, by the median time)</text>"
     )
 }
 
@@ -207,6 +252,12 @@ fn draw_legend(out: &mut String, curves: &[Curve]) -> std::fmt::Result {
             "<line x1=\"{start}\" y1=\"{y}\" x2=\"{end}\" y2=\"{y}\" stroke=\"{}\" \
              stroke-width=\"2\" stroke-dasharray=\"{}\"/>",
             curve.colour, curve.dash
+        )?;
+        let middle = (start + end) / 2.0;
+        writeln!(
+            out,
+            "<circle cx=\"{middle}\" cy=\"{y}\" r=\"2.5\" fill=\"{}\" stroke=\"{}\"/>",
+            curve.dot, curve.colour
         )?;
         let (x, y) = (end + 8.0, y + 4.0);
         writeln!(out, "<text x=\"{x}\" y=\"{y}\">{}</text>", escaped(&curve.name))?;
@@ -259,8 +310,8 @@ mod tests {
         check(&svg);
         // Two curves a path and two limits.
         assert_eq!(svg.matches("<polyline").count(), 12);
-        assert_eq!(svg.matches("<circle").count(), 48);
-        for label in [">256<", ">4K<", ">16M<", ">tcp read<", ">limit, tcp<", "GB/s"] {
+        assert_eq!(svg.matches("<circle").count(), 48 + 12, "a dot a row, and in the legend");
+        for label in [">256<", ">4K<", ">16M<", ">tcp read<", ">limit, tcp: a socket<", "GB/s"] {
             assert!(svg.contains(label), "{label}");
         }
     }
@@ -272,5 +323,33 @@ mod tests {
         let broken =
             Line { gbps: f64::NAN, limit_gbps: f64::INFINITY, ..line("a<&b", Op::Read, 9, 3) };
         check(&svg(&[broken]));
+        // A single size is labelled though it is no fourth power.
+        assert!(svg(&[line("tcp", Op::Read, 1024, 1)]).contains(">1K<"));
+        let bound = Line { kernel_gbps: Some(3.0), ..line("local-cma", Op::Read, 1 << 20, 1) };
+        assert!(svg(&[bound]).contains(">process_vm_readv<"));
+    }
+
+    #[test]
+    fn axes_hold_every_point_and_little_more() {
+        for (low, high, expected) in [
+            (0.011, 111.0, (0.01, 200.0)),
+            (3.0, 4.0, (2.0, 5.0)),
+            (5.0, 5.0, (2.0, 5.0)),
+            (1.0, 1.0, (1.0, 2.0)),
+            (0.6, 80.0, (0.5, 100.0)),
+        ] {
+            let curve = Curve {
+                name: String::new(),
+                colour: OTHER,
+                dash: SOLID,
+                dot: OTHER,
+                points: vec![(256.0, low), (1e6, high)],
+            };
+            let axes = Axes::around(&[curve]);
+            let found = (10f64.powf(axes.y.0), 10f64.powf(axes.y.1));
+            let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-6;
+            assert!(near(found.0, expected.0) && near(found.1, expected.1), "{found:?}");
+            assert_eq!(axes.x, (8.0, 20.0));
+        }
     }
 }

@@ -24,6 +24,8 @@ pub(crate) struct Line {
     /// Bytes of all pieces by the median time.
     pub(crate) gbps: f64,
     pub(crate) limit_gbps: f64,
+    /// What the kernel's copy between the two processes reaches; for large rows of local-cma.
+    pub(crate) kernel_gbps: Option<f64>,
     /// Of both processes.
     pub(crate) cpu_s_per_gb: f64,
 }
@@ -41,6 +43,7 @@ impl Line {
             p99_us: figures.times.p99() / 1e3,
             gbps: layout.total() as f64 / p50,
             limit_gbps: figures.limit_gbps,
+            kernel_gbps: figures.kernel_gbps,
             cpu_s_per_gb: figures.cpu_s_per_gb,
         }
     }
@@ -188,6 +191,7 @@ impl Report {
                 "              nobody is told of them, so no transfer comes near on small sizes"
             )?;
         }
+        self.write_kernel(f)?;
         if has(true) {
             writeln!(
                 f,
@@ -209,6 +213,31 @@ impl Report {
             "verified:     the bytes of every row; reading the clock ({} ns) is taken off each time",
             self.clock_cost.as_nanos()
         )
+    }
+
+    /// What bounds local-cma, a line for each row of which it was measured.
+    fn write_kernel(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bounds = self.lines.iter().filter_map(|line| Some((line, line.kernel_gbps?)));
+        for (i, (line, kernel)) in bounds.enumerate() {
+            if i == 0 {
+                writeln!(
+                    f,
+                    "bound, cma:   what process_vm_readv alone reaches out of the other process, the \
+                     best of one and two threads:"
+                )?;
+            }
+            writeln!(
+                f,
+                "              {} {}: {} GB/s, {} % of the limit; the path {}, {} % of that",
+                line.op.name(),
+                size::show(line.size),
+                figure(kernel),
+                percent(100.0 * kernel / line.limit_gbps),
+                figure(line.gbps),
+                percent(100.0 * line.gbps / kernel)
+            )?;
+        }
+        Ok(())
     }
 
     fn write_besides(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -278,6 +307,7 @@ pub(crate) mod tests {
             p99_us: 12.25,
             gbps: (size * u64::from(iovs)) as f64 / 2500.0,
             limit_gbps: 8.0,
+            kernel_gbps: None,
             cpu_s_per_gb: 0.25,
         }
     }
@@ -288,6 +318,7 @@ pub(crate) mod tests {
             lines: vec![
                 line("local-map", Op::Write, 4096, 1),
                 line("local-map", Op::Read, 4096, 1),
+                Line { kernel_gbps: Some(3.0), ..line("local-cma", Op::Read, 1 << 20, 1) },
                 line("tcp", Op::Write, 4096, 100_000),
             ],
             besides: vec![Besides {
@@ -316,6 +347,7 @@ pub(crate) mod tests {
                 "cpu_s_per_gb",
                 "gbps",
                 "iovs",
+                "kernel_gbps",
                 "limit_gbps",
                 "op",
                 "p50_us",
@@ -327,6 +359,7 @@ pub(crate) mod tests {
         assert_eq!(row["op"], "read");
         assert_eq!(row["size"], 4096);
         assert_eq!(row["iovs"], 128);
+        assert!(row["kernel_gbps"].is_null());
     }
 
     #[test]
@@ -340,6 +373,7 @@ pub(crate) mod tests {
         );
         assert!(found(&["tcp", "100000"]));
         assert!(found(&["1.23 / 5.68", "1234 / 5678", "-", "0.12 %"]), "{text}");
+        assert!(found(&["bound, cma:"]) && found(&["read 1M: 3.00 GB/s, 38 %", "419"]), "{text}");
         assert!(found(&["limit, local:"]) && found(&["limit, tcp:"]));
         assert!(found(&["local-cma: not measured: refused"]));
         assert!(text.lines().all(|line| line.trim_end() == line));

@@ -141,6 +141,10 @@ impl Server {
                 let region = self.region(layout.total())?;
                 return Ok(Reply::Sum(pattern::checksum(region, &layout, Side::Server)?));
             }
+            Request::Place => {
+                let addr = self.region(0)?.addr();
+                return Ok(Reply::Place { pid: std::process::id(), addr });
+            }
             Request::Cpu => return Ok(Reply::Seconds(clock::cpu_seconds())),
             Request::Raw { op, len } => {
                 return Ok(Reply::Address(raw::offer(self.ip, op, len)?));
@@ -229,7 +233,12 @@ mod tests {
         let opened = server.answer(Request::Open { pin: "tcp".to_owned() });
         assert!(matches!(opened, Ok(Reply::Bytes(_))));
         assert!(failure(&mut server, Request::Blank { len: 1 }).contains("no buffer"));
+        assert!(failure(&mut server, Request::Place).contains("no buffer"));
         assert!(server.answer(Request::Memory { len: 4096, shared: false }).is_ok());
+        let here = std::process::id();
+        assert!(
+            matches!(server.answer(Request::Place), Ok(Reply::Place { pid, .. }) if pid == here)
+        );
         assert!(failure(&mut server, Request::Fill { len: 4097, seed: 0 }).contains("4097"));
         let layout = Layout { size: u64::MAX, iovs: 3, seed: 0 };
         failure(&mut server, Request::Checksum { layout });

@@ -10,6 +10,7 @@ use peerway::{Access, Batch, Endpoint, Peer, Pin, Region, RemoteRegion};
 use super::clock::{Stopwatch, cpu_seconds};
 use super::control::{Control, Request};
 use super::copies::{Copies, Mate};
+use super::kernel::{self, Kernel, Theirs};
 use super::layout::{Layout, Side};
 use super::measure::{Limit, Rounds, Times};
 use super::plan::{BLOCK_LIST, Row};
@@ -95,8 +96,15 @@ impl Session {
         self.ensure_path(self.batch(op, &layout)?)?;
         let Tools { control, watch, dog, mate, scratch, seconds, .. } = tools;
         let scratch = &mut scratch[..total as usize];
+        let to = scratch.as_mut_ptr().expose_provenance();
+        let theirs = if self.is_kernels(op, &layout) { self.theirs(control)? } else { None };
+        let mut kernel = theirs.map(|theirs| {
+            // SAFETY: the scratch buffer has `total` bytes, stays mutably borrowed and outlives the
+            // value, a local of this function; its rounds and those of the limit take turns.
+            unsafe { Kernel::new(mate.as_ref(), theirs, to, total as usize) }
+        });
         let mut limit: Box<dyn Limit> = if self.is_local() {
-            let (from, to) = (self.local.addr() as usize, scratch.as_mut_ptr().expose_provenance());
+            let from = self.local.addr() as usize;
             // SAFETY: the region and the scratch buffer are separate, have at least `total` bytes and
             // outlive the limit, a local of this function; while the limit copies no transfer is under
             // way, and the scratch buffer stays mutably borrowed. A region's address is exposed by
@@ -112,16 +120,17 @@ impl Session {
             Op::Pingpong => Some(self.start_pong(control, total)?),
             _ => None,
         };
+        let kernel = kernel.as_mut().map(|kernel| kernel as &mut dyn Limit);
         let cpu = || Ok(control.cpu_seconds()? + cpu_seconds());
         let beat = || dog.beat();
         let figures = match op {
             Op::Pingpong => {
                 let mut ping = Ping::new(&self.endpoint, &self.peer, self.batch(op, &layout)?)?;
-                rounds.run(&mut *limit, || ping.once(), cpu, beat)
+                rounds.run(&mut *limit, kernel, || ping.once(), cpu, beat)
             }
             Op::Write | Op::Read => {
                 let prepared = self.peer.prepare(self.batch(op, &layout)?)?;
-                rounds.run(&mut *limit, || Ok(prepared.run()?.ok()?), cpu, beat)
+                rounds.run(&mut *limit, kernel, || Ok(prepared.run()?.ok()?), cpu, beat)
             }
         };
         if op == Op::Pingpong {
@@ -176,6 +185,21 @@ impl Session {
 
     fn is_local(&self) -> bool {
         self.name != "tcp"
+    }
+
+    /// Whether what bounds the row is the kernel's copy from one process to the other.
+    fn is_kernels(&self, op: Op, layout: &Layout) -> bool {
+        let large = layout.iovs == 1 && layout.size >= kernel::FROM;
+        self.name == "local-cma" && large && op != Op::Pingpong
+    }
+
+    /// The other side's buffer, where it can be read by the number that its process has for itself: in
+    /// another PID namespace that is nobody's or somebody else's. A transfer has made both buffers equal.
+    fn theirs(&self, control: &mut Control) -> anyhow::Result<Option<Theirs>> {
+        let theirs = control.place()?;
+        let (mut first, mut ours) = ([0; 4096], [0; 4096]);
+        self.local.read_at(0, &mut ours)?;
+        Ok(theirs.first(&mut first).is_ok_and(|()| first == ours).then_some(theirs))
     }
 
     /// Runs it once, and makes sure that it went the way that the row will be named after.

@@ -1,0 +1,325 @@
+//! `peerway-count`: hot operations for callgrind to count, one figure a process.
+//!
+//! `cargo xtask instructions` runs this under `valgrind --tool=callgrind` and has it collect inside
+//! [`counted`] only, on the thread that calls it. A figure therefore holds what one thread does by
+//! itself: direct transfers whole; on lanes the post, which cuts the frame and sends it, while the
+//! answer is another thread's timing and waited for outside.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use peerway::{Access, Batch, Endpoint, Pin, Prepared, Region};
+use peerway_core::counter::{Counters, HighWater};
+use peerway_core::credit::Window;
+use peerway_core::descriptor::Descriptor;
+use peerway_core::ids::{Incarnation, SlotId};
+use peerway_core::region::{MemoryKind, Span};
+use peerway_core::stripe;
+use peerway_core::wire::{Control, Header, Hello, Kind, MAX_PAYLOAD, SEGMENT_LEN};
+use peerway_core::work::{Blocks, Shape};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Operations of a figure: a thousand make what comes once vanish behind what comes always.
+const TIMES: u64 = 1000;
+/// Runs before the count, in which lazy symbols are bound and tables reach their size.
+const WARM_UP: u64 = 20;
+/// Bytes of a transfer.
+const SMALL: u64 = 256;
+/// Blocks of the list whose walk is counted.
+const BLOCKS: u32 = 100_000;
+/// What a path that cannot be had here ends with, as programs that skip a test do.
+const NOT_HERE: u8 = 77;
+
+fn main() -> ExitCode {
+    let Some(name) = std::env::args().nth(1) else {
+        for figure in FIGURES {
+            println!("{:<24} {}", figure.name, figure.about);
+        }
+        return ExitCode::SUCCESS;
+    };
+    let Some(figure) = FIGURES.iter().find(|figure| figure.name == name) else {
+        eprintln!("peerway-count: no figure '{name}'; without an argument it names them all");
+        return ExitCode::from(2);
+    };
+    match (figure.run)() {
+        Ok(operations) => {
+            println!("{operations}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("peerway-count: {name}: {error:#}");
+            if error.is::<NotHere>() { ExitCode::from(NOT_HERE) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// Something to count; running it tells how many operations were counted.
+struct Figure {
+    name: &'static str,
+    about: &'static str,
+    run: fn() -> anyhow::Result<u64>,
+}
+
+const FIGURES: &[Figure] = &[
+    Figure {
+        name: "same-process-write",
+        about: "256 B to a peer in this process, done",
+        run: || run_whole(Pin::Auto, Shapes::Write),
+    },
+    Figure {
+        name: "local-map-write",
+        about: "256 B into a mapping, done",
+        run: || run_whole(Pin::LocalMap, Shapes::Write),
+    },
+    Figure {
+        name: "local-map-read",
+        about: "256 B out of a mapping, done",
+        run: || run_whole(Pin::LocalMap, Shapes::Read),
+    },
+    Figure {
+        name: "local-map-write-64",
+        about: "64 blocks of 256 B into a mapping, done",
+        run: || run_whole(Pin::LocalMap, Shapes::WriteBlocks),
+    },
+    Figure {
+        name: "local-cma-read",
+        about: "256 B by process_vm_readv, done",
+        run: || run_whole(Pin::LocalCma, Shapes::Read),
+    },
+    Figure {
+        name: "local-cma-post",
+        about: "the post of a 256 B write that the peer pulls",
+        run: || run_post(Pin::LocalCma, Shapes::Write),
+    },
+    Figure {
+        name: "local-ring-post",
+        about: "the post of a 256 B write, into the ring",
+        run: || run_post(Pin::LocalRing, Shapes::Write),
+    },
+    Figure {
+        name: "tcp-post",
+        about: "the post of a 256 B write, into the socket",
+        run: || run_post(Pin::Tcp, Shapes::Write),
+    },
+    Figure {
+        name: "tcp-post-64",
+        about: "the post of 64 blocks of 256 B, into the socket",
+        run: || run_post(Pin::Tcp, Shapes::WriteBlocks),
+    },
+    Figure { name: "frame", about: "a data header, made and checked", run: frame },
+    Figure { name: "hello", about: "a hello, encoded and decoded", run: hello },
+    Figure { name: "descriptor", about: "a descriptor, written and parsed", run: descriptor },
+    Figure { name: "list-check", about: "a block of a list of 100,000, checked", run: list_check },
+    Figure { name: "list-walk", about: "a block of that list, walked over", run: list_walk },
+    Figure { name: "stripe", about: "100 MiB over 4 lanes, cut into pieces", run: stripe_plan },
+    Figure { name: "count", about: "an arrival: sequence, window, counter", run: count },
+];
+
+/// Runs `once` so many times. This is what callgrind looks for: it must stay a function of its own,
+/// and no other function of this program may have the word in its name.
+#[inline(never)]
+fn counted(times: u64, once: &mut dyn FnMut()) {
+    for _ in 0..times {
+        once();
+    }
+}
+
+/// Counts an operation that is done when it returns.
+fn count_all(mut once: impl FnMut()) -> anyhow::Result<u64> {
+    for _ in 0..WARM_UP {
+        once();
+    }
+    counted(TIMES, &mut once);
+    Ok(TIMES)
+}
+
+/// A path that this machine does not allow.
+#[derive(Debug)]
+struct NotHere(String);
+
+impl std::fmt::Display for NotHere {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NotHere {}
+
+#[derive(Clone, Copy)]
+enum Shapes {
+    Write,
+    Read,
+    WriteBlocks,
+}
+
+/// Two endpoints of this process that meet by one path, and a transfer between them.
+struct World {
+    prepared: Prepared,
+    /// Who and what must live meanwhile.
+    _kept: (Endpoint, Endpoint, Region),
+}
+
+impl World {
+    fn new(pin: Pin, shape: Shapes) -> anyhow::Result<Self> {
+        // A deadline that valgrind's slowness does not reach, and no beats while counting.
+        let make = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600)).build();
+        let (ours, theirs) = (make()?, make()?);
+        let peer = match ours.connect(&theirs.metadata()) {
+            // The kernel can forbid this one alone.
+            Err(error) if pin == Pin::LocalCma => bail!(NotHere(error.to_string())),
+            other => other?,
+        };
+        let len = 2 * 64 * SMALL;
+        let owned = theirs.allocate(len as usize)?;
+        let remote = peer.import(&owned.advertise(Access::READ_WRITE)?)?;
+        let local = ours.allocate(len as usize)?;
+        let every_second: Vec<u32> = (0..64).map(|i| 2 * i).collect();
+        let blocks = (
+            local.blocks(0, SMALL, SMALL, &every_second),
+            remote.blocks(0, SMALL, SMALL, &every_second),
+        );
+        let batch = match shape {
+            Shapes::Write => Batch::write(&local.slice(0..SMALL), &remote.slice(0..SMALL))?,
+            Shapes::Read => Batch::read(&local.slice(0..SMALL), &remote.slice(0..SMALL))?,
+            Shapes::WriteBlocks => Batch::write_blocks(blocks.0, blocks.1)?,
+        };
+        let transfer = peer.post(&batch)?;
+        transfer.join().ok()?;
+        let (took, wanted) = (transfer.path().to_string(), peer.path().kind.to_string());
+        if took != wanted {
+            bail!("it went by {took} and not by {wanted}");
+        }
+        Ok(Self { prepared: peer.prepare(batch)?, _kept: (ours, theirs, owned) })
+    }
+}
+
+/// Counts transfers from post to end.
+fn run_whole(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
+    let world = World::new(pin, shape)?;
+    let mut failed = None;
+    let operations = count_all(|| match world.prepared.run() {
+        Ok(ended) => failed = failed.take().or_else(|| ended.ok().err()),
+        Err(error) => panic!("it cannot be posted: {error}"),
+    });
+    failed.map_or(operations, |error| Err(error).context("a transfer failed"))
+}
+
+/// Counts posts. The next follows at once on the end of the last: whoever just waited is left to drive
+/// by the service thread for a moment, so that the post finds the driver free every time.
+fn run_post(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
+    let world = World::new(pin, shape)?;
+    for round in 0..WARM_UP + TIMES {
+        let mut posted = None;
+        let mut once = || posted = Some(world.prepared.post());
+        if round < WARM_UP {
+            once()
+        } else {
+            counted(1, &mut once)
+        }
+        posted.context("nothing was posted")??.join().ok()?;
+    }
+    Ok(TIMES)
+}
+
+fn frame() -> anyhow::Result<u64> {
+    let mut sequence = 0;
+    count_all(|| {
+        sequence += 1;
+        let mut header = Header::new(black_box(Kind::Write));
+        header.sequence = sequence.into();
+        header.set_body(8, 8 * SEGMENT_LEN, SMALL as usize);
+        let bytes = black_box(header.as_bytes());
+        let back = Header::read_from_bytes(bytes).map(|header| header.check());
+        assert!(matches!(black_box(back), Ok(Ok(_))));
+    })
+}
+
+fn hello() -> anyhow::Result<u64> {
+    let hello = Control::Hello(Hello {
+        incarnation: Incarnation([1; 16]),
+        expects: Some(Incarnation([2; 16])),
+        session: [3; 16],
+        replaces: None,
+        lanes: 4,
+        detect_ms: 2000,
+        metadata: vec![5; 64],
+        host: vec![6; 48],
+        local: "peerway-0123456789abcdef".to_owned(),
+    });
+    count_all(|| {
+        let bytes = black_box(&hello).to_bytes();
+        assert!(Control::from_bytes(black_box(&bytes)).is_ok());
+    })
+}
+
+fn descriptor() -> anyhow::Result<u64> {
+    let grant = SlotId { index: 7, generation: 9 };
+    let owner = Incarnation([1; 16]);
+    let whole = Descriptor::new(&owner, grant, [2; 16], Access::READ_WRITE, 1 << 40, 1 << 30);
+    count_all(|| {
+        let bytes = black_box(&whole).to_bytes();
+        assert!(Descriptor::from_bytes(black_box(&bytes)).is_ok());
+    })
+}
+
+/// Two lists of blocks, every second one of memory twice as large: none can be joined.
+fn lists() -> (Blocks, Blocks, Span) {
+    let blocks = Blocks {
+        region: 0,
+        base: 0,
+        stride: 4096,
+        len: 4096,
+        indices: (0..BLOCKS).map(|i| 2 * i).collect(),
+        kind: MemoryKind::Host,
+    };
+    (blocks.clone(), blocks, Span { offset: 0, len: 2 * 4096 * u64::from(BLOCKS) })
+}
+
+fn list_check() -> anyhow::Result<u64> {
+    let (local, remote, extent) = lists();
+    counted(1, &mut || {
+        let shape = Shape::blocks(local.clone(), extent, remote.clone(), extent);
+        assert!(black_box(shape).is_ok());
+    });
+    Ok(u64::from(BLOCKS))
+}
+
+fn list_walk() -> anyhow::Result<u64> {
+    let (local, remote, extent) = lists();
+    let shape = Shape::blocks(local, extent, remote, extent)?;
+    let mut walked = 0;
+    counted(1, &mut || {
+        let mut at = shape.start();
+        while let Some(pair) = shape.peek(&at, black_box(MAX_PAYLOAD)) {
+            shape.advance(&mut at, black_box(pair).len);
+            walked += 1;
+        }
+    });
+    Ok(walked)
+}
+
+fn stripe_plan() -> anyhow::Result<u64> {
+    count_all(|| {
+        let whole = black_box(Span { offset: 100, len: 100 << 20 });
+        let piece = stripe::piece_len(whole.len, 4, MAX_PAYLOAD);
+        for span in stripe::pieces(whole, piece) {
+            black_box(span);
+        }
+    })
+}
+
+fn count() -> anyhow::Result<u64> {
+    let (mut high, mut window) = (HighWater::default(), Window::new(8 << 20, 256));
+    let mut counters = Counters::new(1024);
+    let mut sequence = 0;
+    count_all(|| {
+        sequence += 1;
+        if black_box(&window).room() > 0 && high.take(black_box(sequence)) {
+            window.take(SMALL);
+            black_box(counters.arrive(black_box(5)));
+            window.put_back(SMALL);
+        }
+    })
+}

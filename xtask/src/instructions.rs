@@ -1,0 +1,211 @@
+//! `cargo xtask instructions`: what hot operations cost, in instructions.
+//!
+//! Seconds on a shared machine move by tens of percent and can gate nothing; instructions counted by
+//! callgrind are the same from run to run. Every figure of `peerway-count` is compared with
+//! `docs/instructions.txt` and may be at most [`ALLOWED`] percent above it.
+//!
+//! What the count could still depend on is held fixed: the compiler is pinned by `rust-toolchain.toml`,
+//! and [`PLAIN_COPIES`] has the C library copy in one way on every processor. The bytes of a transfer
+//! are few besides: with AVX, which valgrind passes on where there is any, 256 B take 44 fewer.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context, bail};
+
+use crate::setup::{self, Tool};
+
+const FILE: &str = "docs/instructions.txt";
+const ALLOWED: f64 = 10.0;
+const VALGRIND: Tool =
+    Tool { program: "valgrind", package: "valgrind", why: "counting instructions" };
+
+/// The only function in which callgrind collects; see `peerway-count`.
+const COLLECTED: &str = "--toggle-collect=*peerway_count::counted*";
+/// The baseline's copies: without wide registers, which not every processor has. Each glibc knows one
+/// of the first two names and ignores the other.
+const PLAIN_COPIES: &str = "glibc.cpu.hwcaps=-AVX2_Usable,-AVX2,-AVX_Fast_Unaligned_Load,-SSSE3";
+/// How `peerway-count` ends where a path cannot be had.
+const NOT_HERE: i32 = 77;
+
+/// Counts with the built `program`, shows the table and fails where a figure grew, or writes the
+/// figures down as the new baseline.
+pub(crate) fn run(root: &Path, program: &Path, bless: bool) -> anyhow::Result<()> {
+    if !cfg!(target_arch = "x86_64") {
+        println!("skipped: the baseline in {FILE} is of x86_64");
+        return Ok(());
+    }
+    if let Err(why) = setup::have(&VALGRIND) {
+        println!("skipped: {why:#}");
+        return Ok(());
+    }
+    let counts = count_all(program)?;
+    let file = root.join(FILE);
+    if bless {
+        return fs::write(file, page(&counts)).with_context(|| format!("cannot write {FILE}"));
+    }
+    let baseline = fs::read_to_string(file).with_context(|| format!("cannot read {FILE}"))?;
+    let (table, grown) = compare(&counts, &parse(&baseline)?);
+    print!("{table}");
+    if grown.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "more than {ALLOWED} % above {FILE} or not in it: {}; where that is meant, run \
+         `cargo xtask instructions --bless` and say why in the commit",
+        grown.join(", ")
+    )
+}
+
+/// A figure and its instructions per operation; `None` where it cannot be had here.
+struct Count {
+    name: String,
+    about: String,
+    per_operation: Option<f64>,
+}
+
+/// Counts every figure that the program names.
+fn count_all(program: &Path) -> anyhow::Result<Vec<Count>> {
+    let listed = Command::new(program).output().context("cannot start peerway-count")?;
+    let listed = String::from_utf8(listed.stdout)?;
+    let out = env::temp_dir().join(format!("peerway-callgrind-{}", std::process::id()));
+    let counts = listed.lines().map(|line| {
+        let (name, about) = line.split_once(' ').unwrap_or((line, ""));
+        let per_operation = count(program, name, &out).with_context(|| format!("figure {name}"))?;
+        Ok(Count { name: name.to_owned(), about: about.trim().to_owned(), per_operation })
+    });
+    let counts = counts.collect();
+    // A leftover in the directory for such is no failure.
+    let _ = fs::remove_file(&out);
+    counts
+}
+
+fn count(program: &Path, name: &str, out: &PathBuf) -> anyhow::Result<Option<f64>> {
+    let run = Command::new(VALGRIND.program)
+        .args(["--tool=callgrind", COLLECTED])
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(program)
+        .arg(name)
+        .env("GLIBC_TUNABLES", PLAIN_COPIES)
+        .output()
+        .context("cannot start valgrind")?;
+    let said = String::from_utf8_lossy(&run.stderr);
+    if run.status.code() == Some(NOT_HERE) {
+        return Ok(None);
+    }
+    if !run.status.success() {
+        bail!("it ended with {}:\n{said}", run.status);
+    }
+    let operations: f64 = String::from_utf8(run.stdout)?.trim().parse()?;
+    let profile = fs::read_to_string(out).context("cannot read callgrind's profile")?;
+    match total(&profile) {
+        Some(total) if total > 0 => Ok(Some(total as f64 / operations)),
+        _ => bail!("callgrind collected nothing; was `counted` inlined?"),
+    }
+}
+
+/// All instructions of a profile.
+fn total(profile: &str) -> Option<u64> {
+    profile.lines().find_map(|line| line.strip_prefix("totals:"))?.trim().parse().ok()
+}
+
+/// The file: a figure a line, its name and its instructions per operation.
+fn page(counts: &[Count]) -> String {
+    let mut page = String::from(
+        "# Instructions per operation, counted by callgrind; written by `cargo xtask instructions --bless`.\n",
+    );
+    for Count { name, per_operation, .. } in counts {
+        // Writing to a string cannot fail.
+        let _ = match per_operation {
+            Some(count) => writeln!(page, "{name:<20} {count:>9.1}"),
+            None => Ok(()),
+        };
+    }
+    page
+}
+
+fn parse(page: &str) -> anyhow::Result<BTreeMap<&str, f64>> {
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    let figures = lines.map(|line| {
+        let (name, count) = line.split_once(' ').unwrap_or((line, ""));
+        let count = count.trim().parse().ok().filter(|count: &f64| *count > 0.0);
+        Ok((name, count.with_context(|| format!("{FILE}: no figure in '{line}'"))?))
+    });
+    figures.collect()
+}
+
+/// The table, and the figures that fail.
+fn compare(counts: &[Count], baseline: &BTreeMap<&str, f64>) -> (String, Vec<String>) {
+    let (mut table, mut grown) = (String::new(), Vec::new());
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        table,
+        "{:<20} {:>9} {:>9} {:>8}  operation",
+        "figure", "counted", "baseline", "change"
+    );
+    for Count { name, about, per_operation } in counts {
+        let known = baseline.get(name.as_str());
+        let change = per_operation.zip(known).map(|(now, known)| 100.0 * (now / known - 1.0));
+        if per_operation.is_some() && change.is_none_or(|change| change > ALLOWED) {
+            grown.push(name.clone());
+        }
+        let shown =
+            |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.1}"));
+        let _ = writeln!(
+            table,
+            "{name:<20} {:>9} {:>9} {:>8}  {about}",
+            shown(*per_operation),
+            shown(known.copied()),
+            change.map_or_else(|| "-".to_owned(), |change| format!("{change:+.1} %"))
+        );
+        if per_operation.is_none() {
+            let _ = writeln!(table, "{:<20} this machine does not allow it: not compared", "");
+        }
+    }
+    (table, grown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(name: &str, per_operation: Option<f64>) -> Count {
+        Count { name: name.to_owned(), about: "it".to_owned(), per_operation }
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let counts = [count("a-write", Some(545.04)), count("gone", None), count("b", Some(7.0))];
+        let page = page(&counts);
+        let back = parse(&page).unwrap();
+        assert_eq!(back, BTreeMap::from([("a-write", 545.0), ("b", 7.0)]));
+        for bad in ["a", "a x", "a 0", "a -3"] {
+            assert!(parse(bad).unwrap_err().to_string().contains(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_growth_beyond_the_margin_fails() {
+        let baseline = BTreeMap::from([("same", 100.0), ("more", 100.0), ("less", 100.0)]);
+        let counts = [
+            count("same", Some(109.9)),
+            count("more", Some(110.2)),
+            count("less", Some(50.0)),
+            count("not-here", None),
+            count("new", Some(1.0)),
+        ];
+        let (table, grown) = compare(&counts, &baseline);
+        assert_eq!(grown, ["more", "new"]);
+        assert!(table.contains("+10.2 %") && table.contains("-50.0 %"), "{table}");
+        assert!(table.contains("does not allow"), "{table}");
+    }
+
+    #[test]
+    fn totals_are_found_in_a_profile() {
+        assert_eq!(total("events: Ir\nsummary: 8\n\nfn=(1)\n1 8\n\ntotals: 8\n"), Some(8));
+        assert_eq!(total("events: Ir\n"), None);
+    }
+}

@@ -1,7 +1,7 @@
 //! What the parts of an endpoint share: its tables, its peers, its shards, and how it closes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use peerway_core::ids::{Incarnation, SlotId};
 use peerway_core::metadata::Metadata;
 use peerway_core::outcome::Fence;
 
+use crate::address::Rail;
 use crate::batch::{Tail, Work};
 use crate::clock;
 use crate::error::{AcceptError, ConnectError, PostError, RegisterError};
@@ -38,7 +39,7 @@ pub(crate) struct Inner {
     pub(crate) crew: Crew,
     pub(crate) local_name: String,
     /// Local addresses that bulk lanes go round.
-    pub(crate) rails: Vec<IpAddr>,
+    pub(crate) rails: Vec<Rail>,
     pub(crate) addresses: Vec<SocketAddr>,
     shards: OnceLock<Vec<Arc<Shard>>>,
     next_shard: AtomicUsize,
@@ -104,7 +105,7 @@ impl Inner {
         incarnation: Incarnation,
         config: Config,
         local_name: String,
-        rails: Vec<IpAddr>,
+        rails: Vec<Rail>,
         addresses: Vec<SocketAddr>,
     ) -> Arc<Self> {
         Arc::new(Self {

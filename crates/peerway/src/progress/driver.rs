@@ -14,7 +14,7 @@ use crossbeam_queue::SegQueue;
 use peerway_core::ids::SlotId;
 use peerway_core::lease::Lease;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
-use peerway_core::wire::{Header, Kind};
+use peerway_core::wire::{Control, Header, Kind};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::ending::{Gone, LaneEnd};
@@ -88,6 +88,9 @@ pub(crate) struct SessionDriver {
     pub(super) lost_by_peer: Vec<u16>,
     /// Frames of lost lanes, until the peer says which it has applied.
     pub(super) lost: HashMap<u16, (u64, Vec<Outstanding>)>,
+    /// Lanes that it has asked about: the answer is given again when another lane is lost, since it
+    /// may have gone out on that one.
+    pub(super) asked: Vec<u16>,
     /// What was applied from lanes that are gone, and what of it was refused.
     pub(super) last_applied: HashMap<u16, (u64, Vec<(u64, u8)>)>,
     pub(super) lease: Lease,
@@ -128,6 +131,12 @@ impl SessionDriver {
             || (!has(Role::Bulk) && role == Role::Latency)
             || (!has(Role::Bulk) && !has(Role::Latency));
         (latency, bulk)
+    }
+
+    /// What was applied from a lane that is gone, as the answer to the peer's question.
+    pub(super) fn fenced(&self, lane: u16) -> Control {
+        let (applied, refused) = self.last_applied.get(&lane).cloned().unwrap_or_default();
+        Control::LaneFenced { lane, applied, refused }
     }
 
     pub(super) fn is_local(&self) -> bool {
@@ -500,6 +509,7 @@ impl Driver {
             tails: Vec::new(),
             lost_by_peer: Vec::new(),
             lost: HashMap::new(),
+            asked: Vec::new(),
             last_applied: HashMap::new(),
             lease: Lease::new(new.detect, now),
             peer_clock: 0,

@@ -30,7 +30,7 @@ use crate::transport::tcp::TcpWire;
 /// Connections that may be in the handshake at a time.
 const MAX_PENDING: usize = 1024;
 /// Bulk lanes a session may have.
-const MAX_LANES: u16 = 64;
+pub(super) const MAX_LANES: u16 = 64;
 
 const LISTENER: u64 = 0;
 const LOCAL_LISTENER: u64 = 1;

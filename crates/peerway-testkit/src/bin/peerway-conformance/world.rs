@@ -133,6 +133,7 @@ impl World {
         Options {
             pin: self.transport.pin(),
             bind: SocketAddr::from(([127, 0, 0, 1], 0)),
+            interfaces: None,
             detect,
             fence,
             deadline,

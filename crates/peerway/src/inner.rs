@@ -62,6 +62,35 @@ struct Peers {
     last: HashMap<Incarnation, [u8; 16]>,
     /// Endpoints that a connect is under way to.
     opening: HashSet<Incarnation>,
+    /// Endpoints whose connect has been agreed to, until its session is among the live ones.
+    accepting: HashSet<Incarnation>,
+}
+
+impl Peers {
+    fn is_settled(&self, who: &Incarnation) -> bool {
+        let lives = self.by_incarnation.get(who).is_some_and(|session| session.is_alive());
+        lives || self.accepting.contains(who)
+    }
+}
+
+/// An endpoint's word that the session with `who` is being opened, or accepted, and no other is
+/// begun meanwhile. Of two endpoints the lower name never gives both words at once, so that of two
+/// attempts that cross one succeeds.
+pub(crate) struct Claim {
+    endpoint: Weak<Inner>,
+    who: Incarnation,
+    opening: bool,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let Some(endpoint) = self.endpoint.upgrade() else { return };
+        let mut peers = endpoint.peers.lock().unwrap();
+        let claims = if self.opening { &mut peers.opening } else { &mut peers.accepting };
+        claims.remove(&self.who);
+        drop(peers);
+        endpoint.peers_changed.notify_all();
+    }
 }
 
 /// Endpoints of this process, so that two of them can find each other's memory.
@@ -216,10 +245,10 @@ impl Inner {
     /// an end and says false: there may be a session now.
     pub(crate) fn begin_opening(&self, who: Incarnation, deadline: u64) -> bool {
         let mut peers = self.peers.lock().unwrap();
-        if peers.opening.insert(who) {
+        if !peers.accepting.contains(&who) && peers.opening.insert(who) {
             return true;
         }
-        while peers.opening.contains(&who) {
+        while peers.opening.contains(&who) || peers.accepting.contains(&who) {
             let left = clock::until(deadline, clock::now());
             if left == Duration::ZERO {
                 return true;
@@ -229,15 +258,37 @@ impl Inner {
         false
     }
 
-    /// Whether a session with `who` lives, or one that goes first is being opened. Of two endpoints
-    /// that open at the same time, the lower name's attempt goes first.
-    pub(crate) fn has_or_opens(&self, who: &Incarnation) -> bool {
-        if *who == self.incarnation {
-            return false;
+    /// As `begin_opening`, for a connect by address, which has only now learned who is there. `None`
+    /// when there is a session with them, or will be. With itself an endpoint may have many.
+    pub(crate) fn learned(self: &Arc<Self>, who: Incarnation) -> Option<Claim> {
+        let mut peers = self.peers.lock().unwrap();
+        let free =
+            who == self.incarnation || (!peers.is_settled(&who) && peers.opening.insert(who));
+        free.then(|| self.claim(who, true))
+    }
+
+    /// Agrees to a session that `who` has opened; `None` when there is another.
+    pub(crate) fn begin_accepting(self: &Arc<Self>, who: Incarnation) -> Option<Claim> {
+        let mut peers = self.peers.lock().unwrap();
+        let free = who == self.incarnation || !self.is_taken(&peers, &who);
+        if free && who != self.incarnation {
+            peers.accepting.insert(who);
         }
-        let peers = self.peers.lock().unwrap();
-        peers.by_incarnation.get(who).is_some_and(|s| s.is_alive())
-            || (peers.opening.contains(who) && self.incarnation < *who)
+        free.then(|| self.claim(who, false))
+    }
+
+    /// Whether a session with `who` lives, or one that goes first is being opened.
+    pub(crate) fn has_or_opens(&self, who: &Incarnation) -> bool {
+        *who != self.incarnation && self.is_taken(&self.peers.lock().unwrap(), who)
+    }
+
+    /// Of two endpoints that open at the same time, the lower name's attempt goes first.
+    fn is_taken(&self, peers: &Peers, who: &Incarnation) -> bool {
+        peers.is_settled(who) || (peers.opening.contains(who) && self.incarnation < *who)
+    }
+
+    fn claim(self: &Arc<Self>, who: Incarnation, opening: bool) -> Claim {
+        Claim { endpoint: Arc::downgrade(self), who, opening }
     }
 
     /// A session we opened is complete.

@@ -22,7 +22,7 @@ use super::flight::{Flight, Route};
 use super::shard::{Command, Shard};
 use super::timers::TICK;
 use crate::clock;
-use crate::inner::Inner;
+use crate::inner::{Claim, Inner};
 use crate::os::unix::{self, Received};
 use crate::progress::crew::Job;
 use crate::session::Session;
@@ -107,6 +107,8 @@ pub(crate) struct NewSession {
     pub(crate) session: Arc<Session>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) detect: Duration,
+    /// Kept until the session is known to whoever asks for it.
+    pub(crate) claim: Option<Claim>,
 }
 
 impl SessionDriver {
@@ -493,6 +495,7 @@ impl Driver {
 
     fn adopt(&mut self, new: NewSession) {
         let now = clock::now();
+        let _claim = new.claim;
         let index = match self.sessions.iter().position(Option::is_none) {
             Some(index) => index,
             None => {

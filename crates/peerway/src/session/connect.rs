@@ -77,6 +77,13 @@ pub(crate) fn open(
         _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it did not answer the hello" }),
     };
 
+    let claim = match expects {
+        Some(_) => None,
+        None => match endpoint.learned(welcome.incarnation) {
+            Some(claim) => Some(claim),
+            None => return Ok(Outcome::Exists(welcome.incarnation)),
+        },
+    };
     let (found, link, why) = match offer {
         Ok(()) => go_local(endpoint, &host, &welcome, session, deadline),
         Err(why) => (NOT_LOCAL, None, why),
@@ -137,7 +144,7 @@ pub(crate) fn open(
     };
     let detect = agreed_detect(config.detect, welcome.detect_ms);
     let session = Session::new(parts, endpoint.next_shard());
-    Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect })))
+    Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, claim })))
 }
 
 const NOT_LOCAL: Found =

@@ -50,7 +50,7 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
         }
         // SAFETY: as above, for the mask.
         let mask = unsafe { ip_of(entry.ifa_netmask) };
-        let prefix = mask.map_or(bits(addr).1, |mask| bits(mask).0.leading_ones() as u8);
+        let prefix = mask.map_or_else(|| bits(addr).1, |mask| bits(mask).0.leading_ones() as u8);
         // SAFETY: `ifa_name` is a C string inside the list.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
         let has = |flag: libc::c_int| entry.ifa_flags & flag as libc::c_uint != 0;

@@ -98,7 +98,7 @@ pub(crate) fn open(
         let mut rails = rails(endpoint, addr, &welcome.metadata);
         for index in 1..=bulk {
             let request = Control::OpenLane { session, lane: index };
-            let by_rail = by_rail(&mut rails, index, &request, &left, &mut path.why);
+            let by_rail = by_rail(&mut rails, index, &request, left, &mut path.why);
             let stream = match by_rail {
                 Some(stream) => Some(stream),
                 None => open_lane(addr, None, &request, left()).map_err(fail)?,

@@ -3,6 +3,7 @@
 //!
 //! The program `peerway-conformance` is built of them; it needs nothing but itself to run.
 
+pub mod cables;
 pub mod child;
 pub mod hex;
 pub mod memory;

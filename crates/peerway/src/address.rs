@@ -11,8 +11,22 @@ use crate::os::net::{self, Interface};
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     pub(crate) bind: Vec<SocketAddr>,
-    pub(crate) rails: Vec<IpAddr>,
+    pub(crate) rails: Vec<Rail>,
     advertise: Option<IpAddr>,
+}
+
+/// An address that bulk lanes leave from, and the network it is on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Rail {
+    pub(crate) addr: IpAddr,
+    prefix: u8,
+}
+
+impl Rail {
+    /// Whether `ip` is on the rail's own network, so that what goes there takes its link.
+    pub(crate) fn reaches(&self, ip: IpAddr) -> bool {
+        net::same_network(self.addr, ip, self.prefix)
+    }
 }
 
 /// Decides by what was asked for: the builder first, then the configuration, then loopback and the
@@ -36,10 +50,12 @@ pub(crate) fn places(
     };
     let rails = match &config.interfaces {
         Some(filter) => {
-            let rails: Vec<IpAddr> = usable(&interfaces)
-                .filter(|i| net::matches(filter, &i.name))
-                .map(|i| i.addr)
-                .collect();
+            let named: Vec<&Interface> =
+                usable(&interfaces).filter(|i| net::matches(filter, &i.name)).collect();
+            // Loopback leads nowhere: a rail only if it is all there is.
+            let lone = named.iter().all(|i| i.loopback);
+            let rails = named.iter().filter(|i| lone || !i.loopback);
+            let rails: Vec<Rail> = rails.map(|i| Rail { addr: i.addr, prefix: i.prefix }).collect();
             if rails.is_empty() {
                 return Err(BuildError::NoInterface(filter.clone()));
             }
@@ -50,10 +66,11 @@ pub(crate) fn places(
     let bind = match asked {
         Some(addr) => vec![addr],
         None => {
-            let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
-            match rails.first() {
-                Some(first) => ips.insert(0, *first),
-                None => ips.extend(routed()),
+            // Every rail: which link packets take depends on where they go, not on where from.
+            let mut ips: Vec<IpAddr> = rails.iter().map(|rail| rail.addr).collect();
+            ips.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            if rails.is_empty() {
+                ips.extend(routed());
             }
             ips.dedup();
             ips.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect()

@@ -14,6 +14,7 @@ use crate::error::BuildError;
 pub struct Builder {
     bind: Option<SocketAddr>,
     advertise: Option<IpAddr>,
+    interfaces: Option<String>,
     transport: Option<Pin>,
     deadline: Option<Duration>,
     detect: Option<Duration>,
@@ -37,6 +38,13 @@ impl Builder {
     /// Tells peers this address instead of the bound one.
     pub fn advertise(mut self, addr: IpAddr) -> Self {
         self.advertise = Some(addr);
+        self
+    }
+
+    /// Uses these network interfaces: prefixes of names, separated by commas (`eth0,eth1`). Bulk
+    /// lanes go round them.
+    pub fn interfaces(mut self, filter: impl Into<String>) -> Self {
+        self.interfaces = Some(filter.into());
         self
     }
 
@@ -115,6 +123,7 @@ impl Builder {
         let set = |into: &mut Duration, value: Option<Duration>| {
             *into = value.unwrap_or(*into).max(Duration::from_micros(1));
         };
+        config.interfaces = self.interfaces.or(config.interfaces);
         config.transport = self.transport.unwrap_or(config.transport);
         set(&mut config.deadline, self.deadline);
         set(&mut config.detect, self.detect);

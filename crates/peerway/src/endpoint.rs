@@ -1,5 +1,6 @@
 //! The endpoint: sockets, registrations, peers and the threads that serve them.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::sync::Arc;
@@ -129,8 +130,11 @@ impl Endpoint {
         self.inner().check_open().map_err(ConnectError::from)?;
         let deadline = clock::after(clock::now(), timeout);
         let mut last = None;
-        for &addr in &metadata.addresses {
-            match self.open(addr, Some(metadata.incarnation), deadline) {
+        for (at, &addr) in metadata.addresses.iter().enumerate() {
+            // Behind a dead link an address is silent: the others must have their share of the time.
+            let share = (metadata.addresses.len() - at) as u32;
+            let patience = clock::until(deadline, clock::now()) / share;
+            match self.open(addr, Some(metadata.incarnation), patience, deadline) {
                 Ok(peer) => return Ok(peer),
                 // Only an address that nobody answers at is a reason to try the next.
                 Err(error @ (ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })) => {
@@ -154,7 +158,7 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Peer, ConnectError> {
         self.inner().check_open().map_err(ConnectError::from)?;
-        self.open(addr, None, clock::after(clock::now(), timeout))
+        self.open(addr, None, timeout, clock::after(clock::now(), timeout))
     }
 
     /// How long connecting may take where no other time is given.
@@ -166,6 +170,7 @@ impl Endpoint {
         &self,
         addr: SocketAddr,
         expects: Option<Incarnation>,
+        patience: Duration,
         deadline: u64,
     ) -> Result<Peer, ConnectError> {
         let inner = self.inner();
@@ -181,10 +186,12 @@ impl Endpoint {
             // The session is known before the attempt is over: in between the peer could open
             // another.
             let outcome =
-                connect::open(inner, addr, expects, deadline).map(|opened| match opened {
-                    Outcome::Opened(new) => Ok(inner.opened(*new)),
-                    Outcome::Exists(who) => Err(who),
-                });
+                connect::open(inner, addr, expects, patience, deadline).map(
+                    |opened| match opened {
+                        Outcome::Opened(new) => Ok(inner.opened(*new)),
+                        Outcome::Exists(who) => Err(who),
+                    },
+                );
             if let Some(who) = expects {
                 inner.end_opening(&who);
             }
@@ -346,12 +353,19 @@ fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketA
                     addresses.push(bound);
                     listeners.push(listener);
                 }
+                // An address of another rail may not be usable yet: the first is what counts.
+                Err(source)
+                    if source.kind() == io::ErrorKind::AddrNotAvailable
+                        && !listeners.is_empty() =>
+                {
+                    tracing::warn!(%addr, %source, "an interface's address cannot be listened on");
+                }
                 Err(source) => failed = Some(BuildError::Listen { addr, source }),
             }
         }
         match failed {
             None => return Ok((listeners, addresses)),
-            Some(_) if tries > 0 && listeners.len() < places.len() && places[0].port() == 0 => {}
+            Some(_) if tries > 0 && places[0].port() == 0 => {}
             Some(error) => return Err(error),
         }
     }

@@ -1,7 +1,7 @@
 //! What the parts of an endpoint share: its tables, its peers, its shards, and how it closes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use peerway_core::ids::{Incarnation, SlotId};
 use peerway_core::metadata::Metadata;
 use peerway_core::outcome::Fence;
 
+use crate::address::Rail;
 use crate::batch::{Tail, Work};
 use crate::clock;
 use crate::error::{AcceptError, ConnectError, PostError, RegisterError};
@@ -38,7 +39,7 @@ pub(crate) struct Inner {
     pub(crate) crew: Crew,
     pub(crate) local_name: String,
     /// Local addresses that bulk lanes go round.
-    pub(crate) rails: Vec<IpAddr>,
+    pub(crate) rails: Vec<Rail>,
     pub(crate) addresses: Vec<SocketAddr>,
     shards: OnceLock<Vec<Arc<Shard>>>,
     next_shard: AtomicUsize,
@@ -61,6 +62,35 @@ struct Peers {
     last: HashMap<Incarnation, [u8; 16]>,
     /// Endpoints that a connect is under way to.
     opening: HashSet<Incarnation>,
+    /// Endpoints whose connect has been agreed to, until its session is among the live ones.
+    accepting: HashSet<Incarnation>,
+}
+
+impl Peers {
+    fn is_settled(&self, who: &Incarnation) -> bool {
+        let lives = self.by_incarnation.get(who).is_some_and(|session| session.is_alive());
+        lives || self.accepting.contains(who)
+    }
+}
+
+/// An endpoint's word that the session with `who` is being opened, or accepted, and no other is
+/// begun meanwhile. Of two endpoints the lower name never gives both words at once, so that of two
+/// attempts that cross one succeeds.
+pub(crate) struct Claim {
+    endpoint: Weak<Inner>,
+    who: Incarnation,
+    opening: bool,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let Some(endpoint) = self.endpoint.upgrade() else { return };
+        let mut peers = endpoint.peers.lock().unwrap();
+        let claims = if self.opening { &mut peers.opening } else { &mut peers.accepting };
+        claims.remove(&self.who);
+        drop(peers);
+        endpoint.peers_changed.notify_all();
+    }
 }
 
 /// Endpoints of this process, so that two of them can find each other's memory.
@@ -104,7 +134,7 @@ impl Inner {
         incarnation: Incarnation,
         config: Config,
         local_name: String,
-        rails: Vec<IpAddr>,
+        rails: Vec<Rail>,
         addresses: Vec<SocketAddr>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -215,10 +245,10 @@ impl Inner {
     /// an end and says false: there may be a session now.
     pub(crate) fn begin_opening(&self, who: Incarnation, deadline: u64) -> bool {
         let mut peers = self.peers.lock().unwrap();
-        if peers.opening.insert(who) {
+        if !peers.accepting.contains(&who) && peers.opening.insert(who) {
             return true;
         }
-        while peers.opening.contains(&who) {
+        while peers.opening.contains(&who) || peers.accepting.contains(&who) {
             let left = clock::until(deadline, clock::now());
             if left == Duration::ZERO {
                 return true;
@@ -228,15 +258,37 @@ impl Inner {
         false
     }
 
-    /// Whether a session with `who` lives, or one that goes first is being opened. Of two endpoints
-    /// that open at the same time, the lower name's attempt goes first.
-    pub(crate) fn has_or_opens(&self, who: &Incarnation) -> bool {
-        if *who == self.incarnation {
-            return false;
+    /// As `begin_opening`, for a connect by address, which has only now learned who is there. `None`
+    /// when there is a session with them, or will be. With itself an endpoint may have many.
+    pub(crate) fn learned(self: &Arc<Self>, who: Incarnation) -> Option<Claim> {
+        let mut peers = self.peers.lock().unwrap();
+        let free =
+            who == self.incarnation || (!peers.is_settled(&who) && peers.opening.insert(who));
+        free.then(|| self.claim(who, true))
+    }
+
+    /// Agrees to a session that `who` has opened; `None` when there is another.
+    pub(crate) fn begin_accepting(self: &Arc<Self>, who: Incarnation) -> Option<Claim> {
+        let mut peers = self.peers.lock().unwrap();
+        let free = who == self.incarnation || !self.is_taken(&peers, &who);
+        if free && who != self.incarnation {
+            peers.accepting.insert(who);
         }
-        let peers = self.peers.lock().unwrap();
-        peers.by_incarnation.get(who).is_some_and(|s| s.is_alive())
-            || (peers.opening.contains(who) && self.incarnation < *who)
+        free.then(|| self.claim(who, false))
+    }
+
+    /// Whether a session with `who` lives, or one that goes first is being opened.
+    pub(crate) fn has_or_opens(&self, who: &Incarnation) -> bool {
+        *who != self.incarnation && self.is_taken(&self.peers.lock().unwrap(), who)
+    }
+
+    /// Of two endpoints that open at the same time, the lower name's attempt goes first.
+    fn is_taken(&self, peers: &Peers, who: &Incarnation) -> bool {
+        peers.is_settled(who) || (peers.opening.contains(who) && self.incarnation < *who)
+    }
+
+    fn claim(self: &Arc<Self>, who: Incarnation, opening: bool) -> Claim {
+        Claim { endpoint: Arc::downgrade(self), who, opening }
     }
 
     /// A session we opened is complete.

@@ -218,7 +218,7 @@ pub const SETTINGS: &[Setting] = &[
         aliases: &[],
         default: "",
         doc: "Where to listen: an IPv4 or IPv6 address, with or without a port (`192.0.2.7`, \
-              `[::]:7000`). Unset: loopback and the interface that PEERWAY_INTERFACES or the \
+              `[::]:7000`). Unset: loopback and the interfaces that PEERWAY_INTERFACES or the \
               routing table names, on a port the system picks.",
         kind: Kind::Text {
             what: "an address such as 192.0.2.7 or [::]:7000",
@@ -244,7 +244,8 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
         doc: "Network interfaces to use, separated by commas. Each is a prefix of a name; a \
               leading `=` asks for exact names, a leading `^` excludes instead. Several interfaces \
-              are several rails.",
+              are several rails: the endpoint listens on each, and bulk lanes go round them, each to \
+              the peer's address on the same network.",
         kind: Kind::Text {
             what: "interface names such as eth0,eth1 or ^docker",
             set: |config, text| config.interfaces = Some(text),
@@ -256,7 +257,8 @@ pub const SETTINGS: &[Setting] = &[
         aliases: &[],
         default: "auto",
         doc: "Bulk connections per tcp peer. `auto`: 1 on loopback, where more only compete for \
-              the same cores, else 4, since one flow keeps one core busy on each side.",
+              the same cores, else 4, since one flow keeps one core busy on each side, or one for \
+              each rail where there are more.",
         kind: Kind::CountOrAuto {
             min: 1,
             max: 64,

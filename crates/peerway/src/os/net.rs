@@ -22,6 +22,8 @@ pub struct Interface {
     pub name: String,
     /// One of its addresses; an interface with several appears once for each.
     pub addr: IpAddr,
+    /// Leading bits of the address that name its network.
+    pub prefix: u8,
     /// It only reaches this host.
     pub loopback: bool,
     /// It is switched on.
@@ -46,15 +48,32 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
         if matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
             continue;
         }
+        // SAFETY: as above, for the mask.
+        let mask = unsafe { ip_of(entry.ifa_netmask) };
+        let prefix = mask.map_or_else(|| bits(addr).1, |mask| bits(mask).0.leading_ones() as u8);
         // SAFETY: `ifa_name` is a C string inside the list.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
         let has = |flag: libc::c_int| entry.ifa_flags & flag as libc::c_uint != 0;
         let (loopback, up) = (has(libc::IFF_LOOPBACK), has(libc::IFF_UP));
-        found.push(Interface { name, addr, loopback, up });
+        found.push(Interface { name, addr, prefix, loopback, up });
     }
     // SAFETY: `first` came from `getifaddrs`, and everything kept was copied out.
     unsafe { libc::freeifaddrs(first) };
     Ok(found)
+}
+
+/// Whether two addresses agree in their first `prefix` bits.
+pub(crate) fn same_network(one: IpAddr, other: IpAddr, prefix: u8) -> bool {
+    let (one, other) = (bits(one), bits(other));
+    one.1 == other.1 && (one.0 ^ other.0).leading_zeros() >= u32::from(prefix)
+}
+
+/// An address as bits, the first one highest, and how many there are.
+fn bits(addr: IpAddr) -> (u128, u8) {
+    match addr {
+        IpAddr::V4(v4) => (u128::from(v4.to_bits()) << 96, 32),
+        IpAddr::V6(v6) => (v6.to_bits(), 128),
+    }
 }
 
 /// Whether interface `name` passes `filter`, spelled as NCCL and UCCL do: a list of prefixes (`eth,ib`), of
@@ -259,10 +278,27 @@ mod tests {
     }
 
     #[test]
+    fn networks_are_told_apart_by_their_first_bits() {
+        for (one, other, prefix, same) in [
+            ("10.1.2.3", "10.1.2.99", 24, true),
+            ("10.1.2.3", "10.1.3.3", 24, false),
+            ("10.1.2.3", "10.1.3.3", 0, true),
+            ("10.1.2.3", "10.1.2.3", 32, true),
+            ("fd00::1", "fd00::2", 64, true),
+            ("fd00::1", "fd00:0:0:1::1", 64, false),
+            ("0.0.0.0", "::", 0, false),
+        ] {
+            let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(same_network(one, other, prefix), same, "{one} {other} {prefix}");
+        }
+    }
+
+    #[test]
     fn loopback_is_among_the_interfaces() {
         let found = interfaces().unwrap();
         let lo = found.iter().find(|i| i.addr == IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap();
         assert!(lo.loopback && lo.up);
+        assert_eq!(lo.prefix, 8);
         assert!(!lo.name.is_empty());
     }
 

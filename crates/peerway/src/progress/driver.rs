@@ -14,7 +14,7 @@ use crossbeam_queue::SegQueue;
 use peerway_core::ids::SlotId;
 use peerway_core::lease::Lease;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
-use peerway_core::wire::{Header, Kind};
+use peerway_core::wire::{Control, Header, Kind};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::ending::{Gone, LaneEnd};
@@ -22,7 +22,7 @@ use super::flight::{Flight, Route};
 use super::shard::{Command, Shard};
 use super::timers::TICK;
 use crate::clock;
-use crate::inner::Inner;
+use crate::inner::{Claim, Inner};
 use crate::os::unix::{self, Received};
 use crate::progress::crew::Job;
 use crate::session::Session;
@@ -90,6 +90,9 @@ pub(crate) struct SessionDriver {
     pub(super) lost_by_peer: Vec<u16>,
     /// Frames of lost lanes, until the peer says which it has applied.
     pub(super) lost: HashMap<u16, (u64, Vec<Outstanding>)>,
+    /// Lanes that it has asked about: the answer is given again when another lane is lost, since it
+    /// may have gone out on that one.
+    pub(super) asked: Vec<u16>,
     /// What was applied from lanes that are gone, and what of it was refused.
     pub(super) last_applied: HashMap<u16, (u64, Vec<(u64, u8)>)>,
     pub(super) lease: Lease,
@@ -106,6 +109,8 @@ pub(crate) struct NewSession {
     pub(crate) session: Arc<Session>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) detect: Duration,
+    /// Kept until the session is known to whoever asks for it.
+    pub(crate) claim: Option<Claim>,
 }
 
 impl SessionDriver {
@@ -130,6 +135,12 @@ impl SessionDriver {
             || (!has(Role::Bulk) && role == Role::Latency)
             || (!has(Role::Bulk) && !has(Role::Latency));
         (latency, bulk)
+    }
+
+    /// What was applied from a lane that is gone, as the answer to the peer's question.
+    pub(super) fn fenced(&self, lane: u16) -> Control {
+        let (applied, refused) = self.last_applied.get(&lane).cloned().unwrap_or_default();
+        Control::LaneFenced { lane, applied, refused }
     }
 
     pub(super) fn is_local(&self) -> bool {
@@ -488,6 +499,7 @@ impl Driver {
 
     fn adopt(&mut self, new: NewSession) {
         let now = clock::now();
+        let _claim = new.claim;
         let index = match self.sessions.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -504,6 +516,7 @@ impl Driver {
             tails: Vec::new(),
             lost_by_peer: Vec::new(),
             lost: HashMap::new(),
+            asked: Vec::new(),
             last_applied: HashMap::new(),
             lease: Lease::new(new.detect, now),
             peer_clock: 0,

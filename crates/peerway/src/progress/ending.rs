@@ -84,11 +84,15 @@ impl Driver {
         s.last_applied.insert(lane.index, (lane.applied.last(), refused));
         let unanswered = lane.outstanding.iter().copied().collect();
         s.lost.insert(lane.index, (lane.first_outstanding(), unanswered));
-        // All of them: an earlier question may have been on the lane that is lost now.
+        // All of them: an earlier question or answer may have been on the lane that is lost now.
         let lost: Vec<u16> = s.lost.keys().copied().collect();
+        let answers: Vec<Control> = s.asked.iter().map(|lane| s.fenced(*lane)).collect();
         if let Some(other) = s.control_lane() {
             for lane in lost {
                 other.push_control(&Control::LaneLost { lane });
+            }
+            for answer in &answers {
+                other.push_control_answer(answer);
             }
             s.dirty = true;
         }
@@ -99,10 +103,14 @@ impl Driver {
         self.lane_ended(s, usize::from(lost), LaneEnd::Closed);
         // No pull of that lane is under way: only rings carry pulls, and a session does not outlive
         // its rings.
-        let (applied, refused) = s.last_applied.get(&lost).cloned().unwrap_or_default();
+        let answer = s.fenced(lost);
         if let Some(other) = s.control_lane() {
-            other.push_control_answer(&Control::LaneFenced { lane: lost, applied, refused });
+            other.push_control_answer(&answer);
             s.dirty = true;
+        }
+        // Only lanes that there have been: a peer can name any number.
+        if usize::from(lost) < s.lanes.len() && !s.asked.contains(&lost) {
+            s.asked.push(lost);
         }
     }
 

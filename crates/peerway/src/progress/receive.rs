@@ -60,7 +60,7 @@ impl Driver {
         let mut budget = TURN_BYTES;
         let mut again = false;
         loop {
-            let landed = lane.landed_since_ack;
+            let placed = lane.placed;
             let more = match &mut lane.rx {
                 Rx::Head => self.head(s, lane, now)?,
                 Rx::Table { .. } => self.table(s, lane)?,
@@ -72,7 +72,7 @@ impl Driver {
             if !more {
                 break;
             }
-            let cost = STEP_BYTES + lane.landed_since_ack.saturating_sub(landed);
+            let cost = STEP_BYTES + (lane.placed - placed);
             if lane.landed_since_ack >= ACK_EVERY {
                 lane.push_ack();
             }
@@ -295,6 +295,7 @@ impl Driver {
                 return Ok(false);
             }
             advance(landing, moved);
+            lane.placed += moved;
             lane.landed_since_ack += moved;
             s.session.stats.bytes_landed.fetch_add(moved, Ordering::Relaxed);
         }
@@ -462,6 +463,7 @@ impl Driver {
             {
                 left -= pair.len;
             }
+            lane.placed += moved;
             s.session.stats.bytes_read.fetch_add(moved, Ordering::Relaxed);
         }
         lane.rx = Rx::Fill { sequence, slot, part };
@@ -676,9 +678,24 @@ fn advance(landing: &mut Landing, mut bytes: u64) {
     }
 }
 
+/// Leaves the first `most` bytes of the pieces.
+fn cut(pieces: &mut Vec<Piece>, mut most: u64) {
+    if most == u64::MAX {
+        return;
+    }
+    for piece in &mut *pieces {
+        piece.len = piece.len.min(most);
+        most -= piece.len;
+    }
+    pieces.retain(|piece| piece.len > 0);
+}
+
 /// Moves bytes into the pieces: those already in the scratch buffer, or else from the
 /// wire, in one call with whatever follows them (which goes to the scratch buffer). Returns how many
 /// went into the pieces; 0 means that nothing is there.
+///
+/// Callers ask anew before every call whether the bytes are still wanted, so a call may well take
+/// only part of a frame.
 ///
 /// # Safety
 ///
@@ -689,6 +706,7 @@ unsafe fn from_scratch_or_wire(
     (start, end): (&mut usize, &mut usize),
     pieces: &mut Vec<Piece>,
 ) -> Step<u64> {
+    cut(pieces, hooks::most_to_land());
     if *start < *end {
         let mut moved = 0;
         for piece in &*pieces {

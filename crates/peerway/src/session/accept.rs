@@ -30,7 +30,7 @@ use crate::transport::tcp::TcpWire;
 /// Connections that may be in the handshake at a time.
 const MAX_PENDING: usize = 1024;
 /// Bulk lanes a session may have.
-const MAX_LANES: u16 = 64;
+pub(super) const MAX_LANES: u16 = 64;
 
 const LISTENER: u64 = 0;
 const LOCAL_LISTENER: u64 = 1;
@@ -373,11 +373,11 @@ fn complete(
             return None;
         }
     };
-    if endpoint.has_or_opens(&half.hello.incarnation) {
+    let Some(claim) = endpoint.begin_accepting(half.hello.incarnation) else {
         let refusal = Refusal::Exists(endpoint.incarnation);
         reply(&mut pending.stream, &Control::Refuse(refusal));
         return None;
-    }
+    };
     reply(&mut pending.stream, &Control::Ready(ready))?;
     let control = if found.linked { Role::Control } else { Role::Latency };
     let mut streams = half.lanes;
@@ -401,7 +401,7 @@ fn complete(
     };
     let detect = agreed_detect(endpoint.config.detect, half.hello.detect_ms);
     let session = Session::new(parts, endpoint.next_shard());
-    Some(NewSession { session, lanes, detect })
+    Some(NewSession { session, lanes, detect, claim: Some(claim) })
 }
 
 fn lane(stream: TcpStream, index: u16, role: Role, now: u64) -> Option<Lane> {

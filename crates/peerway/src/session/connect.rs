@@ -7,13 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerway_core::ids::Incarnation;
+use peerway_core::metadata::Metadata;
 use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
 use rustix::event::{PollFd, PollFlags};
 
+use super::accept::MAX_LANES;
 use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
 use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
 use super::link::{Half, Link};
 use super::{Parts, Session};
+use crate::address::Rail;
 use crate::clock;
 use crate::error::ConnectError;
 use crate::inner::{Inner, random};
@@ -33,17 +36,18 @@ pub(crate) enum Outcome {
     Exists(Incarnation),
 }
 
-/// Tries to open a session with whoever listens at `addr`.
+/// Tries to open a session with whoever listens at `addr`, who must take the call within `patience`.
 pub(crate) fn open(
     endpoint: &Arc<Inner>,
     addr: SocketAddr,
     expects: Option<Incarnation>,
+    patience: Duration,
     deadline: u64,
 ) -> Result<Outcome, ConnectError> {
     let left = || clock::until(deadline, clock::now()).max(Duration::from_millis(1));
     let fail = |error: HelloError| hello_failed(endpoint, addr, error);
     let config = &endpoint.config;
-    let mut stream = net::connect(addr, None, left())
+    let mut stream = net::connect(addr, None, left().min(patience))
         .map_err(|error| unreachable_or_late(endpoint, addr, error))?;
     set_timeouts(&stream, left());
 
@@ -51,7 +55,8 @@ pub(crate) fn open(
     let offer = offers_local(config.transport, config.disable_ipc);
     // One lane saturates a loopback; a network wants several, one flow being one core's work.
     let here = stream.local_addr().is_ok_and(|local| local.ip() == addr.ip());
-    let bulk = config.lanes.unwrap_or(if here { 1 } else { 4 });
+    let several = 4.max(endpoint.rails.len().min(usize::from(MAX_LANES)) as u16);
+    let bulk = config.lanes.unwrap_or(if here { 1 } else { several });
     let host = HostFacts::here();
     let hello = Hello {
         incarnation: endpoint.incarnation,
@@ -72,33 +77,34 @@ pub(crate) fn open(
         _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it did not answer the hello" }),
     };
 
+    let claim = match expects {
+        Some(_) => None,
+        None => match endpoint.learned(welcome.incarnation) {
+            Some(claim) => Some(claim),
+            None => return Ok(Outcome::Exists(welcome.incarnation)),
+        },
+    };
     let (found, link, why) = match offer {
         Ok(()) => go_local(endpoint, &host, &welcome, session, deadline),
         Err(why) => (NOT_LOCAL, None, why),
     };
     // A pin that cannot be met is told before the peer takes the session for open.
-    let (path, reach) = choose(config.transport, found, &why).map_err(|why| {
+    let (mut path, reach) = choose(config.transport, found, &why).map_err(|why| {
         ConnectError::PathUnavailable { pin: config.transport.to_string(), addr, why }
     })?;
 
-    let now = clock::now();
-    let lane = |stream, index, role| -> Result<Lane, ConnectError> {
-        let wire = TcpWire::new(stream).map_err(|e| os("preparing a connection", e))?;
-        Ok(Lane::new(Box::new(wire), index, role, now))
-    };
     let mut bulk_streams = Vec::new();
     if !found.linked && !found.same_process {
+        let mut rails = rails(endpoint, addr, &welcome.metadata);
         for index in 1..=bulk {
-            let from = rail(endpoint, addr, index);
-            let mut stream = net::connect(addr, from, left())
-                .map_err(|error| unreachable_or_late(endpoint, addr, error))?;
-            set_timeouts(&stream, left());
             let request = Control::OpenLane { session, lane: index };
-            send(&mut stream, &request).map_err(|e| fail(HelloError::Io(e)))?;
-            match receive(&mut stream).map_err(fail)? {
-                Control::LaneOpened => bulk_streams.push(stream),
-                _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it refused a lane" }),
-            }
+            let by_rail = by_rail(&mut rails, index, &request, left, &mut path.why);
+            let stream = match by_rail {
+                Some(stream) => Some(stream),
+                None => open_lane(addr, None, &request, left()).map_err(fail)?,
+            };
+            let refused = ConnectError::PeerMisbehaved { addr, why: "it refused a lane" };
+            bulk_streams.push(stream.ok_or(refused)?);
         }
     }
     let ready = Ready {
@@ -115,6 +121,12 @@ pub(crate) fn open(
         _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it did not get ready" }),
     }
 
+    // Silence counts from now on: connecting may have taken longer than a peer may be silent.
+    let now = clock::now();
+    let lane = |stream, index, role| -> Result<Lane, ConnectError> {
+        let wire = TcpWire::new(stream).map_err(|e| os("preparing a connection", e))?;
+        Ok(Lane::new(Box::new(wire), index, role, now))
+    };
     let control = if found.linked { Role::Control } else { Role::Latency };
     let mut lanes = vec![lane(stream, 0, control)?];
     for (index, stream) in (1..).zip(bulk_streams) {
@@ -132,7 +144,7 @@ pub(crate) fn open(
     };
     let detect = agreed_detect(config.detect, welcome.detect_ms);
     let session = Session::new(parts, endpoint.next_shard());
-    Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect })))
+    Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, claim })))
 }
 
 const NOT_LOCAL: Found =
@@ -222,15 +234,58 @@ fn wait_packet(socket: &OwnedFd, deadline: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The local address of a bulk lane: lanes go round the interfaces that can be used.
-fn rail(endpoint: &Inner, to: SocketAddr, lane: u16) -> Option<IpAddr> {
-    if to.ip().is_loopback() || endpoint.rails.is_empty() {
-        return None;
+/// Where bulk lanes leave from and arrive. A lane goes to the peer's address on its rail's own
+/// network: the source alone does not decide which link packets take.
+fn rails(endpoint: &Inner, to: SocketAddr, metadata: &[u8]) -> Vec<(IpAddr, SocketAddr)> {
+    if to.ip().is_loopback() {
+        return Vec::new();
     }
-    let same_family: Vec<IpAddr> =
-        endpoint.rails.iter().copied().filter(|ip| ip.is_ipv4() == to.is_ipv4()).collect();
-    let at = usize::from(lane - 1) % same_family.len().max(1);
-    same_family.get(at).copied()
+    let theirs = Metadata::from_bytes(metadata).map(|m| m.addresses).unwrap_or_default();
+    let there = |rail: &Rail| {
+        let near = |addr: &SocketAddr| rail.reaches(addr.ip());
+        if near(&to) { to } else { theirs.iter().copied().find(near).unwrap_or(to) }
+    };
+    let same_family = endpoint.rails.iter().filter(|rail| rail.addr.is_ipv4() == to.is_ipv4());
+    same_family.map(|rail| (rail.addr, there(rail))).collect()
+}
+
+/// A lane by the rail whose turn it is. One that leads nowhere is left out from then on, which
+/// `why` says; `None` when none is left.
+fn by_rail(
+    rails: &mut Vec<(IpAddr, SocketAddr)>,
+    index: u16,
+    request: &Control,
+    left: impl Fn() -> Duration,
+    why: &mut String,
+) -> Option<TcpStream> {
+    while !rails.is_empty() {
+        let at = usize::from(index - 1) % rails.len();
+        let (from, to) = rails[at];
+        // Without a link a rail is silent, and must leave time for the others.
+        match open_lane(to, Some(from), request, left() / 4) {
+            Ok(Some(stream)) => return Some(stream),
+            failed => {
+                tracing::warn!(%from, %to, ?failed, "a rail leads nowhere");
+                why.push_str(&format!("; no lane from {from} to {}", to.ip()));
+                rails.remove(at);
+            }
+        }
+    }
+    None
+}
+
+/// Connects a lane of a session that is being opened; `None` when whoever is there refuses it.
+fn open_lane(
+    to: SocketAddr,
+    from: Option<IpAddr>,
+    request: &Control,
+    timeout: Duration,
+) -> Result<Option<TcpStream>, HelloError> {
+    let mut stream = net::connect(to, from, timeout).map_err(HelloError::Io)?;
+    set_timeouts(&stream, timeout);
+    send(&mut stream, request).map_err(HelloError::Io)?;
+    let opened = matches!(receive(&mut stream)?, Control::LaneOpened);
+    Ok(opened.then_some(stream))
 }
 
 /// Both sides use the longer detection time, but nobody can make us wait for more than a minute.

@@ -78,6 +78,8 @@ pub(crate) struct Lane {
     pub(crate) refused: VecDeque<(u64, u8)>,
     pub(crate) ack_sent: u64,
     pub(crate) landed_since_ack: u64,
+    /// Payload put where it belongs, of the peer's writes and of our reads.
+    pub(crate) placed: u64,
 }
 
 /// A data frame that is being sent.
@@ -211,6 +213,7 @@ impl Lane {
             refused: VecDeque::new(),
             ack_sent: 0,
             landed_since_ack: 0,
+            placed: 0,
         }
     }
 

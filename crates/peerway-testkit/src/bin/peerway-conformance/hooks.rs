@@ -1,5 +1,5 @@
 //! What happens between a copier's check and its copy: it is slowed down, its process stops, or it
-//! waits until it is told to go on.
+//! waits until it is told to go on. And how much of a frame one receive call lands.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,6 +17,11 @@ static COPIES: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn slow(us: u64) {
     SLOW_US.store(us, Ordering::SeqCst);
     install();
+}
+
+/// One receive call puts at most so much of a frame in place.
+pub(crate) fn land_at_most(bytes: u64) {
+    peerway::hooks::landing_limit(Some(bytes));
 }
 
 /// The `n`th copy from now stops the process before it copies.
@@ -51,6 +56,7 @@ pub(crate) fn copies() -> u64 {
 /// Leaves copies alone.
 pub(crate) fn off() {
     peerway::hooks::before_copy(None);
+    peerway::hooks::landing_limit(None);
     SLOW_US.store(0, Ordering::SeqCst);
     STOP_IN.store(0, Ordering::SeqCst);
     PARK_IN.store(0, Ordering::SeqCst);

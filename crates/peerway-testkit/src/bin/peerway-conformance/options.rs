@@ -9,7 +9,10 @@ use peerway::{Endpoint, Pin};
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) pin: Pin,
+    /// Where to listen, unless the interfaces say so.
     pub(crate) bind: SocketAddr,
+    /// Interfaces to use as rails.
+    pub(crate) interfaces: Option<String>,
     pub(crate) detect: Duration,
     pub(crate) fence: Duration,
     pub(crate) deadline: Duration,
@@ -22,20 +25,23 @@ impl Options {
     pub(crate) fn build(&self) -> Result<Endpoint> {
         let builder = Endpoint::builder()
             .transport(self.pin)
-            .bind(self.bind)
             .detect(self.detect)
             .fence(self.fence)
             .deadline(self.deadline)
             .connect_timeout(self.connect)
             .lanes(self.lanes)
             .notify_bytes(self.notify_bytes);
+        let builder = match &self.interfaces {
+            Some(filter) => builder.interfaces(filter),
+            None => builder.bind(self.bind),
+        };
         builder.build().context("making an endpoint")
     }
 
     pub(crate) fn to_words(&self) -> String {
         let ms = |d: Duration| d.as_millis();
         format!(
-            "pin={} bind={} detect={} fence={} deadline={} connect={} lanes={} notify={}",
+            "pin={} bind={} detect={} fence={} deadline={} connect={} lanes={} notify={}{}",
             self.pin,
             self.bind,
             ms(self.detect),
@@ -44,6 +50,7 @@ impl Options {
             ms(self.connect),
             self.lanes,
             self.notify_bytes,
+            self.interfaces.as_ref().map(|i| format!(" interfaces={i}")).unwrap_or_default(),
         )
     }
 
@@ -52,6 +59,7 @@ impl Options {
         let mut options = Self {
             pin: Pin::Auto,
             bind: SocketAddr::from(([127, 0, 0, 1], 0)),
+            interfaces: None,
             detect: Duration::from_secs(2),
             fence: Duration::from_secs(1),
             deadline: Duration::from_secs(30),
@@ -64,6 +72,7 @@ impl Options {
             match key {
                 "pin" => options.pin = value.parse()?,
                 "bind" => options.bind = value.parse()?,
+                "interfaces" => options.interfaces = Some(value.to_owned()),
                 "detect" => options.detect = ms(value)?,
                 "fence" => options.fence = ms(value)?,
                 "deadline" => options.deadline = ms(value)?,

@@ -71,6 +71,7 @@ impl Servant {
                 match words.text()? {
                     "off" => hooks::off(),
                     "slow" => hooks::slow(words.number()?),
+                    "land" => hooks::land_at_most(words.number()?),
                     "stop" => hooks::stop_in(words.number()?),
                     other => bail!("unknown hook '{other}'"),
                 }

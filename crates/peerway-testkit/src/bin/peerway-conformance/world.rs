@@ -65,6 +65,11 @@ impl Transport {
         matches!(self, Self::SameProcess | Self::LocalMap)
     }
 
+    /// Whether payload travels in frames, which land piece by piece.
+    pub(crate) fn is_framed(self) -> bool {
+        matches!(self, Self::LocalRing | Self::Tcp)
+    }
+
     /// Whether a read is.
     pub(crate) fn reads_alone(self) -> bool {
         matches!(self, Self::SameProcess | Self::LocalMap | Self::LocalCma)
@@ -128,6 +133,7 @@ impl World {
         Options {
             pin: self.transport.pin(),
             bind: SocketAddr::from(([127, 0, 0, 1], 0)),
+            interfaces: None,
             detect,
             fence,
             deadline,

@@ -1,10 +1,12 @@
 //! Revoke and cancel in the middle of a frame: little memory and very slow copies, so that what
-//! lands after the fence has nowhere to hide.
+//! lands after the fence has nowhere to hide. Where payload travels in frames, a frame is made to
+//! land in many calls, and what has landed at the fence must end inside one.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use peerway::{Access, Batch, Fence, Reason};
+use peerway_core::wire::MAX_PAYLOAD as FRAME;
 use peerway_testkit::memory;
 
 use crate::hooks;
@@ -14,9 +16,15 @@ use crate::world::{REVOKED, Verdict, World, allowed, fine_with};
 const LEN: u64 = 4 << 20;
 /// Every copy waits this long, inside its gate; a fence must wait for one of them at most.
 const SLOW_US: u64 = 40_000;
+/// What one call lands of a frame: a hundredth, so that the moment between two frames is hard to hit.
+const LANDING: u64 = FRAME / 100;
+/// A landing of a write waits this long: a frame takes half a second then, longer than the owner
+/// takes to see its first bytes.
+const LANDING_US: u64 = 5000;
+/// And one of a read, so that a turn of the driver's, after which it looks for a cancel, takes less.
+const TURN_LANDING_US: u64 = 1000;
 /// Longer than some copies take.
 const LATER: Duration = Duration::from_millis(300);
-/// Where a frame is cut is the network's choice: some tries find one half landed.
 const TRIES: u32 = 5;
 
 /// The owner is this process, so that it can look at its memory the moment the fence is held.
@@ -25,13 +33,16 @@ pub(crate) fn revoke(world: &World) -> Result<Verdict> {
     pair.b.accept()?;
     pair.b.region("r", LEN, world.memory())?;
     pair.b.ask("fill r 2")?;
+    let framed = world.transport.is_framed();
+    let slow = if framed { LANDING_US } else { SLOW_US };
     let mut arrived = Vec::new();
     for _ in 0..TRIES {
         let region = world.region(&pair.a, LEN)?;
         memory::fill_all(&region, 1)?;
         pair.b.import("x", &region.advertise(Access::READ_WRITE)?)?;
-        hooks::slow(SLOW_US);
-        pair.b.ask(&format!("hook slow {SLOW_US}"))?;
+        hooks::land_at_most(LANDING);
+        hooks::slow(slow);
+        pair.b.ask(&format!("hook slow {slow}"))?;
         pair.b.ask(&format!("post t p write r 0 x 0 {LEN}"))?;
         caught(world, || Ok(memory::count_new(&region, 1, 2)? > 0))?;
         let fence = region.revoke();
@@ -41,6 +52,7 @@ pub(crate) fn revoke(world: &World) -> Result<Verdict> {
         std::thread::sleep(LATER);
         ensure!(memory::hash(&region, 0, LEN)? == hash, "Held, but bytes landed afterwards");
         ensure!(new > 0 && new < LEN, "{new} of {LEN} bytes had arrived: not in flight");
+        ensure!(!framed || new % FRAME != 0, "{new} bytes had arrived: whole frames");
         arrived.push(format!("{} KiB", new >> 10));
         hooks::off();
         pair.b.ask("hook off")?;
@@ -51,14 +63,17 @@ pub(crate) fn revoke(world: &World) -> Result<Verdict> {
 }
 
 pub(crate) fn cancel_read(world: &World) -> Result<Verdict> {
-    // A driver takes what has arrived before it looks for a cancel: up to a window of 8 MiB.
-    let (len, slow) = if world.transport.reads_alone() { (LEN, SLOW_US) } else { (8 * LEN, 5000) };
+    let framed = world.transport.is_framed();
+    // A driver takes a turn's bytes before it looks for a cancel: there must be more than that.
+    let (len, slow) = if framed { (2 * LEN, TURN_LANDING_US) } else { (LEN, SLOW_US) };
     let mut pair = world.pair()?;
     let remote = pair.theirs("r", len, world.memory(), 1)?;
     let ours = world.region(&pair.a, len)?;
     let mut arrived = Vec::new();
+    let mut inside = 0;
     for _ in 0..TRIES {
         memory::fill_all(&ours, 2)?;
+        hooks::land_at_most(LANDING);
         hooks::slow(slow);
         let transfer = pair.peer.post(&Batch::read(&ours.all(), &remote.all())?)?;
         caught(world, || Ok(memory::check(&ours, 2, 0, 0, 64).is_err()))?;
@@ -72,8 +87,11 @@ pub(crate) fn cancel_read(world: &World) -> Result<Verdict> {
         hooks::off();
         memory::check(&ours, 3, 0, 0, len).context("a cancelled read touched its buffer")?;
         ensure!(new > 0 && new < len, "{new} of {len} bytes had arrived: not in flight");
+        inside += u32::from(new % FRAME != 0);
         arrived.push(format!("{} KiB", new >> 10));
     }
+    // Where the driver's turn is over is no choice of ours, so one of many may end with a frame.
+    ensure!(!framed || inside > TRIES / 2, "{inside} of {TRIES} cancels came inside a frame");
     pair.works_again(world)?;
     fine_with(format!("at {}", arrived.join(", ")))
 }

@@ -15,6 +15,7 @@ mod leaks;
 mod namespaces;
 mod notes;
 mod posting;
+mod rails;
 mod restart;
 mod revoke;
 mod rights;
@@ -95,6 +96,8 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "posting", "posting returns quickly at any size", always, posting::run, 1;
     "hostile-segment", "a peer scribbles over the shared segment", local, hostile::run, 1;
     "namespaces", "a peer in PID, mount and net namespaces of its own", processes, namespaces::run, 1;
+    "netns-tcp", "a peer in another network namespace, over a link", tcp_only, rails::netns, 1;
+    "rails", "two links share a transfer, and one goes down under it", tcp_only, rails::run, 2;
     "staged", "stages, classes, deadlines and the future", always, staged::run, 1;
 };
 

@@ -1,0 +1,75 @@
+//! One session between two endpoints, however they find each other.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use peerway::{ConnectError, Endpoint, Peer, Pin};
+
+const ROUNDS: usize = 60;
+
+#[derive(Clone, Copy, Debug)]
+enum By {
+    Address,
+    Metadata,
+}
+
+impl By {
+    fn connect(self, from: &Endpoint, to: &Endpoint) -> Result<Peer, ConnectError> {
+        match self {
+            Self::Address => from.connect_addr(to.addresses()[0]),
+            Self::Metadata => from.connect(&to.metadata()),
+        }
+    }
+}
+
+#[test]
+fn both_open_at_the_same_moment_and_get_one_session() {
+    for pin in [Pin::Auto, Pin::LocalRing, Pin::Tcp] {
+        for (ours, theirs) in [(By::Address, By::Address), (By::Address, By::Metadata)] {
+            for round in 0..ROUNDS {
+                let told = format!("{pin}, {ours:?} and {theirs:?}, round {round}");
+                let new = || Endpoint::builder().transport(pin).build().unwrap();
+                let (a, b) = (new(), new());
+                let start = Barrier::new(2);
+                let there = || {
+                    start.wait();
+                    theirs.connect(&b, &a)
+                };
+                let (from_a, from_b) = std::thread::scope(|scope| {
+                    let there = scope.spawn(there);
+                    start.wait();
+                    (ours.connect(&a, &b), there.join().unwrap())
+                });
+                let (to_b, to_a) = (from_a.expect(&told), from_b.expect(&told));
+                // Whoever was connected to has something to accept: one of the two, not both.
+                let accepted = [&a, &b].map(|e| e.accept(Duration::ZERO).is_ok());
+                assert!(accepted[0] != accepted[1], "accepted: {accepted:?}; {told}");
+                assert_eq!(a.connect(&b.metadata()).unwrap(), to_b, "{told}");
+                assert_eq!(b.connect(&a.metadata()).unwrap(), to_a, "{told}");
+                to_b.notify(b"from a").unwrap().join().ok().expect(&told);
+                to_a.notify(b"from b").unwrap().join().ok().expect(&told);
+            }
+        }
+    }
+}
+
+#[test]
+fn many_threads_of_both_share_one_session() {
+    for round in 0..ROUNDS {
+        let (a, b) = (Endpoint::new().unwrap(), Endpoint::new().unwrap());
+        let start = Barrier::new(6);
+        let peers: Vec<Vec<Peer>> = std::thread::scope(|scope| {
+            let sides = [(&a, &b), (&b, &a)].map(|(from, to)| {
+                let connect = || {
+                    start.wait();
+                    By::Address.connect(from, to).unwrap()
+                };
+                [(); 3].map(|()| scope.spawn(connect))
+            });
+            sides.into_iter().map(|s| s.into_iter().map(|t| t.join().unwrap()).collect()).collect()
+        });
+        for side in peers {
+            assert!(side.iter().all(|peer| *peer == side[0] && peer.is_alive()), "round {round}");
+        }
+    }
+}

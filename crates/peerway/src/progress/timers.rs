@@ -63,8 +63,10 @@ impl Driver {
             return;
         }
         if now >= s.next_beat {
-            // A peer may have agreed on less than we have, see `agreed_detect`.
-            s.next_beat = clock::after(now, (s.detect / 4).min(MAX_BEAT));
+            // A peer may have agreed on less than we have, see `agreed_detect`. What a beat echoes may be a
+            // whole interval old and is believed for another, so at an eighth half of a lease remains for
+            // pauses.
+            s.next_beat = clock::after(now, (s.detect / 8).min(MAX_BEAT));
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane that cannot send what it has needs no more to say.
                 if lane.out.len() < 64 << 10 {

@@ -120,7 +120,7 @@ pub(crate) fn short(world: &World) -> Result<Verdict> {
         ensure!(world.in_flight(&transfer)?, "the write was over before the stop");
     }
     pair.b.child()?.stop()?;
-    // A quarter: the lease is three quarters, and the last heartbeat may be a quarter old.
+    // A quarter: the lease is three quarters, and what the last heartbeat echoed may be a quarter old.
     std::thread::sleep(world.profile.detect / 4);
     pair.b.child()?.go_on()?;
     let ended = world.ends(&transfer, world.profile.deadline)?;

@@ -143,7 +143,35 @@ for _reason in [value for value in list(globals().values()) if isinstance(value,
 del _reason
 
 __all__ = [
-    name
-    for name, value in globals().items()
-    if isinstance(value, type) and issubclass(value, PeerwayError) and value.__name__ == name
+    "AcceptTimeout",
+    "AccessDenied",
+    "BuildError",
+    "Busy",
+    "ConnectError",
+    "ConnectTimeout",
+    "CounterTimeout",
+    "CountersFull",
+    "DeliveryUnknown",
+    "EndpointClosed",
+    "InvalidDescriptor",
+    "InvalidMetadata",
+    "InvalidSetting",
+    "InvalidWork",
+    "MemoryFault",
+    "NoCuda",
+    "NotificationsFull",
+    "OutOfBounds",
+    "PathUnavailable",
+    "PeerGone",
+    "PeerIncompatible",
+    "PeerMisbehaved",
+    "PeerSilent",
+    "PeerwayError",
+    "RegisterError",
+    "Revoked",
+    "TransferCancelled",
+    "TransferError",
+    "TransferTimeout",
+    "Unfenced",
+    "WaitTimeout",
 ]

@@ -17,7 +17,7 @@ use crate::{arguments, errors, waiting};
 
 /// Advertisements that are kept imported for callers who give descriptors, so that only the first use of
 /// one asks the peer.
-const KEPT_IMPORTS: usize = 256;
+const KEPT_IMPORTS: usize = 1 << 14;
 
 /// One remote endpoint incarnation.
 #[pyclass(frozen, module = "peerway", weakref)]

@@ -72,8 +72,14 @@ pub(crate) fn places(
             if rails.is_empty() {
                 ips.extend(routed());
             }
-            ips.dedup();
-            ips.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect()
+            let mut bind: Vec<SocketAddr> = Vec::new();
+            for ip in ips {
+                // Loopback may be a rail, and is named again; once bound, it is taken.
+                if !bind.iter().any(|addr| addr.ip() == ip) {
+                    bind.push(SocketAddr::new(ip, 0));
+                }
+            }
+            bind
         }
     };
     Ok(Places { bind, rails, advertise })

@@ -20,7 +20,8 @@ pub enum BuildError {
     Config(#[from] ConfigError),
     /// The pinned transport does not exist here.
     #[error(
-        "transport '{0}' is pinned but not part of this build; unset the pin or choose local or tcp"
+        "transport '{0}' is pinned (PEERWAY_TRANSPORT or UCCL_P2P_TRANSPORT) but not part of this build; \
+         unset the pin or choose local or tcp"
     )]
     TransportUnavailable(String),
     /// The listening address could not be used.

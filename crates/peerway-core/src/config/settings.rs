@@ -401,6 +401,24 @@ pub const SETTINGS: &[Setting] = &[
         kind: Kind::Level { set: |config, level| config.log_level = level },
         status: Status::Used,
     },
+    // Read by the drop-in for uccl.p2p, not by the engine.
+    Setting {
+        name: "PEERWAY_BROKER_PORT",
+        aliases: &[],
+        default: "51780",
+        doc: "Where the first endpoint of `uccl.p2p` on a host tells others which endpoint serves which GPU; \
+              0 turns that off.",
+        kind: Kind::Count { min: 0, max: 65535, set: |_, _| () },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_BROKER_WAIT",
+        aliases: &[],
+        default: "10",
+        doc: "How long `uccl.p2p` looks for the endpoint of a GPU that has not appeared yet.",
+        kind: Kind::Text { what: "seconds, such as 10 or 0.5", set: |_, _| () },
+        status: Status::Used,
+    },
     library(
         "PEERWAY_IBV_SO",
         &["UCCL_IBV_SO"],

@@ -1,0 +1,29 @@
+"""Drop-in for the ``uccl`` package, by Peerway: ``uccl.p2p`` and ``uccl.utils`` are those of ``peerway.uccl``."""
+
+from ._upstream import refuse_beside_upstream
+
+refuse_beside_upstream()
+
+from peerway.uccl import (  # noqa: E402
+    __version__,
+    efa_nccl_path,
+    efa_plugin_path,
+    has_efa,
+    is_efa,
+    nccl_plugin_path,
+    rccl_plugin_path,
+)
+
+from . import p2p, utils  # noqa: E402
+
+__all__ = [
+    "__version__",
+    "efa_nccl_path",
+    "efa_plugin_path",
+    "has_efa",
+    "is_efa",
+    "nccl_plugin_path",
+    "p2p",
+    "rccl_plugin_path",
+    "utils",
+]

@@ -1,0 +1,28 @@
+"""Whether UCCL itself is installed where this package is: two packages of one name would be a mixture of both."""
+
+from importlib import metadata
+from pathlib import Path
+
+#: Files that only UCCL's distribution has.
+_FILES = ("p2p.*.so", "p2p.so", "ep.*.so", "ep.so", "lib/*.so*", "_rocm_init.py")
+
+
+def refuse_beside_upstream(folder: Path | None = None) -> None:
+    """Raises ``ImportError`` when it is."""
+    found = _upstream_files(folder or Path(__file__).parent) or _upstream_distribution()
+    if found:
+        raise ImportError(
+            f"peerway-uccl and UCCL itself both provide the package 'uccl' ({found} is UCCL's): "
+            "uninstall one of them, and install the other again"
+        )
+
+
+def _upstream_files(folder: Path) -> str:
+    return next((str(file) for pattern in _FILES for file in sorted(folder.glob(pattern))), "")
+
+
+def _upstream_distribution() -> str:
+    try:
+        return f"the distribution uccl {metadata.version('uccl')}"
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,26 @@
+"""Under the name ``uccl``, without being installed under it."""
+
+import os
+import sys
+from pathlib import Path
+
+#: A folder with a package ``uccl`` in it that is this one.
+FOLDER = str(Path(__file__).parent / "_alias")
+
+
+def install() -> None:
+    """Makes ``import uccl``, ``uccl.p2p`` and ``uccl.utils`` mean this package in this process."""
+    import peerway.uccl as package
+
+    sys.modules["uccl"] = package
+    sys.modules["uccl.p2p"] = package.p2p
+    sys.modules["uccl.utils"] = package.utils
+
+
+def install_for_children() -> None:
+    """The same in processes that this one starts: a launcher's workers, or those of ``multiprocessing``."""
+    before = os.environ.get("PYTHONPATH")
+    if before is None or FOLDER not in before.split(os.pathsep):
+        os.environ["PYTHONPATH"] = FOLDER if not before else FOLDER + os.pathsep + before
+    if FOLDER not in sys.path:
+        sys.path.insert(0, FOLDER)

@@ -1,0 +1,346 @@
+"""The serving side of the broker: who is on this host, told to whoever asks.
+
+Lines of JSON over TCP. The server says ``{"broker": "peerway-uccl", "version": 1}`` first. Then a client may say
+
+* ``{"op": "register", "id": ..., "gpu": 0, "bdf": ..., "ips": [...], "port": ...}``, from this host only; it
+  holds for as long as the connection does,
+* ``{"op": "unregister", "id": ...}``,
+* ``{"op": "find", "gpu": 0 or null, "bdf": ... or null, "not": id or null, "wait": seconds}``, answered by
+  ``{"ip": ..., "port": ...}`` or, after that time, by ``{"error": ...}``.
+
+One thread serves everybody and never waits for one client: a line that is too long, no JSON or not one of these
+ends the connection, and so does saying nothing for a while.
+"""
+
+import contextlib
+import ipaddress
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from .log import logger
+from .metadata import MAX_GPUS
+
+BANNER = {"broker": "peerway-uccl", "version": 1}
+#: The longest line: a registration with sixteen IPv6 addresses fits.
+MAX_LINE = 2048
+#: Seconds for which a client may be connected and have said nothing.
+SILENCE = 5.0
+#: Seconds for which a question may wait for its answer.
+MAX_WAIT = 60.0
+#: Clients that are neither registered nor waiting to be: bounds what strangers can hold.
+_MAX_STRANGERS = 512
+#: Endpoints that one connection, which is one process, can register.
+_MAX_ENTRIES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One endpoint."""
+
+    id: str
+    gpu: int
+    bdf: str
+    ips: tuple[str, ...]
+    port: int
+
+    def to_line(self) -> bytes:
+        said = {
+            "op": "register",
+            "id": self.id,
+            "gpu": self.gpu,
+            "bdf": self.bdf,
+            "ips": self.ips,
+            "port": self.port,
+        }
+        return to_line(said)
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> "Entry":
+        """Raises ``ValueError`` for what is no endpoint."""
+        ips = said.get("ips")
+        if not isinstance(ips, list) or not 1 <= len(ips) <= 16 or not all(isinstance(ip, str) for ip in ips):
+            raise ValueError("ips must be a list of 1 to 16 addresses")
+        return cls(
+            short_text(said, "id"),
+            number(said, "gpu", 0, MAX_GPUS - 1),
+            short_text(said, "bdf"),
+            tuple(str(ipaddress.ip_address(ip)) for ip in ips),
+            number(said, "port", 1, 65535),
+        )
+
+
+@dataclass(slots=True)
+class Query:
+    """Somebody looks for an endpoint."""
+
+    gpu: int | None
+    bdf: str | None
+    but: str | None
+    until: float
+
+    def fits(self, entry: Entry) -> bool:
+        gpu_fits = self.gpu is None or self.gpu == entry.gpu
+        return gpu_fits and (self.bdf is None or self.bdf == entry.bdf) and self.but != entry.id
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One connection."""
+
+    sock: socket.socket
+    here: str
+    is_local: bool
+    deadline: float
+    got: bytearray = field(default_factory=bytearray)
+    entries: set[str] = field(default_factory=set)
+    query: Query | None = None
+
+
+class Server:
+    """Serves until the process has no endpoint any more."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        wake: socket.socket,
+        ours: Callable[[], Iterable[Entry]],
+        track: Callable[[socket.socket], socket.socket],
+        drop: Callable[[socket.socket], None],
+    ) -> None:
+        self._port: int = listener.getsockname()[1]
+        self._wake = wake
+        self._ours = ours
+        self._track = track
+        self._drop = drop
+        self._order = count()
+        # By id: when it came, the endpoint, and whose it is (None: of this process).
+        self._entries: dict[str, tuple[int, Entry, Client | None]] = {}
+        self._clients: set[Client] = set()
+        self._listeners: dict[str, socket.socket] = {"127.0.0.1": listener}
+        # poll(2) and not epoll(7): a forked child shares no kernel object with us by it.
+        self._selector = selectors.PollSelector()
+
+    def run(self) -> None:
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._selector.register(self._listeners["127.0.0.1"], selectors.EVENT_READ)
+        try:
+            while self._take_ours():
+                for key, _events in self._selector.select(self._patience()):
+                    if key.data is not None:
+                        self._hear(key.data)
+                    elif key.fileobj is self._wake:
+                        with contextlib.suppress(BlockingIOError):
+                            self._wake.recv(4096)
+                    else:
+                        self._admit(key.fileobj)  # type: ignore[arg-type]
+                self._expire()
+        finally:
+            for client in list(self._clients):
+                self._dismiss(client)
+            for listener in self._listeners.values():
+                self._drop(listener)
+            self._selector.close()
+
+    def _take_ours(self) -> bool:
+        """Brings this process's own endpoints up to date; False when there are none."""
+        ours = {entry.id: entry for entry in self._ours()}
+        for id, (_order, _entry, owner) in list(self._entries.items()):
+            if owner is None and id not in ours:
+                del self._entries[id]
+        for entry in ours.values():
+            if entry.id not in self._entries:
+                self._enter(entry, None)
+        return bool(ours)
+
+    def _enter(self, entry: Entry, owner: Client | None) -> None:
+        self._entries[entry.id] = (next(self._order), entry, owner)
+        for ip in entry.ips:
+            self._listen(ip)
+        for client in list(self._clients):
+            if client.query is not None and client.query.fits(entry):
+                self._answer(client, entry)
+
+    def _listen(self, ip: str) -> None:
+        """Listens where an endpoint is reached, so that its broker is reached there too."""
+        if ip in self._listeners or ipaddress.ip_address(ip).is_loopback:
+            return
+        try:
+            listener = self._track(listen(ip, self._port))
+        except OSError as error:
+            # An address that is advertised and not ours: behind it somebody forwards to us, or nobody does.
+            logger.debug("the broker does not listen on %s: %s", ip, error)
+            return
+        self._listeners[ip] = listener
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def _admit(self, listener: socket.socket) -> None:
+        try:
+            sock, address = listener.accept()
+        except OSError:
+            return
+        strangers = sum(not client.entries for client in self._clients)
+        if strangers >= _MAX_STRANGERS:
+            sock.close()
+            return
+        self._track(sock)
+        sock.setblocking(False)
+        is_local = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+        here = sock.getsockname()[0].partition("%")[0]
+        client = Client(sock, here, is_local, time.monotonic() + SILENCE)
+        self._clients.add(client)
+        self._selector.register(sock, selectors.EVENT_READ, client)
+        self._say(client, BANNER)
+
+    def _hear(self, client: Client) -> None:
+        if client not in self._clients:
+            return
+        try:
+            data = client.sock.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._dismiss(client)
+            return
+        client.got += data
+        while client in self._clients and (end := client.got.find(b"\n")) >= 0:
+            line = bytes(client.got[:end])
+            del client.got[: end + 1]
+            try:
+                self._do(client, from_line(line))
+            except ValueError as error:
+                logger.debug("the broker dropped a client: %s", error)
+                self._dismiss(client)
+        if len(client.got) > MAX_LINE:
+            self._dismiss(client)
+
+    def _do(self, client: Client, said: dict[str, Any]) -> None:
+        op = said.get("op")
+        if op == "register" and client.is_local:
+            entry = Entry.from_json(said)
+            taken = self._entries.get(entry.id)
+            if len(client.entries) >= _MAX_ENTRIES or (taken is not None and taken[2] is not client):
+                raise ValueError("too many endpoints, or another's id")
+            client.entries.add(entry.id)
+            self._enter(entry, client)
+        elif op == "unregister" and said.get("id") in client.entries:
+            client.entries.discard(said["id"])
+            del self._entries[said["id"]]
+            client.deadline = time.monotonic() + SILENCE
+        elif op == "find":
+            self._find(client, said)
+        else:
+            raise ValueError("not something that this client may say")
+
+    def _find(self, client: Client, said: dict[str, Any]) -> None:
+        wait = said.get("wait")
+        if not isinstance(wait, (int, float)) or not wait >= 0:  # nor is it no number (NaN)
+            raise ValueError("wait must be a number of seconds")
+        query = Query(
+            None if said.get("gpu") is None else number(said, "gpu", 0, MAX_GPUS - 1),
+            None if said.get("bdf") is None else short_text(said, "bdf"),
+            None if said.get("not") is None else short_text(said, "not"),
+            time.monotonic() + min(wait, MAX_WAIT),
+        )
+        client.query = query
+        fits = [(order, entry) for order, entry, _owner in self._entries.values() if query.fits(entry)]
+        if fits:
+            self._answer(client, max(fits)[1])
+
+    def _answer(self, client: Client, entry: Entry) -> None:
+        """Tells where the endpoint is, by the address that the asker reached us at where that leads to it."""
+        ip = client.here if client.here in entry.ips else entry.ips[0]
+        self._end_query(client, {"ip": ip, "port": entry.port})
+
+    def _end_query(self, client: Client, answer: dict[str, Any]) -> None:
+        client.query = None
+        client.deadline = time.monotonic() + SILENCE
+        self._say(client, answer)
+
+    def _say(self, client: Client, said: dict[str, Any]) -> None:
+        line = to_line(said)
+        try:
+            # A few bytes that do not fit a socket's buffer: this client does not read.
+            if client.sock.send(line) != len(line):
+                self._dismiss(client)
+        except OSError:
+            self._dismiss(client)
+
+    def _dismiss(self, client: Client) -> None:
+        if client not in self._clients:
+            return
+        self._clients.discard(client)
+        for id in client.entries:
+            self._entries.pop(id, None)
+        self._selector.unregister(client.sock)
+        self._drop(client.sock)
+
+    def _patience(self) -> float | None:
+        """How long nothing needs to be looked at."""
+        ends = [c.query.until if c.query else c.deadline for c in self._clients if c.query or not c.entries]
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for client in list(self._clients):
+            if client.query is not None:
+                if client.query.until <= now:
+                    self._end_query(client, {"error": "no such endpoint"})
+            elif not client.entries and client.deadline <= now:
+                self._dismiss(client)
+
+
+def listen(ip: str, port: int) -> socket.socket:
+    """A listener that does not block."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Connections of the last server that are not quite over must not keep the next one out.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((ip, port))
+        sock.listen(128)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def to_line(said: dict[str, Any]) -> bytes:
+    return json.dumps(said, separators=(",", ":")).encode() + b"\n"
+
+
+def from_line(line: bytes) -> dict[str, Any]:
+    """Raises ``ValueError`` for what is no object in JSON."""
+    if len(line) > MAX_LINE:
+        raise ValueError("a line is too long")
+    try:
+        said = json.loads(line)
+    except RecursionError:
+        raise ValueError("a line is nested too deep") from None
+    if not isinstance(said, dict):
+        raise ValueError("a line is not an object")
+    return said
+
+
+def short_text(said: dict[str, Any], name: str) -> str:
+    value = said.get(name)
+    if not isinstance(value, str) or len(value) > 64:
+        raise ValueError(f"{name} must be a short text")
+    return value
+
+
+def number(said: dict[str, Any], name: str, low: int, high: int) -> int:
+    value = said.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{name} must be a whole number from {low} to {high}")
+    return value

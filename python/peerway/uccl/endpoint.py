@@ -1,0 +1,532 @@
+"""``Endpoint``: the calls of ``uccl.p2p``, in terms of the engine.
+
+What is wrong with a call raises (``TypeError``, ``ValueError``, ``RuntimeError``, with the argument's name); what
+goes wrong with the transfer, the peer or the memory is ``False``, and :meth:`Endpoint.last_error` says why. Nothing
+aborts, and Ctrl-C in a call that waits is ``KeyboardInterrupt``.
+"""
+
+from typing import Any
+
+import peerway
+
+from . import broker, ipc, metadata
+from .arguments import (
+    NONE_ID,
+    also,
+    blob,
+    blobs,
+    integer,
+    items,
+    same_length,
+    text,
+    u64,
+    u64s,
+)
+from .core import Core, Op, Refused
+from .descriptors import XferDesc, descs, deserialize, serialize
+from .engine import ENGINE_ERRORS, run
+from .floats import FloatType
+from .ipc import DESCRIPTOR_SIZE, IPC_INFO_SIZE, IpcInfo
+from .log import logger, reason
+from .notices import EITHER, LOCAL, NETWORK, pack_note
+
+
+class Endpoint(Core):
+    """One end of transfers, drop-in for ``uccl.p2p.Endpoint``.
+
+    ``Endpoint(gpu)`` and ``Endpoint()`` (GPU 0) need no GPU: they serve host memory. The index says which
+    endpoint of a host is meant, and shows as a made-up PCI address in the metadata.
+
+    A connection serves transfers both ways, whoever made it. Numbers: connections count from 0, registrations and
+    transfers from 1; none is ever reused.
+    """
+
+    # Connections
+
+    def start_passive_accept(self) -> bool:
+        """Lets peers connect without anybody calling :meth:`accept`; True.
+
+        They are let in either way, so this starts no thread; it only stops announcing them.
+        """
+        self._reception.be_passive()
+        return True
+
+    @also(remote_gpu_idx="remote_gpu_bdf")
+    def connect(
+        self, remote_ip_addr: str, remote_gpu_bdf: str | int | None = None, remote_port: int = -1
+    ) -> tuple[bool, int]:
+        """Connects to ``remote_ip_addr:remote_port``; ``(success, conn_id)``.
+
+        Without a port, the endpoint of that GPU (its index, or its address as in the metadata) is looked for on
+        the host, and waited for a while: see :mod:`peerway.uccl.broker`. With one, the GPU is not looked at.
+        """
+        host = text(remote_ip_addr, "remote_ip_addr")
+        gpu = remote_gpu_bdf
+        if gpu is not None and not isinstance(gpu, str):
+            gpu = integer(gpu, "remote_gpu_idx", 0, metadata.MAX_GPUS - 1)
+        port = integer(remote_port, "remote_port", -1, 65535)
+        if port == 0:
+            raise ValueError("remote_port must be a port, or -1 to look for the GPU's endpoint, not 0")
+        try:
+            address = (host, port) if port > 0 else self._find(host, gpu)
+            return True, self._open(address, NETWORK).id
+        except Refused as error:
+            return self._no(error), NONE_ID
+
+    def accept(self, timeout: float | None = None) -> tuple[bool, str, int, int]:
+        """Waits for a peer to connect; ``(success, its address, its GPU index, conn_id)``.
+
+        The index is -1 for a peer that did not tell it. It fails when ``timeout`` (seconds) is over, when the endpoint
+        is closed, and after :meth:`start_passive_accept`.
+        """
+        try:
+            arrival = self._arrival(NETWORK, timeout)
+        except Refused as error:
+            return self._no(error), "", -1, NONE_ID
+        return True, arrival.peer.address[0], arrival.gpu, self._connections.accept(arrival.peer).id
+
+    def add_remote_endpoint(self, metadata_bytes: bytes) -> tuple[bool, int]:
+        """Connects to the endpoint with this metadata; ``(success, conn_id)``.
+
+        The same metadata gives the same number for as long as the peer lives and the number is not removed.
+        """
+        given = blob(metadata_bytes, "metadata_bytes")
+        ip, port, _gpu = metadata.parse(given)
+        known = self._connections.known(given)
+        if known is not None:
+            return True, known.id
+        try:
+            # On one host either kind of accept may be waiting for it.
+            way = EITHER if ip in self._ips() else NETWORK
+            return True, self._open((ip, port), way, given).id
+        except Refused as error:
+            return self._no(error), NONE_ID
+
+    def remove_remote_endpoint(self, conn_id: int) -> bool:
+        """Forgets a connection; False when there is none. Its transfers that are under way may fail.
+
+        The session behind it is closed unless the peer has connected to us too: then it stays for the peer's sake.
+        """
+        if self._connections.remove(u64(conn_id, "conn_id")):
+            return True
+        return self._no(f"there is no connection {conn_id}")
+
+    def get_metadata(self) -> bytes:
+        """What others need to connect: address, port, and a text that stands for the GPU; 19 bytes (31 for IPv6)."""
+        ip, port = self._native.addresses[0]
+        return metadata.pack(ip, port, self._bdf)
+
+    @staticmethod
+    def parse_metadata(metadata: bytes) -> tuple[str, int, str]:
+        """``(ip, port, gpu_bdf)`` of an endpoint's metadata. Raises ``RuntimeError`` for anything else."""
+        return _parse_metadata(blob(metadata, "metadata"))
+
+    @also(remote_gpu_idx="remote_gpu_bdf")
+    def connect_local(self, remote_gpu_bdf: str | int) -> tuple[bool, int]:
+        """Connects to the newest other endpoint of that GPU on this host; ``(success, conn_id)``."""
+        gpu = remote_gpu_bdf
+        if not isinstance(gpu, str):
+            gpu = integer(gpu, "remote_gpu_bdf", 0, metadata.MAX_GPUS - 1)
+        try:
+            return True, self._open(self._find("127.0.0.1", gpu), LOCAL).id
+        except Refused as error:
+            return self._no(error), NONE_ID
+
+    def accept_local(self, timeout: float | None = None) -> tuple[bool, str, int]:
+        """Waits for a peer that used :meth:`connect_local`; ``(success, its gpu_bdf, conn_id)``."""
+        try:
+            arrival = self._arrival(LOCAL, timeout)
+        except Refused as error:
+            return self._no(error), "", NONE_ID
+        return True, arrival.bdf, self._connections.accept(arrival.peer).id
+
+    def conn_id_of_rank(self, rank: int) -> int:
+        """Always 2**64 - 1: connections are not known by rank."""
+        integer(rank, "rank", -(2**31), 2**31 - 1)
+        return NONE_ID
+
+    # Memory
+
+    def reg(self, ptr: int, size: int, floatType: FloatType = FloatType.kUndefined) -> tuple[bool, int]:
+        """Registers host memory; ``(success, mr_id)``. The caller keeps it valid until :meth:`dereg`."""
+        float_type = _float_type(floatType)
+        try:
+            return True, self._register(u64(ptr, "ptr"), u64(size, "size"), float_type).id
+        except Refused as error:
+            return self._no(error), 0
+
+    def regv(self, ptrs: list[int], sizes: list[int]) -> tuple[bool, list[int]]:
+        """Registers several; all of them or none."""
+        starts, lengths = u64s(ptrs, "ptrs"), u64s(sizes, "sizes")
+        same_length(len(starts), "the number of ptrs", sizes=lengths)
+        made: list[int] = []
+        for start, length in zip(starts, lengths, strict=True):
+            try:
+                made.append(self._register(start, length, FloatType.kUndefined).id)
+            except Refused as error:
+                for mr_id in made:
+                    self._registrations.remove(mr_id)
+                return self._no(error), []
+        return True, made
+
+    def reg_compress_only(
+        self, ptr: int, size: int, floatType: FloatType = FloatType.kUndefined
+    ) -> tuple[bool, int]:
+        """As :meth:`reg`: nothing is compressed in this build."""
+        logger.warning("reg_compress_only() registers as reg() does: this build does not compress")
+        return self.reg(ptr, size, floatType)
+
+    def dereg(self, mr_id: int) -> bool:
+        """Ends a registration and what was advertised of it; False when there is none."""
+        if self._registrations.remove(u64(mr_id, "mr_id")):
+            return True
+        return self._no(f"there is no registration {mr_id}")
+
+    def register_memory(self, tensor_list: list[Any]) -> list[XferDesc]:
+        """Registers host tensors, and keeps them alive until :meth:`deregister_memory`."""
+        found = [
+            _tensor(tensor, f"tensor_list[{at}]")
+            for at, tensor in enumerate(items(tensor_list, "tensor_list"))
+        ]
+        made: list[XferDesc] = []
+        try:
+            for at, (tensor, addr, size) in enumerate(found):
+                try:
+                    registration = self._register(addr, size, FloatType.kFloat32, tensor)
+                    offer = IpcInfo(self._advertise(registration, addr, size), 0, size, True)
+                except Refused as error:
+                    raise RuntimeError(f"tensor_list[{at}] cannot be registered: {error}") from error
+                keys = registration.keys
+                made.append(
+                    XferDesc.of(addr, size, registration.id, keys.lkeys, keys.rkeys, offer.to_bytes())
+                )
+        except BaseException:
+            self.deregister_memory(made)
+            raise
+        return made
+
+    def deregister_memory(self, desc_list: list[XferDesc]) -> None:
+        """Ends the registrations of descriptors that :meth:`register_memory` made; others are left alone."""
+        for desc in descs(desc_list, "desc_list"):
+            if desc.mr_id != NONE_ID:
+                self.dereg(desc.mr_id)
+
+    def get_serialized_descs(self, desc_list: list[XferDesc]) -> bytes:
+        """Descriptors as bytes, for a peer."""
+        return serialize(descs(desc_list, "desc_list"))
+
+    def deserialize_descs(self, serialized_bytes: bytes) -> list[XferDesc]:
+        """A peer's descriptors. Raises ``RuntimeError`` for bytes that are none. Their ``mr_id`` is 2**64 - 1."""
+        return deserialize(blob(serialized_bytes, "serialized_bytes"))
+
+    @also(addr="ptr", len="size")
+    def advertise(self, mr_id: int, ptr: int, size: int) -> tuple[bool, bytes]:
+        """What a peer needs to read and write these bytes, which lie in that registration; ``(success, 64 bytes)``."""
+        try:
+            return True, self._advertise(
+                self._registered(u64(mr_id, "mr_id")), u64(ptr, "ptr"), u64(size, "size")
+            )
+        except Refused as error:
+            return self._no(error), b""
+
+    @also(mr_id_list="mr_id_v", addr_list="ptr_v", len_list="size_v")
+    def advertisev(
+        self, mr_id_v: list[int], ptr_v: list[int], size_v: list[int], num_iovs: int
+    ) -> tuple[bool, list[bytes]]:
+        """Several at once. On failure the list is as long and its blobs, all zeros, are of no use."""
+        ids, starts, sizes = u64s(mr_id_v, "mr_id_v"), u64s(ptr_v, "ptr_v"), u64s(size_v, "size_v")
+        same_length(u64(num_iovs, "num_iovs"), "num_iovs", mr_id_v=ids, ptr_v=starts, size_v=sizes)
+        try:
+            pieces = zip(ids, starts, sizes, strict=True)
+            return True, [self._advertise(self._registered(id), start, size) for id, start, size in pieces]
+        except Refused as error:
+            return self._no(error), [bytes(DESCRIPTOR_SIZE)] * len(ids)
+
+    # Transfers
+
+    @also(dst="ptr", slot_item="meta")
+    def read(self, conn_id: int, mr_id: int, ptr: int, size: int, meta: bytes) -> bool:
+        """Reads ``size`` bytes from where ``meta`` (of the peer's :meth:`advertise`) points to ``ptr``, and waits."""
+        return self._run("read", conn_id, [mr_id], [ptr], [size], [blob(meta, "meta", DESCRIPTOR_SIZE)])
+
+    @also(src="ptr", slot_item="meta")
+    def write(self, conn_id: int, mr_id: int, ptr: int, size: int, meta: bytes) -> bool:
+        """Writes ``size`` bytes from ``ptr`` to where ``meta`` points, and waits until they are there."""
+        return self._run("write", conn_id, [mr_id], [ptr], [size], [blob(meta, "meta", DESCRIPTOR_SIZE)])
+
+    @also(dst="ptr", slot_item="meta")
+    def read_async(self, conn_id: int, mr_id: int, ptr: int, size: int, meta: bytes) -> tuple[bool, int]:
+        """As :meth:`read`, returning at once; ``(success, transfer_id)``."""
+        return self._start("read", conn_id, [mr_id], [ptr], [size], [blob(meta, "meta", DESCRIPTOR_SIZE)])
+
+    @also(src="ptr", slot_item="meta")
+    def write_async(self, conn_id: int, mr_id: int, ptr: int, size: int, meta: bytes) -> tuple[bool, int]:
+        """As :meth:`write`, returning at once; ``(success, transfer_id)``."""
+        return self._start("write", conn_id, [mr_id], [ptr], [size], [blob(meta, "meta", DESCRIPTOR_SIZE)])
+
+    @also(mr_id_list="mr_id_v", dst_list="ptr_v", size_list="size_v", slot_item_list="meta_blob_v")
+    def readv(
+        self,
+        conn_id: int,
+        mr_id_v: list[int],
+        ptr_v: list[int],
+        size_v: list[int],
+        meta_blob_v: list[bytes],
+        num_iovs: int,
+    ) -> bool:
+        """Reads several pieces as one transfer, and waits."""
+        return self._run("read", conn_id, *_vectors(mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs))
+
+    @also(mr_id_list="mr_id_v", src_list="ptr_v", size_list="size_v", slot_item_list="meta_blob_v")
+    def writev(
+        self,
+        conn_id: int,
+        mr_id_v: list[int],
+        ptr_v: list[int],
+        size_v: list[int],
+        meta_blob_v: list[bytes],
+        num_iovs: int,
+    ) -> bool:
+        """Writes several pieces as one transfer, and waits."""
+        return self._run("write", conn_id, *_vectors(mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs))
+
+    @also(mr_id_list="mr_id_v", dst_list="ptr_v", size_list="size_v", slot_item_list="meta_blob_v")
+    def readv_async(
+        self,
+        conn_id: int,
+        mr_id_v: list[int],
+        ptr_v: list[int],
+        size_v: list[int],
+        meta_blob_v: list[bytes],
+        num_iovs: int,
+    ) -> tuple[bool, int]:
+        """As :meth:`readv`, returning at once; ``(success, transfer_id)``."""
+        return self._start("read", conn_id, *_vectors(mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs))
+
+    @also(mr_id_list="mr_id_v", src_list="ptr_v", size_list="size_v", slot_item_list="meta_blob_v")
+    def writev_async(
+        self,
+        conn_id: int,
+        mr_id_v: list[int],
+        ptr_v: list[int],
+        size_v: list[int],
+        meta_blob_v: list[bytes],
+        num_iovs: int,
+    ) -> tuple[bool, int]:
+        """As :meth:`writev`, returning at once; ``(success, transfer_id)``."""
+        return self._start("write", conn_id, *_vectors(mr_id_v, ptr_v, size_v, meta_blob_v, num_iovs))
+
+    def transfer(
+        self, conn_id: int, op_name: str, local_desc_list: list[XferDesc], remote_desc_list: list[XferDesc]
+    ) -> tuple[bool, int]:
+        """Starts to ``"read"`` or ``"write"`` pieces given by descriptors; ``(success, transfer_id)``.
+
+        Each piece is as long as its local descriptor. Raises ``RuntimeError`` for a connection that does not
+        exist, another operation, lists of unequal length, and descriptors that name no registration.
+        """
+        op = _op(text(op_name, "op_name"))
+        ours, theirs = descs(local_desc_list, "local_desc_list"), descs(remote_desc_list, "remote_desc_list")
+        same_length(len(ours), "the number of local descriptors", remote_desc_list=theirs)
+        if self._connections.get(u64(conn_id, "conn_id")) is None:
+            raise RuntimeError(f"Invalid conn_id: {conn_id}")
+        metas = [
+            _remote(at, local, remote) for at, (local, remote) in enumerate(zip(ours, theirs, strict=True))
+        ]
+        return self._start(
+            op, conn_id, [d.mr_id for d in ours], [d.addr for d in ours], [d.size for d in ours], metas
+        )
+
+    def poll_async(self, transfer_id: int) -> tuple[bool, bool]:
+        """``(success, is_done)``: ``(True, False)`` under way, ``(True, True)`` done, ``(False, True)`` failed.
+
+        An end is reported once. A number that was never given, or whose end was reported, is ``(False, True)``.
+        A transfer is remembered until its end has been reported, so one that is never polled stays as long as the
+        endpoint.
+        """
+        success, done, why = self._transfers.poll(u64(transfer_id, "transfer_id"))
+        if not success:
+            self._no(why)
+        return success, done
+
+    def check_xfer_state(self, transfer_id: int) -> bool:
+        """Whether a transfer has ended, however; what :meth:`poll_async` says as ``is_done``."""
+        return self.poll_async(transfer_id)[1]
+
+    # Memory of processes on this host
+
+    def advertise_ipc(self, conn_id: int, ptr: int, size: int) -> tuple[bool, bytes]:
+        """What a process on this host needs to read and write these bytes; ``(success, 104 bytes)``.
+
+        The memory need not be registered; what is offered so stays offered until the endpoint is closed.
+        ``conn_id`` is not looked at.
+        """
+        u64(conn_id, "conn_id")
+        try:
+            return True, self._offer(u64(ptr, "ptr"), u64(size, "size"))
+        except Refused as error:
+            return self._no(error), b""
+
+    def advertisev_ipc(self, conn_id: int, ptr_v: list[int], size_v: list[int]) -> tuple[bool, list[bytes]]:
+        """Several at once. On failure the list is as long and its blobs, all zeros, are of no use."""
+        u64(conn_id, "conn_id")
+        starts, sizes = u64s(ptr_v, "ptr_v"), u64s(size_v, "size_v")
+        same_length(len(starts), "the number of ptr_v", size_v=sizes)
+        try:
+            return True, [self._offer(start, size) for start, size in zip(starts, sizes, strict=True)]
+        except Refused as error:
+            return self._no(error), [bytes(IPC_INFO_SIZE)] * len(starts)
+
+    def read_ipc(self, conn_id: int, ptr: int, size: int, info: bytes) -> bool:
+        """Reads ``size`` bytes of what ``info`` (of the peer's :meth:`advertise_ipc`) offers to ``ptr``, and waits."""
+        return self._run_ipc("read", conn_id, [ptr], [size], [blob(info, "info", IPC_INFO_SIZE)])
+
+    def write_ipc(self, conn_id: int, ptr: int, size: int, info: bytes) -> bool:
+        """Writes ``size`` bytes from ``ptr`` to what ``info`` offers, and waits until they are there."""
+        return self._run_ipc("write", conn_id, [ptr], [size], [blob(info, "info", IPC_INFO_SIZE)])
+
+    def read_ipc_async(self, conn_id: int, ptr: int, size: int, info: bytes) -> tuple[bool, int]:
+        """As :meth:`read_ipc`, returning at once; ``(success, transfer_id)``."""
+        return self._start_ipc("read", conn_id, [ptr], [size], [blob(info, "info", IPC_INFO_SIZE)])
+
+    def write_ipc_async(self, conn_id: int, ptr: int, size: int, info: bytes) -> tuple[bool, int]:
+        """As :meth:`write_ipc`, returning at once; ``(success, transfer_id)``."""
+        return self._start_ipc("write", conn_id, [ptr], [size], [blob(info, "info", IPC_INFO_SIZE)])
+
+    def readv_ipc(self, conn_id: int, ptr_v: list[int], size_v: list[int], info_v: list[bytes]) -> bool:
+        """Reads several pieces as one transfer, and waits."""
+        return self._run_ipc("read", conn_id, *_ipc_vectors(ptr_v, size_v, info_v))
+
+    def writev_ipc(self, conn_id: int, ptr_v: list[int], size_v: list[int], info_v: list[bytes]) -> bool:
+        """Writes several pieces as one transfer, and waits."""
+        return self._run_ipc("write", conn_id, *_ipc_vectors(ptr_v, size_v, info_v))
+
+    def readv_ipc_async(
+        self, conn_id: int, ptr_v: list[int], size_v: list[int], info_v: list[bytes]
+    ) -> tuple[bool, int]:
+        """As :meth:`readv_ipc`, returning at once; ``(success, transfer_id)``."""
+        return self._start_ipc("read", conn_id, *_ipc_vectors(ptr_v, size_v, info_v))
+
+    def writev_ipc_async(
+        self, conn_id: int, ptr_v: list[int], size_v: list[int], info_v: list[bytes]
+    ) -> tuple[bool, int]:
+        """As :meth:`writev_ipc`, returning at once; ``(success, transfer_id)``."""
+        return self._start_ipc("write", conn_id, *_ipc_vectors(ptr_v, size_v, info_v))
+
+    # Beyond uccl.p2p
+
+    def send_notif(self, conn_id: int, name: str, message: bytes) -> bool:
+        """Sends a message to the peer, whose :meth:`get_notifs` gives it, and waits until it is there."""
+        note = pack_note(text(name, "name"), blob(message, "message"))
+        connection = self._connections.get(u64(conn_id, "conn_id"))
+        if connection is None:
+            return self._no(f"there is no connection {conn_id}")
+        try:
+            run(connection.peer.notify(note))
+        except ENGINE_ERRORS as error:
+            return self._no(reason(error))
+        return True
+
+    def get_notifs(self) -> list[tuple[str, bytes]]:
+        """The messages that have come since the last call, as ``(name, message)``."""
+        found: list[tuple[str, bytes]] = []
+        try:
+            while (note := self._reception.next_note()) is not None:
+                found.append(note)
+        except ENGINE_ERRORS as error:
+            self._no(reason(error))
+        return found
+
+    def last_error(self) -> str:
+        """Why a call on this endpoint last answered ``False``; empty when none has."""
+        return self._last_error
+
+    def close(self) -> None:
+        """Ends transfers, connections and registrations, and the endpoint is of no use any more."""
+        broker.unregister(self._id)
+        self._reception.close()
+        self._connections.clear()
+        self._transfers.clear()
+        self._native.close()
+        self._registrations.clear()
+
+    def __repr__(self) -> str:
+        return "<UCCL P2P Endpoint>"
+
+
+def get_oob_ip() -> str:
+    """The address that endpoints of this process tell their peers."""
+    try:
+        native = peerway.Endpoint()
+    except ENGINE_ERRORS as error:
+        raise RuntimeError(f"there is no address to tell peers: {reason(error)}") from error
+    try:
+        return native.addresses[0][0]
+    finally:
+        native.close()
+
+
+_parse_metadata = metadata.parse
+
+
+def _op(name: str) -> Op:
+    if name.lower() == "read":
+        return "read"
+    if name.lower() == "write":
+        return "write"
+    raise RuntimeError(f"Invalid op_name: {name}")
+
+
+def _float_type(value: object) -> FloatType:
+    if not isinstance(value, FloatType):
+        raise TypeError(f"floatType must be a FloatType, not {type(value).__name__}")
+    return value
+
+
+def _vectors(
+    mr_id_v: object, ptr_v: object, size_v: object, meta_blob_v: object, num_iovs: object
+) -> tuple[list[int], list[int], list[int], list[bytes]]:
+    ids, starts, sizes = u64s(mr_id_v, "mr_id_v"), u64s(ptr_v, "ptr_v"), u64s(size_v, "size_v")
+    metas = items(meta_blob_v, "meta_blob_v")
+    same_length(
+        u64(num_iovs, "num_iovs"), "num_iovs", mr_id_v=ids, ptr_v=starts, size_v=sizes, meta_blob_v=metas
+    )
+    return ids, starts, sizes, blobs(metas, "meta_blob_v", DESCRIPTOR_SIZE)
+
+
+def _ipc_vectors(ptr_v: object, size_v: object, info_v: object) -> tuple[list[int], list[int], list[bytes]]:
+    starts, sizes, infos = u64s(ptr_v, "ptr_v"), u64s(size_v, "size_v"), items(info_v, "info_v")
+    same_length(len(starts), "the number of ptr_v", size_v=sizes, info_v=infos)
+    return starts, sizes, blobs(infos, "info_v", IPC_INFO_SIZE)
+
+
+def _tensor(tensor: Any, name: str) -> tuple[Any, int, int]:
+    """A host tensor's address and size."""
+    for method in ("data_ptr", "numel", "element_size"):
+        if not callable(getattr(tensor, method, None)):
+            raise RuntimeError(f"{name} is not a tensor: it has no {method}()")
+    if callable(getattr(tensor, "is_contiguous", None)) and not tensor.is_contiguous():
+        raise ValueError(f"{name} is not contiguous: its bytes are not one range")
+    if getattr(tensor, "is_cuda", False):
+        raise RuntimeError(f"{name} is in GPU memory, which this build does not serve")
+    size = u64(tensor.numel() * tensor.element_size(), f"{name}'s size")
+    return tensor, u64(tensor.data_ptr(), f"{name}.data_ptr()"), size
+
+
+def _remote(at: int, local: XferDesc, remote: XferDesc) -> bytes:
+    """The peer's descriptor, pointing at as many bytes as the local side has."""
+    if local.mr_id == NONE_ID:
+        raise RuntimeError(
+            f"local_desc_list[{at}] names no registration of this endpoint (its mr_id is unset)"
+        )
+    if len(remote._ipc_info) != IPC_INFO_SIZE:
+        raise RuntimeError(
+            f"remote_desc_list[{at}] carries no right to its memory: register_memory() did not make it"
+        )
+    if local.size > remote.size:
+        raise RuntimeError(
+            f"local_desc_list[{at}] is of {local.size} bytes, remote_desc_list[{at}] of {remote.size}"
+        )
+    try:
+        return ipc.retarget(IpcInfo.from_bytes(remote._ipc_info).descriptor, remote.addr, local.size)
+    except ValueError as error:
+        raise RuntimeError(f"remote_desc_list[{at}]: {error}") from error

@@ -1,0 +1,54 @@
+"""The 104 bytes by which memory is offered to a process on the same host.
+
+``handle[64] | offset u64 | size u64 | operation u32 | is_host u8, 3 unused | gpu_idx i32, 4 unused |
+direct_addr u64``, little-endian. The handle is the engine's own descriptor, which is just as long: it is what the
+owner checks.
+"""
+
+import struct
+from dataclasses import dataclass
+
+#: Bytes of a descriptor, the peer's "FIFO item".
+DESCRIPTOR_SIZE = 64
+#: Bytes of an offer.
+IPC_INFO_SIZE = 104
+
+_INFO = struct.Struct("<64sQQIB3xi4xQ")
+_WINDOW = struct.Struct("<QI")
+_LONG = 0xFFFF_FFFF
+_OFFER = 1
+
+
+@dataclass(frozen=True, slots=True)
+class IpcInfo:
+    """Memory that a process on this host offers."""
+
+    descriptor: bytes
+    offset: int
+    size: int
+    is_host: bool
+
+    def to_bytes(self) -> bytes:
+        # No GPU takes part (-1), and an address of ours is nobody else's business (0).
+        return _INFO.pack(self.descriptor, self.offset, self.size, _OFFER, self.is_host, -1, 0)
+
+    @classmethod
+    def from_bytes(cls, info: bytes) -> "IpcInfo":
+        descriptor, offset, size, _operation, is_host, _gpu, _address = _INFO.unpack(info)
+        return cls(descriptor, offset, size, bool(is_host))
+
+    def start(self, size: int) -> bytes:
+        """The descriptor of ``size`` bytes from the offset on. Raises ``ValueError`` when fewer are offered."""
+        if not self.is_host:
+            raise ValueError("info names GPU memory, which this build does not serve")
+        if size > self.size:
+            raise ValueError(f"{size} bytes are asked for, but info offers {self.size}")
+        address, _ = _WINDOW.unpack_from(self.descriptor)
+        return retarget(self.descriptor, address + self.offset, size)
+
+
+def retarget(descriptor: bytes, address: int, size: int) -> bytes:
+    """The same grant, pointing at ``size`` bytes from ``address``. The owner checks that they were advertised."""
+    if address + size > 2**64:
+        raise ValueError(f"{size} bytes from {address:#x} go beyond the address space")
+    return _WINDOW.pack(address, min(size, _LONG)) + descriptor[_WINDOW.size :]

@@ -1,0 +1,190 @@
+"""Who arrived and what they said: the endpoint's one queue of notifications, sorted.
+
+No thread of its own. Whoever waits for something takes the next notification for everybody and puts it where it
+belongs; one caller at a time does, the others wait for what it finds.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import peerway
+
+from . import notices
+from .log import logger
+
+#: How long a peer that connected may take to greet. One that does not is not of our kind: its GPU is not known.
+GRACE = 1.0
+#: How often a waiting caller looks for peers that do not greet.
+_LOOK = 0.25
+#: Notes kept for an application that does not fetch them.
+_MAX_NOTES = 65_536
+_MAX_NOTE_BYTES = 64 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A peer that connected to us."""
+
+    peer: "peerway.Peer"
+    gpu: int
+    bdf: str
+    way: str
+
+
+class Reception:
+    """Arrivals and notes, in the order in which they came."""
+
+    def __init__(self, native: "peerway.Endpoint") -> None:
+        self._native = native
+        self._changed = threading.Condition()
+        self._sorting = False
+        self._closed = False
+        self._passive = False
+        self._arrivals: deque[Arrival] = deque()
+        self._notes: deque[tuple[str, bytes]] = deque()
+        self._note_bytes = 0
+        # Peers that opened a session and have not greeted yet, with when that was.
+        self._silent: dict[str, tuple[peerway.Peer, float]] = {}
+        # Peers that greeted: their sessions are announced by that and not by being there.
+        self._greeted: set[str] = set()
+
+    def next_arrival(self, way: str, timeout: float | None) -> Arrival | None:
+        """The next peer that came this way; None when nobody did in time or the endpoint is closed."""
+
+        def take() -> Arrival | None:
+            for arrival in self._arrivals:
+                if arrival.way in (way, notices.EITHER):
+                    self._arrivals.remove(arrival)
+                    return arrival
+            return None
+
+        return self._wait(take, timeout, lambda: self._passive)
+
+    def next_note(self) -> tuple[str, bytes] | None:
+        """The oldest note there is."""
+
+        def take() -> tuple[str, bytes] | None:
+            if not self._notes:
+                return None
+            note = self._notes.popleft()
+            self._note_bytes -= len(note[1])
+            return note
+
+        return self._wait(take, 0.0)
+
+    def has_greeted(self, peer: "peerway.Peer") -> bool:
+        """Whether this peer has connected to us as well."""
+        # Sorts what has come until now; nothing is taken.
+        self._wait(lambda: None, 0.0)
+        return peer.incarnation in self._greeted
+
+    def be_passive(self) -> None:
+        """From now on nobody asks who arrived: they are let in and forgotten."""
+        with self._changed:
+            self._passive = True
+            self._arrivals.clear()
+            self._changed.notify_all()
+
+    @property
+    def passive(self) -> bool:
+        return self._passive
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _wait(
+        self, take: Callable[[], T | None], timeout: float | None, over: Callable[[], bool] = lambda: False
+    ) -> T | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._changed:
+                found = take()
+                if found is not None or self._closed or over():
+                    return found
+                left = _LOOK if deadline is None else deadline - time.monotonic()
+                if self._sorting:
+                    if left <= 0:
+                        return None
+                    self._changed.wait(min(left, _LOOK))
+                    continue
+                self._sorting = True
+            try:
+                more = self._sort(max(0.0, min(left, _LOOK)))
+            finally:
+                with self._changed:
+                    self._sorting = False
+                    self._changed.notify_all()
+            if left <= 0 and not more:
+                with self._changed:
+                    return take()
+
+    def _sort(self, timeout: float) -> bool:
+        """Puts one notification where it belongs; False when none came."""
+        self._meet()
+        message = self._native.notification(timeout)
+        if message is None:
+            return False
+        if notices.is_greeting(message.message):
+            self._greeted_by(message.sender, message.message)
+        else:
+            self._noted(message.message)
+        return True
+
+    def _meet(self) -> None:
+        """Looks for sessions that peers opened, and announces those whose time to greet is over."""
+        now = time.monotonic()
+        while (peer := self._accepted()) is not None:
+            if peer.incarnation not in self._greeted:
+                self._silent[peer.incarnation] = (peer, now)
+        for who, (peer, since) in list(self._silent.items()):
+            if now - since >= GRACE:
+                del self._silent[who]
+                if peer.alive:
+                    self._announce(Arrival(peer, -1, "", notices.NETWORK))
+
+    def _accepted(self) -> "peerway.Peer | None":
+        try:
+            return self._native.accept(0.0)
+        except peerway.AcceptTimeout:
+            return None
+
+    def _greeted_by(self, who: str, message: bytes) -> None:
+        greeting = notices.parse_greeting(message)
+        if greeting is None:
+            logger.warning("a malformed greeting from %s was dropped", who)
+            return
+        self._silent.pop(who, None)
+        self._remember(who)
+        peer = next((peer for peer in self._native.peers() if peer.incarnation == who), None)
+        if peer is not None:
+            self._announce(Arrival(peer, greeting.gpu, greeting.bdf, greeting.way))
+
+    def _remember(self, who: str) -> None:
+        if len(self._greeted) >= 4096:
+            # Only those that live can come into question again.
+            self._greeted &= {peer.incarnation for peer in self._native.peers()}
+        self._greeted.add(who)
+
+    def _announce(self, arrival: Arrival) -> None:
+        with self._changed:
+            if not self._passive:
+                self._arrivals.append(arrival)
+
+    def _noted(self, message: bytes) -> None:
+        note = notices.parse_note(message)
+        with self._changed:
+            if len(self._notes) >= _MAX_NOTES or self._note_bytes + len(note[1]) > _MAX_NOTE_BYTES:
+                logger.error(
+                    "a notification was dropped: %d wait to be fetched by get_notifs()", len(self._notes)
+                )
+                return
+            self._notes.append(note)
+            self._note_bytes += len(note[1])

@@ -1,0 +1,130 @@
+"""Registered memory by number."""
+
+import ctypes
+import mmap
+import threading
+from dataclasses import dataclass, field
+from itertools import count
+
+import peerway
+
+from .cache import Entry, KeyCache
+from .engine import ENGINE_ERRORS
+from .floats import FloatType
+from .log import logger, reason
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_MS_ASYNC = 1
+
+
+@dataclass(slots=True, eq=False)
+class Registration:
+    """One registration."""
+
+    id: int
+    region: "peerway.Region"
+    addr: int
+    size: int
+    keys: Entry
+    float_type: FloatType
+    #: Advertisements by (start, stop): the same range is advertised once.
+    adverts: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def advertise(self, addr: int, size: int) -> bytes:
+        """The descriptor of a part. Raises ``ValueError`` for what lies outside."""
+        start, stop = addr - self.addr, addr - self.addr + size
+        if start < 0 or stop > self.size:
+            raise ValueError(
+                f"{size} bytes from {addr:#x} are not inside registration {self.id} "
+                f"({self.size} bytes from {self.addr:#x})"
+            )
+        found = self.adverts.get((start, stop))
+        if found is None:
+            found = self.adverts[start, stop] = self.region.advertise("rw", start=start, stop=stop)
+        return found
+
+
+class Registrations:
+    """The registrations of an endpoint. Numbers start at 1; 0 is none."""
+
+    def __init__(self, native: "peerway.Endpoint") -> None:
+        self._native = native
+        self._lock = threading.Lock()
+        self._ids = count(1)
+        self._by_id: dict[int, Registration] = {}
+        self._keys = KeyCache()
+        # Memory that was offered without having been registered.
+        self._offered: dict[tuple[int, int], Registration] = {}
+
+    def get(self, mr_id: int) -> Registration | None:
+        return self._by_id.get(mr_id)
+
+    def add(self, addr: int, size: int, float_type: FloatType, owner: object = None) -> Registration:
+        """Registers memory. Raises one of ``ENGINE_ERRORS`` when it cannot be."""
+        _check_mapped(addr, size)
+        region = self._native.register_address(addr, size, owner)
+        with self._lock:
+            keys = self._keys.acquire(addr, size)
+            registration = Registration(next(self._ids), region, addr, size, keys, float_type)
+            self._by_id[registration.id] = registration
+            return registration
+
+    def remove(self, mr_id: int) -> bool:
+        """Ends a registration: what was advertised of it is refused from now on."""
+        with self._lock:
+            registration = self._by_id.pop(mr_id, None)
+            if registration is None:
+                return False
+            self._keys.release(registration.keys)
+        try:
+            if not registration.region.revoke():
+                logger.warning("registration %d ended, but a peer may still be inside its memory", mr_id)
+        except ENGINE_ERRORS as error:
+            logger.warning("registration %d ended without a fence: %s", mr_id, reason(error))
+        return True
+
+    def covering(self, addr: int, size: int) -> Registration:
+        """A registration that contains the range, made if there is none.
+
+        Memory can be offered to local processes without being registered first, and nothing ends such an
+        offer: it lives until the endpoint closes. The same range is registered once.
+        """
+        with self._lock:
+            found = self._offered.get((addr, size))
+            if found is None:
+                inside = (
+                    r for r in self._by_id.values() if r.addr <= addr and addr + size <= r.addr + r.size
+                )
+                found = min(inside, key=lambda r: r.size, default=None)
+        if found is None:
+            found = self.add(addr, size, FloatType.kUndefined)
+            with self._lock:
+                del self._by_id[found.id]
+                self._offered[addr, size] = found
+        return found
+
+    def borrow(self, addr: int, size: int) -> "peerway.Region":
+        """Memory for our own side of one transfer, which keeps it: nobody else reaches it."""
+        _check_mapped(addr, size)
+        return self._native.register_address(addr, size)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._by_id.clear()
+            self._offered.clear()
+
+
+def _check_mapped(addr: int, size: int) -> None:
+    if not is_mapped(addr, size):
+        raise ValueError(f"{size} bytes from {addr:#x} are not host memory of this process")
+
+
+def is_mapped(addr: int, size: int) -> bool:
+    """Whether the whole range is memory of this process. Freed memory may still be: then it is only not ours."""
+    if size == 0:
+        return True
+    if addr + size > 2**64:
+        return False
+    start = addr - addr % mmap.PAGESIZE
+    # Asynchronous, msync starts nothing; it only looks whether every page belongs to a mapping.
+    return bool(_libc.msync(ctypes.c_void_p(start), ctypes.c_size_t(addr + size - start), _MS_ASYNC) == 0)

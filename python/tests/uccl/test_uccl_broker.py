@@ -1,0 +1,353 @@
+"""Finding an endpoint by its GPU, and what the broker puts up with."""
+
+import json
+import os
+import random
+import signal
+import socket
+import time
+from typing import Any
+
+import pytest
+from uccl_support import NONE_ID, WATCHDOG, Child, listen
+
+from peerway.uccl import broker, broker_server, p2p
+
+
+def serve_gpu(line: Any, gpu: int) -> None:
+    """A process with an endpoint, which tells its metadata and who connects."""
+    endpoint = p2p.Endpoint(gpu)
+    line.send(endpoint.get_metadata())
+    while (said := listen(line)) != "end":
+        if said == "accept":
+            line.send(endpoint.accept(timeout=WATCHDOG))
+        elif said == "serving":
+            (agent,) = broker._agents.values()
+            line.send(
+                any(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for sock in agent._sockets)
+            )
+    endpoint.close()
+
+
+def whose(metadata: bytes) -> tuple[str, int]:
+    ip, port, _bdf = p2p.Endpoint.parse_metadata(metadata)
+    return ip, port
+
+
+def wait_for(what: Any) -> None:
+    until = time.monotonic() + WATCHDOG
+    while not what():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda e: e.connect("127.0.0.1", remote_gpu_idx=3),
+        lambda e: e.connect("127.0.0.1", 3),
+        lambda e: e.connect("127.0.0.1", "ffff:00:03.0"),
+    ],
+)
+def test_found_in_another_process(private_broker: int, call: Any) -> None:
+    with Child(serve_gpu, 3) as child:
+        child.receive()
+        endpoint = p2p.Endpoint(5)
+        child.send("accept")
+        assert call(endpoint) == (True, 0), endpoint.last_error()
+        success, _ip, gpu, _conn_id = child.receive()
+        assert (success, gpu) == (True, 5)
+        child.send("end")
+        child.end()
+        endpoint.close()
+
+
+def test_found_at_the_address_that_is_advertised(private_broker: int) -> None:
+    ip = p2p.get_oob_ip()
+    target, endpoint = p2p.Endpoint(4), p2p.Endpoint(5)
+    assert broker.find(ip, gpu=4) == whose(target.get_metadata())
+    assert broker.find("127.0.0.1", gpu=4) == ("127.0.0.1", whose(target.get_metadata())[1])
+    assert endpoint.connect(ip, remote_gpu_idx=4)[0] is True
+    target.close()
+    endpoint.close()
+
+
+def test_the_newest_is_meant_and_only_while_it_lives(private_broker: int) -> None:
+    first, second = p2p.Endpoint(1), p2p.Endpoint(1)
+    port = {endpoint: whose(endpoint.get_metadata())[1] for endpoint in (first, second)}
+    assert broker.find("127.0.0.1", gpu=1)[1] == port[second]
+    assert broker.find("127.0.0.1", gpu=1, but=second._id)[1] == port[first]
+    second.close()
+    wait_for(lambda: broker.find("127.0.0.1", gpu=1)[1] == port[first])
+    first.close()
+
+
+def test_an_endpoint_that_is_collected_is_not_found(
+    private_broker: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = p2p.Endpoint(0)
+    p2p.Endpoint(1)
+    monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.3")
+    with pytest.raises(LookupError, match="GPU 1"):
+        broker.find("127.0.0.1", gpu=1)
+    keeper.close()
+
+
+def test_an_endpoint_that_appears_later_is_waited_for(private_broker: int) -> None:
+    endpoint = p2p.Endpoint(0)
+    with Child(serve_gpu, 9) as child:
+        assert endpoint.connect("127.0.0.1", remote_gpu_idx=9)[0] is True, endpoint.last_error()
+        child.receive()
+        child.send("end")
+        child.end()
+    endpoint.close()
+
+
+def test_a_broker_that_appears_later_is_waited_for(private_broker: int) -> None:
+    with Child(serve_gpu, 9):
+        assert broker.find("127.0.0.1", gpu=9)[1] > 0
+
+
+def test_nobody_is_found_in_time(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.2")
+    endpoint = p2p.Endpoint(0)
+    started = time.monotonic()
+    assert endpoint.connect("127.0.0.1", remote_gpu_idx=8) == (False, NONE_ID)
+    assert "GPU 8" in endpoint.last_error() and time.monotonic() - started < WATCHDOG / 2
+    endpoint.close()
+
+
+def test_without_a_broker_nobody_is_reached(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.1")
+    with pytest.raises(LookupError, match=f"127.0.0.1:{private_broker}"):
+        broker.find("127.0.0.1", gpu=0)
+
+
+def test_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERWAY_BROKER_PORT", "0")
+    agents = dict(broker._agents)
+    a, b = p2p.Endpoint(0), p2p.Endpoint(1)
+    assert broker._agents == agents
+    started = time.monotonic()
+    assert a.connect("127.0.0.1", remote_gpu_idx=1) == (False, NONE_ID)
+    assert "PEERWAY_BROKER_PORT" in a.last_error() and time.monotonic() - started < 5
+    assert a.connect_local(1) == (False, NONE_ID)
+    assert a.add_remote_endpoint(b.get_metadata()) == (True, 0)
+    a.close()
+    b.close()
+
+
+@pytest.mark.parametrize("name", ["PEERWAY_BROKER_PORT", "PEERWAY_BROKER_WAIT"])
+@pytest.mark.parametrize("value", ["x", "-1", "70000", "1e9", "nan", "9" * 5000])
+def test_settings_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=name):
+        (p2p.Endpoint if name == "PEERWAY_BROKER_PORT" else broker.patience)()
+
+
+def test_when_the_serving_process_dies_another_takes_over(private_broker: int) -> None:
+    with Child(serve_gpu, 1) as first:
+        first.receive()
+        wait_for(lambda: asked(first))
+        with Child(serve_gpu, 2) as second, Child(serve_gpu, 3) as third:
+            places = {2: whose(second.receive()), 3: whose(third.receive())}
+            for gpu, place in places.items():
+                assert broker.find(place[0], gpu=gpu) == place
+            assert not asked(second) and not asked(third)
+            os.kill(first.process.pid, signal.SIGKILL)
+            wait_for(lambda: asked(second) + asked(third) == 1)
+            for gpu, place in places.items():
+                assert broker.find(place[0], gpu=gpu) == place, "the other one registered again"
+            assert_gone(1)
+            with Child(serve_gpu, 4) as fourth:
+                place = whose(fourth.receive())
+                assert broker.find(place[0], gpu=4) == place
+                fourth.send("end")
+                fourth.end()
+            for child in (second, third):
+                child.send("end")
+                child.end()
+
+
+def asked(child: Child) -> bool:
+    child.send("serving")
+    return child.receive()
+
+
+def assert_gone(gpu: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEERWAY_BROKER_WAIT", "0.2")
+        with pytest.raises(LookupError):
+            broker.find("127.0.0.1", gpu=gpu)
+
+
+def test_a_broker_whose_last_endpoint_goes_gives_up_the_port(private_broker: int) -> None:
+    endpoint = p2p.Endpoint(0)
+    assert broker.find("127.0.0.1", gpu=0)
+    thread = broker._agents[private_broker]._thread
+    endpoint.close()
+    thread.join(WATCHDOG)
+    assert not thread.is_alive() and broker._agents[private_broker]._thread is None
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", private_broker))
+    again = p2p.Endpoint(0)
+    assert broker.find("127.0.0.1", gpu=0)
+    again.close()
+
+
+def test_garbage_and_slow_clients_are_dropped_and_others_served(
+    private_broker: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_server, "SILENCE", 0.5)
+    endpoint = p2p.Endpoint(0)
+    assert broker.find("127.0.0.1", gpu=0)
+    source = random.Random(1)
+    entry = {"op": "register", "id": "x", "gpu": 0, "bdf": "b", "ips": ["127.0.0.1"], "port": 1}
+    garbage = [
+        b"\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"x" * 10_000,
+        b"{}\n",
+        b"[]\n",
+        b"[" * 2000 + b"\n",
+        b'"text"\n',
+        b'{"op":"find"}\n',
+        b'{"op":"find","gpu":-1,"wait":1}\n',
+        b'{"op":"find","gpu":0,"wait":NaN}\n',
+        b'{"op":"find","gpu":0,"wait":"1"}\n',
+        b'{"op":"unregister","id":"' + endpoint._id.encode() + b'"}\n',
+        json.dumps({**entry, "id": endpoint._id}).encode() + b"\n",
+        *(json.dumps({**entry, name: None}).encode() + b"\n" for name in ("id", "gpu", "bdf", "ips", "port")),
+        json.dumps({**entry, "ips": ["no address"]}).encode() + b"\n",
+        json.dumps({**entry, "ips": []}).encode() + b"\n",
+        json.dumps({**entry, "port": 0}).encode() + b"\n",
+        json.dumps({**entry, "port": 2**70}).encode() + b"\n",
+        *(source.randbytes(200) + b"\n" for _ in range(20)),
+    ]
+    silent = socket.create_connection(("127.0.0.1", private_broker), 5)
+    partial = socket.create_connection(("127.0.0.1", private_broker), 5)
+    partial.sendall(b'{"op":')
+    for said in garbage:
+        with socket.create_connection(("127.0.0.1", private_broker), 5) as sock:
+            sock.sendall(said)
+            assert ends(sock), f"{said[:60]!r} was put up with"
+    for sock in (silent, partial):
+        assert ends(sock), "a client that says nothing was put up with"
+        sock.close()
+    assert broker.find("127.0.0.1", gpu=0) == ("127.0.0.1", whose(endpoint.get_metadata())[1])
+    endpoint.close()
+
+
+def ends(sock: socket.socket) -> bool:
+    """Whether the other side hangs up, after its banner."""
+    sock.settimeout(WATCHDOG)
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_strangers_cannot_register(private_broker: int) -> None:
+    endpoint = p2p.Endpoint(0)
+    ip = p2p.get_oob_ip()
+    if ip.startswith("127."):
+        pytest.skip("this host has only the loopback interface")
+    assert broker.find(ip, gpu=0)
+    with socket.create_connection((ip, private_broker), 5) as sock:
+        entry = {"op": "register", "id": "x", "gpu": 7, "bdf": "b", "ips": [ip], "port": 1}
+        sock.sendall(json.dumps(entry).encode() + b"\n")
+        assert ends(sock)
+    assert_gone(7)
+    endpoint.close()
+
+
+def test_many_strangers_do_not_keep_endpoints_out(
+    private_broker: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_server, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(broker_server, "SILENCE", 0.5)
+    endpoint = p2p.Endpoint(0)
+    assert broker.find("127.0.0.1", gpu=0)
+    socks = [socket.create_connection(("127.0.0.1", private_broker), 5) for _ in range(10)]
+    assert broker.find("127.0.0.1", gpu=0), "found once the silent ones are dropped"
+    for sock in socks:
+        sock.close()
+    endpoint.close()
+
+
+def test_a_port_that_is_not_a_brokers(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.5")
+    with socket.create_server(("127.0.0.1", private_broker)):
+        endpoint = p2p.Endpoint(0)
+        with pytest.raises(LookupError):
+            broker.find("127.0.0.1", gpu=0)
+    monkeypatch.setenv("PEERWAY_BROKER_WAIT", "10")
+    assert broker.find("127.0.0.1", gpu=0), "it is taken as soon as it is free"
+    endpoint.close()
+
+
+def test_answers_that_are_none(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.5")
+    for said in (
+        b"\xff\xff\n",
+        b"{}\n",
+        b"x" * 5000,
+        json.dumps(broker_server.BANNER).encode() + b'\n{"ip":"x","port":1}\n',
+    ):
+        with socket.create_server(("127.0.0.1", private_broker)) as server:
+            server.settimeout(0.2)
+            over = threading.Event()
+
+            def answer(
+                server: socket.socket = server, said: bytes = said, over: threading.Event = over
+            ) -> None:
+                while not over.is_set():
+                    try:
+                        sock, _ = server.accept()
+                    except TimeoutError:
+                        continue
+                    with sock:
+                        sock.sendall(said)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            with pytest.raises(LookupError):
+                broker.find("127.0.0.1", gpu=0)
+            over.set()
+            thread.join(WATCHDOG)
+
+
+def forker(line: Any) -> None:
+    """Forks while serving; the parent is killed, the child stays."""
+    endpoint = p2p.Endpoint(6)
+    broker.find("127.0.0.1", gpu=6)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(int(WATCHDOG))
+        try:
+            ok = not broker._agents and endpoint.accept(timeout=0.2)[0] is False
+            endpoint.close()
+            mine = p2p.Endpoint(7)
+            line.send(ok and broker.find("127.0.0.1", gpu=7)[1] > 0)
+            listen(line)
+            mine.close()
+        finally:
+            os._exit(0)
+    time.sleep(WATCHDOG)
+
+
+def test_a_forked_child_does_not_hold_the_port(private_broker: int) -> None:
+    with Child(forker) as child:
+        assert child.receive() is True
+        # Not joined: the forked child holds the pipe by which its end would be told.
+        os.kill(child.process.pid, signal.SIGKILL)
+        wait_for(lambda: broker.find("127.0.0.1", gpu=7)[1] > 0)
+        assert_gone(6)
+        child.send("child goes")

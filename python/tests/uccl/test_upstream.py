@@ -1,0 +1,157 @@
+"""UCCL's own test programs, unmodified, where they need no GPU.
+
+``PEERWAY_UPSTREAM`` names a checkout of UCCL; without it these tests are skipped.
+"""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+UPSTREAM = os.environ.get("PEERWAY_UPSTREAM", "")
+pytestmark = pytest.mark.skipif(not UPSTREAM, reason="PEERWAY_UPSTREAM names no checkout of UCCL")
+P2P = Path(UPSTREAM) / "p2p"
+RUN = [sys.executable, "-m", "peerway.uccl"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
+#: Seconds; some of the programs sleep a lot.
+PATIENCE = 120
+
+#: What the programs call of a GPU's runtime, on host memory.
+FAKE_HIP = """
+#include <stdlib.h>
+#include <string.h>
+int hipInit(unsigned flags) { return 0; }
+int hipSetDevice(int device) { return 0; }
+int hipMalloc(void **ptr, size_t size) { return (*ptr = malloc(size)) ? 0 : 2; }
+int hipMemcpy(void *to, const void *from, size_t size, int kind) { memcpy(to, from, size); return 0; }
+int hipFree(void *ptr) { free(ptr); return 0; }
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def run(*arguments: str, **environment: str) -> str:
+    """Runs a program to its good end; what it said."""
+    done = subprocess.run(
+        [*RUN, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=os.environ | environment
+    )
+    said = done.stdout + done.stderr
+    print(said)
+    assert done.returncode == 0, said
+    return said
+
+
+def torchrun(*arguments: str) -> str:
+    pytest.importorskip("torch")
+    return run(*TORCHRUN, f"--master_port={free_port()}", *arguments)
+
+
+@pytest.fixture(scope="session")
+def fake_hip(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler for the stand-in of the GPU runtime")
+    folder = tmp_path_factory.mktemp("hip")
+    (folder / "hip.c").write_text(FAKE_HIP)
+    library = folder / "libfakehip.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "hip.c")],
+        check=True,
+        timeout=PATIENCE,
+    )
+    # The engine remarks on these two variables, which are for the test programs alone.
+    return {"UCCL_GPU_RT": "hip", "UCCL_GPU_RT_LIB": str(library), "PEERWAY_LOG_LEVEL": "error"}
+
+
+def test_register_memory_cache() -> None:
+    pytest.importorskip("torch")
+    said = run(str(P2P / "tests/test_register_memory_cache.py"))
+    assert said.count("verification passed") == 4 and "Skipping" not in said
+
+
+def test_remove_remote_endpoint_alone() -> None:
+    pytest.importorskip("torch")
+    assert "5 passed, 0 failed" in run(str(P2P / "tests/test_remove_remote_endpoint.py"))
+
+
+def test_remove_remote_endpoint_in_two_processes() -> None:
+    said = torchrun(str(P2P / "tests/test_remove_remote_endpoint.py"))
+    assert said.count("5 passed, 0 failed") == 2 and "Skipping" not in said
+    assert said.count("PASSED") == 10
+
+
+def test_gpu_index_mapping() -> None:
+    pytest.importorskip("torch")
+    assert "passed" in run(str(P2P / "tests/test_gpu_index_mapping.py"))
+
+
+@pytest.mark.parametrize("mode", ["write", "read"])
+def test_cross_node_rdma_native(fake_hip: dict[str, str], mode: str) -> None:
+    program, port = str(P2P / "tests/test_cross_node_rdma_native.py"), str(free_port())
+    common = [*RUN, program, "--mode", mode, "--rendezvous-port", port]
+    environment = os.environ | fake_hip | {"PYTHONUNBUFFERED": "1"}
+    acceptor = subprocess.Popen(
+        [*common, "--role", "acceptor"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert acceptor.stdout is not None
+        said = acceptor.stdout.readline()
+        assert "listening" in said, said
+        wait_for_listener(int(port))
+        initiator = [*common, "--role", "initiator", "--peer-ip", "127.0.0.1"]
+        done = subprocess.run(initiator, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+        said += acceptor.communicate(timeout=PATIENCE)[0]
+    finally:
+        acceptor.kill()
+        acceptor.wait()
+    print(said, done.stdout, done.stderr)
+    assert done.returncode == 0 and acceptor.returncode == 0, said + done.stdout + done.stderr
+    assert "test passed" in done.stdout and "test passed" in said
+    assert ("correctly written" in said) if mode == "write" else ("data verified" in done.stdout)
+
+
+def wait_for_listener(port: int) -> None:
+    """Waits until somebody listens, without connecting: the program takes the first connection for its peer's."""
+    import time
+
+    listening = f":{port:04X} 00000000:0000 0A"
+    until = time.monotonic() + PATIENCE
+    while listening not in Path("/proc/net/tcp").read_text():
+        assert time.monotonic() < until, "nobody listens"
+        time.sleep(0.02)
+
+
+def test_engine_onesided_ipc_native(fake_hip: dict[str, str]) -> None:
+    said = run(str(P2P / "tests/test_engine_onesided_ipc_native.py"), **fake_hip)
+    assert "RESULT: ALL PASS" in said and "write_ipc PASS" in said and "read_ipc PASS" in said
+
+
+@pytest.mark.parametrize("options", [[], ["--normal"], ["--num-iovs", "16"]], ids=["raw", "normal", "iovs"])
+def test_benchmark_ray_p2p(options: list[str]) -> None:
+    said = torchrun(
+        str(P2P / "benchmarks/benchmark_ray_p2p.py"), "--device", "cpu", "--iters", "20", *options
+    )
+    assert "Benchmark complete (WRITE + READ)" in said
+    assert len(re.findall(r"\[Client/(?:WRITE|READ)\] +\S+ \S+ :", said)) == 36, "18 sizes, both ways"
+
+
+def test_util_interval_tree(tmp_path: Path) -> None:
+    """The program takes ``utils`` from the folder above its own: there it finds ours."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy(P2P / "tests/test_util_interval_tree.py", tmp_path / "tests")
+    (tmp_path / "utils.py").write_text("from uccl.utils import *\n")
+    said = run("-m", "pytest", "-q", "--rootdir", str(tmp_path), str(tmp_path / "tests"))
+    assert re.search(r"\b\d\d passed", said) and "failed" not in said

@@ -1,0 +1,171 @@
+"""What the tests of the drop-in share: buffers, tensors without torch, and children with a watchdog."""
+
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peerway.uccl import p2p
+
+#: Seconds after which a wait in a test has failed.
+WATCHDOG = 30.0
+NONE_ID = 2**64 - 1
+
+
+def pattern(size: int, seed: int) -> bytes:
+    """Bytes that no other seed gives."""
+    return random.Random(seed).randbytes(size)
+
+
+class Buffer:
+    """Memory with an address."""
+
+    def __init__(self, data: bytes | int) -> None:
+        self._memory = bytearray(data)
+        self.size = len(self._memory)
+        self._view = (ctypes.c_char * self.size).from_buffer(self._memory)
+        self.ptr = ctypes.addressof(self._view)
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._memory)
+
+    def fill(self, data: bytes) -> None:
+        self._memory[:] = data
+
+
+class Tensor:
+    """What a tensor has that matters here."""
+
+    def __init__(self, data: bytes | int, element: int = 4) -> None:
+        self.buffer = Buffer(data)
+        self._element = element
+
+    def data_ptr(self) -> int:
+        return self.buffer.ptr
+
+    def numel(self) -> int:
+        return self.buffer.size // self._element
+
+    def element_size(self) -> int:
+        return self._element
+
+    def part(self, start: int, stop: int) -> "View":
+        return View(self, start, stop)
+
+
+class View:
+    """Some elements of a tensor."""
+
+    def __init__(self, base: Tensor, start: int, stop: int) -> None:
+        self._base, self._start, self._stop = base, start, stop
+
+    def data_ptr(self) -> int:
+        return self._base.data_ptr() + self._start * self._base.element_size()
+
+    def numel(self) -> int:
+        return self._stop - self._start
+
+    def element_size(self) -> int:
+        return self._base.element_size()
+
+
+def finish(endpoint: p2p.Endpoint, transfer_id: int) -> bool:
+    """Polls a transfer to its end."""
+    until = time.monotonic() + WATCHDOG
+    while time.monotonic() < until:
+        success, done = endpoint.poll_async(transfer_id)
+        if done:
+            return success
+        assert success, "a transfer that is under way is no failure"
+        time.sleep(0.0005)
+    raise AssertionError(f"transfer {transfer_id} did not end")
+
+
+@dataclass
+class Pair:
+    """Two endpoints; ``a`` connected to ``b``."""
+
+    a: p2p.Endpoint
+    b: p2p.Endpoint
+    #: The connection, as each side numbers it.
+    at_a: int
+    at_b: int
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Child:
+    """A process that runs ``program(line, *arguments)``; ``line`` is a pipe to us."""
+
+    def __init__(self, program: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._line, theirs = context.Pipe()
+        self.process = context.Process(target=_run, args=(program, theirs, arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def send(self, what: Any) -> None:
+        self._line.send(what)
+
+    def receive(self) -> Any:
+        assert self._line.poll(WATCHDOG), "the child said nothing in time"
+        return self._line.recv()
+
+    def end(self) -> None:
+        """Waits for it to end well."""
+        self.process.join(WATCHDOG)
+        assert self.process.exitcode == 0, f"the child ended with {self.process.exitcode}"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(WATCHDOG)
+
+    def stop(self) -> None:
+        """Stops it, and waits until every thread of it has: on a busy machine that takes a while."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        until = time.monotonic() + WATCHDOG
+        while not all(_is_stopped(task) for task in Path(f"/proc/{self.process.pid}/task").iterdir()):
+            assert time.monotonic() < until, "the child did not stop"
+            time.sleep(0.001)
+
+    def go_on(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.process.is_alive():
+            self.kill()
+        self._line.close()
+
+
+def _is_stopped(task: Path) -> bool:
+    # The state follows the name, which stands in parentheses and may contain anything.
+    return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _run(program: Callable[..., None], line: Any, arguments: tuple[Any, ...]) -> None:
+    try:
+        program(line, *arguments)
+    except BaseException:
+        traceback.print_exc()
+        raise SystemExit(1) from None
+
+
+def listen(line: Any) -> Any:
+    """A child's wait for its parent."""
+    assert line.poll(WATCHDOG), "the parent said nothing in time"
+    return line.recv()

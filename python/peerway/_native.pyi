@@ -1,8 +1,10 @@
 """What the extension module offers; `peerway` exports all of it. Times are seconds."""
 
-from collections.abc import Buffer, Generator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
+
+from typing_extensions import Buffer
 
 Access: TypeAlias = Literal["r", "w", "rw"]
 Kind: TypeAlias = Literal["auto", "latency", "bulk"]
@@ -312,8 +314,8 @@ class Staged:
     def release(self, stage: int) -> None: ...
     def done(self, stage: int) -> bool: ...
     def cancel(self) -> None: ...
-    def wait(self) -> None:
-        """Waits for every released stage; raises what the first that failed ended with."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for every released stage; raises what the first that failed ended with, or ``WaitTimeout``."""
 
 class Notification:
     """A message from a peer."""

@@ -1,6 +1,6 @@
 //! `Endpoint` and `Notification`.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use peerway::{AcceptError, Pin};
@@ -14,6 +14,8 @@ use crate::region::Region;
 use crate::{arguments, errors, log, waiting};
 
 /// One end of transfers: it listens, connects, and owns registered memory.
+///
+/// What is not given comes from the environment (``peerway doctor --config`` lists the variables).
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Endpoint {
     endpoint: peerway::Endpoint,
@@ -47,7 +49,12 @@ impl Endpoint {
         log::start();
         let mut builder = peerway::Endpoint::builder();
         if let Some(text) = bind {
-            builder = builder.bind(socket_addr("bind", text)?);
+            // A port of its own choice where none is named.
+            let addr = match text.parse::<IpAddr>() {
+                Ok(ip) => SocketAddr::new(ip, 0),
+                Err(_) => socket_addr("bind", text)?,
+            };
+            builder = builder.bind(addr);
         }
         if let Some(text) = advertise {
             let addr = text.parse().map_err(|_| not_an("advertise", text, "IP address"))?;
@@ -89,16 +96,19 @@ impl Endpoint {
         Ok(Self { endpoint })
     }
 
+    /// What others need to connect: hand it over by any means.
     #[getter]
     fn metadata<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.endpoint.metadata())
     }
 
+    /// The name of this life of the endpoint.
     #[getter]
     fn incarnation(&self) -> String {
         self.endpoint.incarnation().to_string()
     }
 
+    /// Where peers can connect, best first.
     #[getter]
     fn addresses(&self) -> Vec<(String, u16)> {
         self.endpoint.addresses().iter().map(|a| (a.ip().to_string(), a.port())).collect()
@@ -109,6 +119,9 @@ impl Endpoint {
         self.endpoint.is_closed()
     }
 
+    /// Connects to an endpoint's metadata, or to whoever listens at ``"host:port"`` or ``(host, port)``.
+    ///
+    /// A second connect to the same incarnation returns the same peer.
     #[pyo3(signature = (to, timeout=None))]
     fn connect(
         &self,
@@ -128,6 +141,7 @@ impl Endpoint {
         Ok(Peer::new(self.endpoint.clone(), peer))
     }
 
+    /// The next peer that connected to us. Raises ``AcceptTimeout``.
     #[pyo3(signature = (timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Peer> {
         let timeout = waiting::timeout("timeout", timeout)?;
@@ -145,11 +159,14 @@ impl Endpoint {
         peers.into_iter().map(|peer| Peer::new(self.endpoint.clone(), peer)).collect()
     }
 
+    /// Registers writable, contiguous memory; the region keeps the object alive.
     fn register(&self, buffer: &Bound<'_, PyAny>) -> PyResult<Region> {
         let region = buffer::register(&self.endpoint, "buffer", buffer, Use::Write)?;
         Ok(Region::new(region))
     }
 
+    /// Registers memory by address. ``owner`` is kept alive; without one, keeping the memory valid until
+    /// the region and all its transfers are gone is the caller's promise.
     #[pyo3(signature = (address, nbytes, owner=None))]
     fn register_address(
         &self,
@@ -162,12 +179,14 @@ impl Endpoint {
         buffer::at_address(py, &self.endpoint, address, nbytes, owner).map(Region::new)
     }
 
+    /// Zeroed memory that local peers can map; the region offers it by the buffer protocol.
     fn allocate(&self, py: Python<'_>, nbytes: usize) -> PyResult<Region> {
         let region = self.endpoint.allocate(nbytes);
         region.map(Region::new).map_err(|error| errors::register(py, error))
     }
 
-    #[pyo3(signature = (timeout=Some(0.0)))]
+    /// The oldest notification, waiting for one for so long (``None``: for ever).
+    #[pyo3(signature = (timeout=Some(0.0)), text_signature = "($self, timeout=0.0)")]
     fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let found = waiting::until(py, timeout, |left| {
@@ -179,10 +198,12 @@ impl Endpoint {
         Ok(found.flatten().map(Notification::from))
     }
 
+    /// Arrivals counted under this id.
     fn counter(&self, id: u32) -> u64 {
         self.endpoint.counter(id)
     }
 
+    /// Waits for at least ``n`` arrivals; returns how many there are. Raises ``CounterTimeout``.
     #[pyo3(signature = (id, n, timeout=None))]
     fn wait_counter(&self, py: Python<'_>, id: u32, n: u64, timeout: Option<f64>) -> PyResult<u64> {
         let timeout = waiting::timeout("timeout", timeout)?;
@@ -202,10 +223,12 @@ impl Endpoint {
         }
     }
 
+    /// Forgets a counter and returns what it had.
     fn reset_counter(&self, id: u32) -> u64 {
         self.endpoint.reset_counter(id)
     }
 
+    /// Ends transfers, threads and sockets.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.endpoint.close());
     }
@@ -272,6 +295,7 @@ impl From<peerway::Notification> for Notification {
 
 #[pymethods]
 impl Notification {
+    /// The sender's incarnation.
     #[getter]
     fn sender(&self) -> &str {
         &self.sender

@@ -15,7 +15,7 @@ use crate::errors;
 /// registered, whichever library made the array.
 static ALL: Mutex<BTreeMap<u64, Weak<SharedMemory>>> = Mutex::new(BTreeMap::new());
 
-/// Zeroed memory that local peers can map.
+/// Zeroed memory that local peers can map, offered by the buffer protocol.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Memory {
     memory: Arc<SharedMemory>,

@@ -19,7 +19,7 @@ use crate::{arguments, errors, waiting};
 /// one asks the peer.
 const KEPT_IMPORTS: usize = 1 << 14;
 
-/// One remote endpoint incarnation.
+/// One remote endpoint incarnation. A restarted peer is another peer.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Peer {
     endpoint: peerway::Endpoint,
@@ -211,11 +211,16 @@ fn items<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
 
 #[pymethods]
 impl Peer {
+    /// Turns a descriptor that the peer advertised into memory that can be read and written.
     fn remote(&self, py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<RemoteRegion> {
         let region = self.import(py, arguments::bytes("descriptor", descriptor)?)?;
         Ok(RemoteRegion { region })
     }
 
+    /// Writes local bytes into the peer's memory and waits until they are there.
+    ///
+    /// Sequences of equal length are one transfer of many pieces. ``notify`` is a message and ``count`` a
+    /// counter of the peer's, both seen after the bytes, once.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn write(
@@ -232,6 +237,7 @@ impl Peer {
         self.run(py, &self.batch(Direction::Write, local, remote, options)?)
     }
 
+    /// Reads the peer's memory into local memory and waits.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn read(
@@ -248,6 +254,7 @@ impl Peer {
         self.run(py, &self.batch(Direction::Read, local, remote, options)?)
     }
 
+    /// As ``write``, returning at once.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn post_write(
@@ -264,6 +271,7 @@ impl Peer {
         self.post(py, &self.batch(Direction::Write, local, remote, options)?)
     }
 
+    /// As ``read``, returning at once.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn post_read(
@@ -280,6 +288,7 @@ impl Peer {
         self.post(py, &self.batch(Direction::Read, local, remote, options)?)
     }
 
+    /// Checks a write once, to be posted many times, from any thread.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare_write(
@@ -296,6 +305,7 @@ impl Peer {
         self.prepare(py, self.batch(Direction::Write, local, remote, options)?)
     }
 
+    /// Checks a read once, to be posted many times, from any thread.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare_read(
@@ -312,12 +322,15 @@ impl Peer {
         self.prepare(py, self.batch(Direction::Read, local, remote, options)?)
     }
 
+    /// Parts that go when they are released: layer-wise streaming.
     fn stage(&self, py: Python<'_>, stages: Vec<Bound<'_, Prepared>>) -> PyResult<Staged> {
         let stages = stages.iter().map(|stage| stage.get().prepared.clone()).collect();
         let staged = self.peer.stage_prepared(stages).map_err(|error| errors::post(py, error))?;
         Ok(Staged { staged })
     }
 
+    /// One transfer of pieces given by local address; each lies in its region, and each descriptor says
+    /// where the piece's remote side starts. All five have one length.
     fn post_addresses(
         &self,
         py: Python<'_>,
@@ -360,18 +373,21 @@ impl Peer {
         self.post(py, &batch.map_err(|error| errors::post(py, error))?)
     }
 
+    /// Sends a message to the peer's notification queue.
     fn notify(&self, py: Python<'_>, message: &Bound<'_, PyAny>) -> PyResult<Transfer> {
         let message = arguments::bytes("message", message)?;
         let posted = self.peer.notify(message).map_err(|error| errors::post(py, error))?;
         Ok(Transfer::new(posted))
     }
 
+    /// Adds one to a counter of the peer's.
     fn count(&self, py: Python<'_>, id: u32) -> PyResult<Transfer> {
         let posted = self.peer.count(id).map_err(|error| errors::post(py, error))?;
         Ok(Transfer::new(posted))
     }
 
-    #[pyo3(signature = (timeout=Some(0.0)))]
+    /// The oldest notification from this peer.
+    #[pyo3(signature = (timeout=Some(0.0)), text_signature = "($self, timeout=0.0)")]
     fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let found = waiting::until(py, timeout, |left| {
@@ -382,16 +398,19 @@ impl Peer {
         Ok(found.flatten().map(Notification::from))
     }
 
+    /// The best path both sides can speak.
     #[getter]
     fn path(&self) -> String {
         self.peer.path().kind.to_string()
     }
 
+    /// Why this path and not a better one.
     #[getter]
     fn why(&self) -> &str {
         &self.peer.path().why
     }
 
+    /// Whether the path binds honest peers only.
     #[getter]
     fn trusted(&self) -> bool {
         self.peer.path().is_trusted()
@@ -408,6 +427,7 @@ impl Peer {
         self.peer.incarnation().to_string()
     }
 
+    /// Whether we opened the session.
     #[getter]
     fn initiator(&self) -> bool {
         self.peer.is_initiator()
@@ -431,6 +451,7 @@ impl Peer {
         Ok(dict)
     }
 
+    /// Closes the session; its transfers end.
     fn remove(&self, py: Python<'_>) {
         self.imported.lock().unwrap().clear();
         py.detach(|| self.peer.remove());

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PySlice};
 use crate::peer::Peer;
 use crate::{arguments, errors, memory};
 
-/// Registered local memory.
+/// Registered local memory. Its advertisements end with the object.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Region {
     pub(crate) region: peerway::Region,
@@ -36,6 +36,7 @@ impl Region {
         self.region.len()
     }
 
+    /// Whether local peers can map it.
     #[getter]
     fn shareable(&self) -> bool {
         self.region.is_shareable()
@@ -51,6 +52,7 @@ impl Region {
         Ok(LocalSlice { addr, slice: self.region.slice(range) })
     }
 
+    /// Blocks of ``nbytes`` bytes; block ``i`` starts at ``base + indices[i] * stride``.
     #[pyo3(signature = (indices, nbytes, *, stride=None, base=0))]
     fn blocks(
         &self,
@@ -62,6 +64,7 @@ impl Region {
         local_blocks(&self.region, indices, nbytes, stride, base)
     }
 
+    /// The 64-byte descriptor that lets a peer (or only ``to``) reach these bytes.
     #[pyo3(signature = (access="rw", *, start=0, stop=None, to=None))]
     fn advertise<'py>(
         &self,
@@ -79,6 +82,7 @@ impl Region {
         Ok(PyBytes::new(py, &descriptor))
     }
 
+    /// Ends every advertisement. True: no peer touches the memory any more (the fence is held).
     fn revoke(&self, py: Python<'_>) -> bool {
         py.detach(|| self.region.revoke()) == Fence::Held
     }
@@ -153,6 +157,7 @@ impl RemoteRegion {
         }
     }
 
+    /// The path by which this process reaches it alone; None when it goes over lanes.
     #[getter]
     fn direct_path(&self) -> Option<String> {
         self.region.direct_path().map(|kind| kind.to_string())
@@ -201,7 +206,7 @@ impl RemoteSlice {
     }
 }
 
-/// Equal blocks of a region or a remote region.
+/// Equal blocks of a region or a remote region: paged KV cache.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct BlockList {
     pub(crate) side: BlockSide,
@@ -235,11 +240,13 @@ impl BlockList {
         Err(arguments::wrong_type("region", region, "Region or RemoteRegion"))
     }
 
+    /// Bytes of all blocks together.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.nbytes.saturating_mul(self.count as u64)
     }
 
+    /// How many blocks.
     fn __len__(&self) -> usize {
         self.count
     }

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 use crate::wakeups::Watchers;
 use crate::{errors, waiting};
 
-/// A posted transfer.
+/// A posted transfer. Dropping it lets it go on. Awaitable.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Transfer {
     pub(crate) transfer: peerway::Transfer,
@@ -24,15 +24,18 @@ impl Transfer {
 
 #[pymethods]
 impl Transfer {
+    /// Whether it has ended, however.
     fn done(&self, py: Python<'_>) -> bool {
         py.detach(|| self.transfer.poll()).is_some()
     }
 
+    /// Waits for the end; raises what it ended with, or ``WaitTimeout`` when it has not ended in time.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.exception(py, timeout)?.map_or(Ok(()), Err)
     }
 
+    /// Waits as ``wait`` does and returns what that would raise.
     #[pyo3(signature = (timeout=None))]
     fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyErr>> {
         let timeout = waiting::timeout("timeout", timeout)?;
@@ -45,14 +48,17 @@ impl Transfer {
         }
     }
 
+    /// Asks it to stop; it ends within the fence deadline.
     fn cancel(&self, py: Python<'_>) {
         py.detach(|| self.transfer.cancel());
     }
 
+    /// Whether it ended because it was cancelled.
     fn cancelled(&self) -> bool {
         self.transfer.poll().is_some_and(|ended| ended.reason == Reason::Cancelled)
     }
 
+    /// True: no byte of it changes memory any more. False: that is not sure. None: it has not ended.
     #[getter]
     fn fenced(&self) -> Option<bool> {
         self.transfer.poll().map(|ended| ended.fence == Fence::Held)
@@ -63,6 +69,7 @@ impl Transfer {
         self.transfer.path().to_string()
     }
 
+    /// ``bytes_done``, ``bytes_total``, ``until_sent``, ``until_ended``.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.transfer.stats();
@@ -88,7 +95,7 @@ impl Transfer {
     }
 }
 
-/// A checked transfer.
+/// A checked transfer, to be posted many times, from any thread.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Prepared {
     pub(crate) prepared: peerway::Prepared,
@@ -106,13 +113,14 @@ impl Prepared {
         Ok(Transfer::new(posted))
     }
 
+    /// Posts it and waits.
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         let begun = self.prepared.begin().map_err(|error| errors::post(py, error))?;
         waiting::finish(py, &begun)
     }
 }
 
-/// Parts that the caller releases one by one.
+/// Parts of one transfer that the caller releases one by one.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Staged {
     pub(crate) staged: peerway::Staged,
@@ -136,8 +144,14 @@ impl Staged {
         py.detach(|| self.staged.cancel());
     }
 
-    fn wait(&self, py: Python<'_>) -> PyResult<()> {
-        let ended = waiting::until(py, None, |left| self.staged.wait(left))?;
-        ended.and_then(|ended| errors::ended(py, ended)).map_or(Ok(()), Err)
+    /// Waits for every released stage; raises what the first that failed ended with, or ``WaitTimeout``.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = waiting::timeout("timeout", timeout)?;
+        let Some(ended) = waiting::until(py, timeout, |left| self.staged.wait(left))? else {
+            let what = "the stages have not ended in this time; they go on";
+            return Err(errors::raise(py, "WaitTimeout", what));
+        };
+        errors::ended(py, ended).map_or(Ok(()), Err)
     }
 }

@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::transfer::Transfer;
 
-/// See the module.
+/// Ends of transfers for one event loop: a descriptor that turns readable, and which ones ended.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Wakeups {
     queue: Arc<Queue>,
@@ -56,6 +56,7 @@ impl Wakeups {
         self.queue.bell.lock().unwrap().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
+    /// Has ``token`` reported when the transfer ends; False when it has ended already.
     fn watch(&self, transfer: &Bound<'_, Transfer>, token: u64) -> bool {
         let Transfer { transfer, watchers } = transfer.get();
         watchers.waiting.lock().unwrap().push((self.queue.clone(), token));
@@ -66,6 +67,7 @@ impl Wakeups {
         pending
     }
 
+    /// Tokens reported since the last call.
     fn take(&self) -> Vec<u64> {
         if let Some(bell) = &*self.queue.bell.lock().unwrap() {
             let _ = rustix::io::read(bell, &mut [0; 8]);

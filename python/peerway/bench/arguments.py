@@ -1,0 +1,137 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from peerway.bench import plan, sizes
+
+T = TypeVar("T")
+
+_EXAMPLES = """\
+examples:
+  python -m peerway.bench                                  everything that works on this machine
+  python -m peerway.bench --paths tcp --sizes 256,1M       one path, two sizes
+  python -m peerway.bench --sizes 4K --iovs 100000         a block list, scattered on both sides
+  python -m peerway.bench --compare target/release/peerway beside the rows of the Rust program
+
+Every row is timed in turns with its limit and its bytes are compared at the end; the definitions stand
+under the table.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    result = _Parser(
+        prog="python -m peerway.bench",
+        description="Measure transfers from Python over every path that works here, against a plain copy.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for name, options in _FLAGS.items():
+        result.add_argument(name, **options)
+    compare = result.add_mutually_exclusive_group()
+    for name, options in _COMPARE.items():
+        compare.add_argument(name, **options)
+    return result
+
+
+def ops(op: str) -> list[str]:
+    return ["write", "read"] if op == "both" else [op]
+
+
+def rust_flags(args: argparse.Namespace) -> list[str]:
+    """The same run as flags of the Rust program."""
+    flags = ["--paths", ",".join(args.paths), "--op", args.op, "--seconds", f"{args.seconds:f}"]
+    if args.sizes:
+        flags += ["--sizes", ",".join(str(size) for size in args.sizes)]
+    if args.iovs:
+        flags += ["--iovs", ",".join(str(iovs) for iovs in args.iovs)]
+    return flags
+
+
+def _list(one: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Reads values with commas between them; what is twice there is meant once."""
+
+    def read(text: str) -> list[T]:
+        try:
+            return list(dict.fromkeys(one(part) for part in text.split(",")))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _path(text: str) -> str:
+    if text not in plan.PATHS:
+        raise ValueError(f"'{text}': expected {', '.join(plan.PATHS)}")
+    return text
+
+
+def _pieces(text: str) -> int:
+    # int() would take "1_0" and blanks too.
+    count = int(text) if text.isdecimal() and len(text) < 10 else 0
+    if not 1 <= count <= plan.MAX_PIECES:
+        raise ValueError(f"'{text}': expected a number from 1 to {plan.MAX_PIECES}")
+    return count
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    # An hour for one row is surely a slip.
+    if not 0.001 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"'{text}': expected seconds from 0.001 to 3600")
+    return seconds
+
+
+_FLAGS: dict[str, dict[str, Any]] = {
+    "--paths": {
+        "type": _list(_path),
+        "metavar": "PATH,...",
+        "default": plan.PATHS,
+        "help": f"paths to measure [{','.join(plan.PATHS)}]",
+    },
+    "--sizes": {
+        "type": _list(sizes.parse),
+        "metavar": "SIZE,...",
+        "default": [],
+        "help": f"sizes of one piece, such as 4K [{','.join(sizes.show(size) for size in plan.SIZES)}]",
+    },
+    "--iovs": {
+        "type": _list(_pieces),
+        "metavar": "N,...",
+        "default": [],
+        "help": "pieces of a transfer [1,128, and 100000 of 4K]; more than 1024 go as a block list",
+    },
+    "--op": {"choices": ["write", "read", "both"], "default": "both", "help": "operations to measure [both]"},
+    "--seconds": {
+        "type": _seconds,
+        "default": 0.6,
+        "help": "seconds for each row [0.6]: 0.4 of it for the call, 0.3 for the prepared transfer, 0.3 for the limit",
+    },
+    "--json": {
+        "metavar": "FILE",
+        "help": "write the result to FILE as JSON; - is standard output, and the table goes to standard error",
+    },
+}
+
+_COMPARE: dict[str, dict[str, Any]] = {
+    "--compare": {
+        "metavar": "PEERWAY",
+        "help": "the Rust program to print the rows of beside ours [the one on PATH, if any]",
+    },
+    "--no-compare": {"action": "store_true", "help": "do not run the Rust program"},
+}

@@ -1,0 +1,84 @@
+"""Which rows a run has, and where the pieces of a row lie in the two buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+
+from peerway.bench import sizes
+
+#: As the Rust program has them.
+SIZES = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 10 << 20, 16 << 20, 100 << 20]
+IOVS = [1, 128]
+PATHS = ["local-map", "local-cma", "local-ring", "tcp"]
+#: The block list of a paged KV cache: 100,000 blocks of 4 KiB.
+BLOCK_LIST = (4096, 100_000)
+
+#: More pieces than this go as a block list: it is what block lists are for.
+MAX_VECTOR = 1024
+#: Rows of several pieces go no further: larger pieces move like single ones.
+MAX_SCATTERED = 512 << 20
+MAX_PIECES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row to measure."""
+
+    op: str
+    size: int
+    iovs: int
+    #: What the order and the contents follow from.
+    seed: int
+
+    @property
+    def total(self) -> int:
+        return self.size * self.iovs
+
+    @property
+    def name(self) -> str:
+        pieces = f"{self.iovs} x " if self.iovs > 1 else ""
+        return f"{self.op} {pieces}{sizes.show(self.size)}"
+
+    def order(self, side: str) -> numpy.ndarray:
+        """Piece ``i`` of the transfer is block ``order[i]`` of this side's buffer.
+
+        Each side has a random order of its own, so that no path profits from neighbours; both processes know
+        it without sending it.
+        """
+        salt = {"ours": 1, "theirs": 2}[side]
+        return numpy.random.default_rng([self.seed, salt]).permutation(self.iovs).astype("uint32")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows of every path, and what was left out."""
+
+    rows: list[Row]
+    left_out: list[str]
+
+    @property
+    def largest(self) -> int:
+        return max(row.total for row in self.rows)
+
+
+def make(ops: Sequence[str], chosen_sizes: Sequence[int], chosen_iovs: Sequence[int]) -> Plan:
+    """The rows that the flags ask for; what is not chosen is as the Rust program has it."""
+    rows: list[Row] = []
+    left_out: list[str] = []
+    shapes = [(size, iovs) for iovs in chosen_iovs or IOVS for size in chosen_sizes or SIZES]
+    if not chosen_sizes and not chosen_iovs:
+        shapes.append(BLOCK_LIST)
+    for op in ops:
+        for size, iovs in shapes:
+            row = Row(op, size, iovs, seed=len(rows) + 1)
+            if iovs > 1 and row.total > MAX_SCATTERED:
+                left_out.append(f"{iovs} x {sizes.show(size)}")
+            else:
+                rows.append(row)
+    left_out = list(dict.fromkeys(left_out))
+    if not rows:
+        raise ValueError(f"no row is left to measure: {', '.join(left_out)} are more than {sizes.show(MAX_SCATTERED)}")
+    return Plan(rows, left_out)

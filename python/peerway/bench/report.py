@@ -1,0 +1,154 @@
+"""The result: one object for a program, and a table with its definitions for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from peerway import __version__
+from peerway.bench import sizes
+from peerway.bench.awaited import Awaited
+from peerway.bench.calls import Calls
+from peerway.bench.compare import Key
+from peerway.bench.session import Line, Posting
+
+
+@dataclass
+class Report:
+    """All that a run found."""
+
+    seconds: float
+    clock_cost: int
+    lines: list[Line] = field(default_factory=list)
+    postings: list[Posting] = field(default_factory=list)
+    awaited: list[Awaited] = field(default_factory=list)
+    calls: Calls | None = None
+    #: Rows of the Rust program; None when it was not run.
+    rust: dict[Key, dict[str, Any]] | None = None
+    #: Paths that were not or not wholly measured, and why; other remarks.
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        rows = []
+        for line in self.lines:
+            row = asdict(line)
+            if self.rust is not None:
+                rust = self._rust(line)
+                row["rust_gbps"] = rust and rust["gbps"]
+                row["rust_p50_us"] = rust and rust["p50_us"]
+            rows.append(row)
+        return {
+            "version": __version__,
+            "seconds": self.seconds,
+            "clock_cost_ns": self.clock_cost,
+            "rows": rows,
+            "call": self.calls and asdict(self.calls) | {"overhead_ns": self.calls.overhead_ns},
+            "posting": [asdict(posting) for posting in self.postings],
+            "asyncio": [asdict(one) for one in self.awaited],
+            "notes": self.notes,
+        }
+
+    def as_text(self) -> str:
+        parts = [self._head(), *_table(*self._rows(), words=2), "", *self._legend()]
+        if self.calls:
+            parts += ["", *self._call(self.calls)]
+        if self.postings:
+            parts += ["", *self._postings()]
+        if self.awaited:
+            parts += ["", *self._awaited()]
+        if self.notes:
+            parts += ["", *self.notes]
+        return "\n".join(parts) + "\n"
+
+    def _head(self) -> str:
+        return (
+            f"peerway {__version__} bench from Python: one transfer outstanding, "
+            f"{self.seconds:g} s a row in turns with its limit\n"
+            "GB/s = bytes / p50 time of the call; GB = 10^9 bytes, K = 1024\n"
+        )
+
+    def _rust(self, line: Line) -> dict[str, Any] | None:
+        return (self.rust or {}).get((line.path, line.op, line.size, line.iovs))
+
+    def _rows(self) -> tuple[list[str], list[list[str]]]:
+        header = ["path", "op", "size", "iovs", "GB/s", "p50 µs", "p99 µs", "prepared µs"]
+        header += ["limit GB/s", "% of limit"]
+        if self.rust is not None:
+            header += ["Rust GB/s", "Rust p50 µs"]
+        rows: list[list[str]] = []
+        group: tuple[str, str] | None = None
+        for line in self.lines:
+            if group not in (None, (line.path, line.op)):
+                rows.append([""] * len(header))
+            group = line.path, line.op
+            cells = [line.path, line.op, sizes.show(line.size), str(line.iovs)]
+            cells += [figure(value) for value in (line.gbps, line.p50_us, line.p99_us, line.prepared_p50_us)]
+            limit = line.limit_gbps
+            cells += ["-", "-"] if limit is None else [figure(limit), f"{100 * line.gbps / limit:.0f}"]
+            if self.rust is not None:
+                rust = self._rust(line)
+                cells += [figure(rust["gbps"]), figure(rust["p50_us"])] if rust else ["-", "-"]
+            rows.append(cells)
+        return header, rows
+
+    def _legend(self) -> list[str]:
+        lines = [
+            "call:      peer.write(local, remote) or read: two slices, two lists of slices, for over 1024 pieces",
+            "           two block lists",
+            "prepared:  prepared.run() of the same transfer, the median",
+            "limit:     numpy.copyto of as many bytes in one piece by one thread inside this process, in turns with",
+            "           the row; on small sizes it is the cost of calling NumPy, not the memory's; none for tcp",
+            "memory:    ours: a NumPy array; theirs: local-map peerway.empty, other paths a NumPy array",
+            f"verified:  the bytes of every row; reading the clock ({self.clock_cost} ns) is taken off each time",
+        ]
+        if self.rust is not None:
+            lines.append("Rust:      peerway bench with the same flags, run afterwards; its transfers are prepared")
+        return lines
+
+    def _call(self, calls: Calls) -> list[str]:
+        return [
+            f"a write of {calls.size} bytes inside this process: {calls.write_ns:.0f} ns a call, "
+            f"prepared {calls.prepared_ns:.0f} ns; an empty Python call {calls.empty_ns:.0f} ns",
+            f"so a write costs {calls.overhead_ns:.0f} ns more than a call of nothing, with its copy",
+        ]
+
+    def _postings(self) -> list[str]:
+        first = self.postings[0]
+        header = ["path", "blocks µs", "prepare µs", "post µs"]
+        rows = [[p.path, *(figure(value) for value in (p.blocks_us, p.prepare_us, p.post_us))] for p in self.postings]
+        return [
+            *_table(header, rows, words=1),
+            f"medians for {first.iovs} x {sizes.show(first.size)}: two NumPy index arrays to block lists, "
+            "checking them, and inside the posting call",
+        ]
+
+    def _awaited(self) -> list[str]:
+        first = self.awaited[0]
+        header = ["path", "asyncio ms", "threads before", "during"]
+        rows = [[c.path, figure(c.total_ms), str(c.threads_before), str(c.threads_during)] for c in self.awaited]
+        return [
+            *_table(header, rows, words=1),
+            f"{first.transfers} writes of {sizes.show(first.size)}, all awaited at once on one event loop: "
+            "the time of all, and this process's threads",
+        ]
+
+
+def figure(value: float) -> str:
+    """A number with three digits that say something."""
+    for least, digits in ((99.95, 0), (9.995, 1), (0.995, 2), (0.00995, 3)):
+        if value >= least:
+            return f"{value:.{digits}f}"
+    return f"{value:.4f}" if value else "0"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
+    """Lines of a table whose columns are numbers but for the first ``words``."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[:words] = [cell.ljust(width) for cell, width in zip(row[:words], widths, strict=False)]
+        return f" {'  '.join(cells)}".rstrip()
+
+    return [line(row) for row in [header, *rows]]

@@ -1,0 +1,116 @@
+"""Every example, run as a user would run it."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+#: Importing torch or starting Ray takes long on a small machine with much to do.
+PATIENCE = 180.0
+
+
+@pytest.fixture(autouse=True)
+def _longer_watchdog(_watchdog: None) -> Iterator[None]:
+    faulthandler.dump_traceback_later(PATIENCE + 20, exit=True)
+    yield
+
+
+def needs(module: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(module) is None
+    return pytest.mark.skipif(missing, reason=f"{module} is not installed")
+
+
+def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / name), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def passes(name: str, *args: str) -> str:
+    ran = run(name, *args)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr, ran.stderr
+    return ran.stdout
+
+
+SMALL_CACHE = ["--layers", "3", "--blocks", "20", "--block-bytes", "1000"]
+
+
+@pytest.mark.parametrize(
+    "extra", [[], pytest.param(["--torch"], marks=needs("torch"))], ids=["numpy", "torch"]
+)
+def test_kv_handover(extra: list[str]) -> None:
+    out = passes("kv_handover.py", *SMALL_CACHE, *extra)
+    assert re.search(r"handed over 0\.1 MB by [\w-]+ in .* GB/s, verified", out), out
+    assert re.search(r"decode had \d of 3 layers before", out), out
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["0", "1", "2"], out
+
+
+def test_kv_handover_by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERWAY_TRANSPORT", "tcp")
+    assert "by tcp" in passes("kv_handover.py", *SMALL_CACHE)
+
+
+def test_weight_sync() -> None:
+    out = passes("weight_sync.py", "--readers", "2", "--versions", "3", "--megabytes", "2")
+    assert "synced 3 versions of 2 MB to 2 readers, verified" in out
+    assert "version 3: 2 of 2 readers" in out
+
+
+@pytest.mark.parametrize("path", ["local-map", "local-ring", "tcp"])
+def test_weight_sync_goes_on_without_a_reader(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERWAY_TRANSPORT", path)
+    out = passes("weight_sync.py", "--readers", "3", "--versions", "4", "--megabytes", "8", "--kill-one")
+    assert "version 3: 2 of 3 readers" in out and "version 4: 2 of 2 readers" in out, out
+    assert "reader 0 was killed in the middle of a read; the others went on" in out
+    assert "synced 4 versions of 8 MB to 2 readers, verified" in out
+
+
+@needs("torch")
+def test_rendezvous_store() -> None:
+    assert "2 ranks met through the store and exchanged 2.1 MB, verified" in passes("rendezvous_store.py")
+
+
+@needs("ray")
+def test_rendezvous_ray() -> None:
+    assert "2 actors met through Ray and exchanged 8.4 MB" in passes("rendezvous_ray.py")
+
+
+def test_without_ray_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A module that cannot be imported, found before the real one.
+    (tmp_path / "ray.py").write_text("raise ImportError('not here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert passes("rendezvous_ray.py") == "skipped: ray is not installed (pip install ray)\n"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_help(name: str) -> None:
+    assert "usage:" in passes(name, "--help")
+
+
+def test_every_example_is_run_here() -> None:
+    text = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert f'passes("{path.name}"' in text, path.name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kv_handover.py --layers 0",
+        "kv_handover.py --blocks x",
+        "weight_sync.py --readers -1",
+        "weight_sync.py --readers 1 --kill-one",
+        "rendezvous_store.py --ranks 1",
+    ],
+)
+def test_bad_arguments(line: str) -> None:
+    ran = run(*line.split())
+    assert ran.returncode == 2 and "error:" in ran.stderr and "Traceback" not in ran.stderr

@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy
-
 import peerway
 
 

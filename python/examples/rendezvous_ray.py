@@ -15,7 +15,6 @@ import tempfile
 from typing import Any
 
 import numpy
-
 import peerway
 
 SIZE = 4 << 20

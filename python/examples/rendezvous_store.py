@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import numpy
-
 import peerway
 
 if TYPE_CHECKING:

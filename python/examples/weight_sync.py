@@ -17,7 +17,6 @@ import sys
 import time
 
 import numpy
-
 import peerway
 
 #: Longer than this nobody waits for anybody.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from contextlib import suppress
 from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +31,11 @@ class _Ends:
             future.set_result(None)
         return future
 
+    def close(self) -> None:
+        """Lets go of the descriptor, and of the futures that nobody will run any more."""
+        self._waiting.clear()
+        self._wakeups.close()
+
     def _heard(self) -> None:
         for token in self._wakeups.take():
             future = self._waiting.pop(token, None)
@@ -49,11 +55,17 @@ def wait(transfer: Transfer) -> Generator[Any, None, None]:
     loop = asyncio.get_running_loop()
     ends = _loops.get(loop)
     if ends is None:
+        for other in [other for other in _loops if other.is_closed()]:
+            _loops.pop(other).close()
         ends = _loops[loop] = _Ends(loop)
     try:
         yield from ends.of(transfer, loop)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as cancelled:
         transfer.cancel()
-        yield from ends.of(transfer, loop)
-        raise
+        # It ends within the fence deadline, and until then its memory is not quiet, however often the task is
+        # cancelled.
+        while not transfer.done():
+            with suppress(asyncio.CancelledError):
+                yield from ends.of(transfer, loop)
+        raise cancelled
     transfer.wait(0)

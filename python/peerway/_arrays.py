@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from peerway._native import Memory
 
 
-def empty(shape: int | Sequence[int], dtype: Any = "uint8") -> Any:
+def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any = "uint8") -> Any:
     """Zeroed memory that local peers can map, as an array: the fastest path between two processes.
 
     A ``torch.dtype`` gives a torch tensor, anything else that NumPy takes for a dtype a NumPy array. The memory
     lives as long as the array or a region registered from it (or from a part of it).
     """
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(not isinstance(size, int) or size < 0 for size in shape):
+    try:
+        sizes = (index(shape),) if hasattr(shape, "__index__") else tuple(index(size) for size in shape)
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes):
         raise ValueError(f"shape: {shape} is not a shape; give integers, 0 or more")
     if type(dtype).__module__.partition(".")[0] == "torch":
-        return _tensor(shape, dtype)
-    return _array(shape, dtype)
+        return _tensor(sizes, dtype)
+    return _array(sizes, dtype)
 
 
 def _array(shape: tuple[int, ...], dtype: Any) -> Any:

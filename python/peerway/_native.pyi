@@ -51,7 +51,8 @@ class Endpoint:
     def addresses(self) -> list[tuple[str, int]]:
         """Where peers can connect, best first."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether it has been closed, or belongs to the parent process."""
     def connect(self, to: bytes | str | tuple[str, int], timeout: float | None = None) -> Peer:
         """Connects to an endpoint's metadata, or to whoever listens at ``"host:port"`` or ``(host, port)``.
 
@@ -59,7 +60,8 @@ class Endpoint:
         """
     def accept(self, timeout: float | None = None) -> Peer:
         """The next peer that connected to us. Raises ``AcceptTimeout``."""
-    def peers(self) -> list[Peer]: ...
+    def peers(self) -> list[Peer]:
+        """Every live peer."""
     def register(self, buffer: Any) -> Region:
         """Registers writable, contiguous memory; the region keeps the object alive."""
     def register_address(self, address: int, nbytes: int, owner: object = None) -> Region:
@@ -89,9 +91,14 @@ class Region:
     """Registered local memory. Its advertisements end with the object."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Address of the first byte in this process."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes in the region."""
+    @property
+    def writable(self) -> bool:
+        """Whether bytes may be put into it: False for memory that was registered by address and is read-only."""
     @property
     def shareable(self) -> bool:
         """Whether local peers can map it."""
@@ -112,18 +119,23 @@ class Region:
 class LocalSlice:
     """A part of a region."""
 
+    def __len__(self) -> int: ...
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Address of the first byte in this process."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes in the slice."""
 
 class RemoteRegion:
     """Memory that a peer advertised."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes that the descriptor names."""
     @property
-    def access(self) -> Access: ...
+    def access(self) -> Access:
+        """What the owner allows."""
     @property
     def direct_path(self) -> str | None:
         """The path by which this process reaches it alone; None when it goes over lanes."""
@@ -131,13 +143,16 @@ class RemoteRegion:
     def __getitem__(self, bytes: slice) -> RemoteSlice: ...
     def blocks(
         self, indices: Sequence[int] | Buffer, nbytes: int, *, stride: int | None = None, base: int = 0
-    ) -> BlockList: ...
+    ) -> BlockList:
+        """Blocks of ``nbytes`` bytes; block ``i`` starts at ``base + indices[i] * stride``."""
 
 class RemoteSlice:
     """A part of a peer's memory."""
 
+    def __len__(self) -> int: ...
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes in the slice."""
 
 class BlockList:
     """Equal blocks of a region or a remote region: paged KV cache."""
@@ -260,16 +275,20 @@ class Peer:
     def trusted(self) -> bool:
         """Whether the path binds honest peers only."""
     @property
-    def address(self) -> tuple[str, int]: ...
+    def address(self) -> tuple[str, int]:
+        """The address the session was made with."""
     @property
-    def incarnation(self) -> str: ...
+    def incarnation(self) -> str:
+        """The name of this life of the peer."""
     @property
     def initiator(self) -> bool:
         """Whether we opened the session."""
     @property
-    def alive(self) -> bool: ...
+    def alive(self) -> bool:
+        """Whether transfers can be posted."""
     @property
-    def stats(self) -> dict[str, int]: ...
+    def stats(self) -> dict[str, int]:
+        """Transfers posted, bytes that lanes moved each way, and lanes that broke."""
     def remove(self) -> None:
         """Closes the session; its transfers end."""
     def __eq__(self, other: object) -> bool: ...
@@ -292,18 +311,21 @@ class Transfer:
     def fenced(self) -> bool | None:
         """True: no byte of it changes memory any more. False: that is not sure. None: it has not ended."""
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """The path it took."""
     @property
     def stats(self) -> dict[str, int | float | None]:
         """``bytes_done``, ``bytes_total``, ``until_sent``, ``until_ended``."""
-    def __await__(self) -> Generator[Any, None, None]: ...
+    def __await__(self) -> Generator[Any]: ...
 
 class Prepared:
     """A checked transfer, to be posted many times, from any thread."""
 
     @property
-    def nbytes(self) -> int: ...
-    def post(self) -> Transfer: ...
+    def nbytes(self) -> int:
+        """Bytes in the transfer."""
+    def post(self) -> Transfer:
+        """Posts it."""
     def run(self) -> None:
         """Posts it and waits."""
 
@@ -311,9 +333,12 @@ class Staged:
     """Parts of one transfer that the caller releases one by one."""
 
     def __len__(self) -> int: ...
-    def release(self, stage: int) -> None: ...
-    def done(self, stage: int) -> bool: ...
-    def cancel(self) -> None: ...
+    def release(self, stage: int) -> None:
+        """Lets a stage go."""
+    def done(self, stage: int) -> bool:
+        """Whether a stage was released and has ended."""
+    def cancel(self) -> None:
+        """Stops every stage that was released; those that were not never go."""
     def wait(self, timeout: float | None = None) -> None:
         """Waits for every released stage; raises what the first that failed ended with, or ``WaitTimeout``."""
 
@@ -324,16 +349,19 @@ class Notification:
     def sender(self) -> str:
         """The sender's incarnation."""
     @property
-    def message(self) -> bytes: ...
+    def message(self) -> bytes:
+        """What it says."""
 
 class Memory:
     """Zeroed memory that local peers can map, offered by the buffer protocol."""
 
     def __init__(self, nbytes: int) -> None: ...
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Address of the first byte in this process."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of memory."""
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -341,9 +369,11 @@ class Wakeups:
     """Ends of transfers for one event loop: a descriptor that turns readable, and which ones ended."""
 
     def __init__(self) -> None: ...
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """The descriptor."""
     def watch(self, transfer: Transfer, token: int) -> bool:
         """Has ``token`` reported when the transfer ends; False when it has ended already."""
     def take(self) -> list[int]:
         """Tokens reported since the last call."""
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Closes the descriptor; nothing is reported any more."""

@@ -90,3 +90,68 @@ def test_outside_a_loop() -> None:
         transfer = peer.post_write(bytes(10), region.advertise())
         with pytest.raises(RuntimeError, match="no running event loop"):
             transfer.__await__().send(None)
+
+
+def test_two_loops_await_one_transfer(far: Far) -> None:
+    with peerway.Endpoint(transport="tcp") as endpoint, Far(transport="tcp") as other:
+        peer = endpoint.connect(other.metadata)
+        remote = peer.remote(other(there.advertise, 100_000))
+        ours = numpy.zeros(100_000, "uint8")
+        turns = 300
+        meet = threading.Barrier(2)
+        posted: list[peerway.Transfer] = []
+
+        async def one(transfer: peerway.Transfer) -> None:
+            await asyncio.wait_for(asyncio.ensure_future(settle(transfer)), 20)
+
+        async def settle(transfer: peerway.Transfer) -> None:
+            await transfer
+
+        def run(first: bool) -> None:
+            with asyncio.Runner() as runner:
+                for _ in range(turns):
+                    if first:
+                        posted[:] = [peer.post_write(ours, remote)]
+                    meet.wait(30)
+                    runner.run(one(posted[0]))
+                    meet.wait(30)
+
+        failed: list[BaseException] = []
+
+        def guarded(first: bool) -> None:
+            try:
+                run(first)
+            except BaseException as error:
+                failed.append(error)
+                meet.abort()
+
+        threads = [threading.Thread(target=guarded, args=(first,)) for first in (True, False)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+
+
+def test_loops_that_end_leave_no_descriptors(far: Far, endpoint: peerway.Endpoint) -> None:
+    import os
+
+    peer = endpoint.connect(far.metadata)
+    remote = peer.remote(far(there.advertise, 100_000, 0, "rw", False))
+
+    async def leave() -> None:
+        asyncio.ensure_future(waits(peer.post_write(bytes(100_000), remote)))
+        await asyncio.sleep(0)
+
+    async def waits(transfer: peerway.Transfer) -> None:
+        await transfer
+
+    def rounds(count: int) -> int:
+        for _ in range(count):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(leave())
+            loop.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = rounds(3)
+    assert rounds(20) <= before + 3

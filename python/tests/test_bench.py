@@ -46,7 +46,16 @@ def test_rows_of_every_path(tmp_path: Path) -> None:
     ran = bench(*QUICK, "--sizes", "256,5000", "--iovs", "1,3,1100", "--json", str(file), "--no-compare")
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr
     found = json.loads(file.read_text())
-    assert set(found) == {"version", "seconds", "clock_cost_ns", "rows", "call", "posting", "asyncio", "notes"}
+    assert set(found) == {
+        "version",
+        "seconds",
+        "clock_cost_ns",
+        "rows",
+        "call",
+        "posting",
+        "asyncio",
+        "notes",
+    }
     assert found["version"] == peerway.__version__ and found["seconds"] == 0.01
 
     keys = [(row["path"], row["op"], row["iovs"], row["size"]) for row in found["rows"]]
@@ -76,7 +85,14 @@ def test_rows_of_every_path(tmp_path: Path) -> None:
         assert (row["transfers"], row["size"]) == (1000, 4096) and row["total_ms"] > 0
         assert row["threads_during"] <= row["threads_before"] + 2
     assert found["posting"] == [] and found["notes"] == []
-    for text in ("GB/s", "% of limit", "numpy.copyto", "verified:", "an empty Python call", "awaited at once"):
+    for text in (
+        "GB/s",
+        "% of limit",
+        "numpy.copyto",
+        "verified:",
+        "an empty Python call",
+        "awaited at once",
+    ):
         assert text in ran.stdout
     assert all(line == line.rstrip() for line in ran.stdout.splitlines())
 

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import mmap
 import sys
+import warnings
 import weakref
 
 import numpy
@@ -149,6 +150,73 @@ def test_what_cannot_be_moved_is_refused(near) -> None:
     for memory in [OnGpu(), ByDlpackOnGpu(numpy.zeros(64, "uint8"))]:
         with pytest.raises(peerway.NoCuda, match="local: .*GPU"):
             peer.write(memory, remote)
+
+
+def test_objects_and_bits_are_no_bytes(endpoint: peerway.Endpoint) -> None:
+    objects = numpy.array(["a", "b"], dtype=object)
+    bits = ByInterface(numpy.zeros(8, "uint8"))
+    bits.__array_interface__ = dict(bits.__array_interface__, typestr="|t1")
+    short = ByInterface(numpy.zeros((2, 4), "uint8"))
+    short.__array_interface__ = dict(short.__array_interface__, strides=(4,))
+    for memory in [objects, ByInterface(objects), bits, short]:
+        with pytest.raises(BufferError, match="buffer: "):
+            endpoint.register(memory)
+    endpoint.register(numpy.zeros(4, "datetime64[s]"))
+
+
+def test_a_tensor_that_is_given_other_storage_keeps_what_was_registered(near) -> None:
+    peer, remote, theirs = near
+    tensor = torch().zeros(1 << 22, dtype=torch().uint8)
+    with peerway.Endpoint() as other, peerway.Endpoint() as reader:
+        region = other.register(tensor)
+        link = reader.connect(other.metadata)
+        far_away = link.remote(region.advertise())
+        tensor.data = torch().zeros(4, dtype=torch().uint8)
+        link.write(b"x" * 100, far_away[:100])
+    with peerway.Endpoint() as other:
+        kept = torch().zeros(100, dtype=torch().uint8)
+        region = other.register(kept)
+        with pytest.raises(RuntimeError, match="resiz"):
+            kept.resize_(1 << 20)
+    conjugated = torch().ones(4, dtype=torch().complex64).conj()
+    with pytest.raises(TypeError, match="local: .*cannot be had"):
+        peer.write(conjugated, remote)
+
+
+def test_memory_that_only_claims_to_be_writable(endpoint: peerway.Endpoint, tmp_path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(8192))
+    mapped = numpy.memmap(path, "uint8", mode="r")
+    with warnings.catch_warnings(action="ignore"):
+        tensor = torch().from_numpy(mapped)
+    with pytest.raises(BufferError, match="buffer: .*cannot be written"):
+        endpoint.register(tensor)
+    region = endpoint.register_address(mapped.ctypes.data, mapped.nbytes, mapped)
+    assert not region.writable
+    with pytest.raises(BufferError, match="access: .*read-only"):
+        region.advertise("rw")
+    assert len(region.advertise("r")) == 64
+    with peerway.Endpoint() as owner:
+        theirs = owner.allocate(8192)
+        peer = endpoint.connect(owner.metadata)
+        peer.write(region, theirs.advertise())
+        for local in [region, region[:8192], [region]]:
+            with pytest.raises(BufferError, match="local: .*read-only"):
+                peer.read(local, [theirs.advertise()] if isinstance(local, list) else theirs.advertise())
+        with pytest.raises(BufferError):
+            peer.read(region.blocks([0], 8192), peer.remote(theirs.advertise()).blocks([0], 8192))
+
+
+def test_a_signal_in_an_object_is_not_swallowed(endpoint: peerway.Endpoint) -> None:
+    class Interrupted:
+        def data_ptr(self) -> int:
+            return 1
+
+        def is_contiguous(self) -> bool:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        endpoint.register(Interrupted())
 
 
 def test_a_meta_tensor_has_no_memory(endpoint: peerway.Endpoint) -> None:

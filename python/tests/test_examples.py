@@ -43,9 +43,7 @@ def passes(name: str, *args: str) -> str:
 SMALL_CACHE = ["--layers", "3", "--blocks", "20", "--block-bytes", "1000"]
 
 
-@pytest.mark.parametrize(
-    "extra", [[], pytest.param(["--torch"], marks=needs("torch"))], ids=["numpy", "torch"]
-)
+@pytest.mark.parametrize("extra", [[], pytest.param(["--torch"], marks=needs("torch"))], ids=["numpy", "torch"])
 def test_kv_handover(extra: list[str]) -> None:
     out = passes("kv_handover.py", *SMALL_CACHE, *extra)
     assert re.search(r"handed over 0\.1 MB by [\w-]+ in .* GB/s, verified", out), out

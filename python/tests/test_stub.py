@@ -34,6 +34,7 @@ def test_members(name: str) -> None:
         if member in SPECIAL or member.startswith("__"):
             continue
         found = getattr(kind, member)
+        assert ast.get_docstring(node), f"{member} is not described"
         assert inspect.getdoc(found) == ast.get_docstring(node), member
         if any(isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list):
             assert inspect.isgetsetdescriptor(found), member

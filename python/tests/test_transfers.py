@@ -124,7 +124,9 @@ def test_many_blocks_without_a_loop(far: Far, endpoint: peerway.Endpoint) -> Non
     ours[:] = pattern(9, count * block).reshape(count, block)
     order = numpy.random.default_rng(1).permutation(count).astype("uint32")
     region = endpoint.register(ours)
-    prepared = peer.prepare_write(region.blocks(order, block), remote.blocks(numpy.arange(count, dtype="uint32"), block))
+    prepared = peer.prepare_write(
+        region.blocks(order, block), remote.blocks(numpy.arange(count, dtype="uint32"), block)
+    )
     prepared.run()
     assert far(there.content) == ours[order].tobytes()
 

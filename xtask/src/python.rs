@@ -17,6 +17,13 @@ pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     step(Path::new("python3"), workspace, &["-m", "venv", "--clear", &shown])?;
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
     step(&python, workspace, &[&pip[..], &[".[test]", "./compat/uccl"]].concat())?;
+    let code = ["python", "compat"];
+    step(&python, workspace, &[&["-m", "ruff", "check", "--quiet"], &code[..]].concat())?;
+    step(
+        &python,
+        workspace,
+        &[&["-m", "ruff", "format", "--check", "--quiet"], &code[..]].concat(),
+    )?;
     // Anywhere but in the sources, so that what was installed is what is imported.
     let elsewhere = environment.as_path();
     step(&python, elsewhere, &["-c", "import peerway, uccl.p2p"])?;

@@ -3,9 +3,30 @@
 use std::time::Duration;
 
 use peerway::{Access, Class};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::Borrowed;
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySlice};
+
+/// A whole number that fits. pyo3 puts the argument's name before a `TypeError`, and before no other, so a
+/// number that does not fit is one.
+pub(crate) struct Int<T>(pub(crate) T);
+
+impl<'py, T> FromPyObject<'_, 'py> for Int<T>
+where
+    T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
+{
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        object.extract::<T>().map(Self).map_err(|error| {
+            if !error.is_instance_of::<PyOverflowError>(object.py()) {
+                return error;
+            }
+            PyTypeError::new_err(format!("{} is out of range", &*object))
+        })
+    }
+}
 
 /// A time in seconds.
 pub(crate) fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {

@@ -8,6 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
+use crate::arguments::Int;
 use crate::buffer::{self, Use};
 use crate::peer::Peer;
 use crate::region::Region;
@@ -19,6 +20,21 @@ use crate::{arguments, errors, log, waiting};
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Endpoint {
     endpoint: peerway::Endpoint,
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let_go(&self.endpoint);
+    }
+}
+
+/// Before a reference to an endpoint is dropped: the last one stops threads, and must not hold up Python's
+/// meanwhile.
+pub(crate) fn let_go(endpoint: &peerway::Endpoint) {
+    if endpoint.is_last() {
+        // At the end of the interpreter nobody is held up.
+        Python::try_attach(|py| py.detach(|| endpoint.close()));
+    }
 }
 
 #[pymethods]
@@ -40,20 +56,22 @@ impl Endpoint {
         fence: Option<f64>,
         connect_timeout: Option<f64>,
         spin: Option<f64>,
-        lanes: Option<u16>,
-        shards: Option<u16>,
-        copy_threads: Option<u16>,
-        slots: Option<u32>,
-        notify_bytes: Option<u64>,
+        lanes: Option<Int<u16>>,
+        shards: Option<Int<u16>>,
+        copy_threads: Option<Int<u16>>,
+        slots: Option<Int<u32>>,
+        notify_bytes: Option<Int<u64>>,
     ) -> PyResult<Self> {
         log::start();
         let mut builder = peerway::Endpoint::builder();
         if let Some(text) = bind {
             // A port of its own choice where none is named.
             let addr = match text.parse::<IpAddr>() {
-                Ok(ip) => SocketAddr::new(ip, 0),
-                Err(_) => socket_addr("bind", text)?,
+                Ok(ip) => Ok(SocketAddr::new(ip, 0)),
+                Err(_) => text.parse(),
             };
+            let addr =
+                addr.map_err(|_| not_an("bind", text, "IP address with or without a port"))?;
             builder = builder.bind(addr);
         }
         if let Some(text) = advertise {
@@ -77,19 +95,19 @@ impl Endpoint {
                 builder = set(builder, arguments::seconds(name, value)?);
             }
         }
-        if let Some(lanes) = lanes {
+        if let Some(Int(lanes)) = lanes {
             builder = builder.lanes(lanes);
         }
-        if let Some(shards) = shards {
+        if let Some(Int(shards)) = shards {
             builder = builder.shards(shards);
         }
-        if let Some(threads) = copy_threads {
+        if let Some(Int(threads)) = copy_threads {
             builder = builder.copy_threads(threads);
         }
-        if let Some(slots) = slots {
+        if let Some(Int(slots)) = slots {
             builder = builder.slots(slots);
         }
-        if let Some(bytes) = notify_bytes {
+        if let Some(Int(bytes)) = notify_bytes {
             builder = builder.notify_bytes(bytes);
         }
         let endpoint = py.detach(|| builder.build()).map_err(|error| errors::build(py, error))?;
@@ -114,6 +132,7 @@ impl Endpoint {
         self.endpoint.addresses().iter().map(|a| (a.ip().to_string(), a.port())).collect()
     }
 
+    /// Whether it has been closed, or belongs to the parent process.
     #[getter]
     fn closed(&self) -> bool {
         self.endpoint.is_closed()
@@ -133,12 +152,21 @@ impl Endpoint {
         let target = target(to)?;
         let endpoint = self.endpoint.clone();
         let timeout = timeout.unwrap_or_else(|| endpoint.connect_timeout());
-        let peer = waiting::aside(py, move || match &target {
-            Target::Metadata(metadata) => endpoint.connect_within(metadata, timeout),
-            Target::Address(addr) => endpoint.connect_addr_within(*addr, timeout),
+        let peer = waiting::aside(py, Some(timeout), move || match &target {
+            Target::Metadata(metadata) => {
+                Ok::<_, String>(endpoint.connect_within(metadata, timeout))
+            }
+            Target::Host(host, port) => {
+                let addr = resolve(host, *port)?;
+                Ok(endpoint.connect_addr_within(addr, timeout))
+            }
         })?;
-        let peer = peer.map_err(|error| errors::connect(py, error))?;
-        Ok(Peer::new(self.endpoint.clone(), peer))
+        match peer {
+            Some(Ok(Ok(peer))) => Ok(Peer::new(self.endpoint.clone(), peer)),
+            Some(Ok(Err(error))) => Err(errors::connect(py, error)),
+            Some(Err(unresolved)) => Err(errors::raise(py, "ConnectError", unresolved)),
+            None => Err(errors::raise(py, "ConnectTimeout", "the peer did not answer in time")),
+        }
     }
 
     /// The next peer that connected to us. Raises ``AcceptTimeout``.
@@ -154,6 +182,7 @@ impl Endpoint {
         Ok(Peer::new(self.endpoint.clone(), peer))
     }
 
+    /// Every live peer.
     fn peers(&self) -> Vec<Peer> {
         let peers = self.endpoint.peers();
         peers.into_iter().map(|peer| Peer::new(self.endpoint.clone(), peer)).collect()
@@ -171,17 +200,17 @@ impl Endpoint {
     fn register_address(
         &self,
         py: Python<'_>,
-        address: usize,
-        nbytes: usize,
+        address: Int<usize>,
+        nbytes: Int<usize>,
         owner: Option<Py<PyAny>>,
     ) -> PyResult<Region> {
         let owner = owner.unwrap_or_else(|| py.None());
-        buffer::at_address(py, &self.endpoint, address, nbytes, owner).map(Region::new)
+        buffer::at_address(py, &self.endpoint, address.0, nbytes.0, owner)
     }
 
     /// Zeroed memory that local peers can map; the region offers it by the buffer protocol.
-    fn allocate(&self, py: Python<'_>, nbytes: usize) -> PyResult<Region> {
-        let region = self.endpoint.allocate(nbytes);
+    fn allocate(&self, py: Python<'_>, nbytes: Int<usize>) -> PyResult<Region> {
+        let region = self.endpoint.allocate(nbytes.0);
         region.map(Region::new).map_err(|error| errors::register(py, error))
     }
 
@@ -199,13 +228,20 @@ impl Endpoint {
     }
 
     /// Arrivals counted under this id.
-    fn counter(&self, id: u32) -> u64 {
-        self.endpoint.counter(id)
+    fn counter(&self, id: Int<u32>) -> u64 {
+        self.endpoint.counter(id.0)
     }
 
     /// Waits for at least ``n`` arrivals; returns how many there are. Raises ``CounterTimeout``.
     #[pyo3(signature = (id, n, timeout=None))]
-    fn wait_counter(&self, py: Python<'_>, id: u32, n: u64, timeout: Option<f64>) -> PyResult<u64> {
+    fn wait_counter(
+        &self,
+        py: Python<'_>,
+        id: Int<u32>,
+        n: Int<u64>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let (Int(id), Int(n)) = (id, n);
         let timeout = waiting::timeout("timeout", timeout)?;
         let reached = waiting::until(py, timeout, |left| {
             let count = self.endpoint.wait_counter(id, n, left);
@@ -224,8 +260,8 @@ impl Endpoint {
     }
 
     /// Forgets a counter and returns what it had.
-    fn reset_counter(&self, id: u32) -> u64 {
-        self.endpoint.reset_counter(id)
+    fn reset_counter(&self, id: Int<u32>) -> u64 {
+        self.endpoint.reset_counter(id.0)
     }
 
     /// Ends transfers, threads and sockets.
@@ -251,7 +287,7 @@ impl Endpoint {
 /// Whom to connect to.
 enum Target {
     Metadata(Vec<u8>),
-    Address(SocketAddr),
+    Host(String, u16),
 }
 
 fn target(to: &Bound<'_, PyAny>) -> PyResult<Target> {
@@ -259,21 +295,30 @@ fn target(to: &Bound<'_, PyAny>) -> PyResult<Target> {
         return Ok(Target::Metadata(bytes.as_bytes().to_vec()));
     }
     if let Ok(text) = to.cast::<PyString>() {
-        return Ok(Target::Address(socket_addr("to", &text.to_cow()?)?));
+        let (host, port) = host_and_port("to", &text.to_cow()?)?;
+        return Ok(Target::Host(host, port));
     }
-    if let Ok((host, port)) = to.extract::<(String, u16)>() {
-        return Ok(Target::Address(resolve("to", (host.as_str(), port), &host)?));
+    if let Ok((host, Int(port))) = to.extract::<(String, Int<u16>)>() {
+        return Ok(Target::Host(host, port));
     }
     Err(arguments::wrong_type("to", to, "metadata (bytes), 'host:port' or (host, port)"))
 }
 
-fn socket_addr(name: &str, text: &str) -> PyResult<SocketAddr> {
-    resolve(name, text, text)
+/// The two parts of `host:port` or `[v6]:port`.
+fn host_and_port(name: &str, text: &str) -> PyResult<(String, u16)> {
+    let parts = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    let (host, port) = parts.ok_or_else(|| not_an(name, text, "address of the form host:port"))?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    Ok((host.to_owned(), port))
 }
 
-fn resolve(name: &str, place: impl ToSocketAddrs, text: &str) -> PyResult<SocketAddr> {
-    let found = place.to_socket_addrs().ok().and_then(|mut found| found.next());
-    found.ok_or_else(|| not_an(name, text, "address of the form host:port"))
+/// Asks the system for a host's address, which can take as long as it likes.
+fn resolve(host: &str, port: u16) -> Result<SocketAddr, String> {
+    match (host, port).to_socket_addrs().map(|mut found| found.next()) {
+        Ok(Some(addr)) => Ok(addr),
+        Ok(None) => Err(format!("the host '{host}' has no address")),
+        Err(error) => Err(format!("cannot find the host '{host}': {error}")),
+    }
 }
 
 fn not_an(name: &str, text: &str, what: &str) -> PyErr {
@@ -301,6 +346,7 @@ impl Notification {
         &self.sender
     }
 
+    /// What it says.
     #[getter]
     fn message<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.message)

@@ -9,6 +9,7 @@ use peerway::SharedMemory;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::arguments::Int;
 use crate::errors;
 
 /// Every live allocation by its first address, so that an array made of one is recognised when it is
@@ -24,8 +25,9 @@ pub(crate) struct Memory {
 #[pymethods]
 impl Memory {
     #[new]
-    fn new(py: Python<'_>, nbytes: usize) -> PyResult<Self> {
-        let memory = SharedMemory::allocate(nbytes).map_err(|error| errors::register(py, error))?;
+    fn new(py: Python<'_>, nbytes: Int<usize>) -> PyResult<Self> {
+        let memory =
+            SharedMemory::allocate(nbytes.0).map_err(|error| errors::register(py, error))?;
         let memory = Arc::new(memory);
         let mut all = ALL.lock().unwrap();
         all.retain(|_, weak| weak.strong_count() > 0);
@@ -33,11 +35,13 @@ impl Memory {
         Ok(Self { memory })
     }
 
+    /// Address of the first byte in this process.
     #[getter]
     fn address(&self) -> u64 {
         self.memory.addr()
     }
 
+    /// Bytes of memory.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.memory.len()

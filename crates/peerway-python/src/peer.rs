@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
 
-use peerway::{Batch, Direction};
+use peerway::{Batch, Direction, ImportError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
+use crate::arguments::Int;
 use crate::buffer::{self, Use};
-use crate::endpoint::Notification;
+use crate::endpoint::{Notification, let_go};
 use crate::region::{BlockList, BlockSide, LocalSlice, Region, RemoteRegion, RemoteSlice};
 use crate::transfer::{Prepared, Staged, Transfer};
 use crate::{arguments, errors, waiting};
@@ -24,60 +25,98 @@ const KEPT_IMPORTS: usize = 1 << 14;
 pub(crate) struct Peer {
     endpoint: peerway::Endpoint,
     pub(crate) peer: peerway::Peer,
-    imported: Mutex<HashMap<Advertisement, peerway::RemoteRegion>>,
+    kept: Mutex<Kept>,
+}
+
+/// Regions imported for callers who give descriptors.
+#[derive(Default)]
+struct Kept {
+    regions: HashMap<Advertisement, peerway::RemoteRegion>,
+    since_sweep: usize,
 }
 
 /// The bytes of a descriptor that name the advertisement, whichever part of it is meant.
 type Advertisement = [u8; 32];
 
+fn advertisement(descriptor: &[u8]) -> Option<Advertisement> {
+    descriptor.get(16..48)?.try_into().ok()
+}
+
 impl Peer {
     pub(crate) fn new(endpoint: peerway::Endpoint, peer: peerway::Peer) -> Self {
-        Self { endpoint, peer, imported: Mutex::default() }
+        Self { endpoint, peer, kept: Mutex::default() }
     }
 
     fn import(&self, py: Python<'_>, descriptor: &[u8]) -> PyResult<peerway::RemoteRegion> {
-        let known = descriptor.get(16..48).and_then(|bytes| bytes.try_into().ok());
-        let known: Option<Advertisement> =
-            known.filter(|key| self.imported.lock().unwrap().contains_key(key));
-        let imported = match known {
-            // Nothing is asked, so the interpreter is kept.
-            Some(_) => self.peer.import(descriptor),
-            None => {
+        let imported = match self.is_kept(descriptor) {
+            // Nothing is asked, so it takes no thread.
+            true => py.detach(|| self.peer.import(descriptor)),
+            false => {
                 let (peer, descriptor) = (self.peer.clone(), descriptor.to_vec());
-                waiting::aside(py, move || peer.import(&descriptor))?
+                let imported = waiting::aside(py, None, move || peer.import(&descriptor))?;
+                imported.unwrap_or(Err(ImportError::TimedOut))
             }
         };
         imported.map_err(|error| errors::import(py, error))
     }
 
-    /// As `import`, for a descriptor that the caller does not keep imported.
+    /// As `import`, of many, for a caller who does not keep them imported.
     fn import_and_keep(
         &self,
         py: Python<'_>,
-        descriptor: &[u8],
-    ) -> PyResult<peerway::RemoteRegion> {
-        let region = self.import(py, descriptor)?;
-        if let Some(key) = descriptor.get(16..48).and_then(|bytes| bytes.try_into().ok()) {
-            let mut imported = self.imported.lock().unwrap();
-            if imported.len() >= KEPT_IMPORTS && !imported.contains_key(&key) {
-                imported.retain(|_, region| !region.is_revoked());
-                if imported.len() >= KEPT_IMPORTS {
-                    imported.clear();
-                }
+        descriptors: &[&[u8]],
+    ) -> PyResult<Vec<peerway::RemoteRegion>> {
+        let unknown = descriptors.iter().filter(|descriptor| !self.is_kept(descriptor));
+        let unknown: Vec<Vec<u8>> = unknown.map(|descriptor| descriptor.to_vec()).collect();
+        if !unknown.is_empty() {
+            // One thread for all that must be asked about.
+            let peer = self.peer.clone();
+            let asked = waiting::aside(py, None, move || {
+                let ask = |descriptor: Vec<u8>| peer.import(&descriptor).map(|r| (descriptor, r));
+                unknown.into_iter().map(ask).collect::<Result<Vec<_>, _>>()
+            })?;
+            let asked = asked.unwrap_or(Err(ImportError::TimedOut));
+            for (descriptor, region) in asked.map_err(|error| errors::import(py, error))? {
+                self.keep(&descriptor, region);
             }
-            imported.entry(key).or_insert_with(|| region.clone());
         }
-        Ok(region)
+        let imported = descriptors.iter().map(|descriptor| self.peer.import(descriptor));
+        imported.map(|region| region.map_err(|error| errors::import(py, error))).collect()
+    }
+
+    fn is_kept(&self, descriptor: &[u8]) -> bool {
+        let kept = self.kept.lock().unwrap();
+        advertisement(descriptor).is_some_and(|key| kept.regions.contains_key(&key))
+    }
+
+    fn keep(&self, descriptor: &[u8], region: peerway::RemoteRegion) {
+        let Some(key) = advertisement(descriptor) else { return };
+        let kept = &mut *self.kept.lock().unwrap();
+        kept.since_sweep += 1;
+        if kept.since_sweep > kept.regions.len() / 2 {
+            // What the owner has revoked must not keep its memory mapped here.
+            kept.regions.retain(|_, region| !region.is_revoked());
+            kept.since_sweep = 0;
+        }
+        if kept.regions.len() >= KEPT_IMPORTS {
+            kept.regions.clear();
+        }
+        kept.regions.insert(key, region);
     }
 
     fn local(&self, object: &Bound<'_, PyAny>, needs: Use) -> PyResult<peerway::LocalSlice> {
-        if let Ok(region) = object.cast::<Region>() {
-            return Ok(region.get().region.all());
+        let (slice, writable) = if let Ok(region) = object.cast::<Region>() {
+            (region.get().region.all(), region.get().writable)
+        } else if let Ok(slice) = object.cast::<LocalSlice>() {
+            (slice.get().slice.clone(), slice.get().writable)
+        } else {
+            let region = buffer::register(&self.endpoint, "local", object, needs)?;
+            (region.all(), true)
+        };
+        if needs == Use::Write && !writable {
+            return Err(buffer::refuse_readonly("local"));
         }
-        if let Ok(slice) = object.cast::<LocalSlice>() {
-            return Ok(slice.get().slice.clone());
-        }
-        Ok(buffer::register(&self.endpoint, "local", object, needs)?.all())
+        Ok(slice)
     }
 
     fn remote_slice(&self, object: &Bound<'_, PyAny>) -> PyResult<peerway::RemoteSlice> {
@@ -88,7 +127,8 @@ impl Peer {
             return Ok(slice.get().slice.clone());
         }
         if let Ok(bytes) = object.cast::<PyBytes>() {
-            return Ok(self.import_and_keep(object.py(), bytes.as_bytes())?.all());
+            let mut imported = self.import_and_keep(object.py(), &[bytes.as_bytes()])?;
+            return Ok(imported.remove(0).all());
         }
         let wanted = "a remote region, a part of one, or a descriptor (bytes)";
         Err(arguments::wrong_type("remote", object, wanted))
@@ -134,6 +174,9 @@ impl Peer {
             let blocks = blocks.map_err(|_| {
                 arguments::wrong_type("remote", remote, "a BlockList, as local is one")
             })?;
+            if needs == Use::Write && !local.get().writable {
+                return Err(buffer::refuse_readonly("local"));
+            }
             match (&local.get().side, &blocks.get().side, direction) {
                 (BlockSide::Local(local), BlockSide::Remote(remote), Direction::Write) => {
                     Batch::write_blocks(local.clone(), remote.clone())
@@ -177,7 +220,7 @@ impl Peer {
 /// What may be said of a transfer besides its memory.
 struct Options<'a, 'py> {
     notify: Option<&'a Bound<'py, PyAny>>,
-    count: Option<u32>,
+    count: Option<Int<u32>>,
     deadline: Option<f64>,
     kind: &'a str,
 }
@@ -188,7 +231,7 @@ impl Options<'_, '_> {
             let message = arguments::bytes("notify", message)?;
             batch = batch.notify(message).map_err(|error| errors::post(py, error))?;
         }
-        if let Some(id) = self.count {
+        if let Some(Int(id)) = self.count {
             batch = batch.count(id);
         }
         if let Some(deadline) = self.deadline {
@@ -207,6 +250,12 @@ fn is_sequence(object: &Bound<'_, PyAny>) -> bool {
 
 fn items<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
     object.try_iter()?.collect()
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let_go(&self.endpoint);
+    }
 }
 
 #[pymethods]
@@ -229,7 +278,7 @@ impl Peer {
         local: &Bound<'_, PyAny>,
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
-        count: Option<u32>,
+        count: Option<Int<u32>>,
         deadline: Option<f64>,
         kind: &str,
     ) -> PyResult<()> {
@@ -246,7 +295,7 @@ impl Peer {
         local: &Bound<'_, PyAny>,
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
-        count: Option<u32>,
+        count: Option<Int<u32>>,
         deadline: Option<f64>,
         kind: &str,
     ) -> PyResult<()> {
@@ -263,7 +312,7 @@ impl Peer {
         local: &Bound<'_, PyAny>,
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
-        count: Option<u32>,
+        count: Option<Int<u32>>,
         deadline: Option<f64>,
         kind: &str,
     ) -> PyResult<Transfer> {
@@ -280,7 +329,7 @@ impl Peer {
         local: &Bound<'_, PyAny>,
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
-        count: Option<u32>,
+        count: Option<Int<u32>>,
         deadline: Option<f64>,
         kind: &str,
     ) -> PyResult<Transfer> {
@@ -297,7 +346,7 @@ impl Peer {
         local: &Bound<'_, PyAny>,
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
-        count: Option<u32>,
+        count: Option<Int<u32>>,
         deadline: Option<f64>,
         kind: &str,
     ) -> PyResult<Prepared> {
@@ -314,7 +363,7 @@ impl Peer {
         local: &Bound<'_, PyAny>,
         remote: &Bound<'_, PyAny>,
         notify: Option<&Bound<'_, PyAny>>,
-        count: Option<u32>,
+        count: Option<Int<u32>>,
         deadline: Option<f64>,
         kind: &str,
     ) -> PyResult<Prepared> {
@@ -336,8 +385,8 @@ impl Peer {
         py: Python<'_>,
         op: &str,
         regions: Vec<Bound<'_, Region>>,
-        addresses: Vec<u64>,
-        sizes: Vec<u64>,
+        addresses: Vec<Int<u64>>,
+        sizes: Vec<Int<u64>>,
         descriptors: Vec<Bound<'_, PyBytes>>,
     ) -> PyResult<Transfer> {
         let count = regions.len();
@@ -349,15 +398,19 @@ impl Peer {
                 descriptors.len()
             )));
         }
+        let descriptors: Vec<&[u8]> = descriptors.iter().map(|bytes| bytes.as_bytes()).collect();
+        let remotes = self.import_and_keep(py, &descriptors)?;
         let mut pairs = Vec::with_capacity(count);
         for (i, region) in regions.iter().enumerate() {
+            if op == "read" && !region.get().writable {
+                return Err(buffer::refuse_readonly("regions"));
+            }
             let region = &region.get().region;
-            let (start, size) = (addresses[i].wrapping_sub(region.addr()), sizes[i]);
+            let (start, size) = (addresses[i].0.wrapping_sub(region.addr()), sizes[i].0);
             // What leaves the region is refused when the batch is made.
             let local = region.slice(start..start.saturating_add(size));
-            let remote = self.import_and_keep(py, descriptors[i].as_bytes())?;
             // A descriptor that is larger than the piece names where it starts.
-            pairs.push((local, remote.slice(0..size)));
+            pairs.push((local, remotes[i].slice(0..size)));
         }
         let batch = match (op, &pairs[..]) {
             ("write", [(local, remote)]) => Batch::write(local, remote),
@@ -381,8 +434,8 @@ impl Peer {
     }
 
     /// Adds one to a counter of the peer's.
-    fn count(&self, py: Python<'_>, id: u32) -> PyResult<Transfer> {
-        let posted = self.peer.count(id).map_err(|error| errors::post(py, error))?;
+    fn count(&self, py: Python<'_>, id: Int<u32>) -> PyResult<Transfer> {
+        let posted = self.peer.count(id.0).map_err(|error| errors::post(py, error))?;
         Ok(Transfer::new(posted))
     }
 
@@ -416,12 +469,14 @@ impl Peer {
         self.peer.path().is_trusted()
     }
 
+    /// The address the session was made with.
     #[getter]
     fn address(&self) -> (String, u16) {
         let addr = self.peer.address();
         (addr.ip().to_string(), addr.port())
     }
 
+    /// The name of this life of the peer.
     #[getter]
     fn incarnation(&self) -> String {
         self.peer.incarnation().to_string()
@@ -433,11 +488,13 @@ impl Peer {
         self.peer.is_initiator()
     }
 
+    /// Whether transfers can be posted.
     #[getter]
     fn alive(&self) -> bool {
         self.peer.is_alive()
     }
 
+    /// Transfers posted, bytes that lanes moved each way, and lanes that broke.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.peer.stats();
@@ -453,7 +510,7 @@ impl Peer {
 
     /// Closes the session; its transfers end.
     fn remove(&self, py: Python<'_>) {
-        self.imported.lock().unwrap().clear();
+        self.kept.lock().unwrap().regions.clear();
         py.detach(|| self.peer.remove());
     }
 

@@ -9,6 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySlice};
 
+use crate::arguments::Int;
 use crate::peer::Peer;
 use crate::{arguments, errors, memory};
 
@@ -16,24 +17,38 @@ use crate::{arguments, errors, memory};
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Region {
     pub(crate) region: peerway::Region,
+    pub(crate) writable: bool,
 }
 
 impl Region {
     pub(crate) fn new(region: peerway::Region) -> Self {
-        Self { region }
+        Self { region, writable: true }
+    }
+
+    /// Of memory that may turn out not to be writable.
+    pub(crate) fn perhaps_readonly(region: peerway::Region, writable: bool) -> Self {
+        Self { region, writable }
     }
 }
 
 #[pymethods]
 impl Region {
+    /// Address of the first byte in this process.
     #[getter]
     fn address(&self) -> u64 {
         self.region.addr()
     }
 
+    /// Bytes in the region.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.region.len()
+    }
+
+    /// Whether bytes may be put into it: False for memory that was registered by address and is read-only.
+    #[getter]
+    fn writable(&self) -> bool {
+        self.writable
     }
 
     /// Whether local peers can map it.
@@ -49,33 +64,41 @@ impl Region {
     fn __getitem__(&self, bytes: &Bound<'_, PySlice>) -> PyResult<LocalSlice> {
         let range = arguments::range(bytes, self.region.len())?;
         let addr = self.region.addr() + range.start;
-        Ok(LocalSlice { addr, slice: self.region.slice(range) })
+        Ok(LocalSlice { addr, slice: self.region.slice(range), writable: self.writable })
     }
 
     /// Blocks of ``nbytes`` bytes; block ``i`` starts at ``base + indices[i] * stride``.
-    #[pyo3(signature = (indices, nbytes, *, stride=None, base=0))]
+    #[pyo3(signature = (indices, nbytes, *, stride=None, base=Int(0)), text_signature = "($self, indices, nbytes, *, stride=None, base=0)")]
     fn blocks(
         &self,
         indices: &Bound<'_, PyAny>,
-        nbytes: u64,
-        stride: Option<u64>,
-        base: u64,
+        nbytes: Int<u64>,
+        stride: Option<Int<u64>>,
+        base: Int<u64>,
     ) -> PyResult<BlockList> {
-        local_blocks(&self.region, indices, nbytes, stride, base)
+        local_blocks(self, indices, nbytes.0, stride.map(|s| s.0), base.0)
     }
 
     /// The 64-byte descriptor that lets a peer (or only ``to``) reach these bytes.
-    #[pyo3(signature = (access="rw", *, start=0, stop=None, to=None))]
+    #[pyo3(
+        signature = (access="rw", *, start=Int(0), stop=None, to=None),
+        text_signature = "($self, access='rw', *, start=0, stop=None, to=None)"
+    )]
     fn advertise<'py>(
         &self,
         py: Python<'py>,
         access: &str,
-        start: u64,
-        stop: Option<u64>,
+        start: Int<u64>,
+        stop: Option<Int<u64>>,
         to: Option<&Bound<'_, Peer>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let access = arguments::access(access)?;
-        let range = start..stop.unwrap_or(self.region.len());
+        if !self.writable && access.allows(Access::WRITE) {
+            return Err(PyBufferError::new_err(
+                "access: the region's memory is read-only; advertise it with 'r'",
+            ));
+        }
+        let range = start.0..stop.map_or(self.region.len(), |stop| stop.0);
         let to = to.map(|peer| &peer.get().peer);
         let descriptor = self.region.advertise_range(range, access, to);
         let descriptor = descriptor.map_err(|error| errors::register(py, error))?;
@@ -116,15 +139,18 @@ impl Region {
 pub(crate) struct LocalSlice {
     addr: u64,
     pub(crate) slice: peerway::LocalSlice,
+    pub(crate) writable: bool,
 }
 
 #[pymethods]
 impl LocalSlice {
+    /// Address of the first byte in this process.
     #[getter]
     fn address(&self) -> u64 {
         self.addr
     }
 
+    /// Bytes in the slice.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.slice.len()
@@ -143,11 +169,13 @@ pub(crate) struct RemoteRegion {
 
 #[pymethods]
 impl RemoteRegion {
+    /// Bytes that the descriptor names.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.region.len()
     }
 
+    /// What the owner allows.
     #[getter]
     fn access(&self) -> &'static str {
         match self.region.access() {
@@ -172,15 +200,16 @@ impl RemoteRegion {
         Ok(RemoteSlice { slice: self.region.slice(range) })
     }
 
-    #[pyo3(signature = (indices, nbytes, *, stride=None, base=0))]
+    /// Blocks of ``nbytes`` bytes; block ``i`` starts at ``base + indices[i] * stride``.
+    #[pyo3(signature = (indices, nbytes, *, stride=None, base=Int(0)), text_signature = "($self, indices, nbytes, *, stride=None, base=0)")]
     fn blocks(
         &self,
         indices: &Bound<'_, PyAny>,
-        nbytes: u64,
-        stride: Option<u64>,
-        base: u64,
+        nbytes: Int<u64>,
+        stride: Option<Int<u64>>,
+        base: Int<u64>,
     ) -> PyResult<BlockList> {
-        remote_blocks(&self.region, indices, nbytes, stride, base)
+        remote_blocks(&self.region, indices, nbytes.0, stride.map(|s| s.0), base.0)
     }
 
     fn __repr__(&self) -> String {
@@ -196,6 +225,7 @@ pub(crate) struct RemoteSlice {
 
 #[pymethods]
 impl RemoteSlice {
+    /// Bytes in the slice.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.slice.len()
@@ -212,6 +242,8 @@ pub(crate) struct BlockList {
     pub(crate) side: BlockSide,
     count: usize,
     nbytes: u64,
+    /// Of local blocks: whether bytes may be read into them.
+    pub(crate) writable: bool,
 }
 
 /// Whose blocks they are.
@@ -223,16 +255,17 @@ pub(crate) enum BlockSide {
 #[pymethods]
 impl BlockList {
     #[new]
-    #[pyo3(signature = (region, indices, nbytes, *, stride=None, base=0))]
+    #[pyo3(signature = (region, indices, nbytes, *, stride=None, base=Int(0)), text_signature = "(region, indices, nbytes, *, stride=None, base=0)")]
     fn new(
         region: &Bound<'_, PyAny>,
         indices: &Bound<'_, PyAny>,
-        nbytes: u64,
-        stride: Option<u64>,
-        base: u64,
+        nbytes: Int<u64>,
+        stride: Option<Int<u64>>,
+        base: Int<u64>,
     ) -> PyResult<Self> {
+        let (nbytes, stride, base) = (nbytes.0, stride.map(|s| s.0), base.0);
         if let Ok(local) = region.cast::<Region>() {
-            return local_blocks(&local.get().region, indices, nbytes, stride, base);
+            return local_blocks(local.get(), indices, nbytes, stride, base);
         }
         if let Ok(remote) = region.cast::<RemoteRegion>() {
             return remote_blocks(&remote.get().region, indices, nbytes, stride, base);
@@ -253,15 +286,16 @@ impl BlockList {
 }
 
 fn local_blocks(
-    region: &peerway::Region,
+    region: &Region,
     indices: &Bound<'_, PyAny>,
     nbytes: u64,
     stride: Option<u64>,
     base: u64,
 ) -> PyResult<BlockList> {
     let indices = indices_of(indices)?;
-    let blocks = region.blocks(base, stride.unwrap_or(nbytes), nbytes, &indices);
-    Ok(BlockList { side: BlockSide::Local(blocks), count: indices.len(), nbytes })
+    let blocks = region.region.blocks(base, stride.unwrap_or(nbytes), nbytes, &indices);
+    let writable = region.writable;
+    Ok(BlockList { side: BlockSide::Local(blocks), count: indices.len(), nbytes, writable })
 }
 
 fn remote_blocks(
@@ -273,7 +307,8 @@ fn remote_blocks(
 ) -> PyResult<BlockList> {
     let indices = indices_of(indices)?;
     let blocks = region.blocks(base, stride.unwrap_or(nbytes), nbytes, &indices);
-    Ok(BlockList { side: BlockSide::Remote(blocks), count: indices.len(), nbytes })
+    let writable = true;
+    Ok(BlockList { side: BlockSide::Remote(blocks), count: indices.len(), nbytes, writable })
 }
 
 /// Block numbers from an array of any integer type, without a Python object per number, or from any
@@ -295,15 +330,14 @@ fn indices_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         };
         numbers.into_iter().enumerate().map(one).collect()
     }
-    if let Ok(buffer) = PyBuffer::<i64>::get(object) {
-        return narrow(buffer.to_vec(py)?);
+    macro_rules! of {
+        ($($number:ty),*) => {
+            $(if let Ok(buffer) = PyBuffer::<$number>::get(object) {
+                return narrow(buffer.to_vec(py)?);
+            })*
+        };
     }
-    if let Ok(buffer) = PyBuffer::<i32>::get(object) {
-        return narrow(buffer.to_vec(py)?);
-    }
-    if let Ok(buffer) = PyBuffer::<u64>::get(object) {
-        return narrow(buffer.to_vec(py)?);
-    }
+    of!(i64, i32, u64, u16, i16, u8, i8);
     if object.hasattr("data_ptr")? && object.hasattr("numpy")? {
         // A tensor gives its numbers as an array, without copying them.
         return indices_of(&object.call_method0("numpy")?);

@@ -6,6 +6,7 @@ use peerway::{Fence, Reason};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arguments::Int;
 use crate::wakeups::Watchers;
 use crate::{errors, waiting};
 
@@ -39,7 +40,7 @@ impl Transfer {
     #[pyo3(signature = (timeout=None))]
     fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyErr>> {
         let timeout = waiting::timeout("timeout", timeout)?;
-        match waiting::until(py, timeout, |left| self.transfer.wait(left))? {
+        match waiting::until(py, timeout, |left| waiting::end_of(&self.transfer, left))? {
             Some(ended) => Ok(errors::ended(py, ended)),
             None => {
                 let what = "the transfer has not ended in this time; it goes on";
@@ -55,15 +56,16 @@ impl Transfer {
 
     /// Whether it ended because it was cancelled.
     fn cancelled(&self) -> bool {
-        self.transfer.poll().is_some_and(|ended| ended.reason == Reason::Cancelled)
+        self.transfer.ended().is_some_and(|ended| ended.reason == Reason::Cancelled)
     }
 
     /// True: no byte of it changes memory any more. False: that is not sure. None: it has not ended.
     #[getter]
     fn fenced(&self) -> Option<bool> {
-        self.transfer.poll().map(|ended| ended.fence == Fence::Held)
+        self.transfer.ended().map(|ended| ended.fence == Fence::Held)
     }
 
+    /// The path it took.
     #[getter]
     fn path(&self) -> String {
         self.transfer.path().to_string()
@@ -87,7 +89,7 @@ impl Transfer {
 
     fn __repr__(&self) -> String {
         let stats = self.transfer.stats();
-        let state = match self.transfer.poll() {
+        let state = match self.transfer.ended() {
             Some(ended) => ended.to_string(),
             None => format!("{} of {} bytes", stats.bytes_done, stats.bytes_total),
         };
@@ -103,11 +105,13 @@ pub(crate) struct Prepared {
 
 #[pymethods]
 impl Prepared {
+    /// Bytes in the transfer.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.prepared.total()
     }
 
+    /// Posts it.
     fn post(&self, py: Python<'_>) -> PyResult<Transfer> {
         let posted = self.prepared.post().map_err(|error| errors::post(py, error))?;
         Ok(Transfer::new(posted))
@@ -132,14 +136,17 @@ impl Staged {
         self.staged.len()
     }
 
-    fn release(&self, py: Python<'_>, stage: usize) -> PyResult<()> {
-        self.staged.release(stage).map_err(|error| errors::post(py, error))
+    /// Lets a stage go.
+    fn release(&self, py: Python<'_>, stage: Int<usize>) -> PyResult<()> {
+        py.detach(|| self.staged.release(stage.0)).map_err(|error| errors::post(py, error))
     }
 
-    fn done(&self, stage: usize) -> bool {
-        self.staged.poll(stage).is_some()
+    /// Whether a stage was released and has ended.
+    fn done(&self, py: Python<'_>, stage: Int<usize>) -> bool {
+        py.detach(|| self.staged.poll(stage.0)).is_some()
     }
 
+    /// Stops every stage that was released; those that were not never go.
     fn cancel(&self, py: Python<'_>) {
         py.detach(|| self.staged.cancel());
     }

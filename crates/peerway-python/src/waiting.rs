@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use peerway::{Ended, Fence, Reason, TransferError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -39,21 +40,29 @@ pub(crate) fn until<T: Send>(
 
 /// Has another thread do something that cannot be interrupted, and waits for it. A signal leaves it to
 /// itself: it ends by its own time-out.
+///
+/// `None` when it takes longer than `timeout`.
 pub(crate) fn aside<T: Send + 'static>(
     py: Python<'_>,
+    timeout: Option<Duration>,
     work: impl FnOnce() -> T + Send + 'static,
-) -> PyResult<T> {
+) -> PyResult<Option<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("peerway-aside".into());
     // Nobody may be there any more to hear of it.
     thread.spawn(move || drop(sender.send(work())))?;
     let receiver = Mutex::new(receiver);
-    let answer = until(py, None, |left| match receiver.lock().unwrap().recv_timeout(left) {
+    // A little more, so that work which keeps the time itself can say what happened.
+    let timeout = timeout.map(|timeout| timeout.saturating_add(Duration::from_millis(200)));
+    let answer = until(py, timeout, |left| match receiver.lock().unwrap().recv_timeout(left) {
         Ok(answer) => Some(Some(answer)),
         Err(RecvTimeoutError::Timeout) => None,
         Err(RecvTimeoutError::Disconnected) => Some(None),
     })?;
-    answer.flatten().ok_or_else(|| PyRuntimeError::new_err("a thread of the engine's panicked"))
+    match answer {
+        Some(None) => Err(PyRuntimeError::new_err("a thread of the engine's panicked")),
+        answer => Ok(answer.flatten()),
+    }
 }
 
 /// Waits for a transfer that belongs to the calling thread. A signal cancels it, and is raised when its
@@ -62,19 +71,25 @@ pub(crate) fn finish(py: Python<'_>, transfer: &peerway::Transfer) -> PyResult<(
     // Most small ones are over already, and looking costs less than letting go of the interpreter.
     let ended = match transfer.poll() {
         Some(ended) => ended,
-        None => match until(py, None, |left| transfer.wait(left)) {
+        None => match until(py, None, |left| end_of(transfer, left)) {
             Ok(Some(ended)) => ended,
             Ok(None) => return Err(errors::raise(py, "WaitTimeout", "it has not ended in time")),
             Err(signal) => {
-                py.detach(|| {
-                    transfer.cancel();
-                    transfer.join()
-                });
+                py.detach(|| transfer.cancel());
+                // A second signal does not wait for the fence.
+                until(py, None, |left| end_of(transfer, left))?;
                 return Err(signal);
             }
         },
     };
     errors::ended(py, ended).map_or(Ok(()), Err)
+}
+
+/// How a transfer ended, waiting for so long; of one whose endpoint is closed nothing more is heard.
+pub(crate) fn end_of(transfer: &peerway::Transfer, left: Duration) -> Option<Ended> {
+    let closed = Reason::Failed(TransferError::EndpointClosed);
+    let orphaned = Ended { reason: closed, fence: Fence::Open };
+    transfer.wait(left).or_else(|| transfer.is_orphaned().then_some(orphaned))
 }
 
 /// A time-out argument: seconds, or none.

@@ -52,6 +52,7 @@ impl Wakeups {
         Ok(Self { queue: Arc::new(queue) })
     }
 
+    /// The descriptor.
     fn fileno(&self) -> i32 {
         self.queue.bell.lock().unwrap().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
@@ -62,7 +63,11 @@ impl Wakeups {
         watchers.waiting.lock().unwrap().push((self.queue.clone(), token));
         let pending = transfer.on_end(&Waker::from(watchers.clone()));
         if !pending {
-            watchers.waiting.lock().unwrap().retain(|(_, other)| *other != token);
+            // Tokens are each loop's own.
+            let ours = |(queue, other): &(Arc<Queue>, u64)| {
+                Arc::ptr_eq(queue, &self.queue) && *other == token
+            };
+            watchers.waiting.lock().unwrap().retain(|entry| !ours(entry));
         }
         pending
     }
@@ -77,6 +82,7 @@ impl Wakeups {
         std::iter::from_fn(|| self.queue.tokens.pop()).collect()
     }
 
+    /// Closes the descriptor; nothing is reported any more.
     fn close(&self) {
         self.queue.bell.lock().unwrap().take();
     }

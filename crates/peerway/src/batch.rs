@@ -1,5 +1,6 @@
 //! What is posted at once: a direction, a shape of work, and what should follow the bytes.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -199,25 +200,26 @@ impl Work {
     }
 
     fn vector(pairs: &[(LocalSlice, RemoteSlice)]) -> Result<Self, WorkError> {
-        let mut locals: Vec<Arc<RegionInner>> = Vec::new();
-        let mut remotes: Vec<Arc<RemoteInner>> = Vec::new();
+        let mut locals = Numbered::default();
+        let mut remotes = Numbered::default();
         let mut shaped = Vec::with_capacity(pairs.len());
         for (item, (local, remote)) in pairs.iter().enumerate() {
             let memory = &local.region.handle.memory;
             shaped.push(Pair {
                 local: Place {
-                    region: index_of(&mut locals, memory),
+                    region: locals.number_of(memory),
                     offset: local.offset,
                     kind: memory.kind(),
                 },
                 remote: Place {
-                    region: index_of(&mut remotes, &remote.region.inner),
+                    region: remotes.number_of(&remote.region.inner),
                     offset: remote.offset,
                     kind: memory.kind(),
                 },
                 len: same_len(item, local.len, remote.len)?,
             });
         }
+        let (locals, remotes) = (locals.all, remotes.all);
         let shape = Shape::vector(
             shaped.into(),
             |i| locals[i as usize].extent(),
@@ -273,13 +275,41 @@ fn same_len(item: usize, local: u64, remote: u64) -> Result<u64, WorkError> {
     Ok(local)
 }
 
-fn index_of<T>(all: &mut Vec<Arc<T>>, one: &Arc<T>) -> u32 {
-    // Vectors name few regions, most often the one before; a backwards scan finds it at once.
-    match all.iter().rposition(|known| Arc::ptr_eq(known, one)) {
-        Some(index) => index as u32,
-        None => {
-            all.push(one.clone());
-            all.len() as u32 - 1
+/// Regions in the order in which a vector first names them.
+struct Numbered<T> {
+    all: Vec<Arc<T>>,
+    /// By address, once there are too many to look through.
+    numbers: HashMap<*const T, u32>,
+}
+
+/// Looking through so many pointers takes no longer than hashing one.
+const FEW: usize = 16;
+
+impl<T> Default for Numbered<T> {
+    fn default() -> Self {
+        Self { all: Vec::new(), numbers: HashMap::new() }
+    }
+}
+
+impl<T> Numbered<T> {
+    fn number_of(&mut self, one: &Arc<T>) -> u32 {
+        // Vectors name few regions, most often the one before; a backwards scan finds it at once.
+        let recent = &self.all[self.all.len().saturating_sub(FEW)..];
+        if let Some(at) = recent.iter().rposition(|known| Arc::ptr_eq(known, one)) {
+            return (self.all.len() - recent.len() + at) as u32;
         }
+        if let Some(number) = self.numbers.get(&Arc::as_ptr(one)) {
+            return *number;
+        }
+        let number = self.all.len() as u32;
+        self.all.push(one.clone());
+        if self.all.len() > FEW {
+            if self.numbers.is_empty() {
+                let numbered = self.all.iter().map(Arc::as_ptr).zip(0..);
+                self.numbers = numbered.collect();
+            }
+            self.numbers.insert(Arc::as_ptr(one), number);
+        }
+        number
     }
 }

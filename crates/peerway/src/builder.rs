@@ -129,7 +129,8 @@ impl Builder {
         set(&mut config.detect, self.detect);
         set(&mut config.fence, self.fence);
         set(&mut config.connect_timeout, self.connect_timeout);
-        config.spin = self.spin.unwrap_or(config.spin);
+        // A budget, not a way of life: what takes longer sleeps.
+        config.spin = self.spin.unwrap_or(config.spin).min(Duration::from_secs(1));
         config.lanes = self.lanes.or(config.lanes);
         config.shards = self.shards.unwrap_or(config.shards).max(1);
         config.copy_threads = self.copy_threads.unwrap_or(config.copy_threads).max(1);

@@ -320,6 +320,11 @@ impl Endpoint {
         self.inner().inbox.reset_counter(id)
     }
 
+    /// Whether this is the only clone: dropping it closes the endpoint.
+    pub fn is_last(&self) -> bool {
+        Arc::strong_count(&self.owner) == 1
+    }
+
     /// Whether it has been closed, or belongs to the parent process.
     pub fn is_closed(&self) -> bool {
         self.inner().check_open().is_err()

@@ -234,8 +234,11 @@ pub enum PostError {
     /// The work makes no sense.
     #[error(transparent)]
     Work(#[from] WorkError),
-    /// Every transfer slot is taken: wait for some to end, or raise PEERWAY_SLOTS.
-    #[error("all {slots} transfer slots are in use; wait for some to end or raise PEERWAY_SLOTS")]
+    /// Every transfer slot is taken, by transfers under way or by ended ones that nobody has looked at.
+    #[error(
+        "all {slots} transfer slots are in use; wait for some to end, look at those that have, or raise \
+         PEERWAY_SLOTS"
+    )]
     Busy {
         /// How many there are.
         slots: usize,

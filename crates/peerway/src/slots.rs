@@ -174,7 +174,14 @@ impl Slots {
 
     /// Has `waker` woken at the end; false when it has ended already.
     pub(crate) fn wake_later(&self, id: SlotId, waker: &Waker) -> bool {
-        *self.slot(id).waker.lock().unwrap() = Some(waker.clone());
+        let slot = self.slot(id);
+        let mut place = slot.waker.lock().unwrap();
+        // The end may have been seen by another thread, and the slot may have a new tenant.
+        if slot.generation.load(Ordering::Relaxed) != id.generation {
+            return false;
+        }
+        *place = Some(waker.clone());
+        drop(place);
         self.ended(id).is_none()
     }
 
@@ -199,7 +206,11 @@ impl Slots {
 
     fn release(&self, id: SlotId) {
         let slot = self.slot(id);
+        // Under the lock, so that no waker of this transfer's is left to the slot's next tenant.
+        let mut waker = slot.waker.lock().unwrap();
         slot.generation.store(id.generation.wrapping_add(1), Ordering::Relaxed);
+        *waker = None;
+        drop(waker);
         let _ = self.free.push(id.index);
     }
 }

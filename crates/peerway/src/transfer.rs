@@ -2,8 +2,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ const RING_BYTES: u64 = 8 << 10;
 /// Small transfers go by the latency lane unless told otherwise.
 const LATENCY_BYTES: u64 = 64 << 10;
 /// From this size on another core is called in to copy: waking it costs some microseconds.
-const CREW_BYTES: u64 = 2 << 20;
+const CREW_BYTES: u64 = 1 << 20;
 
 /// Transfers up to this size are waited for awake: 256 µs.
 const PATIENT_BYTES: u64 = 1 << 20;
@@ -75,32 +75,85 @@ enum State {
         slot: SlotId,
         /// A direct copy that the waiter works on.
         job: Option<Arc<DirectJob>>,
+        /// Set once somebody has seen the end: the slot is free then, however long the handle is kept.
+        over: OnceLock<Over>,
     },
 }
 
+/// What is left of a transfer that is over and fenced.
+struct Over {
+    ended: Ended,
+    path: PathKind,
+    stats: TransferStats,
+}
+
 impl Transfer {
+    fn running(
+        endpoint: &Arc<Inner>,
+        session: &Arc<Session>,
+        slot: SlotId,
+        job: Option<Arc<DirectJob>>,
+    ) -> Self {
+        let (endpoint, session) = (endpoint.clone(), session.clone());
+        Self { state: State::Running { endpoint, session, slot, job, over: OnceLock::new() } }
+    }
+
     /// How it ended, if it has. Moves things along a little when it has not.
     pub fn poll(&self) -> Option<Ended> {
+        let ended = self.ended();
+        let State::Running { endpoint, session, job, .. } = &self.state else { return ended };
+        if ended.is_some() || endpoint.check_open().is_err() {
+            return ended;
+        }
+        match job {
+            Some(job) => drop(job.step()),
+            None => drop(session.shard.lend(|| false, 0, Duration::ZERO)),
+        }
+        self.ended()
+    }
+
+    /// How it ended, if it has; only looks.
+    pub fn ended(&self) -> Option<Ended> {
         match &self.state {
             State::Finished { ended, .. } => Some(*ended),
-            State::Running { endpoint, session, slot, job } => {
-                if endpoint.slots.ended(*slot).is_none() && endpoint.check_open().is_ok() {
-                    match job {
-                        Some(job) => drop(job.step()),
-                        None => drop(session.shard.lend(|| false, 0, Duration::ZERO)),
-                    }
+            State::Running { endpoint, slot, over, .. } => {
+                if let Some(over) = over.get() {
+                    return Some(over.ended);
                 }
-                endpoint.slots.ended(*slot)
+                let ended = endpoint.slots.ended(*slot)?;
+                if ended.fence == Fence::Open {
+                    // It may be held later, so the slot stays.
+                    return over.get().map_or(Some(ended), |over| Some(over.ended));
+                }
+                let stats = endpoint.slots.stats(*slot);
+                let path = endpoint.slots.path(*slot);
+                // Another thread may have been first, and then what was read may be of the slot's next
+                // tenant: what that thread kept is right.
+                match over.set(Over { ended, path, stats }) {
+                    Ok(()) => endpoint.slots.detach(*slot),
+                    Err(_) => return over.get().map(|over| over.ended),
+                }
+                Some(ended)
+            }
+        }
+    }
+
+    /// Whether its end can no longer be learned: the endpoint is closed, or the parent process's.
+    pub fn is_orphaned(&self) -> bool {
+        match &self.state {
+            State::Finished { .. } => false,
+            State::Running { endpoint, .. } => {
+                self.ended().is_none() && endpoint.check_open().is_err()
             }
         }
     }
 
     /// Waits for the end, for so long. The calling thread works for the transfer meanwhile.
     pub fn wait(&self, timeout: Duration) -> Option<Ended> {
-        let State::Running { endpoint, session, slot, job } = &self.state else {
-            return self.poll();
+        let State::Running { endpoint, session, slot, job, .. } = &self.state else {
+            return self.ended();
         };
-        let ended = || endpoint.slots.ended(*slot);
+        let ended = || self.ended();
         if endpoint.check_open().is_err() {
             return ended();
         }
@@ -150,8 +203,8 @@ impl Transfer {
     /// Asks for the transfer to stop. It ends within the fence deadline, and says then whether
     /// anything of it can still change memory.
     pub fn cancel(&self) {
-        let State::Running { endpoint, session, slot, job } = &self.state else { return };
-        if endpoint.check_open().is_err() {
+        let State::Running { endpoint, session, slot, job, .. } = &self.state else { return };
+        if self.ended().is_some() || endpoint.check_open().is_err() {
             return;
         }
         if let Some(job) = job {
@@ -165,7 +218,9 @@ impl Transfer {
     pub fn on_end(&self, waker: &Waker) -> bool {
         match &self.state {
             State::Finished { .. } => false,
-            State::Running { endpoint, slot, .. } => endpoint.slots.wake_later(*slot, waker),
+            State::Running { endpoint, slot, .. } => {
+                self.ended().is_none() && endpoint.slots.wake_later(*slot, waker)
+            }
         }
     }
 
@@ -173,7 +228,10 @@ impl Transfer {
     pub fn path(&self) -> PathKind {
         match &self.state {
             State::Finished { path, .. } => *path,
-            State::Running { endpoint, slot, .. } => endpoint.slots.path(*slot),
+            State::Running { endpoint, slot, over, .. } => {
+                let path = endpoint.slots.path(*slot);
+                over.get().map_or(path, |over| over.path)
+            }
         }
     }
 
@@ -183,14 +241,19 @@ impl Transfer {
             State::Finished { bytes, .. } => {
                 TransferStats { bytes_done: *bytes, bytes_total: *bytes, ..Default::default() }
             }
-            State::Running { endpoint, slot, .. } => endpoint.slots.stats(*slot),
+            State::Running { endpoint, slot, over, .. } => {
+                let stats = endpoint.slots.stats(*slot);
+                over.get().map_or(stats, |over| over.stats)
+            }
         }
     }
 }
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        if let State::Running { endpoint, slot, .. } = &self.state {
+        if let State::Running { endpoint, slot, over, .. } = &self.state
+            && over.get().is_none()
+        {
             endpoint.slots.detach(*slot);
         }
     }
@@ -203,7 +266,7 @@ impl Future for Transfer {
         if self.on_end(cx.waker()) {
             return Poll::Pending;
         }
-        Self::poll(&self).map_or(Poll::Pending, Poll::Ready)
+        self.ended().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -290,9 +353,7 @@ pub(crate) fn post(
     };
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(total, path, now).ok_or(PostError::Busy { slots })?;
-    let running = |job| Transfer {
-        state: State::Running { endpoint: endpoint.clone(), session: session.clone(), slot, job },
-    };
+    let running = |job| Transfer::running(endpoint, session, slot, job);
     match way {
         Way::Direct(_) => {
             let (work, tail) = (work.clone(), tail.clone());
@@ -390,12 +451,5 @@ pub(crate) fn post_tail(
     let deadline = clock::after(now, endpoint.config.deadline);
     let flight = tail_flight(slot, session.clone(), None, tail, deadline);
     session.shard.submit(Command::Start(flight));
-    Ok(Transfer {
-        state: State::Running {
-            endpoint: endpoint.clone(),
-            session: session.clone(),
-            slot,
-            job: None,
-        },
-    })
+    Ok(Transfer::running(endpoint, session, slot, None))
 }

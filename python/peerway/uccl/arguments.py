@@ -27,9 +27,7 @@ def also(**names: str) -> Callable[[F], F]:
                     if other in keywords:
                         if name in keywords:
                             call_name = f"{function.__name__}()"
-                            raise TypeError(
-                                f"{call_name} got both {name!r} and {other!r}: they are one argument"
-                            )
+                            raise TypeError(f"{call_name} got both {name!r} and {other!r}: they are one argument")
                         keywords[name] = keywords.pop(other)
             return function(*args, **keywords)
 
@@ -60,6 +58,17 @@ def integer(value: object, name: str, low: int, high: int) -> int:
     if not low <= number <= high:
         raise TypeError(f"{name} must be an integer from {low} to {high}, not {shortened(number)}")
     return number
+
+
+def seconds(value: object, name: str) -> float | None:
+    """A time to wait; None is for ever."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds or None, not {type(value).__name__}")
+    if not value >= 0:  # nor is it no number
+        raise ValueError(f"{name} must be 0 or more, not {value}")
+    return float(value)
 
 
 def text(value: object, name: str) -> str:
@@ -105,9 +114,7 @@ def same_length(expected: int, source: str, **sequences: list[Any]) -> None:
     """``RuntimeError`` unless every sequence has ``expected`` items, as ``source`` says they should."""
     for name, sequence in sequences.items():
         if len(sequence) != expected:
-            raise RuntimeError(
-                f"{name} has {len(sequence)} items, but {source} is {expected}: they must match"
-            )
+            raise RuntimeError(f"{name} has {len(sequence)} items, but {source} is {expected}: they must match")
 
 
 def shortened(number: int) -> str:

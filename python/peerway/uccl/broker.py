@@ -76,9 +76,7 @@ def unregister(id: str) -> None:
         agent.remove(id)
 
 
-def find(
-    host: str, *, gpu: int | None = None, bdf: str | None = None, but: str | None = None
-) -> tuple[str, int]:
+def find(host: str, *, gpu: int | None = None, bdf: str | None = None, but: str | None = None) -> tuple[str, int]:
     """Where the newest endpoint of that GPU on ``host`` is, leaving out the one with the id ``but``.
 
     Waits for one to appear. Raises ``LookupError`` when none does, saying why.

@@ -215,7 +215,7 @@ class Server:
             del client.got[: end + 1]
             try:
                 self._do(client, from_line(line))
-            except ValueError as error:
+            except Exception as error:  # whatever a stranger says, the others are served
                 logger.debug("the broker dropped a client: %s", error)
                 self._dismiss(client)
         if len(client.got) > MAX_LINE:
@@ -230,9 +230,9 @@ class Server:
                 raise ValueError("too many endpoints, or another's id")
             client.entries.add(entry.id)
             self._enter(entry, client)
-        elif op == "unregister" and said.get("id") in client.entries:
-            client.entries.discard(said["id"])
-            del self._entries[said["id"]]
+        elif op == "unregister" and (id := short_text(said, "id")) in client.entries:
+            client.entries.discard(id)
+            del self._entries[id]
             client.deadline = time.monotonic() + SILENCE
         elif op == "find":
             self._find(client, said)

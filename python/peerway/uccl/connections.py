@@ -42,6 +42,8 @@ class Connections:
         self._ids = count()
         self._by_id: dict[int, Connection] = {}
         self._by_metadata: dict[bytes, Connection] = {}
+        #: Whose turn it is to connect to an endpoint.
+        self._opening: dict[bytes, threading.Lock] = {}
 
     def get(self, conn_id: int) -> Connection | None:
         return self._by_id.get(conn_id)
@@ -51,6 +53,13 @@ class Connections:
         with self._lock:
             connection = self._by_metadata.get(metadata)
             return connection if connection is not None and connection.peer.alive else None
+
+    def open_once(self, address: tuple[str, int], way: str, metadata: bytes) -> Connection:
+        """Connects by metadata, unless that was done before: also by another thread, at this moment."""
+        with self._lock:
+            turn = self._opening.setdefault(metadata, threading.Lock())
+        with turn:
+            return self.known(metadata) or self.open(address, way, metadata)
 
     def open(self, address: tuple[str, int], way: str, metadata: bytes | None = None) -> Connection:
         """Connects and greets."""
@@ -79,9 +88,7 @@ class Connections:
                 return False
             if connection.metadata is not None and self._by_metadata.get(connection.metadata) is connection:
                 del self._by_metadata[connection.metadata]
-            others = any(
-                c.opened and c.peer.incarnation == connection.peer.incarnation for c in self._by_id.values()
-            )
+            others = any(c.opened and c.peer.incarnation == connection.peer.incarnation for c in self._by_id.values())
         # A session that the peer connected by too may carry its transfers: it stays until either endpoint goes.
         if connection.opened and not others and not self._reception.has_greeted(connection.peer):
             connection.peer.remove()

@@ -31,9 +31,7 @@ class Core:
     """An endpoint's parts."""
 
     def __init__(self, local_gpu_idx: int | None = None) -> None:
-        gpu = (
-            0 if local_gpu_idx is None else integer(local_gpu_idx, "local_gpu_idx", 0, metadata.MAX_GPUS - 1)
-        )
+        gpu = 0 if local_gpu_idx is None else integer(local_gpu_idx, "local_gpu_idx", 0, metadata.MAX_GPUS - 1)
         broker.port()  # A port that cannot be used is told before anything starts.
         try:
             native = peerway.Endpoint()
@@ -73,7 +71,9 @@ class Core:
 
     def _open(self, address: tuple[str, int], way: str, given: bytes | None = None) -> Connection:
         try:
-            return self._connections.open(address, way, given)
+            if given is not None:
+                return self._connections.open_once(address, way, given)
+            return self._connections.open(address, way)
         except ENGINE_ERRORS as error:
             raise Refused(reason(error)) from error
 
@@ -131,7 +131,12 @@ class Core:
         if not regions:
             return Nothing()
         try:
-            return peer.post_addresses(op, regions, ptrs, sizes, metas)
+            try:
+                return peer.post_addresses(op, regions, ptrs, sizes, metas)
+            except peerway.Busy:
+                # Transfers that have ended and were never asked about stand in the way: looking at them is enough.
+                self._transfers.look()
+                return peer.post_addresses(op, regions, ptrs, sizes, metas)
         except ENGINE_ERRORS as error:
             raise Refused(reason(error)) from error
 
@@ -159,16 +164,12 @@ class Core:
         except Refused as error:
             return self._no(error), 0
 
-    def _post_ipc(
-        self, op: Op, conn_id: int, ptrs: list[int], sizes: list[int], infos: list[bytes]
-    ) -> Transfer:
+    def _post_ipc(self, op: Op, conn_id: int, ptrs: list[int], sizes: list[int], infos: list[bytes]) -> Transfer:
         number = u64(conn_id, "conn_id")
         starts, lengths = [u64(ptr, "ptr") for ptr in ptrs], [u64(size, "size") for size in sizes]
         peer = self._connected(number)
         try:
-            metas = [
-                IpcInfo.from_bytes(info).start(length) for info, length in zip(infos, lengths, strict=True)
-            ]
+            metas = [IpcInfo.from_bytes(info).start(length) for info, length in zip(infos, lengths, strict=True)]
         except ValueError as error:
             raise Refused(error) from error
         try:

@@ -34,9 +34,7 @@ class XferDesc:
         self._ipc_info = b""
 
     @classmethod
-    def of(
-        cls, addr: int, size: int, mr_id: int, lkeys: list[int], rkeys: list[int], ipc_info: bytes
-    ) -> "XferDesc":
+    def of(cls, addr: int, size: int, mr_id: int, lkeys: list[int], rkeys: list[int], ipc_info: bytes) -> "XferDesc":
         """A descriptor with all its fields."""
         desc = cls()
         desc._addr, desc._size, desc._mr_id = addr, size, mr_id
@@ -141,9 +139,7 @@ def serialize(desc_list: list[XferDesc]) -> bytes:
     for at, desc in enumerate(desc_list):
         count = len(desc._lkeys)
         if len(desc._rkeys) != count:
-            raise ValueError(
-                f"desc_list[{at}] has {count} lkeys and {len(desc._rkeys)} rkeys: they must match"
-            )
+            raise ValueError(f"desc_list[{at}] has {count} lkeys and {len(desc._rkeys)} rkeys: they must match")
         parts.append(_HEAD.pack(desc._addr, desc._size, count))
         parts.append(struct.pack(f"<{2 * count}I", *desc._lkeys, *desc._rkeys))
         parts.append(_U64.pack(len(desc._ipc_info)))
@@ -183,9 +179,7 @@ class _Rest:
 
     def cut(self, size: int) -> bytes:
         if size > self.left:
-            raise RuntimeError(
-                f"Invalid serialized XferDesc data: {size} bytes are named, {self.left} are there"
-            )
+            raise RuntimeError(f"Invalid serialized XferDesc data: {size} bytes are named, {self.left} are there")
         start, self._at = self._at, self._at + size
         return self._data[start : self._at]
 

@@ -18,6 +18,7 @@ from .arguments import (
     integer,
     items,
     same_length,
+    seconds,
     text,
     u64,
     u64s,
@@ -80,7 +81,7 @@ class Endpoint(Core):
         is closed, and after :meth:`start_passive_accept`.
         """
         try:
-            arrival = self._arrival(NETWORK, timeout)
+            arrival = self._arrival(NETWORK, seconds(timeout, "timeout"))
         except Refused as error:
             return self._no(error), "", -1, NONE_ID
         return True, arrival.peer.address[0], arrival.gpu, self._connections.accept(arrival.peer).id
@@ -135,7 +136,7 @@ class Endpoint(Core):
     def accept_local(self, timeout: float | None = None) -> tuple[bool, str, int]:
         """Waits for a peer that used :meth:`connect_local`; ``(success, its gpu_bdf, conn_id)``."""
         try:
-            arrival = self._arrival(LOCAL, timeout)
+            arrival = self._arrival(LOCAL, seconds(timeout, "timeout"))
         except Refused as error:
             return self._no(error), "", NONE_ID
         return True, arrival.bdf, self._connections.accept(arrival.peer).id
@@ -169,9 +170,7 @@ class Endpoint(Core):
                 return self._no(error), []
         return True, made
 
-    def reg_compress_only(
-        self, ptr: int, size: int, floatType: FloatType = FloatType.kUndefined
-    ) -> tuple[bool, int]:
+    def reg_compress_only(self, ptr: int, size: int, floatType: FloatType = FloatType.kUndefined) -> tuple[bool, int]:
         """As :meth:`reg`: nothing is compressed in this build."""
         logger.warning("reg_compress_only() registers as reg() does: this build does not compress")
         return self.reg(ptr, size, floatType)
@@ -184,10 +183,7 @@ class Endpoint(Core):
 
     def register_memory(self, tensor_list: list[Any]) -> list[XferDesc]:
         """Registers host tensors, and keeps them alive until :meth:`deregister_memory`."""
-        found = [
-            _tensor(tensor, f"tensor_list[{at}]")
-            for at, tensor in enumerate(items(tensor_list, "tensor_list"))
-        ]
+        found = [_tensor(tensor, f"tensor_list[{at}]") for at, tensor in enumerate(items(tensor_list, "tensor_list"))]
         made: list[XferDesc] = []
         try:
             for at, (tensor, addr, size) in enumerate(found):
@@ -197,9 +193,7 @@ class Endpoint(Core):
                 except Refused as error:
                     raise RuntimeError(f"tensor_list[{at}] cannot be registered: {error}") from error
                 keys = registration.keys
-                made.append(
-                    XferDesc.of(addr, size, registration.id, keys.lkeys, keys.rkeys, offer.to_bytes())
-                )
+                made.append(XferDesc.of(addr, size, registration.id, keys.lkeys, keys.rkeys, offer.to_bytes()))
         except BaseException:
             self.deregister_memory(made)
             raise
@@ -223,9 +217,7 @@ class Endpoint(Core):
     def advertise(self, mr_id: int, ptr: int, size: int) -> tuple[bool, bytes]:
         """What a peer needs to read and write these bytes, which lie in that registration; ``(success, 64 bytes)``."""
         try:
-            return True, self._advertise(
-                self._registered(u64(mr_id, "mr_id")), u64(ptr, "ptr"), u64(size, "size")
-            )
+            return True, self._advertise(self._registered(u64(mr_id, "mr_id")), u64(ptr, "ptr"), u64(size, "size"))
         except Refused as error:
             return self._no(error), b""
 
@@ -329,12 +321,8 @@ class Endpoint(Core):
         same_length(len(ours), "the number of local descriptors", remote_desc_list=theirs)
         if self._connections.get(u64(conn_id, "conn_id")) is None:
             raise RuntimeError(f"Invalid conn_id: {conn_id}")
-        metas = [
-            _remote(at, local, remote) for at, (local, remote) in enumerate(zip(ours, theirs, strict=True))
-        ]
-        return self._start(
-            op, conn_id, [d.mr_id for d in ours], [d.addr for d in ours], [d.size for d in ours], metas
-        )
+        metas = [_remote(at, local, remote) for at, (local, remote) in enumerate(zip(ours, theirs, strict=True))]
+        return self._start(op, conn_id, [d.mr_id for d in ours], [d.addr for d in ours], [d.size for d in ours], metas)
 
     def poll_async(self, transfer_id: int) -> tuple[bool, bool]:
         """``(success, is_done)``: ``(True, False)`` under way, ``(True, True)`` done, ``(False, True)`` failed.
@@ -487,9 +475,7 @@ def _vectors(
 ) -> tuple[list[int], list[int], list[int], list[bytes]]:
     ids, starts, sizes = u64s(mr_id_v, "mr_id_v"), u64s(ptr_v, "ptr_v"), u64s(size_v, "size_v")
     metas = items(meta_blob_v, "meta_blob_v")
-    same_length(
-        u64(num_iovs, "num_iovs"), "num_iovs", mr_id_v=ids, ptr_v=starts, size_v=sizes, meta_blob_v=metas
-    )
+    same_length(u64(num_iovs, "num_iovs"), "num_iovs", mr_id_v=ids, ptr_v=starts, size_v=sizes, meta_blob_v=metas)
     return ids, starts, sizes, blobs(metas, "meta_blob_v", DESCRIPTOR_SIZE)
 
 
@@ -515,17 +501,11 @@ def _tensor(tensor: Any, name: str) -> tuple[Any, int, int]:
 def _remote(at: int, local: XferDesc, remote: XferDesc) -> bytes:
     """The peer's descriptor, pointing at as many bytes as the local side has."""
     if local.mr_id == NONE_ID:
-        raise RuntimeError(
-            f"local_desc_list[{at}] names no registration of this endpoint (its mr_id is unset)"
-        )
+        raise RuntimeError(f"local_desc_list[{at}] names no registration of this endpoint (its mr_id is unset)")
     if len(remote._ipc_info) != IPC_INFO_SIZE:
-        raise RuntimeError(
-            f"remote_desc_list[{at}] carries no right to its memory: register_memory() did not make it"
-        )
+        raise RuntimeError(f"remote_desc_list[{at}] carries no right to its memory: register_memory() did not make it")
     if local.size > remote.size:
-        raise RuntimeError(
-            f"local_desc_list[{at}] is of {local.size} bytes, remote_desc_list[{at}] of {remote.size}"
-        )
+        raise RuntimeError(f"local_desc_list[{at}] is of {local.size} bytes, remote_desc_list[{at}] of {remote.size}")
     try:
         return ipc.retarget(IpcInfo.from_bytes(remote._ipc_info).descriptor, remote.addr, local.size)
     except ValueError as error:

@@ -8,7 +8,13 @@ import peerway
 from .transfers import Transfer
 
 #: What a call into the engine may raise for reasons that this interface answers with ``False``.
-ENGINE_ERRORS: tuple[type[Exception], ...] = (peerway.PeerwayError, OSError, ValueError, OverflowError)
+ENGINE_ERRORS: tuple[type[Exception], ...] = (
+    peerway.PeerwayError,
+    OSError,
+    ValueError,
+    BufferError,
+    OverflowError,
+)
 
 
 def run(transfer: Transfer) -> None:

@@ -30,9 +30,7 @@ class ClosedIntervalTree:
 
     def remove(self, start: Any, end: Any, data: Any = None) -> int:
         """Removes intervals with these ends (and this data, unless it is None); returns how many."""
-        matches = self._positions(
-            start, end, lambda a, b, d: a == start and b == end and (data is None or d == data)
-        )
+        matches = self._positions(start, end, lambda a, b, d: a == start and b == end and (data is None or d == data))
         for at in reversed(matches):
             del self._intervals[at]
         if matches:

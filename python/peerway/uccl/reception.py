@@ -182,9 +182,7 @@ class Reception:
         note = notices.parse_note(message)
         with self._changed:
             if len(self._notes) >= _MAX_NOTES or self._note_bytes + len(note[1]) > _MAX_NOTE_BYTES:
-                logger.error(
-                    "a notification was dropped: %d wait to be fetched by get_notifs()", len(self._notes)
-                )
+                logger.error("a notification was dropped: %d wait to be fetched by get_notifs()", len(self._notes))
                 return
             self._notes.append(note)
             self._note_bytes += len(note[1])

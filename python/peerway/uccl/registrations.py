@@ -40,7 +40,8 @@ class Registration:
             )
         found = self.adverts.get((start, stop))
         if found is None:
-            found = self.adverts[start, stop] = self.region.advertise("rw", start=start, stop=stop)
+            access = "rw" if self.region.writable else "r"
+            found = self.adverts[start, stop] = self.region.advertise(access, start=start, stop=stop)
         return found
 
 
@@ -92,15 +93,14 @@ class Registrations:
         with self._lock:
             found = self._offered.get((addr, size))
             if found is None:
-                inside = (
-                    r for r in self._by_id.values() if r.addr <= addr and addr + size <= r.addr + r.size
-                )
+                inside = (r for r in self._by_id.values() if r.addr <= addr and addr + size <= r.addr + r.size)
                 found = min(inside, key=lambda r: r.size, default=None)
         if found is None:
             found = self.add(addr, size, FloatType.kUndefined)
             with self._lock:
                 del self._by_id[found.id]
-                self._offered[addr, size] = found
+                # Another thread may have been first.
+                found = self._offered.setdefault((addr, size), found)
         return found
 
     def borrow(self, addr: int, size: int) -> "peerway.Region":

@@ -68,6 +68,11 @@ class Transfers:
             return True, True, ""
         return False, True, f"transfer {number}: {reason(error)}"
 
+    def look(self) -> None:
+        """Looks at every transfer: the engine keeps a place for one that has ended until somebody does."""
+        for transfer in list(self._by_id.values()):
+            transfer.done()
+
     def clear(self) -> None:
         self._by_id.clear()
 

@@ -10,7 +10,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from uccl_support import Pair, free_port
 
-
 # A port of our own: what runs beside the tests on this host has a broker too.
 os.environ["PEERWAY_BROKER_PORT"] = str(free_port())
 os.environ["PEERWAY_BROKER_WAIT"] = "8"

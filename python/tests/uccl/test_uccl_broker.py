@@ -9,9 +9,8 @@ import time
 from typing import Any
 
 import pytest
-from uccl_support import NONE_ID, WATCHDOG, Child, listen
-
 from peerway.uccl import broker, broker_server, p2p
+from uccl_support import NONE_ID, WATCHDOG, Child, listen
 
 
 def serve_gpu(line: Any, gpu: int) -> None:
@@ -23,9 +22,7 @@ def serve_gpu(line: Any, gpu: int) -> None:
             line.send(endpoint.accept(timeout=WATCHDOG))
         elif said == "serving":
             (agent,) = broker._agents.values()
-            line.send(
-                any(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for sock in agent._sockets)
-            )
+            line.send(any(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for sock in agent._sockets))
     endpoint.close()
 
 
@@ -82,9 +79,7 @@ def test_the_newest_is_meant_and_only_while_it_lives(private_broker: int) -> Non
     first.close()
 
 
-def test_an_endpoint_that_is_collected_is_not_found(
-    private_broker: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_that_is_collected_is_not_found(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = p2p.Endpoint(0)
     p2p.Endpoint(1)
     monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.3")
@@ -266,9 +261,7 @@ def test_strangers_cannot_register(private_broker: int) -> None:
     endpoint.close()
 
 
-def test_many_strangers_do_not_keep_endpoints_out(
-    private_broker: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_strangers_do_not_keep_endpoints_out(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_server, "_MAX_STRANGERS", 4)
     monkeypatch.setattr(broker_server, "SILENCE", 0.5)
     endpoint = p2p.Endpoint(0)
@@ -305,9 +298,7 @@ def test_answers_that_are_none(private_broker: int, monkeypatch: pytest.MonkeyPa
             server.settimeout(0.2)
             over = threading.Event()
 
-            def answer(
-                server: socket.socket = server, said: bytes = said, over: threading.Event = over
-            ) -> None:
+            def answer(server: socket.socket = server, said: bytes = said, over: threading.Event = over) -> None:
                 while not over.is_set():
                     try:
                         sock, _ = server.accept()

@@ -3,10 +3,9 @@
 import random
 
 import pytest
-from uccl_support import Tensor
-
 from peerway.uccl import p2p
 from peerway.uccl.cache import KeyCache
+from uccl_support import Tensor
 
 
 def keys(desc: p2p.XferDesc) -> tuple[list[int], list[int]]:

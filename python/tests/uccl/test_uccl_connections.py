@@ -2,13 +2,13 @@
 
 import threading
 import time
-
-import pytest
-from uccl_support import NONE_ID, Buffer, Pair, pattern
+from contextlib import closing
 
 import peerway
+import pytest
 from peerway.uccl import p2p
 from peerway.uccl.notices import Greeting
+from uccl_support import NONE_ID, Buffer, Pair, pattern
 
 
 def place(endpoint: p2p.Endpoint) -> tuple[str, int]:
@@ -232,9 +232,7 @@ def test_passive_accept(endpoint: p2p.Endpoint) -> None:
     assert success and moves(other, conn_id, endpoint)
     assert threading.active_count() == before
     started = time.monotonic()
-    assert endpoint.accept() == (False, "", -1, NONE_ID), (
-        "nobody is announced any more, so nobody is waited for"
-    )
+    assert endpoint.accept() == (False, "", -1, NONE_ID), "nobody is announced any more, so nobody is waited for"
     assert endpoint.accept_local() == (False, "", NONE_ID)
     assert time.monotonic() - started < 5
     other.close()
@@ -311,9 +309,7 @@ def test_notifications(pair: Pair) -> None:
     ip, port = place(pair.b)
     pair.a.connect(ip, "", port)
     pair.a._connections.get(pair.at_a).peer.notify(b"plain").wait(5)
-    assert pair.b.get_notifs() == [("agent", b"one"), ("", b"x" * 300_000), ("", b"plain")], (
-        "greetings are not shown"
-    )
+    assert pair.b.get_notifs() == [("agent", b"one"), ("", b"x" * 300_000), ("", b"plain")], "greetings are not shown"
     assert pair.b.get_notifs() == []
     assert pair.b.accept(timeout=10)[0] is True, "the greeting between them was not lost"
     assert pair.b.send_notif(pair.at_b, "back", b"two") and pair.a.get_notifs() == [("back", b"two")]
@@ -324,3 +320,22 @@ def test_notifications(pair: Pair) -> None:
     until = time.monotonic() + 10
     while pair.a.send_notif(pair.at_a, "agent", b"three"):
         assert time.monotonic() < until
+
+
+def test_one_number_for_one_metadata_from_many_threads() -> None:
+    with closing(p2p.Endpoint(0)) as a, closing(p2p.Endpoint(1)) as b:
+        metadata, found = b.get_metadata(), []
+        threads = [threading.Thread(target=lambda: found.append(a.add_remote_endpoint(metadata))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 8 and set(found) == {found[0]} and found[0][0] is True
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), "x", True])
+def test_accept_takes_a_time(bad: object) -> None:
+    with closing(p2p.Endpoint(0)) as endpoint:
+        for accept in (endpoint.accept, endpoint.accept_local):
+            with pytest.raises((TypeError, ValueError), match="timeout"):
+                accept(bad)

@@ -1,9 +1,8 @@
 """Host memory between processes of one host."""
 
 import pytest
-from uccl_support import NONE_ID, Buffer, Pair, finish, pattern
-
 from peerway.uccl import p2p
+from uccl_support import NONE_ID, Buffer, Pair, finish, pattern
 
 
 def ended(endpoint: p2p.Endpoint, answer: bool | tuple[bool, int]) -> bool:
@@ -75,10 +74,7 @@ def test_several_pieces(pair: Pair, op: str, suffix: str) -> None:
     success, infos = pair.b.advertisev_ipc(pair.at_b, [b.ptr for b in theirs], [700] * 3)
     assert success and [len(info) for info in infos] == [104] * 3
     call = getattr(pair.a, f"{op}v_ipc{suffix}")
-    assert (
-        ended(pair.a, call(conn_id=pair.at_a, ptr_v=[b.ptr for b in ours], size_v=[700] * 3, info_v=infos))
-        is True
-    )
+    assert ended(pair.a, call(conn_id=pair.at_a, ptr_v=[b.ptr for b in ours], size_v=[700] * 3, info_v=infos)) is True
     for at in range(3):
         assert bytes(ours[at]) == bytes(theirs[at]) == pattern(700, at if op == "write" else 10 + at)
 

@@ -4,10 +4,9 @@ import random
 import struct
 
 import pytest
-from uccl_support import NONE_ID, Buffer, Tensor, pattern
-
 from peerway.uccl import ipc, metadata, notices, p2p
 from peerway.uccl.descriptors import deserialize, serialize
+from uccl_support import NONE_ID, Buffer, Tensor, pattern
 
 
 def test_metadata_ipv4() -> None:
@@ -220,6 +219,4 @@ def test_descriptor_attributes() -> None:
 def test_transfer_handles_cannot_be_made() -> None:
     with pytest.raises(TypeError, match="XferHandle"):
         p2p.XferHandle()
-    assert all(
-        isinstance(getattr(p2p.XferHandle, name), property) for name in ("conn_id", "op_name", "transfer_id")
-    )
+    assert all(isinstance(getattr(p2p.XferHandle, name), property) for name in ("conn_id", "op_name", "transfer_id"))

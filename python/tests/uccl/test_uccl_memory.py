@@ -4,11 +4,12 @@ import ctypes
 import gc
 import mmap
 import weakref
+from contextlib import closing
 
+import numpy
 import pytest
-from uccl_support import NONE_ID, Buffer, Pair, Tensor, finish, pattern
-
 from peerway.uccl import p2p
+from uccl_support import NONE_ID, Buffer, Pair, Tensor, finish, pattern
 
 
 def test_numbers_count_from_one_and_are_not_reused(endpoint: p2p.Endpoint) -> None:
@@ -155,9 +156,7 @@ def test_advertise_in_both_spellings(endpoint: p2p.Endpoint) -> None:
     _, mr_id = endpoint.reg(buffer.ptr, 256)
     one = endpoint.advertise(mr_id, buffer.ptr, 256)
     assert one[0] and len(one[1]) == 64
-    assert endpoint.advertise(mr_id=mr_id, ptr=buffer.ptr, size=256) == one, (
-        "the same range is advertised once"
-    )
+    assert endpoint.advertise(mr_id=mr_id, ptr=buffer.ptr, size=256) == one, "the same range is advertised once"
     assert endpoint.advertise(mr_id=mr_id, addr=buffer.ptr, len=256) == one
     many = endpoint.advertisev([mr_id] * 2, [buffer.ptr, buffer.ptr + 8], [256, 8], 2)
     assert many[0] and many[1][0] == one[1] and len(many[1][1]) == 64
@@ -231,3 +230,25 @@ def test_torch_tensors(pair: Pair) -> None:
     assert torch.equal(target[512:1536], source) and target[:512].sum() == target[1536:].sum() == 0
     with pytest.raises(ValueError, match=r"tensor_list\[0\]"):
         pair.a.register_memory([torch.zeros(4, 4).t()[1:]])
+
+
+def test_read_only_memory_can_be_read_and_not_written(tmp_path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"w" * 8192)
+    mapped = numpy.memmap(path, "uint8", mode="r")
+    ours = numpy.zeros(8192, "uint8")
+    with closing(p2p.Endpoint(0)) as owner, closing(p2p.Endpoint(1)) as reader:
+        ok, mr = owner.reg(mapped.ctypes.data, mapped.nbytes)
+        assert ok
+        ok, meta = owner.advertise(mr, mapped.ctypes.data, mapped.nbytes)
+        assert ok
+        ok, conn = reader.add_remote_endpoint(owner.get_metadata())
+        ok, own = reader.reg(ours.ctypes.data, ours.nbytes)
+        assert reader.read(conn, own, ours.ctypes.data, 8192, meta) is True
+        assert ours.tobytes() == b"w" * 8192
+        assert reader.write(conn, own, ours.ctypes.data, 8192, meta) is False
+        assert "advertised" in reader.last_error()
+        ok, back = owner.add_remote_endpoint(reader.get_metadata())
+        ok, theirs = reader.advertise(own, ours.ctypes.data, 8192)
+        assert owner.read(back, mr, mapped.ctypes.data, 8192, theirs) is False
+        assert "read-only" in owner.last_error()

@@ -8,12 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from uccl_support import WATCHDOG
-
 import peerway
 import peerway.uccl
+import pytest
 from peerway.uccl import alias, log, p2p
+from uccl_support import WATCHDOG
 
 COMPAT = Path(__file__).parents[3] / "compat" / "uccl" / "src"
 
@@ -186,17 +185,11 @@ def test_the_distribution(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(COMPAT / "uccl" / "__init__.py")
 
 
-@pytest.mark.parametrize(
-    "file", ["uccl/p2p.abi3.so", "uccl/lib/libuccl_p2p.so", "uccl-0.1.1.dist-info/METADATA"]
-)
+@pytest.mark.parametrize("file", ["uccl/p2p.abi3.so", "uccl/lib/libuccl_p2p.so", "uccl-0.1.1.dist-info/METADATA"])
 def test_the_distribution_refuses_to_be_beside_upstream(tmp_path: Path, file: str) -> None:
-    shutil.copytree(
-        COMPAT, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
-    )
+    shutil.copytree(COMPAT, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text(
-        "Metadata-Version: 2.1\nName: uccl\nVersion: 0.1.1\n" if "METADATA" in file else ""
-    )
+    (tmp_path / file).write_text("Metadata-Version: 2.1\nName: uccl\nVersion: 0.1.1\n" if "METADATA" in file else "")
     done = python("-c", "import uccl.p2p", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

@@ -7,9 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from uccl_support import NONE_ID, WATCHDOG, Buffer, Child, Tensor, finish, listen, pattern
-
 from peerway.uccl import p2p
+from uccl_support import NONE_ID, WATCHDOG, Buffer, Child, Tensor, finish, listen, pattern
 
 SIZE = 300_000
 
@@ -50,9 +49,7 @@ def test_both_ways(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch)
         success, conn_id = endpoint.add_remote_endpoint(child.receive())
         assert success, endpoint.last_error()
         path = endpoint._connections.get(conn_id).peer.path
-        assert (path == "tcp") == (
-            "UCCL_P2P_TRANSPORT" in environment or "UCCL_P2P_DISABLE_IPC" in environment
-        )
+        assert (path == "tcp") == ("UCCL_P2P_TRANSPORT" in environment or "UCCL_P2P_DISABLE_IPC" in environment)
         landing, source = child.receive()
         ours, got = Buffer(pattern(SIZE, 1)), Buffer(SIZE)
         _, ids = endpoint.regv([ours.ptr, got.ptr], [SIZE, SIZE])

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 
+import numpy
 import pytest
-from uccl_support import NONE_ID, Buffer, Pair, Tensor, finish, pattern
-
 from peerway.uccl import p2p
+from uccl_support import NONE_ID, Buffer, Pair, Tensor, finish, pattern
 
 
 class Sides:
@@ -88,9 +89,7 @@ def test_keywords_in_both_spellings(sides: Sides, op: str, local: str, suffix: s
     assert (
         ended(
             a,
-            call(
-                conn_id=conn_id, mr_id_v=ids, ptr_v=pointers, size_v=sizes, meta_blob_v=metas, num_iovs=count
-            ),
+            call(conn_id=conn_id, mr_id_v=ids, ptr_v=pointers, size_v=sizes, meta_blob_v=metas, num_iovs=count),
         )
         is True
     )
@@ -235,9 +234,7 @@ def test_check_xfer_state(sides: Sides) -> None:
         a.check_xfer_state("1")  # type: ignore[arg-type]
 
 
-def described(
-    pair: Pair, count: int = 2
-) -> tuple[list[Tensor], list[Tensor], list[p2p.XferDesc], list[p2p.XferDesc]]:
+def described(pair: Pair, count: int = 2) -> tuple[list[Tensor], list[Tensor], list[p2p.XferDesc], list[p2p.XferDesc]]:
     ours = [Tensor(pattern(1024, at)) for at in range(count)]
     theirs = [Tensor(pattern(1024, 50 + at)) for at in range(count)]
     remote = pair.a.deserialize_descs(pair.b.get_serialized_descs(pair.b.register_memory(theirs)))
@@ -248,9 +245,7 @@ def described(
 @pytest.mark.parametrize("op", ["read", "write", "READ", "Write"])
 def test_transfer(pair: Pair, op: str, count: int) -> None:
     ours, theirs, local, remote = described(pair, count)
-    success, number = pair.a.transfer(
-        conn_id=pair.at_a, op_name=op, local_desc_list=local, remote_desc_list=remote
-    )
+    success, number = pair.a.transfer(conn_id=pair.at_a, op_name=op, local_desc_list=local, remote_desc_list=remote)
     assert success and finish(pair.a, number) is True
     for at in range(count):
         moved = pattern(1024, at if op.lower() == "write" else 50 + at)
@@ -279,9 +274,7 @@ def test_transfer_over_the_acceptors_number(pair: Pair) -> None:
 
 def test_transfer_of_nothing(pair: Pair) -> None:
     success, number = pair.a.transfer(pair.at_a, "read", [], [])
-    assert (
-        success and pair.a.poll_async(number) == (True, True) and pair.a.poll_async(number) == (False, True)
-    )
+    assert success and pair.a.poll_async(number) == (True, True) and pair.a.poll_async(number) == (False, True)
 
 
 def test_transfers_that_make_no_sense(pair: Pair) -> None:
@@ -346,9 +339,25 @@ def test_many_pieces(pair: Pair) -> None:
     source, target = Buffer(pattern(count * 64, 1)), Buffer(count * 64)
     (_, ours), (_, theirs) = pair.a.reg(source.ptr, source.size), pair.b.reg(target.ptr, target.size)
     order = list(range(0, count, 2)) + list(range(1, count, 2))
-    _, metas = pair.b.advertisev(
-        [theirs] * count, [target.ptr + 64 * at for at in order], [64] * count, count
-    )
+    _, metas = pair.b.advertisev([theirs] * count, [target.ptr + 64 * at for at in order], [64] * count, count)
     pointers = [source.ptr + 64 * at for at in order]
     assert pair.a.writev(pair.at_a, [ours] * count, pointers, [64] * count, metas, count) is True
     assert bytes(target) == bytes(source)
+
+
+def test_transfers_that_are_never_polled_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERWAY_SLOTS", "8")
+    size = 100_000
+    ours, theirs = numpy.ones(size, "uint8"), numpy.zeros(size, "uint8")
+    with closing(p2p.Endpoint(0)) as a, closing(p2p.Endpoint(1)) as b:
+        ok, conn = a.add_remote_endpoint(b.get_metadata())
+        ok, mr = a.reg(ours.ctypes.data, size)
+        ok, other = b.reg(theirs.ctypes.data, size)
+        ok, meta = b.advertise(other, theirs.ctypes.data, size)
+        for _ in range(40):
+            ok, number = a.write_async(conn, mr, ours.ctypes.data, size, meta)
+            while not ok:  # those before may not have ended
+                ok, number = a.write_async(conn, mr, ours.ctypes.data, size, meta)
+        assert a.write(conn, mr, ours.ctypes.data, size, meta) is True
+        while not a.poll_async(number)[1]:
+            pass

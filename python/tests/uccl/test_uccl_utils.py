@@ -6,7 +6,6 @@ import socket
 import threading
 
 import pytest
-
 from peerway.uccl import utils
 from peerway.uccl.utils import ClosedIntervalTree
 
@@ -54,9 +53,7 @@ def test_files_limit_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
     assert "raised" in said and "cannot be raised" in said
 
 
-def test_files_limit_that_stays_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_limit_that_stays_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(*_arguments: object) -> None:
         raise OSError("not allowed")
 
@@ -97,10 +94,6 @@ def test_intervals_against_looking_at_all(seed: int) -> None:
             assert tree.remove(*gone) == 1
         low = source.randrange(110)
         high = low + source.randrange(20)
-        assert sorted(tree.query_overlap(low, high)) == sorted(
-            i for i in known if i[0] <= high and low <= i[1]
-        )
-        assert sorted(tree.query_containing(low, high)) == sorted(
-            i for i in known if i[0] <= low and high <= i[1]
-        )
+        assert sorted(tree.query_overlap(low, high)) == sorted(i for i in known if i[0] <= high and low <= i[1])
+        assert sorted(tree.query_containing(low, high)) == sorted(i for i in known if i[0] <= low and high <= i[1])
     assert [i[:2] for i in tree] == sorted(i[:2] for i in known)

@@ -141,9 +141,7 @@ def test_engine_onesided_ipc_native(fake_hip: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--normal"], ["--num-iovs", "16"]], ids=["raw", "normal", "iovs"])
 def test_benchmark_ray_p2p(options: list[str]) -> None:
-    said = torchrun(
-        str(P2P / "benchmarks/benchmark_ray_p2p.py"), "--device", "cpu", "--iters", "20", *options
-    )
+    said = torchrun(str(P2P / "benchmarks/benchmark_ray_p2p.py"), "--device", "cpu", "--iters", "20", *options)
     assert "Benchmark complete (WRITE + READ)" in said
     assert len(re.findall(r"\[Client/(?:WRITE|READ)\] +\S+ \S+ :", said)) == 36, "18 sizes, both ways"
 

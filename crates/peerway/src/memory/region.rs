@@ -4,11 +4,13 @@
 //! refers to it. Peers may write it at any time, so safe code never sees it as a slice: it reads and
 //! writes through [`Region::read_at`] and [`Region::write_at`].
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use peerway_core::descriptor::{DESCRIPTOR_LEN, Descriptor};
+use peerway_core::ids::Incarnation;
 use peerway_core::outcome::Fence;
 use peerway_core::region::{Access, MemoryKind, Span};
 use peerway_core::work::{Blocks, Side, WorkError};
@@ -56,8 +58,11 @@ pub struct Region {
 pub(crate) struct Handle {
     pub(crate) memory: Arc<RegionInner>,
     endpoint: Weak<Inner>,
-    grants: Mutex<Vec<Arc<Grant>>>,
+    grants: Mutex<HashMap<Asked, Arc<Grant>>>,
 }
+
+/// What an advertisement was asked for: offset, length, rights, and for whom.
+type Asked = (u64, u64, Access, Option<Incarnation>);
 
 /// The memory and what keeps it alive.
 pub(crate) struct RegionInner {
@@ -216,22 +221,20 @@ impl Region {
         to: Option<&Peer>,
     ) -> Result<[u8; DESCRIPTOR_LEN], RegisterError> {
         let endpoint = self.handle.endpoint.upgrade().ok_or(RegisterError::EndpointClosed)?;
+        endpoint.check_open().map_err(RegisterError::from)?;
         let span = Span { offset: range.start, len: range_len(&range) };
         if !self.handle.memory.extent().contains(span) {
             return Err(RegisterError::Outside { offset: span.offset, len: span.len });
         }
         let bound = to.map(|peer| peer.incarnation());
         let mut grants = self.handle.grants.lock().unwrap();
-        grants.retain(|grant| grant.is_live());
-        let same = |grant: &&Arc<Grant>| {
-            grant.span == span && grant.access == access && grant.bound == bound
-        };
-        let grant = match grants.iter().find(same) {
+        let asked = (span.offset, span.len, access, bound);
+        let grant = match grants.get(&asked).filter(|grant| grant.is_live()) {
             Some(grant) => grant.clone(),
             None => {
                 let memory = self.handle.memory.clone();
                 let grant = endpoint.grants.add(memory, span, access, bound)?;
-                grants.push(grant.clone());
+                grants.insert(asked, grant.clone());
                 grant
             }
         };
@@ -247,6 +250,7 @@ impl Region {
     /// on or dies. The region can be advertised anew afterwards, under new descriptors.
     pub fn revoke(&self) -> Fence {
         let grants = std::mem::take(&mut *self.handle.grants.lock().unwrap());
+        let grants: Vec<Arc<Grant>> = grants.into_values().collect();
         match self.handle.endpoint.upgrade() {
             Some(endpoint) => endpoint.revoke(&grants),
             None => Fence::Held,
@@ -263,6 +267,7 @@ impl fmt::Debug for Region {
 impl Drop for Handle {
     fn drop(&mut self) {
         let grants = std::mem::take(self.grants.get_mut().unwrap_or_else(|e| e.into_inner()));
+        let grants: Vec<Arc<Grant>> = grants.into_values().collect();
         if let Some(endpoint) = self.endpoint.upgrade() {
             endpoint.bar(&grants);
         }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
+use crate::clock;
 use crate::os::process;
 use crate::os::wake::{futex_wait, futex_wake};
 
@@ -19,6 +20,8 @@ use crate::os::wake::{futex_wait, futex_wake};
 /// large enough that claiming it costs nothing (512 KiB measured as good as 4 MiB).
 pub(crate) const QUANTUM: u64 = 512 << 10;
 
+/// How long a thread that has just helped looks for more before it naps.
+const LINGER: Duration = Duration::from_micros(50);
 /// How long a thread without work naps before it looks again, and how often before it sleeps. The kernel
 /// adds 50 µs to a nap.
 const NAP: Duration = Duration::from_micros(50);
@@ -140,6 +143,19 @@ impl Crew {
 }
 
 impl Shared {
+    /// Looks for the next job for a moment after the last: copies of a megabyte come one after the other,
+    /// and are over before a sleeper would be awake.
+    fn is_offered_soon(&self) -> bool {
+        let until = clock::after(clock::now(), LINGER);
+        while self.jobs.is_empty() && !self.stop.load(Ordering::Relaxed) {
+            if clock::now() >= until {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        true
+    }
+
     fn run(&self) {
         let mut naps = 0;
         loop {
@@ -157,6 +173,9 @@ impl Shared {
                 if more {
                     job.halt();
                 }
+                continue;
+            }
+            if naps == 0 && self.is_offered_soon() {
                 continue;
             }
             let (resting, nap) = match naps {

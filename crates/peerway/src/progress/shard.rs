@@ -269,7 +269,9 @@ impl Shard {
                     if driver.turn(now) {
                         idle_since = now;
                     }
-                    if over() || now.saturating_sub(idle_since) > spin || now >= deadline {
+                    let stopped = self.stop.load(Ordering::Relaxed);
+                    if over() || stopped || now.saturating_sub(idle_since) > spin || now >= deadline
+                    {
                         break;
                     }
                     pause(now.saturating_sub(idle_since));
@@ -354,7 +356,8 @@ impl Shard {
                 if driver.turn(now) {
                     idle_since = now;
                 }
-                let wanted = self.lenders.load(Ordering::Relaxed) > 0;
+                let wanted =
+                    self.lenders.load(Ordering::Relaxed) > 0 || self.stop.load(Ordering::Relaxed);
                 if wanted || now.saturating_sub(idle_since) >= spin {
                     break;
                 }

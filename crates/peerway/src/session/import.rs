@@ -112,7 +112,10 @@ pub(crate) fn import(
         direct,
     });
     let mut known = session.known.lock().unwrap();
-    known.retain(|_, weak| weak.strong_count() > 0);
+    if known.len() == known.capacity() {
+        // Before it grows: then sweeping costs each import a constant.
+        known.retain(|_, weak| weak.strong_count() > 0);
+    }
     known.insert(key, Arc::downgrade(&inner));
     Ok(RemoteRegion { inner, window })
 }

@@ -204,7 +204,11 @@ impl DirectJob {
             if now >= self.deadline {
                 state.stop = Some(Reason::TimedOut);
             } else if !self.work.remotes.as_slice()[0].session.is_alive() {
-                state.stop = Some(Reason::Failed(TransferError::PeerGone));
+                let why = match self.endpoint.check_open() {
+                    Ok(()) => TransferError::PeerGone,
+                    Err(_) => TransferError::EndpointClosed,
+                };
+                state.stop = Some(Reason::Failed(why));
             }
         }
         if state.stop.is_some() || state.at.left() == 0 {

@@ -248,9 +248,20 @@ impl Driver {
             }
             s.dirty = true;
             if inline {
-                driver.flush(s);
+                driver.flush_for(s, bulk);
             }
         });
+    }
+
+    /// Sends on the lanes that take a flight of this class; the others have nothing new.
+    fn flush_for(&mut self, s: &mut SessionDriver, bulk: bool) {
+        for at in 0..s.lanes.len() {
+            let Some(lane) = &s.lanes[at] else { continue };
+            let (takes_latency, takes_bulk) = s.serves(lane.role);
+            if if bulk { takes_bulk } else { takes_latency } {
+                self.flush_lane(s, at);
+            }
+        }
     }
 
     /// As `with_session`, unless that session is over and another has its place.

@@ -45,6 +45,9 @@ pub(crate) enum Command {
     Pulled { session: Arc<Session>, origin: Origin, result: Result<(), TransferError> },
 }
 
+/// While nothing happens the clock is read at every so many looks: reading it takes a quarter of a look, and
+/// whoever looks less often sees later.
+const LOOKS_PER_CLOCK: u32 = 8;
 /// Idle spinning for longer than this offers the core to others at every turn.
 const YIELD_AFTER_NS: u64 = 10_000;
 /// When a posted transfer is seen to if nobody waits for it: time enough for whoever posted it to do so.
@@ -264,9 +267,11 @@ impl Shard {
                 self.lent.fetch_add(1, Ordering::Relaxed);
                 let Some(driver) = taken.driver() else { break over() };
                 driver.wake_up();
+                let mut turns = 0u32;
                 loop {
                     driver.drain(&self.queue);
-                    if driver.turn(now) {
+                    let progress = driver.turn(now);
+                    if progress {
                         idle_since = now;
                     }
                     let stopped = self.stop.load(Ordering::Relaxed);
@@ -275,7 +280,10 @@ impl Shard {
                         break;
                     }
                     pause(now.saturating_sub(idle_since));
-                    now = clock::now();
+                    turns = turns.wrapping_add(1);
+                    if progress || turns.is_multiple_of(LOOKS_PER_CLOCK) {
+                        now = clock::now();
+                    }
                 }
                 let ready = driver.rest();
                 drop(taken);
@@ -350,10 +358,12 @@ impl Shard {
             driver.wake_up();
             let mut now = clock::now();
             let mut idle_since = now;
+            let mut turns = 0u32;
             let spin = if pauses > 0 { 0 } else { self.spin.as_nanos() as u64 };
             loop {
                 driver.drain(&self.queue);
-                if driver.turn(now) {
+                let progress = driver.turn(now);
+                if progress {
                     idle_since = now;
                 }
                 let wanted =
@@ -362,7 +372,10 @@ impl Shard {
                     break;
                 }
                 pause(now.saturating_sub(idle_since));
-                now = clock::now();
+                turns = turns.wrapping_add(1);
+                if progress || turns.is_multiple_of(LOOKS_PER_CLOCK) {
+                    now = clock::now();
+                }
             }
             let busy = driver.has_work();
             let sleep = driver.sleep_for(now);

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// A program and the Debian package it comes in.
+/// A program, or a file by its full path, and the Debian package it comes in.
 pub(crate) struct Tool {
     pub(crate) program: &'static str,
     pub(crate) package: &'static str,
@@ -17,7 +17,14 @@ const TOOLS: &[Tool] = &[
     Tool { program: "unshare", package: "util-linux", why: "namespace tests" },
     Tool { program: "python3", package: "python3-venv", why: "the Python package" },
     Tool { program: "ip", package: "iproute2", why: "network namespace tests" },
+    Tool {
+        program: VERBS_HEADER,
+        package: "libibverbs-dev",
+        why: "the layouts of verbs structures",
+    },
 ];
+
+const VERBS_HEADER: &str = "/usr/include/infiniband/efadv.h";
 
 /// Makes sure that every tool is there.
 pub(crate) fn run() -> anyhow::Result<()> {
@@ -60,12 +67,13 @@ fn apt_get(arguments: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a program is found where the shell would look.
+/// Whether a program is found where the shell would look, or a file at its full path.
 fn on_path(program: &str) -> bool {
     let paths = env::var_os("PATH").unwrap_or_default();
     // Administrators' programs are not on everyone's path and can still be run.
     env::split_paths(&paths)
         .chain(["/usr/sbin".into(), "/sbin".into()])
+        // Joined to a directory, a full path stays itself.
         .any(|dir| dir.join(program).is_file())
 }
 
@@ -84,5 +92,7 @@ mod tests {
     fn programs_are_found_or_not() {
         assert!(on_path("sh"));
         assert!(!on_path("no-such-program-anywhere"));
+        assert!(on_path("/proc/self/status"));
+        assert!(!on_path("/proc/self/no-such-file"));
     }
 }

@@ -44,13 +44,27 @@ pub fn probe(library: Library) -> Result<Found, LoadError> {
 ///
 /// [`LoadError`] with every place that was tried and what was wrong there.
 pub fn probe_with(library: Library, named: Option<OsString>) -> Result<Found, LoadError> {
+    load_with(library, named, |_| Ok(())).map(|(found, ())| found)
+}
+
+/// As [`probe_with`], taking what `resolve` makes of the library. A candidate that `resolve` refuses is
+/// passed over like one that is not there.
+pub(crate) fn load_with<T>(
+    library: Library,
+    named: Option<OsString>,
+    resolve: impl Fn(&Mapped) -> Result<T, String>,
+) -> Result<(Found, T), LoadError> {
     let mut tried = Vec::new();
     let sonames = library.sonames().iter().map(OsString::from);
     for candidate in named.into_iter().chain(sonames) {
-        match open(library, &candidate) {
-            Ok((path, version)) => {
+        match open(library, &candidate)
+            .and_then(|(mapped, path)| Ok((resolve(&mapped)?, mapped, path)))
+        {
+            Ok((resolved, mapped, path)) => {
                 let soname = candidate.to_string_lossy().into_owned();
-                return Ok(Found { library, soname, path, version, passed_over: tried });
+                let version = version(library, &mapped);
+                let found = Found { library, soname, path, version, passed_over: tried };
+                return Ok((found, resolved));
             }
             Err(reason) => {
                 let name = candidate.to_string_lossy().into_owned();
@@ -126,26 +140,37 @@ fn sentence(tried: &[Tried]) -> String {
     tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
+/// A library that was opened. Never unmapped; see the module header.
+pub(crate) struct Mapped(ManuallyDrop<unix::Library>);
+
+impl Mapped {
+    /// The address of a symbol, or nothing where the library has none of that name.
+    pub(crate) fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: a raw address is asked for, and given a type only by the caller, who knows it.
+        let found = unsafe { self.0.get::<*mut c_void>(name.to_bytes_with_nul()) }.ok()?;
+        let address = found.into_raw();
+        (!address.is_null()).then_some(address)
+    }
+
+    /// The address of a symbol that must be there.
+    pub(crate) fn require(&self, name: &CStr) -> Result<*mut c_void, String> {
+        self.symbol(name).ok_or_else(|| format!("has no {}", name.to_string_lossy()))
+    }
+}
+
 /// Maps one candidate and recognises it.
-fn open(
-    library: Library,
-    candidate: &OsString,
-) -> Result<(Option<PathBuf>, Option<String>), String> {
+fn open(library: Library, candidate: &OsString) -> Result<(Mapped, Option<PathBuf>), String> {
     // SAFETY: opening runs the library's constructors. The candidate is either the soname of a library
     // made to be loaded this way or a path that the user chose for that purpose.
     let handle = unsafe { unix::Library::open(Some(candidate), RTLD_LAZY | RTLD_LOCAL) }
         .map_err(|error| one_line(&error))?;
-    // Never unmapped; see the module header.
-    let handle = ManuallyDrop::new(handle);
-
-    let Some(landmark) = symbol(&handle, library.landmark()) else {
-        return Err(format!("has no {}", library.landmark().to_string_lossy()));
-    };
-    Ok((file_of(landmark), version(library, &handle)))
+    let mapped = Mapped(ManuallyDrop::new(handle));
+    let landmark = mapped.require(library.landmark())?;
+    Ok((mapped, file_of(landmark)))
 }
 
 /// The version, from functions that their vendors document to work before any initialisation.
-fn version(library: Library, handle: &unix::Library) -> Option<String> {
+fn version(library: Library, mapped: &Mapped) -> Option<String> {
     type OutInt = unsafe extern "C" fn(*mut c_int) -> c_int;
     type OutTwoInts = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
     type ReturnsU32 = unsafe extern "C" fn() -> u32;
@@ -153,13 +178,13 @@ fn version(library: Library, handle: &unix::Library) -> Option<String> {
     match library {
         Library::Ibverbs | Library::Efa => None,
         Library::Fabric => {
-            let function = symbol(handle, c"fi_version")?;
+            let function = mapped.symbol(c"fi_version")?;
             // SAFETY: `uint32_t fi_version(void)` in every libfabric.so.1; `function` is its address.
             let packed = unsafe { std::mem::transmute::<*mut c_void, ReturnsU32>(function)() };
             Some(format!("{}.{}", packed >> 16, packed & 0xffff))
         }
         Library::Cuda => {
-            let function = symbol(handle, c"cuDriverGetVersion")?;
+            let function = mapped.symbol(c"cuDriverGetVersion")?;
             let mut packed = 0;
             // SAFETY: `CUresult cuDriverGetVersion(int*)`; it needs no cuInit and writes one int.
             let result =
@@ -167,7 +192,7 @@ fn version(library: Library, handle: &unix::Library) -> Option<String> {
             (result == 0).then(|| format!("{}.{}", packed / 1000, packed % 1000 / 10))
         }
         Library::Nvrtc => {
-            let function = symbol(handle, c"nvrtcVersion")?;
+            let function = mapped.symbol(c"nvrtcVersion")?;
             let (mut major, mut minor) = (0, 0);
             // SAFETY: `nvrtcResult nvrtcVersion(int*, int*)`; it writes the two ints.
             let result = unsafe {
@@ -176,7 +201,7 @@ fn version(library: Library, handle: &unix::Library) -> Option<String> {
             (result == 0).then(|| format!("{major}.{minor}"))
         }
         Library::Nccl => {
-            let function = symbol(handle, c"ncclGetVersion")?;
+            let function = mapped.symbol(c"ncclGetVersion")?;
             let mut packed = 0;
             // SAFETY: `ncclResult_t ncclGetVersion(int*)`; it writes one int and touches no device.
             let result =
@@ -190,14 +215,6 @@ fn version(library: Library, handle: &unix::Library) -> Option<String> {
 fn nccl_version(packed: c_int) -> String {
     let major_at = if packed < 10_000 { 1000 } else { 10_000 };
     format!("{}.{}.{}", packed / major_at, packed % major_at / 100, packed % 100)
-}
-
-/// The address of a symbol, or nothing where the library has none of that name.
-fn symbol(handle: &unix::Library, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a raw address is asked for, and given a type only by the caller, who knows it.
-    let found = unsafe { handle.get::<*mut c_void>(name.to_bytes_with_nul()) }.ok()?;
-    let address = found.into_raw();
-    (!address.is_null()).then_some(address)
 }
 
 /// The file that an address was mapped from, with symbolic links resolved: its name carries the full
@@ -301,9 +318,10 @@ mod tests {
     fn symbols_are_found_and_missed() {
         // SAFETY: the C library is already mapped; opening it again runs nothing.
         let libc = unsafe { unix::Library::open(Some(libc_path()), RTLD_LAZY | RTLD_LOCAL) };
-        let libc = libc.expect("the C library opens");
-        assert!(symbol(&libc, c"getpid").is_some());
-        assert!(symbol(&libc, c"no_such_function").is_none());
+        let libc = Mapped(ManuallyDrop::new(libc.expect("the C library opens")));
+        assert!(libc.symbol(c"getpid").is_some());
+        assert!(libc.symbol(c"no_such_function").is_none());
+        assert_eq!(libc.require(c"no_such_function"), Err("has no no_such_function".to_owned()));
         assert_eq!(version(Library::Fabric, &libc), None);
         assert_eq!(version(Library::Cuda, &libc), None);
         assert_eq!(version(Library::Nvrtc, &libc), None);

@@ -1,0 +1,233 @@
+//! What AWS EFA devices need beyond verbs, over a libefa that is opened at run time.
+//!
+//! EFA devices appear as verbs devices. Their reliable datagrams (SRD) are a kind of queue pair that
+//! only libefa makes; it is then used as any other: brought up with
+//! [`masks::UD_INIT`](crate::verbs::masks) and its successors, posted to by a
+//! [`Batch`](crate::verbs::Batch), addressed by an [`Ah`], a number and a key per request. Requests to
+//! one peer may arrive in any order.
+
+pub mod ffi;
+
+use std::ffi::{OsString, c_int};
+use std::fmt;
+use std::sync::Arc;
+
+use self::ffi::{efadv_ah_attr, efadv_device_attr, efadv_qp_init_attr};
+use crate::probe::load_with;
+use crate::symbols::symbol_table;
+use crate::verbs::ffi::{IBV_QPT_DRIVER, ibv_ah, ibv_context, ibv_qp, ibv_qp_init_attr_ex};
+use crate::verbs::{Ah, Context, Pd, Qp, QpConfig, VerbsError};
+use crate::{Found, Library, LoadError};
+
+/// A libefa that is ready to be called.
+pub struct Efa {
+    symbols: EfaSymbols,
+    found: Option<Found>,
+}
+
+impl Efa {
+    /// Opens libefa: first the file that is named, then `libefa.so.1`.
+    ///
+    /// The name comes from the caller's configuration (`PEERWAY_EFA_SO`, `UCCL_EFA_SO`); the
+    /// environment is not read here.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`] with every place that was tried; a library that lacks a function is named with it.
+    pub fn load(named: Option<OsString>) -> Result<Arc<Self>, LoadError> {
+        let (found, symbols) = load_with(Library::Efa, named, EfaSymbols::resolve)?;
+        Ok(Arc::new(Self { symbols, found: Some(found) }))
+    }
+
+    /// Takes functions that the caller has, such as those of a simulated device.
+    ///
+    /// # Safety
+    ///
+    /// They behave as libefa documents them, on devices of the library that the contexts given to them
+    /// come from.
+    pub unsafe fn from_symbols(symbols: EfaSymbols) -> Arc<Self> {
+        Arc::new(Self { symbols, found: None })
+    }
+
+    /// Which file it is, and what was passed over before; nothing where the functions were given.
+    pub fn found(&self) -> Option<&Found> {
+        self.found.as_ref()
+    }
+
+    /// What the device can do beyond verbs: `EFADV_DEVICE_ATTR_CAPS_*`, the largest read or write.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EOPNOTSUPP` where it is not an EFA device.
+    pub fn device_attr(&self, context: &Context) -> Result<efadv_device_attr, VerbsError> {
+        let mut attr = efadv_device_attr::zeroed();
+        let size = size_of_val(&attr) as u32;
+        // SAFETY: the device is open; the library writes no more than `size`.
+        let returned =
+            unsafe { (self.symbols.efadv_query_device)(context.as_ptr(), &mut attr, size) };
+        context.check("efadv_query_device", returned)?;
+        Ok(attr)
+    }
+
+    /// Makes a queue pair for reliable datagrams, for the operations in `operations`
+    /// (`IBV_QP_EX_WITH_*`). The type in `config` is not looked at.
+    ///
+    /// Service level and flags are fields of `attr` that older libraries do not know; those refuse what
+    /// is not zero there.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EOPNOTSUPP` where it is not an EFA device.
+    pub fn create_srd(
+        &self,
+        pd: &Arc<Pd>,
+        config: &QpConfig<'_>,
+        operations: u64,
+        attr: &efadv_qp_init_attr,
+    ) -> Result<Qp, VerbsError> {
+        const CALL: &str = "efadv_create_qp_ex";
+        let config = QpConfig { qp_type: IBV_QPT_DRIVER, ..*config };
+        let mut init = config.extended_attr(pd, operations, CALL)?;
+        let mut attr = *attr;
+        let size = size_of_val(&attr) as u32;
+        let context = pd.context().as_ptr();
+        // SAFETY: domain and queues are there and of one device; the library reads `size` bytes.
+        let raw = unsafe { (self.symbols.efadv_create_qp_ex)(context, &mut init, &mut attr, size) };
+        // SAFETY: what the library has just made, in this domain and with these queues.
+        unsafe { Qp::made(raw, init.cap, pd, &config, CALL) }
+    }
+
+    /// The number by which completions of receives (`slid`) name the port behind an address.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EOPNOTSUPP` where it is not an EFA device or the library has no such call.
+    pub fn address_number(&self, ah: &Ah) -> Result<u16, VerbsError> {
+        const CALL: &str = "efadv_query_ah";
+        let Some(query) = self.symbols.efadv_query_ah else {
+            return Err(ah.context().failed(CALL, libc::EOPNOTSUPP));
+        };
+        let mut attr = efadv_ah_attr::zeroed();
+        let size = size_of_val(&attr) as u32;
+        // SAFETY: the handle is there; the library writes no more than `size`.
+        let returned = unsafe { query(ah.as_ptr(), &mut attr, size) };
+        ah.context().check(CALL, returned)?;
+        Ok(attr.ahn)
+    }
+}
+
+impl fmt::Debug for Efa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Efa").field("found", &self.found).finish_non_exhaustive()
+    }
+}
+
+symbol_table! {
+    /// The functions that libefa exports and Peerway calls.
+    pub struct EfaSymbols {
+        required {
+            fn efadv_create_qp_ex(
+                *mut ibv_context, *mut ibv_qp_init_attr_ex, *mut efadv_qp_init_attr, u32,
+            ) -> *mut ibv_qp;
+            fn efadv_query_device(*mut ibv_context, *mut efadv_device_attr, u32) -> c_int;
+        }
+        optional {
+            fn efadv_query_ah(*mut ibv_ah, *mut efadv_ah_attr, u32) -> c_int;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::verbs::fake;
+    use crate::verbs::ffi::{IBV_QP_EX_WITH_RDMA_WRITE, IBV_QPT_RC, ibv_ah_attr, ibv_qp_init_attr};
+
+    unsafe extern "C" fn create_qp_ex(
+        _: *mut ibv_context,
+        attr: *mut ibv_qp_init_attr_ex,
+        efa: *mut efadv_qp_init_attr,
+        size: u32,
+    ) -> *mut ibv_qp {
+        // SAFETY: both are the caller's.
+        let (attr, efa) = unsafe { (&mut *attr, &*efa) };
+        assert_eq!((attr.qp_type, attr.comp_mask), (IBV_QPT_DRIVER, 0x41));
+        assert_eq!((attr.send_ops_flags, efa.sl, size), (IBV_QP_EX_WITH_RDMA_WRITE, 8, 16));
+        if attr.cap.max_send_wr > 4 {
+            // SAFETY: the thread's own errno.
+            unsafe { *libc::__errno_location() = libc::EINVAL };
+            return ptr::null_mut();
+        }
+        let mut plain = ibv_qp_init_attr { qp_type: IBV_QPT_RC, ..ibv_qp_init_attr::zeroed() };
+        (plain.send_cq, plain.recv_cq) = (attr.send_cq, attr.recv_cq);
+        fake::create_qp_for(attr.pd, &mut plain)
+    }
+
+    unsafe extern "C" fn query_device(
+        _: *mut ibv_context,
+        attr: *mut efadv_device_attr,
+        size: u32,
+    ) -> c_int {
+        assert_eq!(size as usize, size_of::<efadv_device_attr>());
+        // SAFETY: the caller's, to be filled.
+        unsafe { (*attr).device_caps = ffi::EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE };
+        0
+    }
+
+    unsafe extern "C" fn query_ah(_: *mut ibv_ah, attr: *mut efadv_ah_attr, _: u32) -> c_int {
+        // SAFETY: the caller's, to be filled.
+        unsafe { (*attr).ahn = 9 };
+        0
+    }
+
+    #[test]
+    fn a_reliable_datagram_queue_pair_is_made_by_libefa_and_given_back_by_verbs() {
+        let symbols = EfaSymbols {
+            efadv_create_qp_ex: create_qp_ex,
+            efadv_query_device: query_device,
+            efadv_query_ah: Some(query_ah),
+        };
+        // SAFETY: the functions above do as they should, on the fake's devices.
+        let efa = unsafe { Efa::from_symbols(symbols) };
+        let (cq, pd, _) = fake::queue_pair();
+        let attr = efa.device_attr(pd.context()).expect("the fake answers");
+        assert_eq!(attr.device_caps, ffi::EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE);
+
+        let attr = efadv_qp_init_attr { sl: 8, ..efadv_qp_init_attr::zeroed() };
+        let mut config = fake::config(&cq);
+        let operations = IBV_QP_EX_WITH_RDMA_WRITE;
+        let qp = efa.create_srd(&pd, &config, operations, &attr).expect("the fake gives one");
+        fake::log();
+        drop(qp);
+        assert_eq!(fake::log(), ["ibv_destroy_qp"]);
+        config.cap.max_send_wr = 5;
+        let refused = efa.create_srd(&pd, &config, operations, &attr).map(drop);
+        let error = refused.expect_err("more than it has");
+        assert_eq!((error.call, error.errno), ("efadv_create_qp_ex", libc::EINVAL));
+
+        let ah = Ah::create(&pd, &ibv_ah_attr::zeroed()).expect("the fake gives one");
+        assert_eq!(efa.address_number(&ah), Ok(9));
+        // SAFETY: as above.
+        let older = unsafe { Efa::from_symbols(EfaSymbols { efadv_query_ah: None, ..symbols }) };
+        assert!(older.address_number(&ah).is_err_and(|error| error.is_unsupported()));
+    }
+
+    #[test]
+    fn the_real_library_is_loaded_where_it_is_here() {
+        match Efa::load(None) {
+            Ok(efa) => assert!(efa.found().is_some_and(|found| found.passed_over.is_empty())),
+            Err(error) => eprintln!("skipped: {error}"),
+        }
+    }
+
+    #[test]
+    fn a_library_without_the_functions_is_passed_over_with_the_first_one_it_lacks() {
+        let tried = match Efa::load(Some("libc.so.6".into())) {
+            Ok(efa) => efa.found().expect("it was loaded").passed_over.clone(),
+            Err(error) => error.tried,
+        };
+        assert_eq!(tried[0].to_string(), "libc.so.6: has no efadv_create_qp_ex");
+    }
+}

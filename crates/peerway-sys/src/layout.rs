@@ -1,0 +1,307 @@
+//! C structures and constants, declared once and checked against the C compiler.
+//!
+//! [`c_types!`] and [`c_constants!`] declare what a vendor's header declares, under its own names, so
+//! that the vendor's manual pages are the documentation. In tests the same macros list every
+//! structure, field and value that was declared; the test at the bottom of this file prints the same
+//! list from C, out of the vendor's header, and compares. A field cannot be declared and left out.
+//!
+//! Headers grow. What a structure may do in a later header is said where it is declared: `Exact` ones
+//! never change, `Prefix` ones gain fields at the end (their callers pass a size, or the library
+//! allocates them), `Tail` ones gain fields at the front. What an older header does not have yet is
+//! `newer`, and a filler that no header names is `ours`.
+
+/// Declares `#[repr(C)]` structures and unions with public fields.
+macro_rules! c_types {
+    ($(
+        $(#[$meta:meta])*
+        $growth:ident $kind:ident $name:ident $(= $c:literal)? {
+            $( $(#[$field_meta:meta])* $field:ident $($presence:ident)? $(= $c_field:literal)? : $ty:ty ),*
+            $(,)?
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            #[allow(non_camel_case_types, non_snake_case)]
+            pub $kind $name {
+                $( $(#[$field_meta])* pub $field: $ty, )*
+            }
+
+            impl $name {
+                /// One with every byte zero, as `memset` would leave it.
+                pub const fn zeroed() -> Self {
+                    // SAFETY: what is declared with this macro holds integers, raw pointers, optional
+                    // function pointers, pthread objects and such structures again; for all of them
+                    // zero is a valid value.
+                    unsafe { std::mem::zeroed() }
+                }
+            }
+        )*
+
+        #[cfg(test)]
+        pub(crate) const TYPES: &[$crate::layout::CType] = &[ $(
+            $crate::layout::CType {
+                c: $crate::layout::c_name!($kind $name $($c)?),
+                growth: $crate::layout::Growth::$growth,
+                size: size_of::<$name>(),
+                align: align_of::<$name>(),
+                fields: &[ $(
+                    $crate::layout::CField {
+                        c: $crate::layout::c_name!($field $($c_field)?),
+                        presence: $crate::layout::presence!($($presence)?),
+                        offset: std::mem::offset_of!($name, $field),
+                        size: size_of::<$ty>(),
+                    },
+                )* ],
+            },
+        )* ];
+    };
+}
+
+/// Declares constants under their C names.
+macro_rules! c_constants {
+    ($( $(#[$meta:meta])* $name:ident $($presence:ident)? : $ty:ty = $value:expr; )*) => {
+        $( $(#[$meta])* pub const $name: $ty = $value; )*
+
+        #[cfg(test)]
+        pub(crate) const CONSTANTS: &[$crate::layout::CConstant] = &[ $(
+            $crate::layout::CConstant {
+                c: stringify!($name),
+                presence: $crate::layout::presence!($($presence)?),
+                value: $name as i64,
+            },
+        )* ];
+    };
+}
+
+/// The name in C: the one given, or else the one in Rust.
+#[cfg(test)]
+macro_rules! c_name {
+    ($name:ident) => {
+        stringify!($name)
+    };
+    ($name:ident $c:literal) => {
+        $c
+    };
+    ($kind:ident $name:ident) => {
+        concat!(stringify!($kind), " ", stringify!($name))
+    };
+    ($kind:ident $name:ident $c:literal) => {
+        $c
+    };
+}
+
+#[cfg(test)]
+macro_rules! presence {
+    () => {
+        $crate::layout::Presence::Always
+    };
+    (newer) => {
+        $crate::layout::Presence::Newer
+    };
+    (ours) => {
+        $crate::layout::Presence::Ours
+    };
+}
+
+pub(crate) use {c_constants, c_types};
+#[cfg(test)]
+pub(crate) use {c_name, presence};
+
+/// A structure as Rust lays it out.
+#[cfg(test)]
+pub(crate) struct CType {
+    /// The type in C: a name, or an expression for one that has none.
+    pub(crate) c: &'static str,
+    pub(crate) growth: Growth,
+    pub(crate) size: usize,
+    pub(crate) align: usize,
+    pub(crate) fields: &'static [CField],
+}
+
+#[cfg(test)]
+pub(crate) struct CField {
+    pub(crate) c: &'static str,
+    pub(crate) presence: Presence,
+    pub(crate) offset: usize,
+    pub(crate) size: usize,
+}
+
+#[cfg(test)]
+pub(crate) struct CConstant {
+    pub(crate) c: &'static str,
+    pub(crate) presence: Presence,
+    pub(crate) value: i64,
+}
+
+/// What a later header may do to a structure.
+#[cfg(test)]
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Growth {
+    /// Nothing.
+    Exact,
+    /// Append fields.
+    Prefix,
+    /// Put fields in front: what is compared is the distance from the end.
+    Tail,
+}
+
+/// Whether a header has an item.
+#[cfg(test)]
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Presence {
+    /// Every header that can be met.
+    Always,
+    /// Only later ones than the oldest supported.
+    Newer,
+    /// None: it names what C leaves as padding.
+    Ours,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::fmt::Write as _;
+    use std::io::Write as _;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::{efadv, verbs};
+
+    const TYPES: &[&[CType]] = &[
+        verbs::ffi::device::TYPES,
+        verbs::ffi::context::TYPES,
+        verbs::ffi::memory::TYPES,
+        verbs::ffi::completion::TYPES,
+        verbs::ffi::queue_pair::TYPES,
+        verbs::ffi::work::TYPES,
+        verbs::ffi::extended::TYPES,
+        efadv::ffi::TYPES,
+    ];
+
+    const CONSTANTS: &[&[CConstant]] = &[verbs::ffi::constants::CONSTANTS, efadv::ffi::CONSTANTS];
+
+    const INCLUDES: &str = "#include <stddef.h>\n#include <stdio.h>\n\
+        #include <infiniband/verbs.h>\n#include <infiniband/efadv.h>\n";
+
+    #[test]
+    fn rust_and_the_rdma_core_headers_agree_on_every_size_offset_and_value() {
+        if let Err(why) = compiles(&format!("{INCLUDES}int unused;\n")) {
+            eprintln!("skipped: {why}; the layouts need a C compiler and libibverbs-dev");
+            return;
+        }
+        let mut older = Vec::new();
+        let mut here = |presence: Presence, what: String, probe: String| match presence {
+            Presence::Always => true,
+            Presence::Ours => false,
+            Presence::Newer => {
+                let here = compiles(&format!("{INCLUDES}int probe = (int)({probe});\n")).is_ok();
+                if !here {
+                    older.push(what);
+                }
+                here
+            }
+        };
+
+        let mut expected = HashMap::new();
+        let mut body = String::new();
+        for ty in TYPES.iter().copied().flatten() {
+            let c = ty.c;
+            print(&mut body, &format!("sizeof {c}"), &format!("sizeof({c})"));
+            expected.insert(format!("sizeof {c}"), (ty.growth, ty.size as i64));
+            print(&mut body, &format!("alignof {c}"), &format!("_Alignof({c})"));
+            expected.insert(format!("alignof {c}"), (Growth::Exact, ty.align as i64));
+            for field in ty.fields {
+                let what = format!("{c}.{}", field.c);
+                let size = format!("sizeof((({c} *)0)->{})", field.c);
+                if !here(field.presence, what.clone(), size.clone()) {
+                    continue;
+                }
+                let (place, at) = match ty.growth {
+                    Growth::Tail => (
+                        format!("sizeof({c}) - offsetof({c}, {})", field.c),
+                        ty.size - field.offset,
+                    ),
+                    _ => (format!("offsetof({c}, {})", field.c), field.offset),
+                };
+                print(&mut body, &format!("place {what}"), &place);
+                expected.insert(format!("place {what}"), (Growth::Exact, at as i64));
+                print(&mut body, &format!("size {what}"), &size);
+                expected.insert(format!("size {what}"), (Growth::Exact, field.size as i64));
+            }
+        }
+        for constant in CONSTANTS.iter().copied().flatten() {
+            let c = constant.c;
+            if here(constant.presence, c.to_owned(), c.to_owned()) {
+                print(&mut body, &format!("value {c}"), c);
+                expected.insert(format!("value {c}"), (Growth::Exact, constant.value));
+            }
+        }
+
+        let program = format!("{INCLUDES}int main(void) {{\n{body}return 0;\n}}\n");
+        let printed = run(&program).expect("the program of sizes and offsets compiles and runs");
+        let mut wrong = Vec::new();
+        for line in printed.lines() {
+            let (what, value) = line.split_once('\t').expect("a tab in every line");
+            let value: i64 = value.parse().expect("a number after the tab");
+            let (growth, ours) = expected.remove(what).expect("only what was asked for");
+            let agrees = match growth {
+                Growth::Exact => value == ours,
+                Growth::Prefix | Growth::Tail => value >= ours,
+            };
+            if !agrees {
+                wrong.push(format!("{what}: {value} in C, {ours} in Rust"));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(expected.is_empty(), "C did not print {:?}", expected.keys());
+        eprintln!("compared {} numbers; not in these headers: {older:?}", printed.lines().count());
+    }
+
+    fn print(body: &mut String, what: &str, value: &str) {
+        writeln!(body, "printf(\"%s\\t%lld\\n\", \"{what}\", (long long)({value}));")
+            .expect("writing to a string");
+    }
+
+    /// Whether a translation unit is valid, and if not, the compiler's first words.
+    fn compiles(source: &str) -> Result<(), String> {
+        cc(source, &["-fsyntax-only"])
+    }
+
+    fn run(source: &str) -> Result<String, String> {
+        let program = std::env::temp_dir().join(format!("peerway-layout-{}", std::process::id()));
+        let result = cc(source, &["-o", path(&program)]).and_then(|()| {
+            let output = Command::new(&program).output().map_err(|error| error.to_string())?;
+            String::from_utf8(output.stdout).map_err(|error| error.to_string())
+        });
+        // Gone or never made: either is fine.
+        let _ = std::fs::remove_file(&program);
+        result
+    }
+
+    fn path(path: &Path) -> &str {
+        path.to_str().expect("a temporary directory with a plain name")
+    }
+
+    fn cc(source: &str, arguments: &[&str]) -> Result<(), String> {
+        let mut compiler = Command::new("cc")
+            .args(["-x", "c", "-"])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot run cc: {error}"))?;
+        let mut input = compiler.stdin.take().expect("a piped input");
+        input.write_all(source.as_bytes()).map_err(|error| error.to_string())?;
+        drop(input);
+        let output = compiler.wait_with_output().map_err(|error| error.to_string())?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let words = String::from_utf8_lossy(&output.stderr);
+        Err(words.lines().find(|line| line.contains("error")).unwrap_or("cc failed").to_owned())
+    }
+}

@@ -1,0 +1,65 @@
+//! Addresses of far ports, for queue pairs without a connection.
+
+use std::sync::Arc;
+
+use super::context::Context;
+use super::error::VerbsError;
+use super::ffi::*;
+use super::memory::Pd;
+use super::owned::owned;
+
+/// The address of a far port. With the number and key of a queue pair there, it is where a datagram
+/// goes.
+#[derive(Debug)]
+pub struct Ah {
+    raw: *mut ibv_ah,
+    pd: Arc<Pd>,
+}
+
+impl Ah {
+    /// Resolves an address.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`] as the driver says: no route, a bad GID index.
+    pub fn create(pd: &Arc<Pd>, attr: &ibv_ah_attr) -> Result<Self, VerbsError> {
+        let mut attr = *attr;
+        // SAFETY: the domain is there; the library reads `attr`.
+        let raw = unsafe { (pd.context().verbs().symbols.ibv_create_ah)(pd.as_ptr(), &mut attr) };
+        if raw.is_null() {
+            return Err(VerbsError::last("ibv_create_ah", pd.context().name().to_owned()));
+        }
+        Ok(Self { raw, pd: Arc::clone(pd) })
+    }
+
+    /// The structure itself, for work requests and calls that have no wrapper.
+    pub fn as_ptr(&self) -> *mut ibv_ah {
+        self.raw
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        self.pd.context()
+    }
+}
+
+owned!(Ah, "ibv_destroy_ah", |this| {
+    // SAFETY: made by this library, given back once.
+    unsafe { (this.context().verbs().symbols.ibv_destroy_ah)(this.raw) }
+});
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake;
+    use super::*;
+
+    #[test]
+    fn an_address_is_made_and_given_back() {
+        let pd = Arc::new(Pd::alloc(&Arc::new(fake::open())).expect("the fake gives one"));
+        fake::fail("ibv_create_ah", libc::EHOSTUNREACH);
+        let refused = Ah::create(&pd, &ibv_ah_attr::zeroed()).map(drop);
+        assert_eq!(refused.map_err(|error| error.errno), Err(libc::EHOSTUNREACH));
+        fake::log();
+        drop(Ah::create(&pd, &ibv_ah_attr::zeroed()).expect("the fake gives one"));
+        assert_eq!(fake::log(), ["ibv_create_ah", "ibv_destroy_ah"]);
+    }
+}

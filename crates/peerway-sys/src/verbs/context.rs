@@ -1,0 +1,394 @@
+//! An open device.
+
+use std::fmt;
+use std::mem::offset_of;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::error::{VerbsError, errno_of};
+use super::event::{self, AsyncEvent};
+use super::ffi::*;
+use super::gid::{self, Gid, GidKind};
+use super::table::Verbs;
+
+/// An open device. Everything that is made on it keeps it open.
+pub struct Context {
+    raw: *mut ibv_context,
+    name: String,
+    sysfs_path: PathBuf,
+    /// The process that opened it.
+    pid: u32,
+    verbs: Arc<Verbs>,
+}
+
+// SAFETY: verbs may be called from any thread; what this reads in the structure does not change while
+// the device is open.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// # Safety
+    ///
+    /// `raw` was opened by `verbs` and is closed by nobody else.
+    pub(super) unsafe fn from_raw(
+        raw: *mut ibv_context,
+        verbs: Arc<Verbs>,
+        name: String,
+        sysfs_path: PathBuf,
+    ) -> Self {
+        Self { raw, name, sysfs_path, pid: std::process::id(), verbs }
+    }
+
+    /// What the kernel calls the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device's directory under `/sys/class/infiniband`.
+    pub fn sysfs_path(&self) -> &Path {
+        &self.sysfs_path
+    }
+
+    /// The library it was opened with.
+    pub fn verbs(&self) -> &Arc<Verbs> {
+        &self.verbs
+    }
+
+    /// The structure itself, for calls that have no wrapper.
+    pub fn as_ptr(&self) -> *mut ibv_context {
+        self.raw
+    }
+
+    /// How many completion vectors (interrupts) there are to spread completion queues over.
+    pub fn completion_vectors(&self) -> i32 {
+        // SAFETY: open while `self` lives.
+        unsafe { (*self.raw).num_comp_vectors }
+    }
+
+    /// What the device can do.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`] as the driver says.
+    pub fn device_attr(&self) -> Result<ibv_device_attr, VerbsError> {
+        let mut attr = ibv_device_attr::zeroed();
+        // SAFETY: open while `self` lives; `attr` is of the size that the library expects.
+        let returned = unsafe { (self.verbs.symbols.ibv_query_device)(self.raw, &mut attr) };
+        self.check("ibv_query_device", returned)?;
+        Ok(attr)
+    }
+
+    /// What the device can do, with what was added later; zero where the driver does not know of it.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`] as the driver says.
+    pub fn device_attr_ex(&self) -> Result<ibv_device_attr_ex, VerbsError> {
+        let mut attr = ibv_device_attr_ex::zeroed();
+        // SAFETY: the type is that of the field.
+        let query: Option<QueryDeviceEx> =
+            unsafe { self.extended_op(offset_of!(verbs_context, query_device_ex)) };
+        if let Some(query) = query {
+            let size = size_of::<ibv_device_attr_ex>();
+            // SAFETY: open while `self` lives; the driver writes no more than `size`.
+            let returned = unsafe { query(self.raw, std::ptr::null(), &mut attr, size) };
+            match errno_of(returned) {
+                None => return Ok(attr),
+                // As the C header does: the driver has the call and does not do it.
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => attr = ibv_device_attr_ex::zeroed(),
+                Some(errno) => return Err(self.failed("ibv_query_device_ex", errno)),
+            }
+        }
+        attr.orig_attr = self.device_attr()?;
+        Ok(attr)
+    }
+
+    /// What a port is doing. Ports count from 1.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`] as the driver says; `EINVAL` where there is no such port.
+    pub fn port_attr(&self, port: u8) -> Result<ibv_port_attr, VerbsError> {
+        let mut attr = ibv_port_attr::zeroed();
+        // SAFETY: the type is that of the field.
+        let query: Option<QueryPort> =
+            unsafe { self.extended_op(offset_of!(verbs_context, query_port)) };
+        let returned = match query {
+            // SAFETY: open while `self` lives; the driver writes no more than the size.
+            Some(query) => unsafe { query(self.raw, port, &mut attr, size_of_val(&attr)) },
+            // SAFETY: open while `self` lives; the library writes a prefix of `attr`.
+            None => unsafe { (self.verbs.symbols.ibv_query_port)(self.raw, port, &mut attr) },
+        };
+        match errno_of(returned) {
+            None => Ok(attr),
+            Some(errno) => {
+                let on = format!("port {port} of {}", self.name);
+                Err(VerbsError::new("ibv_query_port", on, errno))
+            }
+        }
+    }
+
+    /// An entry of a port's table of addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `ENODATA` where the entry is empty.
+    pub fn gid(&self, port: u8, index: u32) -> Result<Gid, VerbsError> {
+        let failed = |call, errno| {
+            let on = format!("GID {index} of port {port} of {}", self.name);
+            VerbsError::new(call, on, errno)
+        };
+        if let Some(query) = self.verbs.symbols._ibv_query_gid_ex {
+            let mut entry = ibv_gid_entry::zeroed();
+            let size = size_of::<ibv_gid_entry>();
+            // SAFETY: open while `self` lives; the library writes no more than `size`.
+            let returned = unsafe { query(self.raw, u32::from(port), index, &mut entry, 0, size) };
+            match errno_of(returned) {
+                None => {
+                    return Ok(Gid {
+                        // SAFETY: every byte of a union of integers is initialised: it was zeroed.
+                        raw: unsafe { entry.gid.raw },
+                        kind: GidKind::from_verbs(entry.gid_type),
+                        interface_index: entry.ndev_ifindex,
+                    });
+                }
+                // Neither the kernel nor the library can tell the kind; the old call can still read it.
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => {}
+                Some(errno) => return Err(failed("ibv_query_gid_ex", errno)),
+            }
+        }
+
+        let entry = i32::try_from(index).map_err(|_| failed("ibv_query_gid", libc::EINVAL))?;
+        let mut found = ibv_gid::zeroed();
+        // SAFETY: open while `self` lives; the library writes one GID.
+        let returned =
+            unsafe { (self.verbs.symbols.ibv_query_gid)(self.raw, port, entry, &mut found) };
+        if let Some(errno) = errno_of(returned) {
+            return Err(failed("ibv_query_gid", errno));
+        }
+        // SAFETY: every byte of a union of integers is initialised: it was zeroed.
+        let raw = unsafe { found.raw };
+        if raw == [0; 16] {
+            return Err(failed("ibv_query_gid", libc::ENODATA));
+        }
+        let (kind, interface_index) = gid::from_sysfs(&self.sysfs_path, port, index);
+        Ok(Gid { raw, kind, interface_index })
+    }
+
+    /// Readable when there is an [`async_event`](Self::async_event).
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the library keeps it open as long as the device is.
+        unsafe { BorrowedFd::borrow_raw((*self.raw).async_fd) }
+    }
+
+    /// Makes [`async_event`](Self::async_event) return instead of waiting.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`] as `fcntl` says.
+    pub fn set_async_nonblocking(&self) -> Result<(), VerbsError> {
+        // SAFETY: open while `self` lives.
+        let fd = unsafe { (*self.raw).async_fd };
+        set_nonblocking(fd).map_err(|errno| self.failed("fcntl", errno))
+    }
+
+    /// The next thing that happened to the device outside of completions; none where
+    /// [`set_async_nonblocking`](Self::set_async_nonblocking) was called and nothing is there.
+    ///
+    /// It is acknowledged at once, so that giving back what it is about never waits for the caller.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EIO` or `ENODEV` once the device is gone.
+    pub fn async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
+        let mut raw = ibv_async_event { element: ibv_async_element::zeroed(), event_type: 0 };
+        // SAFETY: open while `self` lives; the library fills `raw`.
+        let returned = unsafe { (self.verbs.symbols.ibv_get_async_event)(self.raw, &mut raw) };
+        match errno_of(returned) {
+            None => {}
+            Some(libc::EAGAIN | libc::EINTR) => return Ok(None),
+            Some(errno) => return Err(self.failed("ibv_get_async_event", errno)),
+        }
+        // SAFETY: the event is the library's and not yet acknowledged, so what it names is still there.
+        let event = unsafe { event::read(&raw) };
+        // SAFETY: acknowledged once.
+        unsafe { (self.verbs.symbols.ibv_ack_async_event)(&mut raw) };
+        Ok(Some(event))
+    }
+
+    /// Whether this process opened the device. A child after a fork did not, and must not touch it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    pub(crate) fn failed(&self, call: &'static str, errno: i32) -> VerbsError {
+        VerbsError::new(call, self.name.clone(), errno)
+    }
+
+    pub(crate) fn check(&self, call: &'static str, returned: i32) -> Result<(), VerbsError> {
+        errno_of(returned).map_or(Ok(()), |errno| Err(self.failed(call, errno)))
+    }
+
+    /// The entry at `offset` in the `verbs_context` around this context, where there is one and it
+    /// reaches that far; what `verbs_get_ctx_op` is in C.
+    ///
+    /// # Safety
+    ///
+    /// `offset` is that of a field of type `Option<F>` in [`verbs_context`], and `F` a function pointer.
+    pub(super) unsafe fn extended_op<F>(&self, offset: usize) -> Option<F> {
+        // SAFETY: open while `self` lives.
+        if unsafe { (*self.raw).abi_compat }.addr() != usize::MAX {
+            return None;
+        }
+        let behind = offset_of!(verbs_context, context);
+        let field = |offset: usize| self.raw.wrapping_byte_sub(behind - offset);
+        // SAFETY: all ones in `abi_compat` say that this lies in a `verbs_context`, whose `sz` is right
+        // in front of it in every version.
+        let size = unsafe { field(offset_of!(verbs_context, sz)).cast::<usize>().read() };
+        // Older libraries have a shorter table: the front of ours is then not theirs.
+        if size < size_of::<verbs_context>() - offset {
+            return None;
+        }
+        // SAFETY: inside the table, by its size; the caller vouches for the type.
+        unsafe { field(offset).cast::<Option<F>>().read() }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            // SAFETY: opened by this library, closed once; everything made on it is gone, as it held
+            // this. What it returns could be told to nobody.
+            let _ = unsafe { (self.verbs.symbols.ibv_close_device)(self.raw) };
+        } else {
+            // Closing the device could act on the parent's; the descriptors are this process's own.
+            // SAFETY: the structure is in this process's copy of the memory, and its descriptors are
+            // used by nothing else here.
+            unsafe {
+                libc::close((*self.raw).cmd_fd);
+                libc::close((*self.raw).async_fd);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// # Errors
+///
+/// The error number.
+pub(super) fn set_nonblocking(fd: RawFd) -> Result<(), i32> {
+    // SAFETY: `fcntl` on any number is harmless; these two commands take and give flags.
+    let done = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) >= 0
+    };
+    if done { Ok(()) } else { Err(errno_of(-1).unwrap_or(libc::EIO)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use super::super::fake;
+    use super::*;
+
+    #[test]
+    fn what_the_device_says_is_read_and_its_refusals_are_named() {
+        let context = fake::open();
+        assert_eq!(context.name(), "fake0");
+        assert_eq!(context.sysfs_path(), Path::new("/sys/class/infiniband/fake0"));
+        assert_eq!(context.completion_vectors(), 3);
+        assert_eq!(context.device_attr().map(|attr| attr.max_qp), Ok(7));
+        assert_eq!(context.device_attr_ex().map(|attr| attr.orig_attr.max_qp), Ok(7));
+        assert_eq!(context.port_attr(1).map(|attr| attr.state), Ok(IBV_PORT_ACTIVE));
+
+        fake::fail("ibv_query_device", libc::EIO);
+        let error = context.device_attr().map(|_| ()).expect_err("it was told to fail");
+        assert_eq!((error.call, &*error.on, error.errno), ("ibv_query_device", "fake0", libc::EIO));
+        fake::fail("ibv_query_port", libc::EINVAL);
+        let error = context.port_attr(9).map(|_| ()).expect_err("it was told to fail");
+        assert_eq!((&*error.on, error.errno), ("port 9 of fake0", libc::EINVAL));
+    }
+
+    #[test]
+    fn addresses_come_from_the_new_call_or_the_old_one() {
+        let context = fake::open();
+        let gid = context.gid(1, 3).expect("the fake has it");
+        assert_eq!(gid.kind, GidKind::RoceV2);
+        assert_eq!(gid.interface_index, 5);
+
+        // Without the new call the kind is looked for in sysfs, where there is no such device.
+        fake::fail("_ibv_query_gid_ex", libc::EOPNOTSUPP);
+        let gid = context.gid(1, 3).expect("the old call has it");
+        assert_eq!(gid.kind, GidKind::Unknown);
+
+        fake::fail("_ibv_query_gid_ex", libc::ENODATA);
+        let error = context.gid(1, 4).expect_err("it was told to fail");
+        assert_eq!((&*error.on, error.errno), ("GID 4 of port 1 of fake0", libc::ENODATA));
+    }
+
+    #[test]
+    fn an_extended_context_is_asked_through_its_table_as_far_as_it_reaches() {
+        unsafe extern "C" fn query_port(
+            _: *mut ibv_context,
+            _: u8,
+            attr: *mut ibv_port_attr,
+            size: usize,
+        ) -> i32 {
+            assert_eq!(size, size_of::<ibv_port_attr>());
+            // SAFETY: the caller gave a place of that size.
+            unsafe { (*attr).link_layer = IBV_LINK_LAYER_ETHERNET };
+            0
+        }
+
+        let context = fake::open();
+        // SAFETY: every context of the fake lies in a `verbs_context` that lives as long.
+        let table = unsafe {
+            &mut *context
+                .as_ptr()
+                .byte_sub(offset_of!(verbs_context, context))
+                .cast::<verbs_context>()
+        };
+        table.query_port = Some(query_port);
+        table.sz = size_of::<verbs_context>();
+        table.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
+        let link_layer = |context: &Context| context.port_attr(1).map(|attr| attr.link_layer);
+        assert_eq!(link_layer(&context), Ok(IBV_LINK_LAYER_ETHERNET));
+
+        // One entry shorter: the library is older, and what lies there is not a function.
+        table.sz = size_of::<verbs_context>() - 8;
+        assert_eq!(link_layer(&context), Ok(IBV_LINK_LAYER_UNSPECIFIED));
+        table.sz = size_of::<verbs_context>();
+        table.context.abi_compat = std::ptr::null_mut();
+        assert_eq!(link_layer(&context), Ok(IBV_LINK_LAYER_UNSPECIFIED));
+    }
+
+    #[test]
+    fn an_event_is_read_and_acknowledged_at_once() {
+        let context = fake::open();
+        assert_eq!(context.async_event(), Ok(None));
+        fake::push_port_event(IBV_EVENT_PORT_ERR, 2);
+        let event = context.async_event().expect("no error").expect("it was pushed");
+        assert_eq!(event.to_string(), "port error on port 2");
+        assert_eq!(fake::log().last(), Some(&"ibv_ack_async_event"));
+        fake::fail("ibv_get_async_event", libc::EIO);
+        assert_eq!(context.async_event().map_err(|error| error.errno), Err(libc::EIO));
+    }
+
+    #[test]
+    fn descriptors_are_made_nonblocking() {
+        let context = fake::open();
+        context.set_async_nonblocking().expect("the fake's is real");
+        // SAFETY: asks for flags.
+        let flags = unsafe { libc::fcntl(context.async_fd().as_raw_fd(), libc::F_GETFL) };
+        assert_ne!(flags & libc::O_NONBLOCK, 0);
+        assert_eq!(set_nonblocking(-1), Err(libc::EBADF));
+    }
+}

@@ -1,0 +1,124 @@
+//! What happens to a device outside of completions.
+
+use std::fmt;
+
+use super::ffi::*;
+
+/// Something that happened to a device, a port, a queue pair or a completion queue.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct AsyncEvent {
+    /// `IBV_EVENT_*`.
+    pub kind: u32,
+    /// What it happened to.
+    pub subject: Subject,
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Subject {
+    /// The queue pair of this number.
+    Qp(u32),
+    /// The completion queue that was made with this cookie.
+    Cq(usize),
+    /// The port of this number.
+    Port(i32),
+    /// The device, or something that is not used here.
+    Device,
+}
+
+/// # Safety
+///
+/// The library has filled `event`, and it is not yet acknowledged: until then what it names is kept.
+pub(super) unsafe fn read(event: &ibv_async_event) -> AsyncEvent {
+    let element = event.element;
+    let subject = match event.event_type {
+        IBV_EVENT_QP_FATAL
+        | IBV_EVENT_QP_REQ_ERR
+        | IBV_EVENT_QP_ACCESS_ERR
+        | IBV_EVENT_COMM_EST
+        | IBV_EVENT_SQ_DRAINED
+        | IBV_EVENT_PATH_MIG
+        | IBV_EVENT_PATH_MIG_ERR
+        | IBV_EVENT_QP_LAST_WQE_REACHED => {
+            // SAFETY: these events name a queue pair, kept as the caller vouches.
+            Subject::Qp(unsafe { (*element.qp).qp_num })
+        }
+        IBV_EVENT_CQ_ERR => {
+            // SAFETY: this event names a completion queue, kept as the caller vouches.
+            Subject::Cq(unsafe { (*element.cq).cq_context }.addr())
+        }
+        IBV_EVENT_PORT_ACTIVE
+        | IBV_EVENT_PORT_ERR
+        | IBV_EVENT_LID_CHANGE
+        | IBV_EVENT_PKEY_CHANGE
+        | IBV_EVENT_SM_CHANGE
+        | IBV_EVENT_CLIENT_REREGISTER
+        | IBV_EVENT_GID_CHANGE => {
+            // SAFETY: these events carry a number, and any four bytes are one.
+            Subject::Port(unsafe { element.port_num })
+        }
+        _ => Subject::Device,
+    };
+    AsyncEvent { kind: event.event_type, subject }
+}
+
+impl fmt::Display for AsyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = match self.kind {
+            IBV_EVENT_CQ_ERR => "completion queue overrun",
+            IBV_EVENT_QP_FATAL => "queue pair failed",
+            IBV_EVENT_QP_REQ_ERR => "invalid request",
+            IBV_EVENT_QP_ACCESS_ERR => "access violation",
+            IBV_EVENT_COMM_EST => "communication established",
+            IBV_EVENT_SQ_DRAINED => "send queue drained",
+            IBV_EVENT_PATH_MIG => "path migrated",
+            IBV_EVENT_PATH_MIG_ERR => "path migration failed",
+            IBV_EVENT_DEVICE_FATAL => "device failed",
+            IBV_EVENT_PORT_ACTIVE => "port active",
+            IBV_EVENT_PORT_ERR => "port error",
+            IBV_EVENT_LID_CHANGE => "LID changed",
+            IBV_EVENT_PKEY_CHANGE => "partition keys changed",
+            IBV_EVENT_SM_CHANGE => "subnet manager changed",
+            IBV_EVENT_QP_LAST_WQE_REACHED => "last receive used",
+            IBV_EVENT_CLIENT_REREGISTER => "subnet manager asks to register anew",
+            IBV_EVENT_GID_CHANGE => "GID changed",
+            IBV_EVENT_DEVICE_SPEED_CHANGE => "speed changed",
+            other => return write!(f, "event {other}"),
+        };
+        f.write_str(words)?;
+        match self.subject {
+            Subject::Qp(number) => write!(f, " on queue pair {number}"),
+            Subject::Cq(cookie) => write!(f, " on completion queue {cookie:#x}"),
+            Subject::Port(number) => write!(f, " on port {number}"),
+            Subject::Device => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_name_what_they_are_about() {
+        let mut qp = ibv_qp { qp_num: 17, ..ibv_qp::zeroed() };
+        let mut cq =
+            ibv_cq { cq_context: std::ptr::without_provenance_mut(0x20), ..ibv_cq::zeroed() };
+        let text = |element, event_type| {
+            // SAFETY: what the elements below name lives to the end of this test.
+            unsafe { read(&ibv_async_event { element, event_type }) }.to_string()
+        };
+        let about_qp = ibv_async_element { qp: &mut qp };
+        assert_eq!(text(about_qp, IBV_EVENT_QP_FATAL), "queue pair failed on queue pair 17");
+        let about_cq = ibv_async_element { cq: &mut cq };
+        assert_eq!(
+            text(about_cq, IBV_EVENT_CQ_ERR),
+            "completion queue overrun on completion queue 0x20"
+        );
+        let nothing = ibv_async_element::zeroed();
+        assert_eq!(text(nothing, IBV_EVENT_DEVICE_FATAL), "device failed");
+        assert_eq!(text(nothing, 999), "event 999");
+    }
+}

@@ -1,0 +1,121 @@
+//! Addresses of ports.
+
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use super::ffi::{IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2};
+
+/// An address of a port.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub struct Gid {
+    /// The 16 bytes, as they go over the wire.
+    pub raw: [u8; 16],
+    /// The protocol that it is an address of.
+    pub kind: GidKind,
+    /// The network interface that it belongs to; 0 where there is none or it is not known.
+    pub interface_index: u32,
+}
+
+impl Gid {
+    /// As an IPv6 address, which on Ethernet it is.
+    pub fn ipv6(&self) -> Ipv6Addr {
+        Ipv6Addr::from(self.raw)
+    }
+
+    /// The IPv4 address, where it is one mapped into IPv6.
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        self.ipv6().to_ipv4_mapped()
+    }
+}
+
+/// The protocol that a GID is an address of.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum GidKind {
+    /// InfiniBand, or a device that makes no difference, such as EFA.
+    Infiniband,
+    /// RDMA in Ethernet frames, not routable.
+    RoceV1,
+    /// RDMA in UDP.
+    RoceV2,
+    /// The system would not say.
+    Unknown,
+}
+
+impl GidKind {
+    pub(super) fn from_verbs(gid_type: u32) -> Self {
+        match gid_type {
+            IBV_GID_TYPE_IB => Self::Infiniband,
+            IBV_GID_TYPE_ROCE_V1 => Self::RoceV1,
+            IBV_GID_TYPE_ROCE_V2 => Self::RoceV2,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// From `ports/P/gid_attrs/types/N` and `ports/P/link_layer`; the kernel has one word for the first
+    /// two kinds.
+    fn from_words(kind: &str, link_layer: &str) -> Self {
+        match (kind.trim(), link_layer.trim()) {
+            ("RoCE v2", _) => Self::RoceV2,
+            ("IB/RoCE v1", "Ethernet") => Self::RoceV1,
+            ("IB/RoCE v1", _) => Self::Infiniband,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// The kind and the interface of a GID, from the kernel's files about the device.
+pub(super) fn from_sysfs(device: &Path, port: u8, index: u32) -> (GidKind, u32) {
+    let port = device.join("ports").join(port.to_string());
+    let read = |file: String| fs::read_to_string(port.join(file)).unwrap_or_default();
+    let kind = GidKind::from_words(
+        &read(format!("gid_attrs/types/{index}")),
+        &read("link_layer".to_owned()),
+    );
+    let interface = read(format!("gid_attrs/ndevs/{index}"));
+    let interface = interface.trim();
+    // A name with a slash would leave the directory; the kernel allows none.
+    let index_of = |name: &str| {
+        let file = Path::new("/sys/class/net").join(name).join("ifindex");
+        fs::read_to_string(file).ok()?.trim().parse().ok()
+    };
+    let named = !interface.is_empty() && !interface.contains('/');
+    (kind, named.then(|| index_of(interface)).flatten().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_read_from_the_kernels_files() {
+        let device = std::env::temp_dir().join(format!("peerway-gid-{}", std::process::id()));
+        let port = device.join("ports/1");
+        for directory in ["gid_attrs/types", "gid_attrs/ndevs"] {
+            fs::create_dir_all(port.join(directory)).expect("a directory");
+        }
+        let write = |file: &str, text: &str| fs::write(port.join(file), text).expect("a file");
+        write("link_layer", "Ethernet\n");
+        write("gid_attrs/types/0", "IB/RoCE v1\n");
+        write("gid_attrs/types/1", "RoCE v2\n");
+        write("gid_attrs/ndevs/1", "lo\n");
+        assert_eq!(from_sysfs(&device, 1, 0), (GidKind::RoceV1, 0));
+        assert_eq!(from_sysfs(&device, 1, 1), (GidKind::RoceV2, 1));
+        assert_eq!(from_sysfs(&device, 1, 2), (GidKind::Unknown, 0));
+        write("link_layer", "InfiniBand\n");
+        assert_eq!(from_sysfs(&device, 1, 0), (GidKind::Infiniband, 0));
+        fs::remove_dir_all(&device).expect("it was made here");
+    }
+
+    #[test]
+    fn addresses_of_ethernet_are_ip_addresses() {
+        let raw = Ipv4Addr::new(10, 77, 0, 1).to_ipv6_mapped().octets();
+        let gid = Gid { raw, kind: GidKind::from_verbs(2), interface_index: 0 };
+        assert_eq!(gid.ipv4(), Some(Ipv4Addr::new(10, 77, 0, 1)));
+        let gid = Gid { raw: Ipv6Addr::LOCALHOST.octets(), kind: GidKind::Unknown, ..gid };
+        assert_eq!((gid.ipv4(), gid.ipv6()), (None, Ipv6Addr::LOCALHOST));
+        assert_eq!(GidKind::from_verbs(99), GidKind::Unknown);
+    }
+}

@@ -1,0 +1,338 @@
+//! Protection domains, registered memory, memory windows.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::Arc;
+
+use super::context::Context;
+use super::error::VerbsError;
+use super::ffi::*;
+use super::owned::owned;
+
+/// A protection domain: queue pairs reach only the memory that is registered in their own.
+#[derive(Debug)]
+pub struct Pd {
+    raw: *mut ibv_pd,
+    context: Arc<Context>,
+}
+
+impl Pd {
+    /// Makes one.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`] as the driver says.
+    pub fn alloc(context: &Arc<Context>) -> Result<Self, VerbsError> {
+        // SAFETY: the device is open.
+        let raw = unsafe { (context.verbs().symbols.ibv_alloc_pd)(context.as_ptr()) };
+        if raw.is_null() {
+            return Err(VerbsError::last("ibv_alloc_pd", context.name().to_owned()));
+        }
+        Ok(Self { raw, context: Arc::clone(context) })
+    }
+
+    /// The device it is on.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The structure itself, for calls that have no wrapper.
+    pub fn as_ptr(&self) -> *mut ibv_pd {
+        self.raw
+    }
+}
+
+owned!(Pd, "ibv_dealloc_pd", |this| {
+    // SAFETY: made by this library, given back once; what was made in it held it and is gone.
+    unsafe { (this.context.verbs().symbols.ibv_dealloc_pd)(this.raw) }
+});
+
+/// Registered memory: the device may read or write it, and a peer who has the key too.
+#[derive(Debug)]
+pub struct Mr {
+    raw: *mut ibv_mr,
+    pd: Arc<Pd>,
+}
+
+impl Mr {
+    /// Registers `length` bytes at `address`, with `IBV_ACCESS_*` for `access`.
+    ///
+    /// Flags of the optional range, such as relaxed ordering, are dropped where the library or the
+    /// kernel does not know them.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `ENOMEM` mostly is the limit on locked memory.
+    ///
+    /// # Safety
+    ///
+    /// From now until the region was given back:
+    /// - the range stays mapped. The device holds on to the pages that are there now: if others are
+    ///   mapped in their place, it reads and writes what is no longer this memory;
+    /// - where `access` lets the device or a peer write, no Rust reference to the range is held while
+    ///   they may, and where it lets them read, none through which it is written.
+    pub unsafe fn register(
+        pd: &Arc<Pd>,
+        address: *mut c_void,
+        length: usize,
+        access: c_uint,
+    ) -> Result<Self, VerbsError> {
+        let symbols = &pd.context.verbs().symbols;
+        let raw = match symbols.ibv_reg_mr_iova2 {
+            Some(register) if access & IBV_ACCESS_OPTIONAL_RANGE != 0 => {
+                // SAFETY: the domain is there; the caller vouches for the memory.
+                unsafe { register(pd.raw, address, length, address.addr() as u64, access) }
+            }
+            _ => {
+                let access = (access & !IBV_ACCESS_OPTIONAL_RANGE).cast_signed();
+                // SAFETY: the domain is there; the caller vouches for the memory.
+                unsafe { (symbols.ibv_reg_mr)(pd.raw, address, length, access) }
+            }
+        };
+        Self::made(raw, pd, "ibv_reg_mr", || format!("{length} bytes at {address:p}"))
+    }
+
+    /// As [`register`](Self::register), for peers to address it by `iova` instead of its address.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EOPNOTSUPP` where the library has no `ibv_reg_mr_iova2`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`register`](Self::register).
+    pub unsafe fn register_at(
+        pd: &Arc<Pd>,
+        address: *mut c_void,
+        length: usize,
+        iova: u64,
+        access: c_uint,
+    ) -> Result<Self, VerbsError> {
+        const CALL: &str = "ibv_reg_mr_iova2";
+        let Some(register) = pd.context.verbs().symbols.ibv_reg_mr_iova2 else {
+            return Err(VerbsError::unsupported(CALL, pd.context.name().to_owned()));
+        };
+        // SAFETY: the domain is there; the caller vouches for the memory.
+        let raw = unsafe { register(pd.raw, address, length, iova, access) };
+        Self::made(raw, pd, CALL, || format!("{length} bytes at {address:p} as {iova:#x}"))
+    }
+
+    /// Registers `length` bytes of a dma-buf, such as exported GPU memory, from `offset` in it; peers
+    /// address it by `iova`. The descriptor can be closed afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EOPNOTSUPP` where the library or the kernel has no such call.
+    ///
+    /// # Safety
+    ///
+    /// As for [`register`](Self::register), for the memory behind the dma-buf.
+    pub unsafe fn register_dmabuf(
+        pd: &Arc<Pd>,
+        dmabuf: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        access: c_uint,
+    ) -> Result<Self, VerbsError> {
+        const CALL: &str = "ibv_reg_dmabuf_mr";
+        let Some(register) = pd.context.verbs().symbols.ibv_reg_dmabuf_mr else {
+            return Err(VerbsError::unsupported(CALL, pd.context.name().to_owned()));
+        };
+        let (fd, flags) = (dmabuf.as_raw_fd(), access.cast_signed());
+        // SAFETY: the domain is there, the descriptor open; the caller vouches for the memory.
+        let raw = unsafe { register(pd.raw, offset, length, iova, fd, flags) };
+        Self::made(raw, pd, CALL, || format!("{length} bytes at {offset:#x} of fd {fd}"))
+    }
+
+    /// The key for the local device.
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: registered while `self` lives, and its keys do not change.
+        unsafe { (*self.raw).lkey }
+    }
+
+    /// The key for peers.
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: registered while `self` lives, and its keys do not change.
+        unsafe { (*self.raw).rkey }
+    }
+
+    /// The protection domain it is in.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The structure itself, for binding windows and calls that have no wrapper.
+    pub fn as_ptr(&self) -> *mut ibv_mr {
+        self.raw
+    }
+
+    fn context(&self) -> &Context {
+        &self.pd.context
+    }
+
+    fn made(
+        raw: *mut ibv_mr,
+        pd: &Arc<Pd>,
+        call: &'static str,
+        what: impl FnOnce() -> String,
+    ) -> Result<Self, VerbsError> {
+        if raw.is_null() {
+            let error = VerbsError::last(call, "");
+            let on = format!("{} ({})", pd.context.name(), what());
+            return Err(VerbsError { on: on.into(), ..error });
+        }
+        Ok(Self { raw, pd: Arc::clone(pd) })
+    }
+}
+
+owned!(Mr, "ibv_dereg_mr", |this| {
+    // SAFETY: registered by this library, given back once. A window that is still bound to it makes the
+    // kernel refuse.
+    unsafe { (this.context().verbs().symbols.ibv_dereg_mr)(this.raw) }
+});
+
+/// A memory window of type 2: a key to part of a region that is given and taken by work requests.
+///
+/// Bound with [`ibv_send_wr::bind_window`] and invalidated with [`ibv_send_wr::invalidate`]; between
+/// the two, the region it is bound to cannot be given back.
+#[derive(Debug)]
+pub struct Mw {
+    raw: *mut ibv_mw,
+    pd: Arc<Pd>,
+}
+
+impl Mw {
+    /// Makes a window that is bound to nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EOPNOTSUPP` where the device has no windows of type 2.
+    pub fn alloc(pd: &Arc<Pd>) -> Result<Self, VerbsError> {
+        const CALL: &str = "ibv_alloc_mw";
+        // SAFETY: the device is open.
+        let ops = unsafe { &(*pd.context.as_ptr()).ops };
+        let on = || pd.context.name().to_owned();
+        let (Some(alloc), Some(_)) = (ops.alloc_mw, ops.dealloc_mw) else {
+            return Err(VerbsError::unsupported(CALL, on()));
+        };
+        // SAFETY: the domain is there.
+        let raw = unsafe { alloc(pd.raw, IBV_MW_TYPE_2) };
+        if raw.is_null() {
+            return Err(VerbsError::last(CALL, on()));
+        }
+        Ok(Self { raw, pd: Arc::clone(pd) })
+    }
+
+    /// The key it was made with. A bind takes a key that differs in its lowest byte ([`next_rkey`]), and
+    /// that is what peers then use.
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: allocated while `self` lives; a window of type 2 is not written to by binding.
+        unsafe { (*self.raw).rkey }
+    }
+
+    /// The structure itself, for binding.
+    pub fn as_ptr(&self) -> *mut ibv_mw {
+        self.raw
+    }
+
+    fn context(&self) -> &Context {
+        &self.pd.context
+    }
+}
+
+owned!(Mw, "ibv_dealloc_mw", |this| {
+    // SAFETY: the device is open.
+    match unsafe { (*this.context().as_ptr()).ops.dealloc_mw } {
+        // SAFETY: made on this device, given back once.
+        Some(dealloc) => unsafe { dealloc(this.raw) },
+        None => libc::EOPNOTSUPP as c_int,
+    }
+});
+
+/// The key for the next bind of a window: its lowest byte is the consumer's, and counts round.
+pub fn next_rkey(rkey: u32) -> u32 {
+    (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake;
+    use super::*;
+
+    fn register(pd: &Arc<Pd>, access: c_uint) -> Result<Mr, VerbsError> {
+        // SAFETY: the fake touches no memory.
+        unsafe { Mr::register(pd, std::ptr::without_provenance_mut(0x1000), 64, access) }
+    }
+
+    #[test]
+    fn teardown_is_children_first_in_whatever_order_they_are_dropped() {
+        let context = Arc::new(fake::open());
+        let pd = Arc::new(Pd::alloc(&context).expect("the fake gives one"));
+        let mr = register(&pd, IBV_ACCESS_LOCAL_WRITE).expect("the fake gives one");
+        let mw = Mw::alloc(&pd).expect("the fake gives one");
+        fake::log();
+        drop((context, pd));
+        assert!(fake::log().is_empty());
+        drop(mr);
+        drop(mw);
+        assert_eq!(
+            fake::log(),
+            ["ibv_dereg_mr", "ibv_dealloc_mw", "ibv_dealloc_pd", "ibv_close_device"]
+        );
+    }
+
+    #[test]
+    fn a_refused_close_gives_the_handle_back() {
+        let pd = Arc::new(Pd::alloc(&Arc::new(fake::open())).expect("the fake gives one"));
+        let mr = register(&pd, 0).expect("the fake gives one");
+        fake::fail("ibv_dereg_mr", libc::EBUSY);
+        let (mr, error) = mr.close().expect_err("it was told to fail");
+        assert_eq!((error.call, error.errno), ("ibv_dereg_mr", libc::EBUSY));
+        assert_eq!((mr.lkey(), mr.rkey()), (11, 12));
+        fake::log();
+        mr.close().expect("the second time it goes");
+        assert_eq!(fake::log(), ["ibv_dereg_mr"]);
+    }
+
+    #[test]
+    fn optional_access_takes_the_call_that_knows_it() {
+        let pd = Arc::new(Pd::alloc(&Arc::new(fake::open())).expect("the fake gives one"));
+        fake::log();
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
+        let _relaxed = register(&pd, access).expect("the fake gives one");
+        assert_eq!(fake::log(), ["ibv_reg_mr_iova2"]);
+        let _strict = register(&pd, IBV_ACCESS_LOCAL_WRITE).expect("the fake gives one");
+        assert_eq!(fake::log(), ["ibv_reg_mr"]);
+    }
+
+    #[test]
+    fn refusals_say_what_was_asked() {
+        let context = Arc::new(fake::open());
+        fake::fail("ibv_alloc_pd", libc::ENOMEM);
+        assert_eq!(Pd::alloc(&context).map(|_| ()).map_err(|e| e.errno), Err(libc::ENOMEM));
+        let pd = Arc::new(Pd::alloc(&context).expect("the fake gives one"));
+        fake::fail("ibv_reg_mr", libc::ENOMEM);
+        let error = register(&pd, 0).map(|_| ()).expect_err("it was told to fail");
+        assert_eq!((&*error.on, error.errno), ("fake0 (64 bytes at 0x1000)", libc::ENOMEM));
+        fake::fail("ibv_alloc_mw", libc::EPERM);
+        assert_eq!(Mw::alloc(&pd).map(|_| ()).map_err(|e| e.errno), Err(libc::EPERM));
+
+        // SAFETY: descriptor 0 is only passed on; the fake has no such call.
+        let (fd, null) = (unsafe { BorrowedFd::borrow_raw(0) }, std::ptr::null_mut());
+        // SAFETY: nothing is registered.
+        let error = unsafe { Mr::register_dmabuf(&pd, fd, 0, 1, 0, 0) }.map(|_| ());
+        assert!(error.is_err_and(|error| error.is_unsupported()));
+        fake::fail("ibv_reg_mr_iova2", libc::EINVAL);
+        // SAFETY: nothing is registered.
+        let error = unsafe { Mr::register_at(&pd, null, 1, 0x10, 0) }.map(|_| ());
+        assert_eq!(error.map_err(|error| error.errno), Err(libc::EINVAL));
+    }
+
+    #[test]
+    fn window_keys_count_in_their_lowest_byte() {
+        assert_eq!(next_rkey(0x1234_5600), 0x1234_5601);
+        assert_eq!(next_rkey(0x1234_56ff), 0x1234_5600);
+        assert_eq!(next_rkey(u32::MAX), 0xffff_ff00);
+    }
+}

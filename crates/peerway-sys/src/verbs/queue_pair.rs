@@ -1,0 +1,410 @@
+//! Queue pairs.
+
+use std::ffi::{c_int, c_uint};
+use std::mem::offset_of;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use super::completion::Cq;
+use super::context::Context;
+use super::error::{PostError, VerbsError, errno_of};
+use super::ffi::*;
+use super::memory::Pd;
+use super::owned::owned;
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpConfig<'a> {
+    /// Where completions of what is sent go.
+    pub send_cq: &'a Arc<Cq>,
+    /// Where completions of what is received go.
+    pub recv_cq: &'a Arc<Cq>,
+    /// How much it must hold; it may come to hold more.
+    pub cap: ibv_qp_cap,
+    /// `IBV_QPT_*`.
+    pub qp_type: c_uint,
+    /// Whether every request makes a completion, not only those that ask for one.
+    pub signal_all: bool,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct Qp {
+    raw: *mut ibv_qp,
+    extended: Option<NonNull<ibv_qp_ex>>,
+    number: u32,
+    cap: ibv_qp_cap,
+    /// Kept until the queue pair is gone, as the device writes to them.
+    _queues: [Arc<Cq>; 2],
+    pd: Arc<Pd>,
+}
+
+impl Qp {
+    /// Makes a queue pair in the reset state, for posting with work request structures.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EINVAL` where the device does not have what is asked for, or the queues are of
+    /// another device.
+    pub fn create(pd: &Arc<Pd>, config: &QpConfig<'_>) -> Result<Self, VerbsError> {
+        const CALL: &str = "ibv_create_qp";
+        config.check(pd, CALL)?;
+        let mut attr = ibv_qp_init_attr {
+            send_cq: config.send_cq.as_ptr(),
+            recv_cq: config.recv_cq.as_ptr(),
+            cap: config.cap,
+            qp_type: config.qp_type,
+            sq_sig_all: c_int::from(config.signal_all),
+            ..ibv_qp_init_attr::zeroed()
+        };
+        // SAFETY: domain and queues are there and of one device.
+        let raw = unsafe { (pd.context().verbs().symbols.ibv_create_qp)(pd.as_ptr(), &mut attr) };
+        // SAFETY: what the library has just made, in this domain and with these queues.
+        unsafe { Self::made(raw, attr.cap, pd, config, CALL) }
+    }
+
+    /// Makes a queue pair that is posted to by a [`Batch`](super::Batch), for the operations in
+    /// `operations` (`IBV_QP_EX_WITH_*`).
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EOPNOTSUPP` where the driver has no such queue pairs.
+    pub fn create_extended(
+        pd: &Arc<Pd>,
+        config: &QpConfig<'_>,
+        operations: u64,
+    ) -> Result<Self, VerbsError> {
+        const CALL: &str = "ibv_create_qp_ex";
+        let mut attr = config.extended_attr(pd, operations, CALL)?;
+        // SAFETY: the type is that of the field.
+        let create: Option<CreateQpEx> =
+            unsafe { pd.context().extended_op(offset_of!(verbs_context, create_qp_ex)) };
+        let Some(create) = create else {
+            return Err(VerbsError::unsupported(CALL, pd.context().name().to_owned()));
+        };
+        // SAFETY: domain and queues are there and of one device.
+        let raw = unsafe { create(pd.context().as_ptr(), &mut attr) };
+        // SAFETY: what the driver has just made, in this domain and with these queues.
+        unsafe { Self::made(raw, attr.cap, pd, config, CALL) }
+    }
+
+    /// Its number, which the far side needs.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// How much it holds.
+    pub fn cap(&self) -> &ibv_qp_cap {
+        &self.cap
+    }
+
+    /// Changes what `mask` (`IBV_QP_*`) names. Each step of the state takes its own set; [`masks`] has
+    /// the usual ones.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`]; `EINVAL` where the set is not that of the step, or the driver likes a value not.
+    pub fn modify(&self, attr: &ibv_qp_attr, mask: c_uint) -> Result<(), VerbsError> {
+        let mut attr = *attr;
+        let modify = self.context().verbs().symbols.ibv_modify_qp;
+        // SAFETY: there while `self` lives; the library reads `attr`.
+        let returned = unsafe { modify(self.raw, &mut attr, mask.cast_signed()) };
+        match errno_of(returned) {
+            None => Ok(()),
+            Some(errno) => {
+                let to = if mask & IBV_QP_STATE == 0 { None } else { Some(attr.qp_state) };
+                let to = to.map_or("without a change of state", state_name);
+                let on = format!("queue pair {} of {} ({to})", self.number, self.context().name());
+                Err(VerbsError::new("ibv_modify_qp", on, errno))
+            }
+        }
+    }
+
+    /// Asks for what `mask` names. The driver may answer with more.
+    ///
+    /// # Errors
+    ///
+    /// [`VerbsError`] as the driver says.
+    pub fn query(&self, mask: c_uint) -> Result<(ibv_qp_attr, ibv_qp_init_attr), VerbsError> {
+        let (mut attr, mut init) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
+        let query = self.context().verbs().symbols.ibv_query_qp;
+        // SAFETY: there while `self` lives; the library fills both.
+        let returned = unsafe { query(self.raw, &mut attr, mask.cast_signed(), &mut init) };
+        self.context().check("ibv_query_qp", returned)?;
+        Ok((attr, init))
+    }
+
+    /// Posts a list of requests to the send queue, with one doorbell.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`] with the first request that was not taken; those before it were.
+    ///
+    /// # Safety
+    ///
+    /// - `requests` is the first of a list that ends with a null `next`, and each `sg_list` has
+    ///   `num_sge` entries. The list itself is free again when this returns.
+    /// - What the entries name lies in memory that is registered under their `lkey` in this domain, and
+    ///   the registration stays until the request ended; so do the window, the region and the address
+    ///   handle that a request names. Requests flagged inline are free of both: their bytes are read
+    ///   here, and need only be readable now.
+    /// - Until then the memory is not written by anyone while it is sent, and neither read nor written
+    ///   through a Rust reference while it is the destination of a read.
+    /// - A request has ended when its completion was polled, or, on a reliable connection, that of a
+    ///   later one on this queue, or when the queue pair was given back or reset.
+    #[inline]
+    pub unsafe fn post_send(
+        &self,
+        requests: *mut ibv_send_wr,
+    ) -> Result<(), PostError<ibv_send_wr>> {
+        let mut rejected = ptr::null_mut();
+        // SAFETY: the queue pair is there while `self` lives, and so is its device.
+        let post = unsafe { (*(*self.raw).context).ops.post_send };
+        let returned = match post {
+            // SAFETY: the caller's contract is the driver's.
+            Some(post) => unsafe { post(self.raw, requests, &mut rejected) },
+            None => libc::EOPNOTSUPP,
+        };
+        if returned == 0 { Ok(()) } else { Err(refused(returned, rejected)) }
+    }
+
+    /// Posts a list of requests to the receive queue.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`] with the first request that was not taken; those before it were.
+    ///
+    /// # Safety
+    ///
+    /// As for [`post_send`](Self::post_send): a valid list, and memory that is registered for local
+    /// writing, stays so, and is not touched through a Rust reference until the receive ended.
+    #[inline]
+    pub unsafe fn post_recv(
+        &self,
+        requests: *mut ibv_recv_wr,
+    ) -> Result<(), PostError<ibv_recv_wr>> {
+        let mut rejected = ptr::null_mut();
+        // SAFETY: the queue pair is there while `self` lives, and so is its device.
+        let post = unsafe { (*(*self.raw).context).ops.post_recv };
+        let returned = match post {
+            // SAFETY: the caller's contract is the driver's.
+            Some(post) => unsafe { post(self.raw, requests, &mut rejected) },
+            None => libc::EOPNOTSUPP,
+        };
+        if returned == 0 { Ok(()) } else { Err(refused(returned, rejected)) }
+    }
+
+    /// Whether the bytes of `opcode` (`IBV_WR_*`) land in the order of their addresses, as the driver
+    /// puts it: 0 for no or unknown. With `IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS` in `flags` the
+    /// answer is bits, else 1 is yes.
+    pub fn data_in_order(&self, opcode: c_uint, flags: u32) -> c_int {
+        let query = self.context().verbs().symbols.ibv_query_qp_data_in_order;
+        // SAFETY: there while `self` lives.
+        query.map_or(0, |query| unsafe { query(self.raw, opcode, flags) })
+    }
+
+    /// The protection domain it is in.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The structure itself, for calls that have no wrapper.
+    pub fn as_ptr(&self) -> *mut ibv_qp {
+        self.raw
+    }
+
+    pub(super) fn extended(&self) -> Option<NonNull<ibv_qp_ex>> {
+        self.extended
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        self.pd.context()
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is null, with the reason in `errno`, or was made in `pd` with the queues of `config` and is
+    /// given back by nobody else.
+    pub(crate) unsafe fn made(
+        raw: *mut ibv_qp,
+        cap: ibv_qp_cap,
+        pd: &Arc<Pd>,
+        config: &QpConfig<'_>,
+        call: &'static str,
+    ) -> Result<Self, VerbsError> {
+        if raw.is_null() {
+            return Err(VerbsError::last(call, pd.context().name().to_owned()));
+        }
+        let extended = pd.context().verbs().symbols.ibv_qp_to_qp_ex.and_then(|to_ex| {
+            // SAFETY: just made.
+            NonNull::new(unsafe { to_ex(raw) })
+        });
+        // SAFETY: just made; its number does not change.
+        let number = unsafe { (*raw).qp_num };
+        let queues = [Arc::clone(config.send_cq), Arc::clone(config.recv_cq)];
+        Ok(Self { raw, extended, number, cap, _queues: queues, pd: Arc::clone(pd) })
+    }
+}
+
+owned!(Qp, "ibv_destroy_qp", |this| {
+    // SAFETY: made by this library, given back once.
+    unsafe { (this.context().verbs().symbols.ibv_destroy_qp)(this.raw) }
+});
+
+impl QpConfig<'_> {
+    /// The drivers trust that all of it is of one device.
+    fn check(&self, pd: &Arc<Pd>, call: &'static str) -> Result<(), VerbsError> {
+        let ours = |cq: &Arc<Cq>| Arc::ptr_eq(cq.context(), pd.context());
+        if ours(self.send_cq) && ours(self.recv_cq) {
+            return Ok(());
+        }
+        Err(pd.context().failed(call, libc::EINVAL))
+    }
+
+    /// What extended calls make a queue pair from.
+    pub(crate) fn extended_attr(
+        &self,
+        pd: &Arc<Pd>,
+        operations: u64,
+        call: &'static str,
+    ) -> Result<ibv_qp_init_attr_ex, VerbsError> {
+        self.check(pd, call)?;
+        Ok(ibv_qp_init_attr_ex {
+            send_cq: self.send_cq.as_ptr(),
+            recv_cq: self.recv_cq.as_ptr(),
+            cap: self.cap,
+            qp_type: self.qp_type,
+            sq_sig_all: c_int::from(self.signal_all),
+            comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            pd: pd.as_ptr(),
+            send_ops_flags: operations,
+            ..ibv_qp_init_attr_ex::zeroed()
+        })
+    }
+}
+
+/// The sets of attributes that steps of the state take.
+pub mod masks {
+    use super::*;
+
+    /// A reliable connection, from reset to initialised.
+    pub const RC_INIT: c_uint =
+        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    /// A reliable connection, to ready to receive.
+    pub const RC_RTR: c_uint = IBV_QP_STATE
+        | IBV_QP_AV
+        | IBV_QP_PATH_MTU
+        | IBV_QP_DEST_QPN
+        | IBV_QP_RQ_PSN
+        | IBV_QP_MAX_DEST_RD_ATOMIC
+        | IBV_QP_MIN_RNR_TIMER;
+    /// A reliable connection, to ready to send.
+    pub const RC_RTS: c_uint = IBV_QP_STATE
+        | IBV_QP_TIMEOUT
+        | IBV_QP_RETRY_CNT
+        | IBV_QP_RNR_RETRY
+        | IBV_QP_SQ_PSN
+        | IBV_QP_MAX_QP_RD_ATOMIC;
+    /// Datagrams, unreliable or EFA's SRD, from reset to initialised.
+    pub const UD_INIT: c_uint = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    /// Datagrams, to ready to receive.
+    pub const UD_RTR: c_uint = IBV_QP_STATE;
+    /// Datagrams, to ready to send. SRD takes `IBV_QP_RNR_RETRY` too where the device says so.
+    pub const UD_RTS: c_uint = IBV_QP_STATE | IBV_QP_SQ_PSN;
+}
+
+fn state_name(state: c_uint) -> &'static str {
+    match state {
+        IBV_QPS_RESET => "to reset",
+        IBV_QPS_INIT => "to initialised",
+        IBV_QPS_RTR => "to ready to receive",
+        IBV_QPS_RTS => "to ready to send",
+        IBV_QPS_SQD => "to send queue drain",
+        IBV_QPS_ERR => "to error",
+        _ => "to another state",
+    }
+}
+
+/// Out of line, so that posting stays small.
+#[cold]
+fn refused<W>(returned: c_int, rejected: *mut W) -> PostError<W> {
+    PostError::new(errno_of(returned).unwrap_or(libc::EIO), rejected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake;
+    use super::*;
+
+    #[test]
+    fn lists_are_posted_through_the_device_and_a_full_queue_names_the_first_left_out() {
+        let (_, _, qp) = fake::queue_pair();
+        let mut requests = [1, 2, 3].map(|id| ibv_send_wr { wr_id: id, ..ibv_send_wr::zeroed() });
+        ibv_send_wr::chain(&mut requests);
+        // SAFETY: a valid list; the fake only counts it.
+        unsafe { qp.post_send(requests.as_mut_ptr()) }.expect("there is room for four");
+        // SAFETY: as above.
+        let error = unsafe { qp.post_send(requests.as_mut_ptr()) }.expect_err("room for one");
+        assert_eq!((error.errno, error.rejected), (libc::ENOMEM, &raw mut requests[1]));
+
+        let mut receives = [4, 5].map(|id| ibv_recv_wr { wr_id: id, ..ibv_recv_wr::zeroed() });
+        ibv_recv_wr::chain(&mut receives);
+        // SAFETY: as above.
+        unsafe { qp.post_recv(receives.as_mut_ptr()) }.expect("the fake takes them");
+        fake::fail("ibv_post_recv", libc::EINVAL);
+        // SAFETY: as above.
+        let error = unsafe { qp.post_recv(receives.as_mut_ptr()) }.expect_err("told to fail");
+        assert_eq!((error.errno, error.rejected), (libc::EINVAL, &raw mut receives[0]));
+    }
+
+    #[test]
+    fn changes_and_questions_reach_the_driver_and_refusals_say_the_step() {
+        let (_, _, qp) = fake::queue_pair();
+        assert_eq!((qp.number(), qp.cap().max_send_wr), (42, 4));
+        let attr = ibv_qp_attr { qp_state: IBV_QPS_INIT, ..ibv_qp_attr::zeroed() };
+        qp.modify(&attr, masks::RC_INIT).expect("the fake takes it");
+        assert_eq!(qp.query(IBV_QP_STATE).map(|(attr, _)| attr.qp_state), Ok(IBV_QPS_INIT));
+        fake::fail("ibv_modify_qp", libc::EINVAL);
+        let error = qp.modify(&attr, masks::RC_INIT).expect_err("told to fail");
+        assert!(
+            error.to_string().starts_with(
+                "ibv_modify_qp on queue pair 42 of fake0 (to initialised): Invalid argument"
+            ),
+            "{error}"
+        );
+        fake::fail("ibv_query_qp", libc::EIO);
+        assert_eq!(qp.query(0).map(|_| ()).map_err(|error| error.errno), Err(libc::EIO));
+        assert_eq!(qp.data_in_order(IBV_WR_RDMA_WRITE, 0), 0);
+    }
+
+    #[test]
+    fn a_queue_pair_goes_before_its_queues() {
+        let (cq, pd, qp) = fake::queue_pair();
+        drop((cq, pd));
+        fake::log();
+        drop(qp);
+        let log = fake::log();
+        assert_eq!(log[0], "ibv_destroy_qp");
+        assert_eq!(log.last(), Some(&"ibv_close_device"));
+        assert!(log.contains(&"ibv_destroy_cq") && log.contains(&"ibv_dealloc_pd"), "{log:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_refused() {
+        let (cq, pd, qp) = fake::queue_pair();
+        let config = fake::config(&cq);
+        fake::fail("ibv_create_qp", libc::ENOMEM);
+        let refused = Qp::create(&pd, &config).map(drop);
+        assert_eq!(refused.map_err(|error| error.errno), Err(libc::ENOMEM));
+        let extended = Qp::create_extended(&pd, &config, IBV_QP_EX_WITH_SEND).map(drop);
+        assert!(extended.is_err_and(|error| error.is_unsupported()));
+
+        let (other_cq, _, _other) = fake::queue_pair();
+        let mixed = QpConfig { recv_cq: &other_cq, ..config };
+        let refused = Qp::create(&pd, &mixed).map(drop);
+        assert_eq!(refused.map_err(|error| error.errno), Err(libc::EINVAL));
+        fake::fail("ibv_destroy_qp", libc::EBUSY);
+        let (qp, error) = qp.close().expect_err("told to fail");
+        assert_eq!((qp.number(), error.errno), (42, libc::EBUSY));
+    }
+}

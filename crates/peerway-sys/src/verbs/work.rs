@@ -1,0 +1,179 @@
+//! Work requests, made.
+//!
+//! Each of these fills a structure and nothing more; what it names is looked at when it is posted, and
+//! [`Qp::post_send`](super::Qp::post_send) says what must hold then. They come without flags: add
+//! `IBV_SEND_SIGNALED`, `IBV_SEND_INLINE` or `IBV_SEND_FENCE` to `send_flags`.
+
+use std::ffi::{c_int, c_uint};
+use std::ptr;
+
+use super::address::Ah;
+use super::ffi::*;
+use super::memory::{Mr, Mw};
+
+impl ibv_send_wr {
+    /// Writes local memory to `remote_addr` at the far side.
+    pub fn write(id: u64, local: &[ibv_sge], remote_addr: u64, rkey: u32) -> Self {
+        Self::new(id, IBV_WR_RDMA_WRITE, local).to(remote_addr, rkey)
+    }
+
+    /// As [`write`](Self::write), and ends a receive of the far side with `immediate`.
+    pub fn write_with_immediate(
+        id: u64,
+        local: &[ibv_sge],
+        remote_addr: u64,
+        rkey: u32,
+        immediate: u32,
+    ) -> Self {
+        let request = Self::new(id, IBV_WR_RDMA_WRITE_WITH_IMM, local).to(remote_addr, rkey);
+        Self { imm_data: immediate.to_be(), ..request }
+    }
+
+    /// Reads `remote_addr` at the far side into local memory.
+    pub fn read(id: u64, local: &[ibv_sge], remote_addr: u64, rkey: u32) -> Self {
+        Self::new(id, IBV_WR_RDMA_READ, local).to(remote_addr, rkey)
+    }
+
+    /// Sends local memory to a receive of the far side.
+    pub fn send(id: u64, local: &[ibv_sge]) -> Self {
+        Self::new(id, IBV_WR_SEND, local)
+    }
+
+    /// As [`send`](Self::send), with `immediate`.
+    pub fn send_with_immediate(id: u64, local: &[ibv_sge], immediate: u32) -> Self {
+        Self { imm_data: immediate.to_be(), ..Self::new(id, IBV_WR_SEND_WITH_IMM, local) }
+    }
+
+    /// Takes back the key of a window: once this completed, it gives no access.
+    pub fn invalidate(id: u64, rkey: u32) -> Self {
+        Self { imm_data: rkey, ..Self::new(id, IBV_WR_LOCAL_INV, &[]) }
+    }
+
+    /// Binds a window of type 2 to part of a region, under the key `rkey`
+    /// ([`next_rkey`](super::next_rkey) of the last one).
+    pub fn bind_window(id: u64, mw: &Mw, rkey: u32, bind_info: ibv_mw_bind_info) -> Self {
+        let bind_mw = ibv_wr_bind_mw { mw: mw.as_ptr(), rkey, bind_info };
+        Self { bind_mw, ..Self::new(id, IBV_WR_BIND_MW, &[]) }
+    }
+
+    /// With an address, for queue pairs without a connection. Only of use to sends.
+    #[must_use]
+    pub fn to_datagram(self, ah: &Ah, remote_qpn: u32, remote_qkey: u32) -> Self {
+        let ud = ibv_wr_ud { ah: ah.as_ptr(), remote_qpn, remote_qkey };
+        Self { wr: ibv_wr_target { ud }, ..self }
+    }
+
+    /// With flags (`IBV_SEND_*`).
+    #[must_use]
+    pub fn with_flags(self, send_flags: c_uint) -> Self {
+        Self { send_flags, ..self }
+    }
+
+    /// Makes one list of them, in their order.
+    pub fn chain(requests: &mut [Self]) {
+        let (first, len) = (requests.as_mut_ptr(), requests.len());
+        for index in 0..len {
+            let next =
+                if index + 1 < len { first.wrapping_add(index + 1) } else { ptr::null_mut() };
+            // SAFETY: `index` is in the slice. By pointer, as a reference to an element would end the
+            // ones that the list holds.
+            unsafe { (*first.add(index)).next = next };
+        }
+    }
+
+    fn new(wr_id: u64, opcode: c_uint, local: &[ibv_sge]) -> Self {
+        let (sg_list, num_sge) = list_of(local);
+        Self { wr_id, opcode, sg_list, num_sge, ..Self::zeroed() }
+    }
+
+    fn to(self, remote_addr: u64, rkey: u32) -> Self {
+        Self { wr: ibv_wr_target { rdma: ibv_wr_rdma { remote_addr, rkey } }, ..self }
+    }
+}
+
+impl ibv_mw_bind_info {
+    /// What a window is bound to: `length` bytes at `addr` in a region that was registered with
+    /// `IBV_ACCESS_MW_BIND`, with `IBV_ACCESS_REMOTE_*` for `access`.
+    pub fn new(mr: &Mr, addr: u64, length: u64, access: c_uint) -> Self {
+        Self { mr: mr.as_ptr(), addr, length, mw_access_flags: access }
+    }
+}
+
+impl ibv_recv_wr {
+    /// Receives a message into local memory, or, with none, an immediate alone.
+    pub fn new(wr_id: u64, local: &[ibv_sge]) -> Self {
+        let (sg_list, num_sge) = list_of(local);
+        Self { wr_id, sg_list, num_sge, next: ptr::null_mut() }
+    }
+
+    /// Makes one list of them, in their order.
+    pub fn chain(requests: &mut [Self]) {
+        let (first, len) = (requests.as_mut_ptr(), requests.len());
+        for index in 0..len {
+            let next =
+                if index + 1 < len { first.wrapping_add(index + 1) } else { ptr::null_mut() };
+            // SAFETY: `index` is in the slice. By pointer, as a reference to an element would end the
+            // ones that the list holds.
+            unsafe { (*first.add(index)).next = next };
+        }
+    }
+}
+
+/// Drivers read the entries through a pointer to mutable ones. More than fit an `int` are as many as
+/// fit: no device takes a fraction of that, and it refuses them.
+fn list_of(local: &[ibv_sge]) -> (*mut ibv_sge, c_int) {
+    (local.as_ptr().cast_mut(), c_int::try_from(local.len()).unwrap_or(c_int::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake;
+    use super::*;
+
+    #[test]
+    fn requests_say_what_they_were_made_for() {
+        let local = [ibv_sge { addr: 1, length: 2, lkey: 3 }; 2];
+        let request = ibv_send_wr::write_with_immediate(7, &local, 0x1000, 9, 0x0a0b_0c0d);
+        assert_eq!((request.wr_id, request.opcode), (7, IBV_WR_RDMA_WRITE_WITH_IMM));
+        assert_eq!((request.num_sge, request.sg_list.cast_const()), (2, local.as_ptr()));
+        assert_eq!(request.imm_data.to_ne_bytes(), [0x0a, 0x0b, 0x0c, 0x0d]);
+        // SAFETY: a write fills this part of the union.
+        let target = unsafe { request.wr.rdma };
+        assert_eq!((target.remote_addr, target.rkey), (0x1000, 9));
+        assert!(request.next.is_null() && request.send_flags == 0);
+
+        assert_eq!(ibv_send_wr::write(1, &local, 0, 0).opcode, IBV_WR_RDMA_WRITE);
+        assert_eq!(ibv_send_wr::read(1, &local, 0, 0).opcode, IBV_WR_RDMA_READ);
+        assert_eq!(ibv_send_wr::send_with_immediate(1, &[], 0).opcode, IBV_WR_SEND_WITH_IMM);
+        let invalidate = ibv_send_wr::invalidate(1, 0x1234);
+        assert_eq!((invalidate.opcode, invalidate.imm_data), (IBV_WR_LOCAL_INV, 0x1234));
+        let (_cq, pd, _qp) = fake::queue_pair();
+        let mw = Mw::alloc(&pd).expect("the fake gives one");
+        let info = ibv_mw_bind_info { length: 64, ..ibv_mw_bind_info::zeroed() };
+        let bind = ibv_send_wr::bind_window(1, &mw, 5, info);
+        assert_eq!((bind.opcode, bind.bind_mw.rkey, bind.bind_mw.bind_info.length), (8, 5, 64));
+
+        let ah = Ah::create(&pd, &ibv_ah_attr::zeroed()).expect("the fake gives one");
+        let datagram = ibv_send_wr::send(1, &local)
+            .to_datagram(&ah, 4, 5)
+            .with_flags(IBV_SEND_SIGNALED | IBV_SEND_INLINE);
+        // SAFETY: `to_datagram` fills this part of the union.
+        let target = unsafe { datagram.wr.ud };
+        assert_eq!((target.remote_qpn, target.remote_qkey, datagram.send_flags), (4, 5, 10));
+    }
+
+    #[test]
+    fn chains_end() {
+        let mut requests = [ibv_send_wr::send(1, &[]); 3];
+        ibv_send_wr::chain(&mut requests);
+        assert_eq!(requests[0].next.cast_const(), &raw const requests[1]);
+        assert_eq!(requests[1].next.cast_const(), &raw const requests[2]);
+        assert!(requests[2].next.is_null());
+        let mut receives = [ibv_recv_wr::new(1, &[]); 2];
+        ibv_recv_wr::chain(&mut receives);
+        assert_eq!(receives[0].next.cast_const(), &raw const receives[1]);
+        assert!(receives[1].next.is_null());
+        ibv_send_wr::chain(&mut []);
+        ibv_recv_wr::chain(&mut []);
+    }
+}

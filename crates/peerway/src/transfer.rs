@@ -399,7 +399,7 @@ pub(crate) fn post(
             };
             session.shard.submit(Command::Start(flight));
             if then == Then::Leaves && total > INLINE_SEND {
-                session.shard.kick_soon();
+                session.shard.kick();
             }
             Ok(running(None))
         }

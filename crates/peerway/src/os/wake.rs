@@ -9,14 +9,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::thread::futex;
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 /// A counter in the kernel that makes its descriptor readable while it is not zero.
 #[derive(Debug)]
@@ -60,48 +59,6 @@ impl AsFd for EventFd {
     }
 }
 
-/// A timer that makes its descriptor readable once.
-#[derive(Debug)]
-pub(crate) struct Alarm {
-    fd: OwnedFd,
-    /// It is set and has not been heard: setting it again would put it off.
-    set: AtomicBool,
-}
-
-impl Alarm {
-    /// A new one, not set.
-    pub(crate) fn new() -> io::Result<Self> {
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let fd = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        Ok(Self { fd, set: AtomicBool::new(false) })
-    }
-
-    /// Has the descriptor turn readable after this time, or sooner if it was set before. False when the
-    /// kernel refuses.
-    pub(crate) fn set(&self, after: Duration) -> bool {
-        if self.set.swap(true, Ordering::SeqCst) {
-            return true;
-        }
-        let it_value = Timespec { tv_sec: 0, tv_nsec: i64::from(after.subsec_nanos().max(1)) };
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let once = Itimerspec { it_interval, it_value };
-        rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &once).is_ok()
-    }
-
-    /// Makes the descriptor unreadable again.
-    pub(crate) fn drain(&self) {
-        self.set.store(false, Ordering::SeqCst);
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.fd, &mut count);
-    }
-}
-
-impl AsFd for Alarm {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
 /// Sleeps while `word` is `expected`, until woken or for `timeout`; false when the time ran out.
 ///
 /// True promises nothing: the word may have differed at once, or a signal came. Look again. Only for words
@@ -120,25 +77,9 @@ pub(crate) fn futex_wake(word: &AtomicU32, n: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::atomic::Ordering;
 
-    #[test]
-    fn an_alarm_rings_once_and_is_not_put_off() {
-        let alarm = Alarm::new().unwrap();
-        let rings = |within: i32| {
-            let mut fds = [rustix::event::PollFd::new(&alarm, rustix::event::PollFlags::IN)];
-            let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(within) * 1_000_000 };
-            rustix::event::poll(&mut fds, Some(&timeout)).unwrap() == 1
-        };
-        assert!(!rings(1));
-        assert!(alarm.set(Duration::from_micros(10)));
-        // A second, later setting must not win.
-        assert!(alarm.set(Duration::from_millis(999)));
-        assert!(rings(500));
-        alarm.drain();
-        assert!(!rings(5));
-        assert!(alarm.set(Duration::from_micros(10)) && rings(500));
-    }
+    use super::*;
 
     #[test]
     fn signals_add_up_to_one_wake_up() {

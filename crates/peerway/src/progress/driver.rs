@@ -34,8 +34,6 @@ use crate::transport::pull::{Origin, PullJob};
 pub(crate) const BELL: u64 = u64::MAX;
 /// epoll's word for the bell of a thread that dozes.
 pub(crate) const DOZER_BELL: u64 = u64::MAX - 1;
-/// epoll's word for the shard's alarm.
-pub(crate) const ALARM: u64 = u64::MAX - 2;
 /// epoll's words for the door: listeners and half-open connections.
 pub(crate) const DOOR: u64 = 1 << 62;
 /// Lane numbers above every real lane: a session's event descriptor and its local socket.
@@ -370,8 +368,6 @@ impl Driver {
             let word = event.data.u64();
             if word == BELL {
                 self.shard.drain_bell();
-            } else if word == ALARM {
-                self.shard.drain_alarm();
             } else if word == DOZER_BELL {
                 self.shard.drain_dozer_bell();
             } else if word & DOOR != 0 {
@@ -618,11 +614,6 @@ impl Driver {
             }
         }
         ready
-    }
-
-    /// Whether transfers are under way that somebody must see to.
-    pub(crate) fn has_work(&self) -> bool {
-        !self.active.is_empty() || !self.pulls.is_empty() || !self.dirty.is_empty()
     }
 }
 

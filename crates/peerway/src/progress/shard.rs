@@ -23,7 +23,7 @@ use rustix::event::epoll;
 use crate::clock;
 use crate::inner::Inner;
 use crate::os::process;
-use crate::os::wake::{Alarm, EventFd};
+use crate::os::wake::EventFd;
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::flight::Flight;
 use crate::session::Session;
@@ -50,8 +50,6 @@ pub(crate) enum Command {
 const LOOKS_PER_CLOCK: u32 = 8;
 /// Idle spinning for longer than this offers the core to others at every turn.
 const YIELD_AFTER_NS: u64 = 10_000;
-/// When a posted transfer is seen to if nobody waits for it: time enough for whoever posted it to do so.
-const KICK_AFTER: Duration = Duration::from_micros(10);
 /// How long the service thread leaves a driver alone that others keep taking.
 const LENT_PAUSE: Duration = Duration::from_micros(250);
 /// Pauses without a lender after which the service thread goes back to epoll.
@@ -64,7 +62,6 @@ pub(crate) struct Shard {
     queue: SegQueue<Command>,
     pub(crate) epoll: OwnedFd,
     bell: EventFd,
-    alarm: Alarm,
     /// The service thread is in epoll and hears the bell.
     asleep: AtomicBool,
     /// Threads that wait for a transfer and would rather drive.
@@ -101,9 +98,6 @@ impl Shard {
         let bell = EventFd::new()?;
         let data = epoll::EventData::new_u64(super::driver::BELL);
         epoll::add(&epoll, bell.as_fd(), data, epoll::EventFlags::IN)?;
-        let alarm = Alarm::new()?;
-        let data = epoll::EventData::new_u64(super::driver::ALARM);
-        epoll::add(&epoll, alarm.as_fd(), data, epoll::EventFlags::IN)?;
         let dozer_bell = EventFd::new()?;
         let data = epoll::EventData::new_u64(super::driver::DOZER_BELL);
         epoll::add(&epoll, dozer_bell.as_fd(), data, epoll::EventFlags::IN)?;
@@ -113,7 +107,6 @@ impl Shard {
             queue: SegQueue::new(),
             epoll,
             bell,
-            alarm,
             asleep: AtomicBool::new(false),
             lenders: AtomicU32::new(0),
             dozing: AtomicBool::new(false),
@@ -239,16 +232,6 @@ impl Shard {
         }
     }
 
-    /// As [`Self::kick`], a little later and for less: waking a thread takes whoever does it longer than
-    /// posting may (16 to 40 µs where cores are virtual), setting a timer does not.
-    pub(crate) fn kick_soon(&self) {
-        // pairs with the store before sleeping in `serve`
-        std::sync::atomic::fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) && !self.alarm.set(KICK_AFTER) {
-            self.bell.signal();
-        }
-    }
-
     /// Drives until `over` says so or nothing has happened for the spin budget and `patience`. True
     /// when over.
     pub(crate) fn lend(&self, over: impl Fn() -> bool, deadline: u64, patience: Duration) -> bool {
@@ -351,8 +334,9 @@ impl Shard {
             let Some(driver) = taken.driver() else { return };
             let lent = self.lent.load(Ordering::Relaxed);
             if lent != lent_before {
-                // Somebody drives now and then: watch from aside, so that not every arrival wakes
-                // two threads.
+                // Somebody drives now and then: watch from aside, so that not every arrival wakes two
+                // threads, and no post has to wake this one: that takes whoever posts 16 to 40 µs where
+                // cores are virtual.
                 (lent_before, pauses) = (lent, LENT_PAUSES);
             }
             driver.wake_up();
@@ -377,13 +361,12 @@ impl Shard {
                     now = clock::now();
                 }
             }
-            let busy = driver.has_work();
             let sleep = driver.sleep_for(now);
             let ready = driver.rest();
             // pairs with the fence in `kick`
             self.asleep.store(true, Ordering::SeqCst);
             drop(taken);
-            if pauses > 0 && !busy {
+            if pauses > 0 {
                 pauses -= 1;
                 self.asleep.store(false, Ordering::SeqCst);
                 std::thread::sleep(LENT_PAUSE);
@@ -406,11 +389,6 @@ impl Shard {
         };
         let mut one = [const { MaybeUninit::uninit() }; 1];
         let _ = epoll::wait(&self.epoll, &mut one, Some(&timeout));
-    }
-
-    /// The alarm has been heard.
-    pub(crate) fn drain_alarm(&self) {
-        self.alarm.drain();
     }
 
     /// The service thread's bell has been heard.

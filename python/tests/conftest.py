@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 from collections.abc import Iterator
 
 import peerway
 import pytest
 from far import Far
 
-#: No test waits longer than this for anything; a hang is dumped and ends the run.
-PATIENCE = 60.0
+#: No test waits longer than this for anything; a hang is dumped and ends the run. Under valgrind it is set higher.
+PATIENCE = float(os.environ.get("PEERWAY_TEST_PATIENCE", "60"))
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@
 //! directory that the guest sees. A test that finds no device says `skipped:` and passes, which is right
 //! on any machine but this one: if no test is left that did not skip, the part fails.
 
-use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -68,7 +67,7 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
 fn build(workspace: &Path, package: &str, test: &str) -> anyhow::Result<PathBuf> {
     let shown = format!("cargo test --package {package} --test {test} --no-run");
     println!("$ {shown}");
-    let built = Command::new(env::var_os("CARGO").as_deref().unwrap_or(OsStr::new("cargo")))
+    let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["test", "--package", package, "--test", test, "--no-run"])
         .arg("--message-format=json-render-diagnostics")
         .current_dir(workspace)

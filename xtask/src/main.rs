@@ -3,6 +3,7 @@
 mod config_docs;
 mod instructions;
 mod python;
+mod rdma;
 mod setup;
 mod test;
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use crate::{config_docs, instructions, python, setup, workspace};
+use crate::{config_docs, instructions, python, rdma, setup, workspace};
 
 /// Which parts to run.
 #[derive(Args)]
@@ -20,6 +20,7 @@ Examples:
   cargo xtask test                         everything that continuous integration runs
   cargo xtask test --only fmt --only clippy
   cargo xtask test --skip loom
+  cargo xtask test --rdma                  verbs, in a guest with soft-RoCE devices
   cargo xtask test --soak                  hours instead of minutes")]
 pub(crate) struct TestArgs {
     /// Run this part; may be given more than once.
@@ -28,6 +29,9 @@ pub(crate) struct TestArgs {
     /// Leave this part out; may be given more than once.
     #[arg(long, value_name = "PART", value_parser = part_names())]
     skip: Vec<String>,
+    /// Run the part `rdma`, alone or with those of `--only`.
+    #[arg(long, conflicts_with = "skip")]
+    rdma: bool,
     /// Run the long profiles.
     #[arg(long)]
     soak: bool,
@@ -72,12 +76,15 @@ struct Part {
 
 impl Part {
     fn is_chosen(&self, args: &TestArgs) -> bool {
-        if !args.only.is_empty() {
-            return args.only.iter().any(|name| name == self.name);
+        if args.rdma || !args.only.is_empty() {
+            return args.rdma && self.name == RDMA
+                || args.only.iter().any(|name| name == self.name);
         }
         self.by_default && !args.skip.iter().any(|name| name == self.name)
     }
 }
+
+const RDMA: &str = "rdma";
 
 const PARTS: &[Part] = &[
     Part {
@@ -161,6 +168,12 @@ const PARTS: &[Part] = &[
         by_default: true,
         run: |_| python::run(workspace(), &target_directory()),
     },
+    Part {
+        name: RDMA,
+        about: "verbs in a guest with four soft-RoCE devices; only by name until there is a verbs transport",
+        by_default: false,
+        run: |_| rdma::run(workspace(), &target_directory()),
+    },
 ];
 
 fn part_names() -> Vec<&'static str> {
@@ -220,7 +233,7 @@ mod tests {
 
     fn args(only: &[&str], skip: &[&str]) -> TestArgs {
         let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        TestArgs { only: own(only), skip: own(skip), soak: false, list: false }
+        TestArgs { only: own(only), skip: own(skip), rdma: false, soak: false, list: false }
     }
 
     fn chosen(args: &TestArgs) -> Vec<&'static str> {
@@ -232,6 +245,14 @@ mod tests {
         assert_eq!(chosen(&args(&["fmt", "loom"], &[])), ["fmt", "loom"]);
         assert!(!chosen(&args(&[], &["clippy"])).contains(&"clippy"));
         assert!(chosen(&args(&[], &[])).contains(&"clippy"));
+    }
+
+    #[test]
+    fn the_guest_is_asked_for() {
+        assert!(!chosen(&args(&[], &[])).contains(&RDMA));
+        assert_eq!(chosen(&args(&[RDMA], &[])), [RDMA]);
+        assert_eq!(chosen(&TestArgs { rdma: true, ..args(&[], &[]) }), [RDMA]);
+        assert_eq!(chosen(&TestArgs { rdma: true, ..args(&["fmt"], &[]) }), ["fmt", RDMA]);
     }
 
     #[test]

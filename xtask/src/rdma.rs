@@ -1,0 +1,244 @@
+//! `cargo xtask test --rdma`: verbs on soft-RoCE devices, in the guest of `testbed/rdma-vm.sh`.
+//!
+//! The guest has no cargo: test programs are built here and copied, with `testbed/smoke.sh`, into the one
+//! directory that the guest sees. A test that finds no device says `skipped:` and passes, which is right
+//! on any machine but this one: if no test is left that did not skip, the part fails.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use anyhow::{Context, bail};
+
+/// A package and one of its tests, to be run in the guest.
+const TESTS: &[(&str, &str)] = &[("peerway-sys", "device")];
+
+/// Seconds for the guest; a run takes less than one minute, and a hang must not take ten.
+const LIMIT: &str = "540";
+
+/// Builds the tests and runs them in the guest, after a check of the guest itself.
+pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        bail!("the guest is an x86-64 Linux and runs what is built for that");
+    }
+    let testbed = workspace.join("testbed");
+    let shared = target.join("rdma");
+    fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;
+    copy(&testbed.join("smoke.sh"), &shared.join("smoke.sh"))?;
+    let built = TESTS.iter().map(|(package, test)| {
+        copy(&build(workspace, package, test)?, &shared.join(test))?;
+        Ok(*test)
+    });
+    let built: Vec<&str> = built.collect::<anyhow::Result<_>>()?;
+
+    let mut guest = Command::new(testbed.join("rdma-vm.sh"));
+    if env::var_os("RDMA_VM_WORK").is_none() {
+        guest.arg("-w").arg(target.join("rdma-vm"));
+    }
+    guest.args(["-v", "-t", LIMIT, "-d"]).arg(&shared).args(["--", "bash", "-c", &script(&built)]);
+    let lines = watched(&mut guest)?;
+
+    let tests = Tests::read(lines.iter().map(String::as_str));
+    for (name, why) in &tests.skipped {
+        println!("{name} skipped: {why}");
+    }
+    println!(
+        "in the guest: {} tests passed, {} of them skipped",
+        tests.passed,
+        tests.skipped.len()
+    );
+    tests.verdict(built.len())
+}
+
+/// What the guest runs. One thread, so that what a test says stands beside its name.
+fn script(tests: &[&str]) -> String {
+    let tests = tests.iter().map(|test| format!(" && ./{test} --test-threads=1 --nocapture 2>&1"));
+    format!("./smoke.sh{}", tests.collect::<String>())
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::copy(from, to)
+        .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+/// Builds one test and says where its program is.
+fn build(workspace: &Path, package: &str, test: &str) -> anyhow::Result<PathBuf> {
+    let shown = format!("cargo test --package {package} --test {test} --no-run");
+    println!("$ {shown}");
+    let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["test", "--package", package, "--test", test, "--no-run"])
+        .arg("--message-format=json-render-diagnostics")
+        .current_dir(workspace)
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start `{shown}`"))?;
+    if !built.status.success() {
+        bail!("`{shown}` ended with {}", built.status);
+    }
+    let said = String::from_utf8(built.stdout)?;
+    executable(&said, test).with_context(|| format!("`{shown}` named no program"))
+}
+
+/// The program of a test in cargo's messages, a JSON object a line.
+fn executable(messages: &str, test: &str) -> Option<PathBuf> {
+    messages.lines().find_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let target = &message["target"];
+        let kinds = target["kind"].as_array()?;
+        let is_it = message["reason"] == "compiler-artifact"
+            && target["name"] == test
+            && kinds.iter().any(|kind| kind == "test");
+        if is_it { message["executable"].as_str().map(PathBuf::from) } else { None }
+    })
+}
+
+/// Runs a command to its good end; its lines are shown as they come, and kept.
+fn watched(command: &mut Command) -> anyhow::Result<Vec<String>> {
+    let program = command.get_program().display().to_string();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {program}"))?;
+    let mut lines = Vec::new();
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).into_owned();
+            println!("{line}");
+            lines.push(line);
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("{program} ended with {status}");
+    }
+    Ok(lines)
+}
+
+/// What test programs said, each run by one thread and with its errors among its output.
+#[derive(Debug, Default, PartialEq)]
+struct Tests {
+    /// Programs that said how they ended.
+    programs: usize,
+    passed: usize,
+    /// Those of the passed that found no device, or not all that they need, and why.
+    skipped: Vec<(String, String)>,
+}
+
+impl Tests {
+    fn read<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
+        let mut read = Self::default();
+        let mut test = None;
+        for line in lines {
+            if line.starts_with("test result: ") {
+                read.programs += 1;
+                test = None;
+                continue;
+            }
+            // `test NAME ... ` and what the test says, the verdict last, on a line of its own if it said anything.
+            let mut said = line;
+            if let Some((name, rest)) =
+                line.strip_prefix("test ").and_then(|line| line.split_once(" ... "))
+            {
+                (test, said) = (Some(name), rest);
+            }
+            let Some(name) = test else { continue };
+            if let Some(why) = said.strip_prefix("skipped: ") {
+                // One that says it twice is still one test.
+                if read.skipped.last().is_none_or(|(last, _)| last != name) {
+                    read.skipped.push((name.to_owned(), why.to_owned()));
+                }
+            } else if said == "ok" {
+                read.passed += 1;
+                test = None;
+            }
+        }
+        read
+    }
+
+    /// Fails where nothing was tested. A test that failed has failed its program already.
+    fn verdict(&self, programs: usize) -> anyhow::Result<()> {
+        if self.programs != programs {
+            bail!("{} of {programs} test programs said how they ended", self.programs);
+        }
+        if self.skipped.len() >= self.passed {
+            bail!("every test skipped: the guest's devices were not found");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_found_among_cargos_messages() {
+        let messages = r#"
+{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"device"},"executable":null}
+{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"device"},"executable":"/t/bin"}
+{"reason":"compiler-artifact","target":{"kind":["test"],"name":"other"},"executable":"/t/other-1"}
+not JSON
+{"reason":"build-script-executed","package_id":"x"}
+{"reason":"compiler-artifact","target":{"kind":["test"],"name":"device"},"executable":"/t/device-2"}
+{"reason":"build-finished","success":true}"#;
+        assert_eq!(executable(messages, "device"), Some("/t/device-2".into()));
+        assert_eq!(executable(messages, "none"), None);
+        assert_eq!(executable("", "device"), None);
+    }
+
+    #[test]
+    fn passed_and_skipped_tests_are_told_apart() {
+        let output = "\
+smoke: test of the wire ... fine
+skipped: by nobody
+
+running 4 tests
+test plain ... ok
+test windows ... skipped: no memory windows
+skipped: once more
+ok
+test talks ... here
+skipped: no device
+ok
+test left_out ... ignored
+
+test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.10s
+";
+        let tests = Tests::read(output.lines());
+        let skipped = [("windows", "no memory windows"), ("talks", "no device")];
+        let skipped = skipped.map(|(name, why)| (name.to_owned(), why.to_owned())).to_vec();
+        assert_eq!(tests, Tests { programs: 1, passed: 3, skipped });
+        tests.verdict(1).unwrap();
+        assert!(tests.verdict(2).unwrap_err().to_string().starts_with("1 of 2"));
+    }
+
+    #[test]
+    fn tests_that_all_skipped_or_never_ran_are_a_failure() {
+        let skipped = "test a ... skipped: no device\nok\ntest result: ok. 1 passed";
+        let none = "running 0 tests\n\ntest result: ok. 0 passed";
+        for output in [skipped, none] {
+            let error = Tests::read(output.lines()).verdict(1).unwrap_err();
+            assert!(error.to_string().contains("every test skipped"), "{error}");
+        }
+        assert!(Tests::read("".lines()).verdict(1).unwrap_err().to_string().contains("0 of 1"));
+    }
+
+    #[test]
+    fn programs_run_after_the_check_of_the_guest() {
+        let both = script(&["a", "b"]);
+        assert!(both.starts_with("./smoke.sh && ./a --test-threads=1"), "{both}");
+        assert!(both.contains("2>&1 && ./b "), "{both}");
+    }
+
+    #[test]
+    fn a_command_that_fails_is_an_error_and_its_lines_are_kept() {
+        let mut command = Command::new("sh");
+        assert_eq!(watched(command.args(["-c", "echo one; echo two"])).unwrap(), ["one", "two"]);
+        let mut command = Command::new("sh");
+        let error = watched(command.args(["-c", "exit 3"])).unwrap_err();
+        assert!(error.to_string().contains("exit status: 3"), "{error}");
+    }
+}

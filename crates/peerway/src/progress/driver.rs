@@ -255,8 +255,8 @@ impl Driver {
     fn flush_for(&mut self, s: &mut SessionDriver, bulk: bool) {
         for at in 0..s.lanes.len() {
             let Some(lane) = &s.lanes[at] else { continue };
-            let (takes_latency, takes_bulk) = s.serves(lane.role);
-            if if bulk { takes_bulk } else { takes_latency } {
+            let (latency, bulk_too) = s.serves(lane.role);
+            if (bulk && bulk_too) || (!bulk && latency) {
                 self.flush_lane(s, at);
             }
         }

@@ -299,10 +299,12 @@ enum Way {
     Direct(PathKind),
     /// Frames carry it.
     Lanes(Route, PathKind),
+    /// RDMA devices carry it out.
+    Devices(Route, PathKind),
 }
 
 /// The best way that every remote region of the work has.
-fn way(session: &Session, direction: Direction, work: &Work) -> Way {
+fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -> Way {
     let remotes = work.remotes.as_slice();
     let mapped = |d: &Direct| matches!(d, Direct::SameProcess { .. } | Direct::Mapped { .. });
     let direct = match direction {
@@ -314,6 +316,12 @@ fn way(session: &Session, direction: Direction, work: &Work) -> Way {
         let kinds = remotes.iter().filter_map(|r| r.direct.kind());
         let kind = kinds.max_by_key(|kind| *kind as u8);
         return Way::Direct(kind.unwrap_or(session.path.kind));
+    }
+    if let (Some(_), Ok(rdma)) = (&session.rdma, &endpoint.rdma) {
+        let route = Route::of(direction, false);
+        let kind = session.path.kind;
+        let fits = work.fits_devices(rdma);
+        return if fits { Way::Devices(route, kind) } else { Way::Lanes(route, kind) };
     }
     let local = session.link.is_some();
     // Mapping is off only where CMA is pinned; else a few bytes are there sooner than the kernel is asked.
@@ -353,7 +361,7 @@ pub(crate) fn post(
     let Batch { direction, work, class, deadline, tail } = batch;
     let total = work.shape.total();
     session.stats.transfers.fetch_add(1, Ordering::Relaxed);
-    let way = way(session, *direction, work);
+    let way = way(endpoint, session, *direction, work);
     let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
     if let (Way::Direct(path), true, true) = (way, small, tail.is_empty()) {
         let result = copy_all(work, *direction, work.shape.start(), CopyKind::Plain);
@@ -364,7 +372,7 @@ pub(crate) fn post(
     let now = clock::now();
     let deadline = clock::after(now, deadline.unwrap_or(endpoint.config.deadline));
     let path = match way {
-        Way::Direct(path) | Way::Lanes(_, path) => path,
+        Way::Direct(path) | Way::Lanes(_, path) | Way::Devices(_, path) => path,
     };
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(total, path, now).ok_or(PostError::Busy { slots })?;
@@ -386,8 +394,12 @@ pub(crate) fn post(
             }
             Ok(running(Some(job)))
         }
-        Way::Lanes(route, _) => {
-            let lanes = 1 + usize::from(endpoint.config.lanes.unwrap_or(1));
+        Way::Lanes(route, _) | Way::Devices(route, _) => {
+            let by_device = matches!(way, Way::Devices(..));
+            let lanes = match &session.rdma {
+                Some(rdma) => rdma.lanes,
+                None => 1 + usize::from(endpoint.config.lanes.unwrap_or(1)),
+            };
             let bulk = match class {
                 Class::Auto => total > LATENCY_BYTES,
                 Class::Latency => false,
@@ -406,6 +418,10 @@ pub(crate) fn post(
                 deadline,
                 tail: tail.clone(),
                 tail_sent: false,
+                by_device,
+                parts: 0,
+                queues: 0,
+                flushed: false,
                 unanswered: 0,
                 queued: false,
                 ending: None,
@@ -441,6 +457,10 @@ pub(crate) fn tail_flight(
         deadline,
         tail,
         tail_sent: false,
+        by_device: false,
+        parts: 0,
+        queues: 0,
+        flushed: false,
         unanswered: 0,
         queued: false,
         ending: None,
@@ -459,7 +479,11 @@ pub(crate) fn post_tail(
         return Err(PostError::PeerGone);
     }
     let now = clock::now();
-    let path = if session.link.is_some() { PathKind::LocalRing } else { PathKind::Tcp };
+    let path = match session.path.kind {
+        kind @ (PathKind::Tcp | PathKind::Verbs | PathKind::Efa) => kind,
+        _ if session.link.is_some() => PathKind::LocalRing,
+        _ => PathKind::Tcp,
+    };
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(0, path, now).ok_or(PostError::Busy { slots })?;
     let deadline = clock::after(now, endpoint.config.deadline);

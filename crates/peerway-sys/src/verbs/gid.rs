@@ -66,6 +66,20 @@ impl GidKind {
     }
 }
 
+/// The best of a port's addresses to connect by.
+pub fn choose_gid(gids: &[(u32, Gid)], infiniband: bool) -> Option<u32> {
+    if infiniband {
+        return gids.first().map(|(index, _)| *index);
+    }
+    let rank = |gid: &Gid| match (gid.kind, gid.ipv4().is_some()) {
+        (GidKind::RoceV2, true) => 0,
+        (GidKind::RoceV2, false) if !gid.ipv6().is_unicast_link_local() => 1,
+        (GidKind::RoceV2, false) => 2,
+        _ => 3,
+    };
+    gids.iter().min_by_key(|(index, gid)| (rank(gid), *index)).map(|(index, _)| *index)
+}
+
 /// The kind and the interface of a GID, from the kernel's files about the device.
 pub(super) fn from_sysfs(device: &Path, port: u8, index: u32) -> (GidKind, u32) {
     let port = device.join("ports").join(port.to_string());

@@ -624,21 +624,21 @@ impl Queue {
         if self.state != State::Open {
             return;
         }
-        self.state = State::Shut { send_over: false, receive_over: false };
+        // The last receive goes first: drivers look for receives when the state changes, and not again.
+        let received = self.post_receive(RECEIVE | LAST);
+        self.state = State::Shut { send_over: false, receive_over: received.is_err() };
         if let Err(error) = self.qp.modify(&state(IBV_QPS_ERR), IBV_QP_STATE) {
             tracing::debug!(%error, "a queue pair could not be stopped");
         }
-        let id = self.id(self.next_group());
         self.requests.clear();
         self.pieces.clear();
-        self.requests.push(ibv_send_wr::send(id, &[]));
-        self.pieces.push(ibv_sge { addr: 0, length: 0, lkey: 0 });
-        self.requests[0].num_sge = 0;
+        let nothing = ibv_sge { addr: 0, length: 0, lkey: 0 };
+        self.add(false, nothing, 0, 0);
         // SAFETY: no memory is named.
-        let sent = unsafe { self.post(GroupKind::Last) };
-        let received = self.post_receive(RECEIVE | LAST);
-        // Where they are not taken the queue is as quiet as it will get.
-        self.state = State::Shut { send_over: sent.is_err(), receive_over: received.is_err() };
+        if unsafe { self.post(GroupKind::Last) }.is_err() {
+            // Where it is not taken the queue is as quiet as it will get.
+            self.over(true);
+        }
     }
 
     /// Whether the queue was shut and nothing completes any more.

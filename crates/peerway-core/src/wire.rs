@@ -274,6 +274,11 @@ pub enum Control {
         /// The descriptor's bytes.
         descriptor: Vec<u8>,
     },
+    /// The answer takes time: the memory is being registered with devices.
+    Importing {
+        /// The request that is being answered.
+        request: u64,
+    },
     /// The answer.
     Imported {
         /// The request answered.

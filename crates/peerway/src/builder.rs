@@ -15,6 +15,7 @@ pub struct Builder {
     bind: Option<SocketAddr>,
     advertise: Option<IpAddr>,
     interfaces: Option<String>,
+    rdma_devices: Option<String>,
     transport: Option<Pin>,
     deadline: Option<Duration>,
     detect: Option<Duration>,
@@ -45,6 +46,12 @@ impl Builder {
     /// lanes go round them.
     pub fn interfaces(mut self, filter: impl Into<String>) -> Self {
         self.interfaces = Some(filter.into());
+        self
+    }
+
+    /// Uses these RDMA devices: names, or numbers in the order of `peerway doctor`, separated by commas.
+    pub fn rdma_devices(mut self, devices: impl Into<String>) -> Self {
+        self.rdma_devices = Some(devices.into());
         self
     }
 
@@ -124,6 +131,7 @@ impl Builder {
             *into = value.unwrap_or(*into).max(Duration::from_micros(1));
         };
         config.interfaces = self.interfaces.or(config.interfaces);
+        config.rdma.devices = self.rdma_devices.or(config.rdma.devices);
         config.transport = self.transport.unwrap_or(config.transport);
         set(&mut config.deadline, self.deadline);
         set(&mut config.detect, self.detect);

@@ -65,12 +65,16 @@ impl Peer {
         transfer::post(&self.endpoint, &self.session, batch, Then::Waits)
     }
 
-    /// Keeps a checked batch to be posted many times, from any thread, without checking it again.
+    /// Keeps a checked batch to be posted many times, from any thread, without checking it again. Where RDMA
+    /// devices will carry it out its memory is registered with them now, which else the first post does.
     pub fn prepare(&self, batch: Batch) -> Result<Prepared, PostError> {
         if let Some(remote) = batch.work.remotes.as_slice().first()
             && !Arc::ptr_eq(&remote.session, &self.session)
         {
             return Err(PostError::OtherPeer);
+        }
+        if let (Some(_), Ok(rdma)) = (&self.session.rdma, &self.endpoint.rdma) {
+            batch.work.fits_devices(rdma);
         }
         Ok(Prepared { peer: self.clone(), batch: Arc::new(batch) })
     }

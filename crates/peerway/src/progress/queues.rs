@@ -20,6 +20,7 @@ use super::driver::{Driver, SessionDriver};
 use super::ending::LaneEnd;
 use super::flight::Route;
 use crate::clock;
+use crate::hooks;
 use crate::session::queues;
 use crate::transport::lane::{Lane, Outstanding, Role};
 use crate::transport::verbs::queue::{Completed, GROUP, Part, Queue, Unfinished};
@@ -272,6 +273,7 @@ impl Driver {
         let start = *at;
         let read = flight.route == Route::Read;
         let max = flight.piece.min(PART_BYTES);
+        hooks::about_to_copy();
         let (nic, far_port) = (queue.nic_index(), queue.far_port());
         let (mut requests, mut total) = (0, 0u64);
         while requests < GROUP

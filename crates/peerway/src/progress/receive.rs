@@ -506,10 +506,9 @@ impl Driver {
         match message {
             Control::Import { request, descriptor } => {
                 let answer = import::answer(&self.endpoint, &s.session, request, &descriptor);
-                if let Some(answer) = answer {
-                    lane.push_control_answer(&answer);
-                }
+                lane.push_control_answer(&answer);
             }
+            Control::Importing { request } => s.session.imports.takes_time(request),
             Control::Imported { request, result } => {
                 let result = result.map_err(TransferError::from_code);
                 s.session.imports.answered(request, result);

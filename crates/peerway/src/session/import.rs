@@ -35,6 +35,8 @@ pub(crate) struct Imports {
 struct Answer {
     result: Option<Result<Import, TransferError>>,
     fd: Option<OwnedFd>,
+    /// The owner has heard the question and is at work on the answer.
+    takes_time: bool,
 }
 
 impl Answer {
@@ -53,6 +55,13 @@ impl Imports {
         if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
             answer.result.get_or_insert(result);
             self.changed.notify_all();
+        }
+    }
+
+    /// The peer has begun to register the memory, which takes as long as it takes.
+    pub(crate) fn takes_time(&self, request: u64) {
+        if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
+            answer.takes_time = true;
         }
     }
 
@@ -184,15 +193,20 @@ fn ask(
     let deadline = clock::after(clock::now(), endpoint.config.connect_timeout);
     let mut waiting = imports.waiting.lock().unwrap();
     loop {
+        let answer = waiting.get(&request);
+        let complete = answer.is_none_or(Answer::is_complete);
+        // An owner that is at work is waited for as long as its heartbeats say that it lives.
+        let at_work = answer.is_some_and(|answer| answer.takes_time);
         let left = clock::until(deadline, clock::now());
-        let complete = waiting.get(&request).is_none_or(Answer::is_complete);
-        if complete || left == Duration::ZERO || !session.is_alive() {
+        let left = if at_work { Duration::from_secs(1) } else { left };
+        let open = endpoint.check_open().is_ok() && session.is_alive();
+        if complete || left == Duration::ZERO || !open {
             break;
         }
         waiting = imports.changed.wait_timeout(waiting, left).unwrap().0;
     }
     match waiting.remove(&request) {
-        Some(Answer { result: Some(Ok(import)), fd })
+        Some(Answer { result: Some(Ok(import)), fd, .. })
             if import.mapping.is_none() || fd.is_some() =>
         {
             Ok((import, fd))
@@ -249,28 +263,28 @@ fn map(
     Ok(mapping)
 }
 
-/// The owner's side: the answer to `session`'s peer about a descriptor. `None`: it follows as a command
-/// when the memory is registered with devices, which may take longer than the driver can be held up.
+/// The owner's side: the answer to `session`'s peer about a descriptor. Where memory must be registered with
+/// devices first, which may take longer than the driver can be held up, the answer follows.
 pub(crate) fn answer(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,
     request: u64,
     descriptor: &[u8],
-) -> Option<Control> {
+) -> Control {
     let imported = |result: Result<Import, TransferError>| Control::Imported {
         request,
         result: result.map_err(|e| e as u8),
     };
     let (grant, mut import) = match look_up(endpoint, session, request, descriptor) {
         Ok(found) => found,
-        Err(error) => return Some(imported(Err(error))),
+        Err(error) => return imported(Err(error)),
     };
     let (Some(_), Ok(rdma)) = (&session.rdma, &endpoint.rdma) else {
-        return Some(imported(Ok(import)));
+        return imported(Ok(import));
     };
     if grant.has_keys() {
         import.keys = grant.keys(rdma);
-        return Some(imported(Ok(import)));
+        return imported(Ok(import));
     }
     let (rdma, to) = (rdma.clone(), session.clone());
     let register = {
@@ -284,7 +298,7 @@ pub(crate) fn answer(
     };
     let thread = std::thread::Builder::new().name("peerway-register".into()).spawn(register);
     // Without a thread there are no keys, and frames carry what is read and written.
-    thread.is_err().then(|| imported(Ok(import)))
+    if thread.is_ok() { Control::Importing { request } } else { imported(Ok(import)) }
 }
 
 fn look_up(

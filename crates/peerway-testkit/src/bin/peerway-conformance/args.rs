@@ -6,8 +6,9 @@ use crate::profile::{self, Profile};
 use crate::world::Transport;
 
 pub(crate) const USAGE: &str = "\
-usage: peerway-conformance --transport same-process|local-map|local-cma|local-ring|tcp|all
-                           --profile ci|guest|soak [--only NAME] [--list]";
+usage: peerway-conformance --transport same-process|local-map|local-cma|local-ring|tcp|all|verbs|efa
+                           --profile ci|guest|soak [--only NAME] [--list]
+CONFORMANCE_DEVICES=OURS/THEIRS names RDMA devices of the two sides (rxe0,rxe2/rxe1,rxe3)";
 
 /// What this process is to be.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -35,7 +36,7 @@ pub(crate) struct Args {
 pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Args> {
     let mut args = Args {
         role: Role::Supervise,
-        transports: Transport::ALL.to_vec(),
+        transports: Transport::ANYWHERE.to_vec(),
         profile: profile::CI,
         only: Vec::new(),
     };
@@ -65,7 +66,7 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Args> {
 
 fn transports(text: &str) -> Result<Vec<Transport>> {
     if text == "all" {
-        return Ok(Transport::ALL.to_vec());
+        return Ok(Transport::ANYWHERE.to_vec());
     }
     let named = |name: &str| {
         let known = Transport::ALL.iter().find(|t| t.name() == name);

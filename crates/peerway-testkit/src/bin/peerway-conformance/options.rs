@@ -13,6 +13,8 @@ pub(crate) struct Options {
     pub(crate) bind: SocketAddr,
     /// Interfaces to use as rails.
     pub(crate) interfaces: Option<String>,
+    /// RDMA devices to use.
+    pub(crate) devices: Option<String>,
     pub(crate) detect: Duration,
     pub(crate) fence: Duration,
     pub(crate) deadline: Duration,
@@ -31,6 +33,10 @@ impl Options {
             .connect_timeout(self.connect)
             .lanes(self.lanes)
             .notify_bytes(self.notify_bytes);
+        let builder = match &self.devices {
+            Some(devices) => builder.rdma_devices(devices),
+            None => builder,
+        };
         let builder = match &self.interfaces {
             Some(filter) => builder.interfaces(filter),
             None => builder.bind(self.bind),
@@ -41,7 +47,7 @@ impl Options {
     pub(crate) fn to_words(&self) -> String {
         let ms = |d: Duration| d.as_millis();
         format!(
-            "pin={} bind={} detect={} fence={} deadline={} connect={} lanes={} notify={}{}",
+            "pin={} bind={} detect={} fence={} deadline={} connect={} lanes={} notify={}{}{}",
             self.pin,
             self.bind,
             ms(self.detect),
@@ -51,6 +57,7 @@ impl Options {
             self.lanes,
             self.notify_bytes,
             self.interfaces.as_ref().map(|i| format!(" interfaces={i}")).unwrap_or_default(),
+            self.devices.as_ref().map(|d| format!(" devices={d}")).unwrap_or_default(),
         )
     }
 
@@ -60,6 +67,7 @@ impl Options {
             pin: Pin::Auto,
             bind: SocketAddr::from(([127, 0, 0, 1], 0)),
             interfaces: None,
+            devices: None,
             detect: Duration::from_secs(2),
             fence: Duration::from_secs(1),
             deadline: Duration::from_secs(30),
@@ -72,6 +80,7 @@ impl Options {
             match key {
                 "pin" => options.pin = value.parse()?,
                 "bind" => options.bind = value.parse()?,
+                "devices" => options.devices = Some(value.to_owned()),
                 "interfaces" => options.interfaces = Some(value.to_owned()),
                 "detect" => options.detect = ms(value)?,
                 "fence" => options.fence = ms(value)?,

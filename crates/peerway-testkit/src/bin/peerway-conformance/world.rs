@@ -24,11 +24,23 @@ pub(crate) enum Transport {
     LocalCma,
     LocalRing,
     Tcp,
+    Verbs,
+    Efa,
 }
 
 impl Transport {
-    pub(crate) const ALL: [Self; 5] =
+    /// Those that need no device.
+    pub(crate) const ANYWHERE: [Self; 5] =
         [Self::SameProcess, Self::LocalMap, Self::LocalCma, Self::LocalRing, Self::Tcp];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::SameProcess,
+        Self::LocalMap,
+        Self::LocalCma,
+        Self::LocalRing,
+        Self::Tcp,
+        Self::Verbs,
+        Self::Efa,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -37,6 +49,8 @@ impl Transport {
             Self::LocalCma => "local-cma",
             Self::LocalRing => "local-ring",
             Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
+            Self::Efa => "efa",
         }
     }
 
@@ -47,6 +61,8 @@ impl Transport {
             Self::LocalCma => Pin::LocalCma,
             Self::LocalRing => Pin::LocalRing,
             Self::Tcp => Pin::Tcp,
+            Self::Verbs => Pin::Ib,
+            Self::Efa => Pin::Efa,
         }
     }
 
@@ -57,7 +73,15 @@ impl Transport {
             Self::LocalCma => PathKind::LocalCma,
             Self::LocalRing => PathKind::LocalRing,
             Self::Tcp => PathKind::Tcp,
+            Self::Verbs => PathKind::Verbs,
+            Self::Efa => PathKind::Efa,
         }
+    }
+
+    /// Whether RDMA devices carry it out. They need no peer's processor, but its word that it lives:
+    /// a peer that stands still is reached until it is given up.
+    pub(crate) fn is_device(self) -> bool {
+        matches!(self, Self::Verbs | Self::Efa)
     }
 
     /// Whether a write is carried out without the target's processor.
@@ -110,6 +134,15 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     std::process::exit(i32::from(word == "fail"));
 }
 
+/// RDMA devices of this side and of its peers, from a variable such as `rxe0,rxe2/rxe1,rxe3`.
+fn devices() -> (Option<String>, Option<String>) {
+    let Ok(both) = std::env::var("CONFORMANCE_DEVICES") else { return (None, None) };
+    match both.split_once('/') {
+        Some((ours, theirs)) => (Some(ours.to_owned()), Some(theirs.to_owned())),
+        None => (Some(both), None),
+    }
+}
+
 pub(crate) struct World {
     pub(crate) transport: Transport,
     pub(crate) profile: Profile,
@@ -134,6 +167,7 @@ impl World {
             pin: self.transport.pin(),
             bind: SocketAddr::from(([127, 0, 0, 1], 0)),
             interfaces: None,
+            devices: devices().0,
             detect,
             fence,
             deadline,
@@ -149,7 +183,8 @@ impl World {
     }
 
     pub(crate) fn remote(&self, options: &Options) -> Result<Remote> {
-        Remote::start(self.transport, options)
+        let devices = devices().1.or_else(|| options.devices.clone());
+        Remote::start(self.transport, &Options { devices, ..options.clone() })
     }
 
     /// Memory that this transport can reach best.
@@ -205,7 +240,8 @@ impl World {
     /// then memory is lost to us. Of a far peer that was given up nobody hears again; there the
     /// fence stays open, and only the peer's memory is concerned.
     pub(crate) fn closes(&self, peer: &Peer, transfer: &Transfer) -> Result<Duration> {
-        if self.transport == Transport::Tcp && !peer.is_alive() {
+        let far = self.transport == Transport::Tcp || self.transport.is_device();
+        if far && !peer.is_alive() {
             return Ok(Duration::ZERO);
         }
         let bound = self.profile.detect * 2 + self.profile.slack;

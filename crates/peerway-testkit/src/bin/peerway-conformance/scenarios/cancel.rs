@@ -83,7 +83,7 @@ pub(crate) fn read(world: &World) -> Result<Verdict> {
 
 /// The copier's process stops between check and copy, and the initiator cancels meanwhile.
 pub(crate) fn stopped_copier(world: &World) -> Result<Verdict> {
-    if world.transport.writes_alone() {
+    if world.transport.writes_alone() || world.transport.is_device() {
         return Ok(Verdict::Skip(
             "the initiator copies by itself; see cancel-parked-copier".into(),
         ));

@@ -31,27 +31,28 @@ const TRIES: u32 = 5;
 pub(crate) fn revoke(world: &World) -> Result<Verdict> {
     let mut pair = world.pair()?;
     pair.b.accept()?;
-    pair.b.region("r", LEN, world.memory())?;
+    let len = some_frames(world);
+    pair.b.region("r", len, world.memory())?;
     pair.b.ask("fill r 2")?;
     let framed = world.transport.is_framed();
     let slow = if framed { LANDING_US } else { SLOW_US };
     let mut arrived = Vec::new();
     for _ in 0..TRIES {
-        let region = world.region(&pair.a, LEN)?;
+        let region = world.region(&pair.a, len)?;
         memory::fill_all(&region, 1)?;
         pair.b.import("x", &region.advertise(Access::READ_WRITE)?)?;
         hooks::land_at_most(LANDING);
         hooks::slow(slow);
         pair.b.ask(&format!("hook slow {slow}"))?;
-        pair.b.ask(&format!("post t p write r 0 x 0 {LEN}"))?;
+        pair.b.ask(&format!("post t p write r 0 x 0 {len}"))?;
         caught(world, || Ok(memory::count_new(&region, 1, 2)? > 0))?;
         let fence = region.revoke();
         ensure!(fence == Fence::Held, "nobody is stopped, yet the fence is {fence:?}");
-        let hash = memory::hash(&region, 0, LEN)?;
+        let hash = memory::hash(&region, 0, len)?;
         let new = memory::count_new(&region, 1, 2)?;
         std::thread::sleep(LATER);
-        ensure!(memory::hash(&region, 0, LEN)? == hash, "Held, but bytes landed afterwards");
-        ensure!(new > 0 && new < LEN, "{new} of {LEN} bytes had arrived: not in flight");
+        ensure!(memory::hash(&region, 0, len)? == hash, "Held, but bytes landed afterwards");
+        ensure!(new > 0 && new < len, "{new} of {len} bytes had arrived: not in flight");
         ensure!(!framed || new % FRAME != 0, "{new} bytes had arrived: whole frames");
         arrived.push(format!("{} KiB", new >> 10));
         hooks::off();
@@ -65,7 +66,8 @@ pub(crate) fn revoke(world: &World) -> Result<Verdict> {
 pub(crate) fn cancel_read(world: &World) -> Result<Verdict> {
     let framed = world.transport.is_framed();
     // A driver takes a turn's bytes before it looks for a cancel: there must be more than that.
-    let (len, slow) = if framed { (2 * LEN, TURN_LANDING_US) } else { (LEN, SLOW_US) };
+    let (len, slow) =
+        if framed { (2 * LEN, TURN_LANDING_US) } else { (some_frames(world), SLOW_US) };
     let mut pair = world.pair()?;
     let remote = pair.theirs("r", len, world.memory(), 1)?;
     let ours = world.region(&pair.a, len)?;
@@ -94,6 +96,11 @@ pub(crate) fn cancel_read(world: &World) -> Result<Verdict> {
     ensure!(!framed || inside > TRIES / 2, "{inside} of {TRIES} cancels came inside a frame");
     pair.works_again(world)?;
     fine_with(format!("at {}", arrived.join(", ")))
+}
+
+/// More than what a post hands to devices by itself.
+fn some_frames(world: &World) -> u64 {
+    if world.transport.is_device() { 4 * LEN } else { LEN }
 }
 
 fn caught(world: &World, mut arrives: impl FnMut() -> Result<bool>) -> Result<()> {

@@ -15,6 +15,12 @@ const SLOW_US: u64 = 1000;
 const STOPPED: [Reason; 4] =
     [SILENT, GONE, Reason::TimedOut, Reason::Failed(TransferError::PeerMisbehaved)];
 
+/// Devices may be done before a peer that stands still is given up.
+fn ends_of_a_stopped(world: &World) -> Vec<Reason> {
+    let done = world.transport.is_device().then_some(Reason::Done);
+    STOPPED.into_iter().chain(done).collect()
+}
+
 pub(crate) fn target_write(world: &World) -> Result<Verdict> {
     let mut pair = world.pair()?;
     let healthy = Healthy::start(world, &pair.a)?;
@@ -39,7 +45,7 @@ pub(crate) fn target_write(world: &World) -> Result<Verdict> {
     if world.transport.writes_alone() {
         allowed(ended, &[Reason::Done])?;
     } else {
-        allowed(ended, &STOPPED)?;
+        allowed(ended, &ends_of_a_stopped(world))?;
     }
     let before = procfs::memory_of(pair.b.pid(), addr, len as usize)?;
     // The source is ours again when the fence is held: what still came of it would show this.
@@ -91,7 +97,7 @@ pub(crate) fn target_read(world: &World) -> Result<Verdict> {
     if world.transport.reads_alone() {
         allowed(ended, &[Reason::Done])?;
     } else {
-        allowed(ended, &STOPPED)?;
+        allowed(ended, &ends_of_a_stopped(world))?;
         // A read that has ended never touches its buffer again, whatever the peer does.
         ensure!(ended.fence == Fence::Held, "a read ended with an open fence");
     }
@@ -140,7 +146,8 @@ pub(crate) fn initiator_revoke(world: &World) -> Result<Verdict> {
     pair.b.import("x", &region.advertise(Access::READ_WRITE)?)?;
     pair.b.region("r", len, world.memory())?;
     pair.b.ask("fill r 2")?;
-    if world.transport.writes_alone() {
+    let alone = world.transport.writes_alone() || world.transport.is_device();
+    if alone {
         // It copies itself: after some quanta it stops before the next copy, slowly enough that it
         // has answered the order by then.
         pair.b.ask("hook slow 5000")?;
@@ -163,8 +170,8 @@ pub(crate) fn initiator_revoke(world: &World) -> Result<Verdict> {
     let fence = region.revoke();
     let took = start.elapsed();
     ensure!(took < world.profile.fence + world.profile.slack, "revoke took {took:?}");
-    // Where the owner copies it answers for every byte by itself.
-    if !world.transport.writes_alone() {
+    // Where the owner copies it answers for every byte by itself, and devices obey their own side.
+    if !alone || world.transport.is_device() {
         ensure!(fence == Fence::Held, "the owner copies, yet the fence is {fence:?}");
     }
     let new = memory::count_new(&region, 1, 2)?;

@@ -4,12 +4,14 @@
 //! transfer is, starts no thread, and returns [`std::io::Result`] where a system call can fail. Other
 //! processes are untrusted throughout: what they pass us (descriptors, ring positions) is checked here.
 
+pub(crate) mod affinity;
 pub(crate) mod cma;
 pub mod copy;
 pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod ring;
 pub(crate) mod shm;
+pub mod topology;
 pub(crate) mod unix;
 pub(crate) mod wake;
 

@@ -7,12 +7,16 @@
 pub(crate) mod affinity;
 pub(crate) mod cma;
 pub mod copy;
+#[cfg_attr(not(test), expect(dead_code, reason = "used by the verbs transport"))]
+pub(crate) mod maps;
 pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod ring;
 pub(crate) mod shm;
 pub mod topology;
 pub(crate) mod unix;
+#[cfg_attr(not(test), expect(dead_code, reason = "used by the verbs transport"))]
+pub(crate) mod vma;
 pub(crate) mod wake;
 
 /// A run of bytes by address, in this process or in another one.

@@ -25,7 +25,7 @@ mod event;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod ffi;
-mod gid;
+pub mod gid;
 mod memory;
 mod owned;
 mod queue_pair;

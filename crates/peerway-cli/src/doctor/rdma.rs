@@ -180,7 +180,8 @@ fn device_row(known: &Known<'_>, wrong: Option<String>) -> Row {
         None if usable => Row::ok(&device.name, value.join(", ")),
         None => Row::attention(&device.name, value.join(", ")),
     };
-    row.note(notes.join(", ")).data(known)
+    let row = if notes.is_empty() { row } else { row.note(notes.join(", ")) };
+    row.data(known)
 }
 
 fn port_rows(

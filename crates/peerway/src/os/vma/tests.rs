@@ -334,6 +334,26 @@ fn shared_anonymous_memory_is_a_file_of_its_own() {
 }
 
 #[test]
+fn huge_pages_are_a_file_of_their_own() {
+    const HUGE: usize = 2 << 20;
+    in_a_child(|| {
+        let maps = Maps::open().unwrap();
+        let map = |at, flags| {
+            let flags = flags | MapFlags::PRIVATE | MapFlags::HUGETLB;
+            // SAFETY: at an address that the kernel picks, or over what was mapped there by this.
+            unsafe { rustix::mm::mmap_anonymous(at, HUGE, RW, flags) }
+        };
+        let Ok(base) = map(ptr::null_mut(), MapFlags::empty()) else {
+            return eprintln!("skipped: there are no huge pages");
+        };
+        let tag = Tag::put(&maps, base as u64 + 5000, 100_000).unwrap();
+        assert!(tag.is_still_there(&maps, base as u64 + 5000, 100_000));
+        map(base, MapFlags::FIXED).unwrap();
+        assert!(!tag.is_still_there(&maps, base as u64 + 5000, 100_000));
+    });
+}
+
+#[test]
 fn a_range_of_both_kinds_is_tagged_by_both() {
     with_names(|maps| {
         let area = Area::new(6);

@@ -7,13 +7,7 @@ use tracing_subscriber::filter::LevelFilter;
 pub(crate) fn start() {
     let level = Config::from_env(|name| std::env::var(name).ok())
         .map_or(LogLevel::Warn, |(config, _)| config.log_level);
-    let filter = match level {
-        LogLevel::Off => LevelFilter::OFF,
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        _ => LevelFilter::TRACE,
-    };
+    // The engine and tracing name levels alike.
+    let filter = level.to_string().parse().unwrap_or(LevelFilter::WARN);
     tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).init();
 }

@@ -57,6 +57,32 @@ pub struct Config {
     pub notify_bytes: u64,
     /// Operations on the wire at once per lane. `None`: the transport's own bound.
     pub max_inflight_ops: Option<u32>,
+    /// How RDMA devices are used.
+    pub rdma: Rdma,
+}
+
+/// How RDMA devices are used.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Rdma {
+    /// Which devices, by name or number. `None`: all that can be used.
+    pub devices: Option<String>,
+    /// The GID's index. `None`: the best one.
+    pub gid_index: Option<u32>,
+    /// Service level. `None`: 3, on EFA 8.
+    pub service_level: Option<u8>,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Reads that a queue pair has under way.
+    pub max_rd_atomic: u8,
+    /// Reads that a queue pair serves at a time.
+    pub max_dest_rd_atomic: u8,
+    /// Queue pairs for large transfers per device and peer.
+    pub queue_pairs: u16,
+    /// How often a packet is repeated.
+    pub retries: u8,
+    /// How long an acknowledgement is waited for.
+    pub timeout: Duration,
 }
 
 impl Config {
@@ -152,6 +178,17 @@ impl Config {
             disable_ipc: false,
             notify_bytes: 0,
             max_inflight_ops: None,
+            rdma: Rdma {
+                devices: None,
+                gid_index: None,
+                service_level: None,
+                traffic_class: 0,
+                max_rd_atomic: 0,
+                max_dest_rd_atomic: 0,
+                queue_pairs: 0,
+                retries: 0,
+                timeout: Duration::ZERO,
+            },
         }
     }
 }
@@ -267,6 +304,18 @@ mod tests {
         assert!(!config.disable_ipc);
         assert_eq!(config.notify_bytes, 64 << 20);
         assert_eq!(config.max_inflight_ops, None);
+        let rdma = Rdma {
+            devices: None,
+            gid_index: None,
+            service_level: None,
+            traffic_class: 104,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+            queue_pairs: 2,
+            retries: 7,
+            timeout: Duration::from_millis(67),
+        };
+        assert_eq!(config.rdma, rdma);
     }
 
     #[test]
@@ -342,6 +391,15 @@ mod tests {
             ("UCCL_P2P_DISABLE_IPC", "1"),
             ("PEERWAY_NOTIFY_BYTES", "1MiB"),
             ("UCCL_P2P_MAX_INFLIGHT_OPS", "32"),
+            ("UCCL_P2P_RDMA_DEV", "mlx5_0,3"),
+            ("UCCL_P2P_RDMA_GID_INDEX", "3"),
+            ("UCCL_P2P_RDMA_SL", "5"),
+            ("UCCL_P2P_RDMA_TC", "0"),
+            ("UCCL_P2P_RDMA_MAX_RD_ATOMIC", "4"),
+            ("UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC", "8"),
+            ("PEERWAY_RDMA_QUEUE_PAIRS", "1"),
+            ("PEERWAY_RDMA_RETRIES", "2"),
+            ("PEERWAY_RDMA_TIMEOUT", "5ms"),
         ])
         .unwrap();
         assert_eq!(config.bind.as_deref(), Some("[::1]:7000"));
@@ -358,6 +416,18 @@ mod tests {
         assert!(config.disable_ipc);
         assert_eq!(config.notify_bytes, 1 << 20);
         assert_eq!(config.max_inflight_ops, Some(32));
+        let rdma = Rdma {
+            devices: Some("mlx5_0,3".into()),
+            gid_index: Some(3),
+            service_level: Some(5),
+            traffic_class: 0,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 8,
+            queue_pairs: 1,
+            retries: 2,
+            timeout: Duration::from_millis(5),
+        };
+        assert_eq!(config.rdma, rdma);
     }
 
     #[test]
@@ -401,17 +471,17 @@ mod tests {
     #[test]
     fn settings_without_effect_say_so() {
         let (config, warnings) = from(&[
-            ("UCCL_P2P_RDMA_GID_INDEX", "3"),
+            ("UCCL_P2P_RDMA_CC", "swift"),
             ("UCCL_CXI_CQ_SIZE", "8192"),
             ("UCCL_RDMA_ADAPTIVE_SLEEP", "1"),
             ("NCCL_IB_HCA", "mlx5_0"),
         ])
         .unwrap();
         assert_eq!(config, Config::default());
-        assert_eq!(warnings.len(), 2, "{warnings:?}");
-        assert!(warnings[0].starts_with("UCCL_RDMA_ADAPTIVE_SLEEP has no effect"));
-        assert!(warnings[1].contains("UCCL_P2P_RDMA_GID_INDEX (verbs)"));
-        assert!(warnings[1].contains("UCCL_CXI_CQ_SIZE (cxi)"));
+        assert_eq!(warnings.len(), 3, "{warnings:?}");
+        assert!(warnings[0].starts_with("UCCL_P2P_RDMA_CC has no effect"));
+        assert!(warnings[1].starts_with("UCCL_RDMA_ADAPTIVE_SLEEP has no effect"));
+        assert!(warnings[2].contains("UCCL_CXI_CQ_SIZE (cxi)"));
     }
 
     #[test]

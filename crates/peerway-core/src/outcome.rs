@@ -128,6 +128,9 @@ pub enum TransferError {
     /// notification twice.
     #[error("a lane broke and it is not known whether the notification was delivered")]
     DeliveryUnknown = 11,
+    /// An RDMA device refused the request before it went out.
+    #[error("the RDMA device refused the request (the log has its words); was memory unmapped?")]
+    Device = 12,
 }
 
 impl TransferError {
@@ -146,6 +149,7 @@ impl TransferError {
             PeerMisbehaved,
             EndpointClosed,
             DeliveryUnknown,
+            Device,
         ]
         .into_iter()
         .find(|e| *e as u8 == code)
@@ -160,7 +164,7 @@ mod tests {
     #[test]
     fn every_end_survives_packing() {
         let mut reasons = vec![Reason::Done, Reason::Cancelled, Reason::TimedOut];
-        reasons.extend((1..=11).map(|c| Reason::Failed(TransferError::from_code(c))));
+        reasons.extend((1..=12).map(|c| Reason::Failed(TransferError::from_code(c))));
         for reason in reasons {
             for fence in [Fence::Held, Fence::Open] {
                 let ended = Ended { reason, fence };
@@ -171,7 +175,7 @@ mod tests {
 
     #[test]
     fn codes_are_their_own() {
-        for code in 1..=11 {
+        for code in 1..=12 {
             assert_eq!(TransferError::from_code(code) as u8, code);
         }
         assert_eq!(TransferError::from_code(200), TransferError::PeerMisbehaved);

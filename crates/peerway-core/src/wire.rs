@@ -294,6 +294,19 @@ pub enum Control {
         applied: u64,
         /// Those among the last of them that were refused, and why (a `TransferError` code).
         refused: Vec<(u64, u8)>,
+        /// How many immediates came by it; only queue pairs bring any.
+        immediates: u64,
+    },
+    /// Asks for a queue pair at the far end of each of these: on the opener's handshake connection,
+    /// and later for lanes that were lost.
+    OpenQueues {
+        /// What they are to be lanes of, and our end of each.
+        queues: Vec<QueueOffer>,
+    },
+    /// The far ends, in the same order, or why there is none.
+    QueuesOpened {
+        /// One for each offer.
+        queues: Vec<(u16, Result<QueueEnd, String>)>,
     },
     /// The sender closes the session on purpose.
     Bye,
@@ -340,6 +353,55 @@ pub struct Hello {
     pub host: Vec<u8>,
     /// The local socket on which it could pass file descriptors; empty when it offers no local path.
     pub local: String,
+    /// Its RDMA ports; none when it offers none.
+    pub rdma: Vec<RdmaPort>,
+}
+
+/// A port of an RDMA device, as its peer must know it.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct RdmaPort {
+    /// Its address.
+    pub gid: [u8; 16],
+    /// Its address on an InfiniBand subnet; 0 on Ethernet.
+    pub lid: u16,
+    /// The largest packet, as verbs number it (1: 256 bytes ... 5: 4096).
+    pub mtu: u8,
+    /// Whether it is reached through the global address only.
+    pub ethernet: bool,
+    /// Whether its queue pairs are reliable datagrams (EFA) and not connections.
+    pub datagrams: bool,
+}
+
+/// One end of a queue pair.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct QueueEnd {
+    /// Which of its owner's ports it uses.
+    pub port: u8,
+    /// Its number.
+    pub number: u32,
+    /// The number of its first packet.
+    pub first_packet: u32,
+    /// What datagrams to it must carry.
+    pub key: u32,
+    /// Receives that are always posted.
+    pub receives: u16,
+    /// Eight bytes that the far side may read to learn that what it wrote before has arrived.
+    pub flush_addr: u64,
+    /// Their key.
+    pub flush_key: u32,
+}
+
+/// An end of a queue pair that looks for another.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct QueueOffer {
+    /// The lane that the pair is to be.
+    pub lane: u16,
+    /// Which of the far side's ports it is meant for.
+    pub to_port: u8,
+    /// It is for small transfers.
+    pub latency: bool,
+    /// Our end.
+    pub end: QueueEnd,
 }
 
 /// The answer to a hello.
@@ -357,6 +419,10 @@ pub struct Welcome {
     pub local: String,
     /// Why it offers none.
     pub local_why: String,
+    /// Its RDMA ports; none when it offers none.
+    pub rdma: Vec<RdmaPort>,
+    /// Why it offers none.
+    pub rdma_why: String,
 }
 
 /// What the opener found out about local paths.
@@ -368,6 +434,8 @@ pub struct Ready {
     pub linked: bool,
     /// The opener can and may copy from the acceptor's memory.
     pub opener_pulls: bool,
+    /// The queue pairs that were opened are the path.
+    pub queues: bool,
     /// Why there is no better path.
     pub why: String,
 }
@@ -404,6 +472,8 @@ pub struct Import {
     pub pass: u32,
     /// A mapping is offered: the file descriptor follows on the local socket.
     pub mapping: Option<MappingOffer>,
+    /// The key of the memory on each of the owner's RDMA ports; none when it is not reached by them.
+    pub keys: Vec<u32>,
 }
 
 /// How to map advertised memory.
@@ -448,7 +518,8 @@ mod tests {
 
     #[test]
     fn control_uses_every_byte() {
-        let message = Control::LaneFenced { lane: 3, applied: 1 << 40, refused: vec![(7, 3)] };
+        let message =
+            Control::LaneFenced { lane: 3, applied: 1 << 40, refused: vec![(7, 3)], immediates: 2 };
         let mut bytes = message.to_bytes();
         assert_eq!(Control::from_bytes(&bytes), Ok(message));
         bytes.push(0);

@@ -12,14 +12,8 @@ pub(crate) fn start() {
         // A configuration that cannot be used is told by the endpoint that is being made.
         let level = Config::from_env(|name| std::env::var(name).ok())
             .map_or(LogLevel::Warn, |(config, _)| config.log_level);
-        let filter = match level {
-            LogLevel::Off => LevelFilter::OFF,
-            LogLevel::Error => LevelFilter::ERROR,
-            LogLevel::Warn => LevelFilter::WARN,
-            LogLevel::Info => LevelFilter::INFO,
-            LogLevel::Debug => LevelFilter::DEBUG,
-            _ => LevelFilter::TRACE,
-        };
+        // The engine and tracing name levels alike.
+        let filter = level.to_string().parse().unwrap_or(LevelFilter::WARN);
         // Another extension may have set a subscriber of its own.
         let _ = tracing_subscriber::fmt()
             .with_max_level(filter)

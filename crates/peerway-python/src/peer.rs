@@ -80,8 +80,11 @@ impl Peer {
                 self.keep(&descriptor, region);
             }
         }
-        let imported = descriptors.iter().map(|descriptor| self.peer.import(descriptor));
-        imported.map(|region| region.map_err(|error| errors::import(py, error))).collect()
+        let imported = py.detach(|| {
+            let imported = descriptors.iter().map(|descriptor| self.peer.import(descriptor));
+            imported.collect::<Result<Vec<_>, _>>()
+        });
+        imported.map_err(|error| errors::import(py, error))
     }
 
     fn is_kept(&self, descriptor: &[u8]) -> bool {

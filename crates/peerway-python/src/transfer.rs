@@ -40,7 +40,7 @@ impl Transfer {
     #[pyo3(signature = (timeout=None))]
     fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyErr>> {
         let timeout = waiting::timeout("timeout", timeout)?;
-        match waiting::until(py, timeout, |left| waiting::end_of(&self.transfer, left))? {
+        match waiting::until(py, timeout, |left| self.transfer.wait(left))? {
             Some(ended) => Ok(errors::ended(py, ended)),
             None => {
                 let what = "the transfer has not ended in this time; it goes on";

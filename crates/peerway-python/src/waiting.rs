@@ -4,7 +4,6 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use peerway::{Ended, Fence, Reason, TransferError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -69,27 +68,20 @@ pub(crate) fn aside<T: Send + 'static>(
 /// memory is quiet or cannot be made so.
 pub(crate) fn finish(py: Python<'_>, transfer: &peerway::Transfer) -> PyResult<()> {
     // Most small ones are over already, and looking costs less than letting go of the interpreter.
-    let ended = match transfer.poll() {
+    let ended = match transfer.ended() {
         Some(ended) => ended,
-        None => match until(py, None, |left| end_of(transfer, left)) {
+        None => match until(py, None, |left| transfer.wait(left)) {
             Ok(Some(ended)) => ended,
             Ok(None) => return Err(errors::raise(py, "WaitTimeout", "it has not ended in time")),
             Err(signal) => {
                 py.detach(|| transfer.cancel());
                 // A second signal does not wait for the fence.
-                until(py, None, |left| end_of(transfer, left))?;
+                until(py, None, |left| transfer.wait(left))?;
                 return Err(signal);
             }
         },
     };
     errors::ended(py, ended).map_or(Ok(()), Err)
-}
-
-/// How a transfer ended, waiting for so long; of one whose endpoint is closed nothing more is heard.
-pub(crate) fn end_of(transfer: &peerway::Transfer, left: Duration) -> Option<Ended> {
-    let closed = Reason::Failed(TransferError::EndpointClosed);
-    let orphaned = Ended { reason: closed, fence: Fence::Open };
-    transfer.wait(left).or_else(|| transfer.is_orphaned().then_some(orphaned))
 }
 
 /// A time-out argument: seconds, or none.

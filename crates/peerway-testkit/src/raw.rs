@@ -52,6 +52,7 @@ impl Raw {
             metadata,
             host: vec![0; 80],
             local: String::from("peerway-nobody"),
+            rdma: Vec::new(),
         })
     }
 
@@ -69,7 +70,8 @@ impl Raw {
     pub fn open(&mut self) -> Result<Welcome> {
         let welcome = self.greet()?;
         let why = String::from("made by hand");
-        let ready = Ready { same_process: false, linked: false, opener_pulls: false, why };
+        let ready =
+            Ready { same_process: false, linked: false, opener_pulls: false, queues: false, why };
         self.send(&control(&Control::Ready(ready)))?;
         match self.control()? {
             Control::Ready(_) => Ok(welcome),

@@ -10,6 +10,8 @@ use peerway_core::work::{Cursor, Pair, Place, Shape, WorkError};
 
 use crate::error::PostError;
 use crate::memory::{LocalBlocks, LocalSlice, RegionInner, RemoteBlocks, RemoteInner, RemoteSlice};
+use crate::transport::verbs::Rdma;
+use crate::transport::verbs::keys::Registration;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -247,6 +249,18 @@ impl Work {
         // SAFETY: shapes are checked against their regions' extents when made, so the offset lies
         // inside the region.
         unsafe { region.ptr().add(place.offset as usize) }
+    }
+
+    /// The keys of a local place for our RDMA devices.
+    #[inline]
+    pub(crate) fn local_keys(&self, place: &Place) -> Option<&Registration> {
+        self.locals.as_slice()[place.region as usize].registered()
+    }
+
+    /// Whether RDMA devices can carry it out: the peer's have keys for all of its memory, ours too.
+    pub(crate) fn fits_devices(&self, rdma: &Rdma) -> bool {
+        self.remotes.as_slice().iter().all(|remote| !remote.keys.is_empty())
+            && self.locals.as_slice().iter().all(|local| local.register_with(rdma))
     }
 
     /// The region of a remote place.

@@ -22,6 +22,8 @@ use crate::progress::driver::Driver;
 use crate::progress::shard::Shard;
 use crate::session::accept::Door;
 use crate::session::connect::{self, Outcome};
+use crate::transport::verbs::Rdma;
+use crate::transport::verbs::port::PortCq;
 
 /// One end of transfers: it listens, connects, and owns registered memory.
 ///
@@ -82,10 +84,24 @@ impl Endpoint {
             .inspect_err(|error| tracing::debug!(%error, "no local socket: local paths are off"))
             .ok();
         let local_name = if local.is_some() { local_name } else { String::new() };
-        let inner = Inner::new(incarnation, config, local_name, places.rails, advertised);
+        let rdma = Rdma::open(&config);
+        let rdma = match rdma {
+            Err(error) if config.transport.is_rdma() => {
+                let pin = config.transport.to_string();
+                return Err(BuildError::NoRdma { pin, error });
+            }
+            rdma => rdma,
+        };
+        let inner = Inner::new(incarnation, config, local_name, places.rails, advertised, rdma);
         let mut shards = Vec::new();
         for _ in 0..inner.config.shards {
-            shards.push(Shard::new(inner.config.spin).map_err(os("making a shard"))?);
+            let nics = inner.rdma.iter().flat_map(|rdma| &rdma.nics);
+            let ports: Result<Vec<_>, _> = nics.map(PortCq::new).collect();
+            let ports = ports.map_err(|error| BuildError::NoRdma {
+                pin: inner.config.transport.to_string(),
+                error: error.into(),
+            })?;
+            shards.push(Shard::new(inner.config.spin, ports).map_err(os("making a shard"))?);
         }
         inner.set_shards(shards.clone());
         let mut door =

@@ -11,6 +11,8 @@ use peerway_core::outcome::{EndedError, TransferError};
 use peerway_core::wire::FrameError;
 use peerway_core::work::WorkError;
 
+pub use crate::transport::verbs::RdmaError;
+
 /// An endpoint could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -24,6 +26,14 @@ pub enum BuildError {
          unset the pin or choose local or tcp"
     )]
     TransportUnavailable(String),
+    /// A pin to RDMA that cannot be met.
+    #[error("PEERWAY_TRANSPORT={pin} (UCCL_P2P_TRANSPORT) cannot be met: {error}")]
+    NoRdma {
+        /// The pin.
+        pin: String,
+        /// Why not.
+        error: RdmaError,
+    },
     /// The listening address could not be used.
     #[error("cannot listen on {addr}: {source}; choose another address or port 0")]
     Listen {

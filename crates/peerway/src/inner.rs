@@ -25,6 +25,7 @@ use crate::progress::shard::{Command, Shard};
 use crate::session::Session;
 use crate::slots::Slots;
 use crate::transfer;
+use crate::transport::verbs::{Rdma, RdmaError};
 
 /// Peers that were accepted and not asked for yet.
 const MAX_UNASKED: usize = 65_536;
@@ -41,6 +42,8 @@ pub(crate) struct Inner {
     /// Local addresses that bulk lanes go round.
     pub(crate) rails: Vec<Rail>,
     pub(crate) addresses: Vec<SocketAddr>,
+    /// RDMA devices, or why there are none.
+    pub(crate) rdma: Result<Arc<Rdma>, RdmaError>,
     shards: OnceLock<Vec<Arc<Shard>>>,
     next_shard: AtomicUsize,
     peers: Mutex<Peers>,
@@ -136,6 +139,7 @@ impl Inner {
         local_name: String,
         rails: Vec<Rail>,
         addresses: Vec<SocketAddr>,
+        rdma: Result<Arc<Rdma>, RdmaError>,
     ) -> Arc<Self> {
         Arc::new(Self {
             incarnation,
@@ -146,6 +150,7 @@ impl Inner {
             local_name,
             rails,
             addresses,
+            rdma,
             shards: OnceLock::new(),
             next_shard: AtomicUsize::new(0),
             peers: Mutex::default(),

@@ -36,7 +36,7 @@ pub use batch::{Batch, Class, Direction};
 pub use builder::Builder;
 pub use endpoint::Endpoint;
 pub use error::{
-    AcceptError, BuildError, ConnectError, Error, ImportError, PostError, RegisterError,
+    AcceptError, BuildError, ConnectError, Error, ImportError, PostError, RdmaError, RegisterError,
 };
 pub use inbox::Notification;
 pub use memory::{

@@ -18,6 +18,10 @@ pub enum PathKind {
     LocalRing = 3,
     /// TCP connections.
     Tcp = 4,
+    /// RDMA devices, by reliable connections (InfiniBand, RoCE).
+    Verbs = 5,
+    /// RDMA devices, by reliable datagrams (AWS EFA).
+    Efa = 6,
 }
 
 impl PathKind {
@@ -27,6 +31,8 @@ impl PathKind {
             1 => Self::LocalMap,
             2 => Self::LocalCma,
             3 => Self::LocalRing,
+            5 => Self::Verbs,
+            6 => Self::Efa,
             _ => Self::Tcp,
         }
     }
@@ -46,6 +52,8 @@ impl fmt::Display for PathKind {
             Self::LocalCma => "local-cma",
             Self::LocalRing => "local-ring",
             Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
+            Self::Efa => "efa",
         })
     }
 }

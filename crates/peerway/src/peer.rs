@@ -59,8 +59,8 @@ impl Peer {
         Ok(self.begin(batch)?.join())
     }
 
-    /// Posts a batch that the calling thread waits for next. No other thread is asked to see to it, so
-    /// one that is neither waited for nor polled may stand still.
+    /// Posts a batch that the calling thread waits for next: no other thread is asked to see to it. One
+    /// that is kept and neither waited for nor polled may stand still; dropping the handle lets it go on.
     pub fn begin(&self, batch: &Batch) -> Result<Transfer, PostError> {
         transfer::post(&self.endpoint, &self.session, batch, Then::Waits)
     }

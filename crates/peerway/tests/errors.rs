@@ -242,3 +242,43 @@ fn a_full_slot_table_is_busy_and_recovers() {
     }
     assert_eq!(peer.run(&batch).unwrap().reason, Reason::Done);
 }
+
+#[test]
+fn what_nobody_waits_for_goes_on_when_its_handle_is_dropped() {
+    for pin in [Pin::Auto, Pin::LocalRing, Pin::Tcp] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        // Less than the crew is called in for, more than the posting call does.
+        let theirs = b.allocate(500_000).unwrap();
+        let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
+        let ours = a.register(vec![9u8; 500_000]).unwrap();
+        let batch = Batch::write(&ours.all(), &remote.all()).unwrap().count(3);
+        drop(peer.begin(&batch).unwrap());
+        assert_eq!(b.wait_counter(3, 1, Duration::from_secs(20)), 1, "{pin}");
+        let mut byte = [0];
+        theirs.read_at(499_999, &mut byte).unwrap();
+        assert_eq!(byte, [9], "{pin}");
+    }
+}
+
+#[test]
+fn every_way_of_asking_answers_on_a_closed_endpoint() {
+    for pin in [Pin::Auto, Pin::Tcp] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        let theirs = b.allocate(64 << 20).unwrap();
+        let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
+        let ours = a.allocate(64 << 20).unwrap();
+        let batch = Batch::write(&ours.all(), &remote.all()).unwrap();
+        let transfers: Vec<_> = (0..3).map(|_| peer.begin(&batch).unwrap()).collect();
+        let staged = peer.stage(vec![batch]).unwrap();
+        staged.release(0).unwrap();
+        a.close();
+        let closed = Reason::Failed(TransferError::EndpointClosed);
+        assert!([closed, Reason::Done].contains(&staged.join().reason), "{pin}");
+        assert!(staged.wait(Duration::ZERO).is_some(), "{pin}");
+        assert_eq!(transfers[0].poll().map(|ended| ended.reason), Some(closed), "{pin}");
+        assert_eq!(transfers[1].wait(Duration::ZERO).map(|ended| ended.reason), Some(closed));
+        assert_eq!(transfers[2].join().reason, closed, "{pin}");
+    }
+}

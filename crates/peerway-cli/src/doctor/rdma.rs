@@ -75,7 +75,7 @@ struct NamedGid {
 
 fn named_gid(lookup: impl Fn(&str) -> Option<String>) -> Option<NamedGid> {
     let setting = SETTINGS.iter().find(|setting| setting.name == "PEERWAY_RDMA_GID_INDEX")?;
-    let found = setting.find(lookup)?;
+    let found = setting.find(lookup).filter(|found| !found.value.eq_ignore_ascii_case("auto"))?;
     Some(NamedGid { variable: found.name, index: found.value.parse().ok(), value: found.value })
 }
 
@@ -333,6 +333,8 @@ mod tests {
         assert_eq!(json["rows"][0]["data"]["named_gid"], 1);
         let empty = text("7");
         assert!(line(&empty, "GID 7").contains("empty"), "{empty}");
+        let auto = text("auto");
+        assert!(line(&auto, "GID 3").contains("chosen") && !auto.contains("expected"), "{auto}");
         let garbage = text("-1");
         assert!(garbage.contains("expected the index of a GID"), "{garbage}");
         assert!(line(&garbage, "GID 3").contains("chosen"), "{garbage}");

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use peerway_sys::Library;
 use peerway_sys::verbs::ffi::*;
-use peerway_sys::verbs::gid::{self, Gid, GidKind};
-use peerway_sys::verbs::{Context, Device, Verbs, VerbsError};
+use peerway_sys::verbs::{Context, Device, Gid, GidKind, Verbs, VerbsError, choose_gid};
 use serde::Serialize;
 
 /// A device's answers.
@@ -93,7 +92,7 @@ fn port(context: &Context, number: u8) -> Result<Port, VerbsError> {
         .filter_map(|index| Some((index, context.gid(number, index).ok()?)))
         .filter(|(_, gid)| gid.raw != [0; 16])
         .collect();
-    let chosen = gid::choose(&gids, attr.link_layer == IBV_LINK_LAYER_INFINIBAND);
+    let chosen = choose_gid(&gids, attr.link_layer == IBV_LINK_LAYER_INFINIBAND);
     let gids = gids
         .iter()
         .map(|(index, gid)| Address {

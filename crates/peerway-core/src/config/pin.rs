@@ -21,6 +21,10 @@ pub enum Pin {
     LocalRing,
     /// TCP only, also to peers on this host.
     Tcp,
+    /// RDMA verbs only (InfiniBand or RoCE), also to peers on this host.
+    Ib,
+    /// RDMA by an AWS EFA device only.
+    Efa,
     /// A transport that is known by this name and is not in this build; an endpoint refuses it with the
     /// reason.
     Unavailable(&'static str),
@@ -28,12 +32,17 @@ pub enum Pin {
 
 impl Pin {
     /// What [`Pin::from_str`] accepts, for sentences and help texts.
-    pub const ALLOWED: &str = "auto, local, local-map, local-cma, local-ring or tcp \
-        (known, but not in this build yet: ib, rdma, efa, nccl, tcpx, cxi)";
+    pub const ALLOWED: &str = "auto, local, local-map, local-cma, local-ring, tcp, ib (also rdma or verbs) or efa \
+        (known, but not in this build yet: nccl, tcpx, cxi)";
 
     /// Whether this pin allows nothing but paths inside this host.
     pub fn is_local(self) -> bool {
         matches!(self, Self::Local | Self::LocalMap | Self::LocalCma | Self::LocalRing)
+    }
+
+    /// Whether this pin allows nothing but RDMA devices.
+    pub fn is_rdma(self) -> bool {
+        matches!(self, Self::Ib | Self::Efa)
     }
 
     pub(super) fn parse(text: &str) -> Option<Self> {
@@ -44,9 +53,8 @@ impl Pin {
             "local-cma" => Self::LocalCma,
             "local-ring" => Self::LocalRing,
             "tcp" => Self::Tcp,
-            "ib" => Self::Unavailable("ib"),
-            "rdma" => Self::Unavailable("rdma"),
-            "efa" => Self::Unavailable("efa"),
+            "ib" | "rdma" | "verbs" => Self::Ib,
+            "efa" => Self::Efa,
             "nccl" => Self::Unavailable("nccl"),
             "tcpx" => Self::Unavailable("tcpx"),
             "cxi" => Self::Unavailable("cxi"),
@@ -64,6 +72,8 @@ impl fmt::Display for Pin {
             Self::LocalCma => "local-cma",
             Self::LocalRing => "local-ring",
             Self::Tcp => "tcp",
+            Self::Ib => "ib",
+            Self::Efa => "efa",
             Self::Unavailable(name) => name,
         })
     }
@@ -153,9 +163,8 @@ mod tests {
             Pin::LocalCma,
             Pin::LocalRing,
             Pin::Tcp,
-            Pin::Unavailable("ib"),
-            Pin::Unavailable("rdma"),
-            Pin::Unavailable("efa"),
+            Pin::Ib,
+            Pin::Efa,
             Pin::Unavailable("nccl"),
             Pin::Unavailable("tcpx"),
             Pin::Unavailable("cxi"),
@@ -164,6 +173,8 @@ mod tests {
             assert!(Pin::ALLOWED.contains(&pin.to_string()));
         }
         assert_eq!(" TCP ".parse(), Ok(Pin::Tcp));
+        assert_eq!("rdma".parse(), Ok(Pin::Ib));
+        assert_eq!("verbs".parse(), Ok(Pin::Ib));
         assert!("".parse::<Pin>().is_err());
     }
 

@@ -441,53 +441,131 @@ pub const SETTINGS: &[Setting] = &[
         &[],
         "The libnvrtc to load, tried before libnvrtc.so.13 and .so.12.",
     ),
-    kept(
-        "PEERWAY_RDMA_DEV",
-        &["UCCL_P2P_RDMA_DEV"],
-        "RDMA devices to use, by name or index, instead of those near the GPU.",
-        Status::Reserved("verbs"),
-    ),
-    kept(
-        "PEERWAY_RDMA_GID_INDEX",
-        &["UCCL_P2P_RDMA_GID_INDEX"],
-        "Index of the GID that connections use.",
-        Status::Reserved("verbs"),
-    ),
-    kept(
-        "PEERWAY_RDMA_MAX_RD_ATOMIC",
-        &["UCCL_P2P_RDMA_MAX_RD_ATOMIC"],
-        "Outstanding reads that a queue pair starts.",
-        Status::Reserved("verbs"),
-    ),
-    kept(
-        "PEERWAY_RDMA_MAX_DEST_RD_ATOMIC",
-        &["UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC"],
-        "Outstanding reads that a queue pair serves.",
-        Status::Reserved("verbs"),
-    ),
-    kept(
-        "PEERWAY_RDMA_SL",
-        &["UCCL_P2P_RDMA_SL"],
-        "Service level of RDMA packets.",
-        Status::Reserved("verbs"),
-    ),
-    kept(
-        "PEERWAY_RDMA_TC",
-        &["UCCL_P2P_RDMA_TC"],
-        "Traffic class of RDMA packets.",
-        Status::Reserved("verbs"),
-    ),
+    Setting {
+        name: "PEERWAY_RDMA_DEV",
+        aliases: &["UCCL_P2P_RDMA_DEV"],
+        default: "",
+        doc: "RDMA devices to use, separated by commas: names, or numbers in the order of \
+              `peerway doctor`. Unset: every device with an active port, of one kind.",
+        kind: Kind::Text {
+            what: "device names such as mlx5_0,mlx5_1",
+            set: |config, text| config.rdma.devices = Some(text),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_RDMA_GID_INDEX",
+        aliases: &["UCCL_P2P_RDMA_GID_INDEX"],
+        default: "auto",
+        doc: "Index of the GID that connections use. `auto`: RoCE v2 with an IPv4 address first \
+              (on most ConnectX ports that is index 3), then RoCE v2 with an IPv6 address; 0 on \
+              InfiniBand and EFA.",
+        kind: Kind::CountOrAuto {
+            min: 0,
+            max: 1023,
+            set: |config, index| config.rdma.gid_index = index,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_RDMA_MAX_RD_ATOMIC",
+        aliases: &["UCCL_P2P_RDMA_MAX_RD_ATOMIC"],
+        default: "16",
+        doc: "Outstanding reads that a queue pair starts; the device's own bound if that is less.",
+        kind: Kind::Count {
+            min: 1,
+            max: 255,
+            // The bound keeps these within 8 bits, here and below.
+            set: |config, reads| config.rdma.max_rd_atomic = reads as u8,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_RDMA_MAX_DEST_RD_ATOMIC",
+        aliases: &["UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC"],
+        default: "16",
+        doc: "Outstanding reads that a queue pair serves; the device's own bound if that is less.",
+        kind: Kind::Count {
+            min: 1,
+            max: 255,
+            set: |config, reads| config.rdma.max_dest_rd_atomic = reads as u8,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_RDMA_SL",
+        aliases: &["UCCL_P2P_RDMA_SL"],
+        default: "auto",
+        doc: "Service level of RDMA packets. `auto`: 3, and 8 on EFA.",
+        kind: Kind::CountOrAuto {
+            min: 0,
+            max: 15,
+            set: |config, level| config.rdma.service_level = level.map(|level| level as u8),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_RDMA_TC",
+        aliases: &["UCCL_P2P_RDMA_TC"],
+        default: "104",
+        doc: "Traffic class of RDMA packets (on RoCE the IP header's byte of that name).",
+        kind: Kind::Count {
+            min: 0,
+            max: 255,
+            set: |config, class| config.rdma.traffic_class = class as u8,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_RDMA_QUEUE_PAIRS",
+        aliases: &[],
+        default: "2",
+        doc: "Queue pairs for large transfers per device and peer; small ones have one of their \
+              own.",
+        kind: Kind::Count {
+            min: 1,
+            max: 16,
+            set: |config, pairs| config.rdma.queue_pairs = pairs as u16,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_RDMA_RETRIES",
+        aliases: &[],
+        default: "7",
+        doc: "How often a device repeats a packet that is not acknowledged before its queue pair \
+              fails.",
+        kind: Kind::Count {
+            min: 0,
+            max: 7,
+            set: |config, retries| config.rdma.retries = retries as u8,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_RDMA_TIMEOUT",
+        aliases: &[],
+        default: "67ms",
+        doc: "How long a device waits for an acknowledgement; devices round it up to 4.096 us \
+              times a power of two, and some wait up to four times as long.",
+        kind: Kind::Time {
+            min: Duration::from_micros(8),
+            max: Duration::from_secs(60),
+            set: |config, timeout| config.rdma.timeout = timeout,
+        },
+        status: Status::Used,
+    },
     kept(
         "PEERWAY_RDMA_CC",
         &["UCCL_P2P_RDMA_CC"],
         "Congestion control in software over RDMA.",
-        Status::Reserved("verbs"),
+        Status::AnsweredWithWarning("the device's own congestion control is used"),
     ),
     kept(
         "PEERWAY_RDMA_LINK_GBPS",
         &["UCCL_P2P_RDMA_LINK_GBPS"],
         "Speed of the RDMA link, for congestion control.",
-        Status::Reserved("verbs"),
+        Status::AnsweredWithWarning("the device's own congestion control is used"),
     ),
     kept(
         "PEERWAY_CXI_DOMAIN",

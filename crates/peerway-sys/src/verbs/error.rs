@@ -26,6 +26,11 @@ impl VerbsError {
         matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS)
     }
 
+    /// A post that the queue pair of this number did not take.
+    pub fn of_post(call: &'static str, queue_pair: u32, errno: i32) -> Self {
+        Self::new(call, format!("queue pair {queue_pair}"), errno)
+    }
+
     pub(crate) fn new(call: &'static str, on: impl Into<Cow<'static, str>>, errno: i32) -> Self {
         Self { call, on: on.into(), errno }
     }

@@ -81,13 +81,13 @@ impl GidKind {
 ///
 /// ```
 /// use std::net::Ipv4Addr;
-/// use peerway_sys::verbs::gid::{self, Gid, GidKind};
+/// use peerway_sys::verbs::{Gid, GidKind, choose_gid};
 ///
 /// let link_local = Gid::new("fe80::1".parse().unwrap(), GidKind::RoceV2);
 /// let routed = Gid::new(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped(), GidKind::RoceV2);
-/// assert_eq!(gid::choose(&[(0, link_local), (3, routed)], false), Some(3));
+/// assert_eq!(choose_gid(&[(0, link_local), (3, routed)], false), Some(3));
 /// ```
-pub fn choose(gids: &[(u32, Gid)], infiniband: bool) -> Option<u32> {
+pub fn choose_gid(gids: &[(u32, Gid)], infiniband: bool) -> Option<u32> {
     let rank = |gid: &Gid| match gid.kind {
         _ if infiniband => 0,
         GidKind::RoceV2 if gid.ipv4().is_some() => 0,
@@ -164,19 +164,19 @@ mod tests {
             (5, gid("::ffff:10.0.0.1", GidKind::RoceV2)),
             (9, gid("::ffff:10.0.0.2", GidKind::RoceV2)),
         ];
-        assert_eq!(choose(&all, false), Some(5));
+        assert_eq!(choose_gid(&all, false), Some(5));
         let mut reversed = all;
         reversed.reverse();
-        assert_eq!(choose(&reversed, false), Some(5));
+        assert_eq!(choose_gid(&reversed, false), Some(5));
         for (left, expected) in [(5, 3), (3, 1), (1, 0)] {
-            assert_eq!(choose(&all[..left], false), Some(expected));
+            assert_eq!(choose_gid(&all[..left], false), Some(expected));
         }
-        assert_eq!(choose(&all, true), Some(0));
-        assert_eq!(choose(&all[4..], true), Some(4));
-        assert_eq!(choose(&[], false), None);
+        assert_eq!(choose_gid(&all, true), Some(0));
+        assert_eq!(choose_gid(&all[4..], true), Some(4));
+        assert_eq!(choose_gid(&[], false), None);
         // EFA, which makes no difference; and a kernel that does not say.
-        assert_eq!(choose(&[(0, gid("fe80::1", GidKind::Infiniband))], false), Some(0));
+        assert_eq!(choose_gid(&[(0, gid("fe80::1", GidKind::Infiniband))], false), Some(0));
         let unknown = [(0, gid("fe80::1", GidKind::Unknown)), (1, all[1].1)];
-        assert_eq!(choose(&unknown, false), Some(1));
+        assert_eq!(choose_gid(&unknown, false), Some(1));
     }
 }

@@ -25,7 +25,7 @@ mod event;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod ffi;
-pub mod gid;
+mod gid;
 mod memory;
 mod owned;
 mod queue_pair;
@@ -40,7 +40,7 @@ pub use context::Context;
 pub use device::{Device, DeviceList};
 pub use error::{PostError, VerbsError};
 pub use event::{AsyncEvent, Subject};
-pub use gid::{Gid, GidKind};
+pub use gid::{Gid, GidKind, choose_gid};
 pub use memory::{Mr, Mw, Pd, next_rkey};
 pub use queue_pair::{Qp, QpConfig, masks};
 pub use status::WcStatus;

@@ -247,6 +247,7 @@ fn hello() -> anyhow::Result<u64> {
         metadata: vec![5; 64],
         host: vec![6; 48],
         local: "peerway-0123456789abcdef".to_owned(),
+        rdma: Vec::new(),
     });
     count_all(|| {
         let bytes = black_box(&hello).to_bytes();

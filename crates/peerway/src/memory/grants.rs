@@ -12,6 +12,8 @@ use crate::error::RegisterError;
 use crate::memory::RegionInner;
 use crate::memory::gate::{Gate, GateRef, SharedGate};
 use crate::session::Session;
+use crate::transport::verbs::Rdma;
+use crate::transport::verbs::keys::Registration;
 
 /// Advertisements one endpoint can have at a time.
 const MAX_GRANTS: usize = 1 << 20;
@@ -29,6 +31,18 @@ pub(crate) struct Grant {
     gate: Arc<Gate>,
     /// Gates handed to peers that access the memory themselves.
     exports: Mutex<Vec<Export>>,
+    keys: Mutex<Keys>,
+}
+
+/// What lets peers' devices in.
+enum Keys {
+    /// No peer has asked yet.
+    None,
+    Made(Registration),
+    /// The memory could not be registered.
+    Failed,
+    /// Taken back.
+    Closed,
 }
 
 /// A gate in a session's shared segment.
@@ -68,12 +82,49 @@ impl Grant {
         Ok(())
     }
 
-    /// Lets nobody in any more, here or in other processes.
+    /// Lets nobody in any more, here, in other processes or by devices.
     pub(crate) fn bar(&self) {
         let exports = self.exports.lock().unwrap();
         self.gate.close();
         for export in exports.iter() {
             export.gate.gate().close();
+        }
+        drop(exports);
+        let mut keys = self.keys.lock().unwrap();
+        if let Keys::Made(made) = std::mem::replace(&mut *keys, Keys::Closed)
+            && let Err(kept) = made.close()
+        {
+            *keys = Keys::Made(kept);
+        }
+    }
+
+    /// Whether its keys can be told at once.
+    pub(crate) fn has_keys(&self) -> bool {
+        !matches!(*self.keys.lock().unwrap(), Keys::None)
+    }
+
+    /// Keys to the memory for peers' devices, by device of ours; empty when there are none. Registers
+    /// the memory when asked for the first time, which takes a while.
+    pub(crate) fn keys(&self, rdma: &Rdma) -> Vec<u32> {
+        let mut keys = self.keys.lock().unwrap();
+        if let (Keys::None, true) = (&*keys, self.span.len > 0) {
+            // SAFETY: the span lies in the region (checked when it was granted), whose memory the grant
+            // keeps; nobody makes references to it.
+            let made = unsafe {
+                let ptr = self.memory.ptr().add(self.span.offset as usize);
+                rdma.register_remote(ptr, self.span.len as usize, self.access)
+            };
+            *keys = made.map_or_else(
+                |error| {
+                    tracing::warn!(%error, "advertised memory is not reached by RDMA");
+                    Keys::Failed
+                },
+                Keys::Made,
+            );
+        }
+        match &*keys {
+            Keys::Made(made) => made.rkeys(),
+            _ => Vec::new(),
         }
     }
 
@@ -93,7 +144,8 @@ impl Grant {
     /// Whether nobody is inside any more. A dead peer's count is void.
     pub(crate) fn is_quiet(&self) -> bool {
         let quiet = |e: &Export| e.gate.gate().is_empty() || e.session.is_process_dead();
-        self.gate.is_empty() && self.exports.lock().unwrap().iter().all(quiet)
+        let open = matches!(*self.keys.lock().unwrap(), Keys::Made(_)) && !self.is_live();
+        !open && self.gate.is_empty() && self.exports.lock().unwrap().iter().all(quiet)
     }
 }
 
@@ -143,6 +195,7 @@ impl Grants {
             bound,
             gate,
             exports: Mutex::default(),
+            keys: Mutex::new(Keys::None),
         });
         slot.1 = Some(grant.clone());
         Ok(grant)

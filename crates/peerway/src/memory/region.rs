@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use peerway_core::descriptor::{DESCRIPTOR_LEN, Descriptor};
 use peerway_core::ids::Incarnation;
@@ -20,6 +20,8 @@ use crate::inner::Inner;
 use crate::memory::grants::Grant;
 use crate::memory::shared::SharedMemory;
 use crate::peer::Peer;
+use crate::transport::verbs::Rdma;
+use crate::transport::verbs::keys::Registration;
 
 /// Memory whose address does not move while it is owned.
 ///
@@ -68,6 +70,9 @@ type Asked = (u64, u64, Access, Option<Incarnation>);
 pub(crate) struct RegionInner {
     ptr: *mut u8,
     len: usize,
+    /// Lets our own devices in, from the first transfer on that they carry out.
+    registered: OnceLock<Option<Arc<Registration>>>,
+    /// Dropped after the registration.
     pub(crate) backing: Backing,
 }
 
@@ -90,7 +95,27 @@ pub(crate) enum Backing {
 impl RegionInner {
     /// Wraps memory that `backing` keeps valid.
     pub(crate) fn new(ptr: *mut u8, len: usize, backing: Backing) -> Arc<Self> {
-        Arc::new(Self { ptr, len, backing })
+        Arc::new(Self { ptr, len, registered: OnceLock::new(), backing })
+    }
+
+    /// Registers the memory with our devices, unless that was done or cannot be.
+    pub(crate) fn register_with(&self, rdma: &Rdma) -> bool {
+        let registered = self.registered.get_or_init(|| {
+            if self.len == 0 {
+                return None;
+            }
+            // SAFETY: the memory is kept by `backing`, which outlives the registration in this struct, and
+            // no references to it are made.
+            let made = unsafe { rdma.register_local(self.ptr, self.len) };
+            made.inspect_err(|error| tracing::warn!(%error, "memory is not used by RDMA")).ok()
+        });
+        registered.as_ref().is_some_and(|registration| registration.is_of(rdma))
+    }
+
+    /// Its keys for our own devices.
+    #[inline]
+    pub(crate) fn registered(&self) -> Option<&Registration> {
+        self.registered.get().and_then(Option::as_deref)
     }
 
     /// First byte.

@@ -30,6 +30,10 @@ pub(crate) struct RemoteInner {
     pub(crate) access: Access,
     pub(crate) len: u64,
     pub(crate) direct: Direct,
+    /// Address of the first byte in its owner, and its key on each of the owner's RDMA devices; no keys
+    /// where devices do not reach it.
+    pub(crate) base: u64,
+    pub(crate) keys: Vec<u32>,
 }
 
 /// How this process can reach the memory by itself.

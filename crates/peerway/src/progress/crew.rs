@@ -89,7 +89,11 @@ impl Crew {
         self.shared.bell.fetch_add(1, Ordering::SeqCst);
         let napping = self.shared.napping.load(Ordering::SeqCst) > 0;
         let asleep = self.shared.asleep.load(Ordering::SeqCst) > 0;
-        if if haste == Haste::Now { napping || asleep } else { asleep && !napping } {
+        let wake = match haste {
+            Haste::Now => napping || asleep,
+            Haste::Soon => asleep && !napping,
+        };
+        if wake {
             futex_wake(&self.shared.bell, 1);
         }
         taken

@@ -15,10 +15,12 @@ use peerway_core::ids::SlotId;
 use peerway_core::lease::Lease;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::{Control, Header, Kind};
+use peerway_sys::verbs::ffi::ibv_wc;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::ending::{Gone, LaneEnd};
-use super::flight::{Flight, Route};
+use super::flight::Flight;
+use super::queues::{POLL, Reopening};
 use super::shard::{Command, Shard};
 use super::timers::TICK;
 use crate::clock;
@@ -29,6 +31,8 @@ use crate::session::Session;
 use crate::session::accept::Door;
 use crate::transport::lane::{Lane, Outstanding, Role};
 use crate::transport::pull::{Origin, PullJob};
+use crate::transport::verbs::port::Port;
+use crate::transport::verbs::queue::Unfinished;
 
 /// epoll's word for the shard's bell.
 pub(crate) const BELL: u64 = u64::MAX;
@@ -36,6 +40,8 @@ pub(crate) const BELL: u64 = u64::MAX;
 pub(crate) const DOZER_BELL: u64 = u64::MAX - 1;
 /// epoll's words for the door: listeners and half-open connections.
 pub(crate) const DOOR: u64 = 1 << 62;
+/// epoll's words for completion queues.
+pub(super) const PORT: u64 = 1 << 61;
 /// Lane numbers above every real lane: a session's event descriptor and its local socket.
 const LINK_BELL: u64 = 0xFFFE;
 const LINK_SOCKET: u64 = 0xFFFF;
@@ -65,6 +71,10 @@ pub(crate) struct Driver {
     pub(super) active: Vec<SlotId>,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
     pub(super) door: Option<Door>,
+    /// Completion queues, one for each RDMA device.
+    pub(super) ports: Vec<Port>,
+    /// What the last poll of one gave.
+    pub(super) completions: Vec<ibv_wc>,
     pub(super) next_tick: u64,
     /// Something happened since the driver was taken that a thread may wait for: a transfer ended, a
     /// notification or a count came.
@@ -91,8 +101,17 @@ pub(crate) struct SessionDriver {
     /// Lanes that it has asked about: the answer is given again when another lane is lost, since it
     /// may have gone out on that one.
     pub(super) asked: Vec<u16>,
-    /// What was applied from lanes that are gone, and what of it was refused.
-    pub(super) last_applied: HashMap<u16, (u64, Vec<(u64, u8)>)>,
+    /// What was applied from lanes that are gone, what of it was refused, and how many immediates came.
+    pub(super) last_applied: HashMap<u16, (u64, Vec<(u64, u8)>, u64)>,
+    /// Flights that have something for devices to carry out, as in `latency` and `bulk`.
+    pub(super) parts_latency: VecDeque<SlotId>,
+    pub(super) parts_bulk: VecDeque<SlotId>,
+    /// What failed queue pairs left, until the peer says what arrived.
+    pub(super) unfinished: HashMap<u16, Unfinished>,
+    /// Queue pairs in place of lost ones.
+    pub(super) reopening: Reopening,
+    /// The lane that gets the next part.
+    pub(super) next_queue: usize,
     pub(super) lease: Lease,
     pub(super) peer_clock: u64,
     pub(super) detect: Duration,
@@ -105,29 +124,45 @@ pub(crate) struct SessionDriver {
 /// A session that leaves the handshake.
 pub(crate) struct NewSession {
     pub(crate) session: Arc<Session>,
-    pub(crate) lanes: Vec<Lane>,
+    /// By index; a queue pair that could not be opened leaves a gap.
+    pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) detect: Duration,
     /// Kept until the session is known to whoever asks for it.
     pub(crate) claim: Option<Claim>,
 }
 
 impl SessionDriver {
-    /// The lane for control messages: the first that lives, small transfers' if there is one.
+    /// The lane for control messages: the one for small transfers, or the first that lives. Where there
+    /// are queue pairs the connection goes first, since they fail with any request that fails.
     pub(super) fn control_lane(&mut self) -> Option<&mut Box<Lane>> {
-        let latency = self
-            .lanes
-            .iter()
-            .position(|l| l.as_ref().is_some_and(|lane| lane.role == Role::Latency));
-        let at = latency.or_else(|| self.lanes.iter().position(Option::is_some))?;
+        if self.session.rdma.is_none() || self.lanes.first().is_none_or(Option::is_none) {
+            return self.latency_lane();
+        }
+        self.lanes[0].as_mut()
+    }
+
+    /// The lane for what follows a transfer's bytes.
+    pub(super) fn latency_lane(&mut self) -> Option<&mut Box<Lane>> {
+        let usable = |lane: &Option<Box<Lane>>| lane.as_ref().is_some_and(|l| l.draining.is_none());
+        let latency = |lane: &Option<Box<Lane>>| {
+            usable(lane) && lane.as_ref().is_some_and(|lane| lane.role == Role::Latency)
+        };
+        let at = self.lanes.iter().position(latency);
+        let at = at.or_else(|| self.lanes.iter().position(usable))?;
         self.lanes[at].as_mut()
     }
 
     /// Whether this lane takes from the (latency, bulk) queues. When every lane of a role is gone
     /// the others take its work.
     pub(super) fn serves(&self, role: Role) -> (bool, bool) {
-        let has = |wanted: Role| self.lanes.iter().flatten().any(|lane| lane.role == wanted);
+        let live = || self.lanes.iter().flatten().filter(|lane| lane.draining.is_none());
+        let has = |wanted: Role| live().any(|lane| lane.role == wanted);
         // The lane being asked for is out of the table while it works.
         let has = |wanted: Role| role == wanted || has(wanted);
+        if role == Role::Control && self.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned) {
+            // Nothing but queue pairs may carry bytes: they are waited for.
+            return (false, false);
+        }
         let latency = role == Role::Latency || (!has(Role::Latency));
         let bulk = role == Role::Bulk
             || (!has(Role::Bulk) && role == Role::Latency)
@@ -137,8 +172,9 @@ impl SessionDriver {
 
     /// What was applied from a lane that is gone, as the answer to the peer's question.
     pub(super) fn fenced(&self, lane: u16) -> Control {
-        let (applied, refused) = self.last_applied.get(&lane).cloned().unwrap_or_default();
-        Control::LaneFenced { lane, applied, refused }
+        let (applied, refused, immediates) =
+            self.last_applied.get(&lane).cloned().unwrap_or_default();
+        Control::LaneFenced { lane, applied, refused, immediates }
     }
 
     pub(super) fn is_local(&self) -> bool {
@@ -149,9 +185,12 @@ impl SessionDriver {
 impl Driver {
     pub(crate) fn new(endpoint: Arc<Inner>, shard: Arc<Shard>, door: Option<Door>) -> Self {
         let slots = endpoint.slots.len();
+        let ports = shard.ports().iter().cloned().map(Port::new).collect();
         Self {
             endpoint,
             shard,
+            ports,
+            completions: vec![ibv_wc::zeroed(); POLL],
             sessions: Vec::new(),
             rings: Vec::new(),
             dirty: Vec::new(),
@@ -176,8 +215,7 @@ impl Driver {
             }
             let closed = Reason::Failed(TransferError::EndpointClosed);
             let reason = flight.ending.map_or(closed, |(reason, _)| reason);
-            let quiet = flight.route == Route::Read || flight.unanswered == 0;
-            let fence = if quiet { Fence::Held } else { Fence::Open };
+            let fence = if flight.is_quiet() { Fence::Held } else { Fence::Open };
             self.endpoint.slots.end(slot, Ended { reason, fence });
         }
     }
@@ -234,20 +272,22 @@ impl Driver {
         // Deadlines and fences are looked at from now on.
         self.next_tick = self.next_tick.min(clock::after(flight.posted, TICK));
         flight.queued = flight.at.left() > 0;
-        let (bulk, queued) = (flight.bulk, flight.queued);
+        let (bulk, queued, by_device) = (flight.bulk, flight.queued, flight.by_device);
         self.flights[slot.index as usize] = Some(flight);
         self.active.push(slot);
         self.with_session(index, |driver, s| {
             if queued {
-                let queue = if bulk { &mut s.bulk } else { &mut s.latency };
-                queue.push_back(slot);
+                driver.enqueue(s, slot);
             } else {
                 driver.settle(s, slot);
             }
-            s.dirty = true;
-            if inline {
+            if by_device && s.has_queues() {
+                // Devices take requests in no time; the rest follows when these are done.
+                driver.post_parts(s, 1);
+            } else if inline {
                 driver.flush_for(s, bulk);
             }
+            s.dirty = true;
         });
     }
 
@@ -255,8 +295,8 @@ impl Driver {
     fn flush_for(&mut self, s: &mut SessionDriver, bulk: bool) {
         for at in 0..s.lanes.len() {
             let Some(lane) = &s.lanes[at] else { continue };
-            let (takes_latency, takes_bulk) = s.serves(lane.role);
-            if if bulk { takes_bulk } else { takes_latency } {
+            let (latency, bulk_too) = s.serves(lane.role);
+            if (bulk && bulk_too) || (!bulk && latency) {
                 self.flush_lane(s, at);
             }
         }
@@ -295,6 +335,7 @@ impl Driver {
 
     /// What can only be done when every lane of the session is in its place.
     fn after_work(&mut self, s: &mut SessionDriver) {
+        self.install_queues(s);
         if s.lost_by_peer.is_empty() && s.tails.is_empty() {
             return;
         }
@@ -323,6 +364,7 @@ impl Driver {
             progress = true;
             self.with_session(index, |driver, s| driver.serve_lane(s, lane, now));
         }
+        progress |= self.look_at_ports(now);
         progress |= self.flush_dirty();
         if let Some(pull) = self.pulls.front().cloned() {
             progress = true;
@@ -372,6 +414,8 @@ impl Driver {
                 self.shard.drain_dozer_bell();
             } else if word & DOOR != 0 {
                 self.at_the_door(word, now);
+            } else if word & PORT != 0 {
+                self.port_rang((word & !PORT) as usize);
             } else {
                 let (index, lane) = ((word >> 16) as usize, word & 0xFFFF);
                 self.sockets_warm_until = now + SOCKET_WARM_NS;
@@ -411,7 +455,7 @@ impl Driver {
     }
 
     /// Receives on a lane and answers.
-    fn serve_lane(&mut self, s: &mut SessionDriver, at: usize, now: u64) {
+    pub(super) fn serve_lane(&mut self, s: &mut SessionDriver, at: usize, now: u64) {
         let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
         let received = self.receive(s, &mut lane, now);
         s.lanes[at] = Some(lane);
@@ -459,14 +503,14 @@ impl Driver {
 
     /// Sends on every lane of a session; true when anything went out.
     pub(super) fn flush(&mut self, s: &mut SessionDriver) -> bool {
-        let mut progress = false;
+        let mut progress = self.post_parts(s, usize::MAX);
         for at in 0..s.lanes.len() {
             progress |= self.flush_lane_progress(s, at);
         }
         progress
     }
 
-    fn flush_lane(&mut self, s: &mut SessionDriver, at: usize) {
+    pub(super) fn flush_lane(&mut self, s: &mut SessionDriver, at: usize) {
         self.flush_lane_progress(s, at);
     }
 
@@ -517,7 +561,7 @@ impl Driver {
         let mut s = Box::new(SessionDriver {
             session: new.session,
             index,
-            lanes: new.lanes.into_iter().map(|lane| Some(Box::new(lane))).collect(),
+            lanes: new.lanes.into_iter().map(|lane| lane.map(Box::new)).collect(),
             latency: VecDeque::new(),
             bulk: VecDeque::new(),
             tails: Vec::new(),
@@ -525,6 +569,11 @@ impl Driver {
             lost: HashMap::new(),
             asked: Vec::new(),
             last_applied: HashMap::new(),
+            parts_latency: VecDeque::new(),
+            parts_bulk: VecDeque::new(),
+            unfinished: HashMap::new(),
+            reopening: Reopening::default(),
+            next_queue: 0,
             lease: Lease::new(new.detect, now),
             peer_clock: 0,
             detect: new.detect,
@@ -570,7 +619,9 @@ impl Driver {
         s.session.index.store(index, Ordering::Release);
         self.next_tick = 0;
         let session = s.session.clone();
+        let early = self.adopt_queues(&mut s);
         self.sessions[index] = Some(s);
+        self.replay(&early, now);
         // Handed out only now: before, nothing could be sent on it.
         if !session.initiator {
             self.endpoint.accepted(&session);
@@ -613,7 +664,7 @@ impl Driver {
                 }
             }
         }
-        ready
+        ready | self.arm_ports()
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) enum Gone {
 impl Driver {
     /// A lane is over: its work moves to others, or the session is over with it.
     pub(super) fn lane_ended(&mut self, s: &mut SessionDriver, at: usize, end: LaneEnd) {
-        let Some(lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
+        let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
         match &end {
             LaneEnd::Misbehaved(why) => {
                 tracing::warn!(peer = %s.session.addr, %why, "a peer broke the protocol");
@@ -73,20 +73,29 @@ impl Driver {
         let whole = matches!(end, LaneEnd::Bye | LaneEnd::LeaseOver | LaneEnd::Misbehaved(_))
             // A ring breaks only by corruption, and a local session's one socket by its end.
             || s.is_local()
+            // Queue pairs are opened and answered for over the connection, and go with it.
+            || (at == 0 && s.session.rdma.is_some())
             || s.lanes.iter().all(Option::is_none);
         if whole {
             s.lanes[at] = Some(lane);
             self.bury(s, gone);
             return;
         }
+        if self.drain_first(&mut lane) {
+            s.lanes[at] = Some(lane);
+            return;
+        }
         s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
         let refused = lane.refused.iter().copied().collect();
-        s.last_applied.insert(lane.index, (lane.applied.last(), refused));
+        let immediates = lane.wire.queue().map_or(0, |queue| queue.immediates);
+        s.last_applied.insert(lane.index, (lane.applied.last(), refused, immediates));
         let unanswered = lane.outstanding.iter().copied().collect();
         s.lost.insert(lane.index, (lane.first_outstanding(), unanswered));
+        self.queue_ended(s, lane);
         // All of them: an earlier question or answer may have been on the lane that is lost now.
         let lost: Vec<u16> = s.lost.keys().copied().collect();
-        let answers: Vec<Control> = s.asked.iter().map(|lane| s.fenced(*lane)).collect();
+        let gone = s.asked.iter().filter(|lane| s.last_applied.contains_key(lane));
+        let answers: Vec<Control> = gone.map(|lane| s.fenced(*lane)).collect();
         if let Some(other) = s.control_lane() {
             for lane in lost {
                 other.push_control(&Control::LaneLost { lane });
@@ -102,11 +111,13 @@ impl Driver {
     pub(super) fn lost_by_peer(&mut self, s: &mut SessionDriver, lost: u16) {
         self.lane_ended(s, usize::from(lost), LaneEnd::Closed);
         // No pull of that lane is under way: only rings carry pulls, and a session does not outlive
-        // its rings.
-        let answer = s.fenced(lost);
-        if let Some(other) = s.control_lane() {
-            other.push_control_answer(&answer);
-            s.dirty = true;
+        // its rings. A queue pair that is being drained is answered for when it is gone.
+        if s.lanes.get(usize::from(lost)).is_none_or(Option::is_none) {
+            let answer = s.fenced(lost);
+            if let Some(other) = s.control_lane() {
+                other.push_control_answer(&answer);
+                s.dirty = true;
+            }
         }
         // Only lanes that there have been: a peer can name any number.
         if usize::from(lost) < s.lanes.len() && !s.asked.contains(&lost) {
@@ -123,8 +134,9 @@ impl Driver {
             return;
         }
         if !s.session.bury() {
-            for lane in s.lanes.iter_mut().filter_map(Option::take) {
+            for mut lane in s.lanes.iter_mut().filter_map(Option::take) {
                 self.unwatch(&lane);
+                self.forget_queue(&mut lane);
             }
             return;
         }
@@ -136,9 +148,11 @@ impl Driver {
         if gone != Gone::LetGo && gone != Gone::Closed {
             say_goodbye(s);
         }
-        for lane in s.lanes.iter_mut().filter_map(Option::take) {
+        for mut lane in s.lanes.iter_mut().filter_map(Option::take) {
             self.unwatch(&lane);
+            self.forget_queue(&mut lane);
         }
+        s.reopening = Default::default();
         s.session.close_link_if_idle();
 
         let now = clock::now();
@@ -158,6 +172,7 @@ impl Driver {
             if !Arc::ptr_eq(&flight.session, &s.session) {
                 continue;
             }
+            // The lanes are gone, and with them whatever devices of ours were reading.
             let held = proven || flight.route == Route::Read || flight.unanswered == 0;
             let reason = flight.ending.map_or(Reason::Failed(error), |(reason, _)| reason);
             if flight.unfenced && held {

@@ -24,8 +24,16 @@ pub(crate) struct Flight {
     pub(crate) at: Cursor,
     /// Parts whose lane died before they were applied.
     pub(crate) redo: Vec<Cursor>,
-    /// Bytes of a frame.
+    /// Bytes of a frame or a part.
     pub(crate) piece: u64,
+    /// RDMA devices can carry it out: all its memory is registered with them.
+    pub(crate) by_device: bool,
+    /// Parts that devices are at work on. They are among `unanswered`.
+    pub(crate) parts: u32,
+    /// The lanes whose queue pairs had parts of it, a bit each.
+    pub(crate) queues: u64,
+    /// Those queue pairs have been asked whether everything has arrived.
+    pub(crate) flushed: bool,
     pub(crate) bulk: bool,
     pub(crate) posted: u64,
     pub(crate) deadline: u64,
@@ -69,6 +77,12 @@ impl Flight {
     pub(crate) fn has_more(&self) -> bool {
         self.ending.is_none() && (self.at.left() > 0 || !self.redo.is_empty())
     }
+
+    /// Whether nothing of it can change memory any more. What a read still receives in frames is thrown
+    /// away; what a device reads is not in our hands until it is done.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.unanswered == 0 || (self.route == Route::Read && self.parts == 0)
+    }
 }
 
 impl Driver {
@@ -88,6 +102,11 @@ impl Driver {
         let fence = self.endpoint.config.fence;
         let Some(flight) = self.flight(entry.slot) else { return };
         flight.unanswered -= 1;
+        match entry.kind {
+            Kind::Notify => flight.tail.notify = None,
+            Kind::Count => flight.tail.count = None,
+            _ => {}
+        }
         match result {
             Ok(()) => {
                 let done = &self.endpoint.slots.slot(entry.slot).done;
@@ -112,8 +131,7 @@ impl Driver {
             return;
         }
         if let Some((reason, _)) = flight.ending {
-            // What a cancelled read still receives is thrown away: its memory is quiet already.
-            if flight.unanswered == 0 || flight.route == Route::Read {
+            if flight.is_quiet() {
                 self.end(slot, Ended { reason, fence: Fence::Held });
             }
             return;
@@ -130,32 +148,31 @@ impl Driver {
     }
 
     /// Sends the notification and the count that follow a transfer's bytes, which have all been
-    /// answered for.
+    /// answered for. Kept until they are answered for themselves: a lane may take them with it.
     pub(super) fn send_tail(&mut self, s: &mut SessionDriver, slot: SlotId) {
-        let Some(lane) = s.control_lane() else { return };
+        if self.flush_queues(s, slot) {
+            return;
+        }
+        let Some(lane) = s.latency_lane() else { return };
         let Some(flight) = self.flight(slot).filter(|f| f.ending.is_none()) else { return };
-        let tail = std::mem::take(&mut flight.tail);
-        let mut frames = 0;
-        if let Some(message) = &tail.notify {
+        flight.tail_sent = true;
+        if let Some(message) = &flight.tail.notify {
             let mut head = Header::new(Kind::Notify);
             head.transfer = slot.to_bits().into();
             let window = message.len() as u64;
             head.sequence = lane.remember(Kind::Notify, slot, Cursor::default(), window).into();
             lane.push_with(head, message);
-            frames += 1;
+            flight.unanswered += 1;
         }
-        if let Some(id) = tail.count {
+        if let Some(id) = flight.tail.count {
             let mut head = Header::new(Kind::Count);
             head.transfer = slot.to_bits().into();
             head.immediate = id.into();
             head.sequence = lane.remember(Kind::Count, slot, Cursor::default(), 0).into();
             lane.push(&head);
-            frames += 1;
+            flight.unanswered += 1;
         }
         s.dirty = true;
-        if let Some(flight) = self.flight(slot) {
-            flight.unanswered += frames;
-        }
     }
 
     /// Stops a flight: nothing more of it is put into frames, and it ends when what was sent has

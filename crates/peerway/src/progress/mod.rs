@@ -4,6 +4,7 @@ pub(crate) mod crew;
 pub(crate) mod driver;
 mod ending;
 pub(crate) mod flight;
+pub(crate) mod queues;
 mod receive;
 pub(crate) mod shard;
 mod timers;

@@ -505,9 +505,10 @@ impl Driver {
     fn control(&mut self, s: &mut SessionDriver, lane: &mut Lane, message: Control) -> Step<()> {
         match message {
             Control::Import { request, descriptor } => {
-                let result = import::answer(&self.endpoint, &s.session, request, &descriptor);
-                let result = result.map_err(|error| error as u8);
-                lane.push_control_answer(&Control::Imported { request, result });
+                let answer = import::answer(&self.endpoint, &s.session, request, &descriptor);
+                if let Some(answer) = answer {
+                    lane.push_control_answer(&answer);
+                }
             }
             Control::Imported { request, result } => {
                 let result = result.map_err(TransferError::from_code);
@@ -522,9 +523,12 @@ impl Driver {
                     s.lost_by_peer.push(lost);
                 }
             }
-            Control::LaneFenced { lane: lost, applied, refused } => {
+            Control::LaneFenced { lane: lost, applied, refused, immediates } => {
                 self.replan(s, lost, applied, &refused);
+                self.replan_parts(s, lost, immediates);
             }
+            Control::OpenQueues { queues } => self.open_queues(s, lane, &queues),
+            Control::QueuesOpened { queues } => s.reopening.answered(queues),
             Control::Bye => return Err(LaneEnd::Bye),
             _ => return Err(nonsense(FrameError::Control)),
         }
@@ -550,28 +554,46 @@ impl Driver {
                 }
                 Kind::Write | Kind::Read | Kind::Pull => self.repeat(s, entry.slot, entry.part),
                 Kind::Notify | Kind::Count => {
-                    // Known not to have been delivered, but its content is gone with the lane.
-                    self.answered(s, entry, Err(TransferError::DeliveryUnknown));
+                    // Known not to have been delivered: it goes out again.
+                    let Some(flight) = self.flight(entry.slot) else { continue };
+                    flight.unanswered -= 1;
+                    flight.tail_sent = false;
+                    self.settle(s, entry.slot);
                 }
                 _ => {}
             }
         }
     }
 
-    fn repeat(&mut self, s: &mut SessionDriver, slot: SlotId, part: Cursor) {
+    /// A part of a flight goes out again.
+    pub(super) fn repeat(&mut self, s: &mut SessionDriver, slot: SlotId, part: Cursor) {
         let Some(flight) = self.flight(slot) else { return };
         flight.unanswered -= 1;
         flight.tail_sent = false;
+        flight.flushed = false;
         if flight.ending.is_none() {
             flight.redo.push(part);
             if !flight.queued {
                 flight.queued = true;
-                let queue = if flight.bulk { &mut s.bulk } else { &mut s.latency };
-                queue.push_back(slot);
+                self.enqueue(s, slot);
             }
             s.dirty = true;
         }
         self.settle(s, slot);
+    }
+
+    /// Puts a flight among those that have something to send.
+    pub(super) fn enqueue(&mut self, s: &mut SessionDriver, slot: SlotId) {
+        // Where nothing else may carry bytes, queue pairs are waited for.
+        let queues = s.has_queues() || s.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned);
+        let Some(flight) = self.flight(slot) else { return };
+        let queue = match (flight.by_device && queues, flight.bulk) {
+            (true, true) => &mut s.parts_bulk,
+            (true, false) => &mut s.parts_latency,
+            (false, true) => &mut s.bulk,
+            (false, false) => &mut s.latency,
+        };
+        queue.push_back(slot);
     }
 }
 

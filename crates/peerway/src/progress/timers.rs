@@ -34,6 +34,13 @@ impl Driver {
                 continue;
             }
             match flight.ending {
+                Some(_) if flight.route == Route::Read && flight.parts > 0 => {
+                    // What our own devices do can be stopped, and then the fence is held.
+                    let until = flight.ending.map_or(now, |(_, until)| until);
+                    if now >= until {
+                        self.with_session(index, |driver, s| driver.sever(s, slot, now));
+                    }
+                }
                 Some((reason, until)) if now >= until => {
                     self.end(slot, Ended { reason, fence: Fence::Open });
                 }
@@ -82,6 +89,7 @@ impl Driver {
             self.local_silence(s, now);
             return;
         }
+        self.queues_tick(s, now);
         for at in 0..s.lanes.len() {
             let silent = s.lanes[at].as_ref().is_some_and(|lane| {
                 Duration::from_nanos(now.saturating_sub(lane.heard)) > s.detect
@@ -110,7 +118,7 @@ impl Driver {
             }
             let error = Reason::Failed(TransferError::PeerSilent);
             let reason = flight.ending.map_or(error, |(reason, _)| reason);
-            let held = flight.route == Route::Read || flight.unanswered == 0;
+            let held = flight.is_quiet();
             self.stop(s, slot, reason, now);
             let fence = if held { Fence::Held } else { Fence::Open };
             if self.flight(slot).is_some_and(|f| !f.unfenced) {
@@ -131,7 +139,7 @@ impl Driver {
         let beats = self.sessions.iter().flatten().map(|s| match s.lingering {
             // Its process is asked about.
             Some(until) => clock::until(until, now).min(Duration::from_millis(100)),
-            None => clock::until(s.next_beat, now),
+            None => clock::until(s.next_beat, now).min(s.until_queues(now)),
         });
         let half_open = self.door.as_ref().is_some_and(Door::is_busy);
         let idle = if half_open { Duration::from_secs(1) } else { IDLE };

@@ -13,10 +13,10 @@ use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::choose::{Found, choose, may_pull, offers_local};
-use super::connect::{agreed_detect, decode_host, encode_host, visible_pid};
+use super::connect::{add_queues, agreed_detect, decode_host, encode_host, visible_pid};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
 use super::link::{Half, Link};
-use super::{Parts, Session};
+use super::{Parts, Session, queues};
 use crate::clock;
 use crate::inner::{Inner, random};
 use crate::os::process::HostFacts;
@@ -26,6 +26,7 @@ use crate::progress::driver::{DOOR, NewSession};
 use crate::progress::shard::Shard;
 use crate::transport::lane::{Lane, Role};
 use crate::transport::tcp::TcpWire;
+use crate::transport::verbs::queue::Queue;
 
 /// Connections that may be in the handshake at a time.
 const MAX_PENDING: usize = 1024;
@@ -63,6 +64,9 @@ struct Pending {
 struct HalfOpen {
     hello: Hello,
     lanes: Vec<(u16, TcpStream)>,
+    queues: Vec<(u16, Queue)>,
+    /// Who will drive the session.
+    shard: Arc<Shard>,
     link: Option<(Link, bool)>,
     /// The bytes that the opener reads to prove that it can.
     secret: Box<[u8; 16]>,
@@ -225,6 +229,8 @@ impl Door {
                         pending.session = Some(hello.session);
                         let half = HalfOpen {
                             lanes: Vec::new(),
+                            queues: Vec::new(),
+                            shard: endpoint.next_shard(),
                             link: None,
                             secret: Box::new(random()),
                             deadline: pending.deadline,
@@ -252,6 +258,18 @@ impl Door {
                 reply(&mut pending.stream, &Control::LaneOpened)?;
                 let _ = epoll::delete(&shard.epoll, &pending.stream);
                 half.lanes.push((lane, pending.stream));
+                None
+            }
+            (Control::OpenQueues { queues: offers }, Some(session)) => {
+                let half = self.half_open.get_mut(&session)?;
+                if !half.queues.is_empty() {
+                    return None;
+                }
+                let ports = half.shard.ports();
+                let (made, answers) = queues::answer(ports, &half.hello.rdma, &offers);
+                half.queues = made;
+                reply(&mut pending.stream, &Control::QueuesOpened { queues: answers })?;
+                self.pending.insert(id, pending);
                 None
             }
             (Control::Ready(ready), Some(session)) => {
@@ -300,6 +318,15 @@ impl Door {
                 "it is pinned to {pin}, and the opener offers no local path (it is pinned to tcp)"
             )));
         }
+        let (rdma, rdma_why) = match &endpoint.rdma {
+            Ok(rdma) => (rdma.ports(), String::new()),
+            Err(error) => (Vec::new(), error.to_string()),
+        };
+        if pin.is_rdma() && hello.rdma.is_empty() {
+            return Err(Refusal::Pinned(format!(
+                "it is pinned to {pin}, and the opener has no RDMA device or is pinned to another path"
+            )));
+        }
         Ok(Welcome {
             incarnation: endpoint.incarnation,
             detect_ms: endpoint.config.detect.as_millis() as u32,
@@ -307,6 +334,8 @@ impl Door {
             host: encode_host(&HostFacts::here()),
             local,
             local_why,
+            rdma,
+            rdma_why,
         })
     }
 
@@ -361,8 +390,15 @@ fn complete(
         Some((link, pulls)) if ready.linked => (Some(link), pulls),
         _ => (None, false),
     };
-    let found =
-        Found { same_process, linked: link.is_some(), we_pull, peer_pulls: ready.opener_pulls };
+    let with_queues = ready.queues && !half.queues.is_empty();
+    let kind = endpoint.rdma.as_ref().ok().map(|rdma| rdma.kind());
+    let found = Found {
+        same_process,
+        linked: link.is_some(),
+        we_pull,
+        peer_pulls: ready.opener_pulls,
+        queues: kind.filter(|_| with_queues),
+    };
     if ready.linked != found.linked || ready.same_process != found.same_process {
         return None;
     }
@@ -379,15 +415,25 @@ fn complete(
         return None;
     };
     reply(&mut pending.stream, &Control::Ready(ready))?;
-    let control = if found.linked { Role::Control } else { Role::Latency };
+    let control = if found.linked || with_queues { Role::Control } else { Role::Latency };
     let mut streams = half.lanes;
     streams.sort_by_key(|(index, _)| *index);
-    let mut lanes = vec![lane(pending.stream, 0, control, now)?];
+    let mut lanes = vec![Some(lane(pending.stream, 0, control, now)?)];
     for (index, stream) in streams {
         if usize::from(index) != lanes.len() {
             return None;
         }
-        lanes.push(lane(stream, index, Role::Bulk, now)?);
+        lanes.push(Some(lane(stream, index, Role::Bulk, now)?));
+    }
+    let mut rdma = None;
+    if with_queues {
+        if lanes.len() > 1 {
+            return None;
+        }
+        let count = half.queues.len();
+        add_queues(&mut lanes, half.queues, now);
+        let (ports, pinned) = (half.hello.rdma, endpoint.config.transport.is_rdma());
+        rdma = Some(Arc::new(queues::Reach { ports, plans: Vec::new(), lanes: count, pinned }));
     }
     let parts = Parts {
         id: half.hello.session,
@@ -397,10 +443,11 @@ fn complete(
         reach,
         pid: visible_pid(&HostFacts::here(), decode_host(&half.hello.host)),
         link,
+        rdma,
         initiator: false,
     };
     let detect = agreed_detect(endpoint.config.detect, half.hello.detect_ms);
-    let session = Session::new(parts, endpoint.next_shard());
+    let session = Session::new(parts, half.shard);
     Some(NewSession { session, lanes, detect, claim: Some(claim) })
 }
 

@@ -12,12 +12,14 @@ pub(crate) struct Found {
     pub(crate) linked: bool,
     pub(crate) we_pull: bool,
     pub(crate) peer_pulls: bool,
+    /// Queue pairs are open, and make this path.
+    pub(crate) queues: Option<PathKind>,
 }
 
 /// Whether local paths are to be tried at all, and if not why.
 pub(crate) fn offers_local(pin: Pin, disable_ipc: bool) -> Result<(), String> {
     match pin {
-        Pin::Tcp => Err("pinned to tcp".into()),
+        Pin::Tcp | Pin::Ib | Pin::Efa => Err(format!("pinned to {pin}")),
         _ if disable_ipc => Err("local paths are switched off (PEERWAY_DISABLE_IPC)".into()),
         _ => Ok(()),
     }
@@ -39,6 +41,10 @@ pub(crate) fn choose(pin: Pin, found: Found, why: &str) -> Result<(Path, Reach),
     if found.same_process && may_share_process(pin) {
         let reach = Reach { same_process: true, ..Reach::default() };
         return Ok((path(PathKind::SameProcess, "both endpoints live in this process"), reach));
+    }
+    if let Some(kind) = found.queues {
+        let why = if pin.is_rdma() { format!("pinned to {pin}") } else { why.to_owned() };
+        return Ok((path(kind, &why), Reach::default()));
     }
     if !found.linked {
         return match pin {
@@ -83,7 +89,8 @@ pub(crate) fn choose(pin: Pin, found: Found, why: &str) -> Result<(Path, Reach),
 mod tests {
     use super::*;
 
-    const ALL: Found = Found { same_process: true, linked: true, we_pull: true, peer_pulls: true };
+    const ALL: Found =
+        Found { same_process: true, linked: true, we_pull: true, peer_pulls: true, queues: None };
 
     #[test]
     fn the_best_common_path_is_taken_and_pins_are_met_or_refused() {
@@ -96,6 +103,10 @@ mod tests {
         assert_eq!(kind(Pin::LocalCma, ALL), Ok(PathKind::LocalCma));
         assert_eq!(kind(Pin::LocalRing, apart), Ok(PathKind::LocalRing));
         assert_eq!(kind(Pin::Local, far), Err("far".into()));
+        let rdma = Found { queues: Some(PathKind::Verbs), ..far };
+        assert_eq!(kind(Pin::Auto, rdma), Ok(PathKind::Verbs));
+        assert_eq!(kind(Pin::Ib, rdma), Ok(PathKind::Verbs));
+        assert_eq!(kind(Pin::Ib, far), Err("far".into()));
         let denied = Found { we_pull: false, ..apart };
         assert!(kind(Pin::LocalCma, denied).unwrap_err().contains("for us"));
         assert_eq!(kind(Pin::Auto, denied), Ok(PathKind::LocalMap));

@@ -15,6 +15,7 @@ use super::accept::MAX_LANES;
 use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
 use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
 use super::link::{Half, Link};
+use super::queues::{self, Reach};
 use super::{Parts, Session};
 use crate::address::Rail;
 use crate::clock;
@@ -25,8 +26,10 @@ use crate::os::process::HostFacts;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
 use crate::progress::driver::NewSession;
+use crate::progress::shard::Shard;
 use crate::transport::lane::{Lane, Role};
 use crate::transport::tcp::TcpWire;
+use crate::transport::verbs::queue::Queue;
 
 /// What came of an attempt.
 pub(crate) enum Outcome {
@@ -57,6 +60,7 @@ pub(crate) fn open(
     let here = stream.local_addr().is_ok_and(|local| local.ip() == addr.ip());
     let several = 4.max(endpoint.rails.len().min(usize::from(MAX_LANES)) as u16);
     let bulk = config.lanes.unwrap_or(if here { 1 } else { several });
+    let shard = endpoint.next_shard();
     let host = HostFacts::here();
     let hello = Hello {
         incarnation: endpoint.incarnation,
@@ -68,6 +72,7 @@ pub(crate) fn open(
         metadata: endpoint.metadata(),
         host: encode_host(&host),
         local: if offer.is_ok() { endpoint.local_name.clone() } else { String::new() },
+        rdma: endpoint.rdma.as_ref().map(|rdma| rdma.ports()).unwrap_or_default(),
     };
     send(&mut stream, &Control::Hello(hello)).map_err(|e| fail(HelloError::Io(e)))?;
     let welcome = match receive(&mut stream).map_err(fail)? {
@@ -84,17 +89,29 @@ pub(crate) fn open(
             None => return Ok(Outcome::Exists(welcome.incarnation)),
         },
     };
-    let (found, link, why) = match offer {
+    let (mut found, link, mut why) = match offer {
         Ok(()) => go_local(endpoint, &host, &welcome, session, deadline),
         Err(why) => (NOT_LOCAL, None, why),
     };
+    let mut queues = Vec::new();
+    let mut rdma = None;
+    if !found.linked && !found.same_process {
+        match go_rdma(endpoint, &shard, &welcome, &mut stream) {
+            Ok((made, reach)) => {
+                found.queues = endpoint.rdma.as_ref().ok().map(|rdma| rdma.kind());
+                (queues, rdma) = (made, Some(Arc::new(reach)));
+            }
+            Err(not) if config.transport.is_rdma() => why = not,
+            Err(not) => why = format!("{why}; no RDMA: {not}"),
+        }
+    }
     // A pin that cannot be met is told before the peer takes the session for open.
     let (mut path, reach) = choose(config.transport, found, &why).map_err(|why| {
         ConnectError::PathUnavailable { pin: config.transport.to_string(), addr, why }
     })?;
 
     let mut bulk_streams = Vec::new();
-    if !found.linked && !found.same_process {
+    if !found.linked && !found.same_process && rdma.is_none() {
         let mut rails = rails(endpoint, addr, &welcome.metadata);
         for index in 1..=bulk {
             let request = Control::OpenLane { session, lane: index };
@@ -111,6 +128,7 @@ pub(crate) fn open(
         same_process: found.same_process,
         linked: found.linked,
         opener_pulls: found.we_pull,
+        queues: rdma.is_some(),
         why: why.clone(),
     };
     send(&mut stream, &Control::Ready(ready)).map_err(|e| fail(HelloError::Io(e)))?;
@@ -127,11 +145,12 @@ pub(crate) fn open(
         let wire = TcpWire::new(stream).map_err(|e| os("preparing a connection", e))?;
         Ok(Lane::new(Box::new(wire), index, role, now))
     };
-    let control = if found.linked { Role::Control } else { Role::Latency };
-    let mut lanes = vec![lane(stream, 0, control)?];
+    let control = if found.linked || rdma.is_some() { Role::Control } else { Role::Latency };
+    let mut lanes = vec![Some(lane(stream, 0, control)?)];
     for (index, stream) in (1..).zip(bulk_streams) {
-        lanes.push(lane(stream, index, Role::Bulk)?);
+        lanes.push(Some(lane(stream, index, Role::Bulk)?));
     }
+    add_queues(&mut lanes, queues, now);
     let parts = Parts {
         id: session,
         incarnation: welcome.incarnation,
@@ -140,15 +159,59 @@ pub(crate) fn open(
         reach,
         pid: visible_pid(&host, decode_host(&welcome.host)),
         link,
+        rdma,
         initiator: true,
     };
     let detect = agreed_detect(config.detect, welcome.detect_ms);
-    let session = Session::new(parts, endpoint.next_shard());
+    let session = Session::new(parts, shard);
     Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, claim })))
 }
 
 const NOT_LOCAL: Found =
-    Found { same_process: false, linked: false, we_pull: false, peer_pulls: false };
+    Found { same_process: false, linked: false, we_pull: false, peer_pulls: false, queues: None };
+
+/// Opens queue pairs between the two endpoints' devices, or says why there are none.
+fn go_rdma(
+    endpoint: &Inner,
+    shard: &Shard,
+    welcome: &Welcome,
+    stream: &mut TcpStream,
+) -> Result<(Vec<(u16, Queue)>, Reach), String> {
+    let rdma = endpoint.rdma.as_ref().map_err(|error| error.to_string())?;
+    if welcome.rdma.is_empty() {
+        return Err(format!("the peer has none: {}", welcome.rdma_why));
+    }
+    let plans = queues::plan(&rdma.ports(), &welcome.rdma, endpoint.config.rdma.queue_pairs);
+    if plans.is_empty() {
+        return Err("no port of the peer's is of the kind of ours".to_owned());
+    }
+    let (ours, offers) = queues::offer(shard.ports(), &plans)?;
+    let lost = |error: HelloError| format!("the peer did not answer the offer ({error:?})");
+    send(stream, &Control::OpenQueues { queues: offers }).map_err(|e| lost(HelloError::Io(e)))?;
+    let Control::QueuesOpened { queues: answers } = receive(stream).map_err(lost)? else {
+        return Err("the peer did not answer the offer".to_owned());
+    };
+    let connected = queues::connect(ours, &answers, &welcome.rdma);
+    if connected.is_empty() {
+        let refusal = answers.into_iter().find_map(|(_, answer)| answer.err());
+        return Err(refusal.unwrap_or_else(|| "no queue pair could be connected".to_owned()));
+    }
+    let pinned = endpoint.config.transport.is_rdma();
+    let lanes = plans.len();
+    Ok((connected, Reach { ports: welcome.rdma.clone(), plans, lanes, pinned }))
+}
+
+/// Puts queue pairs at their places among the lanes.
+pub(super) fn add_queues(lanes: &mut Vec<Option<Lane>>, queues: Vec<(u16, Queue)>, now: u64) {
+    for (index, queue) in queues {
+        let role = if queue.latency { Role::Latency } else { Role::Bulk };
+        let at = usize::from(index);
+        if lanes.len() <= at {
+            lanes.resize_with(at + 1, || None);
+        }
+        lanes[at] = Some(Lane::new(Box::new(queue), index, role, now));
+    }
+}
 
 /// Tries the ways inside the host; what does not work is said in words.
 fn go_local(
@@ -210,7 +273,7 @@ fn attach(
     let answer =
         Attached::from_bytes(&answer).ok_or("the peer answered the attach with nonsense")?;
     let we_pull = may_pull && answer.probe.succeeds(peer.pid);
-    let found = Found { same_process: false, linked: true, we_pull, peer_pulls: answer.pulls };
+    let found = Found { linked: true, we_pull, peer_pulls: answer.pulls, ..NOT_LOCAL };
     Ok((found, Link::new(segment, Half::First, socket, peer.pid, own, theirs)))
 }
 

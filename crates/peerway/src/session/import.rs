@@ -94,14 +94,15 @@ pub(crate) fn import(
         check_window(window, inner.len)?;
         return Ok(RemoteRegion { inner, window });
     }
-    let (granted, direct) = if session.reach.same_process {
-        same_process(session, &descriptor)?
+    let (granted, direct, base, keys) = if session.reach.same_process {
+        let (granted, direct) = same_process(session, &descriptor)?;
+        (granted, direct, 0, Vec::new())
     } else {
         let (import, fd) = ask(endpoint, session, bytes)?;
         let direct = reach_directly(session, &import, fd)?;
-        ((import.access, import.len), direct)
+        ((import.access, import.len), direct, import.base, usable_keys(session, &import))
     };
-    check_pin(endpoint.config.transport, &direct)?;
+    check_pin(endpoint.config.transport, &direct, granted.1 > 0 && keys.is_empty())?;
     check_window(window, granted.1)?;
     let inner = Arc::new(RemoteInner {
         session: session.clone(),
@@ -110,6 +111,8 @@ pub(crate) fn import(
         access: granted.0,
         len: granted.1,
         direct,
+        base,
+        keys,
     });
     let mut known = session.known.lock().unwrap();
     if known.len() == known.capacity() {
@@ -126,16 +129,25 @@ fn check_window(window: Span, len: u64) -> Result<(), ImportError> {
 }
 
 /// A pinned direct path that this memory does not have is an error, not a detour.
-fn check_pin(pin: Pin, direct: &Direct) -> Result<(), ImportError> {
-    let fits = match pin {
-        Pin::LocalMap => matches!(direct, Direct::Mapped { .. }),
-        _ => true,
+fn check_pin(pin: Pin, direct: &Direct, keyless: bool) -> Result<(), ImportError> {
+    let why = match pin {
+        Pin::LocalMap if !matches!(direct, Direct::Mapped { .. }) => {
+            "it is not memory that the peer's endpoint allocated as shareable"
+        }
+        Pin::Ib | Pin::Efa if keyless => {
+            "its owner could not register it with its RDMA devices (the owner's log says why)"
+        }
+        _ => return Ok(()),
     };
-    if fits {
-        return Ok(());
-    }
-    let why = "it is not memory that the peer's endpoint allocated as shareable".into();
-    Err(ImportError::PathUnavailable { pin: pin.to_string(), why })
+    Err(ImportError::PathUnavailable { pin: pin.to_string(), why: why.to_owned() })
+}
+
+/// The keys that an import gives, if there is one for each port that we know of and no address in the
+/// memory overflows.
+fn usable_keys(session: &Session, import: &Import) -> Vec<u32> {
+    let whole = Span { offset: import.base, len: import.len };
+    let fit = session.rdma.as_ref().is_some_and(|rdma| rdma.ports.len() == import.keys.len());
+    if fit && whole.end().is_some() { import.keys.clone() } else { Vec::new() }
 }
 
 type Granted = (peerway_core::region::Access, u64);
@@ -237,13 +249,50 @@ fn map(
     Ok(mapping)
 }
 
-/// The owner's side: what `session`'s peer gets for a descriptor.
+/// The owner's side: the answer to `session`'s peer about a descriptor. `None`: it follows as a command
+/// when the memory is registered with devices, which may take longer than the driver can be held up.
 pub(crate) fn answer(
+    endpoint: &Arc<Inner>,
+    session: &Arc<Session>,
+    request: u64,
+    descriptor: &[u8],
+) -> Option<Control> {
+    let imported = |result: Result<Import, TransferError>| Control::Imported {
+        request,
+        result: result.map_err(|e| e as u8),
+    };
+    let (grant, mut import) = match look_up(endpoint, session, request, descriptor) {
+        Ok(found) => found,
+        Err(error) => return Some(imported(Err(error))),
+    };
+    let (Some(_), Ok(rdma)) = (&session.rdma, &endpoint.rdma) else {
+        return Some(imported(Ok(import)));
+    };
+    if grant.has_keys() {
+        import.keys = grant.keys(rdma);
+        return Some(imported(Ok(import)));
+    }
+    let (rdma, to) = (rdma.clone(), session.clone());
+    let register = {
+        let mut import = import.clone();
+        move || {
+            import.keys = grant.keys(&rdma);
+            let message = Control::Imported { request, result: Ok(import) };
+            to.shard.submit(Command::Control { session: to.clone(), message });
+            to.shard.kick();
+        }
+    };
+    let thread = std::thread::Builder::new().name("peerway-register".into()).spawn(register);
+    // Without a thread there are no keys, and frames carry what is read and written.
+    thread.is_err().then(|| imported(Ok(import)))
+}
+
+fn look_up(
     endpoint: &Inner,
     session: &Arc<Session>,
     request: u64,
     descriptor: &[u8],
-) -> Result<Import, TransferError> {
+) -> Result<(Arc<Grant>, Import), TransferError> {
     let descriptor = Descriptor::from_bytes(descriptor).map_err(|_| TransferError::RemoteAccess)?;
     let grant = endpoint.grants.find_descriptor(&descriptor, &session.incarnation)?;
     let mut import = Import {
@@ -253,9 +302,10 @@ pub(crate) fn answer(
         gate: None,
         pass: 0,
         mapping: None,
+        keys: Vec::new(),
     };
     offer_direct(session, request, &grant, &mut import)?;
-    Ok(import)
+    Ok((grant, import))
 }
 
 /// Offers a gate and, for memory of our own, its file descriptor. Where the peer has neither way

@@ -9,6 +9,7 @@ pub(crate) mod connect;
 pub(crate) mod hello;
 pub(crate) mod import;
 pub(crate) mod link;
+pub(crate) mod queues;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -36,6 +37,8 @@ pub(crate) struct Session {
     pub(crate) path: Path,
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
+    /// Set when queue pairs are the path.
+    pub(crate) rdma: Option<Arc<queues::Reach>>,
     pub(crate) imports: Imports,
     /// Remote regions by grant and token, so that importing twice costs one round trip.
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
@@ -87,6 +90,7 @@ pub(crate) struct Parts {
     pub(crate) path: Path,
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
+    pub(crate) rdma: Option<Arc<queues::Reach>>,
     pub(crate) initiator: bool,
     /// The peer's process in our PID namespace, if it is known.
     pub(crate) pid: Option<u32>,
@@ -103,6 +107,7 @@ impl Session {
             path: parts.path,
             reach: parts.reach,
             link: parts.link,
+            rdma: parts.rdma,
             imports: Imports::default(),
             known: Mutex::default(),
             mapped: Mutex::default(),

@@ -80,6 +80,8 @@ pub(crate) struct Lane {
     pub(crate) landed_since_ack: u64,
     /// Payload put where it belongs, of the peer's writes and of our reads.
     pub(crate) placed: u64,
+    /// Set for a queue pair that is being shut: until when its last completions are waited for.
+    pub(crate) draining: Option<u64>,
 }
 
 /// A data frame that is being sent.
@@ -214,7 +216,13 @@ impl Lane {
             ack_sent: 0,
             landed_since_ack: 0,
             placed: 0,
+            draining: None,
         }
+    }
+
+    /// Whether it is a queue pair that takes memory requests.
+    pub(crate) fn is_queue(&mut self) -> bool {
+        self.draining.is_none() && self.wire.queue().is_some()
     }
 
     /// Allows fewer unacknowledged frames than the lane's own bound.

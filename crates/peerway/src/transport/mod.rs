@@ -1,6 +1,7 @@
 //! How bytes move: directly by this process, or as frames on a lane.
 //!
-//! A [`Wire`] is an ordered stream of bytes (a TCP connection, a pair of shared rings). A lane puts
+//! A [`Wire`] is an ordered stream of bytes (a TCP connection, a pair of shared rings, messages of a
+//! queue pair). A lane puts
 //! the frames of `peerway_core::wire` on it; which wire it is decides speed and nothing else.
 
 pub(crate) mod direct;
@@ -8,10 +9,12 @@ pub(crate) mod lane;
 pub(crate) mod pull;
 pub(crate) mod ring;
 pub(crate) mod tcp;
+pub(crate) mod verbs;
 
 use std::io;
 use std::os::fd::RawFd;
 
+use self::verbs::queue::Queue;
 use crate::os::Piece;
 
 /// An ordered stream of bytes to one peer. Never blocks.
@@ -46,4 +49,9 @@ pub(crate) trait Wire: Send {
 
     /// Takes `arm` back: the caller looks by itself again.
     fn disarm(&mut self);
+
+    /// The queue pair that it is, if it is one: by that the peer's memory can be reached.
+    fn queue(&mut self) -> Option<&mut Queue> {
+        None
+    }
 }

@@ -88,15 +88,20 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
         ensure!(raw.is_hung_up(world.profile.slack), "{kind:?} of 4 GiB was waited for");
     }
     world.step("messages at the wrong time");
-    let ready =
-        || Ready { same_process: false, linked: false, opener_pulls: false, why: String::new() };
+    let ready = || Ready {
+        same_process: false,
+        linked: false,
+        opener_pulls: false,
+        queues: false,
+        why: String::new(),
+    };
     let misplaced = [
         Control::Ready(ready()),
         Control::LaneOpened,
         Control::Bye,
         Control::Refuse(Refusal::Full),
         Control::LaneLost { lane: 0 },
-        Control::LaneFenced { lane: 9, applied: u64::MAX, refused: Vec::new() },
+        Control::LaneFenced { lane: 9, applied: u64::MAX, refused: Vec::new(), immediates: 0 },
         Control::Import { request: 1, descriptor: vec![0; 64] },
         Control::Imported { request: 1, result: Err(3) },
         Control::OpenLane { session: [7; 16], lane: 1 },
@@ -248,8 +253,8 @@ fn frames(payload: &[u8]) -> Vec<(String, Vec<u8>)> {
         Control::LaneLost { lane: 0 },
         Control::LaneLost { lane: 500 },
         Control::LaneLost { lane: u16::MAX },
-        Control::LaneFenced { lane: 0, applied: u64::MAX, refused: Vec::new() },
-        Control::LaneFenced { lane: 77, applied: 3, refused: Vec::new() },
+        Control::LaneFenced { lane: 0, applied: u64::MAX, refused: Vec::new(), immediates: 0 },
+        Control::LaneFenced { lane: 77, applied: 3, refused: Vec::new(), immediates: 0 },
         Control::Import { request: u64::MAX, descriptor: vec![0xFF; 64] },
         Control::Import { request: 0, descriptor: vec![1; 10_000] },
         Control::Imported { request: 0, result: Err(200) },

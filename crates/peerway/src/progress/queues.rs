@@ -1,0 +1,592 @@
+//! Queue pairs in the driver's hands: parts of flights go out, completions come in, failed ones are
+//! drained, answered for and replaced.
+//!
+//! A flight whose memory is all registered is cut into *parts*, lists of memory requests that go to one
+//! queue pair with one doorbell. A part is answered for by its completion; nobody at the far side is asked.
+//! What follows the bytes goes out behind them where the queue pair keeps the order and had all of them;
+//! else each queue pair that had any is *flushed* first: a read of the peer's memory comes back only after what was
+//! written before it.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use peerway_core::ids::SlotId;
+use peerway_core::wire::{Control, Kind, QueueEnd, QueueOffer};
+use peerway_core::work::Cursor;
+use peerway_sys::verbs::ffi::{ibv_sge, ibv_wc};
+
+use super::driver::{Driver, SessionDriver};
+use super::ending::LaneEnd;
+use super::flight::Route;
+use crate::clock;
+use crate::session::queues;
+use crate::transport::lane::{Lane, Outstanding, Role};
+use crate::transport::verbs::queue::{Completed, GROUP, Part, Queue, Unfinished};
+
+/// Completions taken with one poll.
+pub(super) const POLL: usize = 64;
+/// Polls of one completion queue before others have their turn.
+const POLLS: usize = 4;
+/// Bytes of a part: large enough that a doorbell costs nothing, small enough that queue pairs share.
+const PART_BYTES: u64 = 1 << 20;
+/// How long the last completions of a failed queue pair are waited for; devices take microseconds.
+const DRAIN: Duration = Duration::from_millis(500);
+/// How long a peer may take to answer an offer of queue pairs.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Pauses between attempts to replace a queue pair.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// Queue pairs that are to replace lost ones. Only the opener of a session offers any.
+#[derive(Default)]
+pub(crate) struct Reopening {
+    /// Ends of ours that wait for the peer's.
+    waiting: Vec<(u16, Queue)>,
+    answers: Vec<(u16, Result<QueueEnd, String>)>,
+    /// When the next attempt is due, or the present one is given up.
+    at: u64,
+    pause: Duration,
+    last_opened: u64,
+}
+
+impl Reopening {
+    /// The peer answered.
+    pub(super) fn answered(&mut self, queues: Vec<(u16, Result<QueueEnd, String>)>) {
+        self.answers = queues;
+    }
+
+    fn soon(&mut self, now: u64) {
+        if now.saturating_sub(self.last_opened) > ANSWER.as_nanos() as u64 {
+            self.pause = Duration::ZERO;
+        }
+        self.at = self.at.min(clock::after(now, self.pause));
+    }
+}
+
+impl SessionDriver {
+    /// Whether a queue pair is there to take parts.
+    pub(super) fn has_queues(&mut self) -> bool {
+        self.session.rdma.is_some() && self.lanes.iter_mut().flatten().any(|lane| lane.is_queue())
+    }
+
+    /// Lanes that had queue pairs and could have them again.
+    fn lost_queues(&self) -> impl Iterator<Item = &queues::Plan> {
+        let rdma = self.session.rdma.as_ref().filter(|_| self.session.initiator);
+        let plans = rdma.into_iter().flat_map(|rdma| &rdma.plans);
+        plans.filter(|plan| {
+            self.lanes.get(usize::from(plan.lane)).is_none_or(Option::is_none)
+                && !self.lost.contains_key(&plan.lane)
+                && !self.unfinished.contains_key(&plan.lane)
+        })
+    }
+
+    /// How long nothing is due for queue pairs.
+    pub(super) fn until_queues(&self, now: u64) -> Duration {
+        let draining = self.lanes.iter().flatten().filter_map(|lane| lane.draining);
+        let next = draining.map(|until| clock::until(until, now)).min();
+        let reopening = self.lost_queues().next().map(|_| clock::until(self.reopening.at, now));
+        next.into_iter().chain(reopening).min().unwrap_or(Duration::MAX)
+    }
+}
+
+impl Driver {
+    /// Takes completions in; true when there were any.
+    pub(super) fn look_at_ports(&mut self, now: u64) -> bool {
+        let mut any = false;
+        for at in 0..self.ports.len() {
+            if self.ports[at].adopted == 0 {
+                continue;
+            }
+            for _ in 0..POLLS {
+                let mut completions = std::mem::take(&mut self.completions);
+                let taken = self.ports[at].shared.cq.poll(&mut completions);
+                let taken = taken.unwrap_or_else(|error| {
+                    tracing::error!(%error, "a device cannot be used any more");
+                    self.port_ended(at);
+                    0
+                });
+                for completion in &completions[..taken] {
+                    self.dispatch(at, completion, now);
+                }
+                self.completions = completions;
+                any |= taken > 0;
+                if taken < POLL {
+                    break;
+                }
+            }
+        }
+        any
+    }
+
+    fn dispatch(&mut self, port: usize, wc: &ibv_wc, now: u64) {
+        if let Some((index, lane)) = self.ports[port].owner(wc) {
+            self.with_session(index, |driver, s| driver.completed(s, lane.into(), wc, now));
+        }
+    }
+
+    fn completed(&mut self, s: &mut SessionDriver, at: usize, wc: &ibv_wc, now: u64) {
+        let Some(Some(lane)) = s.lanes.get_mut(at) else { return };
+        let Some(queue) = lane.wire.queue() else { return };
+        match queue.complete(wc) {
+            Completed::Nothing => {}
+            Completed::Room => s.dirty |= lane.blocked,
+            Completed::Input => {
+                self.serve_lane(s, at, now);
+                self.return_credits(s, at);
+            }
+            Completed::Immediate(id) => {
+                if let Err(error) = self.count(Some(id)) {
+                    tracing::error!(%error, id, peer = %s.session.addr, "a count was lost");
+                }
+                self.return_credits(s, at);
+            }
+            Completed::Part(part) => {
+                if let Some(flight) = self.flight(part.slot) {
+                    flight.parts -= 1;
+                }
+                self.part_done(s, part);
+                s.dirty |= !s.parts_latency.is_empty() || !s.parts_bulk.is_empty();
+            }
+            Completed::Flushed(slot) => self.flushed(s, slot),
+            Completed::Failed(status) => {
+                let device = queue.key.port().nic.context.name();
+                tracing::warn!(%status, device, lane = at, peer = %s.session.addr, "queue pair failed");
+                let error = io::Error::other(status.to_string());
+                self.lane_ended(s, at, LaneEnd::Broken(error));
+            }
+            Completed::Drained => {
+                let error = io::Error::other("the queue pair was shut");
+                self.lane_ended(s, at, LaneEnd::Broken(error));
+            }
+        }
+    }
+
+    fn return_credits(&mut self, s: &mut SessionDriver, at: usize) {
+        let Some(Some(lane)) = s.lanes.get_mut(at) else { return };
+        let Some(queue) = lane.wire.queue() else { return };
+        if let Err(error) = queue.return_credits() {
+            self.lane_ended(s, at, LaneEnd::Broken(error));
+        }
+    }
+
+    fn part_done(&mut self, s: &mut SessionDriver, part: Part) {
+        let bytes = part.part.left();
+        let stats = &s.session.stats;
+        let counter = if part.read { &stats.bytes_read } else { &stats.bytes_written };
+        counter.fetch_add(bytes, Ordering::Relaxed);
+        self.answered(s, entry(&part), Ok(()));
+    }
+
+    fn flushed(&mut self, s: &mut SessionDriver, slot: SlotId) {
+        if let Some(flight) = self.flight(slot) {
+            flight.unanswered -= 1;
+            self.settle(s, slot);
+        }
+    }
+
+    /// Posts parts of the flights whose turn it is, one to each queue pair in a round; true when any were.
+    pub(super) fn post_parts(&mut self, s: &mut SessionDriver, rounds: usize) -> bool {
+        if s.parts_latency.is_empty() && s.parts_bulk.is_empty() {
+            return false;
+        }
+        if !s.has_queues() {
+            self.without_queues(s);
+            return false;
+        }
+        let mut any = false;
+        for _ in 0..rounds {
+            let mut posted = false;
+            for step in 0..s.lanes.len() {
+                let at = (s.next_queue + step) % s.lanes.len();
+                posted |= self.post_one(s, at);
+            }
+            s.next_queue = (s.next_queue + 1) % s.lanes.len();
+            any |= posted;
+            if !posted {
+                break;
+            }
+        }
+        any
+    }
+
+    /// No queue pair is left: frames carry what is to be sent, unless nothing but devices may.
+    fn without_queues(&mut self, s: &mut SessionDriver) {
+        if s.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned) {
+            return;
+        }
+        s.latency.append(&mut s.parts_latency);
+        s.bulk.append(&mut s.parts_bulk);
+        s.dirty = true;
+    }
+
+    fn post_one(&mut self, s: &mut SessionDriver, at: usize) -> bool {
+        let Some(mut lane) = s.lanes[at].take() else { return false };
+        let ready = lane.is_queue() && lane.wire.queue().is_some_and(|queue| queue.has_room());
+        let posted = ready.then(|| self.post_next(s, &mut lane));
+        s.lanes[at] = Some(lane);
+        match posted {
+            Some(Ok(posted)) => posted,
+            Some(Err(error)) => {
+                self.lane_ended(s, at, LaneEnd::Broken(error));
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Posts a part of the flight whose turn it is on this lane.
+    fn post_next(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> io::Result<bool> {
+        let (latency, bulk) = s.serves(lane.role);
+        loop {
+            let from_latency = latency && !s.parts_latency.is_empty();
+            let queue = match (from_latency, bulk) {
+                (true, _) => &mut s.parts_latency,
+                (false, true) => &mut s.parts_bulk,
+                _ => return Ok(false),
+            };
+            let Some(slot) = queue.pop_front() else { return Ok(false) };
+            let Some(flight) = self.flight(slot) else { continue };
+            if !flight.has_more() {
+                flight.queued = false;
+                continue;
+            }
+            self.post_part(lane, slot)?;
+            if let Some(flight) = self.flight(slot) {
+                flight.queued = flight.has_more();
+                if flight.queued {
+                    let queue = if from_latency { &mut s.parts_latency } else { &mut s.parts_bulk };
+                    queue.push_back(slot);
+                }
+            }
+            return Ok(true);
+        }
+    }
+
+    fn post_part(&mut self, lane: &mut Lane, slot: SlotId) -> io::Result<()> {
+        let bit = 1u64 << (lane.index & 63);
+        let Some(queue) = lane.wire.queue() else { return Ok(()) };
+        let Some(flight) = &mut self.flights[slot.index as usize] else { return Ok(()) };
+        let Some(work) = &flight.work else { return Ok(()) };
+        let mut redo = flight.redo.pop();
+        let at = redo.as_mut().unwrap_or(&mut flight.at);
+        let start = *at;
+        let read = flight.route == Route::Read;
+        let max = flight.piece.min(PART_BYTES);
+        let (nic, far_port) = (queue.nic_index(), queue.far_port());
+        let (mut requests, mut total) = (0, 0u64);
+        while requests < GROUP
+            && let Some(pair) = work.shape.peek(at, max - total)
+        {
+            let remote = work.remote(&pair.remote);
+            let (Some(registered), Some(&rkey)) =
+                (work.local_keys(&pair.local), remote.keys.get(far_port))
+            else {
+                // Checked when the transfer was posted; a peer may have fewer keys than ports.
+                return Err(io::Error::other("memory without a key for the device"));
+            };
+            let addr = work.local_addr(&pair.local) as u64;
+            let local = ibv_sge { addr, length: pair.len as u32, lkey: registered.lkey(nic) };
+            queue.add(read, local, remote.base + pair.remote.offset, rkey);
+            requests += 1;
+            total += pair.len;
+            work.shape.advance(at, pair.len);
+        }
+        if let Some(rest) = redo
+            && rest.left() > 0
+        {
+            flight.redo.push(rest);
+        }
+        flight.queues |= bit;
+        let part = start.limited(total);
+        // All of it went or goes by this queue pair, in order: the count can come with its last bytes.
+        let last = flight.at.left() == 0 && flight.redo.is_empty() && !queue.is_unordered();
+        let alone = flight.queues == bit && flight.tail.notify.is_none() && queue.has_credit();
+        let counts = flight.tail.count.filter(|_| !read && last && alone);
+        flight.tail_sent |= counts.is_some();
+        flight.unanswered += 1;
+        flight.parts += 1;
+        let sent_at = &self.endpoint.slots.slot(slot).sent_at;
+        if sent_at.load(Ordering::Relaxed) == 0 {
+            sent_at.store(clock::now(), Ordering::Relaxed);
+        }
+        let part = Part { slot, part, read, immediate: None, failed: None };
+        // SAFETY: the flight keeps its work, and so the memory with its registrations, until the part is
+        // answered for or the queue pair is gone.
+        unsafe { queue.post_part(part, counts) }.map_err(io::Error::other)
+    }
+
+    /// Asks every queue pair that had parts of a flight whether all has arrived; true when there are any to ask.
+    pub(super) fn flush_queues(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
+        let Some(flight) = self.flight(slot) else { return false };
+        if flight.queues == 0 || flight.flushed || flight.route != Route::Write {
+            return false;
+        }
+        flight.flushed = true;
+        let used = flight.queues;
+        let next = s.latency_lane().map(|lane| lane.index);
+        let mut asked = 0;
+        for at in 0..s.lanes.len() {
+            let Some(lane) = s.lanes[at].as_mut().filter(|_| used & (1 << (at & 63)) != 0) else {
+                continue;
+            };
+            if !lane.is_queue() {
+                continue;
+            }
+            let index = lane.index;
+            let Some(queue) = lane.wire.queue() else { continue };
+            // What follows goes by this one, behind the bytes.
+            if !queue.is_unordered() && Some(index) == next {
+                continue;
+            }
+            match queue.post_flush(slot) {
+                Ok(()) => asked += 1,
+                Err(error) => {
+                    let error = io::Error::other(error);
+                    self.lane_ended(s, at, LaneEnd::Broken(error));
+                }
+            }
+        }
+        if let Some(flight) = self.flight(slot) {
+            flight.unanswered += asked;
+        }
+        asked > 0
+    }
+
+    /// A lane is over: a queue pair must be shut and drained before it can be answered for. True while
+    /// that takes.
+    pub(super) fn drain_first(&mut self, lane: &mut Lane) -> bool {
+        let Some(queue) = lane.wire.queue() else { return false };
+        let now = clock::now();
+        queue.shut();
+        if queue.is_drained() {
+            return false;
+        }
+        let until = *lane.draining.get_or_insert(clock::after(now, DRAIN));
+        self.next_tick = self.next_tick.min(until);
+        now < until
+    }
+
+    /// A queue pair is drained. It is given back, and what it leaves is repeated or waits for the peer's word.
+    pub(super) fn queue_ended(&mut self, s: &mut SessionDriver, mut lane: Box<Lane>) {
+        self.forget_queue(&mut lane);
+        let Some(queue) = lane.wire.queue() else { return };
+        let mut left = queue.unfinished();
+        let index = lane.index;
+        // From here on the device touches nothing of it.
+        drop(lane);
+        let reads: Vec<Part> = left.parts.extract_if(.., |part| part.read).collect();
+        s.unfinished.insert(index, left);
+        for part in reads {
+            self.again(s, part);
+        }
+    }
+
+    /// The peer says that the far end of a lost queue pair is gone, and how many immediates had come by it.
+    pub(super) fn replan_parts(&mut self, s: &mut SessionDriver, lane: u16, immediates: u64) {
+        let Some(Unfinished { parts, flushes }) = s.unfinished.remove(&lane) else { return };
+        for part in parts {
+            if part.immediate.is_some_and(|number| number <= immediates) {
+                if let Some(flight) = self.flight(part.slot) {
+                    flight.parts -= 1;
+                }
+                self.part_done(s, part);
+            } else {
+                self.again(s, part);
+            }
+        }
+        for slot in flushes {
+            self.flushed(s, slot);
+        }
+        s.reopening.soon(clock::now());
+        self.next_tick = 0;
+    }
+
+    /// A part that a queue pair did not finish is repeated, unless it was why the queue pair failed.
+    fn again(&mut self, s: &mut SessionDriver, part: Part) {
+        let Some(flight) = self.flight(part.slot) else { return };
+        flight.parts -= 1;
+        match part.failed {
+            Some(error) => self.answered(s, entry(&part), Err(error)),
+            None => self.repeat(s, part.slot, part.part),
+        }
+    }
+
+    /// Stops the queue pairs that work on a read which was cancelled and does not come to its end.
+    pub(super) fn sever(&mut self, s: &mut SessionDriver, slot: SlotId, now: u64) {
+        tracing::debug!(peer = %s.session.addr, now, "queue pairs are stopped for a cancelled read");
+        for at in 0..s.lanes.len() {
+            let Some(lane) = s.lanes[at].as_mut().filter(|lane| lane.draining.is_none()) else {
+                continue;
+            };
+            if lane.wire.queue().is_some_and(|queue| queue.has_part(slot)) {
+                let error = io::Error::other("a read was cancelled and did not end");
+                self.lane_ended(s, at, LaneEnd::Broken(error));
+            }
+        }
+    }
+
+    /// Completions of this lane's queue pair are nobody's from now on.
+    pub(super) fn forget_queue(&mut self, lane: &mut Lane) {
+        if let Some(queue) = lane.wire.queue() {
+            self.ports[queue.nic_index()].forget(queue.key.value());
+        }
+    }
+
+    /// A completion queue does not answer: every queue pair on it is lost.
+    fn port_ended(&mut self, port: usize) {
+        for index in 0..self.sessions.len() {
+            self.with_session(index, |driver, s| {
+                for at in 0..s.lanes.len() {
+                    let queue = s.lanes[at].as_mut().and_then(|lane| lane.wire.queue());
+                    if queue.is_some_and(|queue| queue.nic_index() == port) {
+                        let error = io::Error::other("its device is gone");
+                        driver.lane_ended(s, at, LaneEnd::Broken(error));
+                    }
+                }
+            });
+        }
+    }
+
+    /// epoll says that a completion queue has something; it is polled in this turn anyhow.
+    pub(super) fn port_rang(&mut self, port: usize) {
+        let Some(port) = self.ports.get_mut(port) else { return };
+        while let Ok(Some(_)) = port.shared.channel.event() {
+            port.armed = false;
+        }
+    }
+
+    /// Before nobody looks any more: completions must wake somebody. True when there are some already.
+    pub(super) fn arm_ports(&mut self) -> bool {
+        let mut armed = false;
+        for port in self.ports.iter_mut().filter(|port| port.adopted > 0 && !port.armed) {
+            port.armed = port.shared.cq.request_notify(false).is_ok();
+            armed = true;
+        }
+        // What came before the arming makes no event.
+        armed && self.look_at_ports(clock::now())
+    }
+
+    /// Completions of a session's queue pairs are its own from now on; those that came already are returned.
+    pub(super) fn adopt_queues(&mut self, s: &mut SessionDriver) -> Vec<(usize, ibv_wc)> {
+        let mut early = Vec::new();
+        for lane in s.lanes.iter_mut().flatten() {
+            let index = lane.index;
+            let Some(queue) = lane.wire.queue() else { continue };
+            let port = queue.nic_index();
+            let came = self.ports[port].adopt(queue.key.value(), s.index, index);
+            early.extend(came.into_iter().map(|wc| (port, wc)));
+        }
+        early
+    }
+
+    /// Takes in what came before its queue pair was adopted, and what comes from now on.
+    pub(super) fn replay(&mut self, early: &[(usize, ibv_wc)], now: u64) {
+        for (port, wc) in early {
+            self.dispatch(*port, wc, now);
+        }
+        self.arm_ports();
+    }
+
+    /// What is due for queue pairs by the clock.
+    pub(super) fn queues_tick(&mut self, s: &mut SessionDriver, now: u64) {
+        for at in 0..s.lanes.len() {
+            let late = s.lanes[at].as_ref().and_then(|lane| lane.draining);
+            if late.is_some_and(|until| now >= until) {
+                let error = io::Error::other("the queue pair did not come to rest");
+                self.lane_ended(s, at, LaneEnd::Broken(error));
+            }
+        }
+        if now >= s.reopening.at && s.lost_queues().next().is_some() {
+            self.offer_queues(s, now);
+        }
+    }
+
+    /// Offers new queue pairs in place of lost ones.
+    fn offer_queues(&mut self, s: &mut SessionDriver, now: u64) {
+        let plans: Vec<queues::Plan> = s.lost_queues().copied().collect();
+        s.reopening.waiting.clear();
+        s.reopening.pause = (s.reopening.pause * 2).clamp(PAUSES.0, PAUSES.1);
+        let (queues, offers) = match queues::offer(self.shard.ports(), &plans) {
+            Ok(made) => made,
+            Err(why) => {
+                tracing::debug!(why, peer = %s.session.addr, "no queue pairs to offer");
+                s.reopening.at = clock::after(now, s.reopening.pause);
+                return;
+            }
+        };
+        s.reopening.waiting = queues;
+        s.reopening.at = clock::after(now, ANSWER);
+        if let Some(lane) = s.control_lane() {
+            lane.push_control(&Control::OpenQueues { queues: offers });
+            s.dirty = true;
+        }
+    }
+
+    /// The peer answered an offer: what it has far ends for become lanes.
+    pub(super) fn install_queues(&mut self, s: &mut SessionDriver) {
+        let now = clock::now();
+        let answers = std::mem::take(&mut s.reopening.answers);
+        if answers.is_empty() {
+            return;
+        }
+        let Some(rdma) = s.session.rdma.clone() else { return };
+        let waiting = std::mem::take(&mut s.reopening.waiting);
+        s.reopening.at = clock::after(now, s.reopening.pause);
+        for (lane, queue) in queues::connect(waiting, &answers, &rdma.ports) {
+            s.reopening.last_opened = now;
+            self.install(s, lane, queue, now);
+        }
+        s.dirty = true;
+    }
+
+    /// The opener of the session offers queue pairs in place of lost ones.
+    pub(super) fn open_queues(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        offers: &[QueueOffer],
+    ) {
+        let Some(rdma) = s.session.rdma.clone() else { return };
+        let lost = |offer: &QueueOffer| {
+            let at = usize::from(offer.lane);
+            at != 0 && offer.lane != lane.index && s.lanes.get(at).is_some_and(Option::is_none)
+        };
+        let (lost, others): (Vec<QueueOffer>, Vec<QueueOffer>) =
+            offers.iter().partition(|o| lost(o));
+        let (queues, mut answers) = queues::answer(self.shard.ports(), &rdma.ports, &lost);
+        let not_lost = || Err("that lane is not lost".to_owned());
+        answers.extend(others.iter().map(|offer| (offer.lane, not_lost())));
+        lane.push_control_answer(&Control::QueuesOpened { queues: answers });
+        let now = clock::now();
+        for (at, queue) in queues {
+            self.install(s, at, queue, now);
+        }
+    }
+
+    /// Puts a queue pair in the place of a lost one.
+    fn install(&mut self, s: &mut SessionDriver, at: u16, queue: Queue, now: u64) {
+        let (port, key) = (queue.nic_index(), queue.key.value());
+        let role = if queue.latency { Role::Latency } else { Role::Bulk };
+        let mut lane = Lane::new(Box::new(queue), at, role, now);
+        if let Some(frames) = self.endpoint.config.max_inflight_ops {
+            lane.limit_frames(frames);
+        }
+        s.lanes[usize::from(at)] = Some(Box::new(lane));
+        s.last_applied.remove(&at);
+        s.asked.retain(|asked| *asked != at);
+        s.next_beat = now;
+        self.next_tick = 0;
+        // The session is out of the table, so what came already is taken in here.
+        for wc in self.ports[port].adopt(key, s.index, at) {
+            self.completed(s, at.into(), &wc, now);
+        }
+        self.ports[port].armed = false;
+        tracing::debug!(lane = at, peer = %s.session.addr, "queue pair replaced");
+    }
+}
+
+fn entry(part: &Part) -> Outstanding {
+    let kind = if part.read { Kind::Read } else { Kind::Write };
+    let (slot, part): (SlotId, Cursor) = (part.slot, part.part);
+    Outstanding { kind, slot, part, window: 0, answered: true }
+}

@@ -1,0 +1,159 @@
+//! Agreeing on queue pairs: which there are to be, our ends and the peer's.
+//!
+//! The opener plans lanes, makes its ends and offers them; the acceptor makes the far ends and connects
+//! them at once, the opener when it hears of them. It goes the same way when a session is opened and
+//! when a lost queue pair is replaced. What a peer says is checked: numbers of ports and lanes are ours.
+
+use std::sync::Arc;
+
+use peerway_core::wire::{QueueEnd, QueueOffer, RdmaPort};
+
+use crate::transport::verbs::pairing;
+use crate::transport::verbs::port::PortCq;
+use crate::transport::verbs::queue::Queue;
+
+/// Queue pairs that a peer may ask for at a time.
+const MAX_QUEUES: usize = 64;
+
+/// What a session with queue pairs knows about them.
+#[derive(Debug)]
+pub(crate) struct Reach {
+    /// The peer's ports.
+    pub(crate) ports: Vec<RdmaPort>,
+    /// The lanes that are queue pairs; empty at the acceptor, who does not open any.
+    pub(crate) plans: Vec<Plan>,
+    /// How many lanes are queue pairs when all are there.
+    pub(crate) lanes: usize,
+    /// Nothing but queue pairs may carry bytes.
+    pub(crate) pinned: bool,
+}
+
+/// A lane that is a queue pair.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) lane: u16,
+    /// Our port.
+    pub(crate) from: usize,
+    /// The peer's.
+    pub(crate) to: usize,
+    pub(crate) latency: bool,
+}
+
+/// The lanes between two endpoints: one for small transfers, and for large ones some on every pair of ports.
+pub(crate) fn plan(ours: &[RdmaPort], theirs: &[RdmaPort], each: u16) -> Vec<Plan> {
+    let pairs = pairing::pair(ours, theirs);
+    let Some(&(from, to)) = pairs.first() else { return Vec::new() };
+    let mut plans = vec![Plan { lane: 1, from, to, latency: true }];
+    let rounds = (0..each).flat_map(|_| pairs.iter());
+    for (lane, &(from, to)) in (2..MAX_QUEUES as u16).zip(rounds) {
+        plans.push(Plan { lane, from, to, latency: false });
+    }
+    plans
+}
+
+type Offered = (Vec<(u16, Queue)>, Vec<QueueOffer>);
+
+/// Makes our ends. Where none can be made the first reason is told.
+pub(crate) fn offer(ports: &[Arc<PortCq>], plans: &[Plan]) -> Result<Offered, String> {
+    let (mut queues, mut offers, mut failed) = (Vec::new(), Vec::new(), None);
+    for &Plan { lane, from, to, latency } in plans {
+        let made = ports.get(from).ok_or_else(|| "no such port".to_owned());
+        let made = made.and_then(|port| Queue::new(port, latency).map_err(|e| e.to_string()));
+        match made {
+            Ok(queue) => {
+                offers.push(QueueOffer { lane, to_port: to as u8, latency, end: queue.end() });
+                queues.push((lane, queue));
+            }
+            Err(why) => {
+                failed.get_or_insert(why);
+            }
+        }
+    }
+    match failed {
+        Some(why) if queues.is_empty() => Err(why),
+        _ => Ok((queues, offers)),
+    }
+}
+
+/// Makes and connects the far ends of what a peer offers.
+pub(crate) fn answer(
+    ports: &[Arc<PortCq>],
+    theirs: &[RdmaPort],
+    offers: &[QueueOffer],
+) -> (Vec<(u16, Queue)>, Vec<(u16, Result<QueueEnd, String>)>) {
+    let (mut queues, mut answers) = (Vec::new(), Vec::new());
+    for offer in offers.iter().take(MAX_QUEUES) {
+        let taken = queues.iter().any(|(lane, _)| *lane == offer.lane);
+        let fits = !taken && (1..MAX_QUEUES as u16).contains(&offer.lane);
+        let port = ports.get(usize::from(offer.to_port)).filter(|_| fits);
+        let their = theirs.get(usize::from(offer.end.port));
+        let (Some(port), Some(their)) = (port, their) else {
+            answers.push((offer.lane, Err("no such port or lane".to_owned())));
+            continue;
+        };
+        let made = Queue::new(port, offer.latency).and_then(|mut queue| {
+            queue.connect(offer.end, their)?;
+            Ok(queue)
+        });
+        match made {
+            Ok(queue) => {
+                answers.push((offer.lane, Ok(queue.end())));
+                queues.push((offer.lane, queue));
+            }
+            Err(error) => answers.push((offer.lane, Err(error.to_string()))),
+        }
+    }
+    (queues, answers)
+}
+
+/// Connects our ends to the far ones that there are.
+pub(crate) fn connect(
+    ours: Vec<(u16, Queue)>,
+    answers: &[(u16, Result<QueueEnd, String>)],
+    theirs: &[RdmaPort],
+) -> Vec<(u16, Queue)> {
+    let mut connected = Vec::new();
+    for (lane, mut queue) in ours {
+        let answer = answers.iter().find(|(of, _)| *of == lane).map(|(_, answer)| answer);
+        let done = match answer {
+            Some(Ok(end)) => match theirs.get(usize::from(end.port)) {
+                Some(their) => queue.connect(*end, their).map_err(|error| error.to_string()),
+                None => Err("the peer names a port that it has not".to_owned()),
+            },
+            Some(Err(why)) => Err(why.clone()),
+            None => Err("the peer did not answer for it".to_owned()),
+        };
+        match done {
+            Ok(()) => connected.push((lane, queue)),
+            Err(why) => tracing::warn!(lane, why, "a queue pair could not be connected"),
+        }
+    }
+    connected
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_go_round_the_pairs_of_ports() {
+        let port = |last: u8| {
+            let mut gid = [0; 16];
+            gid[15] = last;
+            RdmaPort { gid, lid: 0, mtu: 5, ethernet: true, datagrams: false }
+        };
+        let (ours, theirs) = ([port(1), port(0x81)], [port(2), port(0x82)]);
+        let plans = plan(&ours, &theirs, 2);
+        let shape: Vec<_> = plans.iter().map(|p| (p.lane, p.from, p.to, p.latency)).collect();
+        let expected = [
+            (1, 0, 0, true),
+            (2, 0, 0, false),
+            (3, 1, 1, false),
+            (4, 0, 0, false),
+            (5, 1, 1, false),
+        ];
+        assert_eq!(shape, expected);
+        assert!(plan(&ours, &[], 2).is_empty());
+        assert_eq!(plan(&ours, &theirs, 16).len(), 33);
+    }
+}

@@ -1,0 +1,209 @@
+//! What memory devices may touch: registrations for our own requests, and for peers'.
+//!
+//! Both are made when first needed. Our side of a transfer is registered once per region, for this
+//! process's requests alone, and shared by regions inside one that is registered already. What peers
+//! may touch is registered once per advertisement with exactly its extent and rights: giving *that*
+//! registration back is how an advertisement is revoked, and when the call returns no device lets
+//! anybody in.
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::ffi::{c_uint, c_void};
+use std::sync::{Arc, Mutex, Weak};
+
+use peerway_core::region::Access;
+use peerway_sys::verbs::ffi::*;
+use peerway_sys::verbs::{Mr, VerbsError};
+
+use super::nic::Nic;
+use super::{Rdma, RdmaError};
+
+/// Below this a second thread takes longer to start than a registration takes.
+const PARALLEL_BYTES: usize = 1 << 20;
+
+/// Memory registered on every device of an endpoint.
+pub(crate) struct Registration {
+    /// By device.
+    mrs: Vec<Mr>,
+    start: u64,
+    len: u64,
+}
+
+impl Registration {
+    /// # Safety
+    ///
+    /// The memory stays mapped, and is no Rust reference's, until the registration is dropped.
+    unsafe fn make(
+        nics: &[Arc<Nic>],
+        ptr: *mut u8,
+        len: usize,
+        access: c_uint,
+    ) -> Result<Self, RdmaError> {
+        let start = ptr as u64;
+        let on = |nic: &Arc<Nic>| -> Result<Mr, VerbsError> {
+            let access = access | IBV_ACCESS_RELAXED_ORDERING;
+            let ptr = std::ptr::with_exposed_provenance_mut::<c_void>(start as usize);
+            // SAFETY: the caller vouches for the memory.
+            unsafe { Mr::register(&nic.pd, ptr, len, access) }
+        };
+        ptr.expose_provenance();
+        let mrs: Result<Vec<Mr>, VerbsError> = if nics.len() > 1 && len >= PARALLEL_BYTES {
+            std::thread::scope(|scope| {
+                let others: Vec<_> = nics[1..].iter().map(|nic| scope.spawn(|| on(nic))).collect();
+                let first = on(&nics[0]);
+                let others = others.into_iter().map(|other| {
+                    other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                });
+                std::iter::once(first).chain(others).collect()
+            })
+        } else {
+            nics.iter().map(on).collect()
+        };
+        let mrs = mrs.map_err(RdmaError::registering)?;
+        Ok(Self { mrs, start, len: len as u64 })
+    }
+
+    /// For requests of ours on that device.
+    #[inline]
+    pub(crate) fn lkey(&self, nic: usize) -> u32 {
+        self.mrs[nic].lkey()
+    }
+
+    /// For requests of a peer's, by device.
+    pub(crate) fn rkeys(&self) -> Vec<u32> {
+        self.mrs.iter().map(Mr::rkey).collect()
+    }
+
+    /// Whether it is of these devices.
+    #[inline]
+    pub(crate) fn is_of(&self, rdma: &Rdma) -> bool {
+        self.mrs.first().is_some_and(|mr| Arc::ptr_eq(mr.pd(), &rdma.nics[0].pd))
+    }
+
+    /// Ends it everywhere; what a device would not give back is returned.
+    pub(crate) fn close(self) -> Result<(), Self> {
+        let (mut kept, start, len) = (Vec::new(), self.start, self.len);
+        for mr in self.mrs {
+            if let Err((mr, error)) = mr.close() {
+                tracing::error!(%error, "a device keeps memory that was revoked");
+                kept.push(mr);
+            }
+        }
+        if kept.is_empty() { Ok(()) } else { Err(Self { mrs: kept, start, len }) }
+    }
+
+    fn covers(&self, start: u64, len: u64) -> bool {
+        self.start <= start
+            && start - self.start <= self.len
+            && start - self.start + len <= self.len
+    }
+}
+
+/// Registrations for our own requests, by address.
+#[derive(Default)]
+pub(crate) struct Cache {
+    by_start: Mutex<BTreeMap<u64, Vec<Weak<Registration>>>>,
+}
+
+impl Cache {
+    /// One that covers the range.
+    pub(crate) fn find(&self, start: u64, len: u64) -> Option<Arc<Registration>> {
+        let by_start = self.by_start.lock().unwrap();
+        let before = by_start.range(..=start).rev();
+        let live = before.flat_map(|(_, all)| all.iter().filter_map(Weak::upgrade));
+        { live }.find(|registration| registration.covers(start, len))
+    }
+
+    fn insert(&self, registration: &Arc<Registration>) {
+        let mut by_start = self.by_start.lock().unwrap();
+        by_start.retain(|_, all| {
+            all.retain(|weak| weak.strong_count() > 0);
+            !all.is_empty()
+        });
+        by_start.entry(registration.start).or_default().push(Arc::downgrade(registration));
+    }
+}
+
+impl Rdma {
+    /// Memory for requests of ours.
+    ///
+    /// # Safety
+    ///
+    /// It stays mapped, and is no Rust reference's, until the registration is dropped.
+    pub(crate) unsafe fn register_local(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+    ) -> Result<Arc<Registration>, RdmaError> {
+        if let Some(found) = self.cache.find(ptr as u64, len as u64) {
+            return Ok(found);
+        }
+        // SAFETY: the caller vouches for the memory.
+        let made = unsafe { Registration::make(&self.nics, ptr, len, IBV_ACCESS_LOCAL_WRITE) }?;
+        let made = Arc::new(made);
+        self.cache.insert(&made);
+        Ok(made)
+    }
+
+    /// Memory for requests of peers, with these rights and no others.
+    ///
+    /// # Safety
+    ///
+    /// It stays mapped, and is no Rust reference's, until the registration is dropped.
+    pub(crate) unsafe fn register_remote(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Registration, RdmaError> {
+        let mut flags = 0;
+        if access.allows(Access::READ) {
+            flags |= IBV_ACCESS_REMOTE_READ;
+        }
+        if access.allows(Access::WRITE) {
+            // Verbs want the right to write locally with it.
+            flags |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE;
+        }
+        // SAFETY: the caller vouches for the memory.
+        unsafe { Registration::make(&self.nics, ptr, len, flags) }
+    }
+}
+
+/// Whole pages of zeros, for buffers that devices write.
+pub(crate) struct Pages {
+    ptr: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: plain memory that this owns.
+unsafe impl Send for Pages {}
+// SAFETY: as above; whoever reads or writes through the pointer answers for it.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    pub(crate) fn new(bytes: usize) -> Self {
+        let bytes = bytes.max(1).next_multiple_of(4096);
+        let layout = Layout::from_size_align(bytes, 4096).expect("a page is a power of two");
+        // SAFETY: the size is not zero.
+        let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
+        if ptr.is_null() {
+            std::alloc::handle_alloc_error(layout);
+        }
+        Self { ptr, layout }
+    }
+
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout and freed once.
+        unsafe { std::alloc::dealloc(self.ptr, self.layout) };
+    }
+}

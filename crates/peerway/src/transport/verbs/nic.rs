@@ -1,0 +1,125 @@
+//! An open device with the port that is used.
+
+use std::sync::Arc;
+
+use peerway_core::config;
+use peerway_core::wire::RdmaPort;
+use peerway_sys::efadv::Efa;
+use peerway_sys::verbs::ffi::*;
+use peerway_sys::verbs::{Context, Device, Mr, Pd, choose_gid};
+
+use super::RdmaError;
+use super::keys::Pages;
+
+/// See the module.
+pub(crate) struct Nic {
+    /// Its place among the endpoint's devices.
+    pub(crate) index: usize,
+    pub(crate) context: Arc<Context>,
+    pub(crate) pd: Arc<Pd>,
+    /// Set for devices with reliable datagrams instead of connections.
+    pub(crate) efa: Option<Arc<Efa>>,
+    /// What peers must know.
+    pub(crate) address: RdmaPort,
+    pub(crate) port: u8,
+    pub(crate) gid_index: u8,
+    pub(crate) limits: ibv_device_attr,
+    pub(crate) config: config::Rdma,
+    flush: Mr,
+    flush_page: Pages,
+}
+
+/// Whether a device has reliable datagrams and no connections.
+pub(crate) fn is_efa(device: &Device<'_>) -> bool {
+    device.transport_type() == IBV_TRANSPORT_UNSPECIFIED
+        || device.node_type() == IBV_NODE_UNSPECIFIED
+}
+
+impl Nic {
+    /// Opens a device and takes its first active port.
+    pub(crate) fn open(
+        device: &Device<'_>,
+        index: usize,
+        efa: Option<&Arc<Efa>>,
+        config: &config::Rdma,
+    ) -> Result<Self, RdmaError> {
+        let context = Arc::new(device.open()?);
+        let limits = context.device_attr()?;
+        let ports = (1..=limits.phys_port_cnt).map(|port| (port, context.port_attr(port)));
+        let active = ports.filter_map(|(port, attr)| Some((port, attr.ok()?)));
+        let is_active = |state| matches!(state, IBV_PORT_ACTIVE | IBV_PORT_ACTIVE_DEFER);
+        let (port, attr) = { active }
+            .find(|(_, attr)| is_active(attr.state))
+            .ok_or_else(|| RdmaError::NoActivePort { devices: context.name().to_owned() })?;
+        let ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
+        let (gid_index, gid) = gid(&context, port, attr.gid_tbl_len, ethernet, config.gid_index)?;
+        let pd = Arc::new(Pd::alloc(&context)?);
+        let flush_page = Pages::new(1);
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+        // SAFETY: the page is kept beside the registration, which is dropped first, and nobody has a
+        // reference to it.
+        let flush = unsafe { Mr::register(&pd, flush_page.ptr().cast(), flush_page.len(), access) }
+            .map_err(RdmaError::registering)?;
+        let address = RdmaPort {
+            gid,
+            lid: attr.lid,
+            mtu: attr.active_mtu as u8,
+            ethernet,
+            datagrams: efa.is_some(),
+        };
+        Ok(Self {
+            index,
+            pd,
+            efa: efa.cloned(),
+            address,
+            port,
+            gid_index,
+            limits,
+            config: config.clone(),
+            flush,
+            flush_page,
+            context,
+        })
+    }
+
+    /// Eight bytes that peers read to learn that their writes have arrived: address and key.
+    pub(crate) fn flush_word(&self) -> (u64, u32) {
+        (self.flush_page.ptr() as u64, self.flush.rkey())
+    }
+
+    /// Where what is read from a peer's word goes: nobody looks at it.
+    pub(crate) fn flush_target(&self) -> ibv_sge {
+        let addr = self.flush_page.ptr() as u64 + 64;
+        ibv_sge { addr, length: 8, lkey: self.flush.lkey() }
+    }
+
+    /// The service level of its packets.
+    pub(crate) fn service_level(&self) -> u8 {
+        let default = if self.efa.is_some() { 8 } else { 3 };
+        self.config.service_level.unwrap_or(default)
+    }
+}
+
+/// The address to use: the one that was asked for, or the best.
+fn gid(
+    context: &Context,
+    port: u8,
+    entries: i32,
+    ethernet: bool,
+    asked: Option<u32>,
+) -> Result<(u8, [u8; 16]), RdmaError> {
+    let no_gid = |index: String| RdmaError::NoGid { index, device: context.name().to_owned() };
+    if let Some(index) = asked {
+        let gid = context.gid(port, index).ok().filter(|gid| gid.raw != [0; 16]);
+        let gid = gid.ok_or_else(|| no_gid(index.to_string()))?;
+        return Ok((u8::try_from(index).map_err(|_| no_gid(index.to_string()))?, gid.raw));
+    }
+    let all = (0..entries.clamp(0, 256) as u32).filter_map(|index| {
+        let gid = context.gid(port, index).ok()?;
+        (gid.raw != [0; 16]).then_some((index, gid))
+    });
+    let all: Vec<_> = all.collect();
+    let index = choose_gid(&all, !ethernet).ok_or_else(|| no_gid("auto".to_owned()))?;
+    let gid = all.iter().find(|(at, _)| *at == index).map(|(_, gid)| gid.raw);
+    Ok((index as u8, gid.unwrap_or_default()))
+}

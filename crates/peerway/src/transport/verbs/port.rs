@@ -1,0 +1,158 @@
+//! A shard's completion queue on one device.
+//!
+//! Every queue pair of the shard on that device completes into it, so a poll costs the same for one
+//! peer and for a thousand. Queue pairs have a *key*, an index with a generation, that the identifiers
+//! of their requests carry: a completion of a queue pair that is gone names a key that is no more.
+
+use std::sync::{Arc, Mutex};
+
+use peerway_sys::verbs::ffi::ibv_wc;
+use peerway_sys::verbs::{CompChannel, Cq, VerbsError};
+
+use super::nic::Nic;
+
+/// Completions that the queue is made for; it grows when queue pairs come.
+const FIRST_ENTRIES: i32 = 1024;
+
+/// What connecting threads and the driver share of it.
+pub(crate) struct PortCq {
+    pub(crate) nic: Arc<Nic>,
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) channel: Arc<CompChannel>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Completions that there could be at a time.
+    reserved: i32,
+    entries: i32,
+    generations: Vec<u16>,
+    free: Vec<u16>,
+}
+
+/// A queue pair's name in the identifiers of its requests, and its room in the queue.
+pub(crate) struct Key {
+    port: Arc<PortCq>,
+    value: u32,
+    room: i32,
+}
+
+impl PortCq {
+    pub(crate) fn new(nic: &Arc<Nic>) -> Result<Arc<Self>, VerbsError> {
+        let channel = Arc::new(CompChannel::create(&nic.context)?);
+        channel.set_nonblocking()?;
+        let entries = FIRST_ENTRIES.min(nic.limits.max_cqe.max(1));
+        let cq = Arc::new(Cq::create(&nic.context, entries, 0, Some(&channel), 0)?);
+        let entries = cq.entries();
+        let state = Mutex::new(State { entries, ..State::default() });
+        Ok(Arc::new(Self { nic: nic.clone(), cq, channel, state }))
+    }
+
+    /// Makes room for a queue pair with so many requests and receives.
+    pub(crate) fn reserve(self: &Arc<Self>, room: u32) -> Result<Key, VerbsError> {
+        let room = room as i32;
+        let mut state = self.state.lock().unwrap();
+        let needed = state.reserved + room;
+        if needed > state.entries {
+            let most = self.nic.limits.max_cqe;
+            let asked = needed.max(state.entries.saturating_mul(2)).min(most.max(needed));
+            state.entries = self.cq.resize(asked)?;
+        }
+        state.reserved = needed;
+        let index = state.free.pop().unwrap_or_else(|| {
+            state.generations.push(0);
+            (state.generations.len() - 1) as u16
+        });
+        let generation = state.generations[usize::from(index)];
+        let value = u32::from(generation) << 16 | u32::from(index);
+        Ok(Key { port: self.clone(), value, room })
+    }
+
+    fn is_live(&self, key: u32) -> bool {
+        let state = self.state.lock().unwrap();
+        state.generations.get((key & 0xFFFF) as usize) == Some(&((key >> 16) as u16))
+    }
+}
+
+impl Key {
+    /// For the upper half of a request's identifier.
+    pub(crate) fn value(&self) -> u32 {
+        self.value
+    }
+
+    pub(crate) fn port(&self) -> &Arc<PortCq> {
+        &self.port
+    }
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        let mut state = self.port.state.lock().unwrap();
+        let index = (self.value & 0xFFFF) as u16;
+        state.reserved -= self.room;
+        state.generations[usize::from(index)] =
+            state.generations[usize::from(index)].wrapping_add(1);
+        state.free.push(index);
+    }
+}
+
+/// The driver's view: who owns which queue pair.
+pub(crate) struct Port {
+    pub(crate) shared: Arc<PortCq>,
+    /// By index: key, session, lane.
+    owners: Vec<Option<(u32, usize, u16)>>,
+    /// Completions of queue pairs that no session has adopted yet.
+    early: Vec<ibv_wc>,
+    /// Queue pairs that are adopted.
+    pub(crate) adopted: usize,
+    /// The next completion makes an event.
+    pub(crate) armed: bool,
+}
+
+impl Port {
+    pub(crate) fn new(shared: Arc<PortCq>) -> Self {
+        Self { shared, owners: Vec::new(), early: Vec::new(), adopted: 0, armed: false }
+    }
+
+    /// A session's lane has this queue pair now; what came before is returned.
+    pub(crate) fn adopt(&mut self, key: u32, session: usize, lane: u16) -> Vec<ibv_wc> {
+        let index = (key & 0xFFFF) as usize;
+        if self.owners.len() <= index {
+            self.owners.resize(index + 1, None);
+        }
+        self.owners[index] = Some((key, session, lane));
+        self.adopted += 1;
+        let (its, others) = self.early.drain(..).partition(|wc| key_of(wc) == key);
+        self.early = others;
+        its
+    }
+
+    /// The queue pair is gone.
+    pub(crate) fn forget(&mut self, key: u32) {
+        let entry = self.owners.get_mut((key & 0xFFFF) as usize);
+        if let Some(entry) = entry.filter(|e| e.is_some_and(|(of, ..)| of == key)) {
+            *entry = None;
+            self.adopted -= 1;
+        }
+    }
+
+    /// The session and lane that a completion is for. One that nobody has adopted yet is kept.
+    #[inline]
+    pub(crate) fn owner(&mut self, wc: &ibv_wc) -> Option<(usize, u16)> {
+        let key = key_of(wc);
+        match self.owners.get((key & 0xFFFF) as usize) {
+            Some(Some((of, session, lane))) if *of == key => Some((*session, *lane)),
+            _ => {
+                if self.shared.is_live(key) {
+                    self.early.push(*wc);
+                }
+                None
+            }
+        }
+    }
+}
+
+fn key_of(wc: &ibv_wc) -> u32 {
+    (wc.wr_id >> 32) as u32
+}

@@ -1,0 +1,860 @@
+//! A queue pair to one peer: messages both ways, and memory requests of ours.
+//!
+//! **Messages** are pieces of an ordered stream of bytes, so a queue is a [`Wire`]. Each has a number, by
+//! which they are put in order where the device does not do so, and says how many of the peer's its
+//! sender has taken in: nobody sends without knowing that a receive is posted for it.
+//!
+//! **Groups** are what is posted with one doorbell. On a connection only the last request of a group asks
+//! for a completion, since those before it are done then; datagrams complete in any order, and all ask.
+//!
+//! A queue fails as a whole. It is then *shut*: moved to the error state and given one last request and
+//! one last receive, whose completions say that nothing else will complete. What was received by then counts.
+//!
+//! Only the driver touches a queue.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::TransferError;
+use peerway_core::wire::{QueueEnd, RdmaPort};
+use peerway_core::work::Cursor;
+use peerway_sys::efadv::ffi::efadv_qp_init_attr;
+use peerway_sys::verbs::ffi::*;
+use peerway_sys::verbs::{Ah, Batch, Mr, Qp, QpConfig, VerbsError, WcStatus, masks};
+
+use super::keys::Pages;
+use super::nic::Nic;
+use super::port::{Key, PortCq};
+use crate::inner::random;
+use crate::os::Piece;
+use crate::transport::Wire;
+
+/// Requests of one group.
+pub(crate) const GROUP: usize = 32;
+/// Requests of a queue pair: a few groups, so that the device has the next when one is done.
+const DEPTH: u32 = 160;
+/// Of those, for messages, flushes and the last request.
+const RESERVE: u32 = 24;
+/// Bytes of a message with its head.
+const BUFFER: usize = 4096;
+/// Buffers for messages out and in, of a queue for small transfers and of one for large ones.
+const LATENCY_BUFFERS: (u16, u16) = (12, 128);
+const BULK_BUFFERS: (u16, u16) = (4, 32);
+/// Bytes of parts that may be under way: what a cancel has to wait for, and more than 400 Gbit/s carry in
+/// 30 µs.
+const WINDOW: u64 = 2 << 20;
+/// Credits that are kept for messages which only return credits.
+const KEPT_CREDITS: u64 = 2;
+/// Bytes that a small write carries in the request itself.
+const INLINE: u32 = 128;
+/// In the lower half of an identifier: it is a receive's, of this buffer.
+const RECEIVE: u32 = 1 << 31;
+/// The buffer of the last receive.
+const LAST: u32 = 0x7FFF_FFFF;
+
+/// The head of a message.
+const HEAD: usize = 16;
+
+/// See the module.
+pub(crate) struct Queue {
+    /// Given back before what its requests use.
+    qp: ManuallyDrop<Qp>,
+    ah: Option<Ah>,
+    pub(crate) key: Key,
+    pub(crate) far: Option<Far>,
+    pub(crate) latency: bool,
+
+    depth: u32,
+    used: u32,
+    /// Bytes of the parts under way.
+    bytes: u64,
+    inline: u32,
+    groups: VecDeque<Group>,
+    /// The number of the first of `groups`.
+    first: u32,
+    /// The group being made.
+    requests: Vec<ibv_send_wr>,
+    pieces: Vec<ibv_sge>,
+
+    sent: u64,
+    taken_by_peer: u64,
+    messages_sent: u64,
+    free: Vec<u16>,
+    immediates_sent: u64,
+
+    inbox: BTreeMap<u64, Message>,
+    next_message: u64,
+    taken: u64,
+    taken_told: u64,
+    pub(crate) immediates: u64,
+    receives: u16,
+
+    state: State,
+    buffers_mr: ManuallyDrop<Mr>,
+    buffers: Pages,
+    sends: u16,
+    config: Parameters,
+}
+
+/// The far end, once it is known.
+#[derive(Clone, Copy)]
+pub(crate) struct Far {
+    pub(crate) end: QueueEnd,
+    pub(crate) receives: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Parameters {
+    first_packet: u32,
+    qkey: u32,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum State {
+    /// Not connected, or in use.
+    Open,
+    /// Shut; waiting for the last request and the last receive.
+    Shut { send_over: bool, receive_over: bool },
+}
+
+struct Message {
+    buffer: u16,
+    at: usize,
+    end: usize,
+}
+
+/// What was posted with one doorbell.
+struct Group {
+    kind: GroupKind,
+    requests: u16,
+    /// Completions that are still to come.
+    left: u16,
+}
+
+enum GroupKind {
+    Message(u16),
+    Part(Part),
+    Flush(SlotId),
+    Last,
+    Over,
+}
+
+/// A part of a flight that the device carries out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) slot: SlotId,
+    /// What of the work it is, so that it can be repeated elsewhere.
+    pub(crate) part: Cursor,
+    pub(crate) read: bool,
+    /// The number of its immediate on this queue, if it has one.
+    pub(crate) immediate: Option<u64>,
+    /// The device says that it failed, and others only because of it.
+    pub(crate) failed: Option<TransferError>,
+}
+
+/// What a completion means.
+#[derive(Debug)]
+pub(crate) enum Completed {
+    /// Room for more.
+    Room,
+    /// Something to receive.
+    Input,
+    /// A count for this counter.
+    Immediate(u32),
+    /// A part is done.
+    Part(Part),
+    /// What this flight wrote before by this queue has arrived.
+    Flushed(SlotId),
+    /// The queue failed just now.
+    Failed(WcStatus),
+    /// The failed queue completes nothing more.
+    Drained,
+    Nothing,
+}
+
+/// What a failed queue leaves.
+pub(crate) struct Unfinished {
+    pub(crate) parts: Vec<Part>,
+    pub(crate) flushes: Vec<SlotId>,
+}
+
+// SAFETY: the pointers are those of `requests`, which name memory only between `add` and `post`, inside one
+// call of the driver; the handles may be used from any thread.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    /// An end without a far one yet; receives are posted.
+    pub(crate) fn new(port: &Arc<PortCq>, latency: bool) -> Result<Self, VerbsError> {
+        let nic = &port.nic;
+        let depth = DEPTH.min(nic.limits.max_qp_wr.cast_unsigned()).max(RESERVE + GROUP as u32);
+        let (sends, receives) = if latency { LATENCY_BUFFERS } else { BULK_BUFFERS };
+        let key = port.reserve(depth + u32::from(receives) + 1)?;
+        let cap = ibv_qp_cap {
+            max_send_wr: depth,
+            max_recv_wr: u32::from(receives) + 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: INLINE,
+        };
+        let qp = create(nic, &port.cq, cap)
+            // Devices differ in how much they take inline, and some take nothing.
+            .or_else(|_| create(nic, &port.cq, ibv_qp_cap { max_inline_data: 0, ..cap }))?;
+        let inline = qp.cap().max_inline_data.min(INLINE);
+        let buffers = Pages::new(BUFFER * (usize::from(sends) + usize::from(receives)));
+        // SAFETY: the pages are dropped after the registration, and nobody has a reference to them.
+        let mr = unsafe {
+            Mr::register(&nic.pd, buffers.ptr().cast(), buffers.len(), IBV_ACCESS_LOCAL_WRITE)
+        }?;
+        let config = Parameters {
+            first_packet: u32::from_le_bytes(random()) & 0xFF_FFFF,
+            qkey: u32::from_le_bytes(random()) & 0x7FFF_FFFF,
+        };
+        let queue = Self {
+            qp: ManuallyDrop::new(qp),
+            ah: None,
+            key,
+            far: None,
+            latency,
+            depth,
+            used: 0,
+            bytes: 0,
+            inline,
+            groups: VecDeque::with_capacity(depth as usize),
+            first: 0,
+            requests: Vec::with_capacity(GROUP),
+            pieces: Vec::with_capacity(GROUP),
+            sent: 0,
+            taken_by_peer: 0,
+            messages_sent: 0,
+            free: (0..sends).collect(),
+            immediates_sent: 0,
+            inbox: BTreeMap::new(),
+            next_message: 0,
+            taken: 0,
+            taken_told: 0,
+            immediates: 0,
+            receives,
+            state: State::Open,
+            buffers_mr: ManuallyDrop::new(mr),
+            buffers,
+            sends,
+            config,
+        };
+        queue.initialise()?;
+        for buffer in 0..receives {
+            queue.post_receive(RECEIVE | u32::from(buffer))?;
+        }
+        Ok(queue)
+    }
+
+    fn nic(&self) -> &Arc<Nic> {
+        &self.key.port().nic
+    }
+
+    /// Whether requests to one peer may be carried out in any order.
+    pub(crate) fn is_unordered(&self) -> bool {
+        self.nic().efa.is_some()
+    }
+
+    /// Our end, for the peer.
+    pub(crate) fn end(&self) -> QueueEnd {
+        let (flush_addr, flush_key) = self.nic().flush_word();
+        QueueEnd {
+            port: self.nic().index as u8,
+            number: self.qp.number(),
+            first_packet: self.config.first_packet,
+            key: self.config.qkey,
+            receives: self.receives,
+            flush_addr,
+            flush_key,
+        }
+    }
+
+    fn initialise(&self) -> Result<(), VerbsError> {
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            pkey_index: 0,
+            port_num: self.nic().port,
+            qkey: self.config.qkey,
+            qp_access_flags: IBV_ACCESS_LOCAL_WRITE
+                | IBV_ACCESS_REMOTE_READ
+                | IBV_ACCESS_REMOTE_WRITE,
+            ..ibv_qp_attr::zeroed()
+        };
+        let mask = if self.is_unordered() { masks::UD_INIT } else { masks::RC_INIT };
+        self.qp.modify(&attr, mask)
+    }
+
+    /// Connects to the far end, which is at one of the peer's ports.
+    pub(crate) fn connect(&mut self, far: QueueEnd, at: &RdmaPort) -> Result<(), VerbsError> {
+        let nic = self.nic().clone();
+        let config = &nic.config;
+        let mut gid = ibv_gid::zeroed();
+        gid.raw = at.gid;
+        let ah_attr = ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: gid,
+                flow_label: 0,
+                sgid_index: nic.gid_index,
+                hop_limit: 255,
+                traffic_class: config.traffic_class,
+            },
+            dlid: at.lid,
+            sl: nic.service_level(),
+            is_global: u8::from(at.ethernet || at.datagrams || at.lid == 0),
+            port_num: nic.port,
+            ..ibv_ah_attr::zeroed()
+        };
+        if self.is_unordered() {
+            self.qp.modify(&state(IBV_QPS_RTR), masks::UD_RTR)?;
+            let ready = ibv_qp_attr { sq_psn: self.config.first_packet, ..state(IBV_QPS_RTS) };
+            self.qp.modify(&ready, masks::UD_RTS)?;
+            self.ah = Some(Ah::create(&nic.pd, &ah_attr)?);
+        } else {
+            let most = |asked: u8, limit: i32| asked.min(limit.clamp(1, 255) as u8);
+            let receive = ibv_qp_attr {
+                ah_attr,
+                path_mtu: u32::from(at.mtu.min(nic.address.mtu)).max(IBV_MTU_256),
+                dest_qp_num: far.number,
+                rq_psn: far.first_packet,
+                max_dest_rd_atomic: most(config.max_dest_rd_atomic, nic.limits.max_qp_rd_atom),
+                // 0.64 ms: credits make it rare that a receive is missing.
+                min_rnr_timer: 12,
+                ..state(IBV_QPS_RTR)
+            };
+            self.qp.modify(&receive, masks::RC_RTR)?;
+            let send = ibv_qp_attr {
+                timeout: timeout_code(config.timeout),
+                retry_cnt: config.retries,
+                rnr_retry: 7,
+                sq_psn: self.config.first_packet,
+                max_rd_atomic: most(config.max_rd_atomic, nic.limits.max_qp_init_rd_atom),
+                ..state(IBV_QPS_RTS)
+            };
+            self.qp.modify(&send, masks::RC_RTS)?;
+        }
+        self.far = Some(Far { end: far, receives: u64::from(far.receives) });
+        Ok(())
+    }
+
+    /// Whether another part can be posted.
+    pub(crate) fn has_room(&self) -> bool {
+        self.state == State::Open
+            && self.bytes < WINDOW
+            && self.used + GROUP as u32 + RESERVE <= self.depth
+    }
+
+    /// Whether the peer has a receive for an immediate.
+    pub(crate) fn has_credit(&self) -> bool {
+        self.credits() > KEPT_CREDITS
+    }
+
+    fn credits(&self) -> u64 {
+        let receives = self.far.map_or(0, |far| far.receives);
+        (receives + self.taken_by_peer).saturating_sub(self.sent)
+    }
+
+    /// The device it is on, among the endpoint's.
+    #[inline]
+    pub(crate) fn nic_index(&self) -> usize {
+        self.nic().index
+    }
+
+    /// The peer's device at the other end.
+    #[inline]
+    pub(crate) fn far_port(&self) -> usize {
+        self.far.map_or(0, |far| usize::from(far.end.port))
+    }
+
+    /// Adds a memory request to the group being made.
+    #[inline]
+    pub(crate) fn add(&mut self, read: bool, local: ibv_sge, remote: u64, rkey: u32) {
+        let id = self.id(self.next_group());
+        let mut request = if read {
+            ibv_send_wr::read(id, &[], remote, rkey)
+        } else {
+            ibv_send_wr::write(id, &[], remote, rkey)
+        };
+        request.num_sge = i32::from(local.length > 0);
+        if !read && local.length <= self.inline {
+            request.send_flags = IBV_SEND_INLINE;
+        }
+        self.requests.push(request);
+        self.pieces.push(local);
+    }
+
+    /// Posts the group as a part of a flight; with `counts` its last write brings that count.
+    ///
+    /// # Safety
+    ///
+    /// The memory that the requests name stays registered until the part is done or the queue is
+    /// dropped.
+    pub(crate) unsafe fn post_part(
+        &mut self,
+        mut part: Part,
+        counts: Option<u32>,
+    ) -> Result<(), VerbsError> {
+        if let (Some(counter), Some(last)) = (counts, self.requests.last_mut()) {
+            last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+            last.imm_data = counter.to_be();
+            self.immediates_sent += 1;
+            self.sent += 1;
+            part.immediate = Some(self.immediates_sent);
+        }
+        self.bytes += part.part.left();
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.post(GroupKind::Part(part)) }
+    }
+
+    /// Reads the peer's flush word: when that is done, what was written before has arrived.
+    pub(crate) fn post_flush(&mut self, slot: SlotId) -> Result<(), VerbsError> {
+        let Some(Far { end, .. }) = self.far else { return Ok(()) };
+        let target = self.nic().flush_target();
+        self.add(true, target, end.flush_addr, end.flush_key);
+        // SAFETY: the target is the device's own word, which lives as long as the device.
+        unsafe { self.post(GroupKind::Flush(slot)) }
+    }
+
+    /// Posts the group that was made.
+    ///
+    /// # Safety
+    ///
+    /// The memory that the requests name stays registered until the group is done or the queue is
+    /// dropped.
+    unsafe fn post(&mut self, kind: GroupKind) -> Result<(), VerbsError> {
+        let unordered = self.is_unordered();
+        let requests = self.requests.len();
+        for (at, (request, piece)) in self.requests.iter_mut().zip(&mut self.pieces).enumerate() {
+            request.sg_list = piece;
+            if unordered || at + 1 == requests {
+                request.send_flags |= IBV_SEND_SIGNALED;
+            }
+        }
+        let left = if unordered { requests } else { 1 };
+        self.groups.push_back(Group { kind, requests: requests as u16, left: left as u16 });
+        self.used += requests as u32;
+        let posted = if unordered {
+            // SAFETY: as the caller vouches.
+            unsafe { self.post_datagrams() }
+        } else {
+            ibv_send_wr::chain(&mut self.requests);
+            // SAFETY: a chain whose pieces stand beside it; the caller vouches for the memory.
+            unsafe { self.qp.post_send(self.requests.as_mut_ptr()) }.map_err(|error| {
+                VerbsError::of_post("ibv_post_send", self.qp.number(), error.errno)
+            })
+        };
+        self.requests.clear();
+        self.pieces.clear();
+        posted
+    }
+
+    /// # Safety
+    ///
+    /// As for `post`.
+    unsafe fn post_datagrams(&self) -> Result<(), VerbsError> {
+        let (Some(ah), Some(far)) = (&self.ah, self.far) else { return Ok(()) };
+        // SAFETY: only the driver posts, and finishes a batch before it begins another; the caller
+        // vouches for the memory.
+        let mut batch = unsafe { Batch::start(&self.qp) }?;
+        for (request, piece) in self.requests.iter().zip(&self.pieces) {
+            let (id, flags) = (request.wr_id, request.send_flags & !IBV_SEND_INLINE);
+            // SAFETY: memory requests are made by `add`, which fills this member.
+            let target = unsafe { request.wr.rdma };
+            match request.opcode {
+                IBV_WR_RDMA_READ => batch.read(id, flags, target.remote_addr, target.rkey)?,
+                IBV_WR_RDMA_WRITE => batch.write(id, flags, target.remote_addr, target.rkey)?,
+                _ => batch.send(id, flags)?,
+            }
+            batch.to(ah, far.end.number, far.end.key)?;
+            batch.sge(*piece)?;
+        }
+        batch.complete()
+    }
+
+    fn next_group(&self) -> u32 {
+        self.first.wrapping_add(self.groups.len() as u32) & !RECEIVE
+    }
+
+    #[inline]
+    fn id(&self, lower: u32) -> u64 {
+        u64::from(self.key.value()) << 32 | u64::from(lower)
+    }
+
+    /// Takes a completion in.
+    pub(crate) fn complete(&mut self, wc: &ibv_wc) -> Completed {
+        let lower = wc.wr_id as u32;
+        if lower & RECEIVE != 0 {
+            return self.received(wc, lower & !RECEIVE);
+        }
+        let at = (lower.wrapping_sub(self.first) & !RECEIVE) as usize;
+        let Some(group) = self.groups.get_mut(at) else { return Completed::Nothing };
+        if !wc.status().is_success() {
+            if let GroupKind::Last = group.kind {
+                return self.over(true);
+            }
+            if let (GroupKind::Part(part), false) = (&mut group.kind, wc.status().is_flushed()) {
+                part.failed = part.failed.or(blame(wc.status()));
+            }
+            return self.failed(wc.status());
+        }
+        group.left = group.left.saturating_sub(1);
+        if group.left > 0 {
+            return Completed::Nothing;
+        }
+        let kind = std::mem::replace(&mut group.kind, GroupKind::Over);
+        while let Some(Group { kind: GroupKind::Over, requests, .. }) = self.groups.front() {
+            self.used -= u32::from(*requests);
+            self.groups.pop_front();
+            self.first = self.first.wrapping_add(1) & !RECEIVE;
+        }
+        match kind {
+            GroupKind::Message(buffer) => {
+                self.free.push(buffer);
+                Completed::Room
+            }
+            GroupKind::Part(part) => {
+                self.bytes -= part.part.left();
+                Completed::Part(part)
+            }
+            GroupKind::Flush(slot) => Completed::Flushed(slot),
+            GroupKind::Last => self.over(true),
+            GroupKind::Over => Completed::Nothing,
+        }
+    }
+
+    fn received(&mut self, wc: &ibv_wc, buffer: u32) -> Completed {
+        if buffer == LAST {
+            return self.over(false);
+        }
+        if !wc.status().is_success() {
+            return self.failed(wc.status());
+        }
+        if wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
+            self.immediates += 1;
+            if let Err(error) = self.give_back(buffer as u16) {
+                tracing::debug!(%error, "a receive could not be posted");
+            }
+            return wc.immediate().map_or(Completed::Nothing, Completed::Immediate);
+        }
+        let end = (wc.byte_len as usize).min(BUFFER);
+        let head = self.head_of(buffer as u16);
+        let number = u64::from_le_bytes(*head.first_chunk().unwrap_or(&[0; 8]));
+        let taken = u64::from_le_bytes(*head.last_chunk().unwrap_or(&[0; 8]));
+        // A peer cannot have taken more than was sent to it; what is less is old.
+        if taken <= self.sent {
+            self.taken_by_peer = self.taken_by_peer.max(taken);
+        }
+        let old = number < self.next_message || self.inbox.contains_key(&number);
+        if end < HEAD || old {
+            return self.failed(WcStatus(IBV_WC_BAD_RESP_ERR));
+        }
+        self.inbox.insert(number, Message { buffer: buffer as u16, at: HEAD, end });
+        if end == HEAD {
+            self.skip_empty();
+        }
+        if self.holds_input() { Completed::Input } else { Completed::Room }
+    }
+
+    fn holds_input(&self) -> bool {
+        self.inbox.contains_key(&self.next_message)
+    }
+
+    fn head_of(&self, buffer: u16) -> [u8; HEAD] {
+        let mut head = [0; HEAD];
+        let from = self.receive_addr(buffer);
+        // SAFETY: a buffer of ours that the device has finished with.
+        unsafe { std::ptr::copy_nonoverlapping(from, head.as_mut_ptr(), HEAD) };
+        head
+    }
+
+    /// Takes messages that only brought credits out of the way.
+    fn skip_empty(&mut self) {
+        while let Some(message) = self.inbox.get(&self.next_message) {
+            if message.at < message.end {
+                return;
+            }
+            let buffer = message.buffer;
+            self.inbox.remove(&self.next_message);
+            self.next_message += 1;
+            if let Err(error) = self.give_back(buffer) {
+                tracing::debug!(%error, "a receive could not be posted");
+            }
+        }
+    }
+
+    /// Posts a receive anew that a message or an immediate used.
+    fn give_back(&mut self, buffer: u16) -> Result<(), VerbsError> {
+        self.taken += 1;
+        if self.state != State::Open {
+            return Ok(());
+        }
+        self.post_receive(RECEIVE | u32::from(buffer))
+    }
+
+    fn post_receive(&self, lower: u32) -> Result<(), VerbsError> {
+        let last = lower & !RECEIVE == LAST;
+        let addr = if last { 0 } else { self.receive_addr(lower as u16) as u64 };
+        let piece = [ibv_sge { addr, length: BUFFER as u32, lkey: self.buffers_mr.lkey() }];
+        let mut request = ibv_recv_wr::new(self.id(lower), if last { &[] } else { &piece });
+        // SAFETY: one request; its buffer is ours, registered, and read only once it is done.
+        unsafe { self.qp.post_recv(&mut request) }
+            .map_err(|error| VerbsError::of_post("ibv_post_recv", self.qp.number(), error.errno))
+    }
+
+    fn send_addr(&self, buffer: u16) -> *mut u8 {
+        // SAFETY: there are `sends` buffers, and then the receives.
+        unsafe { self.buffers.ptr().add(usize::from(buffer) * BUFFER) }
+    }
+
+    fn receive_addr(&self, buffer: u16) -> *mut u8 {
+        // SAFETY: as above.
+        unsafe { self.buffers.ptr().add((usize::from(self.sends) + usize::from(buffer)) * BUFFER) }
+    }
+
+    fn failed(&mut self, status: WcStatus) -> Completed {
+        if self.state == State::Open { Completed::Failed(status) } else { Completed::Nothing }
+    }
+
+    /// Stops the queue. [`Completed::Drained`] follows.
+    pub(crate) fn shut(&mut self) {
+        if self.state != State::Open {
+            return;
+        }
+        // The last receive goes first: drivers look for receives when the state changes, and not again.
+        let received = self.post_receive(RECEIVE | LAST);
+        self.state = State::Shut { send_over: false, receive_over: received.is_err() };
+        if let Err(error) = self.qp.modify(&state(IBV_QPS_ERR), IBV_QP_STATE) {
+            tracing::debug!(%error, "a queue pair could not be stopped");
+        }
+        self.requests.clear();
+        self.pieces.clear();
+        let nothing = ibv_sge { addr: 0, length: 0, lkey: 0 };
+        self.add(false, nothing, 0, 0);
+        // SAFETY: no memory is named.
+        if unsafe { self.post(GroupKind::Last) }.is_err() {
+            // Where it is not taken the queue is as quiet as it will get.
+            self.over(true);
+        }
+    }
+
+    /// Whether the queue was shut and nothing completes any more.
+    pub(crate) fn is_drained(&self) -> bool {
+        matches!(self.state, State::Shut { send_over: true, receive_over: true })
+    }
+
+    fn over(&mut self, sends: bool) -> Completed {
+        if let State::Shut { send_over, receive_over } = &mut self.state {
+            *(if sends { send_over } else { receive_over }) = true;
+        }
+        if self.is_drained() { Completed::Drained } else { Completed::Nothing }
+    }
+
+    /// Whether a part of this flight is under way.
+    pub(crate) fn has_part(&self, slot: SlotId) -> bool {
+        let of = |group: &Group| matches!(&group.kind, GroupKind::Part(part) if part.slot == slot);
+        self.groups.iter().any(of)
+    }
+
+    /// What was posted and is not done.
+    pub(crate) fn unfinished(&mut self) -> Unfinished {
+        let mut left = Unfinished { parts: Vec::new(), flushes: Vec::new() };
+        for group in self.groups.drain(..) {
+            match group.kind {
+                GroupKind::Part(part) => left.parts.push(part),
+                GroupKind::Flush(slot) => left.flushes.push(slot),
+                _ => {}
+            }
+        }
+        left
+    }
+
+    /// Tells the peer what was taken in, when it may be waiting for that and nothing else tells it.
+    pub(crate) fn return_credits(&mut self) -> io::Result<()> {
+        let due = self.taken - self.taken_told >= u64::from(self.receives / 2);
+        if due && self.state == State::Open && self.credits() > 0 && !self.free.is_empty() {
+            self.send_message(&mut [].iter(), &mut 0)?;
+        }
+        Ok(())
+    }
+
+    /// Sends one message with what fits of the pieces; returns how many bytes went.
+    fn send_message<'a>(
+        &mut self,
+        pieces: &mut impl Iterator<Item = &'a Piece>,
+        within: &mut u64,
+    ) -> io::Result<(usize, Option<&'a Piece>)> {
+        let Some(buffer) = self.free.pop() else { return Ok((0, None)) };
+        let into = self.send_addr(buffer);
+        let mut at = HEAD;
+        let mut rest = None;
+        for piece in pieces {
+            let take = ((piece.len - *within) as usize).min(BUFFER - at);
+            // SAFETY: the buffer is ours and free; the caller of `send` vouches for the pieces.
+            unsafe {
+                let from = (piece.addr + *within) as *const u8;
+                std::ptr::copy_nonoverlapping(from, into.add(at), take);
+            }
+            at += take;
+            *within += take as u64;
+            if *within < piece.len {
+                rest = Some(piece);
+                break;
+            }
+            *within = 0;
+            if at == BUFFER {
+                break;
+            }
+        }
+        let mut head = [0; HEAD];
+        head[..8].copy_from_slice(&self.messages_sent.to_le_bytes());
+        head[8..].copy_from_slice(&self.taken.to_le_bytes());
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(head.as_ptr(), into, HEAD) };
+        self.messages_sent += 1;
+        self.sent += 1;
+        self.taken_told = self.taken;
+        let mut request = ibv_send_wr::send(self.id(self.next_group()), &[]);
+        request.num_sge = 1;
+        if at as u32 <= self.inline {
+            request.send_flags = IBV_SEND_INLINE;
+        }
+        self.requests.push(request);
+        let lkey = self.buffers_mr.lkey();
+        self.pieces.push(ibv_sge { addr: into as u64, length: at as u32, lkey });
+        // SAFETY: the buffer is ours, registered, and not touched again before the group is done.
+        unsafe { self.post(GroupKind::Message(buffer)) }.map_err(io::Error::other)?;
+        Ok((at - HEAD, rest))
+    }
+}
+
+impl Wire for Queue {
+    unsafe fn send(&mut self, pieces: &[Piece]) -> io::Result<usize> {
+        let mut sent = 0;
+        let mut pieces = pieces.iter();
+        let mut half: Option<&Piece> = None;
+        let mut within = 0;
+        while self.state == State::Open
+            && self.credits() > KEPT_CREDITS
+            && !self.free.is_empty()
+            && self.used < self.depth - 4
+            && (half.is_some() || pieces.len() > 0)
+        {
+            let mut rest = half.into_iter().chain(&mut pieces);
+            let (bytes, left) = self.send_message(&mut rest, &mut within)?;
+            half = left;
+            sent += bytes;
+        }
+        Ok(sent)
+    }
+
+    unsafe fn receive(&mut self, pieces: &[Piece]) -> io::Result<Option<usize>> {
+        let mut moved = 0;
+        for piece in pieces {
+            let mut within = 0;
+            while within < piece.len {
+                let Some(message) = self.inbox.get_mut(&self.next_message) else {
+                    return Ok((moved > 0).then_some(moved));
+                };
+                let (buffer, at) = (message.buffer, message.at);
+                let take = ((piece.len - within) as usize).min(message.end - at);
+                message.at += take;
+                let from = self.receive_addr(buffer);
+                // SAFETY: the device has finished with the buffer; the caller vouches for the piece.
+                unsafe {
+                    let into = (piece.addr + within) as *mut u8;
+                    std::ptr::copy_nonoverlapping(from.add(at), into, take);
+                }
+                within += take as u64;
+                moved += take;
+                self.skip_empty();
+            }
+        }
+        Ok((moved > 0).then_some(moved))
+    }
+
+    fn socket(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn is_memory(&self) -> bool {
+        false
+    }
+
+    fn has_input(&mut self) -> io::Result<bool> {
+        Ok(self.holds_input())
+    }
+
+    /// The shard's completion queues are armed for all their queue pairs at once.
+    fn arm(&mut self, _blocked: bool) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    fn disarm(&mut self) {}
+
+    fn queue(&mut self) -> Option<&mut Queue> {
+        Some(self)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: each is dropped once, here. The queue pair goes first: then no device uses the buffers.
+        unsafe {
+            ManuallyDrop::drop(&mut self.qp);
+            ManuallyDrop::drop(&mut self.buffers_mr);
+        }
+    }
+}
+
+fn create(nic: &Nic, cq: &Arc<peerway_sys::verbs::Cq>, cap: ibv_qp_cap) -> Result<Qp, VerbsError> {
+    let config = QpConfig { send_cq: cq, recv_cq: cq, cap, qp_type: IBV_QPT_RC, signal_all: false };
+    let Some(efa) = &nic.efa else { return Qp::create(&nic.pd, &config) };
+    let operations = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_SEND;
+    let attr = efadv_qp_init_attr { sl: nic.service_level(), ..efadv_qp_init_attr::zeroed() };
+    efa.create_srd(&nic.pd, &config, operations, &attr)
+}
+
+fn state(qp_state: u32) -> ibv_qp_attr {
+    ibv_qp_attr { qp_state, ..ibv_qp_attr::zeroed() }
+}
+
+/// Devices count in powers of two of 4.096 µs; 31 is the most.
+fn timeout_code(timeout: std::time::Duration) -> u8 {
+    let units = timeout.as_nanos().div_ceil(4096).max(1);
+    (units.next_power_of_two().trailing_zeros() as u8).clamp(1, 31)
+}
+
+/// The transfer's own fault, as opposed to the queue's, which others can repeat it on.
+fn blame(status: WcStatus) -> Option<TransferError> {
+    match status.0 {
+        // Extent and rights were checked when the work was made: what the owner's device refuses is what
+        // the owner has withdrawn.
+        IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_OP_ERR => {
+            Some(TransferError::Revoked)
+        }
+        IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_QP_OP_ERR | IBV_WC_LOC_ACCESS_ERR => {
+            Some(TransferError::Device)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn timeouts_are_rounded_up_to_what_devices_count_in() {
+        assert_eq!(timeout_code(Duration::from_micros(8)), 1);
+        assert_eq!(timeout_code(Duration::from_millis(67)), 14);
+        assert_eq!(timeout_code(Duration::from_millis(68)), 15);
+        assert_eq!(timeout_code(Duration::from_secs(60)), 24);
+        assert_eq!(timeout_code(Duration::from_secs(1 << 40)), 31);
+    }
+}

@@ -1,0 +1,159 @@
+//! Transfers by RDMA devices. Soft-RoCE is enough, and so is the fake library of `peerway-fakeverbs`
+//! (`PEERWAY_IBV_SO`); where there is no device each test says so and ends.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use peerway::{Access, Batch, Endpoint, Fence, PathKind, Pin, Reason, Region, TransferError};
+
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// Two endpoints that only devices connect, or `None` where there are no devices.
+fn pair() -> Option<(Endpoint, Endpoint)> {
+    if std::env::var_os("PEERWAY_TEST_LOG").is_some() {
+        let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).try_init();
+    }
+    let endpoint = || Endpoint::builder().transport(Pin::Ib).build();
+    match (endpoint(), endpoint()) {
+        (Ok(a), Ok(b)) => Some((a, b)),
+        (Err(error), _) | (_, Err(error)) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn filled(endpoint: &Endpoint, len: usize, seed: u8) -> Region {
+    let bytes: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
+    endpoint.register(bytes).expect("memory registers")
+}
+
+fn bytes(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len() as usize];
+    region.read_at(0, &mut bytes).expect("inside");
+    bytes
+}
+
+#[test]
+fn writes_and_reads_of_every_shape_arrive() {
+    let Some((a, b)) = pair() else { return };
+    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    assert_eq!(peer.path().kind, PathKind::Verbs, "{}", peer.path());
+    for len in [1usize, 64, 129, 4096, 70_001, 1 << 20, (3 << 20) + 17] {
+        let (ours, theirs) = (filled(&a, len, 3), filled(&b, len, 9));
+        let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
+        let ended = peer.run(&Batch::write(&ours.all(), &remote.all()).unwrap()).unwrap();
+        assert_eq!((ended.reason, ended.fence), (Reason::Done, Fence::Held), "{len}");
+        assert!(bytes(&theirs) == bytes(&ours), "a write of {len}");
+        let back = filled(&a, len, 77);
+        let transfer = peer.post(&Batch::read(&back.all(), &remote.all()).unwrap()).unwrap();
+        assert_eq!(transfer.join().reason, Reason::Done, "{len}");
+        assert_eq!(transfer.path(), PathKind::Verbs);
+        assert!(bytes(&back) == bytes(&ours), "a read of {len}");
+    }
+    // Blocks, scattered on both sides.
+    let (ours, theirs) = (filled(&a, 1 << 20, 5), filled(&b, 1 << 20, 0));
+    let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
+    let indices: Vec<u32> = (0..200).map(|i| (i * 37) % 251).collect();
+    let reversed: Vec<u32> = indices.iter().rev().copied().collect();
+    let local = ours.blocks(0, 4096, 1000, &indices);
+    let blocks = remote.blocks(16, 4096, 1000, &reversed);
+    assert_eq!(
+        peer.run(&Batch::write_blocks(local, blocks).unwrap()).unwrap().reason,
+        Reason::Done
+    );
+    let (ours, theirs) = (bytes(&ours), bytes(&theirs));
+    for (from, to) in indices.iter().zip(&reversed) {
+        let (from, to) = (*from as usize * 4096, 16 + *to as usize * 4096);
+        assert!(ours[from..from + 1000] == theirs[to..to + 1000]);
+    }
+    assert!(peer.stats().bytes_written > 4 << 20);
+}
+
+#[test]
+fn counts_and_notifications_come_after_the_bytes_and_once() {
+    let Some((a, b)) = pair() else { return };
+    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let theirs = filled(&b, 3 << 20, 0);
+    let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
+    for round in 1..=40u64 {
+        // Small ones fit one queue pair, large ones take all of them.
+        let len = if round % 4 == 0 { 3 << 20 } else { 3000 };
+        let ours = filled(&a, len, round as u8);
+        let batch = Batch::write(&ours.all(), &remote.slice(0..len as u64)).unwrap();
+        let transfer = peer.post(&batch.count(7)).unwrap();
+        assert_eq!(b.wait_counter(7, round, WATCHDOG), round);
+        let mut landed = vec![0; len];
+        theirs.read_at(0, &mut landed).unwrap();
+        assert!(landed == bytes(&ours), "round {round}: a count came before its bytes");
+        assert_eq!(transfer.join().reason, Reason::Done);
+        assert_eq!(b.counter(7), round);
+    }
+    for round in 0..40u8 {
+        let len = if round % 4 == 0 { 3 << 20 } else { 3000 };
+        let ours = filled(&a, len, round.wrapping_mul(3));
+        let batch = Batch::write(&ours.all(), &remote.slice(0..len as u64)).unwrap();
+        let batch = batch.notify(&[round; 5000]).unwrap();
+        let transfer = peer.post(&batch).unwrap();
+        let message = b.notification(WATCHDOG).expect("it comes");
+        assert_eq!(message.message, [round; 5000]);
+        let mut landed = vec![0; len];
+        theirs.read_at(0, &mut landed).unwrap();
+        assert!(landed == bytes(&ours), "round {round}: a notification came before its bytes");
+        assert_eq!(transfer.join().reason, Reason::Done);
+    }
+}
+
+#[test]
+fn a_revoked_region_is_quiet_at_once_and_others_go_on() {
+    let Some((a, b)) = pair() else { return };
+    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let ours = filled(&a, 1 << 20, 1);
+    let other = filled(&b, 1 << 20, 0);
+    let other_remote = peer.import(&other.advertise(Access::READ_WRITE).unwrap()).unwrap();
+    for round in 0..3 {
+        let theirs = filled(&b, 1 << 20, 0);
+        let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
+        let batch = Batch::write(&ours.all(), &remote.all()).unwrap();
+        assert_eq!(peer.run(&batch).unwrap().reason, Reason::Done);
+        assert_eq!(theirs.revoke(), Fence::Held, "the registration is given back");
+        theirs.fill(0, 1 << 20, 0xEE).unwrap();
+        let started = Instant::now();
+        let ended = peer.run(&batch).unwrap();
+        assert_eq!(ended.reason, Reason::Failed(TransferError::Revoked), "round {round}");
+        assert!(bytes(&theirs).iter().all(|b| *b == 0xEE), "round {round}");
+        let batch = Batch::write(&ours.all(), &other_remote.all()).unwrap();
+        assert_eq!(peer.run(&batch).unwrap().reason, Reason::Done, "round {round}");
+        assert!(bytes(&other) == bytes(&ours));
+        eprintln!("refused and back after {:?}", started.elapsed());
+    }
+}
+
+#[test]
+fn many_threads_and_transfers_share_the_queue_pairs() {
+    let Some((a, b)) = pair() else { return };
+    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let theirs = filled(&b, 8 << 16, 0);
+    let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (a, peer, remote, done) = (&a, &peer, &remote, &done);
+            scope.spawn(move || {
+                for round in 0..50u64 {
+                    let len = 1 + (round * 1237) % 60_000;
+                    let ours = filled(a, len as usize, (thread * 50 + round) as u8);
+                    let place = remote.slice(thread << 16..(thread << 16) + len);
+                    let write = Batch::write(&ours.all(), &place).unwrap();
+                    assert_eq!(peer.run(&write).unwrap().reason, Reason::Done);
+                    let back = filled(a, len as usize, 0);
+                    let read = Batch::read(&back.all(), &place).unwrap();
+                    assert_eq!(peer.run(&read).unwrap().reason, Reason::Done);
+                    assert!(bytes(&ours) == bytes(&back));
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(done.load(Ordering::Relaxed), 200);
+}

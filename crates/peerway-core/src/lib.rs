@@ -1,7 +1,8 @@
 //! The part of Peerway that does no input or output.
 //!
 //! Ids, region arithmetic, the shapes of work and their cursors, the striping rule, wire frames,
-//! credits, counters, leases, the configuration table and the words in which a transfer ends.
+//! credits, counters, leases, the nearness of devices, the configuration table and the words in which a
+//! transfer ends.
 //! Everything here is deterministic and free of `unsafe`, so that it can be tested and fuzzed
 //! without a peer. The `peerway` crate drives it.
 
@@ -18,5 +19,6 @@ pub mod metadata;
 pub mod outcome;
 pub mod region;
 pub mod stripe;
+pub mod topology;
 pub mod wire;
 pub mod work;

@@ -45,6 +45,7 @@ pub use memory::{
 };
 pub use os::copy;
 pub use os::net::{Interface, interfaces};
+pub use os::topology;
 pub use path::{Path, PathKind};
 pub use peer::{Peer, PeerStats, Prepared};
 pub use peerway_core::config::Pin;

@@ -16,7 +16,8 @@ pub(super) fn section(_root: &Path) -> Section {
     section
 }
 
-fn row(library: Library) -> Row {
+/// Whether a library is there.
+pub(super) fn row(library: Library) -> Row {
     match probe(library) {
         Ok(found) => {
             let version = found.version.clone().unwrap_or_else(|| "found".to_owned());

@@ -66,7 +66,8 @@ fn yama(root: &Path) -> Row {
     row.note(meaning)
 }
 
-fn has_capability(root: &Path, bit: u32) -> bool {
+/// Whether this process has a capability, as a bit of `CapEff`.
+pub(super) fn has_capability(root: &Path, bit: u32) -> bool {
     let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
     status
         .lines()

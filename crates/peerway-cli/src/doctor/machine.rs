@@ -10,7 +10,7 @@ use super::report::{Row, Section, bytes};
 use super::topology;
 
 /// Below this a registration of pinned memory fails at sizes that matter; 8 MiB is the usual default.
-const SMALL_MEMLOCK: u64 = 64 << 20;
+pub(super) const SMALL_MEMLOCK: u64 = 64 << 20;
 
 /// The section about the machine itself.
 pub(super) fn section(root: &Path) -> Section {

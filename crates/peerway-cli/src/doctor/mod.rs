@@ -1,8 +1,9 @@
 //! `peerway doctor`: what this machine offers the engine, what is missing, and why.
 //!
 //! Every section is a function from the file system's root to a [`Section`]; those that only read
-//! files take any root, so that tests give them a tree of their own. Nothing here changes the machine,
-//! initialises a device or needs a privilege; what cannot be read is a row that says so.
+//! files take any root, so that tests give them a tree of their own. Nothing here changes the machine
+//! or needs a privilege; what cannot be read is a row that says so. No device is initialised; RDMA devices
+//! are opened to be asked, and closed.
 
 mod configuration;
 mod ffi;
@@ -10,9 +11,11 @@ mod libraries;
 mod local;
 mod machine;
 mod network;
+mod rdma;
 mod report;
 mod self_path;
 mod topology;
+mod verbs;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -45,8 +48,8 @@ const SECTIONS: &[fn(&Path) -> Section] = &[
     machine::section,
     local::section,
     self_path::section,
-    network::tcp_section,
-    network::rdma_section,
+    network::section,
+    rdma::section,
     topology::gpu_section,
     libraries::section,
     configuration::section,

@@ -1,4 +1,4 @@
-//! Network interfaces, the defaults of TCP, and RDMA devices.
+//! Network interfaces, and the defaults of TCP.
 
 use std::fs;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use super::report::{Row, Section};
 use super::topology;
 
 /// The section about TCP and the interfaces it runs over.
-pub(super) fn tcp_section(root: &Path) -> Section {
+pub(super) fn section(root: &Path) -> Section {
     let mut section = Section::new("network", "Network");
     section.push(congestion_control(root));
     let addresses = ffi::addresses();
@@ -28,40 +28,6 @@ pub(super) fn tcp_section(root: &Path) -> Section {
     }
     if let Err(error) = addresses {
         section.push(Row::attention("addresses", format!("cannot be listed: {error}")));
-    }
-    section
-}
-
-/// The section about RDMA devices.
-pub(super) fn rdma_section(root: &Path) -> Section {
-    let mut section = Section::new("rdma", "RDMA devices");
-    let devices = topology::rdma_devices(root);
-    if devices.is_empty() {
-        section.push(Row::absent("devices", "none in /sys/class/infiniband"));
-    }
-    for device in devices {
-        let usable = device.ports.iter().any(|port| port.state.contains("ACTIVE"));
-        let ports = device
-            .ports
-            .iter()
-            .map(|port| {
-                format!("port {}: {}, {}, {}", port.number, port.state, port.link, port.rate)
-            })
-            .collect::<Vec<_>>()
-            .join("; ");
-        let mut notes = Vec::new();
-        notes.extend(device.numa_node.map(|node| format!("NUMA node {node}")));
-        notes.extend(device.driver.as_ref().map(|driver| format!("driver {driver}")));
-        if !device.interfaces.is_empty() {
-            notes.push(format!("interface {}", device.interfaces.join(", ")));
-        }
-        let row = if usable {
-            Row::ok(&device.name, ports)
-        } else {
-            notes.push("no port is active: check the cable and the switch".to_owned());
-            Row::attention(&device.name, ports)
-        };
-        section.push(row.note(notes.join(", ")).data(&device));
     }
     section
 }
@@ -104,22 +70,7 @@ mod tests {
     #[test]
     fn a_machine_without_anything_says_so() {
         let tree = Tree::new();
-        assert!(tcp_section(tree.root()).to_string().contains("none in /sys/class/net"));
-        assert!(rdma_section(tree.root()).to_string().contains("none in /sys/class/infiniband"));
-    }
-
-    #[test]
-    fn an_inactive_port_is_worth_a_look() {
-        let port = "sys/class/infiniband/mlx5_0/ports/1";
-        let tree = Tree::new()
-            .file(&format!("{port}/state"), "1: DOWN\n")
-            .file(&format!("{port}/rate"), "400 Gb/sec (4X NDR)\n")
-            .file(&format!("{port}/link_layer"), "InfiniBand\n");
-        let text = rdma_section(tree.root()).to_string();
-        assert!(text.contains("mlx5_0") && text.contains("no port is active"), "{text}");
-        let tree = tree.file(&format!("{port}/state"), "4: ACTIVE\n");
-        let text = rdma_section(tree.root()).to_string();
-        assert!(text.contains("ok") && text.contains("400 Gb/sec"), "{text}");
+        assert!(section(tree.root()).to_string().contains("none in /sys/class/net"));
     }
 
     #[test]

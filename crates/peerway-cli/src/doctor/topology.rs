@@ -108,6 +108,13 @@ pub(super) struct RdmaPort {
     pub(super) link: String,
 }
 
+impl RdmaPort {
+    /// Whether it carries traffic.
+    pub(super) fn is_active(&self) -> bool {
+        self.state == "ACTIVE"
+    }
+}
+
 /// The RDMA devices, by name.
 pub(super) fn rdma_devices(root: &Path) -> Vec<RdmaDevice> {
     let base = root.join("sys/class/infiniband");
@@ -215,16 +222,18 @@ pub(super) fn gpu_section(root: &Path) -> Section {
     if gpus.is_empty() {
         section.push(Row::absent("devices", "none on the PCI bus or in /proc/driver/nvidia"));
     }
+    let rdma = peerway::topology::read(root);
     for gpu in &gpus {
         let name = match &gpu.model {
             Some(model) => model.clone(),
             None => format!("{} device", gpu.vendor),
         };
         let numa = gpu.numa_node.map(|node| format!(", NUMA node {node}")).unwrap_or_default();
+        let near = near_rdma(root, &rdma, &gpu.pci);
         let row = match &gpu.driver {
-            Some(driver) => Row::ok(&gpu.pci, name).note(format!("driver {driver}{numa}")),
+            Some(driver) => Row::ok(&gpu.pci, name).note(format!("driver {driver}{numa}{near}")),
             None => Row::attention(&gpu.pci, name)
-                .note(format!("no driver is bound to it; install the vendor's{numa}")),
+                .note(format!("no driver is bound to it; install the vendor's{numa}{near}")),
         };
         section.push(row.data(gpu));
     }
@@ -251,6 +260,20 @@ pub(super) fn gpu_section(root: &Path) -> Section {
         section.push(Row::ok("device nodes", nodes.join(" ")).data(&nodes));
     }
     section
+}
+
+/// The RDMA devices that are nearest to a GPU, where some are known to be nearer than others or at its
+/// root complex.
+fn near_rdma(root: &Path, rdma: &[peerway::topology::Device], gpu: &str) -> String {
+    use peerway::topology::{Nearness, function, nearest_group, nearness};
+
+    let place = function(root, gpu);
+    let group = nearest_group(rdma, &place);
+    if group.first().is_none_or(|first| nearness(first, &place) >= Nearness::Unknown) {
+        return String::new();
+    }
+    let names: Vec<&str> = group.iter().map(|device| device.name.as_str()).collect();
+    format!(", nearest RDMA {}", names.join(" "))
 }
 
 /// The names in a directory, sorted; nothing where it cannot be read.
@@ -455,6 +478,32 @@ mod tests {
         for part in ["Test GPU", "NVIDIA 580.65", "/dev/nvidia0", "no driver is bound"] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn a_gpu_names_the_rdma_devices_near_it() {
+        let switch = "sys/devices/pci0000:16/0000:16:01.0";
+        let mut tree = Tree::new();
+        for (pci, file, text) in [
+            ("0000:17:00.0", "vendor", "0x10de\n"),
+            ("0000:17:00.0", "class", "0x030200\n"),
+            ("0000:18:00.0", "numa_node", "0\n"),
+        ] {
+            tree = tree.file(&format!("{switch}/{pci}/{file}"), text);
+        }
+        let tree = tree
+            .link(
+                "sys/bus/pci/devices/0000:17:00.0",
+                "../../../devices/pci0000:16/0000:16:01.0/0000:17:00.0",
+            )
+            .link(
+                "sys/class/infiniband/mlx5_3/device",
+                "../../../devices/pci0000:16/0000:16:01.0/0000:18:00.0",
+            )
+            .file("sys/class/infiniband/mlx5_4/device/numa_node", "1\n");
+        let text = gpu_section(tree.root()).to_string();
+        assert!(text.contains("nearest RDMA mlx5_3"), "{text}");
+        assert!(!text.contains("mlx5_4"), "{text}");
     }
 
     #[test]

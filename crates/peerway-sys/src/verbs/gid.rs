@@ -1,4 +1,4 @@
-//! Addresses of ports.
+//! Addresses of ports, and which of them a connection uses.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -19,6 +19,11 @@ pub struct Gid {
 }
 
 impl Gid {
+    /// An address of no known interface.
+    pub fn new(address: Ipv6Addr, kind: GidKind) -> Self {
+        Self { raw: address.octets(), kind, interface_index: 0 }
+    }
+
     /// As an IPv6 address, which on Ethernet it is.
     pub fn ipv6(&self) -> Ipv6Addr {
         Ipv6Addr::from(self.raw)
@@ -66,18 +71,32 @@ impl GidKind {
     }
 }
 
-/// The best of a port's addresses to connect by.
+/// The index of the address that connections use, out of those that a port has, unless the user names one.
+///
+/// On InfiniBand the first: it is the port's own. On Ethernet what routers and both ends most surely know:
+/// RoCE v2 with an IPv4 address, then with a global IPv6 address, then with a link-local one; then RoCE v1,
+/// then anything. The lower index of equals. A device that makes no difference, such as EFA, has one.
+///
+/// # Examples
+///
+/// ```
+/// use std::net::Ipv4Addr;
+/// use peerway_sys::verbs::{Gid, GidKind, choose_gid};
+///
+/// let link_local = Gid::new("fe80::1".parse().unwrap(), GidKind::RoceV2);
+/// let routed = Gid::new(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped(), GidKind::RoceV2);
+/// assert_eq!(choose_gid(&[(0, link_local), (3, routed)], false), Some(3));
+/// ```
 pub fn choose_gid(gids: &[(u32, Gid)], infiniband: bool) -> Option<u32> {
-    if infiniband {
-        return gids.first().map(|(index, _)| *index);
-    }
-    let rank = |gid: &Gid| match (gid.kind, gid.ipv4().is_some()) {
-        (GidKind::RoceV2, true) => 0,
-        (GidKind::RoceV2, false) if !gid.ipv6().is_unicast_link_local() => 1,
-        (GidKind::RoceV2, false) => 2,
-        _ => 3,
+    let rank = |gid: &Gid| match gid.kind {
+        _ if infiniband => 0,
+        GidKind::RoceV2 if gid.ipv4().is_some() => 0,
+        GidKind::RoceV2 if !gid.ipv6().is_unicast_link_local() => 1,
+        GidKind::RoceV2 => 2,
+        GidKind::RoceV1 => 3,
+        GidKind::Infiniband | GidKind::Unknown => 4,
     };
-    gids.iter().min_by_key(|(index, gid)| (rank(gid), *index)).map(|(index, _)| *index)
+    gids.iter().map(|(index, gid)| (rank(gid), *index)).min().map(|(_, index)| index)
 }
 
 /// The kind and the interface of a GID, from the kernel's files about the device.
@@ -131,5 +150,33 @@ mod tests {
         let gid = Gid { raw: Ipv6Addr::LOCALHOST.octets(), kind: GidKind::Unknown, ..gid };
         assert_eq!((gid.ipv4(), gid.ipv6()), (None, Ipv6Addr::LOCALHOST));
         assert_eq!(GidKind::from_verbs(99), GidKind::Unknown);
+    }
+
+    #[test]
+    fn what_both_ends_most_surely_know_is_chosen() {
+        let gid = |address: &str, kind| Gid::new(address.parse().expect("an address"), kind);
+        let all = [
+            (0, gid("fe80::1", GidKind::RoceV1)),
+            (1, gid("fe80::1", GidKind::RoceV2)),
+            (2, gid("::ffff:10.0.0.1", GidKind::RoceV1)),
+            (3, gid("2001:db8::1", GidKind::RoceV2)),
+            (4, gid("2001:db8::2", GidKind::RoceV2)),
+            (5, gid("::ffff:10.0.0.1", GidKind::RoceV2)),
+            (9, gid("::ffff:10.0.0.2", GidKind::RoceV2)),
+        ];
+        assert_eq!(choose_gid(&all, false), Some(5));
+        let mut reversed = all;
+        reversed.reverse();
+        assert_eq!(choose_gid(&reversed, false), Some(5));
+        for (left, expected) in [(5, 3), (3, 1), (1, 0)] {
+            assert_eq!(choose_gid(&all[..left], false), Some(expected));
+        }
+        assert_eq!(choose_gid(&all, true), Some(0));
+        assert_eq!(choose_gid(&all[4..], true), Some(4));
+        assert_eq!(choose_gid(&[], false), None);
+        // EFA, which makes no difference; and a kernel that does not say.
+        assert_eq!(choose_gid(&[(0, gid("fe80::1", GidKind::Infiniband))], false), Some(0));
+        let unknown = [(0, gid("fe80::1", GidKind::Unknown)), (1, all[1].1)];
+        assert_eq!(choose_gid(&unknown, false), Some(1));
     }
 }

@@ -4,13 +4,19 @@
 //! transfer is, starts no thread, and returns [`std::io::Result`] where a system call can fail. Other
 //! processes are untrusted throughout: what they pass us (descriptors, ring positions) is checked here.
 
+pub(crate) mod affinity;
 pub(crate) mod cma;
 pub mod copy;
+#[cfg_attr(not(test), expect(dead_code, reason = "used by the verbs transport"))]
+pub(crate) mod maps;
 pub(crate) mod net;
 pub(crate) mod process;
 pub(crate) mod ring;
 pub(crate) mod shm;
+pub mod topology;
 pub(crate) mod unix;
+#[cfg_attr(not(test), expect(dead_code, reason = "used by the verbs transport"))]
+pub(crate) mod vma;
 pub(crate) mod wake;
 
 /// A run of bytes by address, in this process or in another one.

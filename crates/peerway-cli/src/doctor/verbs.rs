@@ -1,0 +1,189 @@
+//! What RDMA devices say about themselves, asked through libibverbs, as plain facts.
+//!
+//! Each device is opened, asked and closed; nothing is made on it.
+
+use std::fs;
+use std::path::Path;
+
+use peerway_sys::Library;
+use peerway_sys::verbs::ffi::*;
+use peerway_sys::verbs::{Context, Device, Gid, GidKind, Verbs, VerbsError, choose_gid};
+use serde::Serialize;
+
+/// A device's answers.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Answers {
+    pub(super) node: &'static str,
+    /// `InfiniBand` (RoCE included), `iWARP`, `EFA` or `unknown`.
+    pub(super) transport: &'static str,
+    /// Kinds that it has; none where it has none.
+    pub(super) memory_windows: Vec<&'static str>,
+    pub(super) max_memory_windows: i32,
+    pub(super) max_queue_pairs: i32,
+    pub(super) max_memory_regions: i32,
+    pub(super) ports: Vec<Port>,
+}
+
+/// A port's answers.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Port {
+    pub(super) number: u8,
+    /// Bytes.
+    pub(super) mtu: Option<u32>,
+    /// Those that are not empty.
+    pub(super) gids: Vec<Address>,
+    /// The index that connections use where none is named.
+    pub(super) chosen: Option<u32>,
+}
+
+/// An address of a port.
+#[derive(Debug, Serialize)]
+pub(super) struct Address {
+    pub(super) index: u32,
+    pub(super) kind: &'static str,
+    pub(super) address: String,
+    pub(super) interface: Option<String>,
+}
+
+/// What came of asking.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// There is no library to ask.
+    NoLibrary,
+    /// It lists no devices.
+    NoList(VerbsError),
+    /// Every device that it lists.
+    Devices(Vec<(String, Result<Answers, VerbsError>)>),
+}
+
+/// Asks every device of this machine.
+pub(super) fn ask() -> Asked {
+    let named = Library::Ibverbs.override_variables().iter();
+    let named = named.filter_map(std::env::var_os).find(|value| !value.is_empty());
+    let Ok(verbs) = Verbs::load(named) else { return Asked::NoLibrary };
+    match verbs.devices() {
+        Ok(list) => {
+            Asked::Devices(list.iter().map(|device| (device.name(), about(&device))).collect())
+        }
+        Err(error) => Asked::NoList(error),
+    }
+}
+
+fn about(device: &Device<'_>) -> Result<Answers, VerbsError> {
+    let context = device.open()?;
+    let attr = context.device_attr()?;
+    let ports = (1..=attr.phys_port_cnt).map(|number| port(&context, number));
+    Ok(Answers {
+        node: node(device.node_type()),
+        transport: transport(device.transport_type()),
+        memory_windows: memory_windows(attr.device_cap_flags),
+        max_memory_windows: attr.max_mw,
+        max_queue_pairs: attr.max_qp,
+        max_memory_regions: attr.max_mr,
+        ports: ports.collect::<Result<_, _>>()?,
+    })
+}
+
+fn port(context: &Context, number: u8) -> Result<Port, VerbsError> {
+    let attr = context.port_attr(number)?;
+    let entries = 0..u32::try_from(attr.gid_tbl_len).unwrap_or(0);
+    // An empty entry is an error to ask for.
+    let gids: Vec<(u32, Gid)> = entries
+        .filter_map(|index| Some((index, context.gid(number, index).ok()?)))
+        .filter(|(_, gid)| gid.raw != [0; 16])
+        .collect();
+    let chosen = choose_gid(&gids, attr.link_layer == IBV_LINK_LAYER_INFINIBAND);
+    let gids = gids
+        .iter()
+        .map(|(index, gid)| Address {
+            index: *index,
+            kind: kind(gid.kind),
+            address: gid.ipv4().map_or_else(|| gid.ipv6().to_string(), |ip| ip.to_string()),
+            interface: interface(Path::new("/"), gid.interface_index),
+        })
+        .collect();
+    Ok(Port { number, mtu: mtu(attr.active_mtu), gids, chosen })
+}
+
+fn node(node_type: i32) -> &'static str {
+    match node_type {
+        IBV_NODE_CA => "channel adapter",
+        IBV_NODE_RNIC => "RDMA NIC",
+        _ => "adapter",
+    }
+}
+
+fn transport(transport_type: i32) -> &'static str {
+    match transport_type {
+        IBV_TRANSPORT_IB => "InfiniBand",
+        IBV_TRANSPORT_IWARP => "iWARP",
+        // Of those that have no name for theirs, the only one in use.
+        IBV_TRANSPORT_UNSPECIFIED => "EFA",
+        _ => "unknown",
+    }
+}
+
+fn kind(kind: GidKind) -> &'static str {
+    match kind {
+        GidKind::Infiniband => "InfiniBand",
+        GidKind::RoceV1 => "RoCE v1",
+        GidKind::RoceV2 => "RoCE v2",
+        _ => "unknown kind",
+    }
+}
+
+fn memory_windows(flags: u32) -> Vec<&'static str> {
+    let kinds = [
+        (IBV_DEVICE_MEM_WINDOW, "1"),
+        (IBV_DEVICE_MEM_WINDOW_TYPE_2A, "2A"),
+        (IBV_DEVICE_MEM_WINDOW_TYPE_2B, "2B"),
+    ];
+    kinds.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, name)| *name).collect()
+}
+
+/// Bytes, of the enumeration that begins with 256 as 1.
+fn mtu(code: u32) -> Option<u32> {
+    (IBV_MTU_256..=IBV_MTU_4096).contains(&code).then(|| 128 << code)
+}
+
+/// The name of the network interface with a number.
+fn interface(root: &Path, index: u32) -> Option<String> {
+    let wanted = (index != 0).then(|| index.to_string())?;
+    fs::read_dir(root.join("sys/class/net")).ok()?.flatten().find_map(|entry| {
+        let found = fs::read_to_string(entry.path().join("ifindex")).ok()?;
+        (found.trim() == wanted).then(|| entry.file_name().into_string().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::topology::fixture::Tree;
+
+    #[test]
+    fn asking_is_answered_on_any_machine() {
+        // With devices or without: never a crash.
+        println!("{:?}", ask());
+    }
+
+    #[test]
+    fn numbers_become_words() {
+        assert_eq!([1, 3, 5].map(mtu), [Some(256), Some(1024), Some(4096)]);
+        assert_eq!([0, 6].map(mtu), [None, None]);
+        assert_eq!(memory_windows(1 << 17 | 1 << 24), ["1", "2B"]);
+        assert!(memory_windows(0).is_empty());
+        assert_eq!((transport(0), transport(1), transport(4)), ("InfiniBand", "iWARP", "EFA"));
+        assert_eq!((node(1), node(-1)), ("channel adapter", "adapter"));
+        assert_eq!(kind(GidKind::RoceV2), "RoCE v2");
+    }
+
+    #[test]
+    fn interfaces_are_found_by_number() {
+        let tree = Tree::new()
+            .file("sys/class/net/lo/ifindex", "1\n")
+            .file("sys/class/net/eth0/ifindex", "12\n");
+        assert_eq!(interface(tree.root(), 12).as_deref(), Some("eth0"));
+        assert_eq!(interface(tree.root(), 2), None);
+        assert_eq!(interface(tree.root(), 0), None);
+    }
+}

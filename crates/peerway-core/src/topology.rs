@@ -1,0 +1,333 @@
+//! Which NICs are near: an order of devices by where they and the memory are plugged in.
+//!
+//! A device is its path through the PCI tree and its NUMA node, both as the kernel tells them and both
+//! possibly unknown. Nearness to a [`Place`] is the part of the machine that bytes must cross, from a
+//! shared PCIe switch to the link between sockets. What is unknown is neither near nor far: it ranks
+//! before what is known to be on another node, and equals everything else that is unknown, so that
+//! virtual devices and virtual machines get an order by name and nothing else.
+//!
+//! Invariants: the order is total and does not depend on the order in which devices were found; equally
+//! near devices stand together, in the order of their names (`mlx5_2` before `mlx5_10`).
+//!
+//! Pure functions of facts; whoever reads `/sys` calls them.
+
+use std::cmp::Ordering;
+
+/// A device and where it is plugged in.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Device {
+    /// What the kernel calls it.
+    pub name: String,
+    /// From the root complex down to the function itself, such as `pci0000:16`, `0000:16:01.0`,
+    /// `0000:17:00.0`. Empty where the device is not on the PCI bus.
+    pub pci: Vec<String>,
+    /// None where the kernel does not say.
+    pub numa: Option<u16>,
+}
+
+/// Where memory is.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Place {
+    /// Anywhere: every device is as near as any other.
+    #[default]
+    Unknown,
+    /// Memory of a NUMA node, or a processor of it.
+    Node(u16),
+    /// Memory of a PCI function, such as a GPU.
+    Function {
+        /// As in [`Device::pci`].
+        pci: Vec<String>,
+        /// As in [`Device::numa`].
+        numa: Option<u16>,
+    },
+}
+
+/// How far two things are from each other; the lesser the nearer.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Nearness {
+    /// Below one port of the root complex: bytes stay in the switches there.
+    Switch(Shared),
+    /// Bytes cross one root complex.
+    RootComplex,
+    /// Bytes cross the node, from one root complex to another or to its memory.
+    Node,
+    /// It cannot be told.
+    Unknown,
+    /// Bytes cross the link between nodes.
+    OtherNode,
+}
+
+/// How much of their way down from the root complex two functions share; more is less, that is nearer.
+///
+/// Two of these compare well only for one and the same place.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Shared(pub usize);
+
+impl Ord for Shared {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.0.cmp(&self.0)
+    }
+}
+
+impl PartialOrd for Shared {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// How near `device` is to `place`.
+pub fn nearness(device: &Device, place: &Place) -> Nearness {
+    let node = match place {
+        Place::Unknown => return Nearness::Unknown,
+        Place::Node(node) => Some(*node),
+        Place::Function { pci, numa } => {
+            // The first of them is the root complex.
+            match device.pci.iter().zip(pci).take_while(|(one, other)| one == other).count() {
+                0 => *numa,
+                1 => return Nearness::RootComplex,
+                shared => return Nearness::Switch(Shared(shared)),
+            }
+        }
+    };
+    match (device.numa, node) {
+        (Some(one), Some(other)) if one == other => Nearness::Node,
+        (Some(_), Some(_)) => Nearness::OtherNode,
+        _ => Nearness::Unknown,
+    }
+}
+
+/// All of `devices`, the nearest to `place` first.
+pub fn nearest<'a>(devices: &'a [Device], place: &Place) -> Vec<&'a Device> {
+    let mut ordered: Vec<&Device> = devices.iter().collect();
+    ordered.sort_by(|one, other| {
+        let near = nearness(one, place).cmp(&nearness(other, place));
+        near.then_with(|| by_name(&one.name, &other.name))
+    });
+    ordered
+}
+
+/// Those of `devices` that no other is nearer to `place` than: what to stripe over. All of them where
+/// the place is unknown, none where there are none.
+pub fn nearest_group<'a>(devices: &'a [Device], place: &Place) -> Vec<&'a Device> {
+    let mut ordered = nearest(devices, place);
+    let Some(first) = ordered.first().map(|device| nearness(device, place)) else { return ordered };
+    ordered.retain(|device| nearness(device, place) == first);
+    ordered
+}
+
+/// The order of names in which numbers count as numbers: `mlx5_2` before `mlx5_10`.
+pub fn by_name(one: &str, other: &str) -> Ordering {
+    let (mut left, mut right) = (one, other);
+    loop {
+        let (left_number, right_number) = (digits(left), digits(right));
+        if !left_number.is_empty() && !right_number.is_empty() {
+            left = &left[left_number.len()..];
+            right = &right[right_number.len()..];
+            // Without zeros in front, a longer number is a greater one, however long.
+            let (one, other) =
+                (left_number.trim_start_matches('0'), right_number.trim_start_matches('0'));
+            let order = one.len().cmp(&other.len()).then_with(|| one.cmp(other));
+            if order.is_ne() {
+                return order;
+            }
+            continue;
+        }
+        let (mut left_chars, mut right_chars) = (left.chars(), right.chars());
+        match (left_chars.next(), right_chars.next()) {
+            // `a1` and `a01` are different names of the same number.
+            (None, None) => return one.cmp(other),
+            (one, other) if one != other => return one.cmp(&other),
+            _ => (left, right) = (left_chars.as_str(), right_chars.as_str()),
+        }
+    }
+}
+
+fn digits(text: &str) -> &str {
+    &text[..text.bytes().take_while(u8::is_ascii_digit).count()]
+}
+
+/// More processors than any kernel is built for: a list that names one beyond is garbage.
+const MAX_CPUS: usize = 1 << 16;
+
+/// The processors in a list as the kernel writes it, such as `0-15,32-47`, in order and without
+/// repetition; an empty list has none. None where any part is something else.
+pub fn parse_cpus(list: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    let list = list.trim();
+    if list.is_empty() {
+        return Some(cpus);
+    }
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last || last >= MAX_CPUS {
+            return None;
+        }
+        cpus.extend(first..=last);
+        // A list of many large ranges that overlap: no kernel writes that.
+        if cpus.len() > MAX_CPUS {
+            return None;
+        }
+    }
+    cpus.sort_unstable();
+    cpus.dedup();
+    Some(cpus)
+}
+
+/// As `parse`, without the sign that it would take.
+fn number(text: &str) -> Option<usize> {
+    (digits(text) == text).then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn device(name: &str, pci: &str, numa: Option<u16>) -> Device {
+        let pci = pci.split_whitespace().map(str::to_owned).collect();
+        Device { name: name.to_owned(), pci, numa }
+    }
+
+    fn gpu(pci: &str, numa: Option<u16>) -> Place {
+        Place::Function { pci: pci.split_whitespace().map(str::to_owned).collect(), numa }
+    }
+
+    fn names<'a>(devices: &[&'a Device]) -> Vec<&'a str> {
+        devices.iter().map(|device| device.name.as_str()).collect()
+    }
+
+    /// One of each class, seen from [`HERE`].
+    fn one_of_each() -> Vec<Device> {
+        vec![
+            device("other_node", "pci0000:80 0000:80:01.0 0000:81:00.0", Some(1)),
+            device("virtual", "", None),
+            device("node", "pci0000:40 0000:40:01.0 0000:41:00.0", Some(0)),
+            device("root_complex", "pci0000:16 0000:16:03.0 0000:1f:00.0", Some(0)),
+            device("upper_switch", "pci0000:16 0000:16:01.0 0000:17:00.0 0000:18:02.0", Some(0)),
+            // Behind a bridge of its own, as some NICs are; still at the same switch.
+            device(
+                "switch_2",
+                "pci0000:16 0000:16:01.0 0000:17:00.0 0000:18:00.0 0000:19:00.0 0000:1a:00.0 \
+                 0000:1b:00.0 0000:1c:00.0 0000:1d:00.0",
+                Some(0),
+            ),
+            device(
+                "switch_10",
+                "pci0000:16 0000:16:01.0 0000:17:00.0 0000:18:00.0 0000:19:00.0 0000:1a:02.0",
+                Some(0),
+            ),
+        ]
+    }
+
+    const HERE: &str =
+        "pci0000:16 0000:16:01.0 0000:17:00.0 0000:18:00.0 0000:19:00.0 0000:1a:01.0";
+
+    #[test]
+    fn classes_in_order() {
+        let (devices, here) = (one_of_each(), gpu(HERE, Some(0)));
+        let order = [
+            "switch_2",
+            "switch_10",
+            "upper_switch",
+            "root_complex",
+            "node",
+            "virtual",
+            "other_node",
+        ];
+        assert_eq!(names(&nearest(&devices, &here)), order);
+        assert_eq!(names(&nearest_group(&devices, &here)), ["switch_2", "switch_10"]);
+        let of = |name| {
+            let device = devices.iter().find(|device| device.name == name);
+            nearness(device.expect("it is one of them"), &here)
+        };
+        assert_eq!(of("upper_switch"), Nearness::Switch(Shared(3)));
+        assert_eq!(of("root_complex"), Nearness::RootComplex);
+        assert_eq!(of("virtual"), Nearness::Unknown);
+        assert_eq!(of("other_node"), Nearness::OtherNode);
+    }
+
+    #[test]
+    fn memory_of_a_node_is_near_what_is_on_it() {
+        let devices = one_of_each();
+        assert_eq!(names(&nearest_group(&devices, &Place::Node(1))), ["other_node"]);
+        assert_eq!(nearest(&devices, &Place::Node(1))[1].name, "virtual");
+        // All that is known to be elsewhere; what is unknown may be here.
+        assert_eq!(names(&nearest_group(&devices, &Place::Node(7))), ["virtual"]);
+    }
+
+    #[test]
+    fn nothing_known_is_all_equal() {
+        let devices = ["rxe10", "rxe9", "mlx5_0"].map(|name| device(name, "", None));
+        for place in [Place::Unknown, Place::Node(0), gpu(HERE, Some(0)), gpu("", None)] {
+            let group = nearest_group(&devices, &place);
+            assert_eq!(names(&group), ["mlx5_0", "rxe9", "rxe10"], "{place:?}");
+        }
+        assert!(nearest_group(&[], &Place::Unknown).is_empty());
+    }
+
+    #[test]
+    fn a_shared_root_complex_counts_without_nodes_and_nodes_without_one() {
+        let flat = device("flat", "pci0000:00 0000:00:05.0", None);
+        assert_eq!(nearness(&flat, &gpu("pci0000:00 0000:00:06.0", None)), Nearness::RootComplex);
+        let virtual_device = device("rxe0", "", Some(1));
+        assert_eq!(nearness(&virtual_device, &gpu(HERE, Some(1))), Nearness::Node);
+        assert_eq!(nearness(&virtual_device, &gpu(HERE, Some(0))), Nearness::OtherNode);
+    }
+
+    #[test]
+    fn two_functions_of_one_card_are_at_one_switch() {
+        let card = "pci0000:16 0000:16:01.0 0000:17:00";
+        let nic = device("mlx5_1", &format!("{card}.1"), Some(0));
+        assert_eq!(nearness(&nic, &gpu(&format!("{card}.0"), None)), Nearness::Switch(Shared(2)));
+    }
+
+    #[test]
+    fn numbers_in_names_are_numbers() {
+        let mut sorted = vec!["mlx5_10", "mlx5_2", "mlx5", "mlx5_02", "mlx5_2b", "efa_0", ""];
+        sorted.sort_by(|one, other| by_name(one, other));
+        assert_eq!(sorted, ["", "efa_0", "mlx5", "mlx5_02", "mlx5_2", "mlx5_2b", "mlx5_10"]);
+        let long = "9".repeat(40);
+        assert_eq!(by_name(&long, &format!("1{long}")), Ordering::Less);
+    }
+
+    #[test]
+    fn lists_of_processors() {
+        assert_eq!(parse_cpus("0-3,8,2-4\n"), Some(vec![0, 1, 2, 3, 4, 8]));
+        assert_eq!(parse_cpus("\n"), Some(vec![]));
+        for garbage in ["x", "1-", "-1", "3-1", "0-99999999999", "1,,2", "+1", "0-70000", "1 2"] {
+            assert_eq!(parse_cpus(garbage), None, "{garbage}");
+        }
+        assert_eq!(parse_cpus(&"0-65535,".repeat(9999)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_is_total_whatever_the_names(
+            one in "[a-b0-1_é]{0,6}", other in "[a-b0-1_é]{0,6}", third in "[a-b0-1_é]{0,6}",
+        ) {
+            prop_assert_eq!(by_name(&one, &other), by_name(&other, &one).reverse());
+            prop_assert_eq!(by_name(&one, &other).is_eq(), one == other);
+            if by_name(&one, &other).is_le() && by_name(&other, &third).is_le() {
+                prop_assert!(by_name(&one, &third).is_le());
+            }
+        }
+
+        #[test]
+        fn lists_never_panic(text in "[0-9,\\-\n ]{0,40}") {
+            if let Some(cpus) = parse_cpus(&text) {
+                prop_assert!(cpus.is_sorted_by(|one, other| one < other));
+            }
+        }
+
+        #[test]
+        fn the_order_does_not_depend_on_who_was_found_first(
+            devices in Just(one_of_each()).prop_shuffle(),
+        ) {
+            let here = gpu(HERE, Some(0));
+            let sorted = one_of_each();
+            prop_assert_eq!(names(&nearest(&devices, &here)), names(&nearest(&sorted, &here)));
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What is mapped where in this process, asked of the kernel.
+//!
+//! Two ways to the same answer: the `PROCMAP_QUERY` call on `/proc/self/maps` (Linux 6.11), which costs
+//! one system call per mapping of the range, and reading the text of that file, which costs the more the
+//! more mappings lie below. An answer is true for the moment of each call; mappings may change meanwhile.
+//!
+//! The kernel ties an open `/proc/self/maps` to the process that opened it, so a forked child that
+//! inherits a [`Maps`] would see its parent's memory: it gets an error instead. Called by `vma`.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::ops::{ControlFlow, Range};
+use std::os::fd::AsRawFd as _;
+
+use super::process::{fork_generation, watch_forks};
+
+/// A view of this process's mappings.
+#[derive(Debug)]
+pub(crate) struct Maps {
+    file: File,
+    /// Whether the kernel has `PROCMAP_QUERY`.
+    queries: bool,
+    generation: u32,
+}
+
+impl Maps {
+    /// Of this process.
+    pub(crate) fn open() -> io::Result<Self> {
+        watch_forks();
+        let file = File::open("/proc/self/maps")?;
+        let mut maps = Self { file, queries: true, generation: fork_generation() };
+        // An address that is mapped for sure; without the call the file answers ENOTTY.
+        let here = &raw const maps as u64;
+        maps.queries = maps.query(here, &mut [0; SHORT_NAME]).is_ok();
+        Ok(maps)
+    }
+
+    /// The same view, by the text of the file.
+    #[cfg(test)]
+    pub(crate) fn by_text(mut self) -> Self {
+        self.queries = false;
+        self
+    }
+
+    /// Whether the kernel is asked by `PROCMAP_QUERY`.
+    #[cfg(test)]
+    pub(crate) fn queries(&self) -> bool {
+        self.queries
+    }
+
+    /// Shows every mapping that has a part in `range` to `each`, in order of address, until it breaks
+    /// off. False where it did, or where part of the range is not mapped.
+    pub(crate) fn walk(
+        &self,
+        range: Range<u64>,
+        mut each: impl FnMut(&Mapping<'_>) -> ControlFlow<()>,
+    ) -> io::Result<bool> {
+        if self.generation != fork_generation() {
+            return Err(io::Error::other("these are the mappings of the process that forked"));
+        }
+        let mut at = range.start;
+        if !self.queries {
+            return read_text(&range, |mapping| {
+                if mapping.end <= at {
+                    return ControlFlow::Continue(());
+                }
+                if mapping.start > at || each(mapping).is_break() {
+                    return ControlFlow::Break(false);
+                }
+                at = mapping.end;
+                if at < range.end { ControlFlow::Continue(()) } else { ControlFlow::Break(true) }
+            });
+        }
+        let mut name = [0; SHORT_NAME];
+        let mut long_name = Vec::new();
+        while at < range.end {
+            let answer = match self.query(at, &mut name) {
+                Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => {
+                    long_name.resize(libc::PATH_MAX as usize, 0);
+                    self.query(at, &mut long_name)
+                }
+                answer => answer,
+            };
+            match answer {
+                Ok(mapping) if each(&mapping).is_break() => return Ok(false),
+                Ok(mapping) => at = mapping.end,
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The mapping that an address lies in; `ENOENT` where there is none.
+    fn query<'a>(&self, address: u64, name: &'a mut [u8]) -> io::Result<Mapping<'a>> {
+        let mut query = Query {
+            size: size_of::<Query>() as u64,
+            query_addr: address,
+            vma_name_size: name.len() as u32,
+            vma_name_addr: name.as_mut_ptr() as u64,
+            ..Query::default()
+        };
+        // SAFETY: the structure is the call's own, in size and layout, and the kernel writes no more than
+        // it says and `vma_name_size` bytes of `name`, which is borrowed for as long.
+        let returned = unsafe { libc::ioctl(self.file.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
+        if returned != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // With its NUL, or nothing.
+        let len = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
+        Ok(Mapping {
+            start: query.vma_start,
+            end: query.vma_end,
+            shared: query.vma_flags & VMA_SHARED != 0,
+            offset: query.vma_offset,
+            device: (query.dev_major, query.dev_minor),
+            inode: query.inode,
+            name: std::str::from_utf8(&name[..len]).unwrap_or("?"),
+        })
+    }
+}
+
+/// One mapping.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Mapping<'a> {
+    pub(crate) start: u64,
+    /// The first address beyond it.
+    pub(crate) end: u64,
+    pub(crate) shared: bool,
+    /// Where in its file it begins, in bytes.
+    pub(crate) offset: u64,
+    /// Major and minor number of the device of its file.
+    pub(crate) device: (u32, u32),
+    /// Zero where there is no file.
+    pub(crate) inode: u64,
+    /// A path, or a word in brackets, or nothing.
+    pub(crate) name: &'a str,
+}
+
+impl<'a> Mapping<'a> {
+    /// From a line such as `7f00-7f10 rw-p 00000000 00:01 1025    /memfd:x (deleted)`.
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.splitn(6, ' ');
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        let (start, end) = words.next()?.split_once('-')?;
+        let shared = words.next()?.as_bytes().get(3) == Some(&b's');
+        let offset = hex(words.next()?)?;
+        let (major, minor) = words.next()?.split_once(':')?;
+        Some(Self {
+            start: hex(start)?,
+            end: hex(end)?,
+            shared,
+            offset,
+            device: (hex(major)?.try_into().ok()?, hex(minor)?.try_into().ok()?),
+            inode: words.next()?.parse().ok()?,
+            name: words.next().unwrap_or_default().trim_start(),
+        })
+    }
+}
+
+/// Room for the names that we give and for those in brackets; a path may be longer.
+const SHORT_NAME: usize = 96;
+
+/// Shows the mappings to `each` from the text of the file, until it breaks off or they end, which is
+/// false: somebody was still waiting for an end of the range.
+fn read_text(
+    range: &Range<u64>,
+    mut each: impl FnMut(&Mapping<'_>) -> ControlFlow<bool>,
+) -> io::Result<bool> {
+    if range.is_empty() {
+        return Ok(true);
+    }
+    // Opened anew every time: several threads reading one file would tear each other's lines.
+    let mut file = File::open("/proc/self/maps")?;
+    let mut text = vec![0; 1 << 14];
+    let mut filled = 0;
+    loop {
+        let count = file.read(&mut text[filled..])?;
+        if count == 0 {
+            return Ok(false);
+        }
+        filled += count;
+        let whole = text[..filled].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        for line in text[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            // The name of a file need not be text.
+            let line = String::from_utf8_lossy(line);
+            let mapping = Mapping::parse(&line);
+            let mapping = mapping.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+            if let ControlFlow::Break(answer) = each(&mapping) {
+                return Ok(answer);
+            }
+        }
+        text.copy_within(whole..filled, 0);
+        filled -= whole;
+        if filled == text.len() {
+            text.resize(2 * filled, 0);
+        }
+    }
+}
+
+/// `struct procmap_query` of `<linux/fs.h>`.
+#[derive(Default)]
+#[repr(C)]
+struct Query {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+
+/// `PROCMAP_QUERY_VMA_SHARED`.
+const VMA_SHARED: u64 = 8;
+
+/// `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: libc::Ioctl = libc::_IOWR::<Query>(b'f' as u32, 17);
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+    use crate::os::shm::{self, Mapping as Shared};
+
+    /// What both ways say about a range.
+    fn both(maps: &Maps, range: Range<u64>) -> [Option<Vec<String>>; 2] {
+        let text = Maps::open().unwrap().by_text();
+        [maps, &text].map(|maps| {
+            let mut seen = Vec::new();
+            let all = maps.walk(range.clone(), |mapping| {
+                seen.push(format!("{mapping:?}"));
+                ControlFlow::Continue(())
+            });
+            all.unwrap().then_some(seen)
+        })
+    }
+
+    #[test]
+    fn both_ways_agree() {
+        let maps = Maps::open().unwrap();
+        if !maps.queries() {
+            eprintln!("skipped: this kernel has no PROCMAP_QUERY");
+        }
+        // A name too long for the short buffer.
+        let name = "x".repeat(200);
+        let memfd = shm::create_memfd(&name, 1 << 16).unwrap();
+        let mapped = Shared::of_fd(memfd.as_fd(), 1 << 16, true);
+        let mapped = mapped.unwrap();
+        let start = mapped.ptr() as u64;
+        for range in [start..start + 4096, start + 4096..start + (1 << 16)] {
+            let [asked, read] = both(&maps, range);
+            assert_eq!(asked, read);
+            let seen = asked.unwrap();
+            assert_eq!(seen.len(), 1);
+            assert!(seen[0].contains("shared: true") && seen[0].contains(&name), "{seen:?}");
+        }
+        // The code of this program, its data and what follows them lie side by side.
+        let code = both_ways_agree as *const () as u64 & !4095;
+        let [asked, read] = both(&maps, code..code + 4096);
+        assert_eq!(asked, read);
+        assert!(asked.is_some());
+        for nowhere in [0..4096, (1 << 46)..(1 << 46) + 1] {
+            assert_eq!(both(&maps, nowhere), [None, None]);
+        }
+        assert_eq!(both(&maps, 5..5), [Some(vec![]), Some(vec![])]);
+    }
+
+    #[test]
+    fn lines_are_parsed_or_refused() {
+        let line = "7f12a000-7f12c000 rw-s 00001000 00:1a 123   /dev/shm/a b (deleted)";
+        let mapping = Mapping::parse(line).unwrap();
+        assert_eq!((mapping.start, mapping.end), (0x7f12_a000, 0x7f12_c000));
+        assert_eq!((mapping.offset, mapping.device, mapping.inode), (0x1000, (0, 26), 123));
+        assert_eq!((mapping.shared, mapping.name), (true, "/dev/shm/a b (deleted)"));
+        let plain = Mapping::parse("7f12a000-7f12c000 rw-p 00000000 00:00 0 ").unwrap();
+        assert_eq!((plain.shared, plain.name), (false, ""));
+        for bad in ["", "7f", "1-2", "1-2 rw-p", "x-2 rw-p 0 00:00 0", "1-2 rw-p 0 0000 0"] {
+            assert_eq!(Mapping::parse(bad), None, "{bad}");
+        }
+    }
+}

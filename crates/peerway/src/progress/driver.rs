@@ -101,8 +101,8 @@ pub(crate) struct SessionDriver {
     /// Lanes that it has asked about: the answer is given again when another lane is lost, since it
     /// may have gone out on that one.
     pub(super) asked: Vec<u16>,
-    /// What was applied from lanes that are gone, what of it was refused, and how many immediates came.
-    pub(super) last_applied: HashMap<u16, (u64, Vec<(u64, u8)>, u64)>,
+    /// What was applied from lanes that are gone.
+    pub(super) last_applied: HashMap<u16, Applied>,
     /// Flights that have something for devices to carry out, as in `latency` and `bulk`.
     pub(super) parts_latency: VecDeque<SlotId>,
     pub(super) parts_bulk: VecDeque<SlotId>,
@@ -119,6 +119,17 @@ pub(crate) struct SessionDriver {
     pub(super) dirty: bool,
     /// Over; kept until this time at the latest to learn when the peer has let go.
     pub(super) lingering: Option<u64>,
+}
+
+/// What was applied from a lane that is gone.
+#[derive(Clone, Default)]
+pub(super) struct Applied {
+    /// The last frame.
+    pub(super) applied: u64,
+    /// Frames that were refused, and why.
+    pub(super) refused: Vec<(u64, u8)>,
+    /// Immediates that came.
+    pub(super) immediates: u64,
 }
 
 /// A session that leaves the handshake.
@@ -172,7 +183,7 @@ impl SessionDriver {
 
     /// What was applied from a lane that is gone, as the answer to the peer's question.
     pub(super) fn fenced(&self, lane: u16) -> Control {
-        let (applied, refused, immediates) =
+        let Applied { applied, refused, immediates } =
             self.last_applied.get(&lane).cloned().unwrap_or_default();
         Control::LaneFenced { lane, applied, refused, immediates }
     }

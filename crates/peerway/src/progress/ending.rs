@@ -12,7 +12,7 @@ use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::{Control, FrameError};
 use rustix::event::epoll;
 
-use super::driver::{Driver, SessionDriver};
+use super::driver::{Applied, Driver, SessionDriver};
 use super::flight::Route;
 use crate::clock;
 use crate::os::Piece;
@@ -88,7 +88,8 @@ impl Driver {
         s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
         let refused = lane.refused.iter().copied().collect();
         let immediates = lane.wire.queue().map_or(0, |queue| queue.immediates);
-        s.last_applied.insert(lane.index, (lane.applied.last(), refused, immediates));
+        let applied = Applied { applied: lane.applied.last(), refused, immediates };
+        s.last_applied.insert(lane.index, applied);
         let unanswered = lane.outstanding.iter().copied().collect();
         s.lost.insert(lane.index, (lane.first_outstanding(), unanswered));
         self.queue_ended(s, lane);

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
-use peerway_core::wire::{Control, Kind, QueueEnd, QueueOffer};
+use peerway_core::wire::{Control, Kind, QueueOffer};
 use peerway_core::work::Cursor;
 use peerway_sys::verbs::ffi::{ibv_sge, ibv_wc};
 
@@ -43,7 +43,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 pub(crate) struct Reopening {
     /// Ends of ours that wait for the peer's.
     waiting: Vec<(u16, Queue)>,
-    answers: Vec<(u16, Result<QueueEnd, String>)>,
+    answers: Vec<queues::Answer>,
     /// When the next attempt is due, or the present one is given up.
     at: u64,
     pause: Duration,
@@ -52,7 +52,7 @@ pub(crate) struct Reopening {
 
 impl Reopening {
     /// The peer answered.
-    pub(super) fn answered(&mut self, queues: Vec<(u16, Result<QueueEnd, String>)>) {
+    pub(super) fn answered(&mut self, queues: Vec<queues::Answer>) {
         self.answers = queues;
     }
 
@@ -363,7 +363,7 @@ impl Driver {
         if queue.is_drained() {
             return false;
         }
-        let until = *lane.draining.get_or_insert(clock::after(now, DRAIN));
+        let until = *lane.draining.get_or_insert_with(|| clock::after(now, DRAIN));
         self.next_tick = self.next_tick.min(until);
         now < until
     }

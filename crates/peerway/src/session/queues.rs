@@ -51,6 +51,9 @@ pub(crate) fn plan(ours: &[RdmaPort], theirs: &[RdmaPort], each: u16) -> Vec<Pla
     plans
 }
 
+/// A lane and the far end of its queue pair, or why there is none.
+pub(crate) type Answer = (u16, Result<QueueEnd, String>);
+
 type Offered = (Vec<(u16, Queue)>, Vec<QueueOffer>);
 
 /// Makes our ends. Where none can be made the first reason is told.
@@ -80,7 +83,7 @@ pub(crate) fn answer(
     ports: &[Arc<PortCq>],
     theirs: &[RdmaPort],
     offers: &[QueueOffer],
-) -> (Vec<(u16, Queue)>, Vec<(u16, Result<QueueEnd, String>)>) {
+) -> (Vec<(u16, Queue)>, Vec<Answer>) {
     let (mut queues, mut answers) = (Vec::new(), Vec::new());
     for offer in offers.iter().take(MAX_QUEUES) {
         let taken = queues.iter().any(|(lane, _)| *lane == offer.lane);
@@ -109,7 +112,7 @@ pub(crate) fn answer(
 /// Connects our ends to the far ones that there are.
 pub(crate) fn connect(
     ours: Vec<(u16, Queue)>,
-    answers: &[(u16, Result<QueueEnd, String>)],
+    answers: &[Answer],
     theirs: &[RdmaPort],
 ) -> Vec<(u16, Queue)> {
     let mut connected = Vec::new();

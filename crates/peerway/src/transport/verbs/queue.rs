@@ -497,7 +497,7 @@ impl Queue {
                 return self.over(true);
             }
             if let (GroupKind::Part(part), false) = (&mut group.kind, wc.status().is_flushed()) {
-                part.failed = part.failed.or(blame(wc.status()));
+                part.failed = part.failed.or_else(|| blame(wc.status()));
             }
             return self.failed(wc.status());
         }

@@ -23,7 +23,9 @@
 #   -n NETEM  impair both wires both ways, as tc-netem(8) takes it ("loss 1%")
 #   -t SEC    stop the guest after SEC seconds, exit status 124 (default 600)
 #   -m MIB    guest memory (default 1024)       -c N  processors (default 2)
-#   -k PKG    kernel package (default: what linux-image-amd64 depends on)
+#   -k PKG    kernel package (default: what linux-image-6.12-amd64 depends on, or
+#             linux-image-amd64 where there is none: in Linux 6.1 soft-RoCE says
+#             that reads are done which a retransmission left undone)
 #   -a ACCEL  tcg (default), kvm, or auto: kvm if a guest boots with it
 #   -v        on standard error, say what takes how long; show the console
 #
@@ -130,7 +132,7 @@ fetch_packages() {
     apt_void apt-cache show linux-image-amd64 >/dev/null 2>&1 || apt_update ||
         die 'apt knows no linux-image-amd64: is this Debian?'
     if [ -z "$kernel_pkg" ]; then
-        kernel_pkg=$(apt_void apt-cache depends linux-image-amd64 |
+        kernel_pkg=$(apt_void apt-cache depends linux-image-6.12-amd64 linux-image-amd64 2>/dev/null |
             sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1) || true
     fi
     [ -n "$kernel_pkg" ] || die 'cannot tell which kernel package to use'

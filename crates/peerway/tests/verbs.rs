@@ -13,8 +13,15 @@ fn pair() -> Option<(Endpoint, Endpoint)> {
     if std::env::var_os("PEERWAY_TEST_LOG").is_some() {
         let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).try_init();
     }
-    let endpoint = || Endpoint::builder().transport(Pin::Ib).build();
-    match (endpoint(), endpoint()) {
+    // Devices of the two, such as `rxe0,rxe2/rxe1,rxe3`; all that there are, else.
+    let devices = std::env::var("PEERWAY_TEST_DEVICES").unwrap_or_default();
+    let (ours, theirs) = devices.split_once('/').unwrap_or((&devices, &devices));
+    let endpoint = |devices: &str| {
+        let builder = Endpoint::builder().transport(Pin::Ib);
+        let named = !devices.is_empty();
+        if named { builder.rdma_devices(devices).build() } else { builder.build() }
+    };
+    match (endpoint(ours), endpoint(theirs)) {
         (Ok(a), Ok(b)) => Some((a, b)),
         (Err(error), _) | (_, Err(error)) => {
             eprintln!("skipped: {error}");
@@ -156,4 +163,39 @@ fn many_threads_and_transfers_share_the_queue_pairs() {
         }
     });
     assert_eq!(done.load(Ordering::Relaxed), 200);
+}
+
+#[test]
+fn large_reads_and_writes_arrive_whole() {
+    let Some((a, b)) = pair() else { return };
+    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let len = (16 << 20) + 1;
+    let theirs = filled(&b, len, 9);
+    let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
+    let expected = bytes(&theirs);
+    for round in 0..6 {
+        let back = a.allocate(len).expect("memory");
+        assert_eq!(
+            peer.run(&Batch::read(&back.all(), &remote.all()).unwrap()).unwrap().reason,
+            Reason::Done
+        );
+        let read = bytes(&back);
+        let wrong: Vec<usize> =
+            (0..len).step_by(4096).filter(|at| read[*at] != expected[*at]).collect();
+        assert!(
+            read == expected,
+            "round {round}: {} pages of a read are wrong, from {:?} to {:?}, {} lanes lost",
+            wrong.len(),
+            wrong.first(),
+            wrong.last(),
+            peer.stats().lanes_lost
+        );
+        let ours = filled(&a, len, round);
+        assert_eq!(
+            peer.run(&Batch::write(&ours.all(), &remote.all()).unwrap()).unwrap().reason,
+            Reason::Done
+        );
+        assert!(bytes(&theirs) == bytes(&ours), "round {round}: a write");
+        theirs.write_at(0, &expected).unwrap();
+    }
 }

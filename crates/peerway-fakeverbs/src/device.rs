@@ -155,11 +155,7 @@ impl Device {
     pub(crate) fn gid(&self, index: u32) -> Option<[u8; 16]> {
         let host = self.index + 1;
         match index {
-            0 => {
-                let mut gid = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x02, 0x50, 0x57, 0xff, 0xfe, 0, 0, 0];
-                gid[14..].copy_from_slice(&(host as u16).to_be_bytes());
-                Some(gid)
-            }
+            0 => Some(link_local(self.index)),
             1 if !self.is_efa() => {
                 let mut gid = [0; 16];
                 gid[10..].copy_from_slice(&[0xff, 0xff, 127, 88, 0, host as u8]);
@@ -246,6 +242,13 @@ impl Device {
         }
         Ok(())
     }
+}
+
+/// The first GID of a device, on any fabric.
+pub(crate) fn link_local(device: u32) -> [u8; 16] {
+    let mut gid = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x02, 0x50, 0x57, 0xff, 0xfe, 0, 0, 0];
+    gid[14..].copy_from_slice(&(device as u16 + 1).to_be_bytes());
+    gid
 }
 
 /// The device behind a GID, on any fabric.

@@ -49,7 +49,10 @@ mod post;
 mod qp;
 mod rc;
 mod script;
+mod silence;
+mod srd;
 mod stats;
+mod ud;
 mod wire;
 
 pub use self::address::*;

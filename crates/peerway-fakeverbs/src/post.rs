@@ -127,7 +127,7 @@ pub(crate) fn submit(
     if !matches!(qp.state, IBV_QPS_RTS | IBV_QPS_ERR) {
         return Err((libc::EINVAL, 0));
     }
-    let room = (qp.cap.max_send_wr as usize).saturating_sub(qp.tx.queue.len());
+    let room = (qp.cap.max_send_wr as usize).saturating_sub(qp.outstanding());
     let full = qp.state == IBV_QPS_RTS && requests.len() > room;
     if full && whole {
         return Err((libc::ENOMEM, 0));
@@ -145,7 +145,7 @@ pub(crate) fn submit(
         if qp.state == IBV_QPS_ERR {
             qp.complete(&mut env, &request, IBV_WC_WR_FLUSH_ERR);
         } else {
-            qp.tx.push(request);
+            qp.push(request);
         }
     }
     nic.activate(&mut state, number);

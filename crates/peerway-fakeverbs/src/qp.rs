@@ -20,9 +20,11 @@ use crate::batch::Batch;
 use crate::context::fail;
 use crate::cq::CqShared;
 use crate::device::{MAX_INLINE, MAX_SGE, MAX_WR};
+use crate::memory::Target;
 use crate::nic::{Env, Nic};
 use crate::pd::FakePd;
 use crate::rc::{Requester, Responder};
+use crate::srd::Datagrams;
 use crate::stats::{COUNTERS, count};
 use crate::wire::{self, Header};
 
@@ -73,7 +75,6 @@ pub(crate) struct Qp {
     /// `IBV_QPS_*`.
     pub(crate) state: u32,
     pub(crate) cap: ibv_qp_cap,
-    pub(crate) signal_all: bool,
     /// What was set by modifying it.
     pub(crate) attr: ibv_qp_attr,
     pub(crate) send_cq: Arc<CqShared>,
@@ -88,9 +89,15 @@ pub(crate) struct Qp {
     pub(crate) receives: VecDeque<Receive>,
     /// Requests that were begun, for the script.
     pub(crate) begun: u64,
+    /// The peer's queue is full: nothing is sent before this.
     pub(crate) blocked_until: Option<Instant>,
+    /// How often in a row it was.
+    pub(crate) blocks: u32,
+    /// The two halves of a connection.
     pub(crate) tx: Requester,
     pub(crate) rx: Responder,
+    /// What there is instead without a connection.
+    pub(crate) datagrams: Datagrams,
 }
 
 /// A queue pair somewhere on the fabric.
@@ -159,6 +166,12 @@ impl Arrived {
         }
     }
 
+    /// Whether the packet at an offset is there.
+    pub(crate) fn has(&self, offset: u64) -> bool {
+        let index = (offset / wire::PAYLOAD as u64) as usize;
+        self.packets.get(index).copied().unwrap_or(false)
+    }
+
     /// The first packets that are missing: where they begin and how many in a row.
     pub(crate) fn gap(&self) -> (usize, usize) {
         let first = self.packets.iter().position(|there| !there).unwrap_or(0);
@@ -204,7 +217,8 @@ impl Qp {
     pub(crate) fn packet(&mut self, env: &mut Env<'_>, header: &Header, payload: &[u8]) {
         match self.kind {
             Kind::Rc => self.rc_packet(env, header, payload),
-            Kind::Ud | Kind::Srd => {}
+            Kind::Ud => self.ud_packet(env, header, payload),
+            Kind::Srd => self.srd_packet(env, header, payload),
         }
     }
 
@@ -212,8 +226,28 @@ impl Qp {
     pub(crate) fn work(&mut self, env: &mut Env<'_>) -> Option<Instant> {
         match self.kind {
             Kind::Rc => self.rc_work(env),
-            Kind::Ud | Kind::Srd => None,
+            Kind::Ud => self.ud_work(env),
+            Kind::Srd => self.srd_work(env),
         }
+    }
+
+    /// Takes a request onto the send queue.
+    pub(crate) fn push(&mut self, request: Request) {
+        match self.kind {
+            Kind::Rc => self.tx.push(request),
+            Kind::Ud | Kind::Srd => self.datagrams.queue.push_back(request),
+        }
+    }
+
+    /// Requests that have not ended.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.tx.queue.len() + self.datagrams.outstanding()
+    }
+
+    /// Leaves a full peer alone for a while, and for longer if it stays full.
+    pub(crate) fn block(&mut self, now: Instant) {
+        self.blocked_until = Some(now + wire::BLOCKED * (1 << self.blocks.min(5)));
+        self.blocks += 1;
     }
 
     /// Ends a request.
@@ -246,13 +280,51 @@ impl Qp {
         env.complete(&self.recv_cq, wc, false);
     }
 
+    /// Ends a receive with a message.
+    pub(crate) fn deliver(
+        &self,
+        env: &mut Env<'_>,
+        receive: &Receive,
+        header: &Header,
+        opcode: u32,
+    ) {
+        let mut wc = ibv_wc::zeroed();
+        wc.wr_id = receive.id;
+        wc.status = IBV_WC_SUCCESS;
+        wc.opcode = opcode;
+        wc.byte_len = header.length as u32;
+        wc.qp_num = self.number;
+        wc.src_qp = header.source;
+        let with_immediate = [IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM];
+        if with_immediate.contains(&u32::from(header.opcode)) {
+            wc.wc_flags = IBV_WC_WITH_IMM;
+            wc.imm_data = header.immediate;
+        }
+        match self.kind {
+            Kind::Rc => {}
+            Kind::Ud => {
+                wc.wc_flags |= IBV_WC_GRH;
+                wc.byte_len += size_of::<ibv_grh>() as u32;
+            }
+            // The number that an address handle for the sender has.
+            Kind::Srd => wc.slid = header.device as u16,
+        }
+        env.complete(&self.recv_cq, wc, header.has(wire::flag::SOLICITED));
+    }
+
+    /// What a peer's packet is about.
+    pub(crate) fn target(&self, header: &Header) -> Target {
+        Target { pd: self.pd, key: header.key, address: header.address, length: header.length }
+    }
+
     /// Goes to the error state: whatever is posted ends, in order, unsignalled requests too.
     pub(crate) fn fail(&mut self, env: &mut Env<'_>) {
         if matches!(self.state, IBV_QPS_RESET) {
             return;
         }
         self.state = IBV_QPS_ERR;
-        for request in std::mem::take(&mut self.tx.queue) {
+        let open = std::mem::take(&mut self.datagrams).into_requests();
+        for request in std::mem::take(&mut self.tx.queue).into_iter().chain(open) {
             self.complete(env, &request, IBV_WC_WR_FLUSH_ERR);
         }
         for receive in std::mem::take(&mut self.receives) {
@@ -267,10 +339,12 @@ impl Qp {
         self.state = IBV_QPS_RESET;
         self.tx = Requester::new(0);
         self.rx = Responder::new(0);
+        self.datagrams = Datagrams::default();
         self.receives.clear();
         self.peer = None;
         self.begun = 0;
         self.blocked_until = None;
+        self.blocks = 0;
         self.life = next_life();
         self.send_cq.purge(self.number);
         self.recv_cq.purge(self.number);
@@ -378,7 +452,6 @@ pub(crate) unsafe fn create(attr: &mut ibv_qp_init_attr_ex, kind: Kind) -> *mut 
         pd: domain.id,
         state: IBV_QPS_RESET,
         cap: attr.cap,
-        signal_all,
         attr: ibv_qp_attr::zeroed(),
         send_cq,
         recv_cq,
@@ -389,8 +462,10 @@ pub(crate) unsafe fn create(attr: &mut ibv_qp_init_attr_ex, kind: Kind) -> *mut 
         receives: VecDeque::new(),
         begun: 0,
         blocked_until: None,
+        blocks: 0,
         tx: Requester::new(0),
         rx: Responder::new(0),
+        datagrams: Datagrams::default(),
     };
     let data = epoll::EventData::new_u64(u64::from(number));
     if let Err(error) = epoll::add(&nic.epoll, &*qp.socket, data, epoll::EventFlags::IN) {

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use peerway_sys::verbs::ffi::*;
 
-pub(crate) use self::requester::Requester;
+pub(crate) use self::requester::{Requester, rnr_time};
 pub(crate) use self::responder::Responder;
 use crate::nic::Env;
 use crate::qp::Qp;

@@ -68,6 +68,8 @@ pub(crate) struct Header {
     pub(crate) offset: u64,
     /// Which life of the sending queue pair this is from.
     pub(crate) life: u64,
+    /// Messages before this one have ended for the sender, without a connection.
+    pub(crate) floor: u64,
     pub(crate) source: u32,
     /// The device of the sender.
     pub(crate) device: u32,

@@ -3,27 +3,18 @@
 //! Invariants: `unacked <= send <= next`, all packet numbers; `at` is the place in the queue of the
 //! request that packet `send` is of. Requests leave the queue at its front only, when they are answered
 //! for in full.
-//!
-//! Packets are sent again sooner than a real requester would, because a lost one is then only a few
-//! milliseconds. What counts as a retry is what a real one counts: a time-out. A peer that is there and
-//! merely slow (a busy machine) is given the script's patience for each; a packet that is known to be
-//! lost, or that nobody takes, counts as soon as the time-out of the queue pair is over.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use peerway_sys::verbs::ffi::*;
-use zerocopy::IntoBytes as _;
 
 use super::WINDOW;
 use crate::nic::Env;
 use crate::qp::{Arrived, Local, Qp, Request};
+use crate::silence::{Silence, Time};
 use crate::stats::{COUNTERS, count};
-use crate::wire::{BLOCKED, Header, PAYLOAD, Sent, flag, kind};
-
-/// How long to wait for an answer before packets are sent again, at first and at most.
-const RESEND: Duration = Duration::from_millis(4);
-const RESEND_MOST: Duration = Duration::from_millis(64);
+use crate::wire::{Header, PAYLOAD, Sent, flag, kind};
 
 /// The sending half of a queue pair.
 #[derive(Debug)]
@@ -47,15 +38,6 @@ pub(crate) struct Requester {
     rnr_retries: u8,
     /// The last packet that was sent again because later ones overtook it.
     filled: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Silence {
-    /// When the last retry was counted, or the silence began.
-    since: Instant,
-    resend: Instant,
-    wait: Duration,
-    retries: u8,
 }
 
 impl Requester {
@@ -128,11 +110,11 @@ impl Qp {
             }
             match self.send_packet(env) {
                 Sent::Blocked => {
-                    self.blocked_until = Some(env.now + BLOCKED);
+                    self.block(env.now);
                     return;
                 }
                 Sent::Lost => self.tx.lost = true,
-                Sent::Away => {}
+                Sent::Away => self.blocks = 0,
             }
             self.tx.send += 1;
             if self.tx.send == self.tx.queue[self.tx.at].end() {
@@ -199,20 +181,8 @@ impl Qp {
         if request.solicited {
             header.flags |= flag::SOLICITED;
         }
-        let mut packet = std::mem::take(&mut env.wire.scratch);
-        packet.clear();
-        packet.extend_from_slice(header.as_bytes());
-        let gathered = match &request.local {
-            Local::Inline(bytes) => {
-                packet.extend_from_slice(&bytes[offset as usize..][..length]);
-                true
-            }
-            Local::Memory(pieces) => {
-                env.regions.gather(pieces, self.pd, offset, length, &mut packet)
-            }
-        };
-        env.wire.scratch = packet;
-        if !gathered {
+        let packed = env.pack(&header, &request.local, self.pd, offset, length);
+        if packed.is_err() {
             // Its memory was taken back since it was begun.
             request.error = Some(IBV_WC_LOC_PROT_ERR);
             return Sent::Blocked;
@@ -318,36 +288,24 @@ impl Qp {
         if let Some(until) = self.tx.pause {
             return Some(until);
         }
-        if !self.tx.is_waiting() {
+        if !self.tx.is_waiting() && self.blocked_until.is_none() {
             self.tx.silent = None;
             return None;
         }
         let script = &env.nic.device.fabric.script;
         let timeout = timeout(self.attr.timeout);
-        let fresh = || {
-            let most = timeout.unwrap_or(RESEND).max(Duration::from_millis(1));
-            let wait = RESEND.min(most) + 2 * script.latency + script.delay;
-            Silence { since: env.now, resend: env.now + wait, wait, retries: 0 }
-        };
+        let fresh = || Silence::new(env.now, timeout, script);
         let mut silence = self.tx.silent.unwrap_or_else(fresh);
-        if let Some(timeout) = timeout {
-            let patience = if self.tx.lost { timeout } else { timeout.max(script.patience) };
-            if env.now.saturating_duration_since(silence.since) >= patience {
-                silence.since = env.now;
-                silence.retries += 1;
-                self.tx.lost = false;
-                if silence.retries > self.attr.retry_cnt {
-                    let first = self.tx.queue.front().map_or(self.tx.unacked, |first| first.first);
-                    self.tx.refused = Some((first, IBV_WC_RETRY_EXC_ERR));
-                    self.finish(env);
-                    return None;
-                }
+        let retries = self.attr.retry_cnt;
+        match silence.check(env.now, &mut self.tx.lost, timeout, retries, script) {
+            Time::ToWait => {}
+            Time::ToSendAgain => self.resend(env),
+            Time::ToGiveUp => {
+                let first = self.tx.queue.front().map_or(self.tx.unacked, |first| first.first);
+                self.tx.refused = Some((first, IBV_WC_RETRY_EXC_ERR));
+                self.finish(env);
+                return None;
             }
-        }
-        if env.now >= silence.resend {
-            silence.wait = (silence.wait * 2).min(RESEND_MOST.max(silence.wait));
-            silence.resend = env.now + silence.wait;
-            self.resend(env);
         }
         self.tx.silent = Some(silence);
         Some(silence.resend)

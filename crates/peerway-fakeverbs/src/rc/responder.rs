@@ -11,10 +11,9 @@ use peerway_sys::verbs::ffi::*;
 use zerocopy::IntoBytes as _;
 
 use super::WINDOW;
-use crate::memory::Target;
 use crate::nic::Env;
-use crate::qp::{Qp, Receive};
-use crate::wire::{BLOCKED, Header, PAYLOAD, Sent, flag, kind};
+use crate::qp::Qp;
+use crate::wire::{Header, PAYLOAD, Sent, flag, kind};
 
 /// Answers sent in one go, so that one long read does not keep the others waiting.
 const TURN: usize = 16;
@@ -186,28 +185,6 @@ impl Qp {
         Ok(())
     }
 
-    pub(crate) fn deliver(
-        &self,
-        env: &mut Env<'_>,
-        receive: &Receive,
-        header: &Header,
-        opcode: u32,
-    ) {
-        let mut wc = ibv_wc::zeroed();
-        wc.wr_id = receive.id;
-        wc.status = IBV_WC_SUCCESS;
-        wc.opcode = opcode;
-        wc.byte_len = header.length as u32;
-        wc.qp_num = self.number;
-        wc.src_qp = header.source;
-        let with_immediate = [IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM];
-        if with_immediate.contains(&u32::from(header.opcode)) {
-            wc.wc_flags = IBV_WC_WITH_IMM;
-            wc.imm_data = header.immediate;
-        }
-        env.complete(&self.recv_cq, wc, header.has(flag::SOLICITED));
-    }
-
     /// Sends what is owed: answers, then acknowledgements and refusals.
     pub(super) fn respond(&mut self, env: &mut Env<'_>) {
         for _ in 0..TURN {
@@ -215,7 +192,7 @@ impl Qp {
                 break;
             }
             if !self.answer_packet(env) {
-                self.blocked_until = Some(env.now + BLOCKED);
+                self.block(env.now);
                 return;
             }
         }
@@ -231,7 +208,7 @@ impl Qp {
             header.status = self.attr.min_rnr_timer;
             if env.wire.send_header(&self.socket, &peer.address, &header, env.now) == Sent::Blocked
             {
-                self.blocked_until = Some(env.now + BLOCKED);
+                self.block(env.now);
                 return;
             }
             self.rx.not_ready = None;
@@ -243,7 +220,7 @@ impl Qp {
             header.status = status as u8;
             if env.wire.send_header(&self.socket, &peer.address, &header, env.now) == Sent::Blocked
             {
-                self.blocked_until = Some(env.now + BLOCKED);
+                self.block(env.now);
                 return;
             }
             self.fail(env);
@@ -258,7 +235,7 @@ impl Qp {
             }
             if env.wire.send_header(&self.socket, &peer.address, &header, env.now) == Sent::Blocked
             {
-                self.blocked_until = Some(env.now + BLOCKED);
+                self.block(env.now);
                 return;
             }
             self.rx.acknowledge = false;
@@ -273,12 +250,10 @@ impl Qp {
         let mut header = self.header(kind::RESPONSE, env.nic.device.index);
         header.seq = request.seq;
         header.offset = offset;
-        let mut packet = std::mem::take(&mut env.wire.scratch);
+        let packet = &mut env.wire.scratch;
         packet.clear();
         packet.extend_from_slice(header.as_bytes());
-        let read = env.regions.read(&self.target(&request), offset, length as usize, &mut packet);
-        env.wire.scratch = packet;
-        if !read {
+        if !env.regions.read(&self.target(&request), offset, length as usize, packet) {
             // The memory was taken back while it was being read.
             self.rx.refused = Some((request.seq, IBV_WC_REM_ACCESS_ERR));
             self.rx.answers.clear();
@@ -293,9 +268,5 @@ impl Qp {
             answer.next += length;
         }
         true
-    }
-
-    pub(crate) fn target(&self, header: &Header) -> Target {
-        Target { pd: self.pd, key: header.key, address: header.address, length: header.length }
     }
 }

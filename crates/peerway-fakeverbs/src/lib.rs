@@ -7,9 +7,9 @@
 //!
 //! # Shape
 //!
-//! Every open device has a thread that plays the NIC ([`nic`]). It sleeps in epoll until a packet, a
-//! posted request or a timer wakes it. Every queue pair has a socket ([`wire`]). Memory is checked and
-//! copied under the context's lock ([`memory`]).
+//! Every open device has a thread that plays the NIC (`nic.rs`). It sleeps in epoll until a packet, a
+//! posted request or a timer wakes it. Every queue pair has a socket (`wire.rs`). Memory is checked and
+//! copied under the context's lock (`memory.rs`).
 //!
 //! # The script
 //!

@@ -1,9 +1,9 @@
 //! What goes wrong, and when: the seeded script of `PEERWAY_FAKE_VERBS`.
 //!
 //! Items are separated by commas; each is a word or `name=value`. Chances are percentages (`1%`,
-//! `0.5%`), times have a unit (`us`, `ms`, `s`). The grammar is in the crate's README-like header
-//! ([`crate`]). A script that does not parse gives no devices: a test that runs without the faults it
-//! asked for would prove nothing.
+//! `0.5%`), times have a unit (`us`, `ms`, `s`). The table of items is at the top of the crate. A
+//! script that does not parse gives no devices: a test that runs without the faults it asked for would
+//! prove nothing.
 
 use std::time::Duration;
 

@@ -23,12 +23,14 @@ pub(crate) struct Silence {
     retries: u8,
 }
 
-/// What it is time for.
+/// What is to be done about it now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Time {
-    ToWait,
-    ToSendAgain,
-    ToGiveUp,
+pub(crate) enum Due {
+    Nothing,
+    /// What is not answered is sent again.
+    Again,
+    /// The peer is given up.
+    End,
 }
 
 impl Silence {
@@ -48,7 +50,7 @@ impl Silence {
         timeout: Option<Duration>,
         retries: u8,
         script: &Script,
-    ) -> Time {
+    ) -> Due {
         if let Some(timeout) = timeout {
             let patience = if *lost { timeout } else { timeout.max(script.patience) };
             if now.saturating_duration_since(self.since) >= patience {
@@ -56,16 +58,16 @@ impl Silence {
                 self.retries += 1;
                 *lost = false;
                 if self.retries > retries {
-                    return Time::ToGiveUp;
+                    return Due::End;
                 }
             }
         }
         if now < self.resend {
-            return Time::ToWait;
+            return Due::Nothing;
         }
         self.wait = (self.wait * 2).min(MOST.max(self.wait));
         self.resend = now + self.wait;
-        Time::ToSendAgain
+        Due::Again
     }
 }
 
@@ -82,9 +84,9 @@ mod tests {
         let (mut now, mut again) = (begun, 0);
         loop {
             match silence.check(now, &mut lost.clone(), timeout, retries, &script) {
-                Time::ToWait => {}
-                Time::ToSendAgain => again += 1,
-                Time::ToGiveUp => return (again, now - begun),
+                Due::Nothing => {}
+                Due::Again => again += 1,
+                Due::End => return (again, now - begun),
             }
             now += Duration::from_millis(1);
         }

@@ -1,7 +1,7 @@
 //! Counts for gates: how many doorbells, requests and completions a process made.
 //!
 //! Counted per process, over all devices. They are read through the exported
-//! [`peerway_fakeverbs_stats`], which a program that opened the library by name looks up there.
+//! `peerway_fakeverbs_stats`, which a program that opened the library by name looks up there.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

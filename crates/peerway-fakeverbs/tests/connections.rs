@@ -130,8 +130,9 @@ fn every_kind_of_loopback_works() {
     here.connect(&three, gid, four.number());
     other.connect(&four, gid, three.number());
     let target = other.buffer(64);
-    let write = ibv_send_wr::write(1, &[from.sge(0, 64)], target.address(0), target.mr.rkey())
-        .with_flags(SIGNALED);
+    let piece = [from.sge(0, 64)];
+    let write =
+        ibv_send_wr::write(1, &piece, target.address(0), target.mr.rkey()).with_flags(SIGNALED);
     post(&three, &mut [write]);
     assert!(here.completion().status().is_success());
     assert!(target.has_pattern(1, 0, 64));

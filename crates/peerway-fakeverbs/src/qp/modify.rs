@@ -117,11 +117,11 @@ impl Qp {
         }
         match (self.state, target) {
             (IBV_QPS_INIT, IBV_QPS_RTR) => self.rx = Responder::new(u64::from(self.attr.rq_psn)),
-            (IBV_QPS_RTR, IBV_QPS_RTS) if self.kind == Kind::Srd => {
-                // For ever, unless something else was asked for.
-                if given & IBV_QP_RNR_RETRY == 0 {
-                    self.attr.rnr_retry = 7;
-                }
+            // For ever, unless something else was asked for.
+            (IBV_QPS_RTR, IBV_QPS_RTS)
+                if self.kind == Kind::Srd && given & IBV_QP_RNR_RETRY == 0 =>
+            {
+                self.attr.rnr_retry = 7;
             }
             (IBV_QPS_RTR, IBV_QPS_RTS) => self.tx = Requester::new(u64::from(self.attr.sq_psn)),
             _ => {}

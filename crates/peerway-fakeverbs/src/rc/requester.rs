@@ -12,7 +12,7 @@ use peerway_sys::verbs::ffi::*;
 use super::WINDOW;
 use crate::nic::Env;
 use crate::qp::{Arrived, Local, Qp, Request};
-use crate::silence::{Silence, Time};
+use crate::silence::{Due, Silence};
 use crate::stats::{COUNTERS, count};
 use crate::wire::{Header, PAYLOAD, Sent, flag, kind};
 
@@ -298,9 +298,9 @@ impl Qp {
         let mut silence = self.tx.silent.unwrap_or_else(fresh);
         let retries = self.attr.retry_cnt;
         match silence.check(env.now, &mut self.tx.lost, timeout, retries, script) {
-            Time::ToWait => {}
-            Time::ToSendAgain => self.resend(env),
-            Time::ToGiveUp => {
+            Due::Nothing => {}
+            Due::Again => self.resend(env),
+            Due::End => {
                 let first = self.tx.queue.front().map_or(self.tx.unacked, |first| first.first);
                 self.tx.refused = Some((first, IBV_WC_RETRY_EXC_ERR));
                 self.finish(env);

@@ -10,7 +10,7 @@ use peerway_sys::verbs::ffi::*;
 use crate::nic::Env;
 use crate::qp::{Arrived, Local, Peer, Qp, Request};
 use crate::rc::rnr_time;
-use crate::silence::{Silence, Time};
+use crate::silence::{Due, Silence};
 use crate::stats::{COUNTERS, count};
 use crate::wire::{Header, PAYLOAD, Sent, flag, kind};
 
@@ -162,12 +162,12 @@ impl Qp {
         let time = silence.check(env.now, &mut open.lost, Some(TIMEOUT), RETRIES, script);
         open.silence = Some(silence);
         match time {
-            Time::ToWait => {}
-            Time::ToGiveUp => {
+            Due::Nothing => {}
+            Due::End => {
                 self.srd_end(env, number, IBV_WC_RESP_TIMEOUT_ERR);
                 return None;
             }
-            Time::ToSendAgain => {
+            Due::Again => {
                 count(&COUNTERS.retransmissions, 1);
                 self.datagrams.under_way -= open.under_way;
                 open.under_way = 0;

@@ -235,6 +235,10 @@ impl Qp {
         let pd = self.pd;
         let index = self.tx.queue.partition_point(|request| request.end() <= header.seq);
         let Some(request) = self.tx.queue.get_mut(index) else { return };
+        // An answer that came twice may be to a read that has ended.
+        if request.first != header.seq {
+            return;
+        }
         let length = request.length;
         let (Some(arrived), Local::Memory(pieces)) = (&mut request.read, &request.local) else {
             return;

@@ -142,10 +142,12 @@ impl Device {
         self.down.iter().any(|(from, to)| (*from..*to).contains(&time))
     }
 
-    /// When the link next goes down or comes back.
-    pub(crate) fn next_link_change(&self, now: Instant) -> Option<Instant> {
-        let moments = self.down.iter().flat_map(|(from, to)| [*from, *to]);
-        moments.map(|moment| self.fabric.loaded + moment).filter(|moment| *moment > now).min()
+    /// When the link goes down and comes back: the first change after a time, and whether it is for the
+    /// worse.
+    pub(crate) fn link_change_after(&self, time: Instant) -> Option<(Instant, bool)> {
+        let changes = self.down.iter().flat_map(|(from, to)| [(*from, true), (*to, false)]);
+        let changes = changes.map(|(moment, down)| (self.fabric.loaded + moment, down));
+        changes.filter(|(moment, _)| *moment > time).min()
     }
 
     pub(crate) fn gids(&self) -> u32 {

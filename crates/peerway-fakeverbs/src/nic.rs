@@ -63,7 +63,8 @@ pub(crate) struct State {
     calls: u64,
     /// The program was told that the device is gone.
     gone: bool,
-    link_down: bool,
+    /// Changes of the link up to here were told to the program.
+    link_told: Instant,
 }
 
 /// What a queue pair needs of its device while it works.
@@ -90,7 +91,7 @@ impl Nic {
             asleep: false,
             calls: 0,
             gone: false,
-            link_down: false,
+            link_told: Instant::now(),
         };
         let nic = Self {
             device,
@@ -270,12 +271,15 @@ impl Nic {
                 }
             }
         }
-        let down = self.device.link_down(now);
-        if down != std::mem::replace(&mut state.link_down, down) {
+        while let Some((moment, down)) = self.device.link_change_after(state.link_told) {
+            if moment > now {
+                return Some(moment);
+            }
+            state.link_told = moment;
             let kind = if down { IBV_EVENT_PORT_ERR } else { IBV_EVENT_PORT_ACTIVE };
             self.events.put(Event { kind, port: 1, id: 0 });
         }
-        self.device.next_link_change(now)
+        None
     }
 
     fn let_callers_pass(&self) {

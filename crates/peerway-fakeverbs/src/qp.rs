@@ -335,7 +335,7 @@ impl Qp {
     }
 
     /// Back to the beginning: whatever is posted is forgotten.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self, env: &mut Env<'_>) {
         self.state = IBV_QPS_RESET;
         self.tx = Requester::new(0);
         self.rx = Responder::new(0);
@@ -348,6 +348,8 @@ impl Qp {
         self.life = next_life();
         self.send_cq.purge(self.number);
         self.recv_cq.purge(self.number);
+        env.wire.forget(&self.socket);
+        wire::disconnect(&self.socket);
         let mut packet = [0; Header::SIZE];
         while self.socket.recv(&mut packet).is_ok() {}
     }

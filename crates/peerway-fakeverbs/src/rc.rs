@@ -15,30 +15,39 @@ pub(crate) use self::requester::{Requester, rnr_time};
 pub(crate) use self::responder::Responder;
 use crate::nic::Env;
 use crate::qp::Qp;
-use crate::wire::{Header, kind};
+use crate::wire::{self, Header, kind};
 
-/// Packets under way at once. Fewer than the ten that the kernel by default queues on a datagram socket,
-/// so that acknowledgements fit too.
-pub(crate) const WINDOW: u64 = 8;
+/// Packets under way at once. Two sockets that are connected to each other queue as much as the sender's
+/// buffer has room for; a megabyte keeps both sides busy.
+pub(crate) const WINDOW: u64 = 32;
 
 impl Qp {
     pub(crate) fn rc_packet(&mut self, env: &mut Env<'_>, header: &Header, payload: &[u8]) {
-        let Some(peer) = &self.peer else { return };
-        if (header.source, header.device) != (peer.number, peer.device) {
+        let asks = matches!(header.kind, kind::DATA | kind::READ);
+        let ours = (header.source, header.device);
+        if self.peer.as_ref().is_none_or(|peer| (peer.number, peer.device) != ours) {
+            if asks {
+                self.rc_notice(env, header);
+            }
             return;
         }
         let ready = matches!(self.state, IBV_QPS_RTR | IBV_QPS_RTS);
         let taken = ready && !env.nic.device.is_removed() && !env.wire.device.link_down(env.now);
         match header.kind {
-            kind::DATA | kind::READ if taken => self.request_arrived(env, header, payload),
-            kind::DATA | kind::READ => {
-                let notice = self.header(kind::NOTICE, env.nic.device.index);
-                env.wire.notice(&self.socket, &peer.address, &notice);
-            }
+            _ if asks && taken => self.request_arrived(env, header, payload),
+            _ if asks => self.rc_notice(env, header),
             kind::NOTICE => self.tx.lost = true,
             _ if self.state == IBV_QPS_RTS && taken => self.answer_arrived(env, header, payload),
             _ => {}
         }
+    }
+
+    /// Lets a requester know that nobody takes its packets.
+    fn rc_notice(&self, env: &mut Env<'_>, header: &Header) {
+        let fabric = &env.nic.device.fabric.name;
+        let Ok(address) = wire::address(fabric, header.device, header.source) else { return };
+        let notice = self.header(kind::NOTICE, env.nic.device.index);
+        env.wire.notice(&self.socket, &address, &notice);
     }
 
     pub(crate) fn rc_work(&mut self, env: &mut Env<'_>) -> Option<Instant> {

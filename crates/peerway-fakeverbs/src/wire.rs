@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
@@ -115,6 +116,22 @@ pub(crate) fn address(fabric: &str, device: u32, number: u32) -> io::Result<Sock
     SocketAddr::from_abstract_name(format!("peerway-fakeverbs/{fabric}/{device}/{number:06x}"))
 }
 
+/// Connects a socket to its peer's. The kernel queues ten packets by default on a datagram socket, but on
+/// one that is connected to the sender as many as the sender's buffer has room for. Where it fails there
+/// is nobody, or it is slower.
+pub(crate) fn connect(socket: &UnixDatagram, peer: &SocketAddr) {
+    let _ = socket.connect_addr(peer);
+}
+
+/// Takes [`connect`] back.
+pub(crate) fn disconnect(socket: &UnixDatagram) {
+    let none = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    // SAFETY: an open socket and an address of the size that is given.
+    unsafe {
+        libc::connect(socket.as_raw_fd(), &none, size_of::<libc::sockaddr>() as libc::socklen_t);
+    }
+}
+
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Sent {
@@ -184,6 +201,11 @@ impl Wire {
     pub(crate) fn notice(&mut self, from: &UnixDatagram, to: &SocketAddr, header: &Header) {
         // Where it does not arrive the requester waits a little longer.
         let _ = put(from, to, header.as_bytes());
+    }
+
+    /// Forgets what is under way from a socket.
+    pub(crate) fn forget(&mut self, from: &Arc<UnixDatagram>) {
+        self.held.retain(|Reverse(held)| !Arc::ptr_eq(&held.from, from));
     }
 
     fn hold(&mut self, from: &Arc<UnixDatagram>, to: &SocketAddr, bytes: Vec<u8>, at: Instant) {

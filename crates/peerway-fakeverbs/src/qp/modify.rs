@@ -34,7 +34,7 @@ pub unsafe extern "C" fn ibv_modify_qp(
         Err(errno) => errno,
         Ok(Step::Stay) => 0,
         Ok(Step::Reset) => {
-            qp.reset();
+            qp.reset(&mut env);
             0
         }
         Ok(Step::Fail) => {
@@ -116,7 +116,12 @@ impl Qp {
             self.peer = Some(peer);
         }
         match (self.state, target) {
-            (IBV_QPS_INIT, IBV_QPS_RTR) => self.rx = Responder::new(u64::from(self.attr.rq_psn)),
+            (IBV_QPS_INIT, IBV_QPS_RTR) => {
+                if let Some(peer) = &self.peer {
+                    wire::connect(&self.socket, &peer.address);
+                }
+                self.rx = Responder::new(u64::from(self.attr.rq_psn));
+            }
             // For ever, unless something else was asked for.
             (IBV_QPS_RTR, IBV_QPS_RTS)
                 if self.kind == Kind::Srd && given & IBV_QP_RNR_RETRY == 0 =>

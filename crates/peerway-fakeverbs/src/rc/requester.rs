@@ -292,7 +292,8 @@ impl Qp {
         if let Some(until) = self.tx.pause {
             return Some(until);
         }
-        if !self.tx.is_waiting() && self.blocked_until.is_none() {
+        let stuck = self.blocked_until.is_some() && self.tx.send < self.tx.next;
+        if !self.tx.is_waiting() && !stuck {
             self.tx.silent = None;
             return None;
         }

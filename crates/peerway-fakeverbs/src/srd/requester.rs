@@ -14,7 +14,8 @@ use crate::silence::{Due, Silence};
 use crate::stats::{COUNTERS, count};
 use crate::wire::{Header, PAYLOAD, Sent, flag, kind};
 
-/// Packets under way at once, for the same reason as on connections.
+/// Packets under way at once. Fewer than the ten that the kernel by default queues on a datagram socket
+/// that is not connected, so that acknowledgements fit too.
 const WINDOW: usize = 8;
 
 /// EFA has no attributes for these. Half a second in all until a peer that is not there is given up.

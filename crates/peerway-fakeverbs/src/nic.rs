@@ -15,7 +15,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use peerway_sys::verbs::ffi::*;
-use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::cq::{CqShared, Put};
@@ -163,17 +162,17 @@ impl Nic {
 
     fn run(&self) {
         let mut packet = Vec::with_capacity(Header::SIZE + PAYLOAD);
-        let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         let mut due = self.turn();
         while !self.stopping.load(Ordering::Acquire) {
-            events.clear();
             let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
-            match self.wait(&mut events, wait) {
-                Ok(()) | Err(rustix::io::Errno::INTR) => {}
+            let count = match self.wait(&mut events, wait) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
                 Err(error) => panic!("epoll: {error}"),
-            }
-            for event in &events {
-                match event.data.u64() {
+            };
+            for event in &events[..count] {
+                match event.u64 {
                     WAKE => {
                         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
                     }
@@ -184,16 +183,27 @@ impl Nic {
         }
     }
 
-    fn wait(
-        &self,
-        events: &mut Vec<epoll::Event>,
-        wait: Option<Duration>,
-    ) -> rustix::io::Result<()> {
-        let timeout = wait.map(|wait| rustix::event::Timespec {
+    /// Sleeps until something is there or the time is over. By the newer call, because timers here are of
+    /// microseconds; without it they become milliseconds.
+    fn wait(&self, events: &mut [libc::epoll_event], wait: Option<Duration>) -> io::Result<usize> {
+        let (fd, room) = (self.epoll.as_raw_fd(), events.len() as i32);
+        let time = wait.map(|wait| libc::timespec {
             tv_sec: wait.as_secs().cast_signed(),
             tv_nsec: wait.subsec_nanos().into(),
         });
-        epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref()).map(drop)
+        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let mask = std::ptr::null::<libc::sigset_t>();
+        // SAFETY: `events` has that much room, and the time outlives the call.
+        let mut count = unsafe {
+            libc::syscall(libc::SYS_epoll_pwait2, fd, events.as_mut_ptr(), room, time, mask, 8)
+        };
+        if count < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
+            let round_up = |wait: Duration| wait.as_micros().div_ceil(1000) as i32;
+            let time = wait.map_or(-1, round_up);
+            // SAFETY: as above.
+            count = unsafe { libc::epoll_wait(fd, events.as_mut_ptr(), room, time) }.into();
+        }
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
     /// Takes packets of one queue pair.

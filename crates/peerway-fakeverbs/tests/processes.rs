@@ -237,6 +237,25 @@ fn a_peer_that_dies_in_the_middle_is_retry_exceeded() {
 }
 
 #[test]
+fn a_stopped_peer_is_waited_for() {
+    with_peer("a_stopped_peer_is_waited_for", "", |near| {
+        near.echo(1);
+        let process = near.far.process.0.id() as i32;
+        // SAFETY: a process that this one started.
+        assert_eq!(unsafe { libc::kill(process, libc::SIGSTOP) }, 0);
+        let piece = [near.memory.sge(0, LEN)];
+        let write = ibv_send_wr::write(1, &piece, near.theirs.memory, near.theirs.key);
+        post(&near.qp, &mut [write.with_flags(SIGNALED)]);
+        // Many times the time-out of the queue pair: a real device would answer by itself.
+        near.node.nothing_comes(Duration::from_millis(700));
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::kill(process, libc::SIGCONT) }, 0);
+        near.node.completions(1);
+        near.echo(1);
+    });
+}
+
+#[test]
 fn an_idle_device_costs_nothing() {
     with_peer("an_idle_device_costs_nothing", "", |near| {
         near.echo(1);

@@ -55,6 +55,12 @@ pub(crate) fn fill(ex: &mut ibv_qp_ex, operations: u64, kind: Kind) {
     if kind == Kind::Ud {
         return;
     }
+    if kind == Kind::Rc && asked(IBV_QP_EX_WITH_BIND_MW) {
+        ex.wr_bind_mw = Some(bind_mw);
+    }
+    if kind == Kind::Rc && asked(IBV_QP_EX_WITH_LOCAL_INV) {
+        ex.wr_local_inv = Some(local_inv);
+    }
     if asked(IBV_QP_EX_WITH_RDMA_WRITE) {
         ex.wr_rdma_write = Some(rdma_write);
     }
@@ -161,6 +167,24 @@ unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
     // SAFETY: as in `rdma_write`.
     unsafe { next(qp, IBV_WR_SEND_WITH_IMM) }.immediate = immediate;
+}
+
+unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: as in `rdma_write`; window and region are of this library.
+    unsafe {
+        let number = FakeQp::of(qp.cast()).number();
+        next(qp, IBV_WR_BIND_MW).bind(mw, rkey, &*info, number);
+    }
+}
+
+unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: as in `rdma_write`.
+    unsafe { next(qp, IBV_WR_LOCAL_INV) }.key = rkey;
 }
 
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, qkey: u32) {

@@ -13,7 +13,7 @@ use peerway_sys::verbs::ffi::*;
 use crate::device::Device;
 use crate::events::Event;
 use crate::nic::Nic;
-use crate::{cq, lists, lock, post, qp};
+use crate::{cq, lists, lock, post, qp, window};
 
 /// An open device. Begins with what the program sees of it.
 #[repr(C)]
@@ -69,6 +69,8 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     table.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
     table.context.ops.poll_cq = Some(cq::poll_cq);
     table.context.ops.req_notify_cq = Some(cq::req_notify_cq);
+    table.context.ops.alloc_mw = Some(window::alloc_mw);
+    table.context.ops.dealloc_mw = Some(window::dealloc_mw);
     table.context.ops.post_send = Some(post::post_send);
     table.context.ops.post_recv = Some(post::post_recv);
     let context = Box::into_raw(Box::new(FakeContext { table, nic }));

@@ -183,7 +183,13 @@ impl Device {
         attr.vendor_part_id = if self.is_efa() { 0xefa1 } else { 0 };
         attr.max_qp = 65536;
         attr.max_qp_wr = MAX_WR as c_int;
-        attr.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN;
+        if !self.is_efa() {
+            attr.device_cap_flags = IBV_DEVICE_RC_RNR_NAK_GEN
+                | IBV_DEVICE_MEM_WINDOW
+                | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+                | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+            attr.max_mw = 1 << 20;
+        }
         attr.max_sge = MAX_SGE as c_int;
         attr.max_sge_rd = MAX_SGE as c_int;
         attr.max_cq = 65536;

@@ -53,6 +53,7 @@ mod silence;
 mod srd;
 mod stats;
 mod ud;
+mod window;
 mod wire;
 
 pub use self::address::*;

@@ -10,10 +10,13 @@ use std::sync::atomic::{Ordering, fence};
 
 use peerway_sys::verbs::ffi::*;
 
+use crate::window::{Bound, Windows};
+
 /// The regions of a context.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     by_key: HashMap<u32, Region>,
+    windows: Windows,
     made: u32,
 }
 
@@ -36,19 +39,53 @@ impl Regions {
         length: u64,
         access: u32,
     ) -> u32 {
+        let key = self.next_key();
+        self.by_key.insert(key, Region { address, iova, length, access, pd });
+        key
+    }
+
+    fn next_key(&mut self) -> u32 {
         loop {
             self.made = self.made.wrapping_add(1);
             // The low byte differs from region to region, as hardware has it.
             let key = (self.made << 8) | (self.made.wrapping_mul(0x9d) & 0xff);
-            if key != 0 && !self.by_key.contains_key(&key) {
-                self.by_key.insert(key, Region { address, iova, length, access, pd });
+            if key >> 8 != 0 && !self.by_key.contains_key(&key) && !self.windows.has(key) {
                 return key;
             }
         }
     }
 
+    /// Takes a region out; false where a window is bound to it.
     pub(crate) fn remove(&mut self, key: u32) -> bool {
-        self.by_key.remove(&key).is_some()
+        !self.windows.are_on(key) && self.by_key.remove(&key).is_some()
+    }
+
+    pub(crate) fn add_window(&mut self, pd: u32) -> u32 {
+        let key = self.next_key();
+        self.windows.add(pd, key);
+        key
+    }
+
+    pub(crate) fn remove_window(&mut self, key: u32) {
+        self.windows.remove(key);
+    }
+
+    /// Binds a window, where the region lets it.
+    pub(crate) fn bind(&mut self, pd: u32, key: u32, bound: Bound) -> bool {
+        let needed = IBV_ACCESS_MW_BIND
+            | if bound.access & IBV_ACCESS_REMOTE_WRITE == 0 { 0 } else { IBV_ACCESS_LOCAL_WRITE };
+        let there = self.find(bound.region, pd, bound.address, bound.length, needed).is_some();
+        there && self.windows.bind(pd, key, bound)
+    }
+
+    /// Takes back the key of a window.
+    pub(crate) fn invalidate(&mut self, pd: u32, key: u32) -> bool {
+        self.windows.invalidate(pd, key)
+    }
+
+    /// Takes back the keys that a queue pair bound.
+    pub(crate) fn forget(&mut self, qp: u32) {
+        self.windows.forget(qp);
     }
 
     /// Where `length` bytes at `iova` are, if the region of `key` has them all and allows `access`.
@@ -187,7 +224,11 @@ impl Regions {
     }
 
     fn remote(&self, target: &Target, offset: u64, count: usize, access: u32) -> Option<*mut u8> {
-        let start = self.find(target.key, target.pd, target.address, target.length, access)?;
+        let &Target { pd, qp, key, address, length } = target;
+        let start = match self.windows.find(key, pd, qp, address, length, access) {
+            Some(region) => self.find(region, pd, address, length, 0)?,
+            None => self.find(key, pd, address, length, access)?,
+        };
         let inside = offset.checked_add(count as u64)? <= target.length;
         inside.then(|| start.wrapping_add(offset as usize))
     }
@@ -197,6 +238,8 @@ impl Regions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) pd: u32,
+    /// The queue pair that the peer is connected to.
+    pub(crate) qp: u32,
     pub(crate) key: u32,
     pub(crate) address: u64,
     pub(crate) length: u64,

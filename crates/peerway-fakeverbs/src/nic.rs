@@ -69,7 +69,7 @@ pub(crate) struct State {
 /// What a queue pair needs of its device while it works.
 pub(crate) struct Env<'a> {
     pub(crate) nic: &'a Nic,
-    pub(crate) regions: &'a Regions,
+    pub(crate) regions: &'a mut Regions,
     pub(crate) wire: &'a mut Wire,
     pub(crate) now: Instant,
     late: &'a mut Vec<Arc<CqShared>>,

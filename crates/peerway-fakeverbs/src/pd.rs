@@ -123,7 +123,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     Box::into_raw(Box::new(mr))
 }
 
-/// Nothing touches the memory any more when this returns: every copy is made under the lock that is taken
+/// `EBUSY` where a window is bound to it. Else nothing touches the memory any more when this returns: every copy is made under the lock that is taken
 /// here.
 ///
 /// # Safety
@@ -131,9 +131,13 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 /// As libibverbs documents it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: registered above and not used again; its domain is still there.
-    let (mr, domain) = unsafe { (Box::from_raw(mr), FakePd::of((*mr).pd)) };
-    domain.nic.lock().regions.remove(mr.lkey);
+    // SAFETY: registered above; its domain is still there.
+    let (key, domain) = unsafe { ((*mr).lkey, FakePd::of((*mr).pd)) };
+    if !domain.nic.lock().regions.remove(key) {
+        return libc::EBUSY;
+    }
+    // SAFETY: as above, and not used again.
+    drop(unsafe { Box::from_raw(mr) });
     domain.remove_user();
     count(&COUNTERS.deregistrations, 1);
     0

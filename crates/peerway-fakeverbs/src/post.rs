@@ -10,8 +10,9 @@ use peerway_sys::verbs::ffi::*;
 use crate::address::FakeAh;
 use crate::device::{DATAGRAM, MAX_MESSAGE};
 use crate::nic::wake_all;
-use crate::qp::{FakeQp, Kind, Local, Peer, Receive, Request};
+use crate::qp::{FakeQp, Kind, Local, Receive, Request};
 use crate::stats::{COUNTERS, count};
+use crate::window::Bound;
 
 /// # Safety
 ///
@@ -177,6 +178,12 @@ unsafe fn read(qp: &FakeQp, wr: &ibv_send_wr) -> Result<Request, c_int> {
     let mut request = Request::new(wr.wr_id, wr.opcode, wr.send_flags, local);
     request.immediate = wr.imm_data;
     match qp.kind {
+        Kind::Rc if wr.opcode == IBV_WR_LOCAL_INV => request.key = wr.imm_data,
+        Kind::Rc if wr.opcode == IBV_WR_BIND_MW => {
+            let ibv_wr_bind_mw { mw, rkey, bind_info } = wr.bind_mw;
+            // SAFETY: window and region are of this library, by this function's contract.
+            unsafe { request.bind(mw, rkey, &bind_info, qp.number()) };
+        }
         Kind::Rc => {
             // SAFETY: every part of the union is integers; sends do not look at them.
             let rdma = unsafe { wr.wr.rdma };
@@ -200,7 +207,8 @@ unsafe fn read(qp: &FakeQp, wr: &ibv_send_wr) -> Result<Request, c_int> {
 /// `EINVAL` for what a driver refuses.
 pub(crate) fn check(qp: &FakeQp, mut request: Request) -> Result<Request, c_int> {
     let allowed = match qp.kind {
-        Kind::Rc => request.opcode <= IBV_WR_RDMA_READ,
+        Kind::Rc if request.opcode == IBV_WR_BIND_MW => request.bind.is_some(),
+        Kind::Rc => request.opcode <= IBV_WR_RDMA_READ || request.opcode == IBV_WR_LOCAL_INV,
         Kind::Srd => request.opcode <= IBV_WR_RDMA_READ,
         Kind::Ud => matches!(request.opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM),
     };
@@ -236,11 +244,37 @@ impl Request {
             key: 0,
             local,
             length: 0,
-            to: None::<(Peer, u32)>,
+            bind: None,
+            to: None,
             error: None,
             first: 0,
             begun: false,
             read: None,
+        }
+    }
+}
+
+impl Request {
+    /// What a window is to be bound to; nothing where it makes no sense.
+    ///
+    /// # Safety
+    ///
+    /// Window and region are null or of this library.
+    pub(crate) unsafe fn bind(
+        &mut self,
+        mw: *mut ibv_mw,
+        rkey: u32,
+        info: &ibv_mw_bind_info,
+        qp: u32,
+    ) {
+        if mw.is_null() || info.mr.is_null() {
+            return;
+        }
+        // SAFETY: by this function's contract.
+        let (window, region) = unsafe { ((*mw).rkey, (*info.mr).lkey) };
+        let &ibv_mw_bind_info { addr: address, length, mw_access_flags: access, .. } = info;
+        if window >> 8 == rkey >> 8 {
+            self.bind = Some((rkey, Bound { region, address, length, access, qp }));
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::pd::FakePd;
 use crate::rc::{Requester, Responder};
 use crate::srd::Datagrams;
 use crate::stats::{COUNTERS, count};
+use crate::window::Bound;
 use crate::wire::{self, Header};
 
 pub(crate) use self::modify::peer;
@@ -122,6 +123,8 @@ pub(crate) struct Request {
     pub(crate) key: u32,
     pub(crate) local: Local,
     pub(crate) length: u64,
+    /// For a window: the key it has been given, and what it is bound to.
+    pub(crate) bind: Option<(u32, Bound)>,
     /// Where it goes, without a connection.
     pub(crate) to: Option<(Peer, u32)>,
     /// What it ends with when its turn comes, known beforehand.
@@ -195,7 +198,16 @@ impl Receive {
 
 impl Request {
     pub(crate) fn packets(&self) -> u64 {
-        if self.opcode == IBV_WR_RDMA_READ { 1 } else { wire::packets(self.length) }
+        match self.opcode {
+            IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => 0,
+            IBV_WR_RDMA_READ => 1,
+            _ => wire::packets(self.length),
+        }
+    }
+
+    /// Whether it is done here, without a packet.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV)
     }
 
     /// The number after its last packet's.
@@ -262,6 +274,8 @@ impl Qp {
         wc.opcode = match request.opcode {
             IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => IBV_WC_RDMA_WRITE,
             IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
+            IBV_WR_BIND_MW => IBV_WC_BIND_MW,
+            IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
             _ => IBV_WC_SEND,
         };
         if request.is_read() && status == IBV_WC_SUCCESS {
@@ -314,7 +328,13 @@ impl Qp {
 
     /// What a peer's packet is about.
     pub(crate) fn target(&self, header: &Header) -> Target {
-        Target { pd: self.pd, key: header.key, address: header.address, length: header.length }
+        Target {
+            pd: self.pd,
+            qp: self.number,
+            key: header.key,
+            address: header.address,
+            length: header.length,
+        }
     }
 
     /// Goes to the error state: whatever is posted ends, in order, unsignalled requests too.
@@ -348,6 +368,7 @@ impl Qp {
         self.life = next_life();
         self.send_cq.purge(self.number);
         self.recv_cq.purge(self.number);
+        env.regions.forget(self.number);
         env.wire.forget(&self.socket);
         wire::disconnect(&self.socket);
         let mut packet = [0; Header::SIZE];
@@ -537,6 +558,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let domain = unsafe { FakePd::of(fake.ex.qp_base.pd) };
     let mut state = fake.nic.lock();
     state.forget(fake.number());
+    state.regions.forget(fake.number());
     if let Some(qp) = state.qps.remove(&fake.number()) {
         // A forked child may hold the socket too, and then closing alone would not end this.
         let _ = epoll::delete(&fake.nic.epoll, &*qp.socket);

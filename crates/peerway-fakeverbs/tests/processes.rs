@@ -243,6 +243,9 @@ fn a_stopped_peer_is_waited_for() {
         let process = near.far.process.0.id() as i32;
         // SAFETY: a process that this one started.
         assert_eq!(unsafe { libc::kill(process, libc::SIGSTOP) }, 0);
+        let mut status = 0;
+        // SAFETY: as above; it comes back when all threads have stopped.
+        assert_eq!(unsafe { libc::waitpid(process, &mut status, libc::WUNTRACED) }, process);
         let piece = [near.memory.sge(0, LEN)];
         let write = ibv_send_wr::write(1, &piece, near.theirs.memory, near.theirs.key);
         post(&near.qp, &mut [write.with_flags(SIGNALED)]);

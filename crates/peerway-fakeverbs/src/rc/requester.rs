@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use peerway_sys::verbs::ffi::*;
 
 use super::WINDOW;
+use crate::memory::Regions;
 use crate::nic::Env;
 use crate::qp::{Arrived, Local, Qp, Request};
 use crate::silence::{Due, Silence};
@@ -70,7 +71,9 @@ impl Requester {
 
     fn seek(&mut self, packet: u64) {
         self.send = packet;
-        self.at = self.queue.partition_point(|request| request.end() <= packet);
+        // Requests without packets are passed only when they are done.
+        let before = |request: &Request| request.begun && request.end() <= packet;
+        self.at = self.queue.partition_point(before);
     }
 
     /// The peer answered.
@@ -104,9 +107,17 @@ impl Qp {
             return;
         }
         self.tx.pause = None;
-        while self.tx.send < self.tx.next && self.tx.send < self.tx.unacked + WINDOW {
+        while let Some(request) = self.tx.queue.get(self.tx.at) {
+            let local = request.is_local();
+            if !local && self.tx.send >= self.tx.unacked + WINDOW {
+                return;
+            }
             if !self.begin(env) {
                 return;
+            }
+            if local {
+                self.tx.at += 1;
+                continue;
             }
             match self.send_packet(env) {
                 Sent::Blocked => {
@@ -135,6 +146,10 @@ impl Qp {
             return false;
         }
         request.begun = true;
+        if request.is_local() && !window(env.regions, pd, request) {
+            let bind = request.bind.is_some();
+            request.error = Some(if bind { IBV_WC_MW_BIND_ERR } else { IBV_WC_LOC_QP_OP_ERR });
+        }
         if let Local::Memory(pieces) = &request.local {
             let access = if request.is_read() { IBV_ACCESS_LOCAL_WRITE } else { 0 };
             if !env.regions.check(pieces, pd, access) {
@@ -269,7 +284,7 @@ impl Qp {
                 .map(|(_, status)| status);
             let known = first.error.filter(|_| first.begun).or(refused);
             let answered = first.read.as_ref().is_none_or(|read| read.missing == 0);
-            let done = first.end() <= self.tx.unacked && answered;
+            let done = first.begun && first.end() <= self.tx.unacked && answered;
             if known.is_none() && !done {
                 return;
             }
@@ -329,6 +344,14 @@ impl Qp {
         }
         self.tx.rewind();
         self.transmit(env);
+    }
+}
+
+/// Binds a window or takes its key back.
+fn window(regions: &mut Regions, pd: u32, request: &Request) -> bool {
+    match request.bind {
+        Some((key, bound)) => regions.bind(pd, key, bound),
+        None => regions.invalidate(pd, request.key),
     }
 }
 

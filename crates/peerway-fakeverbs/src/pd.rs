@@ -93,6 +93,75 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
+    // SAFETY: the caller's contract.
+    unsafe { register(pd, address, length, iova, access, None) }
+}
+
+/// Maps the memory and registers that. A real dma-buf has its own way into a device; what can be mapped,
+/// such as a memfd, stands in for one.
+///
+/// # Safety
+///
+/// As libibverbs documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    const PAGE: u64 = 4096;
+    let within = (offset % PAGE) as usize;
+    let Ok(start) = libc::off_t::try_from(offset - within as u64) else {
+        return fail(libc::EINVAL);
+    };
+    let size = length.saturating_add(within);
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let place = std::ptr::null_mut();
+    // SAFETY: a new mapping, wherever there is room.
+    let mapped = unsafe { libc::mmap(place, size, rights, libc::MAP_SHARED, fd, start) };
+    if mapped == libc::MAP_FAILED {
+        return std::ptr::null_mut();
+    }
+    let mapping = Mapping { start: mapped, size };
+    let address = mapped.wrapping_byte_add(within);
+    // SAFETY: the caller's contract for the domain; the mapping is kept with the region.
+    unsafe { register(pd, address, length, iova, access.cast_unsigned(), Some(mapping)) }
+}
+
+/// A region. Begins with what the program sees of it.
+#[repr(C)]
+struct FakeMr {
+    raw: ibv_mr,
+    mapping: Option<Mapping>,
+}
+
+/// Memory that was mapped here for a region.
+struct Mapping {
+    start: *mut c_void,
+    size: usize,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped for this alone; the region that it was for is gone.
+        unsafe { libc::munmap(self.start, self.size) };
+    }
+}
+
+/// # Safety
+///
+/// As for `ibv_reg_mr`.
+unsafe fn register(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+    mapping: Option<Mapping>,
+) -> *mut ibv_mr {
     const REMOTE: c_uint = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
     const KNOWN: c_uint = IBV_ACCESS_LOCAL_WRITE
         | IBV_ACCESS_REMOTE_WRITE
@@ -119,8 +188,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     domain.add_user();
     count(&COUNTERS.registrations, 1);
     let context = domain.raw.context;
-    let mr = ibv_mr { context, pd, addr: address, length, handle: key, lkey: key, rkey: key };
-    Box::into_raw(Box::new(mr))
+    let raw = ibv_mr { context, pd, addr: address, length, handle: key, lkey: key, rkey: key };
+    Box::into_raw(Box::new(FakeMr { raw, mapping })).cast()
 }
 
 /// `EBUSY` where a window is bound to it. Else nothing touches the memory any more when this returns: every copy is made under the lock that is taken
@@ -132,12 +201,13 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: registered above; its domain is still there.
-    let (key, domain) = unsafe { ((*mr).lkey, FakePd::of((*mr).pd)) };
+    let (key, domain) = unsafe { ((*mr.cast::<FakeMr>()).raw.lkey, FakePd::of((*mr).pd)) };
     if !domain.nic.lock().regions.remove(key) {
         return libc::EBUSY;
     }
     // SAFETY: as above, and not used again.
-    drop(unsafe { Box::from_raw(mr) });
+    let FakeMr { mapping, .. } = *unsafe { Box::from_raw(mr.cast::<FakeMr>()) };
+    drop(mapping);
     domain.remove_user();
     count(&COUNTERS.deregistrations, 1);
     0

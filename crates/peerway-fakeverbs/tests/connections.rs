@@ -2,12 +2,13 @@
 
 mod support;
 
+use std::os::fd::{AsFd as _, FromRawFd as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use peerway_sys::verbs::ffi::*;
-use peerway_sys::verbs::{AsyncEvent, Cq, Mr, Qp, QpConfig, Subject, masks};
+use peerway_sys::verbs::{AsyncEvent, Cq, Mr, Mw, Qp, QpConfig, Subject, masks, next_rkey};
 
 use support::*;
 
@@ -494,6 +495,95 @@ fn memory_that_was_given_back_is_not_touched() {
             stop.store(true, Ordering::Relaxed);
         });
     }
+}
+
+#[test]
+fn a_region_with_a_window_on_it_stays() {
+    if !scripted("a_region_with_a_window_on_it_stays", "") {
+        return;
+    }
+    let pair = Pair::new();
+    let here = &pair.here;
+    let buffer = Buffer::new(&here.pd, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+    let mw = Mw::alloc(&here.pd).expect("the device has windows");
+    let key = next_rkey(mw.rkey());
+    let info = ibv_mw_bind_info::new(&buffer.mr, buffer.address(0), 64, IBV_ACCESS_REMOTE_READ);
+    let (near, far) = (&pair.near, &pair.far);
+    post(near, &mut [ibv_send_wr::bind_window(1, &mw, key, info).with_flags(SIGNALED)]);
+    let wc = here.completions(1)[0];
+    assert_eq!((wc.wr_id, wc.opcode), (1, IBV_WC_BIND_MW));
+    let (mr, error) = buffer.mr.close().expect_err("a window is bound to it");
+    assert_eq!(error.errno, libc::EBUSY);
+    // Reads, not writes; a write through it ends the connection.
+    let answer = pair.there.buffer(64);
+    let piece = [answer.sge(0, 64)];
+    let address = buffer.start.expose_provenance() as u64;
+    post(far, &mut [ibv_send_wr::read(2, &piece, address, key).with_flags(SIGNALED)]);
+    pair.there.completions(1);
+    let mut requests =
+        [ibv_send_wr::invalidate(3, key), ibv_send_wr::send(4, &[]).with_flags(SIGNALED)];
+    pair.receive(5, &[]);
+    post(near, &mut requests);
+    here.completions(1);
+    pair.there.completions(1);
+    mr.close().expect("nothing is bound to it");
+    post(far, &mut [ibv_send_wr::read(6, &piece, address, key)]);
+    assert_eq!(pair.there.completion().status, IBV_WC_REM_ACCESS_ERR);
+
+    let pair = Pair::new();
+    let shut = Buffer::new(&pair.here.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
+    let mw = Mw::alloc(&pair.here.pd).expect("the device has windows");
+    let info = ibv_mw_bind_info::new(&shut.mr, shut.address(0), 64, IBV_ACCESS_REMOTE_READ);
+    let bind = ibv_send_wr::bind_window(1, &mw, next_rkey(mw.rkey()), info);
+    post(&pair.near, &mut [bind, ibv_send_wr::send(2, &[])]);
+    assert_eq!(pair.here.completion().status, IBV_WC_MW_BIND_ERR);
+    assert!(pair.here.completion().status().is_flushed());
+}
+
+#[test]
+fn a_file_in_memory_stands_in_for_a_dma_buf() {
+    if !scripted("a_file_in_memory_stands_in_for_a_dma_buf", "") {
+        return;
+    }
+    use std::io::{Read as _, Seek as _};
+    let pair = Pair::new();
+    // SAFETY: makes a descriptor, which the file then owns.
+    let mut file = unsafe {
+        std::fs::File::from_raw_fd(libc::memfd_create(c"peerway-test".as_ptr(), libc::MFD_CLOEXEC))
+    };
+    file.set_len(64 << 10).expect("there is memory");
+    let (offset, iova) = (5000, 0x7000_0000);
+    // SAFETY: the file is touched by reading alone.
+    let mr =
+        unsafe { Mr::register_dmabuf(&pair.there.pd, file.as_fd(), offset, 40_000, iova, ALL) };
+    let mr = mr.expect("it can be mapped");
+    let from = pair.here.buffer(40_000);
+    from.pattern(5);
+    let piece = [from.sge(0, 40_000)];
+    pair.post(ibv_send_wr::write(1, &piece, iova, mr.rkey()).with_flags(SIGNALED));
+    pair.here.completions(1);
+    mr.close().expect("it goes");
+    let mut bytes = vec![0; 40_000];
+    file.seek(std::io::SeekFrom::Start(offset)).expect("it is that long");
+    file.read_exact(&mut bytes).expect("it is that long");
+    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == pattern(5, at)));
+}
+
+#[test]
+fn a_queue_pair_may_signal_everything() {
+    if !scripted("a_queue_pair_may_signal_everything", "") {
+        return;
+    }
+    let node = Node::new("fake0");
+    let config = QpConfig { signal_all: true, ..node.config(8) };
+    let qp = Qp::create(&node.pd, &config).expect("a queue pair");
+    node.connect(&qp, node.gid(), qp.number());
+    for id in 0..5 {
+        post(&qp, &mut [ibv_send_wr::write(id, &[], 0, 0)]);
+    }
+    let ids: Vec<u64> = node.completions(5).iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, [0, 1, 2, 3, 4]);
+    assert_eq!((stats().signalled, stats().doorbells), (5, 5));
 }
 
 #[test]

@@ -213,7 +213,7 @@ impl Device {
         attr.max_mtu = IBV_MTU_4096;
         attr.active_mtu = IBV_MTU_4096;
         attr.gid_tbl_len = self.gids().cast_signed();
-        attr.max_msg_sz = MAX_MESSAGE as u32;
+        attr.max_msg_sz = if self.is_efa() { DATAGRAM } else { MAX_MESSAGE } as u32;
         attr.pkey_tbl_len = 1;
         attr.max_vl_num = 1;
         // Four lanes of 25 Gbit/s, and the words for a link that is up or looking.
@@ -232,6 +232,8 @@ impl Device {
         for directory in ["gids", "gid_attrs/types", "gid_attrs/ndevs"] {
             fs::create_dir_all(port.join(directory))?;
         }
+        fs::create_dir_all(path.join("device"))?;
+        fs::write(path.join("device/numa_node"), "-1\n")?;
         fs::write(path.join("node_type"), if self.is_efa() { "7: \n" } else { "1: CA\n" })?;
         fs::write(
             port.join("link_layer"),

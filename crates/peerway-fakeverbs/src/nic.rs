@@ -161,6 +161,7 @@ impl Nic {
     }
 
     fn run(&self) {
+        let _loud = Loud;
         let mut packet = Vec::with_capacity(Header::SIZE + PAYLOAD);
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         let mut due = self.turn();
@@ -298,6 +299,18 @@ impl Nic {
                 return;
             }
             std::thread::yield_now();
+        }
+    }
+}
+
+/// Ends the process when the device's thread panics: a program that waits for a dead device would only
+/// hang.
+struct Loud;
+
+impl Drop for Loud {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
         }
     }
 }

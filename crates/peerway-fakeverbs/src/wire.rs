@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::device::Device;
+use crate::device::{Device, MAX_MESSAGE};
 use crate::script::Dice;
 use crate::stats::{COUNTERS, count};
 
@@ -98,7 +98,8 @@ impl Header {
     /// Header and payload of a datagram; nothing where it is not one of ours.
     pub(crate) fn parse(packet: &[u8]) -> Option<(Self, &[u8])> {
         let (header, payload) = Self::read_from_prefix(packet).ok()?;
-        (header.magic == Self::MAGIC).then_some((header, payload))
+        let ours = header.magic == Self::MAGIC && header.length <= MAX_MESSAGE;
+        ours.then_some((header, payload))
     }
 
     pub(crate) fn has(&self, flag: u8) -> bool {

@@ -587,6 +587,50 @@ fn a_queue_pair_may_signal_everything() {
 }
 
 #[test]
+fn many_threads_and_queue_pairs_share_a_device() {
+    if !scripted("many_threads_and_queue_pairs_share_a_device", "") {
+        return;
+    }
+    let (here, there) = (Node::new("fake0"), Node::new("fake1"));
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let (here, there) = (&here, &there);
+            scope.spawn(move || {
+                for round in 0..20u8 {
+                    // Queues and memory come and go while the others work.
+                    let cq = Cq::create(&here.context, 64, 0, None, 0).expect("a queue");
+                    let cq = Arc::new(cq);
+                    let config = QpConfig { send_cq: &cq, recv_cq: &cq, ..here.config(64) };
+                    let near = Qp::create(&here.pd, &config).expect("a queue pair");
+                    let far = there.qp(64);
+                    here.connect(&near, there.gid(), far.number());
+                    there.connect(&far, here.gid(), near.number());
+                    let (from, to) = (here.buffer(50_000), there.buffer(50_000));
+                    from.pattern(thread ^ round);
+                    let piece = [from.sge(0, 50_000)];
+                    for id in 0..8 {
+                        let write = ibv_send_wr::write(id, &piece, to.address(0), to.mr.rkey());
+                        post(&near, &mut [write.with_flags(SIGNALED)]);
+                    }
+                    for id in 0..8 {
+                        let wc = completion(&cq);
+                        assert_eq!((wc.wr_id, wc.status), (id, IBV_WC_SUCCESS), "{}", wc.status());
+                        assert_eq!(wc.qp_num, near.number());
+                    }
+                    assert!(to.has_pattern(thread ^ round, 0, 50_000));
+                    // Gone with requests under way.
+                    let write = ibv_send_wr::write(9, &piece, to.address(0), to.mr.rkey());
+                    post(&near, &mut [write]);
+                }
+            });
+        }
+    });
+    let stats = stats();
+    assert_eq!((stats.queue_pairs, stats.requests), (0, 4 * 20 * 9));
+    assert_eq!((stats.registrations, stats.deregistrations), (160, 160));
+}
+
+#[test]
 fn reads_are_limited_and_fences_wait_for_them() {
     if !scripted("reads_are_limited_and_fences_wait_for_them", "latency=200us") {
         return;

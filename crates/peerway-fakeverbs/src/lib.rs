@@ -31,8 +31,20 @@
 //! | `linkdown=DEV@MS..MS` | | its packets are lost from one time after loading to another |
 //! | `patience=T` | 1s | how long a peer that is there but silent is waited for, per retry |
 //!
+//! The dice of a context start from the seed and from how many contexts the process opened before, so a
+//! process that does the same in the same order meets the same faults; threads and other processes come
+//! in between as they like. `delay`, `latency` and the rest apply to what this process sends.
+//!
 //! `PEERWAY_FAKE_VERBS_FABRIC` names the fabric; processes of one name reach each other. It is the
 //! user's by default.
+//!
+//! # Where it differs from a device
+//!
+//! - Packets are taken by a thread of the peer's process: a stopped process answers nobody, where a NIC
+//!   would. Such a peer is waited for, by the script's patience, as long as its process is there.
+//! - What is sent again is sent again sooner than the time-out says; time-outs only decide when to give up.
+//! - A region must stay mapped: a device keeps the pages, a thread finds none.
+//! - No atomics, shared receive queues, SQD, type 1 windows, multicast, or events of queue pairs.
 
 mod address;
 mod batch;

@@ -333,6 +333,42 @@ fn missing_receives_are_waited_for_as_often_as_was_asked() {
 }
 
 #[test]
+fn nobody_there_is_retry_exceeded() {
+    if !scripted("nobody_there_is_retry_exceeded", "patience=1000s") {
+        return;
+    }
+    // Known to be lost, all of it: the script's patience is not needed.
+    let exceeded = |node: &Node, qp: &Qp| {
+        post(qp, &mut [ibv_send_wr::write(1, &[], 0, 0)]);
+        let wc = node.completion();
+        assert_eq!(wc.status, IBV_WC_RETRY_EXC_ERR, "{}", wc.status());
+    };
+    let (here, there) = (Node::new("fake0"), Node::new("fake1"));
+    // A number that nobody has; one that was given back; one that is not ready; one of someone else.
+    let qp = here.qp(4);
+    here.connect(&qp, there.gid(), 0x00ff_ff00);
+    exceeded(&here, &qp);
+    let (qp, gone) = (here.qp(4), there.qp(4));
+    here.connect(&qp, there.gid(), gone.number());
+    drop(gone);
+    exceeded(&here, &qp);
+    let (qp, unready) = (here.qp(4), there.qp(4));
+    here.connect(&qp, there.gid(), unready.number());
+    exceeded(&here, &qp);
+    let (qp, taken, other) = (here.qp(4), there.qp(4), here.qp(4));
+    here.connect(&qp, there.gid(), taken.number());
+    there.connect(&taken, here.gid(), other.number());
+    exceeded(&here, &qp);
+    // Both are there and count from different numbers.
+    for (sent, expected) in [(77, 70), (77, 1000), (77, 200_000)] {
+        let (qp, far) = (here.qp(4), there.qp(4));
+        here.connect_with(&qp, there.gid(), far.number(), |attr| attr.sq_psn = sent);
+        there.connect_with(&far, here.gid(), qp.number(), |attr| attr.rq_psn = expected);
+        exceeded(&here, &qp);
+    }
+}
+
+#[test]
 fn an_error_flushes_in_order_and_a_reset_forgets() {
     if !scripted("an_error_flushes_in_order_and_a_reset_forgets", "") {
         return;

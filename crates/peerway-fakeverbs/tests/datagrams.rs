@@ -3,7 +3,9 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 use peerway_sys::efadv::ffi::*;
 use peerway_sys::verbs::ffi::*;
@@ -156,7 +158,7 @@ fn writes_reads_and_messages_cross() {
 
 #[test]
 fn one_request_fails_and_the_others_go_on() {
-    if !scripted("one_request_fails_and_the_others_go_on", "efa") {
+    if !scripted("one_request_fails_and_the_others_go_on", "efa,patience=1000s") {
         return;
     }
     let two = two(16);
@@ -172,10 +174,8 @@ fn one_request_fails_and_the_others_go_on() {
     let nobody = ibv_send_wr::send(6, &[]).to_datagram(&two.ah, 0x00ff_fff0, KEY);
     post(&two.near, &mut [nobody.with_flags(SIGNALED)]);
     two.write(7, from.sge(0, 4096), address, key, None);
-    let begun = Instant::now();
     let mut ends: Vec<(u64, u32)> =
         (0..7).map(|_| two.here.completion()).map(|wc| (wc.wr_id, wc.status)).collect();
-    assert!(begun.elapsed() < Duration::from_secs(20));
     ends.sort_unstable();
     let expected = [
         (1, IBV_WC_SUCCESS),
@@ -239,6 +239,26 @@ fn everything_at_once() {
         return;
     }
     shuffle(5);
+}
+
+#[test]
+fn garbage_is_passed_over() {
+    if !scripted("garbage_is_passed_over", "efa") {
+        return;
+    }
+    let two = two(16);
+    let fabric = std::env::var("PEERWAY_FAKE_VERBS_FABRIC").expect("it was given");
+    let name = format!("peerway-fakeverbs/{fabric}/1/{:06x}", two.far.number());
+    let address = SocketAddr::from_abstract_name(name).expect("a name");
+    let stranger = UnixDatagram::unbound().expect("a socket");
+    let (from, to) = (two.here.buffer(64), two.there.buffer(64));
+    for length in 0..200 {
+        let bytes: Vec<u8> = (0..length).map(|at| pattern(length as u8, at)).collect();
+        stranger.send_to_addr(&bytes, &address).expect("it is there");
+        two.write(1, from.sge(0, 64), to.address(0), to.mr.rkey(), None);
+        two.here.completions(1);
+    }
+    assert_eq!(state(&two.far), IBV_QPS_RTS);
 }
 
 #[test]

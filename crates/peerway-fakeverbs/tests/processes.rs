@@ -196,7 +196,7 @@ fn two_processes_on_a_bad_fabric() {
 
 #[test]
 fn a_killed_peer_is_retry_exceeded() {
-    with_peer("a_killed_peer_is_retry_exceeded", "", |mut near| {
+    with_peer("a_killed_peer_is_retry_exceeded", "patience=1000s", |mut near| {
         near.echo(2);
         near.far.process.0.kill().expect("it runs");
         near.far.process.0.wait().expect("it ended");
@@ -208,7 +208,7 @@ fn a_killed_peer_is_retry_exceeded() {
         }
         let first = near.node.completion();
         assert_eq!((first.wr_id, first.status), (0, IBV_WC_RETRY_EXC_ERR), "{}", first.status());
-        // Eight time-outs of 17 ms: sooner than the script's patience.
+        // Eight time-outs of 17 ms; the script's patience is for peers that are there.
         assert!(begun.elapsed() > Duration::from_millis(100), "{:?}", begun.elapsed());
         assert!(near.node.completion().status().is_flushed());
         assert!(near.node.completion().status().is_flushed());
@@ -275,7 +275,7 @@ fn an_idle_device_costs_nothing() {
         let (before, switches) = busy();
         std::thread::sleep(Duration::from_secs(1));
         let (after, woken) = busy();
-        assert!(after - before < Duration::from_millis(10), "{:?}", after - before);
+        assert!(after - before < Duration::from_millis(50), "{:?}", after - before);
         // This thread slept once; a device that polls would wake hundreds of times.
         assert!(woken - switches < 20, "woken {} times", woken - switches);
     });

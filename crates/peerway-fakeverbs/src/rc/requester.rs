@@ -209,6 +209,8 @@ impl Qp {
         match header.kind {
             kind::ACK => {
                 self.tx.acknowledge(header.seq);
+                // Late, or the two sides count from different numbers and it leads nowhere.
+                self.tx.lost |= header.seq != self.tx.unacked;
                 let overtaken = header.has(flag::GAP) && header.seq == self.tx.unacked;
                 if overtaken && self.tx.filled != header.seq && self.tx.pause.is_none() {
                     self.tx.filled = header.seq;

@@ -79,6 +79,8 @@ impl Qp {
             if header.seq < self.rx.expected + 2 * WINDOW {
                 self.rx.early.insert(header.seq, (*header, payload.to_vec()));
                 self.rx.acknowledge = true;
+            } else {
+                self.rc_notice(env, header);
             }
             return;
         }

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::ptr;
+use std::sync::LazyLock;
 use std::sync::atomic::{Ordering, fence};
 
 use peerway_sys::verbs::ffi::*;
@@ -246,29 +247,29 @@ pub(crate) struct Target {
 }
 
 /// Brings the pages of a range in, as pinning them would, and says whether they are there and, for
-/// `write`, writable.
+/// `write`, writable. Kernels before 5.14 can only tell the first.
 pub(crate) fn populate(address: usize, length: usize, write: bool) -> bool {
-    const PAGE: usize = 4096;
+    static KNOWN: LazyLock<bool> = LazyLock::new(|| {
+        let ours = 0u8;
+        advise(ptr::from_ref(&ours).addr() & !(PAGE - 1), PAGE, libc::MADV_POPULATE_READ)
+    });
     let first = address & !(PAGE - 1);
-    let Some(end) = address.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE))
-    else {
-        return false;
-    };
-    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    let start = ptr::without_provenance_mut(first);
-    // SAFETY: this advice changes no contents and unmaps nothing, wherever it points.
-    let returned = unsafe { libc::madvise(start, end - first, advice) };
-    if returned == 0 {
-        return true;
+    let end = address.checked_add(length).and_then(|end| end.checked_next_multiple_of(PAGE));
+    let Some(size) = end.map(|end| end - first) else { return false };
+    if *KNOWN {
+        let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+        return advise(first, size, advice);
     }
-    let errno = std::io::Error::last_os_error().raw_os_error();
-    // Kernels before 5.14 do not know the advice, and say the same of memory that is not to be written.
-    // Whether something is mapped there, all can tell.
-    errno == Some(libc::EINVAL) && !write && {
-        let mut pages = vec![0u8; (end - first) / PAGE];
-        // SAFETY: one byte per page of the range.
-        unsafe { libc::mincore(start, end - first, pages.as_mut_ptr()) == 0 }
-    }
+    let mut pages = vec![0u8; size / PAGE];
+    // SAFETY: one byte per page of the range, wherever it points.
+    unsafe { libc::mincore(ptr::without_provenance_mut(first), size, pages.as_mut_ptr()) == 0 }
+}
+
+const PAGE: usize = 4096;
+
+fn advise(start: usize, size: usize, advice: i32) -> bool {
+    // SAFETY: the advice given here changes no contents and unmaps nothing, wherever it points.
+    unsafe { libc::madvise(ptr::without_provenance_mut(start), size, advice) == 0 }
 }
 
 #[cfg(test)]

@@ -332,7 +332,7 @@ fn a_child_that_drops_the_handles_leaves_the_parents_alone() {
 
 /// The first device whose first port is up.
 fn open() -> Option<Context> {
-    let devices = Verbs::load(None)
+    let devices = Verbs::load(std::env::var_os("PEERWAY_IBV_SO"))
         .map_err(|error| error.to_string())
         .and_then(|verbs| verbs.devices().map_err(|error| error.to_string()));
     let devices = match devices {

@@ -1,0 +1,221 @@
+//! What goes wrong, and when: the seeded script of `PEERWAY_FAKE_VERBS`.
+//!
+//! Items are separated by commas; each is a word or `name=value`. Chances are percentages (`1%`,
+//! `0.5%`), times have a unit (`us`, `ms`, `s`). The table of items is at the top of the crate. A
+//! script that does not parse gives no devices: a test that runs without the faults it asked for would
+//! prove nothing.
+
+use std::time::Duration;
+
+/// A parsed script. The default is a fabric where nothing goes wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Script {
+    pub(crate) seed: u64,
+    pub(crate) devices: u32,
+    pub(crate) efa: bool,
+    /// Chance that a packet is held back by `delay`, and so overtaken.
+    pub(crate) reorder: f64,
+    /// Chance that a packet is lost.
+    pub(crate) drop: f64,
+    /// Chance that a message which takes a receive is refused although there is one.
+    pub(crate) rnr: f64,
+    /// Chance that a completion appears only `delay` after its effect.
+    pub(crate) late: f64,
+    pub(crate) delay: Duration,
+    /// How long every packet travels.
+    pub(crate) latency: Duration,
+    /// How long a peer that is there but silent is waited for, per retry.
+    pub(crate) patience: Duration,
+    /// A queue pair fails when it comes to its request of this number.
+    pub(crate) flush_after: Option<u64>,
+    /// Devices that go away after so many requests.
+    pub(crate) remove: Vec<(String, u64)>,
+    /// Devices whose link is down from one time after loading to another.
+    pub(crate) linkdown: Vec<(String, Duration, Duration)>,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            devices: 2,
+            efa: false,
+            reorder: 0.0,
+            drop: 0.0,
+            rnr: 0.0,
+            late: 0.0,
+            delay: Duration::from_millis(1),
+            latency: Duration::ZERO,
+            patience: Duration::from_secs(1),
+            flush_after: None,
+            remove: Vec::new(),
+            linkdown: Vec::new(),
+        }
+    }
+}
+
+impl Script {
+    /// # Errors
+    ///
+    /// A sentence that names the item.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let mut script = Self::default();
+        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            script.item(item).map_err(|why| format!("`{item}`: {why}"))?;
+        }
+        let known = |name: &str| (0..script.devices).any(|index| name == format!("fake{index}"));
+        let named = script.remove.iter().map(|(name, _)| name);
+        for name in named.chain(script.linkdown.iter().map(|(name, ..)| name)) {
+            if !known(name) {
+                return Err(format!("`{name}`: there is no such device"));
+            }
+        }
+        Ok(script)
+    }
+
+    fn item(&mut self, item: &str) -> Result<(), String> {
+        let Some((name, value)) = item.split_once('=') else {
+            if item == "efa" {
+                self.efa = true;
+                return Ok(());
+            }
+            return Err("no such word".to_owned());
+        };
+        match name {
+            "seed" => self.seed = number(value)?,
+            "devices" => {
+                self.devices = u32::try_from(number(value)?)
+                    .ok()
+                    .filter(|count| *count <= 200)
+                    .ok_or("at most 200")?;
+            }
+            "reorder" => self.reorder = chance(value)?,
+            "drop" => self.drop = chance(value)?,
+            "rnr" => self.rnr = chance(value)?,
+            "late" => self.late = chance(value)?,
+            "delay" => self.delay = time(value)?,
+            "latency" => self.latency = time(value)?,
+            "patience" => self.patience = time(value)?,
+            "flush_after" => self.flush_after = Some(number(value)?),
+            "remove" => {
+                let (device, after) = value.split_once('@').ok_or("not DEVICE@REQUESTS")?;
+                self.remove.push((device.to_owned(), number(after)?));
+            }
+            "linkdown" => {
+                let words = "not DEVICE@MS..MS";
+                let (device, range) = value.split_once('@').ok_or(words)?;
+                let (from, to) = range.split_once("..").ok_or(words)?;
+                let (from, to) = (number(from)?, number(to)?);
+                if from >= to {
+                    return Err("it ends before it begins".to_owned());
+                }
+                let times = (Duration::from_millis(from), Duration::from_millis(to));
+                self.linkdown.push((device.to_owned(), times.0, times.1));
+            }
+            _ => return Err("no such name".to_owned()),
+        }
+        Ok(())
+    }
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a number"))
+}
+
+fn chance(text: &str) -> Result<f64, String> {
+    let percent = text.strip_suffix('%').and_then(|digits| digits.parse::<f64>().ok());
+    match percent {
+        Some(percent) if (0.0..=100.0).contains(&percent) => Ok(percent / 100.0),
+        _ => Err(format!("`{text}` is not a percentage")),
+    }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(at);
+    let count = number(digits)?;
+    match unit {
+        "us" => Ok(Duration::from_micros(count)),
+        "ms" => Ok(Duration::from_millis(count)),
+        "s" => Ok(Duration::from_secs(count)),
+        _ => Err(format!("`{text}` is not a time in us, ms or s")),
+    }
+}
+
+/// The dice of one context: the same script and the same calls throw the same.
+#[derive(Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// True with this chance. A chance of zero throws nothing, so that faults which are not asked for do
+    /// not change when the others come.
+    pub(crate) fn hit(&mut self, chance: f64) -> bool {
+        chance > 0.0 && ((self.next() >> 11) as f64) < chance * (1u64 << 53) as f64
+    }
+
+    /// SplitMix64: small, and good enough to shuffle packets.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_read() {
+        let text = "seed=7,devices=3, reorder=20%,delay=2ms,rnr=5%,drop=0.5%,late=10%,\
+                    flush_after=1000,remove=fake1@500,efa,latency=3us,linkdown=fake0@10..20,patience=2s";
+        let script = Script::parse(text).expect("all of it is known");
+        assert_eq!((script.seed, script.devices, script.efa), (7, 3, true));
+        assert_eq!((script.reorder, script.rnr, script.drop, script.late), (0.2, 0.05, 0.005, 0.1));
+        assert_eq!(script.delay, Duration::from_millis(2));
+        assert_eq!(script.latency, Duration::from_micros(3));
+        assert_eq!(script.patience, Duration::from_secs(2));
+        assert_eq!(script.flush_after, Some(1000));
+        assert_eq!(script.remove, [("fake1".to_owned(), 500)]);
+        let times = (Duration::from_millis(10), Duration::from_millis(20));
+        assert_eq!(script.linkdown, [("fake0".to_owned(), times.0, times.1)]);
+        assert_eq!(Script::parse(""), Ok(Script::default()));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for (text, words) in [
+            ("drop=1", "`drop=1`: `1` is not a percentage"),
+            ("drop=101%", "`drop=101%`: `101%` is not a percentage"),
+            ("delay=5", "`delay=5`: `5` is not a time in us, ms or s"),
+            ("sped=1", "`sped=1`: no such name"),
+            ("effa", "`effa`: no such word"),
+            ("remove=fake0", "`remove=fake0`: not DEVICE@REQUESTS"),
+            ("remove=fake9@1", "`fake9`: there is no such device"),
+            ("linkdown=fake0@20..10", "`linkdown=fake0@20..10`: it ends before it begins"),
+            ("devices=1000", "`devices=1000`: at most 200"),
+        ] {
+            assert_eq!(Script::parse(text), Err(words.to_owned()));
+        }
+    }
+
+    #[test]
+    fn dice_are_fair_enough_and_repeat() {
+        let throw = || {
+            let mut dice = Dice::new(3);
+            (0..10_000).map(|_| dice.hit(0.2)).collect::<Vec<_>>()
+        };
+        let thrown = throw();
+        assert_eq!(thrown, throw());
+        let hits = thrown.iter().filter(|hit| **hit).count();
+        assert!((1800..2200).contains(&hits), "{hits}");
+        let mut dice = Dice::new(3);
+        assert!(!dice.hit(0.0) && dice.hit(1.0));
+    }
+}

@@ -1,0 +1,275 @@
+//! Packets, and how they travel: one datagram on an abstract Unix socket each.
+//!
+//! Every queue pair has a socket whose name says fabric, device and number, so whoever knows a GID and
+//! a number can send to it, from this process or another. What the script does to packets it does
+//! here, on the way out. Peers share a host, so numbers go in its byte order.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::device::{Device, MAX_MESSAGE};
+use crate::script::Dice;
+use crate::stats::{COUNTERS, count};
+
+/// The most payload in a packet. Large enough that system calls are not what large messages cost, small
+/// enough that a message of some hundred kilobytes is many packets.
+pub(crate) const PAYLOAD: usize = 32 << 10;
+
+/// How long to leave a socket alone whose peer's queue is full. The kernel tells only connected senders
+/// when there is room again.
+pub(crate) const BLOCKED: Duration = Duration::from_micros(50);
+
+/// What a packet is.
+pub(crate) mod kind {
+    /// Part of a write or send.
+    pub(crate) const DATA: u8 = 1;
+    /// Asks for bytes.
+    pub(crate) const READ: u8 = 2;
+    /// Bytes that were asked for.
+    pub(crate) const RESPONSE: u8 = 3;
+    /// Everything before `seq` was executed.
+    pub(crate) const ACK: u8 = 4;
+    /// What `seq` is part of failed with `status`; everything before was executed.
+    pub(crate) const NAK: u8 = 5;
+    /// There is no receive for `seq`: send it again after the time that `status` stands for.
+    pub(crate) const RNR: u8 = 6;
+    /// Packets are not being taken here. Real responders are silent; this only lets the requester tell a
+    /// silent peer from a slow one.
+    pub(crate) const NOTICE: u8 = 7;
+    /// An unreliable datagram.
+    pub(crate) const DATAGRAM: u8 = 8;
+}
+
+pub(crate) mod flag {
+    pub(crate) const LAST: u8 = 1;
+    pub(crate) const SOLICITED: u8 = 2;
+    /// In an acknowledgement: packets after a missing one have arrived.
+    pub(crate) const GAP: u8 = 4;
+}
+
+/// In front of every packet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
+pub(crate) struct Header {
+    /// The packet's number on a connection, the message's without one.
+    pub(crate) seq: u64,
+    /// Where the whole message is in the responder's memory.
+    pub(crate) address: u64,
+    /// How long the whole message is.
+    pub(crate) length: u64,
+    /// Where in the message the payload belongs.
+    pub(crate) offset: u64,
+    /// Which life of the sending queue pair this is from.
+    pub(crate) life: u64,
+    /// Messages before this one have ended for the sender, without a connection.
+    pub(crate) floor: u64,
+    pub(crate) source: u32,
+    /// The device of the sender.
+    pub(crate) device: u32,
+    pub(crate) key: u32,
+    pub(crate) immediate: u32,
+    pub(crate) qkey: u32,
+    /// How many bytes of the message a read wants from `offset` on, in packets.
+    pub(crate) packets: u32,
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    /// `IBV_WR_*`.
+    pub(crate) opcode: u8,
+    pub(crate) status: u8,
+    pub(crate) magic: u32,
+}
+
+impl Header {
+    pub(crate) const SIZE: usize = size_of::<Self>();
+    const MAGIC: u32 = u32::from_be_bytes(*b"pwfv");
+
+    pub(crate) fn new(kind: u8, source: u32, device: u32, life: u64) -> Self {
+        Self { kind, source, device, life, magic: Self::MAGIC, ..Self::default() }
+    }
+
+    /// Header and payload of a datagram; nothing where it is not one of ours.
+    pub(crate) fn parse(packet: &[u8]) -> Option<(Self, &[u8])> {
+        let (header, payload) = Self::read_from_prefix(packet).ok()?;
+        let ours = header.magic == Self::MAGIC && header.length <= MAX_MESSAGE;
+        ours.then_some((header, payload))
+    }
+
+    pub(crate) fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// How many packets a message of `length` is.
+pub(crate) fn packets(length: u64) -> u64 {
+    length.div_ceil(PAYLOAD as u64).max(1)
+}
+
+/// Where a queue pair of a device listens.
+pub(crate) fn address(fabric: &str, device: u32, number: u32) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("peerway-fakeverbs/{fabric}/{device}/{number:06x}"))
+}
+
+/// Connects a socket to its peer's. The kernel queues ten packets by default on a datagram socket, but on
+/// one that is connected to the sender as many as the sender's buffer has room for. Where it fails there
+/// is nobody, or it is slower.
+pub(crate) fn connect(socket: &UnixDatagram, peer: &SocketAddr) {
+    let _ = socket.connect_addr(peer);
+}
+
+/// Takes [`connect`] back.
+pub(crate) fn disconnect(socket: &UnixDatagram) {
+    let none = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
+    // SAFETY: an open socket and an address of the size that is given.
+    unsafe {
+        libc::connect(socket.as_raw_fd(), &none, size_of::<libc::sockaddr>() as libc::socklen_t);
+    }
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Sent {
+    /// It is on its way.
+    Away,
+    /// The peer's queue is full: later.
+    Blocked,
+    /// It is lost: the script, the link, or nobody is there.
+    Lost,
+}
+
+/// The way out of a context.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    pub(crate) device: &'static Device,
+    pub(crate) dice: Dice,
+    held: BinaryHeap<Reverse<Held>>,
+    order: u64,
+    /// A packet that is being put together.
+    pub(crate) scratch: Vec<u8>,
+}
+
+impl Wire {
+    pub(crate) fn new(device: &'static Device, seed: u64) -> Self {
+        let scratch = Vec::with_capacity(Header::SIZE + PAYLOAD);
+        Self { device, dice: Dice::new(seed), held: BinaryHeap::new(), order: 0, scratch }
+    }
+
+    /// Sends a packet without payload.
+    pub(crate) fn send_header(
+        &mut self,
+        from: &Arc<UnixDatagram>,
+        to: &SocketAddr,
+        header: &Header,
+        now: Instant,
+    ) -> Sent {
+        self.scratch.clear();
+        self.scratch.extend_from_slice(header.as_bytes());
+        self.send_scratch(from, to, now)
+    }
+
+    /// Sends what is in `scratch`.
+    pub(crate) fn send_scratch(
+        &mut self,
+        from: &Arc<UnixDatagram>,
+        to: &SocketAddr,
+        now: Instant,
+    ) -> Sent {
+        let script = &self.device.fabric.script;
+        count(&COUNTERS.packets, 1);
+        if self.device.link_down(now) || self.dice.hit(script.drop) {
+            return Sent::Lost;
+        }
+        let mut wait = script.latency;
+        if self.dice.hit(script.reorder) {
+            wait += script.delay;
+        }
+        if !wait.is_zero() {
+            self.hold(from, to, self.scratch.clone(), now + wait);
+            return Sent::Away;
+        }
+        put(from, to, &self.scratch)
+    }
+
+    /// Tells a requester that its packets are not taken; no script touches this, as no real device says
+    /// it.
+    pub(crate) fn notice(&mut self, from: &UnixDatagram, to: &SocketAddr, header: &Header) {
+        // Where it does not arrive the requester waits a little longer.
+        let _ = put(from, to, header.as_bytes());
+    }
+
+    /// Forgets what is under way from a socket.
+    pub(crate) fn forget(&mut self, from: &Arc<UnixDatagram>) {
+        self.held.retain(|Reverse(held)| !Arc::ptr_eq(&held.from, from));
+    }
+
+    fn hold(&mut self, from: &Arc<UnixDatagram>, to: &SocketAddr, bytes: Vec<u8>, at: Instant) {
+        self.order += 1;
+        let order = self.order;
+        self.held.push(Reverse(Held { at, order, from: Arc::clone(from), to: to.clone(), bytes }));
+    }
+
+    /// Sends what was held back until now, and says when the next is due.
+    pub(crate) fn release(&mut self, now: Instant) -> Option<Instant> {
+        while let Some(Reverse(first)) = self.held.peek() {
+            if first.at > now {
+                return Some(first.at);
+            }
+            let Some(Reverse(mut held)) = self.held.pop() else { break };
+            if put(&held.from, &held.to, &held.bytes) == Sent::Blocked {
+                held.at = now + BLOCKED;
+                self.held.push(Reverse(held));
+            }
+        }
+        None
+    }
+}
+
+fn put(from: &UnixDatagram, to: &SocketAddr, bytes: &[u8]) -> Sent {
+    loop {
+        match from.send_to_addr(bytes, to) {
+            Ok(_) => return Sent::Away,
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => return Sent::Blocked,
+                _ => return Sent::Lost,
+            },
+        }
+    }
+}
+
+/// A packet that travels slowly.
+#[derive(Debug)]
+struct Held {
+    at: Instant,
+    order: u64,
+    from: Arc<UnixDatagram>,
+    to: SocketAddr,
+    bytes: Vec<u8>,
+}
+
+impl PartialEq for Held {
+    fn eq(&self, other: &Self) -> bool {
+        self.order == other.order
+    }
+}
+
+impl Eq for Held {}
+
+impl PartialOrd for Held {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Held {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}

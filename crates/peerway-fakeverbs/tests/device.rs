@@ -1,0 +1,32 @@
+//! The tests that `peerway-sys` has for real devices, on this library: on a perfect fabric and on one
+//! where packets overtake each other, receives seem to be missing and completions are late.
+
+mod support;
+
+#[path = "../../peerway-sys/tests/device.rs"]
+mod device;
+
+use std::process::Command;
+
+/// Runs the tests of `device` in a process that has the library and this script.
+fn pass_with(script: &str) {
+    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+        .args(["device::", "--nocapture"])
+        .env("PEERWAY_IBV_SO", support::library())
+        .env("PEERWAY_FAKE_VERBS", script)
+        .output()
+        .expect("this program runs again");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}{words}", String::from_utf8_lossy(&output.stdout));
+    assert!(!words.contains("skipped"), "{words}");
+}
+
+#[test]
+fn they_pass() {
+    pass_with("");
+}
+
+#[test]
+fn they_pass_on_a_bad_fabric() {
+    pass_with("seed=5,reorder=20%,rnr=20%,late=30%,latency=30us,delay=2ms");
+}

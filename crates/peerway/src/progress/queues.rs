@@ -251,7 +251,7 @@ impl Driver {
                 flight.queued = false;
                 continue;
             }
-            self.post_part(lane, slot)?;
+            let posted = self.post_part(lane, slot);
             if let Some(flight) = self.flight(slot) {
                 flight.queued = flight.has_more();
                 if flight.queued {
@@ -259,7 +259,7 @@ impl Driver {
                     queue.push_back(slot);
                 }
             }
-            return Ok(true);
+            return posted.map(|()| true);
         }
     }
 

@@ -199,3 +199,56 @@ fn large_reads_and_writes_arrive_whole() {
         theirs.write_at(0, &expected).unwrap();
     }
 }
+
+/// Anonymous memory at an address of its own choosing, or in the place of what was there.
+fn map(at: Option<*mut u8>, len: usize) -> *mut u8 {
+    let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
+    // SAFETY: a new mapping, or one over memory of this test alone.
+    let ptr = unsafe {
+        libc::mmap(
+            at.map_or(std::ptr::null_mut(), <*mut u8>::cast),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(ptr, libc::MAP_FAILED);
+    ptr.cast()
+}
+
+#[test]
+fn memory_mapped_anew_under_a_registration_is_noticed() {
+    let Some((a, b)) = pair() else { return };
+    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let len = 1 << 20;
+    let theirs = filled(&b, len, 9);
+    let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
+    let ptr = map(None, len);
+    // SAFETY: the mapping is there until the end of the test; that other pages take its place is what is
+    // tested, and only bytes of them are read.
+    let first = unsafe { a.register_raw(ptr, len) }.unwrap();
+    assert_eq!(
+        peer.run(&Batch::read(&first.all(), &remote.all()).unwrap()).unwrap().reason,
+        Reason::Done
+    );
+    assert!(bytes(&first) == bytes(&theirs));
+    // Freed and mapped anew, as allocators do, while the old region is still held.
+    map(Some(ptr), len);
+    // SAFETY: as above.
+    let second = unsafe { a.register_raw(ptr, len) }.unwrap();
+    // SAFETY: as above.
+    let inside = unsafe { a.register_raw(ptr.wrapping_add(4096), 8192) }.unwrap();
+    let part = Batch::read(&inside.all(), &remote.slice(4096..12_288)).unwrap();
+    assert_eq!(peer.run(&part).unwrap().reason, Reason::Done);
+    assert!(
+        bytes(&inside) == bytes(&theirs)[4096..12_288],
+        "what was read went to pages that are gone"
+    );
+    assert_eq!(
+        peer.run(&Batch::read(&second.all(), &remote.all()).unwrap()).unwrap().reason,
+        Reason::Done
+    );
+    assert!(bytes(&second) == bytes(&theirs), "what was read went to pages that are gone");
+}

@@ -21,7 +21,7 @@ use crate::memory::grants::Grant;
 use crate::memory::shared::SharedMemory;
 use crate::peer::Peer;
 use crate::transport::verbs::Rdma;
-use crate::transport::verbs::keys::Registration;
+use crate::transport::verbs::keys::{Keeper, Registration};
 
 /// Memory whose address does not move while it is owned.
 ///
@@ -72,6 +72,8 @@ pub(crate) struct RegionInner {
     len: usize,
     /// Lets our own devices in, from the first transfer on that they carry out.
     registered: OnceLock<Option<Arc<Registration>>>,
+    /// Lives as long as this does.
+    alive: Arc<()>,
     /// Dropped after the registration.
     pub(crate) backing: Backing,
 }
@@ -95,7 +97,7 @@ pub(crate) enum Backing {
 impl RegionInner {
     /// Wraps memory that `backing` keeps valid.
     pub(crate) fn new(ptr: *mut u8, len: usize, backing: Backing) -> Arc<Self> {
-        Arc::new(Self { ptr, len, registered: OnceLock::new(), backing })
+        Arc::new(Self { ptr, len, registered: OnceLock::new(), alive: Arc::new(()), backing })
     }
 
     /// Registers the memory with our devices, unless that was done or cannot be.
@@ -106,10 +108,17 @@ impl RegionInner {
             }
             // SAFETY: the memory is kept by `backing`, which outlives the registration in this struct, and
             // no references to it are made.
-            let made = unsafe { rdma.register_local(self.ptr, self.len) };
+            let made = unsafe { rdma.register_local(self.ptr, self.len, self.keeper()) };
             made.inspect_err(|error| tracing::warn!(%error, "memory is not used by RDMA")).ok()
         });
         registered.as_ref().is_some_and(|registration| registration.is_of(rdma))
+    }
+
+    fn keeper(&self) -> Keeper<'_> {
+        match self.backing {
+            Backing::Raw => Keeper::Caller,
+            Backing::Owned { .. } | Backing::Shared { .. } => Keeper::Region(&self.alive),
+        }
     }
 
     /// Its keys for our own devices.

@@ -1,4 +1,4 @@
-//! Which processors a thread runs on.
+//! Which processors a thread runs on, and which memory is near them.
 
 use std::io;
 
@@ -12,7 +12,6 @@ use rustix::thread::CpuSet;
 ///
 /// As the kernel says: `EINVAL` where none of them may be used; `InvalidInput` where the list is empty or
 /// names a processor beyond those that the call can name (1024).
-#[cfg_attr(not(test), expect(dead_code, reason = "used by the verbs transport"))]
 pub(crate) fn pin_to(cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
     if cpus.is_empty() || cpus.iter().any(|cpu| *cpu >= CpuSet::MAX_CPU) {
@@ -20,6 +19,27 @@ pub(crate) fn pin_to(cpus: &[usize]) -> io::Result<()> {
     }
     cpus.iter().for_each(|cpu| set.set(*cpu));
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+/// The processor that the calling thread runs on now.
+pub(crate) fn current_cpu() -> usize {
+    // SAFETY: asks and changes nothing.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// Has pages of this range, not touched yet, come from a NUMA node if it has any left. A wish: where the
+/// kernel knows no nodes, or does not let us choose, pages come from where they come.
+pub(crate) fn prefer_node(addr: u64, len: u64, node: u16) {
+    const MPOL_PREFERRED: libc::c_int = 1;
+    let mut mask = [0u64; 16];
+    let Some(word) = mask.get_mut(usize::from(node) / 64) else { return };
+    *word = 1 << (node % 64);
+    // SAFETY: the kernel reads the mask, whose bits are counted, and notes a policy for the range; pages that
+    // are there stay.
+    unsafe {
+        let bits = mask.len() * 64;
+        libc::syscall(libc::SYS_mbind, addr, len, MPOL_PREFERRED, mask.as_ptr(), bits, 0);
+    }
 }
 
 #[cfg(test)]

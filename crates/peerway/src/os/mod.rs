@@ -7,7 +7,6 @@
 pub(crate) mod affinity;
 pub(crate) mod cma;
 pub mod copy;
-#[cfg_attr(not(test), expect(dead_code, reason = "used by the verbs transport"))]
 pub(crate) mod maps;
 pub(crate) mod net;
 pub(crate) mod process;
@@ -15,7 +14,6 @@ pub(crate) mod ring;
 pub(crate) mod shm;
 pub mod topology;
 pub(crate) mod unix;
-#[cfg_attr(not(test), expect(dead_code, reason = "used by the verbs transport"))]
 pub(crate) mod vma;
 pub(crate) mod wake;
 

@@ -44,10 +44,11 @@ pub(crate) struct Reopening {
     /// Ends of ours that wait for the peer's.
     waiting: Vec<(u16, Queue)>,
     answers: Vec<queues::Answer>,
-    /// When the next attempt is due, or the present one is given up.
+    /// When the next attempt is due.
     at: u64,
+    /// When the present one is given up.
+    give_up: u64,
     pause: Duration,
-    last_opened: u64,
 }
 
 impl Reopening {
@@ -57,9 +58,6 @@ impl Reopening {
     }
 
     fn soon(&mut self, now: u64) {
-        if now.saturating_sub(self.last_opened) > ANSWER.as_nanos() as u64 {
-            self.pause = Duration::ZERO;
-        }
         self.at = self.at.min(clock::after(now, self.pause));
     }
 }
@@ -85,7 +83,12 @@ impl SessionDriver {
     pub(super) fn until_queues(&self, now: u64) -> Duration {
         let draining = self.lanes.iter().flatten().filter_map(|lane| lane.draining);
         let next = draining.map(|until| clock::until(until, now)).min();
-        let reopening = self.lost_queues().next().map(|_| clock::until(self.reopening.at, now));
+        let due = if self.reopening.waiting.is_empty() {
+            self.reopening.at
+        } else {
+            self.reopening.give_up
+        };
+        let reopening = self.lost_queues().next().map(|_| clock::until(due, now));
         next.into_iter().chain(reopening).min().unwrap_or(Duration::MAX)
     }
 }
@@ -498,7 +501,11 @@ impl Driver {
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
         }
-        if now >= s.reopening.at && s.lost_queues().next().is_some() {
+        let waiting = !s.reopening.waiting.is_empty();
+        if waiting && now >= s.reopening.give_up {
+            s.reopening.waiting.clear();
+            s.reopening.at = clock::after(now, s.reopening.pause);
+        } else if !waiting && now >= s.reopening.at && s.lost_queues().next().is_some() {
             self.offer_queues(s, now);
         }
     }
@@ -506,7 +513,6 @@ impl Driver {
     /// Offers new queue pairs in place of lost ones.
     fn offer_queues(&mut self, s: &mut SessionDriver, now: u64) {
         let plans: Vec<queues::Plan> = s.lost_queues().copied().collect();
-        s.reopening.waiting.clear();
         s.reopening.pause = (s.reopening.pause * 2).clamp(PAUSES.0, PAUSES.1);
         let (queues, offers) = match queues::offer(self.shard.ports(), &plans) {
             Ok(made) => made,
@@ -517,7 +523,7 @@ impl Driver {
             }
         };
         s.reopening.waiting = queues;
-        s.reopening.at = clock::after(now, ANSWER);
+        s.reopening.give_up = clock::after(now, ANSWER);
         if let Some(lane) = s.control_lane() {
             lane.push_control(&Control::OpenQueues { queues: offers });
             s.dirty = true;
@@ -533,11 +539,13 @@ impl Driver {
         }
         let Some(rdma) = s.session.rdma.clone() else { return };
         let waiting = std::mem::take(&mut s.reopening.waiting);
-        s.reopening.at = clock::after(now, s.reopening.pause);
         for (lane, queue) in queues::connect(waiting, &answers, &rdma.ports) {
-            s.reopening.last_opened = now;
+            // Only attempts that fail are made rarer: a queue pair that fails again has worked first.
+            s.reopening.pause = Duration::ZERO;
             self.install(s, lane, queue, now);
         }
+        s.reopening.at = clock::after(now, s.reopening.pause);
+        self.next_tick = 0;
         s.dirty = true;
     }
 

@@ -22,8 +22,8 @@ use rustix::event::epoll;
 
 use crate::clock;
 use crate::inner::Inner;
-use crate::os::process;
 use crate::os::wake::EventFd;
+use crate::os::{affinity, process};
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::flight::Flight;
 use crate::session::Session;
@@ -141,9 +141,16 @@ impl Shard {
         unsafe { *self.driver.get() = Some(driver) };
         self.taken.store(false, Ordering::Release);
         let shard = self.clone();
-        let thread = std::thread::Builder::new()
-            .name("peerway-serve".into())
-            .spawn(move || shard.serve())?;
+        let cpus = endpoint.rdma.as_ref().map(|rdma| rdma.cpus.clone()).unwrap_or_default();
+        let thread = std::thread::Builder::new().name("peerway-serve".into()).spawn(move || {
+            // Near the devices that it polls, where they are near to only some processors.
+            if !cpus.is_empty()
+                && let Err(error) = affinity::pin_to(&cpus)
+            {
+                tracing::debug!(%error, "the service thread stays where it is");
+            }
+            shard.serve();
+        })?;
         *self.thread.lock().unwrap() = Some(thread);
         Ok(())
     }

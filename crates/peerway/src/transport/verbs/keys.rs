@@ -1,7 +1,9 @@
 //! What memory devices may touch: registrations for our own requests, and for peers'.
 //!
 //! Both are made when first needed. Our side of a transfer is registered once per region, for this
-//! process's requests alone, and shared by regions inside one that is registered already. What peers
+//! process's requests alone, and shared by regions inside one that is registered already. A device holds on to
+//! the pages that were there, so sharing asks first whether they still are: memory that a living region of
+//! ours keeps is, and other memory is known by a tag on its mapping, where the kernel has tags. What peers
 //! may touch is registered once per advertisement with exactly its extent and rights: giving *that*
 //! registration back is how an advertisement is revoked, and when the call returns no device lets
 //! anybody in.
@@ -17,6 +19,9 @@ use peerway_sys::verbs::{Mr, VerbsError};
 
 use super::nic::Nic;
 use super::{Rdma, RdmaError};
+use crate::os::affinity;
+use crate::os::maps::Maps;
+use crate::os::vma::Tag;
 
 /// Below this a second thread takes longer to start than a registration takes.
 const PARALLEL_BYTES: usize = 1 << 20;
@@ -99,28 +104,69 @@ impl Registration {
     }
 }
 
+/// Who keeps registered memory where it is.
+#[derive(Clone, Copy)]
+pub(crate) enum Keeper<'a> {
+    /// A region, for as long as this lives.
+    Region(&'a Arc<()>),
+    /// The caller, who promised.
+    Caller,
+}
+
 /// Registrations for our own requests, by address.
-#[derive(Default)]
 pub(crate) struct Cache {
-    by_start: Mutex<BTreeMap<u64, Vec<Weak<Registration>>>>,
+    by_start: Mutex<BTreeMap<u64, Vec<Entry>>>,
+    maps: Option<Maps>,
+}
+
+struct Entry {
+    registration: Weak<Registration>,
+    pages: Same,
+}
+
+/// How it is known that the pages of a registration are those of its addresses.
+enum Same {
+    While(Weak<()>),
+    Tagged(Tag),
 }
 
 impl Cache {
-    /// One that covers the range.
+    pub(crate) fn new() -> Self {
+        Self { by_start: Mutex::default(), maps: Maps::open().ok() }
+    }
+
+    /// One that covers the range and has the pages that are there now.
     pub(crate) fn find(&self, start: u64, len: u64) -> Option<Arc<Registration>> {
         let by_start = self.by_start.lock().unwrap();
         let before = by_start.range(..=start).rev();
-        let live = before.flat_map(|(_, all)| all.iter().filter_map(Weak::upgrade));
-        { live }.find(|registration| registration.covers(start, len))
+        before.flat_map(|(_, all)| all).find_map(|Entry { registration, pages }| {
+            let registration = registration.upgrade().filter(|found| found.covers(start, len))?;
+            let same = match pages {
+                Same::While(kept) => kept.strong_count() > 0,
+                Same::Tagged(tag) => {
+                    self.maps.as_ref().is_some_and(|maps| tag.is_still_there(maps, start, len))
+                }
+            };
+            same.then_some(registration)
+        })
     }
 
-    fn insert(&self, registration: &Arc<Registration>) {
+    /// To be called before the memory is registered: pages that change meanwhile must be noticed.
+    fn mark(&self, start: u64, len: u64, keeper: Keeper<'_>) -> Option<Same> {
+        match keeper {
+            Keeper::Region(kept) => Some(Same::While(Arc::downgrade(kept))),
+            Keeper::Caller => Tag::put(self.maps.as_ref()?, start, len).map(Same::Tagged),
+        }
+    }
+
+    fn insert(&self, registration: &Arc<Registration>, pages: Same) {
         let mut by_start = self.by_start.lock().unwrap();
         by_start.retain(|_, all| {
-            all.retain(|weak| weak.strong_count() > 0);
+            all.retain(|entry| entry.registration.strong_count() > 0);
             !all.is_empty()
         });
-        by_start.entry(registration.start).or_default().push(Arc::downgrade(registration));
+        let entry = Entry { registration: Arc::downgrade(registration), pages };
+        by_start.entry(registration.start).or_default().push(entry);
     }
 }
 
@@ -134,14 +180,19 @@ impl Rdma {
         &self,
         ptr: *mut u8,
         len: usize,
+        keeper: Keeper<'_>,
     ) -> Result<Arc<Registration>, RdmaError> {
         if let Some(found) = self.cache.find(ptr as u64, len as u64) {
             return Ok(found);
         }
+        let pages = self.cache.mark(ptr as u64, len as u64, keeper);
         // SAFETY: the caller vouches for the memory.
         let made = unsafe { Registration::make(&self.nics, ptr, len, IBV_ACCESS_LOCAL_WRITE) }?;
         let made = Arc::new(made);
-        self.cache.insert(&made);
+        // What cannot be told from other memory later is not shared.
+        if let Some(pages) = pages {
+            self.cache.insert(&made, pages);
+        }
         Ok(made)
     }
 
@@ -181,13 +232,17 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    pub(crate) fn new(bytes: usize) -> Self {
+    /// On this NUMA node where the system allows.
+    pub(crate) fn new(bytes: usize, node: Option<u16>) -> Self {
         let bytes = bytes.max(1).next_multiple_of(4096);
         let layout = Layout::from_size_align(bytes, 4096).expect("a page is a power of two");
         // SAFETY: the size is not zero.
         let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
         if ptr.is_null() {
             std::alloc::handle_alloc_error(layout);
+        }
+        if let Some(node) = node {
+            affinity::prefer_node(ptr as u64, bytes as u64, node);
         }
         Self { ptr, layout }
     }

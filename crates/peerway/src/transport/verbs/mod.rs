@@ -22,14 +22,19 @@ use peerway_sys::efadv::Efa;
 use peerway_sys::verbs::{Verbs, VerbsError};
 use peerway_sys::{Library, LoadError};
 
+use peerway_core::topology::{Place, nearest};
+
 use self::keys::Cache;
 use self::nic::Nic;
+use crate::os::{affinity, topology};
 use crate::path::PathKind;
 
 /// The RDMA devices of an endpoint.
 pub(crate) struct Rdma {
     pub(crate) nics: Vec<Arc<Nic>>,
     pub(crate) cache: Cache,
+    /// Processors near the devices, where that is a part of the machine's.
+    pub(crate) cpus: Vec<usize>,
 }
 
 /// Why an endpoint has no RDMA.
@@ -122,10 +127,14 @@ impl Rdma {
         let verbs = Verbs::load(library).map_err(RdmaError::NoLibrary)?;
         let list = verbs.devices()?;
         let names: Vec<String> = list.iter().map(|device| device.name()).collect();
-        let wanted = wanted(config.rdma.devices.as_deref(), &names)?;
+        let places = topology::read(Path::new("/"));
+        let wanted = match &config.rdma.devices {
+            Some(setting) => wanted(setting, &names)?,
+            None => by_nearness(&names, &places),
+        };
         let mut efa = None;
         let (mut nics, mut failed) = (Vec::new(), None);
-        for (at, device) in list.iter().enumerate().filter(|(at, _)| wanted.contains(at)) {
+        for (at, device) in wanted.into_iter().filter_map(|at| Some((at, list.iter().nth(at)?))) {
             let datagrams = nic::is_efa(&device);
             let fits = match pin {
                 Pin::Ib => !datagrams,
@@ -138,7 +147,10 @@ impl Rdma {
             if datagrams && efa.is_none() {
                 efa = Some(Efa::load(named(Library::Efa)).map_err(RdmaError::NoLibrary)?);
             }
-            match Nic::open(&device, nics.len(), efa.as_ref().filter(|_| datagrams), &config.rdma) {
+            let place = places.iter().find(|place| place.name == names[at]);
+            let node = place.and_then(|place| place.numa);
+            let efa = efa.as_ref().filter(|_| datagrams);
+            match Nic::open(&device, nics.len(), efa, node, &config.rdma) {
                 Ok(nic) => nics.push(Arc::new(nic)),
                 // A wrong setting is told even where another device would do.
                 Err(error @ RdmaError::NoGid { .. }) => return Err(error),
@@ -155,7 +167,8 @@ impl Rdma {
             let kind = if pin == Pin::Efa { "EFA" } else { "RDMA" };
             return Err(failed.unwrap_or(RdmaError::NoDevice { kind }));
         }
-        Ok(Arc::new(Self { nics, cache: Cache::default() }))
+        let cpus = cpus(nics.iter().map(|nic| nic.node));
+        Ok(Arc::new(Self { nics, cache: Cache::new(), cpus }))
     }
 
     /// What peers must know to reach the devices.
@@ -174,9 +187,31 @@ fn kernel_has_devices() -> bool {
     found.is_ok_and(|mut entries| entries.next().is_some())
 }
 
+/// All devices, those near the processor that asks first.
+fn by_nearness(names: &[String], places: &[topology::Device]) -> Vec<usize> {
+    let here = topology::node_of_cpu(Path::new("/"), affinity::current_cpu());
+    let here = here.map_or(Place::Unknown, Place::Node);
+    let near = nearest(places, &here);
+    let rank = |name: &str| near.iter().position(|place| place.name == name);
+    let mut all: Vec<usize> = (0..names.len()).collect();
+    all.sort_by_key(|at| rank(&names[*at]).unwrap_or(usize::MAX));
+    all
+}
+
+/// The processors of the one node that all devices are on; none where there is no such node or no other.
+fn cpus(mut nodes: impl Iterator<Item = Option<u16>>) -> Vec<usize> {
+    let root = Path::new("/");
+    let Some(Some(node)) = nodes.next() else { return Vec::new() };
+    if nodes.any(|other| other != Some(node)) {
+        return Vec::new();
+    }
+    let near = topology::cpus_of_node(root, node);
+    let all = std::thread::available_parallelism().map_or(0, |all| all.get());
+    if near.len() < all { near } else { Vec::new() }
+}
+
 /// Which devices a setting names: by name, or by number in the list.
-fn wanted(setting: Option<&str>, names: &[String]) -> Result<Vec<usize>, RdmaError> {
-    let Some(setting) = setting else { return Ok((0..names.len()).collect()) };
+fn wanted(setting: &str, names: &[String]) -> Result<Vec<usize>, RdmaError> {
     let mut wanted = Vec::new();
     for name in setting.split(',').map(str::trim).filter(|name| !name.is_empty()) {
         let number = || name.parse().ok().filter(|at| *at < names.len());
@@ -198,12 +233,11 @@ mod tests {
     #[test]
     fn devices_are_named_or_numbered_once_each() {
         let names = ["mlx5_0", "mlx5_1", "7"].map(String::from);
-        assert_eq!(wanted(None, &names).unwrap(), [0, 1, 2]);
-        assert_eq!(wanted(Some("mlx5_1, 0,mlx5_1"), &names).unwrap(), [1, 0]);
-        assert_eq!(wanted(Some("7"), &names).unwrap(), [2], "a name goes before a number");
-        let error = wanted(Some("mlx5_9"), &names).unwrap_err().to_string();
+        assert_eq!(wanted("mlx5_1, 0,mlx5_1", &names).unwrap(), [1, 0]);
+        assert_eq!(wanted("7", &names).unwrap(), [2], "a name goes before a number");
+        let error = wanted("mlx5_9", &names).unwrap_err().to_string();
         assert!(error.contains("PEERWAY_RDMA_DEV") && error.contains("mlx5_0, mlx5_1"), "{error}");
-        assert!(wanted(Some("3"), &names).is_err());
-        assert!(wanted(Some("0"), &[]).unwrap_err().to_string().contains("there are: none"));
+        assert!(wanted("3", &names).is_err());
+        assert!(wanted("0", &[]).unwrap_err().to_string().contains("there are: none"));
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Nic {
     pub(crate) address: RdmaPort,
     pub(crate) port: u8,
     pub(crate) gid_index: u8,
+    /// The NUMA node it is on, where that is known.
+    pub(crate) node: Option<u16>,
     pub(crate) limits: ibv_device_attr,
     pub(crate) config: config::Rdma,
     flush: Mr,
@@ -41,6 +43,7 @@ impl Nic {
         device: &Device<'_>,
         index: usize,
         efa: Option<&Arc<Efa>>,
+        node: Option<u16>,
         config: &config::Rdma,
     ) -> Result<Self, RdmaError> {
         let context = Arc::new(device.open()?);
@@ -54,7 +57,7 @@ impl Nic {
         let ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
         let (gid_index, gid) = gid(&context, port, attr.gid_tbl_len, ethernet, config.gid_index)?;
         let pd = Arc::new(Pd::alloc(&context)?);
-        let flush_page = Pages::new(1);
+        let flush_page = Pages::new(1, node);
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
         // SAFETY: the page is kept beside the registration, which is dropped first, and nobody has a
         // reference to it.
@@ -74,6 +77,7 @@ impl Nic {
             address,
             port,
             gid_index,
+            node,
             limits,
             config: config.clone(),
             flush,

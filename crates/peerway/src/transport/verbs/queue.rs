@@ -204,7 +204,7 @@ impl Queue {
             // Devices differ in how much they take inline, and some take nothing.
             .or_else(|_| create(nic, &port.cq, ibv_qp_cap { max_inline_data: 0, ..cap }))?;
         let inline = qp.cap().max_inline_data.min(INLINE);
-        let buffers = Pages::new(BUFFER * (usize::from(sends) + usize::from(receives)));
+        let buffers = Pages::new(BUFFER * (usize::from(sends) + usize::from(receives)), nic.node);
         // SAFETY: the pages are dropped after the registration, and nobody has a reference to them.
         let mr = unsafe {
             Mr::register(&nic.pd, buffers.ptr().cast(), buffers.len(), IBV_ACCESS_LOCAL_WRITE)

@@ -45,7 +45,9 @@ pub(crate) fn revoke(world: &World) -> Result<Verdict> {
         hooks::slow(slow);
         pair.b.ask(&format!("hook slow {slow}"))?;
         pair.b.ask(&format!("post t p write r 0 x 0 {len}"))?;
-        caught(world, || Ok(memory::count_new(&region, 1, 2)? > 0))?;
+        // The beginning of every frame: to look at all of it takes an emulated machine too long.
+        let frames = || (0..len / FRAME).map(|frame| frame * FRAME);
+        caught(world, || Ok(frames().any(|at| memory::check(&region, 1, at, at, 64).is_err())))?;
         let fence = region.revoke();
         ensure!(fence == Fence::Held, "nobody is stopped, yet the fence is {fence:?}");
         let hash = memory::hash(&region, 0, len)?;

@@ -2,7 +2,8 @@
 //!
 //! The guest has no cargo: test programs are built here and copied, with `testbed/smoke.sh`, into the one
 //! directory that the guest sees. A test that finds no device says `skipped:` and passes, which is right
-//! on any machine but this one: if no test is left that did not skip, the part fails.
+//! on any machine but this one: if no test is left that did not skip, the part fails. Then the conformance
+//! program runs there over verbs: on sound wires, on wires that lose packets and on ones that reorder them.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,33 +13,65 @@ use std::{env, fs};
 use anyhow::{Context, bail};
 
 /// A package and one of its tests, to be run in the guest.
-const TESTS: &[(&str, &str)] = &[("peerway-sys", "device")];
+const TESTS: &[(&str, &str)] =
+    &[("peerway-sys", "device"), ("peerway", "verbs"), ("peerway", "verbs_link")];
 
-/// Seconds for the guest; a run takes less than one minute, and a hang must not take ten.
+/// The devices of the two sides, on two wires, and the link of one of the wires.
+const DEVICES: &str = "rxe0,rxe2/rxe1,rxe3";
+const LINK: &str = "va1";
+
+/// Seconds for the guest; a run takes a minute or two, and a hang must not take ten.
 const LIMIT: &str = "540";
+/// Seconds for a run of everything, by a machine that is emulated.
+const SOAK_LIMIT: &str = "7200";
+
+/// A run of the conformance program.
+struct Conformance {
+    devices: &'static str,
+    /// What is wrong with the wires, as tc-netem(8) takes it.
+    netem: Option<&'static str>,
+    /// Scenarios; all of them when it is a soak.
+    only: &'static str,
+}
+
+/// What differs on real devices, where minutes count. Reordering makes soft-RoCE go back to the first packet
+/// that is missing, over and over: there a few bytes are enough.
+const CONFORMANCE: &[Conformance] = &[
+    Conformance {
+        devices: DEVICES,
+        netem: None,
+        only: "notes-follow-bytes,rights,kill-target,stop-target-write,cancel-write,cancel-read,\
+               revoke-write,revoke-read",
+    },
+    Conformance { devices: "rxe0/rxe1", netem: None, only: "notes-follow-bytes,kill-initiator" },
+    Conformance { devices: DEVICES, netem: Some("loss 1%"), only: "notes-follow-bytes,threads" },
+    Conformance {
+        devices: DEVICES,
+        netem: Some("delay 1ms reorder 95% 50%"),
+        only: "bad-work,rights,connect",
+    },
+];
 
 /// Builds the tests and runs them in the guest, after a check of the guest itself.
-pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
+pub(crate) fn run(workspace: &Path, target: &Path, soak: bool) -> anyhow::Result<()> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         bail!("the guest is an x86-64 Linux and runs what is built for that");
     }
-    let testbed = workspace.join("testbed");
     let shared = target.join("rdma");
     fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;
-    copy(&testbed.join("smoke.sh"), &shared.join("smoke.sh"))?;
+    copy(&workspace.join("testbed/smoke.sh"), &shared.join("smoke.sh"))?;
     let built = TESTS.iter().map(|(package, test)| {
         copy(&build(workspace, package, test)?, &shared.join(test))?;
         Ok(*test)
     });
     let built: Vec<&str> = built.collect::<anyhow::Result<_>>()?;
+    let program = build_program(workspace, target)?;
+    copy(&program, &shared.join("peerway-conformance"))?;
 
-    let mut guest = Command::new(testbed.join("rdma-vm.sh"));
-    if env::var_os("RDMA_VM_WORK").is_none() {
-        guest.arg("-w").arg(target.join("rdma-vm"));
-    }
-    guest.args(["-v", "-t", LIMIT, "-d"]).arg(&shared).args(["--", "bash", "-c", &script(&built)]);
-    let lines = watched(&mut guest)?;
-
+    let guest = Guest { workspace, target, shared: &shared, soak };
+    let variables =
+        [format!("PEERWAY_TEST_DEVICES={DEVICES}"), format!("PEERWAY_TEST_LINK={LINK}")];
+    let lines = guest.run(&variables, None, &script(&built))?;
     let tests = Tests::read(lines.iter().map(String::as_str));
     for (name, why) in &tests.skipped {
         println!("{name} skipped: {why}");
@@ -48,13 +81,69 @@ pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
         tests.passed,
         tests.skipped.len()
     );
-    tests.verdict(built.len())
+    tests.verdict(built.len())?;
+    for Conformance { devices, netem, only } in CONFORMANCE {
+        let only = if soak && netem.is_none() { String::new() } else { format!(" --only {only}") };
+        let script = format!("./peerway-conformance --transport verbs --profile guest{only} 2>&1");
+        guest.run(&[format!("CONFORMANCE_DEVICES={devices}")], *netem, &script)?;
+    }
+    Ok(())
+}
+
+/// Where and how guests run.
+struct Guest<'a> {
+    workspace: &'a Path,
+    target: &'a Path,
+    /// What they see of this machine.
+    shared: &'a Path,
+    soak: bool,
+}
+
+impl Guest<'_> {
+    /// Boots one, has it run a script, and returns what that said.
+    fn run(
+        &self,
+        variables: &[String],
+        netem: Option<&str>,
+        script: &str,
+    ) -> anyhow::Result<Vec<String>> {
+        let mut guest = Command::new(self.workspace.join("testbed/rdma-vm.sh"));
+        if env::var_os("RDMA_VM_WORK").is_none() {
+            guest.arg("-w").arg(self.target.join("rdma-vm"));
+        }
+        guest.args(["-t", if self.soak { SOAK_LIMIT } else { LIMIT }]);
+        for variable in variables {
+            guest.args(["-e", variable]);
+        }
+        if let Some(netem) = netem {
+            guest.args(["-n", netem]);
+        }
+        guest.arg("-d").arg(self.shared).args(["--", "bash", "-c", script]);
+        println!("$ {guest:?}");
+        watched(&mut guest)
+    }
 }
 
 /// What the guest runs. One thread, so that what a test says stands beside its name.
 fn script(tests: &[&str]) -> String {
     let tests = tests.iter().map(|test| format!(" && ./{test} --test-threads=1 --nocapture 2>&1"));
     format!("./smoke.sh{}", tests.collect::<String>())
+}
+
+/// Builds the conformance program and says where it is.
+fn build_program(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
+    let arguments =
+        ["build", "--release", "--package", "peerway-testkit", "--bin", "peerway-conformance"];
+    println!("$ cargo {}", arguments.join(" "));
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(arguments)
+        .current_dir(workspace)
+        .status()
+        .context("cannot start cargo")?;
+    if !status.success() {
+        bail!("the conformance program could not be built");
+    }
+    Ok(target.join("release/peerway-conformance"))
 }
 
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {

@@ -20,7 +20,8 @@ Examples:
   cargo xtask test                         everything that continuous integration runs
   cargo xtask test --only fmt --only clippy
   cargo xtask test --skip loom
-  cargo xtask test --rdma                  verbs, in a guest with soft-RoCE devices
+  cargo xtask test --rdma                  only verbs, in a guest with soft-RoCE devices
+  cargo xtask test --skip rdma             without that guest
   cargo xtask test --soak                  hours instead of minutes")]
 pub(crate) struct TestArgs {
     /// Run this part; may be given more than once.
@@ -69,8 +70,6 @@ pub(crate) fn run(args: &TestArgs) -> anyhow::Result<()> {
 struct Part {
     name: &'static str,
     about: &'static str,
-    /// Whether it runs without being asked for by name.
-    by_default: bool,
     run: fn(soak: bool) -> anyhow::Result<()>,
 }
 
@@ -80,35 +79,23 @@ impl Part {
             return args.rdma && self.name == RDMA
                 || args.only.iter().any(|name| name == self.name);
         }
-        self.by_default && !args.skip.iter().any(|name| name == self.name)
+        !args.skip.iter().any(|name| name == self.name)
     }
 }
 
 const RDMA: &str = "rdma";
 
 const PARTS: &[Part] = &[
-    Part {
-        name: "setup",
-        about: "the tools that tests need",
-        by_default: true,
-        run: |_| setup::run(),
-    },
-    Part {
-        name: "fmt",
-        about: "formatting",
-        by_default: true,
-        run: |_| cargo(&["fmt", "--all", "--check"], &[]),
-    },
+    Part { name: "setup", about: "the tools that tests need", run: |_| setup::run() },
+    Part { name: "fmt", about: "formatting", run: |_| cargo(&["fmt", "--all", "--check"], &[]) },
     Part {
         name: "config-docs",
         about: "docs/configuration.md against the table of settings",
-        by_default: true,
         run: |_| config_docs::check(workspace()),
     },
     Part {
         name: "clippy",
         about: "lints, warnings are errors",
-        by_default: true,
         run: |_| {
             cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"], &[])
         },
@@ -116,7 +103,6 @@ const PARTS: &[Part] = &[
     Part {
         name: "test",
         about: "unit, integration, property and fuzz tests, and the examples in the documentation",
-        by_default: true,
         run: |soak| {
             // 256 cases are proptest's default and take seconds; a soak looks at more.
             let cases = if soak { "20000" } else { "256" };
@@ -126,7 +112,6 @@ const PARTS: &[Part] = &[
     Part {
         name: "docs",
         about: "documentation, warnings are errors",
-        by_default: true,
         run: |_| {
             let flags = ("RUSTDOCFLAGS", "--deny warnings".into());
             cargo(&["doc", "--workspace", "--no-deps"], &[flags])
@@ -135,7 +120,6 @@ const PARTS: &[Part] = &[
     Part {
         name: "loom",
         about: "every interleaving of the rings and queues",
-        by_default: true,
         run: |_| {
             // A directory of its own: the flag would otherwise rebuild everything, twice per run.
             let target = target_directory().join("loom").display().to_string();
@@ -148,13 +132,11 @@ const PARTS: &[Part] = &[
     Part {
         name: "instructions",
         about: "instructions of hot operations against docs/instructions.txt",
-        by_default: true,
         run: |_| instructions(false),
     },
     Part {
         name: "conformance",
         about: "the contract, for every transport, between processes",
-        by_default: true,
         run: |soak| {
             let profile = if soak { "soak" } else { "ci" };
             let program = ["--package", "peerway-testkit", "--bin", "peerway-conformance"];
@@ -165,14 +147,12 @@ const PARTS: &[Part] = &[
     Part {
         name: "python",
         about: "the wheel in a fresh virtual environment, and its tests",
-        by_default: true,
         run: |_| python::run(workspace(), &target_directory()),
     },
     Part {
         name: RDMA,
-        about: "verbs in a guest with four soft-RoCE devices; only by name until there is a verbs transport",
-        by_default: false,
-        run: |_| rdma::run(workspace(), &target_directory()),
+        about: "verbs in a guest with four soft-RoCE devices",
+        run: |soak| rdma::run(workspace(), &target_directory(), soak),
     },
 ];
 
@@ -248,8 +228,9 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_is_asked_for() {
-        assert!(!chosen(&args(&[], &[])).contains(&RDMA));
+    fn the_guest_is_a_part_and_can_be_asked_for() {
+        assert!(chosen(&args(&[], &[])).contains(&RDMA));
+        assert!(!chosen(&args(&[], &[RDMA])).contains(&RDMA));
         assert_eq!(chosen(&args(&[RDMA], &[])), [RDMA]);
         assert_eq!(chosen(&TestArgs { rdma: true, ..args(&[], &[]) }), [RDMA]);
         assert_eq!(chosen(&TestArgs { rdma: true, ..args(&["fmt"], &[]) }), ["fmt", RDMA]);

@@ -556,15 +556,15 @@ pub const SETTINGS: &[Setting] = &[
         status: Status::Used,
     },
     kept(
-        "PEERWAY_RDMA_CC",
-        &["UCCL_P2P_RDMA_CC"],
-        "Congestion control in software over RDMA.",
+        "UCCL_P2P_RDMA_CC",
+        &[],
+        "Upstream: congestion control in software over RDMA.",
         Status::AnsweredWithWarning("the device's own congestion control is used"),
     ),
     kept(
-        "PEERWAY_RDMA_LINK_GBPS",
-        &["UCCL_P2P_RDMA_LINK_GBPS"],
-        "Speed of the RDMA link, for congestion control.",
+        "UCCL_P2P_RDMA_LINK_GBPS",
+        &[],
+        "Upstream: speed of the RDMA link, for congestion control.",
         Status::AnsweredWithWarning("the device's own congestion control is used"),
     ),
     kept(

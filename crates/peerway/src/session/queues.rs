@@ -61,7 +61,7 @@ pub(crate) fn offer(ports: &[Arc<PortCq>], plans: &[Plan]) -> Result<Offered, St
     let (mut queues, mut offers, mut failed) = (Vec::new(), Vec::new(), None);
     for &Plan { lane, from, to, latency } in plans {
         let made = ports.get(from).ok_or_else(|| "no such port".to_owned());
-        let made = made.and_then(|port| Queue::new(port, latency).map_err(|e| e.to_string()));
+        let made = made.and_then(|port| make(port, latency));
         match made {
             Ok(queue) => {
                 offers.push(QueueOffer { lane, to_port: to as u8, latency, end: queue.end() });
@@ -76,6 +76,13 @@ pub(crate) fn offer(ports: &[Arc<PortCq>], plans: &[Plan]) -> Result<Offered, St
         Some(why) if queues.is_empty() => Err(why),
         _ => Ok((queues, offers)),
     }
+}
+
+fn make(port: &Arc<PortCq>, latency: bool) -> Result<Queue, String> {
+    if !port.nic.has_link() {
+        return Err(format!("the link of {} is down", port.nic.context.name()));
+    }
+    Queue::new(port, latency).map_err(|error| error.to_string())
 }
 
 /// Makes and connects the far ends of what a peer offers.
@@ -94,8 +101,8 @@ pub(crate) fn answer(
             answers.push((offer.lane, Err("no such port or lane".to_owned())));
             continue;
         };
-        let made = Queue::new(port, offer.latency).and_then(|mut queue| {
-            queue.connect(offer.end, their)?;
+        let made = make(port, offer.latency).and_then(|mut queue| {
+            queue.connect(offer.end, their).map_err(|error| error.to_string())?;
             Ok(queue)
         });
         match made {
@@ -103,7 +110,7 @@ pub(crate) fn answer(
                 answers.push((offer.lane, Ok(queue.end())));
                 queues.push((offer.lane, queue));
             }
-            Err(error) => answers.push((offer.lane, Err(error.to_string()))),
+            Err(why) => answers.push((offer.lane, Err(why))),
         }
     }
     (queues, answers)

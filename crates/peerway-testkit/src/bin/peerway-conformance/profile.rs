@@ -21,6 +21,8 @@ pub(crate) struct Profile {
     pub(crate) slack: Duration,
     /// How long memory is watched after its fence.
     pub(crate) watch: Duration,
+    /// How many times longer than on a real machine a processor takes for the same.
+    pub(crate) slower: u32,
     /// A scenario that takes longer hangs.
     pub(crate) limit: Duration,
 }
@@ -37,6 +39,7 @@ pub(crate) const CI: Profile = Profile {
     deadline: Duration::from_millis(3000),
     slack: Duration::from_millis(2500),
     watch: Duration::from_millis(300),
+    slower: 1,
     limit: Duration::from_secs(60),
 };
 
@@ -52,6 +55,7 @@ pub(crate) const GUEST: Profile = Profile {
     deadline: Duration::from_millis(8000),
     slack: Duration::from_millis(15_000),
     watch: Duration::from_millis(1000),
+    slower: 10,
     limit: Duration::from_secs(300),
 };
 
@@ -67,6 +71,7 @@ pub(crate) const SOAK: Profile = Profile {
     deadline: Duration::from_millis(5000),
     slack: Duration::from_millis(4000),
     watch: Duration::from_millis(2000),
+    slower: 1,
     limit: Duration::from_secs(1800),
 };
 

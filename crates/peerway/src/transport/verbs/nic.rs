@@ -50,7 +50,6 @@ impl Nic {
         let limits = context.device_attr()?;
         let ports = (1..=limits.phys_port_cnt).map(|port| (port, context.port_attr(port)));
         let active = ports.filter_map(|(port, attr)| Some((port, attr.ok()?)));
-        let is_active = |state| matches!(state, IBV_PORT_ACTIVE | IBV_PORT_ACTIVE_DEFER);
         let (port, attr) = { active }
             .find(|(_, attr)| is_active(attr.state))
             .ok_or_else(|| RdmaError::NoActivePort { devices: context.name().to_owned() })?;
@@ -86,6 +85,11 @@ impl Nic {
         })
     }
 
+    /// Whether its link is up. Queue pairs could be made without, and would fail with their first request.
+    pub(crate) fn has_link(&self) -> bool {
+        self.context.port_attr(self.port).is_ok_and(|attr| is_active(attr.state))
+    }
+
     /// Eight bytes that peers read to learn that their writes have arrived: address and key.
     pub(crate) fn flush_word(&self) -> (u64, u32) {
         (self.flush_page.ptr() as u64, self.flush.rkey())
@@ -102,6 +106,10 @@ impl Nic {
         let default = if self.efa.is_some() { 8 } else { 3 };
         self.config.service_level.unwrap_or(default)
     }
+}
+
+fn is_active(state: u32) -> bool {
+    matches!(state, IBV_PORT_ACTIVE | IBV_PORT_ACTIVE_DEFER)
 }
 
 /// The address to use: the one that was asked for, or the best.

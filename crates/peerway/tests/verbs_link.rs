@@ -1,0 +1,108 @@
+//! A link goes down under transfers that use it, and comes up again: what it carried goes on by the other
+//! device, nothing is lost, late or counted twice, and afterwards it carries its share again.
+//!
+//! Needs two devices a side and a link to cut: `PEERWAY_TEST_DEVICES=rxe0,rxe2/rxe1,rxe3` and
+//! `PEERWAY_TEST_LINK=va1` in the guest of `testbed/rdma-vm.sh`. Elsewhere it says so and ends.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use peerway::{Access, Batch, Endpoint, Pin, Reason, Region};
+
+const LEN: usize = 4 << 20;
+const ROUNDS: u64 = 12;
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+fn set(link: &str, state: &str) {
+    let status = Command::new("ip").args(["link", "set", link, state]).status();
+    assert!(status.expect("ip is there").success(), "ip link set {link} {state}");
+}
+
+fn sent_by(link: &str) -> u64 {
+    let file = format!("/sys/class/net/{link}/statistics/tx_bytes");
+    std::fs::read_to_string(file).expect("the link is there").trim().parse().expect("a number")
+}
+
+fn filled(endpoint: &Endpoint, seed: u8) -> Region {
+    let bytes: Vec<u8> = (0..LEN).map(|i| (i as u8).wrapping_mul(7).wrapping_add(seed)).collect();
+    endpoint.register(bytes).expect("memory registers")
+}
+
+fn bytes(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; LEN];
+    region.read_at(0, &mut bytes).expect("inside");
+    bytes
+}
+
+#[test]
+fn a_link_goes_down_and_up_under_transfers() {
+    let devices = std::env::var("PEERWAY_TEST_DEVICES").unwrap_or_default();
+    let link = std::env::var("PEERWAY_TEST_LINK").unwrap_or_default();
+    let (Some((ours, theirs)), false) = (devices.split_once('/'), link.is_empty()) else {
+        eprintln!("skipped: PEERWAY_TEST_DEVICES and PEERWAY_TEST_LINK name no link to cut");
+        return;
+    };
+    let endpoint = |devices: &str| {
+        let builder = Endpoint::builder().transport(Pin::Ib).rdma_devices(devices);
+        builder
+            .deadline(WATCHDOG)
+            .detect(Duration::from_secs(10))
+            .build()
+            .expect("devices are there")
+    };
+    let (a, b) = (endpoint(ours), endpoint(theirs));
+    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let target = filled(&b, 0);
+    let remote = peer.import(&target.advertise(Access::READ_WRITE).unwrap()).unwrap();
+
+    let transfer = |round: u64| {
+        let from = filled(&a, round as u8);
+        let write = Batch::write(&from.all(), &remote.all()).unwrap().count(1);
+        let write = peer.post(&write).unwrap();
+        assert_eq!(b.wait_counter(1, round, WATCHDOG), round, "a count was lost");
+        assert!(bytes(&target) == bytes(&from), "round {round}: counted before all had arrived");
+        assert_eq!(write.join().reason, Reason::Done, "round {round}");
+        let back = filled(&a, 0);
+        let read = peer.post(&Batch::read(&back.all(), &remote.all()).unwrap()).unwrap();
+        assert_eq!(read.join().reason, Reason::Done, "round {round}");
+        assert!(bytes(&back) == bytes(&from), "round {round}: a read");
+        assert_eq!(b.counter(1), round, "counted twice");
+    };
+
+    let before = sent_by(&link);
+    transfer(1);
+    assert!(sent_by(&link) - before > LEN as u64 / 4, "the link carries no share");
+
+    let cut = std::thread::scope(|scope| {
+        let cutter = scope.spawn(|| {
+            // In the middle of a transfer: each takes longer than this in the guest.
+            std::thread::sleep(Duration::from_millis(30));
+            set(&link, "down");
+            Instant::now()
+        });
+        (2..ROUNDS).for_each(&transfer);
+        cutter.join().expect("the link was cut")
+    });
+    let lost = peer.stats().lanes_lost;
+    eprintln!(
+        "{} rounds in {:?} after the cut, {lost} queue pairs lost",
+        ROUNDS - 2,
+        cut.elapsed()
+    );
+    assert!(lost > 0, "nothing was lost: the link was not in use");
+
+    set(&link, "up");
+    let up = Instant::now();
+    let mut round = ROUNDS;
+    // Queue pairs are replaced by and by.
+    loop {
+        let before = sent_by(&link);
+        transfer(round);
+        if sent_by(&link) - before > LEN as u64 / 4 {
+            break;
+        }
+        assert!(up.elapsed() < WATCHDOG, "the link carries nothing again");
+        round += 1;
+    }
+    eprintln!("the link carries its share again {:?} after it came up", up.elapsed());
+}

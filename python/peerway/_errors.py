@@ -115,6 +115,10 @@ class DeliveryUnknown(TransferError):
     """A lane broke and it is not known whether the notification was delivered."""
 
 
+class DeviceError(TransferError):
+    """An RDMA device refused a request before it went out."""
+
+
 class TransferCancelled(TransferError):
     """The transfer was cancelled."""
 
@@ -152,6 +156,7 @@ __all__ = [
     "CounterTimeout",
     "CountersFull",
     "DeliveryUnknown",
+    "DeviceError",
     "EndpointClosed",
     "InvalidDescriptor",
     "InvalidMetadata",

@@ -46,6 +46,7 @@ fn transfer(error: TransferError) -> &'static str {
         TransferError::PeerMisbehaved => "PeerMisbehaved",
         TransferError::EndpointClosed => "EndpointClosed",
         TransferError::DeliveryUnknown => "DeliveryUnknown",
+        TransferError::Device => "DeviceError",
         _ => "TransferError",
     }
 }

@@ -76,6 +76,12 @@ pub enum RdmaError {
         /// Of this device.
         device: String,
     },
+    /// A device of the first kind, that carries messages only.
+    #[error("{device} cannot read or write a peer's memory: that takes a later EFA device or driver")]
+    NoMemoryRequests {
+        /// Which device.
+        device: String,
+    },
     /// A verb failed.
     #[error("{0}")]
     Verbs(#[from] VerbsError),

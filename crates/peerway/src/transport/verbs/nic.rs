@@ -5,6 +5,9 @@ use std::sync::Arc;
 use peerway_core::config;
 use peerway_core::wire::RdmaPort;
 use peerway_sys::efadv::Efa;
+use peerway_sys::efadv::ffi::{
+    EFADV_DEVICE_ATTR_CAPS_RDMA_READ, EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE,
+};
 use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Context, Device, Mr, Pd, choose_gid};
 
@@ -48,6 +51,12 @@ impl Nic {
     ) -> Result<Self, RdmaError> {
         let context = Arc::new(device.open()?);
         let limits = context.device_attr()?;
+        if let Some(efa) = efa {
+            let both = EFADV_DEVICE_ATTR_CAPS_RDMA_READ | EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE;
+            if efa.device_attr(&context)?.device_caps & both != both {
+                return Err(RdmaError::NoMemoryRequests { device: context.name().to_owned() });
+            }
+        }
         let ports = (1..=limits.phys_port_cnt).map(|port| (port, context.port_attr(port)));
         let active = ports.filter_map(|(port, attr)| Some((port, attr.ok()?)));
         let (port, attr) = { active }

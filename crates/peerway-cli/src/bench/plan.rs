@@ -123,6 +123,8 @@ pub(crate) mod tests {
             op: Ops::Both,
             seconds: 0.6,
             mode: Mode::Bandwidth,
+            rdma_dev: Vec::new(),
+            perftest: false,
         }
     }
 

@@ -122,6 +122,10 @@ pub(crate) struct Measure {
     /// ib_write_lat with --mode pingpong. It must be installed on both sides.
     #[arg(long)]
     pub(crate) perftest: bool,
+    /// Also measure what registering memory with RDMA devices costs, per GB and per lookup of memory
+    /// that is registered.
+    #[arg(long)]
+    pub(crate) registration: bool,
     /// What to look at.
     #[arg(long, value_enum, default_value_t = Mode::Bandwidth)]
     pub(crate) mode: Mode,

@@ -125,6 +125,7 @@ pub(crate) mod tests {
             mode: Mode::Bandwidth,
             rdma_dev: Vec::new(),
             perftest: false,
+            registration: false,
         }
     }
 

@@ -13,7 +13,9 @@ use super::measure::{Figures, Times};
 use super::{Op, size};
 
 mod compared;
+mod registration;
 pub(crate) use compared::Compared;
+pub(crate) use registration::Registration;
 
 /// One measured row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -121,6 +123,7 @@ pub(crate) struct Report {
     pub(crate) lines: Vec<Line>,
     /// Rows beside perftest.
     pub(crate) compared: Vec<Compared>,
+    pub(crate) registrations: Vec<Registration>,
     pub(crate) besides: Vec<Besides>,
     /// Paths that were not or not wholly measured, and why; other remarks.
     pub(crate) notes: Vec<String>,
@@ -151,6 +154,9 @@ impl fmt::Display for Report {
         if !self.compared.is_empty() {
             writeln!(f)?;
             compared::write(f, &self.compared)?;
+        }
+        for registration in &self.registrations {
+            write!(f, "\n{registration}")?;
         }
         if !self.besides.is_empty() {
             writeln!(f)?;
@@ -346,6 +352,7 @@ pub(crate) mod tests {
                 line("tcp", Op::Write, 4096, 100_000),
             ],
             compared: Vec::new(),
+            registrations: Vec::new(),
             besides: vec![Besides {
                 path: "tcp".to_owned(),
                 connect: spread,

@@ -106,6 +106,7 @@ fn run(
             lines: Vec::new(),
             besides: Vec::new(),
             compared: Vec::new(),
+            registrations: Vec::new(),
             notes: plan.left_out().into_iter().collect(),
             seconds: measure.seconds,
             clock_cost: tools.watch.cost(),
@@ -171,6 +172,15 @@ impl Finished {
                     }
                 }
                 bar.inc(1);
+            }
+            if measure.registration && session.is_rdma() && self.failed.len() == failed {
+                let what = format!("{name} registering memory");
+                tools.dog.begin(what.clone());
+                bar.set_message(what.clone());
+                match session.registration(tools) {
+                    Ok(registration) => self.report.registrations.push(registration),
+                    Err(error) => self.fail(what, error)?,
+                }
             }
             if measure.mode == Mode::Bandwidth && self.failed.len() == failed {
                 let what = format!("{name} connecting, posting and resting");

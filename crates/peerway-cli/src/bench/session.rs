@@ -24,6 +24,8 @@ use super::report::{Besides, Line, Spread};
 use super::watchdog::Watchdog;
 use super::{Op, memory, pattern, serve, stream};
 
+mod registration;
+
 /// More pieces than this go as a block list: it is what block lists are for.
 const MAX_VECTOR: u32 = 1024;
 
@@ -93,6 +95,11 @@ impl Session {
         let name = peer.path().kind.to_string();
         let device = ours;
         Ok(Self { name, pin, metadata, endpoint, peer, local, remote, shared, device, port })
+    }
+
+    /// Whether RDMA devices carry it.
+    pub(crate) fn is_rdma(&self) -> bool {
+        self.pin.is_rdma()
     }
 
     /// Closes it on both sides.

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(45);
 /// How long a server may take until it listens.
 const START: Duration = Duration::from_secs(10);
 /// How often both are looked at.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A server that listens for one client.
 pub(crate) struct Server {

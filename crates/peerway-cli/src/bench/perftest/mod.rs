@@ -22,7 +22,7 @@ use parse::Found;
 pub(crate) const PAIRS: usize = 7;
 
 /// Transfers under way on both sides of a row for bandwidth; perftest calls it `--tx-depth`.
-pub(crate) const DEPTH: u32 = 32;
+pub(crate) const DEPTH: u32 = 16;
 
 /// Rows for bandwidth start here: smaller ones measure how fast requests are made.
 const FROM: u64 = 64 << 10;
@@ -74,7 +74,8 @@ impl Ask {
     /// So many iterations that a run takes about `seconds` at this speed, and enough to mean something.
     pub(crate) fn last(&mut self, seconds: f64, nanos_each: f64) {
         let fit = seconds * 1e9 / nanos_each / f64::from(self.queue_pairs);
-        let least = if self.op == Op::Pingpong { 100 } else { 2 * u64::from(self.depth) };
+        let twice = 2 * u64::from(self.depth) / u64::from(self.queue_pairs);
+        let least = if self.op == Op::Pingpong { 100 } else { twice.max(5) };
         self.iterations = (fit as u64).clamp(least, 1 << 20);
     }
 }
@@ -138,7 +139,7 @@ mod tests {
         ask.last(1.0, 1e6);
         assert_eq!(ask.iterations, 500);
         ask.last(0.001, 1e9);
-        assert_eq!(ask.iterations, 64);
+        assert_eq!(ask.iterations, 32);
         ask.check().unwrap();
         assert!(Ask { iterations: u64::MAX, ..ask }.check().is_err());
         assert!(Ask { size: 0, ..ask }.check().is_err());

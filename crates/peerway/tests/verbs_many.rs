@@ -2,6 +2,7 @@
 //! they are removed. Where there is no device each test says so and ends.
 
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerway::{Access, Batch, Endpoint, PathKind, Peer, Pin, Reason, Region, RemoteRegion};
@@ -12,6 +13,9 @@ const LEN: usize = 200_000;
 /// What the second process is told.
 const METADATA: &str = "PEERWAY_TEST_METADATA";
 const DESCRIPTOR: &str = "PEERWAY_TEST_DESCRIPTOR";
+
+/// Queue pairs are counted on the whole machine, so tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// An endpoint on the first device, or `None` where there is none.
 fn endpoint() -> Option<Endpoint> {
@@ -47,13 +51,16 @@ fn transfer(endpoint: &Endpoint, peer: &Peer, remote: &RemoteRegion, seed: u8) {
     assert!(bytes(&ours) == bytes(&back), "{seed}");
 }
 
-/// Connections that the kernel has for this process, if `rdma` can be asked.
+/// Queue pairs that the kernel has on all devices, if `rdma` can be asked.
 fn queue_pairs() -> Option<usize> {
-    let listed = Command::new("rdma").args(["resource", "show", "qp"]).output().ok()?;
-    let pid = format!("pid {} ", std::process::id());
+    let listed = Command::new("rdma").args(["resource", "show"]).output().ok()?;
+    // `0: rxe0: pd 34 cq 34 qp 53 ...`
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let ours = |line: &&str| line.contains("type RC") && format!("{line} ").contains(&pid);
-    listed.status.success().then(|| text.lines().filter(ours).count())
+    let counts = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().skip_while(|word| *word != "qp");
+        words.nth(1)?.parse::<usize>().ok()
+    });
+    listed.status.success().then(|| counts.sum())
 }
 
 /// Waits until there are so many: a queue pair is given back once it has come to rest.
@@ -73,6 +80,7 @@ fn expect_queue_pairs(expected: usize) {
 
 #[test]
 fn many_peers_share_a_device_and_leave_nothing_behind() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(hub) = endpoint() else { return };
     let none = queue_pairs().unwrap_or(0);
     let others: Vec<Endpoint> = (0..PEERS).map(|_| endpoint().expect("as before")).collect();
@@ -112,6 +120,7 @@ fn many_peers_share_a_device_and_leave_nothing_behind() {
 
 #[test]
 fn two_processes_meet_by_one_device() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(owner) = endpoint() else { return };
     let region = filled(&owner, 0);
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -311,9 +311,9 @@ mod tests {
         }
         let svg = svg(&lines);
         check(&svg);
-        // Two curves a path and two limits.
-        assert_eq!(svg.matches("<polyline").count(), 12);
-        assert_eq!(svg.matches("<circle").count(), 48 + 12, "a dot a row, and in the legend");
+        // Two curves a path and three limits.
+        assert_eq!(svg.matches("<polyline").count(), 13);
+        assert_eq!(svg.matches("<circle").count(), 52 + 13, "a dot a row, and in the legend");
         for label in [">256<", ">4K<", ">16M<", ">tcp read<", ">limit, tcp: a socket<", "GB/s"] {
             assert!(svg.contains(label), "{label}");
         }

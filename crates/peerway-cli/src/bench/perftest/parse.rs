@@ -20,6 +20,10 @@ pub(crate) fn row(text: &str, op: Op, size: u64) -> Option<Found> {
         let is_it = words.next().is_some_and(|word| word.parse() == Ok(size));
         is_it.then(|| words.map(|word| word.parse().unwrap_or(f64::NAN)).collect::<Vec<f64>>())
     })?;
+    // A column that is missing moves the others.
+    if row.len() < if op == Op::Pingpong { 8 } else { 4 } {
+        return None;
+    }
     let real = |at: usize| row.get(at).copied().filter(|value| value.is_finite() && *value > 0.0);
     match op {
         // iterations, peak and average in Gbit/s, messages

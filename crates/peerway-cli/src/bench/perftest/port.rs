@@ -40,7 +40,7 @@ impl Port {
             match Self::of(&device, &config) {
                 Ok(port) => return Ok(port),
                 Err(error) => {
-                    why.get_or_insert(error.context(name));
+                    why.get_or_insert_with(|| error.context(name));
                 }
             }
         }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Op;
 use super::kernel::Theirs;
 use super::layout::Layout;
+use super::perftest::Ask;
 
 /// Longer lines are no request of ours; the longest carries a descriptor and a list of addresses.
 const MAX_LINE: u64 = 64 << 10;
@@ -25,7 +26,13 @@ pub(crate) enum Request {
     /// The first request: both must be of one version.
     Hello { version: String },
     /// A new endpoint that is reached by this path only; answered by its metadata.
-    Open { pin: String },
+    Open { pin: String, device: Option<String> },
+    /// The RDMA device that perftest is to use; answered by its name.
+    Device { named: Option<String> },
+    /// A server of perftest on that device; answered by its address.
+    Perftest { ask: Ask },
+    /// The end of that server.
+    StopPerftest,
     /// A new buffer, shareable or private, with its pages in place; answered by its descriptor.
     Memory { len: u64, shared: bool },
     /// The pattern into the buffer.
@@ -53,6 +60,7 @@ pub(crate) enum Request {
 pub(crate) enum Reply {
     Done,
     Bytes(Vec<u8>),
+    Name(String),
     Sum(u64),
     Seconds(f64),
     Address(SocketAddr),
@@ -129,6 +137,22 @@ impl Control {
     pub(crate) fn cpu_seconds(&mut self) -> anyhow::Result<f64> {
         match self.ask(&Request::Cpu)? {
             Reply::Seconds(seconds) => Ok(seconds),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// See [`Request::Device`].
+    pub(crate) fn device(&mut self, named: Option<String>) -> anyhow::Result<String> {
+        match self.ask(&Request::Device { named })? {
+            Reply::Name(name) => Ok(name),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// See [`Request::Perftest`].
+    pub(crate) fn perftest(&mut self, ask: Ask) -> anyhow::Result<SocketAddr> {
+        match self.ask(&Request::Perftest { ask })? {
+            Reply::Address(address) => Ok(address),
             other => Err(unexpected(&other)),
         }
     }

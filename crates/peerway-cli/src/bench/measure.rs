@@ -28,7 +28,7 @@ pub(crate) trait Limit {
 }
 
 /// Times of one thing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Times(Histogram<u64>);
 
 impl Times {
@@ -42,6 +42,11 @@ impl Times {
     /// Adds a time.
     pub(crate) fn record(&mut self, nanos: u64) {
         self.0.saturating_record(nanos);
+    }
+
+    /// Adds all times of another.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("both have the same bounds");
     }
 
     /// The median in nanoseconds.
@@ -94,7 +99,7 @@ pub(crate) fn timed(
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) times: Times,
-    pub(crate) limit_gbps: f64,
+    pub(crate) limit_gbps: Option<f64>,
     /// Of the kernel's part alone, where it is told apart.
     pub(crate) kernel_gbps: Option<f64>,
     pub(crate) cpu_s_per_gb: f64,
@@ -111,11 +116,11 @@ pub(crate) struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Times `once` in turns with the limit and, if there is one, the kernel's bound. `cpu` gives the CPU seconds of both sides so far;
+    /// Times `once` in turns with the limit and the kernel's bound, where there are such. `cpu` gives the CPU seconds of both sides so far;
     /// `beat` is called between the turns.
     pub(crate) fn run(
         &self,
-        limit: &mut dyn Limit,
+        mut limit: Option<&mut dyn Limit>,
         mut kernel: Option<&mut dyn Limit>,
         mut once: impl FnMut() -> anyhow::Result<()>,
         mut cpu: impl FnMut() -> anyhow::Result<f64>,
@@ -131,8 +136,10 @@ impl Rounds<'_> {
             count += timed(ours, self.watch, self.share, &mut times, &mut once)?;
             seconds += cpu()? - before;
             beat();
-            limit.round(theirs, self.watch)?;
-            beat();
+            if let Some(limit) = &mut limit {
+                limit.round(theirs, self.watch)?;
+                beat();
+            }
             if let Some(kernel) = &mut kernel {
                 kernel.round(theirs, self.watch)?;
                 beat();
@@ -141,7 +148,7 @@ impl Rounds<'_> {
         let gigabytes = (count * self.bytes) as f64 / 1e9;
         Ok(Figures {
             times,
-            limit_gbps: limit.gbps(),
+            limit_gbps: limit.map(|limit| limit.gbps()),
             kernel_gbps: kernel.map(|kernel| kernel.gbps()),
             cpu_s_per_gb: seconds / gigabytes,
         })
@@ -180,8 +187,9 @@ mod tests {
             Ok(clock)
         };
         let mut kernel = Constant(10);
-        let figures = rounds.run(&mut Constant(0), Some(&mut kernel), once, cpu, || ()).unwrap();
-        assert_eq!(figures.limit_gbps, f64::from(ROUNDS));
+        let figures =
+            rounds.run(Some(&mut Constant(0)), Some(&mut kernel), once, cpu, || ()).unwrap();
+        assert_eq!(figures.limit_gbps, Some(f64::from(ROUNDS)));
         assert_eq!(figures.kernel_gbps, Some(f64::from(10 + ROUNDS)));
         assert!(calls >= 2 * ROUNDS);
         // A second a round by this clock, and a gigabyte a call.

@@ -3,7 +3,8 @@
 //! One process asks, the other owns the memory that is read and written. Alone, the second process is
 //! started here (`second`) and told what to do over its standard input; with two machines it is
 //! `bench serve`, told the same over a TCP connection (`control`, `serve`). A path is opened by
-//! `session`, its rows are timed by `measure` beside their limit (`copies`, `raw`; `kernel` for what bounds CMA), and the result is
+//! `session`, its rows are timed by `measure` beside their limit (`copies`, `raw`; `kernel` for what bounds CMA; `perftest` for
+//! RDMA devices), and the result is
 //! printed by `report` and drawn by `plot`.
 
 mod clock;
@@ -11,9 +12,11 @@ mod control;
 mod copies;
 mod kernel;
 mod layout;
+mod limit;
 mod measure;
 mod memory;
 mod pattern;
+mod perftest;
 mod plan;
 mod plot;
 mod pong;
@@ -24,6 +27,7 @@ mod second;
 mod serve;
 mod session;
 mod size;
+mod stream;
 mod watchdog;
 
 use std::path::PathBuf;
@@ -42,13 +46,17 @@ Examples:
   peerway bench --paths tcp --sizes 256,1M,100M     one path, three sizes
   peerway bench --sizes 4K --iovs 100000            a block list, scattered on both sides
   peerway bench --mode pingpong --sizes 256         half a round trip
+  peerway bench --paths verbs --perftest --rdma-dev mlx5_0,mlx5_1   beside ib_write_bw
   peerway bench serve                               one machine of two ...
   peerway bench connect 192.0.2.7:7400 --op read    ... and the other
 
 Every row is timed in turns with its limit, the best that this machine does without an engine, and its
 bytes are compared at the end; the definitions stand under the table. Large rows of local-cma are also
 timed in turns with what bounds that path, the kernel's process_vm_readv by one and by two threads:
-kernel_gbps in the JSON, null in other rows."
+kernel_gbps in the JSON, null in other rows.
+
+Rows of RDMA devices have a limit only with --perftest: seven turns or more of ours and of perftest,
+between the same two devices and with as many requests under way, of which the medians are compared."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -88,7 +96,8 @@ pub(crate) struct Measure {
     /// Draw the rows to FILE as SVG.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Paths to measure [default: local-map,local-cma,local-ring,tcp; to another machine auto,tcp].
+    /// Paths to measure [default: local-map,local-cma,local-ring,tcp, and verbs where there
+    /// are RDMA devices; to another machine auto,tcp].
     #[arg(long, value_delimiter = ',', value_name = "PATH,...", value_parser = pin)]
     pub(crate) paths: Vec<Pin>,
     /// Sizes of one piece, such as 4K [default: 256,1K,4K,16K,64K,256K,1M,10M,16M,100M].
@@ -105,9 +114,28 @@ pub(crate) struct Measure {
     /// kernel's bound takes two fifths more where it is measured.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.6")]
     pub(crate) seconds: f64,
+    /// RDMA device of this process and, after a comma, of the other one, such as mlx5_0,mlx5_1
+    /// [default: all that PEERWAY_RDMA_DEV leaves].
+    #[arg(long, value_delimiter = ',', value_name = "DEV,DEV", num_args = 1)]
+    pub(crate) rdma_dev: Vec<String>,
+    /// Run perftest beside rows of RDMA devices: ib_write_bw and ib_read_bw from 64K on, and
+    /// ib_write_lat with --mode pingpong. It must be installed on both sides.
+    #[arg(long)]
+    pub(crate) perftest: bool,
+    /// Also measure what registering memory with RDMA devices costs, per GB and per lookup of memory
+    /// that is registered.
+    #[arg(long)]
+    pub(crate) registration: bool,
     /// What to look at.
     #[arg(long, value_enum, default_value_t = Mode::Bandwidth)]
     pub(crate) mode: Mode,
+}
+
+impl Measure {
+    /// RDMA devices, ours and the other side's.
+    pub(crate) fn devices(&self) -> [Option<String>; 2] {
+        [self.rdma_dev.first().cloned(), self.rdma_dev.get(1).cloned()]
+    }
 }
 
 /// Which operations are measured.

@@ -123,6 +123,9 @@ pub(crate) mod tests {
             op: Ops::Both,
             seconds: 0.6,
             mode: Mode::Bandwidth,
+            rdma_dev: Vec::new(),
+            perftest: false,
+            registration: false,
         }
     }
 

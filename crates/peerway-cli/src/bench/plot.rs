@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 
+use super::limit::Against;
 use super::report::Line;
 use super::{Op, size};
 
@@ -70,14 +71,16 @@ fn curves(lines: &[&Line]) -> Vec<Curve> {
         add(&name, colour_of(&line.path), dash, (line.size as f64, line.gbps));
     }
     // Limits are measured beside every row; of several that mean the same, the median is drawn.
-    let local: Of = |line| (line.path != "tcp").then_some(line.limit_gbps);
-    let tcp: Of = |line| (line.path == "tcp").then_some(line.limit_gbps);
+    let local: Of = |line| line.limit_gbps.filter(|_| Against::of(&line.path) == Against::Copies);
+    let tcp: Of = |line| line.limit_gbps.filter(|_| Against::of(&line.path) == Against::Sockets);
+    let rdma: Of = |line| line.limit_gbps.filter(|_| Against::of(&line.path) == Against::Perftest);
     let mut sizes: Vec<u64> = lines.iter().map(|line| line.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
     for (name, colour, of) in [
         ("limit, local: a copy", "#555555", local),
         ("limit, tcp: a socket", "#999999", tcp),
+        ("limit, RDMA: perftest", "#777777", rdma),
         ("process_vm_readv", colour_of("local-cma"), |line| line.kernel_gbps),
     ] {
         for size in &sizes {
@@ -308,9 +311,9 @@ mod tests {
         }
         let svg = svg(&lines);
         check(&svg);
-        // Two curves a path and two limits.
-        assert_eq!(svg.matches("<polyline").count(), 12);
-        assert_eq!(svg.matches("<circle").count(), 48 + 12, "a dot a row, and in the legend");
+        // Two curves a path and three limits.
+        assert_eq!(svg.matches("<polyline").count(), 13);
+        assert_eq!(svg.matches("<circle").count(), 52 + 13, "a dot a row, and in the legend");
         for label in [">256<", ">4K<", ">16M<", ">tcp read<", ">limit, tcp: a socket<", "GB/s"] {
             assert!(svg.contains(label), "{label}");
         }
@@ -320,8 +323,11 @@ mod tests {
     fn odd_rows_are_drawn_too() {
         check(&svg(&[]));
         check(&svg(&[line("tcp", Op::Pingpong, 1, 1)]));
-        let broken =
-            Line { gbps: f64::NAN, limit_gbps: f64::INFINITY, ..line("a<&b", Op::Read, 9, 3) };
+        let broken = Line {
+            gbps: f64::NAN,
+            limit_gbps: Some(f64::INFINITY),
+            ..line("a<&b", Op::Read, 9, 3)
+        };
         check(&svg(&[broken]));
         // A single size is labelled though it is no fourth power.
         assert!(svg(&[line("tcp", Op::Read, 1024, 1)]).contains(">1K<"));

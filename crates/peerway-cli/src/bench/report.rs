@@ -8,8 +8,14 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::layout::Layout;
+use super::limit::Against;
 use super::measure::{Figures, Times};
 use super::{Op, size};
+
+mod compared;
+mod registration;
+pub(crate) use compared::Compared;
+pub(crate) use registration::Registration;
 
 /// One measured row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -23,7 +29,8 @@ pub(crate) struct Line {
     pub(crate) p99_us: f64,
     /// Bytes of all pieces by the median time.
     pub(crate) gbps: f64,
-    pub(crate) limit_gbps: f64,
+    /// Of what the path is measured against; none for RDMA devices without perftest.
+    pub(crate) limit_gbps: Option<f64>,
     /// What the kernel's copy between the two processes reaches; for large rows of local-cma.
     pub(crate) kernel_gbps: Option<f64>,
     /// Of both processes.
@@ -49,6 +56,7 @@ impl Line {
     }
 
     fn cells(&self) -> [String; 10] {
+        let none = || "-".to_owned();
         [
             self.path.clone(),
             self.op.name().to_owned(),
@@ -58,8 +66,8 @@ impl Line {
             figure(self.p50_us),
             figure(self.p99_us),
             figure(self.cpu_s_per_gb),
-            figure(self.limit_gbps),
-            percent(100.0 * self.gbps / self.limit_gbps),
+            self.limit_gbps.map_or_else(none, figure),
+            self.limit_gbps.map_or_else(none, |limit| percent(100.0 * self.gbps / limit)),
         ]
     }
 }
@@ -113,6 +121,9 @@ impl Spread {
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) lines: Vec<Line>,
+    /// Rows beside perftest.
+    pub(crate) compared: Vec<Compared>,
+    pub(crate) registrations: Vec<Registration>,
     pub(crate) besides: Vec<Besides>,
     /// Paths that were not or not wholly measured, and why; other remarks.
     pub(crate) notes: Vec<String>,
@@ -140,6 +151,13 @@ impl fmt::Display for Report {
         self.write_rows(f)?;
         writeln!(f)?;
         self.write_limits(f)?;
+        if !self.compared.is_empty() {
+            writeln!(f)?;
+            compared::write(f, &self.compared)?;
+        }
+        for registration in &self.registrations {
+            write!(f, "\n{registration}")?;
+        }
         if !self.besides.is_empty() {
             writeln!(f)?;
             self.write_besides(f)?;
@@ -178,8 +196,8 @@ impl Report {
     }
 
     fn write_limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let has = |tcp| self.lines.iter().any(|line| (line.path == "tcp") == tcp);
-        if has(false) {
+        let has = |against| self.lines.iter().any(|line| Against::of(&line.path) == against);
+        if has(Against::Copies) {
             writeln!(
                 f,
                 "limit, local: the best of plain and non-temporal copies of the same pieces, {}, \
@@ -192,7 +210,7 @@ impl Report {
             )?;
         }
         self.write_kernel(f)?;
-        if has(true) {
+        if has(Against::Sockets) {
             writeln!(
                 f,
                 "limit, tcp:   a blocking socket loop on its own connection, all pieces as one \
@@ -202,6 +220,18 @@ impl Report {
                 f,
                 "              TCP_NODELAY, default congestion control, one byte back (read: one \
                  byte ahead; pingpong: all of it)"
+            )?;
+        }
+        if has(Against::Perftest) {
+            let with = self.compared.is_empty();
+            writeln!(
+                f,
+                "limit, RDMA:  {}",
+                if with {
+                    "none; with --perftest ib_write_bw, ib_read_bw and ib_write_lat"
+                } else {
+                    "perftest, for single pieces (bandwidth from 64K on); such rows are told apart below"
+                }
             )?;
         }
         writeln!(
@@ -232,7 +262,7 @@ impl Report {
                 line.op.name(),
                 size::show(line.size),
                 figure(kernel),
-                percent(100.0 * kernel / line.limit_gbps),
+                percent(100.0 * kernel / line.limit_gbps.unwrap_or(f64::NAN)),
                 figure(line.gbps),
                 percent(100.0 * line.gbps / kernel)
             )?;
@@ -306,7 +336,7 @@ pub(crate) mod tests {
             p50_us: 2.5,
             p99_us: 12.25,
             gbps: (size * u64::from(iovs)) as f64 / 2500.0,
-            limit_gbps: 8.0,
+            limit_gbps: Some(8.0),
             kernel_gbps: None,
             cpu_s_per_gb: 0.25,
         }
@@ -321,6 +351,8 @@ pub(crate) mod tests {
                 Line { kernel_gbps: Some(3.0), ..line("local-cma", Op::Read, 1 << 20, 1) },
                 line("tcp", Op::Write, 4096, 100_000),
             ],
+            compared: Vec::new(),
+            registrations: Vec::new(),
             besides: vec![Besides {
                 path: "tcp".to_owned(),
                 connect: spread,

@@ -13,15 +13,16 @@ use peerway::Pin;
 use super::clock::Stopwatch;
 use super::control::{Control, Lost};
 use super::copies::Mate;
+use super::perftest::port;
 use super::plan::Plan;
-use super::report::Report;
+use super::report::{Compared, Report};
 use super::second::{self, Second};
 use super::session::{Session, Tools};
 use super::watchdog::{self, Verdict, Watchdog};
 use super::{Measure, Mode, memory, plot, serve};
 
 /// What is tried on one machine.
-const LOCAL: [Pin; 4] = [Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp];
+const LOCAL: [Pin; 5] = [Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp, Pin::Ib];
 /// What is tried to another machine.
 const REMOTE: [Pin; 2] = [Pin::Auto, Pin::Tcp];
 
@@ -35,7 +36,11 @@ pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
     let trouble =
         move || asked.ended().map(|status| format!("the second process ended ({status})"));
     let dog = start_watchdog(measure, &bar, trouble, move || killed.kill());
-    let report = run(measure, &plan, &LOCAL, control, second::HERE, &dog, &bar);
+    let mut pins = LOCAL;
+    if port::has_efa() {
+        pins[LOCAL.len() - 1] = Pin::Efa;
+    }
+    let report = run(measure, &plan, &pins, control, second::HERE, &dog, &bar);
     let report = report.map_err(|error| second.blame(error));
     bar.finish_and_clear();
     drop(dog);
@@ -92,12 +97,16 @@ fn run(
         scratch: memory::touched(plan.largest())?,
         seconds: measure.seconds,
         ip,
+        devices: measure.devices(),
+        perftest: measure.perftest,
     };
     let mut finished = Finished {
         failed: Vec::new(),
         report: Report {
             lines: Vec::new(),
             besides: Vec::new(),
+            compared: Vec::new(),
+            registrations: Vec::new(),
             notes: plan.left_out().into_iter().collect(),
             seconds: measure.seconds,
             clock_cost: tools.watch.cost(),
@@ -152,13 +161,26 @@ impl Finished {
                 tools.dog.begin(what.clone());
                 bar.set_message(what.clone());
                 match session.row(tools, row) {
-                    Ok(line) => self.report.lines.push(line),
+                    Ok((line, pairs)) => {
+                        let pairs = pairs.map(|pairs| Compared::new(&line, &pairs));
+                        self.report.compared.extend(pairs);
+                        self.report.lines.push(line);
+                    }
                     Err(error) => {
                         self.fail(what, error)?;
                         break;
                     }
                 }
                 bar.inc(1);
+            }
+            if measure.registration && session.is_rdma() && self.failed.len() == failed {
+                let what = format!("{name} registering memory");
+                tools.dog.begin(what.clone());
+                bar.set_message(what.clone());
+                match session.registration(tools) {
+                    Ok(registration) => self.report.registrations.push(registration),
+                    Err(error) => self.fail(what, error)?,
+                }
             }
             if measure.mode == Mode::Bandwidth && self.failed.len() == failed {
                 let what = format!("{name} connecting, posting and resting");

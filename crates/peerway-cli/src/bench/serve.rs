@@ -14,6 +14,8 @@ use rustix::net::sockopt;
 
 use super::control::{self, Reply, Request};
 use super::layout::Side;
+use super::perftest::child;
+use super::perftest::port::Port;
 use super::pong::Pong;
 use super::{MAX_PIECES, clock, memory, pattern, raw};
 
@@ -91,7 +93,7 @@ pub(crate) fn session(
     mut writer: impl Write,
     ip: IpAddr,
 ) -> anyhow::Result<()> {
-    let mut server = Server { ip, greeted: false, endpoint: None, region: None, pong: None };
+    let mut server = Server::new(ip);
     while let Some(request) = control::receive(&mut reader).context("not a request")? {
         let reply =
             server.answer(request).unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
@@ -107,9 +109,23 @@ struct Server {
     endpoint: Option<Endpoint>,
     region: Option<Region>,
     pong: Option<Pong>,
+    port: Option<Port>,
+    perftest: Option<child::Server>,
 }
 
 impl Server {
+    fn new(ip: IpAddr) -> Self {
+        Self {
+            ip,
+            greeted: false,
+            endpoint: None,
+            region: None,
+            pong: None,
+            port: None,
+            perftest: None,
+        }
+    }
+
     fn answer(&mut self, request: Request) -> anyhow::Result<Reply> {
         if !self.greeted && !matches!(request, Request::Hello { .. }) {
             bail!("say hello first");
@@ -120,13 +136,27 @@ impl Server {
                 ensure!(version == ours, "the other side is peerway {ours}, this one {version}");
                 self.greeted = true;
             }
-            Request::Open { pin } => {
+            Request::Open { pin, device } => {
                 self.close();
-                let endpoint = endpoint(pin.parse()?, self.ip)?;
+                let endpoint = endpoint(pin.parse()?, self.ip, device)?;
                 let metadata = endpoint.metadata();
                 self.endpoint = Some(endpoint);
                 return Ok(Reply::Bytes(metadata));
             }
+            Request::Device { named } => {
+                let port = Port::choose(named.as_deref())?;
+                let name = port.device.clone();
+                self.port = Some(port);
+                return Ok(Reply::Name(name));
+            }
+            Request::Perftest { ask } => {
+                self.perftest = None;
+                let port = self.port.as_ref().context("no device is chosen")?;
+                let (server, address) = child::Server::start(&ask, port, self.ip)?;
+                self.perftest = Some(server);
+                return Ok(Reply::Address(address));
+            }
+            Request::StopPerftest => self.perftest = None,
             Request::Memory { len, shared } => {
                 self.region = None;
                 let region = memory::region(self.endpoint()?, len, shared)?;
@@ -178,6 +208,7 @@ impl Server {
     fn close(&mut self) {
         // A row that failed has said so already.
         let _ = self.stop_pong();
+        self.perftest = None;
         self.region = None;
         if let Some(endpoint) = self.endpoint.take() {
             endpoint.close();
@@ -191,9 +222,13 @@ impl Drop for Server {
     }
 }
 
-/// An endpoint of the benchmark: on one address, by one path.
-pub(crate) fn endpoint(pin: Pin, ip: IpAddr) -> anyhow::Result<Endpoint> {
-    Ok(Endpoint::builder().bind(SocketAddr::new(ip, 0)).transport(pin).build()?)
+/// An endpoint of the benchmark: on one address, by one path, with one RDMA device if it is named.
+pub(crate) fn endpoint(pin: Pin, ip: IpAddr, device: Option<String>) -> anyhow::Result<Endpoint> {
+    let mut builder = Endpoint::builder().bind(SocketAddr::new(ip, 0)).transport(pin);
+    if let Some(device) = device {
+        builder = builder.rdma_devices(device);
+    }
+    Ok(builder.build()?)
 }
 
 #[cfg(test)]
@@ -201,10 +236,13 @@ mod tests {
     use super::*;
     use crate::bench::Op;
     use crate::bench::layout::Layout;
+    use crate::bench::perftest::Ask;
 
     fn server() -> Server {
         let ip = Ipv4Addr::LOCALHOST.into();
-        Server { ip, greeted: true, endpoint: None, region: None, pong: None }
+        let mut server = Server::new(ip);
+        server.greeted = true;
+        server
     }
 
     fn failure(server: &mut Server, request: Request) -> String {
@@ -230,7 +268,7 @@ mod tests {
         assert!(
             failure(&mut server, Request::Memory { len: 1, shared: true }).contains("endpoint")
         );
-        let opened = server.answer(Request::Open { pin: "tcp".to_owned() });
+        let opened = server.answer(Request::Open { pin: "tcp".to_owned(), device: None });
         assert!(matches!(opened, Ok(Reply::Bytes(_))));
         assert!(failure(&mut server, Request::Blank { len: 1 }).contains("no buffer"));
         assert!(failure(&mut server, Request::Place).contains("no buffer"));
@@ -245,7 +283,9 @@ mod tests {
         failure(&mut server, Request::Memory { len: u64::MAX, shared: true });
         failure(&mut server, Request::Memory { len: u64::MAX, shared: false });
         failure(&mut server, Request::Raw { op: Op::Write, len: u64::MAX });
-        failure(&mut server, Request::Open { pin: "pigeon".to_owned() });
+        failure(&mut server, Request::Open { pin: "pigeon".to_owned(), device: None });
+        let ask = Ask { op: Op::Read, size: 1 << 20, iterations: 5, depth: 1, queue_pairs: 1 };
+        assert!(failure(&mut server, Request::Perftest { ask }).contains("no device"));
         let pong = Request::Pong { metadata: vec![1], descriptor: vec![2], size: 1 };
         failure(&mut server, pong);
         assert!(server.answer(Request::StopPong).is_ok());

@@ -6,19 +6,25 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use peerway::{Access, Batch, Endpoint, Peer, Pin, Region, RemoteRegion};
+use peerway_core::config::Config;
 
 use super::clock::{Stopwatch, cpu_seconds};
 use super::control::{Control, Request};
 use super::copies::{Copies, Mate};
 use super::kernel::{self, Kernel, Theirs};
 use super::layout::{Layout, Side};
-use super::measure::{Limit, Rounds, Times};
+use super::limit::Against;
+use super::measure::{Figures, Limit, Rounds, Times, timed};
+use super::perftest::port::Port;
+use super::perftest::{Ask, DEPTH, PAIRS, Pairs, SPARE_PAIRS, child};
 use super::plan::{BLOCK_LIST, Row};
 use super::pong::Ping;
 use super::raw::Sockets;
 use super::report::{Besides, Line, Spread};
 use super::watchdog::Watchdog;
-use super::{Op, memory, pattern, serve};
+use super::{Op, memory, pattern, serve, stream};
+
+mod registration;
 
 /// More pieces than this go as a block list: it is what block lists are for.
 const MAX_VECTOR: u32 = 1024;
@@ -41,6 +47,10 @@ pub(crate) struct Tools<'a> {
     pub(crate) seconds: f64,
     /// Where endpoints listen here.
     pub(crate) ip: IpAddr,
+    /// RDMA devices, ours and the other side's; none is all of them.
+    pub(crate) devices: [Option<String>; 2],
+    /// Whether perftest is run beside paths of RDMA devices.
+    pub(crate) perftest: bool,
 }
 
 /// A path that works, open on both sides.
@@ -55,21 +65,41 @@ pub(crate) struct Session {
     remote: RemoteRegion,
     /// Whether the path wants memory that can be mapped.
     shared: bool,
+    device: Option<String>,
+    /// What perftest is told of our device.
+    port: Option<Port>,
 }
 
 impl Session {
     /// Opens the path with buffers of `len` bytes, or says why it does not work.
     pub(crate) fn open(tools: &mut Tools<'_>, pin: Pin, len: u64) -> anyhow::Result<Self> {
-        let metadata = tools.control.bytes(&Request::Open { pin: pin.to_string() })?;
-        let endpoint = serve::endpoint(pin, tools.ip)?;
+        let mut port = None;
+        let [mut ours, mut theirs] = tools.devices.clone();
+        if tools.perftest && pin.is_rdma() {
+            // perftest measures between two devices, so that is what we do.
+            theirs = Some(tools.control.device(theirs)?);
+            let chosen = Port::choose(ours.as_deref())?;
+            ours = Some(chosen.device.clone());
+            port = Some(chosen);
+        }
+        let open = Request::Open { pin: pin.to_string(), device: theirs };
+        let metadata = tools.control.bytes(&open)?;
+        let endpoint = serve::endpoint(pin, tools.ip, ours.clone())?;
         let peer = endpoint.connect(&metadata)?;
-        let shared = !matches!(pin, Pin::LocalCma | Pin::LocalRing | Pin::Tcp);
+        let private = matches!(pin, Pin::LocalCma | Pin::LocalRing | Pin::Tcp) || pin.is_rdma();
+        let shared = !private;
         let descriptor = tools.control.bytes(&Request::Memory { len, shared })?;
         let remote = peer.import(&descriptor)?;
         // What this side reads from and writes to is an application's own memory on every path.
         let local = memory::region(&endpoint, len, false)?;
         let name = peer.path().kind.to_string();
-        Ok(Self { name, pin, metadata, endpoint, peer, local, remote, shared })
+        let device = ours;
+        Ok(Self { name, pin, metadata, endpoint, peer, local, remote, shared, device, port })
+    }
+
+    /// Whether RDMA devices carry it.
+    pub(crate) fn is_rdma(&self) -> bool {
+        self.pin.is_rdma()
     }
 
     /// Closes it on both sides.
@@ -78,8 +108,12 @@ impl Session {
         tools.control.done(&Request::Close)
     }
 
-    /// Measures one row and compares the bytes.
-    pub(crate) fn row(&self, tools: &mut Tools<'_>, row: &Row) -> anyhow::Result<Line> {
+    /// Measures one row, beside perftest where that is asked for, and compares the bytes.
+    pub(crate) fn row(
+        &self,
+        tools: &mut Tools<'_>,
+        row: &Row,
+    ) -> anyhow::Result<(Line, Option<Pairs>)> {
         let Row { op, layout } = *row;
         let (total, seed) = (layout.total(), layout.seed);
         match op {
@@ -94,6 +128,33 @@ impl Session {
         }
         tools.dog.beat();
         self.ensure_path(self.batch(op, &layout)?)?;
+        let echo = match op {
+            Op::Pingpong => Some(self.start_pong(&mut tools.control, total)?),
+            _ => None,
+        };
+        let measured = match &self.port {
+            Some(port) if Ask::has(op, &layout) => self.beside(tools, row, port),
+            _ => self.alone(tools, row).map(|figures| (figures, None)),
+        };
+        if op == Op::Pingpong {
+            // Whoever failed first knows why.
+            tools.control.done(&Request::StopPong).context("on the other side")?;
+        }
+        let (figures, pairs) = measured?;
+        self.compare(&mut tools.control, &layout, echo.as_ref())?;
+        tools.dog.beat();
+        let mut line = Line::new(&self.name, op, &layout, &figures);
+        if let Some(pairs) = pairs.as_ref().filter(|_| op != Op::Pingpong) {
+            // Several were under way: bytes do not follow from the time of one.
+            line.gbps = pairs.our_median();
+        }
+        Ok((line, pairs))
+    }
+
+    /// Times a row in turns with its limit.
+    fn alone(&self, tools: &mut Tools<'_>, row: &Row) -> anyhow::Result<Figures> {
+        let Row { op, layout } = *row;
+        let total = layout.total();
         let Tools { control, watch, dog, mate, scratch, seconds, .. } = tools;
         let scratch = &mut scratch[..total as usize];
         let to = scratch.as_mut_ptr().expose_provenance();
@@ -103,45 +164,104 @@ impl Session {
             // value, a local of this function; its rounds and those of the limit take turns.
             unsafe { Kernel::new(mate.as_ref(), theirs, to, total as usize) }
         });
-        let mut limit: Box<dyn Limit> = if self.is_local() {
-            let from = self.local.addr() as usize;
-            // SAFETY: the region and the scratch buffer are separate, have at least `total` bytes and
-            // outlive the limit, a local of this function; while the limit copies no transfer is under
-            // way, and the scratch buffer stays mutably borrowed. A region's address is exposed by
-            // `Region::addr`.
-            Box::new(unsafe { Copies::new(mate.as_ref(), &layout, from, to) })
-        } else {
-            let address = control.raw(op, total)?;
-            Box::new(Sockets::new(address, op, scratch)?)
+        let mut limit: Option<Box<dyn Limit>> = match Against::of(&self.name) {
+            Against::Copies => {
+                let from = self.local.addr() as usize;
+                // SAFETY: the region and the scratch buffer are separate, have at least `total` bytes and
+                // outlive the limit, a local of this function; while the limit copies no transfer is under
+                // way, and the scratch buffer stays mutably borrowed. A region's address is exposed by
+                // `Region::addr`.
+                Some(Box::new(unsafe { Copies::new(mate.as_ref(), &layout, from, to) }))
+            }
+            Against::Sockets => {
+                let address = control.raw(op, total)?;
+                Some(Box::new(Sockets::new(address, op, scratch)?))
+            }
+            Against::Perftest => None,
         };
+        let limit = limit.as_mut().map(|limit| &mut **limit as &mut dyn Limit);
         let share = if op == Op::Pingpong { 2 } else { 1 };
         let rounds = Rounds { watch, seconds: *seconds, bytes: total * share, share };
-        let echo = match op {
-            Op::Pingpong => Some(self.start_pong(control, total)?),
-            _ => None,
-        };
         let kernel = kernel.as_mut().map(|kernel| kernel as &mut dyn Limit);
         let cpu = || Ok(control.cpu_seconds()? + cpu_seconds());
         let beat = || dog.beat();
-        let figures = match op {
+        match op {
             Op::Pingpong => {
                 let mut ping = Ping::new(&self.endpoint, &self.peer, self.batch(op, &layout)?)?;
-                rounds.run(&mut *limit, kernel, || ping.once(), cpu, beat)
+                rounds.run(limit, kernel, || ping.once(), cpu, beat)
             }
             Op::Write | Op::Read => {
                 let prepared = self.peer.prepare(self.batch(op, &layout)?)?;
-                rounds.run(&mut *limit, kernel, || Ok(prepared.run()?.ok()?), cpu, beat)
+                rounds.run(limit, kernel, || Ok(prepared.run()?.ok()?), cpu, beat)
             }
-        };
-        if op == Op::Pingpong {
-            // Whoever failed first knows why.
-            control.done(&Request::StopPong).context("on the other side")?;
         }
-        let figures = figures?;
-        drop(limit);
-        self.compare(control, &layout, echo.as_ref())?;
-        dog.beat();
-        Ok(Line::new(&self.name, op, &layout, &figures))
+    }
+
+    /// Times a row in turns with perftest.
+    fn beside(
+        &self,
+        tools: &mut Tools<'_>,
+        row: &Row,
+        port: &Port,
+    ) -> anyhow::Result<(Figures, Option<Pairs>)> {
+        let Row { op, layout } = *row;
+        let (total, pingpong) = (layout.total(), op == Op::Pingpong);
+        let depth = if pingpong { 1 } else { DEPTH };
+        let queue_pairs = if pingpong { 1 } else { queue_pairs(total)? };
+        let mut ask = Ask { op, size: total, iterations: 0, depth, queue_pairs };
+        let (ours, theirs, times) = (Vec::new(), Vec::new(), Times::new());
+        let mut pairs = Pairs { depth, queue_pairs, ours, theirs, times, again: 0 };
+        let mut ping = match op {
+            Op::Pingpong => Some(Ping::new(&self.endpoint, &self.peer, self.batch(op, &layout)?)?),
+            _ => None,
+        };
+        let prepared = self.peer.prepare(self.batch(op, &layout)?)?;
+        let seconds = tools.seconds / (2 * PAIRS) as f64;
+        let budget = Duration::from_secs_f64(seconds);
+        let (mut count, mut cpu) = (0, 0.0);
+        while pairs.ours.len() < PAIRS {
+            let mut times = Times::new();
+            let before = tools.control.cpu_seconds()? + cpu_seconds();
+            let (turns, value, nanos_each) = match &mut ping {
+                Some(ping) => {
+                    let turns = timed(budget, &tools.watch, 2, &mut times, || ping.once())?;
+                    (2 * turns, times.p50() / 1e3, 2.0 * times.p50())
+                }
+                None => {
+                    let (turns, nanos) =
+                        stream::run(&prepared, depth, budget, &tools.watch, &mut times)?;
+                    let each = nanos as f64 / turns as f64;
+                    (turns, total as f64 / each, each)
+                }
+            };
+            let after = tools.control.cpu_seconds()? + cpu_seconds();
+            tools.dog.beat();
+            ask.last(seconds, nanos_each);
+            let server = tools.control.perftest(ask);
+            let found = server.and_then(|server| child::client(&ask, port, server));
+            tools.control.done(&Request::StopPerftest)?;
+            tools.dog.beat();
+            match found {
+                Ok(found) => {
+                    pairs.theirs.push(found);
+                    pairs.ours.push(value);
+                    pairs.times.add(&times);
+                    (count, cpu) = (count + turns, cpu + after - before);
+                }
+                Err(error) if pairs.again == SPARE_PAIRS => {
+                    return Err(error.context("perftest fails again and again"));
+                }
+                Err(_) => pairs.again += 1,
+            }
+        }
+        let theirs = pairs.their_median();
+        let figures = Figures {
+            times: pairs.times.clone(),
+            limit_gbps: Some(if pingpong { total as f64 / theirs / 1e3 } else { theirs }),
+            kernel_gbps: None,
+            cpu_s_per_gb: cpu / ((count * total) as f64 / 1e9),
+        };
+        Ok((figures, Some(pairs)))
     }
 
     /// What is measured once per path, beside the rows.
@@ -181,10 +301,6 @@ impl Session {
             (_, [(ours, theirs)]) => Batch::write(ours, theirs)?,
             (_, pairs) => Batch::write_vector(pairs)?,
         })
-    }
-
-    fn is_local(&self) -> bool {
-        self.name != "tcp"
     }
 
     /// Whether what bounds the row is the kernel's copy from one process to the other.
@@ -241,7 +357,7 @@ impl Session {
     fn connects(&self, tools: &mut Tools<'_>) -> anyhow::Result<Spread> {
         let mut times = Times::new();
         for _ in 0..CONNECTS {
-            let endpoint = serve::endpoint(self.pin, tools.ip)?;
+            let endpoint = serve::endpoint(self.pin, tools.ip, self.device.clone())?;
             let start = Instant::now();
             endpoint.connect(&self.metadata)?;
             times.record(tools.watch.nanos(start, Instant::now()));
@@ -278,4 +394,10 @@ impl Session {
         tools.dog.beat();
         Ok(used / start.elapsed().as_secs_f64())
     }
+}
+
+/// Queue pairs that a transfer of that size is spread over, by the engine's rule.
+fn queue_pairs(size: u64) -> anyhow::Result<u16> {
+    let (config, _) = Config::from_env(|name| std::env::var(name).ok())?;
+    Ok(if size > 64 << 10 { config.rdma.queue_pairs } else { 1 })
 }

@@ -1,0 +1,153 @@
+//! perftest beside us: the programs that everybody measures RDMA devices with, in turns with our own rows.
+//!
+//! A row is measured in pairs, a turn of ours and a run of `ib_write_bw`, `ib_read_bw` or `ib_write_lat`,
+//! over the same two devices, with as many requests under way on as many queue pairs. The medians of the
+//! pairs are compared. The serving process starts perftest's server (`child`), this one its client; what
+//! the client prints is read by `parse`. A run that fails or prints nonsense, as perftest does now and
+//! then where clocks are emulated, costs its pair, which is measured again.
+
+pub(crate) mod child;
+pub(crate) mod parse;
+pub(crate) mod port;
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+
+use super::Op;
+use super::layout::Layout;
+use super::measure::Times;
+use parse::Found;
+
+/// Turns of a row: a median of fewer says little.
+pub(crate) const PAIRS: usize = 7;
+
+/// Transfers under way on both sides of a row for bandwidth; perftest calls it `--tx-depth`.
+pub(crate) const DEPTH: u32 = 16;
+
+/// Rows for bandwidth start here: smaller ones measure how fast requests are made.
+const FROM: u64 = 64 << 10;
+/// And rows for latency end here.
+const TO: u64 = 64 << 10;
+
+/// Pairs that may be measured again before the row is given up.
+pub(crate) const SPARE_PAIRS: usize = 10;
+
+/// What perftest is asked to do.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) struct Ask {
+    pub(crate) op: Op,
+    pub(crate) size: u64,
+    /// Of each queue pair.
+    pub(crate) iterations: u64,
+    pub(crate) depth: u32,
+    pub(crate) queue_pairs: u16,
+}
+
+impl Ask {
+    /// Whether perftest has such a row at all.
+    pub(crate) fn has(op: Op, layout: &Layout) -> bool {
+        layout.iovs == 1
+            && match op {
+                Op::Write | Op::Read => layout.size >= FROM,
+                Op::Pingpong => (2..=TO).contains(&layout.size),
+            }
+    }
+
+    /// The program.
+    pub(crate) fn tool(&self) -> &'static str {
+        match self.op {
+            Op::Write => "ib_write_bw",
+            Op::Read => "ib_read_bw",
+            Op::Pingpong => "ib_write_lat",
+        }
+    }
+
+    /// What comes from another process is no more than a benchmark needs.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        ensure!((1..=1 << 32).contains(&self.size), "no size of a row: {}", self.size);
+        ensure!((5..=1 << 24).contains(&self.iterations), "not so many: {}", self.iterations);
+        ensure!((1..=1024).contains(&self.depth), "not so deep: {}", self.depth);
+        ensure!((1..=64).contains(&self.queue_pairs), "not so many: {}", self.queue_pairs);
+        Ok(())
+    }
+
+    /// So many iterations that a run takes about `seconds` at this speed, and enough to mean something.
+    pub(crate) fn last(&mut self, seconds: f64, nanos_each: f64) {
+        let fit = seconds * 1e9 / nanos_each / f64::from(self.queue_pairs);
+        let twice = 2 * u64::from(self.depth) / u64::from(self.queue_pairs);
+        let least = if self.op == Op::Pingpong { 100 } else { twice.max(5) };
+        self.iterations = (fit as u64).clamp(least, 1 << 20);
+    }
+}
+
+/// What the pairs of one row came to.
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    pub(crate) depth: u32,
+    pub(crate) queue_pairs: u16,
+    /// GB/s of our turns, or half a round trip in microseconds.
+    pub(crate) ours: Vec<f64>,
+    pub(crate) theirs: Vec<Found>,
+    /// Of our single transfers.
+    pub(crate) times: Times,
+    /// Pairs that had to be measured again.
+    pub(crate) again: usize,
+}
+
+impl Pairs {
+    /// The median of our turns.
+    pub(crate) fn our_median(&self) -> f64 {
+        median(self.ours.iter().copied())
+    }
+
+    /// The median of perftest's runs.
+    pub(crate) fn their_median(&self) -> f64 {
+        median(self.theirs.iter().map(|found| found.value))
+    }
+
+    /// The median of what 99 of 100 of perftest's stay under, where it says so.
+    pub(crate) fn their_p99(&self) -> Option<f64> {
+        let all: Option<Vec<f64>> = self.theirs.iter().map(|found| found.p99).collect();
+        all.map(|all| median(all.into_iter()))
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rows_that_perftest_has_are_compared() {
+        let layout = |size, iovs| Layout { size, iovs, seed: 0 };
+        assert!(Ask::has(Op::Write, &layout(64 << 10, 1)));
+        assert!(!Ask::has(Op::Read, &layout(4096, 1)));
+        assert!(!Ask::has(Op::Read, &layout(1 << 20, 128)));
+        assert!(Ask::has(Op::Pingpong, &layout(256, 1)));
+        assert!(!Ask::has(Op::Pingpong, &layout(1, 1)), "it wants two bytes to tell turns apart");
+    }
+
+    #[test]
+    fn runs_last_as_long_as_asked_but_not_too_few() {
+        let mut ask =
+            Ask { op: Op::Write, size: 1 << 20, iterations: 5, depth: 32, queue_pairs: 2 };
+        ask.last(1.0, 1e6);
+        assert_eq!(ask.iterations, 500);
+        ask.last(0.001, 1e9);
+        assert_eq!(ask.iterations, 32);
+        ask.check().unwrap();
+        assert!(Ask { iterations: u64::MAX, ..ask }.check().is_err());
+        assert!(Ask { size: 0, ..ask }.check().is_err());
+    }
+
+    #[test]
+    fn medians_are_of_the_middle() {
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), 2.0);
+        assert!(median([].into_iter()).is_nan());
+    }
+}

@@ -1,0 +1,99 @@
+//! The table of rows that perftest was run beside.
+
+use std::fmt;
+
+use super::{Line, figure, table, write_table};
+use crate::bench::perftest::{PAIRS, Pairs};
+use crate::bench::{Op, size};
+
+/// A row beside perftest.
+#[derive(Clone, Debug)]
+pub(crate) struct Compared {
+    path: String,
+    op: Op,
+    size: u64,
+    depth: u32,
+    queue_pairs: u16,
+    /// GB/s, or half a round trip in microseconds.
+    ours: f64,
+    theirs: f64,
+    p50_us: f64,
+    p99_us: f64,
+    their_p99_us: Option<f64>,
+    again: usize,
+}
+
+impl Compared {
+    pub(crate) fn new(line: &Line, pairs: &Pairs) -> Self {
+        Self {
+            path: line.path.clone(),
+            op: line.op,
+            size: line.size,
+            depth: pairs.depth,
+            queue_pairs: pairs.queue_pairs,
+            ours: pairs.our_median(),
+            theirs: pairs.their_median(),
+            p50_us: line.p50_us,
+            p99_us: line.p99_us,
+            their_p99_us: pairs.their_p99(),
+            again: pairs.again,
+        }
+    }
+
+    fn cells(&self) -> [String; 11] {
+        let latency = self.op == Op::Pingpong;
+        let unit = if latency { "µs" } else { "GB/s" };
+        [
+            self.path.clone(),
+            self.op.name().to_owned(),
+            match self.op {
+                Op::Write => "ib_write_bw",
+                Op::Read => "ib_read_bw",
+                Op::Pingpong => "ib_write_lat",
+            }
+            .to_owned(),
+            size::show(self.size),
+            format!("{} x {}", self.depth, self.queue_pairs),
+            format!("{} {unit}", figure(self.ours)),
+            format!("{} {unit}", figure(self.theirs)),
+            format!("{:.2}", self.ours / self.theirs),
+            figure(self.p50_us),
+            figure(self.p99_us),
+            self.their_p99_us.map_or_else(|| "-".to_owned(), figure),
+        ]
+    }
+}
+
+/// Writes the table and what its columns are.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, rows: &[Compared]) -> fmt::Result {
+    let mut table = table(&[
+        "path",
+        "op",
+        "beside",
+        "size",
+        "depth x QPs",
+        "ours",
+        "perftest",
+        "ratio",
+        "p50 µs",
+        "p99 µs",
+        "its p99 µs",
+    ]);
+    for row in rows {
+        table.add_row(row.cells());
+    }
+    write_table(f, &mut table, 3)?;
+    writeln!(
+        f,
+        "medians of {PAIRS} turns each, one of ours and one of perftest's, between the same devices; ratio: ours / perftest"
+    )?;
+    writeln!(
+        f,
+        "GB/s from the first post to the last end, depth transfers under way; p50, p99: of one of them, from its post"
+    )?;
+    let again: usize = rows.iter().map(|row| row.again).sum();
+    if again > 0 {
+        writeln!(f, "perftest failed or printed no number in {again} runs, which were repeated")?;
+    }
+    Ok(())
+}

@@ -27,7 +27,6 @@ pub struct Builder {
     copy_threads: Option<u16>,
     slots: Option<u32>,
     notify_bytes: Option<u64>,
-    rdma_devices: Option<String>,
 }
 
 impl Builder {
@@ -122,12 +121,6 @@ impl Builder {
         self
     }
 
-    /// Uses these RDMA devices: names, or numbers in the order of `rdma link`, separated by commas.
-    pub fn rdma_devices(mut self, devices: impl Into<String>) -> Self {
-        self.rdma_devices = Some(devices.into());
-        self
-    }
-
     /// Makes the endpoint: it listens when this returns.
     pub fn build(self) -> Result<Endpoint, BuildError> {
         let (mut config, warnings) = Config::from_env(|name| std::env::var(name).ok())?;
@@ -151,7 +144,6 @@ impl Builder {
         config.copy_threads = self.copy_threads.unwrap_or(config.copy_threads).max(1);
         config.slots = self.slots.unwrap_or(config.slots).clamp(1, 1 << 20);
         config.notify_bytes = self.notify_bytes.unwrap_or(config.notify_bytes);
-        config.rdma.devices = self.rdma_devices.or(config.rdma.devices);
         if config.disable_ipc && config.transport.is_local() {
             return Err(BuildError::Config(ConfigError::Contradiction {
                 one: "PEERWAY_TRANSPORT",

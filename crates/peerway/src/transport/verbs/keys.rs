@@ -96,12 +96,6 @@ impl Registration {
         }
         if kept.is_empty() { Ok(()) } else { Err(Self { mrs: kept, start, len }) }
     }
-
-    fn covers(&self, start: u64, len: u64) -> bool {
-        self.start <= start
-            && start - self.start <= self.len
-            && start - self.start + len <= self.len
-    }
 }
 
 /// Who keeps registered memory where it is.
@@ -113,14 +107,16 @@ pub(crate) enum Keeper<'a> {
     Caller,
 }
 
-/// Registrations for our own requests, by address.
+/// Registrations for our own requests, by where they start. None lies inside another, so their ends are in the
+/// order of their starts, and the last that starts at or before a range is the only one that can cover it.
 pub(crate) struct Cache {
-    by_start: Mutex<BTreeMap<u64, Vec<Entry>>>,
+    by_start: Mutex<BTreeMap<u64, Entry>>,
     maps: Option<Maps>,
 }
 
 struct Entry {
     registration: Weak<Registration>,
+    end: u64,
     pages: Same,
 }
 
@@ -137,18 +133,24 @@ impl Cache {
 
     /// One that covers the range and has the pages that are there now.
     pub(crate) fn find(&self, start: u64, len: u64) -> Option<Arc<Registration>> {
-        let by_start = self.by_start.lock().unwrap();
-        let before = by_start.range(..=start).rev();
-        before.flat_map(|(_, all)| all).find_map(|Entry { registration, pages }| {
-            let registration = registration.upgrade().filter(|found| found.covers(start, len))?;
+        let mut by_start = self.by_start.lock().unwrap();
+        loop {
+            let (&at, Entry { registration, end, pages }) = by_start.range(..=start).next_back()?;
+            if *end < start + len {
+                return None;
+            }
             let same = match pages {
                 Same::While(kept) => kept.strong_count() > 0,
                 Same::Tagged(tag) => {
                     self.maps.as_ref().is_some_and(|maps| tag.is_still_there(maps, start, len))
                 }
             };
-            same.then_some(registration)
-        })
+            if let (true, Some(found)) = (same, registration.upgrade()) {
+                return Some(found);
+            }
+            // It never covers anything again; one before it may.
+            by_start.remove(&at);
+        }
     }
 
     /// To be called before the memory is registered: pages that change meanwhile must be noticed.
@@ -159,14 +161,19 @@ impl Cache {
         }
     }
 
+    /// Keeps a registration that no other covers, in place of those that it covers.
     fn insert(&self, registration: &Arc<Registration>, pages: Same) {
         let mut by_start = self.by_start.lock().unwrap();
-        by_start.retain(|_, all| {
-            all.retain(|entry| entry.registration.strong_count() > 0);
-            !all.is_empty()
-        });
-        let entry = Entry { registration: Arc::downgrade(registration), pages };
-        by_start.entry(registration.start).or_default().push(entry);
+        let (start, end) = (registration.start, registration.start + registration.len);
+        while let Some((&at, _)) = by_start.range(start..).next().filter(|(_, e)| e.end <= end) {
+            by_start.remove(&at);
+        }
+        // Another thread may have been quicker with a larger one.
+        let before = by_start.range(..=start).next_back();
+        if before.is_none_or(|(_, before)| before.end < end) {
+            let registration = Arc::downgrade(registration);
+            by_start.insert(start, Entry { registration, end, pages });
+        }
     }
 }
 

@@ -77,7 +77,9 @@ pub enum RdmaError {
         device: String,
     },
     /// A device of the first kind, that carries messages only.
-    #[error("{device} cannot read or write a peer's memory: that takes a later EFA device or driver")]
+    #[error(
+        "{device} cannot read or write a peer's memory: that takes a later EFA device or driver"
+    )]
     NoMemoryRequests {
         /// Which device.
         device: String,

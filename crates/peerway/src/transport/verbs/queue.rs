@@ -833,9 +833,7 @@ fn blame(status: WcStatus) -> Option<TransferError> {
     match status.0 {
         // Extent and rights were checked when the work was made: what the owner's device refuses is what
         // the owner has withdrawn.
-        IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_OP_ERR => {
-            Some(TransferError::Revoked)
-        }
+        IBV_WC_REM_ACCESS_ERR => Some(TransferError::Revoked),
         IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_QP_OP_ERR | IBV_WC_LOC_ACCESS_ERR => {
             Some(TransferError::Device)
         }

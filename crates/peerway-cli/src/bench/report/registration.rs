@@ -23,7 +23,7 @@ impl fmt::Display for Registration {
         let Self { path, sizes, lookups, lookup, behind: (smaller, behind) } = self;
         writeln!(
             f,
-            "registration, {path}: what the first post of a region takes longer than later ones"
+            "registration, {path}: what the first prepare of a region takes longer than later ones"
         )?;
         for (size, nanos) in sizes {
             let millis = *nanos as f64 / 1e6;

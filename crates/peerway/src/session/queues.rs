@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use peerway_core::wire::{QueueEnd, QueueOffer, RdmaPort};
+use peerway_sys::verbs::VerbsError;
 
+use crate::transport::verbs::RdmaError;
 use crate::transport::verbs::pairing;
 use crate::transport::verbs::port::PortCq;
 use crate::transport::verbs::queue::Queue;
@@ -61,7 +63,7 @@ pub(crate) fn offer(ports: &[Arc<PortCq>], plans: &[Plan]) -> Result<Offered, St
     let (mut queues, mut offers, mut failed) = (Vec::new(), Vec::new(), None);
     for &Plan { lane, from, to, latency } in plans {
         let made = ports.get(from).ok_or_else(|| "no such port".to_owned());
-        let made = made.and_then(|port| Queue::new(port, latency).map_err(|e| e.to_string()));
+        let made = made.and_then(|port| Queue::new(port, latency).map_err(told));
         match made {
             Ok(queue) => {
                 offers.push(QueueOffer { lane, to_port: to as u8, latency, end: queue.end() });
@@ -76,6 +78,11 @@ pub(crate) fn offer(ports: &[Arc<PortCq>], plans: &[Plan]) -> Result<Offered, St
         Some(why) if queues.is_empty() => Err(why),
         _ => Ok((queues, offers)),
     }
+}
+
+/// Why there is no queue pair: devices lock its buffers, and where memory is short the limit is named.
+fn told(error: VerbsError) -> String {
+    RdmaError::registering(error).to_string()
 }
 
 /// Makes and connects the far ends of what a peer offers.
@@ -103,7 +110,7 @@ pub(crate) fn answer(
                 answers.push((offer.lane, Ok(queue.end())));
                 queues.push((offer.lane, queue));
             }
-            Err(error) => answers.push((offer.lane, Err(error.to_string()))),
+            Err(error) => answers.push((offer.lane, Err(told(error)))),
         }
     }
     (queues, answers)

@@ -133,7 +133,7 @@ fn too_little_memory_may_be_locked_for_a_region() {
     let large = b.allocate(64 << 20).expect("memory");
     peer.import(&small.advertise(Access::READ_WRITE).expect("a grant")).expect("it fits");
     let descriptor = large.advertise(Access::READ_WRITE).expect("a grant");
-    let refused = peer.import(&descriptor).err().expect("it does not").to_string();
+    let refused = peer.import(&descriptor).expect_err("it does not").to_string();
     says(&refused, &["path 'ib'", "owner could not register it", "log"]);
     let logged = String::from_utf8(log.0.lock().expect("nobody panicked").clone()).expect("text");
     assert!(logged.contains("64 KiB") && logged.contains("ulimit -l unlimited"), "{logged}");

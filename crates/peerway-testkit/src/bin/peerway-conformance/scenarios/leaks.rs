@@ -32,8 +32,9 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     }
     let took = start.elapsed();
     settle(&a);
-    same(world, before.0, std::process::id(), world.profile.rounds).context("the opener")?;
-    same(world, before.1, b.pid(), world.profile.rounds).context("the acceptor")?;
+    let after = (procfs::holdings(std::process::id())?, procfs::holdings(b.pid())?);
+    same(before.0, after.0, world.profile.rounds).context("the opener")?;
+    same(before.1, after.1, world.profile.rounds).context("the acceptor")?;
     world.step("endpoints made and dropped");
     let make = || -> Result<()> {
         let endpoint = options.build()?;
@@ -52,7 +53,8 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         make()?;
     }
     settle(&a);
-    same(world, before, std::process::id(), world.profile.rounds / 5).context("endpoints")?;
+    same(before, procfs::holdings(std::process::id())?, world.profile.rounds / 5)
+        .context("endpoints")?;
     let each = took.as_micros() / u128::from(world.profile.rounds);
     fine_with(format!("{} rounds, {each} µs each", world.profile.rounds))
 }
@@ -81,20 +83,7 @@ fn settle(a: &Endpoint) {
     std::thread::sleep(Duration::from_millis(300));
 }
 
-/// Whether a process comes back to what it held: what is left of the last session goes when it is its turn,
-/// and on a busy machine that is not at once.
-fn same(world: &World, before: Holdings, process: u32, rounds: u32) -> Result<()> {
-    let until = Instant::now() + world.profile.slack;
-    loop {
-        let compared = compare(before, procfs::holdings(process)?, rounds);
-        if compared.is_ok() || Instant::now() > until {
-            return compared;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-fn compare(before: Holdings, after: Holdings, rounds: u32) -> Result<()> {
+fn same(before: Holdings, after: Holdings, rounds: u32) -> Result<()> {
     // A few may be on their way out.
     ensure!(after.fds <= before.fds + 4, "descriptors: {before:?} then {after:?}");
     ensure!(after.threads <= before.threads + 2, "threads: {before:?} then {after:?}");

@@ -136,13 +136,8 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "conformance",
-        about: "the contract, for every transport, between processes",
-        run: |soak| {
-            let profile = if soak { "soak" } else { "ci" };
-            let program = ["--package", "peerway-testkit", "--bin", "peerway-conformance"];
-            let arguments = ["--transport", "all", "--profile", profile];
-            cargo(&[&["run", "--release"], &program[..], &["--"], &arguments[..]].concat(), &[])
-        },
+        about: "the contract, for every transport, between processes; RDMA with fake devices",
+        run: conformance,
     },
     Part {
         name: "python",
@@ -164,7 +159,40 @@ fn part_names() -> Vec<&'static str> {
 pub(crate) fn instructions(bless: bool) -> anyhow::Result<()> {
     let program = ["--package", "peerway-testkit", "--bin", "peerway-count"];
     cargo(&[&["build", "--release"], &program[..]].concat(), &[])?;
-    instructions::run(workspace(), &target_directory().join("release/peerway-count"), bless)
+    let built = instructions::Built {
+        program: target_directory().join("release/peerway-count"),
+        fake: fake_devices()?,
+    };
+    instructions::run(workspace(), &built, bless)
+}
+
+/// Builds the library that plays RDMA devices.
+fn fake_devices() -> anyhow::Result<PathBuf> {
+    cargo(&["build", "--release", "--package", "peerway-fakeverbs"], &[])?;
+    Ok(target_directory().join("release/libpeerway_fakeverbs.so"))
+}
+
+/// The contract for the transports of every machine, and for RDMA with fake devices.
+fn conformance(soak: bool) -> anyhow::Result<()> {
+    let profile = if soak { "soak" } else { "ci" };
+    let program = ["--package", "peerway-testkit", "--bin", "peerway-conformance"];
+    let run = |transport: &str, variables: &[(&str, String)]| {
+        let arguments = ["--transport", transport, "--profile", profile];
+        cargo(&[&["run", "--release"], &program[..], &["--"], &arguments[..]].concat(), variables)
+    };
+    run("all", &[])?;
+    let fake = fake_devices()?.display().to_string();
+    let fabric = format!("conformance-{}", std::process::id());
+    for (transport, script) in [("verbs", ""), ("efa", "efa")] {
+        let variables = [
+            ("PEERWAY_IBV_SO", fake.clone()),
+            ("PEERWAY_EFA_SO", fake.clone()),
+            ("PEERWAY_FAKE_VERBS", script.to_owned()),
+            ("PEERWAY_FAKE_VERBS_FABRIC", fabric.clone()),
+        ];
+        run(transport, &variables)?;
+    }
+    Ok(())
 }
 
 /// Runs cargo in the workspace, its output going where ours goes.

@@ -27,6 +27,7 @@
 //! | `late=P%` | 0% | a completion appears `delay` after its effect |
 //! | `delay=T` | 1ms | for `reorder` and `late` |
 //! | `flush_after=N` | | a queue pair fails when it comes to its N-th request |
+//! | `memlock=BYTES` | | registering more than this on a device fails, as beyond `ulimit -l` |
 //! | `remove=DEV@N` | | the device goes away with its N-th request in a process |
 //! | `linkdown=DEV@MS..MS` | | its packets are lost from one time after loading to another |
 //! | `patience=T` | 1s | how long a peer that is there but silent is waited for, per retry |

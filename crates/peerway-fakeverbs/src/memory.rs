@@ -45,6 +45,11 @@ impl Regions {
         key
     }
 
+    /// Bytes in all regions.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.by_key.values().map(|region| region.length).sum()
+    }
+
     fn next_key(&mut self) -> u32 {
         loop {
             self.made = self.made.wrapping_add(1);

@@ -184,7 +184,13 @@ unsafe fn register(
         return fail(libc::EFAULT);
     }
     let place = address.expose_provenance();
-    let key = domain.nic.lock().regions.add(domain.id, place, iova, length as u64, access);
+    let mut state = domain.nic.lock();
+    let locked = state.regions.bytes().saturating_add(length as u64);
+    if locked > domain.nic.device.fabric.script.memlock {
+        return fail(libc::ENOMEM);
+    }
+    let key = state.regions.add(domain.id, place, iova, length as u64, access);
+    drop(state);
     domain.add_user();
     count(&COUNTERS.registrations, 1);
     let context = domain.raw.context;

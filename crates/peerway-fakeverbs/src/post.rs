@@ -142,6 +142,7 @@ pub(crate) fn submit(
         taken += 1;
         count(&COUNTERS.requests, 1);
         count(&COUNTERS.signalled, u64::from(request.signalled));
+        count(&COUNTERS.inlined, u64::from(matches!(request.local, Local::Inline(_))));
         removed |= nic.device.count_request();
         if qp.state == IBV_QPS_ERR {
             qp.complete(&mut env, &request, IBV_WC_WR_FLUSH_ERR);

@@ -28,6 +28,8 @@ pub(crate) struct Script {
     pub(crate) patience: Duration,
     /// A queue pair fails when it comes to its request of this number.
     pub(crate) flush_after: Option<u64>,
+    /// Bytes that a process may have registered on a device.
+    pub(crate) memlock: u64,
     /// Devices that go away after so many requests.
     pub(crate) remove: Vec<(String, u64)>,
     /// Devices whose link is down from one time after loading to another.
@@ -48,6 +50,7 @@ impl Default for Script {
             latency: Duration::ZERO,
             patience: Duration::from_secs(1),
             flush_after: None,
+            memlock: u64::MAX,
             remove: Vec::new(),
             linkdown: Vec::new(),
         }
@@ -96,6 +99,7 @@ impl Script {
             "delay" => self.delay = time(value)?,
             "latency" => self.latency = time(value)?,
             "patience" => self.patience = time(value)?,
+            "memlock" => self.memlock = number(value)?,
             "flush_after" => self.flush_after = Some(number(value)?),
             "remove" => {
                 let (device, after) = value.split_once('@').ok_or("not DEVICE@REQUESTS")?;
@@ -174,14 +178,14 @@ mod tests {
     #[test]
     fn a_script_is_read() {
         let text = "seed=7,devices=3, reorder=20%,delay=2ms,rnr=5%,drop=0.5%,late=10%,\
-                    flush_after=1000,remove=fake1@500,efa,latency=3us,linkdown=fake0@10..20,patience=2s";
+                    flush_after=1000,remove=fake1@500,efa,latency=3us,linkdown=fake0@10..20,patience=2s,memlock=9000";
         let script = Script::parse(text).expect("all of it is known");
         assert_eq!((script.seed, script.devices, script.efa), (7, 3, true));
         assert_eq!((script.reorder, script.rnr, script.drop, script.late), (0.2, 0.05, 0.005, 0.1));
         assert_eq!(script.delay, Duration::from_millis(2));
         assert_eq!(script.latency, Duration::from_micros(3));
         assert_eq!(script.patience, Duration::from_secs(2));
-        assert_eq!(script.flush_after, Some(1000));
+        assert_eq!((script.flush_after, script.memlock), (Some(1000), 9000));
         assert_eq!(script.remove, [("fake1".to_owned(), 500)]);
         let times = (Duration::from_millis(10), Duration::from_millis(20));
         assert_eq!(script.linkdown, [("fake0".to_owned(), times.0, times.1)]);

@@ -35,6 +35,8 @@ pub struct Stats {
     pub packets: u64,
     /// Packets that were sent again.
     pub retransmissions: u64,
+    /// Requests on send queues that carried their bytes themselves.
+    pub inlined: u64,
 }
 
 macro_rules! counters {
@@ -69,6 +71,7 @@ counters!(
     queue_pairs,
     packets,
     retransmissions,
+    inlined,
 );
 
 pub(crate) static COUNTERS: Counters = Counters::new();

@@ -1,5 +1,6 @@
 //! Transfers by RDMA devices. Soft-RoCE is enough, and so is the fake library of `peerway-fakeverbs`
-//! (`PEERWAY_IBV_SO`); where there is no device each test says so and ends.
+//! (`PEERWAY_IBV_SO`), with which that crate runs these tests too; where there is no device each test says
+//! so and ends. `PEERWAY_TEST_PIN=efa` has them use reliable datagrams.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,6 +8,17 @@ use std::time::{Duration, Instant};
 use peerway::{Access, Batch, Endpoint, Fence, PathKind, Pin, Reason, Region, TransferError};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// The kind of devices that are tested.
+fn pin() -> Pin {
+    let pin = std::env::var("PEERWAY_TEST_PIN").unwrap_or_else(|_| "ib".to_owned());
+    pin.parse().expect("PEERWAY_TEST_PIN is `ib` or `efa`")
+}
+
+/// The path that they give.
+fn kind() -> PathKind {
+    if pin() == Pin::Efa { PathKind::Efa } else { PathKind::Verbs }
+}
 
 /// Two endpoints that only devices connect, or `None` where there are no devices.
 fn pair() -> Option<(Endpoint, Endpoint)> {
@@ -17,7 +29,7 @@ fn pair() -> Option<(Endpoint, Endpoint)> {
     let devices = std::env::var("PEERWAY_TEST_DEVICES").unwrap_or_default();
     let (ours, theirs) = devices.split_once('/').unwrap_or((&devices, &devices));
     let endpoint = |devices: &str| {
-        let builder = Endpoint::builder().transport(Pin::Ib);
+        let builder = Endpoint::builder().transport(pin());
         let named = !devices.is_empty();
         if named { builder.rdma_devices(devices).build() } else { builder.build() }
     };
@@ -45,7 +57,7 @@ fn bytes(region: &Region) -> Vec<u8> {
 fn writes_and_reads_of_every_shape_arrive() {
     let Some((a, b)) = pair() else { return };
     let peer = a.connect(&b.metadata()).expect("devices reach each other");
-    assert_eq!(peer.path().kind, PathKind::Verbs, "{}", peer.path());
+    assert_eq!(peer.path().kind, kind(), "{}", peer.path());
     for len in [1usize, 64, 129, 4096, 70_001, 1 << 20, (3 << 20) + 17] {
         let (ours, theirs) = (filled(&a, len, 3), filled(&b, len, 9));
         let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
@@ -55,7 +67,7 @@ fn writes_and_reads_of_every_shape_arrive() {
         let back = filled(&a, len, 77);
         let transfer = peer.post(&Batch::read(&back.all(), &remote.all()).unwrap()).unwrap();
         assert_eq!(transfer.join().reason, Reason::Done, "{len}");
-        assert_eq!(transfer.path(), PathKind::Verbs);
+        assert_eq!(transfer.path(), kind());
         assert!(bytes(&back) == bytes(&ours), "a read of {len}");
     }
     // Blocks, scattered on both sides.

@@ -23,10 +23,17 @@ const CHILD: &str = "PEERWAY_FAKEVERBS_TEST_CHILD";
 
 /// Runs the test of this name in a process with this script. True there, false once it has passed.
 pub fn scripted(test: &str, script: &str) -> bool {
+    scripted_with(test, script, &[])
+}
+
+/// As [`scripted`], for an engine: it opens this library, and these variables are set.
+pub fn scripted_with(test: &str, script: &str, variables: &[(&str, &str)]) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
     }
-    let status = child(test, script, "test").status().expect("this program runs again");
+    let mut child = child(test, script, "test");
+    child.env("PEERWAY_IBV_SO", library()).env("PEERWAY_EFA_SO", library());
+    let status = child.envs(variables.iter().copied()).status().expect("this program runs again");
     assert!(status.success(), "{test} with `{script}`: {status}");
     false
 }

@@ -4,13 +4,16 @@
 //! [`counted`] only, on the thread that calls it. A figure therefore holds what one thread does by
 //! itself: direct transfers whole; on lanes the post, which cuts the frame and sends it, while the
 //! answer is another thread's timing and waited for outside.
+//!
+//! RDMA figures are counted with the fake library of `peerway-fakeverbs`, whose own instructions `cargo
+//! xtask instructions` takes out: a device has its own processor.
 
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use peerway::{Access, Batch, Endpoint, Pin, Prepared, Region};
+use peerway::{Access, Batch, BuildError, Endpoint, Pin, Prepared, Region};
 use peerway_core::counter::{Counters, HighWater};
 use peerway_core::credit::Window;
 use peerway_core::descriptor::Descriptor;
@@ -25,6 +28,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const TIMES: u64 = 1000;
 /// Runs before the count, in which lazy symbols are bound and tables reach their size.
 const WARM_UP: u64 = 20;
+/// Times that a thread hands its turn over so that others have done what they had to.
+const HANDED_OVER: u32 = 50;
 /// Bytes of a transfer.
 const SMALL: u64 = 256;
 /// Blocks of the list whose walk is counted.
@@ -108,6 +113,26 @@ const FIGURES: &[Figure] = &[
         about: "the post of 64 blocks of 256 B, into the socket",
         run: || run_post(Pin::Tcp, Shapes::WriteBlocks),
     },
+    Figure {
+        name: "verbs-post",
+        about: "the post of a 256 B write, to the device",
+        run: || run_post(Pin::Ib, Shapes::Write),
+    },
+    Figure {
+        name: "verbs-post-64",
+        about: "the post of 64 blocks of 256 B, to the device",
+        run: || run_post(Pin::Ib, Shapes::WriteBlocks),
+    },
+    Figure {
+        name: "verbs-poll",
+        about: "a poll that takes the completion of a 256 B write, and ends it",
+        run: || run_poll(Pin::Ib, Shapes::Write),
+    },
+    Figure {
+        name: "efa-post",
+        about: "the post of a 256 B write, as a datagram",
+        run: || run_post(Pin::Efa, Shapes::Write),
+    },
     Figure { name: "frame", about: "a data header, made and checked", run: frame },
     Figure { name: "hello", about: "a hello, encoded and decoded", run: hello },
     Figure { name: "descriptor", about: "a descriptor, written and parsed", run: descriptor },
@@ -164,7 +189,11 @@ struct World {
 impl World {
     fn new(pin: Pin, shape: Shapes) -> anyhow::Result<Self> {
         // A deadline that valgrind's slowness does not reach, and no beats while counting.
-        let make = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600)).build();
+        let builder = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600));
+        let make = || match builder().build() {
+            Err(error @ BuildError::NoRdma { .. }) => bail!(NotHere(error.to_string())),
+            other => Ok(other?),
+        };
         let (ours, theirs) = (make()?, make()?);
         let peer = match ours.connect(&theirs.metadata()) {
             // The kernel can forbid this one alone.
@@ -221,6 +250,30 @@ fn run_post(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
         posted.context("nothing was posted")??.join().ok()?;
     }
     Ok(TIMES)
+}
+
+/// Counts polls that find a transfer done and end it. Where the service thread was there first nothing is
+/// left to count, and it is tried again.
+fn run_poll(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
+    let world = World::new(pin, shape)?;
+    let mut polls = 0;
+    for _ in 0..20 * TIMES {
+        let transfer = world.prepared.begin()?;
+        // Other threads have this one's turn, the device's among them.
+        for _ in 0..HANDED_OVER {
+            std::thread::yield_now();
+        }
+        let stats = transfer.stats();
+        if stats.bytes_done < stats.bytes_total {
+            counted(1, &mut || _ = black_box(transfer.poll()));
+            polls += 1;
+        }
+        transfer.join().ok()?;
+        if polls == TIMES {
+            return Ok(TIMES);
+        }
+    }
+    bail!("the service thread took all but {polls} completions")
 }
 
 fn frame() -> anyhow::Result<u64> {

@@ -632,11 +632,12 @@ impl Driver {
         let session = s.session.clone();
         let early = self.adopt_queues(&mut s);
         self.sessions[index] = Some(s);
-        self.replay(&early, now);
-        // Handed out only now: before, nothing could be sent on it.
+        // Handed out only now: before, nothing could be sent on it. And before what came early is taken in: that
+        // may end the session, and one that is over must not be handed out after.
         if !session.initiator {
             self.endpoint.accepted(&session);
         }
+        self.replay(&early, now);
     }
 
     /// A pull by the crew is over: answer its frame.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use peerway_core::wire::{QueueEnd, QueueOffer, RdmaPort};
 
+use crate::transport::verbs::RdmaError;
 use crate::transport::verbs::pairing;
 use crate::transport::verbs::port::PortCq;
 use crate::transport::verbs::queue::Queue;
@@ -82,7 +83,8 @@ fn make(port: &Arc<PortCq>, latency: bool) -> Result<Queue, String> {
     if !port.nic.has_link() {
         return Err(format!("the link of {} is down", port.nic.context.name()));
     }
-    Queue::new(port, latency).map_err(|error| error.to_string())
+    // Devices lock its buffers: where memory is short the limit is named.
+    Queue::new(port, latency).map_err(|error| RdmaError::registering(error).to_string())
 }
 
 /// Makes and connects the far ends of what a peer offers.

@@ -8,7 +8,8 @@ use crate::world::Transport;
 pub(crate) const USAGE: &str = "\
 usage: peerway-conformance --transport same-process|local-map|local-cma|local-ring|tcp|all|verbs|efa
                            --profile ci|guest|soak [--only NAME] [--list]
-CONFORMANCE_DEVICES=OURS/THEIRS names RDMA devices of the two sides (rxe0,rxe2/rxe1,rxe3)";
+CONFORMANCE_DEVICES=OURS/THEIRS names RDMA devices of the two sides (rxe0,rxe2/rxe1,rxe3)
+CONFORMANCE_LOG=DIRECTORY has every process write the engine's log there";
 
 /// What this process is to be.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    log();
     match args.role {
         Role::Supervise => supervisor::run(&args),
         Role::List => {
@@ -39,5 +40,19 @@ fn main() -> ExitCode {
         Role::Run => world::run(&args),
         Role::ServeApart => servant::namespaces::serve_apart(&args.only),
         Role::Serve => servant::serve_lines(),
+    }
+}
+
+/// Writes the engine's log to a file of this process in the directory that `CONFORMANCE_LOG` names.
+fn log() {
+    let Some(directory) = std::env::var_os("CONFORMANCE_LOG") else { return };
+    let path = std::path::Path::new(&directory).join(format!("{}.log", std::process::id()));
+    match std::fs::File::create(&path) {
+        Ok(file) => tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_ansi(false)
+            .with_writer(std::sync::Mutex::new(file))
+            .init(),
+        Err(error) => eprintln!("peerway-conformance: {}: {error}", path.display()),
     }
 }

@@ -26,10 +26,10 @@ use crate::os::vma::Tag;
 /// Below this a second thread takes longer to start than a registration takes.
 const PARALLEL_BYTES: usize = 1 << 20;
 
-/// Memory registered on every device of an endpoint.
+/// Memory registered on every device of an endpoint that is still there.
 pub(crate) struct Registration {
-    /// By device.
-    mrs: Vec<Mr>,
+    /// By device; none for a device that is gone, which has no queue pairs either.
+    mrs: Vec<Option<Mr>>,
     start: u64,
     len: u64,
 }
@@ -52,7 +52,7 @@ impl Registration {
             unsafe { Mr::register(&nic.pd, ptr, len, access) }
         };
         ptr.expose_provenance();
-        let mrs: Result<Vec<Mr>, VerbsError> = if nics.len() > 1 && len >= PARALLEL_BYTES {
+        let mrs: Vec<Result<Mr, VerbsError>> = if nics.len() > 1 && len >= PARALLEL_BYTES {
             std::thread::scope(|scope| {
                 let others: Vec<_> = nics[1..].iter().map(|nic| scope.spawn(|| on(nic))).collect();
                 let first = on(&nics[0]);
@@ -64,34 +64,42 @@ impl Registration {
         } else {
             nics.iter().map(on).collect()
         };
-        let mrs = mrs.map_err(RdmaError::registering)?;
-        Ok(Self { mrs, start, len: len as u64 })
+        // A device that was taken away takes nothing from the others.
+        let gone = |error: &VerbsError| matches!(error.errno, libc::EIO | libc::ENODEV);
+        let left = mrs.iter().any(Result::is_ok);
+        let mrs = mrs.into_iter().map(|made| match made {
+            Ok(mr) => Ok(Some(mr)),
+            Err(error) if left && gone(&error) => Ok(None),
+            Err(error) => Err(RdmaError::registering(error)),
+        });
+        Ok(Self { mrs: mrs.collect::<Result<_, _>>()?, start, len: len as u64 })
     }
 
     /// For requests of ours on that device.
     #[inline]
     pub(crate) fn lkey(&self, nic: usize) -> u32 {
-        self.mrs[nic].lkey()
+        self.mrs[nic].as_ref().map_or(0, Mr::lkey)
     }
 
     /// For requests of a peer's, by device.
     pub(crate) fn rkeys(&self) -> Vec<u32> {
-        self.mrs.iter().map(Mr::rkey).collect()
+        self.mrs.iter().map(|mr| mr.as_ref().map_or(0, Mr::rkey)).collect()
     }
 
     /// Whether it is of these devices.
     #[inline]
     pub(crate) fn is_of(&self, rdma: &Rdma) -> bool {
-        self.mrs.first().is_some_and(|mr| Arc::ptr_eq(mr.pd(), &rdma.nics[0].pd))
+        let mut each = self.mrs.iter().zip(&rdma.nics);
+        each.any(|(mr, nic)| mr.as_ref().is_some_and(|mr| Arc::ptr_eq(mr.pd(), &nic.pd)))
     }
 
     /// Ends it everywhere; what a device would not give back is returned.
     pub(crate) fn close(self) -> Result<(), Self> {
         let (mut kept, start, len) = (Vec::new(), self.start, self.len);
-        for mr in self.mrs {
+        for mr in self.mrs.into_iter().flatten() {
             if let Err((mr, error)) = mr.close() {
                 tracing::error!(%error, "a device keeps memory that was revoked");
-                kept.push(mr);
+                kept.push(Some(mr));
             }
         }
         if kept.is_empty() { Ok(()) } else { Err(Self { mrs: kept, start, len }) }

@@ -1,0 +1,142 @@
+//! What the engine asks of a device for a transfer: doorbells, requests and completions, counted.
+//!
+//! These numbers do not depend on the machine, and each is a cost that hardware has: a doorbell is a write
+//! across PCIe, a signalled request a completion that is written and polled.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use peerway::{Access, Batch, Endpoint, Peer, Pin, Reason, Region, RemoteRegion};
+use peerway_fakeverbs::Stats;
+
+use support::{WATCHDOG, scripted, stats};
+
+/// Requests that the engine posts with one doorbell at most.
+const GROUP: u64 = 32;
+/// Bytes of a request at most.
+const PART: u64 = 1 << 20;
+
+/// Two endpoints, memory of both, and nothing between them but the transfers of a test.
+struct World {
+    peer: Peer,
+    ours: Region,
+    theirs: RemoteRegion,
+    _kept: (Endpoint, Endpoint, Region),
+}
+
+impl World {
+    fn new(pin: Pin, len: usize) -> Self {
+        // Heartbeats are an eighth of this apart, so that none falls between two counts.
+        let make = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600)).build();
+        let (a, b) = (make().expect("the fake has devices"), make().expect("and more"));
+        let peer = a.connect(&b.metadata()).expect("devices reach each other");
+        let (ours, owned) = (a.allocate(len).expect("memory"), b.allocate(len).expect("memory"));
+        let descriptor = owned.advertise(Access::READ_WRITE).expect("it can be advertised");
+        let theirs = peer.import(&descriptor).expect("it can be imported");
+        let world = Self { peer, ours, theirs, _kept: (a, b, owned) };
+        // Registrations, and messages of the session's beginning, come before what is counted.
+        world.run(&world.range(len as u64));
+        settle();
+        world
+    }
+
+    fn range(&self, len: u64) -> Batch {
+        Batch::write(&self.ours.slice(0..len), &self.theirs.slice(0..len)).expect("it makes sense")
+    }
+
+    fn run(&self, batch: &Batch) {
+        assert_eq!(self.peer.run(batch).expect("it is posted").reason, Reason::Done);
+    }
+
+    /// What a transfer adds to the counts.
+    fn count(&self, batch: &Batch) -> Stats {
+        let before = stats();
+        self.run(batch);
+        let after = settle();
+        Stats {
+            doorbells: after.doorbells - before.doorbells,
+            requests: after.requests - before.requests,
+            signalled: after.signalled - before.signalled,
+            inlined: after.inlined - before.inlined,
+            ..Stats::default()
+        }
+    }
+}
+
+/// Waits until nothing is posted any more; what is counted then.
+fn settle() -> Stats {
+    let begun = Instant::now();
+    loop {
+        let before = stats();
+        std::thread::sleep(Duration::from_millis(100));
+        let now = stats();
+        if (before.requests, before.completions) == (now.requests, now.completions) {
+            return now;
+        }
+        assert!(begun.elapsed() < WATCHDOG, "it does not come to rest: {now:?}");
+    }
+}
+
+fn counts(doorbells: u64, requests: u64, signalled: u64, inlined: u64) -> Stats {
+    Stats { doorbells, requests, signalled, inlined, ..Stats::default() }
+}
+
+#[test]
+fn a_small_write_is_one_inline_request() {
+    if !scripted("a_small_write_is_one_inline_request", "") {
+        return;
+    }
+    let world = World::new(Pin::Ib, 4096);
+    assert_eq!(world.count(&world.range(100)), counts(1, 1, 1, 1));
+    assert_eq!(world.count(&world.range(256)), counts(1, 1, 1, 0));
+}
+
+#[test]
+fn a_small_datagram_is_one_request() {
+    if !scripted("a_small_datagram_is_one_request", "efa") {
+        return;
+    }
+    let world = World::new(Pin::Efa, 4096);
+    assert_eq!(world.count(&world.range(256)), counts(1, 1, 1, 0));
+}
+
+/// 64 blocks of 256 B, none beside another.
+fn blocks(world: &World) -> Batch {
+    let every_second: Vec<u32> = (0..64).map(|i| 2 * i).collect();
+    let local = world.ours.blocks(0, 256, 256, &every_second);
+    let remote = world.theirs.blocks(0, 256, 256, &every_second);
+    Batch::write_blocks(local, remote).expect("it makes sense")
+}
+
+#[test]
+fn blocks_share_doorbells_and_completions() {
+    if !scripted("blocks_share_doorbells_and_completions", "") {
+        return;
+    }
+    let world = World::new(Pin::Ib, 128 * 256);
+    let groups = 64 / GROUP;
+    assert_eq!(world.count(&blocks(&world)), counts(groups, 64, groups, 0));
+}
+
+#[test]
+fn blocks_as_datagrams_share_doorbells() {
+    if !scripted("blocks_as_datagrams_share_doorbells", "efa") {
+        return;
+    }
+    // Datagrams complete in any order, so each must say that it is done.
+    let world = World::new(Pin::Efa, 128 * 256);
+    assert_eq!(world.count(&blocks(&world)), counts(64 / GROUP, 64, 64, 0));
+}
+
+#[test]
+fn a_large_write_is_cut_into_parts() {
+    if !scripted("a_large_write_is_cut_into_parts", "") {
+        return;
+    }
+    let len = 16 << 20;
+    let world = World::new(Pin::Ib, len as usize);
+    let parts = len / PART;
+    let counted = world.count(&world.range(len));
+    assert_eq!(counted, counts(parts, parts, parts, 0));
+}

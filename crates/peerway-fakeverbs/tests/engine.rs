@@ -1,0 +1,97 @@
+//! The tests that the engine has for real devices, on this library: for connections and for datagrams, on a
+//! perfect fabric and on bad ones.
+//!
+//! Every test runs in a process of its own, as a script counts and times what one process does.
+
+mod support;
+
+#[path = "../../peerway/tests/verbs.rs"]
+mod verbs;
+
+use std::process::Command;
+
+/// All of them, and that all are here is checked.
+const TESTS: [&str; 5] = [
+    "writes_and_reads_of_every_shape_arrive",
+    "counts_and_notifications_come_after_the_bytes_and_once",
+    "a_revoked_region_is_quiet_at_once_and_others_go_on",
+    "many_threads_and_transfers_share_the_queue_pairs",
+    "large_reads_and_writes_arrive_whole",
+];
+
+/// Connections and datagrams: what the tests are told, and what begins the script.
+const KINDS: [(&str, &str); 2] = [("ib", ""), ("efa", "efa,")];
+
+/// Runs every test with this script, for both kinds of devices. The fault that it makes is seen by this in
+/// the engine's log of at least one of them.
+fn pass_with(script: &str, sign: &str) {
+    for (pin, kind) in KINDS {
+        let logs = TESTS.map(|test| pass(test, pin, &format!("{kind}{script}")));
+        let seen = logs.iter().any(|log| log.contains(sign));
+        assert!(seen, "`{script}` made no {sign:?} for {pin}");
+    }
+}
+
+/// Runs one test in a process that has the library and this script; what it said.
+fn pass(test: &str, pin: &str, script: &str) -> String {
+    let fabric = format!("{:x}-{pin}-{test}", std::process::id());
+    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+        .args(["--exact", &format!("verbs::{test}"), "--nocapture"])
+        .env("PEERWAY_IBV_SO", support::library())
+        .env("PEERWAY_EFA_SO", support::library())
+        .env("PEERWAY_TEST_PIN", pin)
+        .env("PEERWAY_TEST_LOG", "1")
+        .env("NO_COLOR", "1")
+        .env("PEERWAY_FAKE_VERBS", script)
+        .env("PEERWAY_FAKE_VERBS_FABRIC", fabric.chars().take(30).collect::<String>())
+        .output()
+        .expect("this program runs again");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let name = format!("{test} of {pin} with `{script}`");
+    assert!(output.status.success(), "{name}: {}\n{said}", output.status);
+    assert!(!said.contains("skipped"), "{name}: {said}");
+    said
+}
+
+#[test]
+fn all_tests_are_named() {
+    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+        .args(["--list", "verbs::"])
+        .output()
+        .expect("this program runs again");
+    let listed = String::from_utf8_lossy(&output.stdout);
+    let listed = listed.lines().filter_map(|line| line.strip_suffix(": test"));
+    let mut listed: Vec<&str> = listed.filter_map(|name| name.strip_prefix("verbs::")).collect();
+    let mut named = TESTS.to_vec();
+    listed.sort_unstable();
+    named.sort_unstable();
+    assert_eq!(listed, named);
+}
+
+#[test]
+fn they_pass() {
+    pass_with("", "");
+}
+
+#[test]
+fn they_pass_on_a_bad_fabric() {
+    pass_with("seed=7,reorder=5%,drop=0.5%,rnr=5%,late=10%,latency=20us,delay=300us", "");
+}
+
+#[test]
+fn they_pass_while_queue_pairs_fail_and_are_replaced() {
+    pass_with("seed=8,flush_after=150", "queue pair replaced");
+}
+
+#[test]
+fn they_pass_when_a_device_goes_away() {
+    pass_with("remove=fake1@12", "queue pair failed");
+}
+
+#[test]
+fn they_pass_while_a_link_is_down() {
+    for link in ["fake0", "fake1"] {
+        pass_with(&format!("linkdown={link}@100..1500"), "queue pair failed");
+    }
+}

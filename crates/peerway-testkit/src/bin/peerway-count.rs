@@ -28,8 +28,6 @@ use zerocopy::{FromBytes, IntoBytes};
 const TIMES: u64 = 1000;
 /// Runs before the count, in which lazy symbols are bound and tables reach their size.
 const WARM_UP: u64 = 20;
-/// Times that a thread hands its turn over so that others have done what they had to.
-const HANDED_OVER: u32 = 50;
 /// Bytes of a transfer.
 const SMALL: u64 = 256;
 /// Blocks of the list whose walk is counted.
@@ -122,11 +120,6 @@ const FIGURES: &[Figure] = &[
         name: "verbs-post-64",
         about: "the post of 64 blocks of 256 B, to the device",
         run: || run_post(Pin::Ib, Shapes::WriteBlocks),
-    },
-    Figure {
-        name: "verbs-poll",
-        about: "a poll that takes the completion of a 256 B write, and ends it",
-        run: || run_poll(Pin::Ib, Shapes::Write),
     },
     Figure {
         name: "efa-post",
@@ -250,30 +243,6 @@ fn run_post(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
         posted.context("nothing was posted")??.join().ok()?;
     }
     Ok(TIMES)
-}
-
-/// Counts polls that find a transfer done and end it. Where the service thread was there first nothing is
-/// left to count, and it is tried again.
-fn run_poll(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
-    let world = World::new(pin, shape)?;
-    let mut polls = 0;
-    for _ in 0..20 * TIMES {
-        let transfer = world.prepared.begin()?;
-        // Other threads have this one's turn, the device's among them.
-        for _ in 0..HANDED_OVER {
-            std::thread::yield_now();
-        }
-        let stats = transfer.stats();
-        if stats.bytes_done < stats.bytes_total {
-            counted(1, &mut || _ = black_box(transfer.poll()));
-            polls += 1;
-        }
-        transfer.join().ok()?;
-        if polls == TIMES {
-            return Ok(TIMES);
-        }
-    }
-    bail!("the service thread took all but {polls} completions")
 }
 
 fn frame() -> anyhow::Result<u64> {

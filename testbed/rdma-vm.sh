@@ -451,7 +451,7 @@ start() {  # ACCEL: QEMU in the background, its id in $qemu
     local args=(-M pc -accel "$a" -cpu "$cpu" -smp "$cpus" -m "$mem"
         -nodefaults -no-user-config -display none -no-reboot
         -kernel "$work/kernel" -initrd "$work/initrd"
-        -append 'console=ttyS0 quiet panic=-1 nokaslr mitigations=off rcupdate.rcu_expedited=1'
+        -append 'console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc nokaslr mitigations=off rcupdate.rcu_expedited=1'
         -serial "file:$ctl/console")
     local shares
     mapfile -t shares < <(share root "$root" ,readonly=on

@@ -13,8 +13,12 @@ use std::{env, fs};
 use anyhow::{Context, bail};
 
 /// A package and one of its tests, to be run in the guest.
-const TESTS: &[(&str, &str)] =
-    &[("peerway-sys", "device"), ("peerway", "verbs"), ("peerway", "verbs_link")];
+const TESTS: &[(&str, &str)] = &[
+    ("peerway-sys", "device"),
+    ("peerway", "verbs"),
+    ("peerway", "verbs_many"),
+    ("peerway", "verbs_link"),
+];
 
 /// The devices of the two sides, on two wires, and the link of one of the wires.
 const DEVICES: &str = "rxe0,rxe2/rxe1,rxe3";

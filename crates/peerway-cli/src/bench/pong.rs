@@ -88,8 +88,10 @@ impl<'a> Ping<'a> {
     /// There and back once.
     pub(crate) fn once(&mut self) -> anyhow::Result<()> {
         self.awaited += 1;
-        self.ask.run()?.ok()?;
+        // The answer says that the question arrived; its own end is looked at after that.
+        let asked = self.ask.begin()?;
         let seen = self.endpoint.wait_counter(PONG, self.awaited, PATIENCE);
+        asked.join().ok()?;
         ensure!(seen >= self.awaited, "no answer within {} s", PATIENCE.as_secs());
         Ok(())
     }

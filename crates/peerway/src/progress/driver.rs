@@ -666,8 +666,9 @@ impl Driver {
         }
     }
 
-    /// Before nobody looks any more: rings must ring. True when there is something to do already.
-    pub(crate) fn rest(&mut self) -> bool {
+    /// Before nobody looks any more: rings must ring, and completions make events where somebody is or goes to
+    /// `sleep`. True when there is something to do already.
+    pub(crate) fn rest(&mut self, sleep: bool) -> bool {
         let mut ready = !self.dirty.is_empty() || !self.pulls.is_empty() || !self.again.is_empty();
         for at in 0..self.rings.len() {
             if let Some(s) = &mut self.sessions[self.rings[at]] {
@@ -676,7 +677,7 @@ impl Driver {
                 }
             }
         }
-        ready | self.arm_ports()
+        ready | (sleep && self.arm_ports())
     }
 }
 

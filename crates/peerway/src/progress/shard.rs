@@ -288,7 +288,10 @@ impl Shard {
                         now = clock::now();
                     }
                 }
-                let ready = driver.rest();
+                // A service thread that is awake looks again within its pause, and arms before it sleeps. To arm
+                // completion queues is a system call, which whoever comes and goes should not make each time.
+                let sleep = !over() || self.asleep.load(Ordering::SeqCst);
+                let ready = driver.rest(sleep);
                 drop(taken);
                 if ready {
                     // Something came as we were leaving, and the rings stay silent about it.
@@ -382,7 +385,7 @@ impl Shard {
                 }
             }
             let sleep = driver.sleep_for(now);
-            let ready = driver.rest();
+            let ready = driver.rest(true);
             // pairs with the fence in `kick`
             self.asleep.store(true, Ordering::SeqCst);
             drop(taken);

@@ -275,7 +275,9 @@ impl Driver {
         let alive = flight.session.is_alive();
         let taken = self.sessions.get(index).is_none_or(Option::is_none);
         if !alive || taken {
-            let reason = Reason::Failed(TransferError::PeerGone);
+            let open = self.endpoint.check_open().is_ok();
+            let why = if open { TransferError::PeerGone } else { TransferError::EndpointClosed };
+            let reason = Reason::Failed(why);
             self.endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
             return;
         }

@@ -11,11 +11,12 @@ mod verbs;
 use std::process::Command;
 
 /// All of them, and that all are here is checked.
-const TESTS: [&str; 5] = [
+const TESTS: [&str; 6] = [
     "writes_and_reads_of_every_shape_arrive",
     "counts_and_notifications_come_after_the_bytes_and_once",
     "a_revoked_region_is_quiet_at_once_and_others_go_on",
     "many_threads_and_transfers_share_the_queue_pairs",
+    "memory_mapped_anew_under_a_registration_is_noticed",
     "large_reads_and_writes_arrive_whole",
 ];
 

@@ -98,9 +98,9 @@ impl Grant {
         }
     }
 
-    /// Whether its keys can be told at once.
+    /// Whether its keys can be told at once; not while they are being made.
     pub(crate) fn has_keys(&self) -> bool {
-        !matches!(*self.keys.lock().unwrap(), Keys::None)
+        self.keys.try_lock().is_ok_and(|keys| !matches!(*keys, Keys::None))
     }
 
     /// Keys to the memory for peers' devices, by device of ours; empty when there are none. Registers

@@ -146,12 +146,17 @@ impl Driver {
         for pull in self.pulls.iter().filter(|p| Arc::ptr_eq(&p.session, &s.session)) {
             pull.cancel();
         }
+        // Queue pairs first: who hears the goodbye takes it for proof that nothing lands any more.
+        for at in 0..s.lanes.len() {
+            if let Some(mut lane) = s.lanes[at].take_if(|lane| lane.wire.queue().is_some()) {
+                self.forget_queue(&mut lane);
+            }
+        }
         if gone != Gone::LetGo && gone != Gone::Closed {
             say_goodbye(s);
         }
-        for mut lane in s.lanes.iter_mut().filter_map(Option::take) {
+        for lane in s.lanes.iter_mut().filter_map(Option::take) {
             self.unwatch(&lane);
-            self.forget_queue(&mut lane);
         }
         s.reopening = Default::default();
         s.session.close_link_if_idle();

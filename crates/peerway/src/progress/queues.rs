@@ -44,6 +44,8 @@ pub(crate) struct Reopening {
     /// Ends of ours that wait for the peer's.
     waiting: Vec<(u16, Queue)>,
     answers: Vec<queues::Answer>,
+    /// What the peer offers.
+    offers: Vec<QueueOffer>,
     /// When the next attempt is due.
     at: u64,
     /// When the present one is given up.
@@ -55,6 +57,11 @@ impl Reopening {
     /// The peer answered.
     pub(super) fn answered(&mut self, queues: Vec<queues::Answer>) {
         self.answers = queues;
+    }
+
+    /// The peer offers queue pairs; only an opener may.
+    pub(super) fn offered(&mut self, queues: Vec<QueueOffer>) {
+        self.offers = queues;
     }
 
     fn soon(&mut self, now: u64) {
@@ -305,7 +312,9 @@ impl Driver {
         let part = start.limited(total);
         // All of it went or goes by this queue pair, in order: the count can come with its last bytes.
         let last = flight.at.left() == 0 && flight.redo.is_empty() && !queue.is_unordered();
-        let alone = flight.queues == bit && flight.tail.notify.is_none() && queue.has_credit();
+        let framed = flight.unanswered > flight.parts;
+        let alone =
+            flight.queues == bit && !framed && flight.tail.notify.is_none() && queue.has_credit();
         let counts = flight.tail.count.filter(|_| !read && last && alone);
         flight.tail_sent |= counts.is_some();
         flight.unanswered += 1;
@@ -343,12 +352,11 @@ impl Driver {
             if !queue.is_unordered() && Some(index) == next {
                 continue;
             }
-            match queue.post_flush(slot) {
-                Ok(()) => asked += 1,
-                Err(error) => {
-                    let error = io::Error::other(error);
-                    self.lane_ended(s, at, LaneEnd::Broken(error));
-                }
+            // Also where it fails: what was not posted is told of with what the queue pair leaves.
+            asked += 1;
+            if let Err(error) = queue.post_flush(slot) {
+                let error = io::Error::other(error);
+                self.lane_ended(s, at, LaneEnd::Broken(error));
             }
         }
         if let Some(flight) = self.flight(slot) {
@@ -389,8 +397,12 @@ impl Driver {
     /// The peer says that the far end of a lost queue pair is gone, and how many immediates had come by it.
     pub(super) fn replan_parts(&mut self, s: &mut SessionDriver, lane: u16, immediates: u64) {
         let Some(Unfinished { parts, flushes }) = s.unfinished.remove(&lane) else { return };
-        for part in parts {
-            if part.immediate.is_some_and(|number| number <= immediates) {
+        // An immediate that came proves everything that was written before it by the same queue pair, which keeps
+        // the order: to write that again would change memory that the peer was told about.
+        let came = |part: &Part| part.immediate.is_some_and(|number| number <= immediates);
+        let proven = parts.iter().rposition(came).map_or(0, |last| last + 1);
+        for (at, part) in parts.into_iter().enumerate() {
+            if at < proven {
                 if let Some(flight) = self.flight(part.slot) {
                     flight.parts -= 1;
                 }
@@ -549,24 +561,23 @@ impl Driver {
         s.dirty = true;
     }
 
-    /// The opener of the session offers queue pairs in place of lost ones.
-    pub(super) fn open_queues(
-        &mut self,
-        s: &mut SessionDriver,
-        lane: &mut Lane,
-        offers: &[QueueOffer],
-    ) {
-        let Some(rdma) = s.session.rdma.clone() else { return };
+    /// The opener of the session offers queue pairs in place of lost ones. Every lane is in its place.
+    pub(super) fn open_queues(&mut self, s: &mut SessionDriver) {
+        let offers = std::mem::take(&mut s.reopening.offers);
+        let Some(rdma) = s.session.rdma.clone().filter(|_| !offers.is_empty()) else { return };
         let lost = |offer: &QueueOffer| {
             let at = usize::from(offer.lane);
-            at != 0 && offer.lane != lane.index && s.lanes.get(at).is_some_and(Option::is_none)
+            at != 0 && s.lanes.get(at).is_none_or(Option::is_none)
         };
         let (lost, others): (Vec<QueueOffer>, Vec<QueueOffer>) =
             offers.iter().partition(|o| lost(o));
         let (queues, mut answers) = queues::answer(self.shard.ports(), &rdma.ports, &lost);
         let not_lost = || Err("that lane is not lost".to_owned());
         answers.extend(others.iter().map(|offer| (offer.lane, not_lost())));
-        lane.push_control_answer(&Control::QueuesOpened { queues: answers });
+        if let Some(lane) = s.control_lane() {
+            lane.push_control_answer(&Control::QueuesOpened { queues: answers });
+            s.dirty = true;
+        }
         let now = clock::now();
         for (at, queue) in queues {
             self.install(s, at, queue, now);
@@ -577,11 +588,19 @@ impl Driver {
     fn install(&mut self, s: &mut SessionDriver, at: u16, queue: Queue, now: u64) {
         let (port, key) = (queue.nic_index(), queue.key.value());
         let role = if queue.latency { Role::Latency } else { Role::Bulk };
+        let index = usize::from(at);
+        if s.lanes.len() <= index {
+            s.lanes.resize_with(index + 1, || None);
+        }
+        // What is in its place, or comes after the end, was not asked for.
+        if s.lanes[index].is_some() || !s.session.is_alive() {
+            return;
+        }
         let mut lane = Lane::new(Box::new(queue), at, role, now);
         if let Some(frames) = self.endpoint.config.max_inflight_ops {
             lane.limit_frames(frames);
         }
-        s.lanes[usize::from(at)] = Some(Box::new(lane));
+        s.lanes[index] = Some(Box::new(lane));
         s.last_applied.remove(&at);
         s.asked.retain(|asked| *asked != at);
         s.next_beat = now;

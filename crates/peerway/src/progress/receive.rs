@@ -526,7 +526,7 @@ impl Driver {
                 self.replan(s, lost, applied, &refused);
                 self.replan_parts(s, lost, immediates);
             }
-            Control::OpenQueues { queues } => self.open_queues(s, lane, &queues),
+            Control::OpenQueues { queues } if !s.session.initiator => s.reopening.offered(queues),
             Control::QueuesOpened { queues } => s.reopening.answered(queues),
             Control::Bye => return Err(LaneEnd::Bye),
             _ => return Err(nonsense(FrameError::Control)),

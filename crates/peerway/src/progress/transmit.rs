@@ -188,7 +188,11 @@ impl Driver {
         }
         // Nothing else of it is under way or left, so this frame can bring the count along: the peer sees it
         // with the bytes, not a round trip later.
-        let last = flight.unanswered == 0 && flight.at.left() == 0 && flight.redo.is_empty();
+        // What devices wrote of it is flushed first.
+        let last = flight.unanswered == 0
+            && flight.at.left() == 0
+            && flight.redo.is_empty()
+            && flight.queues == 0;
         if let (Kind::Write | Kind::Pull, true, Some(id), None) =
             (kind, last, flight.tail.count, &flight.tail.notify)
         {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
@@ -287,6 +287,7 @@ pub(crate) fn answer(
         return imported(Ok(import));
     }
     let (rdma, to) = (rdma.clone(), session.clone());
+    let Some(turn) = Turn::take() else { return imported(Ok(import)) };
     let register = {
         let mut import = import.clone();
         move || {
@@ -294,11 +295,34 @@ pub(crate) fn answer(
             let message = Control::Imported { request, result: Ok(import) };
             to.shard.submit(Command::Control { session: to.clone(), message });
             to.shard.kick();
+            drop(turn);
         }
     };
     let thread = std::thread::Builder::new().name("peerway-register".into()).spawn(register);
     // Without a thread there are no keys, and frames carry what is read and written.
     if thread.is_ok() { Control::Importing { request } } else { imported(Ok(import)) }
+}
+
+/// Threads that register memory for peers, in this process.
+static REGISTERING: AtomicUsize = AtomicUsize::new(0);
+/// Peers that ask for more at a time get no keys: threads are not theirs to take.
+const MOST_REGISTERING: usize = 256;
+
+/// The right to one of those threads.
+struct Turn;
+
+impl Turn {
+    fn take() -> Option<Self> {
+        let before = REGISTERING.fetch_add(1, Ordering::Relaxed);
+        let turn = Self;
+        (before < MOST_REGISTERING).then_some(turn)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        REGISTERING.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 fn look_up(

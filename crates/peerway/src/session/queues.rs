@@ -93,7 +93,8 @@ pub(crate) fn answer(
     theirs: &[RdmaPort],
     offers: &[QueueOffer],
 ) -> (Vec<(u16, Queue)>, Vec<Answer>) {
-    let (mut queues, mut answers) = (Vec::new(), Vec::new());
+    let (mut queues, mut answers): (Vec<(u16, Queue)>, Vec<Answer>) = Default::default();
+    let mut failed: Vec<(u8, String)> = Vec::new();
     for offer in offers.iter().take(MAX_QUEUES) {
         let taken = queues.iter().any(|(lane, _)| *lane == offer.lane);
         let fits = !taken && (1..MAX_QUEUES as u16).contains(&offer.lane);
@@ -103,7 +104,14 @@ pub(crate) fn answer(
             answers.push((offer.lane, Err("no such port or lane".to_owned())));
             continue;
         };
-        let made = make(port, offer.latency).and_then(|mut queue| {
+        // An address that nobody answers for takes the kernel a second: once is enough.
+        if let Some((_, why)) = failed.iter().find(|(to, _)| *to == offer.to_port) {
+            answers.push((offer.lane, Err(why.clone())));
+            continue;
+        }
+        // One is what an honest peer asks for, and it takes the most memory.
+        let latency = offer.latency && queues.iter().all(|(_, queue)| !queue.latency);
+        let made = make(port, latency).and_then(|mut queue| {
             queue.connect(offer.end, their).map_err(|error| error.to_string())?;
             Ok(queue)
         });
@@ -112,7 +120,10 @@ pub(crate) fn answer(
                 answers.push((offer.lane, Ok(queue.end())));
                 queues.push((offer.lane, queue));
             }
-            Err(why) => answers.push((offer.lane, Err(why))),
+            Err(why) => {
+                failed.push((offer.to_port, why.clone()));
+                answers.push((offer.lane, Err(why)));
+            }
         }
     }
     (queues, answers)
@@ -124,8 +135,12 @@ pub(crate) fn connect(
     answers: &[Answer],
     theirs: &[RdmaPort],
 ) -> Vec<(u16, Queue)> {
-    let mut connected = Vec::new();
+    let (mut connected, mut failed) = (Vec::new(), Vec::new());
     for (lane, mut queue) in ours {
+        // As in `answer`: once is enough.
+        if failed.contains(&queue.nic_index()) {
+            continue;
+        }
         let answer = answers.iter().find(|(of, _)| *of == lane).map(|(_, answer)| answer);
         let done = match answer {
             Some(Ok(end)) => match theirs.get(usize::from(end.port)) {
@@ -137,7 +152,12 @@ pub(crate) fn connect(
         };
         match done {
             Ok(()) => connected.push((lane, queue)),
-            Err(why) => tracing::warn!(lane, why, "a queue pair could not be connected"),
+            Err(why) => {
+                tracing::warn!(lane, why, "a queue pair could not be connected");
+                if matches!(answer, Some(Ok(_))) {
+                    failed.push(queue.nic_index());
+                }
+            }
         }
     }
     connected

@@ -13,6 +13,11 @@ use super::nic::Nic;
 
 /// Completions that the queue is made for; it grows when queue pairs come.
 const FIRST_ENTRIES: i32 = 1024;
+/// And on EFA, whose queues do not grow: some fifty peers.
+const FIXED_ENTRIES: i32 = 32 << 10;
+
+/// Early completions after which those of queue pairs that are gone are sought out.
+const MANY_EARLY: usize = 1024;
 
 /// What connecting threads and the driver share of it.
 pub(crate) struct PortCq {
@@ -42,7 +47,8 @@ impl PortCq {
     pub(crate) fn new(nic: &Arc<Nic>) -> Result<Arc<Self>, VerbsError> {
         let channel = Arc::new(CompChannel::create(&nic.context)?);
         channel.set_nonblocking()?;
-        let entries = FIRST_ENTRIES.min(nic.limits.max_cqe.max(1));
+        let wanted = if nic.efa.is_some() { FIXED_ENTRIES } else { FIRST_ENTRIES };
+        let entries = wanted.min(nic.limits.max_cqe.max(1));
         let cq = Arc::new(Cq::create(&nic.context, entries, 0, Some(&channel), 0)?);
         let entries = cq.entries();
         let state = Mutex::new(State { entries, ..State::default() });
@@ -123,7 +129,8 @@ impl Port {
         }
         self.owners[index] = Some((key, session, lane));
         self.adopted += 1;
-        let (its, others) = self.early.drain(..).partition(|wc| key_of(wc) == key);
+        let (its, others): (Vec<_>, Vec<_>) =
+            self.early.drain(..).partition(|wc| key_of(wc) == key);
         self.early = others;
         its
     }
@@ -145,6 +152,11 @@ impl Port {
             Some(Some((of, session, lane))) if *of == key => Some((*session, *lane)),
             _ => {
                 if self.shared.is_live(key) {
+                    // Those of queue pairs that never got a session go with them.
+                    if self.early.len() >= MANY_EARLY {
+                        let Self { shared, early, .. } = self;
+                        early.retain(|wc| shared.is_live(key_of(wc)));
+                    }
                     self.early.push(*wc);
                 }
                 None

@@ -348,8 +348,10 @@ impl Driver {
 
     /// What can only be done when every lane of the session is in its place.
     fn after_work(&mut self, s: &mut SessionDriver) {
-        self.install_queues(s);
-        self.open_queues(s);
+        if s.session.rdma.is_some() {
+            self.install_queues(s);
+            self.open_queues(s);
+        }
         if s.lost_by_peer.is_empty() && s.tails.is_empty() {
             return;
         }

@@ -584,7 +584,8 @@ impl Driver {
     /// Puts a flight among those that have something to send.
     pub(super) fn enqueue(&mut self, s: &mut SessionDriver, slot: SlotId) {
         // Where nothing else may carry bytes, queue pairs are waited for.
-        let queues = s.has_queues() || s.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned);
+        let rdma = s.session.rdma.as_ref();
+        let queues = rdma.is_some_and(|rdma| rdma.pinned) || (rdma.is_some() && s.has_queues());
         let Some(flight) = self.flight(slot) else { return };
         let queue = match (flight.by_device && queues, flight.bulk) {
             (true, true) => &mut s.parts_bulk,

@@ -215,12 +215,6 @@ def test_log_level(monkeypatch: pytest.MonkeyPatch, level: str, shown: int) -> N
 
 
 RESERVED = [
-    "UCCL_P2P_RDMA_GID_INDEX",
-    "UCCL_P2P_RDMA_MAX_RD_ATOMIC",
-    "UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC",
-    "UCCL_P2P_RDMA_SL",
-    "UCCL_P2P_RDMA_TC",
-    "UCCL_P2P_RDMA_DEV",
     "UCCL_P2P_RDMA_CC",
     "UCCL_P2P_RDMA_LINK_GBPS",
     "UCCL_CXI_DOMAIN",
@@ -255,6 +249,12 @@ def test_variables_of_other_transports_are_answered_with_a_warning(names: list[s
 
 USED = {
     "UCCL_P2P_TRANSPORT": "tcp",
+    "UCCL_P2P_RDMA_DEV": "mlx5_0",
+    "UCCL_P2P_RDMA_GID_INDEX": "3",
+    "UCCL_P2P_RDMA_MAX_RD_ATOMIC": "16",
+    "UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC": "16",
+    "UCCL_P2P_RDMA_SL": "3",
+    "UCCL_P2P_RDMA_TC": "104",
     "UCCL_P2P_LOG_LEVEL": "WARN",
     "UCCL_P2P_MAX_INFLIGHT_OPS": "32",
     "UCCL_P2P_DISABLE_IPC": "1",
@@ -281,6 +281,8 @@ def test_variables_that_are_used_say_nothing(name: str) -> None:
 @pytest.mark.parametrize("transport", ["ib", "rdma", "efa", "nccl", "tcpx", "cxi", "pigeon"])
 def test_a_transport_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
     monkeypatch.setenv("UCCL_P2P_TRANSPORT", transport)
-    with pytest.raises(RuntimeError, match=transport) as error:
+    # A device that there is none of, whatever the machine has.
+    monkeypatch.setenv("UCCL_P2P_RDMA_DEV", "no-such-device")
+    with pytest.raises(RuntimeError, match="ib" if transport == "rdma" else transport) as error:
         p2p.Endpoint(0)
     assert "transport" in str(error.value).lower()

@@ -388,6 +388,10 @@ pub struct QueueEnd {
     pub first_packet: u32,
     /// What datagrams to it must carry.
     pub key: u32,
+    /// The number of the end that it is connected to; 0 in an offer.
+    pub to: u32,
+    /// Reads that it serves at a time.
+    pub reads: u8,
     /// Receives that are always posted.
     pub receives: u16,
     /// Eight bytes that the far side may read to learn that what it wrote before has arrived.

@@ -185,6 +185,10 @@ impl Slots {
         self.ended(id).is_none()
     }
 
+    pub(crate) fn set_path(&self, id: SlotId, path: PathKind) {
+        self.slot(id).path.store(path as u8, Ordering::Relaxed);
+    }
+
     pub(crate) fn path(&self, id: SlotId) -> PathKind {
         PathKind::from_code(self.slot(id).path.load(Ordering::Relaxed))
     }

@@ -526,7 +526,7 @@ impl Driver {
         progress
     }
 
-    pub(super) fn flush_lane(&mut self, s: &mut SessionDriver, at: usize) {
+    fn flush_lane(&mut self, s: &mut SessionDriver, at: usize) {
         self.flush_lane_progress(s, at);
     }
 

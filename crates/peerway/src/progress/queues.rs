@@ -22,7 +22,8 @@ use super::flight::Route;
 use crate::clock;
 use crate::hooks;
 use crate::session::queues;
-use crate::transport::lane::{Lane, Outstanding, Role};
+use crate::transport::lane::{Lane, Outstanding};
+use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::{Completed, GROUP, Part, Queue, Unfinished};
 
 /// Completions taken with one poll.
@@ -105,7 +106,7 @@ impl Driver {
     pub(super) fn look_at_ports(&mut self, now: u64) -> bool {
         let mut any = false;
         for at in 0..self.ports.len() {
-            if self.ports[at].adopted == 0 {
+            if self.ports[at].adopted == 0 || self.ports[at].gone {
                 continue;
             }
             for _ in 0..POLLS {
@@ -113,6 +114,7 @@ impl Driver {
                 let taken = self.ports[at].shared.cq.poll(&mut completions);
                 let taken = taken.unwrap_or_else(|error| {
                     tracing::error!(%error, "a device cannot be used any more");
+                    self.ports[at].gone = true;
                     self.port_ended(at);
                     0
                 });
@@ -293,7 +295,12 @@ impl Driver {
             let (Some(registered), Some(&rkey)) =
                 (work.local_keys(&pair.local), remote.keys.get(far_port))
             else {
-                // Checked when the transfer was posted; a peer may have fewer keys than ports.
+                // Checked when the transfer was posted. Nothing of the part may be lost.
+                queue.discard();
+                match redo {
+                    Some(_) => flight.redo.push(start),
+                    None => flight.at = start,
+                }
                 return Err(io::Error::other("memory without a key for the device"));
             };
             let addr = work.local_addr(&pair.local) as u64;
@@ -475,7 +482,8 @@ impl Driver {
     /// Before nobody looks any more: completions must wake somebody. True when there are some already.
     pub(super) fn arm_ports(&mut self) -> bool {
         let mut armed = false;
-        for port in self.ports.iter_mut().filter(|port| port.adopted > 0 && !port.armed) {
+        let wanted = |port: &&mut Port| port.adopted > 0 && !port.armed && !port.gone;
+        for port in self.ports.iter_mut().filter(wanted) {
             port.armed = port.shared.cq.request_notify(false).is_ok();
             armed = true;
         }
@@ -587,7 +595,6 @@ impl Driver {
     /// Puts a queue pair in the place of a lost one.
     fn install(&mut self, s: &mut SessionDriver, at: u16, queue: Queue, now: u64) {
         let (port, key) = (queue.nic_index(), queue.key.value());
-        let role = if queue.latency { Role::Latency } else { Role::Bulk };
         let index = usize::from(at);
         if s.lanes.len() <= index {
             s.lanes.resize_with(index + 1, || None);
@@ -596,7 +603,7 @@ impl Driver {
         if s.lanes[index].is_some() || !s.session.is_alive() {
             return;
         }
-        let mut lane = Lane::new(Box::new(queue), at, role, now);
+        let mut lane = queues::lane(at, queue, now);
         if let Some(frames) = self.endpoint.config.max_inflight_ops {
             lane.limit_frames(frames);
         }

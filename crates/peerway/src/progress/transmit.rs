@@ -19,6 +19,7 @@ use super::ending::LaneEnd;
 use super::flight::Route;
 use crate::clock;
 use crate::os::Piece;
+use crate::path::PathKind;
 use crate::transport::lane::{Body, Lane, OutFrame};
 
 /// Small frames that may wait before data: above this the buffer is sent first.
@@ -203,6 +204,10 @@ impl Driver {
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
             sent_at.store(clock::now(), Ordering::Relaxed);
+        }
+        if flight.by_device && lane.wire.queue().is_none() {
+            // No queue pair is left: it says by what it went instead.
+            self.endpoint.slots.set_path(slot, PathKind::Tcp);
         }
         let window = if kind == Kind::Pull { 0 } else { total };
         head.sequence = lane.remember(kind, slot, part, window).into();

@@ -204,12 +204,11 @@ fn go_rdma(
 /// Puts queue pairs at their places among the lanes.
 pub(super) fn add_queues(lanes: &mut Vec<Option<Lane>>, queues: Vec<(u16, Queue)>, now: u64) {
     for (index, queue) in queues {
-        let role = if queue.latency { Role::Latency } else { Role::Bulk };
         let at = usize::from(index);
         if lanes.len() <= at {
             lanes.resize_with(at + 1, || None);
         }
-        lanes[at] = Some(Lane::new(Box::new(queue), index, role, now));
+        lanes[at] = Some(queues::lane(index, queue, now));
     }
 }
 

@@ -23,6 +23,9 @@ use crate::os::unix;
 use crate::progress::shard::Command;
 use crate::session::Session;
 
+/// How many times the connect time-out an owner may take that says it is at work: five minutes by default.
+const AT_WORK: u32 = 60;
+
 /// Questions that wait for an answer.
 #[derive(Default)]
 pub(crate) struct Imports {
@@ -62,6 +65,7 @@ impl Imports {
     pub(crate) fn takes_time(&self, request: u64) {
         if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
             answer.takes_time = true;
+            self.changed.notify_all();
         }
     }
 
@@ -191,14 +195,16 @@ fn ask(
     session.shard.submit(Command::Control { session: session.clone(), message });
     session.shard.kick();
     let deadline = clock::after(clock::now(), endpoint.config.connect_timeout);
+    let patience = endpoint.config.connect_timeout * AT_WORK;
+    let at_work_until = clock::after(clock::now(), patience);
     let mut waiting = imports.waiting.lock().unwrap();
     loop {
         let answer = waiting.get(&request);
         let complete = answer.is_none_or(Answer::is_complete);
-        // An owner that is at work is waited for as long as its heartbeats say that it lives.
+        // Memory takes as long as it takes to register, some 0.1 s a gigabyte, but nobody can make us wait for ever.
         let at_work = answer.is_some_and(|answer| answer.takes_time);
-        let left = clock::until(deadline, clock::now());
-        let left = if at_work { Duration::from_secs(1) } else { left };
+        let by = if at_work { at_work_until } else { deadline };
+        let left = clock::until(by, clock::now());
         let open = endpoint.check_open().is_ok() && session.is_alive();
         if complete || left == Duration::ZERO || !open {
             break;
@@ -287,7 +293,10 @@ pub(crate) fn answer(
         return imported(Ok(import));
     }
     let (rdma, to) = (rdma.clone(), session.clone());
-    let Some(turn) = Turn::take() else { return imported(Ok(import)) };
+    let Some(turn) = Turn::take() else {
+        tracing::warn!(most = MOST_REGISTERING, "too many peers ask for keys: one gets none");
+        return imported(Ok(import));
+    };
     let register = {
         let mut import = import.clone();
         move || {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use peerway_core::wire::{QueueEnd, QueueOffer, RdmaPort};
 
+use crate::transport::lane::{Lane, Role};
 use crate::transport::verbs::RdmaError;
 use crate::transport::verbs::pairing;
 use crate::transport::verbs::port::PortCq;
@@ -54,6 +55,12 @@ pub(crate) fn plan(ours: &[RdmaPort], theirs: &[RdmaPort], each: u16) -> Vec<Pla
 
 /// A lane and the far end of its queue pair, or why there is none.
 pub(crate) type Answer = (u16, Result<QueueEnd, String>);
+
+/// A queue pair as a lane.
+pub(crate) fn lane(index: u16, queue: Queue, now: u64) -> Lane {
+    let role = if queue.latency { Role::Latency } else { Role::Bulk };
+    Lane::new(Box::new(queue), index, role, now)
+}
 
 type Offered = (Vec<(u16, Queue)>, Vec<QueueOffer>);
 
@@ -144,6 +151,10 @@ pub(crate) fn connect(
         let answer = answers.iter().find(|(of, _)| *of == lane).map(|(_, answer)| answer);
         let done = match answer {
             Some(Ok(end)) => match theirs.get(usize::from(end.port)) {
+                // A late answer to an earlier offer is for an end that is gone.
+                Some(_) if end.to != queue.end().number => {
+                    Err("it answers another offer".to_owned())
+                }
                 Some(their) => queue.connect(*end, their).map_err(|error| error.to_string()),
                 None => Err("the peer names a port that it has not".to_owned()),
             },

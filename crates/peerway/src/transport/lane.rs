@@ -225,9 +225,12 @@ impl Lane {
         self.draining.is_none() && self.wire.queue().is_some()
     }
 
-    /// Allows fewer unacknowledged frames than the lane's own bound.
+    /// Allows fewer unacknowledged frames, and fewer parts under way, than the lane's own bound.
     pub(crate) fn limit_frames(&mut self, frames: u32) {
         self.window = Window::new(WINDOW_BYTES, frames.clamp(1, WINDOW_FRAMES));
+        if let Some(queue) = self.wire.queue() {
+            queue.limit_parts(frames);
+        }
     }
 
     /// Numbers a sequenced frame and remembers it until it is answered.

@@ -114,11 +114,20 @@ pub(crate) struct Port {
     pub(crate) adopted: usize,
     /// The next completion makes an event.
     pub(crate) armed: bool,
+    /// The device does not answer any more.
+    pub(crate) gone: bool,
 }
 
 impl Port {
     pub(crate) fn new(shared: Arc<PortCq>) -> Self {
-        Self { shared, owners: Vec::new(), early: Vec::new(), adopted: 0, armed: false }
+        Self {
+            shared,
+            owners: Vec::new(),
+            early: Vec::new(),
+            adopted: 0,
+            armed: false,
+            gone: false,
+        }
     }
 
     /// A session's lane has this queue pair now; what came before is returned.

@@ -72,6 +72,8 @@ pub(crate) struct Queue {
     used: u32,
     /// Bytes of the parts under way.
     bytes: u64,
+    /// Groups that may be under way when another part is posted.
+    most: usize,
     inline: u32,
     groups: VecDeque<Group>,
     /// The number of the first of `groups`.
@@ -222,6 +224,7 @@ impl Queue {
             depth,
             used: 0,
             bytes: 0,
+            most: usize::MAX,
             inline,
             groups: VecDeque::with_capacity(depth as usize),
             first: 0,
@@ -268,10 +271,18 @@ impl Queue {
             number: self.qp.number(),
             first_packet: self.config.first_packet,
             key: self.config.qkey,
+            to: self.far.map_or(0, |far| far.end.number),
+            reads: self.reads(),
             receives: self.receives,
             flush_addr,
             flush_key,
         }
+    }
+
+    /// Reads that it serves at a time.
+    fn reads(&self) -> u8 {
+        let nic = self.nic();
+        at_most(nic.config.max_dest_rd_atomic, nic.limits.max_qp_rd_atom)
     }
 
     fn initialise(&self) -> Result<(), VerbsError> {
@@ -315,13 +326,12 @@ impl Queue {
             self.qp.modify(&ready, masks::UD_RTS)?;
             self.ah = Some(Ah::create(&nic.pd, &ah_attr)?);
         } else {
-            let most = |asked: u8, limit: i32| asked.min(limit.clamp(1, 255) as u8);
             let receive = ibv_qp_attr {
                 ah_attr,
                 path_mtu: u32::from(at.mtu.min(nic.address.mtu)).max(IBV_MTU_256),
                 dest_qp_num: far.number,
                 rq_psn: far.first_packet,
-                max_dest_rd_atomic: most(config.max_dest_rd_atomic, nic.limits.max_qp_rd_atom),
+                max_dest_rd_atomic: self.reads(),
                 // 0.64 ms: credits make it rare that a receive is missing.
                 min_rnr_timer: 12,
                 ..state(IBV_QPS_RTR)
@@ -332,7 +342,9 @@ impl Queue {
                 retry_cnt: config.retries,
                 rnr_retry: 7,
                 sq_psn: self.config.first_packet,
-                max_rd_atomic: most(config.max_rd_atomic, nic.limits.max_qp_init_rd_atom),
+                // More than the far side serves it would refuse as nonsense.
+                max_rd_atomic: at_most(config.max_rd_atomic, nic.limits.max_qp_init_rd_atom)
+                    .min(far.reads.max(1)),
                 ..state(IBV_QPS_RTS)
             };
             self.qp.modify(&send, masks::RC_RTS)?;
@@ -345,7 +357,19 @@ impl Queue {
     pub(crate) fn has_room(&self) -> bool {
         self.state == State::Open
             && self.bytes < WINDOW
+            && self.groups.len() < self.most
             && self.used + GROUP as u32 + RESERVE <= self.depth
+    }
+
+    /// Allows fewer parts under way than fit.
+    pub(crate) fn limit_parts(&mut self, parts: u32) {
+        self.most = parts.max(1) as usize;
+    }
+
+    /// Forgets the group being made.
+    pub(crate) fn discard(&mut self) {
+        self.requests.clear();
+        self.pieces.clear();
     }
 
     /// Whether the peer has a receive for an immediate.
@@ -447,8 +471,7 @@ impl Queue {
                 VerbsError::of_post("ibv_post_send", self.qp.number(), error.errno)
             })
         };
-        self.requests.clear();
-        self.pieces.clear();
+        self.discard();
         posted
     }
 
@@ -630,8 +653,7 @@ impl Queue {
         if let Err(error) = self.qp.modify(&state(IBV_QPS_ERR), IBV_QP_STATE) {
             tracing::debug!(%error, "a queue pair could not be stopped");
         }
-        self.requests.clear();
-        self.pieces.clear();
+        self.discard();
         let nothing = ibv_sge { addr: 0, length: 0, lkey: 0 };
         self.add(false, nothing, 0, 0);
         // SAFETY: no memory is named.
@@ -820,6 +842,11 @@ fn create(nic: &Nic, cq: &Arc<peerway_sys::verbs::Cq>, cap: ibv_qp_cap) -> Resul
 
 fn state(qp_state: u32) -> ibv_qp_attr {
     ibv_qp_attr { qp_state, ..ibv_qp_attr::zeroed() }
+}
+
+/// What is asked for, or the device's own bound if that is less.
+fn at_most(asked: u8, limit: i32) -> u8 {
+    asked.min(limit.clamp(1, 255) as u8)
 }
 
 /// Devices count in powers of two of 4.096 µs; 31 is the most.

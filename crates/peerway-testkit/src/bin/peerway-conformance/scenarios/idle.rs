@@ -8,6 +8,9 @@ use peerway_testkit::procfs;
 
 use crate::world::{Verdict, World, fine_with};
 
+/// Seconds in which one quiet one is looked for.
+const SECONDS: usize = 5;
+
 pub(crate) fn run(world: &World) -> Result<Verdict> {
     let mut options = world.calm();
     // The default detection time: heartbeats are part of idling.
@@ -23,20 +26,42 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let pids = [std::process::id(), pair.b.pid()];
     let ticks = || -> Result<Vec<u64>> { pids.iter().map(|pid| procfs::ticks(*pid)).collect() };
     let allowed = 2 * u64::from(world.profile.slower);
-    let before = ticks()?;
-    std::thread::sleep(Duration::from_secs(1));
-    let used: Vec<u64> = ticks()?.iter().zip(before).map(|(now, then)| now - then).collect();
+    let used = quietest(&ticks, allowed, || {
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(())
+    })?;
     ensure!(
         used.iter().all(|ticks| *ticks < allowed),
-        "ticks of 10 ms used in an idle second: {used:?}"
+        "ticks of 10 ms used in the quietest of {SECONDS} idle seconds: {used:?}"
     );
     world.step("while somebody waits for what does not come");
-    let before = ticks()?;
-    ensure!(pair.a.notification(Duration::from_secs(1)).is_none(), "a notification out of nowhere");
-    let used: Vec<u64> = ticks()?.iter().zip(before).map(|(now, then)| now - then).collect();
+    let used = quietest(&ticks, allowed, || {
+        let note = pair.a.notification(Duration::from_secs(1));
+        ensure!(note.is_none(), "a notification out of nowhere");
+        Ok(())
+    })?;
     ensure!(
-        used.iter().all(|ticks| *ticks < allowed + 1),
-        "ticks used by waiting a second: {used:?}"
+        used.iter().all(|ticks| *ticks < allowed),
+        "ticks used by waiting in the quietest of {SECONDS} seconds: {used:?}"
     );
     fine_with(format!("{used:?} ticks"))
+}
+
+/// What each process used in the first quiet second, or in the last one. The kernel charges a whole tick to whoever
+/// runs as it ends, so one second alone proves little; who polls uses every one of them.
+fn quietest(
+    ticks: &dyn Fn() -> Result<Vec<u64>>,
+    allowed: u64,
+    mut second: impl FnMut() -> Result<()>,
+) -> Result<Vec<u64>> {
+    let mut used = Vec::new();
+    for _ in 0..SECONDS {
+        let before = ticks()?;
+        second()?;
+        used = ticks()?.iter().zip(before).map(|(now, then)| now - then).collect();
+        if used.iter().all(|ticks| *ticks < allowed) {
+            break;
+        }
+    }
+    Ok(used)
 }

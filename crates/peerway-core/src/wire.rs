@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::descriptor::DESCRIPTOR_LEN;
 use crate::ids::Incarnation;
-use crate::region::Access;
+use crate::region::{Access, MemoryKind};
 
 /// `"PW"`.
 pub const MAGIC: u16 = 0x5750;
@@ -483,6 +483,44 @@ pub struct Import {
     pub mapping: Option<MappingOffer>,
     /// The key of the memory on each of the owner's RDMA ports; none when it is not reached by them.
     pub keys: Vec<u32>,
+    /// Where it lives.
+    pub kind: MemoryKind,
+    /// It is memory of a GPU that the importer may map.
+    pub gpu: Option<GpuOffer>,
+}
+
+impl Import {
+    /// Whether a file descriptor follows on the local socket.
+    pub fn has_descriptor(&self) -> bool {
+        let of_gpu = self.gpu.is_some_and(|offer| offer.handle == GpuHandle::PosixFd);
+        self.mapping.is_some() || of_gpu
+    }
+}
+
+/// How to map advertised memory of a GPU.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub struct GpuOffer {
+    /// Which GPU, by the name that it has everywhere.
+    pub uuid: [u8; 16],
+    /// What opens the allocation.
+    pub handle: GpuHandle,
+    /// Length of the allocation.
+    pub len: u64,
+    /// Where the advertisement starts in it.
+    pub offset: u64,
+    /// The allocation's name in its owner, never given to another.
+    pub buffer: u64,
+}
+
+/// What opens an allocation of a GPU in another process. Handles have 64 bytes.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum GpuHandle {
+    /// For an NVLink fabric.
+    Fabric([[u8; 32]; 2]),
+    /// A file descriptor, which follows on the local socket.
+    PosixFd,
+    /// For the driver's own IPC.
+    Ipc([[u8; 32]; 2]),
 }
 
 /// How to map advertised memory.

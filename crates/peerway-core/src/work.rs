@@ -5,6 +5,7 @@
 //! nothing else. Adjacent pieces are joined while walking. Shapes are checked once, when made;
 //! walking them cannot leave the regions.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::region::{MemoryKind, Span};
@@ -122,6 +123,12 @@ pub enum WorkError {
         /// Bytes there.
         remote: u64,
     },
+    /// A GPU failed, or its memory is gone.
+    #[error("{side:?} memory of a GPU could not be reached (the log has the driver's words)")]
+    Device {
+        /// Whose memory.
+        side: Side,
+    },
     /// All lengths together do not fit in 64 bits.
     #[error("the transfer's total length overflows")]
     TooLong,
@@ -198,6 +205,16 @@ impl Shape {
             Inner::Vector(pairs) => pairs.len(),
             Inner::Blocks { local, .. } => local.indices.len(),
         }
+    }
+
+    /// The block lists and which of their entries the cursor covers, if it covers whole blocks.
+    pub fn whole_blocks(&self, at: &Cursor) -> Option<(&Blocks, &Blocks, Range<usize>)> {
+        let Inner::Blocks { local, remote } = &self.inner else { return None };
+        if at.within != 0 || local.len == 0 || !at.left.is_multiple_of(local.len) {
+            return None;
+        }
+        let items = usize::try_from(at.left / local.len).ok()?;
+        Some((local, remote, at.item..at.item + items))
     }
 
     /// A cursor at the first byte.

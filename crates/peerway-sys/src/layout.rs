@@ -168,9 +168,19 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
-    use crate::{efadv, verbs};
+    use crate::{cuda, efadv, verbs};
 
-    const TYPES: &[&[CType]] = &[
+    /// What is compared, and with which headers.
+    struct Headers {
+        types: &'static [&'static [CType]],
+        constants: &'static [&'static [CConstant]],
+        includes: &'static str,
+        /// Where they are, if not where the compiler looks.
+        at: Option<String>,
+        package: &'static str,
+    }
+
+    const RDMA_TYPES: &[&[CType]] = &[
         verbs::ffi::device::TYPES,
         verbs::ffi::context::TYPES,
         verbs::ffi::memory::TYPES,
@@ -181,15 +191,36 @@ mod tests {
         efadv::ffi::TYPES,
     ];
 
-    const CONSTANTS: &[&[CConstant]] = &[verbs::ffi::constants::CONSTANTS, efadv::ffi::CONSTANTS];
-
-    const INCLUDES: &str = "#include <stddef.h>\n#include <stdio.h>\n\
-        #include <infiniband/verbs.h>\n#include <infiniband/efadv.h>\n";
-
     #[test]
     fn rust_and_the_rdma_core_headers_agree_on_every_size_offset_and_value() {
-        if let Err(why) = compiles(&format!("{INCLUDES}int unused;\n")) {
-            eprintln!("skipped: {why}; the layouts need a C compiler and libibverbs-dev");
+        compare(&Headers {
+            types: RDMA_TYPES,
+            constants: &[verbs::ffi::constants::CONSTANTS, efadv::ffi::CONSTANTS],
+            includes: "#include <stddef.h>\n#include <stdio.h>\n\
+                #include <infiniband/verbs.h>\n#include <infiniband/efadv.h>\n",
+            at: None,
+            package: "libibverbs-dev",
+        });
+    }
+
+    /// `cargo xtask test` fetches the headers and says where they are.
+    #[test]
+    fn rust_and_the_cuda_header_agree_on_every_size_offset_and_value() {
+        compare(&Headers {
+            types: &[cuda::ffi::TYPES],
+            constants: &[cuda::ffi::CONSTANTS],
+            includes: "#include <stddef.h>\n#include <stdio.h>\n#include <cuda.h>\n",
+            at: std::env::var("PEERWAY_TEST_CUDA_INCLUDE").ok(),
+            package: "cuda.h (PEERWAY_TEST_CUDA_INCLUDE, or the nvidia-cuda-runtime wheel)",
+        });
+    }
+
+    fn compare(headers: &Headers) {
+        let Headers { types, constants, includes, at, package } = headers;
+        let flags: Vec<String> = at.iter().map(|at| format!("-I{at}")).collect();
+        let compiles = |source: &str| cc(source, &flags, &["-fsyntax-only"]);
+        if let Err(why) = compiles(&format!("{includes}int unused;\n")) {
+            eprintln!("skipped: {why}; the layouts need a C compiler and {package}");
             return;
         }
         let mut older = Vec::new();
@@ -197,7 +228,7 @@ mod tests {
             Presence::Always => true,
             Presence::Ours => false,
             Presence::Newer => {
-                let here = compiles(&format!("{INCLUDES}int probe = (int)({probe});\n")).is_ok();
+                let here = compiles(&format!("{includes}int probe = (int)({probe});\n")).is_ok();
                 if !here {
                     older.push(what);
                 }
@@ -207,7 +238,7 @@ mod tests {
 
         let mut expected = HashMap::new();
         let mut body = String::new();
-        for ty in TYPES.iter().copied().flatten() {
+        for ty in types.iter().copied().flatten() {
             let c = ty.c;
             print(&mut body, &format!("sizeof {c}"), &format!("sizeof({c})"));
             expected.insert(format!("sizeof {c}"), (ty.growth, ty.size as i64));
@@ -232,7 +263,7 @@ mod tests {
                 expected.insert(format!("size {what}"), (Growth::Exact, field.size as i64));
             }
         }
-        for constant in CONSTANTS.iter().copied().flatten() {
+        for constant in constants.iter().copied().flatten() {
             let c = constant.c;
             if here(constant.presence, c.to_owned(), c.to_owned()) {
                 print(&mut body, &format!("value {c}"), c);
@@ -240,8 +271,9 @@ mod tests {
             }
         }
 
-        let program = format!("{INCLUDES}int main(void) {{\n{body}return 0;\n}}\n");
-        let printed = run(&program).expect("the program of sizes and offsets compiles and runs");
+        let program = format!("{includes}int main(void) {{\n{body}return 0;\n}}\n");
+        let printed =
+            run(&program, &flags).expect("the program of sizes and offsets compiles and runs");
         let mut wrong = Vec::new();
         for line in printed.lines() {
             let (what, value) = line.split_once('\t').expect("a tab in every line");
@@ -265,14 +297,11 @@ mod tests {
             .expect("writing to a string");
     }
 
-    /// Whether a translation unit is valid, and if not, the compiler's first words.
-    fn compiles(source: &str) -> Result<(), String> {
-        cc(source, &["-fsyntax-only"])
-    }
-
-    fn run(source: &str) -> Result<String, String> {
-        let program = std::env::temp_dir().join(format!("peerway-layout-{}", std::process::id()));
-        let result = cc(source, &["-o", path(&program)]).and_then(|()| {
+    fn run(source: &str, flags: &[String]) -> Result<String, String> {
+        let thread = std::thread::current().id();
+        let name = format!("peerway-layout-{}-{thread:?}", std::process::id());
+        let program = std::env::temp_dir().join(name);
+        let result = cc(source, flags, &["-o", path(&program)]).and_then(|()| {
             let output = Command::new(&program).output().map_err(|error| error.to_string())?;
             String::from_utf8(output.stdout).map_err(|error| error.to_string())
         });
@@ -285,9 +314,11 @@ mod tests {
         path.to_str().expect("a temporary directory with a plain name")
     }
 
-    fn cc(source: &str, arguments: &[&str]) -> Result<(), String> {
+    /// Compiles a translation unit; else the compiler's first words.
+    fn cc(source: &str, flags: &[String], arguments: &[&str]) -> Result<(), String> {
         let mut compiler = Command::new("cc")
             .args(["-x", "c", "-"])
+            .args(flags)
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -5,8 +5,10 @@
 //! version where that is harmless; it initialises nothing, creates no context and opens no device.
 //!
 //! - [`verbs`]: RDMA devices, by libibverbs.
+//! - [`cuda`]: NVIDIA GPUs, by libcuda.
 //! - [`efadv`]: what AWS EFA devices need beyond verbs, by libefa.
 
+pub mod cuda;
 pub mod efadv;
 mod layout;
 mod library;

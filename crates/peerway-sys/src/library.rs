@@ -1,6 +1,6 @@
 //! The vendor libraries: names, where they are looked for, how they are recognised.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsString};
 use std::fmt;
 
 /// A library that belongs to someone else and is used where it is found.
@@ -60,6 +60,12 @@ impl Library {
             Self::Nvrtc => &["PEERWAY_NVRTC_SO"],
             Self::Nccl => &["PEERWAY_NCCL_SO", "UCCL_NCCL_SO"],
         }
+    }
+
+    /// The file that the environment names for it.
+    pub fn named(self) -> Option<OsString> {
+        let mut names = self.override_variables().iter();
+        names.find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
     }
 
     /// The sonames it is looked for under. Versioned ones only: a bare `.so` belongs to a development

@@ -31,11 +31,7 @@ use crate::Library;
 /// }
 /// ```
 pub fn probe(library: Library) -> Result<Found, LoadError> {
-    let named = library
-        .override_variables()
-        .iter()
-        .find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()));
-    probe_with(library, named)
+    probe_with(library, library.named())
 }
 
 /// As [`probe`], with the overriding path given by the caller instead of the environment.

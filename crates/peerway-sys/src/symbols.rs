@@ -21,6 +21,7 @@ macro_rules! symbol_table {
 
         impl $table {
             /// Fills the table from a library of the kind that it describes.
+            #[allow(non_snake_case, reason = "C names")]
             fn resolve(library: &$crate::probe::Mapped) -> Result<Self, String> {
                 $( let $name = library.require($crate::symbols::c_name!($name))?; )*
                 $( let $opt = library.symbol($crate::symbols::c_name!($opt)); )*

@@ -9,7 +9,9 @@ use peerway_core::wire::MAX_NOTIFICATION;
 use peerway_core::work::{Cursor, Pair, Place, Shape, WorkError};
 
 use crate::error::PostError;
+use crate::gpu::device::Device;
 use crate::memory::{LocalBlocks, LocalSlice, RegionInner, RemoteBlocks, RemoteInner, RemoteSlice};
+use crate::os::Piece;
 use crate::transport::verbs::Rdma;
 use crate::transport::verbs::keys::Registration;
 
@@ -191,7 +193,7 @@ impl Work {
         let memory = &local.region.handle.memory;
         let pair = Pair {
             local: Place { region: 0, offset: local.offset, kind: memory.kind() },
-            remote: Place { region: 0, offset: remote.offset, kind: memory.kind() },
+            remote: Place { region: 0, offset: remote.offset, kind: remote.region.inner.kind },
             len: same_len(0, local.len, remote.len)?,
         };
         Ok(Self {
@@ -216,7 +218,7 @@ impl Work {
                 remote: Place {
                     region: remotes.number_of(&remote.region.inner),
                     offset: remote.offset,
-                    kind: memory.kind(),
+                    kind: remote.region.inner.kind,
                 },
                 len: same_len(item, local.len, remote.len)?,
             });
@@ -245,10 +247,51 @@ impl Work {
     /// The address of a local place.
     #[inline]
     pub(crate) fn local_addr(&self, place: &Place) -> *mut u8 {
-        let region = &self.locals.as_slice()[place.region as usize];
-        // SAFETY: shapes are checked against their regions' extents when made, so the offset lies
-        // inside the region.
-        unsafe { region.ptr().add(place.offset as usize) }
+        // Shapes are checked against their regions' extents when made, so the offset lies inside the region;
+        // wrapping, because memory of a GPU is no allocation that Rust knows of.
+        self.local(place.region).ptr().wrapping_add(place.offset as usize)
+    }
+
+    /// A local region.
+    #[inline]
+    pub(crate) fn local(&self, region: u32) -> &RegionInner {
+        &self.locals.as_slice()[region as usize]
+    }
+
+    /// Whether any of it is memory that only a GPU reaches.
+    #[inline]
+    pub(crate) fn touches_gpu(&self) -> bool {
+        self.locals.as_slice().iter().any(|local| local.gpu.is_some())
+            || self.remotes.as_slice().iter().any(|remote| remote.is_of_gpu())
+    }
+
+    /// Whether all of it is GPU memory.
+    pub(crate) fn is_on_gpus(&self) -> bool {
+        self.locals.as_slice().iter().all(|local| local.gpu.is_some())
+            && self.remotes.as_slice().iter().all(|remote| remote.is_of_gpu())
+    }
+
+    /// The GPU that can carry it out by itself: it reaches every region on both sides.
+    pub(crate) fn by_gpu(&self) -> Option<Arc<Device>> {
+        let remotes = self.remotes.as_slice();
+        if !remotes.iter().all(|remote| remote.open_for_gpu()) {
+            return None;
+        }
+        let local = self.locals.as_slice().iter().find_map(|local| local.device());
+        local.or_else(|| remotes.iter().find_map(|remote| remote.device())).cloned()
+    }
+
+    /// The GPU that local memory is fetched from, and brought to, where the processor does not reach it.
+    pub(crate) fn staged_by(&self) -> Option<Arc<Device>> {
+        self.locals.as_slice().iter().find_map(|local| local.device()).cloned()
+    }
+
+    /// The local pieces from a cursor on.
+    pub(crate) fn local_pieces(&self, mut at: Cursor) -> impl Iterator<Item = Piece> {
+        std::iter::from_fn(move || {
+            let pair = self.next(&mut at, u64::MAX)?;
+            Some(Piece { addr: self.local_addr(&pair.local) as u64, len: pair.len })
+        })
     }
 
     /// The keys of a local place for our RDMA devices.

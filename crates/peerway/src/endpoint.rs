@@ -13,6 +13,7 @@ use peerway_core::metadata::Metadata;
 use crate::builder::Builder;
 use crate::clock;
 use crate::error::{AcceptError, BuildError, ConnectError, RegisterError};
+use crate::gpu::{self, DeviceMemory, DeviceMemoryOptions};
 use crate::inbox::Notification;
 use crate::inner::{Inner, random};
 use crate::memory::{Backing, OwnedMemory, Region, RegionInner, SharedMemory};
@@ -274,6 +275,56 @@ impl Endpoint {
         self.region(ptr, len, Backing::Raw)
     }
 
+    /// Registers memory of a GPU that the region then owns: [`DeviceMemory`](crate::gpu::DeviceMemory), or whatever
+    /// keeps an address that a GPU uses.
+    ///
+    /// # Errors
+    ///
+    /// [`RegisterError::Gpu`]: no driver, memory that is not a GPU's, or a range that leaves its allocation.
+    pub fn register_gpu(&self, memory: impl OwnedMemory) -> Result<Region, RegisterError> {
+        let mut memory: Box<dyn OwnedMemory> = Box::new(memory);
+        let (ptr, len) = memory.bytes();
+        self.gpu_region(ptr, len, Backing::Owned { _memory: memory })
+    }
+
+    /// Registers memory of a GPU that the caller keeps. Which GPU it is of is asked of the driver.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::register_raw`], for copies by the GPU.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::register_gpu`].
+    pub unsafe fn register_gpu_raw(
+        &self,
+        address: u64,
+        len: usize,
+    ) -> Result<Region, RegisterError> {
+        self.gpu_region(address as *mut u8, len, Backing::Raw)
+    }
+
+    /// Allocates memory on a GPU that local peers can map.
+    ///
+    /// # Errors
+    ///
+    /// As for [`DeviceMemory::allocate`](crate::gpu::DeviceMemory::allocate).
+    pub fn allocate_gpu(&self, gpu: u32, len: u64) -> Result<Region, RegisterError> {
+        self.register_gpu(DeviceMemory::allocate(gpu, len, &DeviceMemoryOptions::default())?)
+    }
+
+    fn gpu_region(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        backing: Backing,
+    ) -> Result<Region, RegisterError> {
+        self.check_range(ptr, len)?;
+        let located = gpu::gpus()?.locate(ptr as u64, len as u64)?;
+        let memory = RegionInner::on(ptr, len, backing, Some(located));
+        Ok(Region::new(Arc::downgrade(self.inner()), memory))
+    }
+
     /// Allocates zeroed memory that local peers can map: the fastest path there is.
     pub fn allocate(&self, len: usize) -> Result<Region, RegisterError> {
         self.register_shared(&SharedMemory::allocate(len)?, 0..len as u64)
@@ -294,12 +345,18 @@ impl Endpoint {
         self.region(ptr, len as usize, Backing::Shared { memory: memory.clone(), offset })
     }
 
-    fn region(&self, ptr: *mut u8, len: usize, backing: Backing) -> Result<Region, RegisterError> {
+    fn check_range(&self, ptr: *mut u8, len: usize) -> Result<(), RegisterError> {
         self.inner().check_open().map_err(RegisterError::from)?;
         let wraps = (ptr as usize).checked_add(len).is_none();
         if ptr.is_null() && len > 0 || wraps || len > isize::MAX as usize {
             return Err(RegisterError::BadRange { ptr: ptr as usize, len });
         }
+        Ok(())
+    }
+
+    fn region(&self, ptr: *mut u8, len: usize, backing: Backing) -> Result<Region, RegisterError> {
+        self.check_range(ptr, len)?;
+        gpu::check_host(ptr as u64)?;
         let memory = RegionInner::new(ptr, len, backing);
         Ok(Region::new(Arc::downgrade(self.inner()), memory))
     }

@@ -11,6 +11,7 @@ use peerway_core::outcome::{EndedError, TransferError};
 use peerway_core::wire::FrameError;
 use peerway_core::work::WorkError;
 
+use crate::gpu::GpuError;
 pub use crate::transport::verbs::RdmaError;
 
 /// An endpoint could not be made.
@@ -89,6 +90,9 @@ pub enum RegisterError {
         /// Why not.
         source: io::Error,
     },
+    /// GPU memory could not be had, or is none.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     /// The random number generator failed.
     #[error("the operating system gave no random bytes")]
     NoRandomness,

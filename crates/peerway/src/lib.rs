@@ -17,6 +17,7 @@ mod builder;
 mod clock;
 mod endpoint;
 mod error;
+pub mod gpu;
 #[doc(hidden)]
 pub mod hooks;
 mod inbox;

@@ -22,6 +22,8 @@ pub enum PathKind {
     Verbs = 5,
     /// RDMA devices, by reliable datagrams (AWS EFA).
     Efa = 6,
+    /// A GPU copies, from or to memory of a GPU that the peer shares with us.
+    GpuIpc = 7,
 }
 
 impl PathKind {
@@ -33,6 +35,7 @@ impl PathKind {
             3 => Self::LocalRing,
             5 => Self::Verbs,
             6 => Self::Efa,
+            7 => Self::GpuIpc,
             _ => Self::Tcp,
         }
     }
@@ -40,7 +43,7 @@ impl PathKind {
     /// Whether the owner's limits bind honest peers only. Memory that another process maps or that
     /// the kernel lets it read cannot be guarded from it; such paths go to the same user alone.
     pub fn is_trusted(self) -> bool {
-        matches!(self, Self::SameProcess | Self::LocalMap | Self::LocalCma)
+        matches!(self, Self::SameProcess | Self::LocalMap | Self::LocalCma | Self::GpuIpc)
     }
 }
 
@@ -54,6 +57,7 @@ impl fmt::Display for PathKind {
             Self::Tcp => "tcp",
             Self::Verbs => "verbs",
             Self::Efa => "efa",
+            Self::GpuIpc => "gpu-ipc",
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Posting work, and the handle to what was posted.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -16,6 +17,7 @@ use peerway_core::work::Cursor;
 use crate::batch::{Batch, Class, Direction, Tail, Work};
 use crate::clock;
 use crate::error::PostError;
+use crate::gpu::device::Device;
 use crate::inner::{Inner, Unusable};
 use crate::memory::Direct;
 use crate::os::copy::CopyKind;
@@ -27,6 +29,7 @@ use crate::progress::shard::Command;
 use crate::session::Session;
 use crate::slots::TransferStats;
 use crate::transport::direct::{DirectJob, copy_all};
+use crate::transport::gpu::GpuJob;
 
 /// A direct copy up to this size is done by the posting call: it takes about 10 µs cold.
 const INLINE_COPY: u64 = 32 << 10;
@@ -74,7 +77,7 @@ enum State {
         session: Arc<Session>,
         slot: SlotId,
         /// A direct copy that the waiter works on.
-        job: Option<Arc<DirectJob>>,
+        job: Option<Arc<dyn Job>>,
         /// Set once somebody has seen the end: the slot is free then, however long the handle is kept.
         over: OnceLock<Over>,
     },
@@ -92,7 +95,7 @@ impl Transfer {
         endpoint: &Arc<Inner>,
         session: &Arc<Session>,
         slot: SlotId,
-        job: Option<Arc<DirectJob>>,
+        job: Option<Arc<dyn Job>>,
     ) -> Self {
         let (endpoint, session) = (endpoint.clone(), session.clone());
         Self { state: State::Running { endpoint, session, slot, job, over: OnceLock::new() } }
@@ -277,9 +280,8 @@ impl Future for Transfer {
 }
 
 /// Has the crew carry a direct copy on; nobody else can where there is no crew.
-fn see_to(endpoint: &Inner, job: &Arc<DirectJob>) {
-    let shared: Arc<dyn Job> = job.clone();
-    if !endpoint.crew.offer(&shared, Haste::Soon) {
+fn see_to(endpoint: &Inner, job: &Arc<dyn Job>) {
+    if !endpoint.crew.offer(job, Haste::Soon) {
         // Better a slow call than a transfer that never ends.
         while job.step() {}
     }
@@ -293,7 +295,7 @@ fn patience(bytes: u64) -> Duration {
 }
 
 /// How a batch reaches its peer.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 enum Way {
     /// This process copies.
     Direct(PathKind),
@@ -301,17 +303,29 @@ enum Way {
     Lanes(Route, PathKind),
     /// RDMA devices carry it out.
     Devices(Route, PathKind),
+    /// A GPU copies.
+    Gpu(Arc<Device>, PathKind),
 }
 
 /// The best way that every remote region of the work has.
 fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -> Way {
     let remotes = work.remotes.as_slice();
+    let touches_gpu = work.touches_gpu();
+    if touches_gpu && let Some(device) = work.by_gpu() {
+        let kinds = remotes.iter().filter_map(|r| r.direct.kind());
+        // Host memory that a GPU copies to or from is no ordinary mapping either.
+        let shared = kinds.into_iter().any(|kind| kind != PathKind::SameProcess);
+        let kind = if shared { PathKind::GpuIpc } else { PathKind::SameProcess };
+        return Way::Gpu(device, kind);
+    }
     let mapped = |d: &Direct| matches!(d, Direct::SameProcess { .. } | Direct::Mapped { .. });
     let direct = match direction {
         Direction::Write => remotes.iter().all(|r| mapped(&r.direct)),
-        Direction::Read => remotes.iter().all(|r| !matches!(r.direct, Direct::None)),
+        Direction::Read => {
+            remotes.iter().all(|r| !matches!(r.direct, Direct::None | Direct::Gpu(_)))
+        }
     };
-    if direct {
+    if direct && !touches_gpu {
         // A read that mixes mapped memory with CMA is named after the slower of the two.
         let kinds = remotes.iter().filter_map(|r| r.direct.kind());
         let kind = kinds.max_by_key(|kind| *kind as u8);
@@ -325,7 +339,7 @@ fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -
     }
     let local = session.link.is_some();
     // Mapping is off only where CMA is pinned; else a few bytes are there sooner than the kernel is asked.
-    let worth_a_call = work.shape.total() > RING_BYTES || !session.reach.map;
+    let worth_a_call = (work.shape.total() > RING_BYTES || !session.reach.map) && !touches_gpu;
     if direction == Direction::Write && local && session.reach.peer_pulls && worth_a_call {
         return Way::Lanes(Route::of(direction, true), PathKind::LocalCma);
     }
@@ -363,7 +377,8 @@ pub(crate) fn post(
     session.stats.transfers.fetch_add(1, Ordering::Relaxed);
     let way = way(endpoint, session, *direction, work);
     let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
-    if let (Way::Direct(path), true, true) = (way, small, tail.is_empty()) {
+    if let (Way::Direct(path), true, true) = (&way, small, tail.is_empty()) {
+        let path = *path;
         let result = copy_all(work, *direction, work.shape.start(), CopyKind::Plain);
         let reason = result.map_or_else(Reason::Failed, |()| Reason::Done);
         let ended = Ended { reason, fence: Fence::Held };
@@ -372,20 +387,21 @@ pub(crate) fn post(
     let now = clock::now();
     let deadline = clock::after(now, deadline.unwrap_or(endpoint.config.deadline));
     let path = match way {
-        Way::Direct(path) | Way::Lanes(_, path) | Way::Devices(_, path) => path,
+        Way::Direct(path) | Way::Lanes(_, path) | Way::Devices(_, path) | Way::Gpu(_, path) => path,
     };
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(total, path, now).ok_or(PostError::Busy { slots })?;
     let running = |job| Transfer::running(endpoint, session, slot, job);
+    let by_device = matches!(way, Way::Devices(..));
     match way {
         Way::Direct(_) => {
             let (work, tail) = (work.clone(), tail.clone());
-            let job = DirectJob::new(endpoint.clone(), slot, *direction, work, deadline, tail);
+            let job: Arc<dyn Job> =
+                DirectJob::new(endpoint.clone(), slot, *direction, work, deadline, tail);
             match then {
                 Then::Leaves => see_to(endpoint, &job),
                 Then::Waits if total >= CREW_BYTES => {
-                    let shared: Arc<dyn Job> = job.clone();
-                    endpoint.crew.offer(&shared, Haste::Now);
+                    endpoint.crew.offer(&job, Haste::Now);
                 }
                 Then::Waits => {}
             }
@@ -394,8 +410,18 @@ pub(crate) fn post(
             }
             Ok(running(Some(job)))
         }
+        Way::Gpu(device, _) => {
+            let (work, tail) = (work.clone(), tail.clone());
+            let job: Arc<dyn Job> =
+                GpuJob::new(endpoint.clone(), slot, *direction, work, device, deadline, tail);
+            // The GPU is set to work at once; somebody must look when it is done.
+            let more = job.step();
+            if more && then == Then::Leaves {
+                see_to(endpoint, &job);
+            }
+            Ok(running(Some(job)))
+        }
         Way::Lanes(route, _) | Way::Devices(route, _) => {
-            let by_device = matches!(way, Way::Devices(..));
             let lanes = match &session.rdma {
                 Some(rdma) => rdma.lanes,
                 None => 1 + usize::from(endpoint.config.lanes.unwrap_or(1)),
@@ -412,6 +438,9 @@ pub(crate) fn post(
                 at: work.shape.start(),
                 work: Some(work.clone()),
                 redo: Vec::new(),
+                staged: work.staged_by(),
+                fetched: VecDeque::new(),
+                puts: 0,
                 piece: stripe::piece_len(total, lanes - 1, MAX_PAYLOAD),
                 bulk,
                 posted: now,
@@ -451,6 +480,9 @@ pub(crate) fn tail_flight(
         work,
         at: Cursor::default(),
         redo: Vec::new(),
+        staged: None,
+        fetched: VecDeque::new(),
+        puts: 0,
         piece: MAX_PAYLOAD,
         bulk: false,
         posted: clock::now(),

@@ -81,6 +81,26 @@ impl GateRef {
         }
     }
 
+    /// Whether it would let us in now.
+    pub(crate) fn is_open(&self) -> bool {
+        let admitted = self.enter();
+        if admitted {
+            self.leave();
+        }
+        admitted
+    }
+
+    /// Whether both are the same gate, with the same pass.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Here(gate, pass), Self::Here(of, with)) => Arc::ptr_eq(gate, of) && pass == with,
+            (Self::Shared(gate, pass), Self::Shared(of, with)) => {
+                Arc::ptr_eq(&gate.segment, &of.segment) && gate.offset == of.offset && pass == with
+            }
+            _ => false,
+        }
+    }
+
     /// See [`Gate::leave`].
     #[inline]
     pub(crate) fn leave(&self) {

@@ -14,8 +14,11 @@ use peerway_core::ids::Incarnation;
 use peerway_core::outcome::Fence;
 use peerway_core::region::{Access, MemoryKind, Span};
 use peerway_core::work::{Blocks, Side, WorkError};
+use peerway_sys::cuda::{CudaError, Pointer};
 
 use crate::error::RegisterError;
+use crate::gpu::device::Device;
+use crate::gpu::{self, Located};
 use crate::inner::Inner;
 use crate::memory::grants::Grant;
 use crate::memory::shared::SharedMemory;
@@ -74,6 +77,10 @@ pub(crate) struct RegionInner {
     registered: OnceLock<Option<Arc<Registration>>>,
     /// Lives as long as this does.
     alive: Arc<()>,
+    /// Where it is, for memory of a GPU.
+    pub(crate) gpu: Option<Located>,
+    /// Whether it is host memory that was pinned for GPUs, once that was asked.
+    pinned: OnceLock<bool>,
     /// Dropped after the registration.
     pub(crate) backing: Backing,
 }
@@ -97,7 +104,33 @@ pub(crate) enum Backing {
 impl RegionInner {
     /// Wraps memory that `backing` keeps valid.
     pub(crate) fn new(ptr: *mut u8, len: usize, backing: Backing) -> Arc<Self> {
-        Arc::new(Self { ptr, len, registered: OnceLock::new(), alive: Arc::new(()), backing })
+        Self::on(ptr, len, backing, None)
+    }
+
+    /// The same for memory of a GPU, where `ptr` is an address that the processor cannot use.
+    pub(crate) fn on(
+        ptr: *mut u8,
+        len: usize,
+        backing: Backing,
+        gpu: Option<Located>,
+    ) -> Arc<Self> {
+        let (registered, alive, pinned) = (OnceLock::new(), Arc::new(()), OnceLock::new());
+        Arc::new(Self { ptr, len, registered, alive, gpu, pinned, backing })
+    }
+
+    /// The GPU whose memory it is.
+    pub(crate) fn device(&self) -> Option<&Arc<Device>> {
+        self.gpu.as_ref().map(|located| &located.device)
+    }
+
+    /// Whether a GPU's threads reach it: its own memory, and pinned memory of the host.
+    pub(crate) fn is_reached_by_kernels(&self) -> bool {
+        if self.gpu.is_some() {
+            return true;
+        }
+        let Some(gpus) = gpu::in_use() else { return false };
+        let pinned = || matches!(Pointer::of(&gpus.cuda, self.ptr as u64), Ok(Pointer::Pinned));
+        *self.pinned.get_or_init(pinned)
     }
 
     /// Registers the memory with our devices, unless that was done or cannot be.
@@ -140,7 +173,7 @@ impl RegionInner {
 
     /// Where the memory lives.
     pub(crate) fn kind(&self) -> MemoryKind {
-        MemoryKind::Host
+        self.device().map_or(MemoryKind::Host, |device| MemoryKind::Device(device.index() as u16))
     }
 }
 
@@ -196,9 +229,21 @@ impl Region {
         }
     }
 
+    /// The GPU whose memory it is, by its number in this process; `None` for host memory.
+    pub fn gpu(&self) -> Option<u32> {
+        self.handle.memory.device().map(|device| device.index())
+    }
+
     /// Copies bytes out of the region.
+    ///
+    /// Waits for the copy where it is memory of a GPU; of one that has failed nothing can be read.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), WorkError> {
         let from = self.checked(offset, into.len())?;
+        if let Some(device) = self.handle.memory.device() {
+            let (to, from) = (into.as_mut_ptr() as u64, from as u64);
+            // SAFETY: checked as below; the destination is a unique reference until the copy is done.
+            return unsafe { device.copy_now(to, from, into.len()) }.map_err(failed);
+        }
         // SAFETY: `checked` proved the range inside the region, which `self` keeps alive; the
         // destination is a unique reference; bytes that a peer changes meanwhile may be torn, which
         // the documentation says.
@@ -209,6 +254,11 @@ impl Region {
     /// Copies bytes into the region.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), WorkError> {
         let into = self.checked(offset, from.len())?;
+        if let Some(device) = self.handle.memory.device() {
+            let (to, source) = (into as u64, from.as_ptr() as u64);
+            // SAFETY: as in `read_at`.
+            return unsafe { device.copy_now(to, source, from.len()) }.map_err(failed);
+        }
         // SAFETY: as in `read_at`, the other way round.
         unsafe { std::ptr::copy(from.as_ptr(), into, from.len()) };
         Ok(())
@@ -217,6 +267,10 @@ impl Region {
     /// Sets `len` bytes from `offset` to `value`.
     pub fn fill(&self, offset: u64, len: u64, value: u8) -> Result<(), WorkError> {
         let into = self.checked(offset, len as usize)?;
+        if let Some(device) = self.handle.memory.device() {
+            // SAFETY: as in `read_at`.
+            return unsafe { device.fill_now(into as u64, value, len as usize) }.map_err(failed);
+        }
         // SAFETY: as in `write_at`.
         unsafe { std::ptr::write_bytes(into, value, len as usize) };
         Ok(())
@@ -227,8 +281,8 @@ impl Region {
         if !self.handle.memory.extent().contains(span) {
             return Err(WorkError::Outside { side: Side::Local, item: 0, offset, len: len as u64 });
         }
-        // SAFETY: the offset is inside the allocation.
-        Ok(unsafe { self.handle.memory.ptr.add(offset as usize) })
+        // Inside the region; wrapping, because memory of a GPU is no allocation that Rust knows of.
+        Ok(self.handle.memory.ptr.wrapping_add(offset as usize))
     }
 
     /// Advertises the whole region to any peer that is handed the descriptor.
@@ -333,6 +387,12 @@ impl LocalSlice {
 pub struct LocalBlocks {
     pub(crate) region: Region,
     pub(crate) blocks: Blocks,
+}
+
+/// A GPU that failed is logged: the error only says which side it was.
+fn failed(error: CudaError) -> WorkError {
+    tracing::error!(%error, "GPU memory could not be reached");
+    WorkError::Device { side: Side::Local }
 }
 
 /// A backwards range becomes one that no region contains, so that it is refused where it is used.

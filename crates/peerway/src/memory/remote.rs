@@ -8,6 +8,8 @@ use peerway_core::ids::SlotId;
 use peerway_core::region::{Access, MemoryKind, Span};
 use peerway_core::work::Blocks;
 
+use crate::gpu::device::Device;
+use crate::gpu::share::Offered;
 use crate::memory::gate::GateRef;
 use crate::memory::grants::Grant;
 use crate::memory::region::range_len;
@@ -29,6 +31,8 @@ pub(crate) struct RemoteInner {
     pub(crate) token: [u8; 16],
     pub(crate) access: Access,
     pub(crate) len: u64,
+    /// Where it lives, at its owner.
+    pub(crate) kind: MemoryKind,
     pub(crate) direct: Direct,
     /// Address of the first byte in its owner, and its key on each of the owner's RDMA devices; no keys
     /// where devices do not reach it.
@@ -41,11 +45,13 @@ pub(crate) enum Direct {
     /// It cannot: everything goes over a lane.
     None,
     /// It is our own memory.
-    SameProcess { ptr: *mut u8, gate: GateRef, _grant: Arc<Grant> },
+    SameProcess { ptr: *mut u8, gate: GateRef, grant: Arc<Grant> },
     /// It is mapped here.
     Mapped { mapping: Arc<Mapping>, offset: usize, gate: GateRef },
     /// The kernel copies from it on our behalf.
     Cma { pid: u32, base: u64, gate: GateRef },
+    /// It is memory of a GPU that we may map.
+    Gpu(Box<Offered>),
 }
 
 // SAFETY: the pointer of `SameProcess` refers to memory that is alive while the gate admits us
@@ -65,7 +71,7 @@ impl Direct {
                 // SAFETY: the import checked that the advertisement lies inside the mapping.
                 Some((unsafe { mapping.ptr().add(*offset) }, gate))
             }
-            Self::Cma { .. } | Self::None => None,
+            Self::Cma { .. } | Self::Gpu(_) | Self::None => None,
         }
     }
 
@@ -76,6 +82,58 @@ impl Direct {
             Self::SameProcess { .. } => Some(PathKind::SameProcess),
             Self::Mapped { .. } => Some(PathKind::LocalMap),
             Self::Cma { .. } => Some(PathKind::LocalCma),
+            Self::Gpu(_) => Some(PathKind::GpuIpc),
+        }
+    }
+}
+
+impl RemoteInner {
+    /// Whether it is memory that only a GPU reaches.
+    #[inline]
+    pub(crate) fn is_of_gpu(&self) -> bool {
+        self.kind != MemoryKind::Host
+    }
+
+    /// What guards direct access to it.
+    pub(crate) fn gate(&self) -> Option<&GateRef> {
+        match &self.direct {
+            Direct::None => None,
+            Direct::SameProcess { gate, .. }
+            | Direct::Mapped { gate, .. }
+            | Direct::Cma { gate, .. } => Some(gate),
+            Direct::Gpu(offered) => Some(&offered.gate),
+        }
+    }
+
+    /// Maps it here if it is memory of a GPU that can be; true when a GPU's copy can reach it.
+    pub(crate) fn open_for_gpu(&self) -> bool {
+        match &self.direct {
+            Direct::Gpu(offered) => offered.open(&self.session.opens).is_some(),
+            Direct::SameProcess { .. } | Direct::Mapped { .. } => true,
+            Direct::Cma { .. } | Direct::None => false,
+        }
+    }
+
+    /// The address of byte 0 for a GPU's copy, and whether kernels reach it.
+    pub(crate) fn by_gpu(&self) -> Option<(u64, bool)> {
+        match &self.direct {
+            Direct::SameProcess { ptr, grant, .. } => {
+                Some((*ptr as u64, grant.memory.is_reached_by_kernels()))
+            }
+            Direct::Mapped { mapping, offset, .. } => {
+                Some((mapping.ptr() as u64 + *offset as u64, false))
+            }
+            Direct::Gpu(offered) => offered.mapped().map(|(address, _)| (address, true)),
+            Direct::Cma { .. } | Direct::None => None,
+        }
+    }
+
+    /// The GPU that reaches it, if it is memory of one.
+    pub(crate) fn device(&self) -> Option<&Arc<Device>> {
+        match &self.direct {
+            Direct::SameProcess { grant, .. } => grant.memory.device(),
+            Direct::Gpu(offered) => offered.mapped().map(|(_, device)| device),
+            _ => None,
         }
     }
 }
@@ -115,7 +173,7 @@ impl RemoteRegion {
     pub fn blocks(&self, base: u64, stride: u64, len: u64, indices: &[u32]) -> RemoteBlocks {
         let base = self.window.offset.saturating_add(base);
         let indices = indices.into();
-        let kind = MemoryKind::Host;
+        let kind = self.inner.kind;
         RemoteBlocks {
             region: self.clone(),
             blocks: Blocks { region: 0, base, stride, len, indices, kind },
@@ -125,17 +183,7 @@ impl RemoteRegion {
     /// Whether its owner is known to have revoked it. Only memory that this process reaches directly
     /// tells; other memory tells when it is used.
     pub fn is_revoked(&self) -> bool {
-        let gate = match &self.inner.direct {
-            Direct::None => return false,
-            Direct::SameProcess { gate, .. }
-            | Direct::Mapped { gate, .. }
-            | Direct::Cma { gate, .. } => gate,
-        };
-        let admitted = gate.enter();
-        if admitted {
-            gate.leave();
-        }
-        !admitted
+        self.inner.gate().is_some_and(|gate| !gate.is_open())
     }
 
     /// The path that reads and writes of it take; `None` for a path of lanes only.

@@ -41,6 +41,9 @@ pub(crate) trait Job: Send + Sync {
     /// Copies one quantum; false when there is none left to claim.
     fn step(&self) -> bool;
 
+    /// Claims no more; ends once the quanta under way are done.
+    fn cancel(&self);
+
     /// The endpoint closes: claims no more and ends.
     fn halt(&self);
 }

@@ -71,6 +71,8 @@ pub(crate) struct Driver {
     pub(super) active: Vec<SlotId>,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
     pub(super) door: Option<Door>,
+    /// Sessions with copies from or to GPU memory under way.
+    pub(super) staging: Vec<usize>,
     /// Completion queues, one for each RDMA device.
     pub(super) ports: Vec<Port>,
     /// What the last poll of one gave.
@@ -117,6 +119,8 @@ pub(crate) struct SessionDriver {
     pub(super) detect: Duration,
     pub(super) next_beat: u64,
     pub(super) dirty: bool,
+    /// Copies from or to GPU memory are under way.
+    pub(super) copies: bool,
     /// Over; kept until this time at the latest to learn when the peer has let go.
     pub(super) lingering: Option<u64>,
 }
@@ -209,6 +213,7 @@ impl Driver {
             flights: (0..slots).map(|_| None).collect(),
             active: Vec::with_capacity(slots),
             pulls: VecDeque::new(),
+            staging: Vec::new(),
             door,
             next_tick: 0,
             news: false,
@@ -352,6 +357,7 @@ impl Driver {
             self.install_queues(s);
             self.open_queues(s);
         }
+        self.note_staging(s);
         if s.lost_by_peer.is_empty() && s.tails.is_empty() {
             return;
         }
@@ -381,6 +387,7 @@ impl Driver {
             self.with_session(index, |driver, s| driver.serve_lane(s, lane, now));
         }
         progress |= self.look_at_ports(now);
+        progress |= self.look_at_copies(now);
         progress |= self.flush_dirty();
         if let Some(pull) = self.pulls.front().cloned() {
             progress = true;
@@ -595,6 +602,7 @@ impl Driver {
             detect: new.detect,
             next_beat: now,
             dirty: false,
+            copies: false,
             lingering: None,
         });
         let watch = |fd: BorrowedFd<'_>, lane: u64| {

@@ -16,6 +16,7 @@ use super::driver::{Applied, Driver, SessionDriver};
 use super::flight::Route;
 use crate::clock;
 use crate::os::Piece;
+use crate::progress::crew::Job;
 
 /// Why a lane cannot go on.
 #[derive(Debug)]
@@ -86,6 +87,7 @@ impl Driver {
             return;
         }
         s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
+        self.finish_puts(s, &mut lane);
         let refused = lane.refused.iter().copied().collect();
         let immediates = lane.wire.queue().map_or(0, |queue| queue.immediates);
         let applied = Applied { applied: lane.applied.last(), refused, immediates };
@@ -145,6 +147,11 @@ impl Driver {
         self.endpoint.peer_gone(&s.session);
         for pull in self.pulls.iter().filter(|p| Arc::ptr_eq(&p.session, &s.session)) {
             pull.cancel();
+        }
+        for at in 0..s.lanes.len() {
+            let Some(mut lane) = s.lanes[at].take() else { continue };
+            self.finish_puts(s, &mut lane);
+            s.lanes[at] = Some(lane);
         }
         // Queue pairs first: who hears the goodbye takes it for proof that nothing lands any more.
         for at in 0..s.lanes.len() {

@@ -1,5 +1,6 @@
 //! A transfer on lanes: what is left of it, what is unanswered, and how it ends.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use peerway_core::ids::SlotId;
@@ -10,6 +11,8 @@ use peerway_core::work::Cursor;
 use super::driver::{Driver, SessionDriver};
 use crate::batch::{Direction, Tail, Work};
 use crate::clock;
+use crate::gpu::device::Device;
+use crate::gpu::staging::Staged;
 use crate::session::Session;
 use crate::transport::lane::{Body, Lane, Outstanding};
 
@@ -24,6 +27,12 @@ pub(crate) struct Flight {
     pub(crate) at: Cursor,
     /// Parts whose lane died before they were applied.
     pub(crate) redo: Vec<Cursor>,
+    /// Local memory is a GPU's: the processor sends and receives it through pinned buffers.
+    pub(crate) staged: Option<Arc<Device>>,
+    /// Parts on their way out of GPU memory, in the order in which they are put into frames.
+    pub(crate) fetched: VecDeque<Fetched>,
+    /// Parts on their way into GPU memory. They are among `unanswered`.
+    pub(crate) puts: u32,
     /// Bytes of a frame or a part.
     pub(crate) piece: u64,
     /// RDMA devices can carry it out: all its memory is registered with them.
@@ -47,6 +56,13 @@ pub(crate) struct Flight {
     pub(crate) ending: Option<(Reason, u64)>,
     /// It has ended with an open fence; only its memory is still kept.
     pub(crate) unfenced: bool,
+}
+
+/// A part of a flight on its way out of GPU memory.
+pub(crate) struct Fetched {
+    pub(crate) part: Cursor,
+    pub(crate) staged: Staged,
+    pub(crate) begun: u64,
 }
 
 /// How lanes carry a flight.
@@ -75,13 +91,19 @@ impl Route {
 impl Flight {
     /// Whether something is left to put into frames.
     pub(crate) fn has_more(&self) -> bool {
-        self.ending.is_none() && (self.at.left() > 0 || !self.redo.is_empty())
+        self.ending.is_none()
+            && (self.at.left() > 0 || !self.redo.is_empty() || !self.fetched.is_empty())
+    }
+
+    /// Whether what it sends is fetched from a GPU first.
+    pub(crate) fn is_staged(&self) -> bool {
+        self.staged.is_some() && self.route == Route::Write
     }
 
     /// Whether nothing of it can change memory any more. What a read still receives in frames is thrown
-    /// away; what a device reads is not in our hands until it is done.
+    /// away; what a device reads, or a GPU copies, is not in our hands until it is done.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.unanswered == 0 || (self.route == Route::Read && self.parts == 0)
+        self.unanswered == 0 || (self.route == Route::Read && self.parts == 0 && self.puts == 0)
     }
 }
 
@@ -184,6 +206,8 @@ impl Driver {
             return;
         }
         flight.ending = Some((reason, until));
+        // Waits for the copies: the memory is the caller's again.
+        flight.fetched.clear();
         let pulls = flight.route == Route::Pull;
         for lane in s.lanes.iter_mut().flatten() {
             release_source(lane, slot);

@@ -7,5 +7,6 @@ pub(crate) mod flight;
 pub(crate) mod queues;
 mod receive;
 pub(crate) mod shard;
+mod staging;
 mod timers;
 mod transmit;

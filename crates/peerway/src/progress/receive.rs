@@ -109,7 +109,7 @@ impl Driver {
                 self.begin_write(s, lane, &head, checked.payload, &whole);
             }
             Kind::Write | Kind::Read | Kind::Pull => lane.rx = Rx::Table { head, checked },
-            Kind::ReadData => self.begin_read_data(lane, &head, checked.payload)?,
+            Kind::ReadData => self.begin_read_data(s, lane, &head, checked.payload)?,
             Kind::Notify | Kind::Control => {
                 let bytes = Vec::with_capacity(checked.payload);
                 lane.rx = Rx::Gather { head, kind: checked.kind, bytes, need: checked.payload };
@@ -242,17 +242,16 @@ impl Driver {
             Ok((grant, pieces)) => {
                 let gate = grant.gate();
                 let (left, counts) = (payload as u64, head.counts());
-                let (next, within) = (0, 0);
-                lane.rx = Rx::Land(Landing {
-                    sequence,
-                    _grant: grant,
-                    gate,
-                    pieces,
-                    next,
-                    within,
-                    left,
-                    counts,
-                });
+                let (next, within, staged) = (0, 0, None);
+                let mut landing =
+                    Landing { sequence, grant, gate, pieces, next, within, left, counts, staged };
+                match self.land_in_buffer(lane, &mut landing) {
+                    Ok(()) => lane.rx = Rx::Land(landing),
+                    Err(error) => {
+                        lane.push_nack(sequence, error as u8);
+                        lane.rx = Rx::Skip { left: payload, then: Then::Count(sequence) };
+                    }
+                }
             }
             Err(error) => {
                 lane.push_nack(sequence, error as u8);
@@ -300,11 +299,15 @@ impl Driver {
             s.session.stats.bytes_landed.fetch_add(moved, Ordering::Relaxed);
         }
         if landing.left == 0 {
-            let (sequence, counts) = (landing.sequence, landing.counts);
-            let pieces = std::mem::take(&mut landing.pieces);
-            lane.keep(pieces);
-            finish(lane, sequence, self.count(counts));
-            lane.rx = Rx::Head;
+            let Rx::Land(mut landing) = std::mem::replace(&mut lane.rx, Rx::Head) else {
+                return Ok(true);
+            };
+            lane.keep(std::mem::take(&mut landing.pieces));
+            if let Some((buffer, target)) = landing.staged.take() {
+                self.put_landing(s, lane, landing, buffer, target);
+            } else {
+                finish(lane, landing.sequence, self.count(landing.counts));
+            }
         }
         Ok(true)
     }
@@ -326,7 +329,7 @@ impl Driver {
         match found {
             Ok((grant, pieces)) => {
                 let transfer = head.transfer.get();
-                let (next, within, gate) = (0, 0, None);
+                let (next, within, gate, staged) = (0, 0, None, None);
                 lane.replies.push_back(Reply {
                     sequence,
                     transfer,
@@ -336,6 +339,7 @@ impl Driver {
                     within,
                     total,
                     gate,
+                    staged,
                 });
                 finish(lane, sequence, Ok(()));
             }
@@ -360,7 +364,9 @@ impl Driver {
         let found = self.find(s, lane, head, Access::WRITE, runs);
         let pid = s.session.link.as_ref().map_or(0, |link| link.pid);
         let (grant, here) = match found {
-            Ok(found) if s.session.reach.we_pull && pid != 0 => found,
+            Ok(found) if s.session.reach.we_pull && pid != 0 && found.0.memory.gpu.is_none() => {
+                found
+            }
             Ok(_) => return refuse_pull(lane, sequence, TransferError::RemoteAccess),
             Err(error) => return refuse_pull(lane, sequence, error),
         };
@@ -411,7 +417,13 @@ impl Driver {
         self.endpoint.inbox.count(id)
     }
 
-    fn begin_read_data(&mut self, lane: &mut Lane, head: &Header, payload: usize) -> Step<()> {
+    fn begin_read_data(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        head: &Header,
+        payload: usize,
+    ) -> Step<()> {
         let sequence = head.sequence.get();
         let Some(entry) = lane.waiting(sequence).filter(|e| e.kind == Kind::Read).copied() else {
             return Err(nonsense(FrameError::Order));
@@ -419,7 +431,17 @@ impl Driver {
         if entry.part.left() != payload as u64 {
             return Err(nonsense(FrameError::Order));
         }
-        lane.rx = Rx::Fill { sequence, slot: entry.slot, part: entry.part };
+        match self.fill_buffer(entry.slot) {
+            Ok(buffer) => {
+                lane.fill = buffer;
+                lane.rx = Rx::Fill { sequence, slot: entry.slot, part: entry.part };
+            }
+            Err(error) => {
+                lane.answer(sequence);
+                self.answered(s, entry, Err(error));
+                lane.rx = Rx::Skip { left: payload, then: Then::Nothing };
+            }
+        }
         Ok(())
     }
 
@@ -430,6 +452,7 @@ impl Driver {
             let flight = self.flight(slot).filter(|f| f.ending.is_none() && !f.unfenced);
             let Some(work) = flight.and_then(|f| f.work.as_ref()) else {
                 // Cancelled: its memory is not ours to touch any more.
+                lane.fill = None;
                 lane.answer(sequence);
                 lane.rx = Rx::Skip { left: part.left() as usize, then: Then::Nothing };
                 return Ok(true);
@@ -438,6 +461,12 @@ impl Driver {
             let mut pieces = std::mem::take(&mut lane.pieces);
             pieces.clear();
             let mut at = part;
+            if let Some(buffer) = &lane.fill {
+                let whole = lane.waiting(sequence).map_or(part, |entry| entry.part);
+                let filled = whole.left() - part.left();
+                pieces.push(Piece { addr: buffer.ptr() as u64 + filled, len: part.left() });
+                at = Cursor::default();
+            }
             while pieces.len() < LAND_PIECES
                 && let Some(pair) = work.next(&mut at, u64::MAX)
             {
@@ -469,7 +498,9 @@ impl Driver {
         lane.rx = Rx::Fill { sequence, slot, part };
         if part.left() == 0 {
             lane.rx = Rx::Head;
-            if let Some(entry) = lane.answer(sequence) {
+            if let Some(buffer) = lane.fill.take() {
+                self.put_read(s, lane, sequence, buffer);
+            } else if let Some(entry) = lane.answer(sequence) {
                 self.answered(s, entry, Ok(()));
             }
         }
@@ -598,7 +629,7 @@ impl Driver {
 }
 
 /// A sequenced frame has been dealt with.
-fn finish(lane: &mut Lane, sequence: u64, result: Result<(), TransferError>) {
+pub(super) fn finish(lane: &mut Lane, sequence: u64, result: Result<(), TransferError>) {
     if let Err(error) = result {
         lane.push_nack(sequence, error as u8);
     }

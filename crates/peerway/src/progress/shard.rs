@@ -291,7 +291,7 @@ impl Shard {
                 // A service thread that is awake looks again within its pause, and arms before it sleeps. To arm
                 // completion queues is a system call, which whoever comes and goes should not make each time.
                 let sleep = !over() || self.asleep.load(Ordering::SeqCst);
-                let ready = driver.rest(sleep);
+                let ready = driver.rest(sleep) || driver.has_copies();
                 drop(taken);
                 if ready {
                     // Something came as we were leaving, and the rings stay silent about it.

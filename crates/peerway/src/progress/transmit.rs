@@ -11,12 +11,11 @@ use peerway_core::wire::{
     COUNTS, Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN, PullSegment,
     SEGMENT_LEN, Segment,
 };
-use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
 
 use super::driver::{Driver, SessionDriver, TURN_BYTES};
 use super::ending::LaneEnd;
-use super::flight::Route;
+use super::flight::{Fetched, Route};
 use crate::clock;
 use crate::os::Piece;
 use crate::path::PathKind;
@@ -69,14 +68,19 @@ impl Driver {
 
     /// Answers a read of the peer's.
     fn reply_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
-        let Some(mut reply) = lane.replies.pop_front() else { return false };
-        let gate = reply.grant.gate();
-        if !gate.enter() {
-            let error = peerway_core::outcome::TransferError::Revoked;
-            lane.push_nack(reply.sequence, error as u8);
-            return true;
+        if !self.reply_is_ready(s, lane) {
+            return false;
         }
-        reply.gate = Some(gate);
+        let Some(mut reply) = lane.replies.pop_front() else { return false };
+        if reply.staged.is_none() {
+            let gate = reply.grant.gate();
+            if !gate.enter() {
+                let error = peerway_core::outcome::TransferError::Revoked;
+                lane.push_nack(reply.sequence, error as u8);
+                return true;
+            }
+            reply.gate = Some(gate);
+        }
         let mut head = Header::new(Kind::ReadData);
         head.sequence = reply.sequence.into();
         head.transfer = reply.transfer.into();
@@ -87,7 +91,10 @@ impl Driver {
         let left = reply.total;
         let after = lane.out.len();
         let sequence = 0;
-        let body = Body::Reply(reply);
+        let body = match reply.staged.take() {
+            Some(staged) => Body::Staged { buffer: staged.into_buffer(), len: left, done: 0 },
+            None => Body::Reply(reply),
+        };
         lane.frame = Some(OutFrame { after, sequence, head_sent: 0, left, body });
         true
     }
@@ -113,9 +120,18 @@ impl Driver {
                 queue.pop_front();
                 continue;
             }
+            if flight.is_staged() && !self.fetch(s, slot) {
+                return false;
+            }
+            let Some(flight) = self.flights[slot.index as usize].as_mut() else { continue };
+            let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
             let room = lane.window.room();
-            let next = flight.redo.last().copied().unwrap_or(flight.at).left();
-            if room < MIN_ROOM.min(next) {
+            let (next, least) = match flight.fetched.front() {
+                // Cut already, and sent whole.
+                Some(fetched) => (fetched.part.left(), u64::MAX),
+                None => (flight.redo.last().copied().unwrap_or(flight.at).left(), MIN_ROOM),
+            };
+            if room < least.min(next) {
                 return false;
             }
             queue.pop_front();
@@ -137,7 +153,11 @@ impl Driver {
     fn make_frame(&mut self, lane: &mut Lane, slot: SlotId, room: u64) -> bool {
         let Some(flight) = &mut self.flights[slot.index as usize] else { return false };
         let Some(work) = flight.work.clone() else { return false };
-        let mut redo = flight.redo.pop();
+        let fetched = flight.fetched.pop_front();
+        let (mut redo, staged) = match fetched {
+            Some(Fetched { part, staged, .. }) => (Some(part), Some(staged.into_buffer())),
+            None => (flight.redo.pop(), None),
+        };
         let at = redo.as_mut().unwrap_or(&mut flight.at);
         let start = *at;
         let kind = match flight.route {
@@ -148,6 +168,7 @@ impl Driver {
         };
         let max = match kind {
             Kind::Pull => MAX_PULL,
+            _ if staged.is_some() => start.left(),
             _ => flight.piece.min(room).min(MAX_PAYLOAD),
         };
         // Header first, table after it: the header is written over when the table is known.
@@ -193,6 +214,7 @@ impl Driver {
         let last = flight.unanswered == 0
             && flight.at.left() == 0
             && flight.redo.is_empty()
+            && flight.fetched.is_empty()
             && flight.queues == 0;
         if let (Kind::Write | Kind::Pull, true, Some(id), None) =
             (kind, last, flight.tail.count, &flight.tail.notify)
@@ -212,44 +234,44 @@ impl Driver {
         let window = if kind == Kind::Pull { 0 } else { total };
         head.sequence = lane.remember(kind, slot, part, window).into();
         head.transfer = slot.to_bits().into();
-        self.finish_frame(lane, head, kind, count, total, part, work, slot)
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "one caller; a struct would only rename them")]
-    fn finish_frame(
-        &mut self,
-        lane: &mut Lane,
-        mut head: Header,
-        kind: Kind,
-        count: usize,
-        total: u64,
-        part: Cursor,
-        work: crate::batch::Work,
-        slot: SlotId,
-    ) -> bool {
-        match kind {
-            Kind::Write => {
-                if count == 1 {
-                    // One run needs no table: the header has its offset and the body its length.
-                    lane.head.truncate(size_of::<Header>());
-                    head.set_body(0, 0, total as usize);
-                } else {
-                    head.set_body(count, count * SEGMENT_LEN, total as usize);
-                }
-                lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
-                let body = Body::Flight { slot, work, at: part };
-                let after = lane.out.len();
-                let sequence = head.sequence.get();
-                lane.frame = Some(OutFrame { after, sequence, head_sent: 0, left: total, body });
-            }
-            _ => {
-                let entry = if kind == Kind::Pull { PULL_SEGMENT_LEN } else { SEGMENT_LEN };
-                head.set_body(count, count * entry, 0);
-                lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
-                lane.out.extend_from_slice(&lane.head);
-            }
-        }
+        let body = match staged {
+            Some(buffer) => Body::Staged { buffer, len: total, done: 0 },
+            None => Body::Flight { slot, work, at: part },
+        };
+        finish_frame(lane, head, kind, count, total, body);
         true
+    }
+}
+
+/// Puts a frame's header where it is sent from, with its body if it has one.
+fn finish_frame(
+    lane: &mut Lane,
+    mut head: Header,
+    kind: Kind,
+    count: usize,
+    total: u64,
+    body: Body,
+) {
+    match kind {
+        Kind::Write => {
+            if count == 1 {
+                // One run needs no table: the header has its offset and the body its length.
+                lane.head.truncate(size_of::<Header>());
+                head.set_body(0, 0, total as usize);
+            } else {
+                head.set_body(count, count * SEGMENT_LEN, total as usize);
+            }
+            lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
+            let after = lane.out.len();
+            let sequence = head.sequence.get();
+            lane.frame = Some(OutFrame { after, sequence, head_sent: 0, left: total, body });
+        }
+        _ => {
+            let entry = if kind == Kind::Pull { PULL_SEGMENT_LEN } else { SEGMENT_LEN };
+            head.set_body(count, count * entry, 0);
+            lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
+            lane.out.extend_from_slice(&lane.head);
+        }
     }
 }
 
@@ -282,6 +304,9 @@ fn send_some(lane: &mut Lane) -> Result<u64, LaneEnd> {
                 }
             }
             Body::Bytes { bytes, done } => put(Piece::of(&bytes[*done..])),
+            Body::Staged { buffer, len, done } => {
+                put(Piece { addr: buffer.ptr() as u64 + done, len: len - done });
+            }
         }
     }
     if pieces.is_empty() {
@@ -340,6 +365,7 @@ fn consume(lane: &mut Lane, mut sent: u64) {
             }
         }
         Body::Bytes { done, .. } => *done += sent as usize,
+        Body::Staged { done, .. } => *done += sent,
     }
     if frame.left == 0 && frame.head_sent == lane.head.len() {
         let frame = lane.frame.take();

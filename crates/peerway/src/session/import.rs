@@ -9,11 +9,12 @@ use std::time::Duration;
 use peerway_core::config::Pin;
 use peerway_core::descriptor::Descriptor;
 use peerway_core::outcome::TransferError;
-use peerway_core::region::Span;
+use peerway_core::region::{Access, MemoryKind, Span};
 use peerway_core::wire::{Control, Import, MappingOffer};
 
 use crate::clock;
 use crate::error::ImportError;
+use crate::gpu::share::{self, Offered};
 use crate::inner::{self, Inner, Unusable};
 use crate::memory::gate::GateRef;
 use crate::memory::grants::{Export, Grant};
@@ -22,6 +23,7 @@ use crate::os::shm::{self, Mapping};
 use crate::os::unix;
 use crate::progress::shard::Command;
 use crate::session::Session;
+use crate::session::link::Link;
 
 /// How many times the connect time-out an owner may take that says it is at work: five minutes by default.
 const AT_WORK: u32 = 60;
@@ -45,7 +47,7 @@ struct Answer {
 impl Answer {
     fn is_complete(&self) -> bool {
         match &self.result {
-            Some(Ok(import)) => import.mapping.is_none() || self.fd.is_some(),
+            Some(Ok(import)) => !import.has_descriptor() || self.fd.is_some(),
             Some(Err(_)) => true,
             None => false,
         }
@@ -112,17 +114,19 @@ pub(crate) fn import(
         (granted, direct, 0, Vec::new())
     } else {
         let (import, fd) = ask(endpoint, session, bytes)?;
+        let granted = Granted { access: import.access, len: import.len, kind: import.kind };
         let direct = reach_directly(session, &import, fd)?;
-        ((import.access, import.len), direct, import.base, usable_keys(session, &import))
+        (granted, direct, import.base, usable_keys(session, &import))
     };
-    check_pin(endpoint.config.transport, &direct, granted.1 > 0 && keys.is_empty())?;
-    check_window(window, granted.1)?;
+    check_pin(endpoint.config.transport, &direct, granted.len > 0 && keys.is_empty())?;
+    check_window(window, granted.len)?;
     let inner = Arc::new(RemoteInner {
         session: session.clone(),
         grant: descriptor.grant,
         token: descriptor.token,
-        access: granted.0,
-        len: granted.1,
+        access: granted.access,
+        len: granted.len,
+        kind: granted.kind,
         direct,
         base,
         keys,
@@ -144,7 +148,7 @@ fn check_window(window: Span, len: u64) -> Result<(), ImportError> {
 /// A pinned direct path that this memory does not have is an error, not a detour.
 fn check_pin(pin: Pin, direct: &Direct, keyless: bool) -> Result<(), ImportError> {
     let why = match pin {
-        Pin::LocalMap if !matches!(direct, Direct::Mapped { .. }) => {
+        Pin::LocalMap if !matches!(direct, Direct::Mapped { .. } | Direct::Gpu(_)) => {
             "it is not memory that the peer's endpoint allocated as shareable"
         }
         Pin::Ib | Pin::Efa if keyless => {
@@ -163,7 +167,12 @@ fn usable_keys(session: &Session, import: &Import) -> Vec<u32> {
     if fit && whole.end().is_some() { import.keys.clone() } else { Vec::new() }
 }
 
-type Granted = (peerway_core::region::Access, u64);
+/// What an owner says about an advertisement.
+struct Granted {
+    access: Access,
+    len: u64,
+    kind: MemoryKind,
+}
 
 fn same_process(
     session: &Session,
@@ -177,10 +186,12 @@ fn same_process(
         .grants
         .find_descriptor(descriptor, &owner.counterpart(&session.id).unwrap_or(asker))
         .map_err(ImportError::Refused)?;
-    // SAFETY: the span was checked against the region when it was granted.
-    let ptr = unsafe { grant.memory.ptr().add(grant.span.offset as usize) };
-    let direct = Direct::SameProcess { ptr, gate: grant.gate(), _grant: grant.clone() };
-    Ok(((grant.access, grant.span.len), direct))
+    // The span was checked against the region when it was granted.
+    let ptr = grant.memory.ptr().wrapping_add(grant.span.offset as usize);
+    let kind = grant.memory.kind();
+    let granted = Granted { access: grant.access, len: grant.span.len, kind };
+    let direct = Direct::SameProcess { ptr, gate: grant.gate(), grant };
+    Ok((granted, direct))
 }
 
 fn ask(
@@ -213,7 +224,7 @@ fn ask(
     }
     match waiting.remove(&request) {
         Some(Answer { result: Some(Ok(import)), fd, .. })
-            if import.mapping.is_none() || fd.is_some() =>
+            if !import.has_descriptor() || fd.is_some() =>
         {
             Ok((import, fd))
         }
@@ -233,6 +244,11 @@ fn reach_directly(
         return Err(ImportError::Refused(TransferError::PeerMisbehaved));
     };
     let gate = GateRef::Shared(gate, import.pass);
+    if import.kind != MemoryKind::Host {
+        let offer = import.gpu.filter(|_| session.reach.map);
+        let offered = offer.and_then(|offer| Offered::new(offer, fd, import.len, gate));
+        return Ok(offered.map_or(Direct::None, |offered| Direct::Gpu(Box::new(offered))));
+    }
     if let (Some(offer), Some(fd), true) = (import.mapping, fd, session.reach.map) {
         let mapping = map(session, &offer, import.len, &fd).map_err(ImportError::Map)?;
         return Ok(Direct::Mapped { mapping, offset: offer.offset as usize, gate });
@@ -350,6 +366,8 @@ fn look_up(
         pass: 0,
         mapping: None,
         keys: Vec::new(),
+        kind: grant.memory.kind(),
+        gpu: None,
     };
     offer_direct(session, request, &grant, &mut import)?;
     Ok((grant, import))
@@ -364,6 +382,9 @@ fn offer_direct(
     import: &mut Import,
 ) -> Result<(), TransferError> {
     let Some(link) = &session.link else { return Ok(()) };
+    if grant.memory.gpu.is_some() {
+        return offer_gpu(session, link, request, grant, import);
+    }
     let shared = match &grant.memory.backing {
         Backing::Shared { memory, offset } if session.reach.map => Some((memory, *offset)),
         _ => None,
@@ -381,5 +402,29 @@ fn offer_direct(
             import.mapping = Some(MappingOffer { file_len, offset });
         }
     }
+    Ok(())
+}
+
+/// Offers memory of a GPU to a peer that may map it.
+fn offer_gpu(
+    session: &Arc<Session>,
+    link: &Link,
+    request: u64,
+    grant: &Arc<Grant>,
+    import: &mut Import,
+) -> Result<(), TransferError> {
+    let located = grant.memory.gpu.as_ref().filter(|_| session.reach.map);
+    let offer =
+        located.and_then(|located| share::offer(located, grant.memory.ptr() as u64, grant.span));
+    let Some((offer, fd)) = offer else { return Ok(()) };
+    if let Some(fd) = &fd {
+        let passed = unix::send(link.socket.as_fd(), &request.to_le_bytes(), &[fd.as_fd()]);
+        if !passed.unwrap_or(false) {
+            return Ok(());
+        }
+    }
+    let Some((index, pass, gate)) = link.own_gate(grant.id) else { return Ok(()) };
+    grant.export(Export { session: session.clone(), gate })?;
+    (import.gate, import.pass, import.gpu) = (Some(index), pass, Some(offer));
     Ok(())
 }

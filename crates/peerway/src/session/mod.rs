@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use peerway_core::ids::{Incarnation, SlotId};
 
+use crate::gpu::share::Opens;
 use crate::memory::RemoteInner;
 use crate::os::process::Pidfd;
 use crate::os::shm::Mapping;
@@ -45,6 +46,8 @@ pub(crate) struct Session {
     /// The peer's files that are mapped here, by file number: many advertisements may share one, and
     /// mapping it anew would fault every page in again.
     pub(crate) mapped: Mutex<HashMap<(u64, u64), Weak<Mapping>>>,
+    /// The peer's GPU memory that is mapped here.
+    pub(crate) opens: Opens,
     pub(crate) stats: PeerCounters,
     pub(crate) initiator: bool,
     /// The peer's process, when it is on this host and visible.
@@ -111,6 +114,7 @@ impl Session {
             imports: Imports::default(),
             known: Mutex::default(),
             mapped: Mutex::default(),
+            opens: Opens::default(),
             stats: PeerCounters::default(),
             initiator: parts.initiator,
             process: parts.pid.and_then(|pid| Pidfd::open(pid).ok()),
@@ -138,6 +142,7 @@ impl Session {
         let was_alive = self.alive.swap(false, Ordering::AcqRel);
         if was_alive {
             self.imports.fail_all();
+            self.opens.forget();
             if let Some(link) = &self.link {
                 link.bar_all();
             }

@@ -183,11 +183,6 @@ impl DirectJob {
         Arc::new(Self { endpoint, slot, direction, work, kind, deadline, tail, state })
     }
 
-    /// Claims no more; ends with `Cancelled` once the quanta under way are done.
-    pub(crate) fn cancel(&self) {
-        self.stop(Reason::Cancelled);
-    }
-
     fn stop(&self, reason: Reason) {
         let mut state = self.state.lock().unwrap();
         if state.stop.is_none() {
@@ -265,6 +260,10 @@ impl Job for DirectJob {
         }
         self.finish_if_over(state);
         true
+    }
+
+    fn cancel(&self) {
+        self.stop(Reason::Cancelled);
     }
 
     fn halt(&self) {

@@ -15,6 +15,7 @@ use zerocopy::IntoBytes;
 
 use super::Wire;
 use crate::batch::Work;
+use crate::gpu::staging::{Buffer, Staged};
 use crate::memory::gate::GateRef;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
@@ -80,6 +81,10 @@ pub(crate) struct Lane {
     pub(crate) landed_since_ack: u64,
     /// Payload put where it belongs, of the peer's writes and of our reads.
     pub(crate) placed: u64,
+    /// Received bytes on their way from pinned buffers into GPU memory.
+    pub(crate) puts: VecDeque<Put>,
+    /// Where the answer to a read of ours into GPU memory is received.
+    pub(crate) fill: Option<Buffer>,
     /// Set for a queue pair that is being shut: until when its last completions are waited for.
     pub(crate) draining: Option<u64>,
 }
@@ -104,6 +109,33 @@ pub(crate) enum Body {
     Reply(Reply),
     /// A private copy: what is left of a frame whose transfer was cancelled.
     Bytes { bytes: Vec<u8>, done: usize },
+    /// A copy of GPU memory.
+    Staged { buffer: Buffer, len: u64, done: u64 },
+}
+
+/// Received bytes on their way into GPU memory.
+pub(crate) struct Put {
+    pub(crate) sequence: u64,
+    /// Dropped first: it waits for the copy.
+    pub(crate) staged: Staged,
+    pub(crate) begun: u64,
+    pub(crate) of: PutOf,
+}
+
+/// Whose bytes they are. Keeps their memory.
+pub(crate) enum PutOf {
+    /// A write of the peer's.
+    Write { _grant: Arc<Grant>, gate: GateRef, counts: Option<u32> },
+    /// A read of ours.
+    Read { slot: SlotId, _work: Work },
+}
+
+impl Drop for PutOf {
+    fn drop(&mut self) {
+        if let Self::Write { gate, .. } = self {
+            gate.leave();
+        }
+    }
 }
 
 /// A read of the peer's that we answer.
@@ -116,6 +148,8 @@ pub(crate) struct Reply {
     pub(crate) within: u64,
     pub(crate) total: u64,
     pub(crate) gate: Option<GateRef>,
+    /// Its bytes on their way out of GPU memory.
+    pub(crate) staged: Option<Staged>,
 }
 
 impl Drop for Reply {
@@ -174,7 +208,7 @@ pub(crate) enum Then {
 pub(crate) struct Landing {
     pub(crate) sequence: u64,
     /// Keeps the memory.
-    pub(crate) _grant: Arc<Grant>,
+    pub(crate) grant: Arc<Grant>,
     pub(crate) gate: GateRef,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) next: usize,
@@ -182,6 +216,8 @@ pub(crate) struct Landing {
     pub(crate) left: u64,
     /// The counter to raise when all of it is there.
     pub(crate) counts: Option<u32>,
+    /// For memory of a GPU: what receives it first, and where it belongs. `pieces` is the buffer then.
+    pub(crate) staged: Option<(Buffer, Vec<Piece>)>,
 }
 
 impl Lane {
@@ -216,6 +252,8 @@ impl Lane {
             ack_sent: 0,
             landed_since_ack: 0,
             placed: 0,
+            puts: VecDeque::new(),
+            fill: None,
             draining: None,
         }
     }
@@ -303,9 +341,12 @@ impl Lane {
         self.owed += self.out.len() - before;
     }
 
-    /// Queues an acknowledgement of all that has been applied.
+    /// Queues an acknowledgement of all that has been applied. What is still on its way into GPU memory has
+    /// not, and holds up those after it.
     pub(crate) fn push_ack(&mut self) {
-        let applied = self.applied.last();
+        let writes = self.puts.iter().filter(|put| matches!(put.of, PutOf::Write { .. }));
+        let before = writes.map(|put| put.sequence - 1).next();
+        let applied = before.unwrap_or_else(|| self.applied.last());
         if applied > self.ack_sent {
             let mut ack = Header::new(Kind::Ack);
             ack.sequence = applied.into();

@@ -5,6 +5,7 @@
 //! the frames of `peerway_core::wire` on it; which wire it is decides speed and nothing else.
 
 pub(crate) mod direct;
+pub(crate) mod gpu;
 pub(crate) mod lane;
 pub(crate) mod pull;
 pub(crate) mod ring;

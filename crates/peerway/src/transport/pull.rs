@@ -78,15 +78,6 @@ pub(crate) struct State {
 }
 
 impl PullJob {
-    /// Claims no more; the answer comes when the quanta under way are done.
-    pub(crate) fn cancel(&self) {
-        let mut state = self.state.lock().unwrap();
-        // The initiator cancelled, so it does not care which error the refusal carries.
-        state.stop.get_or_insert(TransferError::RemoteAccess);
-        drop(state);
-        self.finish_if_over();
-    }
-
     /// The next quantum as two piece lists of the same total.
     fn claim(&self, here: &mut Vec<Piece>, there: &mut Vec<Piece>) -> bool {
         here.clear();
@@ -152,6 +143,15 @@ impl Job for PullJob {
         }
         PIECES.set((here, there));
         claimed
+    }
+
+    /// The answer comes when the quanta under way are done.
+    fn cancel(&self) {
+        let mut state = self.state.lock().unwrap();
+        // The initiator cancelled, so it does not care which error the refusal carries.
+        state.stop.get_or_insert(TransferError::RemoteAccess);
+        drop(state);
+        self.finish_if_over();
     }
 
     fn halt(&self) {

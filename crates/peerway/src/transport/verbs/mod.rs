@@ -12,7 +12,6 @@ pub(crate) mod pairing;
 pub(crate) mod port;
 pub(crate) mod queue;
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -123,11 +122,7 @@ impl Rdma {
         if !matches!(pin, Pin::Auto | Pin::Ib | Pin::Efa) {
             return Err(RdmaError::Pinned(pin));
         }
-        let named = |library: Library| -> Option<OsString> {
-            let mut names = library.override_variables().iter();
-            names.find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
-        };
-        let library = named(Library::Ibverbs);
+        let library = Library::Ibverbs.named();
         // Where nothing asks for RDMA and the kernel has no device, no library is even looked for.
         if library.is_none() && pin == Pin::Auto && !kernel_has_devices() {
             return Err(RdmaError::NoDevice { kind: "RDMA" });
@@ -153,7 +148,7 @@ impl Rdma {
                 continue;
             }
             if datagrams && efa.is_none() {
-                efa = Some(Efa::load(named(Library::Efa)).map_err(RdmaError::NoLibrary)?);
+                efa = Some(Efa::load(Library::Efa.named()).map_err(RdmaError::NoLibrary)?);
             }
             let place = places.iter().find(|place| place.name == names[at]);
             let node = place.and_then(|place| place.numa);

@@ -1,0 +1,610 @@
+//! Memory: of GPUs, of the host where GPUs may reach it, and what a pointer is.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use super::error::CudaError;
+use super::ffi::*;
+use super::gpu::Gpu;
+use super::table::Cuda;
+
+/// What the driver knows about an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Pointer {
+    /// Nothing: memory of the host that GPUs reach only through copies by the driver.
+    Pageable,
+    /// Host memory that was pinned, or registered, for GPUs.
+    Pinned,
+    /// Memory that moves between host and GPU.
+    Managed,
+    /// Memory of a GPU.
+    Device {
+        /// The GPU's number in this process.
+        ordinal: u32,
+        /// Where the allocation starts.
+        base: u64,
+        /// And how long it is.
+        len: u64,
+        /// The allocation's name, never given to another one.
+        buffer: u64,
+        /// Handle types that it may be exported by (`CU_MEM_HANDLE_TYPE_*`); 0 for plain memory.
+        handles: u32,
+        /// `cuIpcGetMemHandle` takes it.
+        legacy_ipc: bool,
+    },
+}
+
+impl Pointer {
+    /// Asks the driver.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; an address that it does not know is no error.
+    pub fn of(cuda: &Cuda, address: u64) -> Result<Self, CudaError> {
+        let (mut kind, mut managed, mut ordinal): (c_uint, c_int, c_int) = (0, 0, 0);
+        let (mut base, mut len, mut buffer, mut handles): (u64, u64, u64, u64) = (0, 0, 0, 0);
+        let mut legacy_ipc: c_int = 0;
+        let mut which = [
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+            CU_POINTER_ATTRIBUTE_BUFFER_ID,
+            CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+        ];
+        let mut into: [*mut c_void; 8] = [
+            (&raw mut kind).cast(),
+            (&raw mut managed).cast(),
+            (&raw mut ordinal).cast(),
+            (&raw mut base).cast(),
+            (&raw mut len).cast(),
+            (&raw mut buffer).cast(),
+            (&raw mut handles).cast(),
+            (&raw mut legacy_ipc).cast(),
+        ];
+        // SAFETY: eight attributes and a place of the right size for each.
+        let result = unsafe {
+            (cuda.symbols.cuPointerGetAttributes)(8, which.as_mut_ptr(), into.as_mut_ptr(), address)
+        };
+        cuda.check("cuPointerGetAttributes", None, result)?;
+        Ok(match kind {
+            _ if managed != 0 => Self::Managed,
+            CU_MEMORYTYPE_HOST => Self::Pinned,
+            CU_MEMORYTYPE_DEVICE => Self::Device {
+                ordinal: ordinal as u32,
+                base,
+                len,
+                buffer,
+                handles: handles as u32,
+                legacy_ipc: legacy_ipc != 0,
+            },
+            _ => Self::Pageable,
+        })
+    }
+}
+
+/// Memory by `cuMemAlloc`.
+pub struct Plain {
+    gpu: Arc<Gpu>,
+    address: u64,
+}
+
+impl Plain {
+    /// Allocates.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn allocate(gpu: &Arc<Gpu>, len: usize) -> Result<Self, CudaError> {
+        let mut address = 0;
+        gpu.with(|current| {
+            // SAFETY: writes one address.
+            let result = unsafe { (current.symbols().cuMemAlloc_v2)(&mut address, len) };
+            current.check("cuMemAlloc", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), address })
+    }
+
+    /// First byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        let _ = self.gpu.with(|current| {
+            // SAFETY: allocated once; who uses it is done, as the owner promises by dropping it.
+            let result = unsafe { (current.symbols().cuMemFree_v2)(self.address) };
+            current.check("cuMemFree", result)
+        });
+    }
+}
+
+/// Memory of a GPU that has no address yet (`cuMemCreate`).
+pub struct Physical {
+    gpu: Arc<Gpu>,
+    handle: CUmemGenericAllocationHandle,
+    len: usize,
+}
+
+/// How memory can be handed to another process.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Shared {
+    /// Within a fabric of NVLink, to other hosts too.
+    Fabric,
+    /// As a file descriptor.
+    PosixFd,
+}
+
+impl Shared {
+    fn code(self) -> c_uint {
+        match self {
+            Self::Fabric => CU_MEM_HANDLE_TYPE_FABRIC,
+            Self::PosixFd => CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        }
+    }
+}
+
+/// A handle that another process can import.
+#[derive(Debug)]
+pub enum Exported {
+    /// Bytes.
+    Fabric([u8; 64]),
+    /// A file descriptor.
+    PosixFd(OwnedFd),
+}
+
+impl Physical {
+    /// The unit that such memory comes in, for memory of this kind.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn granularity(gpu: &Gpu, shared: Shared, rdma: bool) -> Result<usize, CudaError> {
+        let properties = properties(gpu, shared, rdma);
+        let mut granularity = 0;
+        gpu.with(|current| {
+            // SAFETY: writes one size.
+            let result = unsafe {
+                (current.symbols().cuMemGetAllocationGranularity)(
+                    &mut granularity,
+                    &properties,
+                    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+                )
+            };
+            current.check("cuMemGetAllocationGranularity", result)
+        })?;
+        Ok(granularity.max(1))
+    }
+
+    /// Allocates `len` bytes, which must be a multiple of the granularity.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says: 800 for a fabric without its daemon, whatever the attribute said.
+    pub fn create(
+        gpu: &Arc<Gpu>,
+        len: usize,
+        shared: Shared,
+        rdma: bool,
+    ) -> Result<Self, CudaError> {
+        let properties = properties(gpu, shared, rdma);
+        let mut handle = 0;
+        gpu.with(|current| {
+            // SAFETY: writes one handle.
+            let result =
+                unsafe { (current.symbols().cuMemCreate)(&mut handle, len, &properties, 0) };
+            current.check("cuMemCreate", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), handle, len })
+    }
+
+    /// The allocation that `address` is mapped to, if it was made by `cuMemCreate`.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn of_address(gpu: &Arc<Gpu>, address: u64, len: usize) -> Result<Self, CudaError> {
+        let mut handle = 0;
+        gpu.with(|current| {
+            // SAFETY: writes one handle, which is released when this is dropped.
+            let result = unsafe {
+                (current.symbols().cuMemRetainAllocationHandle)(&mut handle, address as *mut c_void)
+            };
+            current.check("cuMemRetainAllocationHandle", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), handle, len })
+    }
+
+    /// Memory that another process exported as a file descriptor. `len` is what it says: the driver
+    /// refuses to map more than there is.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn import_fd(gpu: &Arc<Gpu>, fd: BorrowedFd<'_>, len: usize) -> Result<Self, CudaError> {
+        let os_handle = fd.as_raw_fd() as usize as *mut c_void;
+        Self::import(gpu, os_handle, Shared::PosixFd, len)
+    }
+
+    /// Memory that another process exported within a fabric.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn import_fabric(gpu: &Arc<Gpu>, handle: &[u8; 64], len: usize) -> Result<Self, CudaError> {
+        let mut handle = CUmemFabricHandle { data: *handle };
+        Self::import(gpu, (&raw mut handle).cast(), Shared::Fabric, len)
+    }
+
+    fn import(
+        gpu: &Arc<Gpu>,
+        os_handle: *mut c_void,
+        shared: Shared,
+        len: usize,
+    ) -> Result<Self, CudaError> {
+        let mut handle = 0;
+        gpu.with(|current| {
+            // SAFETY: the handle is of the kind that is named, and outlives the call.
+            let result = unsafe {
+                (current.symbols().cuMemImportFromShareableHandle)(
+                    &mut handle,
+                    os_handle,
+                    shared.code(),
+                )
+            };
+            current.check("cuMemImportFromShareableHandle", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), handle, len })
+    }
+
+    /// A handle for another process.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; memory that was not made to be handed over so is refused.
+    pub fn export(&self, shared: Shared) -> Result<Exported, CudaError> {
+        let mut fabric = [0u8; 64];
+        let mut fd: c_int = -1;
+        let into: *mut c_void = match shared {
+            Shared::Fabric => fabric.as_mut_ptr().cast(),
+            Shared::PosixFd => (&raw mut fd).cast(),
+        };
+        self.gpu.with(|current| {
+            // SAFETY: `into` has room for a handle of this kind.
+            let result = unsafe {
+                (current.symbols().cuMemExportToShareableHandle)(
+                    into,
+                    self.handle,
+                    shared.code(),
+                    0,
+                )
+            };
+            current.check("cuMemExportToShareableHandle", result)
+        })?;
+        Ok(match shared {
+            Shared::Fabric => Exported::Fabric(fabric),
+            // SAFETY: a descriptor that the call made for us.
+            Shared::PosixFd => Exported::PosixFd(unsafe { OwnedFd::from_raw_fd(fd) }),
+        })
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Gives it an address that the GPUs named can use, besides its own.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says. Nothing is left behind then.
+    pub fn map(self, peers: &[u32]) -> Result<Mapped, CudaError> {
+        let gpu = self.gpu.clone();
+        let len = self.len;
+        let mut reserved = Reserved { gpu: gpu.clone(), address: 0, len: 0 };
+        gpu.with(|current| {
+            let symbols = current.symbols();
+            let mut address = 0;
+            // SAFETY: writes one address.
+            let result = unsafe { (symbols.cuMemAddressReserve)(&mut address, len, 0, 0, 0) };
+            current.check("cuMemAddressReserve", result)?;
+            (reserved.address, reserved.len) = (address, len);
+            // SAFETY: the range was just reserved, and the memory is of that length.
+            let result = unsafe { (symbols.cuMemMap)(address, len, 0, self.handle, 0) };
+            current.check("cuMemMap", result)
+        })?;
+        let mapped = Mapped { reserved, _physical: self };
+        let access: Vec<CUmemAccessDesc> = std::iter::once(gpu.ordinal())
+            .chain(peers.iter().copied().filter(|peer| *peer != gpu.ordinal()))
+            .map(|ordinal| CUmemAccessDesc {
+                location: location(ordinal),
+                flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            })
+            .collect();
+        gpu.with(|current| {
+            // SAFETY: the range is mapped; the descriptions outlive the call.
+            let result = unsafe {
+                (current.symbols().cuMemSetAccess)(
+                    mapped.address(),
+                    len,
+                    access.as_ptr(),
+                    access.len(),
+                )
+            };
+            current.check("cuMemSetAccess", result)
+        })?;
+        Ok(mapped)
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        let _ = self.gpu.with(|current| {
+            // SAFETY: made or taken once; a mapping of it keeps the memory by itself.
+            let result = unsafe { (current.symbols().cuMemRelease)(self.handle) };
+            current.check("cuMemRelease", result)
+        });
+    }
+}
+
+/// Memory of a GPU with an address. Unmapped when dropped, so nothing may use it any more then.
+pub struct Mapped {
+    /// Dropped first: the range is unmapped before the memory is given back.
+    reserved: Reserved,
+    _physical: Physical,
+}
+
+struct Reserved {
+    gpu: Arc<Gpu>,
+    address: u64,
+    len: usize,
+}
+
+impl Mapped {
+    /// First byte.
+    pub fn address(&self) -> u64 {
+        self.reserved.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.reserved.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.reserved.len == 0
+    }
+
+    /// See [`Physical::export`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn export(&self, shared: Shared) -> Result<Exported, CudaError> {
+        self._physical.export(shared)
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if self.len == 0 {
+            return;
+        }
+        let _ = self.gpu.with(|current| {
+            let symbols = current.symbols();
+            // SAFETY: reserved once; unmapping what never was mapped fails and changes nothing.
+            let result = unsafe {
+                (symbols.cuMemUnmap)(self.address, self.len);
+                (symbols.cuMemAddressFree)(self.address, self.len)
+            };
+            current.check("cuMemAddressFree", result)
+        });
+    }
+}
+
+/// Memory of another process that was opened by its `cuIpcGetMemHandle`.
+pub struct Opened {
+    gpu: Arc<Gpu>,
+    address: u64,
+}
+
+impl Opened {
+    /// Opens a handle. Handles of this process itself are refused by the driver.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn open(gpu: &Arc<Gpu>, handle: &[u8; 64]) -> Result<Self, CudaError> {
+        let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
+        let mut address = 0;
+        gpu.with(|current| {
+            // SAFETY: writes one address, closed when this is dropped.
+            let result = unsafe {
+                (current.symbols().cuIpcOpenMemHandle_v2)(
+                    &mut address,
+                    handle,
+                    CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
+                )
+            };
+            current.check("cuIpcOpenMemHandle", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), address })
+    }
+
+    /// First byte of the allocation that the handle is of.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let _ = self.gpu.with(|current| {
+            // SAFETY: opened once; who used it is done.
+            let result = unsafe { (current.symbols().cuIpcCloseMemHandle)(self.address) };
+            current.check("cuIpcCloseMemHandle", result)
+        });
+    }
+}
+
+impl Gpu {
+    /// A handle by which another process of this host opens the allocation that `address` lies in.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; memory by `cuMemCreate` is refused.
+    pub fn ipc_handle(&self, address: u64) -> Result<[u8; 64], CudaError> {
+        let mut handle = CUipcMemHandle::zeroed();
+        self.with(|current| {
+            // SAFETY: writes the 64 bytes; an address that is not the GPU's is refused.
+            let result = unsafe { (current.symbols().cuIpcGetMemHandle)(&mut handle, address) };
+            current.check("cuIpcGetMemHandle", result)
+        })?;
+        Ok(handle.reserved.map(|byte| byte as u8))
+    }
+
+    /// A dma-buf of memory of the GPU, by which NICs register it.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn dma_buf(&self, address: u64, len: usize) -> Result<OwnedFd, CudaError> {
+        const CALL: &str = "cuMemGetHandleForAddressRange";
+        let Some(export) = self.cuda.symbols.cuMemGetHandleForAddressRange else {
+            return Err(CudaError::missing(CALL, Some(self.ordinal())));
+        };
+        let mut fd: c_int = -1;
+        self.with(|current| {
+            // SAFETY: writes one descriptor.
+            let result = unsafe {
+                export((&raw mut fd).cast(), address, len, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)
+            };
+            current.check(CALL, result)
+        })?;
+        // SAFETY: a descriptor that the call made for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+/// Host memory that GPUs reach at full speed.
+pub struct HostMemory {
+    gpu: Arc<Gpu>,
+    ptr: *mut u8,
+    len: usize,
+}
+
+// SAFETY: plain memory, reached through raw pointers only.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    /// Allocates pinned memory that every GPU of the process may use.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn allocate(gpu: &Arc<Gpu>, len: usize) -> Result<Self, CudaError> {
+        let mut ptr = std::ptr::null_mut();
+        gpu.with(|current| {
+            let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+            // SAFETY: writes one pointer.
+            let result = unsafe { (current.symbols().cuMemHostAlloc)(&mut ptr, len, flags) };
+            current.check("cuMemHostAlloc", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), ptr: ptr.cast(), len })
+    }
+
+    /// First byte, for the processor and for GPUs alike.
+    pub fn ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        let _ = self.gpu.with(|current| {
+            // SAFETY: allocated once; who used it is done.
+            let result = unsafe { (current.symbols().cuMemFreeHost)(self.ptr.cast()) };
+            current.check("cuMemFreeHost", result)
+        });
+    }
+}
+
+/// Host memory of somebody else that was pinned for GPUs.
+pub struct PinnedRange {
+    gpu: Arc<Gpu>,
+    ptr: *mut u8,
+}
+
+// SAFETY: names memory, never touches it.
+unsafe impl Send for PinnedRange {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedRange {}
+
+impl PinnedRange {
+    /// Pins memory that is mapped in this process.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays mapped until this is dropped.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; memory that is pinned already among it.
+    pub unsafe fn pin(gpu: &Arc<Gpu>, ptr: *mut u8, len: usize) -> Result<Self, CudaError> {
+        gpu.with(|current| {
+            let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+            // SAFETY: the caller's promise.
+            let result =
+                unsafe { (current.symbols().cuMemHostRegister_v2)(ptr.cast(), len, flags) };
+            current.check("cuMemHostRegister", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), ptr })
+    }
+}
+
+impl Drop for PinnedRange {
+    fn drop(&mut self) {
+        let _ = self.gpu.with(|current| {
+            // SAFETY: pinned once.
+            let result = unsafe { (current.symbols().cuMemHostUnregister)(self.ptr.cast()) };
+            current.check("cuMemHostUnregister", result)
+        });
+    }
+}
+
+fn location(ordinal: u32) -> CUmemLocation {
+    CUmemLocation { type_: CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as c_int }
+}
+
+fn properties(gpu: &Gpu, shared: Shared, rdma: bool) -> CUmemAllocationProp {
+    let mut properties = CUmemAllocationProp::zeroed();
+    properties.type_ = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = shared.code();
+    properties.location = location(gpu.ordinal());
+    properties.allocFlags.gpuDirectRDMACapable = u8::from(rdma);
+    properties
+}

@@ -1,0 +1,411 @@
+//! Streams, events and kernels.
+
+use std::ffi::{CStr, c_uint, c_void};
+use std::sync::Arc;
+
+use super::error::CudaError;
+use super::ffi::*;
+use super::gpu::Gpu;
+
+/// A queue of work for a GPU.
+pub struct Stream {
+    gpu: Arc<Gpu>,
+    raw: CUstream,
+}
+
+// SAFETY: streams may be used by any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream that does not wait for the default one.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let mut raw = std::ptr::null_mut();
+        gpu.with(|current| {
+            // SAFETY: writes one handle.
+            let result =
+                unsafe { (current.symbols().cuStreamCreate)(&mut raw, CU_STREAM_NON_BLOCKING) };
+            current.check("cuStreamCreate", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    /// The GPU it is of.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// The driver's handle.
+    pub fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// Waits for everything that was put into it.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, about this call or about work that failed.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.gpu.with(|current| {
+            // SAFETY: a stream of ours.
+            let result = unsafe { (current.symbols().cuStreamSynchronize)(self.raw) };
+            current.check("cuStreamSynchronize", result)
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.gpu.with(|current| {
+            // SAFETY: made once. Work in it goes on; the driver frees it afterwards.
+            let result = unsafe { (current.symbols().cuStreamDestroy_v2)(self.raw) };
+            current.check("cuStreamDestroy", result)
+        });
+    }
+}
+
+/// What is put into streams, by whoever they belong to.
+impl Gpu {
+    /// Copies between any two memories that CUDA knows, or pageable memory.
+    ///
+    /// # Safety
+    ///
+    /// The stream is of this GPU's context; both ranges are and stay valid until the work is done.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub unsafe fn copy(
+        &self,
+        to: u64,
+        from: u64,
+        len: usize,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        self.with(|current| {
+            // SAFETY: the caller's promise.
+            let result = unsafe { (current.symbols().cuMemcpyAsync)(to, from, len, stream) };
+            current.check("cuMemcpyAsync", result)
+        })
+    }
+
+    /// Sets bytes of the GPU's memory.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::copy`].
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub unsafe fn fill(
+        &self,
+        at: u64,
+        value: u8,
+        len: usize,
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        self.with(|current| {
+            // SAFETY: the caller's promise.
+            let result = unsafe { (current.symbols().cuMemsetD8Async)(at, value, len, stream) };
+            current.check("cuMemsetD8Async", result)
+        })
+    }
+
+    /// Has the stream wait for an event.
+    ///
+    /// # Safety
+    ///
+    /// Stream and event are alive.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub unsafe fn wait_event(&self, stream: CUstream, event: CUevent) -> Result<(), CudaError> {
+        self.with(|current| {
+            // SAFETY: the caller's promise.
+            let result = unsafe { (current.symbols().cuStreamWaitEvent)(stream, event, 0) };
+            current.check("cuStreamWaitEvent", result)
+        })
+    }
+
+    /// Has the stream wait until the word at `address` is at least `value`.
+    ///
+    /// # Safety
+    ///
+    /// The word is pinned memory, or the GPU's, and stays valid until the work is done.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; one older than CUDA 11.7 is told apart.
+    pub unsafe fn wait_value(
+        &self,
+        stream: CUstream,
+        address: u64,
+        value: u64,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "cuStreamWaitValue64";
+        let Some(wait) = self.cuda.symbols.cuStreamWaitValue64_v2 else {
+            return Err(CudaError::missing(CALL, Some(self.ordinal())));
+        };
+        self.with(|current| {
+            // SAFETY: the caller's promise.
+            let result = unsafe { wait(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ) };
+            current.check(CALL, result)
+        })
+    }
+
+    /// Has a function of ours called when the stream comes to it. It may not call CUDA.
+    ///
+    /// # Safety
+    ///
+    /// `data` is what the function wants, until it was called.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub unsafe fn host_function(
+        &self,
+        stream: CUstream,
+        function: CUhostFn,
+        data: *mut c_void,
+    ) -> Result<(), CudaError> {
+        self.with(|current| {
+            // SAFETY: the caller's promise.
+            let result = unsafe { (current.symbols().cuLaunchHostFunc)(stream, function, data) };
+            current.check("cuLaunchHostFunc", result)
+        })
+    }
+
+    /// Whether what is put into the stream becomes part of a graph instead of being done.
+    ///
+    /// # Safety
+    ///
+    /// The stream is alive.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub unsafe fn is_capturing(&self, stream: CUstream) -> Result<bool, CudaError> {
+        let mut status: c_uint = 0;
+        self.with(|current| {
+            // SAFETY: writes one int.
+            let result = unsafe { (current.symbols().cuStreamIsCapturing)(stream, &mut status) };
+            current.check("cuStreamIsCapturing", result)
+        })?;
+        Ok(status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+    }
+
+    /// Waits for everything that was put into a stream of somebody else's.
+    ///
+    /// # Safety
+    ///
+    /// The stream is alive and of this GPU's context.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub unsafe fn synchronize(&self, stream: CUstream) -> Result<(), CudaError> {
+        self.with(|current| {
+            // SAFETY: the caller's promise.
+            let result = unsafe { (current.symbols().cuStreamSynchronize)(stream) };
+            current.check("cuStreamSynchronize", result)
+        })
+    }
+}
+
+/// A mark in a stream.
+pub struct Event {
+    gpu: Arc<Gpu>,
+    raw: CUevent,
+}
+
+// SAFETY: events may be used by any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event whose waiters sleep and that keeps no time.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let mut raw = std::ptr::null_mut();
+        gpu.with(|current| {
+            let flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
+            // SAFETY: writes one handle.
+            let result = unsafe { (current.symbols().cuEventCreate)(&mut raw, flags) };
+            current.check("cuEventCreate", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    /// The driver's handle.
+    pub fn raw(&self) -> CUevent {
+        self.raw
+    }
+
+    /// Marks what the stream holds now.
+    ///
+    /// # Safety
+    ///
+    /// The stream is alive and of the event's GPU.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub unsafe fn record(&self, stream: CUstream) -> Result<(), CudaError> {
+        self.gpu.with(|current| {
+            // SAFETY: the caller's promise.
+            let result = unsafe { (current.symbols().cuEventRecord)(self.raw, stream) };
+            current.check("cuEventRecord", result)
+        })
+    }
+
+    /// Whether everything before the mark is done.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says about the work.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        // No context need be current to ask.
+        // SAFETY: an event of ours.
+        let result = unsafe { (self.gpu.cuda.symbols.cuEventQuery)(self.raw) };
+        match result {
+            CUDA_ERROR_NOT_READY => Ok(false),
+            _ => self.gpu.check("cuEventQuery", result).map(|()| true),
+        }
+    }
+
+    /// Sleeps until everything before the mark is done.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says about the work.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: an event of ours.
+        let result = unsafe { (self.gpu.cuda.symbols.cuEventSynchronize)(self.raw) };
+        self.gpu.check("cuEventSynchronize", result)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.gpu.with(|current| {
+            // SAFETY: made once; the driver keeps it until it has happened.
+            let result = unsafe { (current.symbols().cuEventDestroy_v2)(self.raw) };
+            current.check("cuEventDestroy", result)
+        });
+    }
+}
+
+/// Compiled kernels on a GPU.
+pub struct Module {
+    gpu: Arc<Gpu>,
+    raw: CUmodule,
+}
+
+// SAFETY: modules may be used by any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+/// A kernel of a module, which must outlive it.
+#[derive(Clone, Copy, Debug)]
+pub struct Function(CUfunction);
+
+// SAFETY: as for modules.
+unsafe impl Send for Function {}
+// SAFETY: as for modules.
+unsafe impl Sync for Function {}
+
+impl Module {
+    /// Loads PTX, which the driver compiles for the GPU, or code that was.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn load(gpu: &Arc<Gpu>, image: &CStr) -> Result<Self, CudaError> {
+        let mut raw = std::ptr::null_mut();
+        gpu.with(|current| {
+            // SAFETY: a terminated text, as PTX must be.
+            let result =
+                unsafe { (current.symbols().cuModuleLoadData)(&mut raw, image.as_ptr().cast()) };
+            current.check("cuModuleLoadData", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    /// The kernel of that name.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn function(&self, name: &CStr) -> Result<Function, CudaError> {
+        let mut function = std::ptr::null_mut();
+        self.gpu.with(|current| {
+            // SAFETY: writes one handle, valid while the module is.
+            let result = unsafe {
+                (current.symbols().cuModuleGetFunction)(&mut function, self.raw, name.as_ptr())
+            };
+            current.check("cuModuleGetFunction", result)
+        })?;
+        Ok(Function(function))
+    }
+
+    /// Puts a kernel of this module into a stream.
+    ///
+    /// # Safety
+    ///
+    /// `arguments` point to what the kernel takes, in order; what those name stays valid until the kernel is
+    /// done; the stream is of the module's GPU.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub unsafe fn launch(
+        &self,
+        function: Function,
+        blocks: u32,
+        threads: u32,
+        stream: CUstream,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        self.gpu.with(|current| {
+            // SAFETY: the caller's promise.
+            let result = unsafe {
+                (current.symbols().cuLaunchKernel)(
+                    function.0,
+                    blocks,
+                    1,
+                    1,
+                    threads,
+                    1,
+                    1,
+                    0,
+                    stream,
+                    arguments.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            };
+            current.check("cuLaunchKernel", result)
+        })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let _ = self.gpu.with(|current| {
+            // SAFETY: loaded once; kernels of it are done, as the owner promises by dropping it.
+            let result = unsafe { (current.symbols().cuModuleUnload)(self.raw) };
+            current.check("cuModuleUnload", result)
+        });
+    }
+}

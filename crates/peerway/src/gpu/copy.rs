@@ -1,0 +1,287 @@
+//! Copies by a GPU: what is put into its streams, and when it is done.
+//!
+//! Few small pieces go by one kernel whose launch describes them and that says by a word in host memory that it is
+//! done, some microseconds sooner than an event. Many go by one kernel that reads their list out of pinned
+//! memory. Large ones, and those whose host end is not pinned, go by the driver's copies.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use peerway_core::work::{Blocks, Cursor, Shape};
+use peerway_sys::cuda::{CudaError, Stream};
+
+use super::device::{Device, Flag, Kernels, Mark, RAISED};
+use super::staging::Buffer;
+
+/// Pieces that fit into a launch's parameters.
+const FEW: usize = 64;
+/// Bytes that one block of threads copies about as fast as the whole GPU would be started.
+const FEW_BYTES: u64 = 128 << 10;
+/// Pieces shorter than this go by a kernel if there is more than one: a copy by the driver takes 2 µs to submit.
+const SHORT: u64 = 1 << 20;
+/// Threads of a block of the list kernels, and how many blocks a multiprocessor gets.
+const THREADS: u32 = 256;
+const BLOCKS_EACH: u32 = 8;
+/// Entries that a warp takes at a time: `GROUP` in `copy.cu`.
+const GROUP: u32 = 4;
+
+/// One piece, as kernels read it.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Run {
+    pub(crate) src: u64,
+    pub(crate) dst: u64,
+    pub(crate) len: u64,
+}
+
+/// `Few` in `copy.cu`.
+#[repr(C)]
+struct Few {
+    count: u32,
+    reserved: u32,
+    runs: [Run; FEW],
+}
+
+/// A copy that was submitted.
+pub(crate) struct Done {
+    how: How,
+    /// What the kernel reads meanwhile.
+    _list: Option<Buffer>,
+}
+
+enum How {
+    Flag(Flag),
+    Mark(Mark),
+}
+
+impl Done {
+    fn mark(
+        device: &Arc<Device>,
+        stream: &Stream,
+        list: Option<Buffer>,
+    ) -> Result<Self, CudaError> {
+        // SAFETY: a stream of the device's own.
+        let mark = unsafe { device.mark(stream.raw()) }.inspect_err(|_| {
+            // What was submitted runs without a mark: it must not outlive the memory.
+            let _ = stream.synchronize();
+        })?;
+        Ok(Self { how: How::Mark(mark), _list: list })
+    }
+
+    /// Whether the bytes are there, for every kernel that is launched from now on.
+    pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
+        match &self.how {
+            How::Flag(flag) => Ok(flag.is_raised()),
+            How::Mark(mark) => mark.is_done(),
+        }
+    }
+
+    /// A kernel that failed raises no flag: who has looked for one in vain for a while has this look at the stream.
+    pub(crate) fn look_closer(&mut self) -> Result<(), CudaError> {
+        if let How::Flag(flag) = &self.how {
+            self.how = How::Mark(flag.as_mark()?);
+        }
+        Ok(())
+    }
+
+    /// Sleeps until the bytes are there, or never will be.
+    pub(crate) fn wait(&mut self) -> Result<(), CudaError> {
+        self.look_closer()?;
+        match &self.how {
+            How::Mark(mark) => mark.wait(),
+            How::Flag(_) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        // The list, the flag and the memory are reused: not before the GPU is through with them.
+        if !matches!(self.is_done(), Ok(true)) {
+            let _ = self.wait();
+        }
+    }
+}
+
+/// Addresses of the two sides of a copy, and what reaches them.
+#[derive(Clone, Copy)]
+pub(crate) struct Sides {
+    pub(crate) src: u64,
+    pub(crate) dst: u64,
+    /// Kernels reach both: GPU memory or pinned.
+    pub(crate) by_kernel: bool,
+}
+
+/// A list of pieces that is being gathered.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    pub(crate) runs: Vec<Run>,
+    pub(crate) bytes: u64,
+    pub(crate) by_kernel: bool,
+}
+
+thread_local! {
+    /// This thread's last list, so that the next one need not allocate.
+    static LIST: RefCell<Gathered> = RefCell::default();
+}
+
+/// Pieces of one submission: what a list buffer holds.
+pub(crate) const MOST_RUNS: usize = Buffer::LEN / size_of::<Run>();
+
+/// Gathers pieces with `fill` and submits them.
+///
+/// # Safety
+///
+/// Every piece that `fill` gives is memory that stays valid until the copy is done.
+pub(crate) unsafe fn submit<E: From<CudaError>>(
+    device: &Arc<Device>,
+    fill: impl FnOnce(&mut Gathered) -> Result<(), E>,
+) -> Result<Option<Done>, E> {
+    let mut list = LIST.take();
+    list.runs.clear();
+    (list.bytes, list.by_kernel) = (0, true);
+    let filled = fill(&mut list);
+    let done = filled.and_then(|()| {
+        if list.runs.is_empty() {
+            return Ok(None);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { start(device, &list) }.map(Some).map_err(E::from)
+    });
+    LIST.set(list);
+    done
+}
+
+/// # Safety
+///
+/// As for [`submit`].
+unsafe fn start(device: &Arc<Device>, list: &Gathered) -> Result<Done, CudaError> {
+    let stream = device.stream();
+    let count = list.runs.len();
+    let short = list.bytes / (count as u64) < SHORT;
+    let kernels = if list.by_kernel && short { device.kernels() } else { None };
+    if let Some(kernels) = kernels {
+        if count <= FEW && list.bytes <= FEW_BYTES {
+            let flag = device.flag(stream.raw());
+            if let Some(flag) = flag {
+                // SAFETY: the caller's promise.
+                return unsafe { start_few(kernels, stream, &list.runs, flag) };
+            }
+        }
+        if count > 1
+            && let Some(buffer) = Buffer::take(device)?
+        {
+            // SAFETY: as many runs as fit, see `MOST_RUNS`; the buffer is nobody else's.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    list.runs.as_ptr().cast::<u8>(),
+                    buffer.ptr(),
+                    count * size_of::<Run>(),
+                );
+            }
+            let (mut runs, mut entries) = (buffer.ptr() as u64, count as u32);
+            let arguments = &mut [(&raw mut runs).cast(), (&raw mut entries).cast()];
+            let blocks = grid(device, entries);
+            // SAFETY: the kernel's two parameters; the list stays with `Done`; the rest is the caller's
+            // promise.
+            unsafe {
+                kernels.module.launch(kernels.runs, blocks, THREADS, stream.raw(), arguments)?;
+            }
+            return Done::mark(device, stream, Some(buffer));
+        }
+    }
+    for run in &list.runs {
+        // SAFETY: the caller's promise.
+        let put = unsafe { device.gpu.copy(run.dst, run.src, run.len as usize, stream.raw()) };
+        put.inspect_err(|_| drop(stream.synchronize()))?;
+    }
+    Done::mark(device, stream, None)
+}
+
+/// # Safety
+///
+/// As for [`submit`], and there are at most [`FEW`] runs.
+unsafe fn start_few(
+    kernels: &Kernels,
+    stream: &Stream,
+    runs: &[Run],
+    flag: Flag,
+) -> Result<Done, CudaError> {
+    let mut few = Few { count: runs.len() as u32, reserved: 0, runs: [Run::default(); FEW] };
+    few.runs[..runs.len()].copy_from_slice(runs);
+    let (mut address, mut value) = (flag.address(), RAISED);
+    let arguments =
+        &mut [(&raw mut few).cast(), (&raw mut address).cast(), (&raw mut value).cast()];
+    // One piece wants all threads; several a warp each.
+    let bytes: u64 = runs.iter().map(|run| run.len).sum();
+    let threads = (bytes / 64).clamp(32, 1024).next_multiple_of(32) as u32;
+    let threads = threads.max(32 * (runs.len() as u32).min(32));
+    // SAFETY: the kernel's three parameters, which the driver copies; the rest is the caller's promise.
+    unsafe { kernels.module.launch(kernels.few, 1, threads, stream.raw(), arguments)? };
+    Ok(Done { how: How::Flag(flag), _list: None })
+}
+
+/// Blocks of one length, both sides by kernel: indices go to the GPU as they are. `None` where that cannot be, and
+/// pieces must be gathered.
+///
+/// # Safety
+///
+/// As for [`submit`]; `sides` are the addresses of the two regions.
+pub(crate) unsafe fn submit_blocks(
+    device: &Arc<Device>,
+    shape: &Shape,
+    at: &Cursor,
+    sides: Sides,
+    writes: bool,
+) -> Result<Option<Done>, CudaError> {
+    let Some((local, remote, items)) = shape.whole_blocks(at) else { return Ok(None) };
+    let few = items.len() <= FEW && at.left() <= FEW_BYTES;
+    if few || !sides.by_kernel || items.len() > MOST_BLOCKS || local.len >= SHORT {
+        return Ok(None);
+    }
+    let (Some(kernels), Some(buffer)) = (device.kernels(), Buffer::take(device)?) else {
+        return Ok(None);
+    };
+    let (from, to) = if writes { (local, remote) } else { (remote, local) };
+    let put = |blocks: &Blocks, at: usize| {
+        let indices = &blocks.indices[items.clone()];
+        let into = buffer.ptr().wrapping_add(at);
+        // SAFETY: two lists of at most `MOST_BLOCKS` fit; the buffer is nobody else's.
+        unsafe {
+            let bytes = size_of_val(indices);
+            std::ptr::copy_nonoverlapping(indices.as_ptr().cast::<u8>(), into, bytes);
+        }
+        into as u64
+    };
+    let mut count = items.len() as u32;
+    let mut from_index = put(from, 0);
+    let mut to_index = put(to, Buffer::LEN / 2);
+    let (mut src, mut src_stride) = (sides.src + from.base, from.stride);
+    let (mut dst, mut dst_stride) = (sides.dst + to.base, to.stride);
+    let mut len = from.len;
+    let arguments = &mut [
+        (&raw mut src).cast(),
+        (&raw mut src_stride).cast(),
+        (&raw mut from_index).cast(),
+        (&raw mut dst).cast(),
+        (&raw mut dst_stride).cast(),
+        (&raw mut to_index).cast(),
+        (&raw mut len).cast(),
+        (&raw mut count).cast(),
+    ];
+    let stream = device.stream();
+    let blocks = grid(device, count);
+    // SAFETY: the kernel's eight parameters; the indices stay with `Done`; blocks lie in their regions, which the
+    // shape was checked for; the rest is the caller's promise.
+    unsafe { kernels.module.launch(kernels.blocks, blocks, THREADS, stream.raw(), arguments)? };
+    Done::mark(device, stream, Some(buffer)).map(Some)
+}
+
+/// Blocks of one submission.
+pub(crate) const MOST_BLOCKS: usize = Buffer::LEN / 2 / size_of::<u32>();
+
+fn grid(device: &Device, entries: u32) -> u32 {
+    let warps = entries.div_ceil(GROUP);
+    let most = device.gpu.facts().multiprocessors.max(1) * BLOCKS_EACH;
+    warps.div_ceil(THREADS / 32).clamp(1, most)
+}

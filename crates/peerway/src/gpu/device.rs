@@ -1,0 +1,256 @@
+//! A GPU with what copies need: streams, events, pinned words, kernels.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crossbeam_queue::ArrayQueue;
+use peerway_sys::cuda::ffi::CUstream;
+use peerway_sys::cuda::{
+    Cuda, CudaError, Event, Function, Gpu, HostMemory, Module, Physical, Shared, Stream,
+};
+
+use super::DeviceMemoryKind;
+
+/// Streams that copies go round: a GPU has a few copy engines, and one copy fills one of them.
+const STREAMS: usize = 4;
+/// Events kept for the next copy.
+const EVENTS: usize = 64;
+/// Words by which kernels say that they are done.
+const FLAGS: usize = 256;
+
+/// See the module.
+pub(crate) struct Device {
+    pub(crate) gpu: Arc<Gpu>,
+    streams: Vec<Stream>,
+    next: AtomicUsize,
+    events: ArrayQueue<Event>,
+    flags: Flags,
+    kernels: OnceLock<Option<Kernels>>,
+    /// What does not change and costs a call to ask.
+    learned: Mutex<Learned>,
+}
+
+#[derive(Default)]
+struct Learned {
+    granularity: Vec<((Shared, bool), usize)>,
+    refused: Vec<(DeviceMemoryKind, String)>,
+}
+
+/// Words in pinned memory.
+struct Flags {
+    memory: HostMemory,
+    free: ArrayQueue<u32>,
+}
+
+/// The copy kernels, loaded.
+pub(crate) struct Kernels {
+    pub(crate) module: Module,
+    pub(crate) runs: Function,
+    pub(crate) blocks: Function,
+    pub(crate) few: Function,
+}
+
+impl Device {
+    pub(crate) fn open(cuda: &Arc<Cuda>, index: u32) -> Result<Self, CudaError> {
+        let gpu = Gpu::open(cuda, index)?;
+        let streams = (0..STREAMS).map(|_| Stream::new(&gpu)).collect::<Result<_, _>>()?;
+        // A cache line each, so that no kernel's answer disturbs who looks for another's.
+        let memory = HostMemory::allocate(&gpu, FLAGS * 64)?;
+        let free = ArrayQueue::new(FLAGS);
+        for flag in 0..FLAGS as u32 {
+            let _ = free.push(flag);
+        }
+        Ok(Self {
+            gpu,
+            streams,
+            next: AtomicUsize::new(0),
+            events: ArrayQueue::new(EVENTS),
+            flags: Flags { memory, free },
+            kernels: OnceLock::new(),
+            learned: Mutex::default(),
+        })
+    }
+
+    /// The unit that memory of this kind comes in.
+    pub(super) fn granularity(&self, shared: Shared, rdma: bool) -> Result<usize, CudaError> {
+        let mut learned = self.learned.lock().unwrap();
+        if let Some((_, unit)) = learned.granularity.iter().find(|(of, _)| *of == (shared, rdma)) {
+            return Ok(*unit);
+        }
+        let unit = Physical::granularity(&self.gpu, shared, rdma)?;
+        learned.granularity.push(((shared, rdma), unit));
+        Ok(unit)
+    }
+
+    /// Why memory of this kind was refused, if it was for good.
+    pub(super) fn refused(&self, kind: DeviceMemoryKind) -> Option<String> {
+        let learned = self.learned.lock().unwrap();
+        learned.refused.iter().find(|(of, _)| *of == kind).map(|(_, why)| why.clone())
+    }
+
+    /// Memory of this kind need not be asked for again.
+    pub(super) fn refuse(&self, kind: DeviceMemoryKind, why: String) {
+        self.learned.lock().unwrap().refused.push((kind, why));
+    }
+
+    /// The GPU's number in this process.
+    pub(crate) fn index(&self) -> u32 {
+        self.gpu.ordinal()
+    }
+
+    /// The stream for the next copy.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.streams[self.next.fetch_add(1, Ordering::Relaxed) % STREAMS]
+    }
+
+    /// The copy kernels; `None` where the driver cannot load them, which is logged once.
+    pub(crate) fn kernels(&self) -> Option<&Kernels> {
+        let load = || {
+            let module = Module::load(&self.gpu, COPY_PTX)?;
+            Ok::<_, CudaError>(Kernels {
+                runs: module.function(c"peerway_copy_runs")?,
+                blocks: module.function(c"peerway_copy_blocks")?,
+                few: module.function(c"peerway_copy_few")?,
+                module,
+            })
+        };
+        let kernels = self.kernels.get_or_init(|| {
+            load().inspect_err(|error| tracing::warn!(%error, "copies go one by one")).ok()
+        });
+        kernels.as_ref()
+    }
+
+    /// Copies and waits.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges are valid.
+    pub(crate) unsafe fn copy_now(&self, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
+        let stream = self.stream();
+        // SAFETY: the caller's promise, until the stream has been waited for.
+        unsafe { self.gpu.copy(to, from, len, stream.raw())? };
+        stream.synchronize()
+    }
+
+    /// Sets bytes of GPU memory and waits.
+    ///
+    /// # Safety
+    ///
+    /// The range is valid.
+    pub(crate) unsafe fn fill_now(&self, at: u64, value: u8, len: usize) -> Result<(), CudaError> {
+        let stream = self.stream();
+        // SAFETY: the caller's promise, until the stream has been waited for.
+        unsafe { self.gpu.fill(at, value, len, stream.raw())? };
+        stream.synchronize()
+    }
+
+    /// Marks what a stream holds now.
+    ///
+    /// # Safety
+    ///
+    /// The stream is alive and of this GPU.
+    pub(crate) unsafe fn mark(self: &Arc<Self>, stream: CUstream) -> Result<Mark, CudaError> {
+        let event = match self.events.pop() {
+            Some(event) => event,
+            None => Event::new(&self.gpu)?,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { event.record(stream)? };
+        Ok(Mark { device: self.clone(), event: Some(event) })
+    }
+
+    /// A word for a kernel to write to; `None` when all are taken.
+    pub(crate) fn flag(self: &Arc<Self>, stream: CUstream) -> Option<Flag> {
+        let index = self.flags.free.pop()?;
+        let flag = Flag { device: self.clone(), index, stream };
+        flag.word().store(0, Ordering::Relaxed);
+        Some(flag)
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.gpu.fmt(f)
+    }
+}
+
+/// A place in a stream: what is before it is done, or not yet.
+pub(crate) struct Mark {
+    device: Arc<Device>,
+    event: Option<Event>,
+}
+
+impl Mark {
+    pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
+        self.event.as_ref().map_or(Ok(true), Event::is_done)
+    }
+
+    /// Sleeps until it is.
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        self.event.as_ref().map_or(Ok(()), Event::synchronize)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Some(event) = self.event.take() {
+            // One that does not fit any more is given back.
+            let _ = self.device.events.push(event);
+        }
+    }
+}
+
+/// A word that a kernel writes when it is done.
+pub(crate) struct Flag {
+    device: Arc<Device>,
+    index: u32,
+    stream: CUstream,
+}
+
+// SAFETY: the stream is the device's own, and streams may be used by any thread.
+unsafe impl Send for Flag {}
+// SAFETY: as above.
+unsafe impl Sync for Flag {}
+
+/// What a kernel writes into its word.
+pub(crate) const RAISED: u32 = 1;
+
+impl Flag {
+    fn word(&self) -> &AtomicU32 {
+        let at = self.device.flags.memory.ptr().wrapping_add(self.index as usize * 64);
+        // SAFETY: inside the pinned memory, which the device keeps; the word is only used as an atomic.
+        unsafe { &*at.cast::<AtomicU32>() }
+    }
+
+    /// Where the kernel writes.
+    pub(crate) fn address(&self) -> u64 {
+        self.word().as_ptr() as u64
+    }
+
+    pub(crate) fn is_raised(&self) -> bool {
+        // pairs with the kernel's fence before it writes the word
+        self.word().load(Ordering::Acquire) == RAISED
+    }
+
+    /// The same as a place in the stream, for who wants to sleep, or to learn that the kernel failed.
+    pub(crate) fn as_mark(&self) -> Result<Mark, CudaError> {
+        // SAFETY: a stream of the device's own.
+        unsafe { self.device.mark(self.stream) }
+    }
+}
+
+impl Drop for Flag {
+    fn drop(&mut self) {
+        // Only when the kernel is done, or will never be: see `copy::Done`.
+        let _ = self.device.flags.free.push(self.index);
+    }
+}
+
+/// `kernels/copy.cu`, compiled by `cargo xtask kernels`.
+const COPY_PTX: &std::ffi::CStr = {
+    const BYTES: &str = concat!(include_str!("../../kernels/copy.ptx"), "\0");
+    match std::ffi::CStr::from_bytes_with_nul(BYTES.as_bytes()) {
+        Ok(ptx) => ptx,
+        Err(_) => panic!("copy.ptx has a NUL byte"),
+    }
+};

@@ -1,0 +1,371 @@
+//! GPU memory that other processes can map.
+//!
+//! Three ways, the best first: a handle for the NVLink fabric (other hosts too), a file descriptor (this
+//! host), a plain allocation (this host, by the driver's own IPC). Each is tried: what the GPU says about itself is
+//! not enough, since a fabric without its daemon is refused only when memory is made. Which one it became and
+//! why not a better one stays with the memory.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use peerway_core::region::Span;
+use peerway_core::wire::GpuOffer;
+
+use peerway_sys::cuda::ffi::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_NOT_SUPPORTED, CUstream};
+use peerway_sys::cuda::{CudaError, Mapped, Physical, Plain, Shared};
+
+use super::device::Device;
+use super::share::{self, Imported};
+use super::{GpuError, gpus};
+use crate::memory::OwnedMemory;
+
+/// Memory of a GPU, allocated so that other processes can map it. Cheap to clone; freed with the last clone, after
+/// the work that the process has given to the GPU.
+///
+/// Registered with [`crate::Endpoint::register_gpu`], it is reached by peers on this host without a copy through
+/// the processor.
+///
+/// ```no_run
+/// use peerway::gpu::{DeviceMemory, DeviceMemoryOptions};
+///
+/// let memory = DeviceMemory::allocate(0, 64 << 20, &DeviceMemoryOptions::default())?;
+/// println!("{} bytes at {:#x}, {}", memory.len(), memory.address(), memory.kind());
+/// if let Some(why) = memory.why_not_better() {
+///     println!("{why}");
+/// }
+/// # Ok::<(), peerway::gpu::GpuError>(())
+/// ```
+#[derive(Clone)]
+pub struct DeviceMemory {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: Arc<Device>,
+    len: u64,
+    kind: DeviceMemoryKind,
+    passed_over: Vec<String>,
+    backing: Option<Backing>,
+}
+
+enum Backing {
+    Mapped(Mapped),
+    Plain(Plain),
+}
+
+/// How GPU memory was allocated, and so how far it can be handed.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[non_exhaustive]
+pub enum DeviceMemoryKind {
+    /// Within an NVLink fabric, to other hosts too.
+    Fabric,
+    /// As a file descriptor, to processes of this host.
+    PosixFd,
+    /// By the driver's own IPC, to processes of this host.
+    Plain,
+}
+
+impl fmt::Display for DeviceMemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fabric => "fabric",
+            Self::PosixFd => "posix-fd",
+            Self::Plain => "plain",
+        })
+    }
+}
+
+/// How to allocate.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeviceMemoryOptions {
+    /// The best way to try; those before it are left out. [`DeviceMemoryKind::Plain`] forces a plain allocation.
+    pub from: DeviceMemoryKind,
+    /// GPUs of this process that may use the memory besides its own.
+    pub peers: Vec<u32>,
+    /// Fill it with zeros.
+    pub zeroed: bool,
+    /// Let NICs reach it, where the GPU can.
+    pub rdma: bool,
+}
+
+impl Default for DeviceMemoryOptions {
+    fn default() -> Self {
+        Self { from: DeviceMemoryKind::Fabric, peers: Vec::new(), zeroed: false, rdma: true }
+    }
+}
+
+impl DeviceMemoryOptions {
+    /// Starts from this way.
+    pub fn from(mut self, from: DeviceMemoryKind) -> Self {
+        self.from = from;
+        self
+    }
+
+    /// Lets these GPUs use it too.
+    pub fn peers(mut self, peers: &[u32]) -> Self {
+        self.peers = peers.to_vec();
+        self
+    }
+
+    /// Fills it with zeros.
+    pub fn zeroed(mut self) -> Self {
+        self.zeroed = true;
+        self
+    }
+}
+
+impl DeviceMemory {
+    /// Allocates `len` bytes on a GPU, rounded up to the unit that the GPU has.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError`]: no driver, no such GPU, or what every way that was tried said.
+    pub fn allocate(gpu: u32, len: u64, options: &DeviceMemoryOptions) -> Result<Self, GpuError> {
+        let gpus = gpus()?;
+        let device = gpus.device(gpu)?;
+        for peer in &options.peers {
+            gpus.device(*peer)?;
+        }
+        let mut passed_over = Vec::new();
+        let ways = [DeviceMemoryKind::Fabric, DeviceMemoryKind::PosixFd, DeviceMemoryKind::Plain];
+        for kind in ways.into_iter().filter(|kind| *kind >= options.from) {
+            match attempt(&device, len, kind, options) {
+                Ok(backing) => {
+                    let backing = Some(backing);
+                    let inner = Inner { device, len, kind, passed_over, backing };
+                    let memory = Self { inner: Arc::new(inner) };
+                    if options.zeroed {
+                        memory.zero()?;
+                    }
+                    return Ok(memory);
+                }
+                Err(reason) => passed_over.push(format!("{kind}: {reason}")),
+            }
+        }
+        let reasons = passed_over.join("; ");
+        Err(GpuError::Allocate { len, gpu, reasons })
+    }
+
+    /// First byte, an address that only GPUs can use.
+    pub fn address(&self) -> u64 {
+        match &self.inner.backing {
+            Some(Backing::Mapped(mapped)) => mapped.address(),
+            Some(Backing::Plain(plain)) => plain.address(),
+            None => 0,
+        }
+    }
+
+    /// Bytes that were asked for.
+    pub fn len(&self) -> u64 {
+        self.inner.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.inner.len == 0
+    }
+
+    /// The GPU's number in this process.
+    pub fn gpu(&self) -> u32 {
+        self.inner.device.index()
+    }
+
+    /// Which way it was allocated.
+    pub fn kind(&self) -> DeviceMemoryKind {
+        self.inner.kind
+    }
+
+    /// Why not a better one, in the driver's words; `None` when it is the best there is.
+    pub fn why_not_better(&self) -> Option<String> {
+        (!self.inner.passed_over.is_empty()).then(|| self.inner.passed_over.join("; "))
+    }
+
+    /// Frees this clone after what the stream holds now, without waiting for anything else. The memory is freed
+    /// when the other clones are gone too.
+    ///
+    /// # Safety
+    ///
+    /// The stream is alive and of the memory's GPU, and no other stream uses the memory.
+    pub unsafe fn free_after(self, stream: *mut std::ffi::c_void) -> Result<(), GpuError> {
+        // SAFETY: the caller's promise.
+        let mark = unsafe { self.inner.device.mark(stream as CUstream)? };
+        mark.wait()?;
+        if let Ok(mut inner) = Arc::try_unwrap(self.inner) {
+            inner.backing = None;
+        }
+        Ok(())
+    }
+
+    fn zero(&self) -> Result<(), GpuError> {
+        // SAFETY: all of the allocation, which nobody else knows yet.
+        unsafe { self.inner.device.fill_now(self.address(), 0, self.inner.len as usize)? };
+        Ok(())
+    }
+
+    /// What another process needs to map the memory.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError::NotShareable`], or what the driver says.
+    pub fn export(&self) -> Result<ExportedMemory, GpuError> {
+        let (address, gpu) = (self.address(), self.gpu());
+        let located = gpus()?.locate(address, self.inner.len)?;
+        let span = Span { offset: 0, len: self.inner.len };
+        let (offer, fd) =
+            share::offer(&located, address, span).ok_or(GpuError::NotShareable { address, gpu })?;
+        let bytes =
+            postcard::to_allocvec(&(offer, self.inner.len)).map_err(|_| GpuError::NotExported)?;
+        Ok(ExportedMemory { bytes, fd })
+    }
+}
+
+/// What another process needs to map GPU memory: bytes, and for some kinds a file descriptor that is passed over a
+/// Unix socket (`SCM_RIGHTS`). Whoever has both can read and write the memory.
+#[derive(Debug)]
+pub struct ExportedMemory {
+    /// To be handed over as they are.
+    pub bytes: Vec<u8>,
+    /// Goes with them, where there is one.
+    pub fd: Option<OwnedFd>,
+}
+
+/// GPU memory of another process, mapped here until this is dropped.
+pub struct ImportedMemory {
+    imported: Imported,
+    address: u64,
+    len: u64,
+}
+
+impl ImportedMemory {
+    /// Maps memory for a GPU of this process.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError::NotExported`] for bytes that are none, or what the driver says.
+    pub fn open(gpu: u32, exported: &ExportedMemory) -> Result<Self, GpuError> {
+        let (offer, len): (GpuOffer, u64) =
+            postcard::from_bytes(&exported.bytes).map_err(|_| GpuError::NotExported)?;
+        if !share::is_whole(&offer, exported.fd.as_ref(), len) {
+            return Err(GpuError::NotExported);
+        }
+        let device = gpus()?.device(gpu)?;
+        let imported = share::import(&device, &offer, exported.fd.as_ref())?;
+        Ok(Self { address: imported.base + offer.offset, imported, len })
+    }
+
+    /// First byte, an address that only GPUs can use.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The GPU that it is mapped for.
+    pub fn gpu(&self) -> u32 {
+        self.imported.device.index()
+    }
+}
+
+impl Drop for ImportedMemory {
+    fn drop(&mut self) {
+        // Unmapping does not wait for work that is under way.
+        let _ = self.imported.device.gpu.drain();
+    }
+}
+
+// SAFETY: the allocation does not move, and nobody can make a Rust reference to memory of a GPU.
+unsafe impl OwnedMemory for DeviceMemory {
+    fn bytes(&mut self) -> (*mut u8, usize) {
+        (self.address() as *mut u8, self.inner.len as usize)
+    }
+}
+
+impl fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (address, len, gpu) = (self.address(), self.len(), self.gpu());
+        write!(f, "DeviceMemory({address:#x}, {len} bytes, GPU {gpu}, {})", self.inner.kind)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Unmapping does not wait as freeing does, and work that is under way would fault.
+        if self.backing.is_some()
+            && let Err(error) = self.device.gpu.drain()
+        {
+            tracing::debug!(%error, "the GPU failed before its memory was freed");
+        }
+    }
+}
+
+/// Tries one way. The reason it gives is for people.
+fn attempt(
+    device: &Arc<Device>,
+    len: u64,
+    kind: DeviceMemoryKind,
+    options: &DeviceMemoryOptions,
+) -> Result<Backing, String> {
+    let gpu = &device.gpu;
+    let facts = gpu.facts();
+    let words = |error: CudaError| explain(kind, &error);
+    let len = usize::try_from(len.max(1)).map_err(|_| "more than the address space".to_owned())?;
+    let shared = match kind {
+        DeviceMemoryKind::Plain => {
+            return Plain::allocate(gpu, len).map(Backing::Plain).map_err(words);
+        }
+        DeviceMemoryKind::Fabric => Shared::Fabric,
+        DeviceMemoryKind::PosixFd => Shared::PosixFd,
+    };
+    // The GPU's no is believed; its yes is not.
+    if !facts.vmm {
+        return Err("the GPU has no virtual memory management".into());
+    }
+    let offered = if kind == DeviceMemoryKind::Fabric { facts.fabric } else { facts.posix_fd };
+    if !offered {
+        return Err("the GPU says that it cannot hand memory over so".into());
+    }
+    if let Some(refused) = device.refused(kind) {
+        return Err(refused);
+    }
+    let rdma = options.rdma && facts.rdma_vmm;
+    let create = |rdma| {
+        let unit = device.granularity(shared, rdma)?;
+        let rounded = len.checked_next_multiple_of(unit).unwrap_or(len);
+        Physical::create(gpu, rounded, shared, rdma)
+    };
+    let physical = match create(rdma) {
+        // Memory that NICs cannot reach is better than none.
+        Err(error) if rdma && !error.is_out_of_memory() => create(false),
+        made => made,
+    };
+    let physical = physical.map_err(|error| {
+        let reason = explain(kind, &error);
+        if matches!(error.code, CUDA_ERROR_NOT_PERMITTED | CUDA_ERROR_NOT_SUPPORTED) {
+            device.refuse(kind, reason.clone());
+        }
+        reason
+    })?;
+    physical.map(&options.peers).map(Backing::Mapped).map_err(words)
+}
+
+/// The driver's words and what they mean here.
+fn explain(kind: DeviceMemoryKind, error: &CudaError) -> String {
+    match (kind, error.code) {
+        (DeviceMemoryKind::Fabric, CUDA_ERROR_NOT_PERMITTED) => {
+            format!(
+                "{error}; a fabric needs an IMEX channel (nvidia-imex, /dev/nvidia-caps-imex-channels)"
+            )
+        }
+        _ => error.to_string(),
+    }
+}

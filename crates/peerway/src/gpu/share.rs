@@ -1,0 +1,203 @@
+//! GPU memory between processes: what an owner offers with an advertisement, and what became of it here.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use peerway_core::region::Span;
+use peerway_core::wire::{GpuHandle, GpuOffer};
+use peerway_sys::cuda::ffi::{CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+use peerway_sys::cuda::{CudaError, Exported, Mapped, Opened, Physical, Shared};
+
+use super::device::Device;
+use super::{Allocation, Located, in_use};
+use crate::memory::gate::GateRef;
+
+/// Allocations of a peer that stay open for the next import, the last used first.
+const KEPT: usize = 16;
+
+/// What a peer on this host needs to map GPU memory of ours, and the descriptor that goes with it; `None`
+/// where the memory cannot be handed over.
+pub(crate) fn offer(
+    located: &Located,
+    first: u64,
+    span: Span,
+) -> Option<(GpuOffer, Option<OwnedFd>)> {
+    let Allocation { base, len, buffer, .. } = located.allocation;
+    let address = first + span.offset;
+    let inside = Span { offset: base, len }.contains(Span { offset: address, len: span.len });
+    // Memory that several allocations were mapped to has no handle of its own.
+    if !inside || !located.is_still_there(address) {
+        return None;
+    }
+    let (handle, fd) = export(&located.device, &located.allocation)
+        .inspect_err(|error| tracing::debug!(%error, "GPU memory is not handed over"))
+        .ok()?;
+    let uuid = located.device.gpu.facts().uuid;
+    Some((GpuOffer { uuid, handle, len, offset: address - base, buffer }, fd))
+}
+
+fn export(
+    device: &Arc<Device>,
+    allocation: &Allocation,
+) -> Result<(GpuHandle, Option<OwnedFd>), CudaError> {
+    let Allocation { base, len, handles, legacy_ipc, .. } = *allocation;
+    if legacy_ipc {
+        let handle = device.gpu.ipc_handle(base)?;
+        return Ok((GpuHandle::Ipc(halves(handle)), None));
+    }
+    let physical = Physical::of_address(&device.gpu, base, len as usize)?;
+    let fd = handles & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0;
+    let fabric = handles & CU_MEM_HANDLE_TYPE_FABRIC != 0;
+    let shared = if fabric && !fd { Shared::Fabric } else { Shared::PosixFd };
+    Ok(match physical.export(shared)? {
+        Exported::Fabric(handle) => (GpuHandle::Fabric(halves(handle)), None),
+        Exported::PosixFd(fd) => (GpuHandle::PosixFd, Some(fd)),
+    })
+}
+
+fn halves(bytes: [u8; 64]) -> [[u8; 32]; 2] {
+    let mut halves = [[0; 32]; 2];
+    halves[0].copy_from_slice(&bytes[..32]);
+    halves[1].copy_from_slice(&bytes[32..]);
+    halves
+}
+
+fn whole(halves: [[u8; 32]; 2]) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    bytes[..32].copy_from_slice(&halves[0]);
+    bytes[32..].copy_from_slice(&halves[1]);
+    bytes
+}
+
+/// GPU memory of a peer that was offered to us. It is mapped by the first transfer that wants it, if this process
+/// uses a GPU by then: for a peer's sake alone none is.
+pub(crate) struct Offered {
+    offer: GpuOffer,
+    fd: Option<OwnedFd>,
+    pub(crate) gate: GateRef,
+    opened: OnceLock<Option<Arc<Imported>>>,
+}
+
+/// An allocation of a peer that is mapped here.
+pub(crate) struct Imported {
+    pub(crate) device: Arc<Device>,
+    pub(super) base: u64,
+    buffer: u64,
+    handle: GpuHandle,
+    _mapping: Mapping,
+}
+
+enum Mapping {
+    Opened { _memory: Opened },
+    Mapped { _memory: Mapped },
+}
+
+/// A peer's allocations that are mapped here: opening one takes a hundred microseconds and more.
+#[derive(Default)]
+pub(crate) struct Opens(Mutex<VecDeque<(Arc<Imported>, GateRef)>>);
+
+impl Offered {
+    /// Takes an offer; `None` when what it says cannot be.
+    pub(crate) fn new(
+        offer: GpuOffer,
+        fd: Option<OwnedFd>,
+        len: u64,
+        gate: GateRef,
+    ) -> Option<Self> {
+        is_whole(&offer, fd.as_ref(), len).then(|| Self {
+            offer,
+            fd,
+            gate,
+            opened: OnceLock::new(),
+        })
+    }
+
+    /// Maps it if that can be and was not tried before.
+    pub(crate) fn open(&self, opens: &Opens) -> Option<&Arc<Imported>> {
+        if let Some(opened) = self.opened.get() {
+            return opened.as_ref();
+        }
+        let device = in_use()?.near(&self.offer.uuid)?;
+        let opened = self.opened.get_or_init(|| {
+            opens
+                .open(&device, &self.offer, self.fd.as_ref(), &self.gate)
+                .inspect_err(|error| tracing::warn!(%error, "a peer's GPU memory is not mapped"))
+                .ok()
+        });
+        opened.as_ref()
+    }
+
+    /// Its first byte here, and the GPU that reaches it, once it is mapped.
+    pub(crate) fn mapped(&self) -> Option<(u64, &Arc<Device>)> {
+        let imported = self.opened.get()?.as_ref()?;
+        Some((imported.base + self.offer.offset, &imported.device))
+    }
+}
+
+impl Opens {
+    fn open(
+        &self,
+        device: &Arc<Device>,
+        offer: &GpuOffer,
+        fd: Option<&OwnedFd>,
+        gate: &GateRef,
+    ) -> Result<Arc<Imported>, CudaError> {
+        let mut opens = self.0.lock().unwrap();
+        // What its owner took back it may free any time: it must not stay mapped for the sake of speed.
+        opens.retain(|(_, gate)| gate.is_open());
+        let same = |imported: &Imported| {
+            imported.buffer == offer.buffer
+                && imported.handle == offer.handle
+                && imported.device.index() == device.index()
+        };
+        if let Some(at) = opens.iter().position(|(imported, _)| same(imported)) {
+            let found = opens.remove(at).map(|(imported, _)| imported);
+            if let Some(imported) = found {
+                opens.push_front((imported.clone(), gate.clone()));
+                return Ok(imported);
+            }
+        }
+        let imported = Arc::new(import(device, offer, fd)?);
+        opens.push_front((imported.clone(), gate.clone()));
+        opens.truncate(KEPT);
+        Ok(imported)
+    }
+
+    /// The peer is gone, or soon will be.
+    pub(crate) fn forget(&self) {
+        self.0.lock().unwrap().clear();
+    }
+}
+
+/// Whether `len` bytes lie in the allocation that is offered, and all that opens it is here.
+pub(super) fn is_whole(offer: &GpuOffer, fd: Option<&OwnedFd>, len: u64) -> bool {
+    let allocation = Span { offset: 0, len: offer.len };
+    let fits = allocation.contains(Span { offset: offer.offset, len });
+    fits && (offer.handle != GpuHandle::PosixFd || fd.is_some())
+}
+
+/// Maps an allocation that is offered, and whole.
+pub(super) fn import(
+    device: &Arc<Device>,
+    offer: &GpuOffer,
+    fd: Option<&OwnedFd>,
+) -> Result<Imported, CudaError> {
+    let (gpu, len) = (&device.gpu, offer.len as usize);
+    let map = |physical: Physical| {
+        let mapped = physical.map(&[])?;
+        Ok::<_, CudaError>((mapped.address(), Mapping::Mapped { _memory: mapped }))
+    };
+    let (base, mapping) = match (offer.handle, fd) {
+        (GpuHandle::Ipc(handle), _) => {
+            let opened = Opened::open(gpu, &whole(handle))?;
+            (opened.address(), Mapping::Opened { _memory: opened })
+        }
+        (GpuHandle::Fabric(handle), _) => map(Physical::import_fabric(gpu, &whole(handle), len)?)?,
+        (GpuHandle::PosixFd, Some(fd)) => map(Physical::import_fd(gpu, fd.as_fd(), len)?)?,
+        // `Offered::new` lets no such offer in.
+        (GpuHandle::PosixFd, None) => unreachable!("an offer without its descriptor"),
+    };
+    let (buffer, handle) = (offer.buffer, offer.handle);
+    Ok(Imported { device: device.clone(), base, buffer, handle, _mapping: mapping })
+}

@@ -1,0 +1,168 @@
+//! Pinned buffers: what GPU memory passes through on its way to and from wires, and where kernels read lists.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex};
+
+use peerway_sys::cuda::{CudaError, HostMemory};
+
+use super::copy::{self, Done, Gathered, Run};
+use super::device::Device;
+use crate::os::Piece;
+
+/// Buffers of one GPU in this process: 64 MiB of pinned memory at most. Lanes have 8 MiB under way.
+const MOST: usize = 64;
+
+/// A pinned buffer, given back when dropped.
+pub(crate) struct Buffer {
+    memory: Memory,
+    gpu: u32,
+}
+
+enum Memory {
+    Pinned(HostMemory),
+    /// Where all pinned ones are in use: the driver copies to and from it in steps of its own, at a third of
+    /// the speed.
+    Heap(Box<[u8]>),
+    Gone,
+}
+
+#[derive(Default)]
+struct Pool {
+    free: Vec<HostMemory>,
+    made: usize,
+}
+
+static POOLS: LazyLock<Mutex<HashMap<u32, Pool>>> = LazyLock::new(Mutex::default);
+
+impl Buffer {
+    /// Bytes: as many as a frame carries.
+    pub(crate) const LEN: usize = peerway_core::wire::MAX_PAYLOAD as usize;
+
+    /// A buffer, or `None` when all are in use.
+    pub(crate) fn take(device: &Arc<Device>) -> Result<Option<Self>, CudaError> {
+        let gpu = device.index();
+        let mut pools = POOLS.lock().unwrap();
+        let pool = pools.entry(gpu).or_default();
+        if let Some(memory) = pool.free.pop() {
+            return Ok(Some(Self { memory: Memory::Pinned(memory), gpu }));
+        }
+        if pool.made >= MOST {
+            return Ok(None);
+        }
+        let memory = HostMemory::allocate(&device.gpu, Self::LEN)?;
+        pool.made += 1;
+        Ok(Some(Self { memory: Memory::Pinned(memory), gpu }))
+    }
+
+    /// A buffer, pinned if there is one.
+    pub(crate) fn any(device: &Arc<Device>) -> Result<Self, CudaError> {
+        if let Some(buffer) = Self::take(device)? {
+            return Ok(buffer);
+        }
+        let memory = Memory::Heap(vec![0; Self::LEN].into_boxed_slice());
+        Ok(Self { memory, gpu: device.index() })
+    }
+
+    /// Whether kernels reach it.
+    pub(crate) fn is_pinned(&self) -> bool {
+        matches!(self.memory, Memory::Pinned(_))
+    }
+
+    /// First byte.
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        match &self.memory {
+            Memory::Pinned(memory) => memory.ptr(),
+            // Only ever used through raw pointers from here on.
+            Memory::Heap(memory) => memory.as_ptr().cast_mut(),
+            Memory::Gone => std::ptr::null_mut(),
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Memory::Pinned(memory) = std::mem::replace(&mut self.memory, Memory::Gone) {
+            let mut pools = POOLS.lock().unwrap();
+            pools.entry(self.gpu).or_default().free.push(memory);
+        }
+    }
+}
+
+/// Bytes of GPU memory in a pinned buffer, or on their way there.
+pub(crate) struct Staged {
+    /// Dropped first: it waits for the copy.
+    done: Option<Done>,
+    buffer: Buffer,
+}
+
+impl Staged {
+    /// Starts copying pieces of memory into a buffer, one after the other. They must fit.
+    ///
+    /// # Safety
+    ///
+    /// The pieces stay valid until the copy is done.
+    pub(crate) unsafe fn fetch(
+        device: &Arc<Device>,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> Result<Self, CudaError> {
+        let buffer = Buffer::any(device)?;
+        let fill = |list: &mut Gathered| {
+            list.by_kernel = buffer.is_pinned();
+            for Piece { addr, len } in pieces {
+                let dst = buffer.ptr() as u64 + list.bytes;
+                list.bytes += len;
+                debug_assert!(list.bytes <= Buffer::LEN as u64);
+                list.runs.push(Run { src: addr, dst, len });
+            }
+            Ok::<(), CudaError>(())
+        };
+        // SAFETY: the caller's promise; the buffer is ours until then.
+        let done = unsafe { copy::submit(device, fill)? };
+        Ok(Self { done, buffer })
+    }
+
+    /// Starts copying a buffer's bytes to pieces of memory.
+    ///
+    /// # Safety
+    ///
+    /// The pieces stay valid until the copy is done.
+    pub(crate) unsafe fn put(
+        device: &Arc<Device>,
+        buffer: Buffer,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> Result<Self, CudaError> {
+        let fill = |list: &mut Gathered| {
+            list.by_kernel = buffer.is_pinned();
+            for Piece { addr, len } in pieces {
+                let src = buffer.ptr() as u64 + list.bytes;
+                list.bytes += len;
+                debug_assert!(list.bytes <= Buffer::LEN as u64);
+                list.runs.push(Run { src, dst: addr, len });
+            }
+            Ok::<(), CudaError>(())
+        };
+        // SAFETY: the caller's promise; the buffer is ours until then.
+        let done = unsafe { copy::submit(device, fill)? };
+        Ok(Self { done, buffer })
+    }
+
+    pub(crate) fn is_done(&mut self) -> Result<bool, CudaError> {
+        self.done.as_ref().map_or(Ok(true), Done::is_done)
+    }
+
+    /// A kernel that failed raises no flag: see [`Done::look_closer`].
+    pub(crate) fn look_closer(&mut self) -> Result<(), CudaError> {
+        self.done.as_mut().map_or(Ok(()), Done::look_closer)
+    }
+
+    /// Sleeps until it is done.
+    pub(crate) fn wait(&mut self) -> Result<(), CudaError> {
+        self.done.as_mut().map_or(Ok(()), Done::wait)
+    }
+
+    /// The buffer, whose bytes are there when it is done.
+    pub(crate) fn into_buffer(mut self) -> Buffer {
+        drop(self.done.take());
+        self.buffer
+    }
+}

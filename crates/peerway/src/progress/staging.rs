@@ -1,0 +1,340 @@
+//! Memory that only a GPU reaches, on lanes: through pinned buffers.
+//!
+//! What is sent is fetched into a buffer first, some parts ahead of the frames; what is received lands in a buffer
+//! and is put into place from there. An acknowledgement waits for that, so that done means there for GPU memory
+//! too. Copies are looked at once a turn; while some are under way nobody sleeps for long.
+
+use std::time::Duration;
+
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::TransferError;
+use peerway_core::wire::{MAX_PAYLOAD, MAX_SEGMENTS};
+use peerway_core::work::Cursor;
+use peerway_sys::cuda::CudaError;
+
+use super::driver::{Driver, SessionDriver};
+use super::flight::Fetched;
+use super::receive::finish;
+use crate::batch::Work;
+use crate::clock;
+use crate::gpu::staging::{Buffer, Staged};
+use crate::hooks;
+use crate::os::Piece;
+use crate::transport::lane::{Landing, Lane, Put, PutOf};
+
+/// Parts fetched ahead: enough that the copies of the next ones are done when their turn comes.
+const AHEAD: usize = 8;
+/// How long the service thread sleeps while copies are under way.
+pub(super) const COPY_NAP: Duration = Duration::from_micros(50);
+/// A flag that has not come by then is asked about: kernels that fail raise none.
+const FLAG_PATIENCE: Duration = Duration::from_micros(500);
+
+impl Driver {
+    /// Whether copies from or to GPU memory are under way.
+    pub(crate) fn has_copies(&self) -> bool {
+        !self.staging.is_empty()
+    }
+
+    /// Remembers a session with copies under way.
+    pub(super) fn note_staging(&mut self, s: &SessionDriver) {
+        if s.copies && !self.staging.contains(&s.index) {
+            self.staging.push(s.index);
+        }
+    }
+
+    /// Looks at every copy under way; true when one was done.
+    pub(super) fn look_at_copies(&mut self, now: u64) -> bool {
+        if self.staging.is_empty() {
+            return false;
+        }
+        let mut progress = false;
+        for index in std::mem::take(&mut self.staging) {
+            self.with_session(index, |driver, s| progress |= driver.session_copies(s, now));
+        }
+        progress
+    }
+
+    fn session_copies(&mut self, s: &mut SessionDriver, now: u64) -> bool {
+        let mut progress = false;
+        s.copies = false;
+        for at in 0..s.lanes.len() {
+            let Some(mut lane) = s.lanes[at].take() else { continue };
+            progress |= self.reap_puts(s, &mut lane, now);
+            let fetches = lane.replies.front().is_some_and(|reply| reply.staged.is_some());
+            s.copies |= fetches || !lane.puts.is_empty();
+            s.lanes[at] = Some(lane);
+        }
+        for slot in &self.active {
+            let flight = self.flights[slot.index as usize].as_ref();
+            s.copies |= flight.is_some_and(|flight| {
+                !flight.fetched.is_empty() && std::sync::Arc::ptr_eq(&flight.session, &s.session)
+            });
+        }
+        // What has been fetched may be sent.
+        s.dirty |= s.copies;
+        progress
+    }
+
+    fn reap_puts(&mut self, s: &mut SessionDriver, lane: &mut Lane, now: u64) -> bool {
+        let mut any = false;
+        while let Some(put) = lane.puts.front_mut() {
+            match look(&mut put.staged, put.begun, now) {
+                Ok(false) => break,
+                Ok(true) => self.put_ended(s, lane, Ok(())),
+                Err(error) => self.put_ended(s, lane, Err(failed(&error))),
+            }
+            any = true;
+        }
+        if any {
+            lane.push_ack();
+            s.dirty = true;
+        }
+        any
+    }
+
+    /// Waits for what a lane has received to be in its place: it is over, and must be answered for.
+    pub(super) fn finish_puts(&mut self, s: &mut SessionDriver, lane: &mut Lane) {
+        while let Some(put) = lane.puts.front_mut() {
+            let result = put.staged.wait().map_err(|error| failed(&error));
+            self.put_ended(s, lane, result);
+        }
+    }
+
+    /// The lane's first put is over.
+    fn put_ended(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        result: Result<(), TransferError>,
+    ) {
+        let Some(put) = lane.puts.pop_front() else { return };
+        match &put.of {
+            PutOf::Write { counts, .. } => {
+                let counted = result.and_then(|()| self.count(*counts));
+                if let Err(error) = counted {
+                    lane.push_nack(put.sequence, error as u8);
+                }
+            }
+            PutOf::Read { slot, .. } => {
+                if let Some(flight) = self.flight(*slot) {
+                    flight.puts -= 1;
+                }
+                if let Some(entry) = lane.answer(put.sequence) {
+                    self.answered(s, entry, result);
+                }
+            }
+        }
+    }
+
+    /// Has a write to GPU memory received in a buffer.
+    pub(super) fn land_in_buffer(
+        &mut self,
+        lane: &mut Lane,
+        landing: &mut Landing,
+    ) -> Result<(), TransferError> {
+        let Some(device) = landing.grant.memory.device() else { return Ok(()) };
+        if landing.left == 0 {
+            return Ok(());
+        }
+        let buffer = Buffer::any(device).map_err(|error| failed(&error))?;
+        let mut pieces = lane.spare.pop().unwrap_or_default();
+        pieces.clear();
+        pieces.push(Piece { addr: buffer.ptr() as u64, len: landing.left });
+        let target = std::mem::replace(&mut landing.pieces, pieces);
+        landing.staged = Some((buffer, target));
+        Ok(())
+    }
+
+    /// A write to GPU memory has been received: it is put into its place.
+    pub(super) fn put_landing(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        landing: Landing,
+        buffer: Buffer,
+        target: Vec<Piece>,
+    ) {
+        let Landing { sequence, grant, gate, counts, .. } = landing;
+        let put = match grant.memory.device() {
+            Some(device) if gate.enter() => {
+                hooks::about_to_copy();
+                let of = PutOf::Write { _grant: grant.clone(), gate, counts };
+                // SAFETY: the pieces were checked against the grant, which the put keeps; it holds the gate.
+                let staged = unsafe { Staged::put(device, buffer, target.iter().copied()) };
+                staged.map(|staged| (staged, of)).map_err(|error| failed(&error))
+            }
+            _ => Err(TransferError::Revoked),
+        };
+        lane.keep(target);
+        match put {
+            Ok((staged, of)) => {
+                lane.puts.push_back(Put { sequence, staged, begun: clock::now(), of });
+                lane.applied.take(sequence);
+                s.copies = true;
+            }
+            Err(error) => finish(lane, sequence, Err(error)),
+        }
+    }
+
+    /// Where the answer to a read is received, if it is into GPU memory.
+    pub(super) fn fill_buffer(&mut self, slot: SlotId) -> Result<Option<Buffer>, TransferError> {
+        let flight = self.flight(slot).filter(|flight| flight.ending.is_none());
+        let Some(device) = flight.and_then(|flight| flight.staged.clone()) else { return Ok(None) };
+        Buffer::any(&device).map(Some).map_err(|error| failed(&error))
+    }
+
+    /// The answer to a read has been received: it is put into its place.
+    pub(super) fn put_read(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        sequence: u64,
+        buffer: Buffer,
+    ) {
+        let Some(entry) = lane.waiting(sequence).copied() else { return };
+        let flight = self.flight(entry.slot).filter(|f| f.ending.is_none() && !f.unfenced);
+        let Some((flight, work, device)) =
+            flight.and_then(|f| Some((f.work.clone()?, f.staged.clone()?)).map(|(w, d)| (f, w, d)))
+        else {
+            // Cancelled: its memory is not ours to touch any more.
+            lane.answer(sequence);
+            return;
+        };
+        hooks::about_to_copy();
+        // SAFETY: the pieces lie in local regions that the put's work keeps alive.
+        let staged = unsafe { Staged::put(&device, buffer, work.local_pieces(entry.part)) };
+        match staged {
+            Ok(staged) => {
+                flight.puts += 1;
+                let of = PutOf::Read { slot: entry.slot, _work: work };
+                lane.puts.push_back(Put { sequence, staged, begun: clock::now(), of });
+                s.copies = true;
+            }
+            Err(error) => {
+                lane.answer(sequence);
+                self.answered(s, entry, Err(failed(&error)));
+            }
+        }
+    }
+
+    /// Fetches the next parts of a flight; true when the first is ready to be sent.
+    pub(super) fn fetch(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
+        let Some(flight) = self.flight(slot) else { return false };
+        let (Some(device), Some(work)) = (flight.staged.clone(), flight.work.clone()) else {
+            return false;
+        };
+        let now = clock::now();
+        let most = flight.piece.min(MAX_PAYLOAD);
+        let mut error = None;
+        while flight.fetched.len() < AHEAD && error.is_none() {
+            let at = flight.redo.last_mut().unwrap_or(&mut flight.at);
+            if at.left() == 0 {
+                break;
+            }
+            let part = cut(&work, at, most);
+            if flight.redo.last().is_some_and(|rest| rest.left() == 0) {
+                flight.redo.pop();
+            }
+            // SAFETY: the pieces lie in local regions that the flight's work keeps alive; a flight that ends waits
+            // for what it fetches.
+            match unsafe { Staged::fetch(&device, work.local_pieces(part)) } {
+                Ok(staged) => flight.fetched.push_back(Fetched { part, staged, begun: now }),
+                Err(why) => error = Some(why),
+            }
+        }
+        let mut ready = false;
+        if let (Some(first), None) = (flight.fetched.front_mut(), &error) {
+            match look(&mut first.staged, first.begun, now) {
+                Ok(done) => ready = done,
+                Err(why) => error = Some(why),
+            }
+        }
+        if let Some(error) = error {
+            let reason = peerway_core::outcome::Reason::Failed(failed(&error));
+            self.stop(s, slot, reason, now);
+            return false;
+        }
+        s.copies = true;
+        ready
+    }
+
+    /// Whether the next read of the peer's can be answered. Starts fetching where it is of GPU memory.
+    pub(super) fn reply_is_ready(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
+        loop {
+            let now = clock::now();
+            for reply in lane.replies.iter_mut().take(AHEAD) {
+                let Some(device) = reply.grant.memory.device() else { continue };
+                if reply.staged.is_some() || reply.total == 0 {
+                    continue;
+                }
+                let gate = reply.grant.gate();
+                // Closed: it is refused when its turn comes.
+                if !gate.enter() {
+                    continue;
+                }
+                reply.gate = Some(gate);
+                hooks::about_to_copy();
+                // SAFETY: the pieces were checked against the grant, which the reply keeps; it holds the gate.
+                let staged = unsafe { Staged::fetch(device, reply.pieces.iter().copied()) };
+                match staged {
+                    Ok(staged) => reply.staged = Some(staged),
+                    Err(error) => {
+                        failed(&error);
+                        break;
+                    }
+                }
+            }
+            let Some(front) = lane.replies.front_mut() else { return false };
+            let of_gpu = front.grant.memory.gpu.is_some() && front.total > 0;
+            let done = match &mut front.staged {
+                Some(staged) => look(staged, now, now).map_err(|error| failed(&error)),
+                // Refused by its gate, or by the driver.
+                None if of_gpu && front.gate.is_none() => Ok(true),
+                None if of_gpu => Err(TransferError::Device),
+                None => Ok(true),
+            };
+            match done {
+                Ok(true) => return true,
+                Ok(false) => {
+                    s.copies = true;
+                    return false;
+                }
+                Err(error) => {
+                    let sequence = front.sequence;
+                    lane.replies.pop_front();
+                    lane.push_nack(sequence, error as u8);
+                }
+            }
+        }
+    }
+}
+
+/// Takes from the cursor what one frame can carry.
+fn cut(work: &Work, at: &mut Cursor, most: u64) -> Cursor {
+    let start = *at;
+    let (mut count, mut total, mut region) = (0, 0, None);
+    while count < MAX_SEGMENTS
+        && let Some(pair) = work.shape.peek(at, most - total)
+    {
+        if region.is_some_and(|region| region != pair.remote.region) {
+            break;
+        }
+        region = Some(pair.remote.region);
+        count += 1;
+        total += pair.len;
+        work.shape.advance(at, pair.len);
+    }
+    start.limited(total)
+}
+
+fn look(staged: &mut Staged, begun: u64, now: u64) -> Result<bool, CudaError> {
+    if Duration::from_nanos(now.saturating_sub(begun)) > FLAG_PATIENCE {
+        staged.look_closer()?;
+    }
+    staged.is_done()
+}
+
+fn failed(error: &CudaError) -> TransferError {
+    tracing::error!(%error, "a copy by a GPU failed");
+    TransferError::Device
+}

@@ -1,0 +1,300 @@
+//! Copies that a GPU does: between memories of which at least one is a GPU's, and both can be reached from here.
+//!
+//! Pieces of the work are submitted, a few at a time, and looked at until they are done. What was submitted
+//! cannot be recalled, so a cancel waits for it: tens of microseconds between GPUs, a millisecond to the host.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::work::Cursor;
+use peerway_sys::cuda::CudaError;
+
+use crate::batch::{Direction, Tail, Work};
+use crate::clock;
+use crate::gpu::copy::{self, Done, Gathered, MOST_BLOCKS, MOST_RUNS, Run, Sides};
+use crate::gpu::device::Device;
+use crate::hooks;
+use crate::inner::Inner;
+use crate::memory::gate::GateRef;
+use crate::progress::crew::Job;
+
+/// Bytes submitted at a time where both ends are a GPU's: some 30 µs.
+const CHUNK: u64 = 64 << 20;
+/// And where one is the host's: 300 µs at the speed of PCIe.
+const HOST_CHUNK: u64 = 16 << 20;
+/// Submissions under way: enough that the GPU has the next while the last is looked at.
+const WINDOW: usize = 4;
+/// For so long a waiter looks without a pause, and as much longer as bytes between GPUs take (1 TB/s).
+const SPIN: Duration = Duration::from_micros(50);
+/// And between two looks after that.
+const NAP: Duration = Duration::from_micros(20);
+/// A flag that has not come by then is asked about: kernels that fail raise none.
+const FLAG_PATIENCE: Duration = Duration::from_micros(500);
+
+/// See the module.
+pub(crate) struct GpuJob {
+    endpoint: Arc<Inner>,
+    slot: SlotId,
+    direction: Direction,
+    work: Work,
+    device: Arc<Device>,
+    deadline: u64,
+    tail: Tail,
+    chunk: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    at: Cursor,
+    running: VecDeque<Chunk>,
+    stop: Option<Reason>,
+    finished: bool,
+    /// When something was last submitted or found done.
+    moved: u64,
+}
+
+/// A submission under way.
+struct Chunk {
+    done: Done,
+    bytes: u64,
+    submitted: u64,
+    _gates: Gates,
+}
+
+/// The gates that a submission holds.
+#[derive(Default)]
+struct Gates(Vec<GateRef>);
+
+impl Drop for Gates {
+    fn drop(&mut self) {
+        for gate in &self.0 {
+            gate.leave();
+        }
+    }
+}
+
+impl GpuJob {
+    pub(crate) fn new(
+        endpoint: Arc<Inner>,
+        slot: SlotId,
+        direction: Direction,
+        work: Work,
+        device: Arc<Device>,
+        deadline: u64,
+        tail: Tail,
+    ) -> Arc<Self> {
+        let chunk = if work.is_on_gpus() { CHUNK } else { HOST_CHUNK };
+        let state = State {
+            at: work.shape.start(),
+            running: VecDeque::with_capacity(WINDOW),
+            stop: None,
+            finished: false,
+            moved: clock::now(),
+        };
+        let state = Mutex::new(state);
+        Arc::new(Self { endpoint, slot, direction, work, device, deadline, tail, chunk, state })
+    }
+
+    /// Looks at what is under way and submits more; true when something moved.
+    fn advance(&self, state: &mut State, now: u64) -> bool {
+        let mut moved = false;
+        while let Some(chunk) = state.running.front_mut() {
+            let waited = Duration::from_nanos(now.saturating_sub(chunk.submitted));
+            let closer = if waited > FLAG_PATIENCE { chunk.done.look_closer() } else { Ok(()) };
+            match closer.and_then(|()| chunk.done.is_done()) {
+                Ok(false) => break,
+                Ok(true) => {
+                    let done = &self.endpoint.slots.slot(self.slot).done;
+                    done.fetch_add(chunk.bytes, Ordering::Relaxed);
+                }
+                Err(error) => self.failed(state, &error),
+            }
+            state.running.pop_front();
+            moved = true;
+        }
+        self.check(state, now);
+        while state.stop.is_none() && state.at.left() > 0 && state.running.len() < WINDOW {
+            match self.submit(&mut state.at, now) {
+                Ok(Some(chunk)) => state.running.push_back(chunk),
+                Ok(None) => {}
+                Err(Refused::Error(error)) => state.stop = Some(Reason::Failed(error)),
+                Err(Refused::Driver(error)) => self.failed(state, &error),
+            }
+            moved = true;
+        }
+        if moved {
+            state.moved = now;
+        }
+        moved
+    }
+
+    fn failed(&self, state: &mut State, error: &CudaError) {
+        tracing::error!(%error, "a copy by a GPU failed");
+        state.stop.get_or_insert(Reason::Failed(TransferError::Device));
+    }
+
+    /// Whether there is a reason to submit no more.
+    fn check(&self, state: &mut State, now: u64) {
+        if state.stop.is_some() || state.at.left() == 0 {
+            return;
+        }
+        if now >= self.deadline {
+            state.stop = Some(Reason::TimedOut);
+        } else if !self.work.remotes.as_slice()[0].session.is_alive() {
+            let why = match self.endpoint.check_open() {
+                Ok(()) => TransferError::PeerGone,
+                Err(_) => TransferError::EndpointClosed,
+            };
+            state.stop = Some(Reason::Failed(why));
+        }
+    }
+
+    /// Submits the next piece of the work.
+    fn submit(&self, at: &mut Cursor, now: u64) -> Result<Option<Chunk>, Refused> {
+        let work = &self.work;
+        let mut gates = Gates::default();
+        let start = *at;
+        let writes = self.direction == Direction::Write;
+        self.endpoint.slots.slot(self.slot).sent_at.store(now, Ordering::Relaxed);
+        if let Some((local, remote, items)) = work.shape.whole_blocks(at) {
+            let most = (self.chunk / local.len.max(1)).clamp(1, MOST_BLOCKS as u64);
+            let part = at.limited(most.min(items.len() as u64) * local.len);
+            let mut sides = self.sides(local.region, remote.region)?;
+            if !writes {
+                std::mem::swap(&mut sides.src, &mut sides.dst);
+            }
+            self.enter(&mut gates, remote.region)?;
+            hooks::about_to_copy();
+            // SAFETY: the work keeps both regions, and the gates keep the remote one valid.
+            let done =
+                unsafe { copy::submit_blocks(&self.device, &work.shape, &part, sides, writes)? };
+            if let Some(done) = done {
+                work.shape.advance(at, part.left());
+                let bytes = part.left();
+                return Ok(Some(Chunk { done, bytes, submitted: now, _gates: gates }));
+            }
+        }
+        let fill = |list: &mut Gathered| {
+            while list.runs.len() < MOST_RUNS
+                && let Some(pair) = work.shape.peek(at, self.chunk - list.bytes)
+            {
+                let sides = self.sides(pair.local.region, pair.remote.region)?;
+                self.enter(&mut gates, pair.remote.region)?;
+                let (here, there) = (sides.src + pair.local.offset, sides.dst + pair.remote.offset);
+                let (src, dst) = if writes { (here, there) } else { (there, here) };
+                list.runs.push(Run { src, dst, len: pair.len });
+                list.bytes += pair.len;
+                list.by_kernel &= sides.by_kernel;
+                work.shape.advance(at, pair.len);
+            }
+            hooks::about_to_copy();
+            Ok::<(), Refused>(())
+        };
+        // SAFETY: as above.
+        let done = unsafe { copy::submit(&self.device, fill)? };
+        let bytes = start.left() - at.left();
+        Ok(done.map(|done| Chunk { done, bytes, submitted: now, _gates: gates }))
+    }
+
+    /// Addresses of two regions here: `src` of the local one, `dst` of the remote one.
+    fn sides(&self, local: u32, remote: u32) -> Result<Sides, Refused> {
+        let here = self.work.local(local);
+        let there = &self.work.remotes.as_slice()[remote as usize];
+        let (dst, pinned) = there.by_gpu().ok_or(TransferError::RemoteAccess)?;
+        Ok(Sides { src: here.ptr() as u64, dst, by_kernel: pinned && here.is_reached_by_kernels() })
+    }
+
+    fn enter(&self, gates: &mut Gates, remote: u32) -> Result<(), Refused> {
+        let there = &self.work.remotes.as_slice()[remote as usize];
+        let gate = there.gate().ok_or(TransferError::RemoteAccess)?;
+        // Most work names one region, or one after the other.
+        if gates.0.last().is_some_and(|held| held.is_same(gate)) {
+            return Ok(());
+        }
+        if !gate.enter() {
+            return Err(TransferError::Revoked.into());
+        }
+        gates.0.push(gate.clone());
+        Ok(())
+    }
+
+    fn finish_if_over(&self, mut state: MutexGuard<'_, State>) -> bool {
+        let over = state.running.is_empty() && (state.stop.is_some() || state.at.left() == 0);
+        if !over || state.finished {
+            return over;
+        }
+        state.finished = true;
+        let reason = state.stop.unwrap_or(Reason::Done);
+        drop(state);
+        if reason == Reason::Done && !self.tail.is_empty() {
+            let session = &self.work.remotes.as_slice()[0].session;
+            let (work, tail) = (self.work.clone(), self.tail.clone());
+            self.endpoint.send_tail(self.slot, session, work, tail, self.deadline);
+        } else {
+            self.endpoint.slots.end(self.slot, Ended { reason, fence: Fence::Held });
+        }
+        true
+    }
+
+    fn stop(&self, reason: Reason) {
+        let mut state = self.state.lock().unwrap();
+        state.stop.get_or_insert(reason);
+        self.finish_if_over(state);
+    }
+}
+
+impl Job for GpuJob {
+    fn step(&self) -> bool {
+        let now = clock::now();
+        let mut state = self.state.lock().unwrap();
+        let moved = self.advance(&mut state, now);
+        let idle = Duration::from_nanos(now.saturating_sub(state.moved));
+        let under_way: u64 = state.running.iter().map(|chunk| chunk.bytes).sum();
+        if self.finish_if_over(state) {
+            return false;
+        }
+        if !moved {
+            let per_byte = if self.chunk == CHUNK { under_way / 1000 } else { 0 };
+            if idle > SPIN + Duration::from_nanos(per_byte) {
+                std::thread::sleep(NAP);
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        true
+    }
+
+    fn cancel(&self) {
+        self.stop(Reason::Cancelled);
+    }
+
+    fn halt(&self) {
+        self.stop(Reason::Failed(TransferError::EndpointClosed));
+        // Nobody will look any more, and the memory is let go of: what is under way ends first.
+        let mut state = self.state.lock().unwrap();
+        state.running.clear();
+        self.finish_if_over(state);
+    }
+}
+
+/// Why a piece was not submitted.
+enum Refused {
+    Error(TransferError),
+    Driver(CudaError),
+}
+
+impl From<TransferError> for Refused {
+    fn from(error: TransferError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<CudaError> for Refused {
+    fn from(error: CudaError) -> Self {
+        Self::Driver(error)
+    }
+}

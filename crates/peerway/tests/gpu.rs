@@ -1,0 +1,492 @@
+//! GPU memory, on whatever CUDA driver there is: a GPU's, or the stand-in that `peerway-fakecuda` is.
+//!
+//! Every byte is checked, after the transfer and nothing else: who forgets to wait for a copy reads old ones.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use peerway::gpu::{DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions};
+use peerway::{
+    Access, Batch, Endpoint, Fence, LocalSlice, PathKind, Peer, Pin, Reason, Region, RegisterError,
+    RemoteRegion, RemoteSlice, TransferError,
+};
+
+/// Whether there is a GPU; says so where there is none.
+fn has_gpu() -> bool {
+    // RUST_LOG=peerway=debug shows what the engine does.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_test_writer()
+        .try_init();
+    match peerway::gpu::devices() {
+        Ok(devices) if !devices.is_empty() => true,
+        Ok(_) => {
+            eprintln!("skipped: the driver sees no GPU");
+            false
+        }
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            false
+        }
+    }
+}
+
+fn endpoint(pin: Pin) -> Endpoint {
+    Endpoint::builder().transport(pin).build().unwrap()
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        bytes.extend_from_slice(&x.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+fn contents(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len() as usize];
+    region.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// Where a test's memory lives.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Gpu,
+    Host,
+    Shared,
+}
+
+fn memory(endpoint: &Endpoint, kind: Kind, bytes: &[u8]) -> Region {
+    match kind {
+        Kind::Host => endpoint.register(bytes.to_vec()).unwrap(),
+        Kind::Shared | Kind::Gpu => {
+            let region = match kind {
+                Kind::Gpu => endpoint.allocate_gpu(0, bytes.len() as u64).unwrap(),
+                _ => endpoint.allocate(bytes.len()).unwrap(),
+            };
+            region.write_at(0, bytes).unwrap();
+            region
+        }
+    }
+}
+
+const MIXES: [(Kind, Kind); 5] = [
+    (Kind::Gpu, Kind::Gpu),
+    (Kind::Gpu, Kind::Host),
+    (Kind::Gpu, Kind::Shared),
+    (Kind::Host, Kind::Gpu),
+    (Kind::Shared, Kind::Gpu),
+];
+
+#[test]
+fn memory_is_allocated_the_best_way_there_is_and_says_which() {
+    if !has_gpu() {
+        return;
+    }
+    let best = DeviceMemory::allocate(0, 5_000_000, &DeviceMemoryOptions::default()).unwrap();
+    eprintln!("{best:?}: {:?}", best.why_not_better());
+    assert_eq!((best.len(), best.gpu()), (5_000_000, 0));
+    assert_eq!(best.why_not_better().is_none(), best.kind() == DeviceMemoryKind::Fabric);
+    let options = DeviceMemoryOptions::default().from(DeviceMemoryKind::Plain).zeroed();
+    let plain = DeviceMemory::allocate(0, 1000, &options).unwrap();
+    assert_eq!((plain.kind(), plain.why_not_better()), (DeviceMemoryKind::Plain, None));
+    let endpoint = endpoint(Pin::Auto);
+    let region = endpoint.register_gpu(plain).unwrap();
+    assert_eq!((region.gpu(), contents(&region)), (Some(0), vec![0; 1000]));
+    let region = endpoint.register_gpu(best).unwrap();
+    let bytes = pattern(1, 4_999_999);
+    region.write_at(1, &bytes).unwrap();
+    assert_eq!(contents(&region)[1..], bytes);
+}
+
+#[test]
+fn what_is_no_gpu_memory_is_refused_in_a_sentence() {
+    if !has_gpu() {
+        return;
+    }
+    let endpoint = endpoint(Pin::Auto);
+    let said = |result: Result<Region, RegisterError>| result.unwrap_err().to_string();
+    let count = peerway::gpu::devices().unwrap().len() as u32;
+    let error = said(endpoint.allocate_gpu(count, 4096));
+    assert!(error.contains(&format!("no GPU {count}")), "{error}");
+    let host = vec![0u8; 4096];
+    // SAFETY: refused, so never used.
+    let error = said(unsafe { endpoint.register_gpu_raw(host.as_ptr() as u64, 4096) });
+    assert!(error.contains("not memory of a GPU"), "{error}");
+    let memory = DeviceMemory::allocate(0, 4096, &DeviceMemoryOptions::default()).unwrap();
+    let address = memory.address();
+    // SAFETY: refused, so never used.
+    let error = said(unsafe { endpoint.register_raw(address as *mut u8, 4096) });
+    assert!(error.contains("memory of GPU 0"), "{error}");
+    let options = DeviceMemoryOptions::default().from(DeviceMemoryKind::Plain);
+    let plain = DeviceMemory::allocate(0, 4096, &options).unwrap();
+    // SAFETY: refused, so never used.
+    let error = said(unsafe { endpoint.register_gpu_raw(plain.address(), 1 << 40) });
+    assert!(error.contains("leaves the allocation"), "{error}");
+    drop(memory);
+    // SAFETY: refused, so never used.
+    let error = said(unsafe { endpoint.register_gpu_raw(address, 4096) });
+    assert!(error.contains("not memory of a GPU"), "{error}");
+    let total = peerway::gpu::devices().unwrap()[0].memory;
+    let error = said(endpoint.allocate_gpu(0, total * 2));
+    assert!(error.contains("cannot allocate") && error.contains("cuMemAlloc"), "{error}");
+    // The process lives on.
+    let region = endpoint.allocate_gpu(0, 4096).unwrap();
+    region.fill(0, 4096, 7).unwrap();
+    assert_eq!(contents(&region), vec![7; 4096]);
+}
+
+/// Transfers of every shape, of memory of these kinds, both ways.
+fn shapes(peer: &Peer, a: &Endpoint, b: &Endpoint, mix: (Kind, Kind), path: PathKind) {
+    let (local, remote) = mix;
+    for len in [1usize, 63, 4096, 65_537, (1 << 20) + 5, (5 << 20) + 3] {
+        let (ours, theirs) = (pattern(1, len), pattern(2, len));
+        let here = memory(a, local, &ours);
+        let there = memory(b, remote, &theirs);
+        let imported = peer.import(&there.advertise(Access::READ_WRITE).unwrap()).unwrap();
+        let write = Batch::write(&here.all(), &imported.all()).unwrap();
+        let transfer = peer.post(&write).unwrap();
+        transfer.join().ok().unwrap();
+        assert_eq!(transfer.path(), path, "{mix:?}, {len} bytes");
+        assert_eq!(transfer.stats().bytes_done, len as u64);
+        assert!(contents(&there) == ours, "{mix:?} write of {len}");
+        there.write_at(0, &theirs).unwrap();
+        peer.run(&Batch::read(&here.all(), &imported.all()).unwrap()).unwrap().ok().unwrap();
+        assert!(contents(&here) == theirs, "{mix:?} read of {len}");
+    }
+    // Blocks, as of a paged cache, in an order of their own on both sides.
+    let (block, count) = (1000u64, 300usize);
+    let bytes = pattern(3, block as usize * count);
+    let here = memory(a, local, &bytes);
+    let there = memory(b, remote, &vec![0; bytes.len()]);
+    let imported = peer.import(&there.advertise(Access::READ_WRITE).unwrap()).unwrap();
+    let ours: Vec<u32> = (0..count as u32).map(|i| i * 7 % count as u32).collect();
+    let theirs: Vec<u32> = (0..count as u32).map(|i| i * 11 % count as u32).collect();
+    let blocks = Batch::write_blocks(
+        here.blocks(0, block, block, &ours),
+        imported.blocks(0, block, block, &theirs),
+    );
+    peer.run(&blocks.unwrap()).unwrap().ok().unwrap();
+    let mut expected = vec![0; bytes.len()];
+    for (from, to) in ours.iter().zip(&theirs) {
+        let (from, to) = (*from as usize * 1000, *to as usize * 1000);
+        expected[to..to + 1000].copy_from_slice(&bytes[from..from + 1000]);
+    }
+    assert!(contents(&there) == expected, "{mix:?} blocks");
+    // A vector of ranges of every length and alignment.
+    let target = memory(a, local, &vec![0; bytes.len()]);
+    let mut pairs: Vec<(LocalSlice, RemoteSlice)> = Vec::new();
+    let mut want = vec![0; bytes.len()];
+    let mut at = 0u64;
+    for i in 0..150u64 {
+        let len = i * i % 977 + 1;
+        pairs.push((target.slice(at..at + len), imported.slice(at + 13..at + 13 + len)));
+        let (from, to) = (at as usize + 13, at as usize);
+        want[to..to + len as usize].copy_from_slice(&expected[from..from + len as usize]);
+        at += len + i % 5;
+    }
+    peer.run(&Batch::read_vector(&pairs).unwrap()).unwrap().ok().unwrap();
+    assert!(contents(&target) == want, "{mix:?} vector");
+}
+
+#[test]
+fn every_shape_arrives_between_gpu_and_host_in_one_process() {
+    if !has_gpu() {
+        return;
+    }
+    let (a, b) = (endpoint(Pin::Auto), endpoint(Pin::Auto));
+    let peer = a.connect(&b.metadata()).unwrap();
+    for mix in MIXES {
+        shapes(&peer, &a, &b, mix, PathKind::SameProcess);
+    }
+}
+
+#[test]
+fn every_shape_arrives_on_wires_that_do_not_reach_gpus() {
+    if !has_gpu() {
+        return;
+    }
+    for (pin, path) in [(Pin::Tcp, PathKind::Tcp), (Pin::LocalRing, PathKind::LocalRing)] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        for mix in MIXES {
+            shapes(&peer, &a, &b, mix, path);
+        }
+    }
+}
+
+#[test]
+fn counts_and_notifications_are_seen_after_the_bytes() {
+    if !has_gpu() {
+        return;
+    }
+    for pin in [Pin::Auto, Pin::Tcp, Pin::LocalRing] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        let there = memory(&b, Kind::Gpu, &vec![0; 300_000]);
+        let imported = peer.import(&there.advertise(Access::WRITE).unwrap()).unwrap();
+        for round in 1..=20u64 {
+            let bytes = pattern(round, 300_000);
+            let here = memory(&a, Kind::Gpu, &bytes);
+            let batch = Batch::write(&here.all(), &imported.all()).unwrap().count(3);
+            let batch = batch.notify(&round.to_le_bytes()).unwrap();
+            let transfer = peer.post(&batch).unwrap();
+            assert!(b.wait_counter(3, round, Duration::from_secs(10)) >= round, "{pin:?}");
+            assert!(contents(&there) == bytes, "{pin:?} round {round}");
+            let note = b.notification(Duration::from_secs(10)).expect("a notification");
+            assert_eq!(note.message, round.to_le_bytes());
+            transfer.join().ok().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_cancelled_or_revoked_is_quiet() {
+    if !has_gpu() {
+        return;
+    }
+    const LEN: usize = 64 << 20;
+    for pin in [Pin::Auto, Pin::Tcp, Pin::LocalRing] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        let here = a.allocate_gpu(0, LEN as u64).unwrap();
+        here.fill(0, LEN as u64, 1).unwrap();
+        let there = b.allocate_gpu(0, LEN as u64).unwrap();
+        there.fill(0, LEN as u64, 2).unwrap();
+        let imported = peer.import(&there.advertise(Access::READ_WRITE).unwrap()).unwrap();
+        for batch in [
+            Batch::write(&here.all(), &imported.all()).unwrap(),
+            Batch::read(&here.all(), &imported.all()).unwrap(),
+        ] {
+            let transfer = peer.post(&batch).unwrap();
+            transfer.cancel();
+            let ended = transfer.join();
+            assert!(matches!(ended.reason, Reason::Cancelled | Reason::Done), "{pin:?}: {ended:?}");
+            assert_eq!(ended.fence, Fence::Held, "{pin:?}");
+            // Nothing of it lands any more: what is written now stays.
+            here.fill(0, LEN as u64, 3).unwrap();
+            there.fill(0, LEN as u64, 4).unwrap();
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(contents(&here).iter().all(|byte| *byte == 3), "{pin:?}");
+            assert!(contents(&there).iter().all(|byte| *byte == 4), "{pin:?}");
+        }
+        let transfer = peer.post(&Batch::write(&here.all(), &imported.all()).unwrap()).unwrap();
+        assert_eq!(there.revoke(), Fence::Held, "{pin:?}");
+        there.fill(0, LEN as u64, 5).unwrap();
+        let ended = transfer.join();
+        let revoked = Reason::Failed(TransferError::Revoked);
+        assert!(ended.reason == revoked || ended.reason == Reason::Done, "{pin:?}: {ended:?}");
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(contents(&there).iter().all(|byte| *byte == 5), "{pin:?}");
+    }
+}
+
+/// A process that owns memory and obeys: lines in, lines out.
+struct Owner {
+    child: Child,
+    out: BufReader<std::process::ChildStdout>,
+}
+
+impl Owner {
+    fn start(pin: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &name("owner"), "--nocapture", "--quiet"])
+            .env("PEERWAY_TEST_OWNER", pin)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Self { child, out }
+    }
+
+    /// The next line that is an answer; test programs print others.
+    fn answer(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.out.read_line(&mut line).unwrap() > 0, "the owner ended");
+            if let Some(at) = line.find("answer ") {
+                return line[at + 7..].trim().to_owned();
+            }
+        }
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+        self.answer()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// A test's full name, wherever this file is included.
+fn name(test: &str) -> String {
+    match module_path!().split_once("::") {
+        Some((_, module)) => format!("{module}::{test}"),
+        None => test.to_owned(),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    (0..text.len()).step_by(2).map(byte).collect()
+}
+
+/// Not a test: what `Owner` runs.
+#[test]
+fn owner() {
+    let Ok(pin) = std::env::var("PEERWAY_TEST_OWNER") else { return };
+    assert!(has_gpu());
+    let endpoint = endpoint(pin.parse().unwrap());
+    println!("answer {}", hex(&endpoint.metadata()));
+    let mut region = None;
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        match words[0] {
+            // kind, length, offset in the allocation, seed
+            "make" => {
+                let (len, offset) = (number(2), number(3));
+                let bytes = pattern(number(4), len as usize);
+                let made = match words[1] {
+                    "host" => endpoint.register(bytes).unwrap(),
+                    "shared" => memory(&endpoint, Kind::Shared, &bytes),
+                    kind => {
+                        let from = if kind == "plain" {
+                            DeviceMemoryKind::Plain
+                        } else {
+                            DeviceMemoryKind::Fabric
+                        };
+                        let options = DeviceMemoryOptions::default().from(from);
+                        let held = DeviceMemory::allocate(0, len + offset, &options).unwrap();
+                        let address = held.address() + offset;
+                        std::mem::forget(held);
+                        // SAFETY: never freed.
+                        let made = unsafe { endpoint.register_gpu_raw(address, len as usize) };
+                        let made = made.unwrap();
+                        made.write_at(0, &bytes).unwrap();
+                        made
+                    }
+                };
+                println!("answer {}", hex(&made.advertise(Access::READ_WRITE).unwrap()));
+                region = Some(made);
+            }
+            "is" => {
+                let region = region.as_ref().unwrap();
+                let same = contents(region) == pattern(number(1), region.len() as usize);
+                println!("answer {same}");
+            }
+            "revoke" => println!("answer {:?}", region.as_ref().unwrap().revoke()),
+            "stop" => std::process::abort(),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn another_process_is_reached_at_any_offset_of_any_kind_of_memory() {
+    if !has_gpu() {
+        return;
+    }
+    let a = endpoint(Pin::Auto);
+    // The process uses a GPU: only then are others' mapped.
+    let warm = a.allocate_gpu(0, 4096).unwrap();
+    for kind in ["plain", "best", "host", "shared"] {
+        let mut owner = Owner::start("auto");
+        let peer = a.connect(&unhex(&owner.answer())).unwrap();
+        for (len, offset) in
+            [(100usize, 0u64), (4096, 3 << 20), (3_000_001, (1 << 20) + 512), (70 << 20, 256)]
+        {
+            let descriptor = unhex(&owner.ask(&format!("make {kind} {len} {offset} 5")));
+            let imported = peer.import(&descriptor).unwrap();
+            let here = memory(&a, Kind::Gpu, &pattern(6, len));
+            let write = peer.post(&Batch::write(&here.all(), &imported.all()).unwrap()).unwrap();
+            write.join().ok().unwrap();
+            let expected = match kind {
+                "host" => PathKind::LocalRing,
+                _ => PathKind::GpuIpc,
+            };
+            assert_eq!(write.path(), expected, "{kind} {len}+{offset}");
+            assert_eq!(owner.ask("is 6"), "true", "{kind} {len}+{offset}");
+            let target = memory(&a, Kind::Gpu, &vec![0; len]);
+            let read = peer.post(&Batch::read(&target.all(), &imported.all()).unwrap()).unwrap();
+            read.join().ok().unwrap();
+            assert!(contents(&target) == pattern(6, len), "{kind} {len}+{offset}");
+            // And host memory of ours.
+            let host = a.register(pattern(7, len)).unwrap();
+            peer.run(&Batch::write(&host.all(), &imported.all()).unwrap()).unwrap().ok().unwrap();
+            assert_eq!(owner.ask("is 7"), "true", "{kind} {len}+{offset}");
+        }
+        assert_eq!(owner.ask("revoke"), "Held");
+    }
+    drop(warm);
+}
+
+#[test]
+fn an_owner_that_dies_ends_transfers_and_nothing_else() {
+    if !has_gpu() {
+        return;
+    }
+    let a = endpoint(Pin::Auto);
+    let here = memory(&a, Kind::Gpu, &pattern(1, 8 << 20));
+    for kind in ["plain", "best"] {
+        let mut owner = Owner::start("auto");
+        let peer = a.connect(&unhex(&owner.answer())).unwrap();
+        let descriptor = unhex(&owner.ask(&format!("make {kind} {} 0 5", 8 << 20)));
+        let imported: RemoteRegion = peer.import(&descriptor).unwrap();
+        peer.run(&Batch::write(&here.all(), &imported.all()).unwrap()).unwrap().ok().unwrap();
+        writeln!(owner.child.stdin.as_mut().unwrap(), "stop").unwrap();
+        owner.child.wait().unwrap();
+        let mut failed = None;
+        for _ in 0..200 {
+            match peer.run(&Batch::write(&here.all(), &imported.all()).unwrap()) {
+                Ok(ended) if ended.reason == Reason::Done => {}
+                Ok(ended) => failed = Some(ended.reason == Reason::Failed(TransferError::PeerGone)),
+                Err(_) => failed = Some(true),
+            }
+            if failed.is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(failed, Some(true), "{kind}");
+        assert!(contents(&here) == pattern(1, 8 << 20));
+    }
+}
+
+#[test]
+fn a_thousand_allocations_and_transfers_leave_nothing_behind() {
+    if !has_gpu() {
+        return;
+    }
+    let (a, b) = (endpoint(Pin::Auto), endpoint(Pin::Auto));
+    let peer = a.connect(&b.metadata()).unwrap();
+    let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let round = |i: usize| {
+        let len = 4096 + i as u64 % 9 * 100_000;
+        let (here, there) = (a.allocate_gpu(0, len).unwrap(), b.allocate_gpu(0, len).unwrap());
+        let imported = peer.import(&there.advertise(Access::WRITE).unwrap()).unwrap();
+        peer.run(&Batch::write(&here.all(), &imported.all()).unwrap()).unwrap().ok().unwrap();
+    };
+    (0..20).for_each(round);
+    let before = fds();
+    (0..1000).for_each(round);
+    assert!(fds() <= before + 2, "{before} file descriptors became {}", fds());
+}

@@ -165,6 +165,16 @@ fn open(library: Library, candidate: &OsString) -> Result<(Mapped, Option<PathBu
     Ok((mapped, file_of(landmark)))
 }
 
+/// The address of a function of a library that something in this process has loaded already; loads nothing.
+pub(crate) fn in_process(library: Library, name: &CStr) -> Option<*mut c_void> {
+    let sonames = library.sonames().iter().map(OsString::from);
+    let found = library.named().into_iter().chain(sonames).find_map(|candidate| {
+        // SAFETY: with this flag nothing is loaded and nothing runs.
+        unsafe { unix::Library::open(Some(&candidate), RTLD_LAZY | libc::RTLD_NOLOAD) }.ok()
+    })?;
+    Mapped(ManuallyDrop::new(found)).symbol(name)
+}
+
 /// The version, from functions that their vendors document to work before any initialisation.
 fn version(library: Library, mapped: &Mapped) -> Option<String> {
     type OutInt = unsafe extern "C" fn(*mut c_int) -> c_int;

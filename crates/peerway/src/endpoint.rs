@@ -263,7 +263,7 @@ impl Endpoint {
         self.region(ptr, len, Backing::Owned { _memory: memory })
     }
 
-    /// Registers memory that the caller keeps.
+    /// Registers memory that the caller keeps: the host's, or a GPU's where the process uses one already.
     ///
     /// # Safety
     ///
@@ -356,8 +356,8 @@ impl Endpoint {
 
     fn region(&self, ptr: *mut u8, len: usize, backing: Backing) -> Result<Region, RegisterError> {
         self.check_range(ptr, len)?;
-        gpu::check_host(ptr as u64)?;
-        let memory = RegionInner::new(ptr, len, backing);
+        let located = gpu::locate_if_gpu(ptr as u64, len as u64)?;
+        let memory = RegionInner::on(ptr, len, backing, located);
         Ok(Region::new(Arc::downgrade(self.inner()), memory))
     }
 

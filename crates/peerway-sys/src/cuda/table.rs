@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::error::CudaError;
 use super::ffi::*;
-use crate::probe::load_with;
+use crate::probe::{in_process, load_with};
 use crate::symbols::symbol_table;
 use crate::{Found, Library, LoadError};
 
@@ -65,6 +65,17 @@ impl Cuda {
         // SAFETY: no other requirement than that the flags are zero; calling it again is harmless.
         cuda.check("cuInit", None, unsafe { (cuda.symbols.cuInit)(0) })?;
         Ok(Arc::new(cuda))
+    }
+
+    /// Whether something in this process has initialised the driver. Loads and initialises nothing.
+    pub fn is_in_use() -> bool {
+        type GetCurrent = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
+        let Some(address) = in_process(Library::Cuda, c"cuCtxGetCurrent") else { return false };
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the library's function of this name and type; it writes one handle, or refuses.
+        let result =
+            unsafe { std::mem::transmute::<*mut c_void, GetCurrent>(address)(&mut context) };
+        result == CUDA_SUCCESS
     }
 
     /// Which file it is, and what was passed over before.

@@ -57,16 +57,6 @@ pub enum GpuError {
         /// What it is instead.
         what: &'static str,
     },
-    /// The address is GPU memory where host memory is due.
-    #[error(
-        "{address:#x} is memory of GPU {gpu}, which the processor cannot reach: register it as GPU memory"
-    )]
-    OfAGpu {
-        /// The address.
-        address: u64,
-        /// Whose memory.
-        gpu: u32,
-    },
     /// The range leaves the allocation that it starts in.
     #[error("{address:#x} + {len} leaves the allocation {base:#x} + {allocated} of GPU {gpu}")]
     LeavesAllocation {
@@ -212,11 +202,14 @@ impl Located {
     }
 }
 
-/// Refuses an address that only a GPU reaches. Nothing is asked where no GPU is in use.
-pub(crate) fn check_host(address: u64) -> Result<(), GpuError> {
-    let Some(gpus) = in_use() else { return Ok(()) };
-    match Pointer::of(&gpus.cuda, address) {
-        Ok(Pointer::Device { ordinal, .. }) => Err(GpuError::OfAGpu { address, gpu: ordinal }),
-        _ => Ok(()),
+/// Where the memory is if it is a GPU's. Where nothing in the process uses a GPU it is not, and nothing is asked.
+pub(crate) fn locate_if_gpu(address: u64, len: u64) -> Result<Option<Located>, GpuError> {
+    if in_use().is_none() && !Cuda::is_in_use() {
+        return Ok(None);
+    }
+    let gpus = gpus()?;
+    match Pointer::of(&gpus.cuda, address)? {
+        Pointer::Device { .. } => gpus.locate(address, len).map(Some),
+        _ => Ok(None),
     }
 }

@@ -321,7 +321,7 @@ impl Endpoint {
     ) -> Result<Region, RegisterError> {
         self.check_range(ptr, len)?;
         let located = gpu::gpus()?.locate(ptr as u64, len as u64)?;
-        let memory = RegionInner::on(ptr, len, backing, Some(located));
+        let memory = RegionInner::new(ptr, len, backing, Some(located));
         Ok(Region::new(Arc::downgrade(self.inner()), memory))
     }
 
@@ -357,7 +357,7 @@ impl Endpoint {
     fn region(&self, ptr: *mut u8, len: usize, backing: Backing) -> Result<Region, RegisterError> {
         self.check_range(ptr, len)?;
         let located = gpu::locate_if_gpu(ptr as u64, len as u64)?;
-        let memory = RegionInner::on(ptr, len, backing, located);
+        let memory = RegionInner::new(ptr, len, backing, located);
         Ok(Region::new(Arc::downgrade(self.inner()), memory))
     }
 

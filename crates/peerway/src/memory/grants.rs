@@ -263,7 +263,7 @@ mod tests {
 
     fn grants() -> (Grants, Arc<Grant>) {
         let grants = Grants::default();
-        let memory = RegionInner::new(std::ptr::null_mut(), 0, Backing::Raw);
+        let memory = RegionInner::new(std::ptr::null_mut(), 0, Backing::Raw, None);
         let span = Span { offset: 0, len: 0 };
         let grant = grants.add(memory, span, Access::READ, None).unwrap();
         (grants, grant)

@@ -102,13 +102,8 @@ pub(crate) enum Backing {
 }
 
 impl RegionInner {
-    /// Wraps memory that `backing` keeps valid.
-    pub(crate) fn new(ptr: *mut u8, len: usize, backing: Backing) -> Arc<Self> {
-        Self::on(ptr, len, backing, None)
-    }
-
-    /// The same for memory of a GPU, where `ptr` is an address that the processor cannot use.
-    pub(crate) fn on(
+    /// Wraps memory that `backing` keeps valid. For memory of a GPU `ptr` is an address that the processor cannot use.
+    pub(crate) fn new(
         ptr: *mut u8,
         len: usize,
         backing: Backing,

@@ -66,7 +66,7 @@ __device__ __forceinline__ void copy(u64 dst, u64 src, u64 len, u32 lane, u32 la
 }
 
 // Pieces of any length, listed.
-extern "C" __global__ void peerway_copy_runs(const Run *runs, u32 count) {
+extern "C" __global__ void __launch_bounds__(256) peerway_copy_runs(const Run *runs, u32 count) {
     u32 lane = threadIdx.x % WARP;
     u64 warps = (u64)gridDim.x * blockDim.x / WARP;
     u64 warp = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
@@ -84,8 +84,9 @@ extern "C" __global__ void peerway_copy_runs(const Run *runs, u32 count) {
 }
 
 // Blocks of one length on both sides, named by index.
-extern "C" __global__ void peerway_copy_blocks(u64 src, u64 src_stride, const u32 *src_index, u64 dst,
-                                               u64 dst_stride, const u32 *dst_index, u64 len, u32 count) {
+extern "C" __global__ void __launch_bounds__(256)
+    peerway_copy_blocks(u64 src, u64 src_stride, const u32 *src_index, u64 dst, u64 dst_stride,
+                        const u32 *dst_index, u64 len, u32 count) {
     u32 lane = threadIdx.x % WARP;
     u64 warps = (u64)gridDim.x * blockDim.x / WARP;
     u64 warp = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
@@ -106,7 +107,7 @@ extern "C" __global__ void peerway_copy_blocks(u64 src, u64 src_stride, const u3
 
 // A few small pieces, described in the launch itself, by one block. Their end is told by a word in host
 // memory, which is seen sooner than an event.
-extern "C" __global__ void peerway_copy_few(Few few, u32 *flag, u32 value) {
+extern "C" __global__ void __launch_bounds__(1024) peerway_copy_few(Few few, u32 *flag, u32 value) {
     u32 lane = threadIdx.x % WARP;
     u32 warps = blockDim.x / WARP;
     if (few.count == 1) {

@@ -281,6 +281,12 @@ impl Work {
         local.or_else(|| remotes.iter().find_map(|remote| remote.device())).cloned()
     }
 
+    /// A GPU is about to copy much of it.
+    pub(crate) fn pin_for(&self, device: &Arc<Device>) {
+        self.locals.as_slice().iter().for_each(|local| local.pin_for(device));
+        self.remotes.as_slice().iter().for_each(|remote| remote.pin_for(device));
+    }
+
     /// The GPU that local memory is fetched from, and brought to, where the processor does not reach it.
     pub(crate) fn staged_by(&self) -> Option<Arc<Device>> {
         self.locals.as_slice().iter().find_map(|local| local.device()).cloned()

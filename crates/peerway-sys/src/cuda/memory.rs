@@ -16,7 +16,10 @@ pub enum Pointer {
     /// Nothing: memory of the host that GPUs reach only through copies by the driver.
     Pageable,
     /// Host memory that was pinned, or registered, for GPUs.
-    Pinned,
+    Pinned {
+        /// Kernels reach it at the same address.
+        mapped: bool,
+    },
     /// Memory that moves between host and GPU.
     Managed,
     /// Memory of a GPU.
@@ -45,7 +48,7 @@ impl Pointer {
     pub fn of(cuda: &Cuda, address: u64) -> Result<Self, CudaError> {
         let (mut kind, mut managed, mut ordinal): (c_uint, c_int, c_int) = (0, 0, 0);
         let (mut base, mut len, mut buffer, mut handles): (u64, u64, u64, u64) = (0, 0, 0, 0);
-        let mut legacy_ipc: c_int = 0;
+        let (mut legacy_ipc, mut device_pointer): (c_int, u64) = (0, 0);
         let mut which = [
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             CU_POINTER_ATTRIBUTE_IS_MANAGED,
@@ -55,8 +58,9 @@ impl Pointer {
             CU_POINTER_ATTRIBUTE_BUFFER_ID,
             CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
             CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+            CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
         ];
-        let mut into: [*mut c_void; 8] = [
+        let mut into: [*mut c_void; 9] = [
             (&raw mut kind).cast(),
             (&raw mut managed).cast(),
             (&raw mut ordinal).cast(),
@@ -65,15 +69,16 @@ impl Pointer {
             (&raw mut buffer).cast(),
             (&raw mut handles).cast(),
             (&raw mut legacy_ipc).cast(),
+            (&raw mut device_pointer).cast(),
         ];
-        // SAFETY: eight attributes and a place of the right size for each.
+        // SAFETY: nine attributes and a place of the right size for each.
         let result = unsafe {
-            (cuda.symbols.cuPointerGetAttributes)(8, which.as_mut_ptr(), into.as_mut_ptr(), address)
+            (cuda.symbols.cuPointerGetAttributes)(9, which.as_mut_ptr(), into.as_mut_ptr(), address)
         };
         cuda.check("cuPointerGetAttributes", None, result)?;
         Ok(match kind {
             _ if managed != 0 => Self::Managed,
-            CU_MEMORYTYPE_HOST => Self::Pinned,
+            CU_MEMORYTYPE_HOST => Self::Pinned { mapped: device_pointer == address },
             CU_MEMORYTYPE_DEVICE => Self::Device {
                 ordinal: ordinal as u32,
                 base,
@@ -473,6 +478,24 @@ impl Gpu {
             current.check("cuIpcGetMemHandle", result)
         })?;
         Ok(handle.reserved.map(|byte| byte as u8))
+    }
+
+    /// The allocation or mapping that an address lies in: where it starts, and its length. Less than the driver
+    /// says about a pointer where several allocations were mapped to one range of addresses.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; an address that is not the GPU's is refused.
+    pub fn mapping_of(&self, address: u64) -> Result<(u64, u64), CudaError> {
+        let (mut base, mut len) = (0, 0);
+        self.with(|current| {
+            // SAFETY: writes an address and a size.
+            let result = unsafe {
+                (current.symbols().cuMemGetAddressRange_v2)(&mut base, &mut len, address)
+            };
+            current.check("cuMemGetAddressRange", result)
+        })?;
+        Ok((base, len as u64))
     }
 
     /// A dma-buf of memory of the GPU, by which NICs register it.

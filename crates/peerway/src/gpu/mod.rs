@@ -13,6 +13,7 @@
 pub(crate) mod copy;
 pub(crate) mod device;
 mod memory;
+pub(crate) mod pin;
 pub(crate) mod share;
 pub(crate) mod staging;
 
@@ -168,7 +169,7 @@ impl Gpus {
                 let allocation = Allocation { base, len: allocated, buffer, handles, legacy_ipc };
                 Ok(Located { device, allocation })
             }
-            Pointer::Pinned => Err(not("it is pinned host memory")),
+            Pointer::Pinned { .. } => Err(not("it is pinned host memory")),
             Pointer::Managed => Err(not("it is managed memory, which moves")),
             _ => Err(not("the driver does not know it (host memory, or freed)")),
         }

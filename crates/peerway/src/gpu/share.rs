@@ -23,14 +23,15 @@ pub(crate) fn offer(
     first: u64,
     span: Span,
 ) -> Option<(GpuOffer, Option<OwnedFd>)> {
-    let Allocation { base, len, buffer, .. } = located.allocation;
+    let buffer = located.allocation.buffer;
     let address = first + span.offset;
+    let (base, len) = located.device.gpu.mapping_of(address).ok()?;
     let inside = Span { offset: base, len }.contains(Span { offset: address, len: span.len });
     // Memory that several allocations were mapped to has no handle of its own.
     if !inside || !located.is_still_there(address) {
         return None;
     }
-    let (handle, fd) = export(&located.device, &located.allocation)
+    let (handle, fd) = export(&located.device, &located.allocation, base, len)
         .inspect_err(|error| tracing::debug!(%error, "GPU memory is not handed over"))
         .ok()?;
     let uuid = located.device.gpu.facts().uuid;
@@ -40,8 +41,10 @@ pub(crate) fn offer(
 fn export(
     device: &Arc<Device>,
     allocation: &Allocation,
+    base: u64,
+    len: u64,
 ) -> Result<(GpuHandle, Option<OwnedFd>), CudaError> {
-    let Allocation { base, len, handles, legacy_ipc, .. } = *allocation;
+    let Allocation { handles, legacy_ipc, .. } = *allocation;
     if legacy_ipc {
         let handle = device.gpu.ipc_handle(base)?;
         return Ok((GpuHandle::Ipc(halves(handle)), None));

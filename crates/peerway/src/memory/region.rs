@@ -18,6 +18,7 @@ use peerway_sys::cuda::{CudaError, Pointer};
 
 use crate::error::RegisterError;
 use crate::gpu::device::Device;
+use crate::gpu::pin::Pin;
 use crate::gpu::{self, Located};
 use crate::inner::Inner;
 use crate::memory::grants::Grant;
@@ -81,6 +82,8 @@ pub(crate) struct RegionInner {
     pub(crate) gpu: Option<Located>,
     /// Whether it is host memory that was pinned for GPUs, once that was asked.
     pinned: OnceLock<bool>,
+    /// Host memory that we pinned for GPUs. Dropped before the memory.
+    pin: Pin,
     /// Dropped after the registration.
     pub(crate) backing: Backing,
 }
@@ -110,7 +113,8 @@ impl RegionInner {
         gpu: Option<Located>,
     ) -> Arc<Self> {
         let (registered, alive, pinned) = (OnceLock::new(), Arc::new(()), OnceLock::new());
-        Arc::new(Self { ptr, len, registered, alive, gpu, pinned, backing })
+        let pin = Pin::default();
+        Arc::new(Self { ptr, len, registered, alive, gpu, pinned, pin, backing })
     }
 
     /// The GPU whose memory it is.
@@ -124,8 +128,19 @@ impl RegionInner {
             return true;
         }
         let Some(gpus) = gpu::in_use() else { return false };
-        let pinned = || matches!(Pointer::of(&gpus.cuda, self.ptr as u64), Ok(Pointer::Pinned));
+        let pinned = || {
+            let kind = Pointer::of(&gpus.cuda, self.ptr as u64);
+            matches!(kind, Ok(Pointer::Pinned { mapped: true }))
+        };
         *self.pinned.get_or_init(pinned)
+    }
+
+    /// A GPU is about to copy much of it: host memory is pinned when that happens again.
+    pub(crate) fn pin_for(&self, device: &Arc<Device>) {
+        if !self.is_reached_by_kernels() {
+            // SAFETY: the memory is kept by `backing`, which outlives the pin in this struct.
+            unsafe { self.pin.used(device, self.ptr, self.len) };
+        }
     }
 
     /// Registers the memory with our devices, unless that was done or cannot be.

@@ -9,6 +9,7 @@ use peerway_core::region::{Access, MemoryKind, Span};
 use peerway_core::work::Blocks;
 
 use crate::gpu::device::Device;
+use crate::gpu::pin::Pin;
 use crate::gpu::share::Offered;
 use crate::memory::gate::GateRef;
 use crate::memory::grants::Grant;
@@ -47,7 +48,7 @@ pub(crate) enum Direct {
     /// It is our own memory.
     SameProcess { ptr: *mut u8, gate: GateRef, grant: Arc<Grant> },
     /// It is mapped here.
-    Mapped { mapping: Arc<Mapping>, offset: usize, gate: GateRef },
+    Mapped { pin: Pin, mapping: Arc<Mapping>, offset: usize, gate: GateRef },
     /// The kernel copies from it on our behalf.
     Cma { pid: u32, base: u64, gate: GateRef },
     /// It is memory of a GPU that we may map.
@@ -67,7 +68,7 @@ impl Direct {
     pub(crate) fn mapped(&self) -> Option<(*mut u8, &GateRef)> {
         match self {
             Self::SameProcess { ptr, gate, .. } => Some((*ptr, gate)),
-            Self::Mapped { mapping, offset, gate } => {
+            Self::Mapped { mapping, offset, gate, .. } => {
                 // SAFETY: the import checked that the advertisement lies inside the mapping.
                 Some((unsafe { mapping.ptr().add(*offset) }, gate))
             }
@@ -125,6 +126,18 @@ impl RemoteInner {
             }
             Direct::Gpu(offered) => offered.mapped().map(|(address, _)| (address, true)),
             Direct::Cma { .. } | Direct::None => None,
+        }
+    }
+
+    /// See [`RegionInner::pin_for`](crate::memory::RegionInner::pin_for).
+    pub(crate) fn pin_for(&self, device: &Arc<Device>) {
+        match &self.direct {
+            Direct::SameProcess { grant, .. } => grant.memory.pin_for(device),
+            // SAFETY: the mapping outlives the pin, which is dropped before it.
+            Direct::Mapped { pin, mapping, .. } => unsafe {
+                pin.used(device, mapping.ptr(), mapping.len());
+            },
+            Direct::Gpu(_) | Direct::Cma { .. } | Direct::None => {}
         }
     }
 

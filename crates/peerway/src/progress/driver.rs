@@ -73,6 +73,8 @@ pub(crate) struct Driver {
     pub(super) door: Option<Door>,
     /// Sessions with copies from or to GPU memory under way.
     pub(super) staging: Vec<usize>,
+    /// When one of them was last begun or done.
+    pub(super) copies_moved: u64,
     /// Completion queues, one for each RDMA device.
     pub(super) ports: Vec<Port>,
     /// What the last poll of one gave.
@@ -214,6 +216,7 @@ impl Driver {
             active: Vec::with_capacity(slots),
             pulls: VecDeque::new(),
             staging: Vec::new(),
+            copies_moved: 0,
             door,
             next_tick: 0,
             news: false,

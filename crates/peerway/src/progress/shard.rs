@@ -20,6 +20,7 @@ use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::Control;
 use rustix::event::epoll;
 
+use super::staging::COPY_NAP;
 use crate::clock;
 use crate::inner::Inner;
 use crate::os::wake::EventFd;
@@ -386,10 +387,11 @@ impl Shard {
             }
             let sleep = driver.sleep_for(now);
             let ready = driver.rest(true);
+            let copies = driver.has_copies();
             // pairs with the fence in `kick`
             self.asleep.store(true, Ordering::SeqCst);
             drop(taken);
-            if pauses > 0 {
+            if pauses > 0 && !copies {
                 pauses -= 1;
                 self.asleep.store(false, Ordering::SeqCst);
                 std::thread::sleep(LENT_PAUSE);
@@ -397,7 +399,10 @@ impl Shard {
             }
             pauses = 0;
             // The driver may have drained the bell that announced the stop.
-            if !ready && self.queue.is_empty() && !self.stop.load(Ordering::SeqCst) {
+            if copies {
+                // A GPU rings no bell; epoll sleeps for a millisecond or not at all.
+                std::thread::sleep(COPY_NAP);
+            } else if !ready && self.queue.is_empty() && !self.stop.load(Ordering::SeqCst) {
                 self.wait_for_events(sleep);
             }
             self.asleep.store(false, Ordering::SeqCst);

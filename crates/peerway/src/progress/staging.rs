@@ -24,8 +24,10 @@ use crate::transport::lane::{Landing, Lane, Put, PutOf};
 
 /// Parts fetched ahead: enough that the copies of the next ones are done when their turn comes.
 const AHEAD: usize = 8;
-/// How long the service thread sleeps while copies are under way.
-pub(super) const COPY_NAP: Duration = Duration::from_micros(50);
+/// How long the service thread sleeps while copies take long.
+pub(super) const COPY_NAP: Duration = Duration::from_micros(20);
+/// While copies have been begun or done within this time somebody looks all the time: one takes 30 µs.
+const FRESH: Duration = Duration::from_micros(300);
 /// A flag that has not come by then is asked about: kernels that fail raise none.
 const FLAG_PATIENCE: Duration = Duration::from_micros(500);
 
@@ -39,6 +41,7 @@ impl Driver {
     pub(super) fn note_staging(&mut self, s: &SessionDriver) {
         if s.copies && !self.staging.contains(&s.index) {
             self.staging.push(s.index);
+            self.copies_moved = clock::now();
         }
     }
 
@@ -51,7 +54,11 @@ impl Driver {
         for index in std::mem::take(&mut self.staging) {
             self.with_session(index, |driver, s| progress |= driver.session_copies(s, now));
         }
-        progress
+        if progress {
+            self.copies_moved = now;
+        }
+        let idle = Duration::from_nanos(now.saturating_sub(self.copies_moved));
+        progress || (self.has_copies() && idle < FRESH)
     }
 
     fn session_copies(&mut self, s: &mut SessionDriver, now: u64) -> bool {

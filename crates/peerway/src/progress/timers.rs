@@ -9,7 +9,6 @@ use peerway_core::wire::{Header, Kind};
 use super::driver::{Driver, SessionDriver};
 use super::ending::{Gone, LaneEnd};
 use super::flight::Route;
-use super::staging::COPY_NAP;
 use crate::clock;
 use crate::session::accept::Door;
 
@@ -149,9 +148,6 @@ impl Driver {
 
     /// How long the service thread may sleep.
     pub(crate) fn sleep_for(&self, now: u64) -> Duration {
-        if self.has_copies() {
-            return COPY_NAP;
-        }
         clock::until(self.next_tick, now).min(self.until_next(now))
     }
 }

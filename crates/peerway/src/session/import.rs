@@ -251,7 +251,8 @@ fn reach_directly(
     }
     if let (Some(offer), Some(fd), true) = (import.mapping, fd, session.reach.map) {
         let mapping = map(session, &offer, import.len, &fd).map_err(ImportError::Map)?;
-        return Ok(Direct::Mapped { mapping, offset: offer.offset as usize, gate });
+        let (pin, offset) = (Default::default(), offer.offset as usize);
+        return Ok(Direct::Mapped { pin, mapping, offset, gate });
     }
     let whole = Span { offset: import.base, len: import.len };
     if session.reach.we_pull && whole.end().is_some() {

@@ -26,6 +26,8 @@ use crate::progress::crew::Job;
 const CHUNK: u64 = 64 << 20;
 /// And where one is the host's: 300 µs at the speed of PCIe.
 const HOST_CHUNK: u64 = 16 << 20;
+/// From so many bytes on host memory is pinned when it is used again.
+const WORTH_PINNING: u64 = 1 << 20;
 /// Submissions under way: enough that the GPU has the next while the last is looked at.
 const WINDOW: usize = 4;
 /// For so long a waiter looks without a pause, and as much longer as bytes between GPUs take (1 TB/s).
@@ -88,6 +90,9 @@ impl GpuJob {
         tail: Tail,
     ) -> Arc<Self> {
         let chunk = if work.is_on_gpus() { CHUNK } else { HOST_CHUNK };
+        if chunk == HOST_CHUNK && work.shape.total() >= WORTH_PINNING {
+            work.pin_for(&device);
+        }
         let state = State {
             at: work.shape.start(),
             running: VecDeque::with_capacity(WINDOW),

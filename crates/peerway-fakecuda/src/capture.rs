@@ -1,0 +1,96 @@
+//! A capture under way: what is put on its streams goes into a list instead.
+//!
+//! The list is in the order of the calls, which respects every dependency there can be. What is kept
+//! besides is which stream knows how much of the others, so that a branch that was not joined is an
+//! error as in CUDA.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use peerway_sys::cuda::ffi::*;
+
+use crate::calls::Answer;
+use crate::errors::{CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_UNMATCHED};
+use crate::lock;
+use crate::work::Work;
+
+/// How many pieces of work of each stream came before a point.
+pub(crate) type Clock = BTreeMap<u64, u64>;
+
+#[derive(Debug)]
+pub(crate) struct Capture {
+    /// The stream that it began on.
+    origin: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    work: Vec<Work>,
+    /// What each stream of the capture knows of all of them.
+    clocks: BTreeMap<u64, Clock>,
+    broken: bool,
+    ended: bool,
+}
+
+impl Capture {
+    pub(crate) fn new(origin: u64) -> Self {
+        let clocks = BTreeMap::from([(origin, Clock::new())]);
+        Self { origin, state: Mutex::new(State { clocks, ..State::default() }) }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        lock(&self.state).ended
+    }
+
+    /// Nothing can come of it any more.
+    pub(crate) fn break_off(&self) {
+        lock(&self.state).broken = true;
+    }
+
+    /// Work on one of its streams.
+    pub(crate) fn push(&self, stream: u64, work: Work) -> Answer {
+        let mut state = lock(&self.state);
+        if state.broken {
+            return Err(CAPTURE_INVALIDATED);
+        }
+        state.work.push(work);
+        *state.clocks.entry(stream).or_default().entry(stream).or_default() += 1;
+        Ok(())
+    }
+
+    /// What an event that is recorded on a stream now stands for.
+    pub(crate) fn clock(&self, stream: u64) -> Clock {
+        lock(&self.state).clocks.get(&stream).cloned().unwrap_or_default()
+    }
+
+    /// A stream waits for such an event, and belongs to the capture from then on.
+    pub(crate) fn join(&self, stream: u64, seen: &Clock) {
+        let mut state = lock(&self.state);
+        let clock = state.clocks.entry(stream).or_default();
+        for (other, count) in seen {
+            let known = clock.entry(*other).or_default();
+            *known = (*known).max(*count);
+        }
+    }
+
+    /// Ends it: what was captured.
+    pub(crate) fn end(&self, stream: u64) -> Result<Vec<Work>, CUresult> {
+        if stream != self.origin {
+            return Err(CAPTURE_UNMATCHED);
+        }
+        let mut state = lock(&self.state);
+        state.ended = true;
+        if state.broken {
+            return Err(CAPTURE_INVALIDATED);
+        }
+        let knows = |stream: &u64| state.clocks.get(&self.origin)?.get(stream).copied();
+        let joined = |(stream, clock): (&u64, &Clock)| {
+            clock.get(stream).is_none_or(|count| knows(stream).is_some_and(|known| known >= *count))
+        };
+        if !state.clocks.iter().all(joined) {
+            return Err(CAPTURE_UNJOINED);
+        }
+        Ok(std::mem::take(&mut state.work))
+    }
+}

@@ -1,0 +1,168 @@
+//! The kernels that this library knows, done by the CPU.
+//!
+//! They are references for those that are compiled for GPUs: the same arguments, and bytes copied one
+//! run after the other. The order of the runs is chosen by the dice, as a GPU promises none. Whatever
+//! the grid is, all of it is done once.
+
+use std::ffi::c_void;
+
+use peerway_sys::cuda::ffi::*;
+
+use crate::calls::{Answer, valid};
+use crate::script::Dice;
+use crate::work::Engine;
+
+/// Which kernel.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Which {
+    Runs,
+    Blocks,
+    Few,
+}
+
+impl Which {
+    pub(crate) fn by_name(name: &str) -> Option<Self> {
+        match name {
+            "peerway_copy_runs" => Some(Self::Runs),
+            "peerway_copy_blocks" => Some(Self::Blocks),
+            "peerway_copy_few" => Some(Self::Few),
+            _ => None,
+        }
+    }
+}
+
+/// A kernel with its arguments.
+#[derive(Debug)]
+pub(crate) enum Kernel {
+    /// `peerway_copy_runs(const Run *runs, u32 count)`
+    Runs { runs: u64, count: u32 },
+    /// `peerway_copy_blocks(u64 src, u64 src_stride, const u32 *src_index, u64 dst, u64 dst_stride,
+    /// const u32 *dst_index, u64 len, u32 count)`
+    Blocks { from: Blocks, to: Blocks, len: u64, count: u32 },
+    /// `peerway_copy_few(Few few, u32 *flag, u32 value)`
+    Few { few: Box<Few>, flag: u64, value: u32 },
+}
+
+/// Blocks at multiples of a stride, by numbers in a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks {
+    start: u64,
+    stride: u64,
+    index: u64,
+}
+
+/// A copy, as it is in memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    src: u64,
+    dst: u64,
+    len: u64,
+}
+
+const RUN: usize = size_of::<Run>();
+
+/// Copies that are passed as an argument, by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Few {
+    count: u32,
+    reserved: u32,
+    runs: [Run; 64],
+}
+
+impl Kernel {
+    /// Takes the arguments, which may be gone after the call.
+    ///
+    /// # Safety
+    ///
+    /// `params` is null, or the caller's array of pointers to the arguments of this kernel.
+    pub(crate) unsafe fn new(which: Which, params: *mut *mut c_void) -> Result<Self, CUresult> {
+        // SAFETY: by this function's contract, in all of the below.
+        unsafe {
+            Ok(match which {
+                Which::Runs => {
+                    Self::Runs { runs: argument(params, 0)?, count: argument(params, 1)? }
+                }
+                Which::Blocks => {
+                    let blocks = |first: usize| -> Result<Blocks, CUresult> {
+                        let start = argument(params, first)?;
+                        let stride = argument(params, first + 1)?;
+                        Ok(Blocks { start, stride, index: argument(params, first + 2)? })
+                    };
+                    let (from, to) = (blocks(0)?, blocks(3)?);
+                    let (len, count) = (argument(params, 6)?, argument(params, 7)?);
+                    Self::Blocks { from, to, len, count }
+                }
+                Which::Few => {
+                    let few = Box::new(argument(params, 0)?);
+                    Self::Few { few, flag: argument(params, 1)?, value: argument(params, 2)? }
+                }
+            })
+        }
+    }
+
+    pub(crate) fn perform(&self, engine: &Engine<'_>, dice: &mut Dice) -> Answer {
+        match self {
+            Self::Runs { runs, count } => {
+                let table = engine.read(*runs, u64::from(*count) * RUN as u64)?;
+                let runs: Vec<Run> = table.chunks_exact(RUN).filter_map(Run::read).collect();
+                copy_all(engine, dice, &runs)
+            }
+            Self::Blocks { from, to, len, count } => {
+                let (sources, targets) = (from.all(engine, *count)?, to.all(engine, *count)?);
+                let runs: Vec<Run> = sources
+                    .into_iter()
+                    .zip(targets)
+                    .map(|(src, dst)| Run { src, dst, len: *len })
+                    .collect();
+                copy_all(engine, dice, &runs)
+            }
+            Self::Few { few, flag, value } => {
+                // More than there are: a GPU would read on behind its arguments.
+                let runs = few.runs.get(..few.count as usize).ok_or(CUDA_ERROR_ILLEGAL_ADDRESS)?;
+                copy_all(engine, dice, runs)?;
+                engine.store(*flag, *value)
+            }
+        }
+    }
+}
+
+impl Blocks {
+    /// The addresses of so many blocks.
+    fn all(&self, engine: &Engine<'_>, count: u32) -> Result<Vec<u64>, CUresult> {
+        let table = engine.read(self.index, u64::from(count) * 4)?;
+        let numbers = table.as_chunks::<4>().0.iter().map(|bytes| u32::from_ne_bytes(*bytes));
+        let address =
+            |number: u32| self.start.wrapping_add(u64::from(number).wrapping_mul(self.stride));
+        Ok(numbers.map(address).collect())
+    }
+}
+
+impl Run {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let [src, dst, len] = *bytes.as_chunks::<8>().0 else { return None };
+        let [src, dst, len] = [src, dst, len].map(u64::from_ne_bytes);
+        Some(Self { src, dst, len })
+    }
+}
+
+fn copy_all(engine: &Engine<'_>, dice: &mut Dice, runs: &[Run]) -> Answer {
+    engine.pace(runs.iter().fold(0, |sum, run| sum.saturating_add(run.len)));
+    let (later, first) = runs.split_at(dice.below(runs.len() as u64) as usize);
+    first.iter().chain(later).try_for_each(|run| engine.copy(run.dst, run.src, run.len))
+}
+
+/// One argument of a kernel.
+///
+/// # Safety
+///
+/// `params` is null, or has a pointer to a `T` at this place, or null.
+unsafe fn argument<T: Copy>(params: *mut *mut c_void, at: usize) -> Result<T, CUresult> {
+    valid(!params.is_null())?;
+    // SAFETY: by this function's contract.
+    let place = unsafe { params.add(at).read() };
+    valid(!place.is_null())?;
+    // SAFETY: as above; nobody promised that it is aligned.
+    Ok(unsafe { place.cast::<T>().read_unaligned() })
+}

@@ -1,0 +1,143 @@
+//! Modules: PTX that is not compiled, only looked at for the names of kernels that this library knows.
+
+use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::sync::Arc;
+
+use peerway_sys::cuda::ffi::*;
+
+use crate::calls::{call_in_context, call_to_give_back, put, valid};
+use crate::context;
+use crate::errors::INVALID_PTX;
+use crate::kernel::{Kernel, Which};
+use crate::work::Work;
+
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub(crate) device: u32,
+    text: String,
+}
+
+impl Module {
+    /// Whether it has a kernel of this name.
+    fn has(&self, name: &str) -> bool {
+        let starts = |rest: &str| {
+            let after = rest.trim_start().strip_prefix(name);
+            after.is_some_and(|after| !after.starts_with(is_part_of_name))
+        };
+        self.text.split(".entry").skip(1).any(starts)
+    }
+}
+
+fn is_part_of_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '$'
+}
+
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) device: u32,
+    /// The handle of its module.
+    module: usize,
+    which: Which,
+}
+
+/// # Safety
+///
+/// As CUDA documents it; the image is a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CUresult {
+    call_in_context("cuModuleLoadData", |machine, device| {
+        valid(!module.is_null() && !image.is_null())?;
+        // SAFETY: by this function's contract.
+        let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned();
+        if !text.contains(".version") {
+            return Err(INVALID_PTX);
+        }
+        let made = machine.modules.add(Arc::new(Module { device: device.index, text }));
+        // SAFETY: the caller's, to be filled.
+        unsafe { put(module, made) }
+    })
+}
+
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleUnload(module: CUmodule) -> CUresult {
+    call_to_give_back("cuModuleUnload", |machine| {
+        machine.modules.remove(module)?;
+        machine.functions.take(|function| function.module == module.addr());
+        Ok(())
+    })
+}
+
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(
+    function: *mut CUfunction,
+    module: CUmodule,
+    name: *const c_char,
+) -> CUresult {
+    call_in_context("cuModuleGetFunction", |machine, _| {
+        valid(!function.is_null() && !name.is_null())?;
+        let found = machine.modules.get(module)?;
+        // SAFETY: the caller's string.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().ok();
+        let which = name.filter(|name| found.has(name)).and_then(Which::by_name);
+        let which = which.ok_or(CUDA_ERROR_NOT_FOUND)?;
+        let made = Function { device: found.device, module: module.addr(), which };
+        // SAFETY: the caller's, to be filled.
+        unsafe { put(function, machine.functions.add(Arc::new(made))) }
+    })
+}
+
+/// What one block may have.
+const MAX_THREADS: u64 = 1024;
+
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    function: CUfunction,
+    grid_x: c_uint,
+    grid_y: c_uint,
+    grid_z: c_uint,
+    block_x: c_uint,
+    block_y: c_uint,
+    block_z: c_uint,
+    _shared: c_uint,
+    stream: CUstream,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> CUresult {
+    call_in_context("cuLaunchKernel", |machine, device| {
+        let function = machine.functions.get(function)?;
+        context::same(device, function.device)?;
+        let stream = machine.stream(device, stream)?;
+        valid([grid_x, grid_y, grid_z, block_x, block_y, block_z].iter().all(|size| *size > 0))?;
+        let sizes = [block_x, block_y, block_z].map(u64::from);
+        let threads = sizes.into_iter().fold(1, u64::saturating_mul);
+        valid(threads <= MAX_THREADS)?;
+        if !extra.is_null() {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        // SAFETY: the caller's arguments, for this kernel.
+        let kernel = unsafe { Kernel::new(function.which, params) }?;
+        stream.submit(Work::Launch(Arc::new(kernel))).map(drop)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_found_by_their_whole_names() {
+        let text = ".version 8.0\n.visible .entry one(\n)\n.visible .entry\ttwo_ (".to_owned();
+        let module = Module { device: 0, text };
+        assert!(module.has("one") && module.has("two_"));
+        assert!(!module.has("on") && !module.has("two") && !module.has("version"));
+    }
+}

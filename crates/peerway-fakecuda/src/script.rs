@@ -1,0 +1,277 @@
+//! What the machine has, what goes wrong, and when: the seeded script of `PEERWAY_FAKE_CUDA`.
+//!
+//! Items are separated by commas; each is `name=value`. Times have a unit (`us`, `ms`, `s`). The table
+//! of items is at the top of the crate. A script that does not parse gives no driver: a test that runs
+//! without the faults it asked for would prove nothing.
+
+use std::time::Duration;
+
+use peerway_sys::cuda::ffi::*;
+
+/// A parsed script. The default is one GPU where nothing goes wrong, and where nothing is done at once.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Script {
+    pub(crate) seed: u64,
+    pub(crate) devices: u32,
+    /// Bytes of each device.
+    pub(crate) memory: u64,
+    /// How long every operation of a stream waits before it is done.
+    pub(crate) latency: Duration,
+    /// The most that the dice add to it.
+    pub(crate) jitter: Duration,
+    /// Bytes that are copied in a nanosecond.
+    pub(crate) gbps: Option<u64>,
+    pub(crate) fabric: Mode,
+    pub(crate) fd: Mode,
+    pub(crate) vmm: bool,
+    pub(crate) rdma_vmm: bool,
+    pub(crate) dmabuf: bool,
+    pub(crate) ipc: bool,
+    pub(crate) version: i32,
+    pub(crate) fail: Vec<Failure>,
+    pub(crate) no_init: Option<CUresult>,
+}
+
+/// What happens when memory is made for a kind of handle.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Mode {
+    Ok,
+    /// The device can, this process may not.
+    Refused,
+    Unsupported,
+}
+
+impl Mode {
+    pub(crate) fn allowed(self) -> Result<(), CUresult> {
+        match self {
+            Self::Ok => Ok(()),
+            Self::Refused => Err(CUDA_ERROR_NOT_PERMITTED),
+            Self::Unsupported => Err(CUDA_ERROR_NOT_SUPPORTED),
+        }
+    }
+}
+
+/// A call that fails.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Failure {
+    pub(crate) call: &'static str,
+    /// Counted from 1.
+    pub(crate) at: u64,
+    pub(crate) code: CUresult,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            devices: 1,
+            memory: 4 << 30,
+            latency: Duration::ZERO,
+            // Long enough that a host which does not wait is always first.
+            jitter: Duration::from_micros(50),
+            gbps: None,
+            fabric: Mode::Refused,
+            fd: Mode::Ok,
+            vmm: true,
+            rdma_vmm: true,
+            dmabuf: true,
+            ipc: true,
+            version: 13_000,
+            fail: Vec::new(),
+            no_init: None,
+        }
+    }
+}
+
+impl Script {
+    /// Reads a script; `call` is the full name of a function that is known.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that names the item.
+    pub(crate) fn parse(
+        text: &str,
+        call: impl Fn(&str) -> Option<&'static str>,
+    ) -> Result<Self, String> {
+        let mut script = Self::default();
+        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            script.item(item, &call).map_err(|why| format!("`{item}`: {why}"))?;
+        }
+        Ok(script)
+    }
+
+    fn item(
+        &mut self,
+        item: &str,
+        call: &impl Fn(&str) -> Option<&'static str>,
+    ) -> Result<(), String> {
+        let (name, value) = item.split_once('=').ok_or("not NAME=VALUE")?;
+        match name {
+            "seed" => self.seed = number(value)?,
+            "devices" => {
+                self.devices = u32::try_from(number(value)?)
+                    .ok()
+                    .filter(|count| *count <= 64)
+                    .ok_or("at most 64")?;
+            }
+            "memory" => self.memory = number(value)?,
+            "latency" => self.latency = time(value)?,
+            "jitter" => self.jitter = time(value)?,
+            "gbps" => {
+                self.gbps = Some(number(value)?).filter(|rate| *rate > 0);
+                self.gbps.ok_or("nothing would ever arrive")?;
+            }
+            "fabric" => self.fabric = mode(value)?,
+            "fd" => self.fd = mode(value)?,
+            "vmm" => self.vmm = yes(value)?,
+            "rdma_vmm" => self.rdma_vmm = yes(value)?,
+            "dmabuf" => self.dmabuf = yes(value)?,
+            "ipc" => self.ipc = yes(value)?,
+            "version" => self.version = code(value)?,
+            "no_init" => self.no_init = Some(code(value)?),
+            "fail" => {
+                let (name, rest) = value.split_once('@').ok_or("not CALL@N")?;
+                let (at, code) = match rest.split_once(':') {
+                    Some((at, given)) => (number(at)?, code(given)?),
+                    None => (number(rest)?, CUDA_ERROR_OUT_OF_MEMORY),
+                };
+                let call =
+                    call(name).ok_or_else(|| format!("`{name}` is no call of this library"))?;
+                self.fail.push(Failure { call, at, code });
+            }
+            _ => return Err("no such name".to_owned()),
+        }
+        Ok(())
+    }
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a number"))
+}
+
+fn code(text: &str) -> Result<i32, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a number"))
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    match text {
+        "ok" => Ok(Mode::Ok),
+        "refused" => Ok(Mode::Refused),
+        "unsupported" => Ok(Mode::Unsupported),
+        _ => Err("not ok, refused or unsupported".to_owned()),
+    }
+}
+
+fn yes(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("not yes or no".to_owned()),
+    }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(at);
+    let count = number(digits)?;
+    match unit {
+        "us" => Ok(Duration::from_micros(count)),
+        "ms" => Ok(Duration::from_millis(count)),
+        "s" => Ok(Duration::from_secs(count)),
+        _ => Err(format!("`{text}` is not a time in us, ms or s")),
+    }
+}
+
+/// The dice of one stream: the same script and the same calls throw the same.
+#[derive(Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number below this one, or zero. The bounds here are far below 2^64, so the bias does not show.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        if bound == 0 { 0 } else { self.next() % bound }
+    }
+
+    /// SplitMix64: small, and good enough to be late.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Script, String> {
+        Script::parse(text, |name| (name == "cuMemMap").then_some("cuMemMap"))
+    }
+
+    #[test]
+    fn a_script_is_read() {
+        let text = "seed=7,devices=3, memory=9000,latency=3us,jitter=2ms,gbps=5,fabric=ok,\
+                    fd=unsupported,vmm=no,rdma_vmm=no,dmabuf=no,ipc=no,version=11070,\
+                    fail=cuMemMap@1:999,fail=cuMemMap@4,no_init=100";
+        let read = parse(text).expect("all of it is known");
+        let failure = |at, code| Failure { call: "cuMemMap", at, code };
+        let expected = Script {
+            seed: 7,
+            devices: 3,
+            memory: 9000,
+            latency: Duration::from_micros(3),
+            jitter: Duration::from_millis(2),
+            gbps: Some(5),
+            fabric: Mode::Ok,
+            fd: Mode::Unsupported,
+            vmm: false,
+            rdma_vmm: false,
+            dmabuf: false,
+            ipc: false,
+            version: 11_070,
+            fail: vec![failure(1, 999), failure(4, CUDA_ERROR_OUT_OF_MEMORY)],
+            no_init: Some(100),
+        };
+        assert_eq!(read, expected);
+        assert_eq!(parse(""), Ok(Script::default()));
+        assert_eq!(parse("vmm=yes,fabric=refused"), Ok(Script::default()));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for (text, words) in [
+            ("latency=5", "`latency=5`: `5` is not a time in us, ms or s"),
+            ("sped=1", "`sped=1`: no such name"),
+            ("vmm", "`vmm`: not NAME=VALUE"),
+            ("vmm=maybe", "`vmm=maybe`: not yes or no"),
+            ("fabric=no", "`fabric=no`: not ok, refused or unsupported"),
+            ("fail=cuMemMap", "`fail=cuMemMap`: not CALL@N"),
+            ("fail=cuMemNap@1", "`fail=cuMemNap@1`: `cuMemNap` is no call of this library"),
+            ("devices=1000", "`devices=1000`: at most 64"),
+            ("gbps=0", "`gbps=0`: nothing would ever arrive"),
+            ("no_init=x", "`no_init=x`: `x` is not a number"),
+        ] {
+            assert_eq!(parse(text), Err(words.to_owned()));
+        }
+    }
+
+    #[test]
+    fn dice_repeat_and_stay_below() {
+        let throw = || {
+            let mut dice = Dice::new(3);
+            (0..1000).map(|_| dice.below(50)).collect::<Vec<_>>()
+        };
+        let thrown = throw();
+        assert_eq!(thrown, throw());
+        assert!(
+            thrown.iter().all(|value| *value < 50) && thrown.contains(&0) && thrown.contains(&49)
+        );
+        assert_eq!(Dice::new(1).below(0), 0);
+    }
+}

@@ -1,0 +1,180 @@
+//! `cuMemCreate` memory for other processes, and memory for NICs.
+//!
+//! A descriptor is one of the memfd. A fabric handle, which on real machines names memory of another
+//! host, says which process of this host has the memfd, and where.
+
+use std::ffi::{c_uint, c_void};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use peerway_sys::cuda::ffi::*;
+
+use crate::calls::{call, put, valid};
+use crate::machine::Machine;
+use crate::memfd::{self, Name, What};
+use crate::physical::Physical;
+use crate::{lock, vmm};
+
+const FD: c_uint = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+const FABRIC: c_uint = CU_MEM_HANDLE_TYPE_FABRIC;
+
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemExportToShareableHandle(
+    shareable: *mut c_void,
+    handle: CUmemGenericAllocationHandle,
+    kind: c_uint,
+    flags: u64,
+) -> CUresult {
+    call("cuMemExportToShareableHandle", |machine| {
+        vmm::supported(machine)?;
+        valid(!shareable.is_null() && flags == 0)?;
+        let physical = Arc::clone(lock(&machine.space).held(handle)?);
+        valid(physical.name.types & kind != 0)?;
+        match kind {
+            FD => {
+                let fd = physical.fd.try_clone().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+                // SAFETY: the caller's place for an int, with a handle of this kind.
+                unsafe { put(shareable.cast(), fd.into_raw_fd()) }
+            }
+            FABRIC => {
+                let data = FabricHandle::of(&physical).encode();
+                // SAFETY: the caller's place for such a structure.
+                unsafe { put(shareable.cast(), CUmemFabricHandle { data }) }
+            }
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    })
+}
+
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemImportFromShareableHandle(
+    handle: *mut CUmemGenericAllocationHandle,
+    shareable: *mut c_void,
+    kind: c_uint,
+) -> CUresult {
+    call("cuMemImportFromShareableHandle", |machine| {
+        vmm::supported(machine)?;
+        valid(!handle.is_null())?;
+        let (fd, name) = match kind {
+            FD => {
+                machine.script.fd.allowed()?;
+                let number = RawFd::try_from(shareable.addr()).ok();
+                number.and_then(memfd::adopt).ok_or(CUDA_ERROR_INVALID_VALUE)?
+            }
+            FABRIC => {
+                machine.script.fabric.allowed()?;
+                valid(!shareable.is_null())?;
+                // SAFETY: the caller's structure, of which any bytes will do.
+                let bytes = unsafe { shareable.cast::<CUmemFabricHandle>().read_unaligned() }.data;
+                FabricHandle::decode(&bytes).and_then(open).ok_or(CUDA_ERROR_INVALID_VALUE)?
+            }
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        import(machine, handle, fd, name, kind)
+    })
+}
+
+fn open(handle: FabricHandle) -> Option<(OwnedFd, Name)> {
+    memfd::open(handle.process, handle.fd, handle.nonce)
+}
+
+fn import(
+    machine: &Machine,
+    handle: *mut CUmemGenericAllocationHandle,
+    fd: OwnedFd,
+    name: Name,
+    kind: c_uint,
+) -> Result<(), CUresult> {
+    valid(name.what == What::Created && name.types & kind != 0)?;
+    machine.device(name.device.cast_signed())?;
+    let physical = Physical::import(fd, name)?;
+    let number = lock(&machine.space).hold(Arc::new(physical));
+    // SAFETY: the caller's, to be filled.
+    unsafe { put(handle, number) }
+}
+
+/// What is in the 64 bytes of a fabric handle.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct FabricHandle {
+    process: u32,
+    fd: RawFd,
+    nonce: u64,
+}
+
+impl FabricHandle {
+    const MAGIC: [u8; 8] = *b"fakefabr";
+
+    fn of(physical: &Physical) -> Self {
+        let (process, fd) = (std::process::id(), physical.fd.as_raw_fd());
+        Self { process, fd, nonce: physical.name.nonce }
+    }
+
+    fn encode(self) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        bytes[..8].copy_from_slice(&Self::MAGIC);
+        bytes[8..12].copy_from_slice(&self.process.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.fd.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.nonce.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; 64]) -> Option<Self> {
+        let rest = bytes.strip_prefix(&Self::MAGIC)?;
+        let (process, rest) = rest.split_first_chunk()?;
+        let (fd, rest) = rest.split_first_chunk()?;
+        let (nonce, _) = rest.split_first_chunk()?;
+        let (process, fd) = (u32::from_le_bytes(*process), RawFd::from_le_bytes(*fd));
+        Some(Self { process, fd, nonce: u64::from_le_bytes(*nonce) })
+    }
+}
+
+const PAGE: u64 = 4096;
+
+/// A dma-buf of a range: the memfd, so only for pages from its start on.
+///
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
+    handle: *mut c_void,
+    pointer: CUdeviceptr,
+    size: usize,
+    kind: c_uint,
+    flags: u64,
+) -> CUresult {
+    call("cuMemGetHandleForAddressRange", |machine| {
+        if !machine.script.dmabuf {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        valid(kind == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD && flags == 0 && !handle.is_null())?;
+        let size = size as u64;
+        valid(size > 0 && size.is_multiple_of(PAGE) && pointer.is_multiple_of(PAGE))?;
+        let space = lock(&machine.space);
+        let (start, mapping) = space.mapping_at(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // An allocation that is no multiple of a page ends inside one that is its alone.
+        let whole = mapping.size.next_multiple_of(PAGE);
+        valid(pointer == start && mapping.offset == 0 && size <= whole)?;
+        let fd = mapping.physical.fd.try_clone().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        // SAFETY: the caller's place for an int, with a handle of this kind.
+        unsafe { put(handle.cast(), fd.into_raw_fd()) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fabric_handle_is_read_as_it_was_written() {
+        let handle = FabricHandle { process: 77, fd: 5, nonce: 0x0123_4567_89ab_cdef };
+        assert_eq!(FabricHandle::decode(&handle.encode()), Some(handle));
+        assert_eq!(FabricHandle::decode(&[0xff; 64]), None);
+    }
+}

@@ -277,6 +277,9 @@ pub enum PostError {
         /// Cap.
         max: usize,
     },
+    /// A stream was named, and the driver refused it, or the transfer has nothing to do with a GPU.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     /// A stage number that does not exist.
     #[error("there is no stage {stage}; there are {stages}")]
     NoSuchStage {

@@ -1,5 +1,6 @@
 //! A peer: one remote endpoint incarnation, and everything that is asked of it.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
@@ -12,6 +13,8 @@ use peerway_core::outcome::Ended;
 
 use crate::batch::{Batch, Tail, check_notification};
 use crate::error::{Error, ImportError, PostError};
+use crate::gpu::Enqueued;
+use crate::gpu::device::Device;
 use crate::inbox::Notification;
 use crate::inner::Inner;
 use crate::memory::{LocalSlice, RemoteRegion, RemoteSlice};
@@ -19,6 +22,7 @@ use crate::path::Path;
 use crate::session::{Session, import};
 use crate::staged::Staged;
 use crate::transfer::{self, Then, Transfer};
+use crate::transport::gpu::UserStream;
 
 /// A connected peer. Cheap to clone. A restarted peer is another peer.
 #[derive(Clone)]
@@ -66,7 +70,8 @@ impl Peer {
     }
 
     /// Keeps a checked batch to be posted many times, from any thread, without checking it again. Where RDMA
-    /// devices will carry it out its memory is registered with them now, which else the first post does.
+    /// devices will carry it out its memory is registered with them now, which else the first post does, and GPU memory
+    /// of the peer's is mapped.
     pub fn prepare(&self, batch: Batch) -> Result<Prepared, PostError> {
         if let Some(remote) = batch.work.remotes.as_slice().first()
             && !Arc::ptr_eq(&remote.session, &self.session)
@@ -75,6 +80,9 @@ impl Peer {
         }
         if let (Some(_), Ok(rdma)) = (&self.session.rdma, &self.endpoint.rdma) {
             batch.work.fits_devices(rdma);
+        }
+        if batch.work.touches_gpu() {
+            batch.work.by_gpu();
         }
         Ok(Prepared { peer: self.clone(), batch: Arc::new(batch) })
     }
@@ -217,6 +225,45 @@ impl Prepared {
     /// Posts it for the calling thread to wait for next: see [`Peer::begin`].
     pub fn begin(&self) -> Result<Transfer, PostError> {
         self.peer.begin(&self.batch)
+    }
+
+    /// Puts it into a CUDA stream: it begins when the stream has come to it, and what is put into the stream later
+    /// waits for its end. In a stream that is being captured it becomes part of the graph, and happens each time the
+    /// graph does.
+    ///
+    /// A transfer that fails lets the stream go on; the handle says how it ended.
+    ///
+    /// # Safety
+    ///
+    /// The stream (a `CUstream`, or `cudaStream_t`) is alive and of the GPU whose memory is transferred.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::post`], and [`PostError::Gpu`].
+    pub unsafe fn enqueue(&self, stream: *mut c_void) -> Result<Enqueued, PostError> {
+        // SAFETY: the caller's promise.
+        unsafe { Enqueued::new(self, stream) }
+    }
+
+    /// What [`Self::enqueue`] does where a GPU carries it out by itself.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    pub(crate) unsafe fn post_in(&self, stream: UserStream) -> Result<Option<Transfer>, PostError> {
+        // SAFETY: the caller's promise.
+        unsafe { transfer::post_in(&self.peer.endpoint, &self.peer.session, &self.batch, stream) }
+    }
+
+    /// The GPU whose memory it is about.
+    pub(crate) fn device(&self) -> Option<Arc<Device>> {
+        let work = &self.batch.work;
+        work.staged_by().or_else(|| {
+            work.remotes.as_slice().iter().find_map(|remote| {
+                remote.open_for_gpu();
+                remote.device().cloned()
+            })
+        })
     }
 
     /// Bytes in the transfer.

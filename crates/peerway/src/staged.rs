@@ -1,12 +1,16 @@
 //! Transfers whose parts go when the caller says so.
 
-use std::sync::Mutex;
+use std::ffi::c_void;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use peerway_core::outcome::{Ended, Fence, Reason};
+use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_sys::cuda::Stream;
 
 use crate::clock;
 use crate::error::PostError;
+use crate::gpu::device::Device;
+use crate::gpu::{self, GpuError};
 use crate::peer::Prepared;
 use crate::transfer::Transfer;
 
@@ -35,52 +39,149 @@ use crate::transfer::Transfer;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Staged {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
     stages: Vec<Prepared>,
-    released: Mutex<Vec<Option<Transfer>>>,
+    released: Mutex<Vec<Stage>>,
+    changed: Condvar,
+}
+
+/// What has become of a stage.
+enum Stage {
+    /// Nobody has asked for it.
+    Kept,
+    /// A stream will release it.
+    Promised,
+    Released(Transfer),
+    /// It was released, and could not be posted.
+    Failed,
+}
+
+impl Inner {
+    fn release(&self, stage: usize) -> Result<(), PostError> {
+        let stages = self.stages.len();
+        let prepared = self.stages.get(stage).ok_or(PostError::NoSuchStage { stage, stages })?;
+        let mut released = self.released.lock().unwrap();
+        if matches!(released[stage], Stage::Released(_) | Stage::Failed) {
+            return Err(PostError::AlreadyReleased(stage));
+        }
+        let promised = matches!(released[stage], Stage::Promised);
+        let posted = prepared.post();
+        released[stage] = match posted {
+            Ok(transfer) => Stage::Released(transfer),
+            Err(error) if promised => {
+                tracing::error!(%error, stage, "a stage in a stream could not be posted");
+                Stage::Failed
+            }
+            Err(error) => return Err(error),
+        };
+        self.changed.notify_all();
+        Ok(())
+    }
 }
 
 impl Staged {
     pub(crate) fn new(stages: Vec<Prepared>) -> Self {
-        let released = Mutex::new(stages.iter().map(|_| None).collect());
-        Self { stages, released }
+        let released = Mutex::new(stages.iter().map(|_| Stage::Kept).collect());
+        Self { inner: Arc::new(Inner { stages, released, changed: Condvar::new() }) }
     }
 
     /// How many stages there are.
     pub fn len(&self) -> usize {
-        self.stages.len()
+        self.inner.stages.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.stages.is_empty()
+        self.inner.stages.is_empty()
     }
 
     /// Lets a stage go.
     pub fn release(&self, stage: usize) -> Result<(), PostError> {
-        let stages = self.stages.len();
-        let prepared = self.stages.get(stage).ok_or(PostError::NoSuchStage { stage, stages })?;
-        let mut released = self.released.lock().unwrap();
-        if released[stage].is_some() {
+        self.inner.release(stage)
+    }
+
+    /// Lets a stage go when a CUDA stream has come so far: behind the kernels that compute it.
+    ///
+    /// # Safety
+    ///
+    /// The stream (a `CUstream`, or `cudaStream_t`) is alive, of the GPU whose memory is transferred, and not being
+    /// captured.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::release`], and [`PostError::Gpu`].
+    pub unsafe fn release_in(&self, stage: usize, stream: *mut c_void) -> Result<(), PostError> {
+        let device = self.promise(stage)?;
+        let inner = self.inner.clone();
+        let go = move || {
+            // Only a stage that was released by hand meanwhile is refused.
+            let _ = inner.release(stage);
+        };
+        // SAFETY: the caller's promise.
+        Ok(unsafe { gpu::stream::call_in(&device.gpu, stream, go) }
+            .inspect_err(|_| self.inner.released.lock().unwrap()[stage] = Stage::Kept)?)
+    }
+
+    /// Lets a stage go when a CUDA event has happened.
+    ///
+    /// # Safety
+    ///
+    /// The event (a `CUevent`, or `cudaEvent_t`) is alive, has been recorded, and is of the GPU whose memory is
+    /// transferred.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::release_in`].
+    pub unsafe fn release_when(&self, stage: usize, event: *mut c_void) -> Result<(), PostError> {
+        let stages = self.inner.stages.len();
+        let prepared = self.inner.stages.get(stage);
+        let prepared = prepared.ok_or(PostError::NoSuchStage { stage, stages })?;
+        let device = prepared.device().ok_or(GpuError::NotForAStream)?;
+        // One of its own: events need not happen in the order of the stages. Given back as soon as it is through.
+        let stream = Stream::new(&device.gpu).map_err(GpuError::from)?;
+        // SAFETY: the stream is ours, the event the caller's promise.
+        unsafe {
+            device.gpu.wait_event(stream.raw(), event).map_err(GpuError::from)?;
+            self.release_in(stage, stream.raw())
+        }
+    }
+
+    fn promise(&self, stage: usize) -> Result<Arc<Device>, PostError> {
+        let stages = self.inner.stages.len();
+        let prepared = self.inner.stages.get(stage);
+        let prepared = prepared.ok_or(PostError::NoSuchStage { stage, stages })?;
+        let device = prepared.device().ok_or(GpuError::NotForAStream)?;
+        let mut released = self.inner.released.lock().unwrap();
+        if !matches!(released[stage], Stage::Kept) {
             return Err(PostError::AlreadyReleased(stage));
         }
-        released[stage] = Some(prepared.post()?);
-        Ok(())
+        released[stage] = Stage::Promised;
+        Ok(device)
     }
 
     /// How a stage ended, if it was released and has.
     pub fn poll(&self, stage: usize) -> Option<Ended> {
-        self.released.lock().unwrap().get(stage)?.as_ref()?.poll()
+        match self.inner.released.lock().unwrap().get(stage)? {
+            Stage::Released(transfer) => transfer.poll(),
+            Stage::Failed => Some(NOT_POSTED),
+            Stage::Kept | Stage::Promised => None,
+        }
     }
 
     /// Stops every stage that was released; those that were not never go.
     pub fn cancel(&self) {
-        for transfer in self.released.lock().unwrap().iter().flatten() {
-            transfer.cancel();
+        for stage in self.inner.released.lock().unwrap().iter() {
+            if let Stage::Released(transfer) = stage {
+                transfer.cancel();
+            }
         }
     }
 
-    /// Waits for every released stage. The first that did not end as done is the answer, and the
-    /// fence is open if any stage's is.
+    /// Waits for every released stage, and for those that a stream or an event will release. The first that did not
+    /// end as done is the answer, and the fence is open if any stage's is.
     pub fn join(&self) -> Ended {
         loop {
             if let Some(ended) = self.wait(Duration::from_secs(1)) {
@@ -92,9 +193,21 @@ impl Staged {
     /// As [`Self::join`], for at most so long.
     pub fn wait(&self, timeout: Duration) -> Option<Ended> {
         let deadline = clock::after(clock::now(), timeout);
+        let mut released = self.inner.released.lock().unwrap();
+        while released.iter().any(|stage| matches!(stage, Stage::Promised)) {
+            let left = clock::until(deadline, clock::now());
+            if left == Duration::ZERO {
+                return None;
+            }
+            released = self.inner.changed.wait_timeout(released, left).unwrap().0;
+        }
         let mut all = Ended::DONE;
-        for transfer in self.released.lock().unwrap().iter().flatten() {
-            let ended = transfer.wait(clock::until(deadline, clock::now()))?;
+        for stage in released.iter() {
+            let ended = match stage {
+                Stage::Released(transfer) => transfer.wait(clock::until(deadline, clock::now()))?,
+                Stage::Failed => NOT_POSTED,
+                Stage::Kept | Stage::Promised => continue,
+            };
             if all.reason == Reason::Done {
                 all.reason = ended.reason;
             }
@@ -105,3 +218,7 @@ impl Staged {
         Some(all)
     }
 }
+
+/// A stage that a stream released and that could not be posted; the log says why.
+const NOT_POSTED: Ended =
+    Ended { reason: Reason::Failed(TransferError::Device), fence: Fence::Held };

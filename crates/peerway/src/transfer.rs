@@ -29,7 +29,7 @@ use crate::progress::shard::Command;
 use crate::session::Session;
 use crate::slots::TransferStats;
 use crate::transport::direct::{DirectJob, copy_all};
-use crate::transport::gpu::GpuJob;
+use crate::transport::gpu::{GpuJob, UserStream};
 
 /// A direct copy up to this size is done by the posting call: it takes about 10 µs cold.
 const INLINE_COPY: u64 = 32 << 10;
@@ -363,6 +363,32 @@ pub(crate) fn post(
     batch: &Batch,
     then: Then,
 ) -> Result<Transfer, PostError> {
+    check(endpoint, session, batch)?;
+    let way = way(endpoint, session, batch.direction, &batch.work);
+    post_by(endpoint, session, batch, then, way, None)
+}
+
+/// Posts a batch into a stream, if a GPU can carry it out by itself; else nothing is posted.
+///
+/// # Safety
+///
+/// The stream is alive and of the GPU that the batch's memory is of.
+pub(crate) unsafe fn post_in(
+    endpoint: &Arc<Inner>,
+    session: &Arc<Session>,
+    batch: &Batch,
+    stream: UserStream,
+) -> Result<Option<Transfer>, PostError> {
+    check(endpoint, session, batch)?;
+    let way = way(endpoint, session, batch.direction, &batch.work);
+    if !matches!(way, Way::Gpu(..)) {
+        return Ok(None);
+    }
+    post_by(endpoint, session, batch, Then::Leaves, way, Some(stream)).map(Some)
+}
+
+/// Whether a batch can be posted to a peer at all.
+fn check(endpoint: &Inner, session: &Arc<Session>, batch: &Batch) -> Result<(), PostError> {
     endpoint.check_open().map_err(PostError::from)?;
     if !session.is_alive() {
         return Err(PostError::PeerGone);
@@ -372,10 +398,20 @@ pub(crate) fn post(
     {
         return Err(PostError::OtherPeer);
     }
+    Ok(())
+}
+
+fn post_by(
+    endpoint: &Arc<Inner>,
+    session: &Arc<Session>,
+    batch: &Batch,
+    then: Then,
+    way: Way,
+    on: Option<UserStream>,
+) -> Result<Transfer, PostError> {
     let Batch { direction, work, class, deadline, tail } = batch;
     let total = work.shape.total();
     session.stats.transfers.fetch_add(1, Ordering::Relaxed);
-    let way = way(endpoint, session, *direction, work);
     let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
     if let (Way::Direct(path), true, true) = (&way, small, tail.is_empty()) {
         let path = *path;
@@ -413,7 +449,7 @@ pub(crate) fn post(
         Way::Gpu(device, _) => {
             let (work, tail) = (work.clone(), tail.clone());
             let job: Arc<dyn Job> =
-                GpuJob::new(endpoint.clone(), slot, *direction, work, device, deadline, tail);
+                GpuJob::new(endpoint.clone(), slot, *direction, work, device, deadline, tail, on);
             // The GPU is set to work at once; somebody must look when it is done.
             let more = job.step();
             if more && then == Then::Leaves {

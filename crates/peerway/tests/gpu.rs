@@ -490,3 +490,171 @@ fn a_thousand_allocations_and_transfers_leave_nothing_behind() {
     (0..1000).for_each(round);
     assert!(fds() <= before + 2, "{before} file descriptors became {}", fds());
 }
+
+/// A stream of the driver's, made through the same library that the engine uses.
+mod streams {
+    use std::ffi::c_void;
+    use std::sync::Arc;
+
+    use peerway_sys::Library;
+    use peerway_sys::cuda::{Cuda, Gpu, Stream};
+
+    pub(super) struct Mine {
+        pub(super) gpu: Arc<Gpu>,
+        pub(super) stream: Stream,
+    }
+
+    impl Mine {
+        pub(super) fn new() -> Self {
+            let cuda = Cuda::load(Library::Cuda.named()).unwrap();
+            let gpu = Gpu::open(&cuda, 0).unwrap();
+            let stream = Stream::new(&gpu).unwrap();
+            Self { gpu, stream }
+        }
+
+        pub(super) fn raw(&self) -> *mut c_void {
+            self.stream.raw()
+        }
+
+        /// Sets bytes when the stream comes to it.
+        pub(super) fn fill(&self, address: u64, value: u8, len: usize) {
+            // SAFETY: the tests keep the memory until the stream is through.
+            unsafe { self.gpu.fill(address, value, len, self.raw()).unwrap() };
+        }
+
+        pub(super) fn copy(&self, to: u64, from: u64, len: usize) {
+            // SAFETY: as above.
+            unsafe { self.gpu.copy(to, from, len, self.raw()).unwrap() };
+        }
+    }
+}
+
+#[test]
+fn a_transfer_in_a_stream_comes_after_what_is_before_it_and_before_what_is_after() {
+    if !has_gpu() {
+        return;
+    }
+    const LEN: usize = 3 << 20;
+    let mine = streams::Mine::new();
+    for pin in [Pin::Auto, Pin::Tcp, Pin::LocalRing] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        let here = a.allocate_gpu(0, LEN as u64).unwrap();
+        let there = b.allocate_gpu(0, LEN as u64).unwrap();
+        let seen = a.allocate_gpu(0, LEN as u64).unwrap();
+        let imported = peer.import(&there.advertise(Access::READ_WRITE).unwrap()).unwrap();
+        let write = peer.prepare(Batch::write(&here.all(), &imported.all()).unwrap()).unwrap();
+        let mut handles = Vec::new();
+        for round in 1..=10u8 {
+            mine.fill(here.addr(), round, LEN);
+            // SAFETY: the stream lives, and is of the GPU.
+            handles.push(unsafe { write.enqueue(mine.raw()).unwrap() });
+            mine.copy(seen.addr() + u64::from(round), there.addr(), 1);
+            // The source is free again: the next round overwrites it.
+            mine.fill(here.addr(), 0, LEN);
+        }
+        mine.stream.synchronize().unwrap();
+        for handle in &handles {
+            let ended = handle.wait(Duration::from_secs(10)).expect("the stream is through");
+            assert_eq!(ended.reason, Reason::Done, "{pin:?}");
+            assert_eq!(handle.runs(), 1);
+        }
+        let bytes = contents(&seen);
+        assert_eq!(bytes[1..=10], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "{pin:?}");
+        assert!(contents(&there).iter().all(|byte| *byte == 10), "{pin:?}");
+    }
+}
+
+#[test]
+fn a_captured_transfer_happens_each_time_its_graph_is_launched() {
+    if !has_gpu() {
+        return;
+    }
+    const LEN: usize = 100_000;
+    let mine = streams::Mine::new();
+    for pin in [Pin::Auto, Pin::Tcp, Pin::LocalRing] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        let here = a.allocate_gpu(0, LEN as u64).unwrap();
+        let source = a.allocate_gpu(0, LEN as u64).unwrap();
+        let there = b.allocate_gpu(0, LEN as u64).unwrap();
+        let imported = peer.import(&there.advertise(Access::WRITE).unwrap()).unwrap();
+        let batch = Batch::write(&here.all(), &imported.all()).unwrap().count(9);
+        let write = peer.prepare(batch).unwrap();
+        let mut enqueued = None;
+        let graph = peerway_sys::cuda::Graph::capture(&mine.stream, || {
+            mine.copy(here.addr(), source.addr(), LEN);
+            // SAFETY: the stream lives, and is of the GPU.
+            enqueued = Some(unsafe { write.enqueue(mine.raw()).unwrap() });
+            mine.fill(here.addr(), 0, LEN);
+            Ok::<(), peerway_sys::cuda::CudaError>(())
+        })
+        .unwrap();
+        let enqueued = enqueued.unwrap();
+        assert_eq!(enqueued.runs(), 0, "a capture is no launch");
+        for round in 1..=5u8 {
+            source.fill(0, LEN as u64, round).unwrap();
+            graph.launch(&mine.stream).unwrap();
+            mine.stream.synchronize().unwrap();
+            assert_eq!(enqueued.runs(), u64::from(round), "{pin:?}");
+            let ended = enqueued.wait(Duration::from_secs(10)).unwrap();
+            assert_eq!(ended.reason, Reason::Done, "{pin:?}");
+            assert!(contents(&there).iter().all(|byte| *byte == round), "{pin:?} {round}");
+            assert_eq!(
+                b.wait_counter(9, u64::from(round), Duration::from_secs(10)),
+                u64::from(round)
+            );
+        }
+        // A transfer that fails lets the stream go on.
+        there.revoke();
+        graph.launch(&mine.stream).unwrap();
+        mine.stream.synchronize().unwrap();
+        let ended = enqueued.wait(Duration::from_secs(10)).unwrap();
+        assert_eq!(ended.reason, Reason::Failed(TransferError::Revoked), "{pin:?}");
+        drop(graph);
+        // SAFETY: the graph is gone.
+        unsafe { enqueued.release() };
+    }
+}
+
+#[test]
+fn stages_go_when_a_stream_or_an_event_says_so() {
+    if !has_gpu() {
+        return;
+    }
+    const LAYER: u64 = 200_000;
+    let mine = streams::Mine::new();
+    for pin in [Pin::Auto, Pin::Tcp] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        let here = a.allocate_gpu(0, LAYER * 8).unwrap();
+        let there = b.allocate_gpu(0, LAYER * 8).unwrap();
+        let imported = peer.import(&there.advertise(Access::WRITE).unwrap()).unwrap();
+        let stages = (0..8u64).map(|i| {
+            let range = i * LAYER..(i + 1) * LAYER;
+            Batch::write(&here.slice(range.clone()), &imported.slice(range)).unwrap().count(50)
+        });
+        let staged = peer.stage(stages.collect()).unwrap();
+        let events: Vec<_> =
+            (0..8).map(|_| peerway_sys::cuda::Event::new(&mine.gpu).unwrap()).collect();
+        for i in 0..8u64 {
+            mine.fill(here.addr() + i * LAYER, i as u8 + 1, LAYER as usize);
+            // SAFETY: stream and events live until the end of this round.
+            unsafe {
+                if i % 2 == 0 {
+                    staged.release_in(i as usize, mine.raw()).unwrap();
+                } else {
+                    events[i as usize].record(mine.raw()).unwrap();
+                    staged.release_when(i as usize, events[i as usize].raw()).unwrap();
+                }
+            }
+        }
+        assert_eq!(staged.join().reason, Reason::Done);
+        assert_eq!(b.wait_counter(50, 8, Duration::from_secs(10)), 8, "{pin:?}");
+        let bytes = contents(&there);
+        for i in 0..8usize {
+            let layer = &bytes[i * LAYER as usize..(i + 1) * LAYER as usize];
+            assert!(layer.iter().all(|byte| *byte == i as u8 + 1), "{pin:?} layer {i}");
+        }
+    }
+}

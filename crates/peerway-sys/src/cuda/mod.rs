@@ -8,12 +8,14 @@
 mod error;
 pub mod ffi;
 mod gpu;
+mod graph;
 mod memory;
 mod stream;
 mod table;
 
 pub use error::CudaError;
 pub use gpu::{Facts, Gpu};
+pub use graph::Graph;
 pub use memory::{
     Exported, HostMemory, Mapped, Opened, Physical, PinnedRange, Plain, Pointer, Shared,
 };

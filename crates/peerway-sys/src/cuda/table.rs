@@ -19,7 +19,7 @@ pub struct Cuda {
 }
 
 /// Why there is no CUDA driver to call.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoCuda {
     /// There is no libcuda, or one without a function that is needed.
@@ -239,6 +239,13 @@ symbol_table! {
             ) -> CUresult;
             // 11.7; before, under a name without a version and with other rights
             fn cuStreamWaitValue64_v2(CUstream, CUdeviceptr, u64, c_uint) -> CUresult;
+            fn cuStreamBeginCapture_v2(CUstream, c_uint) -> CUresult;
+            fn cuStreamEndCapture(CUstream, *mut *mut c_void) -> CUresult;
+            // 11.4
+            fn cuGraphInstantiateWithFlags(*mut *mut c_void, *mut c_void, u64) -> CUresult;
+            fn cuGraphLaunch(*mut c_void, CUstream) -> CUresult;
+            fn cuGraphExecDestroy(*mut c_void) -> CUresult;
+            fn cuGraphDestroy(*mut c_void) -> CUresult;
         }
     }
 }

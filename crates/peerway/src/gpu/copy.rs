@@ -8,7 +8,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use peerway_core::work::{Blocks, Cursor, Shape};
-use peerway_sys::cuda::{CudaError, Stream};
+use peerway_sys::cuda::CudaError;
+use peerway_sys::cuda::ffi::CUstream;
 
 use super::device::{Device, Flag, Kernels, Mark, RAISED};
 use super::staging::Buffer;
@@ -57,14 +58,11 @@ enum How {
 impl Done {
     fn mark(
         device: &Arc<Device>,
-        stream: &Stream,
+        stream: CUstream,
         list: Option<Buffer>,
     ) -> Result<Self, CudaError> {
-        // SAFETY: a stream of the device's own.
-        let mark = unsafe { device.mark(stream.raw()) }.inspect_err(|_| {
-            // What was submitted runs without a mark: it must not outlive the memory.
-            let _ = stream.synchronize();
-        })?;
+        // SAFETY: the stream that the copy was put into.
+        let mark = unsafe { device.mark(stream) }.inspect_err(|_| settle(device, stream))?;
         Ok(Self { how: How::Mark(mark), _list: list })
     }
 
@@ -128,13 +126,14 @@ thread_local! {
 /// Pieces of one submission: what a list buffer holds.
 pub(crate) const MOST_RUNS: usize = Buffer::LEN / size_of::<Run>();
 
-/// Gathers pieces with `fill` and submits them.
+/// Gathers pieces with `fill` and submits them, to the stream that is given or to one of our own.
 ///
 /// # Safety
 ///
-/// Every piece that `fill` gives is memory that stays valid until the copy is done.
+/// Every piece that `fill` gives is memory that stays valid until the copy is done; the stream is of that GPU.
 pub(crate) unsafe fn submit<E: From<CudaError>>(
     device: &Arc<Device>,
+    on: Option<CUstream>,
     fill: impl FnOnce(&mut Gathered) -> Result<(), E>,
 ) -> Result<Option<Done>, E> {
     let mut list = LIST.take();
@@ -146,7 +145,7 @@ pub(crate) unsafe fn submit<E: From<CudaError>>(
             return Ok(None);
         }
         // SAFETY: the caller's promise.
-        unsafe { start(device, &list) }.map(Some).map_err(E::from)
+        unsafe { start(device, on, &list) }.map(Some).map_err(E::from)
     });
     LIST.set(list);
     done
@@ -155,14 +154,19 @@ pub(crate) unsafe fn submit<E: From<CudaError>>(
 /// # Safety
 ///
 /// As for [`submit`].
-unsafe fn start(device: &Arc<Device>, list: &Gathered) -> Result<Done, CudaError> {
-    let stream = device.stream();
+unsafe fn start(
+    device: &Arc<Device>,
+    on: Option<CUstream>,
+    list: &Gathered,
+) -> Result<Done, CudaError> {
+    let stream = on.unwrap_or_else(|| device.stream().raw());
     let count = list.runs.len();
     let short = list.bytes / (count as u64) < SHORT;
     let kernels = if list.by_kernel && short { device.kernels() } else { None };
     if let Some(kernels) = kernels {
-        if count <= FEW && list.bytes <= FEW_BYTES {
-            let flag = device.flag(stream.raw());
+        // A stream of somebody else's may be gone when a flag that does not come is asked about.
+        if count <= FEW && list.bytes <= FEW_BYTES && on.is_none() {
+            let flag = device.flag(stream);
             if let Some(flag) = flag {
                 // SAFETY: the caller's promise.
                 return unsafe { start_few(kernels, stream, &list.runs, flag) };
@@ -185,15 +189,15 @@ unsafe fn start(device: &Arc<Device>, list: &Gathered) -> Result<Done, CudaError
             // SAFETY: the kernel's two parameters; the list stays with `Done`; the rest is the caller's
             // promise.
             unsafe {
-                kernels.module.launch(kernels.runs, blocks, THREADS, stream.raw(), arguments)?;
+                kernels.module.launch(kernels.runs, blocks, THREADS, stream, arguments)?;
             }
             return Done::mark(device, stream, Some(buffer));
         }
     }
     for run in &list.runs {
         // SAFETY: the caller's promise.
-        let put = unsafe { device.gpu.copy(run.dst, run.src, run.len as usize, stream.raw()) };
-        put.inspect_err(|_| drop(stream.synchronize()))?;
+        let put = unsafe { device.gpu.copy(run.dst, run.src, run.len as usize, stream) };
+        put.inspect_err(|_| settle(device, stream))?;
     }
     Done::mark(device, stream, None)
 }
@@ -203,7 +207,7 @@ unsafe fn start(device: &Arc<Device>, list: &Gathered) -> Result<Done, CudaError
 /// As for [`submit`], and there are at most [`FEW`] runs.
 unsafe fn start_few(
     kernels: &Kernels,
-    stream: &Stream,
+    stream: CUstream,
     runs: &[Run],
     flag: Flag,
 ) -> Result<Done, CudaError> {
@@ -217,7 +221,7 @@ unsafe fn start_few(
     let threads = (bytes / 64).clamp(32, 1024).next_multiple_of(32) as u32;
     let threads = threads.max(32 * (runs.len() as u32).min(32));
     // SAFETY: the kernel's three parameters, which the driver copies; the rest is the caller's promise.
-    unsafe { kernels.module.launch(kernels.few, 1, threads, stream.raw(), arguments)? };
+    unsafe { kernels.module.launch(kernels.few, 1, threads, stream, arguments)? };
     Ok(Done { how: How::Flag(flag), _list: None })
 }
 
@@ -229,6 +233,7 @@ unsafe fn start_few(
 /// As for [`submit`]; `sides` are the addresses of the two regions.
 pub(crate) unsafe fn submit_blocks(
     device: &Arc<Device>,
+    on: Option<CUstream>,
     shape: &Shape,
     at: &Cursor,
     sides: Sides,
@@ -269,12 +274,18 @@ pub(crate) unsafe fn submit_blocks(
         (&raw mut len).cast(),
         (&raw mut count).cast(),
     ];
-    let stream = device.stream();
+    let stream = on.unwrap_or_else(|| device.stream().raw());
     let blocks = grid(device, count);
     // SAFETY: the kernel's eight parameters; the indices stay with `Done`; blocks lie in their regions, which the
     // shape was checked for; the rest is the caller's promise.
-    unsafe { kernels.module.launch(kernels.blocks, blocks, THREADS, stream.raw(), arguments)? };
+    unsafe { kernels.module.launch(kernels.blocks, blocks, THREADS, stream, arguments)? };
     Done::mark(device, stream, Some(buffer)).map(Some)
+}
+
+/// What was submitted runs without a mark: it must not outlive the memory.
+fn settle(device: &Device, stream: CUstream) {
+    // SAFETY: the stream that the copy was put into.
+    let _ = unsafe { device.gpu.synchronize(stream) };
 }
 
 /// Blocks of one submission.

@@ -16,7 +16,7 @@ const STREAMS: usize = 4;
 /// Events kept for the next copy.
 const EVENTS: usize = 64;
 /// Words by which kernels say that they are done.
-const FLAGS: usize = 256;
+pub(super) const FLAGS: usize = 4096;
 
 /// See the module.
 pub(crate) struct Device {
@@ -40,6 +40,8 @@ struct Learned {
 struct Flags {
     memory: HostMemory,
     free: ArrayQueue<u32>,
+    /// Those that a stream may still look at.
+    retired: Mutex<Vec<(Flag, Mark)>>,
 }
 
 /// The copy kernels, loaded.
@@ -56,6 +58,8 @@ impl Device {
         let streams = (0..STREAMS).map(|_| Stream::new(&gpu)).collect::<Result<_, _>>()?;
         // A cache line each, so that no kernel's answer disturbs who looks for another's.
         let memory = HostMemory::allocate(&gpu, FLAGS * 64)?;
+        // SAFETY: all of it, which nobody else knows yet. Streams look at eight bytes, of which four are the word.
+        unsafe { memory.ptr().write_bytes(0, memory.len()) };
         let free = ArrayQueue::new(FLAGS);
         for flag in 0..FLAGS as u32 {
             let _ = free.push(flag);
@@ -65,7 +69,7 @@ impl Device {
             streams,
             next: AtomicUsize::new(0),
             events: ArrayQueue::new(EVENTS),
-            flags: Flags { memory, free },
+            flags: Flags { memory, free, retired: Mutex::default() },
             kernels: OnceLock::new(),
             learned: Mutex::default(),
         })
@@ -161,6 +165,11 @@ impl Device {
 
     /// A word for a kernel to write to; `None` when all are taken.
     pub(crate) fn flag(self: &Arc<Self>, stream: CUstream) -> Option<Flag> {
+        self.flags
+            .retired
+            .lock()
+            .unwrap()
+            .retain(|(_, passed)| !matches!(passed.is_done(), Ok(true)));
         let index = self.flags.free.pop()?;
         let flag = Flag { device: self.clone(), index, stream };
         flag.word().store(0, Ordering::Relaxed);
@@ -230,6 +239,22 @@ impl Flag {
     pub(crate) fn is_raised(&self) -> bool {
         // pairs with the kernel's fence before it writes the word
         self.word().load(Ordering::Acquire) == RAISED
+    }
+
+    /// Gives it back when a stream has come to a mark.
+    pub(super) fn retire(self, passed: Mark) {
+        let device = self.device.clone();
+        device.flags.retired.lock().unwrap().push((self, passed));
+    }
+
+    /// Lets whoever waits for it go on.
+    pub(crate) fn raise(&self) {
+        self.word().store(RAISED, Ordering::Release);
+    }
+
+    /// Has whoever waits for it from now on wait for the next time.
+    pub(crate) fn lower(&self) {
+        self.word().store(0, Ordering::Release);
     }
 
     /// The same as a place in the stream, for who wants to sleep, or to learn that the kernel failed.

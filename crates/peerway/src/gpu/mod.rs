@@ -16,6 +16,7 @@ mod memory;
 pub(crate) mod pin;
 pub(crate) mod share;
 pub(crate) mod staging;
+pub(crate) mod stream;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -28,10 +29,12 @@ pub use self::memory::{
 };
 pub use peerway_sys::cuda::Facts;
 
+pub use self::stream::Enqueued;
+
 use self::device::Device;
 
 /// GPU memory could not be had, or is not what it was said to be.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
     /// There is no driver, or none that can be used.
@@ -70,6 +73,21 @@ pub enum GpuError {
         /// Its length.
         allocated: u64,
         /// Whose memory.
+        gpu: u32,
+    },
+    /// A transfer without GPU memory has no place in a stream.
+    #[error(
+        "neither side of the transfer is memory of a GPU of this process: it has no place in a stream"
+    )]
+    NotForAStream,
+    /// No word in pinned memory is free to wait for.
+    #[error(
+        "{most} transfers wait in streams of GPU {gpu} already; let some end, or release captured ones"
+    )]
+    TooManyInStreams {
+        /// How many can.
+        most: usize,
+        /// The GPU.
         gpu: u32,
     },
     /// What was to be imported is not what an export gave.

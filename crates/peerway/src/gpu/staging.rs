@@ -117,7 +117,7 @@ impl Staged {
             Ok::<(), CudaError>(())
         };
         // SAFETY: the caller's promise; the buffer is ours until then.
-        let done = unsafe { copy::submit(device, fill)? };
+        let done = unsafe { copy::submit(device, None, fill)? };
         Ok(Self { done, buffer })
     }
 
@@ -142,7 +142,7 @@ impl Staged {
             Ok::<(), CudaError>(())
         };
         // SAFETY: the caller's promise; the buffer is ours until then.
-        let done = unsafe { copy::submit(device, fill)? };
+        let done = unsafe { copy::submit(device, None, fill)? };
         Ok(Self { done, buffer })
     }
 

@@ -12,6 +12,7 @@ use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
+use peerway_sys::cuda::ffi::CUstream;
 
 use crate::batch::{Direction, Tail, Work};
 use crate::clock;
@@ -47,8 +48,19 @@ pub(crate) struct GpuJob {
     deadline: u64,
     tail: Tail,
     chunk: u64,
+    /// A stream of the user's that the copies are put into, all at once.
+    on: Option<UserStream>,
     state: Mutex<State>,
 }
+
+/// A stream that its owner keeps until the post has returned; nothing is put into it later.
+#[derive(Clone, Copy)]
+pub(crate) struct UserStream(pub(crate) CUstream);
+
+// SAFETY: streams may be used by any thread.
+unsafe impl Send for UserStream {}
+// SAFETY: as above.
+unsafe impl Sync for UserStream {}
 
 struct State {
     at: Cursor,
@@ -80,6 +92,7 @@ impl Drop for Gates {
 }
 
 impl GpuJob {
+    #[allow(clippy::too_many_arguments, reason = "one caller; a struct would only rename them")]
     pub(crate) fn new(
         endpoint: Arc<Inner>,
         slot: SlotId,
@@ -88,6 +101,7 @@ impl GpuJob {
         device: Arc<Device>,
         deadline: u64,
         tail: Tail,
+        on: Option<UserStream>,
     ) -> Arc<Self> {
         let chunk = if work.is_on_gpus() { CHUNK } else { HOST_CHUNK };
         if chunk == HOST_CHUNK && work.shape.total() >= WORTH_PINNING {
@@ -101,7 +115,7 @@ impl GpuJob {
             moved: clock::now(),
         };
         let state = Mutex::new(state);
-        Arc::new(Self { endpoint, slot, direction, work, device, deadline, tail, chunk, state })
+        Arc::new(Self { endpoint, slot, direction, work, device, deadline, tail, chunk, on, state })
     }
 
     /// Looks at what is under way and submits more; true when something moved.
@@ -122,7 +136,8 @@ impl GpuJob {
             moved = true;
         }
         self.check(state, now);
-        while state.stop.is_none() && state.at.left() > 0 && state.running.len() < WINDOW {
+        let window = if self.on.is_some() { usize::MAX } else { WINDOW };
+        while state.stop.is_none() && state.at.left() > 0 && state.running.len() < window {
             match self.submit(&mut state.at, now) {
                 Ok(Some(chunk)) => state.running.push_back(chunk),
                 Ok(None) => {}
@@ -164,6 +179,7 @@ impl GpuJob {
         let mut gates = Gates::default();
         let start = *at;
         let writes = self.direction == Direction::Write;
+        let on = self.on.map(|UserStream(stream)| stream);
         self.endpoint.slots.slot(self.slot).sent_at.store(now, Ordering::Relaxed);
         if let Some((local, remote, items)) = work.shape.whole_blocks(at) {
             let most = (self.chunk / local.len.max(1)).clamp(1, MOST_BLOCKS as u64);
@@ -175,8 +191,9 @@ impl GpuJob {
             self.enter(&mut gates, remote.region)?;
             hooks::about_to_copy();
             // SAFETY: the work keeps both regions, and the gates keep the remote one valid.
-            let done =
-                unsafe { copy::submit_blocks(&self.device, &work.shape, &part, sides, writes)? };
+            let done = unsafe {
+                copy::submit_blocks(&self.device, on, &work.shape, &part, sides, writes)?
+            };
             if let Some(done) = done {
                 work.shape.advance(at, part.left());
                 let bytes = part.left();
@@ -200,7 +217,7 @@ impl GpuJob {
             Ok::<(), Refused>(())
         };
         // SAFETY: as above.
-        let done = unsafe { copy::submit(&self.device, fill)? };
+        let done = unsafe { copy::submit(&self.device, on, fill)? };
         let bytes = start.left() - at.left();
         Ok(done.map(|done| Chunk { done, bytes, submitted: now, _gates: gates }))
     }

@@ -91,6 +91,53 @@ fn a_round_trip_is_measured() {
     assert!(rows.len() == 2 && rows.iter().all(|row| row["op"] == "pingpong"), "{rows:?}");
 }
 
+/// Without a CUDA driver, a GPU's or a stand-in named in `PEERWAY_CUDA_SO`, only the refusal is looked at.
+#[test]
+fn gpu_memory_is_measured_or_refused_in_one_line() {
+    let all = ["gpu-ipc", "local-ring", "tcp"];
+    for (memory, flags, paths) in [
+        ("gpu", "", &all[..]),
+        ("gpu-plain,host", "--paths auto", &all[..1]),
+        ("pinned,gpu", "--paths auto", &all[..1]),
+    ] {
+        let line = format!(
+            "--memory {memory} {flags} --seconds 0.01 --sizes 4K,100003 --iovs 1,3 --json -"
+        );
+        let output = finish(bench(&line).spawn().unwrap());
+        let told = String::from_utf8(output.stderr).unwrap();
+        if !output.status.success() {
+            assert_eq!(output.status.code(), Some(1), "{told}");
+            assert!(told.starts_with("peerway: no GPU can be used: "), "{told}");
+            // The reason, and that once.
+            assert_eq!((told.lines().count(), told.matches("libcuda (").count()), (1, 1), "{told}");
+            eprintln!("skipped: {told}");
+            return;
+        }
+        let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), paths.len() * 2 * 2 * 2, "paths, operations, sizes, pieces");
+        let (local, remote) = memory.split_once(',').unwrap_or((memory, memory));
+        let mut seen: Vec<&str> = Vec::new();
+        for row in &rows {
+            assert!(row["memory_local"] == local && row["memory_remote"] == remote, "{row}");
+            assert!(row["limit_gbps"].as_f64().unwrap() > 0.0, "{row}");
+            seen.push(row["path"].as_str().unwrap());
+        }
+        seen.dedup();
+        assert_eq!(seen, paths, "{told}");
+        assert!(told.contains(&format!("memory: local {local}, remote {remote}\n")), "{told}");
+        assert!(told.contains("limit, GPU:"), "{told}");
+        assert_eq!(told.contains("limit, local-ring and tcp:"), paths.len() > 1, "{told}");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_one_line() {
+    let output = finish(bench("--memory gpu --gpu 4000").spawn().unwrap());
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("GPU") && told.lines().count() == 1, "{told}");
+}
+
 #[test]
 fn a_killed_second_process_ends_the_run_with_one_line() {
     let child = bench("--seconds 60 --sizes 4K --paths tcp").spawn().unwrap();

@@ -13,6 +13,7 @@ use peerway::Pin;
 use super::clock::Stopwatch;
 use super::control::{Control, Lost};
 use super::copies::Mate;
+use super::memory::Memory;
 use super::perftest::port;
 use super::plan::Plan;
 use super::report::{Compared, Report};
@@ -23,12 +24,16 @@ use super::{Measure, Mode, memory, plot, serve};
 
 /// What is tried on one machine.
 const LOCAL: [Pin; 5] = [Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp, Pin::Ib];
+/// What is tried on one machine with GPU memory.
+const GPU: [Pin; 3] = [Pin::Auto, Pin::LocalRing, Pin::Tcp];
 /// What is tried to another machine.
 const REMOTE: [Pin; 2] = [Pin::Auto, Pin::Tcp];
 
 /// Measures on this machine, with a second process of its own.
 pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
     let plan = Plan::new(measure)?;
+    // The other process sees the same GPUs.
+    measure.places().iter().try_for_each(|place| place.check())?;
     let outputs = Outputs::open(measure)?;
     let (second, control) = Second::start()?;
     let (asked, killed) = (second.clone(), second.clone());
@@ -36,10 +41,7 @@ pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
     let trouble =
         move || asked.ended().map(|status| format!("the second process ended ({status})"));
     let dog = start_watchdog(measure, &bar, trouble, move || killed.kill());
-    let mut pins = LOCAL;
-    if port::has_efa() {
-        pins[LOCAL.len() - 1] = Pin::Efa;
-    }
+    let pins = pins(measure);
     let report = run(measure, &plan, &pins, control, second::HERE, &dog, &bar);
     let report = report.map_err(|error| second.blame(error));
     bar.finish_and_clear();
@@ -47,9 +49,24 @@ pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
     outputs.write(report?)
 }
 
+/// The paths of one machine that memory of this kind can take.
+fn pins(measure: &Measure) -> Vec<Pin> {
+    if measure.has_gpu() {
+        return GPU.to_vec();
+    }
+    let mut pins = LOCAL.to_vec();
+    if port::has_efa() {
+        pins[LOCAL.len() - 1] = Pin::Efa;
+    }
+    // Nobody else can map what the driver pinned.
+    pins.retain(|pin| *pin != Pin::LocalMap || measure.memory[1] == Memory::Host);
+    pins
+}
+
 /// Measures against `bench serve` on another machine.
 pub(crate) fn across(address: &str, measure: &Measure) -> anyhow::Result<()> {
     let plan = Plan::new(measure)?;
+    measure.places()[0].check()?;
     let outputs = Outputs::open(measure)?;
     let stream = reach(address)?;
     let ip = serve::prepare(&stream)?;
@@ -94,9 +111,10 @@ fn run(
         watch: Stopwatch::new(),
         dog,
         mate: Mate::start(),
-        scratch: memory::touched(plan.largest())?,
+        scratch: memory::touched(if measure.has_gpu() { 0 } else { plan.largest() })?,
         seconds: measure.seconds,
         ip,
+        places: measure.places(),
         devices: measure.devices(),
         perftest: measure.perftest,
     };
@@ -104,6 +122,8 @@ fn run(
         failed: Vec::new(),
         report: Report {
             lines: Vec::new(),
+            memory: measure.memory,
+            told: Default::default(),
             besides: Vec::new(),
             compared: Vec::new(),
             registrations: Vec::new(),
@@ -149,6 +169,7 @@ impl Finished {
         bar: &ProgressBar,
     ) -> anyhow::Result<()> {
         let name = session.name.clone();
+        self.report.told.clone_from(&session.told);
         let end = bar.position() + plan.rows.len() as u64 + 1;
         if self.report.lines.iter().any(|line| line.path == name) {
             self.report

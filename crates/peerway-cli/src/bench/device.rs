@@ -31,9 +31,9 @@ enum Buffer {
 }
 
 impl Buffer {
-    fn new(place: Place, len: u64) -> anyhow::Result<Self> {
+    fn new(place: Place, len: u64, copier: u32) -> anyhow::Result<Self> {
         Ok(if place.memory.is_gpu() {
-            Self::Device(place.on_gpu(len)?)
+            Self::Device(place.on_gpu(len, &[copier])?)
         } else {
             Self::Pinned(PinnedMemory::allocate(usize::try_from(len)?).map_err(once)?)
         })
@@ -57,7 +57,7 @@ impl Driver {
         let gpu = Gpu::open(&cuda, ordinal)?;
         let stream = Stream::new(&gpu)?;
         let [local, remote] = places;
-        let buffers = [Buffer::new(local, len)?, Buffer::new(remote, len)?];
+        let buffers = [Buffer::new(local, len, ordinal)?, Buffer::new(remote, len, ordinal)?];
         Ok(Self { gpu, stream, buffers, len })
     }
 

@@ -90,14 +90,14 @@ impl Place {
         Ok(())
     }
 
-    /// Memory of the GPU, in the way that is asked for and no other.
-    pub(crate) fn on_gpu(self, len: u64) -> anyhow::Result<DeviceMemory> {
+    /// Memory of the GPU, in the way that is asked for and no other, which these GPUs may use too.
+    pub(crate) fn on_gpu(self, len: u64, peers: &[u32]) -> anyhow::Result<DeviceMemory> {
         let from = match self.memory {
             Memory::GpuFd => DeviceMemoryKind::PosixFd,
             Memory::GpuPlain => DeviceMemoryKind::Plain,
             _ => DeviceMemoryKind::Fabric,
         };
-        let options = DeviceMemoryOptions::default().from(from);
+        let options = DeviceMemoryOptions::default().from(from).peers(peers);
         let memory = DeviceMemory::allocate(self.gpu, len, &options).map_err(once)?;
         ensure!(
             self.memory != Memory::GpuFd || memory.kind() == from,
@@ -124,7 +124,7 @@ impl Place {
                 Ok((endpoint.register(memory)?, "cuMemHostAlloc".to_owned()))
             }
             Memory::Gpu | Memory::GpuFd | Memory::GpuPlain => {
-                let memory = self.on_gpu(len)?;
+                let memory = self.on_gpu(len, &[])?;
                 let why = memory.why_not_better().map(|why| format!(" ({why})"));
                 let told =
                     format!("GPU {}, {}{}", self.gpu, memory.kind(), why.unwrap_or_default());

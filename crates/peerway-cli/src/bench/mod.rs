@@ -5,13 +5,14 @@
 //! `bench serve`, told the same over a TCP connection (`control`, `serve`). A path is opened by
 //! `session`, its rows are timed by `measure` beside their limit (`copies`, `raw`; `kernel` for what bounds CMA; `perftest` for
 //! RDMA devices; `device` and `same` for GPU memory), and the result is
-//! printed by `report` and drawn by `plot`.
+//! printed by `report` and drawn by `plot`. `kinds` compares the kinds of GPU memory.
 
 mod clock;
 mod control;
 mod copies;
 mod device;
 mod kernel;
+mod kinds;
 mod layout;
 mod limit;
 mod measure;
@@ -53,6 +54,7 @@ Examples:
   peerway bench --paths verbs --perftest --rdma-dev mlx5_0,mlx5_1   beside ib_write_bw
   peerway bench --memory gpu                        GPU memory on both sides
   peerway bench --memory pinned,gpu --op read       out of a GPU into pinned host memory
+  peerway bench --memory-kinds                      what GPU memory that can be shared costs
   peerway bench serve                               one machine of two ...
   peerway bench connect 192.0.2.7:7400 --op read    ... and the other
 
@@ -132,6 +134,10 @@ pub(crate) struct Measure {
     /// GPU of this process and, after a comma, of the other one if it differs, by number.
     #[arg(long, value_name = "N[,M]", value_parser = gpus, default_value = "0")]
     pub(crate) gpu: [u32; 2],
+    /// Measure kinds of GPU memory instead, shared as a file descriptor and plain, in turns: allocating
+    /// and freeing, copies inside a process, transfers to the other one.
+    #[arg(long, conflicts_with_all = ["plot", "paths", "sizes", "iovs", "op", "memory", "mode"])]
+    pub(crate) memory_kinds: bool,
     /// RDMA device of this process and, after a comma, of the other one, such as mlx5_0,mlx5_1
     /// [default: all that PEERWAY_RDMA_DEV leaves].
     #[arg(long, value_delimiter = ',', value_name = "DEV,DEV", num_args = 1)]
@@ -309,6 +315,7 @@ mod tests {
             "--memory gpu,host,gpu",
             "--memory ,gpu",
             "--gpu -1",
+            "--memory-kinds --sizes 4K",
             "--gpu 0,1,2",
             "connect",
         ] {

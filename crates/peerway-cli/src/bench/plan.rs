@@ -141,6 +141,7 @@ pub(crate) mod tests {
             registration: false,
             memory: [Memory::Host; 2],
             gpu: [0; 2],
+            memory_kinds: false,
         }
     }
 

@@ -14,6 +14,7 @@ use super::memory::Memory;
 use super::{Op, size};
 
 mod compared;
+pub(crate) mod kinds;
 mod registration;
 pub(crate) use compared::Compared;
 pub(crate) use registration::Registration;

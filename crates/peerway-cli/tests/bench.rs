@@ -91,6 +91,79 @@ fn a_round_trip_is_measured() {
     assert!(rows.len() == 2 && rows.iter().all(|row| row["op"] == "pingpong"), "{rows:?}");
 }
 
+/// Whether it is one line that says why there is no GPU, and says it once.
+fn no_gpu(told: &str) -> bool {
+    let reason = ["peerway: no GPU can be used: ", "peerway: there is no GPU 0: "];
+    told.lines().count() == 1
+        && reason.iter().any(|reason| told.starts_with(reason))
+        && told.matches("libcuda (").count() <= 1
+}
+
+/// Without a CUDA driver, a GPU's or a stand-in named in `PEERWAY_CUDA_SO`, only the refusal is looked at.
+#[test]
+fn gpu_memory_is_measured_or_refused_in_one_line() {
+    let all = ["gpu-ipc", "local-ring", "tcp"];
+    // All at once: most of a run of this length is the second in which both sides rest.
+    let runs = [
+        ("gpu", "", &all[..]),
+        ("gpu-plain,host", "--paths auto", &all[..1]),
+        ("pinned,gpu", "--paths auto", &all[..1]),
+    ]
+    .map(|(memory, flags, paths)| {
+        let line = format!(
+            "--memory {memory} {flags} --seconds 0.01 --sizes 4K,100003 --iovs 1,3 --json -"
+        );
+        (memory, paths, bench(&line).spawn().unwrap())
+    });
+    for (memory, paths, run) in runs {
+        let output = finish(run);
+        let told = String::from_utf8(output.stderr).unwrap();
+        if !output.status.success() {
+            assert_eq!(output.status.code(), Some(1), "{told}");
+            assert!(no_gpu(&told), "{told}");
+            eprintln!("skipped: {told}");
+            continue;
+        }
+        let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(rows.len(), paths.len() * 2 * 2 * 2, "paths, operations, sizes, pieces");
+        let (local, remote) = memory.split_once(',').unwrap_or((memory, memory));
+        let mut seen: Vec<&str> = Vec::new();
+        for row in &rows {
+            assert!(row["memory_local"] == local && row["memory_remote"] == remote, "{row}");
+            assert!(row["limit_gbps"].as_f64().unwrap() > 0.0, "{row}");
+            seen.push(row["path"].as_str().unwrap());
+        }
+        seen.dedup();
+        assert_eq!(seen, paths, "{told}");
+        assert!(told.contains(&format!("memory: local {local}, remote {remote}\n")), "{told}");
+        assert!(told.contains("limit, GPU:"), "{told}");
+        assert_eq!(told.contains("limit, local-ring and tcp:"), paths.len() > 1, "{told}");
+    }
+}
+
+#[test]
+fn kinds_of_gpu_memory_are_compared_or_refused_in_one_line() {
+    let output = finish(bench("--memory-kinds --seconds 0.01 --json -").spawn().unwrap());
+    let told = String::from_utf8(output.stderr).unwrap();
+    if !output.status.success() {
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(no_gpu(&told), "{told}");
+        return;
+    }
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(rows.len(), 4 * 2 * 2, "things, sizes, kinds");
+    assert!(rows.iter().all(|row| row["p50_us"].as_f64().unwrap() > 0.0), "{rows:?}");
+    assert!(told.contains("% of gpu-plain") && told.contains("gpu-ipc read"), "{told}");
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_one_line() {
+    let output = finish(bench("--memory gpu --gpu 4000").spawn().unwrap());
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("GPU") && told.lines().count() == 1, "{told}");
+}
+
 #[test]
 fn a_killed_second_process_ends_the_run_with_one_line() {
     let child = bench("--seconds 60 --sizes 4K --paths tcp").spawn().unwrap();

@@ -15,12 +15,13 @@ use serde::{Deserialize, Serialize};
 use super::Op;
 use super::kernel::Theirs;
 use super::layout::Layout;
+use super::memory::Place;
 use super::perftest::Ask;
 
 /// Longer lines are no request of ours; the longest carries a descriptor and a list of addresses.
 const MAX_LINE: u64 = 64 << 10;
 
-/// What the serving process is asked for. It has one endpoint and one buffer at a time.
+/// What the serving process is asked for. It has one endpoint at a time, and one buffer that rows are checked in.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) enum Request {
     /// The first request: both must be of one version.
@@ -33,8 +34,9 @@ pub(crate) enum Request {
     Perftest { ask: Ask },
     /// The end of that server.
     StopPerftest,
-    /// A new buffer, shareable or private, with its pages in place; answered by its descriptor.
-    Memory { len: u64, shared: bool },
+    /// A new buffer with its pages in place, host memory being shareable or private; answered by its
+    /// descriptor. The buffers before it go, unless it is one more.
+    Memory { len: u64, shared: bool, place: Place, more: bool },
     /// The pattern into the buffer.
     Fill { len: u64, seed: u64 },
     /// No pattern in the buffer.
@@ -60,6 +62,11 @@ pub(crate) enum Request {
 pub(crate) enum Reply {
     Done,
     Bytes(Vec<u8>),
+    /// A buffer's descriptor, and what the memory came to.
+    Memory {
+        descriptor: Vec<u8>,
+        told: String,
+    },
     Name(String),
     Sum(u64),
     Seconds(f64),
@@ -113,6 +120,20 @@ impl Control {
     pub(crate) fn bytes(&mut self, request: &Request) -> anyhow::Result<Vec<u8>> {
         match self.ask(request)? {
             Reply::Bytes(bytes) => Ok(bytes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// See [`Request::Memory`].
+    pub(crate) fn memory(
+        &mut self,
+        place: Place,
+        len: u64,
+        shared: bool,
+        more: bool,
+    ) -> anyhow::Result<(Vec<u8>, String)> {
+        match self.ask(&Request::Memory { len, shared, place, more })? {
+            Reply::Memory { descriptor, told } => Ok((descriptor, told)),
             other => Err(unexpected(&other)),
         }
     }

@@ -1,5 +1,7 @@
 //! What a path is measured against.
 
+use super::memory::Memory;
+
 /// The kind of a path's limit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Against {
@@ -9,12 +11,19 @@ pub(crate) enum Against {
     Sockets,
     /// perftest, where it is asked for and has such a row.
     Perftest,
+    /// A copy by the CUDA driver inside one process.
+    Driver,
+    /// The same path with host memory.
+    HostMemory,
 }
 
 impl Against {
-    /// By the name that rows have for their path.
-    pub(crate) fn of(path: &str) -> Self {
+    /// By the name that rows have for their path, and the memory of both sides.
+    pub(crate) fn of(path: &str, memory: [Memory; 2]) -> Self {
+        let gpu = memory.iter().any(|memory| memory.is_gpu());
         match path {
+            "gpu-ipc" => Self::Driver,
+            _ if gpu => Self::HostMemory,
             "tcp" => Self::Sockets,
             "verbs" | "efa" => Self::Perftest,
             _ => Self::Copies,

@@ -1,11 +1,140 @@
-//! Buffers with their pages in place, refused rather than swapped out or killed for.
+//! Buffers of the host and of GPUs, with their pages in place, refused rather than swapped out or killed for.
 
+use std::fmt;
 use std::fs;
+use std::str::FromStr;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
+use peerway::gpu::{DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions, GpuError, PinnedMemory};
 use peerway::{Endpoint, Region};
+use serde::{Deserialize, Serialize};
 
 use super::size;
+
+/// What memory a side's buffer is.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Memory {
+    /// Of the host.
+    #[default]
+    Host,
+    /// Of a GPU, allocated in the best way that works there.
+    Gpu,
+    /// Of a GPU, handed over as a file descriptor.
+    GpuFd,
+    /// Of a GPU, by `cuMemAlloc`.
+    GpuPlain,
+    /// Of the host, where GPUs reach it at full speed.
+    Pinned,
+}
+
+impl Memory {
+    /// As flags and rows name them.
+    const NAMES: [(Self, &str); 5] = [
+        (Self::Host, "host"),
+        (Self::Gpu, "gpu"),
+        (Self::GpuFd, "gpu-fd"),
+        (Self::GpuPlain, "gpu-plain"),
+        (Self::Pinned, "pinned"),
+    ];
+
+    /// Whether only a GPU reaches it.
+    pub(crate) fn is_gpu(self) -> bool {
+        matches!(self, Self::Gpu | Self::GpuFd | Self::GpuPlain)
+    }
+
+    /// Whether a CUDA driver is needed for it.
+    pub(crate) fn needs_driver(self) -> bool {
+        self != Self::Host
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::NAMES.iter().find(|(memory, _)| memory == self);
+        f.pad(name.map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::NAMES.iter().find(|(_, name)| *name == text);
+        found.map(|(memory, _)| *memory).ok_or_else(|| {
+            let names: Vec<&str> = Self::NAMES.iter().map(|(_, name)| *name).collect();
+            format!("expected one of {}, for both sides or two of them", names.join(", "))
+        })
+    }
+}
+
+/// The memory of a side, and which GPU it is of where it is of one.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) struct Place {
+    pub(crate) memory: Memory,
+    pub(crate) gpu: u32,
+}
+
+impl Place {
+    /// Says why not, if this process cannot have such memory.
+    pub(crate) fn check(self) -> anyhow::Result<()> {
+        if !self.memory.needs_driver() {
+            return Ok(());
+        }
+        let count = peerway::gpu::devices().map_err(once)?.len();
+        if !self.memory.is_gpu() {
+            ensure!(count > 0, "pinned memory needs a GPU, and the driver shows none");
+        } else if self.gpu as usize >= count {
+            bail!("there is no GPU {}: the driver shows {count}", self.gpu);
+        }
+        Ok(())
+    }
+
+    /// Memory of the GPU, in the way that is asked for and no other, which these GPUs may use too.
+    pub(crate) fn on_gpu(self, len: u64, peers: &[u32]) -> anyhow::Result<DeviceMemory> {
+        let from = match self.memory {
+            Memory::GpuFd => DeviceMemoryKind::PosixFd,
+            Memory::GpuPlain => DeviceMemoryKind::Plain,
+            _ => DeviceMemoryKind::Fabric,
+        };
+        let options = DeviceMemoryOptions::default().from(from).peers(peers);
+        let memory = DeviceMemory::allocate(self.gpu, len, &options).map_err(once)?;
+        ensure!(
+            self.memory != Memory::GpuFd || memory.kind() == from,
+            "no {from} memory on GPU {}: {}",
+            self.gpu,
+            memory.why_not_better().unwrap_or_default()
+        );
+        Ok(memory)
+    }
+
+    /// A region of such memory, and what it came to where that is not known beforehand. Host memory can be
+    /// mapped by local peers if it is to be `shared`.
+    pub(crate) fn region(
+        self,
+        endpoint: &Endpoint,
+        len: u64,
+        shared: bool,
+    ) -> anyhow::Result<(Region, String)> {
+        match self.memory {
+            Memory::Host => Ok((region(endpoint, len, shared)?, String::new())),
+            Memory::Pinned => {
+                ensure_room(len)?;
+                let memory = PinnedMemory::allocate(usize::try_from(len)?).map_err(once)?;
+                Ok((endpoint.register(memory)?, "cuMemHostAlloc".to_owned()))
+            }
+            Memory::Gpu | Memory::GpuFd | Memory::GpuPlain => {
+                let memory = self.on_gpu(len, &[])?;
+                let why = memory.why_not_better().map(|why| format!(" ({why})"));
+                let told =
+                    format!("GPU {}, {}{}", self.gpu, memory.kind(), why.unwrap_or_default());
+                let region = endpoint.register_gpu(memory)?;
+                region.fill(0, len, 1)?;
+                Ok((region, told))
+            }
+        }
+    }
+}
 
 /// A run has two buffers of a size in each of its two processes.
 const SHARE: u64 = 4;
@@ -49,6 +178,11 @@ pub(crate) fn region(endpoint: &Endpoint, len: u64, shared: bool) -> anyhow::Res
     Ok(region)
 }
 
+/// The error without its causes, which its sentence has already.
+pub(crate) fn once(error: GpuError) -> anyhow::Error {
+    anyhow!("{error}")
+}
+
 fn ensure_room(len: u64) -> anyhow::Result<()> {
     let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
     let fits = free.is_none_or(|free| len <= free / SHARE);
@@ -76,6 +210,23 @@ mod tests {
         let text = "MemTotal:       24000 kB\nMemAvailable:   12000 kB\n";
         assert_eq!(available(text), Some(12_000 << 10));
         assert_eq!(available("MemTotal: 1 kB"), None);
+    }
+
+    #[test]
+    fn names_read_back_as_programs_see_them() {
+        for (memory, name) in Memory::NAMES {
+            assert_eq!(name.parse(), Ok(memory));
+            assert_eq!(memory.to_string(), name);
+            assert_eq!(serde_json::to_value(memory).unwrap(), name);
+        }
+        assert!("vram".parse::<Memory>().unwrap_err().contains("gpu-plain"));
+    }
+
+    #[test]
+    fn host_memory_asks_no_driver() {
+        assert!(Place { memory: Memory::Host, gpu: 99 }.check().is_ok());
+        let error = Place { memory: Memory::Gpu, gpu: 99 }.check().unwrap_err().to_string();
+        assert!(error.contains("GPU"), "{error}");
     }
 
     #[test]

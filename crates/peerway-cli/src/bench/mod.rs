@@ -4,13 +4,15 @@
 //! started here (`second`) and told what to do over its standard input; with two machines it is
 //! `bench serve`, told the same over a TCP connection (`control`, `serve`). A path is opened by
 //! `session`, its rows are timed by `measure` beside their limit (`copies`, `raw`; `kernel` for what bounds CMA; `perftest` for
-//! RDMA devices), and the result is
-//! printed by `report` and drawn by `plot`.
+//! RDMA devices; `device` and `same` for GPU memory), and the result is
+//! printed by `report` and drawn by `plot`. `kinds` compares the kinds of GPU memory.
 
 mod clock;
 mod control;
 mod copies;
+mod device;
 mod kernel;
+mod kinds;
 mod layout;
 mod limit;
 mod measure;
@@ -23,6 +25,7 @@ mod pong;
 mod raw;
 mod report;
 mod run;
+mod same;
 mod second;
 mod serve;
 mod session;
@@ -36,6 +39,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use peerway::Pin;
 use serde::{Deserialize, Serialize};
 
+use memory::{Memory, Place};
+
 /// What to measure and where to put the result.
 #[derive(Debug, Args)]
 #[command(
@@ -47,6 +52,9 @@ Examples:
   peerway bench --sizes 4K --iovs 100000            a block list, scattered on both sides
   peerway bench --mode pingpong --sizes 256         half a round trip
   peerway bench --paths verbs --perftest --rdma-dev mlx5_0,mlx5_1   beside ib_write_bw
+  peerway bench --memory gpu                        GPU memory on both sides
+  peerway bench --memory pinned,gpu --op read       out of a GPU into pinned host memory
+  peerway bench --memory-kinds                      what GPU memory that can be shared costs
   peerway bench serve                               one machine of two ...
   peerway bench connect 192.0.2.7:7400 --op read    ... and the other
 
@@ -54,6 +62,9 @@ Every row is timed in turns with its limit, the best that this machine does with
 bytes are compared at the end; the definitions stand under the table. Large rows of local-cma are also
 timed in turns with what bounds that path, the kernel's process_vm_readv by one and by two threads:
 kernel_gbps in the JSON, null in other rows.
+
+With GPU memory the limit of gpu-ipc is one copy of the same bytes by the driver inside one process;
+on other paths it is the same path with host memory, so that the last column is the percentage of that.
 
 Rows of RDMA devices have a limit only with --perftest: seven turns or more of ours and of perftest,
 between the same two devices and with as many requests under way, of which the medians are compared."
@@ -97,10 +108,11 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
     /// Paths to measure [default: local-map,local-cma,local-ring,tcp, and verbs where there
-    /// are RDMA devices; to another machine auto,tcp].
+    /// are RDMA devices; with GPU memory auto,local-ring,tcp; to another machine auto,tcp].
     #[arg(long, value_delimiter = ',', value_name = "PATH,...", value_parser = pin)]
     pub(crate) paths: Vec<Pin>,
-    /// Sizes of one piece, such as 4K [default: 256,1K,4K,16K,64K,256K,1M,10M,16M,100M].
+    /// Sizes of one piece, such as 4K [default: 256,1K,4K,16K,64K,256K,1M,10M,16M,100M; with GPU
+    /// memory 256,4K,64K,1M,16M,64M,256M].
     #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = size::parse)]
     pub(crate) sizes: Vec<u64>,
     /// Pieces that a transfer is made of [default: 1,128, and 100000 of 4K]. More than 1024 go as a
@@ -114,6 +126,18 @@ pub(crate) struct Measure {
     /// kernel's bound takes two fifths more where it is measured.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.6")]
     pub(crate) seconds: f64,
+    /// Memory of this process and, after a comma, of the other one if it differs: host; gpu, in the
+    /// best way that works; gpu-fd, shared as a file descriptor; gpu-plain, by cuMemAlloc; pinned, of
+    /// the host for GPUs.
+    #[arg(long, value_name = "LOCAL[,REMOTE]", value_parser = memories, default_value = "host")]
+    pub(crate) memory: [Memory; 2],
+    /// GPU of this process and, after a comma, of the other one if it differs, by number.
+    #[arg(long, value_name = "N[,M]", value_parser = gpus, default_value = "0")]
+    pub(crate) gpu: [u32; 2],
+    /// Measure kinds of GPU memory instead, shared as a file descriptor and plain, in turns: allocating
+    /// and freeing, copies inside a process, transfers to the other one.
+    #[arg(long, conflicts_with_all = ["plot", "paths", "sizes", "iovs", "op", "memory", "mode"])]
+    pub(crate) memory_kinds: bool,
     /// RDMA device of this process and, after a comma, of the other one, such as mlx5_0,mlx5_1
     /// [default: all that PEERWAY_RDMA_DEV leaves].
     #[arg(long, value_delimiter = ',', value_name = "DEV,DEV", num_args = 1)]
@@ -135,6 +159,16 @@ impl Measure {
     /// RDMA devices, ours and the other side's.
     pub(crate) fn devices(&self) -> [Option<String>; 2] {
         [self.rdma_dev.first().cloned(), self.rdma_dev.get(1).cloned()]
+    }
+
+    /// The memory of this side and of the other one.
+    pub(crate) fn places(&self) -> [Place; 2] {
+        [0, 1].map(|side| Place { memory: self.memory[side], gpu: self.gpu[side] })
+    }
+
+    /// Whether a side's memory is a GPU's.
+    pub(crate) fn has_gpu(&self) -> bool {
+        self.memory.iter().any(|memory| memory.is_gpu())
     }
 }
 
@@ -195,6 +229,24 @@ fn pin(text: &str) -> Result<Pin, String> {
     text.parse().map_err(|_| format!("expected {}", Pin::ALLOWED))
 }
 
+fn memories(text: &str) -> Result<[Memory; 2], String> {
+    let [local, remote] = sides(text);
+    Ok([local.parse()?, remote.parse()?])
+}
+
+fn gpus(text: &str) -> Result<[u32; 2], String> {
+    let number = |text: &str| {
+        text.parse().map_err(|_| "expected a GPU's number for both sides, or two".to_owned())
+    };
+    let [local, remote] = sides(text);
+    Ok([number(local)?, number(remote)?])
+}
+
+/// One value is for both sides.
+fn sides(text: &str) -> [&str; 2] {
+    text.split_once(',').map_or([text, text], |(local, remote)| [local, remote])
+}
+
 /// A block list of four million entries is 16 MiB on each side: more says nothing new.
 const MAX_PIECES: u32 = 1 << 22;
 
@@ -232,6 +284,14 @@ mod tests {
         assert_eq!(args.measure.sizes, [4096, 1 << 20]);
         assert_eq!(args.measure.iovs, [1, 128]);
         assert_eq!(args.measure.op, Ops::Read);
+        assert_eq!(args.measure.memory, [Memory::Host; 2]);
+        let args = parse("--memory gpu-plain,pinned --gpu 3").unwrap();
+        assert_eq!(args.measure.memory, [Memory::GpuPlain, Memory::Pinned]);
+        assert_eq!(args.measure.gpu, [3, 3]);
+        assert!(args.measure.has_gpu());
+        let args = parse("--memory gpu --gpu 1,0").unwrap();
+        let place = |gpu| Place { memory: Memory::Gpu, gpu };
+        assert_eq!(args.measure.places(), [place(1), place(0)]);
         let Some(Role::Connect { address, measure }) =
             parse("connect host --seconds 2").unwrap().role
         else {
@@ -251,6 +311,12 @@ mod tests {
             "--seconds 0",
             "--seconds nan",
             "--op copy",
+            "--memory vram",
+            "--memory gpu,host,gpu",
+            "--memory ,gpu",
+            "--gpu -1",
+            "--memory-kinds --sizes 4K",
+            "--gpu 0,1,2",
             "connect",
         ] {
             let error = parse(line).err().unwrap_or_else(|| panic!("{line} was accepted"));

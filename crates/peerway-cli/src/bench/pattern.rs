@@ -11,14 +11,18 @@ use super::layout::{Layout, Side, mix};
 /// Bytes handled at a time: inside L2, so that filling costs no more than one pass over memory.
 const CHUNK: usize = 64 << 10;
 
+/// The same for memory of a GPU, where every read and write is a copy that is waited for.
+const GPU_CHUNK: usize = 4 << 20;
+
 /// What a destination is set to before a row: no pattern has a run of it.
 pub(crate) const BLANK: u8 = 0xEE;
 
 /// Fills the first `len` bytes of the region with the pattern of `seed`.
 pub(crate) fn fill(region: &Region, len: u64, seed: u64) -> Result<(), WorkError> {
-    let mut chunk = vec![0; CHUNK];
-    for at in (0..len).step_by(CHUNK) {
-        let part = &mut chunk[..(len - at).min(CHUNK as u64) as usize];
+    let size = if region.gpu().is_some() { GPU_CHUNK } else { CHUNK };
+    let mut chunk = vec![0; size.min(len as usize)];
+    for at in (0..len).step_by(size) {
+        let part = &mut chunk[..(len - at).min(size as u64) as usize];
         write_pattern(part, seed, at);
         region.write_at(at, part)?;
     }
@@ -32,8 +36,22 @@ pub(crate) fn blank(region: &Region, len: u64) -> Result<(), WorkError> {
 
 /// The sum of the row's pieces in the order in which they are transferred.
 pub(crate) fn checksum(region: &Region, layout: &Layout, side: Side) -> Result<u64, WorkError> {
-    let mut chunk = vec![0; CHUNK];
     let mut sum = Sum::default();
+    if region.gpu().is_some() {
+        // Piece by piece a GPU would be waited for a hundred thousand times.
+        let mut all = vec![0; layout.total() as usize];
+        for (i, chunk) in all.chunks_mut(GPU_CHUNK).enumerate() {
+            region.read_at((i * GPU_CHUNK) as u64, chunk)?;
+        }
+        for index in layout.indices(side) {
+            let start = index as usize * layout.size as usize;
+            for part in all[start..start + layout.size as usize].chunks(CHUNK) {
+                sum.add(part);
+            }
+        }
+        return Ok(sum.0);
+    }
+    let mut chunk = vec![0; CHUNK];
     for index in layout.indices(side) {
         let start = u64::from(index) * layout.size;
         for at in (0..layout.size).step_by(CHUNK) {

@@ -1,12 +1,15 @@
 //! Which rows a run has.
 
 use super::layout::Layout;
+use super::memory::Memory;
 use super::size;
 use super::{Measure, Mode, Op, Ops};
 
 /// The sizes that peers of this engine report.
 const SIZES: [u64; 10] =
     [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 10 << 20, 16 << 20, 100 << 20];
+/// GPUs need larger ones to come to speed, and fewer between: their copies differ by start-up and bandwidth.
+const GPU_SIZES: [u64; 7] = [256, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20];
 const IOVS: [u32; 2] = [1, 128];
 
 /// The block list of a paged KV cache: 100,000 blocks of 4 KiB.
@@ -50,6 +53,12 @@ impl Plan {
                 "--mode pingpong is a write of one piece and a write back: no --op read or --iovs"
             );
         }
+        if pingpong && measure.memory != [Memory::Host; 2] {
+            anyhow::bail!("--mode pingpong is for host memory: no --memory");
+        }
+        if measure.perftest && measure.has_gpu() {
+            anyhow::bail!("--perftest measures host memory: not with --memory gpu");
+        }
         let ops: &[Op] = match (pingpong, measure.op) {
             (true, _) => &[Op::Pingpong],
             (_, Ops::Write) => &[Op::Write],
@@ -57,7 +66,11 @@ impl Plan {
             (_, Ops::Both) => &[Op::Write, Op::Read],
         };
         let all_by_default = measure.sizes.is_empty() && measure.iovs.is_empty() && !pingpong;
-        let sizes = if measure.sizes.is_empty() { &SIZES[..] } else { &measure.sizes };
+        let sizes = match (measure.sizes.is_empty(), measure.has_gpu()) {
+            (true, true) => &GPU_SIZES[..],
+            (true, false) => &SIZES,
+            _ => &measure.sizes,
+        };
         let iovs = match (pingpong, measure.iovs.is_empty()) {
             (true, _) => &[1][..],
             (_, true) => &IOVS,
@@ -126,6 +139,9 @@ pub(crate) mod tests {
             rdma_dev: Vec::new(),
             perftest: false,
             registration: false,
+            memory: [Memory::Host; 2],
+            gpu: [0; 2],
+            memory_kinds: false,
         }
     }
 
@@ -152,7 +168,22 @@ pub(crate) mod tests {
         let pingpong = Measure { mode: Mode::Pingpong, ..defaults() };
         assert_eq!(Plan::new(&pingpong).unwrap().rows.len(), 10);
         assert!(Plan::new(&Measure { op: Ops::Read, ..pingpong }).is_err());
+        let gpu = [Memory::Gpu, Memory::Pinned];
+        let plan = Plan::new(&Measure { memory: gpu, ..defaults() }).unwrap();
+        // 7 single sizes, 4 of 128 pieces (to 1M), and the block list; twice.
+        assert_eq!(plan.rows.len(), 2 * (7 + 4 + 1));
         let too_much = Measure { sizes: vec![1 << 30], iovs: vec![2], ..defaults() };
         assert!(Plan::new(&too_much).unwrap_err().to_string().contains("2 x 1G"));
+    }
+
+    #[test]
+    fn what_is_only_for_host_memory_is_refused_in_a_sentence() {
+        let refused = |measure: &Measure| Plan::new(measure).unwrap_err().to_string();
+        let pinned = [Memory::Host, Memory::Pinned];
+        let pingpong = Measure { mode: Mode::Pingpong, memory: pinned, ..defaults() };
+        assert!(refused(&pingpong).contains("host memory"));
+        let perftest = Measure { perftest: true, memory: [Memory::Gpu; 2], ..defaults() };
+        assert!(refused(&perftest).contains("host memory"));
+        assert!(Plan::new(&Measure { memory: pinned, ..perftest }).is_ok());
     }
 }

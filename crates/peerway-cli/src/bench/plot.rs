@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use super::limit::Against;
-use super::report::Line;
+use super::report::{Line, between};
 use super::{Op, size};
 
 const WIDTH: f64 = 1000.0;
@@ -18,11 +18,12 @@ const TOP: f64 = 50.0;
 const BOTTOM: f64 = 500.0;
 
 /// Distinct also to eyes that see no red or green (a palette of Okabe and Ito).
-const COLOURS: [(&str, &str); 4] = [
+const COLOURS: [(&str, &str); 5] = [
     ("local-map", "#0072b2"),
     ("local-cma", "#009e73"),
     ("local-ring", "#e69f00"),
     ("tcp", "#d55e00"),
+    ("gpu-ipc", "#56b4e9"),
 ];
 const OTHER: &str = "#cc79a7";
 
@@ -33,8 +34,11 @@ pub(crate) fn svg(lines: &[Line]) -> String {
     let curves = curves(&lines);
     let axes = Axes::around(&curves);
     let mut out = String::new();
+    let pieces = if iovs == 1 { "one piece".to_owned() } else { format!("{iovs} pieces") };
+    let memory = lines.first().and_then(|line| between([line.memory_local, line.memory_remote]));
+    let memory = memory.map_or_else(String::new, |memory| format!("; memory: {memory}"));
     // Writing to a string does not fail.
-    let _ = draw(&mut out, &axes, &curves, iovs);
+    let _ = draw(&mut out, &axes, &curves, &format!("{pieces}{memory}"));
     out
 }
 
@@ -71,9 +75,12 @@ fn curves(lines: &[&Line]) -> Vec<Curve> {
         add(&name, colour_of(&line.path), dash, (line.size as f64, line.gbps));
     }
     // Limits are measured beside every row; of several that mean the same, the median is drawn.
-    let local: Of = |line| line.limit_gbps.filter(|_| Against::of(&line.path) == Against::Copies);
-    let tcp: Of = |line| line.limit_gbps.filter(|_| Against::of(&line.path) == Against::Sockets);
-    let rdma: Of = |line| line.limit_gbps.filter(|_| Against::of(&line.path) == Against::Perftest);
+    let local: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Copies);
+    let tcp: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Sockets);
+    let rdma: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Perftest);
+    let driver: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Driver);
+    let ring: Of = |line| of_host_memory(line, "local-ring");
+    let tcp_of_host: Of = |line| of_host_memory(line, "tcp");
     let mut sizes: Vec<u64> = lines.iter().map(|line| line.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
@@ -81,6 +88,9 @@ fn curves(lines: &[&Line]) -> Vec<Curve> {
         ("limit, local: a copy", "#555555", local),
         ("limit, tcp: a socket", "#999999", tcp),
         ("limit, RDMA: perftest", "#777777", rdma),
+        ("limit, GPU: the driver's copy", "#555555", driver),
+        ("local-ring, host memory", colour_of("local-ring"), ring),
+        ("tcp, host memory", colour_of("tcp"), tcp_of_host),
         ("process_vm_readv", colour_of("local-cma"), |line| line.kernel_gbps),
     ] {
         for size in &sizes {
@@ -97,6 +107,11 @@ fn curves(lines: &[&Line]) -> Vec<Curve> {
         curve.points.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     }
     curves
+}
+
+/// What the path does with host memory, beside a row of GPU memory.
+fn of_host_memory(line: &Line, path: &str) -> Option<f64> {
+    line.limit_gbps.filter(|_| line.path == path && line.against() == Against::HostMemory)
 }
 
 /// What of a row belongs to a limit.
@@ -155,18 +170,17 @@ fn ticks((low, high): (f64, f64)) -> impl Iterator<Item = f64> {
         .filter(move |tick| (low - NEAR..=high + NEAR).contains(tick))
 }
 
-fn draw(out: &mut String, axes: &Axes, curves: &[Curve], iovs: u32) -> std::fmt::Result {
+fn draw(out: &mut String, axes: &Axes, curves: &[Curve], what: &str) -> std::fmt::Result {
     writeln!(
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
          font-family=\"sans-serif\" font-size=\"12\" fill=\"#222222\">"
     )?;
     writeln!(out, "<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#ffffff\"/>")?;
-    let pieces = if iovs == 1 { "one piece".to_owned() } else { format!("{iovs} pieces") };
     writeln!(
         out,
         "<text x=\"{LEFT}\" y=\"28\" font-size=\"16\">peerway {} bench: GB/s by size, transfers of \
-         {pieces}</text>",
+         {what}</text>",
         env!("CARGO_PKG_VERSION")
     )?;
     draw_grid(out, axes)?;
@@ -275,6 +289,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::memory::Memory;
     use crate::bench::report::tests::line;
 
     /// Every tag is closed in order, attributes are quoted, and no number is missing.
@@ -315,6 +330,21 @@ mod tests {
         assert_eq!(svg.matches("<polyline").count(), 13);
         assert_eq!(svg.matches("<circle").count(), 52 + 13, "a dot a row, and in the legend");
         for label in [">256<", ">4K<", ">16M<", ">tcp read<", ">limit, tcp: a socket<", "GB/s"] {
+            assert!(svg.contains(label), "{label}");
+        }
+    }
+
+    #[test]
+    fn rows_of_gpu_memory_name_it_and_their_own_limits() {
+        let of = |path| Line { memory_local: Memory::GpuPlain, ..line(path, Op::Write, 4096, 1) };
+        let svg = svg(&[of("gpu-ipc"), of("local-ring"), of("tcp")]);
+        check(&svg);
+        assert_eq!(svg.matches("<polyline").count(), 6);
+        for label in [
+            "memory: local gpu-plain, remote host<",
+            ">limit, GPU: the driver's copy<",
+            ">tcp, host memory<",
+        ] {
             assert!(svg.contains(label), "{label}");
         }
     }

@@ -10,9 +10,11 @@ use serde::Serialize;
 use super::layout::Layout;
 use super::limit::Against;
 use super::measure::{Figures, Times};
+use super::memory::Memory;
 use super::{Op, size};
 
 mod compared;
+pub(crate) mod kinds;
 mod registration;
 pub(crate) use compared::Compared;
 pub(crate) use registration::Registration;
@@ -21,6 +23,10 @@ pub(crate) use registration::Registration;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Line {
     pub(crate) path: String,
+    /// Of this process.
+    pub(crate) memory_local: Memory,
+    /// Of the other one.
+    pub(crate) memory_remote: Memory,
     pub(crate) op: Op,
     /// Bytes of one piece.
     pub(crate) size: u64,
@@ -39,10 +45,18 @@ pub(crate) struct Line {
 
 impl Line {
     /// A row of that path.
-    pub(crate) fn new(path: &str, op: Op, layout: &Layout, figures: &Figures) -> Self {
+    pub(crate) fn new(
+        path: &str,
+        [memory_local, memory_remote]: [Memory; 2],
+        op: Op,
+        layout: &Layout,
+        figures: &Figures,
+    ) -> Self {
         let p50 = figures.times.p50();
         Self {
             path: path.to_owned(),
+            memory_local,
+            memory_remote,
             op,
             size: layout.size,
             iovs: layout.iovs,
@@ -53,6 +67,11 @@ impl Line {
             kernel_gbps: figures.kernel_gbps,
             cpu_s_per_gb: figures.cpu_s_per_gb,
         }
+    }
+
+    /// What its limit is.
+    pub(crate) fn against(&self) -> Against {
+        Against::of(&self.path, [self.memory_local, self.memory_remote])
     }
 
     fn cells(&self) -> [String; 10] {
@@ -121,6 +140,9 @@ impl Spread {
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) lines: Vec<Line>,
+    /// Of this side and of the other one, and what it came to where that was not known before.
+    pub(crate) memory: [Memory; 2],
+    pub(crate) told: [String; 2],
     /// Rows beside perftest.
     pub(crate) compared: Vec<Compared>,
     pub(crate) registrations: Vec<Registration>,
@@ -143,6 +165,9 @@ impl fmt::Display for Report {
             if pingpong { "round trip" } else { "transfer" },
             self.seconds
         )?;
+        if let Some(memory) = between(self.memory) {
+            writeln!(f, "memory: {memory}")?;
+        }
         writeln!(
             f,
             "GB/s = bytes / p50 time{}; GB = 10^9 bytes, K = 1024; CPU s/GB of both processes\n",
@@ -196,7 +221,7 @@ impl Report {
     }
 
     fn write_limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let has = |against| self.lines.iter().any(|line| Against::of(&line.path) == against);
+        let has = |against| self.lines.iter().any(|line| line.against() == against);
         if has(Against::Copies) {
             writeln!(
                 f,
@@ -207,6 +232,31 @@ impl Report {
             writeln!(
                 f,
                 "              nobody is told of them, so no transfer comes near on small sizes"
+            )?;
+        }
+        if has(Against::Driver) {
+            writeln!(
+                f,
+                "limit, GPU:   one cuMemcpyAsync of all bytes and a wait, inside one process, {};",
+                if self.memory.iter().all(|memory| memory.is_gpu()) {
+                    "between two buffers of GPU memory"
+                } else {
+                    "between GPU memory and pinned host memory"
+                }
+            )?;
+            writeln!(f, "              several pieces are measured against one of their total")?;
+        }
+        if has(Against::HostMemory) {
+            let mut paths: Vec<&str> = Vec::new();
+            for line in self.lines.iter().filter(|line| line.against() == Against::HostMemory) {
+                if !paths.contains(&line.path.as_str()) {
+                    paths.push(&line.path);
+                }
+            }
+            writeln!(
+                f,
+                "limit, {}: the same transfers with host memory on both sides, in the same session",
+                paths.join(" and ")
             )?;
         }
         self.write_kernel(f)?;
@@ -234,15 +284,41 @@ impl Report {
                 }
             )?;
         }
-        writeln!(
-            f,
-            "memory:       local-map: allocated by the endpoint, 4K pages; other paths: private, huge pages advised"
-        )?;
+        self.write_memory(f)?;
         writeln!(
             f,
             "verified:     the bytes of every row; reading the clock ({} ns) is taken off each time",
             self.clock_cost.as_nanos()
         )
+    }
+
+    /// What the memory is.
+    fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const HOST: &str =
+            "allocated by the endpoint, 4K pages; other paths: private, huge pages advised";
+        if self.memory == [Memory::Host; 2] {
+            return writeln!(f, "memory:       local-map: {HOST}");
+        }
+        let mut head = "memory:";
+        for (side, (memory, told)) in
+            ["local", "remote"].into_iter().zip(self.memory.iter().zip(&self.told))
+        {
+            let told = match memory {
+                Memory::Host if side == "local" => "private, huge pages advised".to_owned(),
+                Memory::Host => format!("local-map, gpu-ipc: {HOST}"),
+                _ => told.clone(),
+            };
+            writeln!(f, "{head:<13} {side} {memory}: {told}")?;
+            head = "";
+        }
+        let [local, remote] = self.memory;
+        if local == Memory::Host && remote.is_gpu() {
+            writeln!(
+                f,
+                "              nothing here uses a GPU, so none copies for this side; --memory pinned,{remote} has one"
+            )?;
+        }
+        Ok(())
     }
 
     /// What bounds local-cma, a line for each row of which it was measured.
@@ -283,6 +359,12 @@ impl Report {
              after a second of rest"
         )
     }
+}
+
+/// The memory of the two sides in a few words, where it is not the host's on both.
+pub(crate) fn between([local, remote]: [Memory; 2]) -> Option<String> {
+    let host = [local, remote] == [Memory::Host; 2];
+    (!host).then(|| format!("local {local}, remote {remote}"))
 }
 
 /// A number with three digits that say something.
@@ -330,6 +412,8 @@ pub(crate) mod tests {
     pub(crate) fn line(path: &str, op: Op, size: u64, iovs: u32) -> Line {
         Line {
             path: path.to_owned(),
+            memory_local: Memory::Host,
+            memory_remote: Memory::Host,
             op,
             size,
             iovs,
@@ -351,6 +435,8 @@ pub(crate) mod tests {
                 Line { kernel_gbps: Some(3.0), ..line("local-cma", Op::Read, 1 << 20, 1) },
                 line("tcp", Op::Write, 4096, 100_000),
             ],
+            memory: [Memory::Host; 2],
+            told: Default::default(),
             compared: Vec::new(),
             registrations: Vec::new(),
             besides: vec![Besides {
@@ -381,6 +467,8 @@ pub(crate) mod tests {
                 "iovs",
                 "kernel_gbps",
                 "limit_gbps",
+                "memory_local",
+                "memory_remote",
                 "op",
                 "p50_us",
                 "p99_us",
@@ -389,6 +477,7 @@ pub(crate) mod tests {
             ]
         );
         assert_eq!(row["op"], "read");
+        assert_eq!(row["memory_local"], "host");
         assert_eq!(row["size"], 4096);
         assert_eq!(row["iovs"], 128);
         assert!(row["kernel_gbps"].is_null());
@@ -409,6 +498,34 @@ pub(crate) mod tests {
         assert!(found(&["limit, local:"]) && found(&["limit, tcp:"]));
         assert!(found(&["local-cma: not measured: refused"]));
         assert!(text.lines().all(|line| line.trim_end() == line));
+    }
+
+    #[test]
+    fn the_memory_of_both_sides_is_told_with_its_limits() {
+        let memory = [Memory::Gpu, Memory::Host];
+        let of = |path| Line {
+            memory_local: memory[0],
+            memory_remote: memory[1],
+            ..line(path, Op::Write, 4096, 1)
+        };
+        let text = Report {
+            lines: vec![of("gpu-ipc"), of("local-ring"), of("local-ring"), of("tcp")],
+            memory,
+            told: ["GPU 0, posix-fd".to_owned(), String::new()],
+            ..report()
+        }
+        .to_string();
+        for part in [
+            "memory: local gpu, remote host\n",
+            "limit, GPU:   one cuMemcpyAsync",
+            "between GPU memory and pinned host memory;",
+            "limit, local-ring and tcp: the same transfers with host memory",
+            "local gpu: GPU 0, posix-fd\n",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("limit, tcp:") && !text.contains("limit, local:"), "{text}");
+        assert!(!report().to_string().contains("remote host"));
     }
 
     #[test]

@@ -9,26 +9,37 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use peerway::Pin;
+use serde::Serialize;
 
 use super::clock::Stopwatch;
 use super::control::{Control, Lost};
 use super::copies::Mate;
+use super::memory::{Memory, Place};
 use super::perftest::port;
 use super::plan::Plan;
+use super::report::kinds::Kinds;
 use super::report::{Compared, Report};
 use super::second::{self, Second};
 use super::session::{Session, Tools};
 use super::watchdog::{self, Verdict, Watchdog};
-use super::{Measure, Mode, memory, plot, serve};
+use super::{Measure, Mode, kinds, memory, plot, serve};
 
 /// What is tried on one machine.
 const LOCAL: [Pin; 5] = [Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp, Pin::Ib];
+/// What is tried on one machine with GPU memory.
+const GPU: [Pin; 3] = [Pin::Auto, Pin::LocalRing, Pin::Tcp];
 /// What is tried to another machine.
 const REMOTE: [Pin; 2] = [Pin::Auto, Pin::Tcp];
 
 /// Measures on this machine, with a second process of its own.
 pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
     let plan = Plan::new(measure)?;
+    // The other process sees the same GPUs.
+    measure.places().iter().try_for_each(|place| place.check())?;
+    if measure.memory_kinds {
+        let gpus = measure.gpu.map(|gpu| Place { memory: Memory::Gpu, gpu });
+        gpus.iter().try_for_each(|place| place.check())?;
+    }
     let outputs = Outputs::open(measure)?;
     let (second, control) = Second::start()?;
     let (asked, killed) = (second.clone(), second.clone());
@@ -36,10 +47,14 @@ pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
     let trouble =
         move || asked.ended().map(|status| format!("the second process ended ({status})"));
     let dog = start_watchdog(measure, &bar, trouble, move || killed.kill());
-    let mut pins = LOCAL;
-    if port::has_efa() {
-        pins[LOCAL.len() - 1] = Pin::Efa;
+    if measure.memory_kinds {
+        let report = kinds(measure, control, &dog).map_err(|error| second.blame(error));
+        bar.finish_and_clear();
+        drop(dog);
+        let report = report?;
+        return outputs.rows(&report.to_string(), &report.rows);
     }
+    let pins = pins(measure);
     let report = run(measure, &plan, &pins, control, second::HERE, &dog, &bar);
     let report = report.map_err(|error| second.blame(error));
     bar.finish_and_clear();
@@ -47,9 +62,27 @@ pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
     outputs.write(report?)
 }
 
+/// The paths of one machine that memory of this kind can take.
+fn pins(measure: &Measure) -> Vec<Pin> {
+    if measure.has_gpu() {
+        return GPU.to_vec();
+    }
+    let mut pins = LOCAL.to_vec();
+    if port::has_efa() {
+        pins[LOCAL.len() - 1] = Pin::Efa;
+    }
+    // Nobody else can map what the driver pinned.
+    pins.retain(|pin| *pin != Pin::LocalMap || measure.memory[1] == Memory::Host);
+    pins
+}
+
 /// Measures against `bench serve` on another machine.
 pub(crate) fn across(address: &str, measure: &Measure) -> anyhow::Result<()> {
     let plan = Plan::new(measure)?;
+    if measure.memory_kinds {
+        bail!("--memory-kinds is measured on one machine: not with `bench connect`");
+    }
+    measure.places()[0].check()?;
     let outputs = Outputs::open(measure)?;
     let stream = reach(address)?;
     let ip = serve::prepare(&stream)?;
@@ -61,6 +94,13 @@ pub(crate) fn across(address: &str, measure: &Measure) -> anyhow::Result<()> {
     bar.finish_and_clear();
     drop(dog);
     outputs.write(report?)
+}
+
+/// Measures kinds of GPU memory.
+fn kinds(measure: &Measure, control: Control, dog: &Watchdog) -> anyhow::Result<Kinds> {
+    let mut tools = tools(measure, control, second::HERE, dog, 0)?;
+    let rows = kinds::measure(&mut tools, measure.gpu)?;
+    Ok(Kinds { gpus: measure.gpu, seconds: measure.seconds, rows })
 }
 
 fn reach(address: &str) -> anyhow::Result<TcpStream> {
@@ -89,21 +129,14 @@ fn run(
 ) -> anyhow::Result<Finished> {
     let pins = if measure.paths.is_empty() { pins } else { &measure.paths };
     bar.set_length((pins.len() * (plan.rows.len() + 1)) as u64);
-    let mut tools = Tools {
-        control,
-        watch: Stopwatch::new(),
-        dog,
-        mate: Mate::start(),
-        scratch: memory::touched(plan.largest())?,
-        seconds: measure.seconds,
-        ip,
-        devices: measure.devices(),
-        perftest: measure.perftest,
-    };
+    let scratch = if measure.has_gpu() { 0 } else { plan.largest() };
+    let mut tools = tools(measure, control, ip, dog, scratch)?;
     let mut finished = Finished {
         failed: Vec::new(),
         report: Report {
             lines: Vec::new(),
+            memory: measure.memory,
+            told: Default::default(),
             besides: Vec::new(),
             compared: Vec::new(),
             registrations: Vec::new(),
@@ -131,6 +164,27 @@ fn run(
     Ok(finished)
 }
 
+fn tools<'a>(
+    measure: &Measure,
+    control: Control,
+    ip: IpAddr,
+    dog: &'a Watchdog,
+    scratch: u64,
+) -> anyhow::Result<Tools<'a>> {
+    Ok(Tools {
+        control,
+        watch: Stopwatch::new(),
+        dog,
+        mate: Mate::start(),
+        scratch: memory::touched(scratch)?,
+        seconds: measure.seconds,
+        ip,
+        places: measure.places(),
+        devices: measure.devices(),
+        perftest: measure.perftest,
+    })
+}
+
 /// A run that came to its end, with what failed on the way.
 struct Finished {
     report: Report,
@@ -149,6 +203,7 @@ impl Finished {
         bar: &ProgressBar,
     ) -> anyhow::Result<()> {
         let name = session.name.clone();
+        self.report.told.clone_from(&session.told);
         let end = bar.position() + plan.rows.len() as u64 + 1;
         if self.report.lines.iter().any(|line| line.path == name) {
             self.report
@@ -256,20 +311,7 @@ impl Outputs {
     /// Writes everything, then fails if anything did.
     fn write(self, finished: Finished) -> anyhow::Result<()> {
         let Finished { report, failed } = finished;
-        let text = report.to_string();
-        match self.json {
-            Some((_, None)) => {
-                io::stderr().write_all(text.as_bytes())?;
-                write_json(&mut io::stdout().lock(), &report)?;
-            }
-            other => {
-                io::stdout().write_all(text.as_bytes())?;
-                if let Some((name, Some(mut file))) = other {
-                    write_json(&mut file, &report)
-                        .with_context(|| format!("cannot write {name}"))?;
-                }
-            }
-        }
+        self.rows(&report.to_string(), &report.lines)?;
         if let Some((name, mut file)) = self.plot {
             file.write_all(plot::svg(&report.lines).as_bytes())
                 .with_context(|| format!("cannot write {name}"))?;
@@ -279,10 +321,28 @@ impl Outputs {
         }
         Ok(())
     }
+
+    /// Writes the table and the rows.
+    fn rows(&self, text: &str, rows: &impl Serialize) -> anyhow::Result<()> {
+        match &self.json {
+            Some((_, None)) => {
+                io::stderr().write_all(text.as_bytes())?;
+                write_json(&mut io::stdout().lock(), rows)?;
+            }
+            other => {
+                io::stdout().write_all(text.as_bytes())?;
+                if let Some((name, Some(file))) = other {
+                    write_json(&mut &*file, rows)
+                        .with_context(|| format!("cannot write {name}"))?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
-fn write_json(out: &mut dyn Write, report: &Report) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, &report.lines)?;
+fn write_json(out: &mut dyn Write, rows: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, rows)?;
     writeln!(out)?;
     out.flush()
 }

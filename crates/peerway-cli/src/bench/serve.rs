@@ -17,12 +17,15 @@ use super::layout::Side;
 use super::perftest::child;
 use super::perftest::port::Port;
 use super::pong::Pong;
-use super::{MAX_PIECES, clock, memory, pattern, raw};
+use super::{MAX_PIECES, clock, pattern, raw};
 
 /// The port of `bench serve` unless another is named.
 pub(crate) const PORT: u16 = 7400;
 /// Where `bench serve` listens unless it is told.
 pub(crate) const DEFAULT_ADDRESS: &str = "0.0.0.0:7400";
+
+/// Buffers besides the one that is checked.
+const MAX_MORE: usize = 4;
 
 /// Serves whoever connects, one after the other, until it is interrupted.
 pub(crate) fn listen(address: &str) -> anyhow::Result<()> {
@@ -108,6 +111,8 @@ struct Server {
     greeted: bool,
     endpoint: Option<Endpoint>,
     region: Option<Region>,
+    /// Buffers that nobody checks: of limits.
+    more: Vec<Region>,
     pong: Option<Pong>,
     port: Option<Port>,
     perftest: Option<child::Server>,
@@ -120,6 +125,7 @@ impl Server {
             greeted: false,
             endpoint: None,
             region: None,
+            more: Vec::new(),
             pong: None,
             port: None,
             perftest: None,
@@ -157,12 +163,21 @@ impl Server {
                 return Ok(Reply::Address(address));
             }
             Request::StopPerftest => self.perftest = None,
-            Request::Memory { len, shared } => {
-                self.region = None;
-                let region = memory::region(self.endpoint()?, len, shared)?;
-                let descriptor = region.advertise(Access::READ_WRITE)?;
-                self.region = Some(region);
-                return Ok(Reply::Bytes(descriptor.to_vec()));
+            Request::Memory { len, shared, place, more } => {
+                if more {
+                    // No limit needs more than one for each kind of GPU memory.
+                    ensure!(self.more.len() < MAX_MORE, "too many buffers");
+                } else {
+                    self.region = None;
+                    self.more.clear();
+                }
+                let (region, told) = place.region(self.endpoint()?, len, shared)?;
+                let descriptor = region.advertise(Access::READ_WRITE)?.to_vec();
+                match more {
+                    true => self.more.push(region),
+                    false => self.region = Some(region),
+                }
+                return Ok(Reply::Memory { descriptor, told });
             }
             Request::Fill { len, seed } => pattern::fill(self.region(len)?, len, seed)?,
             Request::Blank { len } => pattern::blank(self.region(len)?, len)?,
@@ -210,6 +225,7 @@ impl Server {
         let _ = self.stop_pong();
         self.perftest = None;
         self.region = None;
+        self.more.clear();
         if let Some(endpoint) = self.endpoint.take() {
             endpoint.close();
         }
@@ -236,6 +252,7 @@ mod tests {
     use super::*;
     use crate::bench::Op;
     use crate::bench::layout::Layout;
+    use crate::bench::memory::{Memory, Place};
     use crate::bench::perftest::Ask;
 
     fn server() -> Server {
@@ -243,6 +260,10 @@ mod tests {
         let mut server = Server::new(ip);
         server.greeted = true;
         server
+    }
+
+    fn memory(len: u64, shared: bool) -> Request {
+        Request::Memory { len, shared, place: Place::default(), more: false }
     }
 
     fn failure(server: &mut Server, request: Request) -> String {
@@ -265,23 +286,31 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let mut server = server();
-        assert!(
-            failure(&mut server, Request::Memory { len: 1, shared: true }).contains("endpoint")
-        );
+        assert!(failure(&mut server, memory(1, true)).contains("endpoint"));
         let opened = server.answer(Request::Open { pin: "tcp".to_owned(), device: None });
         assert!(matches!(opened, Ok(Reply::Bytes(_))));
         assert!(failure(&mut server, Request::Blank { len: 1 }).contains("no buffer"));
         assert!(failure(&mut server, Request::Place).contains("no buffer"));
-        assert!(server.answer(Request::Memory { len: 4096, shared: false }).is_ok());
+        assert!(server.answer(memory(4096, false)).is_ok());
         let here = std::process::id();
         assert!(
             matches!(server.answer(Request::Place), Ok(Reply::Place { pid, .. }) if pid == here)
         );
         assert!(failure(&mut server, Request::Fill { len: 4097, seed: 0 }).contains("4097"));
+        let another =
+            || Request::Memory { len: 1, shared: false, place: Place::default(), more: true };
+        for _ in 0..MAX_MORE {
+            assert!(matches!(server.answer(another()), Ok(Reply::Memory { .. })));
+        }
+        assert!(failure(&mut server, another()).contains("too many"));
+        let place = Place { memory: Memory::Gpu, gpu: 99 };
+        let gpu = Request::Memory { len: 4096, shared: false, place, more: false };
+        assert!(failure(&mut server, gpu).contains("GPU"));
+        assert!(server.answer(memory(4096, false)).is_ok());
         let layout = Layout { size: u64::MAX, iovs: 3, seed: 0 };
         failure(&mut server, Request::Checksum { layout });
-        failure(&mut server, Request::Memory { len: u64::MAX, shared: true });
-        failure(&mut server, Request::Memory { len: u64::MAX, shared: false });
+        failure(&mut server, memory(u64::MAX, true));
+        failure(&mut server, memory(u64::MAX, false));
         failure(&mut server, Request::Raw { op: Op::Write, len: u64::MAX });
         failure(&mut server, Request::Open { pin: "pigeon".to_owned(), device: None });
         let ask = Ask { op: Op::Read, size: 1 << 20, iterations: 5, depth: 1, queue_pairs: 1 };

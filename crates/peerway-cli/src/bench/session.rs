@@ -11,16 +11,19 @@ use peerway_core::config::Config;
 use super::clock::{Stopwatch, cpu_seconds};
 use super::control::{Control, Request};
 use super::copies::{Copies, Mate};
+use super::device::Driver;
 use super::kernel::{self, Kernel, Theirs};
 use super::layout::{Layout, Side};
 use super::limit::Against;
 use super::measure::{Figures, Limit, Rounds, Times, timed};
+use super::memory::{Memory, Place};
 use super::perftest::port::Port;
 use super::perftest::{Ask, DEPTH, PAIRS, Pairs, SPARE_PAIRS, child};
 use super::plan::{BLOCK_LIST, Row};
 use super::pong::Ping;
 use super::raw::Sockets;
 use super::report::{Besides, Line, Spread};
+use super::same::{HostPair, SamePath};
 use super::watchdog::Watchdog;
 use super::{Op, memory, pattern, serve, stream};
 
@@ -42,11 +45,14 @@ pub(crate) struct Tools<'a> {
     pub(crate) watch: Stopwatch,
     pub(crate) dog: &'a Watchdog,
     pub(crate) mate: Option<Mate>,
-    /// The other buffer of the limits, as large as the largest row.
+    /// The other buffer of the limits of host memory, as large as the largest row; empty where GPU memory is
+    /// measured.
     pub(crate) scratch: Vec<u8>,
     pub(crate) seconds: f64,
     /// Where endpoints listen here.
     pub(crate) ip: IpAddr,
+    /// The memory that rows are measured with, ours and the other side's.
+    pub(crate) places: [Place; 2],
     /// RDMA devices, ours and the other side's; none is all of them.
     pub(crate) devices: [Option<String>; 2],
     /// Whether perftest is run beside paths of RDMA devices.
@@ -63,6 +69,13 @@ pub(crate) struct Session {
     peer: Peer,
     local: Region,
     remote: RemoteRegion,
+    memory: [Memory; 2],
+    /// What the memory of the two sides came to.
+    pub(crate) told: [String; 2],
+    /// The driver's copies, which are the limit where a GPU copies.
+    driver: Option<Driver>,
+    /// Host memory, whose transfers are the limit where GPU memory goes by another path.
+    host: Option<HostPair>,
     /// Whether the path wants memory that can be mapped.
     shared: bool,
     device: Option<String>,
@@ -88,13 +101,54 @@ impl Session {
         let peer = endpoint.connect(&metadata)?;
         let private = matches!(pin, Pin::LocalCma | Pin::LocalRing | Pin::Tcp) || pin.is_rdma();
         let shared = !private;
-        let descriptor = tools.control.bytes(&Request::Memory { len, shared })?;
+        let [here, there] = tools.places;
+        let (descriptor, theirs) = tools.control.memory(there, len, shared, false)?;
         let remote = peer.import(&descriptor)?;
         // What this side reads from and writes to is an application's own memory on every path.
-        let local = memory::region(&endpoint, len, false)?;
-        let name = peer.path().kind.to_string();
-        let device = ours;
-        Ok(Self { name, pin, metadata, endpoint, peer, local, remote, shared, device, port })
+        let (local, told) = here.region(&endpoint, len, false)?;
+        let mut session = Self {
+            name: peer.path().kind.to_string(),
+            pin,
+            metadata,
+            endpoint,
+            peer,
+            local,
+            remote,
+            memory: [here.memory, there.memory],
+            told: [told, theirs],
+            driver: None,
+            host: None,
+            shared,
+            device: ours,
+            port,
+        };
+        if session.memory != [Memory::Host; 2] {
+            // The memory decides too, so that only a transfer tells.
+            let first = Layout { size: len.min(256), iovs: 1, seed: 0 };
+            session.name = session.took(session.batch(Op::Write, &first)?)?;
+            // Where the first choice is no better than a path that can be named it is measured as that one, with
+            // the memory and the limit that belong to it.
+            if pin == Pin::Auto
+                && session.name != "gpu-ipc"
+                && let Ok(named) = session.name.parse()
+                && named != pin
+            {
+                session.close(tools)?;
+                return Self::open(tools, named, len);
+            }
+        }
+        match Against::of(&session.name, session.memory) {
+            Against::Driver => session.driver = Some(Driver::new(tools.places, len)?),
+            Against::HostMemory => {
+                let host = Place::default();
+                let (descriptor, _) = tools.control.memory(host, len, shared, true)?;
+                let remote = session.peer.import(&descriptor)?;
+                let (local, _) = host.region(&session.endpoint, len, false)?;
+                session.host = Some(HostPair { local, remote });
+            }
+            Against::Copies | Against::Sockets | Against::Perftest => {}
+        }
+        Ok(session)
     }
 
     /// Whether RDMA devices carry it.
@@ -128,6 +182,10 @@ impl Session {
         }
         tools.dog.beat();
         self.ensure_path(self.batch(op, &layout)?)?;
+        if let Some(host) = &self.host {
+            self.ensure_path(batch(&host.local, &host.remote, op, &layout)?)
+                .context("with host memory, its limit")?;
+        }
         let echo = match op {
             Op::Pingpong => Some(self.start_pong(&mut tools.control, total)?),
             _ => None,
@@ -143,7 +201,7 @@ impl Session {
         let (figures, pairs) = measured?;
         self.compare(&mut tools.control, &layout, echo.as_ref())?;
         tools.dog.beat();
-        let mut line = Line::new(&self.name, op, &layout, &figures);
+        let mut line = Line::new(&self.name, self.memory, op, &layout, &figures);
         if let Some(pairs) = pairs.as_ref().filter(|_| op != Op::Pingpong) {
             // Several were under way: bytes do not follow from the time of one.
             line.gbps = pairs.our_median();
@@ -156,19 +214,22 @@ impl Session {
         let Row { op, layout } = *row;
         let total = layout.total();
         let Tools { control, watch, dog, mate, scratch, seconds, .. } = tools;
-        let scratch = &mut scratch[..total as usize];
+        let against = Against::of(&self.name, self.memory);
+        let of_host = !matches!(against, Against::Driver | Against::HostMemory);
+        let scratch = &mut scratch[..if of_host { total as usize } else { 0 }];
         let to = scratch.as_mut_ptr().expose_provenance();
         let theirs = if self.is_kernels(op, &layout) { self.theirs(control)? } else { None };
         let mut kernel = theirs.map(|theirs| {
-            // SAFETY: the scratch buffer has `total` bytes, stays mutably borrowed and outlives the
-            // value, a local of this function; its rounds and those of the limit take turns.
+            // SAFETY: the scratch buffer has `total` bytes where both sides have host memory, which
+            // `is_kernels` requires; it stays mutably borrowed and outlives the value, a local of this
+            // function; its rounds and those of the limit take turns.
             unsafe { Kernel::new(mate.as_ref(), theirs, to, total as usize) }
         });
-        let mut limit: Option<Box<dyn Limit>> = match Against::of(&self.name) {
+        let mut limit: Option<Box<dyn Limit>> = match against {
             Against::Copies => {
                 let from = self.local.addr() as usize;
-                // SAFETY: the region and the scratch buffer are separate, have at least `total` bytes and
-                // outlive the limit, a local of this function; while the limit copies no transfer is under
+                // SAFETY: the region and the scratch buffer are separate, of the host by this kind of limit, have
+                // at least `total` bytes and outlive the limit, a local of this function; while the limit copies no transfer is under
                 // way, and the scratch buffer stays mutably borrowed. A region's address is exposed by
                 // `Region::addr`.
                 Some(Box::new(unsafe { Copies::new(mate.as_ref(), &layout, from, to) }))
@@ -178,6 +239,16 @@ impl Session {
                 Some(Box::new(Sockets::new(address, op, scratch)?))
             }
             Against::Perftest => None,
+            Against::Driver => {
+                let driver = self.driver.as_ref().context("no GPU copies here")?;
+                Some(Box::new(driver.limit(op, total)))
+            }
+            Against::HostMemory => {
+                let HostPair { local, remote } =
+                    self.host.as_ref().context("there is no host memory")?;
+                let prepared = self.peer.prepare(batch(local, remote, op, &layout)?)?;
+                Some(Box::new(SamePath::new(prepared, total)))
+            }
         };
         let limit = limit.as_mut().map(|limit| &mut **limit as &mut dyn Limit);
         let share = if op == Op::Pingpong { 2 } else { 1 };
@@ -278,35 +349,14 @@ impl Session {
     }
 
     fn batch(&self, op: Op, layout: &Layout) -> anyhow::Result<Batch> {
-        let Layout { size, iovs, .. } = *layout;
-        let indices = (layout.indices(Side::Client), layout.indices(Side::Server));
-        if iovs > MAX_VECTOR {
-            let ours = self.local.blocks(0, size, size, &indices.0);
-            let theirs = self.remote.blocks(0, size, size, &indices.1);
-            return Ok(match op {
-                Op::Read => Batch::read_blocks(ours, theirs)?,
-                Op::Write | Op::Pingpong => Batch::write_blocks(ours, theirs)?,
-            });
-        }
-        let block = |index: u32| u64::from(index) * size..(u64::from(index) + 1) * size;
-        let pairs: Vec<_> = indices
-            .0
-            .into_iter()
-            .zip(indices.1)
-            .map(|(ours, theirs)| (self.local.slice(block(ours)), self.remote.slice(block(theirs))))
-            .collect();
-        Ok(match (op, &pairs[..]) {
-            (Op::Read, [(ours, theirs)]) => Batch::read(ours, theirs)?,
-            (Op::Read, pairs) => Batch::read_vector(pairs)?,
-            (_, [(ours, theirs)]) => Batch::write(ours, theirs)?,
-            (_, pairs) => Batch::write_vector(pairs)?,
-        })
+        batch(&self.local, &self.remote, op, layout)
     }
 
     /// Whether what bounds the row is the kernel's copy from one process to the other.
     fn is_kernels(&self, op: Op, layout: &Layout) -> bool {
         let large = layout.iovs == 1 && layout.size >= kernel::FROM;
-        self.name == "local-cma" && large && op != Op::Pingpong
+        let host = self.memory == [Memory::Host; 2];
+        self.name == "local-cma" && large && host && op != Op::Pingpong
     }
 
     /// The other side's buffer, where it can be read by the number that its process has for itself: in
@@ -320,11 +370,16 @@ impl Session {
 
     /// Runs it once, and makes sure that it went the way that the row will be named after.
     fn ensure_path(&self, batch: Batch) -> anyhow::Result<()> {
-        let transfer = self.peer.post(&batch)?;
-        transfer.join().ok()?;
-        let took = transfer.path().to_string();
+        let took = self.took(batch)?;
         ensure!(took == self.name, "it went by {took}");
         Ok(())
+    }
+
+    /// Runs it once, and says which way it went.
+    fn took(&self, batch: Batch) -> anyhow::Result<String> {
+        let transfer = self.peer.post(&batch)?;
+        transfer.join().ok()?;
+        Ok(transfer.path().to_string())
     }
 
     /// Has the other side answer writes, into a new region of this side.
@@ -394,6 +449,33 @@ impl Session {
         tools.dog.beat();
         Ok(used / start.elapsed().as_secs_f64())
     }
+}
+
+/// A row's transfer between two buffers.
+fn batch(local: &Region, remote: &RemoteRegion, op: Op, layout: &Layout) -> anyhow::Result<Batch> {
+    let Layout { size, iovs, .. } = *layout;
+    let indices = (layout.indices(Side::Client), layout.indices(Side::Server));
+    if iovs > MAX_VECTOR {
+        let ours = local.blocks(0, size, size, &indices.0);
+        let theirs = remote.blocks(0, size, size, &indices.1);
+        return Ok(match op {
+            Op::Read => Batch::read_blocks(ours, theirs)?,
+            Op::Write | Op::Pingpong => Batch::write_blocks(ours, theirs)?,
+        });
+    }
+    let block = |index: u32| u64::from(index) * size..(u64::from(index) + 1) * size;
+    let pairs: Vec<_> = indices
+        .0
+        .into_iter()
+        .zip(indices.1)
+        .map(|(ours, theirs)| (local.slice(block(ours)), remote.slice(block(theirs))))
+        .collect();
+    Ok(match (op, &pairs[..]) {
+        (Op::Read, [(ours, theirs)]) => Batch::read(ours, theirs)?,
+        (Op::Read, pairs) => Batch::read_vector(pairs)?,
+        (_, [(ours, theirs)]) => Batch::write(ours, theirs)?,
+        (_, pairs) => Batch::write_vector(pairs)?,
+    })
 }
 
 /// Queue pairs that a transfer of that size is spread over, by the engine's rule.

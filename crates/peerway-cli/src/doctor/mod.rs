@@ -2,11 +2,12 @@
 //!
 //! Every section is a function from the file system's root to a [`Section`]; those that only read
 //! files take any root, so that tests give them a tree of their own. Nothing here changes the machine
-//! or needs a privilege; what cannot be read is a row that says so. No device is initialised; RDMA devices
-//! are opened to be asked, and closed.
+//! or needs a privilege; what cannot be read is a row that says so. RDMA devices are opened to be asked, and
+//! closed; GPUs are asked through the CUDA driver where there is one, and a little of their memory is allocated.
 
 mod configuration;
 mod ffi;
+mod gpus;
 mod libraries;
 mod local;
 mod machine;
@@ -50,7 +51,7 @@ const SECTIONS: &[fn(&Path) -> Section] = &[
     self_path::section,
     network::section,
     rdma::section,
-    topology::gpu_section,
+    gpus::section,
     libraries::section,
     configuration::section,
 ];

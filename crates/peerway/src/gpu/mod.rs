@@ -5,6 +5,7 @@
 //! frameworks use too.
 //!
 //! - [`DeviceMemory`] is memory that other processes can map.
+//! - [`PinnedMemory`] is memory of the host that GPUs reach at full speed.
 //! - `device`: a GPU with its copy streams, events and pinned buffers.
 //! - `copy`: how bytes are moved by a GPU, and when they are there.
 //! - `share`: how memory goes to another process, and what came from others.
@@ -14,6 +15,7 @@ pub(crate) mod copy;
 pub(crate) mod device;
 mod memory;
 pub(crate) mod pin;
+mod pinned;
 pub(crate) mod share;
 pub(crate) mod staging;
 pub(crate) mod stream;
@@ -27,6 +29,7 @@ use peerway_sys::cuda::{Cuda, CudaError, NoCuda, Pointer};
 pub use self::memory::{
     DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions, ExportedMemory, ImportedMemory,
 };
+pub use self::pinned::PinnedMemory;
 pub use peerway_sys::cuda::Facts;
 
 pub use self::stream::Enqueued;
@@ -163,6 +166,12 @@ impl Gpus {
         let device = Arc::new(Device::open(&self.cuda, index)?);
         open.insert(index, device.clone());
         Ok(device)
+    }
+
+    /// A GPU that is in use, or else the first.
+    pub(crate) fn any(&self) -> Result<Arc<Device>, GpuError> {
+        let index = self.open.lock().unwrap().keys().min().copied();
+        self.device(index.unwrap_or(0))
     }
 
     /// GPUs in use whose memory a copy to or from the GPU of that name could go by: itself if it is among

@@ -1,0 +1,105 @@
+//! The limit of copies by a GPU: the driver's own copy of as many bytes inside one process.
+//!
+//! One `cuMemcpyAsync` and a wait, between two buffers of the same memory as the two sides have; of host memory, pinned
+//! or not, between pinned memory and the GPU, which is the best that a GPU does there. Several pieces
+//! are measured against one of their total.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use peerway::gpu::{DeviceMemory, PinnedMemory};
+use peerway_sys::Library;
+use peerway_sys::cuda::{Cuda, Gpu, Stream};
+
+use super::Op;
+use super::clock::Stopwatch;
+use super::measure::{Limit, Times, timed};
+use super::memory::{Place, once};
+
+/// Two buffers, one for each side, and a GPU that copies between them.
+pub(crate) struct Driver {
+    gpu: Arc<Gpu>,
+    stream: Stream,
+    buffers: [Buffer; 2],
+    len: u64,
+}
+
+enum Buffer {
+    Device(DeviceMemory),
+    Pinned(PinnedMemory),
+}
+
+impl Buffer {
+    fn new(place: Place, len: u64, copier: u32) -> anyhow::Result<Self> {
+        Ok(if place.memory.is_gpu() {
+            Self::Device(place.on_gpu(len, &[copier])?)
+        } else {
+            Self::Pinned(PinnedMemory::allocate(usize::try_from(len)?).map_err(once)?)
+        })
+    }
+
+    fn address(&self) -> u64 {
+        match self {
+            Self::Device(memory) => memory.address(),
+            Self::Pinned(memory) => memory.ptr().expose_provenance() as u64,
+        }
+    }
+}
+
+impl Driver {
+    /// Buffers of `len` bytes for the memory of the two sides, of which at least one is a GPU's. A GPU of the other
+    /// process is taken to have the same number here.
+    pub(crate) fn new(places: [Place; 2], len: u64) -> anyhow::Result<Self> {
+        let place = places.into_iter().find(|place| place.memory.is_gpu());
+        let ordinal = place.context("no side has GPU memory")?.gpu;
+        let cuda = Cuda::load(Library::Cuda.named())?;
+        let gpu = Gpu::open(&cuda, ordinal)?;
+        let stream = Stream::new(&gpu)?;
+        let [local, remote] = places;
+        let buffers = [Buffer::new(local, len, ordinal)?, Buffer::new(remote, len, ordinal)?];
+        Ok(Self { gpu, stream, buffers, len })
+    }
+
+    /// The limit of a row: out of this side's memory, or into it.
+    pub(crate) fn limit(&self, op: Op, total: u64) -> Copying<'_> {
+        Copying { driver: self, op, total, times: Times::new() }
+    }
+
+    /// Copies once and waits.
+    pub(crate) fn copy(&self, op: Op, total: u64) -> anyhow::Result<()> {
+        let [local, remote] = &self.buffers;
+        let (to, from) = if op == Op::Read { (local, remote) } else { (remote, local) };
+        ensure!(total <= self.len, "{total} bytes of a buffer of {}", self.len);
+        // SAFETY: both buffers have at least so many bytes, are ours and outlive the wait; the stream is of
+        // this GPU.
+        unsafe { self.gpu.copy(to.address(), from.address(), total as usize, self.stream.raw())? };
+        Ok(self.stream.synchronize()?)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // The buffers must not go before a copy whose wait failed; if this fails too, nothing runs any more.
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// The limit of one row.
+pub(crate) struct Copying<'a> {
+    driver: &'a Driver,
+    op: Op,
+    total: u64,
+    times: Times,
+}
+
+impl Limit for Copying<'_> {
+    fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<()> {
+        let Self { driver, op, total, times } = self;
+        timed(budget, watch, 1, times, || driver.copy(*op, *total)).map(drop)
+    }
+
+    fn gbps(&self) -> f64 {
+        self.total as f64 / self.times.p50()
+    }
+}

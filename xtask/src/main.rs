@@ -1,7 +1,9 @@
 //! `cargo xtask`: the project's own chores, written in Rust so that a clone needs nothing else.
 
 mod config_docs;
+mod gpu;
 mod instructions;
+mod kernels;
 mod python;
 mod rdma;
 mod setup;
@@ -36,6 +38,14 @@ enum Command {
         #[arg(long)]
         bless: bool,
     },
+    /// Compile crates/peerway/kernels/copy.cu to the copy.ptx that the engine loads.
+    Kernels {
+        /// Write nothing; fail where the file differs from what the source compiles to.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Build what a machine with a GPU and without Rust needs to test and measure: target/gpu, run by gpu/run.sh.
+    GpuTest,
 }
 
 fn main() -> ExitCode {
@@ -44,6 +54,8 @@ fn main() -> ExitCode {
         Command::ConfigDocs { check: false } => config_docs::write(workspace()),
         Command::ConfigDocs { check: true } => config_docs::check(workspace()),
         Command::Instructions { bless } => test::instructions(bless),
+        Command::Kernels { check } => kernels::run(workspace(), &test::target_directory(), check),
+        Command::GpuTest => gpu::bundle(workspace(), &test::target_directory()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

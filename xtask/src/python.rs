@@ -33,7 +33,7 @@ pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     step(&python, elsewhere, &["-m", "pytest", "-q", "--durations=5", "--rootdir", &root, &tests])
 }
 
-fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+pub(crate) fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyhow::Result<()> {
     println!("$ {} {}", program.display(), arguments.join(" "));
     let status = Command::new(program)
         .args(arguments)

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 
+use crate::kernels::{self, Wheels};
 use crate::{config_docs, instructions, python, rdma, setup, workspace};
 
 /// Which parts to run.
@@ -106,7 +107,22 @@ const PARTS: &[Part] = &[
         run: |soak| {
             // 256 cases are proptest's default and take seconds; a soak looks at more.
             let cases = if soak { "20000" } else { "256" };
-            cargo(&["test", "--workspace"], &[("PROPTEST_CASES", cases.into())])
+            let wheels = Wheels::have(workspace(), &target_directory())?;
+            let include = wheels.include().display().to_string();
+            let variables =
+                [("PROPTEST_CASES", cases.into()), ("PEERWAY_TEST_CUDA_INCLUDE", include)];
+            cargo(&["test", "--workspace"], &variables)
+        },
+    },
+    Part {
+        name: "gpu",
+        about: "kernels against their source; the command on a driver that needs no GPU",
+        run: |_| {
+            kernels::run(workspace(), &target_directory(), true)?;
+            cargo(&["build", "--package", "peerway-fakecuda"], &[])?;
+            let fake = target_directory().join("debug/libpeerway_fakecuda.so");
+            let driver = ("PEERWAY_CUDA_SO", fake.display().to_string());
+            cargo(&["test", "--package", "peerway-cli"], &[driver])
         },
     },
     Part {
@@ -212,7 +228,7 @@ fn cargo(arguments: &[&str], variables: &[(&str, String)]) -> anyhow::Result<()>
     Ok(())
 }
 
-fn target_directory() -> PathBuf {
+pub(crate) fn target_directory() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => workspace().join(dir),
         None => workspace().join("target"),

@@ -128,8 +128,10 @@ pub enum TransferError {
     /// notification twice.
     #[error("a lane broke and it is not known whether the notification was delivered")]
     DeliveryUnknown = 11,
-    /// An RDMA device refused the request before it went out.
-    #[error("the RDMA device refused the request (the log has its words); was memory unmapped?")]
+    /// An RDMA device refused a request before it went out, or a GPU's copy failed.
+    #[error(
+        "a device (RDMA or GPU) refused or failed the request; the log has its words; was memory freed?"
+    )]
     Device = 12,
 }
 

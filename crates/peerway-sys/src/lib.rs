@@ -6,12 +6,14 @@
 //!
 //! - [`verbs`]: RDMA devices, by libibverbs.
 //! - [`cuda`]: NVIDIA GPUs, by libcuda.
+//! - [`nvrtc`]: kernels, compiled at run time.
 //! - [`efadv`]: what AWS EFA devices need beyond verbs, by libefa.
 
 pub mod cuda;
 pub mod efadv;
 mod layout;
 mod library;
+pub mod nvrtc;
 mod probe;
 mod symbols;
 pub mod verbs;

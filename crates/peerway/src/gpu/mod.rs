@@ -149,7 +149,8 @@ pub(crate) fn gpus() -> Result<&'static Gpus, GpuError> {
 
 /// The driver, if something in the process has asked for it.
 pub(crate) fn in_use() -> Option<&'static Gpus> {
-    GPUS.get().and_then(|gpus| gpus.as_ref().ok())
+    // A child that was forked has the table and not the driver.
+    GPUS.get().and_then(|gpus| gpus.as_ref().ok()).filter(|gpus| gpus.cuda.is_ours())
 }
 
 impl Gpus {

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# What a machine with a GPU runs of the bundle that `cargo xtask gpu-test` makes: tests, the sanitizer, tables.
+#
+#   gpu/run.sh [tests] [sanitizer] [bench] [upstream]     all but upstream by default
+#
+# It needs the bundle beside it (target/gpu, or BUNDLE), the CUDA driver, and for some parts compute-sanitizer,
+# nvidia-cuda-mps-control and Python with torch. Results go to OUT (default: the current directory).
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+bundle=${BUNDLE:-$here/target/gpu}
+out=${OUT:-.}
+parts=("$@")
+[ ${#parts[@]} -gt 0 ] || parts=(tests sanitizer bench)
+failed=0
+
+has() { [[ " ${parts[*]} " == *" $1 "* ]]; }
+say() { printf '\n=== %s\n' "$*"; }
+
+if has tests; then
+    # Without MPS: a client that is killed can take others with it there.
+    say "tests"
+    "$bundle/gpu-tests" --test-threads=1 2>&1 | tee "$out/gpu-tests.txt" | grep -vE '^$|^note:|^stack' | tail -25
+    [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
+fi
+
+if has sanitizer && command -v compute-sanitizer > /dev/null; then
+    say "compute-sanitizer"
+    for tool in memcheck initcheck; do
+        compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 \
+            "$bundle/gpu-tests" --test-threads=1 every_shape another_process > "$out/sanitizer-$tool.txt" 2>&1
+        status=$?
+        echo "$tool: exit $status; $(grep -h 'ERROR SUMMARY' "$out/sanitizer-$tool.txt" | sort | uniq -c | tr '\n' ';')"
+        [ $status -eq 0 ] || failed=1
+    done
+fi
+
+mps() {
+    # Contexts of two processes are served in turns of milliseconds without it: no latency could be measured.
+    export CUDA_MPS_PIPE_DIRECTORY=/tmp/peerway-mps CUDA_MPS_LOG_DIRECTORY=/tmp/peerway-mps-log
+    mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+    nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT
+}
+
+if has bench; then
+    mps
+    for memory in gpu pinned,gpu gpu,host; do
+        say "bench --memory $memory"
+        "$bundle/peerway" bench --memory "$memory" --json "$out/bench-${memory/,/-}.json" || failed=1
+    done
+    say "bench --memory-kinds"
+    "$bundle/peerway" bench --memory-kinds --json "$out/kinds.json" || failed=1
+    say "doctor"
+    "$bundle/peerway" doctor | sed -n '/GPU/,/^$/p'
+fi
+
+if has upstream; then
+    say "upstream's programs (PEERWAY_UPSTREAM is a checkout of uccl)"
+    python3 -m venv --system-site-packages /tmp/peerway-venv
+    /tmp/peerway-venv/bin/pip install --quiet --no-index --no-deps "$bundle"/*.whl
+    PEERWAY_GPU_MAP=0,0 /tmp/peerway-venv/bin/python -m pytest -q "$here/python/tests/uccl/test_upstream.py" || failed=1
+fi
+
+exit $failed

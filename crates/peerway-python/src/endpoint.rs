@@ -12,7 +12,7 @@ use crate::arguments::Int;
 use crate::buffer::{self, Use};
 use crate::peer::Peer;
 use crate::region::Region;
-use crate::{arguments, errors, log, waiting};
+use crate::{arguments, errors, gpu, log, waiting};
 
 /// One end of transfers: it listens, connects, and owns registered memory.
 ///
@@ -208,9 +208,22 @@ impl Endpoint {
         buffer::at_address(py, &self.endpoint, address.0, nbytes.0, owner)
     }
 
-    /// Zeroed memory that local peers can map; the region offers it by the buffer protocol.
-    fn allocate(&self, py: Python<'_>, nbytes: Int<usize>) -> PyResult<Region> {
-        let region = self.endpoint.allocate(nbytes.0);
+    /// Zeroed memory that local peers can map, on the host or on a GPU; the region offers it by the buffer
+    /// protocol or by ``__cuda_array_interface__``.
+    #[pyo3(signature = (nbytes, *, gpu=None))]
+    fn allocate(
+        &self,
+        py: Python<'_>,
+        nbytes: Int<usize>,
+        gpu: Option<Int<u32>>,
+    ) -> PyResult<Region> {
+        let region = match gpu {
+            None => self.endpoint.allocate(nbytes.0),
+            Some(Int(gpu)) => {
+                let memory = gpu::allocate(py, gpu, nbytes.0 as u64)?;
+                self.endpoint.register_gpu(memory)
+            }
+        };
         region.map(Region::new).map_err(|error| errors::register(py, error))
     }
 

@@ -215,6 +215,10 @@ fn by_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     // The view keeps the export: a bytearray cannot be resized under us while it lives.
     let keeper = match PyMemoryView::from(object) {
         Ok(keeper) => keeper,
+        // A type may have the protocol for those of its objects that are not on a GPU.
+        Err(_) if object.hasattr("__cuda_array_interface__")? => {
+            return by_cuda_interface(name, object);
+        }
         // NumPy has types that the buffer protocol has no letter for.
         Err(_) if object.hasattr("__array_interface__")? => {
             return by_array_interface(name, object);

@@ -133,7 +133,7 @@ class Wild(Tensor):
         (Wild(8), RuntimeError),
     ],
 )
-def test_what_is_no_host_tensor(endpoint: p2p.Endpoint, tensor: object, error: type[Exception]) -> None:
+def test_what_is_no_tensor(endpoint: p2p.Endpoint, tensor: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"tensor_list\[1\]"):
         endpoint.register_memory([Tensor(8), tensor])
     assert all(endpoint.dereg(mr_id) is False for mr_id in range(4)), "the good one did not stay"

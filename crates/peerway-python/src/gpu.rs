@@ -218,7 +218,7 @@ const FRESH: &CStr = c"dltensor";
 struct Exported {
     tensor: DlTensor,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Exported)>,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
     shape: Vec<i64>,
     _memory: DeviceMemory,
 }

@@ -304,6 +304,20 @@ def test_what_the_producer_has_queued_is_waited_for(endpoint: peerway.Endpoint) 
     assert bytes(buffer) == b"\x07" * 4096
 
 
+def test_memory_is_freed_while_a_stream_waits_for_python(endpoint: peerway.Endpoint) -> None:
+    stream = driver().stream()
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def slow(_: Any) -> None:
+        time.sleep(0.1)
+
+    for free in [lambda: peerway.empty(64, gpu=0), lambda: endpoint.allocate(64, gpu=0)]:
+        memory = free()
+        driver()("cuLaunchHostFunc", ctypes.c_void_p(stream), slow, None)
+        del memory
+        driver()("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
 def test_torch_tensors(endpoint: peerway.Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -10,9 +10,10 @@ use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use crate::arguments::Int;
 use crate::buffer::{self, Use};
+use crate::gpu::GpuMemory;
 use crate::peer::Peer;
 use crate::region::Region;
-use crate::{arguments, errors, gpu, log, waiting};
+use crate::{arguments, errors, log, waiting};
 
 /// One end of transfers: it listens, connects, and owns registered memory.
 ///
@@ -218,13 +219,13 @@ impl Endpoint {
         gpu: Option<Int<u32>>,
     ) -> PyResult<Region> {
         let region = match gpu {
-            None => self.endpoint.allocate(nbytes.0),
+            None => self.endpoint.allocate(nbytes.0).map_err(|error| errors::register(py, error)),
             Some(Int(gpu)) => {
-                let memory = gpu::allocate(py, gpu, nbytes.0 as u64)?;
-                self.endpoint.register_gpu(memory)
+                let memory = Bound::new(py, GpuMemory::allocate(py, gpu, nbytes.0 as u64)?)?;
+                buffer::register(&self.endpoint, "gpu", memory.as_any(), Use::Write)
             }
         };
-        region.map(Region::new).map_err(|error| errors::register(py, error))
+        region.map(Region::new)
     }
 
     /// The oldest notification, waiting for one for so long (``None``: for ever).

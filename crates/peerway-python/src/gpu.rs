@@ -1,6 +1,7 @@
 //! GPUs: what there are, and memory on them for arrays.
 
 use std::ffi::{CStr, c_void};
+use std::mem::ManuallyDrop;
 
 use peerway::gpu::{self, DeviceMemory, DeviceMemoryOptions};
 use pyo3::exceptions::PyValueError;
@@ -90,13 +91,6 @@ pub(crate) fn gpu_buffer_at(address: Int<u64>) -> Option<u64> {
     gpu::buffer_at(address.0)
 }
 
-/// Allocates zeroed memory.
-pub(crate) fn allocate(py: Python<'_>, gpu: u32, nbytes: u64) -> PyResult<DeviceMemory> {
-    let options = DeviceMemoryOptions::default().zeroed();
-    let made = py.detach(|| DeviceMemory::allocate(gpu, nbytes, &options));
-    made.map_err(|error| errors::gpu(py, error))
-}
-
 /// The `__cuda_array_interface__` of plain bytes, on which nothing is queued.
 pub(crate) fn interface<'py>(
     py: Python<'py>,
@@ -117,14 +111,42 @@ pub(crate) fn interface<'py>(
 /// Zeroed memory of a GPU that local peers can map, offered by ``__cuda_array_interface__`` and DLPack.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct GpuMemory {
-    memory: DeviceMemory,
+    memory: ManuallyDrop<DeviceMemory>,
+}
+
+impl GpuMemory {
+    pub(crate) fn allocate(py: Python<'_>, gpu: u32, nbytes: u64) -> PyResult<Self> {
+        let options = DeviceMemoryOptions::default().zeroed();
+        let made = py.detach(|| DeviceMemory::allocate(gpu, nbytes, &options));
+        let memory = ManuallyDrop::new(made.map_err(|error| errors::gpu(py, error))?);
+        Ok(Self { memory })
+    }
+}
+
+impl Drop for GpuMemory {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here, and not used afterwards.
+        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
+        without_interpreter(move || drop(memory));
+    }
+}
+
+/// Runs what may wait for a GPU, which may itself wait for a function of Python's in one of its streams. Called
+/// by who has the interpreter.
+fn without_interpreter(run: impl FnOnce() + Send) {
+    let mut run = Some(run);
+    Python::try_attach(|py| py.detach(|| run.take().map(|run| run())));
+    // At the end of the interpreter nobody is held up.
+    if let Some(run) = run {
+        run();
+    }
 }
 
 #[pymethods]
 impl GpuMemory {
     #[new]
     fn new(py: Python<'_>, nbytes: Int<u64>, gpu: Int<u32>) -> PyResult<Self> {
-        Ok(Self { memory: allocate(py, gpu.0, nbytes.0)? })
+        Self::allocate(py, gpu.0, nbytes.0)
     }
 
     /// Address of the first byte, which only GPUs can use.
@@ -255,11 +277,13 @@ unsafe extern "C" fn delete(exported: *mut Exported) {
 fn capsule(py: Python<'_>, exported: Box<Exported>) -> PyResult<Bound<'_, PyAny>> {
     debug_assert_eq!(exported.tensor.shape, exported.shape.as_ptr());
     unsafe extern "C" fn end(capsule: *mut ffi::PyObject) {
-        // SAFETY: called by the interpreter with the capsule that goes; its pointer is ours while its name is.
-        unsafe {
-            if ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) != 0 {
-                delete(ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()).cast());
-            }
+        // SAFETY: called by the interpreter with the capsule that goes.
+        let ours = unsafe { ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) != 0 };
+        if ours {
+            // SAFETY: as above; it is of that name.
+            let exported = unsafe { ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()) } as usize;
+            // SAFETY: while the capsule has this name nobody has taken the tensor over.
+            without_interpreter(move || unsafe { delete(exported as *mut Exported) });
         }
     }
     let exported = Box::into_raw(exported);

@@ -10,11 +10,13 @@ b'xxxx'
 """
 
 from peerway import _errors
-from peerway._arrays import empty
+from peerway._arrays import GpuArray, empty
 from peerway._errors import *  # noqa: F403
 from peerway._native import (
     BlockList,
     Endpoint,
+    Gpu,
+    GpuMemory,
     LocalSlice,
     Memory,
     Notification,
@@ -26,11 +28,15 @@ from peerway._native import (
     Staged,
     Transfer,
     __version__,
+    gpus,
 )
 
 __all__ = [
     "BlockList",
     "Endpoint",
+    "Gpu",
+    "GpuArray",
+    "GpuMemory",
     "LocalSlice",
     "Memory",
     "Notification",
@@ -43,5 +49,6 @@ __all__ = [
     "Transfer",
     "__version__",
     "empty",
+    "gpus",
     *_errors.__all__,
 ]

@@ -1,4 +1,4 @@
-"""Shareable memory as arrays."""
+"""Shareable memory as arrays, on the host and on GPUs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from math import prod
 from operator import index
 from typing import Any, SupportsIndex
 
-from peerway._native import Memory
+from peerway._errors import NoCuda
+from peerway._native import GpuMemory, Memory
 
 
-def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any = "uint8") -> Any:
+def empty(
+    shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any = "uint8", *, gpu: SupportsIndex | None = None
+) -> Any:
     """Zeroed memory that local peers can map, as an array: the fastest path between two processes.
 
-    A ``torch.dtype`` gives a torch tensor, anything else that NumPy takes for a dtype a NumPy array. The memory
-    lives as long as the array or a region registered from it (or from a part of it).
+    A ``torch.dtype`` gives a torch tensor, anything else that NumPy takes for a dtype a NumPy array, or with
+    ``gpu`` (a number) a :class:`GpuArray`. The memory lives as long as the array or a region registered from it (or
+    from a part of it).
     """
     try:
         sizes = (index(shape),) if hasattr(shape, "__index__") else tuple(index(size) for size in shape)
@@ -23,16 +27,88 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any = "uint8") 
     if any(size < 0 for size in sizes):
         raise ValueError(f"shape: {shape} is not a shape; give integers, 0 or more")
     if type(dtype).__module__.partition(".")[0] == "torch":
-        return _tensor(sizes, dtype)
-    return _array(sizes, dtype)
+        return _tensor(sizes, dtype) if gpu is None else _cuda_tensor(sizes, dtype, index(gpu))
+    return _array(sizes, dtype, None if gpu is None else index(gpu))
 
 
-def _array(shape: tuple[int, ...], dtype: Any) -> Any:
+class GpuArray:
+    """Memory of a GPU with a shape and a type.
+
+    It has ``__cuda_array_interface__`` and ``__dlpack__``, by which CuPy, Numba, JAX and torch make arrays of it
+    without a copy.
+    """
+
+    __slots__ = ("__weakref__", "_memory", "dtype", "shape")
+
+    def __init__(self, memory: GpuMemory, shape: tuple[int, ...], dtype: Any) -> None:
+        self._memory = memory
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def memory(self) -> GpuMemory:
+        """What it lies in."""
+        return self._memory
+
+    @property
+    def gpu(self) -> int:
+        """The GPU's number in this process."""
+        return self._memory.gpu
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte, which only GPUs can use."""
+        return self._memory.address
+
+    @property
+    def size(self) -> int:
+        """How many elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._memory.__cuda_array_interface__ | {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "descr": self.dtype.descr,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._memory.__dlpack_device__()
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        code = _DLPACK_CODES.get(self.dtype.kind)
+        if code is None or not self.dtype.isnative:
+            raise BufferError(f"DLPack has no word for {self.dtype}")
+        # No stream needs to wait: nothing is queued on the memory.
+        return self._memory.dlpack(self.shape, code, 8 * self.dtype.itemsize)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<peerway.GpuArray {self.shape} of {self.dtype} on GPU {self.gpu}>"
+
+
+#: What DLPack calls NumPy's kinds of numbers.
+_DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+
+
+def _array(shape: tuple[int, ...], dtype: Any, gpu: int | None) -> Any:
     import numpy
 
     dtype = numpy.dtype(dtype)
     if dtype.hasobject:
         raise ValueError(f"dtype: {dtype} holds Python objects, which are no bytes to move")
+    if gpu is not None:
+        return GpuArray(GpuMemory(prod(shape) * dtype.itemsize, gpu), shape, dtype)
     return numpy.ndarray(shape, dtype, Memory(prod(shape) * dtype.itemsize))
 
 
@@ -43,3 +119,16 @@ def _tensor(shape: tuple[int, ...], dtype: Any) -> Any:
         return torch.empty(shape, dtype=dtype)
     memory = Memory(prod(shape) * dtype.itemsize)
     return torch.frombuffer(memory, dtype=dtype).reshape(shape)
+
+
+def _cuda_tensor(shape: tuple[int, ...], dtype: Any, gpu: int) -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NoCuda("dtype: this torch has no CUDA; give a NumPy dtype for an array that is not torch's")
+    device = torch.device("cuda", gpu)
+    if prod(shape) == 0:
+        return torch.empty(shape, dtype=dtype, device=device)
+    # The tensor's storage keeps the memory.
+    memory = GpuMemory(prod(shape) * dtype.itemsize, gpu)
+    return torch.as_tensor(memory, device=device).view(dtype).reshape(shape)

@@ -31,8 +31,16 @@ class RegisterError(PeerwayError):
     """Memory could not be registered, allocated or advertised."""
 
 
-class NoCuda(RegisterError, TypeError):
-    """GPU memory, which this build cannot move."""
+class GpuError(RegisterError):
+    """A GPU refused, or memory is not the GPU memory that it was said to be."""
+
+
+class NoCuda(GpuError, TypeError):
+    """GPU memory, and no GPU that this process can use."""
+
+
+class NoSuchGpu(GpuError, ValueError):
+    """The process sees no GPU of that number."""
 
 
 class ConnectError(PeerwayError, ConnectionError):
@@ -158,12 +166,14 @@ __all__ = [
     "DeliveryUnknown",
     "DeviceError",
     "EndpointClosed",
+    "GpuError",
     "InvalidDescriptor",
     "InvalidMetadata",
     "InvalidSetting",
     "InvalidWork",
     "MemoryFault",
     "NoCuda",
+    "NoSuchGpu",
     "NotificationsFull",
     "OutOfBounds",
     "PathUnavailable",

@@ -9,9 +9,9 @@ from typing_extensions import Buffer
 Access: TypeAlias = Literal["r", "w", "rw"]
 Kind: TypeAlias = Literal["auto", "latency", "bulk"]
 
-#: What can stand for local memory in a transfer: a region, a part of one, or any contiguous buffer (the
-#: buffer protocol, ``__array_interface__``, ``__dlpack__`` on the CPU, torch's ``data_ptr()``), which is
-#: registered for that transfer and kept alive by it.
+#: What can stand for local memory in a transfer: a region, a part of one, or any contiguous buffer on the host or
+#: on a GPU (the buffer protocol, ``__array_interface__``, ``__cuda_array_interface__``, ``__dlpack__``, torch's
+#: ``data_ptr()``), which is registered for that transfer and kept alive by it.
 Local: TypeAlias = Region | LocalSlice | BlockList | Buffer | Any
 #: What can stand for the peer's memory: an imported region, a part of one, or a 64-byte descriptor.
 Remote: TypeAlias = RemoteRegion | RemoteSlice | BlockList | bytes
@@ -67,8 +67,9 @@ class Endpoint:
     def register_address(self, address: int, nbytes: int, owner: object = None) -> Region:
         """Registers memory by address. ``owner`` is kept alive; without one, keeping the memory valid until
         the region and all its transfers are gone is the caller's promise."""
-    def allocate(self, nbytes: int) -> Region:
-        """Zeroed memory that local peers can map; the region offers it by the buffer protocol."""
+    def allocate(self, nbytes: int, *, gpu: int | None = None) -> Region:
+        """Zeroed memory that local peers can map, on the host or on a GPU; the region offers it by the buffer
+        protocol or by ``__cuda_array_interface__``."""
     def notification(self, timeout: float | None = 0.0) -> Notification | None:
         """The oldest notification, waiting for one for so long (``None``: for ever)."""
     def counter(self, id: int) -> int:
@@ -102,6 +103,11 @@ class Region:
     @property
     def shareable(self) -> bool:
         """Whether local peers can map it."""
+    @property
+    def gpu(self) -> int | None:
+        """The number of the GPU whose memory it is; None for host memory."""
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, bytes: slice) -> LocalSlice: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -364,6 +370,67 @@ class Memory:
         """Bytes of memory."""
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Gpu:
+    """What is known of a GPU."""
+
+    @property
+    def index(self) -> int:
+        """Its number in this process."""
+    @property
+    def name(self) -> str:
+        """What its maker calls it."""
+    @property
+    def uuid(self) -> str:
+        """Its name in every process and on every host, as ``nvidia-smi -L`` shows it."""
+    @property
+    def bus_id(self) -> str:
+        """Its PCI address on this host, such as ``0000:4a:00.0``."""
+    @property
+    def memory(self) -> int:
+        """Bytes of memory."""
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Its compute capability, such as ``(9, 0)``."""
+
+class GpuMemory:
+    """Zeroed memory of a GPU that local peers can map, offered by ``__cuda_array_interface__`` and DLPack."""
+
+    def __init__(self, nbytes: int, gpu: int) -> None: ...
+    @property
+    def address(self) -> int:
+        """Address of the first byte, which only GPUs can use."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+    @property
+    def gpu(self) -> int:
+        """The GPU's number in this process."""
+    @property
+    def kind(self) -> str:
+        """How it was allocated, and so how far it can be handed: ``fabric``, ``posix-fd`` or ``plain``."""
+    @property
+    def why_not_better(self) -> str | None:
+        """Why not a better way, in the driver's words; None where it is the best."""
+    def dlpack(self, shape: Sequence[int], code: int, bits: int) -> Any:
+        """The memory as a tensor: its kind is DLPack's code and bits."""
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __dlpack__(self, **_options: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __len__(self) -> int: ...
+
+def gpus() -> list[Gpu]:
+    """The GPUs that the process sees, by number. Binds the process to the driver. Raises ``NoCuda``."""
+
+def gpu_in_use() -> bool:
+    """Whether something in the process uses a GPU. Initialises nothing."""
+
+def open_gpu(gpu: int) -> None:
+    """Takes a GPU into use, so that GPU memory of peers on this host is mapped for it."""
+
+def gpu_buffer_at(address: int) -> int | None:
+    """The driver's name for the GPU allocation at an address, never given to another; None for all else."""
 
 class Wakeups:
     """Ends of transfers for one event loop: a descriptor that turns readable, and which ones ended."""

@@ -46,6 +46,9 @@ class OnGpu:
 
 
 class ByDlpackOnGpu(ByDlpack):
+    def __dlpack__(self, **options: object) -> object:
+        return self.array.__dlpack__()
+
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, 0)
 
@@ -148,7 +151,7 @@ def test_what_cannot_be_moved_is_refused(near) -> None:
             peer.read(memory, remote)
         peer.write(memory, remote)
     for memory in [OnGpu(), ByDlpackOnGpu(numpy.zeros(64, "uint8"))]:
-        with pytest.raises(peerway.NoCuda, match="local: .*GPU"):
+        with pytest.raises(peerway.GpuError, match="local: .*GPU"):
             peer.write(memory, remote)
 
 

@@ -12,6 +12,7 @@ from peerway import _native
 
 STUB = ast.parse((Path(peerway.__file__).parent / "_native.pyi").read_text())
 CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
+FUNCTIONS = {node.name: node for node in STUB.body if isinstance(node, ast.FunctionDef)}
 #: Read through other names at run time.
 SPECIAL = {"__init__", "__buffer__"}
 
@@ -21,6 +22,14 @@ def test_every_class_is_in_the_stub_and_the_other_way_round() -> None:
     assert native == set(CLASSES)
     assert set(peerway.__all__) <= set(dir(peerway))
     assert peerway.__version__ == _native.__version__
+
+
+def test_every_function_is_in_the_stub_and_the_other_way_round() -> None:
+    assert {name for name in dir(_native) if inspect.isbuiltin(getattr(_native, name))} == set(FUNCTIONS)
+    for name, node in FUNCTIONS.items():
+        found = getattr(_native, name)
+        assert inspect.getdoc(found) == ast.get_docstring(node), name
+        compare(inspect.signature(found), node)
 
 
 @pytest.mark.parametrize("name", CLASSES)

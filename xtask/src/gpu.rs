@@ -57,9 +57,10 @@ fn built(workspace: &Path, arguments: &[&str], name: &str) -> anyhow::Result<Pat
     }
     let messages = String::from_utf8(output.stdout)?;
     let programs = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let found = programs.filter(|message| message["target"]["name"] == name);
-    let found =
-        found.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last();
+    let mut found = programs
+        .filter(|message| message["target"]["name"] == name)
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    let found = found.next_back();
     found.with_context(|| format!("cargo made no program {name}"))
 }
 

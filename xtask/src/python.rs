@@ -9,8 +9,11 @@ use anyhow::{Context, bail};
 const ALLOWED: &[&str] =
     &["linux-vdso", "libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "ld-linux"];
 
-/// Builds, installs, checks and tests the package.
-pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
+/// Tests of GPU memory, which run on whatever `PEERWAY_CUDA_SO` names too.
+const GPU_TESTS: &[&str] = &["test_gpu.py", "test_no_gpu.py", "uccl/test_uccl_gpu.py"];
+
+/// Builds, installs, checks and tests the package; `fake` is the library that plays GPUs.
+pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Result<()> {
     let environment = target.join("python");
     let python = environment.join("bin/python");
     let shown = environment.display().to_string();
@@ -28,15 +31,33 @@ pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     let elsewhere = environment.as_path();
     step(&python, elsewhere, &["-c", "import peerway, uccl.p2p"])?;
     check_libraries(&python, elsewhere)?;
-    let tests = workspace.join("python/tests").display().to_string();
+    let tests = workspace.join("python/tests");
     let root = workspace.display().to_string();
-    step(&python, elsewhere, &["-m", "pytest", "-q", "--durations=5", "--rootdir", &root, &tests])
+    let pytest = ["-m", "pytest", "-q", "--durations=5", "--rootdir", &root];
+    let all = tests.display().to_string();
+    step(&python, elsewhere, &[&pytest[..], &[&all]].concat())?;
+    // With GPUs that are played, in a run of its own: the others are to show what is so without any.
+    let of_gpus: Vec<_> = GPU_TESTS.iter().map(|t| tests.join(t).display().to_string()).collect();
+    let of_gpus: Vec<_> = of_gpus.iter().map(String::as_str).collect();
+    let fake = fake.display().to_string();
+    let variables = [("PEERWAY_CUDA_SO", fake.as_str())];
+    step_with(&variables, &python, elsewhere, &[&pytest[..], &of_gpus].concat())
 }
 
 pub(crate) fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+    step_with(&[], program, directory, arguments)
+}
+
+fn step_with(
+    variables: &[(&str, &str)],
+    program: &Path,
+    directory: &Path,
+    arguments: &[&str],
+) -> anyhow::Result<()> {
     println!("$ {} {}", program.display(), arguments.join(" "));
     let status = Command::new(program)
         .args(arguments)
+        .envs(variables.iter().copied())
         .current_dir(directory)
         .status()
         .with_context(|| format!("cannot start {}", program.display()))?;

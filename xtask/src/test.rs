@@ -158,7 +158,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "python",
         about: "the wheel in a fresh virtual environment, and its tests",
-        run: |_| python::run(workspace(), &target_directory()),
+        run: |_| python::run(workspace(), &target_directory(), &fake_gpus()?),
     },
     Part {
         name: RDMA,
@@ -186,6 +186,12 @@ pub(crate) fn instructions(bless: bool) -> anyhow::Result<()> {
 fn fake_devices() -> anyhow::Result<PathBuf> {
     cargo(&["build", "--release", "--package", "peerway-fakeverbs"], &[])?;
     Ok(target_directory().join("release/libpeerway_fakeverbs.so"))
+}
+
+/// Builds the library that plays GPUs.
+fn fake_gpus() -> anyhow::Result<PathBuf> {
+    cargo(&["build", "--release", "--package", "peerway-fakecuda"], &[])?;
+    Ok(target_directory().join("release/libpeerway_fakecuda.so"))
 }
 
 /// The contract for the transports of every machine, and for RDMA with fake devices.

@@ -1,19 +1,22 @@
 //! Python objects as memory: where it is, how much, and what keeps it.
 //!
 //! Whatever an object offers is asked in this order: torch's tensor, the buffer protocol,
-//! `__array_interface__`, `__dlpack__`, `data_ptr()`. What keeps the memory is a reference that is let go of
-//! when the engine has let go of the memory, on whichever thread: pyo3 puts it off until the interpreter is
-//! at hand.
+//! `__cuda_array_interface__`, `__array_interface__`, `__dlpack__`, `data_ptr()`. What keeps the memory is a
+//! reference that is let go of when the engine has let go of the memory, on whichever thread: pyo3 puts it off
+//! until the interpreter is at hand.
 //!
 //! Peers write this memory whenever they like, and a fault in a copy ends the process. So what keeps it must
 //! keep the *memory*, not only the object (a tensor can be given other storage), and memory that only claims
 //! to be writable is tried.
+//!
+//! Memory of a GPU is never touched here: the driver is asked what it is. Work that its producer has queued is
+//! waited for where the object says in which stream that is, since a transfer moves what is there when it runs.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
-use peerway::{Endpoint, OwnedMemory, Region};
+use peerway::{Endpoint, OwnedMemory, Region, gpu};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -28,9 +31,19 @@ pub(crate) struct Memory {
     ptr: *mut u8,
     len: usize,
     readonly: bool,
-    /// Whoever said that it is writable is to be believed.
-    sure: bool,
+    place: Place,
     _owner: Py<PyAny>,
+}
+
+/// Where the memory is, as the object says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Place {
+    /// On the host, and whoever said that it is writable is to be believed.
+    Host,
+    /// It does not say: host memory that is tried before it is written, unless the driver knows it as a GPU's.
+    Unsaid,
+    /// On a GPU, with work for it perhaps left in this stream (0 is none).
+    Gpu { stream: usize },
 }
 
 // SAFETY: the pointer is an address that `_owner` keeps valid; nothing here dereferences it.
@@ -64,31 +77,59 @@ pub(crate) fn register(
     object: &Bound<'_, PyAny>,
     needs: Use,
 ) -> PyResult<Region> {
-    let py = object.py();
     let found = find(name, object)?;
     if found.readonly && needs == Use::Write {
         return Err(refuse_readonly(name));
     }
-    if needs == Use::Write {
-        found.try_writing(name)?;
+    let (range, place) = (found.range(), found.place);
+    let region = registered(object.py(), endpoint, name, found)?;
+    // After the registration, which asks whose memory it is: a GPU's must not be touched.
+    if needs == Use::Write && place == Place::Unsaid && region.gpu().is_none() {
+        try_writing(name, range)?;
     }
-    registered(py, endpoint, found)
+    Ok(region)
 }
 
-/// Whether the page at this address can be written; true where the kernel cannot say (before 5.14).
-fn is_writable(addr: usize) -> bool {
-    fn populate(addr: usize) -> bool {
+/// What the kernel is asked about a page, as an access would.
+#[derive(Clone, Copy)]
+enum Touch {
+    Read,
+    Write,
+}
+
+/// Whether the page at this address can be read or written; true where the kernel cannot say (before 5.14).
+fn can(touch: Touch, addr: usize) -> bool {
+    fn populate(touch: Touch, addr: usize) -> bool {
         let page = rustix::param::page_size();
         let start = (addr & !(page - 1)) as *mut c_void;
-        // SAFETY: faults a page in as a write would, and changes no byte; an address that is not mapped is
+        let advice = match touch {
+            Touch::Read => Advice::LinuxPopulateRead,
+            Touch::Write => Advice::LinuxPopulateWrite,
+        };
+        // SAFETY: faults a page in as the access would, and changes no byte; an address that is not mapped is
         // an error.
-        unsafe { rustix::mm::madvise(start, page, Advice::LinuxPopulateWrite) }.is_ok()
+        unsafe { rustix::mm::madvise(start, page, advice) }.is_ok()
     }
     static KERNEL_CAN_SAY: OnceLock<bool> = OnceLock::new();
-    populate(addr) || {
+    populate(touch, addr) || {
         let ours = 0u8;
-        !KERNEL_CAN_SAY.get_or_init(|| populate(&raw const ours as usize))
+        !KERNEL_CAN_SAY.get_or_init(|| populate(Touch::Write, &raw const ours as usize))
     }
+}
+
+/// Whether the pages at both ends can be touched so, which is what memory that claims to be there gets wrong.
+/// Costs about a microsecond.
+fn unreachable_end(touch: Touch, range: (usize, usize)) -> Option<usize> {
+    let (addr, len) = range;
+    let ends = (len > 0).then(|| [addr, addr + (len - 1)]);
+    ends.into_iter().flatten().find(|addr| !can(touch, *addr))
+}
+
+fn try_writing(name: &str, range: (usize, usize)) -> PyResult<()> {
+    let Some(addr) = unreachable_end(Touch::Write, range) else { return Ok(()) };
+    Err(PyBufferError::new_err(format!(
+        "{name}: the memory at {addr:#x} cannot be written; it is read-only or not mapped"
+    )))
 }
 
 /// Memory that cannot be written, where it would be.
@@ -98,29 +139,31 @@ pub(crate) fn refuse_readonly(name: &str) -> PyErr {
     ))
 }
 
-fn registered(py: Python<'_>, endpoint: &Endpoint, found: Memory) -> PyResult<Region> {
-    let region = match memory::find(found.ptr as u64, found.len as u64) {
-        Some((shared, range)) => endpoint.register_shared(&shared, range),
-        None => endpoint.register(found),
+fn registered(py: Python<'_>, endpoint: &Endpoint, name: &str, found: Memory) -> PyResult<Region> {
+    // Nothing of a GPU is needed to move no bytes, and there may be no address.
+    let stream = match found.place {
+        Place::Gpu { stream } if found.len > 0 => Some(stream),
+        _ => None,
     };
-    region.map_err(|error| errors::register(py, error))
+    let region = match (stream, memory::find(found.ptr as u64, found.len as u64)) {
+        // The first one opens the driver and makes a context, which takes its time.
+        (Some(stream), _) => py.detach(|| {
+            let region = endpoint.register_gpu(found)?;
+            if let (Some(index), 1..) = (region.gpu(), stream) {
+                // SAFETY: the stream is the producer's, who keeps it for as long as the object says so.
+                unsafe { gpu::wait_for_stream(index, stream as *mut c_void) }?;
+            }
+            Ok(region)
+        }),
+        (None, Some((shared, range))) => endpoint.register_shared(&shared, range),
+        (None, None) => endpoint.register(found),
+    };
+    region.map_err(|error| errors::register_argument(py, name, error))
 }
 
 impl Memory {
-    /// Whether the pages at both ends are mapped and writable, which is what memory that claims to be
-    /// writable gets wrong. Costs about a microsecond.
-    fn try_writing(&self, name: &str) -> PyResult<()> {
-        if self.sure || self.len == 0 {
-            return Ok(());
-        }
-        for addr in [self.ptr as usize, self.ptr as usize + (self.len - 1)] {
-            if !is_writable(addr) {
-                return Err(PyBufferError::new_err(format!(
-                    "{name}: the memory at {addr:#x} cannot be written; it is read-only or not mapped"
-                )));
-            }
-        }
-        Ok(())
+    fn range(&self) -> (usize, usize) {
+        (self.ptr as usize, self.len)
     }
 }
 
@@ -133,7 +176,7 @@ fn find(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
         return by_buffer(name, object);
     }
     if object.hasattr("__cuda_array_interface__")? {
-        return Err(no_cuda(object.py(), name));
+        return by_cuda_interface(name, object);
     }
     if object.hasattr("__array_interface__")? {
         return by_array_interface(name, object);
@@ -147,7 +190,8 @@ fn find(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     Err(arguments::wrong_type(
         name,
         object,
-        "a region or an object with memory (buffer protocol, data_ptr(), __array_interface__ or __dlpack__)",
+        "a region or an object with memory (buffer protocol, data_ptr(), __array_interface__, \
+         __cuda_array_interface__ or __dlpack__)",
     ))
 }
 
@@ -158,12 +202,6 @@ fn is_torch(object: &Bound<'_, PyAny>) -> bool {
     };
     let tensor = modules.get_item("torch").and_then(|torch| torch.getattr("Tensor"));
     tensor.is_ok_and(|tensor| object.is_instance(&tensor).unwrap_or(false))
-}
-
-fn no_cuda(py: Python<'_>, name: &str) -> PyErr {
-    let what =
-        "the memory is on a GPU, and this build moves host memory only; copy it to the CPU first";
-    errors::raise(py, "NoCuda", format!("{name}: {what}"))
 }
 
 fn not_contiguous(name: &str) -> PyErr {
@@ -177,6 +215,10 @@ fn by_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     // The view keeps the export: a bytearray cannot be resized under us while it lives.
     let keeper = match PyMemoryView::from(object) {
         Ok(keeper) => keeper,
+        // A type may have the protocol for those of its objects that are not on a GPU.
+        Err(_) if object.hasattr("__cuda_array_interface__")? => {
+            return by_cuda_interface(name, object);
+        }
         // NumPy has types that the buffer protocol has no letter for.
         Err(_) if object.hasattr("__array_interface__")? => {
             return by_array_interface(name, object);
@@ -204,7 +246,7 @@ fn by_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     if objects {
         return Err(holds_objects(name));
     }
-    Ok(Memory { ptr, len, readonly, sure: true, _owner: keeper.into_any().unbind() })
+    Ok(Memory { ptr, len, readonly, place: Place::Host, _owner: keeper.into_any().unbind() })
 }
 
 fn holds_objects(name: &str) -> PyErr {
@@ -212,30 +254,40 @@ fn holds_objects(name: &str) -> PyErr {
 }
 
 /// A tensor's bytes, kept by an array that shares its storage: that holds the storage when the tensor is given
-/// another, and keeps it from being resized.
+/// another, and keeps it from being resized. On a GPU there is no such array: it is kept by another tensor.
 fn of_torch(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let device: String = tensor.getattr("device")?.getattr("type")?.extract()?;
     match device.as_str() {
-        "cpu" => {}
-        "cuda" => return Err(no_cuda(tensor.py(), name)),
+        "cpu" | "cuda" => {}
         other => {
             return Err(PyTypeError::new_err(format!(
-                "{name}: the tensor is on device '{other}'; copy it to the CPU first"
+                "{name}: the tensor is on device '{other}'; copy it to the CPU or to a CUDA GPU first"
             )));
         }
     }
     if !tensor.call_method0("is_contiguous")?.is_truthy()? {
         return Err(not_contiguous(name));
     }
-    let bytes = tensor.py().import("torch")?.getattr("uint8")?;
+    let torch = tensor.py().import("torch")?;
     let flat = tensor.call_method0("detach")?.call_method1("reshape", (-1,))?;
-    let array = flat.call_method1("view", (bytes,)).and_then(|flat| flat.call_method0("numpy"));
-    let array = array.map_err(|error| {
+    let flat = flat.call_method1("view", (torch.getattr("uint8")?,));
+    let bytes = match device.as_str() {
+        "cuda" => flat,
+        _ => flat.and_then(|flat| flat.call_method0("numpy")),
+    };
+    let bytes = bytes.map_err(|error| {
         let why = error.value(tensor.py());
         PyTypeError::new_err(format!("{name}: the tensor's bytes cannot be had: {why}"))
     })?;
+    if device == "cuda" {
+        // What made the tensor is in the stream that torch has for its device now.
+        let stream =
+            torch.getattr("cuda")?.call_method1("current_stream", (tensor.getattr("device")?,))?;
+        stream.call_method0("synchronize")?;
+        return Ok(Memory { place: Place::Gpu { stream: 0 }, ..by_data_ptr(name, &bytes)? });
+    }
     // torch says of every tensor that it is writable.
-    Ok(Memory { sure: false, ..by_buffer(name, &array)? })
+    Ok(Memory { place: Place::Unsaid, ..by_buffer(name, &bytes)? })
 }
 
 fn by_data_ptr(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
@@ -245,17 +297,47 @@ fn by_data_ptr(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let number = |method: &str| tensor.call_method0(method)?.extract::<usize>();
     let (ptr, count, size) = (number("data_ptr")?, number("numel")?, number("element_size")?);
     let len = count.checked_mul(size).ok_or_else(|| too_long(name))?;
+    let on_gpu = tensor.hasattr("is_cuda")? && tensor.getattr("is_cuda")?.is_truthy()?;
+    let place = if on_gpu { Place::Gpu { stream: 0 } } else { Place::Unsaid };
     let owner = tensor.clone().unbind();
-    Ok(Memory { ptr: ptr as *mut u8, len, readonly: false, sure: false, _owner: owner })
+    Ok(Memory { ptr: ptr as *mut u8, len, readonly: false, place, _owner: owner })
+}
+
+/// Memory by `__cuda_array_interface__`, whose `stream` is what work for it was put into.
+fn by_cuda_interface(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Memory> {
+    const NAME: &str = "__cuda_array_interface__";
+    let interface = array.getattr(NAME)?;
+    let found = by_interface(name, array, NAME, &interface)?;
+    let item = |key: &str| interface.get_item(key).ok().filter(|item| !item.is_none());
+    if item("mask").is_some() {
+        return Err(PyBufferError::new_err(format!(
+            "{name}: it is masked, which is no plain memory"
+        )));
+    }
+    let stream = item("stream").map(|stream| stream.extract::<usize>()).transpose()?;
+    if stream == Some(0) {
+        // By the interface's own rules: it could mean two streams.
+        return Err(PyBufferError::new_err(format!(
+            "{name}: 0 is no stream; 1 is the default one, 2 that of the thread, None says that nothing is to \
+             be waited for"
+        )));
+    }
+    Ok(Memory { place: Place::Gpu { stream: stream.unwrap_or(0) }, ..found })
 }
 
 fn by_array_interface(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Memory> {
-    let interface = array.getattr("__array_interface__")?;
-    let wrong = || {
-        PyBufferError::new_err(format!(
-            "{name}: its __array_interface__ does not name plain memory"
-        ))
-    };
+    const NAME: &str = "__array_interface__";
+    by_interface(name, array, NAME, &array.getattr(NAME)?)
+}
+
+/// What both array interfaces have in common.
+fn by_interface(
+    name: &str,
+    array: &Bound<'_, PyAny>,
+    of: &str,
+    interface: &Bound<'_, PyAny>,
+) -> PyResult<Memory> {
+    let wrong = || PyBufferError::new_err(format!("{name}: its {of} does not name plain memory"));
     let interface = interface.cast::<PyDict>().map_err(|_| wrong())?;
     let item = |key: &str| interface.get_item(key).ok().flatten().filter(|item| !item.is_none());
     let (ptr, readonly): (usize, bool) = item("data").ok_or_else(wrong)?.extract()?;
@@ -277,7 +359,7 @@ fn by_array_interface(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Memory> 
     }
     let len = contiguous(name, &shape, size, strides.as_deref())?;
     let owner = array.clone().unbind();
-    Ok(Memory { ptr: ptr as *mut u8, len, readonly, sure: false, _owner: owner })
+    Ok(Memory { ptr: ptr as *mut u8, len, readonly, place: Place::Unsaid, _owner: owner })
 }
 
 /// Bytes of an array that lies in one piece, in row order; strides are in bytes.
@@ -304,20 +386,25 @@ fn too_long(name: &str) -> PyErr {
 
 /// DLPack's tensor, as its specification lays it out.
 #[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device_type: i32,
-    device_id: i32,
-    ndim: i32,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *const i64,
-    strides: *const i64,
-    byte_offset: u64,
+pub(crate) struct DlTensor {
+    pub(crate) data: *mut c_void,
+    pub(crate) device_type: i32,
+    pub(crate) device_id: i32,
+    pub(crate) ndim: i32,
+    pub(crate) code: u8,
+    pub(crate) bits: u8,
+    pub(crate) lanes: u16,
+    pub(crate) shape: *const i64,
+    pub(crate) strides: *const i64,
+    pub(crate) byte_offset: u64,
 }
 
 const DL_CPU: i32 = 1;
+pub(crate) const DL_CUDA: i32 = 2;
+/// Host memory that is pinned for GPUs.
+const DL_CUDA_HOST: i32 = 3;
+/// The driver's default stream, as DLPack and the driver name it: what else is queued goes before it.
+const DEFAULT_STREAM: usize = 1;
 
 fn by_dlpack(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let device = object.call_method0("__dlpack_device__")?;
@@ -325,10 +412,22 @@ fn by_dlpack(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
         PyTypeError::new_err(format!("{name}: its __dlpack_device__ gives no pair of numbers"))
     })?;
     let (device, _) = device;
-    if device != DL_CPU {
-        return Err(no_cuda(object.py(), name));
-    }
-    let capsule = object.call_method0("__dlpack__")?;
+    let (capsule, place) = match device {
+        DL_CPU | DL_CUDA_HOST => (object.call_method0("__dlpack__")?, Place::Unsaid),
+        DL_CUDA => {
+            // The producer puts its work before this stream, and we wait for the stream.
+            let stream = PyDict::new(object.py());
+            stream.set_item("stream", DEFAULT_STREAM)?;
+            let capsule = object.call_method("__dlpack__", (), Some(&stream))?;
+            (capsule, Place::Gpu { stream: DEFAULT_STREAM })
+        }
+        _ => {
+            return Err(PyTypeError::new_err(format!(
+                "{name}: the memory is on a device of DLPack's kind {device}; copy it to the CPU or to a CUDA GPU \
+                 first"
+            )));
+        }
+    };
     let plain = || PyBufferError::new_err(format!("{name}: its __dlpack__ gives no plain tensor"));
     let holder = capsule.cast::<PyCapsule>().map_err(|_| plain())?;
     let tensor = holder.pointer_checked(Some(c"dltensor")).map_err(|_| plain())?;
@@ -351,7 +450,7 @@ fn by_dlpack(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     });
     let len = contiguous(name, &shape.ok_or_else(plain)?, size, strides.as_deref())?;
     let ptr = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
-    Ok(Memory { ptr, len, readonly: false, sure: false, _owner: capsule.unbind() })
+    Ok(Memory { ptr, len, readonly: false, place, _owner: capsule.unbind() })
 }
 
 /// Memory by address, with or without something that keeps it.
@@ -362,7 +461,19 @@ pub(crate) fn at_address(
     len: usize,
     owner: Py<PyAny>,
 ) -> PyResult<PyRegion> {
-    let found = Memory { ptr: addr as *mut u8, len, readonly: false, sure: false, _owner: owner };
-    let writable = found.try_writing("address").is_ok();
-    Ok(PyRegion::perhaps_readonly(registered(py, endpoint, found)?, writable))
+    let (ptr, place) = (addr as *mut u8, Place::Unsaid);
+    let found = Memory { ptr, len, readonly: false, place, _owner: owner };
+    let region = registered(py, endpoint, "address", found)?;
+    let writable = region.gpu().is_some() || unreachable_end(Touch::Write, (addr, len)).is_none();
+    // Where a GPU's memory was freed, its addresses can stay reserved, and touching them ends the process.
+    if !writable
+        && gpu::is_in_use()
+        && let Some(at) = unreachable_end(Touch::Read, (addr, len))
+    {
+        let what = format!(
+            "address: {at:#x} is memory neither of the host nor of a GPU; it was freed, or never was any"
+        );
+        return Err(errors::raise(py, "GpuError", what));
+    }
+    Ok(PyRegion::perhaps_readonly(region, writable))
 }

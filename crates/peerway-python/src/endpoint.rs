@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use crate::arguments::Int;
 use crate::buffer::{self, Use};
+use crate::gpu::GpuMemory;
 use crate::peer::Peer;
 use crate::region::Region;
 use crate::{arguments, errors, log, waiting};
@@ -208,10 +209,23 @@ impl Endpoint {
         buffer::at_address(py, &self.endpoint, address.0, nbytes.0, owner)
     }
 
-    /// Zeroed memory that local peers can map; the region offers it by the buffer protocol.
-    fn allocate(&self, py: Python<'_>, nbytes: Int<usize>) -> PyResult<Region> {
-        let region = self.endpoint.allocate(nbytes.0);
-        region.map(Region::new).map_err(|error| errors::register(py, error))
+    /// Zeroed memory that local peers can map, on the host or on a GPU; the region offers it by the buffer
+    /// protocol or by ``__cuda_array_interface__``.
+    #[pyo3(signature = (nbytes, *, gpu=None))]
+    fn allocate(
+        &self,
+        py: Python<'_>,
+        nbytes: Int<usize>,
+        gpu: Option<Int<u32>>,
+    ) -> PyResult<Region> {
+        let region = match gpu {
+            None => self.endpoint.allocate(nbytes.0).map_err(|error| errors::register(py, error)),
+            Some(Int(gpu)) => {
+                let memory = Bound::new(py, GpuMemory::allocate(py, gpu, nbytes.0 as u64)?)?;
+                buffer::register(&self.endpoint, "gpu", memory.as_any(), Use::Write)
+            }
+        };
+        region.map(Region::new)
     }
 
     /// The oldest notification, waiting for one for so long (``None``: for ever).

@@ -1,5 +1,6 @@
 //! The engine's errors as Python exceptions, whose classes are in `peerway/_errors.py`.
 
+use peerway::gpu::GpuError;
 use peerway::{
     AcceptError, BuildError, ConnectError, Ended, Fence, ImportError, PostError, Reason,
     RegisterError, TransferError,
@@ -65,9 +66,31 @@ pub(crate) fn register(py: Python<'_>, error: RegisterError) -> PyErr {
     let class = match error {
         RegisterError::Outside { .. } | RegisterError::BadRange { .. } => "InvalidWork",
         RegisterError::EndpointClosed | RegisterError::Forked => "EndpointClosed",
+        RegisterError::Gpu(error) => return gpu(py, error),
         _ => "RegisterError",
     };
     raise(py, class, error)
+}
+
+/// As `register`, where an argument is to blame for what a GPU says.
+pub(crate) fn register_argument(py: Python<'_>, name: &str, error: RegisterError) -> PyErr {
+    match error {
+        RegisterError::Gpu(error) => raise(py, gpu_class(&error), format!("{name}: {error}")),
+        error => register(py, error),
+    }
+}
+
+/// Why a GPU or its memory cannot be used.
+pub(crate) fn gpu(py: Python<'_>, error: GpuError) -> PyErr {
+    raise(py, gpu_class(&error), error)
+}
+
+fn gpu_class(error: &GpuError) -> &'static str {
+    match error {
+        GpuError::NoDriver(_) => "NoCuda",
+        GpuError::NoSuchGpu { .. } => "NoSuchGpu",
+        _ => "GpuError",
+    }
 }
 
 /// Why a peer could not be reached.

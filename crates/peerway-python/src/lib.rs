@@ -7,6 +7,7 @@ mod arguments;
 mod buffer;
 mod endpoint;
 mod errors;
+mod gpu;
 mod log;
 mod memory;
 mod peer;
@@ -33,6 +34,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::Prepared>()?;
     module.add_class::<transfer::Staged>()?;
     module.add_class::<memory::Memory>()?;
+    module.add_class::<gpu::Gpu>()?;
+    module.add_class::<gpu::GpuMemory>()?;
     module.add_class::<wakeups::Wakeups>()?;
+    module.add_function(wrap_pyfunction!(gpu::gpus, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu::gpu_in_use, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu::open_gpu, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu::gpu_buffer_at, module)?)?;
     Ok(())
 }

@@ -4,14 +4,14 @@ use std::ffi::c_int;
 
 use peerway::{Access, Fence};
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PySlice};
+use pyo3::types::{PyBytes, PyDict, PySlice};
 
 use crate::arguments::Int;
 use crate::peer::Peer;
-use crate::{arguments, errors, memory};
+use crate::{arguments, errors, gpu, memory};
 
 /// Registered local memory. Its advertisements end with the object.
 #[pyclass(frozen, module = "peerway", weakref)]
@@ -55,6 +55,20 @@ impl Region {
     #[getter]
     fn shareable(&self) -> bool {
         self.region.is_shareable()
+    }
+
+    /// The number of the GPU whose memory it is; None for host memory.
+    #[getter]
+    fn gpu(&self) -> Option<u32> {
+        self.region.gpu()
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if self.region.gpu().is_none() {
+            return Err(PyAttributeError::new_err("the region's memory is not on a GPU"));
+        }
+        gpu::interface(py, self.region.addr(), self.region.len(), !self.writable)
     }
 
     fn __len__(&self) -> usize {
@@ -111,7 +125,9 @@ impl Region {
     }
 
     fn __repr__(&self) -> String {
-        format!("<peerway.Region of {} bytes at {:#x}>", self.region.len(), self.region.addr())
+        let (len, addr) = (self.region.len(), self.region.addr());
+        let whose = self.region.gpu().map(|gpu| format!(" of GPU {gpu}")).unwrap_or_default();
+        format!("<peerway.Region of {len} bytes at {addr:#x}{whose}>")
     }
 
     /// # Safety
@@ -123,6 +139,11 @@ impl Region {
         flags: c_int,
     ) -> PyResult<()> {
         let region = &slf.get().region;
+        if let Some(gpu) = region.gpu() {
+            return Err(PyBufferError::new_err(format!(
+                "the region is on GPU {gpu}, where the processor cannot look: use __cuda_array_interface__"
+            )));
+        }
         if !region.is_shareable() {
             return Err(PyBufferError::new_err(
                 "the region is of memory that you registered: use the object it was registered from",

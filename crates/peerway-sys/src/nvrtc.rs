@@ -147,6 +147,7 @@ impl Drop for Program<'_> {
 
 symbol_table! {
     /// The functions that libnvrtc exports and Peerway calls.
+    #[allow(non_snake_case)]
     pub struct Symbols {
         required {
             fn nvrtcGetErrorString(c_int) -> *const c_char;

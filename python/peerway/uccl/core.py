@@ -7,8 +7,9 @@ import secrets
 from typing import Any, Literal
 
 import peerway
+from peerway import _native
 
-from . import broker, metadata
+from . import broker, gpus, metadata
 from .arguments import integer, u64
 from .broker_server import Entry
 from .connections import Connection, Connections
@@ -32,7 +33,9 @@ class Core:
 
     def __init__(self, local_gpu_idx: int | None = None) -> None:
         gpu = 0 if local_gpu_idx is None else integer(local_gpu_idx, "local_gpu_idx", 0, metadata.MAX_GPUS - 1)
-        broker.port()  # A port that cannot be used is told before anything starts.
+        # Settings that cannot be used are told before anything starts.
+        broker.port()
+        device = gpus.device(None if local_gpu_idx is None else gpu)
         try:
             native = peerway.Endpoint()
         except ENGINE_ERRORS as error:
@@ -40,7 +43,9 @@ class Core:
         apply_environment()
         self._native = native
         self._gpu = gpu
-        self._bdf = metadata.gpu_name(gpu)
+        #: The GPU that was named, until a transfer has taken it into use.
+        self._unopened = device
+        self._bdf = metadata.gpu_name(gpu) if device is None else device.bus_id
         self._id = secrets.token_hex(8)
         self._reception = Reception(native)
         self._connections = Connections(native, self._reception, gpu, self._bdf)
@@ -111,7 +116,23 @@ class Core:
             registration = self._registrations.covering(addr, size)
         except ENGINE_ERRORS as error:
             raise Refused(reason(error)) from error
-        return IpcInfo(self._advertise(registration, addr, size), 0, size, True).to_bytes()
+        return self._info(registration, addr, size).to_bytes()
+
+    def _info(self, registration: Registration, addr: int, size: int) -> IpcInfo:
+        return IpcInfo(self._advertise(registration, addr, size), 0, size, registration.region.gpu)
+
+    def _reach(self, infos: list[IpcInfo]) -> None:
+        """Before a transfer with what these offer: a peer's GPU memory is mapped only where a GPU is in use, and
+        one that was named is meant to be."""
+        gpu = self._unopened
+        if gpu is None or all(info.is_host for info in infos):
+            return
+        try:
+            _native.open_gpu(gpu.index)
+        except ENGINE_ERRORS as error:
+            # Its owner moves the bytes then.
+            logger.warning("GPU %d is not used: %s", gpu.index, reason(error))
+        self._unopened = None
 
     def _connected(self, conn_id: int) -> "peerway.Peer":
         connection = self._connections.get(conn_id)
@@ -168,10 +189,12 @@ class Core:
         number = u64(conn_id, "conn_id")
         starts, lengths = [u64(ptr, "ptr") for ptr in ptrs], [u64(size, "size") for size in sizes]
         peer = self._connected(number)
+        offers = [IpcInfo.from_bytes(info) for info in infos]
         try:
-            metas = [IpcInfo.from_bytes(info).start(length) for info, length in zip(infos, lengths, strict=True)]
+            metas = [offer.start(length) for offer, length in zip(offers, lengths, strict=True)]
         except ValueError as error:
             raise Refused(error) from error
+        self._reach(offers)
         try:
             ours = [self._registrations.borrow(*piece) for piece in zip(starts, lengths, strict=True)]
         except ENGINE_ERRORS as error:

@@ -35,8 +35,10 @@ from .notices import EITHER, LOCAL, NETWORK, pack_note
 class Endpoint(Core):
     """One end of transfers, drop-in for ``uccl.p2p.Endpoint``.
 
-    ``Endpoint(gpu)`` and ``Endpoint()`` (GPU 0) need no GPU: they serve host memory. The index says which
-    endpoint of a host is meant, and shows as a made-up PCI address in the metadata.
+    The index says which endpoint of a host is meant; ``PEERWAY_GPU_MAP`` can say which GPU that is (see
+    :mod:`peerway.uccl.gpus`). The GPU's PCI address is in the metadata. ``Endpoint(gpu)`` and ``Endpoint()`` (GPU 0)
+    need no GPU: where there is none, a made-up address stands for it. Memory of any GPU is served wherever host memory
+    is; before a transfer that reads it the caller waits for what it has queued there.
 
     A connection serves transfers both ways, whoever made it. Numbers: connections count from 0, registrations and
     transfers from 1; none is ever reused.
@@ -149,7 +151,7 @@ class Endpoint(Core):
     # Memory
 
     def reg(self, ptr: int, size: int, floatType: FloatType = FloatType.kUndefined) -> tuple[bool, int]:
-        """Registers host memory; ``(success, mr_id)``. The caller keeps it valid until :meth:`dereg`."""
+        """Registers memory of the host or of a GPU; ``(success, mr_id)``. The caller keeps it until :meth:`dereg`."""
         float_type = _float_type(floatType)
         try:
             return True, self._register(u64(ptr, "ptr"), u64(size, "size"), float_type).id
@@ -182,14 +184,14 @@ class Endpoint(Core):
         return self._no(f"there is no registration {mr_id}")
 
     def register_memory(self, tensor_list: list[Any]) -> list[XferDesc]:
-        """Registers host tensors, and keeps them alive until :meth:`deregister_memory`."""
+        """Registers tensors, and keeps them alive until :meth:`deregister_memory`."""
         found = [_tensor(tensor, f"tensor_list[{at}]") for at, tensor in enumerate(items(tensor_list, "tensor_list"))]
         made: list[XferDesc] = []
         try:
             for at, (tensor, addr, size) in enumerate(found):
                 try:
                     registration = self._register(addr, size, FloatType.kFloat32, tensor)
-                    offer = IpcInfo(self._advertise(registration, addr, size), 0, size, True)
+                    offer = self._info(registration, addr, size)
                 except Refused as error:
                     raise RuntimeError(f"tensor_list[{at}] cannot be registered: {error}") from error
                 keys = registration.keys
@@ -322,6 +324,8 @@ class Endpoint(Core):
         if self._connections.get(u64(conn_id, "conn_id")) is None:
             raise RuntimeError(f"Invalid conn_id: {conn_id}")
         metas = [_remote(at, local, remote) for at, (local, remote) in enumerate(zip(ours, theirs, strict=True))]
+        if self._unopened is not None:
+            self._reach([IpcInfo.from_bytes(remote._ipc_info) for remote in theirs])
         return self._start(op, conn_id, [d.mr_id for d in ours], [d.addr for d in ours], [d.size for d in ours], metas)
 
     def poll_async(self, transfer_id: int) -> tuple[bool, bool]:
@@ -486,14 +490,12 @@ def _ipc_vectors(ptr_v: object, size_v: object, info_v: object) -> tuple[list[in
 
 
 def _tensor(tensor: Any, name: str) -> tuple[Any, int, int]:
-    """A host tensor's address and size."""
+    """A tensor's address and size."""
     for method in ("data_ptr", "numel", "element_size"):
         if not callable(getattr(tensor, method, None)):
             raise RuntimeError(f"{name} is not a tensor: it has no {method}()")
     if callable(getattr(tensor, "is_contiguous", None)) and not tensor.is_contiguous():
         raise ValueError(f"{name} is not contiguous: its bytes are not one range")
-    if getattr(tensor, "is_cuda", False):
-        raise RuntimeError(f"{name} is in GPU memory, which this build does not serve")
     size = u64(tensor.numel() * tensor.element_size(), f"{name}'s size")
     return tensor, u64(tensor.data_ptr(), f"{name}.data_ptr()"), size
 

@@ -26,21 +26,25 @@ class IpcInfo:
     descriptor: bytes
     offset: int
     size: int
-    is_host: bool
+    #: The GPU's number where the memory is; None for host memory. What the owner says, and a hint only.
+    gpu: int | None = None
+
+    @property
+    def is_host(self) -> bool:
+        return self.gpu is None
 
     def to_bytes(self) -> bytes:
-        # No GPU takes part (-1), and an address of ours is nobody else's business (0).
-        return _INFO.pack(self.descriptor, self.offset, self.size, _OFFER, self.is_host, -1, 0)
+        # -1 is no GPU, and an address of ours is nobody else's business (0).
+        gpu = -1 if self.gpu is None else self.gpu
+        return _INFO.pack(self.descriptor, self.offset, self.size, _OFFER, self.is_host, gpu, 0)
 
     @classmethod
     def from_bytes(cls, info: bytes) -> "IpcInfo":
-        descriptor, offset, size, _operation, is_host, _gpu, _address = _INFO.unpack(info)
-        return cls(descriptor, offset, size, bool(is_host))
+        descriptor, offset, size, _operation, is_host, gpu, _address = _INFO.unpack(info)
+        return cls(descriptor, offset, size, None if is_host else gpu)
 
     def start(self, size: int) -> bytes:
         """The descriptor of ``size`` bytes from the offset on. Raises ``ValueError`` when fewer are offered."""
-        if not self.is_host:
-            raise ValueError("info names GPU memory, which this build does not serve")
         if size > self.size:
             raise ValueError(f"{size} bytes are asked for, but info offers {self.size}")
         address, _ = _WINDOW.unpack_from(self.descriptor)

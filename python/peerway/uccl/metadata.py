@@ -14,11 +14,10 @@ _HOST_ONLY = re.compile(r"ffff:([0-9a-f]{2}):([0-9a-f]{2})\.0")
 
 
 def gpu_name(index: int) -> str:
-    """The text that stands for the PCI address of GPU ``index``: ``ffff:00:03.0`` for GPU 3.
+    """The text that stands for the PCI address of GPU ``index`` where there is none: ``ffff:00:03.0`` for GPU 3.
 
-    Endpoints serve host memory and need no GPU, so there is no PCI address to ask for. This one has the usual
-    form (12 characters), is the same in every process and on every host, and lies in a PCI domain that real ones
-    do not use.
+    It has the usual form (12 characters), is the same in every process and on every host, and lies in a PCI domain
+    that real ones do not use.
     """
     return f"ffff:{index >> 8:02x}:{index & 0xFF:02x}.0"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import peerway
+from peerway import _native
 
 from .cache import Entry, KeyCache
 from .engine import ENGINE_ERRORS
@@ -27,6 +28,8 @@ class Registration:
     size: int
     keys: Entry
     float_type: FloatType
+    #: The GPU allocation that it was made in; None for host memory.
+    buffer: int | None = None
     #: Advertisements by (start, stop): the same range is advertised once.
     adverts: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
@@ -62,11 +65,11 @@ class Registrations:
 
     def add(self, addr: int, size: int, float_type: FloatType, owner: object = None) -> Registration:
         """Registers memory. Raises one of ``ENGINE_ERRORS`` when it cannot be."""
-        _check_mapped(addr, size)
-        region = self._native.register_address(addr, size, owner)
+        region = self._region(addr, size, owner)
+        buffer = None if region.gpu is None else _native.gpu_buffer_at(addr)
         with self._lock:
             keys = self._keys.acquire(addr, size)
-            registration = Registration(next(self._ids), region, addr, size, keys, float_type)
+            registration = Registration(next(self._ids), region, addr, size, keys, float_type, buffer)
             self._by_id[registration.id] = registration
             return registration
 
@@ -88,12 +91,21 @@ class Registrations:
         """A registration that contains the range, made if there is none.
 
         Memory can be offered to local processes without being registered first, and nothing ends such an
-        offer: it lives until the endpoint closes. The same range is registered once.
+        offer: it lives until the endpoint closes. The same range is registered once, unless memory of a GPU was
+        freed there and other memory is there now.
         """
+        buffer = _native.gpu_buffer_at(addr)
         with self._lock:
             found = self._offered.get((addr, size))
+            if found is not None and found.buffer != buffer:
+                del self._offered[addr, size]
+                found = None
             if found is None:
-                inside = (r for r in self._by_id.values() if r.addr <= addr and addr + size <= r.addr + r.size)
+                inside = (
+                    r
+                    for r in self._by_id.values()
+                    if r.addr <= addr and addr + size <= r.addr + r.size and r.buffer == buffer
+                )
                 found = min(inside, key=lambda r: r.size, default=None)
         if found is None:
             found = self.add(addr, size, FloatType.kUndefined)
@@ -105,22 +117,26 @@ class Registrations:
 
     def borrow(self, addr: int, size: int) -> "peerway.Region":
         """Memory for our own side of one transfer, which keeps it: nobody else reaches it."""
-        _check_mapped(addr, size)
-        return self._native.register_address(addr, size)
+        return self._region(addr, size)
 
     def clear(self) -> None:
         with self._lock:
             self._by_id.clear()
             self._offered.clear()
 
-
-def _check_mapped(addr: int, size: int) -> None:
-    if not is_mapped(addr, size):
-        raise ValueError(f"{size} bytes from {addr:#x} are not host memory of this process")
+    def _region(self, addr: int, size: int, owner: object = None) -> "peerway.Region":
+        region = self._native.register_address(addr, size, owner)
+        if getattr(owner, "is_cuda", False) and region.gpu is None and size:
+            peerway.gpus()  # Says it where there is none.
+            raise ValueError(f"{size} bytes from {addr:#x} are not memory of a GPU, as the tensor says")
+        # The driver knows memory of a GPU; the kernel does not.
+        if region.gpu is None and not is_mapped(addr, size):
+            raise ValueError(f"{size} bytes from {addr:#x} are memory neither of this process nor of a GPU")
+        return region
 
 
 def is_mapped(addr: int, size: int) -> bool:
-    """Whether the whole range is memory of this process. Freed memory may still be: then it is only not ours."""
+    """Whether the whole range is host memory of this process. Freed memory may still be: then it is only not ours."""
     if size == 0:
         return True
     if addr + size > 2**64:

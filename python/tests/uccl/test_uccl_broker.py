@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from peerway.uccl import broker, broker_server, p2p
-from uccl_support import NONE_ID, WATCHDOG, Child, listen
+from uccl_support import NONE_ID, WATCHDOG, Child, listen, shown
 
 
 def serve_gpu(line: Any, gpu: int) -> None:
@@ -43,7 +43,7 @@ def wait_for(what: Any) -> None:
     [
         lambda e: e.connect("127.0.0.1", remote_gpu_idx=3),
         lambda e: e.connect("127.0.0.1", 3),
-        lambda e: e.connect("127.0.0.1", "ffff:00:03.0"),
+        lambda e: e.connect("127.0.0.1", shown(3)),
     ],
 )
 def test_found_in_another_process(private_broker: int, call: Any) -> None:

@@ -6,7 +6,7 @@ import struct
 import pytest
 from peerway.uccl import ipc, metadata, notices, p2p
 from peerway.uccl.descriptors import deserialize, serialize
-from uccl_support import NONE_ID, Buffer, Tensor, pattern
+from uccl_support import NONE_ID, Buffer, Tensor, pattern, shown
 
 
 def test_metadata_ipv4() -> None:
@@ -27,7 +27,7 @@ def test_metadata_of_an_endpoint(endpoint: p2p.Endpoint) -> None:
     packed = endpoint.get_metadata()
     assert type(packed) is bytes and len(packed) == 19
     ip, port, bdf = endpoint.parse_metadata(packed)
-    assert (ip, bdf) == (p2p.get_oob_ip(), "ffff:00:00.0")
+    assert (ip, bdf) == (p2p.get_oob_ip(), shown(0))
     assert packed == metadata.pack(ip, port, bdf)
 
 
@@ -62,7 +62,7 @@ def test_fifo_item_keeps_address_and_size_in_place(endpoint: p2p.Endpoint) -> No
 
 def test_ipc_info_layout(endpoint: p2p.Endpoint) -> None:
     descriptor = bytes(range(64))
-    info = ipc.IpcInfo(descriptor, 0x1122, 0x3344, True).to_bytes()
+    info = ipc.IpcInfo(descriptor, 0x1122, 0x3344).to_bytes()
     expected = (
         descriptor
         + b"\x22\x11\0\0\0\0\0\0"  # offset
@@ -73,7 +73,7 @@ def test_ipc_info_layout(endpoint: p2p.Endpoint) -> None:
         + b"\0" * 8  # direct_addr
     )
     assert info == expected and len(info) == 104
-    assert ipc.IpcInfo.from_bytes(info) == ipc.IpcInfo(descriptor, 0x1122, 0x3344, True)
+    assert ipc.IpcInfo.from_bytes(info) == ipc.IpcInfo(descriptor, 0x1122, 0x3344)
     buffer = Buffer(64)
     success, real = endpoint.advertise_ipc(0, buffer.ptr, buffer.size)
     assert success and len(real) == 104
@@ -82,14 +82,16 @@ def test_ipc_info_layout(endpoint: p2p.Endpoint) -> None:
 
 
 def test_ipc_info_points_only_at_what_is_offered() -> None:
-    info = ipc.IpcInfo(struct.pack("<QI", 1000, 100) + bytes(52), 8, 92, True)
+    info = ipc.IpcInfo(struct.pack("<QI", 1000, 100) + bytes(52), 8, 92)
     assert struct.unpack_from("<QI", info.start(92)) == (1008, 92)
     with pytest.raises(ValueError, match="93 bytes"):
         info.start(93)
-    with pytest.raises(ValueError, match="GPU"):
-        ipc.IpcInfo(bytes(64), 0, 8, False).start(8)
+    on_gpu = ipc.IpcInfo(struct.pack("<QI", 1000, 100) + bytes(52), 0, 8, 3)
+    assert struct.unpack_from("<QI", on_gpu.start(8)) == (1000, 8)
+    assert on_gpu.to_bytes()[84:96] == b"\0\0\0\0" + b"\x03\0\0\0" + b"\0\0\0\0"
+    assert ipc.IpcInfo.from_bytes(on_gpu.to_bytes()) == on_gpu and not on_gpu.is_host
     with pytest.raises(ValueError, match="address space"):
-        ipc.IpcInfo(b"\xff" * 64, 8, 2**63, True).start(1)
+        ipc.IpcInfo(b"\xff" * 64, 8, 2**63).start(1)
 
 
 def test_more_than_four_gib_is_said_as_all_ones() -> None:

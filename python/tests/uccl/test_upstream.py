@@ -1,4 +1,4 @@
-"""UCCL's own test programs, unmodified, where they need no GPU.
+"""UCCL's own test programs, unmodified. Those that need a GPU run where torch has one, and one is enough.
 
 ``PEERWAY_UPSTREAM`` names a checkout of UCCL; without it these tests are skipped.
 """
@@ -50,9 +50,23 @@ def run(*arguments: str, **environment: str) -> str:
     return said
 
 
-def torchrun(*arguments: str) -> str:
+def torchrun(*arguments: str, **environment: str) -> str:
     pytest.importorskip("torch")
-    return run(*TORCHRUN, f"--master_port={free_port()}", *arguments)
+    return run(*TORCHRUN, f"--master_port={free_port()}", *arguments, **environment)
+
+
+@pytest.fixture
+def gpu() -> None:
+    """Needs a GPU that torch can use."""
+    torch = pytest.importorskip("torch")
+    if not (torch.version.cuda and torch.cuda.device_count()):
+        pytest.skip("torch sees no GPU")
+
+
+#: Endpoints of GPUs 0 and 1 on a machine with one.
+ONE_GPU = {"PEERWAY_GPU_MAP": "0,0"}
+BENCHMARK = str(P2P / "benchmarks/benchmark_uccl.py")
+OPTIONS = [["--float-type", "none"], ["--async-api"], ["--num-iovs", "8"], ["--device", "cpu", "--pinned"]]
 
 
 @pytest.fixture(scope="session")
@@ -153,3 +167,36 @@ def test_util_interval_tree(tmp_path: Path) -> None:
     (tmp_path / "utils.py").write_text("from uccl.utils import *\n")
     said = run("-m", "pytest", "-q", "--rootdir", str(tmp_path), str(tmp_path / "tests"))
     assert re.search(r"\b\d\d passed", said) and "failed" not in said
+
+
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_engine_read_and_write(gpu: None, op: str) -> None:
+    # What its processes end with the program does not look at.
+    said = run(str(P2P / f"tests/test_engine_{op}.py"))
+    assert f"\u2713 Server {op} data correctly" in said and "Traceback" not in said
+
+
+def test_engine_nvlink_metadata(gpu: None) -> None:
+    said = torchrun(str(P2P / "tests/test_engine_nvlink_metadata.py"))
+    assert "[server] Received correct data" in said and "All UCCL P2P Engine tests completed!" in said
+
+
+def test_engine_onesided_ipc(gpu: None) -> None:
+    said = torchrun(str(P2P / "tests/test_engine_onesided_ipc.py"), **ONE_GPU)
+    assert "All one-sided IPC tests passed!" in said
+    assert said.count("PASSED") == 24, "8 tests, on the GPU and on the host; reads are told by both sides"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("mode", ["write", "read"])
+def test_benchmark_uccl(gpu: None, mode: str, options: list[str]) -> None:
+    said = torchrun(BENCHMARK, "--mode", mode, "--iters", "20", *options)
+    assert said.count("Benchmark complete") == 2 and len(re.findall(r"\[Client\] .* Gbps", said)) == 18
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("mode", ["write", "read"])
+def test_benchmark_uccl_ipc(gpu: None, mode: str, options: list[str]) -> None:
+    launcher = str(Path(__file__).parent / "one_gpu.py")
+    said = torchrun(launcher, BENCHMARK, f"--{mode}-ipc", "--iters", "20", *options, **ONE_GPU)
+    assert said.count("_ipc benchmark complete") == 2 and len(re.findall(r"\[Client\] .* Gbps", said)) == 18

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peerway.uccl import p2p
+from peerway.uccl import gpus, metadata, p2p
 
 #: Seconds after which a wait in a test has failed.
 WATCHDOG = 30.0
@@ -98,6 +98,12 @@ class Pair:
     #: The connection, as each side numbers it.
     at_a: int
     at_b: int
+
+
+def shown(index: int | None) -> str:
+    """What the metadata of an endpoint of that GPU calls it, with a GPU and without."""
+    gpu = gpus.device(index)
+    return metadata.gpu_name(index or 0) if gpu is None else gpu.bus_id
 
 
 def free_port() -> int:

@@ -180,7 +180,7 @@ pub enum Kind {
         set: fn(&mut Config, bool),
     },
     /// Has an effect and is read where that is, not through [`Config`]: the library overrides, which
-    /// the loader reads.
+    /// the loader reads, and what only the Python package knows.
     ReadElsewhere {
         /// What it should say.
         what: &'static str,
@@ -417,6 +417,17 @@ pub const SETTINGS: &[Setting] = &[
         default: "10",
         doc: "How long `uccl.p2p` looks for the endpoint of a GPU that has not appeared yet.",
         kind: Kind::Text { what: "seconds, such as 10 or 0.5", set: |_, _| () },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_GPU_MAP",
+        aliases: &[],
+        default: "",
+        doc: "Which GPU each index of `uccl.p2p` means: `0,0` makes 0 and 1 the same one, so that programs for two \
+              GPUs run on one.",
+        kind: Kind::ReadElsewhere {
+            what: "GPUs separated by commas, by number, UUID or PCI address, such as 0,0",
+        },
         status: Status::Used,
     },
     library(

@@ -24,6 +24,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use peerway_sys::Library;
+use peerway_sys::cuda::ffi::CUstream;
 use peerway_sys::cuda::{Cuda, CudaError, NoCuda, Pointer};
 
 pub use self::memory::{
@@ -126,6 +127,50 @@ pub fn devices() -> Result<Vec<Facts>, GpuError> {
     let gpus = gpus()?;
     let facts = (0..gpus.count).map(|index| Facts::of(&gpus.cuda, index));
     Ok(facts.collect::<Result<_, _>>()?)
+}
+
+/// Whether the process uses a GPU: through the engine, or through something else that initialised the driver.
+/// Opens and initialises nothing.
+pub fn is_in_use() -> bool {
+    in_use().is_some() || Cuda::is_in_use()
+}
+
+/// Takes a GPU into use: its context is held from now on, and GPU memory that peers on this host offer is mapped for
+/// it. Memory of a GPU that is registered does the same; this is for a process that moves host memory alone.
+///
+/// # Errors
+///
+/// [`GpuError`]: no driver, no such GPU, or what the driver says.
+pub fn open(index: u32) -> Result<(), GpuError> {
+    gpus()?.device(index).map(drop)
+}
+
+/// The driver's name for the allocation at an address, which no other allocation is ever given; `None` for what is
+/// not memory of a GPU, and where none is in use.
+pub fn buffer_at(address: u64) -> Option<u64> {
+    if !is_in_use() {
+        return None;
+    }
+    match Pointer::of(&gpus().ok()?.cuda, address) {
+        Ok(Pointer::Device { buffer, .. }) => Some(buffer),
+        _ => None,
+    }
+}
+
+/// Waits for everything that was put into a stream of somebody else's.
+///
+/// # Safety
+///
+/// The stream is alive and of that GPU's primary context, or one of the driver's special ones.
+///
+/// # Errors
+///
+/// [`GpuError`]: no such GPU, or what the driver says; also what work in the stream failed with.
+pub unsafe fn wait_for_stream(gpu: u32, stream: *mut std::ffi::c_void) -> Result<(), GpuError> {
+    let device = gpus()?.device(gpu)?;
+    // SAFETY: the caller's promise.
+    unsafe { device.gpu.synchronize(stream as CUstream) }?;
+    Ok(())
 }
 
 /// The driver and the GPUs that are in use.

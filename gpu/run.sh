@@ -3,12 +3,14 @@
 #
 #   gpu/run.sh [tests] [sanitizer] [bench] [upstream]     all but upstream by default
 #
-# It needs the bundle beside it (target/gpu, or BUNDLE), the CUDA driver, and for some parts compute-sanitizer,
+# It needs the bundle (its own directory, target/gpu of its checkout, or BUNDLE), the CUDA driver, and for some parts compute-sanitizer,
 # nvidia-cuda-mps-control and Python with torch. Results go to OUT (default: the current directory).
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-bundle=${BUNDLE:-$here/target/gpu}
+beside=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(dirname "$beside")
+# The script stands in the bundle, or in a checkout that the bundle was made of.
+[ -x "$beside/gpu-tests" ] && bundle=$beside || bundle=${BUNDLE:-$here/target/gpu}
 out=${OUT:-.}
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=(tests sanitizer bench)

@@ -15,6 +15,7 @@ from peerway._errors import *  # noqa: F403
 from peerway._native import (
     BlockList,
     Endpoint,
+    Enqueued,
     Gpu,
     GpuMemory,
     LocalSlice,
@@ -34,6 +35,7 @@ from peerway._native import (
 __all__ = [
     "BlockList",
     "Endpoint",
+    "Enqueued",
     "Gpu",
     "GpuArray",
     "GpuMemory",

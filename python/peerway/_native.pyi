@@ -334,13 +334,26 @@ class Prepared:
         """Posts it."""
     def run(self) -> None:
         """Posts it and waits."""
+    def enqueue(self, stream: Any) -> Enqueued:
+        """Puts it into a CUDA stream, or into the graph that the stream is captured into."""
+
+class Enqueued:
+    """A transfer in a CUDA stream, or in a graph."""
+
+    @property
+    def runs(self) -> int:
+        """How often it has come to its end."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for its end, or for how it ended the last time; raises what that was, or ``WaitTimeout``."""
+    def release(self) -> None:
+        """Lets go of what was kept for a graph that it was captured into, which must be gone."""
 
 class Staged:
     """Parts of one transfer that the caller releases one by one."""
 
     def __len__(self) -> int: ...
-    def release(self, stage: int) -> None:
-        """Lets a stage go."""
+    def release(self, stage: int, *, stream: Any = None, event: Any = None) -> None:
+        """Lets a stage go: now, when a CUDA stream has come so far, or when a CUDA event has happened."""
     def done(self, stage: int) -> bool:
         """Whether a stage was released and has ended."""
     def cancel(self) -> None:

@@ -441,3 +441,46 @@ def test_over_every_path(pinned: str) -> None:
         on_host = peer.remote(far(far_away.advertise, SIZE, 3, "rw", pinned == "local-map"))
         peer.read(ByInterface(ours), on_host)
         assert bytes(ours) == b"\x03" * SIZE
+
+
+class Stream:
+    """A stream as frameworks show theirs."""
+
+    def __init__(self) -> None:
+        self.cuda_stream = driver().stream()
+
+    def fill(self, address: int, value: int, size: int) -> None:
+        """Sets bytes when the stream comes to it."""
+        stream = ctypes.c_void_p(self.cuda_stream)
+        driver()("cuMemsetD8Async", ctypes.c_uint64(address), value, ctypes.c_size_t(size), stream)
+
+    def synchronize(self) -> None:
+        driver()("cuStreamSynchronize", ctypes.c_void_p(self.cuda_stream))
+
+
+@pytest.mark.parametrize("pinned", ["auto", "tcp"])
+def test_in_a_stream(pinned: str) -> None:
+    with peerway.Endpoint(transport=pinned) as ours, peerway.Endpoint(transport=pinned) as theirs:
+        peer = ours.connect(theirs.metadata)
+        here, there = ours.allocate(SIZE, gpu=0), theirs.allocate(SIZE, gpu=0)
+        remote = peer.remote(there.advertise())
+        prepared = peer.prepare_write(here, remote)
+        stream = Stream()
+        stream.fill(here.addr, 7, SIZE)
+        enqueued = prepared.enqueue(stream)
+        stream.fill(here.addr, 0, SIZE)
+        stream.synchronize()
+        enqueued.wait(10)
+        assert enqueued.runs == 1
+        assert driver().get(there.addr, SIZE) == b"\7" * SIZE
+        staged = peer.stage([prepared])
+        stream.fill(here.addr, 9, SIZE)
+        staged.release(0, stream=stream.cuda_stream)
+        staged.wait(10)
+        assert driver().get(there.addr, SIZE) == b"\x09" * SIZE
+        with pytest.raises(TypeError, match="stream must be a CUDA stream"):
+            prepared.enqueue("a stream")
+        host = ours.register(bytearray(SIZE))
+        if pinned == "tcp":
+            with pytest.raises(peerway.GpuError, match="no place in a stream"):
+                peer.prepare_write(host, remote).enqueue(stream)

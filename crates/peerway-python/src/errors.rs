@@ -137,6 +137,7 @@ pub(crate) fn post(py: Python<'_>, error: PostError) -> PyErr {
         PostError::Access { .. } => "AccessDenied",
         PostError::PeerGone => "PeerGone",
         PostError::EndpointClosed | PostError::Forked => "EndpointClosed",
+        PostError::Gpu(_) => "GpuError",
         _ => "InvalidWork",
     };
     raise(py, class, error)

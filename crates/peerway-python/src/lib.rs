@@ -32,6 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<region::BlockList>()?;
     module.add_class::<transfer::Transfer>()?;
     module.add_class::<transfer::Prepared>()?;
+    module.add_class::<transfer::Enqueued>()?;
     module.add_class::<transfer::Staged>()?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<gpu::Gpu>()?;

@@ -1,8 +1,10 @@
 //! `Transfer`, `Prepared` and `Staged`.
 
-use std::sync::Arc;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
 
 use peerway::{Fence, Reason};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -122,6 +124,84 @@ impl Prepared {
         let begun = self.prepared.begin().map_err(|error| errors::post(py, error))?;
         waiting::finish(py, &begun)
     }
+
+    /// Puts it into a CUDA stream, or into the graph that the stream is captured into.
+    fn enqueue(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<Enqueued> {
+        let stream = Handle::of_stream(stream)?;
+        // SAFETY: the caller's word that the stream is alive and of the GPU, as for all that takes one in Python.
+        let put = py.detach(|| unsafe { self.prepared.enqueue(stream.get()) });
+        Ok(Enqueued { enqueued: Mutex::new(Some(put.map_err(|error| errors::post(py, error))?)) })
+    }
+}
+
+/// A transfer in a CUDA stream, or in a graph.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct Enqueued {
+    enqueued: Mutex<Option<peerway::gpu::Enqueued>>,
+}
+
+#[pymethods]
+impl Enqueued {
+    /// How often it has come to its end.
+    #[getter]
+    fn runs(&self) -> u64 {
+        self.enqueued.lock().unwrap().as_ref().map_or(0, peerway::gpu::Enqueued::runs)
+    }
+
+    /// Waits for its end, or for how it ended the last time; raises what that was, or ``WaitTimeout``.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = waiting::timeout("timeout", timeout)?;
+        let ended = waiting::until(py, timeout, |left| {
+            self.enqueued.lock().unwrap().as_ref().and_then(|enqueued| enqueued.wait(left))
+        })?;
+        let Some(ended) = ended else {
+            let what = "the stream has not come to the transfer's end in this time; it goes on";
+            return Err(errors::raise(py, "WaitTimeout", what));
+        };
+        errors::ended(py, ended).map_or(Ok(()), Err)
+    }
+
+    /// Lets go of what was kept for a graph that it was captured into, which must be gone.
+    fn release(&self) {
+        if let Some(enqueued) = self.enqueued.lock().unwrap().take() {
+            // SAFETY: the caller's word that no such graph is launched any more.
+            unsafe { enqueued.release() };
+        }
+    }
+}
+
+/// A handle of CUDA's, which threads may pass on.
+#[derive(Clone, Copy)]
+struct Handle(usize);
+
+impl Handle {
+    fn get(self) -> *mut c_void {
+        self.0 as *mut c_void
+    }
+
+    /// A stream: its number, what has a `__cuda_stream__`, or a `torch.cuda.Stream`.
+    fn of_stream(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(protocol) = object.getattr("__cuda_stream__") {
+            let (_version, handle): (u32, usize) = protocol.call0()?.extract()?;
+            return Ok(Self(handle));
+        }
+        Self::of(object, "stream", "cuda_stream")
+    }
+
+    /// An event: its number, or a `torch.cuda.Event`.
+    fn of_event(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of(object, "event", "cuda_event")
+    }
+
+    fn of(object: &Bound<'_, PyAny>, name: &str, attribute: &str) -> PyResult<Self> {
+        let number = object.getattr(attribute).unwrap_or_else(|_| object.clone());
+        let number = number.extract().map_err(|_| {
+            let kind = object.get_type();
+            PyTypeError::new_err(format!("{name} must be a CUDA {name} or its number, not {kind}"))
+        })?;
+        Ok(Self(number))
+    }
 }
 
 /// Parts of one transfer that the caller releases one by one.
@@ -136,9 +216,26 @@ impl Staged {
         self.staged.len()
     }
 
-    /// Lets a stage go.
-    fn release(&self, py: Python<'_>, stage: Int<usize>) -> PyResult<()> {
-        py.detach(|| self.staged.release(stage.0)).map_err(|error| errors::post(py, error))
+    /// Lets a stage go: now, when a CUDA stream has come so far, or when a CUDA event has happened.
+    #[pyo3(signature = (stage, *, stream=None, event=None))]
+    fn release(
+        &self,
+        py: Python<'_>,
+        stage: Int<usize>,
+        stream: Option<&Bound<'_, PyAny>>,
+        event: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let stream = stream.map(Handle::of_stream).transpose()?;
+        let event = event.map(Handle::of_event).transpose()?;
+        let released = py.detach(|| match (stream, event) {
+            (None, None) => Ok(self.staged.release(stage.0)),
+            // SAFETY: the caller's word that the stream is alive and of the GPU.
+            (Some(stream), None) => Ok(unsafe { self.staged.release_in(stage.0, stream.get()) }),
+            // SAFETY: the caller's word that the event is alive, recorded, and of the GPU.
+            (None, Some(event)) => Ok(unsafe { self.staged.release_when(stage.0, event.get()) }),
+            (Some(_), Some(_)) => Err(PyTypeError::new_err("give a stream or an event, not both")),
+        })?;
+        released.map_err(|error| errors::post(py, error))
     }
 
     /// Whether a stage was released and has ended.

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""GPU memory to GPU memory on one GPU, by others: NIXL with UCX, and NCCL. To set beside `peerway bench --memory gpu`.
+
+    gpu/peers.py [nixl] [nccl]        both by default; what cannot be imported is left out
+
+Two processes, one batch at a time, medians. NIXL's figures are of `transfer` until its state is done; NCCL's of a
+`send` here and a `recv` there until the stream is through. The bytes are compared at the end. Run it under MPS, as
+contexts of two processes are else served in turns of milliseconds.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+SIZES = [4096, 65536, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
+
+
+def rounds(size: int) -> int:
+    return 200 if size <= 1 << 20 else 20
+
+
+def ask(child, line: bytes) -> bytes:
+    child.stdin.write(line.hex().encode() + b"\n")
+    child.stdin.flush()
+    return bytes.fromhex(child.stdout.readline().decode().strip())
+
+
+def answer(line: bytes) -> None:
+    print(line.hex(), flush=True)
+
+
+def hear() -> bytes:
+    return bytes.fromhex(sys.stdin.readline().strip())
+
+
+# NIXL ---------------------------------------------------------------------------------------------
+
+
+def nixl_agent(name: str):
+    try:
+        from nixl_cu13._api import nixl_agent, nixl_agent_config
+    except ImportError:
+        from nixl._api import nixl_agent, nixl_agent_config
+
+    return nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+
+
+def nixl_second() -> None:
+    import torch
+
+    agent = nixl_agent("second")
+    tensor = torch.zeros(SIZES[-1], dtype=torch.uint8, device="cuda:0")
+    descriptors = agent.register_memory([tensor])
+    answer(agent.get_agent_metadata())
+    answer(agent.get_serialized_descs(descriptors.trim()))
+    while hear() == b"sum":
+        torch.cuda.synchronize()
+        answer(str(int(tensor.sum(dtype=torch.int64))).encode())
+
+
+def nixl_rows() -> list:
+    import torch
+
+    agent = nixl_agent("first")
+    tensor = torch.randint(0, 255, (SIZES[-1],), dtype=torch.uint8, device="cuda:0")
+    torch.cuda.synchronize()
+    agent.register_memory([tensor])
+    child = subprocess.Popen([sys.executable, __file__, "second-nixl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    name = agent.add_remote_agent(bytes.fromhex(child.stdout.readline().decode().strip()))
+    there = agent.deserialize_descs(bytes.fromhex(child.stdout.readline().decode().strip()))
+    base = there[0]
+    rows = []
+    for op in ("WRITE", "READ"):
+        for size in SIZES:
+            ours = agent.get_xfer_descs([(tensor.data_ptr(), size, 0)], mem_type="VRAM")
+            theirs = agent.get_xfer_descs([(base[0], size, 0)], mem_type="VRAM")
+            handle = agent.initialize_xfer(op, ours, theirs, name)
+            times = []
+            for _ in range(rounds(size) + 5):
+                begin = time.perf_counter()
+                state = agent.transfer(handle)
+                while state == "PROC":
+                    state = agent.check_xfer_state(handle)
+                assert state == "DONE", state
+                times.append(time.perf_counter() - begin)
+            agent.release_xfer_handle(handle)
+            rows.append(("nixl-ucx", op.lower(), size, statistics.median(times[5:])))
+        if op == "WRITE":
+            assert int(ask(child, b"sum")) == int(tensor.sum(dtype=torch.int64)), "bytes differ"
+    child.stdin.close()
+    child.wait(60)
+    return rows
+
+
+# NCCL ---------------------------------------------------------------------------------------------
+
+
+def nccl_group(rank: int, port: str):
+    import torch.distributed as dist
+
+    # Two ranks on one GPU are refused unless they seem to be on two hosts.
+    os.environ.update(NCCL_HOSTID=f"host{rank}", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1", NCCL_SOCKET_IFNAME="lo")
+    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    return dist
+
+
+def nccl_both(rank: int, port: str) -> list:
+    import torch
+
+    dist = nccl_group(rank, port)
+    tensor = torch.full((SIZES[-1],), 7 * (1 - rank), dtype=torch.uint8, device="cuda:0")
+    rows = []
+    for size in SIZES:
+        part, times = tensor[:size], []
+        for _ in range(rounds(size) // 4 + 5):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            (dist.send if rank == 0 else dist.recv)(part, 1 - rank)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
+        rows.append(("nccl (sockets)", "write", size, statistics.median(times[5:])))
+    assert int(tensor[0]) == 7 and int(tensor[-1]) == 7, "bytes differ"
+    dist.destroy_process_group()
+    return rows
+
+
+def nccl_rows() -> list:
+    child = subprocess.Popen([sys.executable, __file__, "second-nccl", "29611"], stdout=subprocess.DEVNULL)
+    rows = nccl_both(0, "29611")
+    child.wait(60)
+    return rows
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["second-nixl"]:
+        return nixl_second()
+    if sys.argv[1:2] == ["second-nccl"]:
+        return print(nccl_both(1, sys.argv[2]))
+    rows = []
+    for what in sys.argv[1:] or ["nixl", "nccl"]:
+        try:
+            rows += {"nixl": nixl_rows, "nccl": nccl_rows}[what]()
+        except ImportError as error:
+            print(f"{what}: not measured: {error}")
+    for who, op, size, seconds in rows:
+        print(f"{who:15} {op:6} {size:10} p50 {seconds * 1e6:10.1f} us  {size / seconds / 1e9:9.2f} GB/s")
+    if out := os.environ.get("OUT"):
+        with open(os.path.join(out, "peers.json"), "w") as file:
+            json.dump([dict(zip(("who", "op", "size", "seconds"), row, strict=True)) for row in rows], file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,14 +22,14 @@ say() { printf '\n=== %s\n' "$*"; }
 if has tests; then
     # Without MPS: a client that is killed can take others with it there.
     say "tests"
-    "$bundle/gpu-tests" --test-threads=1 2>&1 | tee "$out/gpu-tests.txt" | grep -vE '^$|^note:|^stack' | tail -25
+    timeout 240 "$bundle/gpu-tests" --test-threads=1 2>&1 | tee "$out/gpu-tests.txt" | grep -vE '^$|^note:|^stack' | tail -25
     [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
 fi
 
 if has sanitizer && command -v compute-sanitizer > /dev/null; then
     say "compute-sanitizer"
     for tool in memcheck initcheck; do
-        compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 \
+        timeout 300 compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 \
             "$bundle/gpu-tests" --test-threads=1 every_shape another_process > "$out/sanitizer-$tool.txt" 2>&1
         status=$?
         echo "$tool: exit $status; $(grep -h 'ERROR SUMMARY' "$out/sanitizer-$tool.txt" | sort | uniq -c | tr '\n' ';')"

@@ -72,6 +72,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     call_in_context("cuMemHostAlloc", |machine, device| {
         // Portable, mapped, write-combined.
         valid(flags & !7 == 0)?;
+        crate::context::drain(machine, device)?;
         make(machine, device, pointer, len)
     })
 }
@@ -120,6 +121,7 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(
     call_in_context("cuMemHostRegister_v2", |machine, device| {
         // Portable, mapped, of a device, only to read.
         valid(len > 0 && flags & !15 == 0)?;
+        crate::context::drain(machine, device)?;
         let (address, size) = (pointer.addr() as u64, len as u64);
         let end = address.checked_add(size).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let mut space = lock(&machine.space);

@@ -52,6 +52,7 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut CUmodule, image: *const c
         if !text.contains(".version") {
             return Err(INVALID_PTX);
         }
+        crate::context::drain(machine, device)?;
         let made = machine.modules.add(Arc::new(Module { device: device.index, text }));
         // SAFETY: the caller's, to be filled.
         unsafe { put(module, made) }

@@ -70,8 +70,8 @@ impl Peer {
     }
 
     /// Keeps a checked batch to be posted many times, from any thread, without checking it again. Where RDMA
-    /// devices will carry it out its memory is registered with them now, which else the first post does, and GPU memory
-    /// of the peer's is mapped.
+    /// devices will carry it out its memory is registered with them now, which else the first post does; for GPU memory
+    /// everything is made ready that a transfer in a stream may not ask the driver for.
     pub fn prepare(&self, batch: Batch) -> Result<Prepared, PostError> {
         if let Some(remote) = batch.work.remotes.as_slice().first()
             && !Arc::ptr_eq(&remote.session, &self.session)
@@ -81,10 +81,17 @@ impl Peer {
         if let (Some(_), Ok(rdma)) = (&self.session.rdma, &self.endpoint.rdma) {
             batch.work.fits_devices(rdma);
         }
-        if batch.work.touches_gpu() {
-            batch.work.by_gpu();
+        let of_gpu = batch.work.touches_gpu();
+        let prepared = Prepared { peer: self.clone(), batch: Arc::new(batch) };
+        if let Some(device) = prepared.device().filter(|_| of_gpu) {
+            if let Err(error) = device.warm_up() {
+                tracing::warn!(%error, "a GPU is not ready for transfers");
+            }
+            // It will be used again, or it would not be prepared.
+            prepared.batch.work.pin_for(&device);
+            prepared.batch.work.pin_for(&device);
         }
-        Ok(Prepared { peer: self.clone(), batch: Arc::new(batch) })
+        Ok(prepared)
     }
 
     /// A transfer in parts that the caller releases one by one, each with its own counter and
@@ -258,12 +265,7 @@ impl Prepared {
     /// The GPU whose memory it is about.
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
         let work = &self.batch.work;
-        work.staged_by().or_else(|| {
-            work.remotes.as_slice().iter().find_map(|remote| {
-                remote.open_for_gpu();
-                remote.device().cloned()
-            })
-        })
+        work.by_gpu().or_else(|| work.staged_by())
     }
 
     /// Bytes in the transfer.

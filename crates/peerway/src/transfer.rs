@@ -43,6 +43,10 @@ const LATENCY_BYTES: u64 = 64 << 10;
 /// From this size on another core is called in to copy: waking it costs some microseconds.
 const CREW_BYTES: u64 = 1 << 20;
 
+/// Transfers of GPU memory up to this size go on lanes in pieces of that.
+const STAGED_BYTES: u64 = 8 << 20;
+const STAGED_PIECE: u64 = 256 << 10;
+
 /// Transfers up to this size are waited for awake: 256 µs.
 const PATIENT_BYTES: u64 = 1 << 20;
 
@@ -467,6 +471,12 @@ fn post_by(
                 Class::Latency => false,
                 Class::Bulk => true,
             };
+            let staged = work.staged_by();
+            // Copies from and to a GPU overlap with the wire only if there are several.
+            let most = match &staged {
+                Some(_) if total <= STAGED_BYTES => STAGED_PIECE,
+                _ => MAX_PAYLOAD,
+            };
             let flight = Flight {
                 slot,
                 session: session.clone(),
@@ -474,10 +484,10 @@ fn post_by(
                 at: work.shape.start(),
                 work: Some(work.clone()),
                 redo: Vec::new(),
-                staged: work.staged_by(),
+                staged,
                 fetched: VecDeque::new(),
                 puts: 0,
-                piece: stripe::piece_len(total, lanes - 1, MAX_PAYLOAD),
+                piece: stripe::piece_len(total, lanes - 1, MAX_PAYLOAD).min(most),
                 bulk,
                 posted: now,
                 deadline,

@@ -1,5 +1,6 @@
 //! A GPU with what copies need: streams, events, pinned words, kernels.
 
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -10,6 +11,7 @@ use peerway_sys::cuda::{
 };
 
 use super::DeviceMemoryKind;
+use super::staging::Buffer;
 
 /// Streams that copies go round: a GPU has a few copy engines, and one copy fills one of them.
 const STREAMS: usize = 4;
@@ -17,6 +19,9 @@ const STREAMS: usize = 4;
 const EVENTS: usize = 64;
 /// Words by which kernels say that they are done.
 pub(super) const FLAGS: usize = 4096;
+
+/// Pinned buffers that are there before the first transfer in a stream: what two lanes of one process have under way.
+const WARM_BUFFERS: usize = 32;
 
 /// See the module.
 pub(crate) struct Device {
@@ -57,7 +62,8 @@ impl Device {
         let gpu = Gpu::open(cuda, index)?;
         let streams = (0..STREAMS).map(|_| Stream::new(&gpu)).collect::<Result<_, _>>()?;
         // A cache line each, so that no kernel's answer disturbs who looks for another's.
-        let memory = HostMemory::allocate(&gpu, FLAGS * 64)?;
+        // One more than there are, for kernels that are tried out.
+        let memory = HostMemory::allocate(&gpu, (FLAGS + 1) * 64)?;
         // SAFETY: all of it, which nobody else knows yet. Streams look at eight bytes, of which four are the word.
         unsafe { memory.ptr().write_bytes(0, memory.len()) };
         let free = ArrayQueue::new(FLAGS);
@@ -109,19 +115,18 @@ impl Device {
 
     /// The copy kernels; `None` where the driver cannot load them, which is logged once.
     pub(crate) fn kernels(&self) -> Option<&Kernels> {
-        let load = || {
-            let module = Module::load(&self.gpu, COPY_PTX)?;
-            Ok::<_, CudaError>(Kernels {
-                runs: module.function(c"peerway_copy_runs")?,
-                blocks: module.function(c"peerway_copy_blocks")?,
-                few: module.function(c"peerway_copy_few")?,
-                module,
-            })
-        };
         let kernels = self.kernels.get_or_init(|| {
-            load().inspect_err(|error| tracing::warn!(%error, "copies go one by one")).ok()
+            let loaded = Kernels::load(self);
+            loaded.inspect_err(|error| tracing::warn!(%error, "copies go one by one")).ok()
         });
         kernels.as_ref()
+    }
+
+    /// Has everything ready that transfers will want of the driver. What loads code or allocates waits for all work of
+    /// the process on the GPU, so it cannot be done while a stream waits for the transfer.
+    pub(crate) fn warm_up(self: &Arc<Self>) -> Result<(), CudaError> {
+        self.kernels();
+        Buffer::reserve(self, WARM_BUFFERS)
     }
 
     /// Copies and waits.
@@ -174,6 +179,34 @@ impl Device {
         let flag = Flag { device: self.clone(), index, stream };
         flag.word().store(0, Ordering::Relaxed);
         Some(flag)
+    }
+}
+
+impl Kernels {
+    /// Loads them, and runs each once on nothing: the driver loads code when it is first launched.
+    fn load(device: &Device) -> Result<Self, CudaError> {
+        let module = Module::load(&device.gpu, COPY_PTX)?;
+        let kernels = Self {
+            runs: module.function(c"peerway_copy_runs")?,
+            blocks: module.function(c"peerway_copy_blocks")?,
+            few: module.function(c"peerway_copy_few")?,
+            module,
+        };
+        let stream = device.stream();
+        // Zeros for every parameter, of which `Few` is the largest: no pieces, and no flag to write.
+        let mut zeros = [0u64; 256];
+        let word = device.flags.memory.ptr() as u64;
+        let mut flag = word + (FLAGS as u64) * 64;
+        let argument: *mut c_void = zeros.as_mut_ptr().cast();
+        // SAFETY: counts of zero, so no address is used but the flag's, which is a word that nobody has.
+        unsafe {
+            kernels.module.launch(kernels.runs, 1, 32, stream.raw(), &mut [argument; 2])?;
+            kernels.module.launch(kernels.blocks, 1, 32, stream.raw(), &mut [argument; 8])?;
+            let few = &mut [argument, (&raw mut flag).cast(), argument];
+            kernels.module.launch(kernels.few, 1, 32, stream.raw(), few)?;
+        }
+        stream.synchronize()?;
+        Ok(kernels)
     }
 }
 

@@ -54,6 +54,17 @@ impl Buffer {
         Ok(Some(Self { memory: Memory::Pinned(memory), gpu }))
     }
 
+    /// Makes sure that so many have been allocated.
+    pub(super) fn reserve(device: &Arc<Device>, count: usize) -> Result<(), CudaError> {
+        let mut held = Vec::new();
+        while held.len() < count
+            && let Some(buffer) = Self::take(device)?
+        {
+            held.push(buffer);
+        }
+        Ok(())
+    }
+
     /// A buffer, pinned if there is one.
     pub(crate) fn any(device: &Arc<Device>) -> Result<Self, CudaError> {
         if let Some(buffer) = Self::take(device)? {

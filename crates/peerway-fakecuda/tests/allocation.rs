@@ -1,0 +1,152 @@
+//! GPU memory that is allocated the best way that works, with a driver that refuses one step after the other: what is
+//! taken instead, what is said, and that nothing is left behind. The points that a review of such code raises are tests here.
+
+mod support;
+
+use std::process::Command;
+
+use peerway::gpu::{DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions, ImportedMemory};
+
+/// Runs a test of this file in a process that has this script; what it said.
+fn with(script: &str, test: &str) -> String {
+    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+        .args(["--exact", test, "--nocapture"])
+        .env("PEERWAY_CUDA_SO", support::library())
+        .env("PEERWAY_FAKE_CUDA", script)
+        .env("ALLOCATION_TEST", "1")
+        .output()
+        .expect("this program runs again");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "`{script}`: {}\n{said}", output.status);
+    said
+}
+
+/// Whether this process is one that `with` has started.
+fn is_inner() -> bool {
+    std::env::var_os("ALLOCATION_TEST").is_some()
+}
+
+/// How much of each kind the driver has given out: see `fakecuda_live`.
+fn live() -> Vec<u64> {
+    // SAFETY: the library is loaded already, and the function has this type.
+    let live = unsafe {
+        let library = libloading::Library::new(support::library()).expect("it is loaded");
+        let function = library.get::<extern "C" fn(u32) -> u64>(b"fakecuda_live\0");
+        *function.expect("it is exported")
+    };
+    [3, 4, 5, 6].map(|kind| live(kind)).to_vec()
+}
+
+/// Not a test: allocates, says how, and that nothing is left.
+#[test]
+fn allocate() {
+    if !is_inner() {
+        return;
+    }
+    let before = {
+        // The first use of a GPU keeps some things for good.
+        let warm = DeviceMemoryOptions::default().from(DeviceMemoryKind::Plain);
+        let _ = DeviceMemory::allocate(0, 1, &warm);
+        live()
+    };
+    match DeviceMemory::allocate(0, 3_000_000, &DeviceMemoryOptions::default().zeroed()) {
+        Ok(memory) => {
+            println!("kind {} why {:?}", memory.kind(), memory.why_not_better());
+            drop(memory);
+        }
+        Err(error) => println!("refused: {error}"),
+    }
+    assert_eq!(live(), before, "allocations, reservations, mappings, imports");
+}
+
+#[test]
+fn every_step_that_fails_leads_to_the_next_way_and_leaves_nothing() {
+    if is_inner() {
+        return;
+    }
+    // The attribute says yes and the attempt says no.
+    let said = with("fabric=refused", "allocate");
+    assert!(said.contains("kind posix-fd") && said.contains("IMEX"), "{said}");
+    let said = with("fabric=ok", "allocate");
+    assert!(said.contains("kind fabric why None"), "{said}");
+    let said = with("fabric=unsupported,fd=unsupported", "allocate");
+    assert!(said.contains("kind plain"), "{said}");
+    assert!(said.contains("fabric: ") && said.contains("posix-fd: "), "both are told: {said}");
+    for call in ["cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"] {
+        // The first such call is the descriptor's: the fabric is refused before it.
+        let said = with(&format!("fabric=unsupported,fail={call}@1:999"), "allocate");
+        let expected = if call == "cuMemCreate" {
+            // Tried again without access for NICs, which works.
+            "kind posix-fd"
+        } else {
+            "kind plain"
+        };
+        assert!(said.contains(expected), "{call}: {said}");
+        if expected == "kind plain" {
+            assert!(said.contains(call) && said.contains("999"), "{call} is named: {said}");
+        }
+    }
+    let said = with("fabric=unsupported,fail=cuMemGetAllocationGranularity@1", "allocate");
+    assert!(said.contains("kind "), "{said}");
+    // Memory that NICs cannot reach is still memory.
+    let said = with("fabric=unsupported,rdma_vmm=no", "allocate");
+    assert!(said.contains("kind posix-fd"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_had_is_told_in_a_sentence() {
+    if is_inner() {
+        return;
+    }
+    let said = with("memory=1000000", "allocate");
+    assert!(said.contains("refused: cannot allocate 3000000 bytes on GPU 0"), "{said}");
+    assert!(said.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{said}");
+    let said = with("version=11000", "allocate");
+    assert!(
+        said.contains("refused: no GPU can be used") && said.contains("newer driver"),
+        "{said}"
+    );
+    let said = with("no_init=100", "allocate");
+    assert!(said.contains("cuInit") && said.contains("CUDA_ERROR_NO_DEVICE"), "{said}");
+    let said = with("devices=0", "allocate");
+    assert!(said.contains("no GPU can be used"), "{said}");
+}
+
+/// Not a test: two GPUs, each with its own facts, used at once by many threads.
+#[test]
+fn many() {
+    if !is_inner() {
+        return;
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..8u32 {
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let gpu = (thread + round) % 2;
+                    let peers = [1 - gpu];
+                    let options = DeviceMemoryOptions::default().peers(&peers);
+                    let memory =
+                        DeviceMemory::allocate(gpu, 10_000, &options).expect("there is room");
+                    assert_eq!(memory.gpu(), gpu, "on the GPU that was named, whatever is current");
+                }
+            });
+        }
+    });
+    let exported = DeviceMemory::allocate(0, 5_000, &DeviceMemoryOptions::default());
+    let exported = exported.expect("there is room").export().expect("it can be handed over");
+    let imported = ImportedMemory::open(1, &exported).expect("for the other GPU, too");
+    assert_eq!((imported.len(), imported.gpu()), (5_000, 1));
+    let mut garbage = exported;
+    garbage.bytes.truncate(10);
+    assert!(ImportedMemory::open(0, &garbage).is_err());
+    drop(imported);
+    println!("left {:?}", live());
+}
+
+#[test]
+fn threads_and_gpus_do_not_mix_up() {
+    if is_inner() {
+        return;
+    }
+    with("devices=2", "many");
+}

@@ -298,6 +298,14 @@ impl Work {
         self.local_devices().next().cloned()
     }
 
+    /// Whether that GPU's threads reach all local memory: its own, and pinned memory of the host.
+    pub(crate) fn is_reached_by(&self, device: &Arc<Device>) -> bool {
+        self.locals.as_slice().iter().all(|local| {
+            local.is_reached_by_kernels()
+                && local.device().is_none_or(|of| of.index() == device.index())
+        })
+    }
+
     /// The local pieces from a cursor on.
     pub(crate) fn local_pieces(&self, mut at: Cursor) -> impl Iterator<Item = Piece> {
         std::iter::from_fn(move || {

@@ -104,7 +104,7 @@ pub enum RdmaError {
     /// No device takes the memory of a GPU.
     #[error(
         "RDMA devices do not reach memory of GPU {gpu}: not as a dma-buf ({dma_buf}), and not by its \
-         address, which nvidia_peermem would make work ({by_address})"
+         address, which nvidia_peermem would make work ({by_address}); it goes through pinned buffers"
     )]
     GpuMemory {
         /// Whose memory.
@@ -209,14 +209,14 @@ impl Rdma {
         Ok(Arc::new(Self { nics, cache: Cache::new(), cpus, told: AtomicBool::new(false) }))
     }
 
-    /// Says that memory could not be registered, and that frames carry it instead. That a machine's devices
-    /// do not reach its GPUs is no news the second time.
+    /// Says that memory could not be registered. That a machine's devices do not reach its GPUs is no news the
+    /// second time.
     pub(crate) fn not_reached(&self, error: &RdmaError) {
         let of_gpus = matches!(error, RdmaError::GpuMemory { .. });
         if of_gpus && self.told.swap(true, Ordering::Relaxed) {
-            tracing::debug!(%error, "memory is not reached by RDMA: it is copied into frames");
+            tracing::debug!(%error, "memory is not reached by RDMA");
         } else {
-            tracing::warn!(%error, "memory is not reached by RDMA: it is copied into frames");
+            tracing::warn!(%error, "memory is not reached by RDMA");
         }
     }
 

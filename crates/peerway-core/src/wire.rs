@@ -483,6 +483,8 @@ pub struct Import {
     pub mapping: Option<MappingOffer>,
     /// The key of the memory on each of the owner's RDMA ports; none when it is not reached by them.
     pub keys: Vec<u32>,
+    /// What RDMA devices wrote into it is there only once some of it was read.
+    pub flush: bool,
     /// Where it lives.
     pub kind: MemoryKind,
     /// It is memory of a GPU that the importer may map.

@@ -144,6 +144,7 @@ calls! {
     cuDeviceGetAttribute cuDeviceTotalMem_v2
     cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxGetState
     cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxGetCurrent cuCtxSetCurrent cuCtxSynchronize
+    cuFlushGPUDirectRDMAWrites
     cuPointerGetAttributes cuPointerSetAttribute cuMemGetAddressRange_v2 cuMemGetInfo_v2
     cuMemAlloc_v2 cuMemFree_v2
     cuMemCreate cuMemRelease cuMemAddressReserve cuMemAddressFree cuMemMap cuMemUnmap cuMemSetAccess

@@ -9,7 +9,7 @@ use std::ptr;
 
 use peerway_sys::cuda::ffi::*;
 
-use crate::calls::{Answer, call, call_in_context, put};
+use crate::calls::{Answer, call, call_in_context, put, valid};
 use crate::device::Device;
 use crate::errors::CONTEXT_IS_DESTROYED;
 use crate::machine::Machine;
@@ -203,6 +203,22 @@ pub(crate) fn drain(machine: &Machine, device: &Device) -> Answer {
         other => other,
     })
 }
+
+/// There is nothing to wait for: who writes into device memory does so at once.
+///
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint) -> CUresult {
+    call_in_context("cuFlushGPUDirectRDMAWrites", |_, device| {
+        valid(target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX)?;
+        valid(scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER || scope == TO_ALL_DEVICES)?;
+        device.failed()
+    })
+}
+
+const TO_ALL_DEVICES: c_uint = 200;
 
 /// The answer where a call names something of another context than the current one.
 pub(crate) fn same(device: &Device, other: u32) -> Answer {

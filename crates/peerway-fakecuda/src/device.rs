@@ -225,7 +225,7 @@ const WAIT_VALUE_NOR: u32 = 123;
 const LAST_ATTRIBUTE: u32 = 147;
 
 fn attribute_of(machine: &Machine, device: &Device, attribute: u32) -> Result<c_int, CUresult> {
-    let Script { vmm, rdma_vmm, dmabuf, fd, fabric, .. } = machine.script;
+    let Script { vmm, rdma_vmm, dmabuf, ordered, fd, fabric, .. } = machine.script;
     Ok(match attribute {
         MAX_THREADS_PER_BLOCK => 1024,
         WARP_SIZE => 32,
@@ -243,6 +243,9 @@ fn attribute_of(machine: &Machine, device: &Device, attribute: u32) -> Result<c_
         }
         CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => (vmm && rdma_vmm).into(),
         CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED => 1,
+        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING if ordered => {
+            CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER.cast_signed()
+        }
         CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED => dmabuf.into(),
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED => {
             (vmm && fabric != Mode::Unsupported).into()

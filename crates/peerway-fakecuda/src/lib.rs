@@ -29,6 +29,7 @@
 //! | `vmm=no` | | no virtual memory management |
 //! | `rdma_vmm=no` | | such memory cannot be made for GPUDirect RDMA |
 //! | `dmabuf=no` | | no dma-bufs |
+//! | `ordered=no` | | what NICs write must be flushed before it is seen |
 //! | `ipc=no` | | no legacy IPC handles |
 //! | `version=N` | 13000 | what the driver says it speaks |
 //! | `fail=CALL@N[:CODE]` | | the N-th call of that function answers with the code, or 2 |
@@ -53,7 +54,8 @@
 //!   inside one `cuMemAlloc` allocation, where a GPU would let them run into the next.
 //! - What an exporter freed stays readable in processes that opened it, until they close it; where the
 //!   allocation shared its segment, later allocations appear there.
-//! - A dma-buf is the memfd itself, so only for a range at its start.
+//! - A dma-buf is the memfd, and where its range starts is the position of the descriptor. It does not end
+//!   where the range does.
 //! - A kernel copies by itself whatever grid it is given, in an order that the dice choose.
 //! - A graph is one list in the order of capture: branches do not run beside each other. Copies with
 //!   pageable memory cannot be captured; no other call is refused because a stream is capturing.

@@ -111,6 +111,14 @@ pub(crate) fn is_there(process: u32, fd: RawFd, nonce: u64) -> bool {
     Name::read(&process.to_string(), fd).is_some_and(|name| name.nonce == nonce)
 }
 
+/// The same file, with a position of its own.
+pub(crate) fn at(fd: &OwnedFd, position: u64) -> Option<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    rustix::fs::seek(&opened, rustix::fs::SeekFrom::Start(position)).ok()?;
+    Some(opened)
+}
+
 pub(crate) fn len(fd: BorrowedFd<'_>) -> Option<u64> {
     u64::try_from(rustix::fs::fstat(fd).ok()?.st_size).ok()
 }

@@ -26,6 +26,7 @@ pub(crate) struct Script {
     pub(crate) vmm: bool,
     pub(crate) rdma_vmm: bool,
     pub(crate) dmabuf: bool,
+    pub(crate) ordered: bool,
     pub(crate) ipc: bool,
     pub(crate) version: i32,
     pub(crate) fail: Vec<Failure>,
@@ -75,6 +76,7 @@ impl Default for Script {
             vmm: true,
             rdma_vmm: true,
             dmabuf: true,
+            ordered: true,
             ipc: true,
             version: 13_000,
             fail: Vec::new(),
@@ -126,6 +128,7 @@ impl Script {
             "vmm" => self.vmm = yes(value)?,
             "rdma_vmm" => self.rdma_vmm = yes(value)?,
             "dmabuf" => self.dmabuf = yes(value)?,
+            "ordered" => self.ordered = yes(value)?,
             "ipc" => self.ipc = yes(value)?,
             "version" => self.version = code(value)?,
             "no_init" => self.no_init = Some(code(value)?),
@@ -217,7 +220,7 @@ mod tests {
     #[test]
     fn a_script_is_read() {
         let text = "seed=7,devices=3, memory=9000,latency=3us,jitter=2ms,gbps=5,fabric=ok,\
-                    fd=unsupported,vmm=no,rdma_vmm=no,dmabuf=no,ipc=no,version=11070,\
+                    fd=unsupported,vmm=no,rdma_vmm=no,dmabuf=no,ordered=no,ipc=no,version=11070,\
                     fail=cuMemMap@1:999,fail=cuMemMap@4,no_init=100";
         let read = parse(text).expect("all of it is known");
         let failure = |at, code| Failure { call: "cuMemMap", at, code };
@@ -233,6 +236,7 @@ mod tests {
             vmm: false,
             rdma_vmm: false,
             dmabuf: false,
+            ordered: false,
             ipc: false,
             version: 11_070,
             fail: vec![failure(1, 999), failure(4, CUDA_ERROR_OUT_OF_MEMORY)],

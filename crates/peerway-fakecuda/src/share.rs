@@ -13,6 +13,7 @@ use crate::calls::{call, put, valid};
 use crate::machine::Machine;
 use crate::memfd::{self, Name, What};
 use crate::physical::Physical;
+use crate::space::Kind;
 use crate::{lock, vmm};
 
 const FD: c_uint = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -136,7 +137,7 @@ impl FabricHandle {
 
 const PAGE: u64 = 4096;
 
-/// A dma-buf of a range: the memfd, so only for pages from its start on.
+/// A dma-buf of a range: the memfd, opened anew. Its position says where the range starts.
 ///
 /// # Safety
 ///
@@ -157,11 +158,19 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
         let size = size as u64;
         valid(size > 0 && size.is_multiple_of(PAGE) && pointer.is_multiple_of(PAGE))?;
         let space = lock(&machine.space);
-        let (start, mapping) = space.mapping_at(pointer).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        // An allocation that is no multiple of a page ends inside one that is its alone.
-        let whole = mapping.size.next_multiple_of(PAGE);
-        valid(pointer == start && mapping.offset == 0 && size <= whole)?;
-        let fd = mapping.physical.fd.try_clone().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        // The first page of an allocation may begin before it does.
+        let last = pointer.checked_add(size - 1).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let found = space.mapping_at(pointer).or_else(|| space.mapping_before(last));
+        let (start, mapping) = found.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let offset = (mapping.offset + pointer).checked_sub(start);
+        let offset = offset.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // Allocations share segments, and so the pages at their ends.
+        let end = match mapping.kind {
+            Kind::Mapped => mapping.offset + mapping.size,
+            _ => mapping.physical.size,
+        };
+        valid(offset + size <= end)?;
+        let fd = memfd::at(&mapping.physical.fd, offset).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         // SAFETY: the caller's place for an int, with a handle of this kind.
         unsafe { put(handle.cast(), fd.into_raw_fd()) }
     })

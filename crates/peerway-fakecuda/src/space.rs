@@ -152,6 +152,11 @@ impl Space {
         (address - start < mapping.size).then_some((*start, mapping))
     }
 
+    /// The last mapping that starts at or before an address.
+    pub(crate) fn mapping_before(&self, address: u64) -> Option<(u64, &Mapping)> {
+        self.mappings.range(..=address).next_back().map(|(start, mapping)| (*start, mapping))
+    }
+
     /// The pinned memory that all of a range is in.
     pub(crate) fn pinned_at(&self, address: u64, len: u64) -> Option<&Arc<Pinned>> {
         let (start, pinned) = self.pinned.range(..=address).next_back()?;

@@ -295,12 +295,25 @@ fn a_dmabuf_has_the_bytes() {
             code => Err(code),
         }
     };
-    let fd = dmabuf(address, 8192).expect("it starts where the memory does");
+    let fd = dmabuf(address, 8192).expect("it is all of one mapping");
     let mut bytes = vec![0; 8192];
-    assert_eq!(rustix::io::pread(&fd, &mut bytes, 0), Ok(8192));
+    assert_eq!(rustix::io::read(&fd, &mut bytes), Ok(8192));
     assert_eq!(bytes, pattern(1, 8192));
+    let fd = dmabuf(address + 4096, 4096).expect("so is a part");
+    assert_eq!(rustix::io::read(&fd, &mut bytes[..4096]), Ok(4096));
+    assert_eq!(bytes[..4096], pattern(1, 8192)[4096..]);
     dmabuf(allocate(3 << 20), 3 << 20).expect("a large allocation starts a segment");
-    assert_eq!(dmabuf(address + 4096, 4096).err(), Some(INVALID));
     assert_eq!(dmabuf(address, 100).err(), Some(INVALID));
-    assert_eq!(dmabuf(allocate(8192), 4096).err(), Some(INVALID));
+    assert_eq!(dmabuf(address + 100, 4096).err(), Some(INVALID));
+    assert_eq!(dmabuf(address, GRANULE + 4096).err(), Some(INVALID));
+    // A small allocation, by the pages that it lies in.
+    let small = allocate(8192);
+    assert_ne!(small % 4096, 0);
+    upload(small, &pattern(2, 8192));
+    let (page, before) = (small & !4095, (small & 4095) as usize);
+    let fd = dmabuf(page, 3 * 4096).expect("they are of its segment");
+    let mut bytes = vec![0; 3 * 4096];
+    assert_eq!(rustix::io::read(&fd, &mut bytes), Ok(3 * 4096));
+    assert_eq!(bytes[before..before + 8192], pattern(2, 8192));
+    assert_eq!(dmabuf(small, 4096).err(), Some(INVALID));
 }

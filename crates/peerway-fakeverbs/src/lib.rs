@@ -28,6 +28,8 @@
 //! | `delay=T` | 1ms | for `reorder` and `late` |
 //! | `flush_after=N` | | a queue pair fails when it comes to its N-th request |
 //! | `memlock=BYTES` | | registering more than this on a device fails, as beyond `ulimit -l` |
+//! | `dmabuf=no` | | dma-bufs cannot be registered: EOPNOTSUPP, as before Linux 5.12 |
+//! | `posted` | | what peers write into a dma-buf is in it once some is read, as with GPUs that do not order writes |
 //! | `remove=DEV@N` | | the device goes away with its N-th request in a process |
 //! | `linkdown=DEV@MS..MS` | | its packets are lost from one time after loading to another |
 //! | `patience=T` | 1s | how long a peer that is there but silent is waited for, per retry |
@@ -45,6 +47,7 @@
 //!   would. Such a peer is waited for, by the script's patience, as long as its process is there.
 //! - What is sent again is sent again sooner than the time-out says; time-outs only decide when to give up.
 //! - A region must stay mapped: a device keeps the pages, a thread finds none.
+//! - A dma-buf is a file that can be mapped, such as a memfd. It starts at the position of the descriptor.
 //! - No atomics, shared receive queues, SQD, type 1 windows, multicast, or events of queue pairs.
 
 mod address;

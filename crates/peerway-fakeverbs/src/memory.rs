@@ -4,6 +4,7 @@
 //! the context is let go, and `ibv_dereg_mr` takes that lock. So when it returns, nothing touches the
 //! memory any more. Regions are found by key alone and belong to one protection domain.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::LazyLock;
@@ -19,6 +20,8 @@ pub(crate) struct Regions {
     by_key: HashMap<u32, Region>,
     windows: Windows,
     made: u32,
+    /// Written and not yet there, in order. Only regions that are `posted` have some.
+    held: RefCell<Vec<(usize, Vec<u8>)>>,
 }
 
 #[derive(Debug)]
@@ -28,6 +31,8 @@ struct Region {
     length: u64,
     access: u32,
     pd: u32,
+    /// What peers write is there only once one such region is read.
+    posted: bool,
 }
 
 impl Regions {
@@ -41,8 +46,27 @@ impl Regions {
         access: u32,
     ) -> u32 {
         let key = self.next_key();
-        self.by_key.insert(key, Region { address, iova, length, access, pd });
+        self.by_key.insert(key, Region { address, iova, length, access, pd, posted: false });
         key
+    }
+
+    /// Holds back what peers write into a region.
+    pub(crate) fn post_writes(&mut self, key: u32) {
+        self.by_key.entry(key).and_modify(|region| region.posted = true);
+    }
+
+    fn is_posted(&self, key: u32) -> bool {
+        self.by_key.get(&key).is_some_and(|region| region.posted)
+    }
+
+    /// Puts what was held back where it belongs.
+    fn land(&self) {
+        for (place, bytes) in self.held.borrow_mut().drain(..) {
+            let place = ptr::with_exposed_provenance_mut(place);
+            // SAFETY: inside a region that is registered for this: it was found there, and a region is not
+            // taken out before what is held back has landed.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+        }
     }
 
     /// Bytes in all regions.
@@ -63,6 +87,7 @@ impl Regions {
 
     /// Takes a region out; false where a window is bound to it.
     pub(crate) fn remove(&mut self, key: u32) -> bool {
+        self.land();
         !self.windows.are_on(key) && self.by_key.remove(&key).is_some()
     }
 
@@ -199,6 +224,10 @@ impl Regions {
         let Some(place) = self.remote(target, offset, bytes.len(), IBV_ACCESS_REMOTE_WRITE) else {
             return false;
         };
+        if self.is_posted(target.key) {
+            self.held.borrow_mut().push((place.expose_provenance(), bytes.to_vec()));
+            return true;
+        }
         // SAFETY: inside a region that is registered for this, by `remote`.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
         fence(Ordering::Release);
@@ -219,6 +248,9 @@ impl Regions {
         let Some(place) = self.remote(target, offset, count, IBV_ACCESS_REMOTE_READ) else {
             return false;
         };
+        if self.is_posted(target.key) {
+            self.land();
+        }
         into.reserve(count);
         let end = into.len();
         // SAFETY: inside a region that is registered for this, by `remote`; the room was reserved.
@@ -312,6 +344,27 @@ mod tests {
         assert_eq!(back, b"\0abcdef\0");
         assert!(!regions.scatter(&pieces, 1, 8, b"abcdef"), "longer than the pieces");
         assert!(!regions.check(&pieces, 2, 0) && regions.check(&pieces, 1, 0));
+    }
+
+    #[test]
+    fn posted_writes_are_there_once_such_memory_is_read() {
+        let memory = Box::leak(vec![0u8; 128].into_boxed_slice());
+        let start = memory.as_mut_ptr().expose_provenance();
+        let mut regions = Regions::default();
+        let add = |regions: &mut Regions, at| regions.add(1, start + at, at as u64, 64, ALL);
+        let (gpu, host) = (add(&mut regions, 0), add(&mut regions, 64));
+        regions.post_writes(gpu);
+        let target = |key, address| Target { pd: 1, qp: 1, key, address, length: 1 };
+        // SAFETY: the first byte of memory that lives for ever.
+        let seen = || unsafe { ptr::with_exposed_provenance::<u8>(start).read_volatile() };
+        let mut back = Vec::new();
+        assert!(regions.write(&target(gpu, 0), 0, &[7]));
+        assert!(regions.read(&target(host, 64), 0, 1, &mut back));
+        assert_eq!(seen(), 0);
+        assert!(regions.read(&target(gpu, 9), 0, 1, &mut back));
+        assert_eq!(seen(), 7);
+        assert!(regions.write(&target(gpu, 0), 0, &[8]) && regions.remove(gpu));
+        assert_eq!(seen(), 8, "nothing lands after the region is gone");
     }
 
     #[test]

@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 }
 
 /// Maps the memory and registers that. A real dma-buf has its own way into a device; what can be mapped,
-/// such as a memfd, stands in for one.
+/// such as a memfd, stands in for one, from the position of the descriptor on.
 ///
 /// # Safety
 ///
@@ -113,6 +113,18 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     const PAGE: u64 = 4096;
+    // SAFETY: the caller's domain is one of this library.
+    if !unsafe { FakePd::of(pd) }.nic.device.fabric.script.dmabuf {
+        return fail(libc::EOPNOTSUPP);
+    }
+    // SAFETY: a number, and nothing of this process.
+    let position = unsafe { libc::lseek(fd, 0, libc::SEEK_CUR) };
+    if position < 0 {
+        return fail(libc::EBADF);
+    }
+    let Some(offset) = offset.checked_add(position.cast_unsigned()) else {
+        return fail(libc::EINVAL);
+    };
     let within = (offset % PAGE) as usize;
     let Ok(start) = libc::off_t::try_from(offset - within as u64) else {
         return fail(libc::EINVAL);
@@ -190,6 +202,9 @@ unsafe fn register(
         return fail(libc::ENOMEM);
     }
     let key = state.regions.add(domain.id, place, iova, length as u64, access);
+    if mapping.is_some() && domain.nic.device.fabric.script.posted {
+        state.regions.post_writes(key);
+    }
     drop(state);
     domain.add_user();
     count(&COUNTERS.registrations, 1);

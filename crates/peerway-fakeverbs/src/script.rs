@@ -30,6 +30,10 @@ pub(crate) struct Script {
     pub(crate) flush_after: Option<u64>,
     /// Bytes that a process may have registered on a device.
     pub(crate) memlock: u64,
+    /// Whether dma-bufs can be registered.
+    pub(crate) dmabuf: bool,
+    /// What is written into dma-bufs is held back until some of them is read.
+    pub(crate) posted: bool,
     /// Devices that go away after so many requests.
     pub(crate) remove: Vec<(String, u64)>,
     /// Devices whose link is down from one time after loading to another.
@@ -51,6 +55,8 @@ impl Default for Script {
             patience: Duration::from_secs(1),
             flush_after: None,
             memlock: u64::MAX,
+            dmabuf: true,
+            posted: false,
             remove: Vec::new(),
             linkdown: Vec::new(),
         }
@@ -78,11 +84,12 @@ impl Script {
 
     fn item(&mut self, item: &str) -> Result<(), String> {
         let Some((name, value)) = item.split_once('=') else {
-            if item == "efa" {
-                self.efa = true;
-                return Ok(());
+            match item {
+                "efa" => self.efa = true,
+                "posted" => self.posted = true,
+                _ => return Err("no such word".to_owned()),
             }
-            return Err("no such word".to_owned());
+            return Ok(());
         };
         match name {
             "seed" => self.seed = number(value)?,
@@ -100,6 +107,8 @@ impl Script {
             "latency" => self.latency = time(value)?,
             "patience" => self.patience = time(value)?,
             "memlock" => self.memlock = number(value)?,
+            "dmabuf" if value == "no" => self.dmabuf = false,
+            "dmabuf" => return Err("not `no`".to_owned()),
             "flush_after" => self.flush_after = Some(number(value)?),
             "remove" => {
                 let (device, after) = value.split_once('@').ok_or("not DEVICE@REQUESTS")?;
@@ -178,7 +187,8 @@ mod tests {
     #[test]
     fn a_script_is_read() {
         let text = "seed=7,devices=3, reorder=20%,delay=2ms,rnr=5%,drop=0.5%,late=10%,\
-                    flush_after=1000,remove=fake1@500,efa,latency=3us,linkdown=fake0@10..20,patience=2s,memlock=9000";
+                    flush_after=1000,remove=fake1@500,efa,latency=3us,linkdown=fake0@10..20,patience=2s,memlock=9000,\
+                    dmabuf=no,posted";
         let script = Script::parse(text).expect("all of it is known");
         assert_eq!((script.seed, script.devices, script.efa), (7, 3, true));
         assert_eq!((script.reorder, script.rnr, script.drop, script.late), (0.2, 0.05, 0.005, 0.1));
@@ -186,6 +196,7 @@ mod tests {
         assert_eq!(script.latency, Duration::from_micros(3));
         assert_eq!(script.patience, Duration::from_secs(2));
         assert_eq!((script.flush_after, script.memlock), (Some(1000), 9000));
+        assert!(!script.dmabuf && script.posted);
         assert_eq!(script.remove, [("fake1".to_owned(), 500)]);
         let times = (Duration::from_millis(10), Duration::from_millis(20));
         assert_eq!(script.linkdown, [("fake0".to_owned(), times.0, times.1)]);
@@ -200,6 +211,7 @@ mod tests {
             ("delay=5", "`delay=5`: `5` is not a time in us, ms or s"),
             ("sped=1", "`sped=1`: no such name"),
             ("effa", "`effa`: no such word"),
+            ("dmabuf=yes", "`dmabuf=yes`: not `no`"),
             ("remove=fake0", "`remove=fake0`: not DEVICE@REQUESTS"),
             ("remove=fake9@1", "`fake9`: there is no such device"),
             ("linkdown=fake0@20..10", "`linkdown=fake0@20..10`: it ends before it begins"),

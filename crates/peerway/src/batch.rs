@@ -14,6 +14,7 @@ use crate::memory::{LocalBlocks, LocalSlice, RegionInner, RemoteBlocks, RemoteIn
 use crate::os::Piece;
 use crate::transport::verbs::Rdma;
 use crate::transport::verbs::keys::Registration;
+use crate::transport::verbs::queue::Word;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -287,9 +288,22 @@ impl Work {
         self.remotes.as_slice().iter().for_each(|remote| remote.pin_for(device));
     }
 
+    /// The GPUs whose memory is local, one for each region of theirs.
+    pub(crate) fn local_devices(&self) -> impl Iterator<Item = &Arc<Device>> {
+        self.locals.as_slice().iter().filter_map(|local| local.device())
+    }
+
     /// The GPU that local memory is fetched from, and brought to, where the processor does not reach it.
     pub(crate) fn staged_by(&self) -> Option<Arc<Device>> {
-        self.locals.as_slice().iter().find_map(|local| local.device()).cloned()
+        self.local_devices().next().cloned()
+    }
+
+    /// Whether that GPU's threads reach all local memory: its own, and pinned memory of the host.
+    pub(crate) fn is_reached_by(&self, device: &Arc<Device>) -> bool {
+        self.locals.as_slice().iter().all(|local| {
+            local.is_reached_by_kernels()
+                && local.device().is_none_or(|of| of.index() == device.index())
+        })
     }
 
     /// The local pieces from a cursor on.
@@ -310,6 +324,20 @@ impl Work {
     pub(crate) fn fits_devices(&self, rdma: &Rdma) -> bool {
         self.remotes.as_slice().iter().all(|remote| !remote.keys.is_empty())
             && self.locals.as_slice().iter().all(|local| local.register_with(rdma))
+    }
+
+    /// Memory of each of the peer's GPUs that must be read before what a device at that port of the peer's wrote into
+    /// it is there.
+    pub(crate) fn words(&self, far_port: usize) -> impl Iterator<Item = Word> {
+        let remotes = self.remotes.as_slice();
+        let first =
+            |at: usize| !remotes[..at].iter().any(|r| r.flush && r.kind == remotes[at].kind);
+        let wanted = (0..remotes.len()).filter(move |at| remotes[*at].flush && first(*at));
+        wanted.filter_map(move |at| {
+            let remote = &remotes[at];
+            let len = remote.len.min(8) as u32;
+            remote.keys.get(far_port).map(|&rkey| Word { addr: remote.base, rkey, len })
+        })
     }
 
     /// The region of a remote place.

@@ -72,6 +72,7 @@ fn can(name: &str, facts: &Facts) -> Row {
         ("fabric handles", facts.fabric),
         ("RDMA", facts.rdma),
         ("RDMA with virtual memory management", facts.rdma_vmm),
+        ("ordered RDMA writes", facts.rdma_ordered),
         ("dma-buf", facts.dma_buf),
     ];
     let list = |wanted: bool| {
@@ -88,6 +89,7 @@ fn can(name: &str, facts: &Facts) -> Row {
         "fabric": facts.fabric,
         "rdma": facts.rdma,
         "rdma_vmm": facts.rdma_vmm,
+        "rdma_ordered": facts.rdma_ordered,
         "dma_buf": facts.dma_buf,
     }))
 }

@@ -47,6 +47,9 @@ pub struct Facts {
     pub rdma: bool,
     /// And memory by `cuMemCreate` too.
     pub rdma_vmm: bool,
+    /// What NICs wrote into its memory is seen by all that it is given to do afterwards. Elsewhere such writes
+    /// must be flushed first.
+    pub rdma_ordered: bool,
     /// Its memory can be exported as a dma-buf.
     pub dma_buf: bool,
 }
@@ -105,6 +108,8 @@ impl Facts {
             fabric: yes(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED),
             rdma: yes(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
             rdma_vmm: yes(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+            rdma_ordered: number(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)
+                >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER,
             dma_buf: yes(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
         })
     }
@@ -151,6 +156,24 @@ impl Gpu {
             // SAFETY: nothing is required.
             let result = unsafe { (current.symbols().cuCtxSynchronize)() };
             current.check("cuCtxSynchronize", result)
+        })
+    }
+
+    /// Waits until the GPU sees what NICs wrote into its memory before this call.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; some cannot.
+    pub fn flush_rdma_writes(&self) -> Result<(), CudaError> {
+        const CALL: &str = "cuFlushGPUDirectRDMAWrites";
+        let Some(flush) = self.cuda.symbols.cuFlushGPUDirectRDMAWrites else {
+            return Err(CudaError::missing(CALL, Some(self.ordinal)));
+        };
+        self.with(|current| {
+            let target = CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
+            // SAFETY: numbers only, about the context that is current.
+            let result = unsafe { flush(target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER) };
+            current.check(CALL, result)
         })
     }
 

@@ -233,6 +233,8 @@ symbol_table! {
             ) -> CUresult;
         }
         optional {
+            // 11.3
+            fn cuFlushGPUDirectRDMAWrites(c_uint, c_uint) -> CUresult;
             // 11.7
             fn cuMemGetHandleForAddressRange(
                 *mut c_void, CUdeviceptr, usize, c_uint, u64,

@@ -20,6 +20,9 @@ const FEW: usize = 64;
 const FEW_BYTES: u64 = 128 << 10;
 /// Pieces shorter than this go by a kernel if there is more than one: a copy by the driver takes 2 µs to submit.
 const SHORT: u64 = 1 << 20;
+/// Pieces that keep every multiprocessor busy; fewer are cut into parts, no shorter than this.
+const MANY: usize = 8192;
+const PART: u64 = 4096;
 /// Threads of a block of the list kernels, and how many blocks a multiprocessor gets.
 const THREADS: u32 = 256;
 const BLOCKS_EACH: u32 = 8;
@@ -175,15 +178,7 @@ unsafe fn start(
         if count > 1
             && let Some(buffer) = Buffer::take(device)?
         {
-            // SAFETY: as many runs as fit, see `MOST_RUNS`; the buffer is nobody else's.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    list.runs.as_ptr().cast::<u8>(),
-                    buffer.ptr(),
-                    count * size_of::<Run>(),
-                );
-            }
-            let (mut runs, mut entries) = (buffer.ptr() as u64, count as u32);
+            let (mut runs, mut entries) = (buffer.ptr() as u64, list_runs(list, &buffer));
             let arguments = &mut [(&raw mut runs).cast(), (&raw mut entries).cast()];
             let blocks = grid(device, entries);
             // SAFETY: the kernel's two parameters; the list stays with `Done`; the rest is the caller's
@@ -201,6 +196,32 @@ unsafe fn start(
     }
     Done::mark(device, stream, None)
 }
+
+/// Writes the pieces down for the kernel, long ones in parts: a warp copies one after the other, and there should be
+/// something to do for all of them. Returns how many there are.
+fn list_runs(list: &Gathered, buffer: &Buffer) -> u32 {
+    let count = list.runs.len();
+    let part = match count {
+        ..MANY => (list.bytes / MANY as u64).next_multiple_of(PART).max(PART),
+        _ => u64::MAX,
+    };
+    let mut entries = 0;
+    for run in &list.runs {
+        let mut done = 0;
+        while done < run.len {
+            let len = part.min(run.len - done);
+            let entry = Run { src: run.src + done, dst: run.dst + done, len };
+            // SAFETY: fewer than `MANY` pieces make fewer than twice as many parts, and more are as many as fit; the
+            // buffer is nobody else's.
+            unsafe { buffer.ptr().cast::<Run>().add(entries).write(entry) };
+            entries += 1;
+            done += len;
+        }
+    }
+    entries as u32
+}
+
+const _: () = assert!(2 * MANY <= MOST_RUNS);
 
 /// # Safety
 ///
@@ -241,7 +262,9 @@ pub(crate) unsafe fn submit_blocks(
 ) -> Result<Option<Done>, CudaError> {
     let Some((local, remote, items)) = shape.whole_blocks(at) else { return Ok(None) };
     let few = items.len() <= FEW && at.left() <= FEW_BYTES;
-    if few || !sides.by_kernel || items.len() > MOST_BLOCKS || local.len >= SHORT {
+    // Too few for the kernel that takes blocks whole.
+    let large = items.len() < MANY && local.len > 4 * PART;
+    if few || large || !sides.by_kernel || items.len() > MOST_BLOCKS || local.len >= SHORT {
         return Ok(None);
     }
     let (Some(kernels), Some(buffer)) = (device.kernels(), Buffer::take(device)?) else {

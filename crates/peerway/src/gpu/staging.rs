@@ -111,14 +111,15 @@ impl Staged {
     ///
     /// # Safety
     ///
-    /// The pieces stay valid until the copy is done.
+    /// The pieces stay valid until the copy is done. With `by_kernel` the GPU's threads reach all of them.
     pub(crate) unsafe fn fetch(
         device: &Arc<Device>,
         pieces: impl Iterator<Item = Piece>,
+        by_kernel: bool,
     ) -> Result<Self, CudaError> {
         let buffer = Buffer::any(device)?;
         let fill = |list: &mut Gathered| {
-            list.by_kernel = buffer.is_pinned();
+            list.by_kernel = by_kernel && buffer.is_pinned();
             for Piece { addr, len } in pieces {
                 let dst = buffer.ptr() as u64 + list.bytes;
                 list.bytes += len;
@@ -136,14 +137,15 @@ impl Staged {
     ///
     /// # Safety
     ///
-    /// The pieces stay valid until the copy is done.
+    /// The pieces stay valid until the copy is done. With `by_kernel` the GPU's threads reach all of them.
     pub(crate) unsafe fn put(
         device: &Arc<Device>,
         buffer: Buffer,
         pieces: impl Iterator<Item = Piece>,
+        by_kernel: bool,
     ) -> Result<Self, CudaError> {
         let fill = |list: &mut Gathered| {
-            list.by_kernel = buffer.is_pinned();
+            list.by_kernel = by_kernel && buffer.is_pinned();
             for Piece { addr, len } in pieces {
                 let src = buffer.ptr() as u64 + list.bytes;
                 list.bytes += len;

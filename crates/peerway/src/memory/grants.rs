@@ -111,16 +111,13 @@ impl Grant {
             // SAFETY: the span lies in the region (checked when it was granted), whose memory the grant
             // keeps; nobody makes references to it.
             let made = unsafe {
-                let ptr = self.memory.ptr().add(self.span.offset as usize);
-                rdma.register_remote(ptr, self.span.len as usize, self.access)
+                // Wrapping, because memory of a GPU is no allocation that Rust knows of.
+                let ptr = self.memory.ptr().wrapping_add(self.span.offset as usize);
+                let (len, gpu) = (self.span.len as usize, self.memory.gpu.as_ref());
+                rdma.register_remote(ptr, len, self.access, gpu)
             };
-            *keys = made.map_or_else(
-                |error| {
-                    tracing::warn!(%error, "advertised memory is not reached by RDMA");
-                    Keys::Failed
-                },
-                Keys::Made,
-            );
+            *keys =
+                made.inspect_err(|error| rdma.not_reached(error)).map_or(Keys::Failed, Keys::Made);
         }
         match &*keys {
             Keys::Made(made) => made.rkeys(),

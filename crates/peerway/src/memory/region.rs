@@ -151,8 +151,10 @@ impl RegionInner {
             }
             // SAFETY: the memory is kept by `backing`, which outlives the registration in this struct, and
             // no references to it are made.
-            let made = unsafe { rdma.register_local(self.ptr, self.len, self.keeper()) };
-            made.inspect_err(|error| tracing::warn!(%error, "memory is not used by RDMA")).ok()
+            let made = unsafe {
+                rdma.register_local(self.ptr, self.len, self.keeper(), self.gpu.as_ref())
+            };
+            made.inspect_err(|error| rdma.not_reached(error)).ok()
         });
         registered.as_ref().is_some_and(|registration| registration.is_of(rdma))
     }

@@ -39,6 +39,8 @@ pub(crate) struct RemoteInner {
     /// where devices do not reach it.
     pub(crate) base: u64,
     pub(crate) keys: Vec<u32>,
+    /// What devices wrote into it is there only once some of it was read.
+    pub(crate) flush: bool,
 }
 
 /// How this process can reach the memory by itself.

@@ -7,6 +7,7 @@ use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::{Header, Kind};
 use peerway_core::work::Cursor;
+use peerway_sys::cuda::CudaError;
 
 use super::driver::{Driver, SessionDriver};
 use crate::batch::{Direction, Tail, Work};
@@ -100,6 +101,31 @@ impl Flight {
         self.staged.is_some() && self.route == Route::Write
     }
 
+    /// Whether devices write memory of the peer's that shows it only after a flush.
+    pub(crate) fn writes_unordered(&self) -> bool {
+        let remotes = self.work.as_ref().map_or(&[][..], |work| work.remotes.as_slice());
+        self.route == Route::Write && remotes.iter().any(|remote| remote.flush)
+    }
+
+    /// Whether what devices wrote of it has to be flushed before it is said to be there.
+    fn must_flush(&self) -> bool {
+        self.queues != 0 && !self.flushed && self.writes_unordered()
+    }
+
+    /// Shows our GPUs what devices read into their memory.
+    fn show(&self) -> Result<(), CudaError> {
+        let Some(work) = self.work.as_ref().filter(|_| self.route == Route::Read) else {
+            return Ok(());
+        };
+        let mut shown = None;
+        for device in work.local_devices().filter(|device| !device.gpu.facts().rdma_ordered) {
+            if self.queues != 0 && shown.replace(device.index()) != Some(device.index()) {
+                device.gpu.flush_rdma_writes()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether nothing of it can change memory any more. What a read still receives in frames is thrown
     /// away; what a device reads, or a GPU copies, is not in our hands until it is done.
     pub(crate) fn is_quiet(&self) -> bool {
@@ -161,8 +187,13 @@ impl Driver {
         if flight.unanswered > 0 || flight.has_more() {
             return;
         }
-        if flight.tail.is_empty() || flight.tail_sent {
-            self.end(slot, Ended::DONE);
+        if (flight.tail.is_empty() || flight.tail_sent) && !flight.must_flush() {
+            let shown = flight.show().map_err(|error| {
+                tracing::error!(%error, "what was read cannot be shown to a GPU");
+                Reason::Failed(TransferError::Device)
+            });
+            let reason = shown.map_or_else(|reason| reason, |()| Reason::Done);
+            self.end(slot, Ended { reason, fence: Fence::Held });
         } else if !s.tails.contains(&slot) {
             // Sent when every lane is in its place: one of them is out while it works.
             s.tails.push(slot);
@@ -173,6 +204,12 @@ impl Driver {
     /// answered for. Kept until they are answered for themselves: a lane may take them with it.
     pub(super) fn send_tail(&mut self, s: &mut SessionDriver, slot: SlotId) {
         if self.flush_queues(s, slot) {
+            return;
+        }
+        let nothing = self.flight(slot).is_some_and(|f| f.tail.is_empty() || f.tail_sent);
+        if nothing {
+            // It only waited for queue pairs to be asked, and those are gone.
+            self.settle(s, slot);
             return;
         }
         let Some(lane) = s.latency_lane() else { return };

@@ -5,7 +5,8 @@
 //! queue pair with one doorbell. A part is answered for by its completion; nobody at the far side is asked.
 //! What follows the bytes goes out behind them where the queue pair keeps the order and had all of them;
 //! else each queue pair that had any is *flushed* first: a read of the peer's memory comes back only after what was
-//! written before it.
+//! written before it. Memory of a GPU that does not order such writes is read itself, and always, before its bytes
+//! are said to be there.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -305,7 +306,8 @@ impl Driver {
             };
             let addr = work.local_addr(&pair.local) as u64;
             let local = ibv_sge { addr, length: pair.len as u32, lkey: registered.lkey(nic) };
-            queue.add(read, local, remote.base + pair.remote.offset, rkey);
+            let readable = registered.is_of_host();
+            queue.add(read, local, readable, remote.base + pair.remote.offset, rkey);
             requests += 1;
             total += pair.len;
             work.shape.advance(at, pair.len);
@@ -322,7 +324,9 @@ impl Driver {
         let framed = flight.unanswered > flight.parts;
         let alone =
             flight.queues == bit && !framed && flight.tail.notify.is_none() && queue.has_credit();
-        let counts = flight.tail.count.filter(|_| !read && last && alone);
+        // An immediate lands in memory of the host, which says nothing about that of a GPU.
+        let ordered = !flight.writes_unordered();
+        let counts = flight.tail.count.filter(|_| !read && last && alone && ordered);
         flight.tail_sent |= counts.is_some();
         flight.unanswered += 1;
         flight.parts += 1;
@@ -344,6 +348,7 @@ impl Driver {
         }
         flight.flushed = true;
         let used = flight.queues;
+        let work = if flight.writes_unordered() { flight.work.clone() } else { None };
         let next = s.latency_lane().map(|lane| lane.index);
         let mut asked = 0;
         for at in 0..s.lanes.len() {
@@ -356,12 +361,14 @@ impl Driver {
             let index = lane.index;
             let Some(queue) = lane.wire.queue() else { continue };
             // What follows goes by this one, behind the bytes.
-            if !queue.is_unordered() && Some(index) == next {
+            if !queue.is_unordered() && Some(index) == next && work.is_none() {
                 continue;
             }
             // Also where it fails: what was not posted is told of with what the queue pair leaves.
             asked += 1;
-            if let Err(error) = queue.post_flush(slot) {
+            let far_port = queue.far_port();
+            let words = work.iter().flat_map(|work| work.words(far_port));
+            if let Err(error) = queue.post_flush(slot, words) {
                 let error = io::Error::other(error);
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }

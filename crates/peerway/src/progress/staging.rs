@@ -167,7 +167,7 @@ impl Driver {
                 hooks::about_to_copy();
                 let of = PutOf::Write { _grant: grant.clone(), gate, counts };
                 // SAFETY: the pieces were checked against the grant, which the put keeps; it holds the gate.
-                let staged = unsafe { Staged::put(device, buffer, target.iter().copied()) };
+                let staged = unsafe { Staged::put(device, buffer, target.iter().copied(), true) };
                 staged.map(|staged| (staged, of)).map_err(|error| failed(&error))
             }
             _ => Err(TransferError::Revoked),
@@ -209,7 +209,10 @@ impl Driver {
         };
         hooks::about_to_copy();
         // SAFETY: the pieces lie in local regions that the put's work keeps alive.
-        let staged = unsafe { Staged::put(&device, buffer, work.local_pieces(entry.part)) };
+        let staged = unsafe {
+            let by_kernel = work.is_reached_by(&device);
+            Staged::put(&device, buffer, work.local_pieces(entry.part), by_kernel)
+        };
         match staged {
             Ok(staged) => {
                 flight.puts += 1;
@@ -242,9 +245,10 @@ impl Driver {
             if flight.redo.last().is_some_and(|rest| rest.left() == 0) {
                 flight.redo.pop();
             }
+            let by_kernel = work.is_reached_by(&device);
             // SAFETY: the pieces lie in local regions that the flight's work keeps alive; a flight that ends waits
             // for what it fetches.
-            match unsafe { Staged::fetch(&device, work.local_pieces(part)) } {
+            match unsafe { Staged::fetch(&device, work.local_pieces(part), by_kernel) } {
                 Ok(staged) => flight.fetched.push_back(Fetched { part, staged, begun: now }),
                 Err(why) => error = Some(why),
             }
@@ -282,7 +286,7 @@ impl Driver {
                 reply.gate = Some(gate);
                 hooks::about_to_copy();
                 // SAFETY: the pieces were checked against the grant, which the reply keeps; it holds the gate.
-                let staged = unsafe { Staged::fetch(device, reply.pieces.iter().copied()) };
+                let staged = unsafe { Staged::fetch(device, reply.pieces.iter().copied(), true) };
                 match staged {
                     Ok(staged) => reply.staged = Some(staged),
                     Err(error) => {

@@ -109,16 +109,18 @@ pub(crate) fn import(
         check_window(window, inner.len)?;
         return Ok(RemoteRegion { inner, window });
     }
-    let (granted, direct, base, keys) = if session.reach.same_process {
+    let (granted, direct, base, keys, flush) = if session.reach.same_process {
         let (granted, direct) = same_process(session, &descriptor)?;
-        (granted, direct, 0, Vec::new())
+        (granted, direct, 0, Vec::new(), false)
     } else {
         let (import, fd) = ask(endpoint, session, bytes)?;
         let granted = Granted { access: import.access, len: import.len, kind: import.kind };
         let direct = reach_directly(session, &import, fd)?;
-        (granted, direct, import.base, usable_keys(session, &import))
+        (granted, direct, import.base, usable_keys(session, &import), import.flush)
     };
-    check_pin(endpoint.config.transport, &direct, granted.len > 0 && keys.is_empty())?;
+    // Memory of a GPU goes in frames, by the same devices, where they do not reach it.
+    let keyless = granted.len > 0 && keys.is_empty() && granted.kind == MemoryKind::Host;
+    check_pin(endpoint.config.transport, &direct, keyless)?;
     check_window(window, granted.len)?;
     let inner = Arc::new(RemoteInner {
         session: session.clone(),
@@ -130,6 +132,7 @@ pub(crate) fn import(
         direct,
         base,
         keys,
+        flush,
     });
     let mut known = session.known.lock().unwrap();
     if known.len() == known.capacity() {
@@ -367,6 +370,7 @@ fn look_up(
         pass: 0,
         mapping: None,
         keys: Vec::new(),
+        flush: grant.memory.device().is_some_and(|device| !device.gpu.facts().rdma_ordered),
         kind: grant.memory.kind(),
         gpu: None,
     };

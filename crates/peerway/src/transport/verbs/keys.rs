@@ -6,7 +6,7 @@
 //! ours keeps is, and other memory is known by a tag on its mapping, where the kernel has tags. What peers
 //! may touch is registered once per advertisement with exactly its extent and rights: giving *that*
 //! registration back is how an advertisement is revoked, and when the call returns no device lets
-//! anybody in.
+//! anybody in. GPU memory is shared with no other region: see [`gpu`](super::gpu).
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Mr, VerbsError};
 
 use super::nic::Nic;
-use super::{Rdma, RdmaError};
+use super::{Rdma, RdmaError, gpu};
+use crate::gpu::Located;
 use crate::os::affinity;
 use crate::os::maps::Maps;
 use crate::os::vma::Tag;
@@ -32,26 +33,49 @@ pub(crate) struct Registration {
     mrs: Vec<Option<Mr>>,
     start: u64,
     len: u64,
+    how: How,
+}
+
+/// What devices were given.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum How {
+    /// Memory of the host.
+    Pages,
+    /// Memory of a GPU, as a dma-buf.
+    DmaBuf,
+    /// Memory of a GPU, by its address alone.
+    PeerMemory,
 }
 
 impl Registration {
     /// # Safety
     ///
     /// The memory stays mapped, and is no Rust reference's, until the registration is dropped.
-    unsafe fn make(
+    unsafe fn of_host(
         nics: &[Arc<Nic>],
         ptr: *mut u8,
         len: usize,
         access: c_uint,
     ) -> Result<Self, RdmaError> {
-        let start = ptr as u64;
-        let on = |nic: &Arc<Nic>| -> Result<Mr, VerbsError> {
+        let start = ptr.expose_provenance();
+        let on = |nic: &Nic| {
             let access = access | IBV_ACCESS_RELAXED_ORDERING;
-            let ptr = std::ptr::with_exposed_provenance_mut::<c_void>(start as usize);
+            let ptr = std::ptr::with_exposed_provenance_mut::<c_void>(start);
             // SAFETY: the caller vouches for the memory.
             unsafe { Mr::register(&nic.pd, ptr, len, access) }
         };
-        ptr.expose_provenance();
+        Self::make(nics, start as u64, len, How::Pages, on)
+    }
+
+    /// Registers the memory by this on every device.
+    pub(super) fn make(
+        nics: &[Arc<Nic>],
+        start: u64,
+        len: usize,
+        how: How,
+        on: impl Fn(&Nic) -> Result<Mr, VerbsError> + Sync,
+    ) -> Result<Self, RdmaError> {
+        let on = |nic: &Arc<Nic>| on(nic);
         let mrs: Vec<Result<Mr, VerbsError>> = if nics.len() > 1 && len >= PARALLEL_BYTES {
             std::thread::scope(|scope| {
                 let others: Vec<_> = nics[1..].iter().map(|nic| scope.spawn(|| on(nic))).collect();
@@ -72,7 +96,18 @@ impl Registration {
             Err(error) if left && gone(&error) => Ok(None),
             Err(error) => Err(RdmaError::registering(error)),
         });
-        Ok(Self { mrs: mrs.collect::<Result<_, _>>()?, start, len: len as u64 })
+        Ok(Self { mrs: mrs.collect::<Result<_, _>>()?, start, len: len as u64, how })
+    }
+
+    /// What devices were given.
+    pub(super) fn how(&self) -> How {
+        self.how
+    }
+
+    /// Whether the processor can read it too, and so put some of it into requests.
+    #[inline]
+    pub(crate) fn is_of_host(&self) -> bool {
+        self.how == How::Pages
     }
 
     /// For requests of ours on that device.
@@ -95,14 +130,14 @@ impl Registration {
 
     /// Ends it everywhere; what a device would not give back is returned.
     pub(crate) fn close(self) -> Result<(), Self> {
-        let (mut kept, start, len) = (Vec::new(), self.start, self.len);
+        let (mut kept, start, len, how) = (Vec::new(), self.start, self.len, self.how);
         for mr in self.mrs.into_iter().flatten() {
             if let Err((mr, error)) = mr.close() {
                 tracing::error!(%error, "a device keeps memory that was revoked");
                 kept.push(Some(mr));
             }
         }
-        if kept.is_empty() { Ok(()) } else { Err(Self { mrs: kept, start, len }) }
+        if kept.is_empty() { Ok(()) } else { Err(Self { mrs: kept, start, len, how }) }
     }
 }
 
@@ -186,7 +221,7 @@ impl Cache {
 }
 
 impl Rdma {
-    /// Memory for requests of ours.
+    /// Memory for requests of ours; where it is, if it is a GPU's.
     ///
     /// # Safety
     ///
@@ -196,13 +231,21 @@ impl Rdma {
         ptr: *mut u8,
         len: usize,
         keeper: Keeper<'_>,
+        gpu: Option<&Located>,
     ) -> Result<Arc<Registration>, RdmaError> {
+        if let Some(located) = gpu {
+            gpu::check_local(located)?;
+            let (address, access) = (ptr as u64, IBV_ACCESS_LOCAL_WRITE);
+            // SAFETY: the caller vouches for the memory.
+            return unsafe { Registration::of_gpu(&self.nics, address, len, access, located) }
+                .map(Arc::new);
+        }
         if let Some(found) = self.cache.find(ptr as u64, len as u64) {
             return Ok(found);
         }
         let pages = self.cache.mark(ptr as u64, len as u64, keeper);
         // SAFETY: the caller vouches for the memory.
-        let made = unsafe { Registration::make(&self.nics, ptr, len, IBV_ACCESS_LOCAL_WRITE) }?;
+        let made = unsafe { Registration::of_host(&self.nics, ptr, len, IBV_ACCESS_LOCAL_WRITE) }?;
         let made = Arc::new(made);
         // What cannot be told from other memory later is not shared.
         if let Some(pages) = pages {
@@ -211,7 +254,7 @@ impl Rdma {
         Ok(made)
     }
 
-    /// Memory for requests of peers, with these rights and no others.
+    /// Memory for requests of peers, with these rights and no others; where it is, if it is a GPU's.
     ///
     /// # Safety
     ///
@@ -221,6 +264,7 @@ impl Rdma {
         ptr: *mut u8,
         len: usize,
         access: Access,
+        gpu: Option<&Located>,
     ) -> Result<Registration, RdmaError> {
         let mut flags = 0;
         if access.allows(Access::READ) {
@@ -230,8 +274,13 @@ impl Rdma {
             // Verbs want the right to write locally with it.
             flags |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE;
         }
+        if let Some(located) = gpu {
+            gpu::check_remote(located, access)?;
+            // SAFETY: the caller vouches for the memory.
+            return unsafe { Registration::of_gpu(&self.nics, ptr as u64, len, flags, located) };
+        }
         // SAFETY: the caller vouches for the memory.
-        unsafe { Registration::make(&self.nics, ptr, len, flags) }
+        unsafe { Registration::of_host(&self.nics, ptr, len, flags) }
     }
 }
 

@@ -6,6 +6,7 @@
 //! list of memory requests (*parts* of flights) that the device carries out without the peer's help.
 //! What memory devices may touch is in [`keys`].
 
+mod gpu;
 pub(crate) mod keys;
 pub(crate) mod nic;
 pub(crate) mod pairing;
@@ -14,6 +15,7 @@ pub(crate) mod queue;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerway_core::config::{Config, Pin};
 use peerway_core::wire::RdmaPort;
@@ -34,6 +36,8 @@ pub(crate) struct Rdma {
     pub(crate) cache: Cache,
     /// Processors near the devices, where that is a part of the machine's.
     pub(crate) cpus: Vec<usize>,
+    /// It was said that they do not reach memory of GPUs.
+    told: AtomicBool,
 }
 
 /// Why an endpoint has no RDMA.
@@ -96,6 +100,37 @@ pub enum RdmaError {
         error: VerbsError,
         /// The limit in words.
         limit: String,
+    },
+    /// No device takes the memory of a GPU.
+    #[error(
+        "RDMA devices do not reach memory of GPU {gpu}: not as a dma-buf ({dma_buf}), and not by its \
+         address, which nvidia_peermem would make work ({by_address}); it goes through pinned buffers"
+    )]
+    GpuMemory {
+        /// Whose memory.
+        gpu: u32,
+        /// What the GPU or a device said to a dma-buf.
+        dma_buf: String,
+        /// What a device said to the address.
+        by_address: String,
+    },
+    /// The GPU's memory is no longer what it was.
+    #[error("the memory of GPU {gpu} at {address:#x} was freed since it was registered")]
+    GpuMemoryFreed {
+        /// Whose memory.
+        gpu: u32,
+        /// First byte.
+        address: u64,
+    },
+    /// What devices write cannot be made visible in time.
+    #[error(
+        "GPU {gpu} sees what RDMA devices write only after a flush, which is not to be had: {why}"
+    )]
+    GpuUnordered {
+        /// Whose memory.
+        gpu: u32,
+        /// What is in the way.
+        why: String,
     },
     /// Switched off.
     #[error("pinned to {0}")]
@@ -171,7 +206,18 @@ impl Rdma {
             return Err(failed.unwrap_or(RdmaError::NoDevice { kind }));
         }
         let cpus = cpus(nics.iter().map(|nic| nic.node));
-        Ok(Arc::new(Self { nics, cache: Cache::new(), cpus }))
+        Ok(Arc::new(Self { nics, cache: Cache::new(), cpus, told: AtomicBool::new(false) }))
+    }
+
+    /// Says that memory could not be registered. That a machine's devices do not reach its GPUs is no news the
+    /// second time.
+    pub(crate) fn not_reached(&self, error: &RdmaError) {
+        let of_gpus = matches!(error, RdmaError::GpuMemory { .. });
+        if of_gpus && self.told.swap(true, Ordering::Relaxed) {
+            tracing::debug!(%error, "memory is not reached by RDMA");
+        } else {
+            tracing::warn!(%error, "memory is not reached by RDMA");
+        }
     }
 
     /// What peers must know to reach the devices.

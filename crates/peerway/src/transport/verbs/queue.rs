@@ -56,6 +56,16 @@ const RECEIVE: u32 = 1 << 31;
 /// The buffer of the last receive.
 const LAST: u32 = 0x7FFF_FFFF;
 
+/// Memories that a flush reads besides the flush word: GPUs of one host. Requests for them are in the reserve.
+const MOST_WORDS: usize = 8;
+
+/// Memory of a peer's that a flush reads.
+pub(crate) struct Word {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) len: u32,
+}
+
 /// The head of a message.
 const HEAD: usize = 16;
 
@@ -394,9 +404,17 @@ impl Queue {
         self.far.map_or(0, |far| usize::from(far.end.port))
     }
 
-    /// Adds a memory request to the group being made.
+    /// Adds a memory request to the group being made. What it writes may go into the request itself where the
+    /// processor can read it.
     #[inline]
-    pub(crate) fn add(&mut self, read: bool, local: ibv_sge, remote: u64, rkey: u32) {
+    pub(crate) fn add(
+        &mut self,
+        read: bool,
+        local: ibv_sge,
+        readable: bool,
+        remote: u64,
+        rkey: u32,
+    ) {
         let id = self.id(self.next_group());
         let mut request = if read {
             ibv_send_wr::read(id, &[], remote, rkey)
@@ -404,7 +422,7 @@ impl Queue {
             ibv_send_wr::write(id, &[], remote, rkey)
         };
         request.num_sge = i32::from(local.length > 0);
-        if !read && local.length <= self.inline {
+        if !read && readable && local.length <= self.inline {
             request.send_flags = IBV_SEND_INLINE;
         }
         self.requests.push(request);
@@ -434,11 +452,19 @@ impl Queue {
         unsafe { self.post(GroupKind::Part(part)) }
     }
 
-    /// Reads the peer's flush word: when that is done, what was written before has arrived.
-    pub(crate) fn post_flush(&mut self, slot: SlotId) -> Result<(), VerbsError> {
+    /// Reads these words of the peer's, and its flush word: when that is done, what was written before has
+    /// arrived, in the memories that were read.
+    pub(crate) fn post_flush(
+        &mut self,
+        slot: SlotId,
+        words: impl Iterator<Item = Word>,
+    ) -> Result<(), VerbsError> {
         let Some(Far { end, .. }) = self.far else { return Ok(()) };
         let target = self.nic().flush_target();
-        self.add(true, target, end.flush_addr, end.flush_key);
+        for Word { addr, rkey, len } in words.take(MOST_WORDS) {
+            self.add(true, ibv_sge { length: len.min(target.length), ..target }, true, addr, rkey);
+        }
+        self.add(true, target, true, end.flush_addr, end.flush_key);
         // SAFETY: the target is the device's own word, which lives as long as the device.
         unsafe { self.post(GroupKind::Flush(slot)) }
     }
@@ -655,7 +681,7 @@ impl Queue {
         }
         self.discard();
         let nothing = ibv_sge { addr: 0, length: 0, lkey: 0 };
-        self.add(false, nothing, 0, 0);
+        self.add(false, nothing, true, 0, 0);
         // SAFETY: no memory is named.
         if unsafe { self.post(GroupKind::Last) }.is_err() {
             // Where it is not taken the queue is as quiet as it will get.

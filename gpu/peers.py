@@ -25,11 +25,19 @@ def rounds(size: int) -> int:
 def ask(child, line: bytes) -> bytes:
     child.stdin.write(line.hex().encode() + b"\n")
     child.stdin.flush()
-    return bytes.fromhex(child.stdout.readline().decode().strip())
+    return told(child)
+
+
+def told(child) -> bytes:
+    """The next answer; libraries print to the same place."""
+    for line in child.stdout:
+        if line.startswith(b"answer "):
+            return bytes.fromhex(line.split()[1].decode())
+    raise RuntimeError("the second process ended")
 
 
 def answer(line: bytes) -> None:
-    print(line.hex(), flush=True)
+    print("answer", line.hex(), flush=True)
 
 
 def hear() -> bytes:
@@ -69,8 +77,8 @@ def nixl_rows() -> list:
     torch.cuda.synchronize()
     agent.register_memory([tensor])
     child = subprocess.Popen([sys.executable, __file__, "second-nixl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    name = agent.add_remote_agent(bytes.fromhex(child.stdout.readline().decode().strip()))
-    there = agent.deserialize_descs(bytes.fromhex(child.stdout.readline().decode().strip()))
+    name = agent.add_remote_agent(told(child))
+    there = agent.deserialize_descs(told(child))
     base = there[0]
     rows = []
     for op in ("WRITE", "READ"):

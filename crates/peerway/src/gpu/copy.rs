@@ -18,8 +18,8 @@ use super::staging::Buffer;
 const FEW: usize = 64;
 /// Bytes that one block of threads copies about as fast as the whole GPU would be started.
 const FEW_BYTES: u64 = 128 << 10;
-/// Pieces shorter than this go by a kernel if there is more than one: a copy by the driver takes 2 µs to submit.
-const SHORT: u64 = 1 << 20;
+/// Several pieces go by a kernel if they are shorter than this: a copy by the driver takes 2 to 5 µs to submit.
+const SHORT: u64 = 16 << 20;
 /// Pieces that keep every multiprocessor busy; fewer are cut into parts, no shorter than this.
 const MANY: usize = 8192;
 const PART: u64 = 4096;

@@ -38,6 +38,12 @@ fn they_pass_where_copies_are_late() {
 }
 
 #[test]
+fn they_pass_with_two_gpus() {
+    let said = pass("devices=2", "memories_of_two");
+    assert!(!said.contains("nothing to tell apart"), "{said}");
+}
+
+#[test]
 fn they_pass_with_a_fabric() {
     let said = pass("fabric=ok", "");
     assert!(said.contains("fabric"), "{said}");

@@ -122,6 +122,14 @@ impl Batch {
                 return Err(PostError::OtherPeer);
             }
         }
+        if work.of_gpu {
+            let mut devices = work.local_devices().map(|device| device.index());
+            if let Some(first) = devices.next()
+                && let Some(other) = devices.find(|other| *other != first)
+            {
+                return Err(PostError::MixedGpus { first, other });
+            }
+        }
         Ok(Self { direction, work, class: Class::Auto, deadline: None, tail: Tail::default() })
     }
 
@@ -170,6 +178,8 @@ pub(crate) struct Work {
     pub(crate) shape: Shape,
     locals: Regions<Arc<RegionInner>>,
     pub(crate) remotes: Regions<Arc<RemoteInner>>,
+    /// Some of it is memory that only a GPU reaches.
+    of_gpu: bool,
 }
 
 /// One region without a heap allocation, or many.
@@ -197,11 +207,20 @@ impl Work {
             remote: Place { region: 0, offset: remote.offset, kind: remote.region.inner.kind },
             len: same_len(0, local.len, remote.len)?,
         };
-        Ok(Self {
-            shape: Shape::range(pair, memory.extent(), remote_extent(&remote.region.inner))?,
-            locals: Regions::One(memory.clone()),
-            remotes: Regions::One(remote.region.inner.clone()),
-        })
+        let shape = Shape::range(pair, memory.extent(), remote_extent(&remote.region.inner))?;
+        let remote = Regions::One(remote.region.inner.clone());
+        Ok(Self::new(shape, Regions::One(memory.clone()), remote))
+    }
+
+    #[inline]
+    fn new(
+        shape: Shape,
+        locals: Regions<Arc<RegionInner>>,
+        remotes: Regions<Arc<RemoteInner>>,
+    ) -> Self {
+        let of_gpu = locals.as_slice().iter().any(|local| local.gpu.is_some())
+            || remotes.as_slice().iter().any(|remote| remote.is_of_gpu());
+        Self { shape, locals, remotes, of_gpu }
     }
 
     fn vector(pairs: &[(LocalSlice, RemoteSlice)]) -> Result<Self, WorkError> {
@@ -230,11 +249,7 @@ impl Work {
             |i| locals[i as usize].extent(),
             |i| remote_extent(&remotes[i as usize]),
         )?;
-        Ok(Self {
-            shape,
-            locals: Regions::Many(locals.into()),
-            remotes: Regions::Many(remotes.into()),
-        })
+        Ok(Self::new(shape, Regions::Many(locals.into()), Regions::Many(remotes.into())))
     }
 
     fn blocks(local: LocalBlocks, remote: RemoteBlocks) -> Result<Self, WorkError> {
@@ -242,7 +257,7 @@ impl Work {
         let inner = remote.region.inner.clone();
         let shape =
             Shape::blocks(local.blocks, memory.extent(), remote.blocks, remote_extent(&inner))?;
-        Ok(Self { shape, locals: Regions::One(memory), remotes: Regions::One(inner) })
+        Ok(Self::new(shape, Regions::One(memory), Regions::One(inner)))
     }
 
     /// The address of a local place.
@@ -262,8 +277,7 @@ impl Work {
     /// Whether any of it is memory that only a GPU reaches.
     #[inline]
     pub(crate) fn touches_gpu(&self) -> bool {
-        self.locals.as_slice().iter().any(|local| local.gpu.is_some())
-            || self.remotes.as_slice().iter().any(|remote| remote.is_of_gpu())
+        self.of_gpu
     }
 
     /// Whether all of it is GPU memory.
@@ -272,14 +286,17 @@ impl Work {
             && self.remotes.as_slice().iter().all(|remote| remote.is_of_gpu())
     }
 
-    /// The GPU that can carry it out by itself: it reaches every region on both sides.
+    /// The GPU that can carry it out by itself: it reaches every region on both sides. Memory of several GPUs in this
+    /// process goes by lanes, as none of them need reach another's.
     pub(crate) fn by_gpu(&self) -> Option<Arc<Device>> {
         let remotes = self.remotes.as_slice();
         if !remotes.iter().all(|remote| remote.open_for_gpu()) {
             return None;
         }
-        let local = self.locals.as_slice().iter().find_map(|local| local.device());
-        local.or_else(|| remotes.iter().find_map(|remote| remote.device())).cloned()
+        let mut devices =
+            self.local_devices().chain(remotes.iter().filter_map(|remote| remote.device()));
+        let first = devices.next()?;
+        devices.all(|device| device.index() == first.index()).then(|| first.clone())
     }
 
     /// A GPU is about to copy much of it.
@@ -295,15 +312,15 @@ impl Work {
 
     /// The GPU that local memory is fetched from, and brought to, where the processor does not reach it.
     pub(crate) fn staged_by(&self) -> Option<Arc<Device>> {
+        if !self.of_gpu {
+            return None;
+        }
         self.local_devices().next().cloned()
     }
 
     /// Whether that GPU's threads reach all local memory: its own, and pinned memory of the host.
     pub(crate) fn is_reached_by(&self, device: &Arc<Device>) -> bool {
-        self.locals.as_slice().iter().all(|local| {
-            local.is_reached_by_kernels()
-                && local.device().is_none_or(|of| of.index() == device.index())
-        })
+        self.locals.as_slice().iter().all(|local| local.is_reached_by(device))
     }
 
     /// The local pieces from a cursor on.

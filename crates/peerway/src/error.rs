@@ -277,6 +277,14 @@ pub enum PostError {
         /// Cap.
         max: usize,
     },
+    /// Local memory of several GPUs in one transfer.
+    #[error("the transfer names local memory of GPU {first} and of GPU {other}: post one for each")]
+    MixedGpus {
+        /// The first that is named.
+        first: u32,
+        /// One that is not the same.
+        other: u32,
+    },
     /// A stream was named, and the driver refused it, or the transfer has nothing to do with a GPU.
     #[error(transparent)]
     Gpu(#[from] GpuError),

@@ -1,6 +1,5 @@
 //! Posting work, and the handle to what was posted.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -17,14 +16,14 @@ use peerway_core::work::Cursor;
 use crate::batch::{Batch, Class, Direction, Tail, Work};
 use crate::clock;
 use crate::error::PostError;
-use crate::gpu::device::Device;
+use crate::gpu::GpuError;
 use crate::inner::{Inner, Unusable};
 use crate::memory::Direct;
 use crate::os::copy::CopyKind;
 use crate::path::PathKind;
 use crate::progress::crew::{Haste, Job};
 use crate::progress::driver::INLINE_SEND;
-use crate::progress::flight::{Flight, Route};
+use crate::progress::flight::{Flight, Route, StagedFlight};
 use crate::progress::shard::Command;
 use crate::session::Session;
 use crate::slots::TransferStats;
@@ -299,7 +298,7 @@ fn patience(bytes: u64) -> Duration {
 }
 
 /// How a batch reaches its peer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Way {
     /// This process copies.
     Direct(PathKind),
@@ -308,19 +307,19 @@ enum Way {
     /// RDMA devices carry it out.
     Devices(Route, PathKind),
     /// A GPU copies.
-    Gpu(Arc<Device>, PathKind),
+    Gpu(PathKind),
 }
 
 /// The best way that every remote region of the work has.
 fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -> Way {
     let remotes = work.remotes.as_slice();
     let touches_gpu = work.touches_gpu();
-    if touches_gpu && let Some(device) = work.by_gpu() {
+    if touches_gpu && work.by_gpu().is_some() {
         let kinds = remotes.iter().filter_map(|r| r.direct.kind());
         // Host memory that a GPU copies to or from is no ordinary mapping either.
         let shared = kinds.into_iter().any(|kind| kind != PathKind::SameProcess);
         let kind = if shared { PathKind::GpuIpc } else { PathKind::SameProcess };
-        return Way::Gpu(device, kind);
+        return Way::Gpu(kind);
     }
     let mapped = |d: &Direct| matches!(d, Direct::SameProcess { .. } | Direct::Mapped { .. });
     let direct = match direction {
@@ -392,6 +391,7 @@ pub(crate) unsafe fn post_in(
 }
 
 /// Whether a batch can be posted to a peer at all.
+#[inline]
 fn check(endpoint: &Inner, session: &Arc<Session>, batch: &Batch) -> Result<(), PostError> {
     endpoint.check_open().map_err(PostError::from)?;
     if !session.is_alive() {
@@ -405,6 +405,7 @@ fn check(endpoint: &Inner, session: &Arc<Session>, batch: &Batch) -> Result<(), 
     Ok(())
 }
 
+#[inline]
 fn post_by(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,
@@ -417,8 +418,7 @@ fn post_by(
     let total = work.shape.total();
     session.stats.transfers.fetch_add(1, Ordering::Relaxed);
     let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
-    if let (Way::Direct(path), true, true) = (&way, small, tail.is_empty()) {
-        let path = *path;
+    if let (Way::Direct(path), true, true) = (way, small, tail.is_empty()) {
         let result = copy_all(work, *direction, work.shape.start(), CopyKind::Plain);
         let reason = result.map_or_else(Reason::Failed, |()| Reason::Done);
         let ended = Ended { reason, fence: Fence::Held };
@@ -427,7 +427,7 @@ fn post_by(
     let now = clock::now();
     let deadline = clock::after(now, deadline.unwrap_or(endpoint.config.deadline));
     let path = match way {
-        Way::Direct(path) | Way::Lanes(_, path) | Way::Devices(_, path) | Way::Gpu(_, path) => path,
+        Way::Direct(path) | Way::Lanes(_, path) | Way::Devices(_, path) | Way::Gpu(path) => path,
     };
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(total, path, now).ok_or(PostError::Busy { slots })?;
@@ -450,7 +450,9 @@ fn post_by(
             }
             Ok(running(Some(job)))
         }
-        Way::Gpu(device, _) => {
+        Way::Gpu(_) => {
+            // There a moment ago.
+            let device = work.by_gpu().ok_or(GpuError::NotForAStream)?;
             let (work, tail) = (work.clone(), tail.clone());
             let job: Arc<dyn Job> =
                 GpuJob::new(endpoint.clone(), slot, *direction, work, device, deadline, tail, on);
@@ -484,9 +486,7 @@ fn post_by(
                 at: work.shape.start(),
                 work: Some(work.clone()),
                 redo: Vec::new(),
-                staged,
-                fetched: VecDeque::new(),
-                puts: 0,
+                gpu: staged.map(StagedFlight::new),
                 piece: stripe::piece_len(total, lanes - 1, MAX_PAYLOAD).min(most),
                 bulk,
                 posted: now,
@@ -526,9 +526,7 @@ pub(crate) fn tail_flight(
         work,
         at: Cursor::default(),
         redo: Vec::new(),
-        staged: None,
-        fetched: VecDeque::new(),
-        puts: 0,
+        gpu: None,
         piece: MAX_PAYLOAD,
         bulk: false,
         posted: clock::now(),

@@ -223,6 +223,48 @@ fn every_shape_arrives_on_wires_that_do_not_reach_gpus() {
 }
 
 #[test]
+fn memories_of_two_gpus_are_told_apart() {
+    if !has_gpu() || peerway::gpu::devices().unwrap().len() < 2 {
+        eprintln!("one GPU: nothing to tell apart");
+        return;
+    }
+    const LEN: usize = 50_000;
+    for pin in [Pin::Auto, Pin::Tcp] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        let on = |endpoint: &Endpoint, gpu: u32, bytes: &[u8]| {
+            let region = endpoint.allocate_gpu(gpu, LEN as u64).unwrap();
+            region.write_at(0, bytes).unwrap();
+            region
+        };
+        let (first, second) = (pattern(1, LEN), pattern(2, LEN));
+        let here = [on(&a, 0, &first), on(&a, 1, &second)];
+        let there = [on(&b, 1, &second), on(&b, 0, &first)];
+        let remote = there
+            .each_ref()
+            .map(|region| peer.import(&region.advertise(Access::READ_WRITE).unwrap()).unwrap());
+        // From one to the other, whether or not either reaches the other's memory.
+        for i in 0..2 {
+            peer.run(&Batch::write(&here[i].all(), &remote[i].all()).unwrap())
+                .unwrap()
+                .ok()
+                .unwrap();
+        }
+        assert!(contents(&there[0]) == first && contents(&there[1]) == second, "{pin:?}");
+        // Both in one vector at the far side.
+        let host = a.register(vec![0; 2 * LEN]).unwrap();
+        let halves = [host.slice(0..LEN as u64), host.slice(LEN as u64..2 * LEN as u64)];
+        let pairs: Vec<_> = halves.into_iter().zip(remote.iter().map(RemoteRegion::all)).collect();
+        peer.run(&Batch::read_vector(&pairs).unwrap()).unwrap().ok().unwrap();
+        assert!(contents(&host) == [first, second].concat(), "{pin:?}");
+        // And not in one vector here.
+        let mixed = [(here[0].all(), remote[0].all()), (here[1].all(), remote[1].all())];
+        let error = Batch::write_vector(&mixed).err().unwrap().to_string();
+        assert!(error.contains("GPU 0 and of GPU 1"), "{error}");
+    }
+}
+
+#[test]
 fn counts_and_notifications_are_seen_after_the_bytes() {
     if !has_gpu() {
         return;
@@ -488,6 +530,11 @@ fn a_thousand_allocations_and_transfers_leave_nothing_behind() {
     (0..20).for_each(round);
     let before = fds();
     (0..1000).for_each(round);
+    // Freed by a thread of its own, soon.
+    let begun = std::time::Instant::now();
+    while fds() > before + 2 && begun.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     assert!(fds() <= before + 2, "{before} file descriptors became {}", fds());
 }
 

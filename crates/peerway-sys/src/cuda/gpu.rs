@@ -146,6 +146,11 @@ impl Gpu {
         &self.cuda
     }
 
+    /// The error of a call that gave what cannot be used.
+    pub fn refuse(&self, call: &'static str) -> CudaError {
+        self.cuda.error(call, Some(self.ordinal), CUDA_ERROR_INVALID_VALUE)
+    }
+
     /// Waits for all work on the GPU that this process has given it.
     ///
     /// # Errors

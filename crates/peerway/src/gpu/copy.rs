@@ -55,7 +55,8 @@ pub(crate) struct Done {
 
 enum How {
     Flag(Flag),
-    Mark(Mark),
+    /// With the flag that its kernel will still raise, if it has one: nobody else may have it before that.
+    Mark(Mark, Option<Flag>),
 }
 
 impl Done {
@@ -66,21 +67,25 @@ impl Done {
     ) -> Result<Self, CudaError> {
         // SAFETY: the stream that the copy was put into.
         let mark = unsafe { device.mark(stream) }.inspect_err(|_| settle(device, stream))?;
-        Ok(Self { how: How::Mark(mark), _list: list })
+        Ok(Self { how: How::Mark(mark, None), _list: list })
     }
 
     /// Whether the bytes are there, for every kernel that is launched from now on.
     pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
         match &self.how {
             How::Flag(flag) => Ok(flag.is_raised()),
-            How::Mark(mark) => mark.is_done(),
+            How::Mark(mark, _) => mark.is_done(),
         }
     }
 
     /// A kernel that failed raises no flag: who has looked for one in vain for a while has this look at the stream.
     pub(crate) fn look_closer(&mut self) -> Result<(), CudaError> {
-        if let How::Flag(flag) = &self.how {
-            self.how = How::Mark(flag.as_mark()?);
+        let How::Flag(flag) = &self.how else { return Ok(()) };
+        let mark = flag.as_mark()?;
+        if let How::Flag(flag) = std::mem::replace(&mut self.how, How::Mark(mark, None))
+            && let How::Mark(_, kept) = &mut self.how
+        {
+            *kept = Some(flag);
         }
         Ok(())
     }
@@ -89,7 +94,7 @@ impl Done {
     pub(crate) fn wait(&mut self) -> Result<(), CudaError> {
         self.look_closer()?;
         match &self.how {
-            How::Mark(mark) => mark.wait(),
+            How::Mark(mark, _) => mark.wait(),
             How::Flag(_) => Ok(()),
         }
     }

@@ -20,9 +20,6 @@ const EVENTS: usize = 64;
 /// Words by which kernels say that they are done.
 pub(super) const FLAGS: usize = 4096;
 
-/// Pinned buffers that are there before the first transfer in a stream: what two lanes of one process have under way.
-const WARM_BUFFERS: usize = 32;
-
 /// See the module.
 pub(crate) struct Device {
     pub(crate) gpu: Arc<Gpu>,
@@ -126,7 +123,7 @@ impl Device {
     /// the process on the GPU, so it cannot be done while a stream waits for the transfer.
     pub(crate) fn warm_up(self: &Arc<Self>) -> Result<(), CudaError> {
         self.kernels();
-        Buffer::reserve(self, WARM_BUFFERS)
+        Buffer::reserve(self)
     }
 
     /// Copies and waits.

@@ -4,7 +4,7 @@
 //! about as long as three such copies, so it is done when memory is used for the second time, and once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use peerway_sys::cuda::PinnedRange;
 
@@ -14,7 +14,22 @@ use super::device::Device;
 #[derive(Default)]
 pub(crate) struct Pin {
     used: AtomicBool,
-    range: OnceLock<Option<PinnedRange>>,
+    range: OnceLock<Option<Pinned>>,
+}
+
+/// A range that is pinned, and known to be until it is dropped.
+struct Pinned {
+    _range: PinnedRange,
+    start: usize,
+}
+
+/// Ranges that are pinned by us: where they start, and where they end.
+static OURS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+
+/// Whether any of this memory is pinned by us, and so only for as long as whoever had it pinned is there.
+pub(crate) fn is_ours(ptr: *mut u8, len: usize) -> bool {
+    let (from, to) = (ptr as usize, ptr as usize + len);
+    OURS.lock().unwrap().iter().any(|(start, end)| *start < to && from < *end)
 }
 
 impl Pin {
@@ -29,9 +44,31 @@ impl Pin {
             return;
         }
         self.range.get_or_init(|| {
+            // Before it is, so that nobody takes it for the user's.
+            let start = ptr as usize;
+            OURS.lock().unwrap().push((start, start + len));
             // SAFETY: the caller's promise.
             let pinned = unsafe { PinnedRange::pin(&device.gpu, ptr, len) };
-            pinned.inspect_err(|error| tracing::debug!(%error, "host memory is not pinned")).ok()
+            pinned
+                .inspect_err(|error| {
+                    tracing::debug!(%error, "host memory is not pinned");
+                    forget(start);
+                })
+                .ok()
+                .map(|range| Pinned { _range: range, start })
         });
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        forget(self.start);
+    }
+}
+
+fn forget(start: usize) {
+    let mut ours = OURS.lock().unwrap();
+    if let Some(at) = ours.iter().position(|(first, _)| *first == start) {
+        ours.swap_remove(at);
     }
 }

@@ -10,6 +10,7 @@ use peerway_sys::cuda::ffi::{CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX
 use peerway_sys::cuda::{CudaError, Exported, Mapped, Opened, Physical, Shared};
 
 use super::device::Device;
+use super::worker::REAPER;
 use super::{Allocation, Located, in_use};
 use crate::memory::gate::GateRef;
 
@@ -86,6 +87,8 @@ pub(crate) struct Offered {
 pub(crate) struct Imported {
     pub(crate) device: Arc<Device>,
     pub(super) base: u64,
+    /// Bytes from there on that are mapped, whatever the peer says.
+    len: u64,
     buffer: u64,
     handle: GpuHandle,
     _mapping: Mapping,
@@ -153,6 +156,7 @@ impl Opens {
             imported.buffer == offer.buffer
                 && imported.handle == offer.handle
                 && imported.device.index() == device.index()
+                && offer.len <= imported.len
         };
         if let Some(at) = opens.iter().position(|(imported, _)| same(imported)) {
             let found = opens.remove(at).map(|(imported, _)| imported);
@@ -169,7 +173,11 @@ impl Opens {
 
     /// The peer is gone, or soon will be.
     pub(crate) fn forget(&self) {
-        self.0.lock().unwrap().clear();
+        let opens = std::mem::take(&mut *self.0.lock().unwrap());
+        if !opens.is_empty() {
+            // To unmap may wait for the GPU, which whoever drives lanes may not.
+            REAPER.run(move || drop(opens));
+        }
     }
 }
 
@@ -201,6 +209,12 @@ pub(super) fn import(
         // `Offered::new` lets no such offer in.
         (GpuHandle::PosixFd, None) => unreachable!("an offer without its descriptor"),
     };
+    let (start, mapped) = gpu.mapping_of(base)?;
+    let len = start.saturating_add(mapped).saturating_sub(base);
     let (buffer, handle) = (offer.buffer, offer.handle);
-    Ok(Imported { device: device.clone(), base, buffer, handle, _mapping: mapping })
+    if len < offer.len {
+        // Unmapped again: the offer promises more than there is.
+        return Err(gpu.refuse("cuMemGetAddressRange"));
+    }
+    Ok(Imported { device: device.clone(), base, len, buffer, handle, _mapping: mapping })
 }

@@ -49,15 +49,21 @@ impl Buffer {
         if pool.made >= MOST {
             return Ok(None);
         }
-        let memory = HostMemory::allocate(&device.gpu, Self::LEN)?;
-        pool.made += 1;
-        Ok(Some(Self { memory: Memory::Pinned(memory), gpu }))
+        match HostMemory::allocate(&device.gpu, Self::LEN) {
+            Ok(memory) => {
+                pool.made += 1;
+                Ok(Some(Self { memory: Memory::Pinned(memory), gpu }))
+            }
+            // As if all were in use: there is no more to be had.
+            Err(error) if error.is_out_of_memory() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Makes sure that so many have been allocated.
-    pub(super) fn reserve(device: &Arc<Device>, count: usize) -> Result<(), CudaError> {
+    /// Makes sure that all of them have been allocated.
+    pub(super) fn reserve(device: &Arc<Device>) -> Result<(), CudaError> {
         let mut held = Vec::new();
-        while held.len() < count
+        while held.len() < MOST
             && let Some(buffer) = Self::take(device)?
         {
             held.push(buffer);

@@ -6,17 +6,17 @@
 //! function lowers the word first, so a graph can be launched many times.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::task::{Wake, Waker};
-use std::thread::Thread;
 use std::time::Duration;
 
-use crossbeam_queue::SegQueue;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_sys::cuda::ffi::{CUhostFn, CUstream};
 
 use super::GpuError;
 use super::device::{FLAGS, Flag, Mark, RAISED};
+use super::worker::CALLER;
 use crate::clock;
 use crate::error::PostError;
 use crate::peer::Prepared;
@@ -59,29 +59,39 @@ impl Enqueued {
         let address = word.address();
         let prepared = prepared.clone();
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let passed = OnceLock::new();
-        let trigger = Arc::new(Trigger { prepared, word: Some(word), passed, state, changed });
+        let (passed, off) = (OnceLock::new(), AtomicBool::new(false));
+        let word = Some(word);
+        let trigger = Arc::new(Trigger { prepared, word, passed, off, state, changed });
         let (function, data): (CUhostFn, _) = if captured {
             (call_again, Arc::as_ptr(&trigger).cast_mut().cast())
         } else {
             (call_once, Arc::into_raw(trigger.clone()).cast_mut().cast())
         };
         // SAFETY: `data` is a trigger that lives until it is called: a captured one until it is released.
-        let put = unsafe {
-            gpu.host_function(stream, function, data)
-                .inspect_err(|_| {
-                    if !captured {
-                        // Never called: taken back.
-                        drop(Arc::from_raw(data.cast::<Trigger>()));
-                    }
-                })
-                .and_then(|()| gpu.wait_value(stream, address, u64::from(RAISED)))
-        };
-        put.map_err(GpuError::from)?;
-        if !captured {
+        if let Err(error) = unsafe { gpu.host_function(stream, function, data) } {
+            if !captured {
+                // SAFETY: never called, so taken back.
+                drop(unsafe { Arc::from_raw(data.cast::<Trigger>()) });
+            }
+            return Err(GpuError::from(error).into());
+        }
+        // SAFETY: the word stays while the trigger does; the rest is the caller's promise.
+        let put = unsafe { gpu.wait_value(stream, address, u64::from(RAISED)) };
+        let passed = put.and_then(|()| match captured {
+            true => Ok(None),
             // SAFETY: the caller's promise.
-            let passed = unsafe { device.mark(stream) }.map_err(GpuError::from)?;
-            let _ = trigger.passed.set(passed);
+            false => unsafe { device.mark(stream) }.map(Some),
+        });
+        match passed {
+            Ok(Some(mark)) => drop(trigger.passed.set(mark)),
+            Ok(None) => {}
+            Err(error) => {
+                // The call is in the stream, or in a graph, and finds it; so does a wait, if that is there too.
+                trigger.off.store(true, Ordering::SeqCst);
+                trigger.word.iter().for_each(Flag::raise);
+                std::mem::forget(trigger);
+                return Err(GpuError::from(error).into());
+            }
         }
         Ok(Self { how: How::Called { trigger, captured } })
     }
@@ -141,6 +151,8 @@ struct Trigger {
     word: Option<Flag>,
     /// Where the stream is when it does not look at the word any more.
     passed: OnceLock<Mark>,
+    /// It could not be put into the stream whole: what was put there does nothing.
+    off: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -162,8 +174,13 @@ impl Drop for Trigger {
 }
 
 impl Trigger {
-    fn lower(&self) {
+    /// The stream has come to it.
+    fn called(self: Arc<Self>) {
+        if self.off.load(Ordering::SeqCst) {
+            return;
+        }
         self.word.iter().for_each(Flag::lower);
+        CALLER.run(move || self.go());
     }
 
     /// Posts the transfer; the stream waits until it has ended.
@@ -214,15 +231,14 @@ impl Trigger {
 impl Wake for Trigger {
     fn wake(self: Arc<Self>) {
         // Whoever ends transfers must not be held up by what follows.
-        Caller::push(Task::Look(self));
+        CALLER.run(move || self.ended());
     }
 }
 
 unsafe extern "C" fn call_once(data: *mut c_void) {
     // SAFETY: `Arc::into_raw` in `Enqueued::new`, and called once.
     let trigger = unsafe { Arc::from_raw(data.cast::<Trigger>()) };
-    trigger.lower();
-    Caller::push(Task::Go(trigger));
+    trigger.called();
 }
 
 unsafe extern "C" fn call_again(data: *mut c_void) {
@@ -232,65 +248,7 @@ unsafe extern "C" fn call_again(data: *mut c_void) {
         Arc::increment_strong_count(trigger);
         Arc::from_raw(trigger)
     };
-    trigger.lower();
-    Caller::push(Task::Go(trigger));
-}
-
-/// The thread that does what streams call for.
-struct Caller {
-    tasks: SegQueue<Task>,
-    thread: OnceLock<Thread>,
-}
-
-/// What it is asked for.
-enum Task {
-    Go(Arc<Trigger>),
-    Look(Arc<Trigger>),
-    Call(Box<dyn FnOnce() + Send>),
-}
-
-static CALLER: OnceLock<Option<Arc<Caller>>> = OnceLock::new();
-
-impl Caller {
-    fn push(task: Task) {
-        let caller = CALLER.get_or_init(|| {
-            let caller = Arc::new(Self { tasks: SegQueue::new(), thread: OnceLock::new() });
-            let shared = caller.clone();
-            let started =
-                std::thread::Builder::new().name("peerway-stream".into()).spawn(move || {
-                    loop {
-                        while let Some(task) = shared.tasks.pop() {
-                            task.run();
-                        }
-                        std::thread::park();
-                    }
-                });
-            let thread =
-                started.inspect_err(|error| tracing::error!(%error, "no thread for streams"));
-            let _ = caller.thread.set(thread.ok()?.thread().clone());
-            Some(caller)
-        });
-        match caller {
-            Some(caller) => {
-                caller.tasks.push(task);
-                if let Some(thread) = caller.thread.get() {
-                    thread.unpark();
-                }
-            }
-            // Better here than never: a stream would wait for ever.
-            None => task.run(),
-        }
-    }
-}
-
-impl Task {
-    fn run(self) {
-        match self {
-            Self::Go(trigger) => trigger.go(),
-            Self::Look(trigger) => trigger.ended(),
-            Self::Call(function) => function(),
-        }
-    }
+    trigger.called();
 }
 
 /// Has a function called when a stream comes to it, by a thread that may call CUDA and take its time.
@@ -307,7 +265,7 @@ pub(crate) unsafe fn call_in(
     unsafe extern "C" fn call(data: *mut c_void) {
         // SAFETY: made below, and called once.
         let function = unsafe { Box::from_raw(data.cast::<Boxed>()) };
-        Caller::push(Task::Call(*function));
+        CALLER.run(*function);
     }
     let data = Box::into_raw(Box::new(Box::new(function) as Boxed));
     // SAFETY: the caller's promise; the data is taken back where it is never called.

@@ -18,7 +18,7 @@ use peerway_sys::cuda::{CudaError, Pointer};
 
 use crate::error::RegisterError;
 use crate::gpu::device::Device;
-use crate::gpu::pin::Pin;
+use crate::gpu::pin::{self, Pin};
 use crate::gpu::{self, Located};
 use crate::inner::Inner;
 use crate::memory::grants::Grant;
@@ -104,6 +104,24 @@ pub(crate) enum Backing {
     Shared { memory: SharedMemory, offset: u64 },
 }
 
+impl Drop for RegionInner {
+    fn drop(&mut self) {
+        if self.gpu.is_none() {
+            return;
+        }
+        // To free GPU memory waits for the GPU. The last to let go may be whoever drives lanes, who may not, and the GPU may
+        // be waiting for that.
+        let registered = self.registered.take();
+        let backing = std::mem::replace(&mut self.backing, Backing::Raw);
+        if !matches!(backing, Backing::Raw) {
+            gpu::free_later(move || {
+                drop(registered);
+                drop(backing);
+            });
+        }
+    }
+}
+
 impl RegionInner {
     /// Wraps memory that `backing` keeps valid. For memory of a GPU `ptr` is an address that the processor cannot use.
     pub(crate) fn new(
@@ -122,22 +140,26 @@ impl RegionInner {
         self.gpu.as_ref().map(|located| &located.device)
     }
 
-    /// Whether a GPU's threads reach it: its own memory, and pinned memory of the host.
-    pub(crate) fn is_reached_by_kernels(&self) -> bool {
-        if self.gpu.is_some() {
-            return true;
+    /// Whether a GPU's threads reach it: its own memory, and pinned memory of the host. Another GPU's they may not, where
+    /// a copy by the driver still finds its way.
+    pub(crate) fn is_reached_by(&self, device: &Device) -> bool {
+        if let Some(own) = self.device() {
+            return own.index() == device.index();
         }
         let Some(gpus) = gpu::in_use() else { return false };
-        let pinned = || {
-            let kind = Pointer::of(&gpus.cuda, self.ptr as u64);
-            matches!(kind, Ok(Pointer::Pinned { mapped: true }))
-        };
+        let is_pinned =
+            |at: u64| matches!(Pointer::of(&gpus.cuda, at), Ok(Pointer::Pinned { mapped: true }));
+        // Both ends, since more may be registered here than was pinned. What we pinned ourselves is only so for as long as
+        // another region is there.
+        let end = self.ptr as u64 + self.len.max(1) as u64 - 1;
+        let pinned =
+            || !pin::is_ours(self.ptr, self.len) && is_pinned(self.ptr as u64) && is_pinned(end);
         *self.pinned.get_or_init(pinned)
     }
 
     /// A GPU is about to copy much of it: host memory is pinned when that happens again.
     pub(crate) fn pin_for(&self, device: &Arc<Device>) {
-        if !self.is_reached_by_kernels() {
+        if self.gpu.is_none() && !self.is_reached_by(device) {
             // SAFETY: the memory is kept by `backing`, which outlives the pin in this struct.
             unsafe { self.pin.used(device, self.ptr, self.len) };
         }

@@ -117,16 +117,19 @@ impl RemoteInner {
         }
     }
 
-    /// The address of byte 0 for a GPU's copy, and whether kernels reach it.
-    pub(crate) fn by_gpu(&self) -> Option<(u64, bool)> {
+    /// The address of byte 0 for a GPU's copy, and whether its threads reach it.
+    pub(crate) fn by_gpu(&self, device: &Device) -> Option<(u64, bool)> {
         match &self.direct {
             Direct::SameProcess { ptr, grant, .. } => {
-                Some((*ptr as u64, grant.memory.is_reached_by_kernels()))
+                Some((*ptr as u64, grant.memory.is_reached_by(device)))
             }
             Direct::Mapped { mapping, offset, .. } => {
                 Some((mapping.ptr() as u64 + *offset as u64, false))
             }
-            Direct::Gpu(offered) => offered.mapped().map(|(address, _)| (address, true)),
+            Direct::Gpu(offered) => {
+                let (address, of) = offered.mapped()?;
+                Some((address, of.index() == device.index()))
+            }
             Direct::Cma { .. } | Direct::None => None,
         }
     }

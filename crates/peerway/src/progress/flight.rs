@@ -29,11 +29,7 @@ pub(crate) struct Flight {
     /// Parts whose lane died before they were applied.
     pub(crate) redo: Vec<Cursor>,
     /// Local memory is a GPU's: the processor sends and receives it through pinned buffers.
-    pub(crate) staged: Option<Arc<Device>>,
-    /// Parts on their way out of GPU memory, in the order in which they are put into frames.
-    pub(crate) fetched: VecDeque<Fetched>,
-    /// Parts on their way into GPU memory. They are among `unanswered`.
-    pub(crate) puts: u32,
+    pub(crate) gpu: Option<Box<StagedFlight>>,
     /// Bytes of a frame or a part.
     pub(crate) piece: u64,
     /// RDMA devices can carry it out: all its memory is registered with them.
@@ -57,6 +53,21 @@ pub(crate) struct Flight {
     pub(crate) ending: Option<(Reason, u64)>,
     /// It has ended with an open fence; only its memory is still kept.
     pub(crate) unfenced: bool,
+}
+
+/// What a flight from or into GPU memory has more than others.
+pub(crate) struct StagedFlight {
+    pub(crate) device: Arc<Device>,
+    /// Parts on their way out of GPU memory, in the order in which they are put into frames.
+    pub(crate) fetched: VecDeque<Fetched>,
+    /// Parts on their way into GPU memory. They are among `unanswered`.
+    pub(crate) puts: u32,
+}
+
+impl StagedFlight {
+    pub(crate) fn new(device: Arc<Device>) -> Box<Self> {
+        Box::new(Self { device, fetched: VecDeque::new(), puts: 0 })
+    }
 }
 
 /// A part of a flight on its way out of GPU memory.
@@ -92,13 +103,17 @@ impl Route {
 impl Flight {
     /// Whether something is left to put into frames.
     pub(crate) fn has_more(&self) -> bool {
-        self.ending.is_none()
-            && (self.at.left() > 0 || !self.redo.is_empty() || !self.fetched.is_empty())
+        self.ending.is_none() && (self.at.left() > 0 || !self.redo.is_empty() || self.has_fetched())
+    }
+
+    /// Whether parts are on their way out of GPU memory.
+    pub(crate) fn has_fetched(&self) -> bool {
+        self.gpu.as_ref().is_some_and(|gpu| !gpu.fetched.is_empty())
     }
 
     /// Whether what it sends is fetched from a GPU first.
     pub(crate) fn is_staged(&self) -> bool {
-        self.staged.is_some() && self.route == Route::Write
+        self.gpu.is_some() && self.route == Route::Write
     }
 
     /// Whether devices write memory of the peer's that shows it only after a flush.
@@ -129,7 +144,8 @@ impl Flight {
     /// Whether nothing of it can change memory any more. What a read still receives in frames is thrown
     /// away; what a device reads, or a GPU copies, is not in our hands until it is done.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.unanswered == 0 || (self.route == Route::Read && self.parts == 0 && self.puts == 0)
+        self.gpu.as_ref().is_none_or(|gpu| gpu.puts == 0)
+            && (self.unanswered == 0 || (self.route == Route::Read && self.parts == 0))
     }
 }
 
@@ -172,7 +188,7 @@ impl Driver {
     pub(super) fn settle(&mut self, s: &mut SessionDriver, slot: SlotId) {
         let Some(flight) = self.flight(slot) else { return };
         if flight.unfenced {
-            if flight.unanswered == 0 {
+            if flight.is_quiet() {
                 self.endpoint.slots.fenced(slot);
                 self.forget(slot);
             }
@@ -244,7 +260,7 @@ impl Driver {
         }
         flight.ending = Some((reason, until));
         // Waits for the copies: the memory is the caller's again.
-        flight.fetched.clear();
+        flight.gpu.iter_mut().for_each(|gpu| gpu.fetched.clear());
         let pulls = flight.route == Route::Pull;
         for lane in s.lanes.iter_mut().flatten() {
             release_source(lane, slot);

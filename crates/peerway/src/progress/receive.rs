@@ -121,6 +121,9 @@ impl Driver {
             Kind::Ack => self.acked(s, lane, sequence)?,
             Kind::Nack => {
                 let error = TransferError::from_code(head.status.get() as u8);
+                if lane.is_being_put(sequence) {
+                    return Err(nonsense(FrameError::Order));
+                }
                 let entry = lane.answer(sequence);
                 let entry = entry.ok_or_else(|| nonsense(FrameError::Order))?;
                 // Refused at its header, the frame may still be going out.
@@ -329,7 +332,7 @@ impl Driver {
         match found {
             Ok((grant, pieces)) => {
                 let transfer = head.transfer.get();
-                let (next, within, gate, staged) = (0, 0, None, None);
+                let (next, within, gate, staged, begun) = (0, 0, None, None, 0);
                 lane.replies.push_back(Reply {
                     sequence,
                     transfer,
@@ -340,6 +343,7 @@ impl Driver {
                     total,
                     gate,
                     staged,
+                    begun,
                 });
                 finish(lane, sequence, Ok(()));
             }
@@ -428,7 +432,7 @@ impl Driver {
         let Some(entry) = lane.waiting(sequence).filter(|e| e.kind == Kind::Read).copied() else {
             return Err(nonsense(FrameError::Order));
         };
-        if entry.part.left() != payload as u64 {
+        if entry.part.left() != payload as u64 || lane.is_being_put(sequence) {
             return Err(nonsense(FrameError::Order));
         }
         match self.fill_buffer(entry.slot) {

@@ -74,7 +74,7 @@ impl Driver {
         for slot in &self.active {
             let flight = self.flights[slot.index as usize].as_ref();
             s.copies |= flight.is_some_and(|flight| {
-                !flight.fetched.is_empty() && std::sync::Arc::ptr_eq(&flight.session, &s.session)
+                flight.has_fetched() && std::sync::Arc::ptr_eq(&flight.session, &s.session)
             });
         }
         // What has been fetched may be sent.
@@ -123,11 +123,12 @@ impl Driver {
                 }
             }
             PutOf::Read { slot, .. } => {
-                if let Some(flight) = self.flight(*slot) {
-                    flight.puts -= 1;
+                if let Some(gpu) = self.flight(*slot).and_then(|flight| flight.gpu.as_mut()) {
+                    gpu.puts -= 1;
                 }
-                if let Some(entry) = lane.answer(put.sequence) {
-                    self.answered(s, entry, result);
+                match lane.answer(put.sequence) {
+                    Some(entry) => self.answered(s, entry, result),
+                    None => self.settle(s, *slot),
                 }
             }
         }
@@ -186,8 +187,8 @@ impl Driver {
     /// Where the answer to a read is received, if it is into GPU memory.
     pub(super) fn fill_buffer(&mut self, slot: SlotId) -> Result<Option<Buffer>, TransferError> {
         let flight = self.flight(slot).filter(|flight| flight.ending.is_none());
-        let Some(device) = flight.and_then(|flight| flight.staged.clone()) else { return Ok(None) };
-        Buffer::any(&device).map(Some).map_err(|error| failed(&error))
+        let Some(gpu) = flight.and_then(|flight| flight.gpu.as_ref()) else { return Ok(None) };
+        Buffer::any(&gpu.device).map(Some).map_err(|error| failed(&error))
     }
 
     /// The answer to a read has been received: it is put into its place.
@@ -200,8 +201,7 @@ impl Driver {
     ) {
         let Some(entry) = lane.waiting(sequence).copied() else { return };
         let flight = self.flight(entry.slot).filter(|f| f.ending.is_none() && !f.unfenced);
-        let Some((flight, work, device)) =
-            flight.and_then(|f| Some((f.work.clone()?, f.staged.clone()?)).map(|(w, d)| (f, w, d)))
+        let Some((work, gpu)) = flight.and_then(|f| Some((f.work.clone()?, f.gpu.as_mut()?)))
         else {
             // Cancelled: its memory is not ours to touch any more.
             lane.answer(sequence);
@@ -210,12 +210,12 @@ impl Driver {
         hooks::about_to_copy();
         // SAFETY: the pieces lie in local regions that the put's work keeps alive.
         let staged = unsafe {
-            let by_kernel = work.is_reached_by(&device);
-            Staged::put(&device, buffer, work.local_pieces(entry.part), by_kernel)
+            let by_kernel = work.is_reached_by(&gpu.device);
+            Staged::put(&gpu.device, buffer, work.local_pieces(entry.part), by_kernel)
         };
         match staged {
             Ok(staged) => {
-                flight.puts += 1;
+                gpu.puts += 1;
                 let of = PutOf::Read { slot: entry.slot, _work: work };
                 lane.puts.push_back(Put { sequence, staged, begun: clock::now(), of });
                 s.copies = true;
@@ -230,13 +230,13 @@ impl Driver {
     /// Fetches the next parts of a flight; true when the first is ready to be sent.
     pub(super) fn fetch(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
         let Some(flight) = self.flight(slot) else { return false };
-        let (Some(device), Some(work)) = (flight.staged.clone(), flight.work.clone()) else {
+        let (Some(gpu), Some(work)) = (flight.gpu.as_mut(), flight.work.clone()) else {
             return false;
         };
         let now = clock::now();
         let most = flight.piece.min(MAX_PAYLOAD);
         let mut error = None;
-        while flight.fetched.len() < AHEAD && error.is_none() {
+        while gpu.fetched.len() < AHEAD && error.is_none() {
             let at = flight.redo.last_mut().unwrap_or(&mut flight.at);
             if at.left() == 0 {
                 break;
@@ -245,16 +245,16 @@ impl Driver {
             if flight.redo.last().is_some_and(|rest| rest.left() == 0) {
                 flight.redo.pop();
             }
-            let by_kernel = work.is_reached_by(&device);
+            let by_kernel = work.is_reached_by(&gpu.device);
             // SAFETY: the pieces lie in local regions that the flight's work keeps alive; a flight that ends waits
             // for what it fetches.
-            match unsafe { Staged::fetch(&device, work.local_pieces(part), by_kernel) } {
-                Ok(staged) => flight.fetched.push_back(Fetched { part, staged, begun: now }),
+            match unsafe { Staged::fetch(&gpu.device, work.local_pieces(part), by_kernel) } {
+                Ok(staged) => gpu.fetched.push_back(Fetched { part, staged, begun: now }),
                 Err(why) => error = Some(why),
             }
         }
         let mut ready = false;
-        if let (Some(first), None) = (flight.fetched.front_mut(), &error) {
+        if let (Some(first), None) = (gpu.fetched.front_mut(), &error) {
             match look(&mut first.staged, first.begun, now) {
                 Ok(done) => ready = done,
                 Err(why) => error = Some(why),
@@ -271,11 +271,15 @@ impl Driver {
 
     /// Whether the next read of the peer's can be answered. Starts fetching where it is of GPU memory.
     pub(super) fn reply_is_ready(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
+        if lane.replies.is_empty() {
+            return false;
+        }
         loop {
             let now = clock::now();
             for reply in lane.replies.iter_mut().take(AHEAD) {
                 let Some(device) = reply.grant.memory.device() else { continue };
-                if reply.staged.is_some() || reply.total == 0 {
+                // One with a gate and nothing staged could not be fetched, and is refused when its turn comes.
+                if reply.staged.is_some() || reply.gate.is_some() || reply.total == 0 {
                     continue;
                 }
                 let gate = reply.grant.gate();
@@ -288,7 +292,7 @@ impl Driver {
                 // SAFETY: the pieces were checked against the grant, which the reply keeps; it holds the gate.
                 let staged = unsafe { Staged::fetch(device, reply.pieces.iter().copied(), true) };
                 match staged {
-                    Ok(staged) => reply.staged = Some(staged),
+                    Ok(staged) => (reply.staged, reply.begun) = (Some(staged), now),
                     Err(error) => {
                         failed(&error);
                         break;
@@ -297,8 +301,9 @@ impl Driver {
             }
             let Some(front) = lane.replies.front_mut() else { return false };
             let of_gpu = front.grant.memory.gpu.is_some() && front.total > 0;
+            let begun = front.begun;
             let done = match &mut front.staged {
-                Some(staged) => look(staged, now, now).map_err(|error| failed(&error)),
+                Some(staged) => look(staged, begun, now).map_err(|error| failed(&error)),
                 // Refused by its gate, or by the driver.
                 None if of_gpu && front.gate.is_none() => Ok(true),
                 None if of_gpu => Err(TransferError::Device),

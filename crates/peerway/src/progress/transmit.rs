@@ -126,7 +126,7 @@ impl Driver {
             let Some(flight) = self.flights[slot.index as usize].as_mut() else { continue };
             let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
             let room = lane.window.room();
-            let (next, least) = match flight.fetched.front() {
+            let (next, least) = match flight.gpu.as_ref().and_then(|gpu| gpu.fetched.front()) {
                 // Cut already, and sent whole.
                 Some(fetched) => (fetched.part.left(), u64::MAX),
                 None => (flight.redo.last().copied().unwrap_or(flight.at).left(), MIN_ROOM),
@@ -153,7 +153,7 @@ impl Driver {
     fn make_frame(&mut self, lane: &mut Lane, slot: SlotId, room: u64) -> bool {
         let Some(flight) = &mut self.flights[slot.index as usize] else { return false };
         let Some(work) = flight.work.clone() else { return false };
-        let fetched = flight.fetched.pop_front();
+        let fetched = flight.gpu.as_mut().and_then(|gpu| gpu.fetched.pop_front());
         let (mut redo, staged) = match fetched {
             Some(Fetched { part, staged, .. }) => (Some(part), Some(staged.into_buffer())),
             None => (flight.redo.pop(), None),
@@ -214,7 +214,7 @@ impl Driver {
         let last = flight.unanswered == 0
             && flight.at.left() == 0
             && flight.redo.is_empty()
-            && flight.fetched.is_empty()
+            && !flight.has_fetched()
             && flight.queues == 0;
         if let (Kind::Write | Kind::Pull, true, Some(id), None) =
             (kind, last, flight.tail.count, &flight.tail.notify)

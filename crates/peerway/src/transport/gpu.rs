@@ -67,6 +67,10 @@ struct State {
     running: VecDeque<Chunk>,
     stop: Option<Reason>,
     finished: bool,
+    /// A copy failed.
+    failed: bool,
+    /// It has ended with an open fence: what is under way did not end in time.
+    open: bool,
     /// When something was last submitted or found done.
     moved: u64,
 }
@@ -112,6 +116,8 @@ impl GpuJob {
             running: VecDeque::with_capacity(WINDOW),
             stop: None,
             finished: false,
+            failed: false,
+            open: false,
             moved: clock::now(),
         };
         let state = Mutex::new(state);
@@ -154,17 +160,28 @@ impl GpuJob {
 
     fn failed(&self, state: &mut State, error: &CudaError) {
         tracing::error!(%error, "a copy by a GPU failed");
+        state.failed = true;
         state.stop.get_or_insert(Reason::Failed(TransferError::Device));
+    }
+
+    /// Ends it with an open fence when what is under way has had its time: the GPU is held up by something else.
+    fn give_up(&self, state: &mut State, now: u64) {
+        let Some(reason) = state.stop.filter(|_| !state.finished) else { return };
+        let idle = Duration::from_nanos(now.saturating_sub(state.moved));
+        if !state.running.is_empty() && idle >= self.endpoint.config.fence {
+            (state.finished, state.open) = (true, true);
+            self.endpoint.slots.end(self.slot, Ended { reason, fence: Fence::Open });
+        }
     }
 
     /// Whether there is a reason to submit no more.
     fn check(&self, state: &mut State, now: u64) {
-        if state.stop.is_some() || state.at.left() == 0 {
+        if state.stop.is_some() || (state.at.left() == 0 && state.running.is_empty()) {
             return;
         }
         if now >= self.deadline {
             state.stop = Some(Reason::TimedOut);
-        } else if !self.work.remotes.as_slice()[0].session.is_alive() {
+        } else if state.at.left() > 0 && !self.work.remotes.as_slice()[0].session.is_alive() {
             let why = match self.endpoint.check_open() {
                 Ok(()) => TransferError::PeerGone,
                 Err(_) => TransferError::EndpointClosed,
@@ -226,8 +243,9 @@ impl GpuJob {
     fn sides(&self, local: u32, remote: u32) -> Result<Sides, Refused> {
         let here = self.work.local(local);
         let there = &self.work.remotes.as_slice()[remote as usize];
-        let (dst, pinned) = there.by_gpu().ok_or(TransferError::RemoteAccess)?;
-        Ok(Sides { src: here.ptr() as u64, dst, by_kernel: pinned && here.is_reached_by_kernels() })
+        let (dst, reached) = there.by_gpu(&self.device).ok_or(TransferError::RemoteAccess)?;
+        let by_kernel = reached && here.is_reached_by(&self.device);
+        Ok(Sides { src: here.ptr() as u64, dst, by_kernel })
     }
 
     fn enter(&self, gates: &mut Gates, remote: u32) -> Result<(), Refused> {
@@ -246,11 +264,18 @@ impl GpuJob {
 
     fn finish_if_over(&self, mut state: MutexGuard<'_, State>) -> bool {
         let over = state.running.is_empty() && (state.stop.is_some() || state.at.left() == 0);
+        if over && std::mem::take(&mut state.open) {
+            drop(state);
+            self.endpoint.slots.fenced(self.slot);
+            return true;
+        }
         if !over || state.finished {
             return over;
         }
         state.finished = true;
-        let reason = state.stop.unwrap_or(Reason::Done);
+        // All of it is there, whatever else was asked for meanwhile.
+        let whole = state.at.left() == 0 && !state.failed;
+        let reason = state.stop.filter(|_| !whole).unwrap_or(Reason::Done);
         drop(state);
         if reason == Reason::Done && !self.tail.is_empty() {
             let session = &self.work.remotes.as_slice()[0].session;
@@ -274,6 +299,7 @@ impl Job for GpuJob {
         let now = clock::now();
         let mut state = self.state.lock().unwrap();
         let moved = self.advance(&mut state, now);
+        self.give_up(&mut state, now);
         let idle = Duration::from_nanos(now.saturating_sub(state.moved));
         let under_way: u64 = state.running.iter().map(|chunk| chunk.bytes).sum();
         if self.finish_if_over(state) {
@@ -300,6 +326,17 @@ impl Job for GpuJob {
         let mut state = self.state.lock().unwrap();
         state.running.clear();
         self.finish_if_over(state);
+    }
+}
+
+impl Drop for GpuJob {
+    fn drop(&mut self) {
+        // Nobody looks any more. What is under way ends first: the memory is let go of after this.
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.running.clear();
+        if state.open {
+            self.endpoint.slots.fenced(self.slot);
+        }
     }
 }
 

@@ -148,8 +148,9 @@ pub(crate) struct Reply {
     pub(crate) within: u64,
     pub(crate) total: u64,
     pub(crate) gate: Option<GateRef>,
-    /// Its bytes on their way out of GPU memory.
+    /// Its bytes on their way out of GPU memory, and since when.
     pub(crate) staged: Option<Staged>,
+    pub(crate) begun: u64,
 }
 
 impl Drop for Reply {
@@ -304,6 +305,12 @@ impl Lane {
     pub(crate) fn waiting(&self, sequence: u64) -> Option<&Outstanding> {
         let at = sequence.checked_sub(self.first_outstanding())?;
         self.outstanding.get(usize::try_from(at).ok()?).filter(|e| !e.answered)
+    }
+
+    /// Whether the answer to a read of this number has come, and is on its way into GPU memory.
+    pub(crate) fn is_being_put(&self, sequence: u64) -> bool {
+        let of_read = |put: &Put| matches!(put.of, PutOf::Read { .. });
+        self.puts.iter().any(|put| put.sequence == sequence && of_read(put))
     }
 
     /// Whether this number has been sent at all.

@@ -466,18 +466,18 @@ def test_in_a_stream(pinned: str) -> None:
         remote = peer.remote(there.advertise())
         prepared = peer.prepare_write(here, remote)
         stream = Stream()
-        stream.fill(here.addr, 7, SIZE)
+        stream.fill(here.address, 7, SIZE)
         enqueued = prepared.enqueue(stream)
-        stream.fill(here.addr, 0, SIZE)
+        stream.fill(here.address, 0, SIZE)
         stream.synchronize()
         enqueued.wait(10)
         assert enqueued.runs == 1
-        assert driver().get(there.addr, SIZE) == b"\7" * SIZE
+        assert driver().get(there.address, SIZE) == b"\7" * SIZE
         staged = peer.stage([prepared])
-        stream.fill(here.addr, 9, SIZE)
+        stream.fill(here.address, 9, SIZE)
         staged.release(0, stream=stream.cuda_stream)
         staged.wait(10)
-        assert driver().get(there.addr, SIZE) == b"\x09" * SIZE
+        assert driver().get(there.address, SIZE) == b"\x09" * SIZE
         with pytest.raises(TypeError, match="stream must be a CUDA stream"):
             prepared.enqueue("a stream")
         host = ours.register(bytearray(SIZE))

@@ -9,6 +9,7 @@ use peerway_core::wire::MAX_NOTIFICATION;
 use peerway_core::work::{Cursor, Pair, Place, Shape, WorkError};
 
 use crate::error::PostError;
+use crate::gpu::GpuError;
 use crate::gpu::device::Device;
 use crate::memory::{LocalBlocks, LocalSlice, RegionInner, RemoteBlocks, RemoteInner, RemoteSlice};
 use crate::os::Piece;
@@ -278,6 +279,20 @@ impl Work {
     #[inline]
     pub(crate) fn touches_gpu(&self) -> bool {
         self.of_gpu
+    }
+
+    /// Refuses local GPU memory that was freed while it was registered.
+    pub(crate) fn check_gpu(&self) -> Result<(), GpuError> {
+        if !self.of_gpu {
+            return Ok(());
+        }
+        match self.locals.as_slice().iter().find(|local| local.is_freed()) {
+            Some(local) => {
+                let gpu = local.device().map_or(0, |device| device.index());
+                Err(GpuError::Freed { address: local.ptr() as u64, gpu })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Whether all of it is GPU memory.

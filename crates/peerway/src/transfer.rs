@@ -402,7 +402,7 @@ fn check(endpoint: &Inner, session: &Arc<Session>, batch: &Batch) -> Result<(), 
     {
         return Err(PostError::OtherPeer);
     }
-    Ok(())
+    Ok(batch.work.check_gpu()?)
 }
 
 #[inline]

@@ -223,6 +223,67 @@ fn every_shape_arrives_on_wires_that_do_not_reach_gpus() {
 }
 
 #[test]
+fn memory_that_was_freed_while_registered_is_refused_and_the_process_lives_on() {
+    if !has_gpu() {
+        return;
+    }
+    for pin in [Pin::Auto, Pin::Tcp] {
+        let (a, b) = (endpoint(pin), endpoint(pin));
+        let peer = a.connect(&b.metadata()).unwrap();
+        let plain = DeviceMemoryOptions::default().from(DeviceMemoryKind::Plain);
+        let raw = |endpoint: &Endpoint| {
+            let memory = DeviceMemory::allocate(0, 100_000, &plain).unwrap();
+            // SAFETY: it is freed below, on purpose; that this is noticed is what is tested.
+            let region = unsafe { endpoint.register_gpu_raw(memory.address(), 100_000) };
+            (memory, region.unwrap())
+        };
+        let (host, there) =
+            (a.register(vec![1; 100_000]).unwrap(), memory(&b, Kind::Gpu, &[0; 100_000]));
+        let imported = peer.import(&there.advertise(Access::READ_WRITE).unwrap()).unwrap();
+        let (held, here) = raw(&a);
+        let batch = Batch::write(&here.all(), &imported.all()).unwrap();
+        peer.run(&batch).unwrap().ok().unwrap();
+        drop(held);
+        let error = peer.run(&batch).unwrap_err().to_string();
+        assert!(error.contains("was freed while it was registered"), "{pin:?}: {error}");
+        if pin == Pin::Tcp {
+            // The owner's, which only the owner can know of.
+            let (held, theirs) = raw(&b);
+            let freed = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
+            drop(held);
+            for batch in [
+                Batch::write(&host.all(), &freed.all()).unwrap(),
+                Batch::read(&host.all(), &freed.all()).unwrap(),
+            ] {
+                let ended = peer.run(&batch).unwrap();
+                assert_eq!(ended.reason, Reason::Failed(TransferError::Fault));
+            }
+        }
+        peer.run(&Batch::write(&host.all(), &imported.all()).unwrap()).unwrap().ok().unwrap();
+        assert_eq!(contents(&there), vec![1; 100_000]);
+    }
+}
+
+#[test]
+fn memory_is_freed_after_what_its_stream_holds() {
+    if !has_gpu() {
+        return;
+    }
+    let mine = streams::Mine::new();
+    let kept = endpoint(Pin::Auto).allocate_gpu(0, 1 << 20).unwrap();
+    for kind in [DeviceMemoryKind::Plain, DeviceMemoryKind::Fabric] {
+        let options = DeviceMemoryOptions::default().from(kind);
+        let memory = DeviceMemory::allocate(0, 1 << 20, &options).unwrap();
+        mine.fill(memory.address(), 5, 1 << 20);
+        mine.copy(kept.addr(), memory.address(), 1 << 20);
+        // SAFETY: the stream lives, and no other uses the memory.
+        unsafe { memory.free_after(mine.raw()).unwrap() };
+        mine.stream.synchronize().unwrap();
+        assert!(contents(&kept).iter().all(|byte| *byte == 5), "{kind}");
+    }
+}
+
+#[test]
 fn memories_of_two_gpus_are_told_apart() {
     if !has_gpu() || peerway::gpu::devices().unwrap().len() < 2 {
         eprintln!("one GPU: nothing to tell apart");

@@ -18,7 +18,8 @@ use super::staging::Buffer;
 const FEW: usize = 64;
 /// Bytes that one block of threads copies about as fast as the whole GPU would be started.
 const FEW_BYTES: u64 = 128 << 10;
-/// Several pieces go by a kernel if they are shorter than this: a copy by the driver takes 2 to 5 µs to submit.
+/// Several pieces go by a kernel if they are shorter than this: 128 copies of 1 MiB by the driver, one by one, took 590 to 770
+/// µs, by the kernel 101.
 const SHORT: u64 = 16 << 20;
 /// Pieces that keep every multiprocessor busy; fewer are cut into parts, no shorter than this.
 const MANY: usize = 8192;

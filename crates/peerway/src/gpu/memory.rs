@@ -17,6 +17,7 @@ use peerway_sys::cuda::{CudaError, Mapped, Physical, Plain, Shared};
 
 use super::device::Device;
 use super::share::{self, Imported};
+use super::worker::REAPER;
 use super::{GpuError, gpus};
 use crate::memory::OwnedMemory;
 
@@ -182,8 +183,8 @@ impl DeviceMemory {
         (!self.inner.passed_over.is_empty()).then(|| self.inner.passed_over.join("; "))
     }
 
-    /// Frees this clone after what the stream holds now, without waiting for anything else. The memory is freed
-    /// when the other clones are gone too.
+    /// Frees this clone after what the stream holds now, and returns at once. Where it is the last one, the memory is freed
+    /// then; other work of the process on the GPU is not waited for.
     ///
     /// # Safety
     ///
@@ -191,10 +192,14 @@ impl DeviceMemory {
     pub unsafe fn free_after(self, stream: *mut std::ffi::c_void) -> Result<(), GpuError> {
         // SAFETY: the caller's promise.
         let mark = unsafe { self.inner.device.mark(stream as CUstream)? };
-        mark.wait()?;
-        if let Ok(mut inner) = Arc::try_unwrap(self.inner) {
-            inner.backing = None;
-        }
+        REAPER.run(move || {
+            if let Err(error) = mark.wait() {
+                tracing::error!(%error, "a stream failed before memory was freed after it");
+            }
+            if let Ok(mut inner) = Arc::try_unwrap(self.inner) {
+                inner.backing = None;
+            }
+        });
         Ok(())
     }
 

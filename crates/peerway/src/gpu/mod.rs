@@ -80,6 +80,14 @@ pub enum GpuError {
         /// Whose memory.
         gpu: u32,
     },
+    /// The memory was freed while it was registered.
+    #[error("the memory of GPU {gpu} at {address:#x} was freed while it was registered")]
+    Freed {
+        /// First byte of the region.
+        address: u64,
+        /// Whose memory.
+        gpu: u32,
+    },
     /// A transfer without GPU memory has no place in a stream.
     #[error(
         "neither side of the transfer is memory of a GPU of this process: it has no place in a stream"

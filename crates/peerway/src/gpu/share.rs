@@ -99,7 +99,7 @@ enum Mapping {
     Mapped { _memory: Mapped },
 }
 
-/// A peer's allocations that are mapped here: opening one takes a hundred microseconds and more.
+/// A peer's allocations that are mapped here, so that the next import of one need not ask the driver again.
 #[derive(Default)]
 pub(crate) struct Opens(Mutex<VecDeque<(Arc<Imported>, GateRef)>>);
 

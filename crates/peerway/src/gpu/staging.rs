@@ -20,8 +20,8 @@ pub(crate) struct Buffer {
 
 enum Memory {
     Pinned(HostMemory),
-    /// Where all pinned ones are in use: the driver copies to and from it in steps of its own, at a third of
-    /// the speed.
+    /// Where all pinned ones are in use: the driver copies to and from it in steps of its own, at a fifth of the
+    /// speed.
     Heap(Box<[u8]>),
     Gone,
 }
@@ -123,40 +123,45 @@ impl Staged {
         pieces: impl Iterator<Item = Piece>,
         by_kernel: bool,
     ) -> Result<Self, CudaError> {
-        let buffer = Buffer::any(device)?;
-        let fill = |list: &mut Gathered| {
-            list.by_kernel = by_kernel && buffer.is_pinned();
-            for Piece { addr, len } in pieces {
-                let dst = buffer.ptr() as u64 + list.bytes;
-                list.bytes += len;
-                debug_assert!(list.bytes <= Buffer::LEN as u64);
-                list.runs.push(Run { src: addr, dst, len });
-            }
-            Ok::<(), CudaError>(())
-        };
-        // SAFETY: the caller's promise; the buffer is ours until then.
-        let done = unsafe { copy::submit(device, None, fill)? };
-        Ok(Self { done, buffer })
+        let run = |piece: Piece, dst| Run { src: piece.addr, dst, len: piece.len };
+        // SAFETY: the caller's promise.
+        unsafe { Self::start(device, Buffer::any(device)?, pieces, by_kernel, run) }
     }
 
     /// Starts copying a buffer's bytes to pieces of memory.
     ///
     /// # Safety
     ///
-    /// The pieces stay valid until the copy is done. With `by_kernel` the GPU's threads reach all of them.
+    /// As for [`Self::fetch`].
     pub(crate) unsafe fn put(
         device: &Arc<Device>,
         buffer: Buffer,
         pieces: impl Iterator<Item = Piece>,
         by_kernel: bool,
     ) -> Result<Self, CudaError> {
+        let run = |piece: Piece, src| Run { src, dst: piece.addr, len: piece.len };
+        // SAFETY: the caller's promise.
+        unsafe { Self::start(device, buffer, pieces, by_kernel, run) }
+    }
+
+    /// Copies between pieces and the places in the buffer that they get one after the other.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::fetch`].
+    unsafe fn start(
+        device: &Arc<Device>,
+        buffer: Buffer,
+        pieces: impl Iterator<Item = Piece>,
+        by_kernel: bool,
+        run: impl Fn(Piece, u64) -> Run,
+    ) -> Result<Self, CudaError> {
         let fill = |list: &mut Gathered| {
             list.by_kernel = by_kernel && buffer.is_pinned();
-            for Piece { addr, len } in pieces {
-                let src = buffer.ptr() as u64 + list.bytes;
-                list.bytes += len;
+            for piece in pieces {
+                list.runs.push(run(piece, buffer.ptr() as u64 + list.bytes));
+                list.bytes += piece.len;
                 debug_assert!(list.bytes <= Buffer::LEN as u64);
-                list.runs.push(Run { src, dst: addr, len });
             }
             Ok::<(), CudaError>(())
         };

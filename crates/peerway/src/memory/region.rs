@@ -157,6 +157,14 @@ impl RegionInner {
         *self.pinned.get_or_init(pinned)
     }
 
+    /// Whether it is GPU memory that its owner has freed: a copy of it would end the context of the whole process. What a
+    /// region owns cannot be.
+    pub(crate) fn is_freed(&self) -> bool {
+        let raw = matches!(self.backing, Backing::Raw);
+        let located = self.gpu.as_ref().filter(|_| raw && self.len > 0);
+        located.is_some_and(|located| !located.is_still_there(self.ptr as u64))
+    }
+
     /// A GPU is about to copy much of it: host memory is pinned when that happens again.
     pub(crate) fn pin_for(&self, device: &Arc<Device>) {
         if self.gpu.is_none() && !self.is_reached_by(device) {

@@ -214,6 +214,9 @@ impl Driver {
         let id = SlotId { index: head.grant.get(), generation: head.generation.get() };
         let who = &s.session.incarnation;
         let grant = self.endpoint.grants.find(id, &head.token, access, who)?;
+        if grant.memory.is_freed() {
+            return Err(TransferError::Fault);
+        }
         let granted = Span { offset: 0, len: grant.span.len };
         let base = grant.memory.ptr() as u64 + grant.span.offset;
         let mut pieces = lane.spare.pop().unwrap_or_default();

@@ -56,9 +56,9 @@ const NOT_REACHED: &str = "do not reach memory of GPU 0: not as a dma-buf";
 fn they_pass_where_devices_reach_gpus() {
     for said in pass("", "") {
         assert!(said.contains(DMA_BUF) && !said.contains(NOT_REACHED), "{said}");
-        // Once for the region that was to be used, once for the advertisement.
+        // For the advertisement; a post of our own is refused before devices are asked, as the test itself checks.
         let freed = said.matches("was freed since it was registered").count();
-        assert_eq!(freed, 2, "{said}");
+        assert_eq!(freed, 1, "{said}");
     }
 }
 

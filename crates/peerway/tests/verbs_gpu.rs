@@ -252,13 +252,14 @@ fn memory_allocated_anew_at_an_address_is_noticed() {
     second.fill(0, LEN as u64, 0).unwrap();
     read(&second);
     assert!(contents(&second) == theirs, "what was read went to memory that is gone");
-    // Frames carry what devices would take elsewhere.
-    second.fill(0, LEN as u64, 0).unwrap();
-    read(&unused);
-    assert!(contents(&second) == theirs, "a region of freed memory was registered");
+    // Regions of what was freed are refused, here and by their owner: the memory there now is somebody else's.
+    let before = contents(&second);
+    let stale = Batch::read(&unused.all(), &imported.all()).unwrap();
+    let error = peer.run(&stale).unwrap_err().to_string();
+    assert!(error.contains("was freed while it was registered"), "{error}");
     let stale = peer.import(&owned.advertise(Access::READ_WRITE).unwrap()).unwrap();
     let here = memory(&a, Kind::Host, &pattern(9, LEN));
     let write = Batch::write(&here.all(), &stale.all()).unwrap();
-    assert_eq!(peer.run(&write).unwrap().reason, Reason::Done);
-    assert!(contents(&second) == contents(&here), "keys were given for freed memory");
+    assert_eq!(peer.run(&write).unwrap().reason, Reason::Failed(TransferError::Fault));
+    assert!(contents(&second) == before, "a region of freed memory reached what is there now");
 }

@@ -12,6 +12,7 @@ mod test;
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 /// Chores of the Peerway workspace.
@@ -32,6 +33,8 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Write include/peerway_abi.h from its definition in Rust. A test of peerway-core compares the two.
+    DeviceHeader,
     /// Count the instructions of hot operations and compare them with docs/instructions.txt.
     Instructions {
         /// Compare nothing; write the counts down as the new baseline.
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::ConfigDocs { check: false } => config_docs::write(workspace()),
         Command::ConfigDocs { check: true } => config_docs::check(workspace()),
+        Command::DeviceHeader => device_header(),
         Command::Instructions { bless } => test::instructions(bless),
         Command::Kernels { check } => kernels::run(workspace(), &test::target_directory(), check),
         Command::GpuTest => gpu::bundle(workspace(), &test::target_directory()),
@@ -64,6 +68,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn device_header() -> anyhow::Result<()> {
+    std::fs::write(workspace().join("include/peerway_abi.h"), peerway_core::abi::header())
+        .context("cannot write include/peerway_abi.h")
 }
 
 /// The root of the workspace, wherever the command was started.

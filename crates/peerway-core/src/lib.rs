@@ -8,6 +8,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod abi;
+pub mod command;
 pub mod config;
 pub mod counter;
 pub mod credit;

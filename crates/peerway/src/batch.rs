@@ -110,6 +110,11 @@ impl Batch {
         Self::new(Direction::Read, Work::blocks(local, remote)?)
     }
 
+    /// Work that was put together elsewhere, to write.
+    pub(crate) fn write_of(work: Work) -> Result<Self, PostError> {
+        Self::new(Direction::Write, work)
+    }
+
     fn new(direction: Direction, work: Work) -> Result<Self, PostError> {
         let needed = match direction {
             Direction::Write => Access::WRITE,
@@ -211,6 +216,11 @@ impl Work {
         let shape = Shape::range(pair, memory.extent(), remote_extent(&remote.region.inner))?;
         let remote = Regions::One(remote.region.inner.clone());
         Ok(Self::new(shape, Regions::One(memory.clone()), remote))
+    }
+
+    /// A shape, checked against them, between two regions.
+    pub(crate) fn between(shape: Shape, local: Arc<RegionInner>, remote: Arc<RemoteInner>) -> Self {
+        Self::new(shape, Regions::One(local), Regions::One(remote))
     }
 
     #[inline]

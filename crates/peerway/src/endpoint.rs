@@ -58,6 +58,12 @@ struct Owner {
     inner: Arc<Inner>,
 }
 
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Endpoint({}, {:?})", self.incarnation(), self.addresses())
+    }
+}
+
 impl Endpoint {
     /// An endpoint with the settings of the environment.
     pub fn new() -> Result<Self, BuildError> {

@@ -1,17 +1,22 @@
 //! What arrives besides bytes: notifications and counters, both bounded.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
 use peerway_core::counter::Counters;
 use peerway_core::ids::Incarnation;
 use peerway_core::outcome::TransferError;
 
+use crate::driven::{self, FIRST_ID};
+
 /// Messages kept whatever their size: bounds the queue's own overhead.
 const MAX_MESSAGES: usize = 65_536;
 /// Counter ids an endpoint keeps at a time.
 const MAX_COUNTERS: usize = 65_536;
+
+/// Proxies that an endpoint can have: each has ids for as many counters as a command can name.
+pub(crate) const MAX_PROXIES: usize = 1 << 14;
 
 /// A message from a peer.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -26,6 +31,8 @@ pub(crate) struct Inbox {
     state: Mutex<State>,
     changed: Condvar,
     max_bytes: u64,
+    /// Counters that kernels wait for, by their proxy.
+    proxies: RwLock<Vec<Option<Arc<driven::Counters>>>>,
 }
 
 struct State {
@@ -43,7 +50,8 @@ impl Inbox {
             bytes_from: HashMap::new(),
             counters: Counters::new(MAX_COUNTERS),
         };
-        Self { state: Mutex::new(state), changed: Condvar::new(), max_bytes }
+        let proxies = RwLock::default();
+        Self { state: Mutex::new(state), changed: Condvar::new(), max_bytes, proxies }
     }
 
     /// Queues a message, or refuses it when the queue is full. One peer may fill half of it.
@@ -65,8 +73,38 @@ impl Inbox {
         Ok(())
     }
 
+    /// Gives a proxy's counters ids; the first of them. `None` where there are no more.
+    pub(crate) fn add_counters(&self, counters: &Arc<driven::Counters>) -> Option<u32> {
+        let mut proxies = self.proxies.write().unwrap();
+        let free = proxies.iter().position(Option::is_none);
+        let at = free.unwrap_or(proxies.len());
+        if at >= MAX_PROXIES {
+            return None;
+        }
+        if at == proxies.len() {
+            proxies.push(None);
+        }
+        proxies[at] = Some(counters.clone());
+        Some(FIRST_ID + ((at as u32) << 16))
+    }
+
+    pub(crate) fn remove_counters(&self, first_id: u32) {
+        let at = (first_id - FIRST_ID) >> 16;
+        if let Some(place) = self.proxies.write().unwrap().get_mut(at as usize) {
+            *place = None;
+        }
+    }
+
     /// Counts one arrival.
     pub(crate) fn count(&self, id: u32) -> Result<(), TransferError> {
+        if id >= FIRST_ID {
+            let at = ((id - FIRST_ID) >> 16) as usize;
+            let proxies = self.proxies.read().unwrap();
+            if let Some(Some(counters)) = proxies.get(at) {
+                let raised = counters.raise((id & 0xffff) as usize);
+                return raised.then_some(()).ok_or(TransferError::CountersFull);
+            }
+        }
         let arrived = self.state.lock().unwrap().counters.arrive(id);
         self.changed.notify_all();
         arrived.map(|_| ()).ok_or(TransferError::CountersFull)

@@ -15,6 +15,7 @@ mod address;
 mod batch;
 mod builder;
 mod clock;
+pub mod driven;
 mod endpoint;
 mod error;
 pub mod gpu;

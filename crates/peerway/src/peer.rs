@@ -36,6 +36,14 @@ impl Peer {
         Self { endpoint, session }
     }
 
+    pub(crate) fn endpoint(&self) -> &Arc<Inner> {
+        &self.endpoint
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
     /// Turns a descriptor that the peer advertised into memory that can be read and written.
     ///
     /// The first import of an advertisement asks the peer, once; later ones are free.

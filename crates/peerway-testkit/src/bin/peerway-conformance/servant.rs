@@ -8,12 +8,14 @@ use std::str::{FromStr, SplitWhitespace};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use peerway::driven::Proxy;
 use peerway::{Access, Batch, Ended, Endpoint, Peer, Region, RemoteRegion, Transfer};
 use peerway_testkit::{hex, memory, procfs};
 
 use crate::hooks;
 use crate::options::Options;
 
+mod driven;
 mod hostile;
 pub(crate) mod namespaces;
 
@@ -34,6 +36,7 @@ pub(crate) struct Servant {
     peers: HashMap<String, Peer>,
     remotes: HashMap<String, RemoteRegion>,
     transfers: HashMap<String, Transfer>,
+    proxies: HashMap<String, Proxy>,
 }
 
 impl Servant {
@@ -77,6 +80,7 @@ impl Servant {
                 }
                 Ok(String::new())
             }
+            "proxy" | "pcounter" => self.proxies(verb, words),
             "copies" => Ok(hooks::copies().to_string()),
             "holdings" => {
                 let held = procfs::holdings(std::process::id())?;

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod connect;
+mod driven;
 mod fair;
 mod fork;
 mod frames;
@@ -98,6 +99,10 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "namespaces", "a peer in PID, mount and net namespaces of its own", processes, namespaces::run, 1;
     "netns-tcp", "a peer in another network namespace, over a link", tcp_only, rails::netns, 1;
     "rails", "two links share a transfer, and one goes down under it", tcp_only, rails::run, 2;
+    "driven-puts", "commands from rings: bytes, counts after them, quiet", always, driven::puts, 1;
+    "driven-quiet", "quiet waits for a peer that stands, and for no other", processes, driven::quiet, 1;
+    "driven-kill", "the far process is killed while a kernel waits", processes, driven::kill, 1;
+    "driven-bad-commands", "commands that make no sense fail alone", always, driven::bad_commands, 1;
     "staged", "stages, classes, deadlines and the future", always, staged::run, 1;
 };
 

@@ -1,0 +1,82 @@
+//! What a proxy tells its peers: descriptors of its windows and of its counters, as bytes that are handed over by any means.
+
+use peerway_core::descriptor::DESCRIPTOR_LEN;
+use serde::{Deserialize, Serialize};
+
+use super::space::Window;
+
+const VERSION: u16 = 1;
+/// Windows that a card may name: more than anybody has, and few enough that a peer's card cannot fill memory.
+pub(crate) const MAX_WINDOWS: usize = 64;
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Card {
+    version: u16,
+    pub(crate) windows: Vec<(Window, Bytes)>,
+    /// Counters, and the id of the first where a count goes by lanes.
+    pub(crate) counters: u32,
+    pub(crate) first_id: u32,
+    pub(crate) counter_words: Bytes,
+}
+
+/// A descriptor.
+pub(crate) type Bytes = Vec<u8>;
+
+impl Card {
+    pub(crate) fn new(
+        windows: Vec<(Window, [u8; DESCRIPTOR_LEN])>,
+        counters: u32,
+        first_id: u32,
+        counter_words: [u8; DESCRIPTOR_LEN],
+    ) -> Self {
+        let windows = windows.into_iter().map(|(window, bytes)| (window, bytes.to_vec()));
+        Self {
+            version: VERSION,
+            windows: windows.collect(),
+            counters,
+            first_id,
+            counter_words: counter_words.to_vec(),
+        }
+    }
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        postcard::to_allocvec(self).expect("memory is there, and nothing else can fail")
+    }
+
+    /// `None` for bytes that are no card of this version.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        // A card of so many windows is shorter than this; nothing longer is looked at.
+        if bytes.len() > (MAX_WINDOWS + 2) * 128 {
+            return None;
+        }
+        let (card, rest) = postcard::take_from_bytes::<Self>(bytes).ok()?;
+        let sound = card.version == VERSION
+            && rest.is_empty()
+            && card.windows.len() <= MAX_WINDOWS
+            && card.windows.iter().all(|(_, bytes)| bytes.len() == DESCRIPTOR_LEN)
+            && card.counter_words.len() == DESCRIPTOR_LEN
+            && card.counters as usize <= peerway_core::command::MAX_COUNTERS;
+        sound.then_some(card)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_or_of_another_kind_is_no_card() {
+        let window = Window { base: 0, len: 4096 };
+        let card = Card::new(vec![(window, [3; DESCRIPTOR_LEN])], 16, 7, [5; DESCRIPTOR_LEN]);
+        let bytes = card.to_bytes();
+        assert_eq!(Card::from_bytes(&bytes), Some(card.clone()));
+        for cut in 0..bytes.len() {
+            assert_eq!(Card::from_bytes(&bytes[..cut]), None, "{cut}");
+        }
+        assert_eq!(Card::from_bytes(&[&bytes[..], &[0]].concat()), None);
+        let other = Card { version: 2, ..card.clone() };
+        assert_eq!(Card::from_bytes(&other.to_bytes()), None);
+        let short = Card { counter_words: vec![1; 63], ..card };
+        assert_eq!(Card::from_bytes(&short.to_bytes()), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! What went wrong first, as the proxy's owner sees it.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::board::Board;
+use peerway_core::abi::{FaultCode, RawFault};
+
+/// A command that failed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Fault {
+    /// Why.
+    pub code: FaultCode,
+    /// Whom it was for, by number.
+    pub peer: u16,
+    /// The ring it came from.
+    pub ring: u32,
+    /// Its operation, as the number in the command.
+    pub op: u8,
+    /// Its position in the ring. Of commands that went together, the first.
+    pub position: u64,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { code, peer, ring, op, position } = self;
+        write!(f, "command {position} of ring {ring} (operation {op}, peer {peer}): {code}")
+    }
+}
+
+/// The faults of a proxy: the first is kept and shown to kernels, all are counted.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    first: Mutex<Option<Fault>>,
+    count: AtomicU64,
+}
+
+impl Faults {
+    pub(crate) fn raise(&self, board: &Board, fault: Fault) {
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut first = self.first.lock().unwrap();
+        if first.is_some() {
+            return;
+        }
+        *first = Some(fault);
+        tracing::warn!(%fault, "a command of a kernel failed; further ones are only counted");
+        board.write_fault(&RawFault {
+            code: fault.code as u32,
+            peer: fault.peer.into(),
+            ring: fault.ring,
+            op: fault.op.into(),
+            position: fault.position,
+            count,
+        });
+    }
+
+    /// The first, which makes room for another.
+    pub(crate) fn take(&self, board: &Board) -> Option<Fault> {
+        let mut first = self.first.lock().unwrap();
+        let fault = first.take();
+        if fault.is_some() {
+            board.write_fault(&RawFault::default());
+        }
+        fault
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}

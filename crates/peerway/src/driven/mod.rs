@@ -1,0 +1,38 @@
+//! The GPU-driven engine: kernels write commands into rings, threads of the host carry them out.
+//!
+//! A [`Proxy`] belongs to an endpoint and, usually, to a GPU. It has rings that kernels push commands into
+//! (`include/peerway_device.cuh`), threads that drain them, *windows* (registered memory that commands name by offset) and
+//! *counters* that peers raise and kernels wait for. Peers exchange [`Proxy::card`]s and are numbered.
+//!
+//! - `ring`: the command ring.
+//! - `board`: the memory of rings and answers, in the layout of `peerway_core::abi`.
+//! - `counters`: arrivals.
+//! - `space`: windows, and finding the memory that a command means.
+//! - `card`, `target`: what peers tell each other, and a peer as commands name it.
+//! - `worker`, `outgoing`, `flight`: the threads; what goes to one peer; what is under way.
+//! - `forward`: arrivals that are passed on.
+//! - `pusher`: a processor in a kernel's place.
+
+mod board;
+mod card;
+mod counters;
+mod fault;
+mod flight;
+mod outgoing;
+mod proxy;
+mod pusher;
+mod ring;
+mod space;
+mod target;
+mod worker;
+
+pub use peerway_core::abi::FaultCode;
+pub use peerway_core::command::{Command, CommandError, Op};
+
+pub use self::fault::Fault;
+pub use self::proxy::{Armed, Proxy, ProxyBuilder, ProxyError, ProxyStats};
+pub use self::pusher::{Pusher, PusherError};
+pub use self::ring::PushError;
+pub use self::space::Window;
+
+pub(crate) use self::counters::{Counters, FIRST_ID};

@@ -1,0 +1,516 @@
+//! What one worker has for one peer: commands that wait, flights, and questions to be answered when they are over.
+//!
+//! Accepted commands are numbered. A flight knows the number of its first; everything below the oldest flight is
+//! *settled*, so a question is answered when all that was accepted before it is. Another peer's flights do not count.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use peerway_core::command::{Command, Op};
+use peerway_core::region::Span;
+use peerway_core::work::{Pair, Place, Shape};
+
+use super::board::Board;
+use super::fault::{Fault, Faults};
+use super::flight::{self, Flight, Gates, Origin};
+use super::space::Space;
+use super::target::{Target, Way};
+use crate::batch::{Batch, Work};
+use crate::error::PostError;
+use crate::gpu::copy::{self, Gathered, MOST_RUNS, Run};
+use crate::hooks;
+use crate::memory::RegionInner;
+use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
+use crate::transfer::{self, Then};
+use peerway_core::abi::FaultCode;
+
+/// Commands that wait for room: beyond that the ring does.
+const BACKLOG: usize = 4096;
+/// Flights to one peer: more would only wait elsewhere.
+const FLIGHTS: usize = 64;
+/// Bytes under way to one peer, and in one flight.
+const WINDOW_BYTES: u64 = 256 << 20;
+const FLIGHT_BYTES: u64 = 64 << 20;
+
+/// Local windows.
+pub(crate) type Locals = Space<Arc<RegionInner>>;
+
+/// See the module.
+pub(crate) struct Outgoing {
+    number: u16,
+    pub(crate) target: Arc<Target>,
+    locals: Arc<Locals>,
+    /// For each local window its ways to each of the peer's.
+    ways: Vec<Way>,
+    waiting: VecDeque<Put>,
+    /// Commands accepted so far, and those of them that no longer wait.
+    accepted: u64,
+    submitted: u64,
+    flights: VecDeque<Flight>,
+    bytes_under_way: u64,
+    questions: VecDeque<Question>,
+    /// Lists of counts, kept for the next flight.
+    spare: Vec<Vec<u16>>,
+    /// By the worker's ring: a command from it failed.
+    failed: Vec<bool>,
+    gone: bool,
+    pub(crate) counts: Tally,
+}
+
+/// What happened since the last look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) puts: u64,
+    pub(crate) bytes: u64,
+    pub(crate) counts: u64,
+    pub(crate) flights: u64,
+}
+
+/// A command that waits.
+#[derive(Clone, Copy, Debug)]
+struct Put {
+    local: u32,
+    remote: u32,
+    src: u64,
+    dst: u64,
+    len: u64,
+    counter: Option<u16>,
+    origin: Origin,
+}
+
+/// A `quiet` that is to be answered.
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    ring: u32,
+    /// Its ring's place among the worker's.
+    slot: usize,
+    position: u64,
+    after: u64,
+}
+
+/// Where a command comes from: its ring, that ring's place among the worker's, its position.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct From {
+    pub(crate) ring: u32,
+    pub(crate) slot: usize,
+    pub(crate) position: u64,
+}
+
+/// What faults are told to.
+#[derive(Clone, Copy)]
+pub(crate) struct Told<'a> {
+    pub(crate) board: &'a Board,
+    pub(crate) faults: &'a Faults,
+}
+
+impl Outgoing {
+    pub(crate) fn new(number: u16, target: Arc<Target>, locals: Arc<Locals>, rings: usize) -> Self {
+        let mut outgoing = Self {
+            number,
+            target,
+            locals: Arc::default(),
+            ways: Vec::new(),
+            waiting: VecDeque::with_capacity(BACKLOG),
+            accepted: 0,
+            submitted: 0,
+            flights: VecDeque::with_capacity(FLIGHTS),
+            bytes_under_way: 0,
+            questions: VecDeque::with_capacity(rings * 64),
+            spare: Vec::new(),
+            failed: vec![false; rings],
+            gone: false,
+            counts: Tally::default(),
+        };
+        outgoing.set_locals(locals);
+        outgoing
+    }
+
+    /// There are more windows than before; none ever goes.
+    pub(crate) fn set_locals(&mut self, locals: Arc<Locals>) {
+        let ways = locals.iter().flat_map(|(_, local)| {
+            (0..self.target.space.len()).map(|window| self.target.way(local, window))
+        });
+        self.ways = ways.collect();
+        self.locals = locals;
+    }
+
+    /// Takes a command; `Break` leaves it in its ring.
+    #[inline]
+    pub(crate) fn take(&mut self, command: Command, from: From, told: Told<'_>) -> ControlFlow<()> {
+        let origin = Origin { ring: from.ring, op: command.op as u8, position: from.position };
+        if command.op == Op::Quiet {
+            let after = self.accepted;
+            let (ring, slot, position) = (from.ring, from.slot, from.position);
+            self.questions.push_back(Question { ring, slot, position, after });
+            return ControlFlow::Continue(());
+        }
+        if self.waiting.len() >= BACKLOG {
+            return ControlFlow::Break(());
+        }
+        match self.check(&command, origin) {
+            Ok(put) => {
+                self.waiting.push_back(put);
+                self.accepted += 1;
+            }
+            Err(code) => {
+                self.failed[from.slot] = true;
+                self.tell(told, code, origin);
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Whether a command is about windows and counters that there are.
+    #[inline]
+    fn check(&self, command: &Command, origin: Origin) -> Result<Put, FaultCode> {
+        if self.gone {
+            return Err(FaultCode::PeerGone);
+        }
+        let counter = matches!(command.op, Op::PutCount | Op::Signal).then_some(command.counter);
+        if counter.is_some_and(|counter| usize::from(counter) >= self.target.counters) {
+            return Err(FaultCode::Counter);
+        }
+        if command.op == Op::Signal {
+            return Ok(Put { local: 0, remote: 0, src: 0, dst: 0, len: 0, counter, origin });
+        }
+        let (local, src) = self.locals.find(command.src, command.len).ok_or(FaultCode::Source)?;
+        let (remote, dst) =
+            self.target.space.find(command.dst, command.len).ok_or(FaultCode::Destination)?;
+        let (local, remote, len) = (local as u32, remote as u32, command.len);
+        Ok(Put { local, remote, src, dst, len, counter, origin })
+    }
+
+    fn tell(&self, told: Told<'_>, code: FaultCode, origin: Origin) {
+        let Origin { ring, op, position } = origin;
+        told.faults.raise(told.board, Fault { code, peer: self.number, ring, op, position });
+    }
+
+    /// Submits what waits, as far as there is room; whether anything was.
+    pub(crate) fn submit(&mut self, told: Told<'_>) -> bool {
+        let before = self.submitted;
+        while let Some(put) = self.waiting.front().copied() {
+            let full = self.flights.len() >= FLIGHTS || self.bytes_under_way >= WINDOW_BYTES;
+            let submitted = match self.way(&put) {
+                _ if put.len == 0 => self.count_only(put),
+                Way::Copy { src, dst } => {
+                    let (src, dst) = (*src, *dst);
+                    self.copy_run(src, dst)
+                }
+                _ if full => break,
+                Way::Gpu { .. } => self.copy_by_gpu(put),
+                Way::Post => self.post(put),
+            };
+            match submitted {
+                Ok(true) => {}
+                // No room elsewhere: the next time.
+                Ok(false) => break,
+                Err(code) => {
+                    // The first of those that wait is at fault.
+                    if let Some(put) = self.waiting.pop_front() {
+                        self.submitted += 1;
+                        self.fail(told, code, put.origin);
+                    }
+                }
+            }
+        }
+        self.submitted > before
+    }
+
+    fn way(&self, put: &Put) -> &Way {
+        let at = put.local as usize * self.target.space.len() + put.remote as usize;
+        // A signal has no windows, and there may be none at all.
+        self.ways.get(at).unwrap_or(&Way::Post)
+    }
+
+    fn fail(&mut self, told: Told<'_>, code: FaultCode, origin: Origin) {
+        // Flights hold commands of several rings.
+        self.failed.fill(true);
+        self.tell(told, code, origin);
+    }
+
+    /// A command without bytes.
+    fn count_only(&mut self, put: Put) -> Result<bool, FaultCode> {
+        let Some(counter) = put.counter else {
+            self.passed(1);
+            return Ok(true);
+        };
+        if let Some(transfer) = flight::raise(&self.target, counter)? {
+            if self.flights.len() >= FLIGHTS {
+                // It is on its way and cannot be recalled; one more flight does no harm.
+                self.flights.reserve(1);
+            }
+            let flight = Flight::posted((self.submitted + 1, put.origin, 0), transfer);
+            self.flights.push_back(flight);
+        }
+        self.counts.counts += 1;
+        self.passed(1);
+        Ok(true)
+    }
+
+    /// `count` of those that wait were submitted.
+    fn passed(&mut self, count: usize) {
+        self.waiting.drain(..count);
+        self.submitted += count as u64;
+    }
+
+    /// The proxy copies: this command, and those after it between the same windows.
+    fn copy_run(&mut self, src: *mut u8, dst: *mut u8) -> Result<bool, FaultCode> {
+        let Some(first) = self.waiting.front().copied() else { return Ok(false) };
+        let target = self.target.clone();
+        let mut gates = Gates::default();
+        if !gates.enter(&target, first.remote as usize) {
+            return Err(FaultCode::Refused);
+        }
+        hooks::about_to_copy();
+        let mut streamed = false;
+        let mut result = Ok(true);
+        let mut done = 0;
+        for put in &self.waiting {
+            let same = (put.local, put.remote) == (first.local, first.remote);
+            if !same || put.len == 0 {
+                break;
+            }
+            let kind = kind_for(put.len);
+            streamed |= kind == CopyKind::NonTemporal;
+            // SAFETY: both ranges were checked against their windows; ours is kept by the window, the peer's is mapped
+            // while its gate admits us.
+            unsafe {
+                let from = src.add(put.src as usize);
+                copy(kind, dst.add(put.dst as usize), from, put.len as usize);
+            }
+            done += 1;
+            self.counts.puts += 1;
+            self.counts.bytes += put.len;
+            if let Some(counter) = put.counter {
+                if std::mem::take(&mut streamed) {
+                    store_fence();
+                }
+                self.counts.counts += 1;
+                match flight::raise(&target, counter) {
+                    Ok(None) => {}
+                    Ok(Some(transfer)) => {
+                        let first = self.submitted + done as u64;
+                        self.flights.push_back(Flight::posted((first, put.origin, 0), transfer));
+                    }
+                    Err(code) => {
+                        // The bytes are there and the count is not: the command is at fault, those before it are not.
+                        done -= 1;
+                        result = Err(code);
+                        break;
+                    }
+                }
+            }
+        }
+        if streamed {
+            store_fence();
+        }
+        gates.leave(&target);
+        self.passed(done);
+        result
+    }
+
+    /// A GPU copies: as many of those that wait as it reaches.
+    fn copy_by_gpu(&mut self, first: Put) -> Result<bool, FaultCode> {
+        let Way::Gpu { device, .. } = self.way(&first) else { return Ok(false) };
+        let (device, target) = (device.clone(), self.target.clone());
+        let (mut gates, mut bytes, mut taken) = (Gates::default(), 0, 0);
+        let mut counts = self.spare.pop().unwrap_or_default();
+        let mut barred = false;
+        let fill = |list: &mut Gathered| {
+            for put in &self.waiting {
+                let Way::Gpu { device: other, src, dst, by_kernel } = self.way(put) else { break };
+                let fits = list.runs.len() < MOST_RUNS && bytes < FLIGHT_BYTES && put.len > 0;
+                if !fits || other.index() != device.index() {
+                    break;
+                }
+                if !gates.enter(&target, put.remote as usize) {
+                    barred = true;
+                    break;
+                }
+                list.runs.push(Run { src: src + put.src, dst: dst + put.dst, len: put.len });
+                list.bytes += put.len;
+                list.by_kernel &= by_kernel;
+                bytes += put.len;
+                counts.extend(put.counter);
+                taken += 1;
+            }
+            hooks::about_to_copy();
+            Ok::<(), peerway_sys::cuda::CudaError>(())
+        };
+        // SAFETY: all ranges were checked against their windows, which are kept; the gates keep the peer's mapped
+        // until the flight has ended.
+        let submitted = unsafe { copy::submit(&device, None, fill) };
+        match submitted {
+            Ok(Some(done)) => {
+                self.counts.puts += taken as u64;
+                self.counts.bytes += bytes;
+                self.counts.counts += counts.len() as u64;
+                self.counts.flights += 1;
+                self.bytes_under_way += bytes;
+                let what = (self.submitted + 1, first.origin, bytes);
+                self.flights.push_back(Flight::copying(what, done, gates, counts));
+                self.passed(taken);
+                Ok(true)
+            }
+            Ok(None) => {
+                gates.leave(&target);
+                self.spare.push(counts);
+                if barred { Err(FaultCode::Refused) } else { Ok(false) }
+            }
+            Err(error) => {
+                tracing::error!(%error, "a GPU took no copies");
+                gates.leave(&target);
+                Err(FaultCode::Failed)
+            }
+        }
+    }
+
+    /// The endpoint carries it: one command with a count, or several without between the same windows.
+    fn post(&mut self, first: Put) -> Result<bool, FaultCode> {
+        let local = self.locals.get(first.local as usize);
+        let remote = self.target.space.get(first.remote as usize);
+        let mut pairs = Vec::new();
+        let mut bytes = 0;
+        for put in &self.waiting {
+            let same = (put.local, put.remote) == (first.local, first.remote);
+            let alone = first.counter.is_some() && !pairs.is_empty();
+            let counted = put.counter.is_some() && !pairs.is_empty();
+            if !same || alone || counted || put.len == 0 || bytes >= FLIGHT_BYTES {
+                break;
+            }
+            pairs.push(Pair {
+                local: Place { region: 0, offset: put.src, kind: local.kind() },
+                remote: Place {
+                    region: 0,
+                    offset: remote.window.offset + put.dst,
+                    kind: remote.inner.kind,
+                },
+                len: put.len,
+            });
+            bytes += put.len;
+        }
+        let count = pairs.len();
+        let extent = Span { offset: 0, len: remote.inner.len };
+        let shape = match count {
+            1 => Shape::range(pairs[0], local.extent(), extent),
+            _ => Shape::vector(pairs.into(), |_| local.extent(), |_| extent),
+        };
+        let shape = shape.map_err(|_| FaultCode::Destination)?;
+        let work = Work::between(shape, local.clone(), remote.inner.clone());
+        let mut batch = Batch::write_of(work).map_err(|_| FaultCode::Refused)?;
+        if let Some(counter) = first.counter {
+            batch = batch.count(self.target.first_id + u32::from(counter));
+        }
+        let posted =
+            transfer::post(self.target.endpoint(), self.target.session(), &batch, Then::Leaves);
+        let transfer = match posted {
+            Ok(transfer) => transfer,
+            Err(PostError::Busy { .. }) => return Ok(false),
+            Err(PostError::PeerGone) => return Err(FaultCode::PeerGone),
+            Err(error) => {
+                tracing::warn!(%error, "a put was not posted");
+                return Err(FaultCode::Failed);
+            }
+        };
+        self.counts.puts += count as u64;
+        self.counts.bytes += bytes;
+        self.counts.counts += u64::from(first.counter.is_some());
+        self.counts.flights += 1;
+        self.bytes_under_way += bytes;
+        let what = (self.submitted + 1, first.origin, bytes);
+        self.flights.push_back(Flight::posted(what, transfer));
+        self.passed(count);
+        Ok(true)
+    }
+
+    /// Looks at what is under way and answers what can be answered; whether anything moved.
+    pub(crate) fn poll(&mut self, told: Told<'_>) -> bool {
+        let mut moved = false;
+        let mut failed = None;
+        for flight in &mut self.flights {
+            if let Some(Err(code)) = flight.poll(&self.target) {
+                failed = failed.or(Some((code, flight.origin)));
+            }
+        }
+        if let Some((code, origin)) = failed {
+            self.fail(told, code, origin);
+            if code == FaultCode::PeerGone {
+                self.lose(told);
+            }
+        }
+        while let Some(flight) = self.flights.front_mut() {
+            if !flight.is_over() {
+                flight.help();
+                break;
+            }
+            self.bytes_under_way -= flight.bytes;
+            let mut counts = flight.take_counts();
+            counts.clear();
+            if counts.capacity() > 0 {
+                self.spare.push(counts);
+            }
+            self.flights.pop_front();
+            moved = true;
+        }
+        if !self.gone && !self.target.peer.is_alive() {
+            self.lose(told);
+            moved = true;
+        }
+        moved | self.answer(told.board)
+    }
+
+    /// The peer is gone: kernels that wait for it are told, and what waits fails.
+    fn lose(&mut self, told: Told<'_>) {
+        if std::mem::replace(&mut self.gone, true) {
+            return;
+        }
+        let code = FaultCode::PeerGone;
+        let word = told.board.peer_fault(self.number.into());
+        word.store(code as u32, std::sync::atomic::Ordering::Release);
+        let first = self.waiting.front().map(|put| put.origin);
+        let none = Origin { ring: 0, op: Op::Nop as u8, position: 0 };
+        self.fail(told, code, first.unwrap_or(none));
+        let waiting = self.waiting.len();
+        self.passed(waiting);
+    }
+
+    /// Everything up to this number is over.
+    fn settled(&self) -> u64 {
+        self.flights.front().map_or(self.submitted, |oldest| oldest.first - 1)
+    }
+
+    fn answer(&mut self, board: &Board) -> bool {
+        let settled = self.settled();
+        let mut any = false;
+        while let Some(question) = self.questions.front().copied() {
+            if question.after > settled {
+                break;
+            }
+            let failed = u64::from(self.failed[question.slot]);
+            let answer = (question.position + 1) << 1 | failed;
+            board.answer(question.ring as usize, self.number.into(), answer);
+            self.questions.pop_front();
+            any = true;
+        }
+        any
+    }
+
+    /// What failed was looked at by the proxy's owner.
+    pub(crate) fn forgive(&mut self) {
+        if !self.gone {
+            self.failed.fill(false);
+        }
+    }
+
+    /// Whether there is nothing to do for it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.flights.is_empty() && self.questions.is_empty()
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        self.flights.iter_mut().for_each(|flight| flight.give_up(&self.target));
+    }
+}

@@ -1,0 +1,487 @@
+//! The proxy as its owner holds it.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use peerway_core::command::{MAX_COUNTERS, MAX_PEERS};
+use peerway_core::region::Access;
+
+use super::board::{Board, Shape};
+use super::card::{Card, MAX_WINDOWS};
+use super::counters::Counters;
+use super::fault::{Fault, Faults};
+use super::pusher::{Pusher, PusherError};
+use super::space::{Space, Window};
+use super::target::Target;
+use super::worker::{Shared, Stats, Worker};
+use crate::endpoint::Endpoint;
+use crate::error::{ImportError, RegisterError};
+use crate::gpu::device::Device;
+use crate::gpu::{GpuError, gpus};
+use crate::inner::Inner;
+use crate::memory::{Region, SharedMemory};
+use crate::os::affinity;
+use crate::os::topology::cpus_of_node;
+use crate::peer::Peer;
+
+/// Threads of a proxy, unless told otherwise, at most.
+const THREADS: usize = 4;
+/// Rings of a thread: warps that share one wait for each other.
+const RINGS_EACH: usize = 8;
+const SLOTS: u32 = 2048;
+
+/// Rings that kernels push commands into, and threads that carry them out. See the [module](super).
+pub struct Proxy {
+    shared: Arc<Shared>,
+    endpoint: Weak<Inner>,
+    /// Keeps the windows' advertisements.
+    regions: std::sync::Mutex<Vec<Region>>,
+    first_id: u32,
+    threads: Vec<JoinHandle<()>>,
+    gpu: Option<u32>,
+}
+
+/// How a [`Proxy`] is to be made.
+#[derive(Clone, Debug)]
+pub struct ProxyBuilder {
+    endpoint: Endpoint,
+    gpu: Option<u32>,
+    threads: Option<usize>,
+    rings: Option<usize>,
+    slots: u32,
+    peers: usize,
+    counters: usize,
+    timeout: Duration,
+}
+
+/// What could not be done for a proxy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProxyError {
+    /// A number is out of its range.
+    #[error("{what} must be between {least} and {most}, and was given as {given}")]
+    OutOfRange {
+        /// Which.
+        what: &'static str,
+        /// As it was given.
+        given: u64,
+        /// The least it can be.
+        least: u64,
+        /// And the most.
+        most: u64,
+    },
+    /// No more windows fit.
+    #[error(
+        "no room for a window of {len} bytes: a proxy has at most {MAX_WINDOWS}, of 256 GiB together"
+    )]
+    NoRoom {
+        /// Its length.
+        len: u64,
+    },
+    /// The peer's number is taken.
+    #[error("peer {number} is there already; a number is free again when its peer is gone")]
+    Taken {
+        /// The number.
+        number: u16,
+    },
+    /// The bytes are not what [`Proxy::card`] of this version gave.
+    #[error("these are not the bytes of a proxy's card, or those of another version")]
+    NotACard,
+    /// The endpoint has no room for another proxy's counters, or is closed.
+    #[error("the endpoint is closed, or has {most} proxies already")]
+    NoIds {
+        /// How many there can be.
+        most: usize,
+    },
+    /// Memory could not be registered or advertised.
+    #[error("{0}")]
+    Register(#[from] RegisterError),
+    /// The peer's memory could not be imported.
+    #[error("{0}")]
+    Import(#[from] ImportError),
+    /// The GPU.
+    #[error("{0}")]
+    Gpu(#[from] GpuError),
+    /// A thread could not be started.
+    #[error("a thread could not be started: {0}")]
+    Thread(std::io::Error),
+}
+
+/// What a proxy did.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct ProxyStats {
+    /// Commands taken out of rings.
+    pub commands: u64,
+    /// Puts submitted.
+    pub puts: u64,
+    /// And their bytes.
+    pub bytes: u64,
+    /// Counters of peers raised.
+    pub counts: u64,
+    /// Submissions that puts went in; those that a thread of the proxy copied by itself are not among them.
+    pub flights: u64,
+    /// Commands that failed.
+    pub faults: u64,
+}
+
+impl ProxyBuilder {
+    /// Rings for kernels of this GPU. Without it, rings for processors ([`Proxy::pusher`]).
+    pub fn gpu(mut self, gpu: u32) -> Self {
+        self.gpu = Some(gpu);
+        self
+    }
+
+    /// Threads that drain rings. By default a quarter of the processors, at most four.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// Rings, dealt to the threads. By default eight for each.
+    pub fn rings(mut self, rings: usize) -> Self {
+        self.rings = Some(rings);
+        self
+    }
+
+    /// Commands that a ring holds: rounded up to a power of two. By default 2048.
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// Peers that can be numbered: 64 by default.
+    pub fn peers(mut self, peers: usize) -> Self {
+        self.peers = peers;
+        self
+    }
+
+    /// Counters that peers can raise: 1024 by default.
+    pub fn counters(mut self, counters: usize) -> Self {
+        self.counters = counters;
+        self
+    }
+
+    /// The longest that a kernel waits for room, an answer or a counter: 10 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Makes it, with its threads asleep.
+    ///
+    /// # Errors
+    ///
+    /// [`ProxyError`]: a number out of range, no such GPU, no memory.
+    pub fn build(self) -> Result<Proxy, ProxyError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.threads.unwrap_or_else(|| (cores / 4).clamp(1, THREADS));
+        let rings = self.rings.unwrap_or(threads * RINGS_EACH);
+        within("threads", threads, 1, 64)?;
+        within("rings", rings, threads, 4096)?;
+        within("slots", self.slots as usize, 32, 1 << 20)?;
+        within("peers", self.peers, 1, MAX_PEERS)?;
+        within("counters", self.counters, 1, MAX_COUNTERS)?;
+        let device = self.gpu.map(|gpu| gpus()?.device(gpu)).transpose()?;
+        if let Some(device) = &device {
+            // Later a kernel may wait for what the driver does only when no kernel runs.
+            device.warm_up().map_err(GpuError::from)?;
+        }
+        let memory = SharedMemory::allocate(Counters::bytes(self.counters))?;
+        let region = self.endpoint.register_shared(&memory, 0..memory.len())?;
+        let counters = Counters::new(memory, region, self.counters, device.as_ref())?;
+        let counters = Arc::new(counters);
+        let shape = Shape {
+            rings,
+            log2_slots: self.slots.next_power_of_two().trailing_zeros(),
+            peers: self.peers,
+            counters: self.counters,
+            timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX / 4),
+        };
+        let board = Board::new(shape, device.as_ref(), counters.address())?;
+        let inner = self.endpoint.inner();
+        let most = crate::inbox::MAX_PROXIES;
+        let first_id = inner.inbox.add_counters(&counters).ok_or(ProxyError::NoIds { most })?;
+        let shared = Arc::new(Shared {
+            board,
+            counters,
+            faults: Faults::default(),
+            locals: std::sync::RwLock::default(),
+            targets: std::sync::RwLock::new(vec![None; self.peers]),
+            generation: 0.into(),
+            forgiven: 0.into(),
+            armed: 0.into(),
+            stop: false.into(),
+            sleepers: std::sync::Mutex::default(),
+            wake: std::sync::Condvar::new(),
+            spin: inner.config.spin,
+            stats: Stats::default(),
+        });
+        let mut proxy = Proxy {
+            shared: shared.clone(),
+            endpoint: Arc::downgrade(inner),
+            regions: std::sync::Mutex::default(),
+            first_id,
+            threads: Vec::new(),
+            gpu: self.gpu,
+        };
+        let near = device.as_deref().map(cpus_near).unwrap_or_default();
+        for first in 0..threads {
+            let worker = Worker::new(shared.clone(), first, threads);
+            let near = near.clone();
+            let work = move || {
+                if !near.is_empty()
+                    && let Err(error) = affinity::pin_to(&near)
+                {
+                    tracing::debug!(%error, "a proxy's thread is not pinned");
+                }
+                worker.run();
+            };
+            let name = format!("peerway-proxy-{first}");
+            let thread = std::thread::Builder::new().name(name).spawn(work);
+            proxy.threads.push(thread.map_err(ProxyError::Thread)?);
+        }
+        Ok(proxy)
+    }
+}
+
+impl Proxy {
+    /// A proxy of this endpoint, to be described further.
+    pub fn builder(endpoint: &Endpoint) -> ProxyBuilder {
+        ProxyBuilder {
+            endpoint: endpoint.clone(),
+            gpu: None,
+            threads: None,
+            rings: None,
+            slots: SLOTS,
+            peers: 64,
+            counters: 1024,
+            timeout: Duration::from_secs(10),
+        }
+    }
+
+    /// Makes registered memory a window: commands name it from then on, and so do those of peers that are given a card
+    /// made after this.
+    ///
+    /// # Errors
+    ///
+    /// [`ProxyError::NoRoom`].
+    pub fn window(&self, region: &Region) -> Result<Window, ProxyError> {
+        let len = region.len();
+        let mut locals = self.shared.locals.write().unwrap();
+        let mut space = Space::clone(&locals);
+        let window = space.next(len).filter(|_| space.len() < MAX_WINDOWS);
+        let window = window.ok_or(ProxyError::NoRoom { len })?;
+        space.push(window, region.handle.memory.clone());
+        *locals = Arc::new(space);
+        self.regions.lock().unwrap().push(region.clone());
+        drop(locals);
+        self.changed();
+        Ok(window)
+    }
+
+    /// What a peer needs to send to us: bytes that grant it the windows, for writing, and the counters. To be handed over by any
+    /// means.
+    ///
+    /// # Errors
+    ///
+    /// [`ProxyError::Register`].
+    pub fn card(&self) -> Result<Vec<u8>, ProxyError> {
+        let windows = self.shared.locals.read().unwrap().windows();
+        let regions = self.regions.lock().unwrap();
+        let described: Result<Vec<_>, RegisterError> = windows
+            .into_iter()
+            .zip(regions.iter())
+            .map(|(window, region)| Ok((window, region.advertise(Access::WRITE)?)))
+            .collect();
+        let counters = &self.shared.counters;
+        let words = counters.region.advertise(Access::WRITE)?;
+        let count = counters.count() as u32;
+        Ok(Card::new(described?, count, self.first_id, words).to_bytes())
+    }
+
+    /// Has commands to `number` go to this peer, whose proxy gave the card; its windows, as kernels name them.
+    ///
+    /// # Errors
+    ///
+    /// [`ProxyError`]: the number is out of range or taken, the bytes are no card, or an import fails.
+    pub fn add_peer(
+        &self,
+        number: u16,
+        peer: &Peer,
+        card: &[u8],
+    ) -> Result<Vec<Window>, ProxyError> {
+        let most = self.shared.board.shape().peers - 1;
+        within("a peer's number", number.into(), 0, most)?;
+        let card = Card::from_bytes(card).ok_or(ProxyError::NotACard)?;
+        let mut space = Space::default();
+        for (window, descriptor) in &card.windows {
+            let remote = peer.import(descriptor)?;
+            if remote.len() != window.len || !space.push(*window, remote) {
+                return Err(ProxyError::NotACard);
+            }
+        }
+        let counter_words = peer.import(&card.counter_words)?;
+        if counter_words.len() < Counters::bytes(card.counters as usize) as u64 {
+            return Err(ProxyError::NotACard);
+        }
+        let windows = space.windows();
+        let target = Target {
+            peer: peer.clone(),
+            space,
+            counters: card.counters as usize,
+            first_id: card.first_id,
+            counter_words,
+        };
+        let mut targets = self.shared.targets.write().unwrap();
+        let place = &mut targets[usize::from(number)];
+        if place.as_ref().is_some_and(|there| there.peer.is_alive()) {
+            return Err(ProxyError::Taken { number });
+        }
+        // Mapped and made ready now: later a kernel may wait for it.
+        for (_, local) in self.shared.locals.read().unwrap().iter() {
+            (0..target.space.len()).for_each(|window| drop(target.way(local, window)));
+        }
+        *place = Some(Arc::new(target));
+        self.shared.board.peer_fault(number.into()).store(0, Ordering::Release);
+        drop(targets);
+        self.changed();
+        Ok(windows)
+    }
+
+    fn changed(&self) {
+        self.shared.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// What a kernel is given: the address of a `peerway_proxy`, which stays until the proxy is dropped.
+    pub fn handle(&self) -> u64 {
+        self.shared.board.handle()
+    }
+
+    /// The GPU whose kernels push, if any.
+    pub fn gpu(&self) -> Option<u32> {
+        self.gpu
+    }
+
+    /// Rings that there are.
+    pub fn rings(&self) -> u32 {
+        self.shared.board.shape().rings as u32
+    }
+
+    /// Has the threads look for commands, from before a kernel is launched until after it has ended: while nobody has this,
+    /// they sleep.
+    pub fn arm(&self) -> Armed {
+        Armed::new(&self.shared)
+    }
+
+    /// A processor in a kernel's place.
+    ///
+    /// # Errors
+    ///
+    /// [`PusherError`]: the rings are a GPU's, or there is no such ring.
+    pub fn pusher(&self, ring: u32) -> Result<Pusher, PusherError> {
+        Pusher::new(&self.shared, ring)
+    }
+
+    /// Where a counter of ours is.
+    pub fn counter(&self, counter: u16) -> u64 {
+        self.shared.counters.value(counter.into())
+    }
+
+    /// Waits until a counter has come to a value, or for so long; where it is then.
+    pub fn wait_counter(&self, counter: u16, value: u64, timeout: Duration) -> u64 {
+        super::pusher::wait_for(timeout, || self.counter(counter) >= value);
+        self.counter(counter)
+    }
+
+    /// The first fault since the last time this was asked. What failed before is forgiven: a kernel's `quiet` speaks of later
+    /// commands alone, except for peers that are gone.
+    pub fn take_fault(&self) -> Option<Fault> {
+        let fault = self.shared.faults.take(&self.shared.board);
+        if fault.is_some() {
+            self.shared.forgiven.fetch_add(1, Ordering::AcqRel);
+            self.changed();
+        }
+        fault
+    }
+
+    /// What it did so far.
+    pub fn stats(&self) -> ProxyStats {
+        let stats = &self.shared.stats;
+        let load = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Relaxed);
+        ProxyStats {
+            commands: load(&stats.commands),
+            puts: load(&stats.puts),
+            bytes: load(&stats.bytes),
+            counts: load(&stats.counts),
+            flights: load(&stats.flights),
+            faults: self.shared.faults.count(),
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.rouse();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            endpoint.inbox.remove_counters(self.first_id);
+        }
+    }
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rings = self.rings();
+        write!(f, "Proxy({rings} rings, {} threads, GPU {:?})", self.threads.len(), self.gpu)
+    }
+}
+
+/// While it lives, the proxy's threads look for commands.
+#[must_use = "the proxy is armed only while this lives"]
+pub struct Armed {
+    shared: Arc<Shared>,
+}
+
+impl Armed {
+    fn new(shared: &Arc<Shared>) -> Self {
+        if shared.armed.fetch_add(1, Ordering::AcqRel) == 0 {
+            shared.rouse();
+        }
+        Self { shared: shared.clone() }
+    }
+}
+
+impl Drop for Armed {
+    fn drop(&mut self) {
+        self.shared.armed.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl fmt::Debug for Armed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Armed")
+    }
+}
+
+/// Processors near a GPU; none where that is not known.
+fn cpus_near(device: &Device) -> Vec<usize> {
+    let node = device.gpu.facts().numa.and_then(|node| u16::try_from(node).ok());
+    node.map(|node| cpus_of_node(Path::new("/sys"), node)).unwrap_or_default()
+}
+
+fn within(what: &'static str, given: usize, least: usize, most: usize) -> Result<(), ProxyError> {
+    if (least..=most).contains(&given) {
+        return Ok(());
+    }
+    let [given, least, most] = [given, least, most].map(|n| n as u64);
+    Err(ProxyError::OutOfRange { what, given, least, most })
+}

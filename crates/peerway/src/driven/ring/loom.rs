@@ -1,0 +1,148 @@
+//! The same code over loom's atomics: every order of events the memory model allows.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p peerway --release --lib loom`
+
+use std::ops::ControlFlow;
+
+use ::loom::cell::UnsafeCell;
+use ::loom::model::Builder;
+use ::loom::sync::Arc;
+use ::loom::sync::atomic::{AtomicU64, Ordering};
+use ::loom::thread;
+
+use super::*;
+
+/// A ring, and for each command a cell that its producer writes before it is pushed: loom reports a race where the
+/// consumer reads it too soon.
+struct Model {
+    slots: Vec<[AtomicU64; 2]>,
+    claim: AtomicU64,
+    cached: AtomicU64,
+    credit: AtomicU64,
+    payload: Vec<UnsafeCell<u64>>,
+    /// The halves of a slot are stored in the other order.
+    backwards: bool,
+    /// Stores of slots order nothing: what a missing fence would be.
+    unfenced: bool,
+}
+
+impl Words for Arc<Model> {
+    fn slot(&self, at: usize) -> [u64; 2] {
+        [0, 1].map(|half| self.slots[at][half].load(Ordering::Acquire))
+    }
+
+    fn set_slot(&self, at: usize, words: [u64; 2]) {
+        let order = if self.unfenced { Ordering::Relaxed } else { Ordering::Release };
+        let halves = if self.backwards { [1, 0] } else { [0, 1] };
+        halves.iter().for_each(|half| self.slots[at][*half].store(words[*half], order));
+    }
+
+    fn credit(&self) -> u64 {
+        self.credit.load(Ordering::Acquire)
+    }
+
+    fn set_credit(&self, consumed: u64) {
+        self.credit.store(consumed, Ordering::Release);
+    }
+}
+
+impl ClaimWords for Arc<Model> {
+    fn claim(&self, count: u64) -> u64 {
+        self.claim.fetch_add(count, Ordering::Relaxed)
+    }
+
+    fn unclaim(&self, first: u64, count: u64) -> bool {
+        let claimed = first + count;
+        self.claim.compare_exchange(claimed, first, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    fn cached(&self) -> u64 {
+        self.cached.load(Ordering::Acquire)
+    }
+
+    fn raise_cached(&self, credit: u64) {
+        self.cached.fetch_max(credit, Ordering::AcqRel);
+    }
+
+    fn die(&self) {
+        self.cached.fetch_or(DEAD, Ordering::AcqRel);
+    }
+}
+
+/// `each` commands by each of `producers` through a ring of `1 << log2` slots.
+fn model(
+    (log2, producers, each): (u32, usize, u64),
+    (backwards, unfenced): (bool, bool),
+    preemptions: usize,
+) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(move || {
+        let total = producers as u64 * each;
+        let ring = Arc::new(Model {
+            slots: (0..1 << log2).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect(),
+            claim: AtomicU64::new(0),
+            cached: AtomicU64::new(0),
+            credit: AtomicU64::new(0),
+            payload: (0..total).map(|_| UnsafeCell::new(0)).collect(),
+            backwards,
+            unfenced,
+        });
+        let threads: Vec<_> = (0..producers as u64)
+            .map(|me| {
+                let ring = ring.clone();
+                thread::spawn(move || {
+                    let producer = Producer::new(ring.clone(), log2);
+                    for name in me * each..(me + 1) * each {
+                        // SAFETY: nobody else writes this cell; loom checks who reads it.
+                        ring.payload[name as usize].with_mut(|cell| unsafe { *cell = name + 100 });
+                        let wait = || {
+                            thread::yield_now();
+                            true
+                        };
+                        producer.push(&[[name, name]], wait).unwrap();
+                    }
+                })
+            })
+            .collect();
+        let mut consumer = Consumer::new(ring.clone(), log2);
+        let mut next: Vec<u64> = (0..producers as u64).map(|me| me * each).collect();
+        let mut got = 0;
+        while got < total {
+            let taken = consumer.drain(usize::MAX, |_, words| {
+                let [name, again] = words.map(|word| word & !peerway_core::command::PHASE);
+                assert_eq!(name, again, "the halves of one command");
+                assert_eq!(name, next[(name / each) as usize], "in the producer's order");
+                next[(name / each) as usize] += 1;
+                // SAFETY: its producer is through with it, or loom says so.
+                ring.payload[name as usize].with(|cell| assert_eq!(unsafe { *cell }, name + 100));
+                ControlFlow::Continue(())
+            });
+            got += taken as u64;
+            if taken == 0 {
+                thread::yield_now();
+            }
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn one_producer_wraps() {
+    model((0, 1, 3), (false, false), 3);
+    model((1, 1, 4), (true, false), 3);
+}
+
+#[test]
+fn two_producers_share_a_ring_and_wait_for_credit() {
+    model((1, 2, 1), (false, false), 3);
+    model((0, 2, 1), (false, false), 2);
+    model((0, 2, 1), (true, false), 2);
+}
+
+/// Shows that the tests above would notice.
+#[test]
+#[should_panic]
+fn without_the_fence_the_bytes_are_not_there() {
+    model((1, 1, 1), (false, true), 3);
+}

@@ -1,0 +1,93 @@
+//! A peer as commands name it: its windows, its counters, and how each of our windows reaches each of its.
+
+use std::sync::Arc;
+
+use super::counters;
+use super::space::Space;
+use crate::gpu::device::Device;
+use crate::inner::Inner;
+use crate::memory::{RegionInner, RemoteInner, RemoteRegion};
+use crate::peer::Peer;
+use crate::session::Session;
+use peerway_core::abi::FaultCode;
+
+/// See the module.
+pub(crate) struct Target {
+    pub(crate) peer: Peer,
+    pub(crate) space: Space<RemoteRegion>,
+    pub(crate) counters: usize,
+    pub(crate) first_id: u32,
+    /// Mapped here where the peer is on this host.
+    pub(crate) counter_words: RemoteRegion,
+}
+
+/// How bytes of one of our windows reach one of a peer's.
+#[derive(Clone)]
+pub(crate) enum Way {
+    /// The proxy's thread copies.
+    Copy { src: *mut u8, dst: *mut u8 },
+    /// A GPU copies.
+    Gpu { device: Arc<Device>, src: u64, dst: u64, by_kernel: bool },
+    /// The endpoint carries it.
+    Post,
+}
+
+// SAFETY: addresses of memory that the windows keep; used for copies inside the owner's gate alone.
+unsafe impl Send for Way {}
+
+impl Target {
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        self.peer.session()
+    }
+
+    pub(crate) fn endpoint(&self) -> &Arc<Inner> {
+        self.peer.endpoint()
+    }
+
+    pub(crate) fn remote(&self, window: usize) -> &Arc<RemoteInner> {
+        &self.space.get(window).inner
+    }
+
+    /// How the bytes of a window of ours get there.
+    pub(crate) fn way(&self, local: &RegionInner, window: usize) -> Way {
+        let remote = self.space.get(window);
+        // The descriptor may name a part of what is mapped.
+        let offset = remote.window.offset;
+        let remote = &remote.inner;
+        let of_gpu = local.gpu.is_some() || remote.is_of_gpu();
+        if !of_gpu {
+            return match remote.direct.mapped() {
+                Some((base, _)) => {
+                    Way::Copy { src: local.ptr(), dst: base.wrapping_add(offset as usize) }
+                }
+                None => Way::Post,
+            };
+        }
+        if !remote.open_for_gpu() {
+            return Way::Post;
+        }
+        let device = match (local.device(), remote.device()) {
+            (Some(ours), Some(theirs)) if ours.index() != theirs.index() => return Way::Post,
+            (Some(device), _) | (None, Some(device)) => device.clone(),
+            (None, None) => return Way::Post,
+        };
+        let Some((base, reached)) = remote.by_gpu(&device) else { return Way::Post };
+        let by_kernel = reached && local.is_reached_by(&device);
+        Way::Gpu { device, src: local.ptr() as u64, dst: base + offset, by_kernel }
+    }
+
+    /// Adds one to a counter of the peer's by ourselves. `None` where only the endpoint can.
+    #[inline]
+    pub(crate) fn raise(&self, counter: u16) -> Option<Result<(), FaultCode>> {
+        let (base, gate) = self.counter_words.inner.direct.mapped()?;
+        if !gate.enter() {
+            return Some(Err(FaultCode::Refused));
+        }
+        let base = base.wrapping_add(self.counter_words.window.offset as usize);
+        // SAFETY: the counter was checked against how many there are, and their extent against the advertisement when
+        // the peer was added; the gate keeps it mapped.
+        unsafe { counters::raise(base, counter.into()) };
+        gate.leave();
+        Some(Ok(()))
+    }
+}

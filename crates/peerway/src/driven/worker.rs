@@ -1,0 +1,279 @@
+//! A thread of the proxy: drains its rings, sends, answers.
+//!
+//! Rings are dealt to the workers and never shared. While the proxy is armed an idle worker looks again and again, less and less
+//! often; while it is not, and nothing is under way, it sleeps until it is.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, RwLock};
+use std::time::Duration;
+
+use peerway_core::command::{Command, Op, peer_of};
+
+use super::board::Board;
+use super::counters::Counters;
+use super::fault::{Fault, Faults};
+use super::outgoing::{From, Locals, Outgoing, Told};
+use super::ring::{Consumer, Memory};
+use super::target::Target;
+use crate::clock;
+use peerway_core::abi::FaultCode;
+
+/// Commands taken from one ring before the next has its turn.
+const BURST: usize = 256;
+/// The first pause of an armed worker that finds nothing, and the longest.
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// After so long without anything pauses grow.
+const WATCHFUL: Duration = Duration::from_millis(5);
+/// How often peers that nothing is sent to are looked after.
+const ROUND: Duration = Duration::from_millis(1);
+
+/// What the workers of a proxy share.
+pub(crate) struct Shared {
+    pub(crate) board: Board,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) faults: Faults,
+    pub(crate) locals: RwLock<Arc<Locals>>,
+    pub(crate) targets: RwLock<Vec<Option<Arc<Target>>>>,
+    /// Changes with the two above, and when faults are forgiven.
+    pub(crate) generation: AtomicU64,
+    pub(crate) forgiven: AtomicU64,
+    pub(crate) armed: AtomicUsize,
+    pub(crate) stop: AtomicBool,
+    pub(crate) sleepers: Mutex<()>,
+    pub(crate) wake: Condvar,
+    /// For so long an idle worker looks without a pause.
+    pub(crate) spin: Duration,
+    pub(crate) stats: Stats,
+}
+
+/// Counts of all workers together.
+#[derive(Debug, Default)]
+pub(crate) struct Stats {
+    pub(crate) commands: AtomicU64,
+    pub(crate) puts: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) counts: AtomicU64,
+    pub(crate) flights: AtomicU64,
+}
+
+impl Shared {
+    fn told(&self) -> Told<'_> {
+        Told { board: &self.board, faults: &self.faults }
+    }
+
+    /// Has workers look around.
+    pub(crate) fn rouse(&self) {
+        // So that none is between its look and its sleep.
+        drop(self.sleepers.lock().unwrap());
+        self.wake.notify_all();
+    }
+}
+
+/// See the module.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    rings: Vec<(u32, Consumer<Memory>)>,
+    peers: Peers,
+    commands: u64,
+    last_round: u64,
+}
+
+/// What the worker has for each peer, by number.
+struct Peers {
+    all: Vec<Option<Outgoing>>,
+    /// Those with something to do.
+    busy: Vec<u16>,
+    is_busy: Vec<bool>,
+    generation: u64,
+    forgiven: u64,
+}
+
+impl Worker {
+    /// The worker of every `step`th ring from `first` on.
+    pub(crate) fn new(shared: Arc<Shared>, first: usize, step: usize) -> Self {
+        let shape = shared.board.shape();
+        let rings = (first..shape.rings)
+            .step_by(step)
+            .map(|ring| (ring as u32, Consumer::new(shared.board.ring(ring), shape.log2_slots)));
+        let peers = Peers {
+            all: (0..shape.peers).map(|_| None).collect(),
+            busy: Vec::with_capacity(shape.peers),
+            is_busy: vec![false; shape.peers],
+            generation: 0,
+            forgiven: 0,
+        };
+        Self { rings: rings.collect(), peers, commands: 0, last_round: 0, shared }
+    }
+
+    /// Works until the proxy is stopped.
+    pub(crate) fn run(mut self) {
+        let shared = self.shared.clone();
+        let (mut idle_since, mut nap) = (None, SHORTEST_NAP);
+        while !shared.stop.load(Ordering::Acquire) {
+            if self.turn() {
+                (idle_since, nap) = (None, SHORTEST_NAP);
+                continue;
+            }
+            let now = clock::now();
+            let since = *idle_since.get_or_insert(now);
+            let idle = Duration::from_nanos(now.saturating_sub(since));
+            if idle < shared.spin {
+                std::hint::spin_loop();
+            } else if !self.peers.busy.is_empty() || shared.armed.load(Ordering::Acquire) > 0 {
+                std::thread::sleep(nap);
+                if idle > WATCHFUL {
+                    nap = (nap * 2).min(LONGEST_NAP);
+                }
+            } else {
+                self.sleep();
+                idle_since = None;
+            }
+        }
+    }
+
+    /// Sleeps until the proxy is armed or stopped.
+    fn sleep(&self) {
+        let shared = &self.shared;
+        let mut guard = shared.sleepers.lock().unwrap();
+        while shared.armed.load(Ordering::Acquire) == 0 && !shared.stop.load(Ordering::Acquire) {
+            guard = shared.wake.wait(guard).unwrap();
+        }
+    }
+
+    /// One round; whether anything moved.
+    pub(crate) fn turn(&mut self) -> bool {
+        let shared = &self.shared;
+        let told = shared.told();
+        self.peers.refresh(shared, self.rings.len());
+        let mut taken = 0;
+        for (slot, (ring, consumer)) in self.rings.iter_mut().enumerate() {
+            let ring = *ring;
+            taken += consumer.drain(BURST, |position, words| {
+                self.peers.take(words, From { ring, slot, position }, told)
+            });
+        }
+        let mut moved = taken > 0;
+        if moved {
+            self.commands += taken as u64;
+            shared.stats.commands.fetch_add(taken as u64, Ordering::Relaxed);
+        }
+        moved |= self.peers.work(told, &shared.stats);
+        if !moved {
+            let now = clock::now();
+            if now.saturating_sub(self.last_round) > ROUND.as_nanos() as u64 {
+                self.last_round = now;
+                self.peers.look_after(told);
+            }
+        }
+        moved
+    }
+}
+
+impl Peers {
+    /// Takes note of peers and windows that were added.
+    #[inline]
+    fn refresh(&mut self, shared: &Shared, rings: usize) {
+        let generation = shared.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.generation = generation;
+            self.renew(shared, rings);
+        }
+    }
+
+    #[cold]
+    fn renew(&mut self, shared: &Shared, rings: usize) {
+        let locals = shared.locals.read().unwrap().clone();
+        let targets = shared.targets.read().unwrap();
+        for (number, (ours, target)) in self.all.iter_mut().zip(targets.iter()).enumerate() {
+            let Some(target) = target else { continue };
+            match ours {
+                Some(outgoing) if Arc::ptr_eq(&outgoing.target, target) => {
+                    outgoing.set_locals(locals.clone());
+                }
+                // A peer that took the place of one that is gone.
+                _ => {
+                    let (target, locals) = (target.clone(), locals.clone());
+                    *ours = Some(Outgoing::new(number as u16, target, locals, rings));
+                }
+            }
+        }
+        let forgiven = shared.forgiven.load(Ordering::Acquire);
+        if forgiven != self.forgiven {
+            self.forgiven = forgiven;
+            self.all.iter_mut().flatten().for_each(Outgoing::forgive);
+        }
+    }
+
+    /// Takes a command out of a ring, or leaves it there.
+    #[inline]
+    fn take(&mut self, words: [u64; 2], from: From, told: Told<'_>) -> ControlFlow<()> {
+        let command = match Command::decode(words) {
+            Ok(command) if command.op == Op::Nop => return ControlFlow::Continue(()),
+            Ok(command) => command,
+            Err(unknown) => {
+                refuse(told, FaultCode::Operation, peer_of(words[0]), unknown.0, from);
+                return ControlFlow::Continue(());
+            }
+        };
+        let number = usize::from(command.peer);
+        let Some(Some(outgoing)) = self.all.get_mut(number) else {
+            refuse(told, FaultCode::Peer, command.peer, command.op as u8, from);
+            if command.op == Op::Quiet && number < self.all.len() {
+                told.board.answer(from.ring as usize, number, (from.position + 1) << 1 | 1);
+            }
+            return ControlFlow::Continue(());
+        };
+        let taken = outgoing.take(command, from, told);
+        if !self.is_busy[number] {
+            self.is_busy[number] = true;
+            self.busy.push(command.peer);
+        }
+        taken
+    }
+
+    /// Sends and answers, for every peer that there is something to do for.
+    #[inline]
+    fn work(&mut self, told: Told<'_>, stats: &Stats) -> bool {
+        let mut moved = false;
+        let Self { all, busy, is_busy, .. } = self;
+        busy.retain(|number| {
+            let Some(outgoing) = &mut all[usize::from(*number)] else { return false };
+            moved |= outgoing.submit(told);
+            moved |= outgoing.poll(told);
+            stats.add(std::mem::take(&mut outgoing.counts));
+            let busy = !outgoing.is_idle();
+            is_busy[usize::from(*number)] = busy;
+            busy
+        });
+        moved
+    }
+
+    /// Notices peers that went while nothing was sent to them: kernels may wait for theirs.
+    fn look_after(&mut self, told: Told<'_>) {
+        for outgoing in self.all.iter_mut().flatten() {
+            outgoing.poll(told);
+        }
+    }
+}
+
+/// A command that no peer's queue can take.
+#[cold]
+fn refuse(told: Told<'_>, code: FaultCode, peer: u16, op: u8, from: From) {
+    let From { ring, position, .. } = from;
+    told.faults.raise(told.board, Fault { code, peer, ring, op, position });
+}
+
+impl Stats {
+    fn add(&self, tally: super::outgoing::Tally) {
+        if tally.puts + tally.counts == 0 {
+            return;
+        }
+        self.puts.fetch_add(tally.puts, Ordering::Relaxed);
+        self.bytes.fetch_add(tally.bytes, Ordering::Relaxed);
+        self.counts.fetch_add(tally.counts, Ordering::Relaxed);
+        self.flights.fetch_add(tally.flights, Ordering::Relaxed);
+    }
+}

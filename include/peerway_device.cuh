@@ -1,0 +1,340 @@
+// Transfers that a kernel issues itself.
+//
+// A kernel is given a `const peerway_proxy *`, made by the host (peerway.gpu, the C library or the Rust crate). It writes commands
+// into one of the proxy's rings; threads of the host carry them out. Offsets are in the windows that the host registered
+// here and that each peer advertised; the host hands them out.
+//
+//   peerway_put(proxy, ring, peer, dst, src, bytes)             bytes into the peer's memory
+//   peerway_put_with_count(..., counter)                        and one more on a counter of the peer, after them
+//   peerway_signal(proxy, ring, peer, counter)                  only the counter
+//   peerway_put_warp / _with_count_warp / _signal_warp          the same by all 32 lanes, a command each: one claim, one fence
+//   peerway_quiet(proxy, ring, peer)                            waits until everything before it, on that ring to that peer, is
+//                                                               in the peer's memory
+//   peerway_wait_counter(proxy, counter, value, peer)           waits until a counter of ours has come to a value
+//
+// Every call returns PEERWAY_OK or says why not, within the proxy's time-out; nothing traps. Offsets and lengths are multiples of
+// four bytes, a put is shorter than 16 MiB. All stores of the calling thread (of the warp's lanes for the _warp calls) before a put are
+// in what it sends. Any number of threads may use a ring, but a ring for every few warps is much faster than one for all: see
+// peerway_ring_for_warp. Positions are claimed when the kernel runs, so captured graphs can be launched again.
+//
+// Needs no header of CUDA's, so NVRTC compiles it as it is. Compiled for a processor, it is the same protocol on plain memory.
+#ifndef PEERWAY_DEVICE_CUH
+#define PEERWAY_DEVICE_CUH
+
+#include "peerway_abi.h"
+
+#define PEERWAY_OK 0
+// The ring was full for longer than the time-out: is the proxy armed?
+#define PEERWAY_FULL 1
+// A push was abandoned while the ring was full; the ring is of no more use.
+#define PEERWAY_RING_DEAD 2
+// An answer or a counter did not come in time.
+#define PEERWAY_TIMED_OUT 3
+// A command before this one failed; the proxy's fault says which first.
+#define PEERWAY_FAILED 4
+// The arguments cannot be meant: no such ring, peer or counter, an offset or length that does not fit.
+#define PEERWAY_BAD_ARGUMENT 5
+
+// For peerway_wait_counter: whoever raises it.
+#define PEERWAY_ANY_PEER 0xffffffffu
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define PEERWAY_CALL static __device__ __forceinline__
+
+PEERWAY_CALL peerway_u64 peerway__load(peerway_u64 at) {
+    peerway_u64 value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+PEERWAY_CALL peerway_u32 peerway__load_u32(peerway_u64 at) {
+    peerway_u32 value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+// Our own memory's words: other threads of the GPU use them, nobody else.
+PEERWAY_CALL peerway_u64 peerway__load_near(peerway_u64 at) {
+    peerway_u64 value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+PEERWAY_CALL peerway_u64 peerway__add_near(peerway_u64 at, peerway_u64 count) {
+    peerway_u64 before;
+    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(at), "l"(count) : "memory");
+    return before;
+}
+PEERWAY_CALL bool peerway__swap_near(peerway_u64 at, peerway_u64 from, peerway_u64 to) {
+    peerway_u64 was;
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(was) : "l"(at), "l"(from), "l"(to) : "memory");
+    return was == from;
+}
+PEERWAY_CALL void peerway__max_near(peerway_u64 at, peerway_u64 value) {
+    peerway_u64 was;
+    asm volatile("atom.relaxed.gpu.global.max.u64 %0, [%1], %2;" : "=l"(was) : "l"(at), "l"(value) : "memory");
+}
+PEERWAY_CALL void peerway__or_near(peerway_u64 at, peerway_u64 bits) {
+    peerway_u64 was;
+    asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;" : "=l"(was) : "l"(at), "l"(bits) : "memory");
+}
+// Both halves of a slot. They may arrive one after the other: each has its phase bit.
+PEERWAY_CALL void peerway__store_slot(peerway_u64 at, peerway_u64 first, peerway_u64 second) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(first), "l"(second) : "memory");
+}
+// Everything before it, for the host and every device, before everything after it.
+PEERWAY_CALL void peerway__fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+PEERWAY_CALL peerway_u64 peerway__nanoseconds() {
+    peerway_u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+PEERWAY_CALL void peerway__pause(peerway_u32 cycles) {
+    peerway_u32 start, now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(start));
+    do asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+    while (now - start < cycles);
+}
+
+#else // a processor
+#include <sched.h>
+#include <time.h>
+#define PEERWAY_CALL static inline
+PEERWAY_CALL peerway_u64 peerway__load(peerway_u64 at) { return __atomic_load_n((peerway_u64 *)at, __ATOMIC_ACQUIRE); }
+PEERWAY_CALL peerway_u32 peerway__load_u32(peerway_u64 at) { return __atomic_load_n((peerway_u32 *)at, __ATOMIC_ACQUIRE); }
+PEERWAY_CALL peerway_u64 peerway__load_near(peerway_u64 at) { return peerway__load(at); }
+PEERWAY_CALL peerway_u64 peerway__add_near(peerway_u64 at, peerway_u64 count) {
+    return __atomic_fetch_add((peerway_u64 *)at, count, __ATOMIC_RELAXED);
+}
+PEERWAY_CALL bool peerway__swap_near(peerway_u64 at, peerway_u64 from, peerway_u64 to) {
+    return __atomic_compare_exchange_n((peerway_u64 *)at, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+PEERWAY_CALL void peerway__max_near(peerway_u64 at, peerway_u64 value) {
+    peerway_u64 was = peerway__load(at);
+    while (was < value && !__atomic_compare_exchange_n((peerway_u64 *)at, &was, value, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    }
+}
+PEERWAY_CALL void peerway__or_near(peerway_u64 at, peerway_u64 bits) { __atomic_fetch_or((peerway_u64 *)at, bits, __ATOMIC_ACQ_REL); }
+PEERWAY_CALL void peerway__store_slot(peerway_u64 at, peerway_u64 first, peerway_u64 second) {
+    __atomic_store_n((peerway_u64 *)at, first, __ATOMIC_RELEASE);
+    __atomic_store_n((peerway_u64 *)at + 1, second, __ATOMIC_RELEASE);
+}
+PEERWAY_CALL void peerway__fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+PEERWAY_CALL peerway_u64 peerway__nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (peerway_u64)now.tv_sec * 1000000000ull + (peerway_u64)now.tv_nsec;
+}
+PEERWAY_CALL void peerway__pause(peerway_u32) { sched_yield(); }
+#endif
+
+PEERWAY_CALL const peerway_ring *peerway__ring(const peerway_proxy *proxy, peerway_u32 ring) {
+    return (const peerway_ring *)proxy->ring_table + ring;
+}
+
+// Whether positions [first, first + count) have room, by what is known of the credit.
+PEERWAY_CALL bool peerway__fits(const peerway_ring *ring, peerway_u64 first, peerway_u32 count, peerway_u64 credit) {
+    return first + count <= credit + (1ull << ring->log2_slots);
+}
+
+// The claim had no room at first: waits for it, or takes the claim back.
+PEERWAY_CALL int peerway__wait_for_room(const peerway_proxy *proxy, const peerway_ring *ring, peerway_u64 first, peerway_u32 count) {
+    peerway_u64 start = peerway__nanoseconds();
+    bool giving_up = false;
+    for (;;) {
+        if (peerway__load_near(ring->cached) & PEERWAY_DEAD) {
+            peerway__swap_near(ring->claim, first + count, first);
+            return PEERWAY_RING_DEAD;
+        }
+        peerway_u64 credit = peerway__load(ring->credit);
+        if (peerway__fits(ring, first, count, credit)) {
+            peerway__max_near(ring->cached, credit);
+            return PEERWAY_OK;
+        }
+        peerway_u64 waited = peerway__nanoseconds() - start;
+        giving_up = waited > proxy->timeout_ns;
+        // Those behind wait for the same room and give back first.
+        if (giving_up && peerway__swap_near(ring->claim, first + count, first)) return PEERWAY_FULL;
+        if (waited > 2 * proxy->timeout_ns) {
+            peerway__or_near(ring->cached, PEERWAY_DEAD);
+            return PEERWAY_FULL;
+        }
+    }
+}
+
+PEERWAY_CALL int peerway__claim(const peerway_proxy *proxy, const peerway_ring *ring, peerway_u32 count, peerway_u64 *first) {
+    *first = peerway__add_near(ring->claim, count);
+    peerway_u64 cached = peerway__load_near(ring->cached);
+    if (!(cached & PEERWAY_DEAD) && peerway__fits(ring, *first, count, cached)) return PEERWAY_OK;
+    return peerway__wait_for_room(proxy, ring, *first, count);
+}
+
+PEERWAY_CALL void peerway__store(const peerway_ring *ring, peerway_u64 position, peerway_u64 first, peerway_u64 second) {
+    peerway_u64 phase = (position >> ring->log2_slots) & 1 ? 0 : PEERWAY_PHASE;
+    peerway_u64 slot = position & ((1ull << ring->log2_slots) - 1);
+    peerway__store_slot(ring->slots + 16 * slot, first | phase, second | phase);
+}
+
+PEERWAY_CALL peerway_u64 peerway__first(peerway_u64 op, peerway_u32 peer, peerway_u32 counter, peerway_u64 dst, peerway_u64 bytes) {
+    return op | (peerway_u64)peer << PEERWAY_PEER_AT | (peerway_u64)counter << PEERWAY_COUNTER_AT |
+           bytes / PEERWAY_UNIT << PEERWAY_LEN_AT | dst / PEERWAY_UNIT >> PEERWAY_DST_LOW_BITS << PEERWAY_DST_HIGH_AT;
+}
+
+PEERWAY_CALL peerway_u64 peerway__second(peerway_u64 dst, peerway_u64 src) {
+    peerway_u64 low = dst / PEERWAY_UNIT & ((1ull << PEERWAY_DST_LOW_BITS) - 1);
+    return src / PEERWAY_UNIT | low << PEERWAY_DST_LOW_AT;
+}
+
+PEERWAY_CALL bool peerway__sound(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer, peerway_u64 dst, peerway_u64 src,
+                                 peerway_u64 bytes, peerway_u32 counter) {
+    return ring < proxy->rings && peer < proxy->peers && ((dst | src | bytes) & (PEERWAY_UNIT - 1)) == 0 && dst < PEERWAY_MAX_SPACE &&
+           src < PEERWAY_MAX_SPACE && bytes <= PEERWAY_MAX_LEN && counter <= 0xffff;
+}
+
+// One command by one thread; `fenced` where bytes go with it. The position it has got, for peerway_quiet.
+PEERWAY_CALL int peerway__push(const peerway_proxy *proxy, peerway_u32 ring, peerway_u64 first, peerway_u64 second, bool fenced,
+                               peerway_u64 *position) {
+    const peerway_ring *to = peerway__ring(proxy, ring);
+    int claimed = peerway__claim(proxy, to, 1, position);
+    if (claimed != PEERWAY_OK) return claimed;
+    if (fenced) peerway__fence();
+    peerway__store(to, *position, first, second);
+    return PEERWAY_OK;
+}
+
+PEERWAY_CALL int peerway__one(const peerway_proxy *proxy, peerway_u32 ring, peerway_u64 op, peerway_u32 peer, peerway_u64 dst,
+                              peerway_u64 src, peerway_u64 bytes, peerway_u32 counter) {
+    if (!peerway__sound(proxy, ring, peer, dst, src, bytes, counter)) return PEERWAY_BAD_ARGUMENT;
+    peerway_u64 position;
+    return peerway__push(proxy, ring, peerway__first(op, peer, counter, dst, bytes), peerway__second(dst, src), true, &position);
+}
+
+PEERWAY_CALL int peerway_put(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer, peerway_u64 dst, peerway_u64 src,
+                             peerway_u64 bytes) {
+    return peerway__one(proxy, ring, PEERWAY_OP_PUT, peer, dst, src, bytes, 0);
+}
+
+PEERWAY_CALL int peerway_put_with_count(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer, peerway_u64 dst, peerway_u64 src,
+                                        peerway_u64 bytes, peerway_u32 counter) {
+    return peerway__one(proxy, ring, PEERWAY_OP_PUT_COUNT, peer, dst, src, bytes, counter);
+}
+
+PEERWAY_CALL int peerway_signal(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer, peerway_u32 counter) {
+    return peerway__one(proxy, ring, PEERWAY_OP_SIGNAL, peer, 0, 0, 0, counter);
+}
+
+// Waits until one of a word's copies is at least `want`, or `failed` or the time says no; the value seen. Four reads are under way
+// at a time, so that the answer is seen when it arrives and not a round trip later.
+PEERWAY_CALL int peerway__await(const peerway_proxy *proxy, peerway_u64 words, peerway_u64 want, peerway_u64 failed, peerway_u64 *seen) {
+    peerway_u64 start = peerway__nanoseconds();
+    peerway_u64 a = peerway__load(words);
+    peerway__pause(250);
+    peerway_u64 b = peerway__load(words + PEERWAY_LINE);
+    peerway__pause(250);
+    peerway_u64 c = peerway__load(words + 2 * PEERWAY_LINE);
+    peerway__pause(250);
+    peerway_u64 d = peerway__load(words + 3 * PEERWAY_LINE);
+    for (peerway_u32 round = 1;; round++) {
+        if (a >= want) return *seen = a, PEERWAY_OK;
+        a = peerway__load(words);
+        if (b >= want) return *seen = b, PEERWAY_OK;
+        b = peerway__load(words + PEERWAY_LINE);
+        if (c >= want) return *seen = c, PEERWAY_OK;
+        c = peerway__load(words + 2 * PEERWAY_LINE);
+        if (d >= want) return *seen = d, PEERWAY_OK;
+        d = peerway__load(words + 3 * PEERWAY_LINE);
+        if (round % 16 == 0) {
+            if (failed && peerway__load_u32(failed)) return *seen = 0, PEERWAY_FAILED;
+            if (peerway__nanoseconds() - start > proxy->timeout_ns) return *seen = 0, PEERWAY_TIMED_OUT;
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+            sched_yield();
+#endif
+        }
+    }
+}
+
+// Call it by one thread. What the peer does after it is told of it (a signal, a counter) sees the bytes.
+PEERWAY_CALL int peerway_quiet(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer) {
+    if (!peerway__sound(proxy, ring, peer, 0, 0, 0, 0)) return PEERWAY_BAD_ARGUMENT;
+    peerway_u64 position, seen;
+    // It sends nothing, so nothing need be visible before it.
+    int pushed = peerway__push(proxy, ring, peerway__first(PEERWAY_OP_QUIET, peer, 0, 0, 0), 0, false, &position);
+    if (pushed != PEERWAY_OK) return pushed;
+    peerway_u64 words = peerway__ring(proxy, ring)->completed + (peerway_u64)peer * PEERWAY_LINES * PEERWAY_LINE;
+    // An answer is twice the position behind the question, and odd where something failed.
+    int answered = peerway__await(proxy, words, 2 * (position + 1), 0, &seen);
+    if (answered != PEERWAY_OK) return answered;
+    return seen & 1 ? PEERWAY_FAILED : PEERWAY_OK;
+}
+
+// Call it by one thread; after a barrier the others of its block may read what arrived, too. With a peer, its failure ends the wait.
+PEERWAY_CALL int peerway_wait_counter(const peerway_proxy *proxy, peerway_u32 counter, peerway_u64 value, peerway_u32 peer) {
+    bool any = peer == PEERWAY_ANY_PEER;
+    if (counter >= proxy->counters || (!any && peer >= proxy->peers)) return PEERWAY_BAD_ARGUMENT;
+    peerway_u64 words = proxy->counter_words + (peerway_u64)counter * PEERWAY_LINES * PEERWAY_LINE, seen;
+    int came = peerway__await(proxy, words, value, any ? 0 : proxy->peer_faults + 4ull * peer, &seen);
+    // Bytes that came before the count are read after it.
+    peerway__fence();
+    return came;
+}
+
+// Where a counter of ours is now.
+PEERWAY_CALL peerway_u64 peerway_counter(const peerway_proxy *proxy, peerway_u32 counter) {
+    if (counter >= proxy->counters) return 0;
+    return peerway__load(proxy->counter_words + (peerway_u64)counter * PEERWAY_LINES * PEERWAY_LINE);
+}
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+
+// A ring for this warp: neighbours in the grid use different ones.
+PEERWAY_CALL peerway_u32 peerway_ring_for_warp(const peerway_proxy *proxy) {
+    peerway_u32 warps = (blockDim.x * blockDim.y * blockDim.z + 31) / 32;
+    peerway_u32 thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    peerway_u32 block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    return (block * warps + thread / 32) % proxy->rings;
+}
+
+// A command from each lane that has one (`mine`), all 32 lanes calling, on one ring: one claim and one fence for all.
+PEERWAY_CALL int peerway__warp(const peerway_proxy *proxy, peerway_u32 ring, peerway_u64 op, peerway_u32 peer, peerway_u64 dst,
+                               peerway_u64 src, peerway_u64 bytes, peerway_u32 counter, bool mine) {
+    const peerway_u32 all = 0xffffffffu;
+    bool sound = peerway__sound(proxy, ring, peer, dst, src, bytes, counter);
+    peerway_u32 senders = __ballot_sync(all, mine && sound);
+    int status = mine && !sound ? PEERWAY_BAD_ARGUMENT : PEERWAY_OK;
+    if (senders == 0) return status;
+    peerway_u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    // Every lane's stores, before the one fence.
+    __syncwarp(all);
+    peerway_u64 first = 0;
+    int claimed = PEERWAY_OK;
+    // A sender, because only its ring is known to be one.
+    peerway_u32 leader = __ffs(senders) - 1;
+    if (lane == leader) {
+        claimed = peerway__claim(proxy, peerway__ring(proxy, ring), __popc(senders), &first);
+        peerway__fence();
+    }
+    __syncwarp(all);
+    claimed = __shfl_sync(all, claimed, leader);
+    first = __shfl_sync(all, first, leader);
+    ring = __shfl_sync(all, ring, leader);
+    if (!(senders >> lane & 1)) return status;
+    if (claimed != PEERWAY_OK) return claimed;
+    peerway_u64 position = first + __popc(senders & ((1u << lane) - 1));
+    peerway__store(peerway__ring(proxy, ring), position, peerway__first(op, peer, counter, dst, bytes), peerway__second(dst, src));
+    return PEERWAY_OK;
+}
+
+PEERWAY_CALL int peerway_put_warp(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer, peerway_u64 dst, peerway_u64 src,
+                                  peerway_u64 bytes, bool mine = true) {
+    return peerway__warp(proxy, ring, PEERWAY_OP_PUT, peer, dst, src, bytes, 0, mine);
+}
+
+PEERWAY_CALL int peerway_put_with_count_warp(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer, peerway_u64 dst,
+                                             peerway_u64 src, peerway_u64 bytes, peerway_u32 counter, bool mine = true) {
+    return peerway__warp(proxy, ring, PEERWAY_OP_PUT_COUNT, peer, dst, src, bytes, counter, mine);
+}
+
+PEERWAY_CALL int peerway_signal_warp(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer, peerway_u32 counter, bool mine = true) {
+    return peerway__warp(proxy, ring, PEERWAY_OP_SIGNAL, peer, 0, 0, 0, counter, mine);
+}
+
+#endif
+#endif

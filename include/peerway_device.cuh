@@ -6,7 +6,7 @@
 //
 //   peerway_put(proxy, ring, peer, dst, src, bytes)             bytes into the peer's memory
 //   peerway_put_with_count(..., counter)                        and one more on a counter of the peer, after them
-//   peerway_signal(proxy, ring, peer, counter)                  only the counter
+//   peerway_signal(proxy, ring, peer, counter)                  only the counter: it waits for no earlier put, so quiet first where that matters
 //   peerway_put_warp / _with_count_warp / _signal_warp          the same by all 32 lanes, a command each: one claim, one fence
 //   peerway_quiet(proxy, ring, peer)                            waits until everything before it, on that ring to that peer, is
 //                                                               in the peer's memory
@@ -68,12 +68,10 @@ PEERWAY_CALL bool peerway__swap_near(peerway_u64 at, peerway_u64 from, peerway_u
     return was == from;
 }
 PEERWAY_CALL void peerway__max_near(peerway_u64 at, peerway_u64 value) {
-    peerway_u64 was;
-    asm volatile("atom.relaxed.gpu.global.max.u64 %0, [%1], %2;" : "=l"(was) : "l"(at), "l"(value) : "memory");
+    asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 PEERWAY_CALL void peerway__or_near(peerway_u64 at, peerway_u64 bits) {
-    peerway_u64 was;
-    asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;" : "=l"(was) : "l"(at), "l"(bits) : "memory");
+    asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(at), "l"(bits) : "memory");
 }
 // Both halves of a slot. They may arrive one after the other: each has its phase bit.
 PEERWAY_CALL void peerway__store_slot(peerway_u64 at, peerway_u64 first, peerway_u64 second) {

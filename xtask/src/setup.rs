@@ -14,6 +14,7 @@ pub(crate) struct Tool {
 
 const TOOLS: &[Tool] = &[
     Tool { program: "cc", package: "gcc", why: "linking" },
+    Tool { program: "g++", package: "g++", why: "the header for kernels" },
     Tool { program: "unshare", package: "util-linux", why: "namespace tests" },
     Tool { program: "python3", package: "python3-venv", why: "the Python package" },
     Tool { program: "ip", package: "iproute2", why: "network namespace tests" },

@@ -18,6 +18,7 @@ mod card;
 mod counters;
 mod fault;
 mod flight;
+mod forward;
 mod outgoing;
 mod proxy;
 mod pusher;
@@ -30,6 +31,7 @@ pub use peerway_core::abi::FaultCode;
 pub use peerway_core::command::{Command, CommandError, Op};
 
 pub use self::fault::Fault;
+pub use self::forward::Forward;
 pub use self::proxy::{Armed, Proxy, ProxyBuilder, ProxyError, ProxyStats};
 pub use self::pusher::{Pusher, PusherError};
 pub use self::ring::PushError;

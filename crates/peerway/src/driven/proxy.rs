@@ -14,6 +14,7 @@ use super::board::{Board, Shape};
 use super::card::{Card, MAX_WINDOWS};
 use super::counters::Counters;
 use super::fault::{Fault, Faults};
+use super::forward::{Forward, is_inside};
 use super::pusher::{Pusher, PusherError};
 use super::space::{Space, Window};
 use super::target::Target;
@@ -73,6 +74,14 @@ pub enum ProxyError {
         least: u64,
         /// And the most.
         most: u64,
+    },
+    /// A rule about arrivals makes no sense.
+    #[error("arrivals of counter {counter} cannot be forwarded: {why}")]
+    Forward {
+        /// The rule's counter.
+        counter: u16,
+        /// What is wrong with it.
+        why: &'static str,
     },
     /// No more windows fit.
     #[error(
@@ -212,6 +221,7 @@ impl ProxyBuilder {
             faults: Faults::default(),
             locals: std::sync::RwLock::default(),
             targets: std::sync::RwLock::new(vec![None; self.peers]),
+            forwards: std::sync::RwLock::default(),
             generation: 0.into(),
             forgiven: 0.into(),
             armed: 0.into(),
@@ -351,6 +361,51 @@ impl Proxy {
         drop(targets);
         self.changed();
         Ok(windows)
+    }
+
+    /// From now on, whenever the rule's counter rises, what has arrived is copied on, and then others are told. It is done by the
+    /// proxy's threads, while it is armed.
+    ///
+    /// # Errors
+    ///
+    /// [`ProxyError::Forward`]: a place outside its region or of another length, a counter that there is not, or that has a rule
+    /// already.
+    pub fn forward(&self, mut rule: Forward) -> Result<(), ProxyError> {
+        let counter = rule.counter;
+        let no = |why| Err(ProxyError::Forward { counter, why });
+        let there = |counter: &u16| usize::from(*counter) < self.shared.counters.count();
+        if !there(&counter) || !rule.then.iter().all(there) {
+            return no("there is no such counter");
+        }
+        if rule.then.contains(&counter) {
+            return no("it would count itself");
+        }
+        if !is_inside(&rule.from) || !rule.to.iter().all(is_inside) {
+            return no("a place lies outside its region");
+        }
+        if rule.to.iter().any(|place| place.len != rule.from.len) {
+            return no("a place has another length than what arrives");
+        }
+        let mut rules = self.shared.forwards.write().unwrap();
+        if rules.iter().any(|other| other.counter == counter) {
+            return no("the counter has a rule already");
+        }
+        rule.since = self.counter(counter);
+        rules.push(Arc::new(rule));
+        drop(rules);
+        self.changed();
+        Ok(())
+    }
+
+    /// Takes the rule of a counter away; false where it had none.
+    pub fn stop_forwarding(&self, counter: u16) -> bool {
+        let mut rules = self.shared.forwards.write().unwrap();
+        let before = rules.len();
+        rules.retain(|rule| rule.counter != counter);
+        let taken = rules.len() < before;
+        drop(rules);
+        self.changed();
+        taken
     }
 
     fn changed(&self) {

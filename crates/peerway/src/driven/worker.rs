@@ -14,6 +14,7 @@ use peerway_core::command::{Command, Op, peer_of};
 use super::board::Board;
 use super::counters::Counters;
 use super::fault::{Fault, Faults};
+use super::forward::{Forward, Forwarding};
 use super::outgoing::{From, Locals, Outgoing, Told};
 use super::ring::{Consumer, Memory};
 use super::target::Target;
@@ -37,7 +38,8 @@ pub(crate) struct Shared {
     pub(crate) faults: Faults,
     pub(crate) locals: RwLock<Arc<Locals>>,
     pub(crate) targets: RwLock<Vec<Option<Arc<Target>>>>,
-    /// Changes with the two above, and when faults are forgiven.
+    pub(crate) forwards: RwLock<Vec<Arc<Forward>>>,
+    /// Changes with the three above, and when faults are forgiven.
     pub(crate) generation: AtomicU64,
     pub(crate) forgiven: AtomicU64,
     pub(crate) armed: AtomicUsize,
@@ -77,7 +79,10 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     rings: Vec<(u32, Consumer<Memory>)>,
     peers: Peers,
-    commands: u64,
+    /// This worker's share of the rules for arrivals.
+    forwards: Vec<Forwarding>,
+    /// Which worker of how many.
+    place: (usize, usize),
     last_round: u64,
 }
 
@@ -105,7 +110,8 @@ impl Worker {
             generation: 0,
             forgiven: 0,
         };
-        Self { rings: rings.collect(), peers, commands: 0, last_round: 0, shared }
+        let place = (first, step);
+        Self { rings: rings.collect(), peers, forwards: Vec::new(), place, last_round: 0, shared }
     }
 
     /// Works until the proxy is stopped.
@@ -122,7 +128,7 @@ impl Worker {
             let idle = Duration::from_nanos(now.saturating_sub(since));
             if idle < shared.spin {
                 std::hint::spin_loop();
-            } else if !self.peers.busy.is_empty() || shared.armed.load(Ordering::Acquire) > 0 {
+            } else if self.is_busy() || shared.armed.load(Ordering::Acquire) > 0 {
                 std::thread::sleep(nap);
                 if idle > WATCHFUL {
                     nap = (nap * 2).min(LONGEST_NAP);
@@ -132,6 +138,11 @@ impl Worker {
                 idle_since = None;
             }
         }
+    }
+
+    /// Whether something is under way.
+    fn is_busy(&self) -> bool {
+        !self.peers.busy.is_empty() || self.forwards.iter().any(Forwarding::is_busy)
     }
 
     /// Sleeps until the proxy is armed or stopped.
@@ -147,7 +158,9 @@ impl Worker {
     pub(crate) fn turn(&mut self) -> bool {
         let shared = &self.shared;
         let told = shared.told();
-        self.peers.refresh(shared, self.rings.len());
+        if self.peers.refresh(shared, self.rings.len()) {
+            renew_forwards(&mut self.forwards, shared, self.place);
+        }
         let mut taken = 0;
         for (slot, (ring, consumer)) in self.rings.iter_mut().enumerate() {
             let ring = *ring;
@@ -157,10 +170,22 @@ impl Worker {
         }
         let mut moved = taken > 0;
         if moved {
-            self.commands += taken as u64;
             shared.stats.commands.fetch_add(taken as u64, Ordering::Relaxed);
         }
         moved |= self.peers.work(told, &shared.stats);
+        for forwarding in &mut self.forwards {
+            let target = |number: u16| {
+                let outgoing = self.peers.all.get(usize::from(number))?.as_ref()?;
+                Some(outgoing.target.clone())
+            };
+            match forwarding.step(shared, target) {
+                Ok(stepped) => moved |= stepped,
+                Err((peer, code)) => {
+                    let from = From { ring: u32::MAX, slot: 0, position: 0 };
+                    refuse(told, code, peer, Op::Nop as u8, from);
+                }
+            }
+        }
         if !moved {
             let now = clock::now();
             if now.saturating_sub(self.last_round) > ROUND.as_nanos() as u64 {
@@ -173,14 +198,16 @@ impl Worker {
 }
 
 impl Peers {
-    /// Takes note of peers and windows that were added.
+    /// Takes note of peers and windows that were added; whether anything was.
     #[inline]
-    fn refresh(&mut self, shared: &Shared, rings: usize) {
+    fn refresh(&mut self, shared: &Shared, rings: usize) -> bool {
         let generation = shared.generation.load(Ordering::Acquire);
-        if generation != self.generation {
+        let changed = generation != self.generation;
+        if changed {
             self.generation = generation;
             self.renew(shared, rings);
         }
+        changed
     }
 
     #[cold]
@@ -255,6 +282,20 @@ impl Peers {
     fn look_after(&mut self, told: Told<'_>) {
         for outgoing in self.all.iter_mut().flatten() {
             outgoing.poll(told);
+        }
+    }
+}
+
+/// Takes note of rules that were added or taken away: every `step`th from `first` on is this worker's.
+#[cold]
+fn renew_forwards(ours: &mut Vec<Forwarding>, shared: &Shared, (first, step): (usize, usize)) {
+    let rules = shared.forwards.read().unwrap();
+    // A rule that was taken away while it copies goes when it is through.
+    ours.retain(|ours| ours.is_busy() || rules.iter().any(|rule| ours.is_for(rule)));
+    let share = rules.iter().filter(|rule| usize::from(rule.counter) % step == first);
+    for rule in share {
+        if !ours.iter().any(|ours| ours.is_for(rule)) {
+            ours.push(Forwarding::new(rule.clone()));
         }
     }
 }

@@ -221,3 +221,20 @@ extern "C" __global__ void driven_put_quiet(const peerway_proxy *proxy, u32 peer
     int pushed = peerway_put(proxy, 0, peer, dst, src, len);
     *status = pushed ? pushed : peerway_quiet(proxy, 0, peer);
 }
+
+// Sends one put at a time with a count and waits for an answer on another counter: what a forwarded arrival takes.
+extern "C" __global__ void driven_relay(const peerway_proxy *proxy, u32 peer, u64 dst, u64 src, u64 len, u32 counter, u32 answer, u64 first,
+                                        u64 rounds, u64 *times, Clocks *clocks, int *status) {
+    begin(clocks);
+    for (u64 i = 0; i < rounds; i++) {
+        u64 start = cycles();
+        int pushed = peerway_put_with_count(proxy, 0, peer, dst, src, len, counter);
+        int came = peerway_wait_counter(proxy, answer, first + i + 1, peer);
+        times[i] = cycles() - start;
+        if (pushed != PEERWAY_OK || came != PEERWAY_OK) {
+            *status = pushed ? pushed : came;
+            break;
+        }
+    }
+    end(clocks);
+}

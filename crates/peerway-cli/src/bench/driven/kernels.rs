@@ -1,0 +1,246 @@
+//! Kernels that push: `driven.cu` of the engine.
+
+use std::ffi::{CStr, c_void};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use peerway::Region;
+use peerway::driven::{KERNELS, Proxy};
+use peerway::gpu::{DeviceMemory, DeviceMemoryOptions};
+use peerway_sys::Library;
+use peerway_sys::cuda::{Cuda, Gpu, Module, Stream};
+
+use super::producer::{Producer, Puts, Talk};
+use crate::bench::measure::Times;
+use crate::bench::memory::once;
+
+/// See the module.
+pub(super) struct Kernels<'a> {
+    proxy: &'a Proxy,
+    gpu: Arc<Gpu>,
+    module: Module,
+    stream: Stream,
+    /// What kernels write: two clocks, a status, a count of wrong words, times.
+    scratch: DeviceMemory,
+}
+
+const STATUS: u64 = 16;
+const BAD: u64 = 32;
+const TIMES: u64 = 64;
+/// Times that there is room for.
+const MOST: u64 = 1 << 20;
+
+/// Pointers to what a kernel takes.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => {
+        &mut [$((&raw mut { $value }).cast::<c_void>()),*]
+    };
+}
+
+impl<'a> Kernels<'a> {
+    pub(super) fn new(proxy: &'a Proxy, ordinal: u32) -> anyhow::Result<Self> {
+        let cuda = Cuda::load(Library::Cuda.named())?;
+        let gpu = Gpu::open(&cuda, ordinal)?;
+        // SAFETY: PTX that belongs to the engine.
+        let module = unsafe { Module::load(&gpu, KERNELS.to_bytes_with_nul()) }?;
+        let stream = Stream::new(&gpu)?;
+        let options = DeviceMemoryOptions::default();
+        let scratch = DeviceMemory::allocate(ordinal, TIMES + 8 * MOST, &options).map_err(once)?;
+        Ok(Self { proxy, gpu, module, stream, scratch })
+    }
+
+    fn at(&self, offset: u64) -> u64 {
+        self.scratch.address() + offset
+    }
+
+    /// Launches a kernel and waits for it; from the launch to its end. A status that is not zero is an error.
+    fn run(
+        &self,
+        name: &CStr,
+        blocks: u32,
+        threads: u32,
+        arguments: &mut [*mut c_void],
+    ) -> anyhow::Result<Duration> {
+        let function = self.module.function(name)?;
+        let stream = self.stream.raw();
+        // SAFETY: the first bytes of our own memory.
+        unsafe { self.gpu.fill(self.at(0), 0, TIMES as usize, stream)? };
+        self.stream.synchronize()?;
+        let _armed = self.proxy.arm();
+        let start = Instant::now();
+        // SAFETY: every caller gives what the kernel takes; memory that it names outlives the wait.
+        unsafe { self.module.launch(function, blocks, threads, stream, arguments)? };
+        self.stream.synchronize()?;
+        let took = start.elapsed();
+        let [status, bad] = [self.word(STATUS)?, self.word(BAD)?];
+        let fault = || self.proxy.take_fault().map_or_else(String::new, |fault| format!("; {fault}"));
+        ensure!(status == 0, "{name:?}: a call of the kernel ended with {status}{}", fault());
+        ensure!(bad == 0, "{name:?}: {bad} words are not what was sent");
+        Ok(took)
+    }
+
+    fn word(&self, offset: u64) -> anyhow::Result<u32> {
+        let mut word = 0u32;
+        self.read(offset, (&raw mut word).cast(), 4)?;
+        Ok(word)
+    }
+
+    fn read(&self, offset: u64, to: *mut u8, len: usize) -> anyhow::Result<()> {
+        // SAFETY: our own memory on the GPU; the caller's buffer is of that length and outlives the wait.
+        unsafe { self.gpu.copy(to as u64, self.at(offset), len, self.stream.raw())? };
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// The times that the last kernel wrote, in nanoseconds: it also wrote how long a cycle took.
+    fn times(&self, rounds: u64) -> anyhow::Result<Times> {
+        let mut clocks = [0u64; 2];
+        self.read(0, clocks.as_mut_ptr().cast(), 16)?;
+        let mut cycles = vec![0u64; rounds as usize];
+        self.read(TIMES, cycles.as_mut_ptr().cast(), cycles.len() * 8)?;
+        let per_cycle = clocks[1] as f64 / clocks[0].max(1) as f64;
+        let mut times = Times::new();
+        // The first ones meet cold caches.
+        cycles.iter().skip(cycles.len() / 20).for_each(|cycles| {
+            times.record(((*cycles as f64 * per_cycle) as u64).max(1));
+        });
+        Ok(times)
+    }
+
+    fn timed(&self, name: &CStr, threads: u32, rounds: u64) -> anyhow::Result<Times> {
+        let rounds = rounds.min(MOST);
+        let (proxy, times, clocks, status) =
+            (self.proxy.handle(), self.at(TIMES), self.at(0), self.at(STATUS));
+        let arguments = arguments![proxy, rounds, times, clocks, status];
+        self.run(name, 1, threads, arguments)?;
+        self.times(rounds)
+    }
+}
+
+impl Producer for Kernels<'_> {
+    fn push_one(&self, rounds: u64) -> anyhow::Result<Times> {
+        self.timed(c"driven_push_one", 1, rounds)
+    }
+
+    fn push_many(&self, rounds: u64) -> anyhow::Result<Times> {
+        self.timed(c"driven_push_warp", 32, rounds)
+    }
+
+    fn round_trip(&self, peer: u16, rounds: u64) -> anyhow::Result<Times> {
+        let rounds = rounds.min(MOST);
+        let (proxy, times, clocks, status) =
+            (self.proxy.handle(), self.at(TIMES), self.at(0), self.at(STATUS));
+        let arguments = arguments![proxy, u32::from(peer), rounds, times, clocks, status];
+        self.run(c"driven_round_trip", 1, 1, arguments)?;
+        self.times(rounds)
+    }
+
+    fn flood(&self, warps: u32, commands: u64) -> anyhow::Result<u64> {
+        let batches = commands.div_ceil(u64::from(warps) * 32);
+        let arguments = arguments![self.proxy.handle(), batches, self.at(STATUS)];
+        let (blocks, threads) = grid(warps);
+        self.run(c"driven_flood", blocks, threads, arguments)?;
+        Ok(batches * u64::from(blocks * threads))
+    }
+
+    fn puts(&self, puts: &Puts) -> anyhow::Result<Duration> {
+        let (blocks, threads) = grid(puts.warps);
+        let counter = puts.counter.map_or(u32::MAX, u32::from);
+        let arguments = arguments![
+            self.proxy.handle(),
+            u32::from(puts.peer),
+            puts.dst,
+            puts.src,
+            puts.len,
+            puts.len,
+            puts.slots,
+            puts.batches,
+            counter,
+            self.at(STATUS),
+        ];
+        self.run(c"driven_puts", blocks, threads, arguments)
+    }
+
+    fn fill(&self, region: &Region, seed: u32) -> anyhow::Result<()> {
+        let arguments = arguments![region.addr(), region.len() / 4, seed];
+        self.run(c"driven_fill", 256, 256, arguments).map(drop)
+    }
+
+    fn check(&self, region: &Region, len: u64, seed: u32) -> anyhow::Result<()> {
+        let arguments = arguments![region.addr(), len / 4, seed, self.at(BAD)];
+        self.run(c"driven_check", 256, 256, arguments).map(drop)
+    }
+
+    fn ping(&self, talk: &Talk<'_>) -> anyhow::Result<Times> {
+        let rounds = talk.rounds.min(MOST);
+        let arguments = arguments![
+            self.proxy.handle(),
+            u32::from(talk.peer),
+            talk.dst,
+            talk.source.1,
+            talk.source.0.addr(),
+            talk.landing.addr(),
+            talk.len,
+            u32::from(talk.counter),
+            talk.first,
+            rounds,
+            self.at(TIMES),
+            self.at(0),
+            self.at(BAD),
+            self.at(STATUS),
+        ];
+        self.run(c"driven_ping", 1, 256, arguments)?;
+        self.times(rounds)
+    }
+
+    fn pong(&self, talk: &Talk<'_>) -> anyhow::Result<()> {
+        let arguments = arguments![
+            self.proxy.handle(),
+            u32::from(talk.peer),
+            talk.dst,
+            talk.source.1,
+            talk.source.0.addr(),
+            talk.landing.addr(),
+            talk.len,
+            u32::from(talk.counter),
+            talk.first,
+            talk.rounds.min(MOST),
+            self.at(BAD),
+            self.at(STATUS),
+        ];
+        self.run(c"driven_pong", 1, 256, arguments).map(drop)
+    }
+
+    fn relay(&self, talk: &Talk<'_>, answer: u16) -> anyhow::Result<Times> {
+        let rounds = talk.rounds.min(MOST);
+        let arguments = arguments![
+            self.proxy.handle(),
+            u32::from(talk.peer),
+            talk.dst,
+            talk.source.1,
+            talk.len,
+            u32::from(talk.counter),
+            u32::from(answer),
+            talk.first,
+            rounds,
+            self.at(TIMES),
+            self.at(0),
+            self.at(STATUS),
+        ];
+        self.run(c"driven_relay", 1, 1, arguments)?;
+        self.times(rounds)
+    }
+}
+
+impl Drop for Kernels<'_> {
+    fn drop(&mut self) {
+        // Memory must not go before a kernel whose wait failed.
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// Blocks and threads for so many warps, four in a block.
+fn grid(warps: u32) -> (u32, u32) {
+    let each = warps.clamp(1, 4);
+    (warps.div_ceil(each), each * 32)
+}

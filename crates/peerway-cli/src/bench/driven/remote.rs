@@ -1,0 +1,289 @@
+//! `bench gpu-remote`: two ranks, each with memory, rings and a proxy. The sender's kernels put into the receiver's memory; the receiver's
+//! kernels wait, answer, and compare every byte.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use peerway::driven::{Forward, Proxy, Window};
+use peerway::{Endpoint, Peer, Region};
+
+use super::producer::{self, Producer, Puts, Talk};
+use super::report::{Report, Row};
+use super::{RemoteArgs, TIMEOUT};
+
+/// Counters: what a conversation, a stream of puts, a relay and its answer use.
+const TALK: u16 = 0;
+const STREAM: u16 = 1;
+const RELAY: u16 = 2;
+const ANSWER: u16 = 3;
+
+/// Bytes of the window that streams of puts go round.
+const STREAM_BYTES: u64 = 64 << 20;
+/// Patience with the other rank.
+const SOON: Duration = Duration::from_secs(60);
+
+const NOTES: &str = "\
+one way: half of a round of put, count, wait by the other kernel, and the same back; every payload is new and compared
+puts: from the launch of the sender's kernel until its quiet has been answered; the receiver compares all of it afterwards
+forwarded: put and count, the receiver copies it on and answers the sender, whose kernel waits for that: a whole round";
+
+/// One rank, with its peer.
+struct Rank {
+    number: u8,
+    proxy: Proxy,
+    peer: Peer,
+    /// What is sent from, what arrives, and where streams of puts lie.
+    source: Region,
+    landing: Region,
+    stream: Region,
+    endpoint: Endpoint,
+    from: [Window; 2],
+    to: [Window; 2],
+}
+
+/// Runs one rank, or both.
+pub(crate) fn run(args: &RemoteArgs) -> anyhow::Result<()> {
+    match (args.rank, &args.peer) {
+        (Some(rank), Some(peer)) => {
+            let address = (peer.as_str(), args.port)
+                .to_socket_addrs()
+                .with_context(|| format!("cannot find {peer}"))?
+                .next()
+                .with_context(|| format!("{peer} has no address"))?;
+            one(args, rank, address)
+        }
+        _ => both(args),
+    }
+}
+
+/// Starts rank 1 as a second process of this machine, and is rank 0.
+fn both(args: &RemoteArgs) -> anyhow::Result<()> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let mut second = Command::new(program);
+    second.args(["bench", "gpu-remote", "--rank", "1", "--peer", "127.0.0.1"]);
+    second.args(["--port", &args.port.to_string(), "--threads", &args.threads.to_string()]);
+    second.args(["--rounds", &args.rounds.to_string(), "--forward", &args.forward.to_string()]);
+    let sizes: Vec<String> = args.sizes.iter().map(u64::to_string).collect();
+    second.args(["--sizes", &sizes.join(",")]);
+    match args.who.gpu() {
+        Some(gpu) => second.args(["--gpu", &gpu.to_string()]),
+        None => second.arg("--simulate"),
+    };
+    if let Some(path) = args.path {
+        second.args(["--path", &path.to_string()]);
+    }
+    let second = second.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let mut second = Second(second.context("cannot start the second process")?);
+    one(args, 0, SocketAddr::new(IpAddr::from([127, 0, 0, 1]), args.port))?;
+    let status = second.0.wait()?;
+    ensure!(status.success(), "rank 1 ended with {status}");
+    Ok(())
+}
+
+/// The second process, ended with the first.
+struct Second(Child);
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        // Over already, if all went well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn one(args: &RemoteArgs, number: u8, address: SocketAddr) -> anyhow::Result<()> {
+    let rank = Rank::new(args, number, address)?;
+    let producer = producer::of(&rank.proxy)?;
+    let mut rows = Vec::new();
+    let mut said = 0;
+    for &size in &args.sizes {
+        ensure!(size % 4 == 0, "{size} is no multiple of four bytes");
+        rank.latency(args, &*producer, size, &mut said, &mut rows)?;
+        rank.stream(args, &*producer, size, &mut rows)?;
+        if args.forward > 0 {
+            rank.relay(args, &*producer, size, &mut rows)?;
+        }
+    }
+    rank.meet()?;
+    if number == 1 {
+        return Ok(());
+    }
+    let path = rank.peer.path().to_string();
+    let title = format!("two ranks, {path}, puts by {}", match args.who.gpu() {
+        Some(gpu) => format!("kernels of GPU {gpu}"),
+        None => "processors in a kernel's place".to_owned(),
+    });
+    Report { title, rows, notes: NOTES }.give(args.json.as_deref())
+}
+
+impl Rank {
+    fn new(args: &RemoteArgs, number: u8, address: SocketAddr) -> anyhow::Result<Self> {
+        let mut builder = Endpoint::builder();
+        if number == 1 {
+            let any: IpAddr = if address.is_ipv6() { [0u16; 8].into() } else { [0u8; 4].into() };
+            builder = builder.bind(SocketAddr::new(any, args.port));
+        }
+        if let Some(path) = args.path {
+            builder = builder.transport(path);
+        }
+        let endpoint = builder.build()?;
+        let peer = meet(&endpoint, number, address)?;
+        let longest = args.sizes.iter().copied().max().unwrap_or(4);
+        let region = |len: u64| match args.who.gpu() {
+            Some(gpu) => endpoint.allocate_gpu(gpu, len),
+            None => endpoint.allocate(len as usize),
+        };
+        let (source, landing) = (region(longest)?, region(longest)?);
+        let stream = region(STREAM_BYTES.max(longest))?;
+        let mut builder = Proxy::builder(&endpoint).threads(args.threads).timeout(TIMEOUT);
+        if let Some(gpu) = args.who.gpu() {
+            builder = builder.gpu(gpu);
+        }
+        let proxy = builder.build()?;
+        // Both ranks make the same windows in the same order; what is only sent from is none of the peer's business, but costs nothing.
+        let from = [proxy.window(&source)?, proxy.window(&stream)?];
+        proxy.window(&landing)?;
+        peer.notify(&proxy.card()?)?.join().ok()?;
+        let card = peer.notification(SOON).context("the other rank sent no card")?;
+        let theirs = proxy.add_peer(0, &peer, &card.message)?;
+        let [_, stream_there, landing_there] = theirs[..] else {
+            bail!("the other rank has {} windows: is it of the same version?", theirs.len());
+        };
+        let to = [landing_there, stream_there];
+        Ok(Self { number, proxy, peer, source, landing, stream, endpoint, from, to })
+    }
+
+    /// Waits until the other rank is here too.
+    fn meet(&self) -> anyhow::Result<()> {
+        self.peer.notify(b"here")?.join().ok()?;
+        self.peer.notification(SOON).context("the other rank does not answer")?;
+        Ok(())
+    }
+
+    fn row(&self, args: &RemoteArgs, what: &'static str, size: u64) -> Row {
+        let (threads, rings) = (args.threads, self.proxy.rings() as usize);
+        Row { what, threads, rings, size: Some(size), warps: 1, ..Row::default() }
+    }
+
+    fn latency(
+        &self,
+        args: &RemoteArgs,
+        producer: &dyn Producer,
+        size: u64,
+        said: &mut u64,
+        rows: &mut Vec<Row>,
+    ) -> anyhow::Result<()> {
+        self.meet()?;
+        let talk = Talk {
+            peer: 0,
+            dst: self.to[0].base,
+            source: (&self.source, self.from[0].base),
+            landing: &self.landing,
+            len: size,
+            counter: TALK,
+            first: *said,
+            rounds: args.rounds,
+        };
+        *said += args.rounds;
+        if self.number == 1 {
+            return producer.pong(&talk);
+        }
+        let times = producer.ping(&talk)?;
+        rows.push(self.row(args, "one way", size).times(&times, 2.0));
+        Ok(())
+    }
+
+    fn stream(
+        &self,
+        args: &RemoteArgs,
+        producer: &dyn Producer,
+        size: u64,
+        rows: &mut Vec<Row>,
+    ) -> anyhow::Result<()> {
+        let slots = (STREAM_BYTES / size).max(1);
+        for counter in [None, Some(STREAM)] {
+            let seed = size as u32 ^ u32::from(counter.unwrap_or(9));
+            // The sender's part that puts go round, and no more.
+            let whole = slots * size;
+            let seed_of = |rank: u8| if rank == 0 { seed } else { !seed };
+            producer.fill(&self.stream, seed_of(self.number))?;
+            self.meet()?;
+            if self.number == 0 {
+                let each = u64::from(args.warps) * 32;
+                let batches = args.puts.max(slots).div_ceil(each);
+                let (dst, src) = (self.to[1].base, self.from[1].base);
+                let warps = args.warps;
+                let puts = Puts { peer: 0, dst, src, len: size, slots, warps, batches, counter };
+                let took = producer.puts(&puts)?;
+                let what = if counter.is_some() { "puts with counts" } else { "puts" };
+                let row = Row { warps, ..self.row(args, what, size) };
+                rows.push(row.rate(batches * each, took.as_secs_f64()));
+            }
+            self.meet()?;
+            if self.number == 1 {
+                producer.check(&self.stream, whole, seed).context("after the sender's quiet")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn relay(
+        &self,
+        args: &RemoteArgs,
+        producer: &dyn Producer,
+        size: u64,
+        rows: &mut Vec<Row>,
+    ) -> anyhow::Result<()> {
+        let armed = self.proxy.arm();
+        if self.number == 1 {
+            let arrived = self.landing.slice(0..size);
+            let mut rule = Forward::new(RELAY, arrived).answer(0, ANSWER);
+            for _ in 0..args.forward {
+                let place = match args.who.gpu() {
+                    Some(gpu) => self.endpoint.allocate_gpu(gpu, size)?,
+                    None => self.endpoint.allocate(size as usize)?,
+                };
+                rule = rule.to(place.all());
+            }
+            self.proxy.forward(rule)?;
+        }
+        self.meet()?;
+        if self.number == 0 {
+            let talk = Talk {
+                peer: 0,
+                dst: self.to[0].base,
+                source: (&self.source, self.from[0].base),
+                landing: &self.landing,
+                len: size,
+                counter: RELAY,
+                first: self.proxy.counter(ANSWER),
+                rounds: args.rounds,
+            };
+            let times = producer.relay(&talk, ANSWER)?;
+            rows.push(self.row(args, "forwarded", size).times(&times, 1.0));
+        }
+        self.meet()?;
+        self.proxy.stop_forwarding(RELAY);
+        drop(armed);
+        Ok(())
+    }
+}
+
+/// Rank 0 calls until rank 1 is there.
+fn meet(endpoint: &Endpoint, number: u8, address: SocketAddr) -> anyhow::Result<Peer> {
+    if number == 1 {
+        return Ok(endpoint.accept(SOON).context("rank 0 did not come")?);
+    }
+    let start = Instant::now();
+    loop {
+        match endpoint.connect_addr(address) {
+            Ok(peer) => return Ok(peer),
+            Err(error) if start.elapsed() > SOON => {
+                return Err(error).with_context(|| format!("no rank 1 at {address}"));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}

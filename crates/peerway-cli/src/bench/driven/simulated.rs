@@ -1,0 +1,172 @@
+//! Processors in the place of kernels. A warp is a batch of 32 commands; warps share the processors.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use peerway::Region;
+use peerway::driven::{Command, Op, Proxy, Pusher};
+
+use super::producer::{Producer, Puts, Talk};
+use crate::bench::measure::Times;
+
+/// Threads that push at most: more than there are processors would only wait.
+const THREADS: u32 = 2;
+
+/// See the module.
+pub(super) struct Simulated<'a> {
+    proxy: &'a Proxy,
+}
+
+impl<'a> Simulated<'a> {
+    pub(super) fn new(proxy: &'a Proxy) -> Self {
+        Self { proxy }
+    }
+
+    fn timed(
+        &self,
+        rounds: u64,
+        mut once: impl FnMut(&Pusher, u64) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Times> {
+        let pusher = self.proxy.pusher(0)?;
+        let _armed = self.proxy.arm();
+        let mut times = Times::new();
+        for round in 0..rounds {
+            let start = Instant::now();
+            once(&pusher, round)?;
+            if round >= rounds / 20 {
+                times.record((start.elapsed().as_nanos() as u64).max(1));
+            }
+        }
+        Ok(times)
+    }
+
+    /// Has some threads push `batches` for each of `warps`; `batch` gives the commands of one.
+    fn push_all(
+        &self,
+        warps: u32,
+        batches: u64,
+        batch: impl Fn(u32, u64) -> [[u64; 2]; 32] + Sync,
+    ) -> anyhow::Result<()> {
+        let threads = warps.clamp(1, THREADS);
+        let batch = &batch;
+        std::thread::scope(|scope| {
+            let started: Vec<_> = (0..threads)
+                .map(|thread| {
+                    scope.spawn(move || {
+                        for warp in (thread..warps).step_by(threads as usize) {
+                            let pusher = self.proxy.pusher(warp % self.proxy.rings())?;
+                            for at in 0..batches {
+                                pusher.push_words(&batch(warp, at))?;
+                            }
+                        }
+                        anyhow::Ok(())
+                    })
+                })
+                .collect();
+            let ends = started.into_iter().map(|thread| thread.join());
+            ends.map(|end| end.map_err(|_| anyhow::anyhow!("a thread panicked"))?).collect()
+        })
+    }
+}
+
+impl Producer for Simulated<'_> {
+    fn push_one(&self, rounds: u64) -> anyhow::Result<Times> {
+        self.timed(rounds, |pusher, _| Ok(pusher.push(Command::NOP).map(drop)?))
+    }
+
+    fn push_many(&self, rounds: u64) -> anyhow::Result<Times> {
+        let batch = [Command::NOP.encode()?; 32];
+        self.timed(rounds, |pusher, _| Ok(pusher.push_words(&batch).map(drop)?))
+    }
+
+    fn round_trip(&self, peer: u16, rounds: u64) -> anyhow::Result<Times> {
+        self.timed(rounds, |pusher, _| Ok(pusher.quiet(peer)?))
+    }
+
+    fn flood(&self, warps: u32, commands: u64) -> anyhow::Result<u64> {
+        let batches = commands.div_ceil(u64::from(warps) * 32);
+        let nop = Command::NOP.encode()?;
+        let _armed = self.proxy.arm();
+        self.push_all(warps, batches, |_, _| [nop; 32])?;
+        Ok(batches * u64::from(warps) * 32)
+    }
+
+    fn puts(&self, puts: &Puts) -> anyhow::Result<Duration> {
+        let op = if puts.counter.is_some() { Op::PutCount } else { Op::Put };
+        let whole = Command {
+            op,
+            peer: puts.peer,
+            counter: puts.counter.unwrap_or(0),
+            src: puts.src,
+            dst: puts.dst,
+            len: puts.len,
+        };
+        // A command that does not fit is an error now and not in a thread.
+        let last = (puts.slots - 1) * puts.len;
+        Command { src: whole.src + last, dst: whole.dst + last, ..whole }.encode()?;
+        let each = u64::from(puts.warps) * 32;
+        let batch = |warp: u32, at: u64| {
+            std::array::from_fn(|lane| {
+                let slot = (u64::from(warp) * 32 + lane as u64 + at * each) % puts.slots * puts.len;
+                let command = Command { src: whole.src + slot, dst: whole.dst + slot, ..whole };
+                command.encode().unwrap_or_default()
+            })
+        };
+        let _armed = self.proxy.arm();
+        let start = Instant::now();
+        self.push_all(puts.warps, puts.batches, batch)?;
+        for ring in 0..self.proxy.rings() {
+            self.proxy.pusher(ring)?.quiet(puts.peer)?;
+        }
+        Ok(start.elapsed())
+    }
+
+    fn fill(&self, region: &Region, seed: u32) -> anyhow::Result<()> {
+        let words: Vec<u8> = pattern(region.len() / 4, seed);
+        Ok(region.write_at(0, &words)?)
+    }
+
+    fn check(&self, region: &Region, len: u64, seed: u32) -> anyhow::Result<()> {
+        let mut bytes = vec![0; len as usize / 4 * 4];
+        region.read_at(0, &mut bytes)?;
+        ensure!(bytes == pattern(len / 4, seed), "bytes are not what was sent");
+        Ok(())
+    }
+
+    fn ping(&self, talk: &Talk<'_>) -> anyhow::Result<Times> {
+        self.timed(talk.rounds, |pusher, round| {
+            let number = talk.first + round;
+            talk.source.0.write_at(0, &pattern(talk.len / 4, number as u32))?;
+            let (dst, src) = (talk.dst, talk.source.1);
+            pusher.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
+            pusher.wait_counter(talk.counter, number + 1, Some(talk.peer))?;
+            self.check(talk.landing, talk.len, !(number as u32)).context("an answer")
+        })
+    }
+
+    fn pong(&self, talk: &Talk<'_>) -> anyhow::Result<()> {
+        let answered = self.timed(talk.rounds, |pusher, round| {
+            let number = talk.first + round;
+            talk.source.0.write_at(0, &pattern(talk.len / 4, !(number as u32)))?;
+            pusher.wait_counter(talk.counter, number + 1, Some(talk.peer))?;
+            self.check(talk.landing, talk.len, number as u32).context("a message")?;
+            let (dst, src) = (talk.dst, talk.source.1);
+            Ok(pusher.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?)
+        });
+        answered.map(drop)
+    }
+
+    fn relay(&self, talk: &Talk<'_>, answer: u16) -> anyhow::Result<Times> {
+        self.timed(talk.rounds, |pusher, round| {
+            let (dst, src) = (talk.dst, talk.source.1);
+            pusher.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
+            Ok(pusher.wait_counter(answer, talk.first + round + 1, Some(talk.peer))?)
+        })
+    }
+}
+
+/// The pattern of `driven.cu`.
+fn pattern(words: u64, seed: u32) -> Vec<u8> {
+    let word = |at: u64| (at as u32).wrapping_mul(2_654_435_761) ^ seed;
+    (0..words).flat_map(|at| word(at).to_le_bytes()).collect()
+}

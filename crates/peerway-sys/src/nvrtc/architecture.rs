@@ -63,18 +63,6 @@ impl Architecture {
     pub fn number(self) -> u32 {
         self.number
     }
-
-    /// Whether what was compiled for this runs on a GPU of that number, as far as the number decides: whether GPUs
-    /// are of one family is known to their driver alone.
-    pub fn runs_on(self, number: u32) -> bool {
-        match (self.features, self.real) {
-            (Features::Specific, _) => self.number == number,
-            (Features::Family, _) | (Features::Common, true) => {
-                self.number / 10 == number / 10 && self.number <= number
-            }
-            (Features::Common, false) => self.number <= number,
-        }
-    }
 }
 
 impl fmt::Display for Architecture {
@@ -132,13 +120,5 @@ mod tests {
         for text in ["", "sm", "sm_", "sm_090", "sm_9x", "sm_90aa", "lto_90", "sm_+9", "sm_99999"] {
             assert_eq!(text.parse::<Architecture>(), Err(NotAnArchitecture(text.to_owned())));
         }
-    }
-
-    #[test]
-    fn code_runs_on_its_generation_and_ptx_on_all_later_ones() {
-        let runs = |name: &str, number| name.parse::<Architecture>().unwrap().runs_on(number);
-        assert!(runs("sm_80", 80) && runs("sm_80", 86) && !runs("sm_80", 90));
-        assert!(!runs("sm_86", 80) && runs("compute_80", 100) && !runs("compute_90", 86));
-        assert!(runs("sm_90a", 90) && !runs("compute_90a", 100) && runs("sm_100f", 103));
     }
 }

@@ -1,79 +1,215 @@
-//! Device code: `copy.ptx` out of `copy.cu`, and whether it compiles for the GPUs that are met.
+//! Device code: `copy.ptx` out of `copy.cu`, and whether all of it compiles, with every compiler and for every GPU
+//! that is met.
+//!
+//! Device code is every `.cu` file of the engine's kernels and the header for users' kernels, where there is one. No
+//! GPU is needed.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use peerway_sys::nvrtc::Nvrtc;
+use peerway_sys::nvrtc::{Architecture, Nvrtc, Program};
 
 use crate::python::step;
+use crate::setup::{self, Tool};
+use crate::wheels::{self, Wheels};
 
-/// The compiler that `copy.ptx` is made with. An old one, because a driver reads the PTX of its own age and older.
-const NVRTC: &str = "nvidia-cuda-nvrtc-cu12==12.1.105";
-/// `cuda.h`, which the layouts of the driver's structures are compared with.
-const HEADERS: &str = "nvidia-cuda-runtime-cu12==12.9.79";
-/// The oldest GPUs that the kernels are for.
-const OLDEST: &str = "compute_80";
-/// Others that they must compile for.
-const OTHERS: &[&str] = &["compute_86", "compute_90"];
+/// The oldest GPUs that the kernels are for: what `copy.ptx` is.
+const OLDEST: Architecture = Architecture::ptx(80);
+/// GPUs that all device code must compile for, to the last instruction.
+const GPUS: &[Architecture] =
+    &[Architecture::code(80), Architecture::code(90), Architecture::code(100)];
+/// What nvcc compiles for.
+const NVCC_GPU: &str = "-arch=sm_90";
+const STANDARD: &str = "-std=c++17";
+/// The header for users' kernels.
+const DEVICE_HEADER: &str = "peerway_device.cuh";
 
-/// NVIDIA's wheels, unpacked under the target directory.
-pub(crate) struct Wheels(PathBuf);
+const HOST_COMPILER: Tool =
+    Tool { program: "g++", package: "g++", why: "nvcc, and headers that hosts compile too" };
 
-impl Wheels {
-    /// Fetches them where they are not there yet.
-    pub(crate) fn have(workspace: &Path, target: &Path) -> anyhow::Result<Self> {
-        let wheels = Self(target.join("cuda"));
-        if !wheels.library().is_file() || !wheels.include().join("cuda.h").is_file() {
-            let shown = wheels.0.display().to_string();
-            let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-            let what = ["--no-deps", "--upgrade", "--target", &shown, NVRTC, HEADERS];
-            let python = target.join("cuda-pip");
-            let environment = python.display().to_string();
-            // A machine's own Python may have no pip.
-            step(Path::new("python3"), workspace, &["-m", "venv", "--clear", &environment])?;
-            step(&python.join("bin/python"), workspace, &[&pip[..], &what].concat())?;
-        }
-        Ok(wheels)
-    }
-
-    /// Where `cuda.h` is.
-    pub(crate) fn include(&self) -> PathBuf {
-        self.0.join("nvidia/cuda_runtime/include")
-    }
-
-    fn library(&self) -> PathBuf {
-        self.0.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
-    }
-}
-
-/// Compiles the kernels for every architecture; writes `copy.ptx`, or only compares it.
+/// Compiles everything; writes `copy.ptx`, or only compares it.
 pub(crate) fn run(workspace: &Path, target: &Path, check: bool) -> anyhow::Result<()> {
-    let wheels = Wheels::have(workspace, target)?;
-    let nvrtc = Nvrtc::load(Some(wheels.library().into_os_string()))?;
-    ensure!(nvrtc.found().passed_over.is_empty(), "{:?} is not usable", wheels.library());
-    let kernels = workspace.join("crates/peerway/kernels");
-    let source = CString::new(fs::read(kernels.join("copy.cu")).context("cannot read copy.cu")?)?;
-    let compile = |architecture: &str| {
-        let option = CString::new(format!("--gpu-architecture={architecture}"))?;
-        let ptx = nvrtc.compile(&source, c"copy.cu", &[&option, c"--std=c++17"])?;
-        println!("copy.cu for {architecture}: {} bytes", ptx.as_bytes().len());
-        Ok::<_, anyhow::Error>(ptx)
-    };
-    for architecture in OTHERS {
-        compile(architecture)?;
-    }
-    let mut ptx = compile(OLDEST)?.into_bytes();
+    let code = DeviceCode::read(workspace)?;
+    let old = Compiler::load(&Wheels::have(workspace, target, &wheels::OLD)?.nvrtc())?;
+    let copy = code.sources.iter().find(|unit| unit.name == "copy.cu").context("no copy.cu")?;
+    let mut ptx = old.compile(copy, &[], OLDEST)?;
+    ptx.retain(|byte| *byte != 0);
     if ptx.last() != Some(&b'\n') {
         ptx.push(b'\n');
     }
-    let file = kernels.join("copy.ptx");
+    let file = workspace.join(KERNELS).join("copy.ptx");
     if !check {
-        return fs::write(&file, ptx).context("cannot write copy.ptx");
-    }
-    if fs::read(&file).context("cannot read copy.ptx")? != ptx {
+        fs::write(&file, ptx).context("cannot write copy.ptx")?;
+    } else if fs::read(&file).context("cannot read copy.ptx")? != ptx {
         bail!("copy.ptx is not what copy.cu compiles to: run `cargo xtask kernels`");
     }
-    Ok(())
+
+    let thirteen = Wheels::have(workspace, target, &wheels::CUDA_13)?;
+    let twelve = Wheels::have(workspace, target, &wheels::CUDA_12)?;
+    for library in [twelve.nvrtc(), thirteen.nvrtc()] {
+        let compiler = Compiler::load(&library)?;
+        for unit in &code.sources {
+            for gpu in GPUS {
+                compiler.compile(unit, &code.headers, *gpu)?;
+            }
+        }
+    }
+    code.compile_as_files(workspace, target, &thirteen.nvcc())
+}
+
+/// Where the engine's kernels are.
+const KERNELS: &str = "crates/peerway/kernels";
+/// Where headers for users are.
+const INCLUDE: &str = "include";
+
+/// A file, or one that would include a header.
+struct Unit {
+    name: String,
+    text: String,
+}
+
+struct DeviceCode {
+    sources: Vec<Unit>,
+    headers: Vec<Unit>,
+}
+
+impl DeviceCode {
+    fn read(workspace: &Path) -> anyhow::Result<Self> {
+        let mut sources = read(&workspace.join(KERNELS), &["cu"])?;
+        let headers = read(&workspace.join(INCLUDE), &["h", "cuh"])?;
+        if headers.iter().any(|header| header.name == DEVICE_HEADER) {
+            sources.push(includes(DEVICE_HEADER, "cu"));
+        }
+        Ok(Self { sources, headers })
+    }
+
+    /// By nvcc, and by the host's compiler what is for it too.
+    fn compile_as_files(&self, workspace: &Path, target: &Path, nvcc: &Path) -> anyhow::Result<()> {
+        setup::have(&HOST_COMPILER)?;
+        let directory = target.join("kernels");
+        fs::create_dir_all(&directory).context("cannot make target/kernels")?;
+        let include = workspace.join(INCLUDE).display().to_string();
+        let write = |unit: &Unit| {
+            let file = directory.join(&unit.name);
+            fs::write(&file, &unit.text).with_context(|| format!("cannot write {file:?}"))?;
+            Ok::<_, anyhow::Error>(file.display().to_string())
+        };
+        for unit in &self.sources {
+            let file = write(unit)?;
+            let object = format!("{file}.o");
+            let strict = ["-Werror", "all-warnings", "--device-c", "-o", &object, &file];
+            let options = [STANDARD, NVCC_GPU, "-I", &include];
+            step(nvcc, workspace, &[&options[..], &strict].concat())?;
+        }
+        for header in self.headers.iter().filter(|header| is_for_hosts(header)) {
+            let file = write(&includes(&header.name, "cpp"))?;
+            let strict = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-I", &include, &file];
+            step(Path::new("g++"), workspace, &[&[STANDARD], &strict[..]].concat())?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the host's compiler is to read it: plain headers, and those that ask who reads them.
+fn is_for_hosts(header: &Unit) -> bool {
+    header.name.ends_with(".h") || header.text.contains("__CUDACC__")
+}
+
+/// A file that does nothing but include a header.
+fn includes(header: &str, extension: &str) -> Unit {
+    let name = format!("includes_{}.{extension}", header.replace('.', "_"));
+    Unit { name, text: format!("#include \"{header}\"\n") }
+}
+
+/// The files of a directory with these endings, by name; none where there is no directory.
+fn read(directory: &Path, endings: &[&str]) -> anyhow::Result<Vec<Unit>> {
+    if !directory.is_dir() {
+        return Ok(Vec::new());
+    }
+    let mut files: Vec<PathBuf> = fs::read_dir(directory)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<anyhow::Result<_>>()
+        .with_context(|| format!("cannot read {directory:?}"))?;
+    files.sort();
+    let ends = |file: &PathBuf| endings.iter().any(|e| file.extension().is_some_and(|x| x == *e));
+    let units = files.iter().filter(|file| ends(file)).map(|file| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {file:?}"))?;
+        Ok(Unit { name, text })
+    });
+    units.collect()
+}
+
+/// A compiler for run time.
+struct Compiler {
+    nvrtc: Nvrtc,
+    version: String,
+    knows: Vec<u32>,
+}
+
+impl Compiler {
+    fn load(library: &Path) -> anyhow::Result<Self> {
+        let nvrtc = Nvrtc::load(Some(library.into()))?;
+        ensure!(nvrtc.found().passed_over.is_empty(), "{library:?} is not usable");
+        let (major, minor) = nvrtc.version()?;
+        let knows = nvrtc.architectures().context("which GPUs it knows is not said")?;
+        Ok(Self { nvrtc, version: format!("{major}.{minor}"), knows })
+    }
+
+    /// Compiles where the compiler knows the GPU, and says so.
+    fn compile(
+        &self,
+        unit: &Unit,
+        headers: &[Unit],
+        architecture: Architecture,
+    ) -> anyhow::Result<Vec<u8>> {
+        let (name, version) = (&unit.name, &self.version);
+        if !self.knows.contains(&architecture.number()) {
+            println!("{name} for {architecture}: NVRTC {version} does not know it");
+            return Ok(Vec::new());
+        }
+        let texts: Vec<(CString, CString)> = headers
+            .iter()
+            .map(|header| Ok((CString::new(&*header.name)?, CString::new(&*header.text)?)))
+            .collect::<anyhow::Result<_>>()?;
+        let headers: Vec<(&CStr, &CStr)> = texts.iter().map(|(n, t)| (&**n, &**t)).collect();
+        let program = Program {
+            source: &CString::new(&*unit.text)?,
+            name: &CString::new(&**name)?,
+            headers: &headers,
+            options: &[&CString::new(STANDARD)?],
+        };
+        let image = self.nvrtc.compile(&program, architecture)?;
+        println!("{name} for {architecture}: NVRTC {version}, {} bytes", image.len());
+        Ok(image)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_are_found_and_directories_that_are_not_there_are_empty() {
+        let kernels = read(&crate::workspace().join(KERNELS), &["cu"]).unwrap();
+        assert!(kernels.iter().any(|unit| unit.name == "copy.cu"));
+        assert!(kernels.iter().all(|unit| unit.name.ends_with(".cu")));
+        assert!(read(Path::new("/nonexistent"), &["cu"]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn headers_say_whether_hosts_compile_them() {
+        let header = |name: &str, text: &str| Unit { name: name.into(), text: text.into() };
+        assert!(is_for_hosts(&header("a.h", "")));
+        assert!(is_for_hosts(&header("a.cuh", "#ifdef __CUDACC__\n#endif\n")));
+        assert!(!is_for_hosts(&header("a.cuh", "__device__ int a();\n")));
+    }
+
+    #[test]
+    fn a_header_is_compiled_by_a_file_that_includes_it() {
+        assert_eq!(includes("a.cuh", "cu").name, "includes_a_cuh.cu");
+        assert_eq!(includes("a.cuh", "cu").text, "#include \"a.cuh\"\n");
+    }
 }

@@ -8,6 +8,7 @@ mod python;
 mod rdma;
 mod setup;
 mod test;
+mod wheels;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -41,7 +42,8 @@ enum Command {
         #[arg(long)]
         bless: bool,
     },
-    /// Compile crates/peerway/kernels/copy.cu to the copy.ptx that the engine loads.
+    /// Compile crates/peerway/kernels/copy.cu to the copy.ptx that the engine loads, and all device code with several
+    /// compilers.
     Kernels {
         /// Write nothing; fail where the file differs from what the source compiles to.
         #[arg(long)]

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use crate::kernels::{self, Wheels};
-use crate::{config_docs, instructions, python, rdma, setup, workspace};
+use crate::wheels::{self, Wheels};
+use crate::{config_docs, instructions, kernels, python, rdma, setup, workspace};
 
 /// Which parts to run.
 #[derive(Args)]
@@ -107,16 +107,18 @@ const PARTS: &[Part] = &[
         run: |soak| {
             // 256 cases are proptest's default and take seconds; a soak looks at more.
             let cases = if soak { "20000" } else { "256" };
-            let wheels = Wheels::have(workspace(), &target_directory())?;
-            let include = wheels.include().display().to_string();
-            let variables =
-                [("PROPTEST_CASES", cases.into()), ("PEERWAY_TEST_CUDA_INCLUDE", include)];
+            let have = |set| Wheels::have(workspace(), &target_directory(), set);
+            let variables = [
+                ("PROPTEST_CASES", cases.into()),
+                ("PEERWAY_TEST_CUDA_INCLUDE", have(&wheels::OLD)?.include().display().to_string()),
+                ("PEERWAY_TEST_NVRTC", have(&wheels::CUDA_12)?.nvrtc().display().to_string()),
+            ];
             cargo(&["test", "--workspace"], &variables)
         },
     },
     Part {
         name: "gpu",
-        about: "kernels against their source; the command on a driver that needs no GPU",
+        about: "device code, with several compilers; the command on a driver that needs no GPU",
         run: |_| {
             kernels::run(workspace(), &target_directory(), true)?;
             cargo(&["build", "--package", "peerway-fakecuda"], &[])?;

@@ -75,6 +75,7 @@ mod event;
 mod graph;
 mod handle;
 mod host;
+mod image;
 mod ipc;
 mod kernel;
 mod live;

@@ -1,4 +1,4 @@
-//! Modules: PTX that is not compiled, only looked at for the names of kernels that this library knows.
+//! Modules: images that are only looked at for the names of kernels that this library knows.
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::sync::Arc;
@@ -14,22 +14,7 @@ use crate::work::Work;
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) device: u32,
-    text: String,
-}
-
-impl Module {
-    /// Whether it has a kernel of this name.
-    fn has(&self, name: &str) -> bool {
-        let starts = |rest: &str| {
-            let after = rest.trim_start().strip_prefix(name);
-            after.is_some_and(|after| !after.starts_with(is_part_of_name))
-        };
-        self.text.split(".entry").skip(1).any(starts)
-    }
-}
-
-fn is_part_of_name(c: char) -> bool {
-    c.is_ascii_alphanumeric() || c == '_' || c == '$'
+    kernels: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -42,18 +27,15 @@ pub(crate) struct Function {
 
 /// # Safety
 ///
-/// As CUDA documents it; the image is a string.
+/// As CUDA documents it; the image is a string, or code with its headers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CUresult {
     call_in_context("cuModuleLoadData", |machine, device| {
         valid(!module.is_null() && !image.is_null())?;
         // SAFETY: by this function's contract.
-        let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned();
-        if !text.contains(".version") {
-            return Err(INVALID_PTX);
-        }
+        let kernels = unsafe { crate::image::kernels(image) }.ok_or(INVALID_PTX)?;
         crate::context::drain(machine, device)?;
-        let made = machine.modules.add(Arc::new(Module { device: device.index, text }));
+        let made = machine.modules.add(Arc::new(Module { device: device.index, kernels }));
         // SAFETY: the caller's, to be filled.
         unsafe { put(module, made) }
     })
@@ -85,12 +67,21 @@ pub unsafe extern "C" fn cuModuleGetFunction(
         let found = machine.modules.get(module)?;
         // SAFETY: the caller's string.
         let name = unsafe { CStr::from_ptr(name) }.to_str().ok();
-        let which = name.filter(|name| found.has(name)).and_then(Which::by_name);
+        let name = name.filter(|name| found.kernels.iter().any(|kernel| kernel == name));
+        let which = name.and_then(Which::by_name);
         let which = which.ok_or(CUDA_ERROR_NOT_FOUND)?;
         let made = Function { device: found.device, module: module.addr(), which };
         // SAFETY: the caller's, to be filled.
         unsafe { put(function, machine.functions.add(Arc::new(made))) }
     })
+}
+
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncLoad(function: CUfunction) -> CUresult {
+    call_in_context("cuFuncLoad", |machine, _| machine.functions.get(function).map(drop))
 }
 
 /// What one block may have.
@@ -128,17 +119,4 @@ pub unsafe extern "C" fn cuLaunchKernel(
         let kernel = unsafe { Kernel::new(function.which, params) }?;
         stream.submit(Work::Launch(Arc::new(kernel))).map(drop)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kernels_are_found_by_their_whole_names() {
-        let text = ".version 8.0\n.visible .entry one(\n)\n.visible .entry\ttwo_ (".to_owned();
-        let module = Module { device: 0, text };
-        assert!(module.has("one") && module.has("two_"));
-        assert!(!module.has("on") && !module.has("two") && !module.has("version"));
-    }
 }

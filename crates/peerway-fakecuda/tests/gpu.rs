@@ -12,8 +12,13 @@ use std::process::Command;
 
 /// Runs the engine's tests with this script; what they said.
 fn pass(script: &str, which: &str) -> String {
-    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+    let mut command = Command::new(std::env::current_exe().expect("this program has a file"));
+    if let Some(nvrtc) = std::env::var_os("PEERWAY_TEST_NVRTC") {
+        command.env("PEERWAY_NVRTC_SO", nvrtc);
+    }
+    let output = command
         .args([&format!("engine::{which}"), "--nocapture", "--test-threads=1"])
+        .env("PEERWAY_KERNEL_CACHE", "off")
         .env("PEERWAY_CUDA_SO", support::library())
         .env("PEERWAY_FAKE_CUDA", script)
         .env("RUST_LOG", "peerway=debug")
@@ -61,4 +66,18 @@ fn they_pass_where_memory_cannot_be_shared() {
     // Bytes go through pinned buffers then, also between processes of one host.
     let said = pass("vmm=no,ipc=no", "every_shape");
     assert!(!said.contains("panicked"), "{said}");
+}
+
+#[test]
+fn they_compile_kernels_where_there_is_a_compiler() {
+    let said = pass("", "a_kernel_that_is_compiled_now");
+    let compiled = !said.contains("no compiler");
+    assert!(compiled || std::env::var_os("PEERWAY_TEST_NVRTC").is_none(), "{said}");
+}
+
+#[test]
+fn a_driver_that_cannot_load_a_kernel_says_so() {
+    // Of what the engine loads itself nothing is asked for twice.
+    let said = pass("fail=cuFuncLoad@1:209", "a_kernel_that_is_compiled_now");
+    assert!(said.contains("no compiler") || said.contains("cuFuncLoad"), "{said}");
 }

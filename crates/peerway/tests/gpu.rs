@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use peerway::gpu::{DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions};
+use peerway::gpu::jit::{self, JitError, Program, Source, Target};
+use peerway::gpu::{DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions, PinnedMemory};
 use peerway::{
     Access, Batch, Endpoint, Fence, LocalSlice, PathKind, Peer, Pin, Reason, Region, RegisterError,
     RemoteRegion, RemoteSlice, TransferError,
@@ -764,5 +765,70 @@ fn stages_go_when_a_stream_or_an_event_says_so() {
             let layer = &bytes[i * LAYER as usize..(i + 1) * LAYER as usize];
             assert!(layer.iter().all(|byte| *byte == i as u8 + 1), "{pin:?} layer {i}");
         }
+    }
+}
+
+#[test]
+fn a_kernel_that_is_compiled_now_runs() {
+    if !has_gpu() {
+        return;
+    }
+    let copy = Source::new("copy.cu", include_str!("../kernels/copy.cu")).option("--std=c++17");
+    let image = match jit::compile(&copy, Target::Gpu(0)) {
+        Err(error @ JitError::NoCompiler { .. }) => return eprintln!("no compiler: {error}"),
+        image => image.unwrap(),
+    };
+    peerway::gpu::warm_up(0).unwrap();
+    let program = Program::load(&image, 0).unwrap();
+    let none = program.kernel("no_such_kernel").unwrap_err();
+    assert!(matches!(none, JitError::NoKernel { .. }), "{none}");
+    let kernel = match program.kernel("peerway_copy_runs") {
+        // Where a script has this fail, it is said and nothing else happens.
+        Err(JitError::Gpu(error)) if error.to_string().contains("cuFuncLoad") => {
+            return eprintln!("{error}");
+        }
+        kernel => kernel.unwrap(),
+    };
+    // A kernel keeps its program.
+    drop(program);
+
+    const LEN: usize = 10_000;
+    let memory = PinnedMemory::allocate(64 + 2 * LEN).unwrap();
+    let start = memory.ptr() as u64;
+    let bytes = pattern(7, LEN);
+    let run = [start + 64, start + 64 + LEN as u64, LEN as u64];
+    // SAFETY: inside the memory, which nobody else has.
+    unsafe {
+        memory.ptr().cast::<[u64; 3]>().write(run);
+        memory.ptr().add(64).copy_from(bytes.as_ptr(), LEN);
+        memory.ptr().add(64 + LEN).write_bytes(0, LEN);
+    }
+    let mine = streams::Mine::new();
+    let symbols = mine.gpu.cuda().symbols();
+    let (mut runs, mut count, mut context) = (start, 1u32, std::ptr::null_mut());
+    let arguments = &mut [(&raw mut runs).cast(), (&raw mut count).cast()];
+    // SAFETY: the context of the kernel's GPU, given back below; the kernel's arguments, which name memory that lives
+    // until the stream was waited for.
+    unsafe {
+        assert_eq!((symbols.cuDevicePrimaryCtxRetain)(&mut context, 0), 0);
+        assert_eq!((symbols.cuCtxPushCurrent_v2)(context), 0);
+        let launched = (symbols.cuLaunchKernel)(
+            kernel.as_raw().cast(),
+            1,
+            1,
+            1,
+            256,
+            1,
+            1,
+            0,
+            mine.raw().cast(),
+            arguments.as_mut_ptr(),
+            std::ptr::null_mut(),
+        );
+        assert_eq!(launched, 0);
+        assert_eq!((symbols.cuCtxPopCurrent_v2)(&mut context), 0);
+        peerway::gpu::wait_for_stream(0, mine.raw().cast()).unwrap();
+        assert_eq!((symbols.cuDevicePrimaryCtxRelease_v2)(0), 0);
+        assert_eq!(std::slice::from_raw_parts(memory.ptr().add(64 + LEN), LEN), bytes);
     }
 }

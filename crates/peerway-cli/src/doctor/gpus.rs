@@ -7,7 +7,7 @@ use peerway_sys::cuda::NoCuda;
 use serde_json::json;
 
 use super::report::{Row, Section, bytes};
-use super::topology;
+use super::{kernels, topology};
 
 /// The unit in which GPUs hand memory out.
 const TRIED: u64 = 2 << 20;
@@ -18,6 +18,7 @@ pub(super) fn section(root: &Path) -> Section {
     for row in rows(peerway::gpu::devices(), attempt) {
         section.push(row);
     }
+    section.push(kernels::row(&peerway::gpu::jit::status()));
     section
 }
 

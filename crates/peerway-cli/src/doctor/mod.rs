@@ -8,6 +8,7 @@
 mod configuration;
 mod ffi;
 mod gpus;
+mod kernels;
 mod libraries;
 mod local;
 mod machine;

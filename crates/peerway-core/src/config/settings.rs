@@ -452,6 +452,17 @@ pub const SETTINGS: &[Setting] = &[
         &[],
         "The libnvrtc to load, tried before libnvrtc.so.13 and .so.12.",
     ),
+    // Read when the first kernel is compiled, which needs no endpoint.
+    Setting {
+        name: "PEERWAY_KERNEL_CACHE",
+        aliases: &[],
+        default: "",
+        doc: "The directory that keeps compiled kernels, at most 256 MiB of them, made where it is missing; `off` keeps \
+              none. It must belong to the user and be writable by nobody else. Unset: `peerway/kernels` in \
+              `XDG_CACHE_HOME`, or in `~/.cache`.",
+        kind: Kind::ReadElsewhere { what: "a directory, or off" },
+        status: Status::Used,
+    },
     Setting {
         name: "PEERWAY_RDMA_DEV",
         aliases: &["UCCL_P2P_RDMA_DEV"],

@@ -1,5 +1,6 @@
 //! Streams, events and kernels.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::Arc;
 
@@ -321,6 +322,13 @@ unsafe impl Sync for Module {}
 #[derive(Clone, Copy, Debug)]
 pub struct Function(CUfunction);
 
+impl Function {
+    /// The driver's handle.
+    pub fn raw(self) -> CUfunction {
+        self.0
+    }
+}
+
 // SAFETY: as for modules.
 unsafe impl Send for Function {}
 // SAFETY: as for modules.
@@ -329,13 +337,22 @@ unsafe impl Sync for Function {}
 impl Module {
     /// Loads PTX, which the driver compiles for the GPU, or code that was.
     ///
+    /// # Safety
+    ///
+    /// `image` is PTX, or all of what a compiler made: the driver believes the lengths that code has inside.
+    ///
     /// # Errors
     ///
     /// What the driver says.
-    pub fn load(gpu: &Arc<Gpu>, image: &CStr) -> Result<Self, CudaError> {
+    pub unsafe fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
+        // The driver is told no length: PTX ends where a NUL is.
+        let image = match image.last() {
+            Some(0) => Cow::Borrowed(image),
+            _ => Cow::Owned([image, &[0]].concat()),
+        };
         gpu.with(|current| {
-            // SAFETY: a terminated text, as PTX must be.
+            // SAFETY: a terminated text, or the caller's promise.
             let result =
                 unsafe { (current.symbols().cuModuleLoadData)(&mut raw, image.as_ptr().cast()) };
             current.check("cuModuleLoadData", result)
@@ -358,6 +375,21 @@ impl Module {
             current.check("cuModuleGetFunction", result)
         })?;
         Ok(Function(function))
+    }
+
+    /// Has the kernel's code on the GPU now; otherwise the driver loads it when it is first launched, which waits for
+    /// other work. Drivers before CUDA 12.4 cannot be asked to, and nothing is done.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn preload(&self, function: Function) -> Result<(), CudaError> {
+        let Some(load) = self.gpu.cuda.symbols.cuFuncLoad else { return Ok(()) };
+        self.gpu.with(|current| {
+            // SAFETY: a kernel of this module, which is loaded.
+            let result = unsafe { load(function.0) };
+            current.check("cuFuncLoad", result)
+        })
     }
 
     /// Puts a kernel of this module into a stream.

@@ -248,6 +248,8 @@ symbol_table! {
             fn cuGraphLaunch(*mut c_void, CUstream) -> CUresult;
             fn cuGraphExecDestroy(*mut c_void) -> CUresult;
             fn cuGraphDestroy(*mut c_void) -> CUresult;
+            // 12.4
+            fn cuFuncLoad(CUfunction) -> CUresult;
         }
     }
 }

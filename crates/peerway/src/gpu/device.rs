@@ -182,7 +182,8 @@ impl Device {
 impl Kernels {
     /// Loads them, and runs each once on nothing: the driver loads code when it is first launched.
     fn load(device: &Device) -> Result<Self, CudaError> {
-        let module = Module::load(&device.gpu, COPY_PTX)?;
+        // SAFETY: PTX.
+        let module = unsafe { Module::load(&device.gpu, COPY_PTX.as_bytes()) }?;
         let kernels = Self {
             runs: module.function(c"peerway_copy_runs")?,
             blocks: module.function(c"peerway_copy_blocks")?,
@@ -302,10 +303,4 @@ impl Drop for Flag {
 }
 
 /// `kernels/copy.cu`, compiled by `cargo xtask kernels`.
-const COPY_PTX: &std::ffi::CStr = {
-    const BYTES: &str = concat!(include_str!("../../kernels/copy.ptx"), "\0");
-    match std::ffi::CStr::from_bytes_with_nul(BYTES.as_bytes()) {
-        Ok(ptx) => ptx,
-        Err(_) => panic!("copy.ptx has a NUL byte"),
-    }
-};
+const COPY_PTX: &str = concat!(include_str!("../../kernels/copy.ptx"), "\0");

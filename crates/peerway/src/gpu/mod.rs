@@ -6,6 +6,7 @@
 //!
 //! - [`DeviceMemory`] is memory that other processes can map.
 //! - [`PinnedMemory`] is memory of the host that GPUs reach at full speed.
+//! - [`jit`]: kernels that are compiled at run time.
 //! - `device`: a GPU with its copy streams, events and pinned buffers.
 //! - `copy`: how bytes are moved by a GPU, and when they are there.
 //! - `share`: how memory goes to another process, and what came from others.
@@ -13,6 +14,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod device;
+pub mod jit;
 mod memory;
 pub(crate) mod pin;
 mod pinned;
@@ -154,6 +156,17 @@ pub fn open(index: u32) -> Result<(), GpuError> {
     gpus()?.device(index).map(drop)
 }
 
+/// Has everything ready on a GPU that transfers will want of it: its context, the engine's kernels, pinned buffers. What
+/// loads code or allocates waits for all work of the process on the GPU, and cannot be done while a stream is being
+/// captured, so call this before; for kernels of your own there is [`jit::Program::load`].
+///
+/// # Errors
+///
+/// As [`open`].
+pub fn warm_up(index: u32) -> Result<(), GpuError> {
+    Ok(gpus()?.device(index)?.warm_up()?)
+}
+
 /// The driver's name for the allocation at an address, which no other allocation is ever given; `None` for what is
 /// not memory of a GPU, and where none is in use.
 pub fn buffer_at(address: u64) -> Option<u64> {
@@ -210,10 +223,7 @@ pub(crate) fn in_use() -> Option<&'static Gpus> {
 impl Gpus {
     /// A GPU, with its context held from now on.
     pub(crate) fn device(&self, index: u32) -> Result<Arc<Device>, GpuError> {
-        if index >= self.count {
-            let variable = "CUDA_VISIBLE_DEVICES decides which";
-            return Err(GpuError::NoSuchGpu { index, count: self.count, variable });
-        }
+        self.check(index)?;
         let mut open = self.open.lock().unwrap();
         if let Some(device) = open.get(&index) {
             return Ok(device.clone());
@@ -221,6 +231,20 @@ impl Gpus {
         let device = Arc::new(Device::open(&self.cuda, index)?);
         open.insert(index, device.clone());
         Ok(device)
+    }
+
+    /// What a GPU is, without taking it into use.
+    fn facts(&self, index: u32) -> Result<Facts, GpuError> {
+        self.check(index)?;
+        Ok(Facts::of(&self.cuda, index)?)
+    }
+
+    fn check(&self, index: u32) -> Result<(), GpuError> {
+        if index < self.count {
+            return Ok(());
+        }
+        let variable = "CUDA_VISIBLE_DEVICES decides which";
+        Err(GpuError::NoSuchGpu { index, count: self.count, variable })
     }
 
     /// A GPU that is in use, or else the first.

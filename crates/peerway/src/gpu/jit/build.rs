@@ -1,0 +1,157 @@
+//! An image that is wanted: found, or compiled and kept.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use peerway_sys::nvrtc::Architecture;
+
+use super::cache::Cache;
+use super::compiler::Compiler;
+use super::entry::Entry;
+use super::key::Digest;
+use super::{Image, JitError, Source, Status};
+
+/// What an image is to run on.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) enum Wanted {
+    /// Exactly this.
+    Architecture(Architecture),
+    /// A GPU of this number.
+    Gpu(u32),
+}
+
+impl Wanted {
+    /// The best that a compiler has for it.
+    fn choose(self, compiler: &dyn Compiler) -> Result<Architecture, JitError> {
+        let wished = match self {
+            Self::Architecture(architecture) => architecture,
+            Self::Gpu(number) => Architecture::code(number),
+        };
+        // One that does not tell is tried.
+        let Some(known) = compiler.knows() else { return Ok(wished) };
+        if known.contains(&wished.number()) {
+            return Ok(wished);
+        }
+        let older = known.iter().rfind(|known| **known < wished.number());
+        if let (Self::Gpu(_), Some(older)) = (self, older) {
+            return Ok(Architecture::ptx(*older));
+        }
+        Err(JitError::ArchitectureUnknown {
+            architecture: wished,
+            compiler: compiler.identity().to_owned(),
+            known: known.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// Whether an image for that architecture will do, the better the higher: what [`Self::choose`] gives with one
+    /// compiler or another.
+    fn rank(self, architecture: Architecture) -> Option<u32> {
+        match self {
+            Self::Architecture(wanted) => (architecture == wanted).then_some(0),
+            Self::Gpu(number) if architecture == Architecture::code(number) => Some(u32::MAX),
+            Self::Gpu(number) => {
+                let older = architecture.number();
+                (architecture == Architecture::ptx(older) && older < number).then_some(older)
+            }
+        }
+    }
+}
+
+/// Finds and compiles.
+pub(super) struct Jit {
+    cache: Cache,
+    find: Find,
+    /// What is being looked for or compiled now.
+    under_way: Mutex<HashMap<(Digest, Wanted), Arc<UnderWay>>>,
+}
+
+type Find = Box<dyn Fn() -> Result<Arc<dyn Compiler>, String> + Send + Sync>;
+type UnderWay = OnceLock<Result<Image, JitError>>;
+
+impl Jit {
+    pub(super) fn new(
+        cache: Cache,
+        find: impl Fn() -> Result<Arc<dyn Compiler>, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self { cache, find: Box::new(find), under_way: Mutex::default() }
+    }
+
+    /// The image, by this thread or by another that was asked for the same just before.
+    pub(super) fn image(&self, source: &Source, wanted: Wanted) -> Result<Image, JitError> {
+        source.check()?;
+        let program = Digest::of_program(source);
+        let key = (program, wanted);
+        let mine = self.under_way().entry(key).or_default().clone();
+        let image = mine.get_or_init(|| self.find_or_compile(source, &program, wanted)).clone();
+        let mut under_way = self.under_way();
+        // Those who come from now on look anew, on disk.
+        if under_way.get(&key).is_some_and(|other| Arc::ptr_eq(other, &mine)) {
+            under_way.remove(&key);
+        }
+        image
+    }
+
+    pub(super) fn status(&self) -> Status {
+        let contents = self.cache.contents();
+        Status {
+            compiler: (self.find)().map(|compiler| compiler.identity().to_owned()),
+            directory: self.cache.directory().map(Into::into),
+            images: contents.images,
+            bytes: contents.bytes,
+            problem: contents.problem,
+        }
+    }
+
+    fn find_or_compile(
+        &self,
+        source: &Source,
+        program: &Digest,
+        wanted: Wanted,
+    ) -> Result<Image, JitError> {
+        let is_whole = source.is_whole();
+        let compiler = match (self.find)() {
+            Ok(compiler) => compiler,
+            Err(reasons) => {
+                let any = || self.cache.get_any(program, |architecture| wanted.rank(architecture));
+                let found = is_whole.then(any).flatten();
+                let none = || JitError::NoCompiler { name: source.name.clone(), reasons };
+                let (architecture, entry) = found.ok_or_else(none)?;
+                return Ok(image(entry, architecture, true));
+            }
+        };
+        let architecture = wanted.choose(&*compiler)?;
+        let identity = compiler.identity();
+        if is_whole && let Some(entry) = self.cache.get(program, architecture, identity) {
+            return Ok(image(entry, architecture, true));
+        }
+        let started = std::time::Instant::now();
+        let compiled = compiler.compile(source, architecture).map_err(|log| JitError::Compile {
+            name: source.name.clone(),
+            architecture,
+            compiler: identity.to_owned(),
+            log,
+        })?;
+        let took = started.elapsed();
+        tracing::debug!(name = source.name, %architecture, compiler = identity, ?took, "compiled");
+        let entry = Entry { compiler: identity.to_owned(), image: compiled };
+        if is_whole {
+            self.cache.put(program, architecture, &entry);
+        }
+        Ok(image(entry, architecture, false))
+    }
+
+    fn under_way(&self) -> std::sync::MutexGuard<'_, HashMap<(Digest, Wanted), Arc<UnderWay>>> {
+        // Nothing that can panic happens while it is held.
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(test)]
+    pub(super) fn cache(&self) -> &Cache {
+        &self.cache
+    }
+}
+
+fn image(entry: Entry, architecture: Architecture, was_cached: bool) -> Image {
+    let Entry { compiler, image } = entry;
+    Image { bytes: image.into(), architecture, compiler, was_cached }
+}

@@ -1,0 +1,357 @@
+//! The directory of compiled kernels, which all processes of a user share.
+//!
+//! Invariants: a file under an image's name is whole, because it is written under another name and renamed; what is
+//! not is taken for missing and replaced. Nothing is believed that another user could have written: code from here runs
+//! on a GPU with the rights of this process. A directory or file that is not the user's own, or that others can write to,
+//! is not used; files are looked at through the open directory, so that it cannot be exchanged meanwhile. Locks are not
+//! needed: two processes that write one image write the same, and who reads a file that is removed goes on reading it.
+//!
+//! A file's time of change is when it was last used, which decides what has to go.
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use peerway_sys::nvrtc::Architecture;
+use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::entry::Entry;
+use super::key::{Digest, file_name, parse_file_name};
+
+/// What is kept at most: hundreds of programs.
+pub(super) const LIMIT: u64 = 256 << 20;
+/// What a file is called until it is whole.
+const UNFINISHED: &str = ".new-";
+/// After which nobody writes a file any more: one that is still unfinished was left by a process that ended.
+const ABANDONED: Duration = Duration::from_secs(3600);
+/// Who else could write: group and others.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Where kernels are kept.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum Place {
+    /// The user wants none kept.
+    Off,
+    /// Neither a directory is named nor a home.
+    Unknown,
+    At(PathBuf),
+}
+
+impl Place {
+    /// As the environment has it.
+    pub(super) fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let set = |name| variable(name).filter(|value| !value.is_empty());
+        if let Some(value) = set("PEERWAY_KERNEL_CACHE") {
+            return if value.eq_ignore_ascii_case("off") {
+                Self::Off
+            } else {
+                Self::At(value.into())
+            };
+        }
+        // The rule of XDG: what is not absolute does not count.
+        let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+        caches.map_or(Self::Unknown, |caches| Self::At(caches.join("peerway/kernels")))
+    }
+}
+
+/// Why nothing can be kept.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error(
+        "there is neither HOME nor XDG_CACHE_HOME; PEERWAY_KERNEL_CACHE names a directory, or says off"
+    )]
+    Unknown,
+    #[error("{path:?} {what}")]
+    NotOurs { path: PathBuf, what: &'static str },
+    #[error("{path:?}: {error}")]
+    Io { path: PathBuf, error: io::Error },
+    #[error("the image has {len} bytes, more than the {limit} that are kept")]
+    TooLarge { len: usize, limit: u64 },
+}
+
+/// See the module.
+pub(super) struct Cache {
+    place: Place,
+    limit: u64,
+    /// Whether it was said that the cache cannot be used.
+    told: AtomicBool,
+}
+
+/// What there is.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    pub(super) images: usize,
+    pub(super) bytes: u64,
+    pub(super) problem: Option<String>,
+}
+
+impl Cache {
+    pub(super) fn new(place: Place, limit: u64) -> Self {
+        Self { place, limit, told: AtomicBool::new(false) }
+    }
+
+    /// The directory, which may not be there.
+    pub(super) fn directory(&self) -> Option<&Path> {
+        match &self.place {
+            Place::At(path) => Some(path),
+            Place::Off | Place::Unknown => None,
+        }
+    }
+
+    /// The image of a program that this compiler makes.
+    pub(super) fn get(
+        &self,
+        program: &Digest,
+        architecture: Architecture,
+        compiler: &str,
+    ) -> Option<Entry> {
+        let directory = self.open(false).map_err(|error| self.tell(&error)).ok()??;
+        let name = file_name(program, architecture, compiler);
+        let entry = self.read(&directory, &name, program, architecture)?;
+        // Names have only some digits of the compiler.
+        (entry.compiler == compiler).then_some(entry)
+    }
+
+    /// The image of a program that any compiler made, for an architecture that will do: the best of them, then that
+    /// which was used last.
+    pub(super) fn get_any(
+        &self,
+        program: &Digest,
+        rank: impl Fn(Architecture) -> Option<u32>,
+    ) -> Option<(Architecture, Entry)> {
+        let directory = self.open(false).map_err(|error| self.tell(&error)).ok()??;
+        let digits = program.to_string();
+        let mut found: Vec<_> = self
+            .list(&directory)
+            .into_iter()
+            .filter_map(|file| {
+                let (of, architecture) = parse_file_name(&file.name)?;
+                let rank = rank(architecture).filter(|_| of == digits)?;
+                Some((rank, file.used, architecture, file.name))
+            })
+            .collect();
+        found.sort();
+        found.into_iter().rev().find_map(|(_, _, architecture, name)| {
+            Some((architecture, self.read(&directory, &name, program, architecture)?))
+        })
+    }
+
+    /// Keeps an image, and lets those go that were not used for longest where that is too much.
+    pub(super) fn put(&self, program: &Digest, architecture: Architecture, entry: &Entry) {
+        let name = file_name(program, architecture, &entry.compiler);
+        let bytes = entry.encode(program, architecture);
+        if let Err(error) = self.write(&name, &bytes) {
+            self.tell(&error);
+        }
+    }
+
+    /// What there is now.
+    pub(super) fn contents(&self) -> Contents {
+        match self.open(false) {
+            Ok(None) => Contents::default(),
+            Ok(Some(directory)) => {
+                let files = self.list(&directory);
+                let images = files.iter().filter(|file| parse_file_name(&file.name).is_some());
+                let (images, bytes) =
+                    images.fold((0, 0), |(count, sum), file| (count + 1, sum + file.len));
+                Contents { images, bytes, problem: None }
+            }
+            Err(error) => Contents { problem: Some(error.to_string()), ..Contents::default() },
+        }
+    }
+
+    /// The directory, made where it is not there and is to be; `None` where it is not.
+    fn open(&self, make: bool) -> Result<Option<OwnedFd>, Unusable> {
+        let path = match &self.place {
+            Place::Off => return Ok(None),
+            Place::Unknown => return Err(Unusable::Unknown),
+            Place::At(path) => path,
+        };
+        let failed = |error: io::Error| Unusable::Io { path: path.clone(), error };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::NOENT) if !make => return Ok(None),
+            Err(Errno::NOENT) => {
+                DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+                rustix::fs::open(path, flags, Mode::empty())
+            }
+            opened => opened,
+        };
+        let directory = File::from(directory.map_err(|errno| failed(errno.into()))?);
+        match why_not_ours(&directory.metadata().map_err(failed)?) {
+            Some(what) => Err(Unusable::NotOurs { path: path.clone(), what }),
+            None => Ok(Some(directory.into())),
+        }
+    }
+
+    /// A file's content, if it is what its name says.
+    fn read(
+        &self,
+        directory: &OwnedFd,
+        name: &str,
+        program: &Digest,
+        architecture: Architecture,
+    ) -> Option<Entry> {
+        // Without waiting: what is there could be a pipe.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mut file = File::from(rustix::fs::openat(directory, name, flags, Mode::empty()).ok()?);
+        let refuse = |why: &dyn std::fmt::Display| {
+            tracing::warn!(file = name, "a compiled kernel is not used, and made anew: {why}");
+        };
+        let metadata = file.metadata().ok()?;
+        if let Some(why) = why_not_ours(&metadata) {
+            refuse(&why);
+            return None;
+        }
+        if !metadata.is_file() || metadata.len() > self.limit {
+            refuse(&"it is not a file, or too large");
+            return None;
+        }
+        let mut bytes = Vec::new();
+        // One byte more than it may have, as it might grow meanwhile; then its length is wrong.
+        let read = (&mut file).take(self.limit + 1).read_to_end(&mut bytes);
+        read.map_err(|error| refuse(&error)).ok()?;
+        match Entry::decode(&bytes, program, architecture) {
+            Ok(entry) => {
+                // Where this is not allowed it is only removed sooner.
+                let _ = file.set_modified(SystemTime::now());
+                Some(entry)
+            }
+            Err(why) => {
+                refuse(&why);
+                None
+            }
+        }
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Unusable> {
+        let Some(directory) = self.open(true)? else { return Ok(()) };
+        if bytes.len() as u64 > self.limit {
+            return Err(Unusable::TooLarge { len: bytes.len(), limit: self.limit });
+        }
+        let path = || self.directory().map_or_else(|| name.into(), |at| at.join(name));
+        // Random, because processes of several containers may have one number and one directory.
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| {
+            let error = io::Error::other(error.to_string());
+            Unusable::Io { path: path(), error }
+        })?;
+        let unfinished = format!("{UNFINISHED}{:016x}", u64::from_le_bytes(random));
+        let written = write_new(&directory, &unfinished, bytes)
+            .and_then(|()| Ok(rustix::fs::renameat(&directory, &unfinished, &directory, name)?));
+        if let Err(error) = written {
+            let _ = rustix::fs::unlinkat(&directory, &unfinished, AtFlags::empty());
+            return Err(Unusable::Io { path: path(), error });
+        }
+        self.evict(&directory, name);
+        Ok(())
+    }
+
+    /// Removes what was not used for longest until the rest is not too much. `keep` stays.
+    fn evict(&self, directory: &OwnedFd, keep: &str) {
+        let remove = |name: &str| {
+            // Another process may have been sooner.
+            let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
+        };
+        let (unfinished, mut images): (Vec<_>, Vec<_>) =
+            self.list(directory).into_iter().partition(|file| file.name.starts_with(UNFINISHED));
+        let is_abandoned = |file: &&Listed| file.used.elapsed().is_ok_and(|age| age > ABANDONED);
+        unfinished.iter().filter(is_abandoned).for_each(|file| remove(&file.name));
+        images.sort_by_key(|file| file.used);
+        let mut total: u64 = images.iter().map(|file| file.len).sum();
+        for file in images.iter().filter(|file| file.name != keep) {
+            if total <= self.limit {
+                break;
+            }
+            remove(&file.name);
+            total -= file.len;
+        }
+    }
+
+    /// The images, and what will be such; nothing else that may lie there.
+    fn list(&self, directory: &OwnedFd) -> Vec<Listed> {
+        let Ok(entries) = Dir::read_from(directory) else { return Vec::new() };
+        let names = entries.flatten().filter_map(|entry| {
+            let name = entry.file_name().to_str().ok()?;
+            let ours = name.starts_with(UNFINISHED) || parse_file_name(name).is_some();
+            ours.then(|| name.to_owned())
+        });
+        let listed = names.filter_map(|name| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(directory, &*name, flags, Mode::empty()).ok()?;
+            let metadata = File::from(file).metadata().ok().filter(|found| found.is_file())?;
+            Some(Listed { name, len: metadata.len(), used: metadata.modified().ok()? })
+        });
+        listed.collect()
+    }
+
+    /// Says once that the cache is not used.
+    fn tell(&self, error: &Unusable) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!("compiled kernels are not kept: {error}");
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
+}
+
+struct Listed {
+    name: String,
+    len: u64,
+    used: SystemTime,
+}
+
+/// Why what is there cannot be believed.
+fn why_not_ours(found: &std::fs::Metadata) -> Option<&'static str> {
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return Some("belongs to another user");
+    }
+    (found.mode() & OTHERS_WRITE != 0).then_some("can be written by other users (chmod go-w)")
+}
+
+fn write_new(directory: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?;
+    File::from(file).write_all(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(variables: &[(&str, &str)]) -> Place {
+        Place::of(|name| {
+            let found = variables.iter().find(|(other, _)| *other == name);
+            found.map(|(_, value)| value.into())
+        })
+    }
+
+    #[test]
+    fn the_environment_says_where() {
+        let at = |path: &str| Place::At(path.into());
+        let home = ("HOME", "/home/user");
+        assert_eq!(place(&[home]), at("/home/user/.cache/peerway/kernels"));
+        assert_eq!(place(&[home, ("XDG_CACHE_HOME", "/xdg")]), at("/xdg/peerway/kernels"));
+        assert_eq!(
+            place(&[home, ("XDG_CACHE_HOME", "xdg")]),
+            at("/home/user/.cache/peerway/kernels")
+        );
+        assert_eq!(place(&[home, ("PEERWAY_KERNEL_CACHE", "/mine")]), at("/mine"));
+        assert_eq!(
+            place(&[home, ("PEERWAY_KERNEL_CACHE", "")]),
+            at("/home/user/.cache/peerway/kernels")
+        );
+        assert_eq!(place(&[home, ("PEERWAY_KERNEL_CACHE", "off")]), Place::Off);
+        assert_eq!(place(&[("HOME", "")]), Place::Unknown);
+    }
+}

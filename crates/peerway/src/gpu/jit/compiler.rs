@@ -1,0 +1,86 @@
+//! What compiles: NVRTC, found at run time.
+
+use std::ffi::{CStr, CString, OsString};
+use std::fs;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use peerway_sys::Library;
+use peerway_sys::nvrtc::{Architecture, Nvrtc, Program};
+
+use super::Source;
+
+/// What compiles.
+pub(super) trait Compiler: Send + Sync {
+    /// Which one it is: images of two that differ in this are never taken for each other's.
+    fn identity(&self) -> &str;
+
+    /// The numbers of the architectures that it knows, ascending, where it tells.
+    fn knows(&self) -> Option<&[u32]>;
+
+    /// The image, or what the compiler says about the program. The source was checked.
+    fn compile(&self, source: &Source, architecture: Architecture) -> Result<Vec<u8>, String>;
+}
+
+/// The process's NVRTC, or where it was looked for. Looked for again while there is none: a library that others load
+/// later, such as torch's, is found by its name from then on.
+pub(super) fn find() -> Result<Arc<dyn Compiler>, String> {
+    static FOUND: Mutex<Option<Arc<Found>>> = Mutex::new(None);
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(compiler) = &*found {
+        return Ok(compiler.clone());
+    }
+    let compiler = Arc::new(Found::load(Library::Nvrtc.named())?);
+    *found = Some(compiler.clone());
+    Ok(compiler)
+}
+
+/// An NVRTC that was found.
+pub(super) struct Found {
+    nvrtc: Nvrtc,
+    identity: String,
+    knows: Option<Vec<u32>>,
+}
+
+impl Found {
+    pub(super) fn load(named: Option<OsString>) -> Result<Self, String> {
+        let nvrtc = Nvrtc::load(named).map_err(|error| error.to_string())?;
+        let (major, minor) = nvrtc.version().map_err(|error| error.to_string())?;
+        // Updates of one version call themselves the same, and differ in their size.
+        let file = nvrtc.found().path.as_deref().and_then(|path| fs::metadata(path).ok());
+        let size = file.map_or_else(String::new, |file| format!(" ({} bytes)", file.len()));
+        let identity = format!("NVRTC {major}.{minor}{size}");
+        let knows = nvrtc.architectures();
+        Ok(Self { nvrtc, identity, knows })
+    }
+}
+
+impl Compiler for Found {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    fn knows(&self) -> Option<&[u32]> {
+        self.knows.as_deref()
+    }
+
+    fn compile(&self, source: &Source, architecture: Architecture) -> Result<Vec<u8>, String> {
+        let c_string =
+            |text: &String| CString::new(text.as_str()).map_err(|error| error.to_string());
+        let headers =
+            source.headers.iter().map(|(name, text)| Ok((c_string(name)?, c_string(text)?)));
+        let headers: Vec<(CString, CString)> = headers.collect::<Result<_, String>>()?;
+        let headers: Vec<(&CStr, &CStr)> = headers.iter().map(|(n, t)| (&**n, &**t)).collect();
+        let options = source.options.iter().map(c_string);
+        let options: Vec<CString> = options.collect::<Result<_, String>>()?;
+        // Nothing may come from beside a file of the source's name: the key would not know.
+        let options: Vec<&CStr> =
+            options.iter().map(|o| &**o).chain([c"--no-source-include"]).collect();
+        let program = Program {
+            source: &c_string(&source.text)?,
+            name: &c_string(&source.name)?,
+            headers: &headers,
+            options: &options,
+        };
+        self.nvrtc.compile(&program, architecture).map_err(|error| error.to_string())
+    }
+}

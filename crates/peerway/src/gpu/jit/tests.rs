@@ -1,0 +1,481 @@
+//! Images from a cache in a directory of the test's own, compiled by a stand-in that counts, and by NVRTC where there is
+//! one.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use peerway_sys::nvrtc::Architecture;
+
+use super::build::{Jit, Wanted};
+use super::cache::{Cache, LIMIT, Place};
+use super::compiler::{Compiler, Found};
+use super::key::{Digest, file_name};
+use super::{Image, JitError, Source};
+
+const SM_90: Wanted = Wanted::Architecture(Architecture::code(90));
+const COMPILER: &str = "stand-in 1";
+
+/// Compiles to a text that tells what was compiled.
+struct StandIn {
+    identity: &'static str,
+    knows: &'static [u32],
+    compiled: Arc<AtomicUsize>,
+    takes: Duration,
+}
+
+impl Compiler for StandIn {
+    fn identity(&self) -> &str {
+        self.identity
+    }
+
+    fn knows(&self) -> Option<&[u32]> {
+        Some(self.knows)
+    }
+
+    fn compile(&self, source: &Source, architecture: Architecture) -> Result<Vec<u8>, String> {
+        self.compiled.fetch_add(1, Ordering::Relaxed);
+        thread::sleep(self.takes);
+        match source.text.as_str() {
+            "error" => Err("error: there is an error".to_owned()),
+            text => Ok(image_of(text, architecture, self.identity)),
+        }
+    }
+}
+
+fn image_of(text: &str, architecture: Architecture, compiler: &str) -> Vec<u8> {
+    format!("{text} for {architecture} by {compiler}").repeat(20).into_bytes()
+}
+
+/// A directory that is removed at the end.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("peerway-jit-{}-{next}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+        Self(path)
+    }
+
+    /// The files that are images, or would have become such.
+    fn files(&self) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(self.cache()) else { return Vec::new() };
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.0.join("deep/kernels")
+    }
+
+    fn jit(&self) -> (Jit, Arc<AtomicUsize>) {
+        jit(Place::At(self.cache()), LIMIT, COMPILER)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// With a stand-in, and how often that compiled.
+fn jit(place: Place, limit: u64, identity: &'static str) -> (Jit, Arc<AtomicUsize>) {
+    let compiled = Arc::<AtomicUsize>::default();
+    let count = compiled.clone();
+    let find = move || {
+        let (compiled, takes) = (count.clone(), Duration::from_millis(20));
+        Ok(Arc::new(StandIn { identity, knows: &[80, 90], compiled, takes }) as Arc<dyn Compiler>)
+    };
+    (Jit::new(Cache::new(place, limit), find), compiled)
+}
+
+/// Without a compiler.
+fn without(directory: &Path) -> Jit {
+    let place = Place::At(directory.into());
+    Jit::new(Cache::new(place, LIMIT), || Err("libnvrtc is nowhere".to_owned()))
+}
+
+fn source(text: &str) -> Source {
+    Source::new("test.cu", text)
+}
+
+/// Where the image of a source is kept.
+fn file_of(directory: &Path, source: &Source) -> PathBuf {
+    directory.join(file_name(&Digest::of_program(source), Architecture::code(90), COMPILER))
+}
+
+fn assert_right(image: &Image, text: &str) {
+    assert_eq!(image.bytes(), image_of(text, image.architecture(), image.compiler()));
+}
+
+#[test]
+fn what_was_compiled_is_found_by_the_next_process() {
+    let temporary = Temporary::new();
+    let (first, compiled) = temporary.jit();
+    let made = first.image(&source("a"), SM_90).unwrap();
+    assert!(!made.was_cached());
+    assert_right(&made, "a");
+    for jit in [first, temporary.jit().0] {
+        let found = jit.image(&source("a"), SM_90).unwrap();
+        assert!(found.was_cached());
+        assert_eq!((found.bytes(), found.compiler()), (made.bytes(), COMPILER));
+    }
+    assert_eq!(compiled.load(Ordering::Relaxed), 1);
+    let (again, compiled) = temporary.jit();
+    again.image(&source("b"), SM_90).unwrap();
+    again.image(&source("a"), Wanted::Architecture(Architecture::ptx(90))).unwrap();
+    again.image(&source("a").option("-D"), SM_90).unwrap();
+    let (newer, by_newer) = jit(Place::At(temporary.cache()), LIMIT, "stand-in 2");
+    assert!(!newer.image(&source("a"), SM_90).unwrap().was_cached());
+    assert_eq!((compiled.load(Ordering::Relaxed), by_newer.load(Ordering::Relaxed)), (3, 1));
+
+    let status = again.status();
+    assert_eq!(status.compiler, Ok(COMPILER.to_owned()));
+    assert_eq!((status.images, status.directory), (5, Some(temporary.cache())));
+    assert_eq!(status.bytes, temporary.files().iter().map(|f| f.metadata().unwrap().len()).sum());
+    assert_eq!(temporary.cache().metadata().unwrap().mode() & 0o777, 0o700);
+    assert!(temporary.files().iter().all(|file| file.metadata().unwrap().mode() & 0o777 == 0o600));
+}
+
+#[test]
+fn what_is_not_what_it_should_be_is_made_anew() {
+    let temporary = Temporary::new();
+    let directory = temporary.cache();
+    let file = file_of(&directory, &source("a"));
+    let other = file_of(&directory, &source("b"));
+    let change = |at: usize| {
+        let mut bytes = fs::read(&file).unwrap();
+        bytes[at] ^= 1;
+        fs::write(&file, bytes).unwrap();
+    };
+    let cut = |len: u64| File::options().write(true).open(&file).unwrap().set_len(len).unwrap();
+    let ways: &[(&str, &dyn Fn())] = &[
+        ("magic", &|| change(0)),
+        ("format", &|| change(8)),
+        ("length", &|| change(16)),
+        ("key", &|| change(30)),
+        ("image", &|| change(file.metadata().unwrap().len() as usize - 1)),
+        ("cut in the image", &|| cut(file.metadata().unwrap().len() - 1)),
+        ("cut in the header", &|| cut(40)),
+        ("empty", &|| cut(0)),
+        ("another image under this name", &|| {
+            fs::copy(&other, &file).unwrap();
+        }),
+        ("writable by others", &|| {
+            fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
+        }),
+        ("a link", &|| {
+            fs::rename(&file, directory.join("elsewhere")).unwrap();
+            std::os::unix::fs::symlink("elsewhere", &file).unwrap();
+        }),
+        ("a pipe", &|| {
+            fs::remove_file(&file).unwrap();
+            rustix::fs::mknodat(
+                rustix::fs::CWD,
+                &file,
+                rustix::fs::FileType::Fifo,
+                rustix::fs::Mode::RUSR,
+                0,
+            )
+            .unwrap();
+        }),
+        ("of another user", &|| {
+            // Only root can make it so; for others it stays as it is after another change.
+            change(0);
+            let _ = std::os::unix::fs::chown(&file, Some(12345), None);
+        }),
+    ];
+    let (jit, compiled) = temporary.jit();
+    jit.image(&source("b"), SM_90).unwrap();
+    jit.image(&source("a"), SM_90).unwrap();
+    for (what, spoil) in ways {
+        compiled.store(0, Ordering::Relaxed);
+        assert!(jit.image(&source("a"), SM_90).unwrap().was_cached());
+        spoil();
+        let made = jit.image(&source("a"), SM_90).unwrap();
+        assert!(!made.was_cached(), "{what}");
+        assert_right(&made, "a");
+        let found = jit.image(&source("a"), SM_90).unwrap();
+        assert!(found.was_cached(), "{what}");
+        assert_right(&found, "a");
+        assert_eq!(compiled.load(Ordering::Relaxed), 1, "{what}");
+    }
+    assert!(!jit.cache().has_told(), "the directory was always usable");
+}
+
+#[test]
+fn nothing_of_another_user_is_believed() {
+    let temporary = Temporary::new();
+    let (jit, _) = temporary.jit();
+    jit.image(&source("a"), SM_90).unwrap();
+    let file = file_of(&temporary.cache(), &source("a"));
+    // A whole image, which only who it belongs to speaks against. Root alone can make one.
+    if std::os::unix::fs::chown(&file, Some(12345), None).is_err() {
+        println!("skipped: only root can give files away");
+        return;
+    }
+    assert!(!jit.image(&source("a"), SM_90).unwrap().was_cached());
+    assert_eq!(file.metadata().unwrap().uid(), rustix::process::geteuid().as_raw());
+    assert!(jit.image(&source("a"), SM_90).unwrap().was_cached());
+    std::os::unix::fs::chown(temporary.cache(), Some(12345), None).unwrap();
+    assert!(!jit.image(&source("a"), SM_90).unwrap().was_cached());
+    assert!(jit.cache().has_told());
+    assert!(jit.status().problem.unwrap().contains("another user"));
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_only_costs_time() {
+    let temporary = Temporary::new();
+    File::create(temporary.0.join("file")).unwrap();
+    let open = temporary.0.join("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+    let places = [
+        (Place::At(temporary.0.join("file/kernels")), Some("Not a directory")),
+        (Place::At(PathBuf::from("/proc/self/no-such-directory")), None),
+        (Place::At(open.clone()), Some("written by other users")),
+        (Place::Unknown, Some("PEERWAY_KERNEL_CACHE")),
+    ];
+    for (place, problem) in places {
+        let (jit, compiled) = jit(place.clone(), LIMIT, COMPILER);
+        for count in 1..=2 {
+            let made = jit.image(&source("a"), SM_90).unwrap();
+            assert!(!made.was_cached());
+            assert_right(&made, "a");
+            assert_eq!(compiled.load(Ordering::Relaxed), count);
+        }
+        assert!(jit.cache().has_told(), "{place:?}");
+        if let Some(problem) = problem {
+            let said = jit.status().problem.unwrap();
+            assert!(said.contains(problem), "{said}");
+        }
+    }
+    assert_eq!(fs::read_dir(open).unwrap().count(), 0);
+    // What was wished for is no problem, and what does not fit is not kept.
+    let (off, _) = jit(Place::Off, LIMIT, COMPILER);
+    assert!(!off.image(&source("a"), SM_90).unwrap().was_cached());
+    assert!(!off.cache().has_told() && off.status().problem.is_none());
+    let (small, _) = jit(Place::At(temporary.cache()), 100, COMPILER);
+    assert!(!small.image(&source("a"), SM_90).unwrap().was_cached());
+    assert!(temporary.files().is_empty());
+}
+
+#[test]
+fn what_was_not_used_for_longest_goes_first() {
+    let temporary = Temporary::new();
+    let directory = temporary.cache();
+    let (unbounded, _) = temporary.jit();
+    for text in ["a", "b", "c"] {
+        unbounded.image(&source(text), SM_90).unwrap();
+    }
+    let len = file_of(&directory, &source("a")).metadata().unwrap().len();
+    let age = |file: PathBuf, hours: u64| {
+        let then = SystemTime::now() - Duration::from_secs(hours * 3600);
+        File::options().write(true).open(file).unwrap().set_modified(then).unwrap();
+    };
+    for (text, hours) in [("a", 3), ("b", 2), ("c", 1)] {
+        age(file_of(&directory, &source(text)), hours);
+    }
+    for (name, hours) in [(".new-old", 5), (".new-young", 0), ("notes.txt", 9)] {
+        File::create(directory.join(name)).unwrap();
+        age(directory.join(name), hours);
+    }
+    let (jit, compiled) = jit(Place::At(directory.clone()), 3 * len, COMPILER);
+    // Used, so it stays, though it is the oldest.
+    assert!(jit.image(&source("a"), SM_90).unwrap().was_cached());
+    jit.image(&source("d"), SM_90).unwrap();
+    assert_eq!(compiled.load(Ordering::Relaxed), 1);
+    let is_there = |text| file_of(&directory, &source(text)).exists();
+    assert!(is_there("a") && !is_there("b") && is_there("c") && is_there("d"));
+    assert!(!directory.join(".new-old").exists() && directory.join(".new-young").exists());
+    assert!(directory.join("notes.txt").exists(), "not ours to remove");
+}
+
+#[test]
+fn threads_that_want_the_same_wait_for_one() {
+    let temporary = Temporary::new();
+    for place in [Place::At(temporary.cache()), Place::Off] {
+        let kept = place != Place::Off;
+        let (jit, compiled) = jit(place, LIMIT, COMPILER);
+        let barrier = std::sync::Barrier::new(8);
+        thread::scope(|scope| {
+            for i in 0..8 {
+                let (jit, barrier) = (&jit, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    assert_right(&jit.image(&source("same"), SM_90).unwrap(), "same");
+                    let own = format!("own {i}");
+                    assert_right(&jit.image(&source(&own), SM_90).unwrap(), &own);
+                });
+            }
+        });
+        let compiled = compiled.load(Ordering::Relaxed) - 8;
+        // Where nothing is kept, one that is held up for longer than compiling takes compiles again.
+        assert!(compiled == 1 || !kept && compiled < 8, "{compiled}");
+    }
+}
+
+#[test]
+fn what_does_not_compile_is_said_each_time() {
+    let temporary = Temporary::new();
+    let (jit, compiled) = temporary.jit();
+    for _ in 0..2 {
+        let said = jit.image(&source("error"), SM_90).unwrap_err().to_string();
+        for part in ["test.cu", "sm_90", COMPILER, "there is an error"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+    assert_eq!(compiled.load(Ordering::Relaxed), 2);
+    assert!(temporary.files().is_empty());
+}
+
+const SHARED: &str = "PEERWAY_TEST_JIT_SHARED";
+
+/// Starts itself twice; those compile the same programs into one directory that has not room for all.
+#[test]
+fn two_processes_at_once() {
+    const ROUNDS: usize = 60;
+    let limit = 20_000;
+    if let Some(directory) = std::env::var_os(SHARED) {
+        let (jit, compiled) = jit(Place::At(directory.into()), limit, COMPILER);
+        for round in 0..ROUNDS {
+            let text = format!("round {}", round / 2);
+            assert_right(&jit.image(&source(&text), SM_90).unwrap(), &text);
+        }
+        assert!(!jit.cache().has_told());
+        assert!(compiled.load(Ordering::Relaxed) <= ROUNDS / 2 + 5, "most were found");
+        return;
+    }
+    let temporary = Temporary::new();
+    let start = || {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["gpu::jit::tests::two_processes_at_once", "--exact", "--nocapture"]);
+        command.env(SHARED, temporary.cache()).spawn().unwrap()
+    };
+    for mut child in [start(), start()] {
+        assert!(child.wait().unwrap().success());
+    }
+    let (jit, _) = temporary.jit();
+    let status = jit.status();
+    assert!(status.images > 5 && status.bytes <= limit, "{status:?}");
+    assert_eq!(temporary.files().len(), status.images, "nothing unfinished is left");
+    let last = format!("round {}", ROUNDS / 2 - 1);
+    assert!(jit.image(&source(&last), SM_90).unwrap().was_cached());
+}
+
+#[test]
+fn without_a_compiler_what_is_kept_is_used() {
+    let temporary = Temporary::new();
+    let directory = temporary.cache();
+    let place = || Place::At(directory.clone());
+    let none = without(&directory);
+    let failed = none.image(&source("a"), SM_90).unwrap_err();
+    let said = failed.to_string();
+    assert!(matches!(failed, JitError::NoCompiler { .. }));
+    for part in ["test.cu", "libnvrtc is nowhere", "nvidia-cuda-nvrtc", "PEERWAY_NVRTC_SO"] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(none.status().compiler.is_err());
+    assert!(!directory.exists(), "nothing is made to look into");
+
+    // For a GPU that the compiler does not know, PTX of the newest that it does.
+    let (one, _) = jit(place(), LIMIT, COMPILER);
+    let ptx = one.image(&source("a"), Wanted::Gpu(100)).unwrap();
+    assert_eq!(ptx.architecture(), Architecture::ptx(90));
+    let found = none.image(&source("a"), Wanted::Gpu(100)).unwrap();
+    assert_eq!((found.bytes(), found.was_cached()), (ptx.bytes(), true));
+    // Code for the GPU is better, and of two of those the one that was used last.
+    one.image(&source("a"), Wanted::Gpu(80)).unwrap();
+    let (two, _) = jit(place(), LIMIT, "stand-in 2");
+    for (jit, compiler) in [(&two, "stand-in 2"), (&one, COMPILER)] {
+        thread::sleep(Duration::from_millis(20));
+        jit.image(&source("a"), SM_90).unwrap();
+        let found = none.image(&source("a"), Wanted::Gpu(90)).unwrap();
+        assert_eq!((found.architecture(), found.compiler()), (Architecture::code(90), compiler));
+        assert_right(&found, "a");
+    }
+    // Not PTX of a later GPU, nor another GPU's code, nor another program's; and nothing that is spoiled.
+    assert!(none.image(&source("a"), Wanted::Gpu(75)).is_err());
+    assert!(none.image(&source("b"), Wanted::Gpu(90)).is_err());
+    fs::write(file_of(&directory, &source("a")), "garbage").unwrap();
+    assert_eq!(none.image(&source("a"), SM_90).unwrap().compiler(), "stand-in 2");
+}
+
+#[test]
+fn what_the_compiler_does_not_know_is_said() {
+    let temporary = Temporary::new();
+    let (jit, compiled) = temporary.jit();
+    let newer = Wanted::Architecture("sm_100a".parse().unwrap());
+    for wanted in [newer, Wanted::Gpu(75)] {
+        let said = jit.image(&source("a"), wanted).unwrap_err().to_string();
+        assert!(said.contains(COMPILER) && said.contains("80, 90"), "{said}");
+    }
+    assert_eq!(compiled.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn what_depends_on_files_is_not_kept() {
+    let temporary = Temporary::new();
+    let (jit, compiled) = temporary.jit();
+    for _ in 0..2 {
+        let made = jit.image(&source("a").option("-Iinclude"), SM_90).unwrap();
+        assert!(!made.was_cached());
+    }
+    assert_eq!(compiled.load(Ordering::Relaxed), 2);
+    assert!(temporary.files().is_empty());
+}
+
+/// With the NVRTC that `PEERWAY_TEST_NVRTC` names.
+#[test]
+fn nvrtc_compiles() {
+    let Some(library) = std::env::var_os("PEERWAY_TEST_NVRTC") else {
+        println!("skipped: PEERWAY_TEST_NVRTC names no libnvrtc.so");
+        return;
+    };
+    let temporary = Temporary::new();
+    let make = || {
+        let library = library.clone();
+        let find = move || Ok(Arc::new(Found::load(Some(library.clone()))?) as Arc<dyn Compiler>);
+        Jit::new(Cache::new(Place::At(temporary.cache()), LIMIT), find)
+    };
+    let jit = make();
+    let text = "#include \"by.h\"\nextern \"C\" __global__ void grow(int *x) { *x += BY; }\n";
+    let grow = Source::new("grow.cu", text).option("--std=c++17").header("by.h", "#define BY 42\n");
+    let ptx = jit.image(&grow, Wanted::Architecture(Architecture::ptx(80))).unwrap();
+    let ptx_text = String::from_utf8_lossy(ptx.bytes());
+    assert!(ptx_text.contains(".entry grow") && ptx_text.contains("42"), "{ptx_text}");
+    assert_eq!(ptx.bytes().last(), Some(&0));
+    let code = jit.image(&grow, Wanted::Gpu(90)).unwrap();
+    assert_eq!(code.architecture(), Architecture::code(90));
+    assert!(code.bytes().starts_with(b"\x7fELF"));
+    assert!(code.compiler().starts_with("NVRTC 1"), "{}", code.compiler());
+    let again = make().image(&grow, Wanted::Gpu(90)).unwrap();
+    assert_eq!((again.bytes(), again.was_cached()), (code.bytes(), true));
+    assert_eq!(without(&temporary.cache()).image(&grow, Wanted::Gpu(90)).unwrap(), again);
+
+    let wrong = Source::new("wrong.cu", "__global__ void wrong() { no_such_thing(); }");
+    let said = jit.image(&wrong, SM_90).unwrap_err().to_string();
+    for part in ["wrong.cu", "sm_90", "no_such_thing"] {
+        assert!(said.contains(part), "{said}");
+    }
+    // Beside a file of the source's name there may be anything; it would not be in the key.
+    fs::write(temporary.0.join("beside.h"), "#define BY 1\n").unwrap();
+    let name = temporary.0.join("beside.cu").display().to_string();
+    let beside = Source::new(name, text.replace("by.h", "beside.h"));
+    assert!(matches!(jit.image(&beside, SM_90), Err(JitError::Compile { .. })));
+    let named = beside.option(format!("-I{}", temporary.0.display()));
+    assert!(!jit.image(&named, SM_90).unwrap().was_cached());
+    let unknown = Wanted::Architecture("sm_999".parse().unwrap());
+    assert!(matches!(jit.image(&grow, unknown), Err(JitError::ArchitectureUnknown { .. })));
+    // What is not code is not taken for such.
+    let relocatable = grow.option("--dlink-time-opt");
+    assert!(matches!(jit.image(&relocatable, SM_90), Err(JitError::Compile { .. })));
+}

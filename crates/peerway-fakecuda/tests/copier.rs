@@ -123,6 +123,25 @@ fn the_resident_kernel_stays_leaves_and_comes_back() {
     }
 }
 
+/// However long the kernel would stay, it is told to go when its copier is dropped.
+#[test]
+fn a_dropped_copier_takes_its_kernel_with_it() {
+    if !is_inside() {
+        pass("", "a_dropped_copier_takes_its_kernel_with_it");
+        return;
+    }
+    let (_memory, run) = task();
+    let mut options = CopierOptions::default();
+    (options.idle, options.stay) = (Duration::from_secs(600), Duration::from_secs(600));
+    let begun = Instant::now();
+    for _ in 0..3 {
+        let mut copier = Copier::new(0, CopierKind::Resident, &options).expect("it starts");
+        let ticket = submit(&mut copier, run).expect("it is taken");
+        copier.wait(ticket).expect("it is copied");
+    }
+    assert!(begun.elapsed() < options.idle);
+}
+
 /// A launch or a copy that is refused is an error, at once and from then on.
 #[test]
 fn a_refused_call_is_an_error_and_no_hang() {

@@ -104,9 +104,14 @@ impl Resident {
             fault: Fault::default(),
             watch: Watch::default(),
         };
-        // The driver loads code when it is first launched, which takes milliseconds and waits for the whole GPU.
+        // The driver loads code when it is first launched, which takes milliseconds and waits for the whole GPU. So the
+        // first launch is for nothing, and leaves at once.
+        copier.write(0, [1, 0, LEAVE]);
         copier.start()?;
         copier.stream.synchronize()?;
+        if !(copier.look(0) && (0..blocks).all(|block| copier.is_gone(block))) {
+            return Err(device.gpu.refuse("peerway_copy_resident"));
+        }
         Ok(copier)
     }
 
@@ -176,13 +181,18 @@ impl Resident {
             if self.written[block] == self.done[block] {
                 continue;
             }
-            // pairs with the block's fence before it says so: what it has done is seen below
-            let gone = self.word(block * LINE + 8).load(Ordering::Acquire);
-            if gone == u64::from(self.launch) && !self.look(block) {
+            // In this order: what it has done was said before it was gone.
+            if self.is_gone(block) && !self.look(block) {
                 return self.start();
             }
         }
         Ok(())
+    }
+
+    /// Whether the newest launch has ended for a block.
+    fn is_gone(&self, block: usize) -> bool {
+        // pairs with the block's fence before it says so
+        self.word(block * LINE + 8).load(Ordering::Acquire) == u64::from(self.launch)
     }
 
     /// Asks how far a block is; whether it has done all that it was given.

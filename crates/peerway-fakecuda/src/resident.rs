@@ -97,7 +97,7 @@ impl Resident {
             let quiet = together.active.elapsed() > self.idle;
             if over || late || quiet || together.leaving {
                 together.leaving = true;
-                engine.write_value(self.together, u64::from(self.launch))?;
+                engine.write_value(self.together + 8, u64::from(self.launch))?;
                 block.gone = true;
                 return engine.write_value(block.line + 8, u64::from(self.launch));
             }
@@ -127,7 +127,7 @@ impl Resident {
         let mut tasks = Vec::new();
         engine.with_words(block.ring, slots * SLOT / 8, |words: &[AtomicU64]| {
             for at in block.position..block.position + most {
-                let phase = (at / slots & 1) ^ 1;
+                let phase = ((at / slots) & 1) ^ 1;
                 let slot = ((at & (slots - 1)) * SLOT / 8) as usize;
                 // Pairs with the host's stores of them.
                 let task = [0, 1, 2].map(|word| words[slot + word].load(Ordering::Acquire));

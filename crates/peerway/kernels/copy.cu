@@ -245,9 +245,9 @@ extern "C" __global__ void __launch_bounds__(512, 2)
             // A block looks at least once, however late it comes.
             bool over = __any_sync(ALL, !first && (asked || now() - start > stay));
             while (!over) {
-                // Fetched beside the slots, which are farther.
-                u64 active = load_near(&together->active);
-                u32 leaving = load_near(&together->leaving);
+                // Fetched beside the slots, which are farther; by one lane, which sees what it stored itself.
+                u64 active = lane == 0 ? load_near(&together->active) : 0;
+                u32 leaving = lane == 0 ? load_near(&together->leaving) : 0;
                 u64 at = position + lane;
                 bool ready = false;
                 if (lane < width) {
@@ -263,10 +263,12 @@ extern "C" __global__ void __launch_bounds__(512, 2)
                 u32 missing = ~__ballot_sync(ALL, ready);
                 found = missing == 0 ? WARP : __ffs(missing) - 1;
                 if (found > 0) break;
-                u64 time = __shfl_sync(ALL, now(), 0);
+                width = NARROW;
+                u64 time = now();
                 // Another block may have been active later than this one's clock was read.
                 bool quiet = time > active && time - active > idle;
-                over = __any_sync(ALL, quiet || leaving == launch || time - start > stay);
+                bool end = quiet || leaving == launch || time - start > stay;
+                over = __any_sync(ALL, lane == 0 && end);
             }
             src &= VALUE;
             dst &= VALUE;

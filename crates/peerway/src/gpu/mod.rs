@@ -15,7 +15,7 @@
 pub(crate) mod copy;
 pub(crate) mod device;
 mod memory;
-mod peer_copy;
+pub(crate) mod peer_copy;
 pub(crate) mod pin;
 mod pinned;
 pub(crate) mod share;

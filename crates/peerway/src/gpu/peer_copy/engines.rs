@@ -102,7 +102,9 @@ impl PeerCopy for Engines {
         if runs.len() > self.room() {
             return Ok(None);
         }
-        (self.dst.clear(), self.src.clear(), self.len.clear());
+        self.dst.clear();
+        self.src.clear();
+        self.len.clear();
         for run in runs.iter().filter(|run| run.len > 0) {
             self.dst.push(run.dst);
             self.src.push(run.src);

@@ -129,7 +129,7 @@ impl Resident {
     /// Writes a task into the ring of a block, which has room.
     fn write(&mut self, block: usize, task: [u64; 3]) {
         let at = self.written[block];
-        let phase = (at / SLOTS & 1) ^ 1;
+        let phase = ((at / SLOTS) & 1) ^ 1;
         let ring = self.blocks() * LINE + block * SLOTS as usize * SLOT;
         let slot = ring + (at % SLOTS) as usize * SLOT;
         for (word, value) in task.into_iter().enumerate() {
@@ -291,6 +291,10 @@ impl PeerCopy for Resident {
 
 impl Drop for Resident {
     fn drop(&mut self) {
+        // A child that was forked has neither the kernel nor the rings.
+        if !self.device.gpu.cuda().is_ours() {
+            return;
+        }
         let begun = Instant::now();
         while self.finished < self.submitted && self.poll().is_ok() {
             pause(begun);

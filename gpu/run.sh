@@ -24,6 +24,8 @@ if has tests; then
     say "tests"
     timeout 240 "$bundle/gpu-tests" --test-threads=1 2>&1 | tee "$out/gpu-tests.txt" | grep -vE '^$|^note:|^stack' | tail -25
     [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
+    timeout 240 "$bundle/copier-tests" --test-threads=1 2>&1 | tee "$out/copier-tests.txt" | grep -vE '^$|^note:|^stack' | tail -25
+    [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
 fi
 
 if has sanitizer && command -v compute-sanitizer > /dev/null; then
@@ -53,6 +55,8 @@ if has bench; then
     done
     say "bench --memory-kinds"
     "$bundle/peerway" bench --memory-kinds --json "$out/kinds.json" || failed=1
+    say "bench peer-copy"
+    "$bundle/peerway" bench peer-copy --json "$out/peer-copy.json" || failed=1
     say "doctor"
     "$bundle/peerway" doctor | sed -n '/GPU/,/^$/p'
 fi

@@ -20,6 +20,8 @@ pub(crate) fn bundle(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(&bundle)?;
     let tests = ["test", "--release", "--package", "peerway", "--test", "gpu", "--no-run"];
     put(&built(workspace, &tests, "gpu")?, &bundle.join("gpu-tests"))?;
+    let tests = ["test", "--release", "--package", "peerway", "--test", "copier", "--no-run"];
+    put(&built(workspace, &tests, "copier")?, &bundle.join("copier-tests"))?;
     let command = ["build", "--release", "--package", "peerway-cli"];
     put(&built(workspace, &command, "peerway")?, &bundle.join("peerway"))?;
     let shown = bundle.display().to_string();

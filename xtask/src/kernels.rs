@@ -1,4 +1,4 @@
-//! Device code: `copy.ptx` out of `copy.cu`, and whether all of it compiles, with every compiler and for every GPU
+//! Device code: the PTX that is loaded, out of its sources, and whether all of it compiles, with every compiler and for every GPU
 //! that is met.
 //!
 //! Device code is every `.cu` file of the engine's kernels and the header for users' kernels, where there is one. No
@@ -15,7 +15,9 @@ use crate::python::step;
 use crate::setup::{self, Tool};
 use crate::wheels::{self, Wheels};
 
-/// The oldest GPUs that the kernels are for: what `copy.ptx` is.
+/// What is loaded as PTX, committed beside its source: copies, and what measures and tests the GPU-driven engine.
+const LOADED: &[&str] = &["copy.cu", "driven.cu"];
+/// The oldest GPUs that the kernels are for: what that PTX is for.
 const OLDEST: Architecture = Architecture::ptx(80);
 /// GPUs that all device code must compile for, to the last instruction.
 const GPUS: &[Architecture] =
@@ -29,21 +31,24 @@ const DEVICE_HEADER: &str = "peerway_device.cuh";
 const HOST_COMPILER: Tool =
     Tool { program: "g++", package: "g++", why: "nvcc, and headers that hosts compile too" };
 
-/// Compiles everything; writes `copy.ptx`, or only compares it.
+/// Compiles everything; writes the PTX files, or only compares them.
 pub(crate) fn run(workspace: &Path, target: &Path, check: bool) -> anyhow::Result<()> {
     let code = DeviceCode::read(workspace)?;
     let old = Compiler::load(&Wheels::have(workspace, target, &wheels::OLD)?.nvrtc())?;
-    let copy = code.sources.iter().find(|unit| unit.name == "copy.cu").context("no copy.cu")?;
-    let mut ptx = old.compile(copy, &[], OLDEST)?;
-    ptx.retain(|byte| *byte != 0);
-    if ptx.last() != Some(&b'\n') {
-        ptx.push(b'\n');
-    }
-    let file = workspace.join(KERNELS).join("copy.ptx");
-    if !check {
-        fs::write(&file, ptx).context("cannot write copy.ptx")?;
-    } else if fs::read(&file).context("cannot read copy.ptx")? != ptx {
-        bail!("copy.ptx is not what copy.cu compiles to: run `cargo xtask kernels`");
+    for name in LOADED {
+        let unit = code.sources.iter().find(|unit| unit.name == *name);
+        let unit = unit.with_context(|| format!("no {name}"))?;
+        let mut ptx = old.compile(unit, &code.headers, OLDEST)?;
+        ptx.retain(|byte| *byte != 0);
+        if ptx.last() != Some(&b'\n') {
+            ptx.push(b'\n');
+        }
+        let file = workspace.join(KERNELS).join(name).with_extension("ptx");
+        if !check {
+            fs::write(&file, ptx).with_context(|| format!("cannot write {file:?}"))?;
+        } else if fs::read(&file).with_context(|| format!("cannot read {file:?}"))? != ptx {
+            bail!("{file:?} is not what {name} compiles to: run `cargo xtask kernels`");
+        }
     }
 
     let thirteen = Wheels::have(workspace, target, &wheels::CUDA_13)?;

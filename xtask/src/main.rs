@@ -42,7 +42,7 @@ enum Command {
         #[arg(long)]
         bless: bool,
     },
-    /// Compile crates/peerway/kernels/copy.cu to the copy.ptx that the engine loads, and all device code with several
+    /// Compile the device code of crates/peerway/kernels to the PTX that is loaded. and all device code with several
     /// compilers.
     Kernels {
         /// Write nothing; fail where the file differs from what the source compiles to.

@@ -157,6 +157,29 @@ fn kinds_of_gpu_memory_are_compared_or_refused_in_one_line() {
 }
 
 #[test]
+fn copiers_are_compared_or_refused_in_one_line() {
+    let line = "peer-copy --seconds 0.01 --sizes 256,100003 --tasks 1,40 --blocks 1,3 --json -";
+    let output = finish(bench(line).spawn().unwrap());
+    let told = String::from_utf8(output.stderr).unwrap();
+    if !output.status.success() {
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(no_gpu(&told), "{told}");
+        return;
+    }
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(rows.len(), 4 * 2 * 2, "copiers, sizes, tasks: {told}");
+    let count = |name: &str| rows.iter().filter(|row| row["copier"] == name).count();
+    assert_eq!((count("launched"), count("resident"), count("engines")), (4, 8, 4), "{told}");
+    for row in &rows {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        assert!(number("p50_us") > 0.0 && number("p99_us") >= number("p50_us"), "{row}");
+        assert!(number("gbps") > 0.0, "{row}");
+        assert_eq!(row["blocks"].is_null(), row["copier"] != "resident", "{row}");
+    }
+    assert!(told.contains("resident x3") && told.contains("GB/s"), "{told}");
+}
+
+#[test]
 fn a_gpu_that_is_not_there_is_one_line() {
     let output = finish(bench("--memory gpu --gpu 4000").spawn().unwrap());
     let told = String::from_utf8(output.stderr).unwrap();

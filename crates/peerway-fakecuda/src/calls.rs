@@ -152,8 +152,8 @@ calls! {
     cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemGetHandleForAddressRange
     cuIpcGetMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle
     cuMemHostAlloc cuMemAllocHost_v2 cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister
-    cuMemcpyAsync cuMemcpyHtoD_v2 cuMemcpyDtoH_v2 cuMemsetD8Async cuMemsetD8_v2
-    cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
+    cuMemcpyAsync cuMemcpyBatchAsync cuMemcpyBatchAsync_v2 cuMemcpyHtoD_v2 cuMemcpyDtoH_v2 cuMemsetD8Async cuMemsetD8_v2
+    cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
     cuStreamIsCapturing cuStreamWaitValue64_v2 cuStreamWriteValue64_v2 cuLaunchHostFunc
     cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
     cuModuleLoadData cuModuleUnload cuModuleGetFunction cuFuncLoad cuLaunchKernel

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use peerway_sys::cuda::ffi::*;
 
 use crate::calls::{Answer, call_in_context, valid};
+use crate::device::Device;
 use crate::errors::CAPTURE_UNSUPPORTED;
 use crate::lock;
 use crate::machine::Machine;
@@ -31,6 +32,121 @@ pub unsafe extern "C" fn cuMemcpyAsync(
     call_in_context("cuMemcpyAsync", |machine, device| {
         copy(machine, &machine.stream(device, stream)?, to, from, len, false)
     })
+}
+
+/// As it was in CUDA 12.8. All of its copies are done in the order of the list, where CUDA promises none.
+///
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyBatchAsync(
+    to: *mut CUdeviceptr,
+    from: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes,
+    firsts: *mut usize,
+    sets: usize,
+    failed: *mut usize,
+    stream: CUstream,
+) -> CUresult {
+    call_in_context("cuMemcpyBatchAsync", |machine, device| {
+        valid(!failed.is_null())?;
+        // SAFETY: the caller's, to be filled: of no copy in particular.
+        unsafe { failed.write(usize::MAX) };
+        // SAFETY: by this function's contract.
+        let batch = unsafe { Batch::read(to, from, sizes, count, attributes, firsts, sets) }?;
+        batch.submit(machine, device, stream).map_err(|(at, code)| {
+            // SAFETY: as above.
+            unsafe { failed.write(at) };
+            code
+        })
+    })
+}
+
+/// As it is since CUDA 13.0.
+///
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyBatchAsync_v2(
+    to: *const CUdeviceptr,
+    from: *const CUdeviceptr,
+    sizes: *const usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes,
+    firsts: *mut usize,
+    sets: usize,
+    stream: CUstream,
+) -> CUresult {
+    call_in_context("cuMemcpyBatchAsync_v2", |machine, device| {
+        // SAFETY: by this function's contract.
+        let batch = unsafe { Batch::read(to, from, sizes, count, attributes, firsts, sets) }?;
+        batch.submit(machine, device, stream).map_err(|(_, code)| code)
+    })
+}
+
+/// The lists of a batch.
+struct Batch<'a> {
+    to: &'a [CUdeviceptr],
+    from: &'a [CUdeviceptr],
+    sizes: &'a [usize],
+}
+
+impl Batch<'_> {
+    /// # Safety
+    ///
+    /// The pointers are null, or to lists of so many entries.
+    unsafe fn read(
+        to: *const CUdeviceptr,
+        from: *const CUdeviceptr,
+        sizes: *const usize,
+        count: usize,
+        attributes: *const CUmemcpyAttributes,
+        firsts: *const usize,
+        sets: usize,
+    ) -> Result<Self, CUresult> {
+        let lists = !to.is_null() && !from.is_null() && !sizes.is_null();
+        valid(lists && !attributes.is_null() && !firsts.is_null())?;
+        valid(count > 0 && sets > 0 && sets <= count)?;
+        // SAFETY: by this function's contract.
+        let (attributes, firsts) = unsafe {
+            (std::slice::from_raw_parts(attributes, sets), std::slice::from_raw_parts(firsts, sets))
+        };
+        // An order for the sources has to be chosen, and the sets begin with the first copy and rise.
+        valid(attributes.iter().all(|set| (1..=3).contains(&set.srcAccessOrder)))?;
+        valid(firsts[0] == 0 && firsts.is_sorted_by(|one, next| one < next))?;
+        // SAFETY: as above.
+        unsafe {
+            Ok(Self {
+                to: std::slice::from_raw_parts(to, count),
+                from: std::slice::from_raw_parts(from, count),
+                sizes: std::slice::from_raw_parts(sizes, count),
+            })
+        }
+    }
+
+    /// Which copy it failed at, and with what.
+    fn submit(
+        &self,
+        machine: &'static Machine,
+        device: &'static Device,
+        stream: CUstream,
+    ) -> Result<(), (usize, CUresult)> {
+        // Not for the default streams.
+        let named = valid(stream.addr() > 2).and_then(|()| machine.stream(device, stream));
+        let stream = named.map_err(|code| (usize::MAX, code))?;
+        if let Some(nothing) = self.sizes.iter().position(|size| *size == 0) {
+            return Err((nothing, CUDA_ERROR_INVALID_VALUE));
+        }
+        let copies = self.to.iter().zip(self.from).zip(self.sizes).enumerate();
+        for (at, ((to, from), size)) in copies {
+            copy(machine, &stream, *to, *from, *size, false).map_err(|code| (at, code))?;
+        }
+        Ok(())
+    }
 }
 
 /// # Safety

@@ -5,10 +5,12 @@
 //! the grid is, all of it is done once.
 
 use std::ffi::c_void;
+use std::time::Duration;
 
 use peerway_sys::cuda::ffi::*;
 
 use crate::calls::{Answer, valid};
+use crate::resident::Resident;
 use crate::script::Dice;
 use crate::work::Engine;
 
@@ -18,6 +20,8 @@ pub(crate) enum Which {
     Runs,
     Blocks,
     Few,
+    List,
+    Resident,
 }
 
 impl Which {
@@ -26,6 +30,8 @@ impl Which {
             "peerway_copy_runs" => Some(Self::Runs),
             "peerway_copy_blocks" => Some(Self::Blocks),
             "peerway_copy_few" => Some(Self::Few),
+            "peerway_copy_list" => Some(Self::List),
+            "peerway_copy_resident" => Some(Self::Resident),
             _ => None,
         }
     }
@@ -35,12 +41,33 @@ impl Which {
 #[derive(Debug)]
 pub(crate) enum Kernel {
     /// `peerway_copy_runs(const Run *runs, u32 count)`
-    Runs { runs: u64, count: u32 },
+    Runs {
+        runs: u64,
+        count: u32,
+    },
     /// `peerway_copy_blocks(u64 src, u64 src_stride, const u32 *src_index, u64 dst, u64 dst_stride,
     /// const u32 *dst_index, u64 len, u32 count)`
-    Blocks { from: Blocks, to: Blocks, len: u64, count: u32 },
+    Blocks {
+        from: Blocks,
+        to: Blocks,
+        len: u64,
+        count: u32,
+    },
     /// `peerway_copy_few(Few few, u32 *flag, u32 value)`
-    Few { few: Box<Few>, flag: u64, value: u32 },
+    Few {
+        few: Box<Few>,
+        flag: u64,
+        value: u32,
+    },
+    /// `peerway_copy_list(const Run *runs, u32 count, u32 *ended, u32 *flag, u32 value)`
+    List {
+        runs: u64,
+        count: u32,
+        ended: Option<u64>,
+        flag: u64,
+        value: u32,
+    },
+    Resident(Resident),
 }
 
 /// Blocks at multiples of a stride, by numbers in a table.
@@ -77,7 +104,11 @@ impl Kernel {
     /// # Safety
     ///
     /// `params` is null, or the caller's array of pointers to the arguments of this kernel.
-    pub(crate) unsafe fn new(which: Which, params: *mut *mut c_void) -> Result<Self, CUresult> {
+    pub(crate) unsafe fn new(
+        which: Which,
+        blocks: u32,
+        params: *mut *mut c_void,
+    ) -> Result<Self, CUresult> {
         // SAFETY: by this function's contract, in all of the below.
         unsafe {
             Ok(match which {
@@ -98,17 +129,41 @@ impl Kernel {
                     let few = Box::new(argument(params, 0)?);
                     Self::Few { few, flag: argument(params, 1)?, value: argument(params, 2)? }
                 }
+                Which::List => {
+                    let (runs, count) = (argument(params, 0)?, argument(params, 1)?);
+                    let ended: u64 = argument(params, 2)?;
+                    // One block counts nothing.
+                    let ended = (blocks > 1).then_some(ended);
+                    let (flag, value) = (argument(params, 3)?, argument(params, 4)?);
+                    Self::List { runs, count, ended, flag, value }
+                }
+                Which::Resident => Self::Resident(Resident {
+                    base: argument(params, 0)?,
+                    together: argument(params, 1)?,
+                    slots: argument(params, 2)?,
+                    launch: argument(params, 3)?,
+                    idle: Duration::from_nanos(argument(params, 4)?),
+                    stay: Duration::from_nanos(argument(params, 5)?),
+                    blocks,
+                }),
             })
         }
     }
 
     pub(crate) fn perform(&self, engine: &Engine<'_>, dice: &mut Dice) -> Answer {
         match self {
-            Self::Runs { runs, count } => {
-                let table = engine.read(*runs, u64::from(*count) * RUN as u64)?;
-                let runs: Vec<Run> = table.chunks_exact(RUN).filter_map(Run::read).collect();
-                copy_all(engine, dice, &runs)
+            Self::Runs { runs, count } => copy_all(engine, dice, &listed(engine, *runs, *count)?),
+            Self::List { runs, count, ended, flag, value } => {
+                copy_all(engine, dice, &listed(engine, *runs, *count)?)?;
+                // The blocks count from zero, or no last one would find itself.
+                if let Some(ended) = ended
+                    && engine.read(*ended, 4)? != [0; 4]
+                {
+                    return Err(CUDA_ERROR_UNKNOWN);
+                }
+                engine.store(*flag, *value)
             }
+            Self::Resident(resident) => resident.perform(engine, dice),
             Self::Blocks { from, to, len, count } => {
                 let (sources, targets) = (from.all(engine, *count)?, to.all(engine, *count)?);
                 let runs: Vec<Run> = sources
@@ -145,6 +200,11 @@ impl Run {
         let [src, dst, len] = [src, dst, len].map(u64::from_ne_bytes);
         Some(Self { src, dst, len })
     }
+}
+
+fn listed(engine: &Engine<'_>, runs: u64, count: u32) -> Result<Vec<Run>, CUresult> {
+    let table = engine.read(runs, u64::from(count) * RUN as u64)?;
+    Ok(table.chunks_exact(RUN).filter_map(Run::read).collect())
 }
 
 fn copy_all(engine: &Engine<'_>, dice: &mut Dice, runs: &[Run]) -> Answer {

@@ -56,7 +56,8 @@
 //!   allocation shared its segment, later allocations appear there.
 //! - A dma-buf is the memfd, and where its range starts is the position of the descriptor. It does not end
 //!   where the range does.
-//! - A kernel copies by itself whatever grid it is given, in an order that the dice choose.
+//! - A kernel copies by itself whatever grid it is given, in an order that the dice choose. The blocks of the one that
+//!   stays take turns on one thread.
 //! - A graph is one list in the order of capture: branches do not run beside each other. Copies with
 //!   pageable memory cannot be captured; no other call is refused because a stream is capturing.
 //! - Copies reach the `cuMemAlloc` memory of every device; kernels, and copies of mapped memory, only
@@ -85,6 +86,7 @@ mod module;
 mod physical;
 mod plain;
 mod pointer;
+mod resident;
 mod script;
 mod share;
 mod space;

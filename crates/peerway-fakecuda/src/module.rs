@@ -116,7 +116,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
         // SAFETY: the caller's arguments, for this kernel.
-        let kernel = unsafe { Kernel::new(function.which, params) }?;
+        let kernel = unsafe { Kernel::new(function.which, grid_x, params) }?;
         stream.submit(Work::Launch(Arc::new(kernel))).map(drop)
     })
 }

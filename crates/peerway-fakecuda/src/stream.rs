@@ -5,7 +5,7 @@
 //! bytes. Once the context has failed, work is taken off the list and not done.
 
 use std::collections::VecDeque;
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -282,6 +282,25 @@ impl Machine {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CUresult {
     call_in_context("cuStreamCreate", |machine, device| {
+        valid(flags & !CU_STREAM_NON_BLOCKING == 0 && !stream.is_null())?;
+        let made = machine.streams.add(Arc::new(Stream::new(machine, device)));
+        // SAFETY: the caller's, to be filled.
+        unsafe { put(stream, made) }
+    })
+}
+
+/// All streams have a thread of their own here, so none has to go first.
+///
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreateWithPriority(
+    stream: *mut CUstream,
+    flags: c_uint,
+    _priority: c_int,
+) -> CUresult {
+    call_in_context("cuStreamCreateWithPriority", |machine, device| {
         valid(flags & !CU_STREAM_NON_BLOCKING == 0 && !stream.is_null())?;
         let made = machine.streams.add(Arc::new(Stream::new(machine, device)));
         // SAFETY: the caller's, to be filled.

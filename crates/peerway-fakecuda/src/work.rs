@@ -178,7 +178,37 @@ impl Engine<'_> {
         }
     }
 
-    fn write_value(&self, at: u64, value: u64) -> Answer {
+    /// Whether the context has ended: who waits for something would wait for ever.
+    pub(crate) fn failed(&self) -> bool {
+        self.device.failed().is_err()
+    }
+
+    /// A word that others write.
+    pub(crate) fn load(&self, at: u64) -> Result<u64, CUresult> {
+        let mut value = 0;
+        // Pairs with the store of whoever writes it.
+        self.with_words(at, 1, |words| value = words[0].load(Ordering::Acquire))?;
+        Ok(value)
+    }
+
+    /// Looks at words that others write.
+    pub(crate) fn with_words(
+        &self,
+        at: u64,
+        count: u64,
+        look: impl FnOnce(&[AtomicU64]),
+    ) -> Answer {
+        let spans = self.spans(at, count * 8, false, false)?;
+        let place = aligned::<AtomicU64>(&spans)?;
+        if spans.len() != 1 {
+            return Err(CUDA_ERROR_ILLEGAL_ADDRESS);
+        }
+        // SAFETY: aligned memory of that length that the span holds, and that all use as words.
+        look(unsafe { std::slice::from_raw_parts(place, count as usize) });
+        Ok(())
+    }
+
+    pub(crate) fn write_value(&self, at: u64, value: u64) -> Answer {
         let spans = self.spans(at, 8, true, false)?;
         let place = aligned::<u64>(&spans)?;
         // SAFETY: aligned memory that the span holds. Pairs with the load of whoever waits for the

@@ -1,4 +1,4 @@
-// Copies of many pieces by the GPU's own threads.
+// Copies of many pieces by the GPU's own threads: launched for them, or waiting for them.
 //
 // Addresses are of GPU memory or of pinned host memory; lists may lie in pinned host memory and are read
 // from there once. A warp takes GROUP entries, whose description its first lanes fetch together, and copies
@@ -65,8 +65,8 @@ __device__ __forceinline__ void copy(u64 dst, u64 src, u64 len, u32 lane, u32 la
     }
 }
 
-// Pieces of any length, listed.
-extern "C" __global__ void __launch_bounds__(256) peerway_copy_runs(const Run *runs, u32 count) {
+// Listed pieces of any length, by all warps of the grid.
+__device__ __forceinline__ void copy_listed(const Run *runs, u32 count) {
     u32 lane = threadIdx.x % WARP;
     u64 warps = (u64)gridDim.x * blockDim.x / WARP;
     u64 warp = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
@@ -81,6 +81,29 @@ extern "C" __global__ void __launch_bounds__(256) peerway_copy_runs(const Run *r
             copy(dst, src, len, lane, WARP);
         }
     }
+}
+
+// Pieces of any length, listed.
+extern "C" __global__ void __launch_bounds__(256) peerway_copy_runs(const Run *runs, u32 count) {
+    copy_listed(runs, count);
+}
+
+// The same, and the end is told by a word in host memory: by the last block that is done, which they find out by a
+// counter in device memory. It is zero again for the next launch, which the stream puts behind this one.
+extern "C" __global__ void __launch_bounds__(256)
+    peerway_copy_list(const Run *runs, u32 count, u32 *ended, u32 *flag, u32 value) {
+    copy_listed(runs, count);
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    // The barrier made the block's stores this thread's to publish.
+    __threadfence_system();
+    if (gridDim.x > 1) {
+        if (atomicAdd(ended, 1) != gridDim.x - 1) return;
+        *(volatile u32 *)ended = 0;
+        // What the other blocks published before they counted comes before the word as well.
+        __threadfence_system();
+    }
+    *(volatile u32 *)flag = value;
 }
 
 // Blocks of one length on both sides, named by index.
@@ -122,5 +145,162 @@ extern "C" __global__ void __launch_bounds__(1024) peerway_copy_few(Few few, u32
     __syncthreads();
     if (threadIdx.x == 0) {
         *(volatile u32 *)flag = value;
+    }
+}
+
+// The copier that stays: blocks that wait for tasks in rings in host memory. The host's half, and why no task is lost
+// when the kernel leaves, is in peer_copy/resident.rs.
+//
+// At `base` each block has a line: how many tasks it has done in all, and the launch in which it was gone. Behind the
+// lines each has a ring of slots of four words; every word that is used has a phase in its highest bit that turns with
+// every lap, so that words which arrive one by one are told apart from those of the lap before.
+
+struct Together {
+    u64 active;   // When a block last had something to do.
+    u32 leaving;  // The launch that is ending.
+    u32 reserved;
+};
+
+#define LINE 128u
+#define SLOT 32u
+#define PHASE 63u
+#define VALUE 0x7fffffffffffffffull
+// In the word of the length: no copy, but the wish that the launch named by the first word ends.
+#define LEAVE (1ull << 62)
+// Slots that are read at once while nothing comes: a line of the bus. As many as there are lanes once they were all full.
+#define NARROW 4u
+#define GONE 0xffffffffu
+
+__device__ __forceinline__ u64 now() {
+    u64 time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+    return time;
+}
+
+__device__ __forceinline__ u64 load_host(u64 at) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void load_host_two(u64 at, u64 &first, u64 &second) {
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(first), "=l"(second)
+                 : "l"(at)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_host(u64 at, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ u64 load_near(const u64 *at) {
+    u64 value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_near(const u32 *at) {
+    u32 value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_near(u64 *at, u64 value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_near(u32 *at, u32 value) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+// All that this thread has seen done comes before what it writes next, for the host and for other GPUs. Lighter than
+// __threadfence_system, which also orders it against reads.
+__device__ __forceinline__ void release() {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+// `slots` is a power of two. Times are in nanoseconds: a launch ends when no block had a task for `idle`, and in any
+// case after `stay`, so that who waits for all work on the GPU waits no longer than that.
+// Half of a multiprocessor's registers at most: others work there too.
+extern "C" __global__ void __launch_bounds__(512, 2)
+    peerway_copy_resident(u64 base, Together *together, u32 slots, u32 launch, u64 idle, u64 stay) {
+    __shared__ Run tasks[WARP];
+    __shared__ u32 taken;
+    u32 lane = threadIdx.x % WARP;
+    u32 warp = threadIdx.x / WARP;
+    u32 warps = blockDim.x / WARP;
+    u64 line = base + (u64)blockIdx.x * LINE;
+    u64 ring = base + (u64)gridDim.x * LINE + (u64)blockIdx.x * slots * SLOT;
+    // What follows is the first warp's alone.
+    u64 position = warp == 0 ? load_host(line) : 0;
+    u64 start = now();
+    u32 width = NARROW;
+    bool asked = false;
+    if (threadIdx.x == 0) store_near(&together->active, start);
+    for (bool first = true;; first = false) {
+        if (warp == 0) {
+            u32 found = 0;
+            u64 src = 0, dst = 0, len = 0;
+            // A block looks at least once, however late it comes.
+            bool over = __any_sync(ALL, !first && (asked || now() - start > stay));
+            while (!over) {
+                // Fetched beside the slots, which are farther; by one lane, which sees what it stored itself.
+                u64 active = lane == 0 ? load_near(&together->active) : 0;
+                u32 leaving = lane == 0 ? load_near(&together->leaving) : 0;
+                u64 at = position + lane;
+                bool ready = false;
+                if (lane < width) {
+                    u64 slot = ring + (at & (slots - 1)) * SLOT;
+                    u64 phase = (at / slots & 1) ^ 1;
+                    load_host_two(slot, src, dst);
+                    // Acquired, so that what the host wrote before the task is there too. The last, as nothing
+                    // behind it is fetched before it has come.
+                    len = load_host(slot + 16);
+                    ready = src >> PHASE == phase && dst >> PHASE == phase && len >> PHASE == phase;
+                }
+                // Those from the first slot on without a gap.
+                u32 missing = ~__ballot_sync(ALL, ready);
+                found = missing == 0 ? WARP : __ffs(missing) - 1;
+                if (found > 0) break;
+                width = NARROW;
+                u64 time = now();
+                // Another block may have been active later than this one's clock was read.
+                bool quiet = time > active && time - active > idle;
+                bool end = quiet || leaving == launch || time - start > stay;
+                over = __any_sync(ALL, lane == 0 && end);
+            }
+            src &= VALUE;
+            dst &= VALUE;
+            len &= VALUE;
+            bool wish = lane < found && (len & LEAVE) != 0;
+            if (lane < found) tasks[lane] = {src, dst, wish ? 0 : len};
+            asked = __any_sync(ALL, wish && src == launch);
+            width = found == width ? WARP : NARROW;
+            if (lane == 0) taken = over ? GONE : found;
+            position += found;
+        }
+        __syncthreads();
+        u32 count = taken;
+        if (count == GONE) break;
+        // A warp for each, or as many as there are.
+        u32 each = count < warps ? warps / count : 1;
+        for (u32 i = warp / each; i < count; i += warps / each) {
+            Run task = tasks[i];
+            copy(task.dst, task.src, task.len, warp % each * WARP + lane, each * WARP);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            // The barrier made the block's stores this thread's to publish.
+            release();
+            store_host(line, position);
+            store_near(&together->active, now());
+        }
+    }
+    if (threadIdx.x == 0) {
+        store_near(&together->leaving, launch);
+        // Who sees that the block is gone sees all that it has done.
+        release();
+        store_host(line + 8, launch);
     }
 }

@@ -54,6 +54,11 @@ impl Times {
         self.0.value_at_quantile(0.5).max(1) as f64
     }
 
+    /// The mean in nanoseconds.
+    pub(crate) fn mean(&self) -> f64 {
+        self.0.mean().max(1.0)
+    }
+
     /// What 99 of 100 stay under, in nanoseconds.
     pub(crate) fn p99(&self) -> f64 {
         self.0.value_at_quantile(0.99).max(1) as f64

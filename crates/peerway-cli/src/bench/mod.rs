@@ -5,12 +5,13 @@
 //! `bench serve`, told the same over a TCP connection (`control`, `serve`). A path is opened by
 //! `session`, its rows are timed by `measure` beside their limit (`copies`, `raw`; `kernel` for what bounds CMA; `perftest` for
 //! RDMA devices; `device` and `same` for GPU memory), and the result is
-//! printed by `report` and drawn by `plot`. `kinds` compares the kinds of GPU memory.
+//! printed by `report` and drawn by `plot`. `kinds` compares the kinds of GPU memory, `peer_copy` those who copy inside a GPU.
 
 mod clock;
 mod control;
 mod copies;
 mod device;
+mod driven;
 mod kernel;
 mod kinds;
 mod layout;
@@ -18,6 +19,7 @@ mod limit;
 mod measure;
 mod memory;
 mod pattern;
+mod peer_copy;
 mod perftest;
 mod plan;
 mod plot;
@@ -55,6 +57,7 @@ Examples:
   peerway bench --memory gpu                        GPU memory on both sides
   peerway bench --memory pinned,gpu --op read       out of a GPU into pinned host memory
   peerway bench --memory-kinds                      what GPU memory that can be shared costs
+  peerway bench peer-copy --sizes 4K                who copies lists inside a GPU best
   peerway bench serve                               one machine of two ...
   peerway bench connect 192.0.2.7:7400 --op read    ... and the other
 
@@ -76,7 +79,7 @@ pub(crate) struct BenchArgs {
     pub(crate) measure: Measure,
 }
 
-/// The side to take when the peer is on another machine.
+/// The side to take when the peer is on another machine, or another thing to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Role {
     /// Wait for `peerway bench connect` from another machine.
@@ -93,6 +96,12 @@ pub(crate) enum Role {
         #[command(flatten)]
         measure: Box<Measure>,
     },
+    /// Measure who copies lists of pieces inside a GPU best: a kernel for each list, a kernel that stays, the driver.
+    PeerCopy(peer_copy::PeerCopy),
+    /// The GPU-driven engine on one GPU: what a push costs, round trips, commands in a second.
+    GpuLocal(Box<driven::LocalArgs>),
+    /// The GPU-driven engine between two ranks: latency, puts in a second, arrivals that are forwarded.
+    GpuRemote(Box<driven::RemoteArgs>),
     /// The second process of a run on one machine, told what to do over standard input.
     #[command(hide = true)]
     Second,
@@ -221,6 +230,9 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         None => run::alone(&args.measure),
         Some(Role::Serve { address }) => serve::listen(&address),
         Some(Role::Connect { address, measure }) => run::across(&address, &measure),
+        Some(Role::PeerCopy(asked)) => peer_copy::run(&asked),
+        Some(Role::GpuLocal(args)) => driven::run_local(&args),
+        Some(Role::GpuRemote(args)) => driven::run_remote(&args),
         Some(Role::Second) => second::main(),
     }
 }
@@ -318,6 +330,9 @@ mod tests {
             "--memory-kinds --sizes 4K",
             "--gpu 0,1,2",
             "connect",
+            "peer-copy --kinds pigeon",
+            "peer-copy --tasks 0",
+            "peer-copy --blocks 1000",
         ] {
             let error = parse(line).err().unwrap_or_else(|| panic!("{line} was accepted"));
             assert_eq!(error.exit_code(), 2, "{line}");

@@ -384,7 +384,8 @@ fn percent(value: f64) -> String {
     if value >= 9.95 { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
-fn table(header: &[&str]) -> Table {
+/// A table without lines.
+pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(header.iter().copied());
     if !std::io::stdout().is_terminal() {
@@ -394,7 +395,11 @@ fn table(header: &[&str]) -> Table {
 }
 
 /// Writes a table whose columns are numbers but for the first `words`, without blanks at line ends.
-fn write_table(f: &mut fmt::Formatter<'_>, table: &mut Table, words: usize) -> fmt::Result {
+pub(crate) fn write_table(
+    f: &mut fmt::Formatter<'_>,
+    table: &mut Table,
+    words: usize,
+) -> fmt::Result {
     for column in table.column_iter_mut().skip(words) {
         column.set_cell_alignment(CellAlignment::Right);
     }

@@ -40,7 +40,7 @@ pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
         let gpus = measure.gpu.map(|gpu| Place { memory: Memory::Gpu, gpu });
         gpus.iter().try_for_each(|place| place.check())?;
     }
-    let outputs = Outputs::open(measure)?;
+    let outputs = Outputs::open(measure.json.as_deref(), measure.plot.as_deref())?;
     let (second, control) = Second::start()?;
     let (asked, killed) = (second.clone(), second.clone());
     let bar = progress();
@@ -83,7 +83,7 @@ pub(crate) fn across(address: &str, measure: &Measure) -> anyhow::Result<()> {
         bail!("--memory-kinds is measured on one machine: not with `bench connect`");
     }
     measure.places()[0].check()?;
-    let outputs = Outputs::open(measure)?;
+    let outputs = Outputs::open(measure.json.as_deref(), measure.plot.as_deref())?;
     let stream = reach(address)?;
     let ip = serve::prepare(&stream)?;
     let control = Control::new(BufReader::new(stream.try_clone()?), stream)
@@ -288,24 +288,25 @@ fn start_watchdog(
 }
 
 /// Where the result goes. Files are made at the start: a wrong name should not cost a whole run.
-struct Outputs {
+pub(crate) struct Outputs {
     json: Option<(String, Option<File>)>,
     plot: Option<(String, File)>,
 }
 
 impl Outputs {
-    fn open(measure: &Measure) -> anyhow::Result<Self> {
+    /// Makes the files.
+    pub(crate) fn open(json: Option<&Path>, plot: Option<&Path>) -> anyhow::Result<Self> {
         let create = |path: &Path| {
             let name = path.display().to_string();
             let file = File::create(path).with_context(|| format!("cannot write {name}"))?;
             anyhow::Ok((name, file))
         };
-        let json = match &measure.json {
+        let json = match json {
             Some(path) if path.as_os_str() == "-" => Some(("standard output".to_owned(), None)),
             Some(path) => Some(create(path).map(|(name, file)| (name, Some(file)))?),
             None => None,
         };
-        Ok(Self { json, plot: measure.plot.as_deref().map(create).transpose()? })
+        Ok(Self { json, plot: plot.map(create).transpose()? })
     }
 
     /// Writes everything, then fails if anything did.
@@ -323,7 +324,7 @@ impl Outputs {
     }
 
     /// Writes the table and the rows.
-    fn rows(&self, text: &str, rows: &impl Serialize) -> anyhow::Result<()> {
+    pub(crate) fn rows(&self, text: &str, rows: &impl Serialize) -> anyhow::Result<()> {
         match &self.json {
             Some((_, None)) => {
                 io::stderr().write_all(text.as_bytes())?;
@@ -355,7 +356,7 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_written_is_told_at_once() {
         let measure = Measure { json: Some("/nowhere/x.json".into()), ..defaults() };
-        let error = Outputs::open(&measure).err().unwrap();
+        let error = Outputs::open(measure.json.as_deref(), None).err().unwrap();
         assert!(format!("{error:#}").starts_with("cannot write /nowhere/x.json: "));
     }
 

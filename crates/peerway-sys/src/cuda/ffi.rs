@@ -55,6 +55,13 @@ c_types! {
         location: CUmemLocation,
         flags: c_uint,
     }
+
+    Exact struct CUmemcpyAttributes = "CUmemcpyAttributes" {
+        srcAccessOrder: c_uint,
+        srcLocHint: CUmemLocation,
+        dstLocHint: CUmemLocation,
+        flags: c_uint,
+    }
 }
 
 c_constants! {
@@ -118,6 +125,9 @@ c_constants! {
     CU_MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
     CU_MEMHOSTREGISTER_PORTABLE: c_uint = 1;
     CU_MEMHOSTREGISTER_DEVICEMAP: c_uint = 2;
+
+    CU_MEMCPY_SRC_ACCESS_ORDER_STREAM newer: c_uint = 1;
+    CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE newer: c_uint = 1;
 
     CU_STREAM_NON_BLOCKING: c_uint = 1;
     CU_STREAM_CAPTURE_STATUS_NONE: c_uint = 0;

@@ -1,7 +1,7 @@
 //! Streams, events and kernels.
 
 use std::borrow::Cow;
-use std::ffi::{CStr, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::error::CudaError;
@@ -32,6 +32,26 @@ impl Stream {
             let result =
                 unsafe { (current.symbols().cuStreamCreate)(&mut raw, CU_STREAM_NON_BLOCKING) };
             current.check("cuStreamCreate", result)
+        })?;
+        Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    /// As above, and what is in it goes before what is in others, where the driver knows that.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn urgent(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        // Lower numbers go first; the driver takes one below its lowest as that.
+        const FIRST: c_int = -1000;
+        let Some(create) = gpu.cuda.symbols.cuStreamCreateWithPriority else {
+            return Self::new(gpu);
+        };
+        let mut raw = std::ptr::null_mut();
+        gpu.with(|current| {
+            // SAFETY: writes one handle.
+            let result = unsafe { create(&mut raw, CU_STREAM_NON_BLOCKING, FIRST) };
+            current.check("cuStreamCreateWithPriority", result)
         })?;
         Ok(Self { gpu: gpu.clone(), raw })
     }
@@ -92,6 +112,72 @@ impl Gpu {
             // SAFETY: the caller's promise.
             let result = unsafe { (current.symbols().cuMemcpyAsync)(to, from, len, stream) };
             current.check("cuMemcpyAsync", result)
+        })
+    }
+
+    /// Whether the driver copies lists in one call.
+    pub fn has_batches(&self) -> bool {
+        let symbols = &self.cuda.symbols;
+        match self.cuda.version() {
+            13_000.. => symbols.cuMemcpyBatchAsync_v2.is_some(),
+            12_080.. => symbols.cuMemcpyBatchAsync.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Copies a list, in any order, by copy engines where that can be. The slices are of one length, none of the
+    /// sizes is zero, and the list is not empty.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::copy`]; the stream is not a default one.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; one older than CUDA 12.8 is told apart.
+    pub unsafe fn copy_batch(
+        &self,
+        to: &mut [u64],
+        from: &mut [u64],
+        sizes: &mut [usize],
+        stream: CUstream,
+    ) -> Result<(), CudaError> {
+        const CALL: &str = "cuMemcpyBatchAsync";
+        if to.len() != sizes.len() || from.len() != sizes.len() {
+            return Err(self.refuse(CALL));
+        }
+        let mut attributes = CUmemcpyAttributes::zeroed();
+        attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+        attributes.flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;
+        // They are those of all copies from the first on.
+        let (mut first, mut failed) = (0, 0);
+        let symbols = &self.cuda.symbols;
+        let (to, from, count) = (to.as_mut_ptr(), from.as_mut_ptr(), sizes.len());
+        let sizes = sizes.as_mut_ptr();
+        self.with(|current| {
+            let result = match (symbols.cuMemcpyBatchAsync_v2, symbols.cuMemcpyBatchAsync) {
+                // SAFETY: three lists of one length, which the driver reads during the call; one set of attributes;
+                // the rest is the caller's promise.
+                (Some(copy), _) if self.cuda.version() >= 13_000 => unsafe {
+                    copy(to, from, sizes, count, &mut attributes, &mut first, 1, stream)
+                },
+                // SAFETY: as above; writes one number.
+                (_, Some(copy)) if self.cuda.version() >= 12_080 => unsafe {
+                    copy(
+                        to,
+                        from,
+                        sizes,
+                        count,
+                        &mut attributes,
+                        &mut first,
+                        1,
+                        &mut failed,
+                        stream,
+                    )
+                },
+                _ => return Err(CudaError::missing(CALL, Some(self.ordinal()))),
+            };
+            current.check(CALL, result)
         })
     }
 

@@ -233,6 +233,17 @@ symbol_table! {
             ) -> CUresult;
         }
         optional {
+            fn cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int) -> CUresult;
+            // 12.8; the last but one says which copy was refused
+            fn cuMemcpyBatchAsync(
+                *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize,
+                *mut CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream,
+            ) -> CUresult;
+            // 13.0
+            fn cuMemcpyBatchAsync_v2(
+                *const CUdeviceptr, *const CUdeviceptr, *const usize, usize,
+                *mut CUmemcpyAttributes, *mut usize, usize, CUstream,
+            ) -> CUresult;
             // 11.3
             fn cuFlushGPUDirectRDMAWrites(c_uint, c_uint) -> CUresult;
             // 11.7

@@ -38,3 +38,13 @@ pub use self::ring::PushError;
 pub use self::space::Window;
 
 pub(crate) use self::counters::{Counters, FIRST_ID};
+
+/// Kernels that measure and test the engine: PTX of `kernels/driven.cu`.
+#[doc(hidden)]
+pub const KERNELS: &std::ffi::CStr = {
+    const BYTES: &str = concat!(include_str!("../../kernels/driven.ptx"), "\0");
+    match std::ffi::CStr::from_bytes_with_nul(BYTES.as_bytes()) {
+        Ok(ptx) => ptx,
+        Err(_) => panic!("driven.ptx has a NUL byte"),
+    }
+};

@@ -22,21 +22,24 @@ const FEW_BYTES: u64 = 128 << 10;
 /// µs, by the kernel 101.
 const SHORT: u64 = 16 << 20;
 /// Pieces that keep every multiprocessor busy; fewer are cut into parts, no shorter than this.
-const MANY: usize = 8192;
+pub(super) const MANY: usize = 8192;
 const PART: u64 = 4096;
 /// Threads of a block of the list kernels, and how many blocks a multiprocessor gets.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 const BLOCKS_EACH: u32 = 8;
 /// Entries that a warp takes at a time: `GROUP` in `copy.cu`.
 const GROUP: u32 = 4;
 
-/// One piece, as kernels read it.
-#[derive(Clone, Copy, Debug, Default)]
+/// A piece of memory to copy, as kernels read it.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[repr(C)]
-pub(crate) struct Run {
-    pub(crate) src: u64,
-    pub(crate) dst: u64,
-    pub(crate) len: u64,
+pub struct Run {
+    /// Address of its first byte.
+    pub src: u64,
+    /// Where that goes.
+    pub dst: u64,
+    /// Bytes.
+    pub len: u64,
 }
 
 /// `Few` in `copy.cu`.
@@ -174,17 +177,23 @@ unsafe fn start(
     let kernels = if list.by_kernel && short { device.kernels() } else { None };
     if let Some(kernels) = kernels {
         // A stream of somebody else's may be gone when a flag that does not come is asked about.
-        if count <= FEW && list.bytes <= FEW_BYTES && on.is_none() {
+        if is_few(count, list.bytes) && on.is_none() {
             let flag = device.flag(stream);
             if let Some(flag) = flag {
                 // SAFETY: the caller's promise.
-                return unsafe { start_few(kernels, stream, &list.runs, flag) };
+                unsafe {
+                    let (word, bytes) = (flag.address(), list.bytes);
+                    launch_few(kernels, stream, &list.runs, bytes, word, RAISED)?;
+                }
+                return Ok(Done { how: How::Flag(flag), _list: None });
             }
         }
         if count > 1
             && let Some(buffer) = Buffer::take(device)?
         {
-            let (mut runs, mut entries) = (buffer.ptr() as u64, list_runs(list, &buffer));
+            // SAFETY: a list buffer has room for all parts, and this one is nobody else's.
+            let mut entries = unsafe { list_runs(&list.runs, list.bytes, buffer.ptr().cast()) };
+            let mut runs = buffer.ptr() as u64;
             let arguments = &mut [(&raw mut runs).cast(), (&raw mut entries).cast()];
             let blocks = grid(device, entries);
             // SAFETY: the kernel's two parameters; the list stays with `Done`; the rest is the caller's
@@ -203,23 +212,30 @@ unsafe fn start(
     Done::mark(device, stream, None)
 }
 
+/// Whether pieces go by the launch that describes them itself.
+pub(super) fn is_few(count: usize, bytes: u64) -> bool {
+    count <= FEW && bytes <= FEW_BYTES
+}
+
 /// Writes the pieces down for the kernel, long ones in parts: a warp copies one after the other, and there should be
 /// something to do for all of them. Returns how many there are.
-fn list_runs(list: &Gathered, buffer: &Buffer) -> u32 {
-    let count = list.runs.len();
-    let part = match count {
-        ..MANY => (list.bytes / MANY as u64).next_multiple_of(PART).max(PART),
+///
+/// # Safety
+///
+/// There is room for twice as many as [`MANY`], or for all of the pieces where they are more, and nobody reads it.
+pub(super) unsafe fn list_runs(runs: &[Run], bytes: u64, into: *mut Run) -> u32 {
+    let part = match runs.len() {
+        ..MANY => (bytes / MANY as u64).next_multiple_of(PART).max(PART),
         _ => u64::MAX,
     };
     let mut entries = 0;
-    for run in &list.runs {
+    for run in runs {
         let mut done = 0;
         while done < run.len {
             let len = part.min(run.len - done);
             let entry = Run { src: run.src + done, dst: run.dst + done, len };
-            // SAFETY: fewer than `MANY` pieces make fewer than twice as many parts, and more are as many as fit; the
-            // buffer is nobody else's.
-            unsafe { buffer.ptr().cast::<Run>().add(entries).write(entry) };
+            // SAFETY: fewer than `MANY` pieces make fewer than twice as many parts, and more stay whole.
+            unsafe { into.add(entries).write(entry) };
             entries += 1;
             done += len;
         }
@@ -229,27 +245,27 @@ fn list_runs(list: &Gathered, buffer: &Buffer) -> u32 {
 
 const _: () = assert!(2 * MANY <= MOST_RUNS);
 
+/// Launches the kernel for a few pieces, which writes a value into a word of pinned memory at its end.
+///
 /// # Safety
 ///
-/// As for [`submit`], and there are at most [`FEW`] runs.
-unsafe fn start_few(
+/// As for [`submit`], and there are at most [`FEW`] runs; the word is nobody else's until then.
+pub(super) unsafe fn launch_few(
     kernels: &Kernels,
     stream: CUstream,
     runs: &[Run],
-    flag: Flag,
-) -> Result<Done, CudaError> {
+    bytes: u64,
+    mut word: u64,
+    mut value: u32,
+) -> Result<(), CudaError> {
     let mut few = Few { count: runs.len() as u32, reserved: 0, runs: [Run::default(); FEW] };
     few.runs[..runs.len()].copy_from_slice(runs);
-    let (mut address, mut value) = (flag.address(), RAISED);
-    let arguments =
-        &mut [(&raw mut few).cast(), (&raw mut address).cast(), (&raw mut value).cast()];
+    let arguments = &mut [(&raw mut few).cast(), (&raw mut word).cast(), (&raw mut value).cast()];
     // One piece wants all threads; several a warp each.
-    let bytes: u64 = runs.iter().map(|run| run.len).sum();
     let threads = (bytes / 64).clamp(32, 1024).next_multiple_of(32) as u32;
     let threads = threads.max(32 * (runs.len() as u32).min(32));
     // SAFETY: the kernel's three parameters, which the driver copies; the rest is the caller's promise.
-    unsafe { kernels.module.launch(kernels.few, 1, threads, stream, arguments)? };
-    Ok(Done { how: How::Flag(flag), _list: None })
+    unsafe { kernels.module.launch(kernels.few, 1, threads, stream, arguments) }
 }
 
 /// Blocks of one length, both sides by kernel: indices go to the GPU as they are. `None` where that cannot be, and
@@ -320,7 +336,7 @@ fn settle(device: &Device, stream: CUstream) {
 /// Blocks of one submission.
 pub(crate) const MOST_BLOCKS: usize = Buffer::LEN / 2 / size_of::<u32>();
 
-fn grid(device: &Device, entries: u32) -> u32 {
+pub(super) fn grid(device: &Device, entries: u32) -> u32 {
     let warps = entries.div_ceil(GROUP);
     let most = device.gpu.facts().multiprocessors.max(1) * BLOCKS_EACH;
     warps.div_ceil(THREADS / 32).clamp(1, most)

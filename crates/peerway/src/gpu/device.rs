@@ -52,6 +52,9 @@ pub(crate) struct Kernels {
     pub(crate) runs: Function,
     pub(crate) blocks: Function,
     pub(crate) few: Function,
+    pub(crate) list: Function,
+    /// Run by its copier first: it wants rings.
+    pub(crate) resident: Function,
 }
 
 impl Device {
@@ -188,6 +191,8 @@ impl Kernels {
             runs: module.function(c"peerway_copy_runs")?,
             blocks: module.function(c"peerway_copy_blocks")?,
             few: module.function(c"peerway_copy_few")?,
+            list: module.function(c"peerway_copy_list")?,
+            resident: module.function(c"peerway_copy_resident")?,
             module,
         };
         let stream = device.stream();
@@ -202,6 +207,8 @@ impl Kernels {
             kernels.module.launch(kernels.blocks, 1, 32, stream.raw(), &mut [argument; 8])?;
             let few = &mut [argument, (&raw mut flag).cast(), argument];
             kernels.module.launch(kernels.few, 1, 32, stream.raw(), few)?;
+            let list = &mut [argument, argument, argument, (&raw mut flag).cast(), argument];
+            kernels.module.launch(kernels.list, 1, 32, stream.raw(), list)?;
         }
         stream.synchronize()?;
         Ok(kernels)

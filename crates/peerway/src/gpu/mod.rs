@@ -9,6 +9,7 @@
 //! - [`jit`]: kernels that are compiled at run time.
 //! - `device`: a GPU with its copy streams, events and pinned buffers.
 //! - `copy`: how bytes are moved by a GPU, and when they are there.
+//! - [`Copier`] (`peer_copy`): lists of pieces, copied by one of three engines.
 //! - `share`: how memory goes to another process, and what came from others.
 //! - `staging`: how memory that only a GPU reaches gets onto wires.
 
@@ -16,6 +17,7 @@ pub(crate) mod copy;
 pub(crate) mod device;
 pub mod jit;
 mod memory;
+pub(crate) mod peer_copy;
 pub(crate) mod pin;
 mod pinned;
 pub(crate) mod share;
@@ -30,9 +32,11 @@ use peerway_sys::Library;
 use peerway_sys::cuda::ffi::CUstream;
 use peerway_sys::cuda::{Cuda, CudaError, NoCuda, Pointer};
 
+pub use self::copy::Run;
 pub use self::memory::{
     DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions, ExportedMemory, ImportedMemory,
 };
+pub use self::peer_copy::{Copier, CopierKind, CopierOptions, NoSuchCopier, Ticket};
 pub use self::pinned::PinnedMemory;
 pub use peerway_sys::cuda::Facts;
 
@@ -102,6 +106,14 @@ pub enum GpuError {
     TooManyInStreams {
         /// How many can.
         most: usize,
+        /// The GPU.
+        gpu: u32,
+    },
+    /// The GPU does not run our kernels.
+    #[error(
+        "the copy kernels cannot be used on GPU {gpu} (a warning says why): copy by engines instead"
+    )]
+    NoKernels {
         /// The GPU.
         gpu: u32,
     },

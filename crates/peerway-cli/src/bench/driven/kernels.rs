@@ -31,13 +31,6 @@ const TIMES: u64 = 64;
 /// Times that there is room for.
 const MOST: u64 = 1 << 20;
 
-/// Pointers to what a kernel takes.
-macro_rules! arguments {
-    ($($value:expr),* $(,)?) => {
-        &mut [$((&raw mut { $value }).cast::<c_void>()),*]
-    };
-}
-
 impl<'a> Kernels<'a> {
     pub(super) fn new(proxy: &'a Proxy, ordinal: u32) -> anyhow::Result<Self> {
         let cuda = Cuda::load(Library::Cuda.named())?;
@@ -60,17 +53,20 @@ impl<'a> Kernels<'a> {
         name: &CStr,
         blocks: u32,
         threads: u32,
-        arguments: &mut [*mut c_void],
+        arguments: &[u64],
     ) -> anyhow::Result<Duration> {
         let function = self.module.function(name)?;
         let stream = self.stream.raw();
         // SAFETY: the first bytes of our own memory.
         unsafe { self.gpu.fill(self.at(0), 0, TIMES as usize, stream)? };
         self.stream.synchronize()?;
+        // Of those that take four bytes, the first four: the GPU's order of bytes is the processor's.
+        let mut arguments: Vec<*mut c_void> =
+            arguments.iter().map(|argument| (&raw const *argument).cast_mut().cast()).collect();
         let _armed = self.proxy.arm();
         let start = Instant::now();
         // SAFETY: every caller gives what the kernel takes; memory that it names outlives the wait.
-        unsafe { self.module.launch(function, blocks, threads, stream, arguments)? };
+        unsafe { self.module.launch(function, blocks, threads, stream, &mut arguments)? };
         self.stream.synchronize()?;
         let took = start.elapsed();
         let [status, bad] = [self.word(STATUS)?, self.word(BAD)?];
@@ -111,8 +107,8 @@ impl<'a> Kernels<'a> {
         let rounds = rounds.min(MOST);
         let (proxy, times, clocks, status) =
             (self.proxy.handle(), self.at(TIMES), self.at(0), self.at(STATUS));
-        let arguments = arguments![proxy, rounds, times, clocks, status];
-        self.run(name, 1, threads, arguments)?;
+        let arguments = [proxy, rounds, times, clocks, status];
+        self.run(name, 1, threads, &arguments)?;
         self.times(rounds)
     }
 }
@@ -130,25 +126,25 @@ impl Producer for Kernels<'_> {
         let rounds = rounds.min(MOST);
         let (proxy, times, clocks, status) =
             (self.proxy.handle(), self.at(TIMES), self.at(0), self.at(STATUS));
-        let arguments = arguments![proxy, u32::from(peer), rounds, times, clocks, status];
-        self.run(c"driven_round_trip", 1, 1, arguments)?;
+        let arguments = [proxy, u64::from(peer), rounds, times, clocks, status];
+        self.run(c"driven_round_trip", 1, 1, &arguments)?;
         self.times(rounds)
     }
 
     fn flood(&self, warps: u32, commands: u64) -> anyhow::Result<u64> {
         let batches = commands.div_ceil(u64::from(warps) * 32);
-        let arguments = arguments![self.proxy.handle(), batches, self.at(STATUS)];
+        let arguments = [self.proxy.handle(), batches, self.at(STATUS)];
         let (blocks, threads) = grid(warps);
-        self.run(c"driven_flood", blocks, threads, arguments)?;
+        self.run(c"driven_flood", blocks, threads, &arguments)?;
         Ok(batches * u64::from(blocks * threads))
     }
 
     fn puts(&self, puts: &Puts) -> anyhow::Result<Duration> {
         let (blocks, threads) = grid(puts.warps);
-        let counter = puts.counter.map_or(u32::MAX, u32::from);
-        let arguments = arguments![
+        let counter = puts.counter.map_or(u32::MAX.into(), u64::from);
+        let arguments = [
             self.proxy.handle(),
-            u32::from(puts.peer),
+            u64::from(puts.peer),
             puts.dst,
             puts.src,
             puts.len,
@@ -158,30 +154,30 @@ impl Producer for Kernels<'_> {
             counter,
             self.at(STATUS),
         ];
-        self.run(c"driven_puts", blocks, threads, arguments)
+        self.run(c"driven_puts", blocks, threads, &arguments)
     }
 
     fn fill(&self, region: &Region, seed: u32) -> anyhow::Result<()> {
-        let arguments = arguments![region.addr(), region.len() / 4, seed];
-        self.run(c"driven_fill", 256, 256, arguments).map(drop)
+        let arguments = [region.addr(), region.len() / 4, seed.into()];
+        self.run(c"driven_fill", 256, 256, &arguments).map(drop)
     }
 
     fn check(&self, region: &Region, len: u64, seed: u32) -> anyhow::Result<()> {
-        let arguments = arguments![region.addr(), len / 4, seed, self.at(BAD)];
-        self.run(c"driven_check", 256, 256, arguments).map(drop)
+        let arguments = [region.addr(), len / 4, seed.into(), self.at(BAD)];
+        self.run(c"driven_check", 256, 256, &arguments).map(drop)
     }
 
     fn ping(&self, talk: &Talk<'_>) -> anyhow::Result<Times> {
         let rounds = talk.rounds.min(MOST);
-        let arguments = arguments![
+        let arguments = [
             self.proxy.handle(),
-            u32::from(talk.peer),
+            u64::from(talk.peer),
             talk.dst,
             talk.source.1,
             talk.source.0.addr(),
             talk.landing.addr(),
             talk.len,
-            u32::from(talk.counter),
+            u64::from(talk.counter),
             talk.first,
             rounds,
             self.at(TIMES),
@@ -189,45 +185,45 @@ impl Producer for Kernels<'_> {
             self.at(BAD),
             self.at(STATUS),
         ];
-        self.run(c"driven_ping", 1, 256, arguments)?;
+        self.run(c"driven_ping", 1, 256, &arguments)?;
         self.times(rounds)
     }
 
     fn pong(&self, talk: &Talk<'_>) -> anyhow::Result<()> {
-        let arguments = arguments![
+        let arguments = [
             self.proxy.handle(),
-            u32::from(talk.peer),
+            u64::from(talk.peer),
             talk.dst,
             talk.source.1,
             talk.source.0.addr(),
             talk.landing.addr(),
             talk.len,
-            u32::from(talk.counter),
+            u64::from(talk.counter),
             talk.first,
             talk.rounds.min(MOST),
             self.at(BAD),
             self.at(STATUS),
         ];
-        self.run(c"driven_pong", 1, 256, arguments).map(drop)
+        self.run(c"driven_pong", 1, 256, &arguments).map(drop)
     }
 
     fn relay(&self, talk: &Talk<'_>, answer: u16) -> anyhow::Result<Times> {
         let rounds = talk.rounds.min(MOST);
-        let arguments = arguments![
+        let arguments = [
             self.proxy.handle(),
-            u32::from(talk.peer),
+            u64::from(talk.peer),
             talk.dst,
             talk.source.1,
             talk.len,
-            u32::from(talk.counter),
-            u32::from(answer),
+            u64::from(talk.counter),
+            u64::from(answer),
             talk.first,
             rounds,
             self.at(TIMES),
             self.at(0),
             self.at(STATUS),
         ];
-        self.run(c"driven_relay", 1, 1, arguments)?;
+        self.run(c"driven_relay", 1, 1, &arguments)?;
         self.times(rounds)
     }
 }

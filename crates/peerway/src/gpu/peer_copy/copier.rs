@@ -66,7 +66,8 @@ impl Copier {
     ///
     /// # Errors
     ///
-    /// What the driver says; also what it said before.
+    /// What the driver says; also what it said before. A resident copier refuses addresses that no process has; that
+    /// alone changes nothing.
     pub unsafe fn submit(&mut self, runs: &[Run]) -> Result<Option<Ticket>, GpuError> {
         // SAFETY: the caller's promise.
         Ok(unsafe { self.inner.submit(runs) }?)

@@ -149,6 +149,8 @@ extern "C" __global__ void driven_pong(const peerway_proxy *proxy, u32 peer, u64
         if (threadIdx.x == 0) {
             int came = peerway_wait_counter(proxy, counter, first + i + 1, peer);
             int pushed = peerway_put_with_count(proxy, 0, peer, dst, src, len, counter);
+            // It is filled anew next.
+            if (pushed == PEERWAY_OK) pushed = peerway_quiet(proxy, 0, peer);
             if (pushed != PEERWAY_OK || came != PEERWAY_OK) *status = stop = came ? came : pushed;
         }
         __syncthreads();

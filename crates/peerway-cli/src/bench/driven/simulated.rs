@@ -151,7 +151,9 @@ impl Producer for Simulated<'_> {
             pusher.wait_counter(talk.counter, number + 1, Some(talk.peer))?;
             self.check(talk.landing, talk.len, number as u32).context("a message")?;
             let (dst, src) = (talk.dst, talk.source.1);
-            Ok(pusher.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?)
+            pusher.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
+            // It is filled anew next.
+            Ok(pusher.quiet(talk.peer)?)
         });
         answered.map(drop)
     }

@@ -8,7 +8,6 @@
 //!
 //! A file's time of change is when it was last used, which decides what has to go.
 
-use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -23,6 +22,7 @@ use rustix::io::Errno;
 
 use super::entry::Entry;
 use super::key::{Digest, file_name, parse_file_name};
+use super::place::Place;
 
 /// What is kept at most: hundreds of programs.
 pub(super) const LIMIT: u64 = 256 << 20;
@@ -32,34 +32,6 @@ const UNFINISHED: &str = ".new-";
 const ABANDONED: Duration = Duration::from_secs(3600);
 /// Who else could write: group and others.
 const OTHERS_WRITE: u32 = 0o022;
-
-/// Where kernels are kept.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(super) enum Place {
-    /// The user wants none kept.
-    Off,
-    /// Neither a directory is named nor a home.
-    Unknown,
-    At(PathBuf),
-}
-
-impl Place {
-    /// As the environment has it.
-    pub(super) fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
-        let set = |name| variable(name).filter(|value| !value.is_empty());
-        if let Some(value) = set("PEERWAY_KERNEL_CACHE") {
-            return if value.eq_ignore_ascii_case("off") {
-                Self::Off
-            } else {
-                Self::At(value.into())
-            };
-        }
-        // The rule of XDG: what is not absolute does not count.
-        let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-        caches.map_or(Self::Unknown, |caches| Self::At(caches.join("peerway/kernels")))
-    }
-}
 
 /// Why nothing can be kept.
 #[derive(Debug, thiserror::Error)]
@@ -323,35 +295,4 @@ fn write_new(directory: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?;
     File::from(file).write_all(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn place(variables: &[(&str, &str)]) -> Place {
-        Place::of(|name| {
-            let found = variables.iter().find(|(other, _)| *other == name);
-            found.map(|(_, value)| value.into())
-        })
-    }
-
-    #[test]
-    fn the_environment_says_where() {
-        let at = |path: &str| Place::At(path.into());
-        let home = ("HOME", "/home/user");
-        assert_eq!(place(&[home]), at("/home/user/.cache/peerway/kernels"));
-        assert_eq!(place(&[home, ("XDG_CACHE_HOME", "/xdg")]), at("/xdg/peerway/kernels"));
-        assert_eq!(
-            place(&[home, ("XDG_CACHE_HOME", "xdg")]),
-            at("/home/user/.cache/peerway/kernels")
-        );
-        assert_eq!(place(&[home, ("PEERWAY_KERNEL_CACHE", "/mine")]), at("/mine"));
-        assert_eq!(
-            place(&[home, ("PEERWAY_KERNEL_CACHE", "")]),
-            at("/home/user/.cache/peerway/kernels")
-        );
-        assert_eq!(place(&[home, ("PEERWAY_KERNEL_CACHE", "off")]), Place::Off);
-        assert_eq!(place(&[("HOME", "")]), Place::Unknown);
-    }
 }

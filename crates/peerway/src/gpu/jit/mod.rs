@@ -19,8 +19,8 @@
 //! # Ok::<(), jit::JitError>(())
 //! ```
 //!
-//! Inside: `source` and `key` say what is wanted, `build` decides between keeping and compiling, `cache` is the directory,
-//! `entry` a file in it, `compiler` is NVRTC, `program` what is on a GPU.
+//! Inside: `source` and `key` say what is wanted, `build` decides between keeping and compiling, `cache` is the directory, at
+//! `place`, `entry` a file in it, `compiler` is NVRTC, `program` what is on a GPU.
 
 mod build;
 mod cache;
@@ -28,6 +28,7 @@ mod compiler;
 mod entry;
 mod error;
 mod key;
+mod place;
 mod program;
 mod source;
 #[cfg(test)]
@@ -43,7 +44,8 @@ pub use self::program::{Kernel, Program};
 pub use self::source::Source;
 
 use self::build::{Jit, Wanted};
-use self::cache::{Cache, Place};
+use self::cache::Cache;
+use self::place::Place;
 
 /// What a program is compiled for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -46,8 +46,9 @@ impl Source {
     /// Adds an option of the compiler, such as `--std=c++17`; the architecture is none of them.
     ///
     /// With one that has the compiler read files (`-I`, `--pre-include`), nothing is kept on disk: what the files say is
-    /// not known here, and an image that no longer fits them must not be found. For the same reason includes are looked
-    /// for nowhere but among [`Self::header`] and those directories, not beside the file that the name seems to be of.
+    /// not known here, and an image that no longer fits them must not be found. The same goes for texts that include
+    /// files by their full paths. Other includes are looked for nowhere but among [`Self::header`] and those directories,
+    /// not beside the file that the name seems to be of.
     #[must_use]
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
@@ -70,8 +71,18 @@ impl Source {
 
     /// Whether it is all that its image depends on.
     pub(super) fn is_whole(&self) -> bool {
+        let headers = self.headers.iter().map(|(_, text)| text);
+        let mut texts = headers.chain([&self.text]);
         !self.options.iter().any(|option| starts_with_any(option, READS_FILES))
+            && !texts.any(|text| text.lines().any(includes_by_path))
     }
+}
+
+/// Whether a line includes a file by its full path.
+fn includes_by_path(line: &str) -> bool {
+    let directive = line.trim_start().strip_prefix('#').map(str::trim_start);
+    let file = directive.and_then(|directive| directive.strip_prefix("include"));
+    file.is_some_and(|file| starts_with_any(file, &["\"/", "</"]))
 }
 
 fn starts_with_any(option: &str, starts: &[&str]) -> bool {
@@ -89,6 +100,9 @@ mod tests {
         for option in ["-Iinclude", "-I", "--include-path=x", "--pre-include=x.h", "--pch"] {
             assert!(!whole(option), "{option}");
         }
+        let whole = |text: &str| Source::new("a.cu", "").header("a.h", text).is_whole();
+        assert!(whole("#include <a/b.h>\n#define A \"/\"\n// </"));
+        assert!(!whole("int a;\n # include  \"/a/b.h\"") && !whole("#include</a/b.h>"));
     }
 
     #[test]

@@ -13,9 +13,10 @@ use std::time::{Duration, SystemTime};
 use peerway_sys::nvrtc::Architecture;
 
 use super::build::{Jit, Wanted};
-use super::cache::{Cache, LIMIT, Place};
+use super::cache::{Cache, LIMIT};
 use super::compiler::{Compiler, Found};
 use super::key::{Digest, file_name};
+use super::place::Place;
 use super::{Image, JitError, Source};
 
 const SM_90: Wanted = Wanted::Architecture(Architecture::code(90));
@@ -471,6 +472,10 @@ fn nvrtc_compiles() {
     let name = temporary.0.join("beside.cu").display().to_string();
     let beside = Source::new(name, text.replace("by.h", "beside.h"));
     assert!(matches!(jit.image(&beside, SM_90), Err(JitError::Compile { .. })));
+    // Nor beside the process.
+    assert!(Path::new("kernels/copy.cu").exists(), "tests run in the directory of the package");
+    let near = Source::new("near.cu", "#include \"kernels/copy.cu\"\n");
+    assert!(matches!(jit.image(&near, SM_90), Err(JitError::Compile { .. })));
     let named = beside.option(format!("-I{}", temporary.0.display()));
     assert!(!jit.image(&named, SM_90).unwrap().was_cached());
     let unknown = Wanted::Architecture("sm_999".parse().unwrap());

@@ -41,9 +41,27 @@
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define PEERWAY_CALL static __device__ __forceinline__
 
+// What the host wrote before the kernel began and never changes: not volatile, so that the compiler reads it once and not again after every
+// fence.
+PEERWAY_CALL peerway_u64 peerway__fixed(const peerway_u64 *at) {
+    peerway_u64 value;
+    asm("ld.global.nc.u64 %0, [%1];" : "=l"(value) : "l"(at));
+    return value;
+}
+PEERWAY_CALL peerway_u32 peerway__fixed(const peerway_u32 *at) {
+    peerway_u32 value;
+    asm("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(at));
+    return value;
+}
 PEERWAY_CALL peerway_u64 peerway__load(peerway_u64 at) {
     peerway_u64 value;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+// And what is read after it is at least as new.
+PEERWAY_CALL peerway_u64 peerway__load_acquire(peerway_u64 at) {
+    peerway_u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
 PEERWAY_CALL peerway_u32 peerway__load_u32(peerway_u64 at) {
@@ -95,7 +113,10 @@ PEERWAY_CALL void peerway__pause(peerway_u32 cycles) {
 #include <sched.h>
 #include <time.h>
 #define PEERWAY_CALL static inline
+PEERWAY_CALL peerway_u64 peerway__fixed(const peerway_u64 *at) { return *at; }
+PEERWAY_CALL peerway_u32 peerway__fixed(const peerway_u32 *at) { return *at; }
 PEERWAY_CALL peerway_u64 peerway__load(peerway_u64 at) { return __atomic_load_n((peerway_u64 *)at, __ATOMIC_ACQUIRE); }
+PEERWAY_CALL peerway_u64 peerway__load_acquire(peerway_u64 at) { return peerway__load(at); }
 PEERWAY_CALL peerway_u32 peerway__load_u32(peerway_u64 at) { return __atomic_load_n((peerway_u32 *)at, __ATOMIC_ACQUIRE); }
 PEERWAY_CALL peerway_u64 peerway__load_near(peerway_u64 at) { return peerway__load(at); }
 PEERWAY_CALL peerway_u64 peerway__add_near(peerway_u64 at, peerway_u64 count) {
@@ -123,51 +144,62 @@ PEERWAY_CALL peerway_u64 peerway__nanoseconds() {
 PEERWAY_CALL void peerway__pause(peerway_u32) { sched_yield(); }
 #endif
 
-PEERWAY_CALL const peerway_ring *peerway__ring(const peerway_proxy *proxy, peerway_u32 ring) {
-    return (const peerway_ring *)proxy->ring_table + ring;
+// A ring, in registers.
+PEERWAY_CALL peerway_ring peerway__ring(const peerway_proxy *proxy, peerway_u32 number) {
+    const peerway_ring *at = (const peerway_ring *)peerway__fixed(&proxy->ring_table) + number;
+    peerway_ring ring;
+    ring.slots = peerway__fixed(&at->slots);
+    ring.credit = peerway__fixed(&at->credit);
+    ring.completed = peerway__fixed(&at->completed);
+    ring.claim = peerway__fixed(&at->claim);
+    ring.cached = peerway__fixed(&at->cached);
+    ring.log2_slots = peerway__fixed(&at->log2_slots);
+    ring.reserved = 0;
+    return ring;
 }
 
 // Whether positions [first, first + count) have room, by what is known of the credit.
-PEERWAY_CALL bool peerway__fits(const peerway_ring *ring, peerway_u64 first, peerway_u32 count, peerway_u64 credit) {
-    return first + count <= credit + (1ull << ring->log2_slots);
+PEERWAY_CALL bool peerway__fits(const peerway_ring &ring, peerway_u64 first, peerway_u32 count, peerway_u64 credit) {
+    return first + count <= credit + (1ull << ring.log2_slots);
 }
 
 // The claim had no room at first: waits for it, or takes the claim back.
-PEERWAY_CALL int peerway__wait_for_room(const peerway_proxy *proxy, const peerway_ring *ring, peerway_u64 first, peerway_u32 count) {
-    peerway_u64 start = peerway__nanoseconds();
-    bool giving_up = false;
+PEERWAY_CALL int peerway__wait_for_room(const peerway_proxy *proxy, const peerway_ring &ring, peerway_u64 first, peerway_u32 count) {
+    peerway_u64 start = peerway__nanoseconds(), bound = peerway__fixed(&proxy->timeout_ns);
     for (;;) {
-        if (peerway__load_near(ring->cached) & PEERWAY_DEAD) {
-            peerway__swap_near(ring->claim, first + count, first);
+        if (peerway__load_near(ring.cached) & PEERWAY_DEAD) {
+            peerway__swap_near(ring.claim, first + count, first);
             return PEERWAY_RING_DEAD;
         }
-        peerway_u64 credit = peerway__load(ring->credit);
+        peerway_u64 credit = peerway__load(ring.credit);
         if (peerway__fits(ring, first, count, credit)) {
-            peerway__max_near(ring->cached, credit);
+            peerway__max_near(ring.cached, credit);
             return PEERWAY_OK;
         }
         peerway_u64 waited = peerway__nanoseconds() - start;
-        giving_up = waited > proxy->timeout_ns;
         // Those behind wait for the same room and give back first.
-        if (giving_up && peerway__swap_near(ring->claim, first + count, first)) return PEERWAY_FULL;
-        if (waited > 2 * proxy->timeout_ns) {
-            peerway__or_near(ring->cached, PEERWAY_DEAD);
+        if (waited > bound && peerway__swap_near(ring.claim, first + count, first)) return PEERWAY_FULL;
+        if (waited > 2 * bound) {
+            peerway__or_near(ring.cached, PEERWAY_DEAD);
             return PEERWAY_FULL;
         }
     }
 }
 
-PEERWAY_CALL int peerway__claim(const peerway_proxy *proxy, const peerway_ring *ring, peerway_u32 count, peerway_u64 *first) {
-    *first = peerway__add_near(ring->claim, count);
-    peerway_u64 cached = peerway__load_near(ring->cached);
+// Takes positions; with `fenced`, all that the thread has seen before is visible to everybody afterwards.
+PEERWAY_CALL int peerway__claim(const peerway_proxy *proxy, const peerway_ring &ring, peerway_u32 count, bool fenced, peerway_u64 *first) {
+    *first = peerway__add_near(ring.claim, count);
+    peerway_u64 cached = peerway__load_near(ring.cached);
+    // While the two are on their way.
+    if (fenced) peerway__fence();
     if (!(cached & PEERWAY_DEAD) && peerway__fits(ring, *first, count, cached)) return PEERWAY_OK;
     return peerway__wait_for_room(proxy, ring, *first, count);
 }
 
-PEERWAY_CALL void peerway__store(const peerway_ring *ring, peerway_u64 position, peerway_u64 first, peerway_u64 second) {
-    peerway_u64 phase = (position >> ring->log2_slots) & 1 ? 0 : PEERWAY_PHASE;
-    peerway_u64 slot = position & ((1ull << ring->log2_slots) - 1);
-    peerway__store_slot(ring->slots + 16 * slot, first | phase, second | phase);
+PEERWAY_CALL void peerway__store(const peerway_ring &ring, peerway_u64 position, peerway_u64 first, peerway_u64 second) {
+    peerway_u64 phase = (position >> ring.log2_slots) & 1 ? 0 : PEERWAY_PHASE;
+    peerway_u64 slot = position & ((1ull << ring.log2_slots) - 1);
+    peerway__store_slot(ring.slots + 16 * slot, first | phase, second | phase);
 }
 
 PEERWAY_CALL peerway_u64 peerway__first(peerway_u64 op, peerway_u32 peer, peerway_u32 counter, peerway_u64 dst, peerway_u64 bytes) {
@@ -182,19 +214,17 @@ PEERWAY_CALL peerway_u64 peerway__second(peerway_u64 dst, peerway_u64 src) {
 
 PEERWAY_CALL bool peerway__sound(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer, peerway_u64 dst, peerway_u64 src,
                                  peerway_u64 bytes, peerway_u32 counter) {
-    return ring < proxy->rings && peer < proxy->peers && ((dst | src | bytes) & (PEERWAY_UNIT - 1)) == 0 && dst < PEERWAY_MAX_SPACE &&
+    return ring < peerway__fixed(&proxy->rings) && peer < peerway__fixed(&proxy->peers) && ((dst | src | bytes) & (PEERWAY_UNIT - 1)) == 0 && dst < PEERWAY_MAX_SPACE &&
            src < PEERWAY_MAX_SPACE && bytes <= PEERWAY_MAX_LEN && counter <= 0xffff;
 }
 
 // One command by one thread; `fenced` where bytes go with it. The position it has got, for peerway_quiet.
 PEERWAY_CALL int peerway__push(const peerway_proxy *proxy, peerway_u32 ring, peerway_u64 first, peerway_u64 second, bool fenced,
                                peerway_u64 *position) {
-    const peerway_ring *to = peerway__ring(proxy, ring);
-    int claimed = peerway__claim(proxy, to, 1, position);
-    if (claimed != PEERWAY_OK) return claimed;
-    if (fenced) peerway__fence();
-    peerway__store(to, *position, first, second);
-    return PEERWAY_OK;
+    const peerway_ring to = peerway__ring(proxy, ring);
+    int claimed = peerway__claim(proxy, to, 1, fenced, position);
+    if (claimed == PEERWAY_OK) peerway__store(to, *position, first, second);
+    return claimed;
 }
 
 PEERWAY_CALL int peerway__one(const peerway_proxy *proxy, peerway_u32 ring, peerway_u64 op, peerway_u32 peer, peerway_u64 dst,
@@ -218,9 +248,19 @@ PEERWAY_CALL int peerway_signal(const peerway_proxy *proxy, peerway_u32 ring, pe
     return peerway__one(proxy, ring, PEERWAY_OP_SIGNAL, peer, 0, 0, 0, counter);
 }
 
-// Waits until one of a word's copies is at least `want`, or `failed` or the time says no; the value seen. Four reads are under way
-// at a time, so that the answer is seen when it arrives and not a round trip later.
-PEERWAY_CALL int peerway__await(const peerway_proxy *proxy, peerway_u64 words, peerway_u64 want, peerway_u64 failed, peerway_u64 *seen) {
+// Whether a wait is over without what it waits for: `failed` is a word that says so, or zero.
+PEERWAY_CALL int peerway__given_up(const peerway_proxy *proxy, peerway_u64 failed, peerway_u64 start) {
+    if (failed && peerway__load_u32(failed)) return PEERWAY_FAILED;
+    if (peerway__nanoseconds() - start > peerway__fixed(&proxy->timeout_ns)) return PEERWAY_TIMED_OUT;
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+    sched_yield();
+#endif
+    return PEERWAY_OK;
+}
+
+// Waits until one of a word's copies is at least `want`; the value seen. Four reads are under way at a time, so that the answer is seen
+// when it arrives and not a round trip later.
+PEERWAY_CALL int peerway__await_answer(const peerway_proxy *proxy, peerway_u64 words, peerway_u64 want, peerway_u64 *seen) {
     peerway_u64 start = peerway__nanoseconds();
     peerway_u64 a = peerway__load(words);
     peerway__pause(250);
@@ -239,11 +279,21 @@ PEERWAY_CALL int peerway__await(const peerway_proxy *proxy, peerway_u64 words, p
         if (d >= want) return *seen = d, PEERWAY_OK;
         d = peerway__load(words + 3 * PEERWAY_LINE);
         if (round % 16 == 0) {
-            if (failed && peerway__load_u32(failed)) return *seen = 0, PEERWAY_FAILED;
-            if (peerway__nanoseconds() - start > proxy->timeout_ns) return *seen = 0, PEERWAY_TIMED_OUT;
-#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
-            sched_yield();
-#endif
+            int over = peerway__given_up(proxy, 0, start);
+            if (over != PEERWAY_OK) return over;
+        }
+    }
+}
+
+// Waits until a counter is at least `want`. What came before the count is read after it, so reads are acquiring ones, and one at a time: of
+// several under way, the fence that would be needed instead waits for the last.
+PEERWAY_CALL int peerway__await_count(const peerway_proxy *proxy, peerway_u64 word, peerway_u64 want, peerway_u64 failed) {
+    peerway_u64 start = peerway__nanoseconds();
+    for (peerway_u32 round = 1;; round++) {
+        if (peerway__load_acquire(word) >= want) return PEERWAY_OK;
+        if (round % 16 == 0) {
+            int over = peerway__given_up(proxy, failed, start);
+            if (over != PEERWAY_OK) return over;
         }
     }
 }
@@ -255,9 +305,9 @@ PEERWAY_CALL int peerway_quiet(const peerway_proxy *proxy, peerway_u32 ring, pee
     // It sends nothing, so nothing need be visible before it.
     int pushed = peerway__push(proxy, ring, peerway__first(PEERWAY_OP_QUIET, peer, 0, 0, 0), 0, false, &position);
     if (pushed != PEERWAY_OK) return pushed;
-    peerway_u64 words = peerway__ring(proxy, ring)->completed + (peerway_u64)peer * PEERWAY_LINES * PEERWAY_LINE;
+    peerway_u64 words = peerway__ring(proxy, ring).completed + (peerway_u64)peer * PEERWAY_LINES * PEERWAY_LINE;
     // An answer is twice the position behind the question, and odd where something failed.
-    int answered = peerway__await(proxy, words, 2 * (position + 1), 0, &seen);
+    int answered = peerway__await_answer(proxy, words, 2 * (position + 1), &seen);
     if (answered != PEERWAY_OK) return answered;
     return seen & 1 ? PEERWAY_FAILED : PEERWAY_OK;
 }
@@ -265,18 +315,15 @@ PEERWAY_CALL int peerway_quiet(const peerway_proxy *proxy, peerway_u32 ring, pee
 // Call it by one thread; after a barrier the others of its block may read what arrived, too. With a peer, its failure ends the wait.
 PEERWAY_CALL int peerway_wait_counter(const peerway_proxy *proxy, peerway_u32 counter, peerway_u64 value, peerway_u32 peer) {
     bool any = peer == PEERWAY_ANY_PEER;
-    if (counter >= proxy->counters || (!any && peer >= proxy->peers)) return PEERWAY_BAD_ARGUMENT;
-    peerway_u64 words = proxy->counter_words + (peerway_u64)counter * PEERWAY_LINES * PEERWAY_LINE, seen;
-    int came = peerway__await(proxy, words, value, any ? 0 : proxy->peer_faults + 4ull * peer, &seen);
-    // Bytes that came before the count are read after it.
-    peerway__fence();
-    return came;
+    if (counter >= peerway__fixed(&proxy->counters) || (!any && peer >= peerway__fixed(&proxy->peers))) return PEERWAY_BAD_ARGUMENT;
+    peerway_u64 word = peerway__fixed(&proxy->counter_words) + (peerway_u64)counter * PEERWAY_LINES * PEERWAY_LINE;
+    return peerway__await_count(proxy, word, value, any ? 0 : peerway__fixed(&proxy->peer_faults) + 4ull * peer);
 }
 
 // Where a counter of ours is now.
 PEERWAY_CALL peerway_u64 peerway_counter(const peerway_proxy *proxy, peerway_u32 counter) {
-    if (counter >= proxy->counters) return 0;
-    return peerway__load(proxy->counter_words + (peerway_u64)counter * PEERWAY_LINES * PEERWAY_LINE);
+    if (counter >= peerway__fixed(&proxy->counters)) return 0;
+    return peerway__load_acquire(peerway__fixed(&proxy->counter_words) + (peerway_u64)counter * PEERWAY_LINES * PEERWAY_LINE);
 }
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -286,7 +333,7 @@ PEERWAY_CALL peerway_u32 peerway_ring_for_warp(const peerway_proxy *proxy) {
     peerway_u32 warps = (blockDim.x * blockDim.y * blockDim.z + 31) / 32;
     peerway_u32 thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     peerway_u32 block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-    return (block * warps + thread / 32) % proxy->rings;
+    return (block * warps + thread / 32) % peerway__fixed(&proxy->rings);
 }
 
 // A command from each lane that has one (`mine`), all 32 lanes calling, on one ring: one claim and one fence for all.
@@ -303,20 +350,20 @@ PEERWAY_CALL int peerway__warp(const peerway_proxy *proxy, peerway_u32 ring, pee
     __syncwarp(all);
     peerway_u64 first = 0;
     int claimed = PEERWAY_OK;
-    // A sender, because only its ring is known to be one.
+    // A sender's ring, which is known to be one.
     peerway_u32 leader = __ffs(senders) - 1;
+    ring = __shfl_sync(all, ring, leader);
+    const peerway_ring to = peerway__ring(proxy, ring);
     if (lane == leader) {
-        claimed = peerway__claim(proxy, peerway__ring(proxy, ring), __popc(senders), &first);
-        peerway__fence();
+        claimed = peerway__claim(proxy, to, __popc(senders), true, &first);
     }
     __syncwarp(all);
     claimed = __shfl_sync(all, claimed, leader);
     first = __shfl_sync(all, first, leader);
-    ring = __shfl_sync(all, ring, leader);
     if (!(senders >> lane & 1)) return status;
     if (claimed != PEERWAY_OK) return claimed;
     peerway_u64 position = first + __popc(senders & ((1u << lane) - 1));
-    peerway__store(peerway__ring(proxy, ring), position, peerway__first(op, peer, counter, dst, bytes), peerway__second(dst, src));
+    peerway__store(to, position, peerway__first(op, peer, counter, dst, bytes), peerway__second(dst, src));
     return PEERWAY_OK;
 }
 

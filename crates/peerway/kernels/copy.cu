@@ -167,8 +167,9 @@ struct Together {
 #define VALUE 0x7fffffffffffffffull
 // In the word of the length: no copy, but the wish that the launch named by the first word ends.
 #define LEAVE (1ull << 62)
-// Slots that are read at once while nothing comes: a line of the bus. As many as there are lanes once they were all full.
+// Slots that are read at once while nothing comes: a line of the bus. As many as a warp can once they were all full.
 #define NARROW 4u
+#define WIDE 16u
 #define GONE 0xffffffffu
 
 __device__ __forceinline__ u64 now() {
@@ -184,7 +185,7 @@ __device__ __forceinline__ u64 load_host(u64 at) {
 }
 
 __device__ __forceinline__ void load_host_two(u64 at, u64 &first, u64 &second) {
-    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+    asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];"
                  : "=l"(first), "=l"(second)
                  : "l"(at)
                  : "memory");
@@ -225,7 +226,7 @@ __device__ __forceinline__ void release() {
 // Half of a multiprocessor's registers at most: others work there too.
 extern "C" __global__ void __launch_bounds__(512, 2)
     peerway_copy_resident(u64 base, Together *together, u32 slots, u32 launch, u64 idle, u64 stay) {
-    __shared__ Run tasks[WARP];
+    __shared__ Run tasks[WIDE];
     __shared__ u32 taken;
     u32 lane = threadIdx.x % WARP;
     u32 warp = threadIdx.x / WARP;
@@ -241,27 +242,28 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     for (bool first = true;; first = false) {
         if (warp == 0) {
             u32 found = 0;
-            u64 src = 0, dst = 0, len = 0;
+            // Two lanes for each slot, so that one read fetches all of it: a second read of the same line would wait for the first.
+            u32 place = lane / 2;
+            u64 one = 0, two = 0;
             // A block looks at least once, however late it comes.
             bool over = __any_sync(ALL, !first && (asked || now() - start > stay));
             while (!over) {
                 // Fetched beside the slots, which are farther; by one lane, which sees what it stored itself.
                 u64 active = lane == 0 ? load_near(&together->active) : 0;
                 u32 leaving = lane == 0 ? load_near(&together->leaving) : 0;
-                u64 at = position + lane;
                 bool ready = false;
-                if (lane < width) {
-                    u64 slot = ring + (at & (slots - 1)) * SLOT;
+                if (place < width) {
+                    u64 at = position + place;
                     u64 phase = (at / slots & 1) ^ 1;
-                    load_host_two(slot, src, dst);
-                    // Acquired, so that what the host wrote before the task is there too. The last, as nothing
-                    // behind it is fetched before it has come.
-                    len = load_host(slot + 16);
-                    ready = src >> PHASE == phase && dst >> PHASE == phase && len >> PHASE == phase;
+                    // Acquired, so that what the host wrote before the task is there too.
+                    load_host_two(ring + (at & (slots - 1)) * SLOT + lane % 2 * 16, one, two);
+                    // The last word of a slot is not used.
+                    ready = one >> PHASE == phase && (lane % 2 || two >> PHASE == phase);
                 }
+                u32 halves = __ballot_sync(ALL, ready);
                 // Those from the first slot on without a gap.
-                u32 missing = ~__ballot_sync(ALL, ready);
-                found = missing == 0 ? WARP : __ffs(missing) - 1;
+                u32 missing = ~(halves & halves >> 1) & 0x55555555u;
+                found = missing == 0 ? WIDE : (__ffs(missing) - 1) / 2;
                 if (found > 0) break;
                 width = NARROW;
                 u64 time = now();
@@ -270,13 +272,14 @@ extern "C" __global__ void __launch_bounds__(512, 2)
                 bool end = quiet || leaving == launch || time - start > stay;
                 over = __any_sync(ALL, lane == 0 && end);
             }
-            src &= VALUE;
-            dst &= VALUE;
-            len &= VALUE;
-            bool wish = lane < found && (len & LEAVE) != 0;
-            if (lane < found) tasks[lane] = {src, dst, wish ? 0 : len};
+            one &= VALUE;
+            two &= VALUE;
+            u64 src = __shfl_sync(ALL, one, lane & ~1u);
+            bool wish = lane % 2 && place < found && (one & LEAVE) != 0;
+            if (place < found && lane % 2) tasks[place].len = wish ? 0 : one;
+            if (place < found && lane % 2 == 0) tasks[place].src = one, tasks[place].dst = two;
             asked = __any_sync(ALL, wish && src == launch);
-            width = found == width ? WARP : NARROW;
+            width = found == width ? WIDE : NARROW;
             if (lane == 0) taken = over ? GONE : found;
             position += found;
         }

@@ -101,7 +101,7 @@ impl Inbox {
             let at = ((id - FIRST_ID) >> 16) as usize;
             let proxies = self.proxies.read().unwrap();
             if let Some(Some(counters)) = proxies.get(at) {
-                let raised = counters.raise((id & 0xffff) as usize);
+                let raised = counters.raise((id & 0xffff) as usize, 1);
                 return raised.then_some(()).ok_or(TransferError::CountersFull);
             }
         }

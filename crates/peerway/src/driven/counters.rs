@@ -63,28 +63,28 @@ impl Counters {
         unsafe { word(self.memory.as_ptr(), counter, 0) }.load(Ordering::Acquire)
     }
 
-    /// Adds one; false where there is no such counter.
-    pub(crate) fn raise(&self, counter: usize) -> bool {
+    /// Adds to a counter; false where there is no such one.
+    pub(crate) fn raise(&self, counter: usize, by: u64) -> bool {
         if counter >= self.count {
             return false;
         }
         // SAFETY: inside the memory.
-        unsafe { raise(self.memory.as_ptr(), counter) };
+        unsafe { raise(self.memory.as_ptr(), counter, by) };
         true
     }
 }
 
-/// Adds one to a counter, in all its copies.
+/// Adds to a counter, in all its copies.
 ///
 /// # Safety
 ///
 /// `base` is where counters are mapped, and there are more than `counter` of them.
 #[inline]
-pub(crate) unsafe fn raise(base: *mut u8, counter: usize) {
+pub(crate) unsafe fn raise(base: *mut u8, counter: usize, by: u64) {
     for line in 0..LINES {
         // pairs with the loads of who waits: what came before the count is there
         // SAFETY: the caller's promise.
-        unsafe { word(base, counter, line) }.fetch_add(1, Ordering::Release);
+        unsafe { word(base, counter, line) }.fetch_add(by, Ordering::Release);
     }
 }
 

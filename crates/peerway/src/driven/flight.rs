@@ -1,18 +1,12 @@
 //! Commands that are under way together.
 
-use std::time::Duration;
-
 use peerway_core::outcome::{Ended, Reason, TransferError};
 
+use super::copiers::{Copiers, Pending};
 use super::target::Target;
 use crate::batch::Tail;
-use crate::clock;
-use crate::gpu::copy::Done;
 use crate::transfer::{self, Transfer};
 use peerway_core::abi::FaultCode;
-
-/// A kernel's flag that has not come by then is asked about.
-const FLAG_PATIENCE: Duration = Duration::from_micros(500);
 
 /// See the module.
 pub(crate) struct Flight {
@@ -37,9 +31,8 @@ pub(crate) struct Origin {
 enum State {
     /// A GPU copies; the windows of the peer whose gates are held meanwhile.
     Copying {
-        done: Done,
+        pending: Pending,
         gates: Gates,
-        since: u64,
     },
     /// The endpoint carries it.
     Posted(Transfer),
@@ -83,12 +76,18 @@ impl Gates {
 impl Flight {
     pub(crate) fn copying(
         (first, origin, bytes): (u64, Origin, u64),
-        done: Done,
+        pending: Pending,
         gates: Gates,
         counts: Vec<u16>,
     ) -> Self {
-        let state = State::Copying { done, gates, since: clock::now() };
+        let state = State::Copying { pending, gates };
         Self { first, origin, bytes, state, counts }
+    }
+
+    /// What only counts.
+    pub(crate) fn counting((first, origin): (u64, Origin), carried: Vec<Transfer>) -> Self {
+        let state = State::Counting(carried);
+        Self { first, origin, bytes: 0, state, counts: Vec::new() }
     }
 
     pub(crate) fn posted((first, origin, bytes): (u64, Origin, u64), transfer: Transfer) -> Self {
@@ -101,26 +100,26 @@ impl Flight {
     }
 
     /// Looks whether it has ended now, and how; the end is told once.
-    pub(crate) fn poll(&mut self, target: &Target) -> Option<Result<(), FaultCode>> {
+    pub(crate) fn poll(
+        &mut self,
+        target: &Target,
+        copiers: &Copiers,
+    ) -> Option<Result<(), FaultCode>> {
         match &mut self.state {
-            State::Copying { done, gates, since } => {
-                let waited = Duration::from_nanos(clock::now().saturating_sub(*since));
-                let closer = if waited > FLAG_PATIENCE { done.look_closer() } else { Ok(()) };
-                match closer.and_then(|()| done.is_done()) {
-                    Ok(false) => None,
-                    Ok(true) => {
-                        gates.leave(target);
-                        self.state = State::Over;
-                        self.count(target)
-                    }
-                    Err(error) => {
-                        gates.leave(target);
-                        tracing::error!(%error, "a copy by a GPU failed");
-                        self.state = State::Over;
-                        Some(Err(FaultCode::Failed))
-                    }
+            State::Copying { pending, gates } => match copiers.is_done(pending) {
+                Ok(false) => None,
+                Ok(true) => {
+                    gates.leave(target);
+                    self.state = State::Over;
+                    self.count(target)
                 }
-            }
+                Err(error) => {
+                    gates.leave(target);
+                    tracing::error!(%error, "a copy by a GPU failed");
+                    self.state = State::Over;
+                    Some(Err(FaultCode::Failed))
+                }
+            },
             State::Posted(transfer) => {
                 let ended = transfer.ended()?;
                 self.state = State::Over;
@@ -152,11 +151,10 @@ impl Flight {
     /// The bytes are there: raises the counters, or has the endpoint do it.
     fn count(&mut self, target: &Target) -> Option<Result<(), FaultCode>> {
         let mut transfers = Vec::new();
-        for counter in &self.counts {
-            match raise(target, *counter) {
-                Ok(None) => {}
-                Ok(Some(transfer)) => transfers.push(transfer),
-                Err(code) => return Some(Err(code)),
+        // Puts of one batch mostly count on one counter.
+        for same in self.counts.chunk_by(|one, other| one == other) {
+            if let Err(code) = raise(target, same[0], same.len() as u64, &mut transfers) {
+                return Some(Err(code));
             }
         }
         if transfers.is_empty() {
@@ -184,24 +182,33 @@ impl Flight {
         std::mem::take(&mut self.counts)
     }
 
-    /// Nobody will look any more: what is under way ends first.
+    /// Nobody will look any more, and copiers are through with it.
     pub(crate) fn give_up(&mut self, target: &Target) {
-        if let State::Copying { done, gates, .. } = &mut self.state {
-            let _ = done.wait();
+        let state = std::mem::replace(&mut self.state, State::Over);
+        if let State::Copying { pending, mut gates } = state {
+            // The driver's copy is waited for.
+            drop(pending);
             gates.leave(target);
         }
-        self.state = State::Over;
     }
 }
 
-/// Adds one to a counter of the peer's, at once where it is mapped; else what carries it there.
-pub(crate) fn raise(target: &Target, counter: u16) -> Result<Option<Transfer>, FaultCode> {
-    if let Some(raised) = target.raise(counter) {
-        return raised.map(|()| None);
+/// Adds to a counter of the peer's, at once where it is mapped; else what carries it there, one by one, is put to the others.
+pub(crate) fn raise(
+    target: &Target,
+    counter: u16,
+    by: u64,
+    carried: &mut Vec<Transfer>,
+) -> Result<(), FaultCode> {
+    if let Some(raised) = target.raise(counter, by) {
+        return raised;
     }
-    let tail = Tail { notify: None, count: Some(target.first_id + u32::from(counter)) };
-    let posted = transfer::post_tail(target.endpoint(), target.session(), tail);
-    posted.map(Some).map_err(|_| FaultCode::PeerGone)
+    for _ in 0..by {
+        let tail = Tail { notify: None, count: Some(target.first_id + u32::from(counter)) };
+        let posted = transfer::post_tail(target.endpoint(), target.session(), tail);
+        carried.push(posted.map_err(|_| FaultCode::PeerGone)?);
+    }
+    Ok(())
 }
 
 /// How a transfer ended, as a kernel is told.

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use peerway_sys::cuda::CudaError;
 
+use super::copiers::{Copiers, Pending};
 use super::flight::{self, outcome};
 use super::target::Target;
 use super::worker::Shared;
-use crate::gpu::copy::{self, Done, Gathered, Run};
+use crate::gpu::copy::{Gathered, Run};
 use crate::gpu::device::Device;
 use crate::memory::{LocalSlice, RegionInner};
 use crate::os::copy::{CopyKind, copy as copy_bytes, kind_for, store_fence};
@@ -63,7 +64,7 @@ pub(crate) struct Forwarding {
     by_kernel: bool,
     /// Arrivals that were dealt with, and those that are being.
     handled: u64,
-    copying: Option<(Done, u64)>,
+    copying: Option<(Pending, u64)>,
     answers: Vec<Transfer>,
 }
 
@@ -92,6 +93,7 @@ impl Forwarding {
     pub(crate) fn step(
         &mut self,
         shared: &Shared,
+        copiers: &mut Copiers,
         target: impl Fn(u16) -> Option<Arc<Target>>,
     ) -> Result<bool, (u16, FaultCode)> {
         let mut failed = None;
@@ -108,9 +110,9 @@ impl Forwarding {
         if let Some(code) = failed {
             return Err((0, code));
         }
-        if let Some((done, arrivals)) = &mut self.copying {
+        if let Some((pending, arrivals)) = &self.copying {
             let arrivals = *arrivals;
-            match done.is_done() {
+            match copiers.is_done(pending) {
                 Ok(false) => return Ok(false),
                 Ok(true) => {}
                 Err(error) => {
@@ -128,16 +130,23 @@ impl Forwarding {
             return Ok(false);
         }
         let arrivals = value - self.handled;
-        self.handled = value;
         match &self.device {
             None => self.copy_here(),
             Some(device) => {
-                if let Some(done) = self.submit(device).map_err(|error| failed_copy(&error))? {
-                    self.copying = Some((done, arrivals));
+                let submitted = self.submit(device, copiers);
+                let pending = submitted.map_err(|error| failed_copy(&error))?;
+                if let Some(pending) = pending {
+                    self.handled = value;
+                    self.copying = Some((pending, arrivals));
                     return Ok(true);
+                }
+                if !self.rule.to.is_empty() && self.rule.from.len > 0 {
+                    // No room now.
+                    return Ok(false);
                 }
             }
         }
+        self.handled = value;
         self.tell(shared, arrivals, target)?;
         Ok(true)
     }
@@ -154,18 +163,23 @@ impl Forwarding {
         }
     }
 
-    fn submit(&self, device: &Arc<Device>) -> Result<Option<Done>, CudaError> {
-        let fill = |list: &mut Gathered| {
+    fn submit(
+        &self,
+        device: &Arc<Device>,
+        copiers: &mut Copiers,
+    ) -> Result<Option<Pending>, CudaError> {
+        let fill = |list: &mut Gathered, room: usize| {
             let (src, len) = (address(&self.rule.from) as u64, self.rule.from.len);
-            for place in self.rule.to.iter().filter(|_| len > 0) {
+            // All places at once or none.
+            let fits = len > 0 && self.rule.to.len() <= room;
+            for place in self.rule.to.iter().filter(|_| fits) {
                 list.runs.push(Run { src, dst: address(place) as u64, len });
                 list.bytes += len;
             }
             list.by_kernel &= self.by_kernel;
-            Ok(())
         };
         // SAFETY: the slices were checked against their regions when the rule was made, which keeps them.
-        unsafe { copy::submit(device, None, fill) }
+        unsafe { copiers.submit(device, fill) }
     }
 
     /// Raises what is to rise, once for each arrival.
@@ -175,18 +189,16 @@ impl Forwarding {
         arrivals: u64,
         target: impl Fn(u16) -> Option<Arc<Target>>,
     ) -> Result<(), (u16, FaultCode)> {
-        for _ in 0..arrivals {
-            self.rule.then.iter().for_each(|counter| {
-                shared.counters.raise((*counter).into());
-            });
-            for (peer, counter) in &self.rule.answers {
-                let target = target(*peer).ok_or((*peer, FaultCode::Peer))?;
-                if usize::from(*counter) >= target.counters {
-                    return Err((*peer, FaultCode::Counter));
-                }
-                let raised = flight::raise(&target, *counter).map_err(|code| (*peer, code))?;
-                self.answers.extend(raised);
+        for counter in &self.rule.then {
+            shared.counters.raise((*counter).into(), arrivals);
+        }
+        for (peer, counter) in &self.rule.answers {
+            let target = target(*peer).ok_or((*peer, FaultCode::Peer))?;
+            if usize::from(*counter) >= target.counters {
+                return Err((*peer, FaultCode::Counter));
             }
+            let raised = flight::raise(&target, *counter, arrivals, &mut self.answers);
+            raised.map_err(|code| (*peer, code))?;
         }
         Ok(())
     }

@@ -10,11 +10,13 @@
 //! - `space`: windows, and finding the memory that a command means.
 //! - `card`, `target`: what peers tell each other, and a peer as commands name it.
 //! - `worker`, `outgoing`, `flight`: the threads; what goes to one peer; what is under way.
+//! - `copiers`: what GPUs copy for a worker.
 //! - `forward`: arrivals that are passed on.
 //! - `pusher`: a processor in a kernel's place.
 
 mod board;
 mod card;
+mod copiers;
 mod counters;
 mod fault;
 mod flight;

@@ -12,13 +12,14 @@ use peerway_core::region::Span;
 use peerway_core::work::{Pair, Place, Shape};
 
 use super::board::Board;
+use super::copiers::Copiers;
 use super::fault::{Fault, Faults};
 use super::flight::{self, Flight, Gates, Origin};
 use super::space::Space;
 use super::target::{Target, Way};
 use crate::batch::{Batch, Work};
 use crate::error::PostError;
-use crate::gpu::copy::{self, Gathered, MOST_RUNS, Run};
+use crate::gpu::copy::{Gathered, Run};
 use crate::hooks;
 use crate::memory::RegionInner;
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
@@ -140,6 +141,10 @@ impl Outgoing {
     pub(crate) fn take(&mut self, command: Command, from: From, told: Told<'_>) -> ControlFlow<()> {
         let origin = Origin { ring: from.ring, op: command.op as u8, position: from.position };
         if command.op == Op::Quiet {
+            if self.is_idle() {
+                self.reply(told.board, from.ring, from.slot, from.position);
+                return ControlFlow::Continue(());
+            }
             let after = self.accepted;
             let (ring, slot, position) = (from.ring, from.slot, from.position);
             self.questions.push_back(Question { ring, slot, position, after });
@@ -187,7 +192,7 @@ impl Outgoing {
     }
 
     /// Submits what waits, as far as there is room; whether anything was.
-    pub(crate) fn submit(&mut self, told: Told<'_>) -> bool {
+    pub(crate) fn submit(&mut self, copiers: &mut Copiers, told: Told<'_>) -> bool {
         let before = self.submitted;
         while let Some(put) = self.waiting.front().copied() {
             let full = self.flights.len() >= FLIGHTS || self.bytes_under_way >= WINDOW_BYTES;
@@ -198,7 +203,7 @@ impl Outgoing {
                     self.copy_run(src, dst)
                 }
                 _ if full => break,
-                Way::Gpu { .. } => self.copy_by_gpu(put),
+                Way::Gpu { .. } => self.copy_by_gpu(put, copiers),
                 Way::Post => self.post(put),
             };
             match submitted {
@@ -235,13 +240,11 @@ impl Outgoing {
             self.passed(1);
             return Ok(true);
         };
-        if let Some(transfer) = flight::raise(&self.target, counter)? {
-            if self.flights.len() >= FLIGHTS {
-                // It is on its way and cannot be recalled; one more flight does no harm.
-                self.flights.reserve(1);
-            }
-            let flight = Flight::posted((self.submitted + 1, put.origin, 0), transfer);
-            self.flights.push_back(flight);
+        let mut carried = Vec::new();
+        flight::raise(&self.target, counter, 1, &mut carried)?;
+        if !carried.is_empty() {
+            // It is on its way and cannot be recalled, so it is a flight however many there are.
+            self.flights.push_back(Flight::counting((self.submitted + 1, put.origin), carried));
         }
         self.counts.counts += 1;
         self.passed(1);
@@ -287,18 +290,16 @@ impl Outgoing {
                     store_fence();
                 }
                 self.counts.counts += 1;
-                match flight::raise(&target, counter) {
-                    Ok(None) => {}
-                    Ok(Some(transfer)) => {
-                        let first = self.submitted + done as u64;
-                        self.flights.push_back(Flight::posted((first, put.origin, 0), transfer));
-                    }
-                    Err(code) => {
-                        // The bytes are there and the count is not: the command is at fault, those before it are not.
-                        done -= 1;
-                        result = Err(code);
-                        break;
-                    }
+                let mut carried = Vec::new();
+                if let Err(code) = flight::raise(&target, counter, 1, &mut carried) {
+                    // The bytes are there and the count is not: the command is at fault, those before it are not.
+                    done -= 1;
+                    result = Err(code);
+                    break;
+                }
+                if !carried.is_empty() {
+                    let first = (self.submitted + done as u64, put.origin);
+                    self.flights.push_back(Flight::counting(first, carried));
                 }
             }
         }
@@ -311,16 +312,16 @@ impl Outgoing {
     }
 
     /// A GPU copies: as many of those that wait as it reaches.
-    fn copy_by_gpu(&mut self, first: Put) -> Result<bool, FaultCode> {
+    fn copy_by_gpu(&mut self, first: Put, copiers: &mut Copiers) -> Result<bool, FaultCode> {
         let Way::Gpu { device, .. } = self.way(&first) else { return Ok(false) };
         let (device, target) = (device.clone(), self.target.clone());
         let (mut gates, mut bytes, mut taken) = (Gates::default(), 0, 0);
         let mut counts = self.spare.pop().unwrap_or_default();
         let mut barred = false;
-        let fill = |list: &mut Gathered| {
+        let fill = |list: &mut Gathered, room: usize| {
             for put in &self.waiting {
                 let Way::Gpu { device: other, src, dst, by_kernel } = self.way(put) else { break };
-                let fits = list.runs.len() < MOST_RUNS && bytes < FLIGHT_BYTES && put.len > 0;
+                let fits = list.runs.len() < room && bytes < FLIGHT_BYTES && put.len > 0;
                 if !fits || other.index() != device.index() {
                     break;
                 }
@@ -336,25 +337,25 @@ impl Outgoing {
                 taken += 1;
             }
             hooks::about_to_copy();
-            Ok::<(), peerway_sys::cuda::CudaError>(())
         };
         // SAFETY: all ranges were checked against their windows, which are kept; the gates keep the peer's mapped
         // until the flight has ended.
-        let submitted = unsafe { copy::submit(&device, None, fill) };
+        let submitted = unsafe { copiers.submit(&device, fill) };
         match submitted {
-            Ok(Some(done)) => {
+            Ok(Some(pending)) => {
                 self.counts.puts += taken as u64;
                 self.counts.bytes += bytes;
                 self.counts.counts += counts.len() as u64;
                 self.counts.flights += 1;
                 self.bytes_under_way += bytes;
                 let what = (self.submitted + 1, first.origin, bytes);
-                self.flights.push_back(Flight::copying(what, done, gates, counts));
+                self.flights.push_back(Flight::copying(what, pending, gates, counts));
                 self.passed(taken);
                 Ok(true)
             }
             Ok(None) => {
                 gates.leave(&target);
+                counts.clear();
                 self.spare.push(counts);
                 if barred { Err(FaultCode::Refused) } else { Ok(false) }
             }
@@ -425,11 +426,11 @@ impl Outgoing {
     }
 
     /// Looks at what is under way and answers what can be answered; whether anything moved.
-    pub(crate) fn poll(&mut self, told: Told<'_>) -> bool {
+    pub(crate) fn poll(&mut self, copiers: &Copiers, told: Told<'_>) -> bool {
         let mut moved = false;
         let mut failed = None;
         for flight in &mut self.flights {
-            if let Some(Err(code)) = flight.poll(&self.target) {
+            if let Some(Err(code)) = flight.poll(&self.target, copiers) {
                 failed = failed.or(Some((code, flight.origin)));
             }
         }
@@ -487,13 +488,17 @@ impl Outgoing {
             if question.after > settled {
                 break;
             }
-            let failed = u64::from(self.failed[question.slot]);
-            let answer = (question.position + 1) << 1 | failed;
-            board.answer(question.ring as usize, self.number.into(), answer);
+            self.reply(board, question.ring, question.slot, question.position);
             self.questions.pop_front();
             any = true;
         }
         any
+    }
+
+    #[inline]
+    fn reply(&self, board: &Board, ring: u32, slot: usize, position: u64) {
+        let failed = u64::from(self.failed[slot]);
+        board.answer(ring as usize, self.number.into(), (position + 1) << 1 | failed);
     }
 
     /// What failed was looked at by the proxy's owner.

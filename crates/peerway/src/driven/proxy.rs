@@ -12,6 +12,7 @@ use peerway_core::region::Access;
 
 use super::board::{Board, Shape};
 use super::card::{Card, MAX_WINDOWS};
+use super::copiers::Set;
 use super::counters::Counters;
 use super::fault::{Fault, Faults};
 use super::forward::{Forward, is_inside};
@@ -22,7 +23,7 @@ use super::worker::{Shared, Stats, Worker};
 use crate::endpoint::Endpoint;
 use crate::error::{ImportError, RegisterError};
 use crate::gpu::device::Device;
-use crate::gpu::{GpuError, gpus};
+use crate::gpu::{CopierKind, GpuError, gpus};
 use crate::inner::Inner;
 use crate::memory::{Region, SharedMemory};
 use crate::os::affinity;
@@ -44,6 +45,10 @@ pub struct Proxy {
     first_id: u32,
     threads: Vec<JoinHandle<()>>,
     gpu: Option<u32>,
+    copier: CopierKind,
+    workers: usize,
+    /// GPUs that workers have copiers for.
+    copying: std::sync::Mutex<Vec<u32>>,
 }
 
 /// How a [`Proxy`] is to be made.
@@ -57,6 +62,7 @@ pub struct ProxyBuilder {
     peers: usize,
     counters: usize,
     timeout: Duration,
+    copier: CopierKind,
 }
 
 /// What could not be done for a proxy.
@@ -181,6 +187,14 @@ impl ProxyBuilder {
         self
     }
 
+    /// How GPUs copy what they reach on both sides: by a kernel for each batch of puts ([`CopierKind::Launched`], the default), by the driver's engines,
+    /// or, with [`CopierKind::Resident`], what is few and small by a kernel that stays while there is something to do, which is
+    /// sooner and takes two multiprocessors for each thread.
+    pub fn copier(mut self, copier: CopierKind) -> Self {
+        self.copier = copier;
+        self
+    }
+
     /// Makes it, with its threads asleep.
     ///
     /// # Errors
@@ -222,6 +236,7 @@ impl ProxyBuilder {
             locals: std::sync::RwLock::default(),
             targets: std::sync::RwLock::new(vec![None; self.peers]),
             forwards: std::sync::RwLock::default(),
+            copiers: std::sync::Mutex::default(),
             generation: 0.into(),
             forgiven: 0.into(),
             armed: 0.into(),
@@ -238,7 +253,13 @@ impl ProxyBuilder {
             first_id,
             threads: Vec::new(),
             gpu: self.gpu,
+            copier: self.copier,
+            workers: threads,
+            copying: std::sync::Mutex::default(),
         };
+        if let Some(device) = &device {
+            proxy.have_copiers(device)?;
+        }
         let near = device.as_deref().map(cpus_near).unwrap_or_default();
         for first in 0..threads {
             let worker = Worker::new(shared.clone(), first, threads);
@@ -271,6 +292,7 @@ impl Proxy {
             peers: 64,
             counters: 1024,
             timeout: Duration::from_secs(10),
+            copier: CopierKind::Launched,
         }
     }
 
@@ -282,6 +304,9 @@ impl Proxy {
     /// [`ProxyError::NoRoom`].
     pub fn window(&self, region: &Region) -> Result<Window, ProxyError> {
         let len = region.len();
+        if let Some(device) = region.handle.memory.device() {
+            self.have_copiers(device)?;
+        }
         let mut locals = self.shared.locals.write().unwrap();
         let mut space = Space::clone(&locals);
         let window = space.next(len).filter(|_| space.len() < MAX_WINDOWS);
@@ -356,6 +381,11 @@ impl Proxy {
         for (_, local) in self.shared.locals.read().unwrap().iter() {
             (0..target.space.len()).for_each(|window| drop(target.way(local, window)));
         }
+        for window in 0..target.space.len() {
+            if let Some(device) = target.remote(window).device() {
+                self.have_copiers(device)?;
+            }
+        }
         *place = Some(Arc::new(target));
         self.shared.board.peer_fault(number.into()).store(0, Ordering::Release);
         drop(targets);
@@ -406,6 +436,27 @@ impl Proxy {
         drop(rules);
         self.changed();
         taken
+    }
+
+    /// Makes copiers of a GPU for every worker. Here, because the driver may wait for kernels meanwhile, and kernels for workers.
+    fn have_copiers(&self, device: &Arc<Device>) -> Result<(), ProxyError> {
+        let mut copying = self.copying.lock().unwrap();
+        if copying.contains(&device.index()) {
+            return Ok(());
+        }
+        for worker in 0..self.workers {
+            match Set::new(device, self.copier) {
+                Ok(set) => self.shared.copiers.lock().unwrap().push((worker, set)),
+                // Copies go by the driver then.
+                Err(error @ GpuError::NoKernels { .. }) => {
+                    tracing::warn!(%error, "puts are copied one by one");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        copying.push(device.index());
+        self.changed();
+        Ok(())
     }
 
     fn changed(&self) {

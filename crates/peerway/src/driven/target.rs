@@ -76,9 +76,9 @@ impl Target {
         Way::Gpu { device, src: local.ptr() as u64, dst: base + offset, by_kernel }
     }
 
-    /// Adds one to a counter of the peer's by ourselves. `None` where only the endpoint can.
+    /// Adds to a counter of the peer's by ourselves. `None` where only the endpoint can.
     #[inline]
-    pub(crate) fn raise(&self, counter: u16) -> Option<Result<(), FaultCode>> {
+    pub(crate) fn raise(&self, counter: u16, by: u64) -> Option<Result<(), FaultCode>> {
         let (base, gate) = self.counter_words.inner.direct.mapped()?;
         if !gate.enter() {
             return Some(Err(FaultCode::Refused));
@@ -86,7 +86,7 @@ impl Target {
         let base = base.wrapping_add(self.counter_words.window.offset as usize);
         // SAFETY: the counter was checked against how many there are, and their extent against the advertisement when
         // the peer was added; the gate keeps it mapped.
-        unsafe { counters::raise(base, counter.into()) };
+        unsafe { counters::raise(base, counter.into(), by) };
         gate.leave();
         Some(Ok(()))
     }

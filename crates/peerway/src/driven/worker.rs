@@ -12,6 +12,7 @@ use std::time::Duration;
 use peerway_core::command::{Command, Op, peer_of};
 
 use super::board::Board;
+use super::copiers::{Copiers, Set};
 use super::counters::Counters;
 use super::fault::{Fault, Faults};
 use super::forward::{Forward, Forwarding};
@@ -28,6 +29,10 @@ const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// After so long without anything pauses grow.
 const WATCHFUL: Duration = Duration::from_millis(5);
+/// Turns without anything between two looks at the clock, which takes as long as half a turn.
+const CLOCK_TURNS: u32 = 16;
+/// And turns with something.
+const BUSY_TURNS: u32 = 1024;
 /// How often peers that nothing is sent to are looked after.
 const ROUND: Duration = Duration::from_millis(1);
 
@@ -39,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) locals: RwLock<Arc<Locals>>,
     pub(crate) targets: RwLock<Vec<Option<Arc<Target>>>>,
     pub(crate) forwards: RwLock<Vec<Arc<Forward>>>,
+    /// Copiers that were made for workers, by the worker's number, until it takes them.
+    pub(crate) copiers: Mutex<Vec<(usize, Set)>>,
     /// Changes with the three above, and when faults are forgiven.
     pub(crate) generation: AtomicU64,
     pub(crate) forgiven: AtomicU64,
@@ -78,6 +85,8 @@ impl Shared {
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     rings: Vec<(u32, Consumer<Memory>)>,
+    /// Dropped first, which waits for what is under way.
+    copiers: Copiers,
     peers: Peers,
     /// This worker's share of the rules for arrivals.
     forwards: Vec<Forwarding>,
@@ -89,6 +98,8 @@ pub(crate) struct Worker {
 /// What the worker has for each peer, by number.
 struct Peers {
     all: Vec<Option<Outgoing>>,
+    /// Those whose peers are gone and whose numbers were given to others, until they are through.
+    leaving: Vec<Outgoing>,
     /// Those with something to do.
     busy: Vec<u16>,
     is_busy: Vec<bool>,
@@ -105,30 +116,45 @@ impl Worker {
             .map(|ring| (ring as u32, Consumer::new(shared.board.ring(ring), shape.log2_slots)));
         let peers = Peers {
             all: (0..shape.peers).map(|_| None).collect(),
+            leaving: Vec::new(),
             busy: Vec::with_capacity(shape.peers),
             is_busy: vec![false; shape.peers],
             generation: 0,
             forgiven: 0,
         };
         let place = (first, step);
-        Self { rings: rings.collect(), peers, forwards: Vec::new(), place, last_round: 0, shared }
+        let (rings, copiers) = (rings.collect(), Copiers::default());
+        Self { rings, copiers, peers, forwards: Vec::new(), place, last_round: 0, shared }
     }
 
     /// Works until the proxy is stopped.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
-        let (mut idle_since, mut nap) = (None, SHORTEST_NAP);
+        let (mut idle_since, mut nap, mut turns) = (None, SHORTEST_NAP, 0u32);
+        let mut busy_turns = 0u32;
         while !shared.stop.load(Ordering::Acquire) {
             if self.turn() {
-                (idle_since, nap) = (None, SHORTEST_NAP);
+                (idle_since, nap, turns) = (None, SHORTEST_NAP, 0);
+                busy_turns = busy_turns.wrapping_add(1);
+                if busy_turns.is_multiple_of(BUSY_TURNS) {
+                    self.look_after(clock::now());
+                }
+                continue;
+            }
+            turns += 1;
+            if !turns.is_multiple_of(CLOCK_TURNS) {
                 continue;
             }
             let now = clock::now();
+            self.look_after(now);
             let since = *idle_since.get_or_insert(now);
             let idle = Duration::from_nanos(now.saturating_sub(since));
             if idle < shared.spin {
-                std::hint::spin_loop();
-            } else if self.is_busy() || shared.armed.load(Ordering::Acquire) > 0 {
+                continue;
+            }
+            // From here on every turn is looked at: sleeping takes longer than the clock.
+            turns = CLOCK_TURNS - 1;
+            if self.is_busy() || shared.armed.load(Ordering::Acquire) > 0 {
                 std::thread::sleep(nap);
                 if idle > WATCHFUL {
                     nap = (nap * 2).min(LONGEST_NAP);
@@ -140,9 +166,20 @@ impl Worker {
         }
     }
 
+    /// Notices peers that went while nothing was sent to them, every now and then.
+    fn look_after(&mut self, now: u64) {
+        if now.saturating_sub(self.last_round) > ROUND.as_nanos() as u64 {
+            self.last_round = now;
+            self.peers.look_after(&self.copiers, self.shared.told());
+        }
+    }
+
     /// Whether something is under way.
     fn is_busy(&self) -> bool {
-        !self.peers.busy.is_empty() || self.forwards.iter().any(Forwarding::is_busy)
+        let peers = &self.peers;
+        !peers.busy.is_empty()
+            || !peers.leaving.is_empty()
+            || self.forwards.iter().any(Forwarding::is_busy)
     }
 
     /// Sleeps until the proxy is armed or stopped.
@@ -160,6 +197,7 @@ impl Worker {
         let told = shared.told();
         if self.peers.refresh(shared, self.rings.len()) {
             renew_forwards(&mut self.forwards, shared, self.place);
+            take_copiers(&mut self.copiers, shared, self.place.0);
         }
         let mut taken = 0;
         for (slot, (ring, consumer)) in self.rings.iter_mut().enumerate() {
@@ -172,25 +210,19 @@ impl Worker {
         if moved {
             shared.stats.commands.fetch_add(taken as u64, Ordering::Relaxed);
         }
-        moved |= self.peers.work(told, &shared.stats);
+        self.copiers.poll();
+        moved |= self.peers.work(&mut self.copiers, told, &shared.stats);
         for forwarding in &mut self.forwards {
             let target = |number: u16| {
                 let outgoing = self.peers.all.get(usize::from(number))?.as_ref()?;
                 Some(outgoing.target.clone())
             };
-            match forwarding.step(shared, target) {
+            match forwarding.step(shared, &mut self.copiers, target) {
                 Ok(stepped) => moved |= stepped,
                 Err((peer, code)) => {
                     let from = From { ring: u32::MAX, slot: 0, position: 0 };
                     refuse(told, code, peer, Op::Nop as u8, from);
                 }
-            }
-        }
-        if !moved {
-            let now = clock::now();
-            if now.saturating_sub(self.last_round) > ROUND.as_nanos() as u64 {
-                self.last_round = now;
-                self.peers.look_after(told);
             }
         }
         moved
@@ -223,7 +255,8 @@ impl Peers {
                 // A peer that took the place of one that is gone.
                 _ => {
                     let (target, locals) = (target.clone(), locals.clone());
-                    *ours = Some(Outgoing::new(number as u16, target, locals, rings));
+                    let new = Outgoing::new(number as u16, target, locals, rings);
+                    self.leaving.extend(ours.replace(new));
                 }
             }
         }
@@ -254,7 +287,7 @@ impl Peers {
             return ControlFlow::Continue(());
         };
         let taken = outgoing.take(command, from, told);
-        if !self.is_busy[number] {
+        if !self.is_busy[number] && !outgoing.is_idle() {
             self.is_busy[number] = true;
             self.busy.push(command.peer);
         }
@@ -263,13 +296,17 @@ impl Peers {
 
     /// Sends and answers, for every peer that there is something to do for.
     #[inline]
-    fn work(&mut self, told: Told<'_>, stats: &Stats) -> bool {
+    fn work(&mut self, copiers: &mut Copiers, told: Told<'_>, stats: &Stats) -> bool {
         let mut moved = false;
-        let Self { all, busy, is_busy, .. } = self;
+        let Self { all, busy, is_busy, leaving, .. } = self;
+        leaving.retain_mut(|outgoing| {
+            outgoing.poll(copiers, told);
+            !outgoing.is_idle()
+        });
         busy.retain(|number| {
             let Some(outgoing) = &mut all[usize::from(*number)] else { return false };
-            moved |= outgoing.submit(told);
-            moved |= outgoing.poll(told);
+            moved |= outgoing.submit(copiers, told);
+            moved |= outgoing.poll(copiers, told);
             stats.add(std::mem::take(&mut outgoing.counts));
             let busy = !outgoing.is_idle();
             is_busy[usize::from(*number)] = busy;
@@ -279,9 +316,9 @@ impl Peers {
     }
 
     /// Notices peers that went while nothing was sent to them: kernels may wait for theirs.
-    fn look_after(&mut self, told: Told<'_>) {
+    fn look_after(&mut self, copiers: &Copiers, told: Told<'_>) {
         for outgoing in self.all.iter_mut().flatten() {
-            outgoing.poll(told);
+            outgoing.poll(copiers, told);
         }
     }
 }
@@ -297,6 +334,14 @@ fn renew_forwards(ours: &mut Vec<Forwarding>, shared: &Shared, (first, step): (u
         if !ours.iter().any(|ours| ours.is_for(rule)) {
             ours.push(Forwarding::new(rule.clone()));
         }
+    }
+}
+
+#[cold]
+fn take_copiers(ours: &mut Copiers, shared: &Shared, worker: usize) {
+    let mut made = shared.copiers.lock().unwrap();
+    for (_, set) in made.extract_if(.., |(number, _)| *number == worker) {
+        ours.add(set);
     }
 }
 

@@ -9,9 +9,9 @@ use peerway::Region;
 use peerway::driven::{KERNELS, Proxy};
 use peerway::gpu::{DeviceMemory, DeviceMemoryOptions};
 use peerway_sys::Library;
-use peerway_sys::cuda::{Cuda, Gpu, Module, Stream};
+use peerway_sys::cuda::{Cuda, CudaError, Function, Gpu, Graph, Module, Stream};
 
-use super::producer::{Producer, Puts, Talk};
+use super::producer::{Layers, Producer, Puts, Talk};
 use crate::bench::measure::Times;
 use crate::bench::memory::once;
 
@@ -27,6 +27,8 @@ pub(super) struct Kernels<'a> {
 
 const STATUS: u64 = 16;
 const BAD: u64 = 32;
+/// The step that a graph is at.
+const STEP: u64 = 48;
 const TIMES: u64 = 64;
 /// Times that there is room for.
 const MOST: u64 = 1 << 20;
@@ -56,21 +58,41 @@ impl<'a> Kernels<'a> {
         arguments: &[u64],
     ) -> anyhow::Result<Duration> {
         let function = self.module.function(name)?;
-        let stream = self.stream.raw();
-        // SAFETY: the first bytes of our own memory.
-        unsafe { self.gpu.fill(self.at(0), 0, TIMES as usize, stream)? };
-        self.stream.synchronize()?;
+        self.timed_work(name, || Ok(self.launch(function, blocks, threads, arguments)?))
+    }
+
+    fn launch(
+        &self,
+        function: Function,
+        blocks: u32,
+        threads: u32,
+        arguments: &[u64],
+    ) -> Result<(), CudaError> {
         // Of those that take four bytes, the first four: the GPU's order of bytes is the processor's.
         let mut arguments: Vec<*mut c_void> =
             arguments.iter().map(|argument| (&raw const *argument).cast_mut().cast()).collect();
+        let stream = self.stream.raw();
+        // SAFETY: every caller gives what the kernel takes; memory that it names outlives the wait.
+        unsafe { self.module.launch(function, blocks, threads, stream, &mut arguments) }
+    }
+
+    /// Does what puts work into the stream, and waits for it; from the start to the end.
+    fn timed_work(
+        &self,
+        name: &CStr,
+        work: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Duration> {
+        // SAFETY: the first bytes of our own memory.
+        unsafe { self.gpu.fill(self.at(0), 0, TIMES as usize, self.stream.raw())? };
+        self.stream.synchronize()?;
         let _armed = self.proxy.arm();
         let start = Instant::now();
-        // SAFETY: every caller gives what the kernel takes; memory that it names outlives the wait.
-        unsafe { self.module.launch(function, blocks, threads, stream, &mut arguments)? };
+        work()?;
         self.stream.synchronize()?;
         let took = start.elapsed();
         let [status, bad] = [self.word(STATUS)?, self.word(BAD)?];
-        let fault = || self.proxy.take_fault().map_or_else(String::new, |fault| format!("; {fault}"));
+        let fault =
+            || self.proxy.take_fault().map_or_else(String::new, |fault| format!("; {fault}"));
         ensure!(status == 0, "{name:?}: a call of the kernel ended with {status}{}", fault());
         ensure!(bad == 0, "{name:?}: {bad} words are not what was sent");
         Ok(took)
@@ -141,7 +163,7 @@ impl Producer for Kernels<'_> {
 
     fn puts(&self, puts: &Puts) -> anyhow::Result<Duration> {
         let (blocks, threads) = grid(puts.warps);
-        let counter = puts.counter.map_or(u32::MAX.into(), u64::from);
+        let counter = puts.counter.map_or(0xffff_ffff, u64::from);
         let arguments = [
             self.proxy.handle(),
             u64::from(puts.peer),
@@ -205,6 +227,56 @@ impl Producer for Kernels<'_> {
             self.at(STATUS),
         ];
         self.run(c"driven_pong", 1, 256, &arguments).map(drop)
+    }
+
+    fn layers(&self, layers: &Layers<'_>) -> anyhow::Result<[Duration; 2]> {
+        let [layer, alone, next] = [c"driven_layer", c"driven_layer_alone", c"driven_next_step"]
+            .map(|name| self.module.function(name));
+        let (layer, alone, next) = (layer?, alone?, next?);
+        let (step, status, peer) = (self.at(STEP), self.at(STATUS), u64::from(layers.peer));
+        let step_through = |proxy: u64| {
+            for number in 0..u64::from(layers.layers) {
+                let at = number * layers.len;
+                let memory = layers.memory.0.addr() + at;
+                if proxy == 0 {
+                    self.launch(alone, 1, 256, &[memory, layers.len, step, number])?;
+                    continue;
+                }
+                let (dst, src) = (layers.dst + at, layers.memory.1 + at);
+                let counter = u64::from(layers.counter) + number;
+                let arguments =
+                    [proxy, peer, dst, src, memory, layers.len, counter, step, number, status];
+                self.launch(layer, 1, 256, &arguments)?;
+            }
+            self.launch(next, 1, 1, &[proxy, peer, layers.taken.into(), step, status])
+        };
+        let mut took = [Duration::ZERO; 2];
+        for (proxy, took) in [0, self.proxy.handle()].into_iter().zip(&mut took) {
+            let graph = Graph::capture(&self.stream, || step_through(proxy))?;
+            *took = self.timed_work(c"driven_layer", || {
+                for _ in 0..layers.steps {
+                    graph.launch(&self.stream)?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(took)
+    }
+
+    fn take_layers(&self, layers: &Layers<'_>) -> anyhow::Result<()> {
+        let arguments = [
+            self.proxy.handle(),
+            layers.peer.into(),
+            layers.memory.0.addr(),
+            layers.len,
+            layers.layers.into(),
+            layers.counter.into(),
+            layers.taken.into(),
+            layers.steps,
+            self.at(BAD),
+            self.at(STATUS),
+        ];
+        self.run(c"driven_consume", 1, 256, &arguments).map(drop)
     }
 
     fn relay(&self, talk: &Talk<'_>, answer: u16) -> anyhow::Result<Times> {

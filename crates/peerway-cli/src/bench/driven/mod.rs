@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 use peerway::Pin;
+use peerway::gpu::CopierKind;
 
 pub(crate) use local::run as run_local;
 pub(crate) use remote::run as run_remote;
@@ -95,6 +96,9 @@ pub(crate) struct RemoteArgs {
     /// Threads of each proxy.
     #[arg(long, value_name = "N", default_value = "4")]
     threads: usize,
+    /// How the GPU copies between memories that it reaches: launched, resident or engines.
+    #[arg(long, value_name = "KIND", default_value = "launched")]
+    copier: CopierKind,
     /// Puts of a run.
     #[arg(long, value_name = "N", default_value = "200000")]
     puts: u64,
@@ -104,6 +108,15 @@ pub(crate) struct RemoteArgs {
     /// Places that the receiver copies each arrival to before it answers; 0 leaves that out.
     #[arg(long, value_name = "N", default_value = "2")]
     forward: u32,
+    /// Layers of a model that is stepped through as a captured graph, each sent as soon as it is written; 0 leaves that out.
+    #[arg(long, value_name = "N", default_value = "80", value_parser = clap::value_parser!(u32).range(0..=200))]
+    layers: u32,
+    /// Bytes of a layer.
+    #[arg(long, value_name = "SIZE", value_parser = super::size::parse, default_value = "64K")]
+    layer_size: u64,
+    /// Steps of the model.
+    #[arg(long, value_name = "N", default_value = "1000")]
+    steps: u64,
     /// Write the rows to FILE as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,

@@ -41,6 +41,22 @@ pub(super) struct Talk<'a> {
     pub(super) rounds: u64,
 }
 
+/// Steps through the layers of a model.
+#[derive(Clone, Copy)]
+pub(super) struct Layers<'a> {
+    pub(super) peer: u16,
+    pub(super) dst: u64,
+    /// Where the sender writes layers and sends them from, or where they arrive.
+    pub(super) memory: (&'a Region, u64),
+    pub(super) layers: u32,
+    pub(super) len: u64,
+    /// The first layer's; the others have those after it.
+    pub(super) counter: u16,
+    /// Of the sender: the receiver has taken all layers of a step.
+    pub(super) taken: u16,
+    pub(super) steps: u64,
+}
+
 /// See the module.
 pub(super) trait Producer {
     /// Pushes by one thread.
@@ -61,6 +77,10 @@ pub(super) trait Producer {
     fn ping(&self, talk: &Talk<'_>) -> anyhow::Result<Times>;
     /// Answers.
     fn pong(&self, talk: &Talk<'_>) -> anyhow::Result<()>;
+    /// Writes layer after layer, and sends each; the time of all steps without sending, and with.
+    fn layers(&self, layers: &Layers<'_>) -> anyhow::Result<[Duration; 2]>;
+    /// Takes layer after layer, and compares each.
+    fn take_layers(&self, layers: &Layers<'_>) -> anyhow::Result<()>;
     /// Sends one put at a time with a count, and waits for an answer on another counter; the times of whole rounds.
     fn relay(&self, talk: &Talk<'_>, answer: u16) -> anyhow::Result<Times>;
 }

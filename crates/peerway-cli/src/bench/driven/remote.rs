@@ -9,7 +9,7 @@ use anyhow::{Context, bail, ensure};
 use peerway::driven::{Forward, Proxy, Window};
 use peerway::{Endpoint, Peer, Region};
 
-use super::producer::{self, Producer, Puts, Talk};
+use super::producer::{self, Layers, Producer, Puts, Talk};
 use super::report::{Report, Row};
 use super::{RemoteArgs, TIMEOUT};
 
@@ -18,6 +18,9 @@ const TALK: u16 = 0;
 const STREAM: u16 = 1;
 const RELAY: u16 = 2;
 const ANSWER: u16 = 3;
+/// All layers of a step were taken; and the first layer's.
+const TAKEN: u16 = 4;
+const LAYER: u16 = 16;
 
 /// Bytes of the window that streams of puts go round.
 const STREAM_BYTES: u64 = 64 << 20;
@@ -27,7 +30,9 @@ const SOON: Duration = Duration::from_secs(60);
 const NOTES: &str = "\
 one way: half of a round of put, count, wait by the other kernel, and the same back; every payload is new and compared
 puts: from the launch of the sender's kernel until its quiet has been answered; the receiver compares all of it afterwards
-forwarded: put and count, the receiver copies it on and answers the sender, whose kernel waits for that: a whole round";
+forwarded: put and count, the receiver copies it on and answers the sender, whose kernel waits for that: a whole round
+step: all layers of a model written by a captured graph, of which each is sent as soon as it is written while the receiver takes and compares
+it (+ sent); the next step waits until all were taken. The same graph without sending beside it";
 
 /// One rank, with its peer.
 struct Rank {
@@ -65,8 +70,10 @@ fn both(args: &RemoteArgs) -> anyhow::Result<()> {
     second.args(["bench", "gpu-remote", "--rank", "1", "--peer", "127.0.0.1"]);
     second.args(["--port", &args.port.to_string(), "--threads", &args.threads.to_string()]);
     second.args(["--rounds", &args.rounds.to_string(), "--forward", &args.forward.to_string()]);
+    second.args(["--layers", &args.layers.to_string(), "--steps", &args.steps.to_string()]);
+    second.args(["--layer-size", &args.layer_size.to_string()]);
     let sizes: Vec<String> = args.sizes.iter().map(u64::to_string).collect();
-    second.args(["--sizes", &sizes.join(",")]);
+    second.args(["--sizes", &sizes.join(","), "--copier", &args.copier.to_string()]);
     match args.who.gpu() {
         Some(gpu) => second.args(["--gpu", &gpu.to_string()]),
         None => second.arg("--simulate"),
@@ -99,22 +106,28 @@ fn one(args: &RemoteArgs, number: u8, address: SocketAddr) -> anyhow::Result<()>
     let mut rows = Vec::new();
     let mut said = 0;
     for &size in &args.sizes {
-        ensure!(size % 4 == 0, "{size} is no multiple of four bytes");
+        ensure!(size.is_multiple_of(4), "{size} is no multiple of four bytes");
         rank.latency(args, &*producer, size, &mut said, &mut rows)?;
         rank.stream(args, &*producer, size, &mut rows)?;
         if args.forward > 0 {
             rank.relay(args, &*producer, size, &mut rows)?;
         }
     }
+    if args.layers > 0 {
+        rank.layers(args, &*producer, &mut rows)?;
+    }
     rank.meet()?;
     if number == 1 {
         return Ok(());
     }
     let path = rank.peer.path().to_string();
-    let title = format!("two ranks, {path}, puts by {}", match args.who.gpu() {
-        Some(gpu) => format!("kernels of GPU {gpu}"),
-        None => "processors in a kernel's place".to_owned(),
-    });
+    let title = format!(
+        "two ranks, {path}, puts by {}",
+        match args.who.gpu() {
+            Some(gpu) => format!("kernels of GPU {gpu}, copier {}", args.copier),
+            None => "processors in a kernel's place".to_owned(),
+        }
+    );
     Report { title, rows, notes: NOTES }.give(args.json.as_deref())
 }
 
@@ -137,7 +150,8 @@ impl Rank {
         };
         let (source, landing) = (region(longest)?, region(longest)?);
         let stream = region(STREAM_BYTES.max(longest))?;
-        let mut builder = Proxy::builder(&endpoint).threads(args.threads).timeout(TIMEOUT);
+        let builder = Proxy::builder(&endpoint).threads(args.threads).timeout(TIMEOUT);
+        let mut builder = builder.copier(args.copier);
         if let Some(gpu) = args.who.gpu() {
             builder = builder.gpu(gpu);
         }
@@ -229,6 +243,47 @@ impl Rank {
         Ok(())
     }
 
+    fn layers(
+        &self,
+        args: &RemoteArgs,
+        producer: &dyn Producer,
+        rows: &mut Vec<Row>,
+    ) -> anyhow::Result<()> {
+        let all = u64::from(args.layers) * args.layer_size;
+        ensure!(
+            all <= self.stream.len(),
+            "{} layers of {} do not fit",
+            args.layers,
+            args.layer_size
+        );
+        ensure!(
+            args.layer_size.is_multiple_of(4),
+            "{} is no multiple of four bytes",
+            args.layer_size
+        );
+        self.meet()?;
+        let layers = Layers {
+            peer: 0,
+            dst: self.to[1].base,
+            memory: (&self.stream, self.from[1].base),
+            layers: args.layers,
+            len: args.layer_size,
+            counter: LAYER,
+            taken: TAKEN,
+            steps: args.steps,
+        };
+        if self.number == 1 {
+            return producer.take_layers(&layers);
+        }
+        let whats = ["step", "step + sent"];
+        for (what, took) in whats.into_iter().zip(producer.layers(&layers)?) {
+            let each = took.as_secs_f64() / args.steps as f64 * 1e6;
+            let row = self.row(args, what, args.layer_size);
+            rows.push(Row { avg_us: Some(each), warps: args.layers, ..row });
+        }
+        Ok(())
+    }
+
     fn relay(
         &self,
         args: &RemoteArgs,
@@ -274,7 +329,7 @@ impl Rank {
 /// Rank 0 calls until rank 1 is there.
 fn meet(endpoint: &Endpoint, number: u8, address: SocketAddr) -> anyhow::Result<Peer> {
     if number == 1 {
-        return Ok(endpoint.accept(SOON).context("rank 0 did not come")?);
+        return endpoint.accept(SOON).context("rank 0 did not come");
     }
     let start = Instant::now();
     loop {

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use peerway::Region;
 use peerway::driven::{Command, Op, Proxy, Pusher};
 
-use super::producer::{Producer, Puts, Talk};
+use super::producer::{Layers, Producer, Puts, Talk};
 use crate::bench::measure::Times;
 
 /// Threads that push at most: more than there are processors would only wait.
@@ -63,8 +63,8 @@ impl<'a> Simulated<'a> {
                     })
                 })
                 .collect();
-            let ends = started.into_iter().map(|thread| thread.join());
-            ends.map(|end| end.map_err(|_| anyhow::anyhow!("a thread panicked"))?).collect()
+            let mut ends = started.into_iter().map(|thread| thread.join());
+            ends.try_for_each(|end| end.map_err(|_| anyhow::anyhow!("a thread panicked"))?)
         })
     }
 }
@@ -158,6 +158,49 @@ impl Producer for Simulated<'_> {
         answered.map(drop)
     }
 
+    fn layers(&self, layers: &Layers<'_>) -> anyhow::Result<[Duration; 2]> {
+        let pusher = self.proxy.pusher(0)?;
+        let _armed = self.proxy.arm();
+        let mut took = [Duration::ZERO; 2];
+        for (sends, took) in [false, true].into_iter().zip(&mut took) {
+            let start = Instant::now();
+            for step in 0..layers.steps {
+                for layer in 0..layers.layers {
+                    let at = u64::from(layer) * layers.len;
+                    let words = pattern(layers.len / 4, layer_seed(step, layer));
+                    layers.memory.0.write_at(at, &words)?;
+                    if sends {
+                        let (dst, src) = (layers.dst + at, layers.memory.1 + at);
+                        let counter = layers.counter + layer as u16;
+                        pusher.put_with_count(layers.peer, dst, src, layers.len, counter)?;
+                    }
+                }
+                if sends {
+                    pusher.wait_counter(layers.taken, step + 1, Some(layers.peer))?;
+                }
+            }
+            *took = start.elapsed();
+        }
+        Ok(took)
+    }
+
+    fn take_layers(&self, layers: &Layers<'_>) -> anyhow::Result<()> {
+        let pusher = self.proxy.pusher(0)?;
+        let _armed = self.proxy.arm();
+        let mut bytes = vec![0; layers.len as usize];
+        for step in 0..layers.steps {
+            for layer in 0..layers.layers {
+                let counter = layers.counter + layer as u16;
+                pusher.wait_counter(counter, step + 1, Some(layers.peer))?;
+                layers.memory.0.read_at(u64::from(layer) * layers.len, &mut bytes)?;
+                let right = bytes == pattern(layers.len / 4, layer_seed(step, layer));
+                ensure!(right, "layer {layer} of step {step} is not what was sent");
+            }
+            pusher.signal(layers.peer, layers.taken)?;
+        }
+        Ok(pusher.quiet(layers.peer)?)
+    }
+
     fn relay(&self, talk: &Talk<'_>, answer: u16) -> anyhow::Result<Times> {
         self.timed(talk.rounds, |pusher, round| {
             let (dst, src) = (talk.dst, talk.source.1);
@@ -171,4 +214,9 @@ impl Producer for Simulated<'_> {
 fn pattern(words: u64, seed: u32) -> Vec<u8> {
     let word = |at: u64| (at as u32).wrapping_mul(2_654_435_761) ^ seed;
     (0..words).flat_map(|at| word(at).to_le_bytes()).collect()
+}
+
+/// What a layer of a step is filled with.
+fn layer_seed(step: u64, layer: u32) -> u32 {
+    (step * 1000 + u64::from(layer)) as u32
 }

@@ -1,0 +1,151 @@
+//! The copiers of one worker: what its GPUs copy for it, and how far they are.
+//!
+//! Lists that kernels reach go to a copier of the GPU, few and small ones to the kernel that stays where there is one. What only the driver
+//! reaches, memory of the host that is not pinned and other GPUs', goes by its copies. Copiers are made by whoever adds windows and peers, because
+//! the driver may wait for kernels while it makes them, and kernels for this worker.
+
+use std::sync::Arc;
+
+use peerway_sys::cuda::CudaError;
+
+use crate::gpu::GpuError;
+use crate::gpu::copy::{self, Done, Gathered, MOST_RUNS};
+use crate::gpu::device::Device;
+use crate::gpu::peer_copy::{CopierKind, CopierOptions, PeerCopy, Ticket, copier};
+
+/// Up to so many tasks, and bytes, the kernel that stays is the sooner one: measured with `bench peer-copy`.
+const QUICK_TASKS: usize = 8;
+const QUICK_BYTES: u64 = 64 << 10;
+/// Blocks of it: such lists keep no more busy.
+const QUICK_BLOCKS: u32 = 2;
+
+/// A GPU's copiers.
+pub(crate) struct Set {
+    gpu: u32,
+    main: Slot,
+    /// For what is few and small.
+    quick: Option<Slot>,
+}
+
+struct Slot {
+    copier: Box<dyn PeerCopy>,
+    done: Result<Ticket, CudaError>,
+}
+
+/// A list that is being copied.
+pub(crate) enum Pending {
+    Listed { set: usize, quick: bool, ticket: Ticket },
+    Driver(Done),
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Copiers {
+    sets: Vec<Set>,
+    /// The list that is being gathered, kept for the next one.
+    list: Gathered,
+}
+
+impl Set {
+    /// The copiers of a GPU for one worker.
+    pub(crate) fn new(device: &Arc<Device>, kind: CopierKind) -> Result<Self, GpuError> {
+        let options = CopierOptions { blocks: QUICK_BLOCKS, ..CopierOptions::default() };
+        let slot = |kind| {
+            let copier = copier(device, kind, &options)?;
+            Ok::<_, GpuError>(Slot { copier, done: Ok(0) })
+        };
+        let (main, quick) = match kind {
+            CopierKind::Resident => (CopierKind::Launched, Some(CopierKind::Resident)),
+            kind => (kind, None),
+        };
+        Ok(Self { gpu: device.index(), main: slot(main)?, quick: quick.map(slot).transpose()? })
+    }
+}
+
+impl Copiers {
+    pub(crate) fn add(&mut self, set: Set) {
+        self.sets.push(set);
+    }
+
+    /// Gathers a list with `fill`, which is told how many tasks it may have, and hands it over; `None` where it is empty or there is no room
+    /// now.
+    ///
+    /// # Safety
+    ///
+    /// All runs are valid, and `device` reaches them, until the list is done; its kernels do where it says `by_kernel`.
+    pub(crate) unsafe fn submit(
+        &mut self,
+        device: &Arc<Device>,
+        fill: impl FnOnce(&mut Gathered, usize),
+    ) -> Result<Option<Pending>, CudaError> {
+        let at = self.sets.iter().position(|set| set.gpu == device.index());
+        let room = at.map_or(MOST_RUNS, |at| self.sets[at].main.copier.room());
+        let mut list = std::mem::take(&mut self.list);
+        list.runs.clear();
+        (list.bytes, list.by_kernel) = (0, true);
+        fill(&mut list, room);
+        let submitted = match at {
+            _ if list.runs.is_empty() => Ok(None),
+            // SAFETY: the caller's promise.
+            Some(at) if list.by_kernel => unsafe { self.list(at, &list) },
+            // SAFETY: the caller's promise.
+            _ => unsafe { by_driver(device, &list) },
+        };
+        self.list = list;
+        submitted
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::submit`].
+    unsafe fn list(&mut self, at: usize, list: &Gathered) -> Result<Option<Pending>, CudaError> {
+        let set = &mut self.sets[at];
+        let few = list.runs.len() <= QUICK_TASKS && list.bytes <= QUICK_BYTES;
+        let (slot, quick) = match &mut set.quick {
+            Some(quick) if few => (quick, true),
+            _ => (&mut set.main, false),
+        };
+        // SAFETY: the caller's promise.
+        let ticket = unsafe { slot.copier.submit(&list.runs) }?;
+        Ok(ticket.map(|ticket| Pending::Listed { set: at, quick, ticket }))
+    }
+
+    /// Asks every copier that has something to do how far it is.
+    pub(crate) fn poll(&mut self) {
+        for set in &mut self.sets {
+            for slot in std::iter::once(&mut set.main).chain(&mut set.quick) {
+                if slot.done.as_ref().is_ok_and(|done| *done < slot.copier.last()) {
+                    slot.done = slot.copier.poll();
+                }
+            }
+        }
+    }
+
+    /// Whether a list is done, as far as was asked.
+    pub(crate) fn is_done(&self, pending: &Pending) -> Result<bool, CudaError> {
+        match pending {
+            Pending::Driver(done) => done.is_done(),
+            Pending::Listed { set, quick, ticket } => {
+                let set = &self.sets[*set];
+                let slot = if *quick { set.quick.as_ref() } else { Some(&set.main) };
+                let Some(slot) = slot else { return Ok(true) };
+                slot.done.clone().map(|done| done >= *ticket)
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`Copiers::submit`].
+unsafe fn by_driver(device: &Arc<Device>, list: &Gathered) -> Result<Option<Pending>, CudaError> {
+    // SAFETY: the caller's promise.
+    let done = unsafe {
+        copy::submit(device, None, |gathered| {
+            gathered.runs.extend_from_slice(&list.runs);
+            (gathered.bytes, gathered.by_kernel) = (list.bytes, list.by_kernel);
+            Ok::<(), CudaError>(())
+        })
+    };
+    Ok(done?.map(Pending::Driver))
+}

@@ -1,0 +1,315 @@
+//! The GPU-driven engine on GPU memory, on whatever CUDA driver there is. Kernels push where there is a GPU; the stand-in's memory is reached by the
+//! same copies, of commands that processors push.
+
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+
+use peerway::driven::{Forward, KERNELS, Proxy, Window};
+use peerway::gpu::CopierKind;
+use peerway::{Endpoint, Peer, Region};
+use peerway_sys::Library;
+use peerway_sys::cuda::{Cuda, Gpu, Module, Stream};
+
+const LEN: u64 = 4 << 20;
+
+fn has_gpu() -> bool {
+    match peerway::gpu::devices() {
+        Ok(devices) if !devices.is_empty() => true,
+        Ok(_) => {
+            eprintln!("skipped: the driver sees no GPU");
+            false
+        }
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            false
+        }
+    }
+}
+
+/// Whether kernels run: the stand-in has references of the engine's own alone.
+fn runs_kernels() -> bool {
+    has_gpu() && std::env::var_os("PEERWAY_FAKE_CUDA").is_none()
+}
+
+/// A proxy here whose peer 0 is another endpoint of this process, with a window of GPU memory on each side.
+struct Two {
+    _endpoints: [Endpoint; 2],
+    ours: Proxy,
+    theirs: Proxy,
+    regions: [Region; 2],
+    from: Window,
+    to: Window,
+    back: Peer,
+}
+
+impl Two {
+    fn new(copier: CopierKind, kernels: bool) -> Self {
+        let endpoints = [Endpoint::new().unwrap(), Endpoint::new().unwrap()];
+        let mut builder = Proxy::builder(&endpoints[0]).threads(2).rings(4).copier(copier);
+        if kernels {
+            builder = builder.gpu(0);
+        }
+        let ours = builder.timeout(Duration::from_secs(5)).build().unwrap();
+        let theirs = Proxy::builder(&endpoints[1]).threads(1).copier(copier).build().unwrap();
+        let regions = [0, 1].map(|at: usize| endpoints[at].allocate_gpu(0, LEN).unwrap());
+        let from = ours.window(&regions[0]).unwrap();
+        theirs.window(&regions[1]).unwrap();
+        let there = endpoints[0].connect(&endpoints[1].metadata()).unwrap();
+        let back = endpoints[1].connect(&endpoints[0].metadata()).unwrap();
+        let to = ours.add_peer(0, &there, &theirs.card().unwrap()).unwrap()[0];
+        theirs.add_peer(0, &back, &ours.card().unwrap()).unwrap();
+        Self { _endpoints: endpoints, ours, theirs, regions, from, to, back }
+    }
+}
+
+fn contents(region: &Region, at: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    region.read_at(at, &mut bytes).unwrap();
+    bytes
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(31) ^ (at >> 8) ^ seed) as u8).collect()
+}
+
+#[test]
+fn puts_between_gpu_memories_arrive_whole_with_every_copier() {
+    if !has_gpu() {
+        return;
+    }
+    for copier in CopierKind::ALL {
+        let two = Two::new(copier, false);
+        let _armed = two.ours.arm();
+        let bytes = pattern(7, LEN as usize);
+        two.regions[0].write_at(0, &bytes).unwrap();
+        two.regions[1].fill(0, LEN, 0xee).unwrap();
+        let pusher = two.ours.pusher(1).unwrap();
+        let (mut at, mut step, mut counted) = (64, 4, 0u64);
+        while at + step + 64 < LEN {
+            let (dst, src) = (two.to.base + at, two.from.base + at);
+            if counted % 3 == 0 {
+                pusher.put_with_count(0, dst, src, step, 5).unwrap();
+            } else {
+                pusher.put(0, dst, src, step).unwrap();
+            }
+            counted += 1;
+            at += step;
+            step = (step * 3 / 2 + 4) / 4 * 4 % (1 << 19);
+            step = step.max(4);
+        }
+        pusher.quiet(0).unwrap();
+        let end = at as usize;
+        let got = contents(&two.regions[1], 0, LEN as usize);
+        assert!(got[..64] == [0xee; 64] && got[end..].iter().all(|byte| *byte == 0xee), "{copier}");
+        assert!(got[64..end] == bytes[64..end], "{copier}: bytes that were put");
+        assert_eq!(two.theirs.counter(5), counted.div_ceil(3), "{copier}");
+        let stats = two.ours.stats();
+        assert_eq!((stats.faults, stats.puts), (0, counted), "{copier}");
+        assert!(stats.flights > 0, "{copier}: a GPU copied");
+    }
+}
+
+#[test]
+fn each_count_comes_after_its_bytes() {
+    if !has_gpu() {
+        return;
+    }
+    for copier in CopierKind::ALL {
+        let two = Two::new(copier, false);
+        let _armed = two.ours.arm();
+        let pusher = two.ours.pusher(0).unwrap();
+        for round in 1..=50u64 {
+            let len = 4096 * (1 + round % 20);
+            let bytes = pattern(round, len as usize);
+            two.regions[0].write_at(0, &bytes).unwrap();
+            pusher.put_with_count(0, two.to.base, two.from.base, len, 9).unwrap();
+            let seen = two.theirs.wait_counter(9, round, Duration::from_secs(10));
+            assert_eq!(seen, round, "{copier}");
+            assert!(contents(&two.regions[1], 0, len as usize) == bytes, "{copier}, {round}");
+        }
+    }
+}
+
+#[test]
+fn arrivals_go_on_to_several_memories_of_gpus_and_the_host() {
+    if !has_gpu() {
+        return;
+    }
+    for copier in CopierKind::ALL {
+        let two = Two::new(copier, false);
+        let experts = [
+            two._endpoints[1].allocate_gpu(0, 65_536).unwrap(),
+            two._endpoints[1].allocate_gpu(0, 65_536).unwrap(),
+            two._endpoints[1].register(vec![0; 65_536]).unwrap(),
+        ];
+        let mut rule = Forward::new(3, two.regions[1].slice(0..65_536)).answer(0, 8);
+        for expert in &experts {
+            rule = rule.to(expert.all());
+        }
+        two.theirs.forward(rule).unwrap();
+        let _armed = [two.ours.arm(), two.theirs.arm()];
+        let pusher = two.ours.pusher(0).unwrap();
+        for round in 1..=20u64 {
+            let bytes = pattern(round, 65_536);
+            two.regions[0].write_at(0, &bytes).unwrap();
+            pusher.put_with_count(0, two.to.base, two.from.base, 65_536, 3).unwrap();
+            pusher.wait_counter(8, round, Some(0)).unwrap();
+            for expert in &experts {
+                assert!(contents(expert, 0, 65_536) == bytes, "{copier}, {round}");
+            }
+        }
+        assert!(two.back.is_alive());
+    }
+}
+
+/// Kernels of the engine's tests, and what they write.
+struct Kernels {
+    module: Module,
+    stream: Stream,
+    status: Region,
+}
+
+impl Kernels {
+    fn new(endpoint: &Endpoint) -> Self {
+        let gpu = Gpu::open(&Cuda::load(Library::Cuda.named()).unwrap(), 0).unwrap();
+        // SAFETY: PTX of the engine's own.
+        let module = unsafe { Module::load(&gpu, KERNELS.to_bytes_with_nul()) }.unwrap();
+        let status = endpoint.register(peerway::gpu::PinnedMemory::allocate(64).unwrap()).unwrap();
+        Self { module, stream: Stream::new(&gpu).unwrap(), status }
+    }
+
+    /// Starts a kernel of one thread whose last argument is where it writes a status.
+    fn start(&self, name: &std::ffi::CStr, arguments: &[u64]) {
+        self.status.write_at(0, &99u32.to_le_bytes()).unwrap();
+        let mut all = arguments.to_vec();
+        all.push(self.status.addr());
+        let mut pointers: Vec<*mut c_void> =
+            all.iter().map(|argument| (&raw const *argument).cast_mut().cast()).collect();
+        let function = self.module.function(name).unwrap();
+        let stream = self.stream.raw();
+        // SAFETY: what the kernel takes; memory that it names outlives `end`.
+        unsafe { self.module.launch(function, 1, 1, stream, &mut pointers) }.unwrap();
+    }
+
+    fn end(&self) -> u32 {
+        self.stream.synchronize().unwrap();
+        let mut status = [0; 4];
+        self.status.read_at(0, &mut status).unwrap();
+        u32::from_le_bytes(status)
+    }
+}
+
+#[test]
+fn a_kernel_puts_and_is_told_when_it_is_there() {
+    if !runs_kernels() {
+        return;
+    }
+    let two = Two::new(CopierKind::Launched, true);
+    let kernels = Kernels::new(&two._endpoints[0]);
+    let bytes = pattern(3, 1 << 20);
+    two.regions[0].write_at(0, &bytes).unwrap();
+    let _armed = two.ours.arm();
+    let handle = two.ours.handle();
+    kernels.start(c"driven_put_quiet", &[handle, 0, two.to.base, two.from.base, 1 << 20]);
+    assert_eq!(kernels.end(), 0);
+    assert!(contents(&two.regions[1], 0, 1 << 20) == bytes);
+    assert!(two.ours.pusher(0).is_err(), "rings of a GPU are its kernels'");
+    // Outside the window: the kernel is told, and nothing else happens.
+    let outside = two.to.base + LEN - 4096;
+    kernels.start(c"driven_put_quiet", &[handle, 0, outside, two.from.base, 8192]);
+    assert_eq!(kernels.end(), 4, "PEERWAY_FAILED");
+    assert!(two.ours.take_fault().is_some());
+    kernels.start(c"driven_put_quiet", &[handle, 0, two.to.base, two.from.base, 4096]);
+    assert_eq!(kernels.end(), 0, "forgiven");
+    // Nobody of that number.
+    kernels.start(c"driven_put_quiet", &[handle, 63, two.to.base, two.from.base, 4096]);
+    assert_eq!(kernels.end(), 4);
+}
+
+#[test]
+fn quiet_waits_for_completions_that_are_late() {
+    if !runs_kernels() {
+        return;
+    }
+    let two = Two::new(CopierKind::Launched, true);
+    let kernels = Kernels::new(&two._endpoints[0]);
+    let _armed = two.ours.arm();
+    peerway::hooks::before_copy(Some(|| std::thread::sleep(Duration::from_millis(100))));
+    let start = Instant::now();
+    let handle = two.ours.handle();
+    kernels.start(c"driven_put_quiet", &[handle, 0, two.to.base, two.from.base, 4096]);
+    let status = kernels.end();
+    peerway::hooks::before_copy(None);
+    assert_eq!(status, 0);
+    assert!(start.elapsed() >= Duration::from_millis(100), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_wait_for_what_never_comes_ends_in_time() {
+    if !runs_kernels() {
+        return;
+    }
+    let two = Two::new(CopierKind::Launched, true);
+    let kernels = Kernels::new(&two._endpoints[0]);
+    let _armed = two.ours.arm();
+    let start = Instant::now();
+    kernels.start(c"driven_wait", &[two.ours.handle(), 1, 1, u64::from(u32::MAX)]);
+    assert_eq!(kernels.end(), 3, "PEERWAY_TIMED_OUT");
+    assert!(start.elapsed() >= Duration::from_secs(5));
+}
+
+#[test]
+fn a_kernel_that_waits_for_a_peer_is_told_when_it_is_gone() {
+    if !runs_kernels() {
+        return;
+    }
+    if std::env::var_os("PEERWAY_TEST_FAR").is_some() {
+        // The far process: its metadata and card, then it waits to be killed.
+        let endpoint = Endpoint::new().unwrap();
+        let proxy = Proxy::builder(&endpoint).threads(1).build().unwrap();
+        let region = endpoint.allocate_gpu(0, 4096).unwrap();
+        proxy.window(&region).unwrap();
+        let hex = |bytes: Vec<u8>| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        println!("\nfar {} {}", hex(endpoint.metadata()), hex(proxy.card().unwrap()));
+        std::thread::sleep(Duration::from_secs(60));
+        return;
+    }
+    let mut far = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["a_kernel_that_waits_for_a_peer", "--nocapture"])
+        .env("PEERWAY_TEST_FAR", "1")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(far.stdout.take().unwrap()));
+    let line = lines
+        .find_map(|line| line.unwrap().strip_prefix("far ").map(str::to_owned))
+        .expect("the far process says where it is");
+    let bytes = |text: &str| -> Vec<u8> {
+        (0..text.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap())
+            .collect()
+    };
+    let (metadata, card) = line.split_once(' ').unwrap();
+    let endpoint = Endpoint::new().unwrap();
+    let proxy = Proxy::builder(&endpoint).gpu(0).threads(1).build().unwrap();
+    let ours = endpoint.allocate_gpu(0, 4096).unwrap();
+    let from = proxy.window(&ours).unwrap();
+    let peer = endpoint.connect(&bytes(metadata)).unwrap();
+    let to = proxy.add_peer(0, &peer, &bytes(card)).unwrap()[0];
+    let kernels = Kernels::new(&endpoint);
+    let _armed = proxy.arm();
+    kernels.start(c"driven_put_quiet", &[proxy.handle(), 0, to.base, from.base, 4096]);
+    assert_eq!(kernels.end(), 0);
+    kernels.start(c"driven_wait", &[proxy.handle(), 1, 1, 0]);
+    std::thread::sleep(Duration::from_millis(50));
+    let start = Instant::now();
+    far.kill().unwrap();
+    assert_eq!(kernels.end(), 4, "PEERWAY_FAILED");
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(3), "told after {took:?}");
+    println!("a waiting kernel was told after {took:?}");
+    far.wait().unwrap();
+    kernels.start(c"driven_put_quiet", &[proxy.handle(), 0, to.base, from.base, 4096]);
+    assert_eq!(kernels.end(), 4, "to a peer that is gone");
+}

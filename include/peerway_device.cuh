@@ -38,6 +38,11 @@
 // For peerway_wait_counter: whoever raises it.
 #define PEERWAY_ANY_PEER 0xffffffffu
 
+// Cycles until the host can have answered a command: on an H200 the answer is there after some 0.9 µs.
+#ifndef PEERWAY_ANSWER_CYCLES
+#define PEERWAY_ANSWER_CYCLES 900
+#endif
+
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define PEERWAY_CALL static __device__ __forceinline__
 
@@ -141,7 +146,7 @@ PEERWAY_CALL peerway_u64 peerway__nanoseconds() {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (peerway_u64)now.tv_sec * 1000000000ull + (peerway_u64)now.tv_nsec;
 }
-PEERWAY_CALL void peerway__pause(peerway_u32) { sched_yield(); }
+PEERWAY_CALL void peerway__pause(peerway_u32) {}
 #endif
 
 // A ring, in registers.
@@ -258,39 +263,27 @@ PEERWAY_CALL int peerway__given_up(const peerway_proxy *proxy, peerway_u64 faile
     return PEERWAY_OK;
 }
 
-// Waits until one of a word's copies is at least `want`; the value seen. Four reads are under way at a time, so that the answer is seen
-// when it arrives and not a round trip later.
-PEERWAY_CALL int peerway__await_answer(const peerway_proxy *proxy, peerway_u64 words, peerway_u64 want, peerway_u64 *seen) {
-    peerway_u64 start = peerway__nanoseconds();
-    peerway_u64 a = peerway__load(words);
-    peerway__pause(250);
-    peerway_u64 b = peerway__load(words + PEERWAY_LINE);
-    peerway__pause(250);
-    peerway_u64 c = peerway__load(words + 2 * PEERWAY_LINE);
-    peerway__pause(250);
-    peerway_u64 d = peerway__load(words + 3 * PEERWAY_LINE);
-    for (peerway_u32 round = 1;; round++) {
-        if (a >= want) return *seen = a, PEERWAY_OK;
-        a = peerway__load(words);
-        if (b >= want) return *seen = b, PEERWAY_OK;
-        b = peerway__load(words + PEERWAY_LINE);
-        if (c >= want) return *seen = c, PEERWAY_OK;
-        c = peerway__load(words + 2 * PEERWAY_LINE);
-        if (d >= want) return *seen = d, PEERWAY_OK;
-        d = peerway__load(words + 3 * PEERWAY_LINE);
-        if (round % 16 == 0) {
-            int over = peerway__given_up(proxy, 0, start);
-            if (over != PEERWAY_OK) return over;
-        }
-    }
+// Which of a word's copies this thread looks at: reads of one line by many are served one after the other.
+PEERWAY_CALL peerway_u64 peerway__copy_of(peerway_u64 words) {
+    peerway_u32 spread = 0;
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+    peerway_u32 warp, unit;
+    asm("mov.u32 %0, %%warpid;" : "=r"(warp));
+    asm("mov.u32 %0, %%smid;" : "=r"(unit));
+    spread = warp + unit;
+#endif
+    return words + spread % PEERWAY_LINES * PEERWAY_LINE;
 }
 
-// Waits until a counter is at least `want`. What came before the count is read after it, so reads are acquiring ones, and one at a time: of
-// several under way, the fence that would be needed instead waits for the last.
-PEERWAY_CALL int peerway__await_count(const peerway_proxy *proxy, peerway_u64 word, peerway_u64 want, peerway_u64 failed) {
-    peerway_u64 start = peerway__nanoseconds();
+// Waits until a word is at least `want`; what is read afterwards is at least as new. One read at a time: it takes 1.2 µs across PCIe, and a first one
+// that is sent too early costs another, hence the pause before it.
+PEERWAY_CALL int peerway__await(const peerway_proxy *proxy, peerway_u64 words, peerway_u64 want, peerway_u64 failed, peerway_u32 pause,
+                                peerway_u64 *seen) {
+    peerway_u64 word = peerway__copy_of(words), start = peerway__nanoseconds();
+    peerway__pause(pause);
     for (peerway_u32 round = 1;; round++) {
-        if (peerway__load_acquire(word) >= want) return PEERWAY_OK;
+        *seen = peerway__load_acquire(word);
+        if (*seen >= want) return PEERWAY_OK;
         if (round % 16 == 0) {
             int over = peerway__given_up(proxy, failed, start);
             if (over != PEERWAY_OK) return over;
@@ -307,7 +300,7 @@ PEERWAY_CALL int peerway_quiet(const peerway_proxy *proxy, peerway_u32 ring, pee
     if (pushed != PEERWAY_OK) return pushed;
     peerway_u64 words = peerway__ring(proxy, ring).completed + (peerway_u64)peer * PEERWAY_LINES * PEERWAY_LINE;
     // An answer is twice the position behind the question, and odd where something failed.
-    int answered = peerway__await_answer(proxy, words, 2 * (position + 1), &seen);
+    int answered = peerway__await(proxy, words, 2 * (position + 1), 0, PEERWAY_ANSWER_CYCLES, &seen);
     if (answered != PEERWAY_OK) return answered;
     return seen & 1 ? PEERWAY_FAILED : PEERWAY_OK;
 }
@@ -316,8 +309,8 @@ PEERWAY_CALL int peerway_quiet(const peerway_proxy *proxy, peerway_u32 ring, pee
 PEERWAY_CALL int peerway_wait_counter(const peerway_proxy *proxy, peerway_u32 counter, peerway_u64 value, peerway_u32 peer) {
     bool any = peer == PEERWAY_ANY_PEER;
     if (counter >= peerway__fixed(&proxy->counters) || (!any && peer >= peerway__fixed(&proxy->peers))) return PEERWAY_BAD_ARGUMENT;
-    peerway_u64 word = peerway__fixed(&proxy->counter_words) + (peerway_u64)counter * PEERWAY_LINES * PEERWAY_LINE;
-    return peerway__await_count(proxy, word, value, any ? 0 : peerway__fixed(&proxy->peer_faults) + 4ull * peer);
+    peerway_u64 words = peerway__fixed(&proxy->counter_words) + (peerway_u64)counter * PEERWAY_LINES * PEERWAY_LINE, seen;
+    return peerway__await(proxy, words, value, any ? 0 : peerway__fixed(&proxy->peer_faults) + 4ull * peer, 0, &seen);
 }
 
 // Where a counter of ours is now.

@@ -9,8 +9,8 @@ use crate::command;
 pub const MAGIC: u32 = 0x5057_4456;
 /// Of the layout.
 pub const VERSION: u32 = 1;
-/// Copies of every word that kernels wait for, a cache line each: a thread that polls them in turn has several reads
-/// under way, and reads of one line would be served one after the other.
+/// Copies of every word that kernels wait for, a cache line each, over which warps spread: reads of one line by many are
+/// served one after the other.
 pub const LINES: usize = 4;
 /// In a ring's cached credit: the ring has a hole, and is of no more use.
 pub const DEAD: u64 = 1 << 63;

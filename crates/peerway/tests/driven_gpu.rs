@@ -255,7 +255,8 @@ fn a_wait_for_what_never_comes_ends_in_time() {
     let start = Instant::now();
     kernels.start(c"driven_wait", &[two.ours.handle(), 1, 1, u64::from(u32::MAX)]);
     assert_eq!(kernels.end(), 3, "PEERWAY_TIMED_OUT");
-    assert!(start.elapsed() >= Duration::from_secs(5));
+    // The GPU has a clock of its own.
+    assert!(start.elapsed() >= Duration::from_millis(4500));
 }
 
 #[test]

@@ -52,6 +52,8 @@ pub struct Facts {
     pub rdma_ordered: bool,
     /// Its memory can be exported as a dma-buf.
     pub dma_buf: bool,
+    /// Processes share it through MPS.
+    pub mps: bool,
 }
 
 // SAFETY: a primary context may be made current in any thread.
@@ -111,6 +113,7 @@ impl Facts {
             rdma_ordered: number(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)
                 >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER,
             dma_buf: yes(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+            mps: yes(CU_DEVICE_ATTRIBUTE_MPS_ENABLED),
         })
     }
 }

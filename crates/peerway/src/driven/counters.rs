@@ -1,7 +1,7 @@
 //! Arrival counters: words that peers raise and kernels wait for.
 //!
 //! They lie in shareable memory. A peer on this host adds to them by itself, through its mapping; for others the
-//! endpoint does when a count arrives. Each counter is kept [`LINES`] times, so that a kernel can poll it without its reads
+//! endpoint does when a count arrives. Each counter is kept [`LINES`] times, so that many warps can poll it without their reads
 //! waiting for each other; all copies rise by every count, so any of them is right.
 
 use std::sync::Arc;

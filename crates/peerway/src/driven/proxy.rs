@@ -146,6 +146,9 @@ pub struct ProxyStats {
 
 impl ProxyBuilder {
     /// Rings for kernels of this GPU. Without it, rings for processors ([`Proxy::pusher`]).
+    ///
+    /// A kernel that waits holds up whatever shares its hardware queue, the engine's copies too if they happen to be in the same. A process has
+    /// eight such queues, but two under MPS: set `CUDA_DEVICE_MAX_CONNECTIONS=32` there, before CUDA is first used.
     pub fn gpu(mut self, gpu: u32) -> Self {
         self.gpu = Some(gpu);
         self
@@ -211,6 +214,7 @@ impl ProxyBuilder {
         within("counters", self.counters, 1, MAX_COUNTERS)?;
         let device = self.gpu.map(|gpu| gpus()?.device(gpu)).transpose()?;
         if let Some(device) = &device {
+            check_queues(device);
             // Later a kernel may wait for what the driver does only when no kernel runs.
             device.warm_up().map_err(GpuError::from)?;
         }
@@ -575,6 +579,24 @@ impl Drop for Armed {
 impl fmt::Debug for Armed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Armed")
+    }
+}
+
+/// Hardware queues below which a copy is likely to be behind a kernel that waits for it.
+const QUEUES: u32 = 8;
+
+/// Says so where kernels that wait would hold up the copies that they wait for.
+fn check_queues(device: &Device) {
+    let asked = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    let few = match asked.and_then(|asked| asked.parse::<u32>().ok()) {
+        Some(queues) => queues < QUEUES,
+        None => device.gpu.facts().mps,
+    };
+    if few {
+        tracing::warn!(
+            gpu = device.index(),
+            "kernels that wait may hold up the copies that they wait for: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is used"
+        );
     }
 }
 

@@ -276,7 +276,7 @@ impl Producer for Kernels<'_> {
             self.at(BAD),
             self.at(STATUS),
         ];
-        self.run(c"driven_consume", 1, 256, &arguments).map(drop)
+        self.run(c"driven_consume", 1, 1024, &arguments).map(drop)
     }
 
     fn relay(&self, talk: &Talk<'_>, answer: u16) -> anyhow::Result<Times> {

@@ -23,6 +23,7 @@ process, checked, grouped and copied by the proxy's threads in host memory, unti
 
 /// Runs it.
 pub(crate) fn run(args: &LocalArgs) -> anyhow::Result<()> {
+    super::have_queues();
     let mut rows = Vec::new();
     for slots in &args.slots {
         for (at, threads) in args.threads.iter().enumerate() {

@@ -124,3 +124,12 @@ pub(crate) struct RemoteArgs {
 
 /// A kernel waits so long at most: longer than anything here takes.
 const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Has CUDA keep kernels that wait out of the way of copies. To be called before it is used.
+fn have_queues() {
+    const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if std::env::var_os(QUEUES).is_none() {
+        // SAFETY: the command has only just begun, and no other thread runs that could read the environment.
+        unsafe { std::env::set_var(QUEUES, "32") };
+    }
+}

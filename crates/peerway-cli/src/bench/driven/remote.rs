@@ -50,6 +50,7 @@ struct Rank {
 
 /// Runs one rank, or both.
 pub(crate) fn run(args: &RemoteArgs) -> anyhow::Result<()> {
+    super::have_queues();
     match (args.rank, &args.peer) {
         (Some(rank), Some(peer)) => {
             let address = (peer.as_str(), args.port)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a machine with a GPU runs of the bundle that `cargo xtask gpu-test` makes: tests, the sanitizer, tables.
 #
-#   gpu/run.sh [tests] [sanitizer] [bench] [upstream]     all but upstream by default
+#   gpu/run.sh [tests] [sanitizer] [bench] [driven] [upstream]     all but upstream by default
 #
 # It needs the bundle (its own directory, target/gpu of its checkout, or BUNDLE), the CUDA driver, and for some parts compute-sanitizer,
 # nvidia-cuda-mps-control and Python with torch. Results go to OUT (default: the current directory).
@@ -13,7 +13,7 @@ here=$(dirname "$beside")
 [ -x "$beside/gpu-tests" ] && bundle=$beside || bundle=${BUNDLE:-$here/target/gpu}
 out=${OUT:-.}
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(tests sanitizer bench)
+[ ${#parts[@]} -gt 0 ] || parts=(tests sanitizer driven bench)
 failed=0
 
 has() { [[ " ${parts[*]} " == *" $1 "* ]]; }
@@ -22,10 +22,10 @@ say() { printf '\n=== %s\n' "$*"; }
 if has tests; then
     # Without MPS: a client that is killed can take others with it there.
     say "tests"
-    timeout 240 "$bundle/gpu-tests" --test-threads=1 2>&1 | tee "$out/gpu-tests.txt" | grep -vE '^$|^note:|^stack' | tail -25
-    [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
-    timeout 240 "$bundle/copier-tests" --test-threads=1 2>&1 | tee "$out/copier-tests.txt" | grep -vE '^$|^note:|^stack' | tail -25
-    [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
+    for tests in gpu copier driven; do
+        timeout 240 "$bundle/$tests-tests" --test-threads=1 2>&1 | tee "$out/$tests-tests.txt" | grep -vE '^$|^note:|^stack' | tail -25
+        [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
+    done
 fi
 
 if has sanitizer && command -v compute-sanitizer > /dev/null; then
@@ -35,17 +35,32 @@ if has sanitizer && command -v compute-sanitizer > /dev/null; then
         timeout 300 compute-sanitizer --tool "$tool" --report-api-errors no --target-processes all --error-exitcode 9 \
             "$bundle/gpu-tests" --test-threads=1 every_shape another_process > "$out/sanitizer-$tool.txt" 2>&1
         status=$?
+        timeout 300 compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
+            "$bundle/driven-tests" --test-threads=1 a_kernel_puts puts_between each_count >> "$out/sanitizer-$tool.txt" 2>&1
+        status=$((status + $?))
         echo "$tool: exit $status; $(grep -h 'ERROR SUMMARY' "$out/sanitizer-$tool.txt" | sort | uniq -c | tr '\n' ';')"
         [ $status -eq 0 ] || failed=1
     done
 fi
 
 mps() {
+    [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || return 0
     # Contexts of two processes are served in turns of milliseconds without it: no latency could be measured.
     export CUDA_MPS_PIPE_DIRECTORY=/tmp/peerway-mps CUDA_MPS_LOG_DIRECTORY=/tmp/peerway-mps-log
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
     nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT
 }
+
+if has driven; then
+    # One process first: MPS only makes it slower to start.
+    say "bench gpu-local"
+    "$bundle/peerway" bench gpu-local --json "$out/gpu-local.json" || failed=1
+    mps
+    for copier in launched resident; do
+        say "bench gpu-remote --copier $copier"
+        "$bundle/peerway" bench gpu-remote --copier "$copier" --json "$out/gpu-remote-$copier.json" || failed=1
+    done
+fi
 
 if has bench; then
     mps

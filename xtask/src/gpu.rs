@@ -11,6 +11,10 @@ use serde_json::Value;
 
 use crate::python::step;
 
+/// Test programs, and how the bundle calls them.
+const TESTS: &[(&str, &str)] =
+    &[("gpu", "gpu-tests"), ("copier", "copier-tests"), ("driven_gpu", "driven-tests")];
+
 /// Builds the bundle in `target/gpu` and says how it is run.
 pub(crate) fn bundle(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     let bundle = target.join("gpu");
@@ -18,10 +22,10 @@ pub(crate) fn bundle(workspace: &Path, target: &Path) -> anyhow::Result<()> {
         fs::remove_dir_all(&bundle)?;
     }
     fs::create_dir_all(&bundle)?;
-    let tests = ["test", "--release", "--package", "peerway", "--test", "gpu", "--no-run"];
-    put(&built(workspace, &tests, "gpu")?, &bundle.join("gpu-tests"))?;
-    let tests = ["test", "--release", "--package", "peerway", "--test", "copier", "--no-run"];
-    put(&built(workspace, &tests, "copier")?, &bundle.join("copier-tests"))?;
+    for (test, name) in TESTS {
+        let tests = ["test", "--release", "--package", "peerway", "--test", test, "--no-run"];
+        put(&built(workspace, &tests, test)?, &bundle.join(name))?;
+    }
     let command = ["build", "--release", "--package", "peerway-cli"];
     put(&built(workspace, &command, "peerway")?, &bundle.join("peerway"))?;
     let shown = bundle.display().to_string();

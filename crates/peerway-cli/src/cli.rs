@@ -1,7 +1,11 @@
 //! The command line: subcommands, help texts, exit codes.
 
+use std::ffi::OsString;
+use std::path::Path;
+
 use clap::{Parser, Subcommand};
 
+use crate::bench::driven::{LocalArgs, RemoteArgs, RemoteMeasure};
 use crate::bench::{self, BenchArgs};
 use crate::doctor::{self, DoctorArgs};
 
@@ -35,6 +39,11 @@ impl Cli {
         match self.command {
             Command::Bench(args) => bench::run(*args),
             Command::Doctor(args) => doctor::run(&args),
+            Command::BenchmarkLocal(args) => bench::driven::run_local(&args),
+            Command::BenchmarkRemote { rank, peer, measure } => {
+                let (rank, peer) = (Some(rank), Some(peer));
+                bench::driven::run_remote(&RemoteArgs { rank, peer, measure: *measure })
+            }
         }
     }
 }
@@ -45,6 +54,31 @@ enum Command {
     Bench(Box<BenchArgs>),
     /// Say what this machine offers, what is missing and why.
     Doctor(DoctorArgs),
+    /// `bench gpu-local`, as UCCL's prototype of the GPU-driven engine calls it.
+    #[command(name = "benchmark_local", hide = true)]
+    BenchmarkLocal(Box<LocalArgs>),
+    /// `bench gpu-remote`, as UCCL's prototype of the GPU-driven engine calls it.
+    #[command(name = "benchmark_remote", hide = true)]
+    BenchmarkRemote {
+        /// 0 sends, 1 receives.
+        rank: u8,
+        /// The other rank's address.
+        peer: String,
+        #[command(flatten)]
+        measure: Box<RemoteMeasure>,
+    },
+}
+
+/// The words of the command line. A name of UCCL's prototype that this program was started by (through a link) is the subcommand.
+pub(crate) fn words(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.into_iter().collect();
+    let started_by = words.first().and_then(|word| Path::new(word).file_name().map(OsString::from));
+    if let Some(name) =
+        started_by.filter(|name| name == "benchmark_local" || name == "benchmark_remote")
+    {
+        words.insert(1, name);
+    }
+    words
 }
 
 #[cfg(test)]
@@ -67,6 +101,21 @@ mod tests {
         }
         let error = Cli::try_parse_from(["peerway"]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand);
+    }
+
+    #[test]
+    fn the_prototypes_names_are_understood() {
+        for line in [
+            &["peerway", "benchmark_remote", "1", "192.0.2.1"][..],
+            &["some/where/benchmark_remote", "0", "192.0.2.2", "--simulate"],
+            &["benchmark_local"],
+        ] {
+            let words = words(line.iter().map(OsString::from));
+            assert!(Cli::try_parse_from(words).is_ok(), "{line:?}");
+        }
+        let bare = words(["benchmark_remote"].map(OsString::from));
+        assert!(Cli::try_parse_from(bare).is_err());
+        assert_eq!(words(["peerway", "doctor"].map(OsString::from)).len(), 2);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = cli::Cli::parse_from(cli::words(std::env::args_os()));
     log::start();
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,

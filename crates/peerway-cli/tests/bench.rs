@@ -180,6 +180,36 @@ fn copiers_are_compared_or_refused_in_one_line() {
 }
 
 #[test]
+fn the_gpu_driven_engine_is_measured_without_a_gpu() {
+    let line = "gpu-local --simulate --threads 1 --warps 2 --commands 20000 --rounds 200 --json -";
+    let output = finish(bench(line).spawn().unwrap());
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let whats: Vec<&str> = rows.iter().map(|row| row["what"].as_str().unwrap()).collect();
+    let wanted = ["push, one thread", "push, 32 at once", "round trip", "drained", "posted"];
+    assert_eq!(whats, wanted, "{told}");
+    assert!(told.contains("Mops/s"), "{told}");
+}
+
+#[test]
+fn two_ranks_are_measured_without_a_gpu_on_every_path() {
+    for (path, port) in [("auto", 17410), ("tcp", 17411), ("local-ring", 17412)] {
+        let line = format!(
+            "gpu-remote --simulate --path {path} --port {port} --threads 1 --sizes 256,8K --puts 500 \
+             --rounds 50 --layers 5 --steps 5 --json -"
+        );
+        let output = finish(bench(&line).spawn().unwrap());
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{path}: {told}");
+        let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let count = |what: &str| rows.iter().filter(|row| row["what"] == what).count();
+        let counts = ["one way", "puts", "puts with counts", "forwarded", "step + sent"].map(count);
+        assert_eq!(counts, [2, 2, 2, 2, 1], "{path}: {told}");
+    }
+}
+
+#[test]
 fn a_gpu_that_is_not_there_is_one_line() {
     let output = finish(bench("--memory gpu --gpu 4000").spawn().unwrap());
     let told = String::from_utf8(output.stderr).unwrap();

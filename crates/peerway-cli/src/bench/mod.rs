@@ -11,7 +11,7 @@ mod clock;
 mod control;
 mod copies;
 mod device;
-mod driven;
+pub(crate) mod driven;
 mod kernel;
 mod kinds;
 mod layout;

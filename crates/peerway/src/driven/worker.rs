@@ -132,6 +132,7 @@ impl Worker {
         let shared = self.shared.clone();
         let (mut idle_since, mut nap, mut turns) = (None, SHORTEST_NAP, 0u32);
         let mut busy_turns = 0u32;
+        self.sleep();
         while !shared.stop.load(Ordering::Acquire) {
             if self.turn() {
                 (idle_since, nap, turns) = (None, SHORTEST_NAP, 0);

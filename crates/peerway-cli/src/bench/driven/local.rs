@@ -10,6 +10,7 @@ use peerway::driven::Proxy;
 use super::producer::{self, Puts};
 use super::report::{Report, Row};
 use super::{LocalArgs, TIMEOUT};
+use crate::bench::run::Outputs;
 
 /// Bytes of a put that is posted to ourselves.
 const SMALL: u64 = 64;
@@ -24,6 +25,7 @@ process, checked, grouped and copied by the proxy's threads in host memory, unti
 /// Runs it.
 pub(crate) fn run(args: &LocalArgs) -> anyhow::Result<()> {
     super::have_queues();
+    let outputs = Outputs::open(args.json.as_deref(), None)?;
     let mut rows = Vec::new();
     for slots in &args.slots {
         for (at, threads) in args.threads.iter().enumerate() {
@@ -35,7 +37,8 @@ pub(crate) fn run(args: &LocalArgs) -> anyhow::Result<()> {
         |gpu| format!("kernels of GPU {gpu}"),
     );
     let title = format!("commands pushed by {who}, rings of {:?} slots", args.slots);
-    Report { title, rows, notes: NOTES }.give(args.json.as_deref())
+    let report = Report { title, rows, notes: NOTES };
+    outputs.rows(&report.to_string(), &report.rows)
 }
 
 fn measure(

@@ -58,7 +58,7 @@ pub(crate) struct LocalArgs {
     /// Round trips, and pushes that are timed one by one.
     #[arg(long, value_name = "N", default_value = "20000")]
     rounds: u64,
-    /// Write the rows to FILE as JSON.
+    /// Write the rows to FILE as JSON; `-` is standard output, and the table goes to standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -75,10 +75,17 @@ Two processes on one GPU are served in turns of milliseconds unless CUDA's MPS r
 pub(crate) struct RemoteArgs {
     /// 0 sends and prints, 1 receives. Without it a second process is started here for rank 1.
     #[arg(long, value_name = "0|1", value_parser = clap::value_parser!(u8).range(0..=1), requires = "peer")]
-    rank: Option<u8>,
+    pub(crate) rank: Option<u8>,
     /// The other rank's address.
     #[arg(long, value_name = "ADDR", requires = "rank")]
-    peer: Option<String>,
+    pub(crate) peer: Option<String>,
+    #[command(flatten)]
+    pub(crate) measure: RemoteMeasure,
+}
+
+/// What is measured between two ranks.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RemoteMeasure {
     /// The port that rank 1 listens on.
     #[arg(long, value_name = "PORT", default_value = "7410")]
     port: u16,
@@ -117,7 +124,7 @@ pub(crate) struct RemoteArgs {
     /// Steps of the model.
     #[arg(long, value_name = "N", default_value = "1000")]
     steps: u64,
-    /// Write the rows to FILE as JSON.
+    /// Write the rows to FILE as JSON; `-` is standard output, and the table goes to standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

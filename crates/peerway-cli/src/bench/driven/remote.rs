@@ -11,7 +11,8 @@ use peerway::{Endpoint, Peer, Region};
 
 use super::producer::{self, Layers, Producer, Puts, Talk};
 use super::report::{Report, Row};
-use super::{RemoteArgs, TIMEOUT};
+use super::{RemoteArgs, RemoteMeasure, TIMEOUT};
+use crate::bench::run::Outputs;
 
 /// Counters: what a conversation, a stream of puts, a relay and its answer use.
 const TALK: u16 = 0;
@@ -51,8 +52,10 @@ struct Rank {
 /// Runs one rank, or both.
 pub(crate) fn run(args: &RemoteArgs) -> anyhow::Result<()> {
     super::have_queues();
-    match (args.rank, &args.peer) {
+    let (rank, peer, args) = (args.rank, &args.peer, &args.measure);
+    match (rank, peer) {
         (Some(rank), Some(peer)) => {
+            ensure!(rank < 2, "rank {rank}: there are 0, which sends, and 1, which receives");
             let address = (peer.as_str(), args.port)
                 .to_socket_addrs()
                 .with_context(|| format!("cannot find {peer}"))?
@@ -65,7 +68,7 @@ pub(crate) fn run(args: &RemoteArgs) -> anyhow::Result<()> {
 }
 
 /// Starts rank 1 as a second process of this machine, and is rank 0.
-fn both(args: &RemoteArgs) -> anyhow::Result<()> {
+fn both(args: &RemoteMeasure) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut second = Command::new(program);
     second.args(["bench", "gpu-remote", "--rank", "1", "--peer", "127.0.0.1"]);
@@ -101,7 +104,8 @@ impl Drop for Second {
     }
 }
 
-fn one(args: &RemoteArgs, number: u8, address: SocketAddr) -> anyhow::Result<()> {
+fn one(args: &RemoteMeasure, number: u8, address: SocketAddr) -> anyhow::Result<()> {
+    let outputs = Outputs::open(args.json.as_deref(), None)?;
     let rank = Rank::new(args, number, address)?;
     let producer = producer::of(&rank.proxy)?;
     let mut rows = Vec::new();
@@ -129,11 +133,12 @@ fn one(args: &RemoteArgs, number: u8, address: SocketAddr) -> anyhow::Result<()>
             None => "processors in a kernel's place".to_owned(),
         }
     );
-    Report { title, rows, notes: NOTES }.give(args.json.as_deref())
+    let report = Report { title, rows, notes: NOTES };
+    outputs.rows(&report.to_string(), &report.rows)
 }
 
 impl Rank {
-    fn new(args: &RemoteArgs, number: u8, address: SocketAddr) -> anyhow::Result<Self> {
+    fn new(args: &RemoteMeasure, number: u8, address: SocketAddr) -> anyhow::Result<Self> {
         let mut builder = Endpoint::builder();
         if number == 1 {
             let any: IpAddr = if address.is_ipv6() { [0u16; 8].into() } else { [0u8; 4].into() };
@@ -177,14 +182,14 @@ impl Rank {
         Ok(())
     }
 
-    fn row(&self, args: &RemoteArgs, what: &'static str, size: u64) -> Row {
+    fn row(&self, args: &RemoteMeasure, what: &'static str, size: u64) -> Row {
         let (threads, rings) = (args.threads, self.proxy.rings() as usize);
         Row { what, threads, rings, size: Some(size), warps: 1, ..Row::default() }
     }
 
     fn latency(
         &self,
-        args: &RemoteArgs,
+        args: &RemoteMeasure,
         producer: &dyn Producer,
         size: u64,
         said: &mut u64,
@@ -212,7 +217,7 @@ impl Rank {
 
     fn stream(
         &self,
-        args: &RemoteArgs,
+        args: &RemoteMeasure,
         producer: &dyn Producer,
         size: u64,
         rows: &mut Vec<Row>,
@@ -246,7 +251,7 @@ impl Rank {
 
     fn layers(
         &self,
-        args: &RemoteArgs,
+        args: &RemoteMeasure,
         producer: &dyn Producer,
         rows: &mut Vec<Row>,
     ) -> anyhow::Result<()> {
@@ -287,7 +292,7 @@ impl Rank {
 
     fn relay(
         &self,
-        args: &RemoteArgs,
+        args: &RemoteMeasure,
         producer: &dyn Producer,
         size: u64,
         rows: &mut Vec<Row>,

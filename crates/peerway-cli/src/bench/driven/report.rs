@@ -83,15 +83,3 @@ impl fmt::Display for Report {
         writeln!(f, "\n{}", self.notes)
     }
 }
-
-impl Report {
-    /// Prints it, and writes the rows where that was asked for.
-    pub(super) fn give(&self, json: Option<&std::path::Path>) -> anyhow::Result<()> {
-        println!("{self}");
-        if let Some(file) = json {
-            std::fs::write(file, serde_json::to_string_pretty(&self.rows)? + "\n")
-                .map_err(|error| anyhow::anyhow!("cannot write {}: {error}", file.display()))?;
-        }
-        Ok(())
-    }
-}

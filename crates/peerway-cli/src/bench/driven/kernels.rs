@@ -9,7 +9,7 @@ use peerway::Region;
 use peerway::driven::{KERNELS, Proxy};
 use peerway::gpu::{DeviceMemory, DeviceMemoryOptions};
 use peerway_sys::Library;
-use peerway_sys::cuda::{Cuda, Gpu, Module, Stream};
+use peerway_sys::cuda::{Cuda, Gpu, Grid, Module, Stream};
 
 use super::producer::{Producer, Puts, Talk};
 use crate::bench::measure::Times;
@@ -66,11 +66,14 @@ impl<'a> Kernels<'a> {
         let _armed = self.proxy.arm();
         let start = Instant::now();
         // SAFETY: every caller gives what the kernel takes; memory that it names outlives the wait.
-        unsafe { self.module.launch(function, blocks, threads, stream, &mut arguments)? };
+        unsafe {
+            self.module.launch(function, Grid::row(blocks, threads), stream, &mut arguments)?
+        };
         self.stream.synchronize()?;
         let took = start.elapsed();
         let [status, bad] = [self.word(STATUS)?, self.word(BAD)?];
-        let fault = || self.proxy.take_fault().map_or_else(String::new, |fault| format!("; {fault}"));
+        let fault =
+            || self.proxy.take_fault().map_or_else(String::new, |fault| format!("; {fault}"));
         ensure!(status == 0, "{name:?}: a call of the kernel ended with {status}{}", fault());
         ensure!(bad == 0, "{name:?}: {bad} words are not what was sent");
         Ok(took)

@@ -111,10 +111,13 @@ fn one(args: &RemoteArgs, number: u8, address: SocketAddr) -> anyhow::Result<()>
         return Ok(());
     }
     let path = rank.peer.path().to_string();
-    let title = format!("two ranks, {path}, puts by {}", match args.who.gpu() {
-        Some(gpu) => format!("kernels of GPU {gpu}"),
-        None => "processors in a kernel's place".to_owned(),
-    });
+    let title = format!(
+        "two ranks, {path}, puts by {}",
+        match args.who.gpu() {
+            Some(gpu) => format!("kernels of GPU {gpu}"),
+            None => "processors in a kernel's place".to_owned(),
+        }
+    );
     Report { title, rows, notes: NOTES }.give(args.json.as_deref())
 }
 

@@ -653,6 +653,9 @@ def compile_kernels(
     named in PEERWAY_NVRTC_SO.
     """
 
+def synchronize(stream: Any = None, gpu: Any = 0) -> None:
+    """Waits until a stream of a GPU has done everything that is in it: torch's current one, unless another is given."""
+
 class Wakeups:
     """Ends of transfers for one event loop: a descriptor that turns readable, and which ones ended."""
 

@@ -28,6 +28,7 @@ from peerway._native import (
     compile_kernels,
     device_headers,
     gpus,
+    synchronize,
 )
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "empty",
     "gpus",
     "include_dir",
+    "synchronize",
 ]
 
 

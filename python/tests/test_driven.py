@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -546,6 +547,41 @@ def test_what_does_not_compile(compiled: peerway.gpu.Module) -> None:
         peerway.gpu.compile("", options="--std=c++17")
     with pytest.raises(peerway.NoSuchGpu):
         peerway.gpu.compile("", gpu=1000)
+
+
+def test_the_example_compiles(compiled: peerway.gpu.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels, and that of the documentation: a fake GPU can load them, but has none to run them."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
+    import driven_puts
+
+    peerway.gpu.compile(driven_puts.KERNELS)
+    found = re.search(r'KERNEL = """(.*?)"""', documented(), re.DOTALL)
+    assert found is not None
+    peerway.gpu.compile(found[1])
+
+
+def documented() -> str:
+    """The program in the documentation."""
+    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    section = text.partition("## Transfers from kernels\n")[2].partition("\n## ")[0]
+    return section.partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_documentation_is_right() -> None:
+    """As a user runs it: on the GPU that there is, or without."""
+    environment = {name: value for name, value in os.environ.items() if name != "PEERWAY_CUDA_SO"}
+    command = [sys.executable, "-c", documented()]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "all 4096 bytes are there\n"), ran.stderr
+
+
+def test_a_stream_is_waited_for(gpu: int) -> None:
+    peerway.gpu.synchronize()
+    peerway.gpu.synchronize(gpu_support.driver().stream(), gpu)
+    with pytest.raises(peerway.NoSuchGpu):
+        peerway.gpu.synchronize(gpu=1000)
+    with pytest.raises(TypeError, match="stream must be a CUDA stream"):
+        peerway.gpu.synchronize("default")
 
 
 def test_without_a_compiler(gpu: int, tmp_path: Path) -> None:

@@ -64,6 +64,26 @@ pub(crate) fn compile_kernels(
     Ok(Module { name, image, program: ManuallyDrop::new(program) })
 }
 
+/// Waits until a stream of a GPU has done everything that is in it: torch's current one, unless another is given.
+#[pyfunction]
+#[pyo3(signature = (stream=None, gpu=Gpu(0)), text_signature = "(stream=None, gpu=0)")]
+pub(crate) fn synchronize(
+    py: Python<'_>,
+    stream: Option<&Bound<'_, PyAny>>,
+    gpu: Gpu,
+) -> PyResult<()> {
+    let Gpu(gpu) = gpu;
+    let stream = match stream {
+        Some(stream) => Handle::of_stream(stream)?,
+        None => Handle::current_stream(py, gpu)?,
+    };
+    let waited = waiting::aside(py, None, move || {
+        // SAFETY: the caller's word that the stream is alive and of the GPU, as for all that takes one in Python.
+        unsafe { peerway::gpu::wait_for_stream(gpu, stream.get()) }
+    })?;
+    waited.unwrap_or(Ok(())).map_err(|error| errors::gpu(py, error))
+}
+
 /// A compiled program on a GPU. Hold it, or one of its kernels, until every launch has ended and every graph
 /// that has one is gone.
 #[pyclass(frozen, module = "peerway.gpu", weakref)]

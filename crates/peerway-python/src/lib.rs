@@ -55,5 +55,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gpu::gpu_buffer_at, module)?)?;
     module.add_function(wrap_pyfunction!(kernels::device_headers, module)?)?;
     module.add_function(wrap_pyfunction!(kernels::compile_kernels, module)?)?;
+    module.add_function(wrap_pyfunction!(kernels::synchronize, module)?)?;
     Ok(())
 }

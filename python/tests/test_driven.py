@@ -443,8 +443,16 @@ extern "C" __global__ void peerway_copy_runs(const Run *runs, peerway_u32 count)
         for (peerway_u64 at = threadIdx.x; at < runs[i].len; at += blockDim.x)
             ((char *)runs[i].dst)[at] = ((const char *)runs[i].src)[at];
 }
-extern "C" __global__ void take(const peerway_proxy *proxy, float x, bool y, Run run) {
-    if (y) peerway_put(proxy, x, 0, run.dst, run.src, run.len);
+struct Few { peerway_u32 count, reserved; Run runs[64]; };
+extern "C" __global__ void peerway_copy_few(Few few, peerway_u32 *flag, peerway_u32 value) {
+    for (peerway_u32 i = 0; i < few.count; i++)
+        for (peerway_u64 at = threadIdx.x; at < few.runs[i].len; at += blockDim.x)
+            ((char *)few.runs[i].dst)[at] = ((const char *)few.runs[i].src)[at];
+    __syncthreads();
+    if (threadIdx.x == 0) *flag = value;
+}
+extern "C" __global__ void take(const peerway_proxy *proxy, Run run) {
+    peerway_put(proxy, peerway_ring_for_warp(proxy), 0, run.dst, run.src, run.len);
 }
 """
 
@@ -486,6 +494,37 @@ def test_a_kernel_is_compiled_and_launched(compiled: peerway.gpu.Module) -> None
     gc.collect()
     kernel(1, 32, None, 0)
     gpu_support.driver()("cuCtxSynchronize")
+
+
+class Run(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("src", "dst", "len")]
+
+
+class Few(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_uint32), ("reserved", ctypes.c_uint32), ("runs", Run * 64)]
+
+
+def test_structures_are_given_by_value(compiled: peerway.gpu.Module) -> None:
+    kernel = compiled.kernel("peerway_copy_few")
+    source, flag = gpu_support.GpuBuffer(pattern(6, 999).tobytes()), gpu_support.GpuBuffer(4)
+    for value, of_numpy in [(7, False), (numpy.int32(-2), True)]:
+        target = gpu_support.GpuBuffer(999)
+        few = Few(1)
+        few.runs[0] = Run(source.ptr, target.ptr, 999)
+        given = numpy.frombuffer(few, f"V{ctypes.sizeof(few)}")[0] if of_numpy else few
+        kernel(1, 32, given, gpu_support.ByPointer(flag), value)
+        peerway.gpu.synchronize()
+        assert bytes(target) == bytes(source)
+        assert int.from_bytes(bytes(flag), "little", signed=True) == value
+
+
+def test_tensors_on_the_host_are_refused(compiled: peerway.gpu.Module) -> None:
+    torch = pytest.importorskip("torch")
+    kernel = compiled.kernel("peerway_copy_runs")
+    with pytest.raises(ValueError, match="argument 0: the tensor is in memory of the host"):
+        kernel(1, 1, torch.zeros(8), 0)
+    kernel(1, 1, None, numpy.uint32(0))
+    assert peerway.gpu.compile(KERNELS, options=["--std=c++17"], gpu=torch.device("cuda", 0)).gpu == 0
 
 
 def test_arguments_of_wrong_kinds(compiled: peerway.gpu.Module, endpoint: peerway.Endpoint) -> None:

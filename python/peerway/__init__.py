@@ -9,13 +9,15 @@
 b'xxxx'
 """
 
-from peerway import _errors
+from peerway import _errors, gpu
 from peerway._arrays import GpuArray, empty
 from peerway._errors import *  # noqa: F403
 from peerway._native import (
+    Armed,
     BlockList,
     Endpoint,
     Enqueued,
+    Fault,
     Gpu,
     GpuMemory,
     LocalSlice,
@@ -23,19 +25,24 @@ from peerway._native import (
     Notification,
     Peer,
     Prepared,
+    Proxy,
+    Pusher,
     Region,
     RemoteRegion,
     RemoteSlice,
     Staged,
     Transfer,
+    Window,
     __version__,
     gpus,
 )
 
 __all__ = [
+    "Armed",
     "BlockList",
     "Endpoint",
     "Enqueued",
+    "Fault",
     "Gpu",
     "GpuArray",
     "GpuMemory",
@@ -44,13 +51,17 @@ __all__ = [
     "Notification",
     "Peer",
     "Prepared",
+    "Proxy",
+    "Pusher",
     "Region",
     "RemoteRegion",
     "RemoteSlice",
     "Staged",
     "Transfer",
+    "Window",
     "__version__",
     "empty",
+    "gpu",
     "gpus",
     *_errors.__all__,
 ]

@@ -71,6 +71,54 @@ class WaitTimeout(PeerwayError, TimeoutError):
     """A transfer has not ended in the time that was waited; it goes on."""
 
 
+class ProxyError(PeerwayError):
+    """A proxy, or a command pushed to one, could not do what was asked."""
+
+
+class InvalidCommand(ProxyError, ValueError):
+    """What cannot be meant: no such ring, peer or counter, an offset that is no multiple of four, a senseless rule."""
+
+
+class InvalidCard(ProxyError, ValueError):
+    """The bytes are no card of a proxy's."""
+
+
+class ProxyClosed(ProxyError):
+    """The proxy is closed."""
+
+
+class RingFull(ProxyError, TimeoutError):
+    """Nobody made room in a ring in time: is the proxy armed?"""
+
+
+class RingDead(ProxyError):
+    """A push was abandoned while the ring was full; the ring is of no more use."""
+
+
+class CommandTimeout(ProxyError, TimeoutError):
+    """An answer to ``quiet`` did not come in time."""
+
+
+class CommandFailed(ProxyError):
+    """A command failed; ``Proxy.take_fault`` says which, and why."""
+
+
+class CompileError(PeerwayError):
+    """A kernel could not be compiled; the compiler's words are in the message."""
+
+
+class NoCompiler(CompileError):
+    """There is nothing to compile with, and the kernel was not compiled earlier."""
+
+
+class InvalidSource(CompileError, ValueError):
+    """A text or an option that no compiler can be given."""
+
+
+class NoKernel(CompileError, LookupError):
+    """The program has no kernel of that name."""
+
+
 class Busy(PeerwayError):
     """Every transfer slot is in use."""
 
@@ -159,6 +207,9 @@ __all__ = [
     "AccessDenied",
     "BuildError",
     "Busy",
+    "CommandFailed",
+    "CommandTimeout",
+    "CompileError",
     "ConnectError",
     "ConnectTimeout",
     "CounterTimeout",
@@ -167,12 +218,17 @@ __all__ = [
     "DeviceError",
     "EndpointClosed",
     "GpuError",
+    "InvalidCard",
+    "InvalidCommand",
     "InvalidDescriptor",
     "InvalidMetadata",
     "InvalidSetting",
+    "InvalidSource",
     "InvalidWork",
     "MemoryFault",
+    "NoCompiler",
     "NoCuda",
+    "NoKernel",
     "NoSuchGpu",
     "NotificationsFull",
     "OutOfBounds",
@@ -182,8 +238,12 @@ __all__ = [
     "PeerMisbehaved",
     "PeerSilent",
     "PeerwayError",
+    "ProxyClosed",
+    "ProxyError",
     "RegisterError",
     "Revoked",
+    "RingDead",
+    "RingFull",
     "TransferCancelled",
     "TransferError",
     "TransferTimeout",

@@ -1,6 +1,7 @@
 """What the extension module offers; `peerway` exports all of it. Times are seconds."""
 
 from collections.abc import Generator, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
@@ -15,6 +16,10 @@ Kind: TypeAlias = Literal["auto", "latency", "bulk"]
 Local: TypeAlias = Region | LocalSlice | BlockList | Buffer | Any
 #: What can stand for the peer's memory: an imported region, a part of one, or a 64-byte descriptor.
 Remote: TypeAlias = RemoteRegion | RemoteSlice | BlockList | bytes
+#: Where arrivals come from or are forwarded to.
+Place: TypeAlias = Region | LocalSlice | tuple[Region, int, int]
+#: Blocks or threads, in up to three directions.
+Extent: TypeAlias = int | Sequence[int]
 
 __version__: str
 
@@ -444,6 +449,212 @@ def open_gpu(gpu: int) -> None:
 
 def gpu_buffer_at(address: int) -> int | None:
     """The driver's name for the GPU allocation at an address, never given to another; None for all else."""
+
+class Proxy:
+    """Rings that kernels push commands into, and threads that carry them out.
+
+    ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without one, processors do, by a
+    ``Pusher``. Close it, or leave its ``with`` block, when every kernel that was given it has ended.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        gpu: Any = None,
+        *,
+        threads: int | None = None,
+        rings: int | None = None,
+        slots: int = 2048,
+        peers: int = 64,
+        counters: int = 1024,
+        timeout: float = 10.0,
+    ) -> None: ...
+    @property
+    def handle(self) -> int:
+        """What a kernel is given: the address of a ``peerway_proxy`` (``peerway_device.cuh``)."""
+    @property
+    def gpu(self) -> int | None:
+        """The GPU whose kernels push; None where processors do."""
+    @property
+    def rings(self) -> int:
+        """Rings that there are."""
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+    def window(self, memory: Any) -> Window:
+        """Makes memory a window: commands name it by offset, and so do those of peers that get a card made after this.
+
+        A region, or an object with memory, which is registered and kept.
+        """
+    def card(self) -> bytes:
+        """What a peer's proxy needs to send to this one: the windows that there are now, and the counters."""
+    def add_peer(self, number: int, peer: Peer, card: bytes) -> list[Window]:
+        """Has commands to ``number`` go to this peer, whose proxy gave the card; returns its windows."""
+    def arm(self) -> Armed:
+        """Has the threads look for commands, until the answer's ``disarm()``."""
+    def armed(self) -> Armed:
+        """For a ``with`` statement: the threads look for commands inside it, and sleep outside."""
+    def counter(self, counter: int) -> int:
+        """Where a counter of ours is."""
+    def wait_counter(self, counter: int, value: int, timeout: float | None = None) -> int:
+        """Waits until a counter of ours has come to a value; returns where it is. Raises ``CounterTimeout``."""
+    def forward(
+        self,
+        counter: int,
+        source: Place,
+        to: Sequence[Place] = (),
+        count: Sequence[int] = (),
+        answer: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Whenever ``counter`` rises, the bytes of ``source`` have arrived: they are copied to each of ``to``, then
+        counters of ours (``count``) and of peers (``answer``: pairs of peer and counter) go up. While it is armed.
+
+        Places are regions, parts of regions, or ``(region, offset, nbytes)``.
+        """
+    def stop_forwarding(self, counter: int) -> bool:
+        """Takes the rule of a counter away; False where it had none."""
+    def take_fault(self) -> Fault | None:
+        """The first command that failed since the last time this was asked. Those before it are forgiven: a later
+        ``quiet`` speaks of later commands alone.
+        """
+    @property
+    def stats(self) -> dict[str, int]:
+        """``commands``, ``puts``, ``bytes``, ``counts``, ``flights`` (submissions that puts went in), ``faults``."""
+    def pusher(self, ring: int = 0) -> Pusher:
+        """A processor in a kernel's place, on one of the rings."""
+    def close(self) -> None:
+        """Ends its threads and gives its memory back. Kernels that have its handle must have ended."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+class Window:
+    """Memory that commands name: ``base`` is what is added to an offset in it."""
+
+    @property
+    def base(self) -> int:
+        """The offset of its first byte."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes in it."""
+    def __len__(self) -> int: ...
+
+class Armed:
+    """Has a proxy's threads look for commands: from before kernels are launched until after they have ended."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it holds the proxy armed."""
+    def disarm(self) -> None:
+        """Lets the threads sleep, unless another holds the proxy armed."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+class Fault:
+    """A command of a kernel's that failed."""
+
+    @property
+    def code(self) -> int:
+        """Why, as one of the numbers ``PEERWAY_FAULT_*``."""
+    @property
+    def reason(self) -> str:
+        """Why, in a word: ``operation``, ``peer``, ``source``, ``destination`` or ``counter`` names what there is none
+        of; ``peer-gone``, ``refused``, ``timed-out`` and ``failed`` say what became of the transfer.
+        """
+    @property
+    def peer(self) -> int:
+        """Whom it was for, by number."""
+    @property
+    def ring(self) -> int:
+        """The ring it came from."""
+    @property
+    def op(self) -> int:
+        """Its operation, as one of the numbers ``PEERWAY_OP_*``."""
+    @property
+    def position(self) -> int:
+        """Its position in the ring; of commands that went together, the first one's."""
+
+class Pusher:
+    """Pushes commands into one ring, from any thread: the calls of ``peerway_device.cuh``.
+
+    Offsets are those of windows (``window.base`` and more) and, as lengths, multiples of four bytes.
+    """
+
+    @property
+    def ring(self) -> int:
+        """Its ring."""
+    def put(self, peer: int, dst: int, src: int, nbytes: int) -> None:
+        """Bytes of ours into the peer's memory."""
+    def put_with_count(self, peer: int, dst: int, src: int, nbytes: int, counter: int) -> None:
+        """The same, and a counter of the peer goes up by one after them."""
+    def signal(self, peer: int, counter: int) -> None:
+        """A counter of the peer goes up by one. It waits for no earlier put: ``quiet`` first where that matters."""
+    def quiet(self, peer: int, timeout: float | None = None) -> None:
+        """Waits until everything pushed here before for the peer is in its memory. Raises ``CommandFailed`` where
+        something failed (``Proxy.take_fault`` says what), ``CommandTimeout`` after ``timeout`` or the proxy's own.
+        """
+    def wait_counter(self, counter: int, value: int, peer: int | None = None, timeout: float | None = None) -> None:
+        """Waits until a counter of ours has come to a value; with ``peer``, its failure ends the wait
+        (``CommandFailed``). Raises ``CounterTimeout`` after ``timeout`` or the proxy's own.
+        """
+
+class Module:
+    """A compiled program on a GPU. Hold it, or one of its kernels, until every launch has ended and every graph
+    that has one is gone.
+    """
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of that name, ready to be launched. One declared ``extern "C"`` has the name that is written."""
+    @property
+    def gpu(self) -> int:
+        """The GPU it is on."""
+    @property
+    def architecture(self) -> str:
+        """What it was compiled for, such as ``sm_90``."""
+    @property
+    def compiler(self) -> str:
+        """Which compiler made it."""
+    @property
+    def cached(self) -> bool:
+        """Whether it was found on disk (``PEERWAY_KERNEL_CACHE``), compiled earlier."""
+
+class Kernel:
+    """A kernel of a compiled program: call it to launch it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+    @property
+    def gpu(self) -> int:
+        """The GPU it is on."""
+    @property
+    def parameters(self) -> list[int] | None:
+        """Bytes of each parameter; None where the driver does not tell (before CUDA 12.4)."""
+    @property
+    def handle(self) -> int:
+        """The driver's handle, a ``CUfunction``, for others who launch it."""
+    def __call__(self, grid: Extent, block: Extent, *args: Any, stream: Any = None, shared: int = 0) -> None: ...
+
+def device_headers() -> dict[str, str]:
+    """The headers for kernels that issue transfers, by the names they are included by."""
+
+def compile_kernels(
+    source: str,
+    name: str,
+    headers: Sequence[tuple[str, str]],
+    options: Sequence[str],
+    gpu: Any,
+    compiler: PathLike[str] | str | None,
+) -> Module:
+    """Compiles a program for a GPU and loads it there. ``compiler`` is where a libnvrtc is, for want of one that is
+    named in PEERWAY_NVRTC_SO.
+    """
+
+def synchronize(stream: Any = None, gpu: Any = 0) -> None:
+    """Waits until a stream of a GPU has done everything that is in it: torch's current one, unless another is given."""
 
 class Wakeups:
     """Ends of transfers for one event loop: a descriptor that turns readable, and which ones ended."""

@@ -71,6 +71,16 @@ def test_weight_sync_goes_on_without_a_reader(path: str, monkeypatch: pytest.Mon
     assert "synced 4 versions of 8 MB to 2 readers, verified" in out
 
 
+@pytest.mark.parametrize("path", ["local-map", "tcp"])
+def test_driven_puts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERWAY_TRANSPORT", path)
+    out = passes("driven_puts.py", "--rounds", "3", "--tokens", "20", "--token-bytes", "100")
+    assert re.fullmatch(r"(processors|kernels of GPU 0) pushed 60 puts of 100 bytes, 0 failed, verified\n", out), out
+    assert "processors pushed 1 puts of 4 bytes" in passes(
+        "driven_puts.py", "--cpu", "--rounds", "1", "--tokens", "1", "--token-bytes", "4"
+    )
+
+
 @needs("torch")
 def test_rendezvous_store() -> None:
     assert "2 ranks met through the store and exchanged 2.1 MB, verified" in passes("rendezvous_store.py")
@@ -107,6 +117,8 @@ def test_every_example_is_run_here() -> None:
         "weight_sync.py --readers -1",
         "weight_sync.py --readers 1 --kill-one",
         "rendezvous_store.py --ranks 1",
+        "driven_puts.py --tokens 0",
+        "driven_puts.py --token-bytes 6",
     ],
 )
 def test_bad_arguments(line: str) -> None:

@@ -10,7 +10,8 @@ const ALLOWED: &[&str] =
     &["linux-vdso", "libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "ld-linux"];
 
 /// Tests of GPU memory, which run on whatever `PEERWAY_CUDA_SO` names too.
-const GPU_TESTS: &[&str] = &["test_gpu.py", "test_no_gpu.py", "uccl/test_uccl_gpu.py"];
+const GPU_TESTS: &[&str] =
+    &["test_gpu.py", "test_driven.py", "test_no_gpu.py", "uccl/test_uccl_gpu.py"];
 
 /// Builds, installs, checks and tests the package; `fake` is the library that plays GPUs.
 pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Result<()> {

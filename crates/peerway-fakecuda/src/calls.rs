@@ -156,7 +156,7 @@ calls! {
     cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
     cuStreamIsCapturing cuStreamWaitValue64_v2 cuStreamWriteValue64_v2 cuLaunchHostFunc
     cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
-    cuModuleLoadData cuModuleUnload cuModuleGetFunction cuFuncLoad cuLaunchKernel
+    cuModuleLoadData cuModuleUnload cuModuleGetFunction cuFuncLoad cuFuncGetParamInfo cuLaunchKernel
     cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch
     cuGraphExecDestroy cuGraphDestroy
 }

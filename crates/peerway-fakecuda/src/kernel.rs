@@ -35,6 +35,17 @@ impl Which {
             _ => None,
         }
     }
+
+    /// Bytes of each parameter.
+    pub(crate) fn parameters(self) -> &'static [usize] {
+        match self {
+            Self::Runs => &[8, 4],
+            Self::Blocks => &[8, 8, 8, 8, 8, 8, 8, 4],
+            Self::Few => &[size_of::<Few>(), 8, 4],
+            Self::List => &[8, 4, 8, 8, 4],
+            Self::Resident => &[8, 8, 4, 4, 8, 8],
+        }
+    }
 }
 
 /// A kernel with its arguments.

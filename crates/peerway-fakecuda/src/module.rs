@@ -84,6 +84,31 @@ pub unsafe extern "C" fn cuFuncLoad(function: CUfunction) -> CUresult {
     call_in_context("cuFuncLoad", |machine, _| machine.functions.get(function).map(drop))
 }
 
+/// # Safety
+///
+/// As CUDA documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncGetParamInfo(
+    function: CUfunction,
+    index: usize,
+    offset: *mut usize,
+    size: *mut usize,
+) -> CUresult {
+    call_in_context("cuFuncGetParamInfo", |machine, _| {
+        valid(!offset.is_null())?;
+        let sizes = machine.functions.get(function)?.which.parameters();
+        let asked = *sizes.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // Each lies where its size allows, behind the ones before.
+        let aligned = |at: usize, size: usize| at.next_multiple_of(size.min(8));
+        let before = sizes[..index].iter().fold(0, |at, size| aligned(at, *size) + size);
+        // SAFETY: the caller's, to be filled; the second may be null.
+        unsafe {
+            put(offset, aligned(before, asked))?;
+            if size.is_null() { Ok(()) } else { put(size, asked) }
+        }
+    })
+}
+
 /// What one block may have.
 const MAX_THREADS: u64 = 1024;
 

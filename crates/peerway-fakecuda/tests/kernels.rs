@@ -299,3 +299,25 @@ fn modules_have_what_their_text_has() {
     assert_eq!(launch(function, ptr::null_mut(), &mut arguments), 400);
     assert_eq!(live()[8], 0);
 }
+
+#[test]
+fn parameters_are_told_one_by_one() {
+    if !scripted("parameters_are_told_one_by_one", "") {
+        return;
+    }
+    start();
+    let module = load();
+    let told = |name: &CStr| {
+        let function = find(module, name).expect("it is there");
+        let mut all = Vec::new();
+        let (mut offset, mut size) = (0, 0);
+        while cu!(cuFuncGetParamInfo(function, all.len(), &mut offset, &mut size)) == CUDA_SUCCESS {
+            all.push((offset, size));
+        }
+        all
+    };
+    assert_eq!(told(c"peerway_copy_runs"), [(0, 8), (8, 4)]);
+    assert_eq!(told(c"peerway_copy_few"), [(0, 1544), (1544, 8), (1552, 4)]);
+    let blocks = told(c"peerway_copy_blocks");
+    assert_eq!((blocks.len(), blocks[7]), (8, (56, 4)));
+}

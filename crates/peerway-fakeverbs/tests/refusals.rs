@@ -19,7 +19,7 @@ fn endpoint(pin: Pin) -> Endpoint {
 /// The sentence with which an endpoint is refused.
 fn refusal(pin: Pin) -> String {
     let refused = Endpoint::builder().transport(pin).build();
-    refused.err().expect("it cannot be made").to_string()
+    refused.expect_err("it cannot be made").to_string()
 }
 
 /// One sentence that says all of these.
@@ -165,7 +165,7 @@ fn no_device() {
     if !scripted_with("no_device", "devices=0", &set) {
         return;
     }
-    let refused = Endpoint::builder().build().err().expect("it cannot be made").to_string();
+    let refused = Endpoint::builder().build().expect_err("it cannot be made").to_string();
     says(&refused, &["UCCL_P2P_TRANSPORT", "no RDMA device", "`rdma link`"]);
 }
 
@@ -189,7 +189,7 @@ fn no_library() {
         return;
     }
     let Some(why) = without_library() else { return };
-    let refused = Endpoint::builder().build().err().expect("it cannot be made").to_string();
+    let refused = Endpoint::builder().build().expect_err("it cannot be made").to_string();
     says(&refused, &["PEERWAY_TRANSPORT=ib", "UCCL_P2P_TRANSPORT", &why]);
 }
 

@@ -28,6 +28,29 @@ where
     }
 }
 
+/// A GPU: its number, or a `torch.device`.
+pub(crate) struct Gpu(pub(crate) u32);
+
+impl<'py> FromPyObject<'_, 'py> for Gpu {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let object = &*object;
+        let (Ok(kind), Ok(index)) = (object.getattr("type"), object.getattr("index")) else {
+            return object.extract::<Int<u32>>().map(|Int(gpu)| Self(gpu));
+        };
+        if kind.extract::<String>().ok().as_deref() != Some("cuda") {
+            return Err(PyTypeError::new_err(format!("{object} is not a CUDA device")));
+        }
+        if !index.is_none() {
+            return index.extract::<Int<u32>>().map(|Int(gpu)| Self(gpu));
+        }
+        // torch's current one, as everywhere in torch.
+        let cuda = object.py().import("torch")?.getattr("cuda")?;
+        Ok(Self(cuda.call_method0("current_device")?.extract()?))
+    }
+}
+
 /// A time in seconds.
 pub(crate) fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {

@@ -20,7 +20,7 @@ use crate::{arguments, errors, log, waiting};
 /// What is not given comes from the environment (``peerway doctor --config`` lists the variables).
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Endpoint {
-    endpoint: peerway::Endpoint,
+    pub(crate) endpoint: peerway::Endpoint,
 }
 
 impl Drop for Endpoint {

@@ -1,11 +1,13 @@
 //! The engine's errors as Python exceptions, whose classes are in `peerway/_errors.py`.
 
+use peerway::driven::{ProxyError, PushError, PusherError};
 use peerway::gpu::GpuError;
+use peerway::gpu::jit::JitError;
 use peerway::{
     AcceptError, BuildError, ConnectError, Ended, Fence, ImportError, PostError, Reason,
     RegisterError, TransferError,
 };
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -139,6 +141,57 @@ pub(crate) fn post(py: Python<'_>, error: PostError) -> PyErr {
         PostError::EndpointClosed | PostError::Forked => "EndpointClosed",
         PostError::Gpu(_) => "GpuError",
         _ => "InvalidWork",
+    };
+    raise(py, class, error)
+}
+
+/// Why a proxy could not be made.
+pub(crate) fn proxy_made(py: Python<'_>, error: ProxyError) -> PyErr {
+    match error {
+        ProxyError::OutOfRange { .. } => raise(py, "InvalidSetting", error),
+        error => proxy(py, error),
+    }
+}
+
+/// Why a proxy did not do something.
+pub(crate) fn proxy(py: Python<'_>, error: ProxyError) -> PyErr {
+    let class = match error {
+        ProxyError::OutOfRange { .. } | ProxyError::Forward { .. } | ProxyError::Taken { .. } => {
+            "InvalidCommand"
+        }
+        ProxyError::NotACard => "InvalidCard",
+        ProxyError::Register(error) => return register(py, error),
+        ProxyError::Import(error) => return import(py, error),
+        ProxyError::Gpu(error) => return gpu(py, error),
+        _ => "ProxyError",
+    };
+    raise(py, class, error)
+}
+
+/// Why a command was not pushed, or not answered.
+pub(crate) fn pusher(py: Python<'_>, error: PusherError) -> PyErr {
+    let class = match error {
+        PusherError::OfAGpu | PusherError::NoSuch { .. } | PusherError::Command(_) => {
+            "InvalidCommand"
+        }
+        PusherError::Push(PushError::Full) => "RingFull",
+        PusherError::Push(_) => "RingDead",
+        PusherError::TimedOut => "CommandTimeout",
+        PusherError::Failed => "CommandFailed",
+        _ => "ProxyError",
+    };
+    raise(py, class, error)
+}
+
+/// Why a program was not compiled, loaded or launched.
+pub(crate) fn jit(py: Python<'_>, error: JitError) -> PyErr {
+    let class = match error {
+        JitError::NoCompiler { .. } => "NoCompiler",
+        JitError::Nul { .. } | JitError::ArchitectureOption { .. } => "InvalidSource",
+        JitError::NoKernel { .. } => "NoKernel",
+        JitError::Arguments { .. } => return PyTypeError::new_err(error.to_string()),
+        JitError::Gpu(error) => return gpu(py, error),
+        _ => "CompileError",
     };
     raise(py, class, error)
 }

@@ -133,7 +133,7 @@ impl Drop for GpuMemory {
 
 /// Runs what may wait for a GPU, which may itself wait for a function of Python's in one of its streams. Called
 /// by who has the interpreter.
-fn without_interpreter(run: impl FnOnce() + Send) {
+pub(crate) fn without_interpreter(run: impl FnOnce() + Send) {
     let mut run = Some(run);
     Python::try_attach(|py| py.detach(|| run.take().map(|run| run())));
     // At the end of the interpreter nobody is held up.

@@ -8,9 +8,13 @@ mod buffer;
 mod endpoint;
 mod errors;
 mod gpu;
+mod kernels;
 mod log;
 mod memory;
+mod parameters;
 mod peer;
+mod proxy;
+mod pusher;
 mod region;
 mod transfer;
 mod waiting;
@@ -37,10 +41,20 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::Memory>()?;
     module.add_class::<gpu::Gpu>()?;
     module.add_class::<gpu::GpuMemory>()?;
+    module.add_class::<proxy::Proxy>()?;
+    module.add_class::<proxy::Window>()?;
+    module.add_class::<proxy::Armed>()?;
+    module.add_class::<proxy::Fault>()?;
+    module.add_class::<pusher::Pusher>()?;
+    module.add_class::<kernels::Module>()?;
+    module.add_class::<kernels::Kernel>()?;
     module.add_class::<wakeups::Wakeups>()?;
     module.add_function(wrap_pyfunction!(gpu::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::gpu_in_use, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::open_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::gpu_buffer_at, module)?)?;
+    module.add_function(wrap_pyfunction!(kernels::device_headers, module)?)?;
+    module.add_function(wrap_pyfunction!(kernels::compile_kernels, module)?)?;
+    module.add_function(wrap_pyfunction!(kernels::synchronize, module)?)?;
     Ok(())
 }

@@ -173,20 +173,33 @@ impl Enqueued {
 
 /// A handle of CUDA's, which threads may pass on.
 #[derive(Clone, Copy)]
-struct Handle(usize);
+pub(crate) struct Handle(usize);
 
 impl Handle {
-    fn get(self) -> *mut c_void {
+    pub(crate) fn get(self) -> *mut c_void {
         self.0 as *mut c_void
     }
 
     /// A stream: its number, what has a `__cuda_stream__`, or a `torch.cuda.Stream`.
-    fn of_stream(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn of_stream(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(protocol) = object.getattr("__cuda_stream__") {
             let (_version, handle): (u32, usize) = protocol.call0()?.extract()?;
             return Ok(Self(handle));
         }
         Self::of(object, "stream", "cuda_stream")
+    }
+
+    /// The stream that torch has for the GPU now; the default one where torch uses none.
+    pub(crate) fn current_stream(py: Python<'_>, gpu: u32) -> PyResult<Self> {
+        let modules = py.import("sys")?.getattr("modules")?;
+        let Ok(cuda) = modules.get_item("torch").and_then(|torch| torch.getattr("cuda")) else {
+            return Ok(Self(0));
+        };
+        // Nothing is initialised for the sake of an answer.
+        if !cuda.call_method0("is_initialized")?.is_truthy()? {
+            return Ok(Self(0));
+        }
+        Self::of_stream(&cuda.call_method1("current_stream", (gpu,))?)
     }
 
     /// An event: its number, or a `torch.cuda.Event`.

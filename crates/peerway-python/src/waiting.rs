@@ -37,6 +37,31 @@ pub(crate) fn until<T: Send>(
     }
 }
 
+/// Hears signals for a wait that the engine does, without the interpreter.
+#[derive(Default)]
+pub(crate) struct Listener {
+    last: Option<Instant>,
+    heard: Option<PyErr>,
+}
+
+impl Listener {
+    /// Whether a signal handler raised; it is asked several times a second, however often this is called.
+    pub(crate) fn hears(&mut self) -> bool {
+        let now = Instant::now();
+        let last = *self.last.get_or_insert(now);
+        if self.heard.is_none() && now - last >= LISTEN_EVERY {
+            self.last = Some(now);
+            self.heard = Python::attach(|py| py.check_signals()).err();
+        }
+        self.heard.is_some()
+    }
+
+    /// Raises what a handler raised.
+    pub(crate) fn raise(self) -> PyResult<()> {
+        self.heard.map_or(Ok(()), Err)
+    }
+}
+
 /// Has another thread do something that cannot be interrupted, and waits for it. A signal leaves it to
 /// itself: it ends by its own time-out.
 ///

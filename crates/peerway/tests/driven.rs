@@ -2,10 +2,9 @@
 //! there, is in the conformance program.
 
 use std::ffi::c_void;
-use std::process::Command;
 use std::time::Duration;
 
-use peerway::driven::{Forward, Proxy, ProxyError, PusherError, Window};
+use peerway::driven::{Command, Forward, Op, Proxy, ProxyError, PushError, PusherError, Window};
 use peerway::{Access, Endpoint, Peer, Region};
 
 const LEN: usize = 1 << 20;
@@ -149,6 +148,42 @@ fn a_proxy_that_nobody_arms_sleeps_and_ends_at_once() {
 }
 
 #[test]
+fn waits_of_a_pusher_can_be_cut_short_and_taken_up_again() {
+    let two = Two::new();
+    let pusher = two.proxies[0].pusher(0).unwrap();
+    let signal = Command { op: Op::Signal, peer: 0, counter: 3, ..Command::NOP };
+    // Nobody is armed: the ring fills up, and who waits for room is interrupted long before the time-out.
+    let start = std::time::Instant::now();
+    let (mut asked, mut pushed) = (0, 0);
+    let refused = loop {
+        let mut interrupted = || {
+            asked += 1;
+            true
+        };
+        match pusher.push_unless(signal, &mut interrupted) {
+            Ok(_) => pushed += 1,
+            Err(refused) => break refused,
+        }
+    };
+    assert!(matches!(refused, PusherError::Push(PushError::Full)), "{refused}");
+    assert!(asked > 0 && start.elapsed() < pusher.timeout());
+    // The claim was given back: the ring goes on where it was.
+    let _armed = two.proxies[0].arm();
+    assert_eq!(two.proxies[1].wait_counter(3, pushed, SOON), pushed);
+    // The other one's threads have been asleep for long.
+    let pusher = two.proxies[1].pusher(0).unwrap();
+    let position = pusher.push(Command { op: Op::Quiet, peer: 0, ..Command::NOP }).unwrap();
+    let bit = Duration::from_millis(10);
+    assert_eq!(pusher.wait_answer(0, position, bit), Err(PusherError::TimedOut));
+    assert_eq!(pusher.wait_counter_for(5, 1, Some(0), bit), Err(PusherError::TimedOut));
+    let unknown = pusher.wait_answer(64, position, bit);
+    assert!(matches!(unknown, Err(PusherError::NoSuch { what: "peer", .. })), "{unknown:?}");
+    let _armed = two.proxies[1].arm();
+    assert_eq!(pusher.wait_answer(0, position, SOON), Ok(()));
+    assert_eq!((two.proxies[0].peers(), two.proxies[0].counters()), (64, 1024));
+}
+
+#[test]
 fn windows_can_be_added_while_it_runs() {
     let two = Two::new();
     let _armed = two.proxies[0].arm();
@@ -232,7 +267,7 @@ impl Library {
         let (source, made) = (directory.join("program.cpp"), directory.join("program.so"));
         std::fs::write(&source, text).unwrap();
         let include = concat!(env!("CARGO_MANIFEST_DIR"), "/../../include");
-        let compiled = Command::new("g++")
+        let compiled = std::process::Command::new("g++")
             .args([
                 "-std=c++17",
                 "-O2",

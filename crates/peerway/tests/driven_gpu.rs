@@ -8,7 +8,7 @@ use peerway::driven::{Forward, KERNELS, Proxy, Window};
 use peerway::gpu::CopierKind;
 use peerway::{Endpoint, Peer, Region};
 use peerway_sys::Library;
-use peerway_sys::cuda::{Cuda, Gpu, Module, Stream};
+use peerway_sys::cuda::{Cuda, Gpu, Grid, Module, Stream};
 
 const LEN: u64 = 4 << 20;
 
@@ -188,7 +188,7 @@ impl Kernels {
         let function = self.module.function(name).unwrap();
         let stream = self.stream.raw();
         // SAFETY: what the kernel takes; memory that it names outlives `end`.
-        unsafe { self.module.launch(function, 1, 1, stream, &mut pointers) }.unwrap();
+        unsafe { self.module.launch(function, Grid::row(1, 1), stream, &mut pointers) }.unwrap();
     }
 
     fn end(&self) -> u32 {

@@ -804,31 +804,20 @@ fn a_kernel_that_is_compiled_now_runs() {
         memory.ptr().add(64 + LEN).write_bytes(0, LEN);
     }
     let mine = streams::Mine::new();
-    let symbols = mine.gpu.cuda().symbols();
-    let (mut runs, mut count, mut context) = (start, 1u32, std::ptr::null_mut());
-    let arguments = &mut [(&raw mut runs).cast(), (&raw mut count).cast()];
-    // SAFETY: the context of the kernel's GPU, given back below; the kernel's arguments, which name memory that lives
-    // until the stream was waited for.
+    let (mut runs, mut count) = (start, 1u32);
+    let mut arguments = [(&raw mut runs).cast(), (&raw mut count).cast()];
+    if let Some(sizes) = kernel.parameters() {
+        assert_eq!(sizes, [8, 4]);
+        // SAFETY: refused.
+        let few = unsafe {
+            kernel.launch([1; 3], [1; 3], 0, mine.raw().cast(), &mut arguments[..1]).unwrap_err()
+        };
+        assert_eq!(few, JitError::Arguments { takes: 2, given: 1 });
+    }
+    // SAFETY: the kernel's arguments, which name memory that lives until the stream was waited for.
     unsafe {
-        assert_eq!((symbols.cuDevicePrimaryCtxRetain)(&mut context, 0), 0);
-        assert_eq!((symbols.cuCtxPushCurrent_v2)(context), 0);
-        let launched = (symbols.cuLaunchKernel)(
-            kernel.as_raw().cast(),
-            1,
-            1,
-            1,
-            256,
-            1,
-            1,
-            0,
-            mine.raw().cast(),
-            arguments.as_mut_ptr(),
-            std::ptr::null_mut(),
-        );
-        assert_eq!(launched, 0);
-        assert_eq!((symbols.cuCtxPopCurrent_v2)(&mut context), 0);
+        kernel.launch([1; 3], [256, 1, 1], 0, mine.raw().cast(), &mut arguments).unwrap();
         peerway::gpu::wait_for_stream(0, mine.raw().cast()).unwrap();
-        assert_eq!((symbols.cuDevicePrimaryCtxRelease_v2)(0), 0);
         assert_eq!(std::slice::from_raw_parts(memory.ptr().add(64 + LEN), LEN), bytes);
     }
 }

@@ -19,5 +19,5 @@ pub use graph::Graph;
 pub use memory::{
     Exported, HostMemory, Mapped, Opened, Physical, PinnedRange, Plain, Pointer, Shared,
 };
-pub use stream::{Event, Function, Module, Stream};
+pub use stream::{Event, Function, Grid, Module, Stream};
 pub use table::{Cuda, NoCuda, Symbols};

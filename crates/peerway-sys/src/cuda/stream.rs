@@ -420,6 +420,24 @@ unsafe impl Send for Function {}
 // SAFETY: as for modules.
 unsafe impl Sync for Function {}
 
+/// How many of a kernel run together.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Grid {
+    /// Blocks, in three directions.
+    pub blocks: [u32; 3],
+    /// Threads of a block, likewise.
+    pub threads: [u32; 3],
+    /// Bytes of shared memory that each block has besides those that its kernel declares.
+    pub shared: u32,
+}
+
+impl Grid {
+    /// Blocks and threads in one direction, as most kernels want them.
+    pub fn row(blocks: u32, threads: u32) -> Self {
+        Self { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared: 0 }
+    }
+}
+
 impl Module {
     /// Loads PTX, which the driver compiles for the GPU, or code that was.
     ///
@@ -478,6 +496,29 @@ impl Module {
         })
     }
 
+    /// Bytes of each parameter that the kernel takes; `None` where the driver cannot be asked, before CUDA 12.4.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn parameters(&self, function: Function) -> Result<Option<Vec<usize>>, CudaError> {
+        let Some(ask) = self.gpu.cuda.symbols.cuFuncGetParamInfo else { return Ok(None) };
+        let mut sizes = Vec::new();
+        self.gpu.with(|current| {
+            loop {
+                let (mut offset, mut size) = (0, 0);
+                // SAFETY: a kernel of this module, which is loaded; two numbers to fill.
+                match unsafe { ask(function.0, sizes.len(), &mut offset, &mut size) } {
+                    // There is none of that number.
+                    CUDA_ERROR_INVALID_VALUE => return Ok(()),
+                    result => current.check("cuFuncGetParamInfo", result)?,
+                }
+                sizes.push(size);
+            }
+        })?;
+        Ok(Some(sizes))
+    }
+
     /// Puts a kernel of this module into a stream.
     ///
     /// # Safety
@@ -491,23 +532,23 @@ impl Module {
     pub unsafe fn launch(
         &self,
         function: Function,
-        blocks: u32,
-        threads: u32,
+        grid: Grid,
         stream: CUstream,
         arguments: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
+        let Grid { blocks, threads, shared } = grid;
         self.gpu.with(|current| {
             // SAFETY: the caller's promise.
             let result = unsafe {
                 (current.symbols().cuLaunchKernel)(
                     function.0,
-                    blocks,
-                    1,
-                    1,
-                    threads,
-                    1,
-                    1,
-                    0,
+                    blocks[0],
+                    blocks[1],
+                    blocks[2],
+                    threads[0],
+                    threads[1],
+                    threads[2],
+                    shared,
                     stream,
                     arguments.as_mut_ptr(),
                     std::ptr::null_mut(),

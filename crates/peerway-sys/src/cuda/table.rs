@@ -261,6 +261,7 @@ symbol_table! {
             fn cuGraphDestroy(*mut c_void) -> CUresult;
             // 12.4
             fn cuFuncLoad(CUfunction) -> CUresult;
+            fn cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize) -> CUresult;
         }
     }
 }

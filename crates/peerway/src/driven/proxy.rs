@@ -482,6 +482,16 @@ impl Proxy {
         self.shared.board.shape().rings as u32
     }
 
+    /// Peers that can be numbered.
+    pub fn peers(&self) -> u32 {
+        self.shared.board.shape().peers as u32
+    }
+
+    /// Counters that peers can raise.
+    pub fn counters(&self) -> u32 {
+        self.shared.board.shape().counters as u32
+    }
+
     /// Has the threads look for commands, from before a kernel is launched until after it has ended: while nobody has this,
     /// they sleep.
     pub fn arm(&self) -> Armed {

@@ -83,10 +83,22 @@ impl Pusher {
     /// Waits until everything that was pushed here before for the peer is in its memory.
     pub fn quiet(&self, peer: u16) -> Result<(), PusherError> {
         let position = self.push(Command { op: Op::Quiet, peer, ..Command::NOP })?;
+        self.wait_answer(peer, position, self.timeout())
+    }
+
+    /// Waits for the answer to an [`Op::Quiet`] that was pushed here and got that position, for so long: [`Self::quiet`] in
+    /// two steps, of which this one can be done again after [`PusherError::TimedOut`].
+    pub fn wait_answer(
+        &self,
+        peer: u16,
+        position: u64,
+        timeout: Duration,
+    ) -> Result<(), PusherError> {
+        below("peer", peer.into(), self.shared.board.shape().peers)?;
         let (ring, peer) = (self.ring as usize, usize::from(peer));
         let board = &self.shared.board;
-        let want = (position + 1) << 1;
-        if !wait_for(self.timeout(), || board.answered(ring, peer) >= want) {
+        let want = position.saturating_add(1).saturating_mul(2);
+        if !wait_for(timeout, || board.answered(ring, peer) >= want) {
             return Err(PusherError::TimedOut);
         }
         if board.answered(ring, peer) & 1 == 1 { Err(PusherError::Failed) } else { Ok(()) }
@@ -99,6 +111,17 @@ impl Pusher {
         value: u64,
         peer: Option<u16>,
     ) -> Result<(), PusherError> {
+        self.wait_counter_for(counter, value, peer, self.timeout())
+    }
+
+    /// The same, for so long and not for the proxy's time-out.
+    pub fn wait_counter_for(
+        &self,
+        counter: u16,
+        value: u64,
+        peer: Option<u16>,
+        timeout: Duration,
+    ) -> Result<(), PusherError> {
         let shape = self.shared.board.shape();
         below("counter", counter.into(), shape.counters)?;
         if let Some(peer) = peer {
@@ -110,7 +133,7 @@ impl Pusher {
                 self.shared.board.peer_fault(peer.into()).load(Ordering::Acquire) != 0
             })
         };
-        if !wait_for(self.timeout(), || there() || failed()) {
+        if !wait_for(timeout, || there() || failed()) {
             return Err(PusherError::TimedOut);
         }
         if there() { Ok(()) } else { Err(PusherError::Failed) }
@@ -118,6 +141,15 @@ impl Pusher {
 
     /// Pushes any command; its position.
     pub fn push(&self, command: Command) -> Result<u64, PusherError> {
+        self.push_unless(command, || false)
+    }
+
+    /// The same; while it waits for room, `interrupted` is asked now and then, and ends the wait as the time-out does.
+    pub fn push_unless(
+        &self,
+        command: Command,
+        mut interrupted: impl FnMut() -> bool,
+    ) -> Result<u64, PusherError> {
         below("peer", command.peer.into(), self.shared.board.shape().peers)?;
         let words = command.encode()?;
         let start = Instant::now();
@@ -127,7 +159,7 @@ impl Pusher {
             if looks.is_multiple_of(64) {
                 std::thread::yield_now();
             }
-            !looks.is_multiple_of(1024) || start.elapsed() < timeout
+            !looks.is_multiple_of(1024) || (start.elapsed() < timeout && !interrupted())
         };
         Ok(self.producer.push(&[words], patient)?)
     }
@@ -141,7 +173,8 @@ impl Pusher {
         })?)
     }
 
-    fn timeout(&self) -> Duration {
+    /// The proxy's time-out.
+    pub fn timeout(&self) -> Duration {
         Duration::from_nanos(self.shared.board.shape().timeout_ns)
     }
 }

@@ -8,8 +8,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use peerway_core::work::{Blocks, Cursor, Shape};
-use peerway_sys::cuda::CudaError;
 use peerway_sys::cuda::ffi::CUstream;
+use peerway_sys::cuda::{CudaError, Grid};
 
 use super::device::{Device, Flag, Kernels, Mark, RAISED};
 use super::staging::Buffer;
@@ -199,7 +199,12 @@ unsafe fn start(
             // SAFETY: the kernel's two parameters; the list stays with `Done`; the rest is the caller's
             // promise.
             unsafe {
-                kernels.module.launch(kernels.runs, blocks, THREADS, stream, arguments)?;
+                kernels.module.launch(
+                    kernels.runs,
+                    Grid::row(blocks, THREADS),
+                    stream,
+                    arguments,
+                )?;
             }
             return Done::mark(device, stream, Some(buffer));
         }
@@ -265,7 +270,7 @@ pub(super) unsafe fn launch_few(
     let threads = (bytes / 64).clamp(32, 1024).next_multiple_of(32) as u32;
     let threads = threads.max(32 * (runs.len() as u32).min(32));
     // SAFETY: the kernel's three parameters, which the driver copies; the rest is the caller's promise.
-    unsafe { kernels.module.launch(kernels.few, 1, threads, stream, arguments) }
+    unsafe { kernels.module.launch(kernels.few, Grid::row(1, threads), stream, arguments) }
 }
 
 /// Blocks of one length, both sides by kernel: indices go to the GPU as they are. `None` where that cannot be, and
@@ -323,7 +328,9 @@ pub(crate) unsafe fn submit_blocks(
     let blocks = grid(device, count);
     // SAFETY: the kernel's eight parameters; the indices stay with `Done`; blocks lie in their regions, which the
     // shape was checked for; the rest is the caller's promise.
-    unsafe { kernels.module.launch(kernels.blocks, blocks, THREADS, stream, arguments)? };
+    unsafe {
+        kernels.module.launch(kernels.blocks, Grid::row(blocks, THREADS), stream, arguments)?
+    };
     Done::mark(device, stream, Some(buffer)).map(Some)
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crossbeam_queue::ArrayQueue;
 use peerway_sys::cuda::ffi::CUstream;
 use peerway_sys::cuda::{
-    Cuda, CudaError, Event, Function, Gpu, HostMemory, Module, Physical, Shared, Stream,
+    Cuda, CudaError, Event, Function, Gpu, Grid, HostMemory, Module, Physical, Shared, Stream,
 };
 
 use super::DeviceMemoryKind;
@@ -201,14 +201,15 @@ impl Kernels {
         let word = device.flags.memory.ptr() as u64;
         let mut flag = word + (FLAGS as u64) * 64;
         let argument: *mut c_void = zeros.as_mut_ptr().cast();
+        let grid = Grid::row(1, 32);
         // SAFETY: counts of zero, so no address is used but the flag's, which is a word that nobody has.
         unsafe {
-            kernels.module.launch(kernels.runs, 1, 32, stream.raw(), &mut [argument; 2])?;
-            kernels.module.launch(kernels.blocks, 1, 32, stream.raw(), &mut [argument; 8])?;
+            kernels.module.launch(kernels.runs, grid, stream.raw(), &mut [argument; 2])?;
+            kernels.module.launch(kernels.blocks, grid, stream.raw(), &mut [argument; 8])?;
             let few = &mut [argument, (&raw mut flag).cast(), argument];
-            kernels.module.launch(kernels.few, 1, 32, stream.raw(), few)?;
+            kernels.module.launch(kernels.few, grid, stream.raw(), few)?;
             let list = &mut [argument, argument, argument, (&raw mut flag).cast(), argument];
-            kernels.module.launch(kernels.list, 1, 32, stream.raw(), list)?;
+            kernels.module.launch(kernels.list, grid, stream.raw(), list)?;
         }
         stream.synchronize()?;
         Ok(kernels)

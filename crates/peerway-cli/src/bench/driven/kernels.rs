@@ -9,7 +9,7 @@ use peerway::Region;
 use peerway::driven::{KERNELS, Proxy};
 use peerway::gpu::{DeviceMemory, DeviceMemoryOptions};
 use peerway_sys::Library;
-use peerway_sys::cuda::{Cuda, CudaError, Function, Gpu, Graph, Module, Stream};
+use peerway_sys::cuda::{Cuda, CudaError, Function, Gpu, Graph, Grid, Module, Stream};
 
 use super::producer::{Layers, Producer, Puts, Talk};
 use crate::bench::measure::Times;
@@ -72,8 +72,9 @@ impl<'a> Kernels<'a> {
         let mut arguments: Vec<*mut c_void> =
             arguments.iter().map(|argument| (&raw const *argument).cast_mut().cast()).collect();
         let stream = self.stream.raw();
+        let grid = Grid::row(blocks, threads);
         // SAFETY: every caller gives what the kernel takes; memory that it names outlives the wait.
-        unsafe { self.module.launch(function, blocks, threads, stream, &mut arguments) }
+        unsafe { self.module.launch(function, grid, stream, &mut arguments) }
     }
 
     /// Does what puts work into the stream, and waits for it; from the start to the end.

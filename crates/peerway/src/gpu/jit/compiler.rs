@@ -2,7 +2,8 @@
 
 use std::ffi::{CStr, CString, OsString};
 use std::fs;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use peerway_sys::Library;
 use peerway_sys::nvrtc::{Architecture, Nvrtc, Program};
@@ -29,9 +30,23 @@ pub(super) fn find() -> Result<Arc<dyn Compiler>, String> {
     if let Some(compiler) = &*found {
         return Ok(compiler.clone());
     }
-    let compiler = Arc::new(Found::load(Library::Nvrtc.named())?);
+    let compiler = match (Library::Nvrtc.named(), suggested().clone()) {
+        (None, Some(path)) => Found::load_suggested(&path)?,
+        (named, _) => Found::load(named)?,
+    };
+    let compiler = Arc::new(compiler);
     *found = Some(compiler.clone());
     Ok(compiler)
+}
+
+/// See [`super::suggest_compiler`].
+pub(super) fn suggest(path: PathBuf) {
+    *suggested() = Some(path);
+}
+
+fn suggested() -> MutexGuard<'static, Option<PathBuf>> {
+    static SUGGESTED: Mutex<Option<PathBuf>> = Mutex::new(None);
+    SUGGESTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An NVRTC that was found.
@@ -42,6 +57,13 @@ pub(super) struct Found {
 }
 
 impl Found {
+    /// The one at that place, or whichever the system finds.
+    pub(super) fn load_suggested(path: &Path) -> Result<Self, String> {
+        Self::load(Some(path.into())).or_else(|at_that_place| {
+            Self::load(None).map_err(|elsewhere| format!("{at_that_place}; {elsewhere}"))
+        })
+    }
+
     pub(super) fn load(named: Option<OsString>) -> Result<Self, String> {
         let nvrtc = Nvrtc::load(named).map_err(|error| error.to_string())?;
         let (major, minor) = nvrtc.version().map_err(|error| error.to_string())?;

@@ -67,6 +67,14 @@ pub enum JitError {
         /// What the driver says.
         error: String,
     },
+    /// A launch has more or fewer arguments than the kernel has parameters.
+    #[error("the kernel takes {takes} arguments and was given {given}")]
+    Arguments {
+        /// Parameters of the kernel.
+        takes: usize,
+        /// Arguments.
+        given: usize,
+    },
     /// The GPU cannot be used, or does not take the program.
     #[error("{0}")]
     Gpu(#[from] GpuError),

@@ -106,6 +106,13 @@ pub fn compile(source: &Source, target: Target) -> Result<Image, JitError> {
     JIT.image(source, wanted)
 }
 
+/// Says where a compiler is, for want of one that `PEERWAY_NVRTC_SO` names: for those who know of libraries that the
+/// system's search does not find, such as a Python environment's. It is tried before that search; without effect once a
+/// compiler was found.
+pub fn suggest_compiler(path: impl Into<PathBuf>) {
+    compiler::suggest(path.into());
+}
+
 /// What there is to compile with, and what is kept.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use peerway_sys::cuda::{Function, Module};
+use peerway_sys::cuda::{Function, Grid, Module};
 
 use super::{Image, JitError};
 use crate::gpu::{GpuError, gpus};
@@ -24,6 +24,7 @@ pub struct Program {
 pub struct Kernel {
     program: Program,
     function: Function,
+    parameters: Option<Arc<[usize]>>,
 }
 
 impl Program {
@@ -55,7 +56,8 @@ impl Program {
         let c_name = CString::new(name).map_err(|error| none(error.to_string()))?;
         let function = self.module.function(&c_name).map_err(|error| none(error.to_string()))?;
         self.module.preload(function).map_err(GpuError::from)?;
-        Ok(Kernel { program: self.clone(), function })
+        let parameters = self.module.parameters(function).map_err(GpuError::from)?;
+        Ok(Kernel { program: self.clone(), function, parameters: parameters.map(Arc::from) })
     }
 }
 
@@ -63,6 +65,44 @@ impl Kernel {
     /// The program it is of.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// Bytes of each of its parameters; `None` where the driver does not tell, before CUDA 12.4.
+    pub fn parameters(&self) -> Option<&[usize]> {
+        self.parameters.as_deref()
+    }
+
+    /// Puts it into a stream (null is the default one): so many blocks of so many threads, each block with `shared` bytes
+    /// besides what the kernel declares. Each argument is a pointer to a value, which is copied before this returns.
+    ///
+    /// # Safety
+    ///
+    /// The arguments point to what the kernel's parameters are, as many and in that order, and the kernel does with them
+    /// what may be done: memory that it is led to stays until it has ended. The stream is null, or lives and is of the
+    /// program's GPU. The program is held until the launch is done.
+    ///
+    /// # Errors
+    ///
+    /// [`JitError::Arguments`] where the driver tells that they are not as many as the kernel has, [`JitError::Gpu`] with
+    /// what else it says.
+    pub unsafe fn launch(
+        &self,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        stream: *mut c_void,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), JitError> {
+        if let Some(takes) = self.parameters().map(<[usize]>::len)
+            && takes != arguments.len()
+        {
+            return Err(JitError::Arguments { takes, given: arguments.len() });
+        }
+        let grid = Grid { blocks: grid, threads: block, shared };
+        let module = &self.program.module;
+        // SAFETY: the caller's promise.
+        let launched = unsafe { module.launch(self.function, grid, stream.cast(), arguments) };
+        Ok(launched.map_err(GpuError::from)?)
     }
 
     /// The driver's handle, a `CUfunction`, for `cuLaunchKernel`; valid while the kernel or its program is held.

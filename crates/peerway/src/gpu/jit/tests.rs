@@ -434,6 +434,15 @@ fn what_depends_on_files_is_not_kept() {
     assert!(temporary.files().is_empty());
 }
 
+#[test]
+fn a_suggestion_that_is_none_is_told_beside_what_else_was_tried() {
+    // Where the system has a compiler, that one is taken.
+    if let Err(said) = Found::load_suggested(Path::new("/nowhere/libnvrtc.so.12")) {
+        assert!(said.contains("/nowhere/libnvrtc.so.12: "), "{said}");
+        assert!(said.contains("; libnvrtc") && said.contains("libnvrtc.so.13"), "{said}");
+    }
+}
+
 /// With the NVRTC that `PEERWAY_TEST_NVRTC` names.
 #[test]
 fn nvrtc_compiles() {
@@ -441,6 +450,9 @@ fn nvrtc_compiles() {
         println!("skipped: PEERWAY_TEST_NVRTC names no libnvrtc.so");
         return;
     };
+    // One that was suggested is taken; where it is none, what the system finds, if anything.
+    let suggested = Found::load_suggested(Path::new(&library)).map(|_| ()).err();
+    assert_eq!(suggested, None);
     let temporary = Temporary::new();
     let make = || {
         let library = library.clone();

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use peerway_sys::cuda::{CudaError, HostMemory, Plain, Stream};
+use peerway_sys::cuda::{CudaError, Grid, HostMemory, Plain, Stream};
 
 use super::{CopierKind, Fault, PeerCopy, Ticket, Watch, bytes_of};
 use crate::gpu::copy::{self, MANY, Run};
@@ -95,7 +95,12 @@ impl Launched {
         // SAFETY: the kernel's five parameters; the list stays until its ticket is done; the rest is the caller's
         // promise.
         unsafe {
-            kernels.module.launch(kernels.list, blocks, threads, self.stream.raw(), arguments)
+            kernels.module.launch(
+                kernels.list,
+                Grid::row(blocks, threads),
+                self.stream.raw(),
+                arguments,
+            )
         }
     }
 }

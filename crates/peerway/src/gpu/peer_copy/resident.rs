@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use peerway_sys::cuda::{CudaError, HostMemory, Plain, Stream};
+use peerway_sys::cuda::{CudaError, Grid, HostMemory, Plain, Stream};
 
 use super::{CopierKind, CopierOptions, Fault, PeerCopy, Ticket, Watch, bytes_of, pause};
 use crate::gpu::copy::Run;
@@ -170,7 +170,14 @@ impl Resident {
         let (blocks, stream) = (self.blocks() as u32, self.stream.raw());
         // SAFETY: the kernel's six parameters; lines and rings for so many blocks, and the words, stay until the stream
         // is done; tasks are what the callers of `submit` promised.
-        unsafe { kernels.module.launch(kernels.resident, blocks, THREADS, stream, arguments)? };
+        unsafe {
+            kernels.module.launch(
+                kernels.resident,
+                Grid::row(blocks, THREADS),
+                stream,
+                arguments,
+            )?
+        };
         self.launch = launch;
         Ok(())
     }

@@ -1,0 +1,140 @@
+//! `Pusher`: a processor in a kernel's place.
+
+use peerway::driven::{self, Command, Op, PusherError};
+use pyo3::prelude::*;
+
+use crate::arguments::Int;
+use crate::proxy::Proxy;
+use crate::waiting::{self, Listener};
+use crate::{arguments, errors};
+
+/// Pushes commands into one ring, from any thread: the calls of ``peerway_device.cuh``.
+///
+/// Offsets are those of windows (``window.base`` and more) and, as lengths, multiples of four bytes.
+#[pyclass(frozen, module = "peerway")]
+pub(crate) struct Pusher {
+    proxy: Py<Proxy>,
+    pusher: driven::Pusher,
+    ring: u32,
+}
+
+impl Pusher {
+    pub(crate) fn new(proxy: Py<Proxy>, pusher: driven::Pusher, ring: u32) -> Self {
+        Self { proxy, pusher, ring }
+    }
+
+    fn push(&self, py: Python<'_>, command: Command) -> PyResult<u64> {
+        let proxy = self.proxy.get();
+        proxy.open(py)?;
+        let mut listener = Listener::default();
+        let pushed = py.detach(|| {
+            let interrupted = || listener.hears() || proxy.is_closed();
+            self.pusher.push_unless(command, interrupted)
+        });
+        listener.raise()?;
+        pushed.map_err(|error| errors::pusher(py, error))
+    }
+
+    /// Waits in steps for what the engine says, for the proxy's time-out unless another is given; None is too late.
+    fn wait(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        mut step: impl FnMut(std::time::Duration) -> Result<(), PusherError> + Send,
+    ) -> PyResult<Option<()>> {
+        let proxy = self.proxy.get();
+        let timeout = match timeout {
+            Some(seconds) => arguments::seconds("timeout", seconds)?,
+            None => self.pusher.timeout(),
+        };
+        let ended = waiting::until(py, Some(timeout), |left| match step(left) {
+            Err(PusherError::TimedOut) => proxy.is_closed().then_some(None),
+            ended => Some(Some(ended)),
+        })?;
+        match ended {
+            None => Ok(None),
+            Some(Some(ended)) => {
+                ended.map(Some).map_err(|error: PusherError| errors::pusher(py, error))
+            }
+            Some(None) => proxy.open(py).map(|_| None),
+        }
+    }
+}
+
+#[pymethods]
+impl Pusher {
+    /// Its ring.
+    #[getter]
+    fn ring(&self) -> u32 {
+        self.ring
+    }
+
+    /// Bytes of ours into the peer's memory.
+    fn put(
+        &self,
+        py: Python<'_>,
+        peer: Int<u16>,
+        dst: Int<u64>,
+        src: Int<u64>,
+        nbytes: Int<u64>,
+    ) -> PyResult<()> {
+        let (dst, src, len) = (dst.0, src.0, nbytes.0);
+        self.push(py, Command { op: Op::Put, peer: peer.0, counter: 0, src, dst, len }).map(drop)
+    }
+
+    /// The same, and a counter of the peer goes up by one after them.
+    fn put_with_count(
+        &self,
+        py: Python<'_>,
+        peer: Int<u16>,
+        dst: Int<u64>,
+        src: Int<u64>,
+        nbytes: Int<u64>,
+        counter: Int<u16>,
+    ) -> PyResult<()> {
+        let (dst, src, len, counter) = (dst.0, src.0, nbytes.0, counter.0);
+        self.push(py, Command { op: Op::PutCount, peer: peer.0, counter, src, dst, len }).map(drop)
+    }
+
+    /// A counter of the peer goes up by one. It waits for no earlier put: ``quiet`` first where that matters.
+    fn signal(&self, py: Python<'_>, peer: Int<u16>, counter: Int<u16>) -> PyResult<()> {
+        let (peer, counter) = (peer.0, counter.0);
+        self.push(py, Command { op: Op::Signal, peer, counter, ..Command::NOP }).map(drop)
+    }
+
+    /// Waits until everything pushed here before for the peer is in its memory. Raises ``CommandFailed`` where
+    /// something failed (``Proxy.take_fault`` says what), ``CommandTimeout`` after ``timeout`` or the proxy's own.
+    #[pyo3(signature = (peer, timeout=None))]
+    fn quiet(&self, py: Python<'_>, peer: Int<u16>, timeout: Option<f64>) -> PyResult<()> {
+        let Int(peer) = peer;
+        let position = self.push(py, Command { op: Op::Quiet, peer, ..Command::NOP })?;
+        let wait = |left| self.pusher.wait_answer(peer, position, left);
+        self.wait(py, timeout, wait)?.ok_or_else(|| {
+            let what = format!("no answer about peer {peer} in time: is the proxy armed?");
+            errors::raise(py, "CommandTimeout", what)
+        })
+    }
+
+    /// Waits until a counter of ours has come to a value; with ``peer``, its failure ends the wait
+    /// (``CommandFailed``). Raises ``CounterTimeout`` after ``timeout`` or the proxy's own.
+    #[pyo3(signature = (counter, value, peer=None, timeout=None))]
+    fn wait_counter(
+        &self,
+        py: Python<'_>,
+        counter: Int<u16>,
+        value: Int<u64>,
+        peer: Option<Int<u16>>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let (Int(counter), Int(value), peer) = (counter, value, peer.map(|peer| peer.0));
+        let wait = |left| self.pusher.wait_counter_for(counter, value, peer, left);
+        self.wait(py, timeout, wait)?.ok_or_else(|| {
+            let what = format!("counter {counter} did not come to {value} in time");
+            errors::raise(py, "CounterTimeout", what)
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<peerway.Pusher of ring {}>", self.ring)
+    }
+}

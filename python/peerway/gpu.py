@@ -1,0 +1,93 @@
+"""Kernels: compiled from text, launched, and able to issue transfers themselves.
+
+A kernel includes ``peerway_device.cuh`` and is given a :class:`peerway.Proxy`. It can be compiled here, with nothing
+but this package and NVRTC, or by whoever compiles your kernels otherwise (:func:`include_dir`, :func:`device_headers`).
+
+>>> module = peerway.gpu.compile('extern "C" __global__ void twice(int *x) { *x *= 2; }')
+>>> module.kernel("twice")(1, 1, tensor)  # on torch's current stream
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peerway._arrays import GpuArray, empty
+from peerway._native import (
+    Armed,
+    Fault,
+    Gpu,
+    GpuMemory,
+    Kernel,
+    Module,
+    Proxy,
+    Pusher,
+    Window,
+    compile_kernels,
+    device_headers,
+    gpus,
+    synchronize,
+)
+
+__all__ = [
+    "Armed",
+    "Fault",
+    "Gpu",
+    "GpuArray",
+    "GpuMemory",
+    "Kernel",
+    "Module",
+    "Proxy",
+    "Pusher",
+    "Window",
+    "compile",
+    "device_headers",
+    "empty",
+    "gpus",
+    "include_dir",
+    "synchronize",
+]
+
+
+def include_dir() -> Path:
+    """The directory of ``peerway_device.cuh`` and ``peerway_abi.h``, for compilers that read files."""
+    return Path(__file__).parent / "include"
+
+
+def compile(
+    source: str,
+    name: str = "kernel.cu",
+    headers: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    gpu: Any = 0,
+) -> Module:
+    """Compiles CUDA C++ for a GPU (a number or a ``torch.device``) and loads it there.
+
+    What was compiled once is kept on disk (``PEERWAY_KERNEL_CACHE``). ``headers`` are texts by the names that the
+    program includes them by; ``peerway_device.cuh`` and ``peerway_abi.h`` are always there. ``options`` are NVRTC's.
+
+    Raises ``CompileError`` with what the compiler said, and ``NoCompiler`` where there is none: it is looked for in
+    ``PEERWAY_NVRTC_SO``, in the ``nvidia`` packages of this environment, and where the system finds libraries.
+    """
+    return compile_kernels(source, name, list((headers or {}).items()), options, gpu, _compiler())
+
+
+#: Directories of ``nvidia`` that have an NVRTC: CUDA 13's packages share one, before each had its own.
+_PACKAGES = ("cu13", "cuda_nvrtc")
+
+
+def _compiler() -> Path | None:
+    """The NVRTC of this environment's packages."""
+    nvidia = importlib.util.find_spec("nvidia")
+    if nvidia is None:
+        return None
+    places = [Path(place) for place in nvidia.submodule_search_locations or ()]
+    found = (
+        library
+        for package in _PACKAGES
+        for place in places
+        for library in sorted((place / package / "lib").glob("libnvrtc.so.[0-9]*"))
+    )
+    return next(found, None)

@@ -1,0 +1,1 @@
+../../../include/peerway_abi.h

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use ::loom::cell::UnsafeCell;
 use ::loom::model::Builder;
-use ::loom::sync::Arc;
+use ::loom::sync::{Arc, Notify};
 use ::loom::sync::atomic::{AtomicU64, Ordering};
 use ::loom::thread;
 
@@ -24,6 +24,10 @@ struct Model {
     backwards: bool,
     /// Stores of slots order nothing: what a missing fence would be.
     unfenced: bool,
+    /// What stands for looking again and again, which loom would follow for ever: a signal is kept until somebody waits, and orders no more
+    /// than it must.
+    pushed: Notify,
+    freed: Vec<Notify>,
 }
 
 impl Words for Arc<Model> {
@@ -35,6 +39,7 @@ impl Words for Arc<Model> {
         let order = if self.unfenced { Ordering::Relaxed } else { Ordering::Release };
         let halves = if self.backwards { [1, 0] } else { [0, 1] };
         halves.iter().for_each(|half| self.slots[at][*half].store(words[*half], order));
+        self.pushed.notify();
     }
 
     fn credit(&self) -> u64 {
@@ -43,6 +48,7 @@ impl Words for Arc<Model> {
 
     fn set_credit(&self, consumed: u64) {
         self.credit.store(consumed, Ordering::Release);
+        self.freed.iter().for_each(Notify::notify);
     }
 }
 
@@ -87,6 +93,8 @@ fn model(
             payload: (0..total).map(|_| UnsafeCell::new(0)).collect(),
             backwards,
             unfenced,
+            pushed: Notify::new(),
+            freed: (0..producers).map(|_| Notify::new()).collect(),
         });
         let threads: Vec<_> = (0..producers as u64)
             .map(|me| {
@@ -97,7 +105,7 @@ fn model(
                         // SAFETY: nobody else writes this cell; loom checks who reads it.
                         ring.payload[name as usize].with_mut(|cell| unsafe { *cell = name + 100 });
                         let wait = || {
-                            thread::yield_now();
+                            ring.freed[me as usize].wait();
                             true
                         };
                         producer.push(&[[name, name]], wait).unwrap();
@@ -120,7 +128,7 @@ fn model(
             });
             got += taken as u64;
             if taken == 0 {
-                thread::yield_now();
+                ring.pushed.wait();
             }
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -138,6 +146,7 @@ fn two_producers_share_a_ring_and_wait_for_credit() {
     model((1, 2, 1), (false, false), 3);
     model((0, 2, 1), (false, false), 2);
     model((0, 2, 1), (true, false), 2);
+    model((1, 2, 2), (false, false), 1);
 }
 
 /// Shows that the tests above would notice.

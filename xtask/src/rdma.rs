@@ -44,7 +44,7 @@ const CONFORMANCE: &[Conformance] = &[
     Conformance {
         devices: DEVICES,
         netem: None,
-        only: "notes-follow-bytes,kill-target,cancel-write,revoke-write",
+        only: "notes-follow-bytes,kill-target,cancel-write,revoke-write,driven-puts,driven-kill",
     },
     Conformance { devices: "rxe0/rxe1", netem: None, only: "rights,kill-initiator" },
     Conformance { devices: DEVICES, netem: Some("loss 1%"), only: "notes-follow-bytes" },

@@ -11,7 +11,8 @@ mod verbs;
 use std::process::Command;
 
 /// All of them, and that all are here is checked.
-const TESTS: [&str; 6] = [
+const TESTS: [&str; 7] = [
+    "commands_of_kernels_are_carried_out_whatever_order_completions_come_in",
     "writes_and_reads_of_every_shape_arrive",
     "counts_and_notifications_come_after_the_bytes_and_once",
     "a_revoked_region_is_quiet_at_once_and_others_go_on",

@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use peerway::driven::Proxy;
 use peerway::{Access, Batch, Endpoint, Fence, PathKind, Pin, Reason, Region, TransferError};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -87,6 +88,51 @@ fn writes_and_reads_of_every_shape_arrive() {
         assert!(ours[from..from + 1000] == theirs[to..to + 1000]);
     }
     assert!(peer.stats().bytes_written > 4 << 20);
+}
+
+#[test]
+fn commands_of_kernels_are_carried_out_whatever_order_completions_come_in() {
+    let Some((a, b)) = pair() else { return };
+    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    const LEN: usize = 1 << 20;
+    let (ours, theirs) = (filled(&a, LEN, 1), filled(&b, LEN, 0));
+    let proxy = Proxy::builder(&a).threads(1).rings(2).slots(64).timeout(WATCHDOG).build().unwrap();
+    let far = Proxy::builder(&b).threads(1).rings(1).build().unwrap();
+    let from = proxy.window(&ours).unwrap();
+    far.window(&theirs).unwrap();
+    let to = proxy.add_peer(0, &peer, &far.card().unwrap()).unwrap()[0];
+    let _armed = proxy.arm();
+    let pushers = [0, 1].map(|ring| proxy.pusher(ring).unwrap());
+    for round in 1..=4u64 {
+        let bytes_now: Vec<u8> =
+            (0..LEN).map(|i| (i as u8).wrapping_mul(7 + round as u8)).collect();
+        ours.write_at(0, &bytes_now).unwrap();
+        let (mut at, mut counted) = (0, 0);
+        while at < LEN as u64 {
+            let len = (4096 + at % 3 * 20_000).min(LEN as u64 - at) / 4 * 4;
+            let pusher = &pushers[at as usize / 4096 % 2];
+            if at % 5 == 0 {
+                pusher.put(0, to.base + at, from.base + at, len).unwrap();
+            } else {
+                pusher.put_with_count(0, to.base + at, from.base + at, len, 3).unwrap();
+                counted += 1;
+            }
+            at += len;
+        }
+        pushers.iter().for_each(|pusher| pusher.quiet(0).unwrap());
+        assert!(bytes(&theirs) == bytes_now, "round {round}: after quiet");
+        assert_eq!(far.counter(3), counted * round, "round {round}");
+        // One alone, whose count is looked for: its bytes are there.
+        ours.write_at(0, &[round as u8; 8192]).unwrap();
+        pushers[0].put_with_count(0, to.base, from.base, 8192, 4).unwrap();
+        assert_eq!(far.wait_counter(4, round, WATCHDOG), round);
+        assert!(
+            bytes(&theirs)[..8192] == [round as u8; 8192],
+            "round {round}: a count before its bytes"
+        );
+        pushers[0].quiet(0).unwrap();
+    }
+    assert_eq!(proxy.stats().faults, 0, "{:?}", proxy.take_fault());
 }
 
 #[test]

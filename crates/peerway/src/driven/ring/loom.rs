@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 
 use ::loom::cell::UnsafeCell;
 use ::loom::model::Builder;
-use ::loom::sync::{Arc, Notify};
 use ::loom::sync::atomic::{AtomicU64, Ordering};
+use ::loom::sync::{Arc, Notify};
 use ::loom::thread;
 
 use super::*;

@@ -247,6 +247,8 @@ pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
     pair.b.ask("check r 1 0 0 64")?;
     world.step("a full ring, with nobody to drain it");
     drop(armed);
+    // A worker that is awake takes what comes; soon it sleeps.
+    std::thread::sleep(Duration::from_millis(100));
     let mut pushed = 0u32;
     let full = loop {
         match pusher.put(PEER, to, from, 64) {

@@ -1,5 +1,6 @@
 //! `cargo xtask`: the project's own chores, written in Rust so that a clone needs nothing else.
 
+mod c_header;
 mod config_docs;
 mod gpu;
 mod instructions;
@@ -36,6 +37,12 @@ enum Command {
     },
     /// Write include/peerway_abi.h from its definition in Rust. A test of peerway-core compares the two.
     DeviceHeader,
+    /// Write include/peerway.h from crates/peerway-c.
+    CHeader {
+        /// Write nothing; fail where the file differs from the sources.
+        #[arg(long)]
+        check: bool,
+    },
     /// Count the instructions of hot operations and compare them with docs/instructions.txt.
     Instructions {
         /// Compare nothing; write the counts down as the new baseline.
@@ -59,6 +66,7 @@ fn main() -> ExitCode {
         Command::ConfigDocs { check: false } => config_docs::write(workspace()),
         Command::ConfigDocs { check: true } => config_docs::check(workspace()),
         Command::DeviceHeader => device_header(),
+        Command::CHeader { check } => c_header::run(workspace(), check),
         Command::Instructions { bless } => test::instructions(bless),
         Command::Kernels { check } => kernels::run(workspace(), &test::target_directory(), check),
         Command::GpuTest => gpu::bundle(workspace(), &test::target_directory()),

@@ -123,7 +123,7 @@ typedef enum peerway_status {
     PEERWAY_STATUS_INVALID_DESCRIPTOR = 59,
     // The peer's memory cannot be mapped.
     PEERWAY_STATUS_MAP = 60,
-    // The work makes no sense: lengths differ, a range leaves its region, a list is empty or too long.
+    // The work makes no sense: lengths differ, lists are of different length, or too long.
     PEERWAY_STATUS_INVALID_WORK = 70,
     // All transfer slots are in use.
     PEERWAY_STATUS_BUSY = 71,

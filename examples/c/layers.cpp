@@ -4,6 +4,7 @@
 #include <peerway.h>
 
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <memory>

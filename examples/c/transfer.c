@@ -135,7 +135,7 @@ static int reader(int socket) {
 
     // What goes wrong has a status of its kind, and a sentence.
     enum peerway_status status = peerway_peer_write(peer, region, 0, remote, MIB - 1, 2);
-    expect(status == PEERWAY_STATUS_INVALID_WORK, peerway_status_name(status));
+    expect(status == PEERWAY_STATUS_OUTSIDE, peerway_status_name(status));
     printf("reader: refused as it should be: %s\n", peerway_last_error());
 
     MUST(peerway_prepared_free(prepared));

@@ -77,7 +77,9 @@ fn text(workspace: &Path) -> anyhow::Result<String> {
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file:?}"))?;
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
         if text.contains("no_mangle") && !ORDER.contains(&name.as_ref()) {
-            bail!("{name}.rs has calls and no place in the header: name it in xtask/src/c_header.rs");
+            bail!(
+                "{name}.rs has calls and no place in the header: name it in xtask/src/c_header.rs"
+            );
         }
     }
     let builder = ORDER.iter().fold(Builder::new().with_config(config()), |builder, name| {

@@ -81,7 +81,7 @@ fn check_libraries(python: &Path, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn output(command: &mut Command) -> anyhow::Result<String> {
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
     let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
     if !output.status.success() {
         bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -26,6 +26,8 @@ pub(crate) unsafe trait Versioned: Copy {
     /// Bytes of the first version: what must be there.
     const FIRST: usize;
     const NAME: &'static str;
+    /// A struct never becomes shorter.
+    const GROWS: () = assert!(Self::FIRST <= size_of::<Self>());
 }
 
 /// Reads a struct that C filled in. Fields that its user does not know of are zero; fields that we do not know of must be.
@@ -101,6 +103,7 @@ impl<T: Versioned> Fill<T> {
 ///
 /// `at` is null, or a size can be read there.
 unsafe fn size_of_given<T: Versioned>(at: *const T) -> Answer<usize> {
+    const { T::GROWS };
     check(at, T::NAME)?;
     // SAFETY: aligned, and the caller's promise.
     let size = unsafe { at.cast::<usize>().read() };

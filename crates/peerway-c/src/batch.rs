@@ -7,8 +7,8 @@ use peerway::{Batch, Class, PostError};
 use crate::arguments::{self, Out, Versioned};
 use crate::entry::call;
 use crate::handles::{self, get, handle};
-use crate::region::{peerway_region, range};
-use crate::remote::peerway_remote;
+use crate::region::{self, peerway_region};
+use crate::remote::{self, peerway_remote};
 use crate::status::{Answer, Failure, peerway_status};
 
 /// Work to be posted: checked once, posted any number of times, by any thread.
@@ -182,8 +182,8 @@ pub unsafe extern "C" fn peerway_batch_range(
         // SAFETY: the caller's promise.
         let out = unsafe { arguments::handle(batch, "batch") }?;
         let write = is_write(direction)?;
-        let local = get(local)?.slice(range(local_offset, len)?);
-        let remote = get(remote)?.slice(range(remote_offset, len)?);
+        let local = region::part(local, local_offset, len)?;
+        let remote = remote::part(remote, remote_offset, len)?;
         let batch =
             if write { Batch::write(&local, &remote) } else { Batch::read(&local, &remote) };
         // SAFETY: the caller's promise.
@@ -212,10 +212,8 @@ pub unsafe extern "C" fn peerway_batch_vector(
                     failure.sentence.map(|sentence| format!("pairs[{at}]: {sentence}"));
                 failure
             };
-            let local = range(pair.local_offset, pair.len).map_err(named)?;
-            let remote = range(pair.remote_offset, pair.len).map_err(named)?;
-            let local = get(pair.local).map_err(named)?.slice(local);
-            Ok((local, get(pair.remote).map_err(named)?.slice(remote)))
+            let local = region::part(pair.local, pair.local_offset, pair.len).map_err(named)?;
+            Ok((local, remote::part(pair.remote, pair.remote_offset, pair.len).map_err(named)?))
         });
         let slices: Vec<_> = slices.collect::<Answer<_>>()?;
         let batch = if write { Batch::write_vector(&slices) } else { Batch::read_vector(&slices) };

@@ -10,8 +10,8 @@ use crate::endpoint::peerway_incarnation;
 use crate::entry::call;
 use crate::handles::{self, get, handle};
 use crate::notification::peerway_notification;
-use crate::region::{peerway_region, range};
-use crate::remote::peerway_remote;
+use crate::region::{self, peerway_region};
+use crate::remote::{self, peerway_remote};
 use crate::status::{Failure, peerway_status};
 use crate::stream::peerway_prepared;
 use crate::transfer::{Transfer, end, peerway_end, peerway_transfer};
@@ -249,8 +249,8 @@ pub unsafe extern "C" fn peerway_peer_write(
 ) -> peerway_status {
     call(|| {
         let peer = get(peer)?;
-        let local = get(local)?.slice(range(local_offset, len)?);
-        let remote = get(remote)?.slice(range(remote_offset, len)?);
+        let local = region::part(local, local_offset, len)?;
+        let remote = remote::part(remote, remote_offset, len)?;
         end(peer.run(&peerway::Batch::write(&local, &remote)?)?, None)
     })
 }
@@ -267,8 +267,8 @@ pub unsafe extern "C" fn peerway_peer_read(
 ) -> peerway_status {
     call(|| {
         let peer = get(peer)?;
-        let local = get(local)?.slice(range(local_offset, len)?);
-        let remote = get(remote)?.slice(range(remote_offset, len)?);
+        let local = region::part(local, local_offset, len)?;
+        let remote = remote::part(remote, remote_offset, len)?;
         end(peer.run(&peerway::Batch::read(&local, &remote)?)?, None)
     })
 }

@@ -11,8 +11,8 @@ use crate::endpoint::peerway_endpoint;
 use crate::entry::call;
 use crate::handles::{self, get, handle};
 use crate::peer::peerway_peer;
-use crate::region::{peerway_region, range};
-use crate::status::{Answer, Failure, peerway_status};
+use crate::region::{self, peerway_region};
+use crate::status::{Failure, peerway_status};
 
 /// What a kernel is given: its layout is in peerway_abi.h, for peerway_device.cuh. The host only hands its address on.
 pub struct peerway_proxy {
@@ -388,9 +388,7 @@ pub unsafe extern "C" fn peerway_proxy_forward(
         if rule.reserved != [0; 3] {
             return Err(Failure::bad("reserved must be zero"));
         }
-        let slice = |place: &peerway_place| -> Answer<_> {
-            Ok(get(place.region)?.slice(range(place.offset, place.len)?))
-        };
+        let slice = |place: &peerway_place| region::part(place.region, place.offset, place.len);
         let host = get(proxy)?;
         let mut made = Forward::new(rule.counter, slice(&rule.from)?);
         for place in to {

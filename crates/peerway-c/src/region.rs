@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use peerway::{Access, Fence, OwnedMemory, Region};
+use peerway::{Access, Fence, LocalSlice, OwnedMemory, Region};
 
 use crate::arguments::{self, Fill, Out, Versioned};
 use crate::endpoint::peerway_endpoint;
@@ -332,8 +332,15 @@ pub unsafe extern "C" fn peerway_region_free(region: *mut peerway_region) -> pee
     call(|| handles::free(region).map(drop))
 }
 
-/// A range of a region from an offset and a length; one that cannot be becomes one that no region has.
-pub(crate) fn range(offset: u64, len: u64) -> Answer<std::ops::Range<u64>> {
-    let end = offset.checked_add(len).ok_or_else(|| outside(offset, len))?;
-    Ok(offset..end)
+/// A part of our memory.
+pub(crate) fn part(region: *const peerway_region, offset: u64, len: u64) -> Answer<LocalSlice> {
+    let region = get(region)?;
+    let all = region.len();
+    match offset.checked_add(len).filter(|end| *end <= all) {
+        Some(end) => Ok(region.slice(offset..end)),
+        None => {
+            let sentence = format!("range {offset}+{len} leaves the region of {all} bytes");
+            Err(Failure::new(peerway_status::Outside, sentence))
+        }
+    }
 }

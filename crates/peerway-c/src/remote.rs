@@ -1,12 +1,12 @@
 //! Memory of peers.
 
-use peerway::RemoteRegion;
+use peerway::{RemoteRegion, RemoteSlice};
 
 use crate::arguments::{Fill, Versioned};
 use crate::entry::call;
 use crate::handles::{self, get, handle};
 use crate::peer::peerway_path;
-use crate::status::peerway_status;
+use crate::status::{Answer, Failure, peerway_status};
 
 /// Memory of a peer that it advertised.
 pub struct peerway_remote {
@@ -66,4 +66,17 @@ pub unsafe extern "C" fn peerway_remote_describe(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_remote_free(remote: *mut peerway_remote) -> peerway_status {
     call(|| handles::free(remote).map(drop))
+}
+
+/// A part of a peer's memory.
+pub(crate) fn part(remote: *const peerway_remote, offset: u64, len: u64) -> Answer<RemoteSlice> {
+    let remote = get(remote)?;
+    let all = remote.len();
+    match offset.checked_add(len).filter(|end| *end <= all) {
+        Some(end) => Ok(remote.slice(offset..end)),
+        None => {
+            let sentence = format!("range {offset}+{len} leaves the peer's region of {all} bytes");
+            Err(Failure::new(peerway_status::Outside, sentence))
+        }
+    }
 }

@@ -95,7 +95,7 @@ pub enum peerway_status {
     /// The peer's memory cannot be mapped.
     Map = 60,
 
-    /// The work makes no sense: lengths differ, a range leaves its region, a list is empty or too long.
+    /// The work makes no sense: lengths differ, lists are of different length, or too long.
     InvalidWork = 70,
     /// All transfer slots are in use.
     Busy = 71,
@@ -339,9 +339,17 @@ fn of_import(error: &ImportError) -> Status {
     }
 }
 
+fn of_work(error: &WorkError) -> Status {
+    match error {
+        WorkError::Outside { .. } => Status::Outside,
+        WorkError::Device { .. } => Status::Device,
+        _ => Status::InvalidWork,
+    }
+}
+
 fn of_post(error: &PostError) -> Status {
     match error {
-        PostError::Work(_) => Status::InvalidWork,
+        PostError::Work(error) => of_work(error),
         PostError::Busy { .. } => Status::Busy,
         PostError::Access { .. } => Status::Access,
         PostError::OtherPeer => Status::OtherPeer,
@@ -422,11 +430,7 @@ failures! {
     PostError => of_post,
     ProxyError => of_proxy,
     RegisterError => of_register,
-    WorkError => |error: &WorkError| match error {
-        WorkError::Outside { .. } => Status::Outside,
-        WorkError::Device { .. } => Status::Device,
-        _ => Status::InvalidWork,
-    },
+    WorkError => of_work,
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The library for C: put under a prefix as other programs find it, and tested from there.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::python::{output, step};
+use crate::python::{output, step, step_with};
 use crate::setup::{self, Tool};
 use crate::test::cargo;
 use crate::wheels::{self, Wheels};
@@ -24,7 +25,7 @@ const TOOLS: &[Tool] = &[
     Tool { program: "g++", package: "g++", why: "examples and tests in C++" },
     Tool { program: "valgrind", package: "valgrind", why: "memory errors of C programs" },
     Tool { program: "pkg-config", package: "pkgconf", why: "how C programs find the library" },
-    Tool { program: "nm", package: "binutils", why: "the symbols of the library" },
+    Tool { program: "objcopy", package: "binutils", why: "the symbols of the library" },
 ];
 
 /// How the library is built.
@@ -64,7 +65,7 @@ pub(crate) fn install(
     for header in HEADERS {
         put(&workspace.join("include").join(header), &include.join(header))?;
     }
-    put(&built.join("libpeerway_c.a"), &lib.join("libpeerway.a"))?;
+    put_archive(&built.join("libpeerway_c.a"), &lib.join("libpeerway.a"))?;
     let [whole, major] = shared_names();
     put(&built.join("libpeerway_c.so"), &lib.join(&whole))?;
     link(&whole, &lib.join(&major))?;
@@ -103,13 +104,28 @@ fn put(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// An archive of one object that shows its own calls alone: two libraries in Rust, or other versions of what they are made of, may
+/// be linked into one program.
+fn put_archive(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let whole = to.with_extension("o").display().to_string();
+    let (from, to) = (from.display().to_string(), to.display().to_string());
+    let _ = fs::remove_file(&to);
+    output(Command::new("ld").args(["-r", "--whole-archive", "-o", &whole, &from]))?;
+    // Rust's own library brings intermediate code along, which makes no sense any more when it is joined.
+    let intermediate = ["--remove-section=.llvmbc", "--remove-section=.llvmcmd"];
+    let calls = ["--wildcard", "--keep-global-symbol=peerway_*"];
+    output(Command::new("objcopy").args(intermediate).args(calls).arg(&whole))?;
+    output(Command::new("ar").args(["rcs", &to, &whole]))?;
+    fs::remove_file(&whole).with_context(|| format!("cannot remove {whole:?}"))
+}
+
 fn link(to: &str, at: &Path) -> anyhow::Result<()> {
     let _ = fs::remove_file(at);
     symlink(to, at).with_context(|| format!("cannot make the link {at:?}"))
 }
 
-/// The part `c`: header, symbols, examples and tests, each run as it is and under valgrind.
-pub(crate) fn test(workspace: &Path, target: &Path) -> anyhow::Result<()> {
+/// The part `c`: header, symbols, examples and tests, each run as it is and under valgrind. `fake` is the library that plays GPUs.
+pub(crate) fn test(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Result<()> {
     TOOLS.iter().try_for_each(setup::have)?;
     c_header::run(workspace, true)?;
     let place = target.join("c");
@@ -122,11 +138,19 @@ pub(crate) fn test(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     let bench = Bench { workspace, place: &place, prefix: &prefix };
     for source in SOURCES {
         let program = bench.compile(source, Linked::Shared)?;
-        bench.run(&program)?;
+        bench.run(&program, &[], &[])?;
         bench.run_under_valgrind(&program)?;
     }
     let program = bench.compile(SOURCES[0], Linked::Static)?;
-    bench.run(&program)?;
+    bench.run(&program, &[], &[])?;
+    let program = bench.compile(UNLOADS, Linked::Not)?;
+    bench.run(
+        &program,
+        &[],
+        &[&prefix.join("lib").join(&shared_names()[1]).display().to_string()],
+    )?;
+    let program = bench.compile(OF_GPUS, Linked::Shared)?;
+    bench.run(&program, &[("PEERWAY_CUDA_SO", &fake.display().to_string())], &[])?;
     let nvcc = Wheels::have(workspace, target, &wheels::CUDA_13)?.nvcc();
     bench.compile_for_gpus(&nvcc)
 }
@@ -138,24 +162,28 @@ const SOURCES: &[&str] = &[
     "crates/peerway-c/tests/threads.c",
     "crates/peerway-c/tests/driven.cpp",
 ];
+/// Loads the library by itself, and leaves endpoints behind.
+const UNLOADS: &str = "crates/peerway-c/tests/unload.c";
+/// Not under valgrind: memory of the GPUs that are played is memory that nobody may touch.
+const OF_GPUS: &str = "crates/peerway-c/tests/gpu.c";
 const CUDA_EXAMPLE: &str = "examples/cuda/driven.cu";
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-g"];
 
-/// The calls of the header are what the library shows, and nothing else is.
+/// The calls of the header are what both libraries show, and nothing else is.
 fn check_symbols(workspace: &Path, prefix: &Path) -> anyhow::Result<()> {
-    let library = prefix.join("lib/libpeerway.so").display().to_string();
-    let shown = output(Command::new("nm").args(["--dynamic", "--defined-only", &library]))?;
-    let shown: Vec<&str> = shown.lines().filter_map(|line| line.split(' ').nth(2)).collect();
-    let other: Vec<_> = shown.iter().filter(|name| !name.starts_with("peerway_")).collect();
-    ensure!(other.is_empty(), "libpeerway.so shows {other:?}, which are not its own");
     let file = workspace.join(c_header::FILE);
     let header = fs::read_to_string(&file).with_context(|| format!("cannot read {file:?}"))?;
-    let missing: Vec<&str> = declared(&header).filter(|name| !shown.contains(name)).collect();
-    ensure!(missing.is_empty(), "libpeerway.so lacks {missing:?}, which its header declares");
-    let extra: Vec<_> =
-        shown.iter().filter(|name| declared(&header).all(|d| d != **name)).collect();
-    ensure!(extra.is_empty(), "the header does not declare {extra:?}, which libpeerway.so has");
-    println!("libpeerway.so shows its {} calls and nothing else", shown.len());
+    let declared: BTreeSet<&str> = declared(&header).collect();
+    for (name, which) in [("libpeerway.so", "--dynamic"), ("libpeerway.a", "--extern-only")] {
+        let library = prefix.join("lib").join(name).display().to_string();
+        let listed = output(Command::new("nm").args([which, "--defined-only", &library]))?;
+        let shown: BTreeSet<&str> = listed.lines().filter_map(|l| l.split(' ').nth(2)).collect();
+        let more: Vec<_> = shown.difference(&declared).collect();
+        ensure!(more.is_empty(), "{name} shows {more:?}, which its header does not declare");
+        let less: Vec<_> = declared.difference(&shown).collect();
+        ensure!(less.is_empty(), "{name} lacks {less:?}, which its header declares");
+        println!("{name} shows its {} calls and nothing else", shown.len());
+    }
     Ok(())
 }
 
@@ -173,6 +201,8 @@ fn declared(header: &str) -> impl Iterator<Item = &str> {
 enum Linked {
     Shared,
     Static,
+    /// Only by itself, when it runs.
+    Not,
 }
 
 /// Where programs are compiled and run.
@@ -203,21 +233,27 @@ impl Bench<'_> {
     fn pkg_config(&self, linked: Linked) -> anyhow::Result<String> {
         let mut command = Command::new("pkg-config");
         command.env("PKG_CONFIG_PATH", self.prefix.join("lib/pkgconfig"));
-        command.args(["--cflags", "--libs"]);
-        if linked == Linked::Static {
-            command.arg("--static");
-        }
+        command.args(match linked {
+            Linked::Shared => &["--cflags", "--libs"][..],
+            Linked::Static => &["--cflags", "--libs", "--static"],
+            Linked::Not => &["--cflags"],
+        });
         let flags = output(command.arg("peerway"))?;
         // pkg-config knows what else is needed, not which of two libraries of one name is meant.
         let archive = self.prefix.join("lib/libpeerway.a").display().to_string();
         Ok(match linked {
-            Linked::Shared => flags,
+            Linked::Shared | Linked::Not => flags,
             Linked::Static => flags.replace("-lpeerway", &archive),
         })
     }
 
-    fn run(&self, program: &Path) -> anyhow::Result<()> {
-        step(program, self.workspace, &[])
+    fn run(
+        &self,
+        program: &Path,
+        variables: &[(&str, &str)],
+        arguments: &[&str],
+    ) -> anyhow::Result<()> {
+        step_with(variables, program, self.workspace, arguments)
     }
 
     fn run_under_valgrind(&self, program: &Path) -> anyhow::Result<()> {

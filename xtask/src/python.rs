@@ -48,7 +48,7 @@ pub(crate) fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyh
     step_with(&[], program, directory, arguments)
 }
 
-fn step_with(
+pub(crate) fn step_with(
     variables: &[(&str, &str)],
     program: &Path,
     directory: &Path,

@@ -165,7 +165,11 @@ const PARTS: &[Part] = &[
     Part {
         name: "c",
         about: "the library for C: its header, its symbols, examples and tests, under valgrind too",
-        run: |_| c_library::test(workspace(), &target_directory()),
+        run: |_| {
+            cargo(&["build", "--package", "peerway-fakecuda"], &[])?;
+            let fake = target_directory().join("debug/libpeerway_fakecuda.so");
+            c_library::test(workspace(), &target_directory(), &fake)
+        },
     },
     Part {
         name: RDMA,

@@ -281,7 +281,7 @@ typedef struct peerway_endpoint_options {
     uint64_t notify_bytes;
     // Transfers that can be in flight.
     uint32_t slots;
-    // Bulk lanes per TCP peer.
+    // Bulk lanes per TCP peer, at most 64, as for the next two.
     uint16_t lanes;
     // Service threads; peers are spread over them.
     uint16_t shards;

@@ -66,7 +66,7 @@ pub struct peerway_endpoint_options {
     pub notify_bytes: u64,
     /// Transfers that can be in flight.
     pub slots: u32,
-    /// Bulk lanes per TCP peer.
+    /// Bulk lanes per TCP peer, at most 64, as for the next two.
     pub lanes: u16,
     /// Service threads; peers are spread over them.
     pub shards: u16,

@@ -383,6 +383,45 @@ static void exhaustion(void) {
     free_two(&two);
 }
 
+// Times that no clock can count to mean "never", and counts beyond what helps are taken as the most that does.
+static void extremes(void) {
+    struct peerway_endpoint_options options = {.size = sizeof options,
+                                               .deadline_ns = UINT64_MAX,
+                                               .detect_ns = UINT64_MAX,
+                                               .fence_ns = UINT64_MAX,
+                                               .connect_timeout_ns = UINT64_MAX,
+                                               .spin_ns = UINT64_MAX,
+                                               .notify_bytes = UINT64_MAX,
+                                               .copy_threads = UINT16_MAX,
+                                               .shards = UINT16_MAX,
+                                               .lanes = UINT16_MAX,
+                                               .transport = "tcp"};
+    struct two two = two_with(&options, BYTES);
+    struct peerway_batch_options forever = {.size = sizeof forever, .deadline_ns = UINT64_MAX};
+    struct peerway_batch *batch;
+    struct peerway_peer *peer;
+    struct peerway_proxy_host *proxy;
+    OK(peerway_batch_range(PEERWAY_DIRECTION_WRITE, two.ours, 0, two.remote, 0, BYTES, &forever, &batch));
+    OK(peerway_peer_run(two.peer, batch, NULL));
+    OK(peerway_batch_free(batch));
+    SAYS(peerway_endpoint_connect_address(two.here, "127.0.0.1:1", PEERWAY_FOREVER, &peer), PEERWAY_STATUS_UNREACHABLE, "127.0.0.1:1");
+    char address[128];
+    size_t len;
+    OK(peerway_endpoint_address(two.there, 0, address, sizeof address, &len));
+    OK(peerway_endpoint_connect_address(two.here, address, PEERWAY_FOREVER, &peer));
+    OK(peerway_peer_free(peer));
+    struct peerway_proxy_options most = {.size = sizeof most, .timeout_ns = UINT64_MAX};
+    OK(peerway_proxy_new(two.here, &most, &proxy));
+    OK(peerway_proxy_free(proxy));
+    // Nothing to move is moved.
+    OK(peerway_peer_write(two.peer, two.ours, BYTES, two.remote, BYTES, 0));
+    OK(peerway_batch_vector(PEERWAY_DIRECTION_WRITE, NULL, 0, NULL, &batch));
+    enum peerway_status empty = peerway_peer_run(two.peer, batch, NULL);
+    TRUE(empty == PEERWAY_STATUS_OK || empty == PEERWAY_STATUS_INVALID_WORK);
+    OK(peerway_batch_free(batch));
+    free_two(&two);
+}
+
 static void after_a_fork(void) {
     struct peerway_endpoint *endpoint;
     int pipes[2];
@@ -455,6 +494,7 @@ int main(void) {
     memory();
     work();
     exhaustion();
+    extremes();
     after_a_fork();
     proxies();
     puts("bad input: all of it was answered for");

@@ -211,6 +211,28 @@ typedef enum peerway_direction {
     PEERWAY_DIRECTION_READ = 1,
 } peerway_direction;
 
+// A way to a peer.
+typedef enum peerway_path {
+    // Both endpoints live in this process.
+    PEERWAY_PATH_SAME_PROCESS = 0,
+    // The peer's memory is mapped here.
+    PEERWAY_PATH_LOCAL_MAP = 1,
+    // The kernel copies between the two processes.
+    PEERWAY_PATH_LOCAL_CMA = 2,
+    // A ring in shared memory.
+    PEERWAY_PATH_LOCAL_RING = 3,
+    // TCP connections.
+    PEERWAY_PATH_TCP = 4,
+    // RDMA devices, by reliable connections (InfiniBand, RoCE).
+    PEERWAY_PATH_VERBS = 5,
+    // RDMA devices, by reliable datagrams (AWS EFA).
+    PEERWAY_PATH_EFA = 6,
+    // A GPU copies.
+    PEERWAY_PATH_GPU_IPC = 7,
+    // One that this library's header does not know.
+    PEERWAY_PATH_OTHER = 127,
+} peerway_path;
+
 // Work to be posted: checked once, posted any number of times, by any thread.
 typedef struct peerway_batch peerway_batch;
 
@@ -860,8 +882,8 @@ enum peerway_status peerway_transfer_free(struct peerway_transfer *transfer);
 // A queue of ends with its descriptor.
 enum peerway_status peerway_completions_new(struct peerway_completions **completions);
 
-// The descriptor, which is readable while ends are there to be taken. It belongs to the queue and is closed with it; to be polled,
-// not read.
+// The descriptor, which is readable while ends are there to be taken, and now and then once too often, when an end was taken while it
+// was being told. It belongs to the queue and is closed with it; to be polled, not read.
 enum peerway_status peerway_completions_fd(const struct peerway_completions *completions,
                                            int *fd);
 

@@ -107,7 +107,12 @@ fn config() -> Config {
         sort_by: SortKey::None,
         // Those that calls take as numbers are in no declaration.
         export: ExportConfig {
-            include: strings(&["peerway_access", "peerway_class", "peerway_direction"]),
+            include: strings(&[
+                "peerway_access",
+                "peerway_class",
+                "peerway_direction",
+                "peerway_path",
+            ]),
             ..Default::default()
         },
         function: FunctionConfig {
@@ -133,18 +138,26 @@ mod tests {
     }
 
     #[test]
-    fn every_call_is_in_the_header() {
+    fn everything_public_is_in_the_header() {
         let header = text(crate::workspace()).unwrap();
-        let mut calls = 0;
+        let mut found = 0;
         for name in ORDER {
             let file = crate::workspace().join(SOURCES).join(name).with_extension("rs");
             let source = fs::read_to_string(file).unwrap();
-            for call in source.split("extern \"C\" fn peerway_").skip(1) {
-                let name = call.split('(').next().unwrap();
-                assert!(header.contains(&format!("peerway_{name}(")), "{name}");
-                calls += 1;
+            for (before, after) in [
+                ("extern \"C\" fn peerway_", "peerway_%("),
+                ("pub enum peerway_", "typedef enum peerway_% {"),
+                ("pub struct peerway_", "typedef struct peerway_% "),
+                ("pub const PEERWAY_", "#define PEERWAY_% "),
+            ] {
+                for named in source.split(before).skip(1) {
+                    let end = named.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap();
+                    let wanted = after.replace('%', &named[..end]);
+                    assert!(header.contains(&wanted), "{wanted}");
+                    found += 1;
+                }
             }
         }
-        assert!(calls > 50);
+        assert!(found > 100);
     }
 }

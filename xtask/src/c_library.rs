@@ -160,6 +160,7 @@ const SOURCES: &[&str] = &[
     "examples/c/layers.cpp",
     "crates/peerway-c/tests/bad_input.c",
     "crates/peerway-c/tests/threads.c",
+    "crates/peerway-c/tests/lost.c",
     "crates/peerway-c/tests/driven.cpp",
 ];
 /// Loads the library by itself, and leaves endpoints behind.

@@ -133,8 +133,8 @@ pub unsafe extern "C" fn peerway_completions_new(
     })
 }
 
-/// The descriptor, which is readable while ends are there to be taken. It belongs to the queue and is closed with it; to be polled,
-/// not read.
+/// The descriptor, which is readable while ends are there to be taken, and now and then once too often, when an end was taken while it
+/// was being told. It belongs to the queue and is closed with it; to be polled, not read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_completions_fd(
     completions: *const peerway_completions,

@@ -72,6 +72,7 @@ pub(crate) fn free<H: Handle>(handle: *mut H) -> Answer<Option<Arc<H::Value>>> {
 pub(crate) struct Table<T> {
     what: &'static str,
     kind: u64,
+    most: u32,
     /// Places stay where they are once they are there.
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<Free>,
@@ -94,7 +95,13 @@ impl<T> Table<T> {
     pub(crate) const fn new(what: &'static str, kind: u8) -> Self {
         assert!(kind > 0 && kind < 64);
         let free = Mutex::new(Free { places: Vec::new(), unused: 0 });
-        Self { what, kind: kind as u64, chunks: [const { OnceLock::new() }; CHUNKS], free }
+        Self {
+            what,
+            kind: kind as u64,
+            most: MOST,
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            free,
+        }
     }
 
     fn add(&self, value: T) -> Answer<u64> {
@@ -112,8 +119,8 @@ impl<T> Table<T> {
         if let Some(index) = free.places.pop() {
             return Ok(index);
         }
-        if free.unused == MOST {
-            let sentence = format!("there are {MOST} handles to {} already", self.what);
+        if free.unused == self.most {
+            let sentence = format!("there are {} handles to {} already", self.most, self.what);
             return Err(Failure::new(peerway_status::TooManyHandles, sentence));
         }
         let index = free.unused;
@@ -222,6 +229,18 @@ mod tests {
         for wild in [1, 0x7fff_1234_5678, u64::MAX, handles[0] | 0xff_ffff] {
             assert_eq!(refused(table.get(wild)), peerway_status::BadHandle);
         }
+    }
+
+    #[test]
+    fn a_full_table_says_so_and_has_room_again() {
+        let table = Table { most: 70, ..Table::new("a number", 9) };
+        let handles: Vec<u64> = (0..70).map(|n| table.add(n).unwrap()).collect();
+        let full = table.add(70).unwrap_err();
+        assert_eq!(full.status, peerway_status::TooManyHandles);
+        assert_eq!(full.sentence.unwrap(), "there are 70 handles to a number already");
+        table.remove(handles[3]).unwrap();
+        assert_eq!(*table.get(table.add(71).unwrap()).unwrap(), 71);
+        assert!(table.add(72).is_err());
     }
 
     #[test]

@@ -339,6 +339,36 @@ static void work(void) {
     free_two(&apart);
 }
 
+// What belongs to an endpoint may be freed after it; nothing of it works any more.
+static void freed_in_any_order(void) {
+    struct peerway_endpoint_options options = {.size = sizeof options, .transport = "tcp"};
+    struct two two = two_with(&options, BYTES);
+    struct peerway_batch *batch;
+    struct peerway_prepared *prepared;
+    struct peerway_transfer *transfer, *late;
+    struct peerway_proxy_host *proxy;
+    OK(peerway_batch_range(PEERWAY_DIRECTION_WRITE, two.ours, 0, two.remote, 0, BYTES, NULL, &batch));
+    OK(peerway_peer_prepare(two.peer, batch, &prepared));
+    OK(peerway_proxy_new(two.here, NULL, &proxy));
+    OK(peerway_peer_post(two.peer, batch, &transfer));
+    OK(peerway_endpoint_free(two.here));
+    SAYS(peerway_prepared_post(prepared, &late), PEERWAY_STATUS_ENDPOINT_CLOSED, "the endpoint is closed");
+    enum peerway_status ended = peerway_transfer_wait(transfer, PEERWAY_FOREVER, NULL);
+    TRUE(ended == PEERWAY_STATUS_OK || ended == PEERWAY_STATUS_ENDPOINT_CLOSED);
+    OK(peerway_endpoint_free(two.there));
+    unsigned char descriptor[PEERWAY_DESCRIPTOR_LEN];
+    SAYS(peerway_region_advertise(two.theirs, 0, 64, PEERWAY_ACCESS_READ, NULL, descriptor), PEERWAY_STATUS_ENDPOINT_CLOSED, "closed");
+    OK(peerway_region_fill(two.theirs, 0, BYTES, 1));
+    OK(peerway_batch_free(batch));
+    OK(peerway_region_free(two.ours));
+    OK(peerway_peer_free(two.peer));
+    OK(peerway_transfer_free(transfer));
+    OK(peerway_proxy_free(proxy));
+    OK(peerway_remote_free(two.remote));
+    OK(peerway_prepared_free(prepared));
+    OK(peerway_region_free(two.theirs));
+}
+
 static void exhaustion(void) {
     // Slots: two transfers that nobody looks at.
     struct peerway_endpoint_options options = {.size = sizeof options, .transport = "tcp", .slots = 2, .notify_bytes = 64};
@@ -493,6 +523,7 @@ int main(void) {
     meeting();
     memory();
     work();
+    freed_in_any_order();
     exhaustion();
     extremes();
     after_a_fork();

@@ -23,8 +23,8 @@ const OLDEST: Architecture = Architecture::ptx(80);
 const GPUS: &[Architecture] =
     &[Architecture::code(80), Architecture::code(90), Architecture::code(100)];
 /// What nvcc compiles for.
-const NVCC_GPU: &str = "-arch=sm_90";
-const STANDARD: &str = "-std=c++17";
+pub(crate) const NVCC_GPU: &str = "-arch=sm_90";
+pub(crate) const STANDARD: &str = "-std=c++17";
 /// The header for users' kernels.
 const DEVICE_HEADER: &str = "peerway_device.cuh";
 

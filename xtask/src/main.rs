@@ -1,5 +1,7 @@
 //! `cargo xtask`: the project's own chores, written in Rust so that a clone needs nothing else.
 
+mod c_header;
+mod c_library;
 mod config_docs;
 mod gpu;
 mod instructions;
@@ -10,7 +12,7 @@ mod setup;
 mod test;
 mod wheels;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -36,6 +38,18 @@ enum Command {
     },
     /// Write include/peerway_abi.h from its definition in Rust. A test of peerway-core compares the two.
     DeviceHeader,
+    /// Write include/peerway.h from crates/peerway-c.
+    CHeader {
+        /// Write nothing; fail where the file differs from the sources.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Build the library for C as it is released, and put it, its headers and its pkg-config file under a prefix.
+    InstallC {
+        /// Where to: DIR/include, DIR/lib and DIR/lib/pkgconfig.
+        #[arg(long, value_name = "DIR")]
+        prefix: PathBuf,
+    },
     /// Count the instructions of hot operations and compare them with docs/instructions.txt.
     Instructions {
         /// Compare nothing; write the counts down as the new baseline.
@@ -59,6 +73,13 @@ fn main() -> ExitCode {
         Command::ConfigDocs { check: false } => config_docs::write(workspace()),
         Command::ConfigDocs { check: true } => config_docs::check(workspace()),
         Command::DeviceHeader => device_header(),
+        Command::CHeader { check } => c_header::run(workspace(), check),
+        Command::InstallC { prefix } => c_library::install(
+            workspace(),
+            &test::target_directory(),
+            &prefix,
+            c_library::Profile::Release,
+        ),
         Command::Instructions { bless } => test::instructions(bless),
         Command::Kernels { check } => kernels::run(workspace(), &test::target_directory(), check),
         Command::GpuTest => gpu::bundle(workspace(), &test::target_directory()),

@@ -49,7 +49,7 @@ pub(crate) fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyh
     step_with(&[], program, directory, arguments)
 }
 
-fn step_with(
+pub(crate) fn step_with(
     variables: &[(&str, &str)],
     program: &Path,
     directory: &Path,
@@ -82,7 +82,7 @@ fn check_libraries(python: &Path, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn output(command: &mut Command) -> anyhow::Result<String> {
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
     let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
     if !output.status.success() {
         bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use crate::wheels::{self, Wheels};
-use crate::{config_docs, instructions, kernels, python, rdma, setup, workspace};
+use crate::{c_library, config_docs, instructions, kernels, python, rdma, setup, workspace};
 
 /// Which parts to run.
 #[derive(Args)]
@@ -163,6 +163,15 @@ const PARTS: &[Part] = &[
         run: |_| python::run(workspace(), &target_directory(), &fake_gpus()?),
     },
     Part {
+        name: "c",
+        about: "the library for C: its header, its symbols, examples and tests, under valgrind too",
+        run: |_| {
+            cargo(&["build", "--package", "peerway-fakecuda"], &[])?;
+            let fake = target_directory().join("debug/libpeerway_fakecuda.so");
+            c_library::test(workspace(), &target_directory(), &fake)
+        },
+    },
+    Part {
         name: RDMA,
         about: "verbs in a guest with four soft-RoCE devices",
         run: |soak| rdma::run(workspace(), &target_directory(), soak),
@@ -220,7 +229,7 @@ fn conformance(soak: bool) -> anyhow::Result<()> {
 }
 
 /// Runs cargo in the workspace, its output going where ours goes.
-fn cargo(arguments: &[&str], variables: &[(&str, String)]) -> anyhow::Result<()> {
+pub(crate) fn cargo(arguments: &[&str], variables: &[(&str, String)]) -> anyhow::Result<()> {
     let shown = format!("cargo {}", arguments.join(" "));
     println!("$ {shown}");
     let program = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

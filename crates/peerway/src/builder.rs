@@ -139,9 +139,11 @@ impl Builder {
         set(&mut config.connect_timeout, self.connect_timeout);
         // A budget, not a way of life: what takes longer sleeps.
         config.spin = self.spin.unwrap_or(config.spin).min(Duration::from_secs(1));
-        config.lanes = self.lanes.or(config.lanes);
-        config.shards = self.shards.unwrap_or(config.shards).max(1);
-        config.copy_threads = self.copy_threads.unwrap_or(config.copy_threads).max(1);
+        // The same bounds as in the environment: a peer refuses more lanes, and more threads only compete.
+        let few = |count: u16| count.clamp(1, 64);
+        config.lanes = self.lanes.or(config.lanes).map(few);
+        config.shards = few(self.shards.unwrap_or(config.shards));
+        config.copy_threads = few(self.copy_threads.unwrap_or(config.copy_threads));
         config.slots = self.slots.unwrap_or(config.slots).clamp(1, 1 << 20);
         config.notify_bytes = self.notify_bytes.unwrap_or(config.notify_bytes);
         if config.disable_ipc && config.transport.is_local() {

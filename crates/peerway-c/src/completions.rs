@@ -1,0 +1,223 @@
+//! Ends of transfers for an event loop: which have ended, and a descriptor that turns readable when some have.
+
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Wake;
+
+use crossbeam_queue::SegQueue;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::arguments::{self, Out};
+use crate::entry::call;
+use crate::handles::{self, get, handle};
+use crate::status::{Answer, Failure, peerway_status};
+use crate::transfer::peerway_transfer;
+
+/// Ends of transfers, in the order in which they came.
+pub struct peerway_completions {
+    _private: (),
+}
+
+handle!(peerway_completions, Arc<Queue>, "completions", 8);
+
+/// Tokens of transfers that have ended.
+pub struct Queue {
+    tokens: SegQueue<u64>,
+    /// The descriptor is readable and nobody has looked yet.
+    rung: AtomicBool,
+    bell: OwnedFd,
+}
+
+impl Queue {
+    fn push(&self, token: u64) {
+        self.tokens.push(token);
+        // pairs with the swap in `take`: a token pushed before it is taken out there, one pushed after it rings again.
+        if !self.rung.swap(true, Ordering::SeqCst) {
+            ring(&self.bell);
+        }
+    }
+
+    /// Tokens, as many as there is room for; what stays keeps the descriptor readable.
+    fn take(&self, room: usize, mut into: impl FnMut(usize, u64)) -> usize {
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        // pairs with the swap in `push`
+        self.rung.swap(false, Ordering::SeqCst);
+        let mut taken = 0;
+        while taken < room
+            && let Some(token) = self.tokens.pop()
+        {
+            into(taken, token);
+            taken += 1;
+        }
+        if !self.tokens.is_empty() && !self.rung.swap(true, Ordering::SeqCst) {
+            ring(&self.bell);
+        }
+        taken
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // Only full, which is readable too.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+/// Who is told of a transfer's end.
+pub(crate) enum Watch {
+    Token(Arc<Queue>, u64),
+    Bell(OwnedFd),
+}
+
+/// All who are told of one transfer's end: the engine wakes one waker, and this is it.
+#[derive(Default)]
+pub(crate) struct Watchers {
+    waiting: Mutex<Vec<Watch>>,
+}
+
+impl Watchers {
+    pub(crate) fn add(&self, watch: Watch) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(watch);
+    }
+
+    /// Tells everybody who has not been told.
+    pub(crate) fn tell(&self) {
+        let waiting =
+            std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        for watch in waiting {
+            match watch {
+                Watch::Token(queue, token) => queue.push(token),
+                Watch::Bell(bell) => ring(&bell),
+            }
+        }
+    }
+}
+
+impl Wake for Watchers {
+    fn wake(self: Arc<Self>) {
+        self.tell();
+    }
+}
+
+/// A descriptor of our own for an eventfd of C's. Nothing else is taken: whoever ends transfers must not be held up by a full pipe.
+pub(crate) fn eventfd_of(given: c_int) -> Answer<OwnedFd> {
+    let not_one = |why: String| Failure::bad(format!("{given} is not an eventfd: {why}"));
+    if given < 0 {
+        return Err(not_one("it is negative".into()));
+    }
+    // SAFETY: only used in this call; what it names is asked of the system, which refuses what is not open.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(given) };
+    let ours =
+        rustix::io::fcntl_dupfd_cloexec(borrowed, 3).map_err(|error| not_one(error.to_string()))?;
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", ours.as_raw_fd()));
+    match link {
+        Ok(link) if link.as_os_str() == "anon_inode:[eventfd]" => Ok(ours),
+        Ok(link) => Err(not_one(format!("it is {}", link.display()))),
+        Err(error) => Err(not_one(error.to_string())),
+    }
+}
+
+/// A queue of ends with its descriptor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_completions_new(
+    completions: *mut *mut peerway_completions,
+) -> peerway_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { arguments::handle(completions, "completions") }?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Failure::new(peerway_status::Os, format!("eventfd: {error}")))?;
+        let queue = Queue { tokens: SegQueue::new(), rung: AtomicBool::new(false), bell };
+        out.set(handles::new(Arc::new(queue))?);
+        Ok(())
+    })
+}
+
+/// The descriptor, which is readable while ends are there to be taken, and now and then once too often, when an end was taken while it
+/// was being told. It belongs to the queue and is closed with it; to be polled, not read.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_completions_fd(
+    completions: *const peerway_completions,
+    fd: *mut c_int,
+) -> peerway_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(fd, "fd", -1) }?;
+        out.set(get(completions)?.bell.as_raw_fd());
+        Ok(())
+    })
+}
+
+/// Has a transfer's token in the queue when it ends, at once where it has. The transfer's handle may be freed before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_completions_watch(
+    completions: *const peerway_completions,
+    transfer: *const peerway_transfer,
+    token: u64,
+) -> peerway_status {
+    call(|| {
+        let queue = Arc::clone(&*get(completions)?);
+        get(transfer)?.watch(Watch::Token(queue, token));
+        Ok(())
+    })
+}
+
+/// Takes tokens out of the queue, at most `room`; *count becomes their number. Does not wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_completions_take(
+    completions: *const peerway_completions,
+    tokens: *mut u64,
+    room: usize,
+    count: *mut usize,
+) -> peerway_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(count, "count", 0) }?;
+        let queue = get(completions)?;
+        if room > 0 {
+            // SAFETY: the caller's promise.
+            unsafe { Out::new(tokens, "tokens", 0) }?;
+        }
+        // SAFETY: there is room, by the caller's promise.
+        out.set(queue.take(room, |at, token| unsafe { tokens.add(at).write(token) }));
+        Ok(())
+    })
+}
+
+/// Frees a queue and closes its descriptor, once no transfer is left whose end it is to hear of.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_completions_free(
+    completions: *mut peerway_completions,
+) -> peerway_status {
+    call(|| handles::free(completions).map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_does_not_fit_keeps_the_descriptor_readable() {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let queue = Queue { tokens: SegQueue::new(), rung: AtomicBool::new(false), bell };
+        (0..5).for_each(|token| queue.push(token));
+        let mut seen = Vec::new();
+        assert_eq!(queue.take(2, |_, token| seen.push(token)), 2);
+        assert!(queue.rung.load(Ordering::SeqCst));
+        assert_eq!(rustix::io::read(&queue.bell, &mut [0; 8]), Ok(8), "rung again for the rest");
+        assert_eq!(queue.take(9, |_, token| seen.push(token)), 3);
+        assert_eq!(seen, [0, 1, 2, 3, 4]);
+        assert!(rustix::io::read(&queue.bell, &mut [0; 8]).is_err(), "quiet");
+    }
+
+    #[test]
+    fn only_an_eventfd_is_one() {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert!(eventfd_of(bell.as_raw_fd()).is_ok());
+        let pipe = std::io::pipe().unwrap();
+        let refused = eventfd_of(pipe.1.as_raw_fd()).unwrap_err().sentence.unwrap();
+        assert!(refused.contains("not an eventfd: it is pipe:"), "{refused}");
+        assert!(eventfd_of(-1).is_err());
+        assert!(eventfd_of(1 << 30).is_err());
+    }
+}

@@ -1,0 +1,100 @@
+// A peer that is stopped, and one that is killed, while transfers to it are under way: they end, in time, and say how.
+#define _GNU_SOURCE
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+
+#define BYTES ((size_t)64 << 20)
+
+struct invitation {
+    unsigned char metadata[1024], descriptor[PEERWAY_DESCRIPTOR_LEN];
+    size_t metadata_len;
+};
+
+static const struct peerway_endpoint_options OPTIONS = {.size = sizeof OPTIONS,
+                                                        .transport = "tcp",
+                                                        .deadline_ns = SECOND,
+                                                        .detect_ns = 30 * SECOND,
+                                                        .fence_ns = SECOND / 2};
+
+// Owns memory until somebody ends it.
+static void owner(int socket) {
+    struct peerway_endpoint *endpoint;
+    struct peerway_region *region;
+    struct invitation invitation;
+    memset(&invitation, 0, sizeof invitation);
+    OK(peerway_endpoint_new(&OPTIONS, &endpoint));
+    OK(peerway_region_allocate(endpoint, BYTES, &region));
+    OK(peerway_endpoint_metadata(endpoint, invitation.metadata, sizeof invitation.metadata, &invitation.metadata_len));
+    OK(peerway_region_advertise(region, 0, UINT64_MAX, PEERWAY_ACCESS_READ_WRITE, NULL, invitation.descriptor));
+    TRUE(write(socket, &invitation, sizeof invitation) == sizeof invitation);
+    for (;;) pause();
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+int main(void) {
+    int sockets[2];
+    struct invitation invitation;
+    TRUE(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+    pid_t child = fork();
+    if (child == 0) owner(sockets[1]);
+    TRUE(recv(sockets[0], &invitation, sizeof invitation, MSG_WAITALL) == sizeof invitation);
+
+    struct peerway_endpoint *endpoint;
+    struct peerway_peer *peer;
+    struct peerway_remote *remote;
+    struct peerway_region *region;
+    struct peerway_batch *batch;
+    struct peerway_transfer *transfer;
+    struct peerway_end ended = {.size = sizeof ended};
+    OK(peerway_endpoint_new(&OPTIONS, &endpoint));
+    OK(peerway_region_allocate(endpoint, BYTES, &region));
+    OK(peerway_endpoint_connect(endpoint, invitation.metadata, invitation.metadata_len, 0, &peer));
+    OK(peerway_peer_import(peer, invitation.descriptor, sizeof invitation.descriptor, &remote));
+    OK(peerway_batch_range(PEERWAY_DIRECTION_WRITE, region, 0, remote, 0, BYTES, NULL, &batch));
+
+    // Stopped: the deadline ends it, and what was sent and not answered for may still land.
+    TRUE(kill(child, SIGSTOP) == 0);
+    double start = seconds();
+    OK(peerway_peer_post(peer, batch, &transfer));
+    SAYS(peerway_transfer_wait(transfer, 0, &ended), PEERWAY_STATUS_PENDING, NULL);
+    TRUE(ended.status == PEERWAY_STATUS_PENDING);
+    SAYS(peerway_transfer_wait(transfer, PEERWAY_FOREVER, &ended), PEERWAY_STATUS_DEADLINE, "the deadline passed (fence open");
+    TRUE(ended.status == PEERWAY_STATUS_DEADLINE && ended.fence_open && seconds() - start < 20);
+    struct peerway_transfer_stats stats = {.size = sizeof stats};
+    OK(peerway_transfer_statistics(transfer, &stats));
+    TRUE(stats.bytes_total == BYTES && stats.bytes_done < BYTES && stats.path == PEERWAY_PATH_TCP);
+    OK(peerway_transfer_free(transfer));
+
+    // Killed: its end is known, and holds.
+    OK(peerway_peer_post(peer, batch, &transfer));
+    TRUE(kill(child, SIGKILL) == 0);
+    SAYS(peerway_transfer_wait(transfer, PEERWAY_FOREVER, &ended), PEERWAY_STATUS_PEER_GONE, "the peer is gone");
+    TRUE(ended.status == PEERWAY_STATUS_PEER_GONE && seconds() - start < 40);
+    OK(peerway_transfer_free(transfer));
+    TRUE(waitpid(child, NULL, 0) == child);
+    SAYS(peerway_peer_post(peer, batch, &transfer), PEERWAY_STATUS_PEER_GONE, "the peer is gone");
+    struct peerway_peer_facts facts = {.size = sizeof facts};
+    OK(peerway_peer_describe(peer, &facts));
+    TRUE(!facts.alive);
+    struct peerway_peer *again;
+    SAYS(peerway_endpoint_connect(endpoint, invitation.metadata, invitation.metadata_len, SECOND, &again), PEERWAY_STATUS_UNREACHABLE,
+         "cannot reach the peer");
+
+    OK(peerway_batch_free(batch));
+    OK(peerway_region_free(region));
+    OK(peerway_remote_free(remote));
+    OK(peerway_peer_free(peer));
+    OK(peerway_endpoint_free(endpoint));
+    puts("lost: every transfer ended");
+    return 0;
+}

@@ -35,6 +35,7 @@ typedef unsigned long long peerway_u64;
 #define PEERWAY_FAULT_REFUSED 0x7ull
 #define PEERWAY_FAULT_TIMED_OUT 0x8ull
 #define PEERWAY_FAULT_FAILED 0x9ull
+#define PEERWAY_FAULT_UNFENCED 0xaull
 
 // One ring. Addresses are the kernel's.
 struct peerway_ring {

@@ -135,10 +135,12 @@ pub enum FaultCode {
     TimedOut = 8,
     /// The transfer failed otherwise; the log says how.
     Failed = 9,
+    /// It did not end in time, and may still change the peer's memory.
+    Unfenced = 10,
 }
 
 impl FaultCode {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Operation,
         Self::Peer,
         Self::Source,
@@ -148,6 +150,7 @@ impl FaultCode {
         Self::Refused,
         Self::TimedOut,
         Self::Failed,
+        Self::Unfenced,
     ];
 
     /// The code of that number.
@@ -166,6 +169,7 @@ impl FaultCode {
             Self::Refused => "REFUSED",
             Self::TimedOut => "TIMED_OUT",
             Self::Failed => "FAILED",
+            Self::Unfenced => "UNFENCED",
         }
     }
 }
@@ -182,6 +186,7 @@ impl std::fmt::Display for FaultCode {
             Self::Refused => "the peer took its memory back, or does not allow it",
             Self::TimedOut => "it did not end in time",
             Self::Failed => "the transfer failed",
+            Self::Unfenced => "it did not end in time, and may still change the peer's memory",
         })
     }
 }

@@ -76,15 +76,12 @@ impl Inbox {
     /// Gives a proxy's counters ids; the first of them. `None` where there are no more.
     pub(crate) fn add_counters(&self, counters: &Arc<driven::Counters>) -> Option<u32> {
         let mut proxies = self.proxies.write().unwrap();
-        let free = proxies.iter().position(Option::is_none);
-        let at = free.unwrap_or(proxies.len());
+        // Never a place that was another's: its peers may still count there.
+        let at = proxies.len();
         if at >= MAX_PROXIES {
             return None;
         }
-        if at == proxies.len() {
-            proxies.push(None);
-        }
-        proxies[at] = Some(counters.clone());
+        proxies.push(Some(counters.clone()));
         Some(FIRST_ID + ((at as u32) << 16))
     }
 
@@ -100,9 +97,15 @@ impl Inbox {
         if id >= FIRST_ID {
             let at = ((id - FIRST_ID) >> 16) as usize;
             let proxies = self.proxies.read().unwrap();
-            if let Some(Some(counters)) = proxies.get(at) {
-                let raised = counters.raise((id & 0xffff) as usize, 1);
-                return raised.then_some(()).ok_or(TransferError::CountersFull);
+            match proxies.get(at) {
+                Some(Some(counters)) => {
+                    let raised = counters.raise((id & 0xffff) as usize, 1);
+                    return raised.then_some(()).ok_or(TransferError::CountersFull);
+                }
+                // Of a proxy that is gone.
+                Some(None) => return Err(TransferError::RemoteAccess),
+                // Where there never was one, any number is the endpoint's own.
+                None => {}
             }
         }
         let arrived = self.state.lock().unwrap().counters.arrive(id);

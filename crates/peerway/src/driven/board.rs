@@ -162,8 +162,10 @@ impl Board {
     /// Answers a `quiet`: `answer` rises from one to the next.
     pub(crate) fn answer(&self, ring: usize, peer: usize, answer: u64) {
         for line in 0..LINES {
-            // pairs with the loads of `peerway__await` and `Self::answered`
-            self.word(self.completed_at(ring, peer) + line * LINE).store(answer, Ordering::Release);
+            // pairs with the loads of `peerway__await` and `Self::answered`; a maximum, because what is left of a peer that was
+            // replaced may answer late
+            let word = self.word(self.completed_at(ring, peer) + line * LINE);
+            word.fetch_max(answer, Ordering::Release);
         }
     }
 

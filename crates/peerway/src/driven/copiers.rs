@@ -27,9 +27,44 @@ pub(crate) struct Set {
     quick: Option<Slot>,
 }
 
+/// A copier, and how far it is. One that failed is let go of at once, which waits until the GPU is through with what it was
+/// given: only then may memory be let go of.
 struct Slot {
-    copier: Box<dyn PeerCopy>,
+    copier: Option<Box<dyn PeerCopy>>,
     done: Result<Ticket, CudaError>,
+}
+
+impl Slot {
+    fn room(&self) -> usize {
+        self.copier.as_ref().map_or(usize::MAX, |copier| copier.room())
+    }
+
+    /// # Safety
+    ///
+    /// As for [`PeerCopy::submit`].
+    unsafe fn submit(&mut self, list: &Gathered) -> Result<Option<Ticket>, CudaError> {
+        let Some(copier) = &mut self.copier else {
+            return self.done.clone().map(|_| None);
+        };
+        // SAFETY: the caller's promise.
+        let submitted = unsafe { copier.submit(&list.runs) };
+        submitted.inspect_err(|error| self.failed(error))
+    }
+
+    fn poll(&mut self) {
+        let Some(copier) = &mut self.copier else { return };
+        if self.done.as_ref().is_ok_and(|done| *done < copier.last()) {
+            match copier.poll() {
+                Ok(done) => self.done = Ok(done),
+                Err(error) => self.failed(&error),
+            }
+        }
+    }
+
+    fn failed(&mut self, error: &CudaError) {
+        self.copier = None;
+        self.done = Err(error.clone());
+    }
 }
 
 /// A list that is being copied.
@@ -51,7 +86,7 @@ impl Set {
     pub(crate) fn new(device: &Arc<Device>, kind: CopierKind) -> Result<Self, GpuError> {
         let options = CopierOptions { blocks: QUICK_BLOCKS, ..CopierOptions::default() };
         let slot = |kind| {
-            let copier = copier(device, kind, &options)?;
+            let copier = Some(copier(device, kind, &options)?);
             Ok::<_, GpuError>(Slot { copier, done: Ok(0) })
         };
         let (main, quick) = match kind {
@@ -79,7 +114,7 @@ impl Copiers {
         fill: impl FnOnce(&mut Gathered, usize),
     ) -> Result<Option<Pending>, CudaError> {
         let at = self.sets.iter().position(|set| set.gpu == device.index());
-        let room = at.map_or(MOST_RUNS, |at| self.sets[at].main.copier.room());
+        let room = at.map_or(MOST_RUNS, |at| self.sets[at].main.room());
         let mut list = std::mem::take(&mut self.list);
         list.runs.clear();
         (list.bytes, list.by_kernel) = (0, true);
@@ -102,11 +137,11 @@ impl Copiers {
         let set = &mut self.sets[at];
         let few = list.runs.len() <= QUICK_TASKS && list.bytes <= QUICK_BYTES;
         let (slot, quick) = match &mut set.quick {
-            Some(quick) if few => (quick, true),
+            Some(quick) if few && quick.copier.is_some() => (quick, true),
             _ => (&mut set.main, false),
         };
         // SAFETY: the caller's promise.
-        let ticket = unsafe { slot.copier.submit(&list.runs) }?;
+        let ticket = unsafe { slot.submit(list) }?;
         Ok(ticket.map(|ticket| Pending::Listed { set: at, quick, ticket }))
     }
 
@@ -114,9 +149,7 @@ impl Copiers {
     pub(crate) fn poll(&mut self) {
         for set in &mut self.sets {
             for slot in std::iter::once(&mut set.main).chain(&mut set.quick) {
-                if slot.done.as_ref().is_ok_and(|done| *done < slot.copier.last()) {
-                    slot.done = slot.copier.poll();
-                }
+                slot.poll();
             }
         }
     }
@@ -147,5 +180,8 @@ unsafe fn by_driver(device: &Arc<Device>, list: &Gathered) -> Result<Option<Pend
             Ok::<(), CudaError>(())
         })
     };
-    Ok(done?.map(Pending::Driver))
+    let Some(mut done) = done? else { return Ok(None) };
+    // A kernel that failed would raise no flag; an event tells.
+    done.look_closer()?;
+    Ok(Some(Pending::Driver(done)))
 }

@@ -1,10 +1,11 @@
 //! Commands that are under way together.
 
-use peerway_core::outcome::{Ended, Reason, TransferError};
+use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 
 use super::copiers::{Copiers, Pending};
 use super::target::Target;
 use crate::batch::Tail;
+use crate::error::PostError;
 use crate::transfer::{self, Transfer};
 use peerway_core::abi::FaultCode;
 
@@ -138,6 +139,9 @@ impl Flight {
                     self.state = State::Over;
                     return Some(Err(code));
                 }
+                if !self.counts.is_empty() {
+                    return self.count(target);
+                }
                 if !transfers.is_empty() {
                     return None;
                 }
@@ -150,14 +154,23 @@ impl Flight {
 
     /// The bytes are there: raises the counters, or has the endpoint do it.
     fn count(&mut self, target: &Target) -> Option<Result<(), FaultCode>> {
-        let mut transfers = Vec::new();
+        let mut transfers = match std::mem::replace(&mut self.state, State::Over) {
+            State::Counting(transfers) => transfers,
+            _ => Vec::new(),
+        };
         // Puts of one batch mostly count on one counter.
-        for same in self.counts.chunk_by(|one, other| one == other) {
-            if let Err(code) = raise(target, same[0], same.len() as u64, &mut transfers) {
-                return Some(Err(code));
+        while let Some(counter) = self.counts.last().copied() {
+            let same = self.counts.iter().rev().take_while(|other| **other == counter).count();
+            match raise(target, counter, same as u64, &mut transfers) {
+                Ok(raised) => self.counts.truncate(self.counts.len() - raised as usize),
+                Err(code) => return Some(Err(code)),
+            }
+            if self.counts.last() == Some(&counter) {
+                // No room for the rest now.
+                break;
             }
         }
-        if transfers.is_empty() {
+        if transfers.is_empty() && self.counts.is_empty() {
             return Some(Ok(()));
         }
         self.state = State::Counting(transfers);
@@ -193,32 +206,46 @@ impl Flight {
     }
 }
 
-/// Adds to a counter of the peer's, at once where it is mapped; else what carries it there, one by one, is put to the others.
+/// Adds to a counter of the peer's, at once where it is mapped; else what carries it there, one by one, is put to the others, which are no
+/// more than [`CARRIED`]. How many of them found room.
 pub(crate) fn raise(
     target: &Target,
     counter: u16,
     by: u64,
     carried: &mut Vec<Transfer>,
-) -> Result<(), FaultCode> {
+) -> Result<u64, FaultCode> {
     if let Some(raised) = target.raise(counter, by) {
-        return raised;
+        return raised.map(|()| by);
     }
-    for _ in 0..by {
+    for done in 0..by {
+        if carried.len() >= CARRIED {
+            return Ok(done);
+        }
         let tail = Tail { notify: None, count: Some(target.first_id + u32::from(counter)) };
-        let posted = transfer::post_tail(target.endpoint(), target.session(), tail);
-        carried.push(posted.map_err(|_| FaultCode::PeerGone)?);
+        match transfer::post_tail(target.endpoint(), target.session(), tail) {
+            Ok(transfer) => carried.push(transfer),
+            Err(PostError::Busy { .. }) => return Ok(done),
+            Err(PostError::PeerGone) => return Err(FaultCode::PeerGone),
+            Err(error) => {
+                tracing::warn!(%error, "a count was not sent");
+                return Err(FaultCode::Failed);
+            }
+        }
     }
-    Ok(())
+    Ok(by)
 }
+
+/// Counts of one flight that are on their way at a time: the endpoint's slots are everybody's.
+const CARRIED: usize = 64;
 
 /// How a transfer ended, as a kernel is told.
 pub(crate) fn outcome(ended: Ended) -> Result<(), FaultCode> {
     match ended.reason {
         Reason::Done => Ok(()),
-        Reason::TimedOut => Err(FaultCode::TimedOut),
-        Reason::Failed(TransferError::PeerGone | TransferError::PeerSilent) => {
-            Err(FaultCode::PeerGone)
-        }
+        _ if ended.fence == Fence::Open => Err(FaultCode::Unfenced),
+        // Silent is not gone: it may only have stopped.
+        Reason::TimedOut | Reason::Failed(TransferError::PeerSilent) => Err(FaultCode::TimedOut),
+        Reason::Failed(TransferError::PeerGone) => Err(FaultCode::PeerGone),
         Reason::Failed(
             TransferError::Revoked | TransferError::RemoteAccess | TransferError::OutOfBounds,
         ) => Err(FaultCode::Refused),

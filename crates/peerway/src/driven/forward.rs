@@ -5,6 +5,7 @@
 //! places that arrive in any order have a counter each. A place may be written again when the sender was answered.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerway_sys::cuda::CudaError;
 
@@ -29,12 +30,22 @@ pub struct Forward {
     pub(crate) answers: Vec<(u16, u16)>,
     /// Where the counter was when the rule was made.
     pub(crate) since: u64,
+    /// It was taken away: nothing that arrives later is copied.
+    pub(crate) stopped: Arc<AtomicBool>,
 }
 
 impl Forward {
     /// Whenever `counter` rises, the bytes of `from` have arrived.
     pub fn new(counter: u16, from: LocalSlice) -> Self {
-        Self { counter, from, to: Vec::new(), then: Vec::new(), answers: Vec::new(), since: 0 }
+        Self {
+            counter,
+            from,
+            to: Vec::new(),
+            then: Vec::new(),
+            answers: Vec::new(),
+            since: 0,
+            stopped: Arc::default(),
+        }
     }
 
     /// They are copied here too. Any number of places, of the host and of any GPUs of the process.
@@ -66,6 +77,10 @@ pub(crate) struct Forwarding {
     handled: u64,
     copying: Option<(Pending, u64)>,
     answers: Vec<Transfer>,
+    /// Answers that found no room yet: the peer, its counter, and how many.
+    owed: Vec<(u16, u16, u64)>,
+    /// It failed for good.
+    broken: bool,
 }
 
 impl Forwarding {
@@ -77,16 +92,30 @@ impl Forwarding {
             .as_ref()
             .is_some_and(|device| regions().all(|memory| memory.is_reached_by(device)));
         let handled = rule.since;
-        Self { device, by_kernel, rule, handled, copying: None, answers: Vec::new() }
+        Self {
+            device,
+            by_kernel,
+            rule,
+            handled,
+            copying: None,
+            answers: Vec::new(),
+            owed: Vec::new(),
+            broken: false,
+        }
     }
 
     pub(crate) fn is_for(&self, rule: &Arc<Forward>) -> bool {
         Arc::ptr_eq(&self.rule, rule)
     }
 
+    /// Whether it was taken away and is through.
+    pub(crate) fn is_over(&self) -> bool {
+        self.rule.stopped.load(Ordering::Acquire) && !self.is_busy()
+    }
+
     /// Whether something of it is under way.
     pub(crate) fn is_busy(&self) -> bool {
-        self.copying.is_some() || !self.answers.is_empty()
+        self.copying.is_some() || !self.answers.is_empty() || !self.owed.is_empty()
     }
 
     /// Deals with what has arrived; whether anything moved. `Err` names the peer at fault, or none.
@@ -110,6 +139,15 @@ impl Forwarding {
         if let Some(code) = failed {
             return Err((0, code));
         }
+        if let Some((peer, counter, left)) = self.owed.pop() {
+            let to = target(peer).ok_or((peer, FaultCode::Peer))?;
+            let raised = flight::raise(&to, counter, left, &mut self.answers);
+            let raised = raised.map_err(|code| (peer, code))?;
+            if raised < left {
+                self.owed.push((peer, counter, left - raised));
+            }
+            return Ok(raised > 0);
+        }
         if let Some((pending, arrivals)) = &self.copying {
             let arrivals = *arrivals;
             match copiers.is_done(pending) {
@@ -117,6 +155,7 @@ impl Forwarding {
                 Ok(true) => {}
                 Err(error) => {
                     self.copying = None;
+                    self.broken = true;
                     return Err(failed_copy(&error));
                 }
             }
@@ -126,15 +165,22 @@ impl Forwarding {
         }
         // pairs with the release of who raised it: the bytes are there
         let value = shared.counters.value(self.rule.counter.into());
-        if value == self.handled {
+        if value == self.handled || self.broken || self.rule.stopped.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let arrivals = value - self.handled;
+        // Who maps the counters could lower one.
+        let Some(arrivals) = value.checked_sub(self.handled) else {
+            self.broken = true;
+            return Err((0, FaultCode::Counter));
+        };
         match &self.device {
             None => self.copy_here(),
             Some(device) => {
                 let submitted = self.submit(device, copiers);
-                let pending = submitted.map_err(|error| failed_copy(&error))?;
+                let pending = submitted.map_err(|error| {
+                    self.broken = true;
+                    failed_copy(&error)
+                })?;
                 if let Some(pending) = pending {
                     self.handled = value;
                     self.copying = Some((pending, arrivals));
@@ -198,7 +244,10 @@ impl Forwarding {
                 return Err((*peer, FaultCode::Counter));
             }
             let raised = flight::raise(&target, *counter, arrivals, &mut self.answers);
-            raised.map_err(|code| (*peer, code))?;
+            let raised = raised.map_err(|code| (*peer, code))?;
+            if raised < arrivals {
+                self.owed.push((*peer, *counter, arrivals - raised));
+            }
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerway_core::command::{Command, Op};
 use peerway_core::region::Span;
@@ -23,6 +24,7 @@ use crate::gpu::copy::{Gathered, Run};
 use crate::hooks;
 use crate::memory::RegionInner;
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
+use crate::progress::crew::QUANTUM;
 use crate::transfer::{self, Then};
 use peerway_core::abi::FaultCode;
 
@@ -33,6 +35,8 @@ const FLIGHTS: usize = 64;
 /// Bytes under way to one peer, and in one flight.
 const WINDOW_BYTES: u64 = 256 << 20;
 const FLIGHT_BYTES: u64 = 64 << 20;
+/// Bytes that a worker copies by itself in one stay inside a gate, and before it looks after others: some 100 µs.
+const COPY_BYTES: u64 = 1 << 20;
 
 /// Local windows.
 pub(crate) type Locals = Space<Arc<RegionInner>>;
@@ -53,9 +57,11 @@ pub(crate) struct Outgoing {
     questions: VecDeque<Question>,
     /// Lists of counts, kept for the next flight.
     spare: Vec<Vec<u16>>,
-    /// By the worker's ring: a command from it failed.
-    failed: Vec<bool>,
+    /// By the worker's ring: a command from it failed, at so many acts of forgiveness.
+    failed: Vec<Option<u64>>,
     gone: bool,
+    /// Its number is another peer's now.
+    replaced: bool,
     pub(crate) counts: Tally,
 }
 
@@ -103,6 +109,14 @@ pub(crate) struct From {
 pub(crate) struct Told<'a> {
     pub(crate) board: &'a Board,
     pub(crate) faults: &'a Faults,
+    /// How often the owner has forgiven.
+    pub(crate) forgiven: &'a AtomicU64,
+}
+
+impl Told<'_> {
+    fn forgiven(&self) -> u64 {
+        self.forgiven.load(Ordering::Acquire)
+    }
 }
 
 impl Outgoing {
@@ -119,8 +133,9 @@ impl Outgoing {
             bytes_under_way: 0,
             questions: VecDeque::with_capacity(rings * 64),
             spare: Vec::new(),
-            failed: vec![false; rings],
+            failed: vec![None; rings],
             gone: false,
+            replaced: false,
             counts: Tally::default(),
         };
         outgoing.set_locals(locals);
@@ -142,8 +157,11 @@ impl Outgoing {
         let origin = Origin { ring: from.ring, op: command.op as u8, position: from.position };
         if command.op == Op::Quiet {
             if self.is_idle() {
-                self.reply(told.board, from.ring, from.slot, from.position);
+                self.reply(told, from.ring, from.slot, from.position);
                 return ControlFlow::Continue(());
+            }
+            if self.questions.len() >= BACKLOG {
+                return ControlFlow::Break(());
             }
             let after = self.accepted;
             let (ring, slot, position) = (from.ring, from.slot, from.position);
@@ -159,7 +177,7 @@ impl Outgoing {
                 self.accepted += 1;
             }
             Err(code) => {
-                self.failed[from.slot] = true;
+                self.failed[from.slot] = Some(told.forgiven());
                 self.tell(told, code, origin);
             }
         }
@@ -194,10 +212,14 @@ impl Outgoing {
     /// Submits what waits, as far as there is room; whether anything was.
     pub(crate) fn submit(&mut self, copiers: &mut Copiers, told: Told<'_>) -> bool {
         let before = self.submitted;
+        let copied_before = self.counts.bytes;
         while let Some(put) = self.waiting.front().copied() {
             let full = self.flights.len() >= FLIGHTS || self.bytes_under_way >= WINDOW_BYTES;
             let submitted = match self.way(&put) {
-                _ if put.len == 0 => self.count_only(put),
+                _ if put.len == 0 && !full => self.count_only(put),
+                _ if put.len == 0 => break,
+                // Others have their turn.
+                Way::Copy { .. } if self.counts.bytes - copied_before >= 4 * COPY_BYTES => break,
                 Way::Copy { src, dst } => {
                     let (src, dst) = (*src, *dst);
                     self.copy_run(src, dst)
@@ -230,7 +252,7 @@ impl Outgoing {
 
     fn fail(&mut self, told: Told<'_>, code: FaultCode, origin: Origin) {
         // Flights hold commands of several rings.
-        self.failed.fill(true);
+        self.failed.fill(Some(told.forgiven()));
         self.tell(told, code, origin);
     }
 
@@ -241,9 +263,10 @@ impl Outgoing {
             return Ok(true);
         };
         let mut carried = Vec::new();
-        flight::raise(&self.target, counter, 1, &mut carried)?;
+        if flight::raise(&self.target, counter, 1, &mut carried)? == 0 {
+            return Ok(false);
+        }
         if !carried.is_empty() {
-            // It is on its way and cannot be recalled, so it is a flight however many there are.
             self.flights.push_back(Flight::counting((self.submitted + 1, put.origin), carried));
         }
         self.counts.counts += 1;
@@ -257,56 +280,57 @@ impl Outgoing {
         self.submitted += count as u64;
     }
 
-    /// The proxy copies: this command, and those after it between the same windows.
+    /// The proxy copies: this command, and those after it between the same windows, as far as one stay inside the owner's gate allows.
     fn copy_run(&mut self, src: *mut u8, dst: *mut u8) -> Result<bool, FaultCode> {
         let Some(first) = self.waiting.front().copied() else { return Ok(false) };
         let target = self.target.clone();
-        let mut gates = Gates::default();
-        if !gates.enter(&target, first.remote as usize) {
-            return Err(FaultCode::Refused);
-        }
-        hooks::about_to_copy();
-        let mut streamed = false;
-        let mut result = Ok(true);
-        let mut done = 0;
+        let mut pass = Pass { gates: Gates::default(), target: &target, streamed: false };
+        let (mut result, mut done, mut bytes) = (Ok(true), 0, 0);
         for put in &self.waiting {
             let same = (put.local, put.remote) == (first.local, first.remote);
-            if !same || put.len == 0 {
+            if !same || put.len == 0 || bytes >= COPY_BYTES {
                 break;
             }
-            let kind = kind_for(put.len);
-            streamed |= kind == CopyKind::NonTemporal;
             // SAFETY: both ranges were checked against their windows; ours is kept by the window, the peer's is mapped
             // while its gate admits us.
-            unsafe {
-                let from = src.add(put.src as usize);
-                copy(kind, dst.add(put.dst as usize), from, put.len as usize);
-            }
-            done += 1;
-            self.counts.puts += 1;
-            self.counts.bytes += put.len;
-            if let Some(counter) = put.counter {
-                if std::mem::take(&mut streamed) {
-                    store_fence();
+            let copied = unsafe {
+                let (from, to) = (src.add(put.src as usize), dst.add(put.dst as usize));
+                pass.copy(put.remote as usize, to, from, put.len)
+            };
+            let counted = copied.and_then(|()| match put.counter {
+                None => Ok(1),
+                Some(counter) => {
+                    pass.settle();
+                    let mut carried = Vec::new();
+                    let raised = flight::raise(&target, counter, 1, &mut carried);
+                    if !carried.is_empty() {
+                        let first = (self.submitted + done as u64 + 1, put.origin);
+                        self.flights.push_back(Flight::counting(first, carried));
+                    }
+                    self.counts.counts += 1;
+                    raised
                 }
-                self.counts.counts += 1;
-                let mut carried = Vec::new();
-                if let Err(code) = flight::raise(&target, counter, 1, &mut carried) {
-                    // The bytes are there and the count is not: the command is at fault, those before it are not.
-                    done -= 1;
+            });
+            match counted {
+                Ok(0) => {
+                    // No room for its count: it is copied once more, and counted then.
+                    self.counts.counts -= 1;
+                    result = Ok(false);
+                    break;
+                }
+                Ok(_) => {}
+                // The command is at fault, those before it are not.
+                Err(code) => {
                     result = Err(code);
                     break;
                 }
-                if !carried.is_empty() {
-                    let first = (self.submitted + done as u64, put.origin);
-                    self.flights.push_back(Flight::counting(first, carried));
-                }
             }
+            done += 1;
+            bytes += put.len;
+            self.counts.puts += 1;
+            self.counts.bytes += put.len;
         }
-        if streamed {
-            store_fence();
-        }
-        gates.leave(&target);
+        drop(pass);
         self.passed(done);
         result
     }
@@ -436,9 +460,6 @@ impl Outgoing {
         }
         if let Some((code, origin)) = failed {
             self.fail(told, code, origin);
-            if code == FaultCode::PeerGone {
-                self.lose(told);
-            }
         }
         while let Some(flight) = self.flights.front_mut() {
             if !flight.is_over() {
@@ -458,7 +479,7 @@ impl Outgoing {
             self.lose(told);
             moved = true;
         }
-        moved | self.answer(told.board)
+        moved | self.answer(told)
     }
 
     /// The peer is gone: kernels that wait for it are told, and what waits fails.
@@ -467,8 +488,10 @@ impl Outgoing {
             return;
         }
         let code = FaultCode::PeerGone;
-        let word = told.board.peer_fault(self.number.into());
-        word.store(code as u32, std::sync::atomic::Ordering::Release);
+        if !self.replaced {
+            let word = told.board.peer_fault(self.number.into());
+            word.store(code as u32, Ordering::Release);
+        }
         let first = self.waiting.front().map(|put| put.origin);
         let none = Origin { ring: 0, op: Op::Nop as u8, position: 0 };
         self.fail(told, code, first.unwrap_or(none));
@@ -476,19 +499,26 @@ impl Outgoing {
         self.passed(waiting);
     }
 
+    /// Another peer has its number: what waits fails, what is under way ends, and kernels that wait for the new one hear nothing
+    /// of it.
+    pub(crate) fn replace(&mut self, told: Told<'_>) {
+        self.replaced = true;
+        self.lose(told);
+    }
+
     /// Everything up to this number is over.
     fn settled(&self) -> u64 {
         self.flights.front().map_or(self.submitted, |oldest| oldest.first - 1)
     }
 
-    fn answer(&mut self, board: &Board) -> bool {
+    fn answer(&mut self, told: Told<'_>) -> bool {
         let settled = self.settled();
         let mut any = false;
         while let Some(question) = self.questions.front().copied() {
             if question.after > settled {
                 break;
             }
-            self.reply(board, question.ring, question.slot, question.position);
+            self.reply(told, question.ring, question.slot, question.position);
             self.questions.pop_front();
             any = true;
         }
@@ -496,21 +526,72 @@ impl Outgoing {
     }
 
     #[inline]
-    fn reply(&self, board: &Board, ring: u32, slot: usize, position: u64) {
-        let failed = u64::from(self.failed[slot]);
-        board.answer(ring as usize, self.number.into(), (position + 1) << 1 | failed);
-    }
-
-    /// What failed was looked at by the proxy's owner.
-    pub(crate) fn forgive(&mut self) {
-        if !self.gone {
-            self.failed.fill(false);
-        }
+    fn reply(&self, told: Told<'_>, ring: u32, slot: usize, position: u64) {
+        // What failed before the owner looked at it is forgiven, except that a peer is gone.
+        let later = |when: u64| when >= told.forgiven();
+        let failed = u64::from(self.gone || self.failed[slot].is_some_and(later));
+        told.board.answer(ring as usize, self.number.into(), (position + 1) << 1 | failed);
     }
 
     /// Whether there is nothing to do for it.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.flights.is_empty() && self.questions.is_empty()
+    }
+}
+
+/// A stay inside a gate.
+struct Pass<'a> {
+    gates: Gates,
+    target: &'a Target,
+    /// Stores past the cache are not ordered yet.
+    streamed: bool,
+}
+
+impl Pass<'_> {
+    /// Copies, in quanta between which a gate that was closed is noticed.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges are valid, the destination while its gate admits us.
+    unsafe fn copy(
+        &mut self,
+        window: usize,
+        to: *mut u8,
+        from: *const u8,
+        len: u64,
+    ) -> Result<(), FaultCode> {
+        let mut at = 0;
+        while at < len {
+            if !self.gates.enter(self.target, window) {
+                return Err(FaultCode::Refused);
+            }
+            hooks::about_to_copy();
+            let part = (len - at).min(QUANTUM);
+            let kind = kind_for(part);
+            self.streamed |= kind == CopyKind::NonTemporal;
+            // SAFETY: the caller's promise.
+            unsafe { copy(kind, to.add(at as usize), from.add(at as usize), part as usize) };
+            at += part;
+            if at < len {
+                self.settle();
+                self.gates.leave(self.target);
+            }
+        }
+        Ok(())
+    }
+
+    /// What was stored is seen before what follows.
+    fn settle(&mut self) {
+        if std::mem::take(&mut self.streamed) {
+            store_fence();
+        }
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        self.settle();
+        self.gates.leave(self.target);
     }
 }
 

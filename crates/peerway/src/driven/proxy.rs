@@ -7,13 +7,14 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use peerway_core::abi::LINE;
 use peerway_core::command::{MAX_COUNTERS, MAX_PEERS};
 use peerway_core::region::Access;
 
 use super::board::{Board, Shape};
 use super::card::{Card, MAX_WINDOWS};
 use super::copiers::Set;
-use super::counters::Counters;
+use super::counters::{Counters, FIRST_ID};
 use super::fault::{Fault, Faults};
 use super::forward::{Forward, is_inside};
 use super::pusher::{Pusher, PusherError};
@@ -26,8 +27,8 @@ use crate::gpu::device::Device;
 use crate::gpu::{CopierKind, GpuError, gpus};
 use crate::inner::Inner;
 use crate::memory::{Region, SharedMemory};
-use crate::os::affinity;
 use crate::os::topology::cpus_of_node;
+use crate::os::{affinity, process};
 use crate::peer::Peer;
 
 /// Threads of a proxy, unless told otherwise, at most.
@@ -47,6 +48,7 @@ pub struct Proxy {
     gpu: Option<u32>,
     copier: CopierKind,
     workers: usize,
+    fork_generation: u32,
     /// GPUs that workers have copiers for.
     copying: std::sync::Mutex<Vec<u32>>,
 }
@@ -259,6 +261,7 @@ impl ProxyBuilder {
             gpu: self.gpu,
             copier: self.copier,
             workers: threads,
+            fork_generation: process::fork_generation(),
             copying: std::sync::Mutex::default(),
         };
         if let Some(device) = &device {
@@ -316,6 +319,10 @@ impl Proxy {
         let window = space.next(len).filter(|_| space.len() < MAX_WINDOWS);
         let window = window.ok_or(ProxyError::NoRoom { len })?;
         space.push(window, region.handle.memory.clone());
+        // Mapped now: a worker may not ask the driver for it while a kernel waits.
+        for target in self.shared.targets.read().unwrap().iter().flatten() {
+            (0..target.space.len()).for_each(|at| drop(target.way(&region.handle.memory, at)));
+        }
         *locals = Arc::new(space);
         self.regions.lock().unwrap().push(region.clone());
         drop(locals);
@@ -360,12 +367,20 @@ impl Proxy {
         let mut space = Space::default();
         for (window, descriptor) in &card.windows {
             let remote = peer.import(descriptor)?;
-            if remote.len() != window.len || !space.push(*window, remote) {
+            let writes = remote.access().allows(Access::WRITE);
+            if remote.len() != window.len || !writes || !space.push(*window, remote) {
                 return Err(ProxyError::NotACard);
             }
         }
         let counter_words = peer.import(&card.counter_words)?;
-        if counter_words.len() < Counters::bytes(card.counters as usize) as u64 {
+        let enough = counter_words.len() >= Counters::bytes(card.counters as usize) as u64;
+        let writes = counter_words.access().allows(Access::WRITE);
+        // Where they are mapped they are words of a line each.
+        let mapped = counter_words.inner.direct.mapped().map(|(base, _)| base as usize);
+        let aligned = mapped
+            .is_none_or(|base| (base + counter_words.window.offset as usize).is_multiple_of(LINE));
+        let ids = card.first_id >= FIRST_ID && card.first_id & 0xffff == 0;
+        if !enough || !writes || !aligned || !ids {
             return Err(ProxyError::NotACard);
         }
         let windows = space.windows();
@@ -376,19 +391,20 @@ impl Proxy {
             first_id: card.first_id,
             counter_words,
         };
-        let mut targets = self.shared.targets.write().unwrap();
-        let place = &mut targets[usize::from(number)];
-        if place.as_ref().is_some_and(|there| there.peer.is_alive()) {
-            return Err(ProxyError::Taken { number });
-        }
-        // Mapped and made ready now: later a kernel may wait for it.
-        for (_, local) in self.shared.locals.read().unwrap().iter() {
+        // Mapped and made ready before workers hear of it: later a kernel may wait for it, and the driver for the kernel.
+        let locals = self.shared.locals.read().unwrap().clone();
+        for (_, local) in locals.iter() {
             (0..target.space.len()).for_each(|window| drop(target.way(local, window)));
         }
         for window in 0..target.space.len() {
             if let Some(device) = target.remote(window).device() {
                 self.have_copiers(device)?;
             }
+        }
+        let mut targets = self.shared.targets.write().unwrap();
+        let place = &mut targets[usize::from(number)];
+        if place.as_ref().is_some_and(|there| there.peer.is_alive()) {
+            return Err(ProxyError::Taken { number });
         }
         *place = Some(Arc::new(target));
         self.shared.board.peer_fault(number.into()).store(0, Ordering::Release);
@@ -424,7 +440,13 @@ impl Proxy {
         if rules.iter().any(|other| other.counter == counter) {
             return no("the counter has a rule already");
         }
+        for place in std::iter::once(&rule.from).chain(&rule.to) {
+            if let Some(device) = place.region.handle.memory.device() {
+                self.have_copiers(device)?;
+            }
+        }
         rule.since = self.counter(counter);
+        rule.stopped = Arc::default();
         rules.push(Arc::new(rule));
         drop(rules);
         self.changed();
@@ -435,6 +457,9 @@ impl Proxy {
     pub fn stop_forwarding(&self, counter: u16) -> bool {
         let mut rules = self.shared.forwards.write().unwrap();
         let before = rules.len();
+        for rule in rules.iter().filter(|rule| rule.counter == counter) {
+            rule.stopped.store(true, Ordering::Release);
+        }
         rules.retain(|rule| rule.counter != counter);
         let taken = rules.len() < before;
         drop(rules);
@@ -524,7 +549,6 @@ impl Proxy {
         let fault = self.shared.faults.take(&self.shared.board);
         if fault.is_some() {
             self.shared.forgiven.fetch_add(1, Ordering::AcqRel);
-            self.changed();
         }
         fault
     }
@@ -546,6 +570,11 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
+        if process::fork_generation() != self.fork_generation {
+            // A forked child has neither the threads nor locks that it can trust.
+            self.threads.drain(..).for_each(std::mem::forget);
+            return;
+        }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.rouse();
         for thread in self.threads.drain(..) {

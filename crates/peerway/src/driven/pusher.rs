@@ -152,14 +152,22 @@ impl Pusher {
     ) -> Result<u64, PusherError> {
         below("peer", command.peer.into(), self.shared.board.shape().peers)?;
         let words = command.encode()?;
-        let start = Instant::now();
-        let (timeout, mut looks) = (self.timeout(), 0u32);
+        let mut start = Instant::now();
+        let (timeout, mut looks, mut giving_back) = (self.timeout(), 0u32, false);
         let patient = || {
             looks += 1;
             if looks.is_multiple_of(64) {
                 std::thread::yield_now();
             }
-            !looks.is_multiple_of(1024) || (start.elapsed() < timeout && !interrupted())
+            if !looks.is_multiple_of(1024) {
+                return true;
+            }
+            let patient = start.elapsed() < timeout && (giving_back || !interrupted());
+            if !patient && !std::mem::replace(&mut giving_back, true) {
+                // The claim is given back now, for which those behind it have the bound once more.
+                start = Instant::now();
+            }
+            patient
         };
         Ok(self.producer.push(&[words], patient)?)
     }

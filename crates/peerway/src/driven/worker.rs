@@ -46,8 +46,9 @@ pub(crate) struct Shared {
     pub(crate) forwards: RwLock<Vec<Arc<Forward>>>,
     /// Copiers that were made for workers, by the worker's number, until it takes them.
     pub(crate) copiers: Mutex<Vec<(usize, Set)>>,
-    /// Changes with the three above, and when faults are forgiven.
+    /// Changes with the three above.
     pub(crate) generation: AtomicU64,
+    /// How often the owner has looked at a fault.
     pub(crate) forgiven: AtomicU64,
     pub(crate) armed: AtomicUsize,
     pub(crate) stop: AtomicBool,
@@ -70,7 +71,7 @@ pub(crate) struct Stats {
 
 impl Shared {
     fn told(&self) -> Told<'_> {
-        Told { board: &self.board, faults: &self.faults }
+        Told { board: &self.board, faults: &self.faults, forgiven: &self.forgiven }
     }
 
     /// Has workers look around.
@@ -104,7 +105,6 @@ struct Peers {
     busy: Vec<u16>,
     is_busy: Vec<bool>,
     generation: u64,
-    forgiven: u64,
 }
 
 impl Worker {
@@ -120,7 +120,6 @@ impl Worker {
             busy: Vec::with_capacity(shape.peers),
             is_busy: vec![false; shape.peers],
             generation: 0,
-            forgiven: 0,
         };
         let place = (first, step);
         let (rings, copiers) = (rings.collect(), Copiers::default());
@@ -213,6 +212,8 @@ impl Worker {
         }
         self.copiers.poll();
         moved |= self.peers.work(&mut self.copiers, told, &shared.stats);
+        // A rule that was taken away while it copies goes when it is through.
+        self.forwards.retain(|forwarding| !forwarding.is_over());
         for forwarding in &mut self.forwards {
             let target = |number: u16| {
                 let outgoing = self.peers.all.get(usize::from(number))?.as_ref()?;
@@ -257,14 +258,12 @@ impl Peers {
                 _ => {
                     let (target, locals) = (target.clone(), locals.clone());
                     let new = Outgoing::new(number as u16, target, locals, rings);
-                    self.leaving.extend(ours.replace(new));
+                    if let Some(mut old) = ours.replace(new) {
+                        old.replace(shared.told());
+                        self.leaving.push(old);
+                    }
                 }
             }
-        }
-        let forgiven = shared.forgiven.load(Ordering::Acquire);
-        if forgiven != self.forgiven {
-            self.forgiven = forgiven;
-            self.all.iter_mut().flatten().for_each(Outgoing::forgive);
         }
     }
 
@@ -328,8 +327,6 @@ impl Peers {
 #[cold]
 fn renew_forwards(ours: &mut Vec<Forwarding>, shared: &Shared, (first, step): (usize, usize)) {
     let rules = shared.forwards.read().unwrap();
-    // A rule that was taken away while it copies goes when it is through.
-    ours.retain(|ours| ours.is_busy() || rules.iter().any(|rule| ours.is_for(rule)));
     let share = rules.iter().filter(|rule| usize::from(rule.counter) % step == first);
     for rule in share {
         if !ours.iter().any(|ours| ours.is_for(rule)) {

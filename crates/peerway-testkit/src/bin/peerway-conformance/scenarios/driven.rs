@@ -191,6 +191,8 @@ pub(crate) fn kill(world: &World) -> Result<Verdict> {
     pusher.quiet(PEER)?;
     ensure!(next.number("pcounter x 1 1 10000")? == 1, "no count");
     next.ask("check r 5 0 0 4096")?;
+    let waited = pusher.wait_counter_for(1, 1, Some(PEER), Duration::from_millis(50));
+    ensure!(waited == Err(PusherError::TimedOut), "a wait for the new one: {waited:?}");
     fine_with(format!("told within {} ms", took.as_millis()))
 }
 

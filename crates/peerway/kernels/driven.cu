@@ -115,7 +115,7 @@ extern "C" __global__ void driven_check(const u32 *at, u64 words, u32 seed, u32 
 }
 
 // One block: sends `len` bytes with a count, and waits for the same back; cycles of a whole round. Every payload is new and is
-// checked by the other side.
+// checked by the other side. Messages land in two places in turn, so that the next one does not fall into what is still being checked.
 extern "C" __global__ void driven_ping(const peerway_proxy *proxy, u32 peer, u64 dst, u64 src, u32 *source, const u32 *landing, u64 len,
                                        u32 counter, u64 first, u64 rounds, u64 *times, Clocks *clocks, u32 *bad, int *status) {
     __shared__ int stop;
@@ -123,16 +123,17 @@ extern "C" __global__ void driven_ping(const peerway_proxy *proxy, u32 peer, u64
     for (u64 i = 0; i < rounds; i++) {
         fill(source, len / 4, (u32)(first + i), threadIdx.x, blockDim.x);
         __syncthreads();
+        u64 place = (first + i) % 2 * len;
         if (threadIdx.x == 0) {
             u64 start = cycles();
-            int pushed = peerway_put_with_count(proxy, 0, peer, dst, src, len, counter);
+            int pushed = peerway_put_with_count(proxy, 0, peer, dst + place, src, len, counter);
             int came = peerway_wait_counter(proxy, counter, first + i + 1, peer);
             times[i] = cycles() - start;
             if (pushed != PEERWAY_OK || came != PEERWAY_OK) *status = stop = pushed ? pushed : came;
         }
         __syncthreads();
         if (stop) break;
-        u32 found = wrong(landing, len / 4, ~(u32)(first + i), threadIdx.x, blockDim.x);
+        u32 found = wrong(landing + place / 4, len / 4, ~(u32)(first + i), threadIdx.x, blockDim.x);
         if (found) atomicAdd(bad, found);
     }
     if (threadIdx.x == 0) end(clocks);
@@ -146,16 +147,17 @@ extern "C" __global__ void driven_pong(const peerway_proxy *proxy, u32 peer, u64
         // Made before it is asked for, so that only the way is measured.
         fill(source, len / 4, ~(u32)(first + i), threadIdx.x, blockDim.x);
         __syncthreads();
+        u64 place = (first + i) % 2 * len;
         if (threadIdx.x == 0) {
             int came = peerway_wait_counter(proxy, counter, first + i + 1, peer);
-            int pushed = peerway_put_with_count(proxy, 0, peer, dst, src, len, counter);
+            int pushed = peerway_put_with_count(proxy, 0, peer, dst + place, src, len, counter);
             // It is filled anew next.
             if (pushed == PEERWAY_OK) pushed = peerway_quiet(proxy, 0, peer);
             if (pushed != PEERWAY_OK || came != PEERWAY_OK) *status = stop = came ? came : pushed;
         }
         __syncthreads();
         if (stop) break;
-        u32 found = wrong(landing, len / 4, (u32)(first + i), threadIdx.x, blockDim.x);
+        u32 found = wrong(landing + place / 4, len / 4, (u32)(first + i), threadIdx.x, blockDim.x);
         if (found) atomicAdd(bad, found);
     }
 }

@@ -285,7 +285,7 @@ impl Outgoing {
         let Some(first) = self.waiting.front().copied() else { return Ok(false) };
         let target = self.target.clone();
         let mut pass = Pass { gates: Gates::default(), target: &target, streamed: false };
-        let (mut result, mut done, mut bytes) = (Ok(true), 0, 0);
+        let (mut result, mut done, mut bytes, mut counts) = (Ok(true), 0, 0, 0);
         for put in &self.waiting {
             let same = (put.local, put.remote) == (first.local, first.remote);
             if !same || put.len == 0 || bytes >= COPY_BYTES {
@@ -297,9 +297,9 @@ impl Outgoing {
                 let (from, to) = (src.add(put.src as usize), dst.add(put.dst as usize));
                 pass.copy(put.remote as usize, to, from, put.len)
             };
-            let counted = copied.and_then(|()| match put.counter {
-                None => Ok(1),
-                Some(counter) => {
+            let counted = match (copied, put.counter) {
+                (Ok(()), None) => Ok(1),
+                (Ok(()), Some(counter)) => {
                     pass.settle();
                     let mut carried = Vec::new();
                     let raised = flight::raise(&target, counter, 1, &mut carried);
@@ -307,14 +307,13 @@ impl Outgoing {
                         let first = (self.submitted + done as u64 + 1, put.origin);
                         self.flights.push_back(Flight::counting(first, carried));
                     }
-                    self.counts.counts += 1;
                     raised
                 }
-            });
+                (Err(code), _) => Err(code),
+            };
             match counted {
+                // No room for its count: it is copied once more, and counted then.
                 Ok(0) => {
-                    // No room for its count: it is copied once more, and counted then.
-                    self.counts.counts -= 1;
                     result = Ok(false);
                     break;
                 }
@@ -325,12 +324,14 @@ impl Outgoing {
                     break;
                 }
             }
+            counts += u64::from(put.counter.is_some());
             done += 1;
             bytes += put.len;
-            self.counts.puts += 1;
-            self.counts.bytes += put.len;
         }
         drop(pass);
+        self.counts.puts += done as u64;
+        self.counts.bytes += bytes;
+        self.counts.counts += counts;
         self.passed(done);
         result
     }
@@ -553,6 +554,7 @@ impl Pass<'_> {
     /// # Safety
     ///
     /// Both ranges are valid, the destination while its gate admits us.
+    #[inline]
     unsafe fn copy(
         &mut self,
         window: usize,

@@ -154,7 +154,8 @@ impl Rank {
             Some(gpu) => endpoint.allocate_gpu(gpu, len),
             None => endpoint.allocate(len as usize),
         };
-        let (source, landing) = (region(longest)?, region(longest)?);
+        // Messages land in two places in turn.
+        let (source, landing) = (region(longest)?, region(2 * longest)?);
         let stream = region(STREAM_BYTES.max(longest))?;
         let builder = Proxy::builder(&endpoint).threads(args.threads).timeout(TIMEOUT);
         let mut builder = builder.copier(args.copier);

@@ -17,6 +17,9 @@
 // in what it sends. Any number of threads may use a ring, but a ring for every few warps is much faster than one for all: see
 // peerway_ring_for_warp. Positions are claimed when the kernel runs, so captured graphs can be launched again.
 //
+// A kernel that waits holds up what CUDA does only when no kernel runs: have the code of every kernel loaded before (cudaFuncGetAttributes does), allocate
+// nothing meanwhile, and under MPS set CUDA_DEVICE_MAX_CONNECTIONS=32.
+//
 // Needs no header of CUDA's, so NVRTC compiles it as it is. Compiled for a processor, it is the same protocol on plain memory.
 #ifndef PEERWAY_DEVICE_CUH
 #define PEERWAY_DEVICE_CUH

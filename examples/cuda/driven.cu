@@ -113,6 +113,12 @@ int main() {
     peerway_window theirs{};
     MUST(peerway_proxy_peer_window(sender.proxy, PEER, 0, &theirs));
 
+    // CUDA loads a kernel's code when it is first asked for, and waits for kernels that run before it does: one that waits for another must not be
+    // launched before the other's code is there.
+    cudaFuncAttributes loaded;
+    must(cudaFuncGetAttributes(&loaded, send), "cudaFuncGetAttributes");
+    must(cudaFuncGetAttributes(&loaded, receive), "cudaFuncGetAttributes");
+
     // Armed from before the kernels are launched until after they have ended.
     int *status = nullptr;
     must(cudaMallocManaged(&status, sizeof *status), "cudaMallocManaged");

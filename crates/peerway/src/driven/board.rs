@@ -75,7 +75,7 @@ impl Board {
         let lines = |len: usize| vec![Line([0; 128]); len.div_ceil(128)].into_boxed_slice();
         let (host, near) = match device {
             Some(device) => {
-                let host = Pinned::allocate(&device.gpu, layout.len)?;
+                let host = device.host_memory(layout.len)?;
                 // SAFETY: all of what was just allocated.
                 unsafe { host.ptr().write_bytes(0, layout.len) };
                 let near = Plain::allocate(&device.gpu, near_len)?;

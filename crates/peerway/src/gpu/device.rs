@@ -12,6 +12,7 @@ use peerway_sys::cuda::{
 
 use super::DeviceMemoryKind;
 use super::staging::Buffer;
+use crate::os::affinity;
 
 /// Streams that copies go round: a GPU has a few copy engines, and one copy fills one of them.
 const STREAMS: usize = 4;
@@ -101,6 +102,12 @@ impl Device {
     /// Memory of this kind need not be asked for again.
     pub(super) fn refuse(&self, kind: DeviceMemoryKind, why: String) {
         self.learned.lock().unwrap().refused.push((kind, why));
+    }
+
+    /// Pinned memory of the host, near the GPU if that can be had.
+    pub(crate) fn host_memory(&self, len: usize) -> Result<HostMemory, CudaError> {
+        let node = self.gpu.facts().numa.and_then(|node| u16::try_from(node).ok());
+        affinity::near(node, || HostMemory::allocate(&self.gpu, len))
     }
 
     /// The GPU's number in this process.

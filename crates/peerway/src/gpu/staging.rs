@@ -49,7 +49,7 @@ impl Buffer {
         if pool.made >= MOST {
             return Ok(None);
         }
-        match HostMemory::allocate(&device.gpu, Self::LEN) {
+        match device.host_memory(Self::LEN) {
             Ok(memory) => {
                 pool.made += 1;
                 Ok(Some(Self { memory: Memory::Pinned(memory), gpu }))

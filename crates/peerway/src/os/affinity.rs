@@ -42,6 +42,56 @@ pub(crate) fn prefer_node(addr: u64, len: u64, node: u16) {
     }
 }
 
+/// Has pages that `work` causes to be allocated come from a NUMA node if it has any left, and puts back what the thread wished before. A wish, like
+/// [`prefer_node`].
+pub(crate) fn near<T>(node: Option<u16>, work: impl FnOnce() -> T) -> T {
+    let before = node.and_then(|node| {
+        let before = Policy::of_this_thread()?;
+        Policy::preferring(node)?.set().then_some(before)
+    });
+    let done = work();
+    if let Some(before) = before {
+        before.set();
+    }
+    done
+}
+
+/// Where a thread wishes its pages to come from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Policy {
+    mode: libc::c_int,
+    nodes: [u64; 16],
+}
+
+impl Policy {
+    const PREFERRED: libc::c_int = 1;
+
+    fn preferring(node: u16) -> Option<Self> {
+        let mut nodes = [0u64; 16];
+        *nodes.get_mut(usize::from(node) / 64)? = 1 << (node % 64);
+        Some(Self { mode: Self::PREFERRED, nodes })
+    }
+
+    fn of_this_thread() -> Option<Self> {
+        let mut policy = Self { mode: 0, nodes: [0; 16] };
+        let bits = policy.nodes.len() * 64;
+        // SAFETY: writes a mode and so many bits; no address is asked about.
+        let result = unsafe {
+            let (mode, nodes) = (&raw mut policy.mode, policy.nodes.as_mut_ptr());
+            libc::syscall(libc::SYS_get_mempolicy, mode, nodes, bits, std::ptr::null::<u8>(), 0)
+        };
+        (result == 0).then_some(policy)
+    }
+
+    fn set(&self) -> bool {
+        let bits = self.nodes.len() * 64;
+        // SAFETY: reads so many bits, and notes a policy for the calling thread.
+        let result =
+            unsafe { libc::syscall(libc::SYS_set_mempolicy, self.mode, self.nodes.as_ptr(), bits) };
+        result == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::thread;
@@ -61,6 +111,19 @@ mod tests {
         let pinned = pinned.join().unwrap();
         assert_eq!((pinned.count(), pinned.is_set(allowed)), (1, true));
         assert_eq!(sched_getaffinity(None).unwrap(), before);
+    }
+
+    #[test]
+    fn a_wish_for_a_node_is_put_back() {
+        let Some(before) = Policy::of_this_thread() else {
+            eprintln!("skipped: the kernel does not tell where pages come from");
+            return;
+        };
+        let meanwhile = near(Some(0), Policy::of_this_thread);
+        assert!(meanwhile == Policy::preferring(0) || meanwhile == Some(before), "{meanwhile:?}");
+        assert_eq!(Policy::of_this_thread(), Some(before));
+        assert_eq!(near(Some(u16::MAX), || 7), 7, "a node that cannot be named");
+        assert_eq!(near(None, || 8), 8);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(super) struct Launched {
 impl Launched {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         let lists = PLACES as usize * ENTRIES * size_of::<Run>();
-        let memory = HostMemory::allocate(&device.gpu, lists + LINE)?;
+        let memory = device.host_memory(lists + LINE)?;
         // SAFETY: all of it, which nobody else knows yet.
         unsafe { memory.ptr().write_bytes(0, memory.len()) };
         let ended = Plain::allocate(&device.gpu, LINE)?;

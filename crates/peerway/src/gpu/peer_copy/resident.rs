@@ -80,7 +80,7 @@ pub(super) struct Resident {
 impl Resident {
     pub(super) fn new(device: &Arc<Device>, options: &CopierOptions) -> Result<Self, CudaError> {
         let blocks = options.blocks.clamp(1, 128) as usize;
-        let memory = HostMemory::allocate(&device.gpu, blocks * (LINE + SLOTS as usize * SLOT))?;
+        let memory = device.host_memory(blocks * (LINE + SLOTS as usize * SLOT))?;
         // SAFETY: all of it, which nobody else knows yet. The first lap has the phase 1.
         unsafe { memory.ptr().write_bytes(0, memory.len()) };
         let together = Plain::allocate(&device.gpu, TOGETHER)?;

@@ -2,6 +2,8 @@
 //!
 //! Every byte is checked, also those around what was copied.
 
+mod on_gpu;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -10,6 +12,8 @@ use peerway::gpu::{
     Copier, CopierKind, CopierOptions, DeviceMemory, DeviceMemoryOptions, PinnedMemory, Run,
 };
 use peerway::{Endpoint, Region};
+
+use on_gpu::has_gpu;
 
 struct Counting;
 
@@ -34,25 +38,6 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// Whether there is a GPU; says so where there is none.
-fn has_gpu() -> bool {
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_test_writer()
-        .try_init();
-    match peerway::gpu::devices() {
-        Ok(devices) if !devices.is_empty() => true,
-        Ok(_) => {
-            eprintln!("skipped: the driver sees no GPU");
-            false
-        }
-        Err(error) => {
-            eprintln!("skipped: {error}");
-            false
-        }
-    }
-}
 
 fn options() -> CopierOptions {
     let mut options = CopierOptions::default();

@@ -1,34 +1,31 @@
 //! The GPU-driven engine on GPU memory, on whatever CUDA driver there is. Kernels push where there is a GPU; the stand-in's memory is reached by the
 //! same copies, of commands that processors push.
 
+mod on_gpu;
+
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use peerway::driven::{Forward, KERNELS, Proxy, Window};
-use peerway::gpu::CopierKind;
+use peerway::driven::{FaultCode, Forward, KERNELS, Proxy, Window};
+use peerway::gpu::{CopierKind, DeviceMemory, DeviceMemoryOptions};
 use peerway::{Endpoint, Peer, Region};
 use peerway_sys::Library;
 use peerway_sys::cuda::{Cuda, Gpu, Grid, Module, Stream};
 
-const LEN: u64 = 4 << 20;
+use on_gpu::has_gpu;
 
-fn has_gpu() -> bool {
-    match peerway::gpu::devices() {
-        Ok(devices) if !devices.is_empty() => true,
-        Ok(_) => {
-            eprintln!("skipped: the driver sees no GPU");
-            false
-        }
-        Err(error) => {
-            eprintln!("skipped: {error}");
-            false
-        }
-    }
-}
+const LEN: u64 = 4 << 20;
 
 /// Whether kernels run: the stand-in has references of the engine's own alone.
 fn runs_kernels() -> bool {
-    has_gpu() && std::env::var_os("PEERWAY_FAKE_CUDA").is_none()
+    if !has_gpu() {
+        return false;
+    }
+    let stands_in = std::env::var_os("PEERWAY_FAKE_CUDA").is_some();
+    if stands_in {
+        eprintln!("left to a GPU: the stand-in does not run this kernel");
+    }
+    !stands_in
 }
 
 /// A proxy here whose peer 0 is another endpoint of this process, with a window of GPU memory on each side.
@@ -159,6 +156,33 @@ fn arrivals_go_on_to_several_memories_of_gpus_and_the_host() {
             }
         }
         assert!(two.back.is_alive());
+    }
+}
+
+#[test]
+fn a_window_whose_memory_was_freed_fails_its_commands_and_nothing_else() {
+    if !has_gpu() {
+        return;
+    }
+    for copier in CopierKind::ALL {
+        let two = Two::new(copier, false);
+        let memory = DeviceMemory::allocate(0, 65_536, &DeviceMemoryOptions::default()).unwrap();
+        // SAFETY: that it goes before the region is what is tested.
+        let raw = unsafe { two._endpoints[0].register_gpu_raw(memory.address(), 65_536) }.unwrap();
+        let window = two.ours.window(&raw).unwrap();
+        let _armed = two.ours.arm();
+        let pusher = two.ours.pusher(0).unwrap();
+        pusher.put(0, two.to.base, window.base, 4096).unwrap();
+        pusher.quiet(0).unwrap();
+        drop(memory);
+        pusher.put_with_count(0, two.to.base, window.base, 4096, 2).unwrap();
+        assert!(pusher.quiet(0).is_err(), "{copier}");
+        let fault = two.ours.take_fault().unwrap();
+        assert_eq!(fault.code, FaultCode::Source, "{copier}: {fault}");
+        assert_eq!(two.theirs.counter(2), 0, "{copier}: a failed put counted");
+        pusher.put_with_count(0, two.to.base, two.from.base, 4096, 2).unwrap();
+        pusher.quiet(0).unwrap();
+        assert_eq!(two.theirs.counter(2), 1, "{copier}: others go on");
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Every byte is checked, after the transfer and nothing else: who forgets to wait for a copy reads old ones.
 
+mod on_gpu;
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -13,25 +15,7 @@ use peerway::{
     RemoteRegion, RemoteSlice, TransferError,
 };
 
-/// Whether there is a GPU; says so where there is none.
-fn has_gpu() -> bool {
-    // RUST_LOG=peerway=debug shows what the engine does.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_test_writer()
-        .try_init();
-    match peerway::gpu::devices() {
-        Ok(devices) if !devices.is_empty() => true,
-        Ok(_) => {
-            eprintln!("skipped: the driver sees no GPU");
-            false
-        }
-        Err(error) => {
-            eprintln!("skipped: {error}");
-            false
-        }
-    }
-}
+use on_gpu::has_gpu;
 
 fn endpoint(pin: Pin) -> Endpoint {
     Endpoint::builder().transport(pin).build().unwrap()

@@ -176,6 +176,11 @@ impl Forwarding {
         match &self.device {
             None => self.copy_here(),
             Some(device) => {
+                let mut places = std::iter::once(&self.rule.from).chain(&self.rule.to);
+                if places.any(|place| place.region.handle.memory.is_freed()) {
+                    self.broken = true;
+                    return Err((0, FaultCode::Source));
+                }
                 let submitted = self.submit(device, copiers);
                 let pending = submitted.map_err(|error| {
                     self.broken = true;

@@ -342,7 +342,9 @@ impl Outgoing {
         let (device, target) = (device.clone(), self.target.clone());
         let (mut gates, mut bytes, mut taken) = (Gates::default(), 0, 0);
         let mut counts = self.spare.pop().unwrap_or_default();
-        let mut barred = false;
+        let mut refused = None;
+        // The driver is asked once for every window of a list.
+        let mut known = 0u64;
         let fill = |list: &mut Gathered, room: usize| {
             for put in &self.waiting {
                 let Way::Gpu { device: other, src, dst, by_kernel } = self.way(put) else { break };
@@ -350,8 +352,15 @@ impl Outgoing {
                 if !fits || other.index() != device.index() {
                     break;
                 }
+                let bit = 1u64 << put.local;
+                if known & bit == 0 && self.locals.get(put.local as usize).is_freed() {
+                    // A copy of it would end the context of the whole process.
+                    refused = Some(FaultCode::Source);
+                    break;
+                }
+                known |= bit;
                 if !gates.enter(&target, put.remote as usize) {
-                    barred = true;
+                    refused = Some(FaultCode::Refused);
                     break;
                 }
                 list.runs.push(Run { src: src + put.src, dst: dst + put.dst, len: put.len });
@@ -382,7 +391,7 @@ impl Outgoing {
                 gates.leave(&target);
                 counts.clear();
                 self.spare.push(counts);
-                if barred { Err(FaultCode::Refused) } else { Ok(false) }
+                refused.map_or(Ok(false), Err)
             }
             Err(error) => {
                 tracing::error!(%error, "a GPU took no copies");

@@ -49,7 +49,8 @@ pub struct Proxy {
     copier: CopierKind,
     workers: usize,
     fork_generation: u32,
-    /// GPUs that workers have copiers for.
+    /// GPUs that workers have copiers for. Held by whoever adds windows, peers or rules, from before the driver is asked until workers are
+    /// told: they take locks that the others need, and no worker ever takes this one.
     copying: std::sync::Mutex<Vec<u32>>,
 }
 
@@ -265,7 +266,7 @@ impl ProxyBuilder {
             copying: std::sync::Mutex::default(),
         };
         if let Some(device) = &device {
-            proxy.have_copiers(device)?;
+            proxy.have_copiers(&mut proxy.copying.lock().unwrap(), device)?;
         }
         let near = device.as_deref().map(cpus_near).unwrap_or_default();
         for first in 0..threads {
@@ -311,18 +312,20 @@ impl Proxy {
     /// [`ProxyError::NoRoom`].
     pub fn window(&self, region: &Region) -> Result<Window, ProxyError> {
         let len = region.len();
+        let mut copying = self.copying.lock().unwrap();
         if let Some(device) = region.handle.memory.device() {
-            self.have_copiers(device)?;
+            self.have_copiers(&mut copying, device)?;
+        }
+        // Mapped now, before anything is locked that a worker reads: it may not ask the driver for it while a kernel waits.
+        let targets = self.shared.targets.read().unwrap().clone();
+        for target in targets.iter().flatten() {
+            (0..target.space.len()).for_each(|at| drop(target.way(&region.handle.memory, at)));
         }
         let mut locals = self.shared.locals.write().unwrap();
         let mut space = Space::clone(&locals);
         let window = space.next(len).filter(|_| space.len() < MAX_WINDOWS);
         let window = window.ok_or(ProxyError::NoRoom { len })?;
         space.push(window, region.handle.memory.clone());
-        // Mapped now: a worker may not ask the driver for it while a kernel waits.
-        for target in self.shared.targets.read().unwrap().iter().flatten() {
-            (0..target.space.len()).for_each(|at| drop(target.way(&region.handle.memory, at)));
-        }
         *locals = Arc::new(space);
         self.regions.lock().unwrap().push(region.clone());
         drop(locals);
@@ -392,13 +395,14 @@ impl Proxy {
             counter_words,
         };
         // Mapped and made ready before workers hear of it: later a kernel may wait for it, and the driver for the kernel.
+        let mut copying = self.copying.lock().unwrap();
         let locals = self.shared.locals.read().unwrap().clone();
         for (_, local) in locals.iter() {
             (0..target.space.len()).for_each(|window| drop(target.way(local, window)));
         }
         for window in 0..target.space.len() {
             if let Some(device) = target.remote(window).device() {
-                self.have_copiers(device)?;
+                self.have_copiers(&mut copying, device)?;
             }
         }
         let mut targets = self.shared.targets.write().unwrap();
@@ -436,14 +440,15 @@ impl Proxy {
         if rule.to.iter().any(|place| place.len != rule.from.len) {
             return no("a place has another length than what arrives");
         }
+        let mut copying = self.copying.lock().unwrap();
+        for place in std::iter::once(&rule.from).chain(&rule.to) {
+            if let Some(device) = place.region.handle.memory.device() {
+                self.have_copiers(&mut copying, device)?;
+            }
+        }
         let mut rules = self.shared.forwards.write().unwrap();
         if rules.iter().any(|other| other.counter == counter) {
             return no("the counter has a rule already");
-        }
-        for place in std::iter::once(&rule.from).chain(&rule.to) {
-            if let Some(device) = place.region.handle.memory.device() {
-                self.have_copiers(device)?;
-            }
         }
         rule.since = self.counter(counter);
         rule.stopped = Arc::default();
@@ -468,8 +473,7 @@ impl Proxy {
     }
 
     /// Makes copiers of a GPU for every worker. Here, because the driver may wait for kernels meanwhile, and kernels for workers.
-    fn have_copiers(&self, device: &Arc<Device>) -> Result<(), ProxyError> {
-        let mut copying = self.copying.lock().unwrap();
+    fn have_copiers(&self, copying: &mut Vec<u32>, device: &Arc<Device>) -> Result<(), ProxyError> {
         if copying.contains(&device.index()) {
             return Ok(());
         }

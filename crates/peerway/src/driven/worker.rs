@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) forwards: RwLock<Vec<Arc<Forward>>>,
     /// Copiers that were made for workers, by the worker's number, until it takes them.
     pub(crate) copiers: Mutex<Vec<(usize, Set)>>,
-    /// Changes with the three above.
+    /// Changes with what is above.
     pub(crate) generation: AtomicU64,
     /// How often the owner has looked at a fault.
     pub(crate) forgiven: AtomicU64,

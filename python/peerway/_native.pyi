@@ -454,7 +454,9 @@ class Proxy:
     """Rings that kernels push commands into, and threads that carry them out.
 
     ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without one, processors do, by a
-    ``Pusher``. Close it, or leave its ``with`` block, when every kernel that was given it has ended.
+    ``Pusher``. ``copier`` is how GPUs copy what they reach: ``launched``, ``resident`` (sooner, and takes two
+    multiprocessors for each thread) or ``engines``. Close it, or leave its ``with`` block, when every kernel that
+    was given it has ended.
     """
 
     def __init__(
@@ -468,6 +470,7 @@ class Proxy:
         peers: int = 64,
         counters: int = 1024,
         timeout: float = 10.0,
+        copier: str = "launched",
     ) -> None: ...
     @property
     def handle(self) -> int:

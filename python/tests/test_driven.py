@@ -229,6 +229,8 @@ def test_commands_that_cannot_be_meant(two: tuple[Side, Side]) -> None:
 
 
 def test_numbers_and_cards(two: tuple[Side, Side], endpoint: peerway.Endpoint) -> None:
+    with pytest.raises(ValueError, match="pigeon.*launched, resident or engines"):
+        peerway.Proxy(endpoint, copier="pigeon")
     for options, what in [
         ({"threads": 0}, "threads"),
         ({"threads": 4, "rings": 3}, "rings"),

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use peerway::driven::{self, FaultCode, Forward, PusherError};
-use pyo3::exceptions::PyBufferError;
+use peerway::gpu::{CopierKind, NoSuchCopier};
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -19,7 +20,8 @@ use crate::{arguments, errors, waiting};
 /// Rings that kernels push commands into, and threads that carry them out.
 ///
 /// ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without one, processors do, by a
-/// ``Pusher``. Close it, or leave its ``with`` block, when every kernel that was given it has ended.
+/// ``Pusher``. ``copier`` is how GPUs copy what they reach: ``launched``, ``resident`` (sooner, and takes two
+/// multiprocessors for each thread) or ``engines``. Close it, or leave its ``with`` block, when every kernel that was given it has ended.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Proxy {
     endpoint: peerway::Endpoint,
@@ -75,9 +77,9 @@ impl Proxy {
     #[pyo3(
         signature = (
             endpoint, gpu=None, *, threads=None, rings=None, slots=Int(2048), peers=Int(64),
-            counters=Int(1024), timeout=10.0
+            counters=Int(1024), timeout=10.0, copier="launched"
         ),
-        text_signature = "(endpoint, gpu=None, *, threads=None, rings=None, slots=2048, peers=64, counters=1024, timeout=10.0)"
+        text_signature = "(endpoint, gpu=None, *, threads=None, rings=None, slots=2048, peers=64, counters=1024, timeout=10.0, copier='launched')"
     )]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -90,13 +92,18 @@ impl Proxy {
         peers: Int<usize>,
         counters: Int<usize>,
         timeout: f64,
+        copier: &str,
     ) -> PyResult<Self> {
+        let copier: CopierKind = copier
+            .parse()
+            .map_err(|error: NoSuchCopier| PyValueError::new_err(error.to_string()))?;
         let endpoint = endpoint.get().endpoint.clone();
         let mut builder = driven::Proxy::builder(&endpoint)
             .slots(slots.0)
             .peers(peers.0)
             .counters(counters.0)
-            .timeout(arguments::seconds("timeout", timeout)?);
+            .timeout(arguments::seconds("timeout", timeout)?)
+            .copier(copier);
         let gpu = gpu.map(|gpu| gpu.0);
         if let Some(gpu) = gpu {
             builder = builder.gpu(gpu);
@@ -146,7 +153,8 @@ impl Proxy {
             Ok(region) => region.get().region.clone(),
             Err(_) => buffer::register(&self.endpoint, "memory", memory, Use::Write)?,
         };
-        let window = proxy.window(&region).map_err(|error| errors::proxy(py, error))?;
+        let made = py.detach(|| proxy.window(&region));
+        let window = made.map_err(|error| errors::proxy(py, error))?;
         Ok(Window { window })
     }
 
@@ -245,7 +253,7 @@ impl Proxy {
         for (Int(peer), Int(counter)) in answer {
             rule = rule.answer(peer, counter);
         }
-        proxy.forward(rule).map_err(|error| errors::proxy(py, error))
+        py.detach(|| proxy.forward(rule)).map_err(|error| errors::proxy(py, error))
     }
 
     /// Takes the rule of a counter away; False where it had none.

@@ -274,6 +274,14 @@ typedef struct peerway_staged peerway_staged;
 // A posted transfer. It goes on when its handle is freed; every transfer has a deadline.
 typedef struct peerway_transfer peerway_transfer;
 
+// A setting by its name in the environment. This struct stays as it is.
+typedef struct peerway_setting {
+    // The name ("PEERWAY_DEADLINE"): docs/configuration.md lists them.
+    const char *name;
+    // The value as it would be in the environment ("5s"). Empty is as usual.
+    const char *value;
+} peerway_setting;
+
 // Settings of an endpoint. What is zero or null comes from the environment (`peerway doctor --config` lists the variables), and
 // where that says nothing, from the defaults.
 typedef struct peerway_endpoint_options {
@@ -311,6 +319,10 @@ typedef struct peerway_endpoint_options {
     uint16_t copy_threads;
     // Zero.
     uint16_t reserved[3];
+    // Any other setting, or one of the above as text; null for none. What is given above wins.
+    const struct peerway_setting *settings;
+    // How many.
+    size_t settings_count;
 } peerway_endpoint_options;
 
 // The name of one life of an endpoint: a restarted one has another.
@@ -623,6 +635,11 @@ enum peerway_status peerway_endpoint_address(const struct peerway_endpoint *endp
                                              size_t room,
                                              size_t *len);
 
+// Checks metadata without connecting: the name of the life of the endpoint that gave it.
+enum peerway_status peerway_metadata_incarnation(const void *metadata,
+                                                 size_t len,
+                                                 struct peerway_incarnation *incarnation);
+
 // Connects to the endpoint that gave this metadata; a second connect to the same life of it gives a second handle to the same
 // peer. A time-out of zero is the endpoint's own.
 enum peerway_status peerway_endpoint_connect(const struct peerway_endpoint *endpoint,
@@ -903,6 +920,12 @@ enum peerway_status peerway_completions_free(struct peerway_completions *complet
 
 // Posts it.
 enum peerway_status peerway_prepared_post(const struct peerway_prepared *prepared, struct peerway_transfer **transfer);
+
+// Posts it with this message after its bytes, whatever it was prepared with.
+enum peerway_status peerway_prepared_post_notifying(const struct peerway_prepared *prepared,
+                                                    const void *message,
+                                                    size_t len,
+                                                    struct peerway_transfer **transfer);
 
 // Posts it and waits for its end, which the status is of. `ended` may be null.
 enum peerway_status peerway_prepared_run(const struct peerway_prepared *prepared, struct peerway_end *ended);

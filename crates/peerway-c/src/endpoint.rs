@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use peerway::{AcceptError, ConnectError, Endpoint, Pin};
+use peerway_core::metadata::Metadata;
 
 use crate::arguments::{self, Out, Versioned, until};
 use crate::entry::call;
@@ -74,6 +75,20 @@ pub struct peerway_endpoint_options {
     pub copy_threads: u16,
     /// Zero.
     pub reserved: [u16; 3],
+    /// Any other setting, or one of the above as text; null for none. What is given above wins.
+    pub settings: *const peerway_setting,
+    /// How many.
+    pub settings_count: usize,
+}
+
+/// A setting by its name in the environment. This struct stays as it is.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct peerway_setting {
+    /// The name ("PEERWAY_DEADLINE"): docs/configuration.md lists them.
+    pub name: *const c_char,
+    /// The value as it would be in the environment ("5s"). Empty is as usual.
+    pub value: *const c_char,
 }
 
 // SAFETY: repr(C), its size first, and numbers and pointers only.
@@ -113,6 +128,14 @@ unsafe fn builder(options: &peerway_endpoint_options) -> Answer<peerway::Builder
     // SAFETY: the caller's promise.
     let text = |at, name| unsafe { arguments::text(at, name) };
     let mut builder = Endpoint::builder();
+    // SAFETY: the caller's promise.
+    for setting in
+        unsafe { arguments::list(options.settings, options.settings_count, "settings") }?
+    {
+        let (name, value) = (text(setting.name, "name")?, text(setting.value, "value")?);
+        let missing = || Failure::new(peerway_status::NullArgument, "a setting has no name");
+        builder = builder.setting(name.ok_or_else(missing)?, value.unwrap_or_default());
+    }
     if let Some(text) = text(options.bind, "bind")? {
         // A port of its own choice where none is named.
         let addr = match text.parse::<IpAddr>() {
@@ -256,6 +279,28 @@ pub unsafe extern "C" fn peerway_endpoint_address(
         let address = endpoint.addresses().get(nth).ok_or(Failure::NOTHING)?;
         // SAFETY: the caller's promise.
         unsafe { arguments::give_text(&address.to_string(), buffer, room, len) }
+    })
+}
+
+/// Checks metadata without connecting: the name of the life of the endpoint that gave it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_metadata_incarnation(
+    metadata: *const c_void,
+    len: usize,
+    incarnation: *mut peerway_incarnation,
+) -> peerway_status {
+    call(|| {
+        // SAFETY: the caller's promise, for both.
+        let (out, metadata) = unsafe {
+            let nobody = peerway_incarnation { bytes: [0; 16] };
+            (
+                Out::new(incarnation, "incarnation", nobody)?,
+                arguments::bytes(metadata, len, "metadata")?,
+            )
+        };
+        let metadata = Metadata::from_bytes(metadata).map_err(ConnectError::from)?;
+        out.set(metadata.incarnation.into());
+        Ok(())
     })
 }
 

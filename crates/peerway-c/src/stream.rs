@@ -40,6 +40,24 @@ pub unsafe extern "C" fn peerway_prepared_post(
     })
 }
 
+/// Posts it with this message after its bytes, whatever it was prepared with.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_prepared_post_notifying(
+    prepared: *const peerway_prepared,
+    message: *const c_void,
+    len: usize,
+    transfer: *mut *mut peerway_transfer,
+) -> peerway_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let (out, message) = unsafe {
+            (arguments::handle(transfer, "transfer")?, arguments::bytes(message, len, "message")?)
+        };
+        out.set(handles::new(Transfer::new(get(prepared)?.post_notifying(message)?))?);
+        Ok(())
+    })
+}
+
 /// Posts it and waits for its end, which the status is of. `ended` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_prepared_run(

@@ -230,9 +230,20 @@ pub enum ConfigError {
         /// The second setting, a switch that is on.
         other: &'static str,
     },
+    /// A name that is no setting's.
+    #[error("{sentence}")]
+    Unknown {
+        /// Which, and what may have been meant.
+        sentence: String,
+    },
 }
 
 impl ConfigError {
+    /// A name that is no setting's.
+    pub fn unknown(name: &str) -> Self {
+        Self::Unknown { sentence: not_a_setting(name) }
+    }
+
     fn bad_value(name: &'static str, value: &str, allowed: String) -> Self {
         // 80 characters show what was meant; a variable can hold megabytes.
         let value = match value.char_indices().nth(80) {
@@ -254,24 +265,33 @@ impl ConfigError {
 /// assert!(found[0].contains("PEERWAY_TRANSPORT"));
 /// ```
 pub fn unknown(names: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> {
-    let mut sentences = Vec::new();
-    for name in names {
-        let name = name.as_ref();
-        if !name.starts_with("PEERWAY_") || SETTINGS.iter().any(|setting| setting.name == name) {
-            continue;
-        }
-        let nearest = SETTINGS
-            .iter()
-            .map(|setting| (parse::distance(name, setting.name), setting.name))
-            .min()
-            // Two slips, one of them a swap of neighbours (which counts double): more is a guess.
-            .filter(|(distance, _)| *distance <= 3);
-        sentences.push(match nearest {
-            Some((_, nearest)) => format!("{name} is not a setting; did you mean {nearest}?"),
-            None => format!("{name} is not a setting"),
-        });
+    let names = names.into_iter();
+    names
+        .filter(|name| name.as_ref().starts_with("PEERWAY_") && !is_ours(name.as_ref()))
+        .map(|name| not_a_setting(name.as_ref()))
+        .collect()
+}
+
+/// Whether a setting has this name, be it an alias.
+pub fn is_setting(name: &str) -> bool {
+    SETTINGS.iter().any(|setting| setting.names().any(|other| other == name))
+}
+
+fn is_ours(name: &str) -> bool {
+    SETTINGS.iter().any(|setting| setting.name == name)
+}
+
+fn not_a_setting(name: &str) -> String {
+    let nearest = SETTINGS
+        .iter()
+        .map(|setting| (parse::distance(name, setting.name), setting.name))
+        .min()
+        // Two slips, one of them a swap of neighbours (which counts double): more is a guess.
+        .filter(|(distance, _)| *distance <= 3);
+    match nearest {
+        Some((_, nearest)) => format!("{name} is not a setting; did you mean {nearest}?"),
+        None => format!("{name} is not a setting"),
     }
-    sentences
 }
 
 #[cfg(test)]

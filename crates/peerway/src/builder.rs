@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use peerway_core::config::{Config, ConfigError, Pin};
+use peerway_core::config::{self, Config, ConfigError, Pin};
 
 use crate::endpoint::Endpoint;
 use crate::error::BuildError;
@@ -27,6 +27,7 @@ pub struct Builder {
     copy_threads: Option<u16>,
     slots: Option<u32>,
     notify_bytes: Option<u64>,
+    settings: Vec<(String, String)>,
 }
 
 impl Builder {
@@ -121,9 +122,33 @@ impl Builder {
         self
     }
 
+    /// Sets what a variable of the environment would (`docs/configuration.md` lists them), here alone and before the
+    /// environment: for programs that are handed their settings as text. The methods above win over it.
+    ///
+    /// ```
+    /// use peerway::Endpoint;
+    ///
+    /// let endpoint = Endpoint::builder().setting("PEERWAY_DEADLINE", "5s").build()?;
+    /// let error = Endpoint::builder().setting("PEERWAY_DEADLNE", "5s").build().unwrap_err();
+    /// assert_eq!(error.to_string(), "PEERWAY_DEADLNE is not a setting; did you mean PEERWAY_DEADLINE?");
+    /// # Ok::<(), peerway::BuildError>(())
+    /// ```
+    pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.settings.push((name.into(), value.into()));
+        self
+    }
+
     /// Makes the endpoint: it listens when this returns.
     pub fn build(self) -> Result<Endpoint, BuildError> {
-        let (mut config, warnings) = Config::from_env(|name| std::env::var(name).ok())?;
+        let given = |name: &str| {
+            let (_, value) = self.settings.iter().rev().find(|(other, _)| other == name)?;
+            (!value.trim().is_empty()).then(|| value.clone())
+        };
+        if let Some((name, _)) = self.settings.iter().find(|(name, _)| !config::is_setting(name)) {
+            return Err(BuildError::Config(ConfigError::unknown(name)));
+        }
+        let (mut config, warnings) =
+            Config::from_env(|name| given(name).or_else(|| std::env::var(name).ok()))?;
         for warning in warnings {
             tracing::warn!("{warning}");
         }

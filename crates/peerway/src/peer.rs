@@ -232,6 +232,11 @@ impl Prepared {
         self.peer.post(&self.batch)
     }
 
+    /// Posts it with this message after its bytes, whatever it was prepared with: its list is not made or checked anew.
+    pub fn post_notifying(&self, message: &[u8]) -> Result<Transfer, PostError> {
+        self.peer.post(&Batch::clone(&self.batch).notify(message)?)
+    }
+
     /// Posts it and waits.
     pub fn run(&self) -> Result<Ended, PostError> {
         self.peer.run(&self.batch)

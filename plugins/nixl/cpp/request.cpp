@@ -1,0 +1,95 @@
+#include "request.h"
+
+#include "notifications.h"
+#include "words.h"
+
+namespace {
+
+// Long enough for a peer that answers to say that it has stopped; nobody would call it waiting.
+constexpr uint64_t A_MOMENT_NS = 2'000'000;
+// A stopped transfer ends within the fence's deadline. This is for an engine that breaks its word.
+constexpr uint64_t AT_MOST_NS = 60'000'000'000;
+
+peerway_end blank() {
+    peerway_end end{};
+    end.size = sizeof end;
+    return end;
+}
+
+} // namespace
+
+nixl_status_t Request::prepare(const std::shared_ptr<Peer> &to, const Batch &batch) {
+    peer = to;
+    const auto status = peerway_peer_prepare(peer->get(), batch.get(), prepared.made());
+    return status == PEERWAY_STATUS_OK ? NIXL_SUCCESS : failed(agent, about, status);
+}
+
+nixl_status_t Request::post(const std::string *notification) {
+    const std::lock_guard lock(changing);
+    if (transfer) {
+        return NIXL_ERR_REPOST_ACTIVE;
+    }
+    asked_before = false;
+    peerway_status status;
+    if (notification == nullptr) {
+        status = peerway_prepared_post(prepared.get(), transfer.made());
+    } else {
+        const auto messages = packed(agent, *notification);
+        const auto &last = messages.back();
+        for (size_t i = 0; i + 1 < messages.size(); ++i) {
+            Transfer ahead;
+            status = peerway_peer_notify(peer->get(), messages[i].data(), messages[i].size(), ahead.made());
+            if (status != PEERWAY_STATUS_OK) {
+                return failed(agent, about, status);
+            }
+        }
+        status = peerway_prepared_post_notifying(prepared.get(), last.data(), last.size(), transfer.made());
+    }
+    if (status != PEERWAY_STATUS_OK) {
+        return failed(agent, about, status);
+    }
+    auto end = blank();
+    return ended(peerway_transfer_poll(transfer.get(), &end), end);
+}
+
+nixl_status_t Request::check() {
+    const std::lock_guard lock(changing);
+    if (!transfer) {
+        return NIXL_ERR_NOT_POSTED;
+    }
+    auto end = blank();
+    return ended(peerway_transfer_poll(transfer.get(), &end), end);
+}
+
+// NIXL does not ask again once it was told the end, so the transfer is let go of.
+nixl_status_t Request::ended(peerway_status status, const peerway_end &end) {
+    if (status == PEERWAY_STATUS_PENDING) {
+        return NIXL_IN_PROG;
+    }
+    if (status != PEERWAY_STATUS_OK && status != PEERWAY_STATUS_CANCELLED) {
+        say(agent, about, peerway_last_error());
+    }
+    if (end.fence_open != 0) {
+        say(agent, about, "bytes of it may still land: the agent did not answer for them in time");
+    }
+    transfer = Transfer();
+    return in_nixls_words(status);
+}
+
+bool Request::stop() {
+    const std::lock_guard lock(changing);
+    if (!transfer) {
+        return true;
+    }
+    auto end = blank();
+    peerway_transfer_cancel(transfer.get());
+    // Who was sent away once and comes again wants it to be over, and NIXL asks no third time.
+    const uint64_t patience = asked_before ? AT_MOST_NS : A_MOMENT_NS;
+    asked_before = true;
+    const auto status = peerway_transfer_wait(transfer.get(), patience, &end);
+    if (status == PEERWAY_STATUS_PENDING && patience != AT_MOST_NS) {
+        return false;
+    }
+    ended(status, end);
+    return true;
+}

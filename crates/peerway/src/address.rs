@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
-use peerway_core::config::Config;
+use peerway_core::config::{Config, ConfigError};
 
 use crate::error::BuildError;
 use crate::os::net::{self, Interface};
@@ -40,12 +40,12 @@ pub(crate) fn places(
         .map_err(|source| BuildError::Os { what: "listing interfaces", source })?;
     let advertise = match (advertise, &config.advertise) {
         (Some(addr), _) => Some(addr),
-        (None, Some(text)) => Some(resolve(text)?.ip()),
+        (None, Some(text)) => Some(resolve("PEERWAY_ADVERTISE", text)?.ip()),
         (None, None) => None,
     };
     let asked = match (bind, &config.bind) {
         (Some(addr), _) => Some(addr),
-        (None, Some(text)) => Some(resolve(text)?),
+        (None, Some(text)) => Some(resolve("PEERWAY_BIND", text)?),
         (None, None) => None,
     };
     let rails = match &config.interfaces {
@@ -122,12 +122,14 @@ fn routed() -> Option<IpAddr> {
     (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
 }
 
-fn resolve(text: &str) -> Result<SocketAddr, BuildError> {
-    let bad = |source| BuildError::Os { what: "resolving an address to listen on", source };
+fn resolve(name: &'static str, text: &str) -> Result<SocketAddr, BuildError> {
     let with_port = text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 0));
     let found = match with_port {
         Ok(addr) => Some(addr),
-        Err(_) => text.to_socket_addrs().map_err(bad)?.next(),
+        Err(_) => text.to_socket_addrs().ok().and_then(|mut found| found.next()),
     };
-    found.ok_or_else(|| bad(std::io::ErrorKind::NotFound.into()))
+    found.ok_or_else(|| {
+        let allowed = "an address of this host, with or without a port".to_owned();
+        BuildError::Config(ConfigError::BadValue { name, value: text.to_owned(), allowed })
+    })
 }

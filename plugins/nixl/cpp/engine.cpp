@@ -60,10 +60,13 @@ nixl_status_t Engine::registerMem(const nixlBlobDesc &memory, const nixl_mem_t &
         say(localAgent, about, "only DRAM and VRAM can be registered");
         return NIXL_ERR_NOT_SUPPORTED;
     }
+    if (memory.len == 0) {
+        say(localAgent, about, "there is nothing to register");
+        return NIXL_ERR_INVALID_PARAM;
+    }
     auto made = std::make_unique<LocalMemory>();
     made->addr = memory.addr;
     made->len = memory.len;
-    made->kind = kind;
     auto status = kind == VRAM_SEG
                       ? peerway_region_register_gpu(endpoint.get(), memory.addr, memory.len, made->region.made())
                       : peerway_region_register(endpoint.get(), reinterpret_cast<void *>(memory.addr), memory.len,

@@ -34,7 +34,6 @@ class LocalMemory : public nixlBackendMD {
     Region region;
     uintptr_t addr = 0;
     size_t len = 0;
-    nixl_mem_t kind = DRAM_SEG;
     Descriptor descriptor{};
 };
 

@@ -5,8 +5,8 @@
 
 namespace {
 
-// Long enough for a peer that answers to say that it has stopped; nobody would call it waiting.
-constexpr uint64_t A_MOMENT_NS = 2'000'000;
+// Long enough for a peer that answers to say that it has stopped, which takes microseconds where both have a core to run on.
+constexpr uint64_t A_MOMENT_NS = 20'000'000;
 // A stopped transfer ends within the fence's deadline. This is for an engine that breaks its word.
 constexpr uint64_t AT_MOST_NS = 60'000'000'000;
 

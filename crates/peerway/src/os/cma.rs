@@ -1,8 +1,7 @@
-//! Reading another process's memory with one system call and one copy (cross-memory attach).
+//! Reading and writing another process's memory with one system call and one copy (cross-memory attach).
 //!
-//! Pull only: the process that owns the destination copies, so that whoever may cancel or revoke a write
-//! also performs it. The kernel asks for the right to ptrace the other process; whether we have it (same
-//! user, Yama, seccomp, PID namespace) is found by [`probe`], not guessed. A pid can be reused: the caller
+//! The kernel asks for the right to ptrace the other process; whether we have it (same user, Yama, seccomp, PID
+//! namespace) is found by [`probe`], not guessed, and it is the same for both directions. A pid can be reused: the caller
 //! holds a pidfd and checks it after the call. Called by the CMA transport.
 
 use std::io;
@@ -24,30 +23,59 @@ const PIECES_PER_CALL: usize = 500;
 /// Every piece of `local` must be writable memory that nothing in this process holds a reference to while
 /// the call runs. `remote` needs no trust: a bad address there is an error.
 pub(crate) unsafe fn pull(pid: u32, local: &[Piece], remote: &[Piece]) -> io::Result<()> {
-    debug_assert_eq!(total(local), total(remote), "both sides of a pull must be of one size");
+    // SAFETY: the caller's promise.
+    unsafe { copy(libc::process_vm_readv, pid, local, remote) }
+}
+
+/// Copies `local` into `remote` of process `pid`, as [`pull`] does the other way.
+///
+/// # Safety
+///
+/// Every piece of `local` must be readable memory while the call runs, and `remote` memory that its owner lets us write: the kernel
+/// checks only that it is mapped.
+pub(crate) unsafe fn push(pid: u32, local: &[Piece], remote: &[Piece]) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { copy(libc::process_vm_writev, pid, local, remote) }
+}
+
+/// One of the two system calls, which have the same arguments: the local side comes first.
+type Call = unsafe extern "C" fn(
+    libc::pid_t,
+    *const libc::iovec,
+    libc::c_ulong,
+    *const libc::iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> libc::ssize_t;
+
+/// # Safety
+///
+/// As for [`pull`] or [`push`], whichever the call is.
+unsafe fn copy(call: Call, pid: u32, local: &[Piece], remote: &[Piece]) -> io::Result<()> {
+    debug_assert_eq!(total(local), total(remote), "both sides of a copy must be of one size");
     let pid =
         libc::pid_t::try_from(pid).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    let (mut to, mut from) = (Cursor::new(local), Cursor::new(remote));
-    while to.skip_empty() && from.skip_empty() {
-        let (mut to_cut, mut from_cut) = (UNCUT, UNCUT);
-        let (to_now, from_now) = (to.window(&mut to_cut), from.window(&mut from_cut));
-        // SAFETY: pieces are laid out as iovecs and both windows outlive the call; the kernel writes only
-        // to pieces of `local`, which the caller vouches for, and checks the remote ones itself.
+    let (mut here, mut there) = (Cursor::new(local), Cursor::new(remote));
+    while here.skip_empty() && there.skip_empty() {
+        let (mut here_cut, mut there_cut) = (UNCUT, UNCUT);
+        let (ours, theirs) = (here.window(&mut here_cut), there.window(&mut there_cut));
+        // SAFETY: pieces are laid out as iovecs and both windows outlive the call; the kernel touches only
+        // pieces of `local`, which the caller vouches for, and checks the remote ones itself.
         let moved = unsafe {
-            libc::process_vm_readv(
+            call(
                 pid,
-                to_now.as_ptr().cast(),
-                to_now.len() as libc::c_ulong,
-                from_now.as_ptr().cast(),
-                from_now.len() as libc::c_ulong,
+                ours.as_ptr().cast(),
+                ours.len() as libc::c_ulong,
+                theirs.as_ptr().cast(),
+                theirs.len() as libc::c_ulong,
                 0,
             )
         };
         match moved {
             // A fault or signal part-way shows as a short count; the next call says what it was.
             1.. => {
-                to.advance(moved as u64);
-                from.advance(moved as u64);
+                here.advance(moved as u64);
+                there.advance(moved as u64);
             }
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             _ => match io::Error::last_os_error() {
@@ -166,6 +194,10 @@ mod tests {
                 // SAFETY: the local pieces are the whole of `target`, which is not used meanwhile.
                 unsafe { pull(here(), &local, &cut(&source, from)).unwrap() };
                 assert!(target == source, "{to:?} {from:?}");
+                target.fill(0);
+                // SAFETY: as above, the other way round.
+                unsafe { push(here(), &cut(&source, from), &local).unwrap() };
+                assert!(target == source, "{from:?} {to:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Copies that this process does by itself: same process, mapped memory, and reads by CMA.
+//! Copies that this process does by itself: same process, mapped memory, reads by CMA, and small writes by it.
 //!
 //! Each quantum passes the owner's gate, so that a revoke bars the next one and waits for the one
 //! under way. Nothing of the peer's CPU is needed.
@@ -22,11 +22,10 @@ use crate::os::{Piece, cma};
 use crate::progress::crew::{Job, QUANTUM};
 use crate::transport::pull::cma_failed;
 
-/// iovs of one `process_vm_readv`: more cost no less (measured), and 1024 is the kernel's limit.
+/// iovs of one call: more cost no less (measured), and 1024 is the kernel's limit.
 const CMA_PIECES: usize = 500;
 
-/// Copies everything from the cursor to its end. Every remote region of the work must have a direct
-/// path, and for writes a mapped one.
+/// Copies everything from the cursor to its end. Every remote region of the work must have a direct path.
 ///
 /// `Err` says why it stopped; bytes before that have been copied.
 pub(crate) fn copy_all(
@@ -56,7 +55,7 @@ pub(crate) fn copy_all(
                 }
             }
             work.shape.advance(&mut at, pair.len);
-        } else if let Err(error) = pull_run(work, &mut at, &mut pass) {
+        } else if let Err(error) = cma_run(work, direction, &mut at, &mut pass) {
             break Err(error);
         }
     };
@@ -70,14 +69,19 @@ pub(crate) fn copy_all(
 }
 
 thread_local! {
-    /// Piece lists of this thread's last pull, so that the next one need not allocate.
+    /// Piece lists of this thread's last copy, so that the next one need not allocate.
     static PIECES: RefCell<(Vec<Piece>, Vec<Piece>)> = const {
         RefCell::new((Vec::new(), Vec::new()))
     };
 }
 
-/// Reads one run of pieces that lie in the same remote region, by CMA.
-fn pull_run<'a>(work: &'a Work, at: &mut Cursor, pass: &mut Pass<'a>) -> Result<(), TransferError> {
+/// Copies one run of pieces that lie in the same remote region, by CMA.
+fn cma_run<'a>(
+    work: &'a Work,
+    direction: Direction,
+    at: &mut Cursor,
+    pass: &mut Pass<'a>,
+) -> Result<(), TransferError> {
     let (mut ours, mut theirs) = PIECES.take();
     ours.clear();
     theirs.clear();
@@ -105,9 +109,15 @@ fn pull_run<'a>(work: &'a Work, at: &mut Cursor, pass: &mut Pass<'a>) -> Result<
         return Err(TransferError::Revoked);
     }
     hooks::about_to_copy();
-    // SAFETY: the local pieces lie in regions that `work` keeps alive; the remote ones are only
-    // addresses in another process, which the kernel checks.
-    let result = unsafe { cma::pull(*pid, &ours, &theirs) };
+    // SAFETY: the local pieces lie in regions that `work` keeps alive; the remote ones are addresses in
+    // another process, which the kernel checks, of memory that the shape keeps inside what was advertised
+    // and the gate says is ours to use.
+    let result = unsafe {
+        match direction {
+            Direction::Read => cma::pull(*pid, &ours, &theirs),
+            Direction::Write => cma::push(*pid, &ours, &theirs),
+        }
+    };
     PIECES.set((ours, theirs));
     // A number is given to another process only after its owner's death was collected and the
     // numbers went round; a session is buried long before that, and asking costs a system call.

@@ -1,0 +1,87 @@
+"""An agent with memory, as the tests and the processes that they start have one."""
+
+import importlib
+import os
+import time
+import uuid
+
+import numpy as np
+
+MARK = "@ "
+PACKAGE = os.environ.get("PEERWAY_NIXL", "nixl_cu12")
+BACKEND = os.environ.get("PEERWAY_NIXL_BACKEND", "PEERWAY")
+
+api = importlib.import_module(f"{PACKAGE}._api")
+bindings = importlib.import_module(f"{PACKAGE}._bindings")
+
+
+class Side:
+    """An agent, its memory, and transfers between that and another's."""
+
+    def __init__(self, name=None, size=1 << 20, memory=None, settings=None):
+        self.name = name or f"agent-{uuid.uuid4().hex[:8]}"
+        self.memory = np.zeros(size, np.uint8) if memory is None else memory
+        self.agent = api.nixl_agent(self.name, api.nixl_agent_config(backends=[]))
+        self.agent.create_backend(BACKEND, settings or {})
+        whole = [(self.address, self.memory.nbytes, 0, "")]
+        self.registered = self.agent.register_memory(whole, "DRAM")
+
+    @property
+    def address(self):
+        return self.memory.ctypes.data
+
+    def descriptors(self, *ranges, base=None):
+        """Of (offset, length) pairs, of our memory or of another's that begins at `base`."""
+        base = self.address if base is None else base
+        listed = [(base + offset, length, 0) for offset, length in ranges]
+        return self.agent.get_xfer_descs(listed, "DRAM")
+
+    def request(self, op, ours, theirs, name, base, message=b""):
+        local = self.descriptors(*ours)
+        remote = self.descriptors(*theirs, base=base)
+        return self.agent.initialize_xfer(op, local, remote, name, message)
+
+    def run(self, handle, message=b"", timeout=30.0):
+        """Posts it and says how it ended."""
+        state = self.agent.transfer(handle, message) if message else self.agent.transfer(handle)
+        return self.ended(handle, state, timeout)
+
+    def ended(self, handle, state="PROC", timeout=30.0):
+        until = time.monotonic() + timeout
+        while state == "PROC":
+            assert time.monotonic() < until, "no end in time"
+            state = self.agent.check_xfer_state(handle)
+        return state
+
+    def notifications(self, count=1, timeout=10.0):
+        found, until = [], time.monotonic() + timeout
+        while len(found) < count and time.monotonic() < until:
+            for name, messages in self.agent.get_new_notifs().items():
+                found += [(name, message) for message in messages]
+        return found
+
+    def close(self):
+        if self.agent is not None:
+            self.agent.deregister_memory(self.registered)
+            self.agent = None
+
+
+def pair(**settings):
+    """Two agents that know each other."""
+    a, b = Side(settings=settings), Side(settings=settings)
+    a.agent.add_remote_agent(b.agent.get_agent_metadata())
+    b.agent.add_remote_agent(a.agent.get_agent_metadata())
+    return a, b
+
+
+def released_within(side, request, seconds):
+    """Asks until it is released. No ask may block while the peer answers."""
+    until = time.monotonic() + seconds
+    while True:
+        begun = time.monotonic()
+        try:
+            side.agent.release_xfer_handle(request)
+            return
+        except bindings.nixlRepostActiveError:
+            assert time.monotonic() - begun < 1
+            assert time.monotonic() < until

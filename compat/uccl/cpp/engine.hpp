@@ -5,8 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 
 #include "handles.hpp"
 #include "imports.hpp"

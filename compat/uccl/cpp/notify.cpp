@@ -5,22 +5,26 @@
 
 namespace shim {
 
+// Sends a notification of the engine, and waits until it is there. Its deadline ends that.
+static bool deliver(Conn &conn, std::string_view message) {
+    Transfer transfer;
+    auto status = peerway_peer_notify(conn.peer.get(), message.data(), message.size(), out(transfer));
+    if (status == PEERWAY_STATUS_BUSY) {
+        // As for reads and writes.
+        conn.transfers.look();
+        status = peerway_peer_notify(conn.peer.get(), message.data(), message.size(), out(transfer));
+    }
+    return status == PEERWAY_STATUS_OK && peerway_transfer_wait(transfer.get(), PEERWAY_FOREVER, nullptr) == PEERWAY_STATUS_OK;
+}
+
 static int send(const char *call, uccl_conn_t *handle, const NotifyMsg &note) {
     const auto conn = conn_of(handle, call);
     if (!conn) return -1;
     if (conn->transfers.take_failure()) return complain(call, "it is not sent, because the transfer before it failed");
-    if (note.name.size() > PEERWAY_MAX_NOTIFICATION || note.msg.size() > PEERWAY_MAX_NOTIFICATION)
-        return complain(call, "the notification is longer than " + std::to_string(PEERWAY_MAX_NOTIFICATION) + " bytes");
-    const std::string message = serialize_notify_msg(note);
-    Transfer transfer;
-    auto status = peerway_peer_notify(conn->peer.get(), message.data(), message.size(), out(transfer));
-    if (status == PEERWAY_STATUS_BUSY) {
-        conn->transfers.look();
-        status = peerway_peer_notify(conn->peer.get(), message.data(), message.size(), out(transfer));
-    }
-    // Its deadline ends it.
-    if (status == PEERWAY_STATUS_OK) status = peerway_transfer_wait(transfer.get(), PEERWAY_FOREVER, nullptr);
-    return status == PEERWAY_STATUS_OK ? 0 : complain_of_engine(call);
+    if (std::max(note.name.size(), note.msg.size()) > LONGEST_NOTE || note.name.size() + note.msg.size() > LONGEST_NOTE - NOTIFY_MSG_HDR_SIZE)
+        return complain(call, "the notification is longer than " + std::to_string(LONGEST_NOTE) + " bytes");
+    const bool sent = in_parts(serialize_notify_msg(note), [&](std::string_view message) { return deliver(*conn, message); });
+    return sent ? 0 : complain_of_engine(call);
 }
 
 static std::vector<NotifyMsg> every_note() {

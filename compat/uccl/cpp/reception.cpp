@@ -1,6 +1,5 @@
 #include "reception.hpp"
 
-#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -24,18 +23,6 @@ static constexpr size_t MOST_BYTES = 64 << 20;
 // Peers that greeted are remembered; from so many on, only those that live.
 static constexpr size_t MOST_GREETED = 4096;
 
-static Incarnation incarnation(const peerway_incarnation &from) {
-    Incarnation made;
-    std::copy(std::begin(from.bytes), std::end(from.bytes), made.begin());
-    return made;
-}
-
-std::optional<Incarnation> who(const peerway_peer *peer) {
-    auto facts = sized<peerway_peer_facts>();
-    if (peerway_peer_describe(peer, &facts) != PEERWAY_STATUS_OK) return {};
-    return incarnation(facts.incarnation);
-}
-
 std::optional<Arrival> Reception::next_arrival() {
     for (;;) {
         std::chrono::nanoseconds wait;
@@ -55,10 +42,12 @@ std::optional<Arrival> Reception::next_arrival() {
         std::unique_lock lock(lock_);
         if (status == PEERWAY_STATUS_OK) {
             met(std::move(peer));
-        } else if (status != PEERWAY_STATUS_PENDING) {
-            // The endpoint is of no use; callers that ask again at once are not to spin.
+        } else if (status != PEERWAY_STATUS_PENDING && !stopped_) {
+            // The endpoint is of no use, as after a fork; callers that ask again at once are not to spin.
             lock.unlock();
+            complain_of_engine("uccl_engine_accept");
             std::this_thread::sleep_for(LOOK);
+            return {};
         }
     }
 }
@@ -94,8 +83,10 @@ void Reception::sort() {
         const std::string_view message(static_cast<const char *>(bytes), len);
         if (is_greeting(message))
             greeted_by(incarnation(from), message);
-        else
+        else if (!is_part(message))
             noted(std::string(message));
+        else if (auto whole = unfinished_.take(incarnation(from), message))
+            noted(std::move(*whole));
     }
     tell_of_silent();
 }

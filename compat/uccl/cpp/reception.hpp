@@ -4,7 +4,6 @@
 // it is bounded and senders are told.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -15,15 +14,11 @@
 #include <vector>
 
 #include "common.h"
+#include "incarnation.hpp"
 #include "owned.hpp"
+#include "parts.hpp"
 
 namespace shim {
-
-// The name of one life of a peer.
-using Incarnation = std::array<uint8_t, 16>;
-
-// Who a peer is; none where it cannot be asked.
-std::optional<Incarnation> who(const peerway_peer *peer);
 
 // A peer that connected to us, and the number of its GPU, -1 where it is not known.
 struct Arrival {
@@ -35,7 +30,7 @@ class Reception {
   public:
     explicit Reception(const peerway_endpoint *endpoint) : endpoint_(endpoint) {}
 
-    // Waits for the next peer that connects; none once this was stopped.
+    // Waits for the next peer that connects; none once this was stopped, or where the endpoint is of no use.
     std::optional<Arrival> next_arrival();
 
     // Has everybody who waits give up, from now on.
@@ -64,6 +59,7 @@ class Reception {
     std::map<Incarnation, std::pair<Peer, std::chrono::steady_clock::time_point>> silent_;
     std::set<Incarnation> greeted_;
     std::deque<Arrival> arrivals_;
+    Unfinished unfinished_;
     std::vector<NotifyMsg> notes_;
     size_t note_bytes_ = 0;
     bool stopped_ = false;

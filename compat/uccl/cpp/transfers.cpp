@@ -17,25 +17,27 @@ uint64_t Transfers::add(Transfer transfer) {
 }
 
 bool Transfers::has_ended(uint64_t number) {
-    std::unique_lock lock(lock_);
-    const auto found = under_way_.find(number);
-    if (found == under_way_.end()) {
-        // Who is told "not yet" of what will never end asks for ever.
-        complain(CALL, "there is no transfer " + std::to_string(number) + ", or its end has been reported");
-        return true;
+    // A handle that another thread frees meanwhile is a number that means nothing: the end was reported there.
+    const peerway_transfer *transfer = nullptr;
+    {
+        std::unique_lock lock(lock_);
+        const auto found = under_way_.find(number);
+        if (found != under_way_.end()) transfer = found->second.get();
     }
-    const auto status = peerway_transfer_poll(found->second.get(), nullptr);
+    const auto status = transfer ? peerway_transfer_poll(transfer, nullptr) : PEERWAY_STATUS_BAD_HANDLE;
     if (status == PEERWAY_STATUS_PENDING) {
-        lock.unlock();
         // Callers ask in a loop; where cores are scarce, this one is what the transfer waits for.
         sched_yield();
         return false;
     }
-    if (status != PEERWAY_STATUS_OK) {
+    std::unique_lock lock(lock_);
+    if (under_way_.erase(number) == 0) {
+        // Who is told "not yet" of what will never end asks for ever.
+        complain(CALL, "there is no transfer " + std::to_string(number) + ", or its end has been reported");
+    } else if (status != PEERWAY_STATUS_OK) {
         complain(CALL, "transfer " + std::to_string(number) + " failed: " + peerway_last_error());
         told_of_failure_.insert(std::this_thread::get_id());
     }
-    under_way_.erase(found);
     return true;
 }
 

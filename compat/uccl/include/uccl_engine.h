@@ -35,7 +35,7 @@ typedef struct notify_msg {
     char msg[MSG_SIZE];
 } notify_msg_t;
 
-// A notification of any length: name and message together up to 1 MiB less NOTIFY_MSG_HDR_SIZE bytes.
+// A notification of any length: name and message together up to 64 MiB less NOTIFY_MSG_HDR_SIZE bytes.
 typedef struct notify_msg_v {
     std::string name;
     std::string msg;

@@ -1,7 +1,7 @@
-"""Two agents of NIXL, each in a process, over NIXL's own UCCL plugin: a write, a read, notifications, memory of one agent, and a lost peer.
+"""Two agents of NIXL, each in a process, over NIXL's own UCCL plugin.
 
-``NIXL_PLUGIN_DIR`` names the directory of the plugin, which is linked to our libuccl_p2p.so. Needs the wheels ``nixl`` and
-``nixl-cu12``, and NumPy; no GPU.
+A write, a read, notifications, memory of one agent, and a lost peer. ``NIXL_PLUGIN_DIR`` names the directory of the
+plugin, which is linked to our libuccl_p2p.so. Needs the wheels ``nixl`` and ``nixl-cu12``, and NumPy; no GPU.
 """
 
 import multiprocessing

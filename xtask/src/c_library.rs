@@ -12,7 +12,7 @@ use crate::python::{output, step, step_with};
 use crate::setup::{self, Tool};
 use crate::test::cargo;
 use crate::wheels::{self, Wheels};
-use crate::{c_header, kernels};
+use crate::{c_header, kernels, uccl_library};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const HEADERS: &[&str] = &["peerway.h", "peerway_abi.h", "peerway_device.cuh"];
@@ -97,7 +97,7 @@ fn pkg_config() -> String {
     )
 }
 
-fn put(from: &Path, to: &Path) -> anyhow::Result<()> {
+pub(crate) fn put(from: &Path, to: &Path) -> anyhow::Result<()> {
     // Not written over: a program that runs has it mapped.
     let _ = fs::remove_file(to);
     fs::copy(from, to).with_context(|| format!("cannot copy {from:?} to {to:?}"))?;
@@ -151,6 +151,7 @@ pub(crate) fn test(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Resu
     )?;
     let program = bench.compile(OF_GPUS, Linked::Shared)?;
     bench.run(&program, &[("PEERWAY_CUDA_SO", &fake.display().to_string())], &[])?;
+    uccl_library::test(&bench, fake)?;
     let nvcc = Wheels::have(workspace, target, &wheels::CUDA_13)?.nvcc();
     bench.compile_for_gpus(&nvcc)
 }
@@ -168,7 +169,9 @@ const UNLOADS: &str = "crates/peerway-c/tests/unload.c";
 /// Not under valgrind: memory of the GPUs that are played is memory that nobody may touch.
 const OF_GPUS: &str = "crates/peerway-c/tests/gpu.c";
 const CUDA_EXAMPLE: &str = "examples/cuda/driven.cu";
-const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-g"];
+/// What valgrind says of no mistake.
+const SUPPRESSIONS: &str = "crates/peerway-c/tests/valgrind.supp";
+pub(crate) const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-g"];
 
 /// The calls of the header are what both libraries show, and nothing else is.
 fn check_symbols(workspace: &Path, prefix: &Path) -> anyhow::Result<()> {
@@ -199,22 +202,24 @@ fn declared(header: &str) -> impl Iterator<Item = &str> {
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Linked {
+pub(crate) enum Linked {
     Shared,
+    /// With our library for UCCL's interface too.
+    Uccl,
     Static,
     /// Only by itself, when it runs.
     Not,
 }
 
 /// Where programs are compiled and run.
-struct Bench<'a> {
-    workspace: &'a Path,
-    place: &'a Path,
-    prefix: &'a Path,
+pub(crate) struct Bench<'a> {
+    pub(crate) workspace: &'a Path,
+    pub(crate) place: &'a Path,
+    pub(crate) prefix: &'a Path,
 }
 
 impl Bench<'_> {
-    fn compile(&self, source: &str, linked: Linked) -> anyhow::Result<PathBuf> {
+    pub(crate) fn compile(&self, source: &str, linked: Linked) -> anyhow::Result<PathBuf> {
         let (compiler, standard) = match source.ends_with(".c") {
             true => ("gcc", "-std=c11"),
             false => ("g++", "-std=c++17"),
@@ -235,7 +240,7 @@ impl Bench<'_> {
         let mut command = Command::new("pkg-config");
         command.env("PKG_CONFIG_PATH", self.prefix.join("lib/pkgconfig"));
         command.args(match linked {
-            Linked::Shared => &["--cflags", "--libs"][..],
+            Linked::Shared | Linked::Uccl => &["--cflags", "--libs"][..],
             Linked::Static => &["--cflags", "--libs", "--static"],
             Linked::Not => &["--cflags"],
         });
@@ -244,11 +249,12 @@ impl Bench<'_> {
         let archive = self.prefix.join("lib/libpeerway.a").display().to_string();
         Ok(match linked {
             Linked::Shared | Linked::Not => flags,
+            Linked::Uccl => format!("{flags} -luccl_p2p"),
             Linked::Static => flags.replace("-lpeerway", &archive),
         })
     }
 
-    fn run(
+    pub(crate) fn run(
         &self,
         program: &Path,
         variables: &[(&str, &str)],
@@ -257,7 +263,7 @@ impl Bench<'_> {
         step_with(variables, program, self.workspace, arguments)
     }
 
-    fn run_under_valgrind(&self, program: &Path) -> anyhow::Result<()> {
+    pub(crate) fn run_under_valgrind(&self, program: &Path) -> anyhow::Result<()> {
         let log = program.with_extension("valgrind");
         let shown = program.display().to_string();
         println!("$ valgrind {shown}");
@@ -268,6 +274,7 @@ impl Bench<'_> {
             .arg("--errors-for-leak-kinds=definite,indirect")
             // One thread at a time runs: waiters that spin must not keep those they wait for from their turn.
             .arg("--fair-sched=yes")
+            .arg(format!("--suppressions={SUPPRESSIONS}"))
             .arg(format!("--log-file={}.%p", log.display()))
             .arg(&shown)
             .current_dir(self.workspace)

@@ -10,6 +10,7 @@ mod python;
 mod rdma;
 mod setup;
 mod test;
+mod uccl_library;
 mod wheels;
 
 use std::path::{Path, PathBuf};
@@ -49,6 +50,15 @@ enum Command {
         /// Where to: DIR/include, DIR/lib and DIR/lib/pkgconfig.
         #[arg(long, value_name = "DIR")]
         prefix: PathBuf,
+        /// Put libuccl_p2p and its headers there too: UCCL's interface for C++, on ours.
+        #[arg(long)]
+        uccl: bool,
+    },
+    /// Compile NIXL's own UCCL plugin against ours, and run two agents of NIXL's wheel, which is fetched, over it.
+    NixlUccl {
+        /// A checkout of NIXL.
+        #[arg(long, value_name = "DIR")]
+        nixl: PathBuf,
     },
     /// Count the instructions of hot operations and compare them with docs/instructions.txt.
     Instructions {
@@ -74,12 +84,10 @@ fn main() -> ExitCode {
         Command::ConfigDocs { check: true } => config_docs::check(workspace()),
         Command::DeviceHeader => device_header(),
         Command::CHeader { check } => c_header::run(workspace(), check),
-        Command::InstallC { prefix } => c_library::install(
-            workspace(),
-            &test::target_directory(),
-            &prefix,
-            c_library::Profile::Release,
-        ),
+        Command::InstallC { prefix, uccl } => install_c(&prefix, uccl),
+        Command::NixlUccl { nixl } => {
+            uccl_library::run_nixl(workspace(), &test::target_directory(), &nixl)
+        }
         Command::Instructions { bless } => test::instructions(bless),
         Command::Kernels { check } => kernels::run(workspace(), &test::target_directory(), check),
         Command::GpuTest => gpu::bundle(workspace(), &test::target_directory()),
@@ -91,6 +99,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn install_c(prefix: &Path, uccl: bool) -> anyhow::Result<()> {
+    let (target, profile) = (test::target_directory(), c_library::Profile::Release);
+    c_library::install(workspace(), &target, prefix, profile)?;
+    if uccl { uccl_library::install(workspace(), prefix) } else { Ok(()) }
 }
 
 fn device_header() -> anyhow::Result<()> {

@@ -30,6 +30,7 @@ from .floats import FloatType
 from .ipc import DESCRIPTOR_SIZE, IPC_INFO_SIZE, IpcInfo
 from .log import logger, reason
 from .notices import EITHER, LOCAL, NETWORK, pack_note
+from .parts import in_parts
 
 
 class Endpoint(Core):
@@ -413,7 +414,8 @@ class Endpoint(Core):
         if connection is None:
             return self._no(f"there is no connection {conn_id}")
         try:
-            run(connection.peer.notify(note))
+            for message in in_parts(note):
+                run(connection.peer.notify(message))
         except ENGINE_ERRORS as error:
             return self._no(reason(error))
         return True

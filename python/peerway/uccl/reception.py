@@ -15,6 +15,7 @@ import peerway
 
 from . import notices
 from .log import logger
+from .parts import Unfinished, is_part
 
 #: How long a peer that connected may take to greet. One that does not is not of our kind: its GPU is not known.
 GRACE = 1.0
@@ -49,6 +50,7 @@ class Reception:
         self._arrivals: deque[Arrival] = deque()
         self._notes: deque[tuple[str, bytes]] = deque()
         self._note_bytes = 0
+        self._unfinished = Unfinished()
         # Peers that opened a session and have not greeted yet, with when that was.
         self._silent: dict[str, tuple[peerway.Peer, float]] = {}
         # Peers that greeted: their sessions are announced by that and not by being there.
@@ -134,6 +136,8 @@ class Reception:
             return False
         if notices.is_greeting(message.message):
             self._greeted_by(message.sender, message.message)
+        elif is_part(message.message):
+            self._part_of_note(message.sender, message.message)
         else:
             self._noted(message.message)
         return True
@@ -177,6 +181,15 @@ class Reception:
         with self._changed:
             if not self._passive:
                 self._arrivals.append(arrival)
+
+    def _part_of_note(self, who: str, message: bytes) -> None:
+        try:
+            note = self._unfinished.take(who, message)
+        except ValueError as error:
+            logger.error("dropped from %s: %s", who, error)
+            return
+        if note is not None:
+            self._noted(note)
 
     def _noted(self, message: bytes) -> None:
         note = notices.parse_note(message)

@@ -311,6 +311,10 @@ def test_notifications(pair: Pair) -> None:
     pair.a._connections.get(pair.at_a).peer.notify(b"plain").wait(5)
     assert pair.b.get_notifs() == [("agent", b"one"), ("", b"x" * 300_000), ("", b"plain")], "greetings are not shown"
     assert pair.b.get_notifs() == []
+    # Longer than the engine's: in parts.
+    long = bytes(range(256)) * 10_000
+    assert pair.a.send_notif(pair.at_a, "long", long) and pair.b.get_notifs() == [("long", long)]
+    assert pair.a.send_notif(pair.at_a, "too long", bytes(64 << 20)) is False and pair.b.get_notifs() == []
     assert pair.b.accept(timeout=10)[0] is True, "the greeting between them was not lost"
     assert pair.b.send_notif(pair.at_b, "back", b"two") and pair.a.get_notifs() == [("back", b"two")]
     assert pair.a.send_notif(99, "agent", b"one") is False

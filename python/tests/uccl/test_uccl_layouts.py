@@ -4,7 +4,7 @@ import random
 import struct
 
 import pytest
-from peerway.uccl import ipc, metadata, notices, p2p
+from peerway.uccl import ipc, metadata, notices, p2p, parts
 from peerway.uccl.descriptors import deserialize, serialize
 from uccl_support import NONE_ID, Buffer, Tensor, pattern, shown
 
@@ -222,3 +222,40 @@ def test_transfer_handles_cannot_be_made() -> None:
     with pytest.raises(TypeError, match="XferHandle"):
         p2p.XferHandle()
     assert all(isinstance(getattr(p2p.XferHandle, name), property) for name in ("conn_id", "op_name", "transfer_id"))
+
+
+def test_parts() -> None:
+    assert list(parts.in_parts(b"short")) == [b"short"] and not parts.is_part(b"short")
+    one, two = (bytes([fill]) * ((1 << 20) + 1) for fill in (1, 2))
+    of_one, of_two = list(parts.in_parts(one)), list(parts.in_parts(two))
+    assert len(of_one) == 3 and all(map(parts.is_part, of_one))
+    assert of_one[2][:19] == b"\0peerway.uccl.part\0" and of_one[2][27:] == struct.pack("<Q", len(one)) + b"\1"
+    # Of two senders, and of two messages, in any mixture.
+    unfinished = parts.Unfinished()
+    mixed = [("a", of_one[0]), ("a", of_two[0]), ("b", of_one[0]), ("a", of_one[1]), ("a", of_two[1])]
+    assert [unfinished.take(*part) for part in mixed] == [None] * 5
+    assert unfinished.take("a", of_two[2]) == two and unfinished.take("a", of_one[2]) == one
+    with pytest.raises(ValueError, match="64"):
+        next(parts.in_parts(bytes(parts.LONGEST + 1)))
+
+
+def test_parts_that_are_wrong() -> None:
+    unfinished = parts.Unfinished()
+    head = b"\0peerway.uccl.part\0"
+    for bad in (
+        b"",
+        b"x" * 15,
+        struct.pack("<QQ", 1, 4),
+        struct.pack("<QQ", 1, 0) + b"x",
+        struct.pack("<QQ", 1, 1 << 40) + b"x",
+    ):
+        with pytest.raises(ValueError, match="malformed"):
+            unfinished.take("a", head + bad)
+    with pytest.raises(ValueError, match="more bytes"):
+        unfinished.take("a", head + struct.pack("<QQ", 1, 4) + b"12345")
+    # Who never finishes does not fill our memory.
+    for number in range(1024):
+        assert unfinished.take("a", head + struct.pack("<QQ", number, 4) + b"1") is None
+    with pytest.raises(ValueError, match="1024 unfinished"):
+        unfinished.take("b", head + struct.pack("<QQ", 0, 4) + b"1")
+    assert unfinished.take("b", head + struct.pack("<QQ", 0, 1) + b"1") == b"1"

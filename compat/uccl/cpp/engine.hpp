@@ -1,0 +1,75 @@
+// What an engine and a connection are.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "handles.hpp"
+#include "imports.hpp"
+#include "log.hpp"
+#include "owned.hpp"
+#include "reception.hpp"
+#include "transfers.hpp"
+#include "uccl_engine.h"
+
+namespace shim {
+
+// Registered memory.
+struct Registration {
+    Region region;
+    uintptr_t address;
+    size_t len;
+    bool on_gpu;
+    uint32_t gpu;
+};
+
+class Engine {
+  public:
+    explicit Engine(Endpoint endpoint) : endpoint_(std::move(endpoint)), reception_(endpoint_.get()) {}
+
+    const peerway_endpoint *endpoint() const { return endpoint_.get(); }
+    Reception &reception() { return reception_; }
+
+    uccl_mr_t add(std::shared_ptr<const Registration> registration);
+    std::shared_ptr<const Registration> registration(uccl_mr_t mr) const;
+    // The newest that starts at this address.
+    std::shared_ptr<const Registration> registered_at(uintptr_t address) const;
+    std::shared_ptr<const Registration> remove(uccl_mr_t mr);
+
+    // How many connections were made to a peer from here: counted up, and down. The last one gives 0.
+    void opened(const Incarnation &peer);
+    size_t closed(const Incarnation &peer);
+
+    // Ends everything. Calls that are at work with the engine fail.
+    void close();
+
+  private:
+    const Endpoint endpoint_;
+    Reception reception_;
+    mutable std::mutex lock_;
+    // In the order in which they were made.
+    std::map<uccl_mr_t, std::shared_ptr<const Registration>> registrations_;
+    std::map<Incarnation, size_t> opened_;
+};
+
+// A connection: several may share one session of the endpoint.
+struct Conn {
+    std::shared_ptr<Engine> engine;
+    Peer peer;
+    Incarnation name;
+    // Whether it was made from here.
+    bool opened;
+    Imports imports;
+    Transfers transfers;
+
+    Conn(std::shared_ptr<Engine> of, Peer to, const Incarnation &whose, bool from_here)
+        : engine(std::move(of)), peer(std::move(to)), name(whose), opened(from_here), imports(peer.get()) {}
+};
+
+// What a handle stands for; null, and a complaint, where it stands for nothing.
+std::shared_ptr<Engine> engine_of(uccl_engine_t *handle, const char *call);
+std::shared_ptr<Conn> conn_of(uccl_conn_t *handle, const char *call);
+
+} // namespace shim

@@ -1,0 +1,144 @@
+//! UCCL's interface for C++ on our library: `libuccl_p2p.so` and its headers, put beside `libpeerway` and tested from there; and NIXL's
+//! own plugin for UCCL, compiled against them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+
+use crate::c_library::{self, Bench, Linked, Profile, STRICT, put};
+use crate::python::{output, step, step_with};
+
+const SOURCES: &str = "compat/uccl/cpp";
+const HEADERS: &str = "compat/uccl/include";
+const EXPORTS: &str = "compat/uccl/cpp/exports.map";
+const LIBRARY: &str = "libuccl_p2p.so";
+
+const TESTS: &[&str] = &[
+    "compat/uccl/tests/transfers.cpp",
+    "compat/uccl/tests/handles.cpp",
+    "compat/uccl/tests/failed.cpp",
+];
+const OF_GPUS: &str = "compat/uccl/tests/gpu.cpp";
+
+/// Builds the library against what `prefix` has of libpeerway, and puts it and its headers there.
+pub(crate) fn install(workspace: &Path, prefix: &Path) -> anyhow::Result<()> {
+    let (include, lib) = (prefix.join("include"), prefix.join("lib"));
+    for header in ["uccl_engine.h", "common.h"] {
+        put(&workspace.join(HEADERS).join(header), &include.join(header))?;
+    }
+    let library = lib.join(LIBRARY);
+    let _ = fs::remove_file(&library);
+    let sources = files_in(&workspace.join(SOURCES), "cpp")?;
+    let include = format!("-I{}", include.display());
+    let lib = format!("-L{}", lib.display());
+    let exports = format!("-Wl,--version-script={EXPORTS}");
+    let library = library.display().to_string();
+    // It finds libpeerway beside itself, wherever the two are moved to.
+    let linked =
+        ["-lpeerway", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined", "-Wl,-soname,libuccl_p2p.so"];
+    let made = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", &include, "-o", &library];
+    let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
+    let flags = [&STRICT[..], &made, &sources, &[&lib, &exports], &linked].concat();
+    step(Path::new("g++"), workspace, &flags)
+}
+
+/// Symbols and tests, each run as it is and under valgrind. `fake` is the library that plays GPUs.
+pub(crate) fn test(bench: &Bench<'_>, fake: &Path) -> anyhow::Result<()> {
+    install(bench.workspace, bench.prefix)?;
+    check_symbols(bench)?;
+    for source in TESTS {
+        let program = bench.compile(source, Linked::Uccl)?;
+        bench.run(&program, &[], &[])?;
+        bench.run_under_valgrind(&program)?;
+    }
+    let program = bench.compile(OF_GPUS, Linked::Uccl)?;
+    bench.run(&program, &[("PEERWAY_CUDA_SO", &fake.display().to_string())], &[])
+}
+
+/// The names that UCCL's callers ask for are what the library shows, and nothing else is.
+fn check_symbols(bench: &Bench<'_>) -> anyhow::Result<()> {
+    let file = bench.workspace.join(EXPORTS);
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file:?}"))?;
+    let wanted: BTreeSet<&str> = exported(&text).collect();
+    let library = bench.prefix.join("lib").join(LIBRARY).display().to_string();
+    let listed = output(Command::new("nm").args(["--dynamic", "--defined-only", &library]))?;
+    let shown: BTreeSet<&str> = listed.lines().filter_map(|l| l.split(' ').nth(2)).collect();
+    let more: Vec<_> = shown.difference(&wanted).collect();
+    ensure!(more.is_empty(), "{LIBRARY} shows {more:?}, which is not UCCL's");
+    let less: Vec<_> = wanted.difference(&shown).collect();
+    ensure!(less.is_empty(), "{LIBRARY} lacks {less:?}");
+    println!("{LIBRARY} shows UCCL's {} calls and nothing else", shown.len());
+    Ok(())
+}
+
+/// Names in a linker's list of what is to be seen.
+fn exported(list: &str) -> impl Iterator<Item = &str> {
+    list.lines().filter_map(|line| line.trim().strip_suffix(';')).filter(|n| n.starts_with("_Z"))
+}
+
+/// Compiles NIXL's plugin for UCCL, as it is, and runs two agents of NIXL's wheel over it.
+pub(crate) fn run_nixl(workspace: &Path, target: &Path, nixl: &Path) -> anyhow::Result<()> {
+    let nixl = nixl.join("src");
+    let place = target.join("nixl");
+    let (prefix, plugins) = (place.join("prefix"), place.join("plugins"));
+    fs::create_dir_all(&plugins).with_context(|| format!("cannot make {plugins:?}"))?;
+    c_library::install(workspace, target, &prefix, Profile::Debug)?;
+    install(workspace, &prefix)?;
+
+    let environment = place.join("python");
+    let python = environment.join("bin/python");
+    step(Path::new("python3"), workspace, &["-m", "venv", &environment.display().to_string()])?;
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    step(&python, workspace, &[&pip[..], &["numpy"]].concat())?;
+    // Without torch, which the wheel asks for and these agents do not use.
+    step(&python, workspace, &[&pip[..], &["--no-deps", "nixl", "nixl-cu12"]].concat())?;
+    let find = "import nixl_cu12, os; print(os.path.dirname(os.path.dirname(nixl_cu12.__file__)))";
+    let packages = output(Command::new(&python).args(["-c", find]))?;
+    let wheel = Path::new(packages.trim()).join(".nixl_cu12.mesonpy.libs");
+
+    // Ours stand before those that NIXL would take from Abseil.
+    let mut flags = vec![
+        format!("-I{}", prefix.join("include").display()),
+        format!("-I{}", workspace.join("compat/uccl/tests/nixl").display()),
+    ];
+    let theirs = ["api/cpp", "utils", "core", "core/telemetry", "infra"];
+    flags.extend(theirs.map(|directory| format!("-I{}", nixl.join(directory).display())));
+    flags.extend(files_in(&nixl.join("plugins/uccl"), "cpp")?);
+    let lib = prefix.join("lib").display().to_string();
+    flags.extend([format!("-L{lib}"), format!("-Wl,-rpath,{lib}"), "-luccl_p2p".into()]);
+    flags.extend([format!("-L{}", wheel.display()), "-lserdes".into(), "-o".into()]);
+    flags.push(plugins.join("libplugin_UCCL.so").display().to_string());
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    step(
+        Path::new("g++"),
+        workspace,
+        &[&["-std=c++20", "-O2", "-fPIC", "-shared"], &flags[..]].concat(),
+    )?;
+    let variables = [("NIXL_PLUGIN_DIR", &*plugins.display().to_string())];
+    step_with(&variables, &python, workspace, &["compat/uccl/tests/nixl/two_agents.py"])
+}
+
+/// The files of a directory with this extension, in order.
+fn files_in(directory: &Path, extension: &str) -> anyhow::Result<Vec<String>> {
+    let found = fs::read_dir(directory).with_context(|| format!("cannot read {directory:?}"))?;
+    let found = found.map(|entry| entry.map(|e| e.path())).collect::<Result<Vec<_>, _>>()?;
+    let fitting = found.iter().filter(|path| path.extension().is_some_and(|e| e == extension));
+    let mut named: Vec<_> = fitting.map(|path| path.display().to_string()).collect();
+    named.sort();
+    ensure!(!named.is_empty(), "there is no .{extension} file in {directory:?}");
+    Ok(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_from_the_rest_of_the_list() {
+        let list = "/* _Zcomment; */\n{\nglobal:\n    _Z1av;\n    _Z2bcPv;\nlocal:\n    *;\n};\n";
+        assert_eq!(exported(list).collect::<Vec<_>>(), ["_Z1av", "_Z2bcPv"]);
+    }
+}

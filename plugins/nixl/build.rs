@@ -1,7 +1,6 @@
 //! Compiles the C++ half, which NIXL's interface asks for.
 
-const SOURCES: &[&str] =
-    &["engine", "notifications", "plugin", "remote_agent", "request", "words"];
+const SOURCES: &[&str] = &["engine", "notifications", "plugin", "remote_agent", "request", "words"];
 
 fn main() {
     let sources = SOURCES.iter().map(|name| format!("cpp/{name}.cpp"));

@@ -129,8 +129,7 @@ unsafe fn builder(options: &peerway_endpoint_options) -> Answer<peerway::Builder
     let text = |at, name| unsafe { arguments::text(at, name) };
     let mut builder = Endpoint::builder();
     // SAFETY: the caller's promise.
-    for setting in
-        unsafe { arguments::list(options.settings, options.settings_count, "settings") }?
+    for setting in unsafe { arguments::list(options.settings, options.settings_count, "settings") }?
     {
         let (name, value) = (text(setting.name, "name")?, text(setting.value, "value")?);
         let missing = || Failure::new(peerway_status::NullArgument, "a setting has no name");

@@ -21,7 +21,7 @@ use crate::inner::{Inner, Unusable};
 use crate::memory::Direct;
 use crate::os::copy::CopyKind;
 use crate::path::PathKind;
-use crate::progress::crew::{QUANTUM, Haste, Job};
+use crate::progress::crew::{Haste, Job, QUANTUM};
 use crate::progress::driver::INLINE_SEND;
 use crate::progress::flight::{Flight, Route, StagedFlight};
 use crate::progress::shard::Command;

@@ -234,7 +234,8 @@ impl Driver {
             }
             let closed = Reason::Failed(TransferError::EndpointClosed);
             let reason = flight.ending.map_or(closed, |(reason, _)| reason);
-            let fence = if flight.is_quiet() { Fence::Held } else { Fence::Open };
+            let held = flight.is_quiet() || flight.is_bare();
+            let fence = if held { Fence::Held } else { Fence::Open };
             self.endpoint.slots.end(slot, Ended { reason, fence });
         }
     }

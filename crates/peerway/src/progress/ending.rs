@@ -186,7 +186,8 @@ impl Driver {
                 continue;
             }
             // The lanes are gone, and with them whatever devices of ours were reading.
-            let held = proven || flight.route == Route::Read || flight.unanswered == 0;
+            let reads = flight.route == Route::Read;
+            let held = proven || reads || flight.is_bare() || flight.unanswered == 0;
             let reason = flight.ending.map_or(Reason::Failed(error), |(reason, _)| reason);
             if flight.unfenced && held {
                 self.endpoint.slots.fenced(slot);

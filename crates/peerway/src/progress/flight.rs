@@ -101,6 +101,12 @@ impl Route {
 }
 
 impl Flight {
+    /// Whether it carries no bytes, so that none of it can change memory whatever the peer does: a notification that may still come is
+    /// no fence's affair.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.route == Route::Tail
+    }
+
     /// Whether something is left to put into frames.
     pub(crate) fn has_more(&self) -> bool {
         self.ending.is_none() && (self.at.left() > 0 || !self.redo.is_empty() || self.has_fetched())

@@ -42,7 +42,8 @@ impl Driver {
                     }
                 }
                 Some((reason, until)) if now >= until => {
-                    self.end(slot, Ended { reason, fence: Fence::Open });
+                    let fence = if flight.is_bare() { Fence::Held } else { Fence::Open };
+                    self.end(slot, Ended { reason, fence });
                 }
                 None if now >= flight.deadline => {
                     self.with_session(index, |driver, s| {

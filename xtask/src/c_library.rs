@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 
 use crate::python::{output, step, step_with};
 use crate::setup::{self, Tool};
-use crate::test::cargo;
+use crate::test::{cargo, debug_build};
 use crate::wheels::{self, Wheels};
 use crate::{c_header, kernels, uccl_library};
 
@@ -51,10 +51,9 @@ pub(crate) fn install(
     prefix: &Path,
     profile: Profile,
 ) -> anyhow::Result<()> {
-    let build = ["build", "--package", "peerway-c"];
     match profile {
-        Profile::Debug => cargo(&build, &[])?,
-        Profile::Release => cargo(&[&build[..], &["--release"]].concat(), &[])?,
+        Profile::Debug => debug_build()?,
+        Profile::Release => cargo(&["build", "--release", "--package", "peerway-c"], &[])?,
     }
     let built = target.join(profile.directory());
     let (include, lib) = (prefix.join("include"), prefix.join("lib"));

@@ -6,6 +6,7 @@ mod config_docs;
 mod gpu;
 mod instructions;
 mod kernels;
+mod nixl;
 mod python;
 mod rdma;
 mod setup;

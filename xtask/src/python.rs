@@ -1,6 +1,6 @@
 //! The Python package as a user gets it: a wheel in a fresh virtual environment, and its tests.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
@@ -9,19 +9,18 @@ use anyhow::{Context, bail};
 const ALLOWED: &[&str] =
     &["linux-vdso", "libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "ld-linux"];
 
+/// The directory that the package is installed into.
+const ENVIRONMENT: &str = "python";
+
 /// Tests of GPU memory, which run on whatever `PEERWAY_CUDA_SO` names too.
 const GPU_TESTS: &[&str] =
     &["test_gpu.py", "test_driven.py", "test_no_gpu.py", "uccl/test_uccl_gpu.py"];
 
 /// Builds, installs, checks and tests the package; `fake` is the library that plays GPUs.
 pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Result<()> {
-    let environment = target.join("python");
-    let python = environment.join("bin/python");
-    let shown = environment.display().to_string();
-    step(Path::new("python3"), workspace, &["-m", "venv", "--clear", &shown])?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    step(&python, workspace, &[&pip[..], &[".[test]", "./compat/uccl"]].concat())?;
-    let code = ["python", "compat"];
+    let environment = target.join(ENVIRONMENT);
+    let python = make(workspace, target)?;
+    let code = ["python", "compat", "plugins"];
     step(&python, workspace, &[&["-m", "ruff", "check", "--quiet"], &code[..]].concat())?;
     step(
         &python,
@@ -43,6 +42,24 @@ pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Resul
     let fake = fake.display().to_string();
     let variables = [("PEERWAY_CUDA_SO", fake.as_str())];
     step_with(&variables, &python, elsewhere, &[&pytest[..], &of_gpus].concat())
+}
+
+/// A fresh environment with the package and what its tests use.
+fn make(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
+    let environment = target.join(ENVIRONMENT);
+    let python = environment.join("bin/python");
+    let shown = environment.display().to_string();
+    step(Path::new("python3"), workspace, &["-m", "venv", "--clear", &shown])?;
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    step(&python, workspace, &[&pip[..], &[".[test]", "./compat/uccl"]].concat())?;
+    Ok(python)
+}
+
+/// The interpreter of that environment, for whoever needs what the tests use and not the package.
+pub(crate) fn have(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
+    let python = target.join(ENVIRONMENT).join("bin/python");
+    let whole = output(Command::new(&python).args(["-c", "import numpy, pytest, torch"])).is_ok();
+    if whole { Ok(python) } else { make(workspace, target) }
 }
 
 pub(crate) fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyhow::Result<()> {

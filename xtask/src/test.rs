@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use crate::wheels::{self, Wheels};
-use crate::{c_library, config_docs, instructions, kernels, python, rdma, setup, workspace};
+use crate::{c_library, config_docs, instructions, kernels, nixl, python, rdma, setup, workspace};
 
 /// Which parts to run.
 #[derive(Args)]
@@ -121,10 +121,10 @@ const PARTS: &[Part] = &[
         about: "device code, with several compilers; the command on a driver that needs no GPU",
         run: |_| {
             kernels::run(workspace(), &target_directory(), true)?;
-            cargo(&["build", "--package", "peerway-fakecuda"], &[])?;
-            let fake = target_directory().join("debug/libpeerway_fakecuda.so");
-            let driver = ("PEERWAY_CUDA_SO", fake.display().to_string());
-            cargo(&["test", "--package", "peerway-cli"], &[driver])
+            debug_build()?;
+            let driver = ("PEERWAY_CUDA_SO", debug_fake_gpus().display().to_string());
+            // Of the whole workspace, which is built already; one package of it would be built anew.
+            cargo(&["test", "--workspace", "--bin", "peerway", "--test", "bench"], &[driver])
         },
     },
     Part {
@@ -160,16 +160,20 @@ const PARTS: &[Part] = &[
     Part {
         name: "python",
         about: "the wheel in a fresh virtual environment, and its tests",
-        run: |_| python::run(workspace(), &target_directory(), &fake_gpus()?),
+        run: |_| python::run(workspace(), &target_directory(), &Built::new()?.fake_gpus()),
     },
     Part {
         name: "c",
         about: "the library for C: its header, its symbols, examples and tests, under valgrind too",
         run: |_| {
-            cargo(&["build", "--package", "peerway-fakecuda"], &[])?;
-            let fake = target_directory().join("debug/libpeerway_fakecuda.so");
-            c_library::test(workspace(), &target_directory(), &fake)
+            debug_build()?;
+            c_library::test(workspace(), &target_directory(), &debug_fake_gpus())
         },
+    },
+    Part {
+        name: "nixl",
+        about: "the backend for NIXL, in three versions of NIXL",
+        run: |soak| nixl::run(workspace(), &target_directory(), &Built::new()?, soak),
     },
     Part {
         name: RDMA,
@@ -182,46 +186,75 @@ fn part_names() -> Vec<&'static str> {
     PARTS.iter().map(|part| part.name).collect()
 }
 
-/// Builds what is counted as it is released, and counts it.
+/// Builds everything without tests, as `cargo test --workspace` has built most of it: of the whole workspace, because a package by itself
+/// has other features of what it depends on, and all of that would be compiled again.
+pub(crate) fn debug_build() -> anyhow::Result<()> {
+    cargo(&["build", "--workspace"], &[])
+}
+
+/// The library that plays GPUs, after [`debug_build`].
+fn debug_fake_gpus() -> PathBuf {
+    target_directory().join("debug/libpeerway_fakecuda.so")
+}
+
+/// What tests need as it is released, built at once for the same reason.
+pub(crate) struct Built(PathBuf);
+
+impl Built {
+    /// Builds it, where it is not there yet.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let packages = ["peerway-testkit", "peerway-fakeverbs", "peerway-fakecuda", "peerway-nixl"];
+        let named: Vec<&str> = packages.iter().flat_map(|name| ["--package", name]).collect();
+        cargo(&[&["build", "--release"], &named[..]].concat(), &[])?;
+        Ok(Self(target_directory().join("release")))
+    }
+
+    fn program(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The library that plays RDMA devices.
+    fn fake_devices(&self) -> PathBuf {
+        self.0.join("libpeerway_fakeverbs.so")
+    }
+
+    /// The library that plays GPUs.
+    fn fake_gpus(&self) -> PathBuf {
+        self.0.join("libpeerway_fakecuda.so")
+    }
+
+    /// The backend for NIXL.
+    pub(crate) fn plugin(&self) -> PathBuf {
+        self.0.join("libplugin_PEERWAY.so")
+    }
+}
+
+/// Counts the instructions of what is released.
 pub(crate) fn instructions(bless: bool) -> anyhow::Result<()> {
-    let program = ["--package", "peerway-testkit", "--bin", "peerway-count"];
-    cargo(&[&["build", "--release"], &program[..]].concat(), &[])?;
-    let built = instructions::Built {
-        program: target_directory().join("release/peerway-count"),
-        fake: fake_devices()?,
-    };
-    instructions::run(workspace(), &built, bless)
-}
-
-/// Builds the library that plays RDMA devices.
-fn fake_devices() -> anyhow::Result<PathBuf> {
-    cargo(&["build", "--release", "--package", "peerway-fakeverbs"], &[])?;
-    Ok(target_directory().join("release/libpeerway_fakeverbs.so"))
-}
-
-/// Builds the library that plays GPUs.
-fn fake_gpus() -> anyhow::Result<PathBuf> {
-    cargo(&["build", "--release", "--package", "peerway-fakecuda"], &[])?;
-    Ok(target_directory().join("release/libpeerway_fakecuda.so"))
+    let built = Built::new()?;
+    let counted =
+        instructions::Built { program: built.program("peerway-count"), fake: built.fake_devices() };
+    instructions::run(workspace(), &counted, bless)
 }
 
 /// The contract for the transports of every machine, and for RDMA with fake devices.
 fn conformance(soak: bool) -> anyhow::Result<()> {
     let profile = if soak { "soak" } else { "ci" };
-    let program = ["--package", "peerway-testkit", "--bin", "peerway-conformance"];
-    let run = |transport: &str, variables: &[(&str, String)]| {
+    let built = Built::new()?;
+    let program = built.program("peerway-conformance");
+    let run = |transport: &str, variables: &[(&str, &str)]| {
         let arguments = ["--transport", transport, "--profile", profile];
-        cargo(&[&["run", "--release"], &program[..], &["--"], &arguments[..]].concat(), variables)
+        python::step_with(variables, &program, workspace(), &arguments)
     };
     run("all", &[])?;
-    let fake = fake_devices()?.display().to_string();
+    let fake = built.fake_devices().display().to_string();
     let fabric = format!("conformance-{}", std::process::id());
     for (transport, script) in [("verbs", ""), ("efa", "efa")] {
         let variables = [
-            ("PEERWAY_IBV_SO", fake.clone()),
-            ("PEERWAY_EFA_SO", fake.clone()),
-            ("PEERWAY_FAKE_VERBS", script.to_owned()),
-            ("PEERWAY_FAKE_VERBS_FABRIC", fabric.clone()),
+            ("PEERWAY_IBV_SO", fake.as_str()),
+            ("PEERWAY_EFA_SO", &fake),
+            ("PEERWAY_FAKE_VERBS", script),
+            ("PEERWAY_FAKE_VERBS_FABRIC", &fabric),
         ];
         run(transport, &variables)?;
     }

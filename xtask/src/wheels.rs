@@ -1,4 +1,5 @@
-//! NVIDIA's compilers and headers, from the wheels that Python programs have them from: no toolkit need be installed.
+//! What others publish as wheels for Python and tests need of it: NVIDIA's compilers and headers, so that no toolkit need be installed,
+//! and NIXL.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,13 @@ pub(crate) const CUDA_13: Set = Set {
     ],
 };
 
+/// NIXL, from the oldest version that the backend is for to the newest.
+pub(crate) const NIXL: &[Set] = &[
+    Set { directory: "nixl-1.3", packages: &["nixl-cu12==1.3.0"] },
+    Set { directory: "nixl-1.4", packages: &["nixl-cu12==1.4.1"] },
+    Set { directory: "nixl-1.5", packages: &["nixl-cu12==1.5.1"] },
+];
+
 /// A set that is there.
 pub(crate) struct Wheels(PathBuf);
 
@@ -68,6 +76,11 @@ impl Wheels {
         step(&python, workspace, &[&pip[..], &what, set.packages].concat())?;
         fs::write(&stamp, packages).with_context(|| format!("cannot write {stamp:?}"))?;
         Ok(wheels)
+    }
+
+    /// Where the packages are.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 
     /// Where the headers of CUDA 12 are, `cuda.h` among them.

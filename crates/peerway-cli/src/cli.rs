@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use crate::bench::driven::{LocalArgs, RemoteArgs, RemoteMeasure};
 use crate::bench::{self, BenchArgs};
 use crate::doctor::{self, DoctorArgs};
+use crate::nixl::{self, InstallArgs};
 
 /// One-sided memory transfers between processes: measure them, and see what this machine offers.
 #[derive(Debug, Parser)]
@@ -22,6 +23,7 @@ Examples:
   peerway doctor --config               every setting, its value and where it came from
   peerway bench                         measure every path that works here
   peerway bench --json rows.json        the same, also as rows for a program
+  peerway nixl-install                  programs with NIXL can ask for the backend PEERWAY
 
 Settings come from PEERWAY_* variables; UCCL_P2P_* names are understood too.
 
@@ -39,6 +41,7 @@ impl Cli {
         match self.command {
             Command::Bench(args) => bench::run(*args),
             Command::Doctor(args) => doctor::run(&args),
+            Command::NixlInstall(args) => nixl::run(&args),
             Command::BenchmarkLocal(args) => bench::driven::run_local(&args),
             Command::BenchmarkRemote { rank, peer, measure } => {
                 let (rank, peer) = (Some(rank), Some(peer));
@@ -54,6 +57,8 @@ enum Command {
     Bench(Box<BenchArgs>),
     /// Say what this machine offers, what is missing and why.
     Doctor(DoctorArgs),
+    /// Put the backend for NIXL where a NIXL finds it.
+    NixlInstall(InstallArgs),
     /// `bench gpu-local`, as UCCL's prototype of the GPU-driven engine calls it.
     #[command(name = "benchmark_local", hide = true)]
     BenchmarkLocal(Box<LocalArgs>),

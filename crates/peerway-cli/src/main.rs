@@ -7,6 +7,7 @@ mod bench;
 mod cli;
 mod doctor;
 mod log;
+mod nixl;
 
 use std::io;
 use std::process::ExitCode;

@@ -130,9 +130,7 @@ def compare(mode, args, rows):
     if mode == "tcp":
         environment["UCX_TLS"] = "tcp"
     command = [sys.executable, __file__, "--serve", mode, str(largest), "--package", package]
-    target = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    target = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         if mode == "tcp":
             os.environ["UCX_TLS"] = "tcp"
@@ -155,8 +153,7 @@ def compare(mode, args, rows):
                 local = descriptors(memory.ctypes.data, count, length)
                 remote = descriptors(there["address"], count, length)
                 requests = {
-                    backend: Request(agent, op, local, remote, f"target-{backend}")
-                    for backend, agent in mine.items()
+                    backend: Request(agent, op, local, remote, f"target-{backend}") for backend, agent in mine.items()
                 }
                 taken = measure(requests, args.seconds)
                 span = length if count == 1 else 2 * length * count

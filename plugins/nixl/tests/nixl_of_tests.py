@@ -14,6 +14,9 @@ BACKEND = os.environ.get("PEERWAY_NIXL_BACKEND", "PEERWAY")
 api = importlib.import_module(f"{PACKAGE}._api")
 bindings = importlib.import_module(f"{PACKAGE}._bindings")
 
+# What NIXL raises where it got another status than success.
+REFUSED = tuple(kind for name, kind in vars(bindings).items() if name.startswith("nixl") and name.endswith("Error"))
+
 
 class Side:
     """An agent, its memory, and transfers between that and another's."""

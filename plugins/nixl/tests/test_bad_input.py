@@ -1,10 +1,8 @@
 """What makes no sense: NIXL's proper status, one line that says what it was, and an agent that lives on."""
 
 import pytest
-
 from conftest import pattern
-from nixl_of_tests import BACKEND, Side, api
-
+from nixl_of_tests import BACKEND, REFUSED, Side, api
 
 # How an endpoint's metadata begins.
 MAGIC = b"PWMD"
@@ -54,7 +52,7 @@ def test_parameters_that_are_offered_are_taken():
 def test_metadata_that_is_none(lives):
     a, _ = lives
     for metadata in (b"", b"nonsense", pattern(500).tobytes()):
-        with pytest.raises(Exception):
+        with pytest.raises(REFUSED):
             a.agent.add_remote_agent(metadata)
 
 
@@ -67,7 +65,7 @@ def test_connection_info_that_is_not_ours(lives, capfd):
     for offset, sentence in [(0, "not Peerway endpoint metadata"), (len(MAGIC), "version")]:
         changed = bytearray(metadata)
         changed[at + offset] ^= 0x40
-        with pytest.raises(Exception):
+        with pytest.raises(REFUSED):
             a.agent.add_remote_agent(bytes(changed))
         lines = [line for line in capfd.readouterr().err.splitlines() if "[PEERWAY]" in line]
         assert len(lines) == 1 and sentence in lines[0], lines
@@ -105,21 +103,21 @@ def test_descriptors_that_leave_their_registration(lives):
 
 def test_lists_that_do_not_fit_together(lives):
     a, b = lives
-    with pytest.raises(Exception):
+    with pytest.raises(REFUSED):
         a.request("WRITE", [(0, 64)], [(0, 64), (64, 64)], b.name, b.address)
-    with pytest.raises(Exception):
+    with pytest.raises(REFUSED):
         a.request("WRITE", [(0, 64)], [(0, 65)], b.name, b.address)
 
 
 def test_memory_of_a_kind_that_is_not_transferred(lives):
     a, _ = lives
-    with pytest.raises(Exception):
+    with pytest.raises(REFUSED):
         a.agent.register_memory([(0, 4096, 3, "file")], "FILE", backends=[BACKEND])
 
 
 def test_no_memory_at_all(lives):
     a, _ = lives
-    with pytest.raises(Exception):
+    with pytest.raises(REFUSED):
         a.agent.register_memory([(a.address, 0, 0, "")], "DRAM", backends=[BACKEND])
 
 

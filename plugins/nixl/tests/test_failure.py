@@ -5,7 +5,6 @@ import signal
 import time
 
 import pytest
-
 from nixl_of_tests import Side, released_within
 
 # Silence after which a peer is held dead; the tests have it shorter than programs would.

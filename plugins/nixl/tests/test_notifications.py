@@ -1,7 +1,6 @@
 """Notifications: of any length, after the bytes, once, and only when asked for."""
 
 import pytest
-
 from conftest import pattern
 
 LENGTHS = [1, 255, 257, 4096, 1 << 16, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_000]

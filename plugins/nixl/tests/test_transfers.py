@@ -4,7 +4,6 @@ import mmap
 
 import numpy as np
 import pytest
-
 from conftest import pattern
 from nixl_of_tests import Side, api, pair
 

@@ -3,7 +3,8 @@
 //! Every section is a function from the file system's root to a [`Section`]; those that only read
 //! files take any root, so that tests give them a tree of their own. Nothing here changes the machine
 //! or needs a privilege; what cannot be read is a row that says so. RDMA devices are opened to be asked, and
-//! closed; GPUs are asked through the CUDA driver where there is one, and a little of their memory is allocated.
+//! closed; GPUs are asked through the CUDA driver where there is one, and a little of their memory is allocated. Python
+//! is asked where NIXL is.
 
 mod configuration;
 mod ffi;
@@ -13,6 +14,7 @@ mod libraries;
 mod local;
 mod machine;
 mod network;
+mod nixl;
 mod rdma;
 mod report;
 mod self_path;
@@ -54,6 +56,7 @@ const SECTIONS: &[fn(&Path) -> Section] = &[
     rdma::section,
     gpus::section,
     libraries::section,
+    nixl::section,
     configuration::section,
 ];
 

@@ -1,0 +1,206 @@
+//! `peerway nixl-install`: puts the backend where NIXL looks for backends.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+
+use super::find::{self, Found, State};
+
+const FILE: &str = "libplugin_PEERWAY.so";
+
+/// Where to, and under which names.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  cargo build --release -p peerway-nixl          builds the plugin, beside this program
+  peerway nixl-install                           for the NIXL that python3 finds
+  peerway nixl-install --python venv/bin/python  for that of a virtual environment
+  peerway nixl-install --name PEERWAY --name UCCL
+                                                 also in the place of NIXL's backend for UCCL
+  peerway nixl-install --remove                  takes it away again
+
+A program then asks for it by its name: nixl_agent_config(backends=[\"PEERWAY\"]).
+NIXL's own plugins stay where they are. Nothing else of the wheel is changed.")]
+pub(crate) struct InstallArgs {
+    /// The interpreter whose NIXL it is for.
+    #[arg(long, value_name = "PROGRAM", default_value = "python3", conflicts_with = "into")]
+    python: String,
+    /// A directory of plugins instead: what NIXL_PLUGIN_DIR names, or that of a NIXL which was built by hand.
+    #[arg(long, value_name = "DIR")]
+    into: Option<PathBuf>,
+    /// What NIXL is to call it; may be given more than once.
+    #[arg(long, value_name = "NAME", value_parser = ["PEERWAY", "UCCL"], default_value = "PEERWAY")]
+    name: Vec<String>,
+    /// The plugin, where it is not beside this program.
+    #[arg(long, value_name = "FILE")]
+    plugin: Option<PathBuf>,
+    /// Take it away.
+    #[arg(long, conflicts_with = "plugin")]
+    remove: bool,
+}
+
+/// Installs or removes it, and says what was done.
+pub(crate) fn run(args: &InstallArgs) -> anyhow::Result<()> {
+    let found = match &args.into {
+        Some(plugins) => {
+            ensure!(plugins.is_dir(), "{} is not a directory", plugins.display());
+            let package = format!("the NIXL of {}", plugins.display());
+            vec![Found { package, version: String::new(), plugins: plugins.clone() }]
+        }
+        None => find::look(&args.python)?,
+    };
+    if found.is_empty() {
+        bail!(
+            "{} finds no NIXL; install it (pip install nixl-cu12 or nixl-cu13), or name the interpreter that has it with --python",
+            args.python
+        );
+    }
+    let plugin = if args.remove { None } else { Some(plugin(args.plugin.as_deref())?) };
+    for nixl in &found {
+        ensure!(
+            nixl.plugins.is_dir(),
+            "{} has no directory of plugins at {}",
+            nixl.shown(),
+            nixl.plugins.display()
+        );
+        for name in &args.name {
+            let done = match &plugin {
+                Some(plugin) => put(nixl, name, plugin)?,
+                None => remove(nixl, name)?,
+            };
+            println!("{}: {done}", nixl.shown());
+        }
+        if plugin.is_some() && args.into.is_none() && !nixl.is_tested() {
+            println!(
+                "{}: not tested with this version, only with {}; it says so itself where it does not fit",
+                nixl.shown(),
+                find::tested()
+            );
+        }
+        println!("{}: plugins there are {}", nixl.shown(), nixl.all().join(", "));
+    }
+    Ok(())
+}
+
+/// The plugin's file, looked for beside this program.
+fn plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let file = match given {
+        Some(file) => file.to_owned(),
+        None => {
+            let program = std::env::current_exe().context("cannot tell where this program is")?;
+            program.with_file_name(FILE)
+        }
+    };
+    if !file.is_file() {
+        bail!(
+            "there is no {}: build it with `cargo build --release -p peerway-nixl`, or name it with --plugin",
+            file.display()
+        );
+    }
+    ensure!(find::is_ours(&file)?, "{} is not Peerway's plugin", file.display());
+    Ok(file)
+}
+
+fn put(nixl: &Found, name: &str, plugin: &Path) -> anyhow::Result<String> {
+    let file = nixl.file(name);
+    let before = nixl.state(name)?;
+    if before == State::Others {
+        bail!(
+            "{} is another plugin of that name, which is kept; remove it first if this one is to take its place",
+            file.display()
+        );
+    }
+    // Renamed into its place, because a program that runs may have the old one mapped.
+    let beside = nixl.plugins.join(format!(".libplugin_{name}.{}", std::process::id()));
+    let copied = fs::copy(plugin, &beside).and_then(|_| fs::rename(&beside, &file));
+    if let Err(error) = copied {
+        let _ = fs::remove_file(&beside);
+        return Err(error).with_context(|| format!("cannot write {}", file.display()));
+    }
+    let done = if before == State::Ours { "replaced" } else { "put" };
+    Ok(format!("backend {name} {done} at {}", file.display()))
+}
+
+fn remove(nixl: &Found, name: &str) -> anyhow::Result<String> {
+    let file = nixl.file(name);
+    match nixl.state(name)? {
+        State::Absent => Ok(format!("backend {name} was not there")),
+        State::Others => bail!("{} is not Peerway's, and stays", file.display()),
+        State::Ours => {
+            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+            Ok(format!("backend {name} removed from {}", nixl.plugins.display()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory of plugins, with one of NIXL's own.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Self {
+            let place = std::env::temp_dir().join(format!("peerway-{name}-{}", std::process::id()));
+            fs::create_dir_all(&place).unwrap();
+            fs::write(place.join("libplugin_UCX.so"), "theirs").unwrap();
+            Self(place)
+        }
+
+        fn write(&self, name: &str, text: &str) -> PathBuf {
+            let file = self.0.join(name);
+            fs::write(&file, text).unwrap();
+            file
+        }
+
+        fn args(&self, remove: bool, plugin: Option<PathBuf>, name: &str) -> InstallArgs {
+            let into = Some(self.0.clone());
+            InstallArgs { python: String::new(), into, name: vec![name.into()], plugin, remove }
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn put_replaced_and_removed_beside_what_is_there() {
+        let place = Place::new("nixl-install");
+        let ours = place.write("ours", "before [PEERWAY] agent ' after");
+        for _ in 0..2 {
+            run(&place.args(false, Some(ours.clone()), "UCCL")).unwrap();
+        }
+        let copied = fs::read_to_string(place.0.join("libplugin_UCCL.so")).unwrap();
+        assert!(copied.contains("[PEERWAY] agent"));
+        run(&place.args(true, None, "UCCL")).unwrap();
+        run(&place.args(true, None, "UCCL")).unwrap();
+        assert!(!place.0.join("libplugin_UCCL.so").exists());
+        assert_eq!(fs::read_to_string(place.0.join("libplugin_UCX.so")).unwrap(), "theirs");
+    }
+
+    #[test]
+    fn what_is_not_ours_stays() {
+        let place = Place::new("nixl-keep");
+        let ours = place.write("ours", "[PEERWAY] agent '");
+        let theirs = place.write("libplugin_UCCL.so", "NIXL's own");
+        let error = run(&place.args(false, Some(ours), "UCCL")).unwrap_err();
+        assert!(error.to_string().contains("another plugin of that name"), "{error}");
+        let error = run(&place.args(true, None, "UCCL")).unwrap_err();
+        assert!(error.to_string().contains("is not Peerway's"), "{error}");
+        let error = run(&place.args(false, Some(theirs), "PEERWAY")).unwrap_err();
+        assert!(error.to_string().contains("is not Peerway's plugin"), "{error}");
+    }
+
+    #[test]
+    fn a_plugin_that_was_not_built_says_how() {
+        let place = Place::new("nixl-missing");
+        let missing = place.0.join("missing.so");
+        let error = run(&place.args(false, Some(missing), "PEERWAY")).unwrap_err();
+        assert!(error.to_string().contains("cargo build --release -p peerway-nixl"), "{error}");
+    }
+}

@@ -21,12 +21,15 @@ impl Counters {
 
     /// Adds one arrival. `None` when the id is new and there is no room.
     pub fn arrive(&mut self, id: u32) -> Option<u64> {
-        if !self.values.contains_key(&id) && self.values.len() >= self.max_ids {
+        if let Some(value) = self.values.get_mut(&id) {
+            *value += 1;
+            return Some(*value);
+        }
+        if self.values.len() >= self.max_ids {
             return None;
         }
-        let value = self.values.entry(id).or_insert(0);
-        *value += 1;
-        Some(*value)
+        self.values.insert(id, 1);
+        Some(1)
     }
 
     /// Arrivals so far.

@@ -40,6 +40,9 @@ struct State {
     bytes: u64,
     bytes_from: HashMap<Incarnation, u64>,
     counters: Counters,
+    /// Threads that sleep until something arrives. To wake nobody is a system call all the same, and who waits
+    /// for a count mostly drives instead of sleeping.
+    sleepers: u32,
 }
 
 impl Inbox {
@@ -49,6 +52,7 @@ impl Inbox {
             bytes: 0,
             bytes_from: HashMap::new(),
             counters: Counters::new(MAX_COUNTERS),
+            sleepers: 0,
         };
         let proxies = RwLock::default();
         Self { state: Mutex::new(state), changed: Condvar::new(), max_bytes, proxies }
@@ -68,8 +72,7 @@ impl Inbox {
         state.bytes += len;
         *state.bytes_from.entry(from).or_insert(0) += len;
         state.messages.push_back(Notification { from, message });
-        drop(state);
-        self.changed.notify_all();
+        self.wake(state);
         Ok(())
     }
 
@@ -108,8 +111,9 @@ impl Inbox {
                 None => {}
             }
         }
-        let arrived = self.state.lock().unwrap().counters.arrive(id);
-        self.changed.notify_all();
+        let mut state = self.state.lock().unwrap();
+        let arrived = state.counters.arrive(id);
+        self.wake(state);
         arrived.map(|_| ()).ok_or(TransferError::CountersFull)
     }
 
@@ -148,10 +152,21 @@ impl Inbox {
     /// Sleeps until something arrives or the time is over; `ready` is asked under the lock, so that
     /// an arrival between the question and the sleep is not missed.
     pub(crate) fn sleep_unless(&self, timeout: Duration, ready: impl Fn(&Arrivals<'_>) -> bool) {
-        let state = self.state.lock().unwrap();
-        let arrivals = Arrivals(state);
-        if !ready(&arrivals) {
-            drop(self.changed.wait_timeout(arrivals.0, timeout));
+        let mut arrivals = Arrivals(self.state.lock().unwrap());
+        if ready(&arrivals) {
+            return;
+        }
+        arrivals.0.sleepers += 1;
+        let (mut state, _) = self.changed.wait_timeout(arrivals.0, timeout).unwrap();
+        state.sleepers -= 1;
+    }
+
+    /// Wakes who sleeps. Whoever goes to sleep says so under the lock that was held for the arrival.
+    fn wake(&self, state: MutexGuard<'_, State>) {
+        let any = state.sleepers > 0;
+        drop(state);
+        if any {
+            self.changed.notify_all();
         }
     }
 }
@@ -186,5 +201,32 @@ mod tests {
         assert!(inbox.take(Some(&b)).is_none());
         inbox.deliver(b, vec![0; 20]).unwrap();
         assert_eq!(inbox.take(None).unwrap().from, a);
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_by_what_arrives() {
+        let inbox = Inbox::new(100);
+        let long = Duration::from_secs(60);
+        let start = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                while inbox.counter(7) == 0 {
+                    inbox.sleep_unless(long, |arrivals| arrivals.counter(7) > 0);
+                }
+                while !inbox.has_message(None) {
+                    inbox.sleep_unless(long, |arrivals| arrivals.has_message(None));
+                }
+            });
+            while inbox.state.lock().unwrap().sleepers == 0 {
+                std::thread::yield_now();
+            }
+            inbox.count(7).unwrap();
+            while inbox.state.lock().unwrap().sleepers == 0 && !sleeper.is_finished() {
+                std::thread::yield_now();
+            }
+            inbox.deliver(Incarnation([1; 16]), vec![1]).unwrap();
+        });
+        assert!(start.elapsed() < long, "nobody rang");
+        assert_eq!(inbox.state.lock().unwrap().sleepers, 0);
     }
 }

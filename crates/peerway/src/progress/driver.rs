@@ -49,6 +49,9 @@ const LINK_SOCKET: u64 = 0xFFFF;
 /// A turn asks epoll only so often while no socket has been busy: asking costs a system call, about
 /// as much as a small transfer over a ring.
 const SOCKET_LOOK_NS: u64 = 20_000;
+/// And so often where queue pairs carry the bytes of every session: sockets bring heartbeats, imports and new
+/// peers then, for which a millisecond is nothing.
+const SOCKET_LOOK_BY_DEVICES_NS: u64 = 1_000_000;
 /// For so long after a socket event every turn asks.
 const SOCKET_WARM_NS: u64 = 1_000_000;
 /// Bytes that one session may send or receive in a turn before others have theirs.
@@ -63,6 +66,8 @@ pub(crate) struct Driver {
     pub(super) sessions: Vec<Option<Box<SessionDriver>>>,
     /// Sessions with rings: looked at in every turn.
     rings: Vec<usize>,
+    /// How many sessions have no queue pairs, so that rings or sockets carry their bytes.
+    without_devices: usize,
     /// Sessions that have something to send.
     dirty: Vec<usize>,
     /// Lanes that had more to receive than a turn allows.
@@ -210,6 +215,7 @@ impl Driver {
             completions: vec![ibv_wc::zeroed(); POLL],
             sessions: Vec::new(),
             rings: Vec::new(),
+            without_devices: 0,
             dirty: Vec::new(),
             again: Vec::new(),
             flights: (0..slots).map(|_| None).collect(),
@@ -278,7 +284,7 @@ impl Driver {
         self.flight(slot).map(|f| f.session.index.load(Ordering::Relaxed))
     }
 
-    fn take_off(&mut self, mut flight: Flight) {
+    fn take_off(&mut self, flight: Flight) {
         let slot = flight.slot;
         let index = flight.session.index.load(Ordering::Acquire);
         let alive = flight.session.is_alive();
@@ -293,9 +299,9 @@ impl Driver {
         let inline = flight.at.left() <= INLINE_SEND;
         // Deadlines and fences are looked at from now on.
         self.next_tick = self.next_tick.min(clock::after(flight.posted, TICK));
-        flight.queued = flight.at.left() > 0;
-        let (bulk, queued, by_device) = (flight.bulk, flight.queued, flight.by_device);
-        self.flights[slot.index as usize] = Some(flight);
+        let queued = flight.at.left() > 0;
+        let (bulk, by_device) = (flight.bulk, flight.by_device);
+        self.flights[slot.index as usize].insert(flight).queued = queued;
         self.active.push(slot);
         self.with_session(index, |driver, s| {
             if queued {
@@ -347,6 +353,7 @@ impl Driver {
         if s.lanes.iter().all(Option::is_none) && s.lingering.is_none() {
             // Nothing left of it.
             self.rings.retain(|i| *i != index);
+            self.without_devices -= usize::from(s.session.rdma.is_none());
             return;
         }
         if s.dirty && !was_dirty {
@@ -382,7 +389,9 @@ impl Driver {
             self.with_session(index, |driver, s| progress |= driver.look_at_rings(s, now));
         }
         if now < self.sockets_warm_until || now >= self.next_socket_look {
-            self.next_socket_look = now + SOCKET_LOOK_NS;
+            let pause =
+                if self.is_by_devices() { SOCKET_LOOK_BY_DEVICES_NS } else { SOCKET_LOOK_NS };
+            self.next_socket_look = now + pause;
             progress |= self.look_at_sockets(now);
         }
         for _ in 0..self.again.len() {
@@ -647,6 +656,7 @@ impl Driver {
         s.session.index.store(index, Ordering::Release);
         self.next_tick = 0;
         let session = s.session.clone();
+        self.without_devices += usize::from(session.rdma.is_none());
         let early = self.adopt_queues(&mut s);
         self.sessions[index] = Some(s);
         // Handed out only now: before, nothing could be sent on it. And before what came early is taken in: that
@@ -681,6 +691,16 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Whether queue pairs carry the bytes of every session.
+    pub(crate) fn is_by_devices(&self) -> bool {
+        self.without_devices == 0 && self.ports.iter().any(|port| port.adopted > 0)
+    }
+
+    /// epoll woke somebody: the next turn asks it what for, or it would go on waking them.
+    pub(crate) fn rang(&mut self) {
+        self.next_socket_look = 0;
     }
 
     /// Before nobody looks any more: rings must ring, and completions make events where somebody is or goes to

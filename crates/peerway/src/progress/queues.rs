@@ -23,7 +23,7 @@ use super::flight::Route;
 use crate::clock;
 use crate::hooks;
 use crate::session::queues;
-use crate::transport::lane::{Lane, Outstanding};
+use crate::transport::lane::{Lane, Outstanding, Role};
 use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::{Completed, GROUP, Part, Queue, Unfinished};
 
@@ -75,6 +75,15 @@ impl SessionDriver {
     /// Whether a queue pair is there to take parts.
     pub(super) fn has_queues(&mut self) -> bool {
         self.session.rdma.is_some() && self.lanes.iter_mut().flatten().any(|lane| lane.is_queue())
+    }
+
+    /// The lane of the queue pair for small transfers, where there is one and nothing else is to be posted: no
+    /// other need be asked.
+    fn only_small_parts(&self) -> Option<usize> {
+        let is_it = |lane: &Option<Box<Lane>>| {
+            lane.as_ref().is_some_and(|l| l.role == Role::Latency && l.draining.is_none())
+        };
+        if self.parts_bulk.is_empty() { self.lanes.iter().position(is_it) } else { None }
     }
 
     /// Lanes that had queue pairs and could have them again.
@@ -209,18 +218,27 @@ impl Driver {
         }
         let mut any = false;
         for _ in 0..rounds {
-            let mut posted = false;
-            for step in 0..s.lanes.len() {
-                let at = (s.next_queue + step) % s.lanes.len();
-                posted |= self.post_one(s, at);
-            }
-            s.next_queue = (s.next_queue + 1) % s.lanes.len();
+            let posted = match s.only_small_parts() {
+                Some(at) => self.post_one(s, at),
+                None => self.post_round(s),
+            };
             any |= posted;
             if !posted {
                 break;
             }
         }
         any
+    }
+
+    /// Posts a part to each queue pair that takes one; true when any were.
+    fn post_round(&mut self, s: &mut SessionDriver) -> bool {
+        let mut posted = false;
+        for step in 0..s.lanes.len() {
+            let at = (s.next_queue + step) % s.lanes.len();
+            posted |= self.post_one(s, at);
+        }
+        s.next_queue = (s.next_queue + 1) % s.lanes.len();
+        posted
     }
 
     /// No queue pair is left: frames carry what is to be sent, unless nothing but devices may.
@@ -559,11 +577,11 @@ impl Driver {
 
     /// The peer answered an offer: what it has far ends for become lanes.
     pub(super) fn install_queues(&mut self, s: &mut SessionDriver) {
-        let now = clock::now();
         let answers = std::mem::take(&mut s.reopening.answers);
         if answers.is_empty() {
             return;
         }
+        let now = clock::now();
         let Some(rdma) = s.session.rdma.clone() else { return };
         let waiting = std::mem::take(&mut s.reopening.waiting);
         for (lane, queue) in queues::connect(waiting, &answers, &rdma.ports) {
@@ -579,7 +597,10 @@ impl Driver {
     /// The opener of the session offers queue pairs in place of lost ones. Every lane is in its place.
     pub(super) fn open_queues(&mut self, s: &mut SessionDriver) {
         let offers = std::mem::take(&mut s.reopening.offers);
-        let Some(rdma) = s.session.rdma.clone().filter(|_| !offers.is_empty()) else { return };
+        if offers.is_empty() {
+            return;
+        }
+        let Some(rdma) = s.session.rdma.clone() else { return };
         let lost = |offer: &QueueOffer| {
             let at = usize::from(offer.lane);
             at != 0 && s.lanes.get(at).is_none_or(Option::is_none)

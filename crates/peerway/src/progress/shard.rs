@@ -54,6 +54,9 @@ const LOOKS_PER_CLOCK: u32 = 8;
 const YIELD_AFTER_NS: u64 = 10_000;
 /// How long the service thread leaves a driver alone that others keep taking.
 const LENT_PAUSE: Duration = Duration::from_micros(250);
+/// The longest that it does so where queue pairs carry the bytes of every session: what peers read and write
+/// needs nobody here then. It wakes on a core that lenders, and where devices are emulated these too, need.
+const LENT_PAUSE_BY_DEVICES: Duration = Duration::from_millis(2);
 /// Pauses without a lender after which the service thread goes back to epoll.
 const LENT_PAUSES: u32 = 4;
 
@@ -74,6 +77,8 @@ pub(crate) struct Shard {
     dozer_bell: EventFd,
     /// Raised whenever a lender drove, so that the service thread can tell.
     lent: AtomicU32,
+    /// epoll woke somebody who has not driven since.
+    rang: AtomicBool,
     stop: AtomicBool,
     spin: Duration,
     endpoint: OnceLock<Weak<Inner>>,
@@ -120,6 +125,7 @@ impl Shard {
             dozing: AtomicBool::new(false),
             dozer_bell,
             lent: AtomicU32::new(0),
+            rang: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             spin,
             endpoint: OnceLock::new(),
@@ -270,7 +276,7 @@ impl Shard {
             if let Some(mut taken) = self.try_take() {
                 self.lent.fetch_add(1, Ordering::Relaxed);
                 let Some(driver) = taken.driver() else { break over() };
-                driver.wake_up();
+                self.wake_up(driver);
                 let mut turns = 0u32;
                 loop {
                     driver.drain(&self.queue);
@@ -348,22 +354,28 @@ impl Shard {
     /// The service thread.
     fn serve(&self) {
         let mut pauses = 0;
+        let (mut pause_for, mut longest) = (LENT_PAUSE, LENT_PAUSE);
         let mut lent_before = self.lent.load(Ordering::Relaxed);
         while !self.stop.load(Ordering::SeqCst) {
             let Some(mut taken) = self.try_take() else {
                 pauses = LENT_PAUSES;
-                std::thread::sleep(LENT_PAUSE);
+                std::thread::sleep(pause_for);
+                pause_for = (pause_for * 2).min(longest);
                 continue;
             };
             let Some(driver) = taken.driver() else { return };
+            longest = if driver.is_by_devices() { LENT_PAUSE_BY_DEVICES } else { LENT_PAUSE };
             let lent = self.lent.load(Ordering::Relaxed);
             if lent != lent_before {
                 // Somebody drives now and then: watch from aside, so that not every arrival wakes two
                 // threads, and no post has to wake this one: that takes whoever posts 16 to 40 µs where
                 // cores are virtual.
                 (lent_before, pauses) = (lent, LENT_PAUSES);
+                pause_for = (pause_for * 2).min(longest);
+            } else {
+                pause_for = LENT_PAUSE;
             }
-            driver.wake_up();
+            self.wake_up(driver);
             let mut now = clock::now();
             let mut idle_since = now;
             let mut turns = 0u32;
@@ -386,17 +398,19 @@ impl Shard {
                 }
             }
             let sleep = driver.sleep_for(now);
-            let ready = driver.rest(true);
             let copies = driver.has_copies();
+            if pauses > 0 && !copies {
+                // Events are for who sleeps in epoll; this thread looks again by itself.
+                driver.rest(self.dozing.load(Ordering::SeqCst));
+                drop(taken);
+                pauses -= 1;
+                std::thread::sleep(pause_for);
+                continue;
+            }
+            let ready = driver.rest(true);
             // pairs with the fence in `kick`
             self.asleep.store(true, Ordering::SeqCst);
             drop(taken);
-            if pauses > 0 && !copies {
-                pauses -= 1;
-                self.asleep.store(false, Ordering::SeqCst);
-                std::thread::sleep(LENT_PAUSE);
-                continue;
-            }
             pauses = 0;
             // The driver may have drained the bell that announced the stop.
             if copies {
@@ -416,7 +430,20 @@ impl Shard {
             tv_nsec: i64::from(sleep.subsec_nanos()),
         };
         let mut one = [const { MaybeUninit::uninit() }; 1];
-        let _ = epoll::wait(&self.epoll, &mut one, Some(&timeout));
+        if epoll::wait(&self.epoll, &mut one, Some(&timeout))
+            .is_ok_and(|(events, _)| !events.is_empty())
+        {
+            self.rang.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Somebody drives: rings need not ring, and what epoll woke somebody for is looked at.
+    fn wake_up(&self, driver: &mut Driver) {
+        driver.wake_up();
+        if self.rang.load(Ordering::Relaxed) {
+            self.rang.store(false, Ordering::Relaxed);
+            driver.rang();
+        }
     }
 
     /// The service thread's bell has been heard.

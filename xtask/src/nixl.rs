@@ -32,6 +32,13 @@ pub(crate) fn run(
         let pytest = ["-m", "pytest", "-q", "--durations=3", "-p", "no:cacheprovider"];
         let shown = ["--show-capture=stderr", "-m", which, &tests];
         step_with(&variables, &python, &env::temp_dir(), &[&pytest[..], &shown].concat())?;
+        if newest {
+            // With GPUs that are played, in a run of its own: the others are to show what is so without any.
+            let fake = built.fake_gpus().display().to_string();
+            let variables = [("PYTHONPATH", wheel.as_str()), ("PEERWAY_CUDA_SO", &fake)];
+            let of_gpus = format!("{tests}/test_gpu.py");
+            step_with(&variables, &python, &env::temp_dir(), &[&pytest[..], &[&of_gpus]].concat())?;
+        }
     }
     Ok(())
 }

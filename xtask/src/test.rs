@@ -219,7 +219,7 @@ impl Built {
     }
 
     /// The library that plays GPUs.
-    fn fake_gpus(&self) -> PathBuf {
+    pub(crate) fn fake_gpus(&self) -> PathBuf {
         self.0.join("libpeerway_fakecuda.so")
     }
 

@@ -56,7 +56,7 @@ const YIELD_AFTER_NS: u64 = 10_000;
 const LENT_PAUSE: Duration = Duration::from_micros(250);
 /// The longest that it does so where queue pairs carry the bytes of every session: what peers read and write
 /// needs nobody here then. It wakes on a core that lenders, and where devices are emulated these too, need.
-const LENT_PAUSE_BY_DEVICES: Duration = Duration::from_millis(2);
+const LENT_PAUSE_BY_DEVICES: Duration = Duration::from_millis(1);
 /// Pauses without a lender after which the service thread goes back to epoll.
 const LENT_PAUSES: u32 = 4;
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""GPU memory to GPU memory on one GPU, by others: NIXL with UCX, and NCCL. To set beside `peerway bench --memory gpu`.
+"""GPU memory to GPU memory on one GPU: NIXL with UCX, NIXL with Peerway, and NCCL. To set beside `peerway bench --memory gpu`.
 
-    gpu/peers.py [nixl] [nccl]        both by default; what cannot be imported is left out
+    gpu/peers.py [nixl] [nixl-peerway] [nccl]        nixl and nccl by default; what cannot be imported is left out
 
 Two processes, one batch at a time, medians. NIXL's figures are of `transfer` until its state is done; NCCL's of a
 `send` here and a `recv` there until the stream is through. The bytes are compared at the end. Run it under MPS, as
@@ -47,19 +47,19 @@ def hear() -> bytes:
 # NIXL ---------------------------------------------------------------------------------------------
 
 
-def nixl_agent(name: str):
+def nixl_agent(name: str, backend: str):
     try:
         from nixl_cu13._api import nixl_agent, nixl_agent_config
     except ImportError:
         from nixl._api import nixl_agent, nixl_agent_config
 
-    return nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+    return nixl_agent(name, nixl_agent_config(backends=[backend]))
 
 
-def nixl_second() -> None:
+def nixl_second(backend: str) -> None:
     import torch
 
-    agent = nixl_agent("second")
+    agent = nixl_agent("second", backend)
     tensor = torch.zeros(SIZES[-1], dtype=torch.uint8, device="cuda:0")
     descriptors = agent.register_memory([tensor])
     answer(agent.get_agent_metadata())
@@ -69,14 +69,14 @@ def nixl_second() -> None:
         answer(str(int(tensor.sum(dtype=torch.int64))).encode())
 
 
-def nixl_rows() -> list:
+def nixl_rows(backend: str = "UCX") -> list:
     import torch
 
-    agent = nixl_agent("first")
+    agent = nixl_agent("first", backend)
     tensor = torch.randint(0, 255, (SIZES[-1],), dtype=torch.uint8, device="cuda:0")
     torch.cuda.synchronize()
     agent.register_memory([tensor])
-    child = subprocess.Popen([sys.executable, __file__, "second-nixl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, __file__, "second-nixl", backend], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     name = agent.add_remote_agent(told(child))
     there = agent.deserialize_descs(told(child))
     base = there[0]
@@ -95,7 +95,7 @@ def nixl_rows() -> list:
                 assert state == "DONE", state
                 times.append(time.perf_counter() - begin)
             agent.release_xfer_handle(handle)
-            rows.append(("nixl-ucx", op.lower(), size, statistics.median(times[5:])))
+            rows.append((f"nixl-{backend.lower()}", op.lower(), size, statistics.median(times[5:])))
         if op == "WRITE":
             assert int(ask(child, b"sum")) == int(tensor.sum(dtype=torch.int64)), "bytes differ"
     child.stdin.close()
@@ -142,15 +142,18 @@ def nccl_rows() -> list:
     return rows
 
 
+MEASURED = {"nixl": nixl_rows, "nixl-peerway": lambda: nixl_rows("PEERWAY"), "nccl": nccl_rows}
+
+
 def main() -> None:
     if sys.argv[1:2] == ["second-nixl"]:
-        return nixl_second()
+        return nixl_second(sys.argv[2])
     if sys.argv[1:2] == ["second-nccl"]:
         return print(nccl_both(1, sys.argv[2]))
     rows = []
     for what in sys.argv[1:] or ["nixl", "nccl"]:
         try:
-            rows += {"nixl": nixl_rows, "nccl": nccl_rows}[what]()
+            rows += MEASURED[what]()
         except ImportError as error:
             print(f"{what}: not measured: {error}")
     for who, op, size, seconds in rows:

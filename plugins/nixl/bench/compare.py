@@ -3,14 +3,16 @@
     python compare.py                     # local and tcp, all sizes
     python compare.py --modes tcp --sizes 4K,1M --descriptors 1,128
 
-Two processes on this host. Each has an agent for either backend; the first one transfers, one request after the
-other, prepared once and posted again and again, and asks for its state until it is done, as programs with NIXL do.
-Every row has both backends' medians from rounds that take turns, and every transfer's bytes are compared at the end.
+Two processes on this host for either backend: one transfers, the other has the memory. A request is prepared once and
+posted again and again, and asked for its state until it is done, as programs with NIXL do. Rounds of the two backends
+take turns, and whoever's turn it is not is stopped: a backend that polls would else take the processors from one that
+sleeps. The medians are of all rounds, and the bytes that arrived are compared at the end of each row.
 """
 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ SIZES = "256,1K,4K,16K,64K,256K,1M,10M,16M,100M"
 # Blocks of a paged cache.
 MANY = 100_000
 BLOCK = 4096
+ROUNDS = 7
 MARK = "@ "
 
 
@@ -33,145 +36,173 @@ def bytes_of(text):
     return int(text)
 
 
-def agents(name, mode, package):
-    """An agent for either backend, in one process."""
-    api = __import__(f"{package}._api", fromlist=["nixl_agent"])
-    made = {}
-    for backend in BACKENDS:
-        agent = api.nixl_agent(f"{name}-{backend}", api.nixl_agent_config(backends=[]))
-        settings = {"transport": "tcp"} if backend == "PEERWAY" and mode == "tcp" else {}
-        agent.create_backend(backend, settings)
-        made[backend] = agent
-    return made
-
-
-def register(agent, memory):
-    return agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+# What the four processes do ---------------------------------------------------------------------
 
 
 def tell(what):
     print(MARK + json.dumps(what), flush=True)
 
 
-def told(process):
-    """What the other process told, between what NIXL logs to the same place."""
-    for line in process.stdout:
-        if line.startswith(MARK):
-            return json.loads(line[len(MARK) :])
-    raise SystemExit("the second process ended")
+class Side:
+    """An agent with memory, that does what it is told."""
 
+    def __init__(self, role, backend, mode, size, package):
+        api = __import__(f"{package}._api", fromlist=["nixl_agent"])
+        self.memory = np.zeros(size, np.uint8)
+        self.agent = api.nixl_agent(role, api.nixl_agent_config(backends=[]))
+        settings = {}
+        if backend == "PEERWAY":
+            # Who is stopped for a round is not dead.
+            settings = {"detect": "1m", "transport": "tcp" if mode == "tcp" else "auto"}
+        self.agent.create_backend(backend, settings)
+        self.agent.register_memory([(self.memory.ctypes.data, size, 0, "")], "DRAM")
+        self.request = None
+        tell({"address": self.memory.ctypes.data, "metadata": self.agent.get_agent_metadata().hex()})
+        for line in sys.stdin:
+            told = json.loads(line)
+            tell(getattr(self, told.pop("do"))(**told))
 
-def serve(mode, size, package):
-    """The second process: memory that the first one reads and writes."""
-    memory = np.zeros(size, np.uint8)
-    mine = agents("target", mode, package)
-    for agent in mine.values():
-        register(agent, memory)
-    metadata = {backend: agent.get_agent_metadata().hex() for backend, agent in mine.items()}
-    tell({"address": memory.ctypes.data, "metadata": metadata})
-    for line in sys.stdin:
-        # Asked for what is in its memory, it says so.
-        begin, end = json.loads(line)
-        tell(int(memory[begin:end].sum(dtype=np.uint64)))
+    def load(self, metadata, address):
+        self.agent.add_remote_agent(bytes.fromhex(metadata))
+        self.there = address
 
+    def fill(self, seed):
+        self.memory[:] = np.arange(self.memory.nbytes, dtype=np.uint32).astype(np.uint8) + np.uint8(seed)
 
-def descriptors(base, count, length):
-    """Every second block of a region, so that NIXL does not merge them."""
-    at = base + np.arange(count, dtype=np.uint64) * np.uint64(length if count == 1 else 2 * length)
-    full = lambda value: np.full(count, value, np.uint64)  # noqa: E731
-    return np.stack([at, full(length), full(0)], axis=1)
+    def sum(self, count, length):
+        """Of the blocks that a row transfers."""
+        rows = self.memory[: spread(count, length) * count].reshape(count, -1)
+        return int(rows[:, :length].sum(dtype=np.uint64))
 
-
-class Request:
-    """One prepared transfer of one backend."""
-
-    def __init__(self, agent, op, local, remote, target):
-        self.agent = agent
-        lists = [agent.get_xfer_descs(each, "DRAM") for each in (local, remote)]
+    def prepare(self, op, count, length):
+        lists = [
+            self.agent.get_xfer_descs(descriptors(base, count, length), "DRAM")
+            for base in (self.memory.ctypes.data, self.there)
+        ]
         begun = time.perf_counter()
-        self.handle = agent.initialize_xfer(op, *lists, target)
-        self.prepared = time.perf_counter() - begun
+        self.request = self.agent.initialize_xfer(op, *lists, "target")
+        prepared = time.perf_counter() - begun
+        self._once()
+        return prepared
 
-    def run(self):
-        """Seconds to the end, and of them those in the posting call."""
+    def round(self, seconds):
+        """Pairs of the whole time and the time in the posting call."""
+        taken, until = [], time.perf_counter() + seconds
+        while not taken or time.perf_counter() < until:
+            taken.append(self._once())
+        return taken
+
+    def _once(self):
         begun = time.perf_counter()
-        state = self.agent.transfer(self.handle)
+        state = self.agent.transfer(self.request)
         posted = time.perf_counter()
         while state == "PROC":
-            state = self.agent.check_xfer_state(self.handle)
+            state = self.agent.check_xfer_state(self.request)
         ended = time.perf_counter()
         if state != "DONE":
             raise SystemExit(f"a transfer ended as {state}")
         return ended - begun, posted - begun
 
     def release(self):
-        self.agent.release_xfer_handle(self.handle)
+        self.agent.release_xfer_handle(self.request)
 
 
-def measure(requests, seconds, rounds=7):
-    """Rounds in turns: what a round takes for one backend disturbs the other's as little as can be."""
-    taken = {backend: [] for backend in requests}
-    for request in requests.values():
-        request.run()
-    for _ in range(rounds):
-        for backend, request in requests.items():
-            until = time.perf_counter() + seconds / rounds
-            while True:
-                taken[backend].append(request.run())
-                if time.perf_counter() > until:
-                    break
-    return taken
+def spread(count, length):
+    """Every second block of a region, so that NIXL does not merge them."""
+    return length if count == 1 else 2 * length
+
+
+def descriptors(base, count, length):
+    at = base + np.arange(count, dtype=np.uint64) * np.uint64(spread(count, length))
+    return np.stack([at, np.full(count, length, np.uint64), np.zeros(count, np.uint64)], axis=1)
+
+
+# Who tells them ---------------------------------------------------------------------------------
+
+
+class Process:
+    def __init__(self, role, backend, mode, size, package):
+        environment = dict(os.environ, UCX_TLS="tcp") if mode == "tcp" else None
+        command = [sys.executable, __file__, "--side", role, backend, mode, str(size), "--package", package]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.facts = self._told()
+
+    def ask(self, do, **more):
+        self.process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+        self.process.stdin.flush()
+        return self._told()
+
+    def _told(self):
+        # NIXL logs to the same place.
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line[len(MARK) :])
+        raise SystemExit("a process ended before it answered")
+
+
+class Pair:
+    """Both processes of a backend. They run only inside `with`."""
+
+    def __init__(self, backend, mode, size, package):
+        sides = [Process(role, backend, mode, size, package) for role in ("initiator", "target")]
+        self.initiator, self.target = sides
+        self.initiator.ask("load", **self.target.facts)
+        self._signal(signal.SIGSTOP)
+
+    def __enter__(self):
+        self._signal(signal.SIGCONT)
+        return self
+
+    def __exit__(self, *_):
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, which):
+        for side in (self.initiator, self.target):
+            side.process.send_signal(which)
+
+    def end(self):
+        for side in (self.initiator, self.target):
+            side.process.kill()
+            side.process.wait()
 
 
 def compare(mode, args, rows):
-    package = args.package
-    largest = max([bytes_of(size) for size in args.sizes.split(",")] + [MANY * BLOCK * 2])
-    environment = dict(os.environ)
-    if mode == "tcp":
-        environment["UCX_TLS"] = "tcp"
-    command = [sys.executable, __file__, "--serve", mode, str(largest), "--package", package]
-    target = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    sizes = [bytes_of(size) for size in args.sizes.split(",")]
+    counts = [int(count) for count in args.descriptors.split(",")]
+    work = [(count, size // count) for count in counts if count < MANY for size in sizes if size >= count * 256]
+    work += [(MANY, BLOCK)] * (MANY in counts)
+    largest = max(spread(count, length) * count for count, length in work)
+    pairs = {backend: Pair(backend, mode, largest, args.package) for backend in BACKENDS}
     try:
-        if mode == "tcp":
-            os.environ["UCX_TLS"] = "tcp"
-        there = told(target)
-        memory = np.zeros(largest, np.uint8)
-        mine = agents("initiator", mode, package)
-        for backend, agent in mine.items():
-            register(agent, memory)
-            agent.add_remote_agent(bytes.fromhex(there["metadata"][backend]))
-        work = [
-            (count, bytes_of(size) // count)
-            for count in map(int, args.descriptors.split(","))
-            for size in args.sizes.split(",")
-            if count < MANY and bytes_of(size) >= count * 256
-        ]
-        work += [(MANY, BLOCK)] * (str(MANY) in args.descriptors.split(","))
         for op in args.ops.split(","):
             for count, length in work:
-                memory[:] = np.arange(largest, dtype=np.uint32).astype(np.uint8)
-                local = descriptors(memory.ctypes.data, count, length)
-                remote = descriptors(there["address"], count, length)
-                requests = {
-                    backend: Request(agent, op, local, remote, f"target-{backend}") for backend, agent in mine.items()
-                }
-                taken = measure(requests, args.seconds)
-                span = length if count == 1 else 2 * length * count
-                if op == "WRITE":
-                    target.stdin.write(json.dumps([0, span]) + "\n")
-                    target.stdin.flush()
-                    if told(target) == 0:
-                        raise SystemExit("nothing arrived")
-                rows.append(row(mode, op, count, length, requests, taken))
+                rows.append(row(mode, op, count, length, pairs, args.seconds))
                 show(rows[-1])
-                for request in requests.values():
-                    request.release()
     finally:
-        target.stdin.close()
-        target.wait()
+        for pair in pairs.values():
+            pair.end()
 
 
-def row(mode, op, count, length, requests, taken):
+def row(mode, op, count, length, pairs, seconds):
+    taken, prepared = {backend: [] for backend in pairs}, {}
+    for backend, pair in pairs.items():
+        with pair:
+            from_, to = (pair.initiator, pair.target) if op == "WRITE" else (pair.target, pair.initiator)
+            from_.ask("fill", seed=1)
+            to.ask("fill", seed=2)
+            prepared[backend] = pair.initiator.ask("prepare", op=op, count=count, length=length)
+    for _ in range(ROUNDS):
+        for backend, pair in pairs.items():
+            with pair:
+                taken[backend] += pair.initiator.ask("round", seconds=seconds / ROUNDS)
+    for pair in pairs.values():
+        with pair:
+            blocks = {"count": count, "length": length}
+            if pair.initiator.ask("sum", **blocks) != pair.target.ask("sum", **blocks):
+                raise SystemExit("other bytes arrived than were sent")
+            pair.initiator.ask("release")
     result = {"mode": mode, "op": op, "descriptors": count, "bytes": count * length}
     for backend, times in taken.items():
         whole = sorted(each[0] for each in times)
@@ -181,7 +212,7 @@ def row(mode, op, count, length, requests, taken):
             "p99_us": whole[min(len(whole) - 1, len(whole) * 99 // 100)] * 1e6,
             "gbps": count * length / median / 1e9,
             "post_us": statistics.median(each[1] for each in times) * 1e6,
-            "prepare_us": requests[backend].prepared * 1e6,
+            "prepare_us": prepared[backend] * 1e6,
         }
     result["ratio"] = result["UCX"]["p50_us"] / result["PEERWAY"]["p50_us"]
     return result
@@ -212,10 +243,11 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="of a backend and row")
     parser.add_argument("--package", default="nixl_cu12", help="nixl_cu12 or nixl_cu13")
     parser.add_argument("--json", help="the rows, for programs")
-    parser.add_argument("--serve", nargs=2, metavar=("MODE", "BYTES"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.serve:
-        serve(args.serve[0], int(args.serve[1]), args.package)
+    if args.side:
+        role, backend, mode, size = args.side
+        Side(role, backend, mode, int(size), args.package)
         return
     print(HEAD)
     rows = []

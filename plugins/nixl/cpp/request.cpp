@@ -1,5 +1,7 @@
 #include "request.h"
 
+#include <thread>
+
 #include "notifications.h"
 #include "words.h"
 
@@ -58,7 +60,12 @@ nixl_status_t Request::check() {
         return NIXL_ERR_NOT_POSTED;
     }
     auto end = blank();
-    return ended(peerway_transfer_poll(transfer.get(), &end), end);
+    const auto answer = ended(peerway_transfer_poll(transfer.get(), &end), end);
+    if (answer == NIXL_IN_PROG) {
+        // Programs ask in a loop. The thread that serves the transfer at the other end, on this host, may be waiting for this very core.
+        std::this_thread::yield();
+    }
+    return answer;
 }
 
 // NIXL does not ask again once it was told the end, so the transfer is let go of.

@@ -7,6 +7,7 @@ mod gpu;
 mod instructions;
 mod kernels;
 mod nixl;
+mod nixl_upstream;
 mod python;
 mod rdma;
 mod setup;
@@ -61,6 +62,8 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         nixl: PathBuf,
     },
+    /// Run NIXL's own tests, and UCCL's benchmark of it, on our plugin for NIXL.
+    NixlUpstream(nixl_upstream::Args),
     /// Count the instructions of hot operations and compare them with docs/instructions.txt.
     Instructions {
         /// Compare nothing; write the counts down as the new baseline.
@@ -88,6 +91,9 @@ fn main() -> ExitCode {
         Command::InstallC { prefix, uccl } => install_c(&prefix, uccl),
         Command::NixlUccl { nixl } => {
             uccl_library::run_nixl(workspace(), &test::target_directory(), &nixl)
+        }
+        Command::NixlUpstream(args) => {
+            nixl_upstream::run(workspace(), &test::target_directory(), &args)
         }
         Command::Instructions { bless } => test::instructions(bless),
         Command::Kernels { check } => kernels::run(workspace(), &test::target_directory(), check),

@@ -99,13 +99,8 @@ pub(crate) fn run_nixl(workspace: &Path, target: &Path, nixl: &Path) -> anyhow::
     let packages = output(Command::new(&python).args(["-c", find]))?;
     let wheel = Path::new(packages.trim()).join(".nixl_cu12.mesonpy.libs");
 
-    // Ours stand before those that NIXL would take from Abseil.
-    let mut flags = vec![
-        format!("-I{}", prefix.join("include").display()),
-        format!("-I{}", workspace.join("compat/uccl/tests/nixl").display()),
-    ];
-    let theirs = ["api/cpp", "utils", "core", "core/telemetry", "infra"];
-    flags.extend(theirs.map(|directory| format!("-I{}", nixl.join(directory).display())));
+    let mut flags = vec![format!("-I{}", prefix.join("include").display())];
+    flags.extend(nixl_headers(workspace, &nixl));
     flags.extend(files_in(&nixl.join("plugins/uccl"), "cpp")?);
     let lib = prefix.join("lib").display().to_string();
     flags.extend([format!("-L{lib}"), format!("-Wl,-rpath,{lib}"), "-luccl_p2p".into()]);
@@ -119,6 +114,13 @@ pub(crate) fn run_nixl(workspace: &Path, target: &Path, nixl: &Path) -> anyhow::
     )?;
     let variables = [("NIXL_PLUGIN_DIR", &*plugins.display().to_string())];
     step_with(&variables, &python, workspace, &["compat/uccl/tests/nixl/two_agents.py"])
+}
+
+/// How a compiler finds the headers in NIXL's sources. Ours stand before those that it would take from Abseil.
+pub(crate) fn nixl_headers(workspace: &Path, nixl: &Path) -> Vec<String> {
+    let ours = workspace.join("compat/uccl/tests/nixl");
+    let theirs = ["api/cpp", "utils", "core", "core/telemetry", "infra"].map(|of| nixl.join(of));
+    [ours].iter().chain(&theirs).map(|directory| format!("-I{}", directory.display())).collect()
 }
 
 /// The files of a directory with this extension, in order.

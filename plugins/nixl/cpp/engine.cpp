@@ -31,7 +31,9 @@ std::string quoted(const std::string &name) {
 Engine::Engine(const nixlBackendInitParams *init) : nixlBackendEngine(init) {
     std::vector<std::pair<std::string, std::string>> texts;
     for (const auto &[parameter, value] : *init->customParams) {
-        if (std::find(std::begin(OF_UCCL), std::end(OF_UCCL), parameter) == std::end(OF_UCCL)) {
+        const bool is_of_uccl = std::find(std::begin(OF_UCCL), std::end(OF_UCCL), parameter) != std::end(OF_UCCL);
+        // Empty says nothing, whatever it is called: programs pass parameters of other backends so.
+        if (!is_of_uccl && !value.empty()) {
             texts.emplace_back(as_setting(parameter), value);
         }
     }

@@ -11,6 +11,8 @@ namespace {
 constexpr uint64_t A_MOMENT_NS = 20'000'000;
 // A stopped transfer ends within the fence's deadline. This is for an engine that breaks its word.
 constexpr uint64_t AT_MOST_NS = 60'000'000'000;
+// Agents have no use for counters, so counting one does nothing but be answered.
+constexpr uint32_t UNUSED_COUNTER = 0;
 
 peerway_end blank() {
     peerway_end end{};
@@ -31,7 +33,7 @@ nixl_status_t Request::post(const std::string *notification) {
     if (transfer) {
         return NIXL_ERR_REPOST_ACTIVE;
     }
-    asked_before = false;
+    asked_before = taken_back = false;
     peerway_status status;
     if (notification == nullptr) {
         status = peerway_prepared_post(prepared.get(), transfer.made());
@@ -80,7 +82,17 @@ nixl_status_t Request::ended(peerway_status status, const peerway_end &end) {
         say(agent, about, "bytes of it may still land: the agent did not answer for them in time");
     }
     transfer = Transfer();
-    return in_nixls_words(status);
+    if (taken_back) {
+        return status == PEERWAY_STATUS_OK ? NIXL_ERR_NOT_ALLOWED : in_nixls_words(status);
+    }
+    if (status != PEERWAY_STATUS_REVOKED && status != PEERWAY_STATUS_REMOTE_ACCESS) {
+        return in_nixls_words(status);
+    }
+    // An agent that leaves takes its memory back first, and may be gone by now without our having heard of it. NIXL is to know which it is:
+    // a disconnect has it forget the agent.
+    taken_back = true;
+    status = peerway_peer_count(peer->get(), UNUSED_COUNTER, transfer.made());
+    return status == PEERWAY_STATUS_OK ? NIXL_IN_PROG : failed(agent, about, status);
 }
 
 bool Request::stop() {

@@ -19,6 +19,8 @@ class Request : public nixlBackendReqH {
     Transfer transfer;
     // Somebody was told that it is not over yet, and has come again.
     bool asked_before = false;
+    // The memory was taken back. `transfer` is a question to its owner from then on: whether it is still there.
+    bool taken_back = false;
 
     nixl_status_t ended(peerway_status status, const peerway_end &end);
 

@@ -8,7 +8,7 @@ nixl_status_t in_nixls_words(peerway_status status) {
         return NIXL_SUCCESS;
     case PEERWAY_STATUS_PENDING:
         return NIXL_IN_PROG;
-    // Who is not there, or is there no more. NIXL forgets the agent on this, so that it can be loaded anew.
+    // Who is not there, or is there no more. NIXL takes this for the end of the agent.
     case PEERWAY_STATUS_PEER_GONE:
     case PEERWAY_STATUS_PEER_SILENT:
     case PEERWAY_STATUS_UNREACHABLE:

@@ -137,6 +137,21 @@ def test_memory_that_was_taken_back_is_refused(one, peer_process):
     assert peer.ask("notifications") == {}
 
 
+@pytest.mark.parametrize("transport", ["tcp", "local-cma"])
+def test_a_peer_that_takes_its_memory_back_and_leaves_is_a_disconnect(transport):
+    side = Side(settings={"transport": transport})
+    for turn in range(100):
+        other = Side(settings={"transport": transport})
+        side.agent.add_remote_agent(other.agent.get_agent_metadata())
+        request = side.request("WRITE", [(0, 64)], [(0, 64)], other.name, other.address)
+        if turn % 2:
+            assert side.run(request) == "DONE"
+        other.close()
+        with pytest.raises(Exception, match="(?i)disconnect"):
+            side.run(request)
+    side.close()
+
+
 def test_a_peer_writes_to_us_while_we_do_nothing(peer_process):
     side = Side()
     peer = peer_process()

@@ -1,0 +1,21 @@
+// What NIXL's tests ask of a line of the log.
+#pragma once
+
+#include <string>
+
+namespace absl {
+
+enum class LogSeverity { kInfo, kWarning, kError, kFatal };
+
+class LogEntry {
+    LogSeverity severity;
+    std::string message;
+
+  public:
+    LogEntry(LogSeverity severity, std::string message) : severity(severity), message(std::move(message)) {}
+
+    LogSeverity log_severity() const { return severity; }
+    const std::string &text_message() const { return message; }
+};
+
+} // namespace absl

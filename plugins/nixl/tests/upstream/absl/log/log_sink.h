@@ -1,0 +1,14 @@
+// Who is shown every line of the log.
+#pragma once
+
+#include "absl/log/log_entry.h"
+
+namespace absl {
+
+class LogSink {
+  public:
+    virtual ~LogSink() = default;
+    virtual void Send(const LogEntry &entry) = 0;
+};
+
+} // namespace absl

@@ -203,6 +203,16 @@ typedef enum peerway_class {
     PEERWAY_CLASS_BULK = 2,
 } peerway_class;
 
+// How a GPU copies what it reaches.
+typedef enum peerway_copier {
+    // A kernel is launched for every list.
+    PEERWAY_COPIER_LAUNCHED = 0,
+    // A kernel stays on the GPU while there is something to do: sooner, and takes two multiprocessors for each thread of the proxy.
+    PEERWAY_COPIER_RESIDENT = 1,
+    // The driver copies, by copy engines where it can.
+    PEERWAY_COPIER_ENGINES = 2,
+} peerway_copier;
+
 // Which way bytes go.
 typedef enum peerway_direction {
     // From our memory into the peer's.
@@ -496,8 +506,8 @@ typedef struct peerway_proxy_options {
     uint32_t peers;
     // Counters that peers can raise: 1024 as usual.
     uint32_t counters;
-    // Zero.
-    uint32_t reserved;
+    // How GPUs copy what they reach: a peerway_copier.
+    uint32_t copier;
     // The longest that a kernel waits for room, an answer or a counter: 10 s as usual.
     uint64_t timeout_ns;
 } peerway_proxy_options;

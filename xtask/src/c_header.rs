@@ -110,6 +110,7 @@ fn config() -> Config {
             include: strings(&[
                 "peerway_access",
                 "peerway_class",
+                "peerway_copier",
                 "peerway_direction",
                 "peerway_path",
             ]),

@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
 use peerway::driven::{Armed, FaultCode, Forward, Proxy, Window};
+use peerway::gpu::CopierKind;
 
 use crate::arguments::{self, Fill, Out, Versioned, until};
 use crate::endpoint::peerway_endpoint;
@@ -12,7 +13,7 @@ use crate::entry::call;
 use crate::handles::{self, get, handle};
 use crate::peer::peerway_peer;
 use crate::region::{self, peerway_region};
-use crate::status::{Failure, peerway_status};
+use crate::status::{Answer, Failure, peerway_status};
 
 /// What a kernel is given: its layout is in peerway_abi.h, for peerway_device.cuh. The host only hands its address on.
 pub struct peerway_proxy {
@@ -56,10 +57,35 @@ pub struct peerway_proxy_options {
     pub peers: u32,
     /// Counters that peers can raise: 1024 as usual.
     pub counters: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// How GPUs copy what they reach: a peerway_copier.
+    pub copier: u32,
     /// The longest that a kernel waits for room, an answer or a counter: 10 s as usual.
     pub timeout_ns: u64,
+}
+
+/// How a GPU copies what it reaches.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum peerway_copier {
+    /// A kernel is launched for every list.
+    Launched = 0,
+    /// A kernel stays on the GPU while there is something to do: sooner, and takes two multiprocessors for each thread of the proxy.
+    Resident = 1,
+    /// The driver copies, by copy engines where it can.
+    Engines = 2,
+}
+
+fn copier(given: u32) -> Answer<CopierKind> {
+    // A number of C's need not be one of the enum's, so it is not taken as one.
+    const LAUNCHED: u32 = peerway_copier::Launched as u32;
+    const RESIDENT: u32 = peerway_copier::Resident as u32;
+    const ENGINES: u32 = peerway_copier::Engines as u32;
+    match given {
+        LAUNCHED => Ok(CopierKind::Launched),
+        RESIDENT => Ok(CopierKind::Resident),
+        ENGINES => Ok(CopierKind::Engines),
+        _ => Err(Failure::bad(format!("copier: {given} is no peerway_copier"))),
+    }
 }
 
 // SAFETY: repr(C), its size first, and numbers only.
@@ -203,9 +229,7 @@ pub unsafe extern "C" fn peerway_proxy_new(
             unsafe { (arguments::handle(proxy, "proxy")?, arguments::read_if_any(options)?) };
         let mut builder = Proxy::builder(&*get(endpoint)?);
         if let Some(options) = options {
-            if options.reserved != 0 {
-                return Err(Failure::bad("reserved must be zero"));
-            }
+            builder = builder.copier(copier(options.copier)?);
             if options.on_gpu != 0 {
                 builder = builder.gpu(options.gpu);
             } else if options.gpu != 0 {

@@ -11,7 +11,9 @@
 #define BYTES 65536
 
 // The layouts of version 0.1: a program that was compiled then must work for ever.
-static_assert(sizeof(struct peerway_endpoint_options) == 112, "grown: the first version is shorter");
+static_assert(sizeof(struct peerway_endpoint_options) == 128, "grown");
+static_assert(offsetof(struct peerway_endpoint_options, settings) == 112, "the first version was as long");
+static_assert(sizeof(struct peerway_setting) == 16, "must stay");
 static_assert(sizeof(struct peerway_batch_options) == 48, "grown");
 static_assert(sizeof(struct peerway_blocks) == 48, "grown");
 static_assert(sizeof(struct peerway_pair) == 40, "must stay");
@@ -70,7 +72,12 @@ static void sizes_of_structs(void) {
     memset(&options, 0, sizeof options);
     struct peerway_endpoint *endpoint;
     SAYS(peerway_endpoint_new(&options.known, &endpoint), PEERWAY_STATUS_BAD_SIZE, "set it to sizeof(struct peerway_endpoint_options)");
-    options.known.size = sizeof options.known - 1;
+    // As long as in the first version, and shorter.
+    const size_t first = offsetof(struct peerway_endpoint_options, settings);
+    options.known.size = first;
+    OK(peerway_endpoint_new(&options.known, &endpoint));
+    OK(peerway_endpoint_free(endpoint));
+    options.known.size = first - 1;
     SAYS(peerway_endpoint_new(&options.known, &endpoint), PEERWAY_STATUS_BAD_SIZE, "is given as 111");
     options.known.size = (size_t)-1;
     SAYS(peerway_endpoint_new(&options.known, &endpoint), PEERWAY_STATUS_BAD_SIZE, "peerway_endpoint_options");
@@ -102,6 +109,18 @@ static void settings(void) {
     WITH(transport, "nccl", PEERWAY_STATUS_TRANSPORT_UNAVAILABLE, "nccl")
     WITH(interfaces, "no-such-interface", PEERWAY_STATUS_NO_INTERFACE, "no-such-interface")
     WITH(reserved[2], 1, PEERWAY_STATUS_BAD_ARGUMENT, "reserved")
+    WITH(settings_count, 1, PEERWAY_STATUS_NULL_ARGUMENT, "settings")
+    struct peerway_setting given[] = {{"PEERWAY_DEADLINE", "5s"}, {"PEERWAY_LANES", ""}};
+    options.settings = given;
+    options.settings_count = 2;
+    OK(peerway_endpoint_new(&options, &endpoint));
+    OK(peerway_endpoint_free(endpoint));
+    given[1].name = "PEERWAY_LANE";
+    SAYS(peerway_endpoint_new(&options, &endpoint), PEERWAY_STATUS_INVALID_SETTING, "did you mean PEERWAY_LANES?");
+    given[1].name = NULL;
+    SAYS(peerway_endpoint_new(&options, &endpoint), PEERWAY_STATUS_NULL_ARGUMENT, "a setting has no name");
+    given[1] = (struct peerway_setting){"PEERWAY_DEADLINE", "soon"};
+    SAYS(peerway_endpoint_new(&options, &endpoint), PEERWAY_STATUS_INVALID_SETTING, "PEERWAY_DEADLINE");
 }
 
 static void meeting(void) {
@@ -116,6 +135,9 @@ static void meeting(void) {
     TRUE(len == needed && len > 16);
     SAYS(peerway_endpoint_metadata(endpoint, text, sizeof text, NULL), PEERWAY_STATUS_NULL_ARGUMENT, "len is null");
     SAYS(peerway_endpoint_connect(endpoint, "garbage", 7, 0, &peer), PEERWAY_STATUS_INVALID_METADATA, "");
+    struct peerway_incarnation whose;
+    SAYS(peerway_metadata_incarnation("garbage", 7, &whose), PEERWAY_STATUS_INVALID_METADATA, "not Peerway endpoint metadata");
+    SAYS(peerway_metadata_incarnation("garbage", 7, NULL), PEERWAY_STATUS_NULL_ARGUMENT, "incarnation");
     SAYS(peerway_endpoint_connect(endpoint, NULL, 7, 0, &peer), PEERWAY_STATUS_NULL_ARGUMENT, "metadata is null");
     SAYS(peerway_endpoint_connect(endpoint, "", 0, 0, &peer), PEERWAY_STATUS_INVALID_METADATA, "");
     SAYS(peerway_endpoint_connect_address(endpoint, "no port", 0, &peer), PEERWAY_STATUS_BAD_ARGUMENT, "'no port'");
@@ -443,6 +465,8 @@ static void extremes(void) {
     struct peerway_proxy_options most = {.size = sizeof most, .timeout_ns = UINT64_MAX};
     OK(peerway_proxy_new(two.here, &most, &proxy));
     OK(peerway_proxy_free(proxy));
+    struct peerway_proxy_options copiers = {.size = sizeof copiers, .copier = 3};
+    SAYS(peerway_proxy_new(two.here, &copiers, &proxy), PEERWAY_STATUS_BAD_ARGUMENT, "peerway_copier");
     // Nothing to move is moved.
     OK(peerway_peer_write(two.peer, two.ours, BYTES, two.remote, BYTES, 0));
     OK(peerway_batch_vector(PEERWAY_DIRECTION_WRITE, NULL, 0, NULL, &batch));

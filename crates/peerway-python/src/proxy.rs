@@ -21,7 +21,8 @@ use crate::{arguments, errors, waiting};
 ///
 /// ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without one, processors do, by a
 /// ``Pusher``. ``copier`` is how GPUs copy what they reach: ``launched``, ``resident`` (sooner, and takes two
-/// multiprocessors for each thread) or ``engines``. Close it, or leave its ``with`` block, when every kernel that was given it has ended.
+/// multiprocessors for each thread) or ``engines``. Close it, or leave its ``with`` block, when every kernel that
+/// was given it has ended.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Proxy {
     endpoint: peerway::Endpoint,

@@ -66,8 +66,10 @@ class Side:
         self.agent.add_remote_agent(bytes.fromhex(metadata))
         self.there = address
 
-    def fill(self, seed):
-        self.memory[:] = np.arange(self.memory.nbytes, dtype=np.uint32).astype(np.uint8) + np.uint8(seed)
+    def fill(self, seed, count, length):
+        """Bytes that are not the other side's."""
+        part = self.memory[: spread(count, length) * count]
+        part[:] = np.resize(np.arange(251, dtype=np.uint8), part.nbytes) + np.uint8(seed)
 
     def sum(self, count, length):
         """Of the blocks that a row transfers."""
@@ -190,8 +192,8 @@ def row(mode, op, count, length, pairs, seconds):
     for backend, pair in pairs.items():
         with pair:
             from_, to = (pair.initiator, pair.target) if op == "WRITE" else (pair.target, pair.initiator)
-            from_.ask("fill", seed=1)
-            to.ask("fill", seed=2)
+            from_.ask("fill", seed=1, count=count, length=length)
+            to.ask("fill", seed=2, count=count, length=length)
             prepared[backend] = pair.initiator.ask("prepare", op=op, count=count, length=length)
     for _ in range(ROUNDS):
         for backend, pair in pairs.items():

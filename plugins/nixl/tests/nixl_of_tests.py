@@ -21,10 +21,14 @@ REFUSED = tuple(kind for name, kind in vars(bindings).items() if name.startswith
 class Side:
     """An agent, its memory, and transfers between that and another's."""
 
-    def __init__(self, name=None, size=1 << 20, memory=None, settings=None):
+    def __init__(self, name=None, size=1 << 20, memory=None, settings=None, threads=False):
         self.name = name or f"agent-{uuid.uuid4().hex[:8]}"
         self.memory = np.zeros(size, np.uint8) if memory is None else memory
-        self.agent = api.nixl_agent(self.name, api.nixl_agent_config(backends=[]))
+        config = api.nixl_agent_config(backends=[])
+        if threads:
+            # NIXL's agents are for one thread unless they are told.
+            config.sync_mode = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+        self.agent = api.nixl_agent(self.name, config)
         self.agent.create_backend(BACKEND, settings or {})
         whole = [(self.address, self.memory.nbytes, 0, "")]
         self.registered = self.agent.register_memory(whole, "DRAM")

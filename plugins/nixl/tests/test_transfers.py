@@ -5,7 +5,7 @@ import mmap
 import numpy as np
 import pytest
 from conftest import pattern
-from nixl_of_tests import Side, api, pair
+from nixl_of_tests import Side, pair
 
 
 @pytest.mark.parametrize("length", [1, 7, 256, 4096, 65_537, 1 << 20])
@@ -158,10 +158,7 @@ def test_threads_share_an_agent(peer_process):
     from concurrent.futures import ThreadPoolExecutor
 
     peer = peer_process(size=8 << 20)
-    config = api.nixl_agent_config(backends=[])
-    if hasattr(api, "nixl_thread_sync_t"):
-        config.sync_mode = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
-    side = Side(size=8 << 20)
+    side = Side(size=8 << 20, threads=True)
     side.agent.add_remote_agent(peer.metadata)
     side.memory[:] = pattern(8 << 20)
 

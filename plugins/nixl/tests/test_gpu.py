@@ -7,8 +7,9 @@ import pytest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../../python/tests"))
 
-gpu_support = pytest.importorskip("gpu_support", reason="the peerway package is not installed")
+pytest.importorskip("peerway", reason="the peerway package, which makes memory of GPUs, is not installed")
 
+import gpu_support  # noqa: E402
 import nixl_of_tests as of_tests  # noqa: E402
 from conftest import pattern  # noqa: E402
 

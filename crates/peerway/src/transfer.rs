@@ -420,15 +420,11 @@ fn post_by(
     let total = work.shape.total();
     session.stats.transfers.fetch_add(1, Ordering::Relaxed);
     let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
-    let mut copied = false;
-    if let (Way::Direct(path), true) = (way, small) {
+    if let (Way::Direct(path), true, true) = (way, small, tail.is_empty()) {
         let result = copy_all(work, *direction, work.shape.start(), CopyKind::Plain);
-        copied = result.is_ok();
-        if tail.is_empty() || !copied {
-            let reason = result.map_or_else(Reason::Failed, |()| Reason::Done);
-            let ended = Ended { reason, fence: Fence::Held };
-            return Ok(Transfer { state: State::Finished { ended, path, bytes: total } });
-        }
+        let reason = result.map_or_else(Reason::Failed, |()| Reason::Done);
+        let ended = Ended { reason, fence: Fence::Held };
+        return Ok(Transfer { state: State::Finished { ended, path, bytes: total } });
     }
     let now = clock::now();
     let deadline = clock::after(now, deadline.unwrap_or(endpoint.config.deadline));
@@ -440,10 +436,18 @@ fn post_by(
     let running = |job| Transfer::running(endpoint, session, slot, job);
     let by_device = matches!(way, Way::Devices(..));
     match way {
-        Way::Direct(_) if copied => {
-            // The bytes are there; now a lane says so, and its answer ends the transfer.
-            endpoint.slots.slot(slot).done.fetch_add(total, Ordering::Relaxed);
-            endpoint.send_tail(slot, session, work.clone(), tail.clone(), deadline);
+        Way::Direct(_) if small => {
+            match copy_all(work, *direction, work.shape.start(), CopyKind::Plain) {
+                // The bytes are there; now a lane says so, and its answer ends the transfer.
+                Ok(()) => {
+                    endpoint.slots.slot(slot).done.fetch_add(total, Ordering::Relaxed);
+                    endpoint.send_tail(slot, session, work.clone(), tail.clone(), deadline);
+                }
+                Err(error) => {
+                    let reason = Reason::Failed(error);
+                    endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
+                }
+            }
             Ok(running(None))
         }
         Way::Direct(_) => {

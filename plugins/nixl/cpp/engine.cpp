@@ -325,7 +325,12 @@ nixl_status_t Engine::genNotif(const std::string &name, const std::string &messa
     if (answer != NIXL_SUCCESS) {
         return answer;
     }
-    for (const auto &part : packed(localAgent, message)) {
+    const auto parts = packed(localAgent, message);
+    if (parts.empty()) {
+        say(localAgent, "notification to agent " + quoted(name), std::to_string(message.size()) + " bytes are too long");
+        return NIXL_ERR_INVALID_PARAM;
+    }
+    for (const auto &part : parts) {
         Transfer sent;
         auto status = peerway_peer_notify(peer->get(), part.data(), part.size(), sent.made());
         if (status == PEERWAY_STATUS_OK) {

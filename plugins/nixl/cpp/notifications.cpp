@@ -16,7 +16,9 @@ struct Head {
 static_assert(sizeof(Head) == 24);
 
 constexpr char MAGIC[4] = {'P', 'W', 'N', 1};
-// Parts of notifications whose last has not come. Far more than any program has under way.
+// The longest notification has so many parts, of a MiB. What a peer says of itself is held to it too.
+constexpr size_t MOST_PARTS = 1024;
+// Bytes of notifications whose last part has not come, with what keeps them. Far more than any program has under way.
 constexpr size_t MOST_UNFINISHED = size_t{1} << 30;
 
 std::atomic<uint64_t> last_id{0};
@@ -24,8 +26,14 @@ std::atomic<uint64_t> last_id{0};
 } // namespace
 
 std::vector<std::string> packed(const std::string &from, const std::string &notification) {
+    if (from.size() > PEERWAY_MAX_NOTIFICATION / 2) {
+        return {};
+    }
     const size_t room = PEERWAY_MAX_NOTIFICATION - sizeof(Head) - from.size();
     const size_t count = notification.empty() ? 1 : (notification.size() + room - 1) / room;
+    if (count > MOST_PARTS) {
+        return {};
+    }
     Head head{};
     std::memcpy(head.magic, MAGIC, sizeof MAGIC);
     head.name_len = static_cast<uint32_t>(from.size());
@@ -52,7 +60,7 @@ bool Arrivals::take(const std::array<uint8_t, 16> &incarnation,
         std::memcpy(&head, message.data(), sizeof head);
     }
     if (std::memcmp(head.magic, MAGIC, sizeof MAGIC) != 0 || head.name_len > message.size() - sizeof head ||
-        head.part >= head.parts) {
+        head.part >= head.parts || head.parts > MOST_PARTS) {
         complaint = "a message of " + std::to_string(message.size()) +
                     " bytes is no notification of a NIXL agent with this version of the backend, and was dropped";
         return false;
@@ -69,7 +77,8 @@ bool Arrivals::take(const std::array<uint8_t, 16> &incarnation,
     Parts &whole = at->second;
     if (is_new) {
         begun.push_back(key);
-        whole = {std::move(from), std::vector<std::string>(head.parts), head.parts, 0};
+        whole = {std::move(from), std::vector<std::string>(head.parts), head.parts, head.parts * sizeof(std::string)};
+        bytes += whole.bytes;
     }
     if (head.parts != whole.parts.size() || !whole.parts[head.part].empty() || part.empty()) {
         complaint = "parts of a notification of agent '" + whole.from + "' do not fit together, and were dropped";

@@ -14,7 +14,7 @@
 #include "handle.h"
 #include "nixl_abi.h"
 
-// The messages that a notification goes as, in order.
+// The messages that a notification goes as, in order. None where it is longer than about a GiB, or the name is.
 std::vector<std::string> packed(const std::string &from, const std::string &notification);
 
 // Puts notifications together from the messages that arrive.

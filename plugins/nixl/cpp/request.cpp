@@ -39,6 +39,10 @@ nixl_status_t Request::post(const std::string *notification) {
         status = peerway_prepared_post(prepared.get(), transfer.made());
     } else {
         const auto messages = packed(agent, *notification);
+        if (messages.empty()) {
+            say(agent, about, "a notification of " + std::to_string(notification->size()) + " bytes is too long");
+            return NIXL_ERR_INVALID_PARAM;
+        }
         const auto &last = messages.back();
         for (size_t i = 0; i + 1 < messages.size(); ++i) {
             Transfer ahead;

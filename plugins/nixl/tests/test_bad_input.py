@@ -1,5 +1,7 @@
 """What makes no sense: NIXL's proper status, one line that says what it was, and an agent that lives on."""
 
+import struct
+
 import pytest
 from conftest import pattern
 from nixl_of_tests import BACKEND, REFUSED, Side, api
@@ -133,3 +135,38 @@ def test_a_request_is_not_posted_twice_at_once(peer_process):
             side.agent.transfer(request)
     assert side.ended(request) == "DONE"
     side.close()
+
+
+def test_messages_that_are_no_notifications(lives, capfd):
+    # A peer that is no agent can send what it likes: numbers of parts that nobody has memory for, too.
+    peerway = pytest.importorskip("peerway", reason="the peerway package, which plays the stranger, is not installed")
+    a, b = lives
+    metadata = b.agent.get_agent_metadata()
+    at = metadata.index(MAGIC)
+    with peerway.Endpoint() as stranger:
+        # What follows the addresses is NIXL's; an endpoint's metadata has an end of its own.
+        peer = stranger.connect(metadata[at : end_of_metadata(metadata, at)])
+        head = lambda name, part, parts: struct.pack("<4sIQII", b"PWN\x01", name, 7, part, parts)  # noqa: E731
+        for message in [
+            b"",
+            b"x",
+            b"PWN\x01",
+            head(0, 0, 2**32 - 1),
+            head(2**32 - 1, 0, 1),
+            head(0, 3, 3),
+            head(0, 0, 0),
+        ]:
+            peer.notify(message).wait()
+    a.agent.send_notif(b.name, b"after all that")
+    assert b.notifications() == [(a.name, b"after all that")]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "[PEERWAY]" in line]
+    assert len(lines) == 7 and all("dropped" in line for line in lines), lines
+
+
+def end_of_metadata(metadata, at):
+    """Its magic, version, incarnation and addresses, each a family, an IP address and a port."""
+    at += len(MAGIC) + 1 + 16
+    count, at = metadata[at], at + 1
+    for _ in range(count):
+        at += 1 + (4 if metadata[at] == 4 else 16) + 2
+    return at

@@ -244,6 +244,29 @@ fn a_full_slot_table_is_busy_and_recovers() {
 }
 
 #[test]
+fn a_post_that_finds_no_slot_has_written_nothing() {
+    let a = Endpoint::builder().slots(1).build().unwrap();
+    let b = endpoint(Pin::Auto);
+    let peer = a.connect(&b.metadata()).unwrap();
+    let theirs = b.allocate(8 << 20).unwrap();
+    let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
+    let ours = a.register(vec![9u8; 8 << 20]).unwrap();
+    // Small enough to be copied by the posting call, with something to follow that needs a slot.
+    let small = Batch::write(&ours.slice(0..64), &remote.slice(0..64)).unwrap().count(3);
+    let rest = Batch::write(&ours.slice(64..8 << 20), &remote.slice(64..8 << 20)).unwrap();
+    // Takes the only slot, and stands still until it is waited for.
+    let first = peer.begin(&rest).unwrap();
+    assert_eq!(peer.post(&small).err(), Some(PostError::Busy { slots: 1 }));
+    let mut bytes = [1; 64];
+    theirs.read_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 64]);
+    assert_eq!(first.join().reason, Reason::Done);
+    assert_eq!(peer.run(&small).unwrap().reason, Reason::Done);
+    theirs.read_at(0, &mut bytes).unwrap();
+    assert_eq!((bytes, b.counter(3)), ([9; 64], 1));
+}
+
+#[test]
 fn what_nobody_waits_for_goes_on_when_its_handle_is_dropped() {
     for pin in [Pin::Auto, Pin::LocalRing, Pin::Tcp] {
         let (a, b) = (endpoint(pin), endpoint(pin));

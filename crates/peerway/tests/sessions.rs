@@ -1,9 +1,9 @@
 //! One session between two endpoints, however they find each other.
 
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use peerway::{ConnectError, Endpoint, Peer, Pin};
+use peerway::{Access, ConnectError, Endpoint, Peer, Pin};
 
 const ROUNDS: usize = 60;
 
@@ -71,5 +71,36 @@ fn many_threads_of_both_share_one_session() {
         for side in peers {
             assert!(side.iter().all(|peer| *peer == side[0] && peer.is_alive()), "round {round}");
         }
+    }
+}
+
+/// A question that is asked just as the service thread goes to sleep must not lie there until a heartbeat:
+/// where these come every few minutes it was not answered in time.
+#[test]
+fn a_service_thread_does_not_fall_asleep_over_a_question() {
+    let new = || {
+        Endpoint::builder()
+            .transport(Pin::LocalMap)
+            .spin(Duration::from_micros(20))
+            .detect(Duration::from_secs(600))
+            .build()
+            .unwrap()
+    };
+    let (ours, theirs) = (new(), new());
+    let peer = ours.connect(&theirs.metadata()).unwrap();
+    let owned = theirs.allocate(4096).unwrap();
+    let questions = 20_000;
+    for at in 0..questions {
+        let descriptor = owned.advertise(Access::READ).unwrap();
+        // From before the end of its spinning to well after it.
+        let pause = Duration::from_nanos(at % 200 * 400);
+        let before = Instant::now();
+        while before.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+        let asked = Instant::now();
+        peer.import(&descriptor).unwrap_or_else(|error| panic!("question {at}: {error}"));
+        let took = asked.elapsed();
+        assert!(took < Duration::from_secs(2), "question {at} took {took:?}");
     }
 }

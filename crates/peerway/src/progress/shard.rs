@@ -348,6 +348,10 @@ impl Shard {
                     self.refuse(command);
                 }
             }
+            drop(taken);
+            // Whoever left them may have rung before the service thread lay down, which looks at the queue but
+            // not at what commands from it left to send.
+            self.kick();
         }
     }
 

@@ -1,7 +1,9 @@
 //! The Python package as a user gets it: a wheel in a fresh virtual environment, and its tests.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use anyhow::{Context, bail};
 
@@ -44,23 +46,42 @@ pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Resul
     step_with(&variables, &python, elsewhere, &[&pytest[..], &of_gpus].concat())
 }
 
-/// A fresh environment with the package and what its tests use.
+/// The package as it is now, in the environment of the tests.
 fn make(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
-    let environment = target.join(ENVIRONMENT);
-    let python = environment.join("bin/python");
-    let shown = environment.display().to_string();
-    step(Path::new("python3"), workspace, &["-m", "venv", "--clear", &shown])?;
+    let python = environment(workspace, target)?;
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    step(&python, workspace, &[&pip[..], &[".[test]", "./compat/uccl"]].concat())?;
+    let anew = ["--force-reinstall", "--no-deps", ".", "./compat/uccl"];
+    step(&python, workspace, &[&pip[..], &anew].concat())?;
     Ok(python)
 }
 
-/// The interpreter of that environment, for whoever needs what the tests use and not the package.
-pub(crate) fn have(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
-    let python = target.join(ENVIRONMENT).join("bin/python");
-    let whole = output(Command::new(&python).args(["-c", "import numpy, pytest, torch"])).is_ok();
-    if whole { Ok(python) } else { make(workspace, target) }
+/// Held by whoever makes the environment.
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// An interpreter that has what the tests use, made where there is none yet, or one for other tests.
+pub(crate) fn environment(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
+    let environment = target.join(ENVIRONMENT);
+    let python = environment.join("bin/python");
+    let _making = MAKING.lock();
+    let system = Path::new("python3");
+    let used = output(Command::new(system).args(["-c", USED_BY_TESTS]).current_dir(workspace))?;
+    let stamp = environment.join(STAMP);
+    if fs::read_to_string(&stamp).is_ok_and(|there| there == used) {
+        return Ok(python);
+    }
+    let shown = environment.display().to_string();
+    step(system, workspace, &["-m", "venv", "--clear", &shown])?;
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    step(&python, workspace, &[&pip[..], &used.split_whitespace().collect::<Vec<_>>()].concat())?;
+    fs::write(&stamp, used).with_context(|| format!("cannot write {stamp:?}"))?;
+    Ok(python)
 }
+
+/// Prints the packages that `pyproject.toml` names for tests.
+const USED_BY_TESTS: &str = "import tomllib; \
+    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['test'])";
+/// Names the packages that an environment was made with.
+const STAMP: &str = "packages.txt";
 
 pub(crate) fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyhow::Result<()> {
     step_with(&[], program, directory, arguments)

@@ -12,6 +12,8 @@ use std::{env, fs};
 
 use anyhow::{Context, bail};
 
+use crate::setup;
+
 /// A package and one of its tests, to be run in the guest.
 const TESTS: &[(&str, &str)] = &[
     ("peerway-sys", "device"),
@@ -55,21 +57,49 @@ const CONFORMANCE: &[Conformance] = &[
     },
 ];
 
-/// Builds the tests and runs them in the guest, after a check of the guest itself.
-pub(crate) fn run(workspace: &Path, target: &Path, soak: bool) -> anyhow::Result<()> {
+/// Makes the guest, where there is none yet.
+pub(crate) fn fetch(workspace: &Path, target: &Path) -> anyhow::Result<()> {
+    let _installing = setup::INSTALLING.lock();
+    let mut setup = vm(workspace, target);
+    let status = setup.arg("--setup").status().context("cannot start testbed/rdma-vm.sh")?;
+    if !status.success() {
+        bail!("testbed/rdma-vm.sh --setup ended with {status}");
+    }
+    Ok(())
+}
+
+/// The script that runs guests, and where it keeps them.
+fn vm(workspace: &Path, target: &Path) -> Command {
+    let mut vm = Command::new(workspace.join("testbed/rdma-vm.sh"));
+    if env::var_os("RDMA_VM_WORK").is_none() {
+        vm.arg("-w").arg(target.join("rdma-vm"));
+    }
+    vm
+}
+
+/// Builds the tests and runs them in the guest, after a check of the guest itself; then the conformance program.
+pub(crate) fn run(
+    workspace: &Path,
+    target: &Path,
+    program: &Path,
+    soak: bool,
+) -> anyhow::Result<()> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         bail!("the guest is an x86-64 Linux and runs what is built for that");
     }
+    fetch(workspace, target)?;
     let shared = target.join("rdma");
     fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;
     copy(&workspace.join("testbed/smoke.sh"), &shared.join("smoke.sh"))?;
+    let messages = build(workspace)?;
     let built = TESTS.iter().map(|(package, test)| {
-        copy(&build(workspace, package, test)?, &shared.join(test))?;
+        let program = executable(&messages, package, test);
+        let program = program.with_context(|| format!("cargo made no program of test {test}"))?;
+        copy(&program, &shared.join(test))?;
         Ok(*test)
     });
     let built: Vec<&str> = built.collect::<anyhow::Result<_>>()?;
-    let program = build_program(workspace, target)?;
-    copy(&program, &shared.join("peerway-conformance"))?;
+    copy(program, &shared.join("peerway-conformance"))?;
 
     let guest = Guest { workspace, target, shared: &shared, soak };
     let variables =
@@ -110,10 +140,7 @@ impl Guest<'_> {
         netem: Option<&str>,
         script: &str,
     ) -> anyhow::Result<Vec<String>> {
-        let mut guest = Command::new(self.workspace.join("testbed/rdma-vm.sh"));
-        if env::var_os("RDMA_VM_WORK").is_none() {
-            guest.arg("-w").arg(self.target.join("rdma-vm"));
-        }
+        let mut guest = vm(self.workspace, self.target);
         guest.args(["-t", if self.soak { SOAK_LIMIT } else { LIMIT }]);
         for variable in variables {
             guest.args(["-e", variable]);
@@ -133,34 +160,20 @@ fn script(tests: &[&str]) -> String {
     format!("./smoke.sh{}", tests.collect::<String>())
 }
 
-/// Builds the conformance program and says where it is.
-fn build_program(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
-    let arguments =
-        ["build", "--release", "--package", "peerway-testkit", "--bin", "peerway-conformance"];
-    println!("$ cargo {}", arguments.join(" "));
-    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(arguments)
-        .current_dir(workspace)
-        .status()
-        .context("cannot start cargo")?;
-    if !status.success() {
-        bail!("the conformance program could not be built");
-    }
-    Ok(target.join("release/peerway-conformance"))
-}
-
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::copy(from, to)
         .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     Ok(())
 }
 
-/// Builds one test and says where its program is.
-fn build(workspace: &Path, package: &str, test: &str) -> anyhow::Result<PathBuf> {
-    let shown = format!("cargo test --package {package} --test {test} --no-run");
+/// Builds the tests, of the whole workspace as the other parts do, and returns cargo's messages.
+fn build(workspace: &Path) -> anyhow::Result<String> {
+    let named = TESTS.iter().flat_map(|(_, test)| ["--test", test]);
+    let arguments: Vec<&str> = ["test", "--workspace", "--no-run"].into_iter().chain(named).collect();
+    let shown = format!("cargo {}", arguments.join(" "));
     println!("$ {shown}");
     let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["test", "--package", package, "--test", test, "--no-run"])
+        .args(arguments)
         .arg("--message-format=json-render-diagnostics")
         .current_dir(workspace)
         .stderr(Stdio::inherit())
@@ -169,17 +182,18 @@ fn build(workspace: &Path, package: &str, test: &str) -> anyhow::Result<PathBuf>
     if !built.status.success() {
         bail!("`{shown}` ended with {}", built.status);
     }
-    let said = String::from_utf8(built.stdout)?;
-    executable(&said, test).with_context(|| format!("`{shown}` named no program"))
+    Ok(String::from_utf8(built.stdout)?)
 }
 
-/// The program of a test in cargo's messages, a JSON object a line.
-fn executable(messages: &str, test: &str) -> Option<PathBuf> {
+/// The program of a package's test in cargo's messages, a JSON object a line.
+fn executable(messages: &str, package: &str, test: &str) -> Option<PathBuf> {
     messages.lines().find_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         let target = &message["target"];
         let kinds = target["kind"].as_array()?;
+        let manifest = Path::new(message["manifest_path"].as_str()?);
         let is_it = message["reason"] == "compiler-artifact"
+            && manifest.parent().is_some_and(|directory| directory.ends_with(package))
             && target["name"] == test
             && kinds.iter().any(|kind| kind == "test");
         if is_it { message["executable"].as_str().map(PathBuf::from) } else { None }
@@ -269,16 +283,18 @@ mod tests {
     #[test]
     fn the_program_is_found_among_cargos_messages() {
         let messages = r#"
-{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"device"},"executable":null}
-{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"device"},"executable":"/t/bin"}
-{"reason":"compiler-artifact","target":{"kind":["test"],"name":"other"},"executable":"/t/other-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/x/Cargo.toml","target":{"kind":["lib"],"name":"device"},"executable":null}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/x/Cargo.toml","target":{"kind":["bin"],"name":"device"},"executable":"/t/bin"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/x/Cargo.toml","target":{"kind":["test"],"name":"other"},"executable":"/t/other-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/y/Cargo.toml","target":{"kind":["test"],"name":"device"},"executable":"/t/device-1"}
 not JSON
 {"reason":"build-script-executed","package_id":"x"}
-{"reason":"compiler-artifact","target":{"kind":["test"],"name":"device"},"executable":"/t/device-2"}
+{"reason":"compiler-artifact","manifest_path":"/w/crates/x/Cargo.toml","target":{"kind":["test"],"name":"device"},"executable":"/t/device-2"}
 {"reason":"build-finished","success":true}"#;
-        assert_eq!(executable(messages, "device"), Some("/t/device-2".into()));
-        assert_eq!(executable(messages, "none"), None);
-        assert_eq!(executable("", "device"), None);
+        assert_eq!(executable(messages, "x", "device"), Some("/t/device-2".into()));
+        assert_eq!(executable(messages, "y", "device"), Some("/t/device-1".into()));
+        assert_eq!(executable(messages, "x", "none"), None);
+        assert_eq!(executable("", "x", "device"), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::process::Command;
+use std::sync::Mutex;
 
 use anyhow::{Context, bail};
 
@@ -43,7 +44,11 @@ pub(crate) fn have(tool: &Tool) -> anyhow::Result<()> {
     if on_path(tool.program) { Ok(()) } else { install(&[tool]) }
 }
 
+/// Held by whoever has apt install something: it does so for one at a time.
+pub(crate) static INSTALLING: Mutex<()> = Mutex::new(());
+
 fn install(missing: &[&Tool]) -> anyhow::Result<()> {
+    let _installing = INSTALLING.lock();
     for tool in missing {
         println!("missing: {} (package {}), for {}", tool.program, tool.package, tool.why);
     }

@@ -1,7 +1,8 @@
 //! `cargo xtask test`: every check of the project, in one command.
 //!
 //! Parts run in order, each timed, and the first that fails ends the run; a closing table gives the
-//! minutes of each. What continuous integration runs is this and nothing else.
+//! minutes of each. What later parts need from elsewhere is fetched while earlier ones compile. What
+//! continuous integration runs is this and nothing else.
 
 use std::env;
 use std::path::PathBuf;
@@ -54,7 +55,14 @@ pub(crate) fn run(args: &TestArgs) -> anyhow::Result<()> {
     }
 
     let mut results = Vec::new();
+    let mut fetches: Vec<_> = chosen.iter().filter_map(|part| part.fetch).collect();
     for part in &chosen {
+        if part.name != SETUP {
+            // Now there is what it takes to fetch.
+            let fetches = std::mem::take(&mut fetches);
+            // A part that lacks something fetches it by itself, and says what is wrong.
+            std::thread::spawn(|| fetches.into_iter().for_each(|fetch| drop(fetch())));
+        }
         println!("\n=== {}: {}", part.name, part.about);
         let started = Instant::now();
         let outcome = (part.run)(args.soak);
@@ -71,6 +79,8 @@ pub(crate) fn run(args: &TestArgs) -> anyhow::Result<()> {
 struct Part {
     name: &'static str,
     about: &'static str,
+    /// Fetches what it needs from elsewhere, as it would by itself.
+    fetch: Option<fn() -> anyhow::Result<()>>,
     run: fn(soak: bool) -> anyhow::Result<()>,
 }
 
@@ -84,19 +94,32 @@ impl Part {
     }
 }
 
+const SETUP: &str = "setup";
 const RDMA: &str = "rdma";
 
 const PARTS: &[Part] = &[
-    Part { name: "setup", about: "the tools that tests need", run: |_| setup::run() },
-    Part { name: "fmt", about: "formatting", run: |_| cargo(&["fmt", "--all", "--check"], &[]) },
+    Part {
+        name: SETUP,
+        about: "the tools that tests need",
+        fetch: None,
+        run: |_| setup::run(),
+    },
+    Part {
+        name: "fmt",
+        about: "formatting",
+        fetch: None,
+        run: |_| cargo(&["fmt", "--all", "--check"], &[]),
+    },
     Part {
         name: "config-docs",
         about: "docs/configuration.md against the table of settings",
+        fetch: None,
         run: |_| config_docs::check(workspace()),
     },
     Part {
         name: "clippy",
         about: "lints, warnings are errors",
+        fetch: None,
         run: |_| {
             cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"], &[])
         },
@@ -104,9 +127,12 @@ const PARTS: &[Part] = &[
     Part {
         name: "test",
         about: "unit, integration, property and fuzz tests, and the examples in the documentation",
+        fetch: Some(|| fetch(&[&wheels::OLD, &wheels::CUDA_12])),
         run: |soak| {
             // 256 cases are proptest's default and take seconds; a soak looks at more.
             let cases = if soak { "20000" } else { "256" };
+            // Compiled before wheels are waited for.
+            cargo(&["test", "--workspace", "--no-run"], &[])?;
             let have = |set| Wheels::have(workspace(), &target_directory(), set);
             let variables = [
                 ("PROPTEST_CASES", cases.into()),
@@ -119,6 +145,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "gpu",
         about: "device code, with several compilers; the command on a driver that needs no GPU",
+        fetch: Some(|| fetch(&[&wheels::CUDA_13])),
         run: |_| {
             kernels::run(workspace(), &target_directory(), true)?;
             debug_build()?;
@@ -130,6 +157,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "docs",
         about: "documentation, warnings are errors",
+        fetch: None,
         run: |_| {
             let flags = ("RUSTDOCFLAGS", "--deny warnings".into());
             cargo(&["doc", "--workspace", "--no-deps"], &[flags])
@@ -138,6 +166,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "loom",
         about: "every interleaving of the rings and queues",
+        fetch: None,
         run: |_| {
             // A directory of its own: the flag would otherwise rebuild everything, twice per run.
             let target = target_directory().join("loom").display().to_string();
@@ -150,21 +179,25 @@ const PARTS: &[Part] = &[
     Part {
         name: "instructions",
         about: "instructions of hot operations against docs/instructions.txt",
+        fetch: None,
         run: |_| instructions(false),
     },
     Part {
         name: "conformance",
         about: "the contract, for every transport, between processes; RDMA with fake devices",
+        fetch: None,
         run: conformance,
     },
     Part {
         name: "python",
         about: "the wheel in a fresh virtual environment, and its tests",
+        fetch: Some(|| python::environment(workspace(), &target_directory()).map(drop)),
         run: |_| python::run(workspace(), &target_directory(), &Built::new()?.fake_gpus()),
     },
     Part {
         name: "c",
         about: "the library for C: its header, its symbols, examples and tests, under valgrind too",
+        fetch: None,
         run: |_| {
             debug_build()?;
             c_library::test(workspace(), &target_directory(), &debug_fake_gpus())
@@ -173,12 +206,17 @@ const PARTS: &[Part] = &[
     Part {
         name: "nixl",
         about: "the backend for NIXL, in three versions of NIXL",
+        fetch: Some(|| fetch(&wheels::NIXL.iter().collect::<Vec<_>>())),
         run: |soak| nixl::run(workspace(), &target_directory(), &Built::new()?, soak),
     },
     Part {
         name: RDMA,
         about: "verbs in a guest with four soft-RoCE devices",
-        run: |soak| rdma::run(workspace(), &target_directory(), soak),
+        fetch: Some(|| rdma::fetch(workspace(), &target_directory())),
+        run: |soak| {
+            let program = Built::new()?.program("peerway-conformance");
+            rdma::run(workspace(), &target_directory(), &program, soak)
+        },
     },
 ];
 
@@ -186,10 +224,16 @@ fn part_names() -> Vec<&'static str> {
     PARTS.iter().map(|part| part.name).collect()
 }
 
-/// Builds everything without tests, as `cargo test --workspace` has built most of it: of the whole workspace, because a package by itself
-/// has other features of what it depends on, and all of that would be compiled again.
+/// Builds every program and library, as `cargo test --workspace` has built what they are made of: of the whole workspace and with
+/// its tests, because a package by itself, or without what its tests use, has other features of what it depends on, and all of
+/// that would be compiled again.
 pub(crate) fn debug_build() -> anyhow::Result<()> {
-    cargo(&["build", "--workspace"], &[])
+    cargo(&["build", "--workspace", "--all-targets"], &[])
+}
+
+fn fetch(sets: &[&wheels::Set]) -> anyhow::Result<()> {
+    let fetched = sets.iter().map(|set| Wheels::have(workspace(), &target_directory(), set));
+    fetched.map(|set| set.map(drop)).collect()
 }
 
 /// The library that plays GPUs, after [`debug_build`].
@@ -203,7 +247,10 @@ pub(crate) struct Built(PathBuf);
 impl Built {
     /// Builds it, where it is not there yet.
     pub(crate) fn new() -> anyhow::Result<Self> {
-        let packages = ["peerway-testkit", "peerway-fakeverbs", "peerway-fakecuda", "peerway-nixl"];
+        // The extension for Python, which is built again by the tools of Python, is here for what it is made of: without it
+        // macros have other features, and all that use them would be compiled again.
+        let packages =
+            ["testkit", "fakeverbs", "fakecuda", "nixl", "python"].map(|name| format!("peerway-{name}"));
         let named: Vec<&str> = packages.iter().flat_map(|name| ["--package", name]).collect();
         cargo(&[&["build", "--release"], &named[..]].concat(), &[])?;
         Ok(Self(target_directory().join("release")))

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use anyhow::Context;
 
@@ -50,13 +51,21 @@ pub(crate) struct Wheels(PathBuf);
 /// Names the packages that were unpacked, so that others are fetched when the list changes and none otherwise.
 const STAMP: &str = "packages.txt";
 
+/// Held by whoever fetches: what one thread has begun another waits for.
+static FETCHING: Mutex<()> = Mutex::new(());
+
 impl Wheels {
     /// Fetches the set where it is not there yet.
     pub(crate) fn have(workspace: &Path, target: &Path, set: &Set) -> anyhow::Result<Self> {
         let wheels = Self(target.join(set.directory));
         let packages = set.packages.join("\n");
         let stamp = wheels.0.join(STAMP);
-        if fs::read_to_string(&stamp).is_ok_and(|there| there == packages) {
+        let is_there = || fs::read_to_string(&stamp).is_ok_and(|there| there == packages);
+        if is_there() {
+            return Ok(wheels);
+        }
+        let _fetching = FETCHING.lock();
+        if is_there() {
             return Ok(wheels);
         }
         if wheels.0.exists() {

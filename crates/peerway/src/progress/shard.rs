@@ -2,9 +2,9 @@
 //!
 //! The driver is not locked but *taken*: one swap decides, losers leave their command in a queue and
 //! the holder drains it before it goes. A thread that waits for a transfer lends itself; when nobody
-//! does, the shard's service thread sleeps in epoll and serves. Two rules keep wake-ups from being
-//! lost: whoever leaves the driver looks at the queue once more, and whoever leaves it for good arms
-//! the rings.
+//! does, the shard's service thread sleeps in epoll and serves. Three rules keep wake-ups from being
+//! lost: whoever leaves the driver looks at the queue once more, rings for what it has carried out
+//! there, and, when it leaves for good, arms the rings.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;

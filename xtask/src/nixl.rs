@@ -15,7 +15,7 @@ pub(crate) fn run(
     soak: bool,
 ) -> anyhow::Result<()> {
     debug_build()?;
-    let python = python::environment(workspace, target)?;
+    let python = python::have(workspace, target)?;
     let program = target.join("debug/peerway");
     let plugin = built.plugin().display().to_string();
     let tests = workspace.join("plugins/nixl/tests").display().to_string();

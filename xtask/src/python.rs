@@ -46,14 +46,24 @@ pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Resul
     step_with(&variables, &python, elsewhere, &[&pytest[..], &of_gpus].concat())
 }
 
-/// The package as it is now, in the environment of the tests.
+/// The package as it is now, in the environment of the tests. Built as tests are, with their assertions, and of what they have built.
 fn make(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     let python = environment(workspace, target)?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    let anew = ["--force-reinstall", "--no-deps", ".", "./compat/uccl"];
-    step(&python, workspace, &[&pip[..], &anew].concat())?;
+    let anew = ["--force-reinstall", "--no-deps"];
+    let debug = ["--config-settings", "build-args=--profile=dev", "."];
+    step(&python, workspace, &[&PIP_INSTALL[..], &anew, &debug].concat())?;
+    step(&python, workspace, &[&PIP_INSTALL[..], &anew, &["./compat/uccl"]].concat())?;
     Ok(python)
 }
+
+/// The interpreter of that environment, for whoever needs the package as it is there, or at all.
+pub(crate) fn have(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
+    let python = environment(workspace, target)?;
+    let there = output(Command::new(&python).args(["-c", "import peerway"])).is_ok();
+    if there { Ok(python) } else { make(workspace, target) }
+}
+
+const PIP_INSTALL: [&str; 5] = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
 
 /// Held by whoever makes the environment.
 static MAKING: Mutex<()> = Mutex::new(());
@@ -71,8 +81,8 @@ pub(crate) fn environment(workspace: &Path, target: &Path) -> anyhow::Result<Pat
     }
     let shown = environment.display().to_string();
     step(system, workspace, &["-m", "venv", "--clear", &shown])?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    step(&python, workspace, &[&pip[..], &used.split_whitespace().collect::<Vec<_>>()].concat())?;
+    let used_packages: Vec<&str> = used.split_whitespace().collect();
+    step(&python, workspace, &[&PIP_INSTALL[..], &used_packages].concat())?;
     fs::write(&stamp, used).with_context(|| format!("cannot write {stamp:?}"))?;
     Ok(python)
 }

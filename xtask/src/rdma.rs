@@ -169,7 +169,8 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
 /// Builds the tests, of the whole workspace as the other parts do, and returns cargo's messages.
 fn build(workspace: &Path) -> anyhow::Result<String> {
     let named = TESTS.iter().flat_map(|(_, test)| ["--test", test]);
-    let arguments: Vec<&str> = ["test", "--workspace", "--no-run"].into_iter().chain(named).collect();
+    let arguments: Vec<&str> =
+        ["test", "--workspace", "--no-run"].into_iter().chain(named).collect();
     let shown = format!("cargo {}", arguments.join(" "));
     println!("$ {shown}");
     let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))

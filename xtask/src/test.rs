@@ -98,12 +98,7 @@ const SETUP: &str = "setup";
 const RDMA: &str = "rdma";
 
 const PARTS: &[Part] = &[
-    Part {
-        name: SETUP,
-        about: "the tools that tests need",
-        fetch: None,
-        run: |_| setup::run(),
-    },
+    Part { name: SETUP, about: "the tools that tests need", fetch: None, run: |_| setup::run() },
     Part {
         name: "fmt",
         about: "formatting",
@@ -232,8 +227,8 @@ pub(crate) fn debug_build() -> anyhow::Result<()> {
 }
 
 fn fetch(sets: &[&wheels::Set]) -> anyhow::Result<()> {
-    let fetched = sets.iter().map(|set| Wheels::have(workspace(), &target_directory(), set));
-    fetched.map(|set| set.map(drop)).collect()
+    let have = |set: &&wheels::Set| Wheels::have(workspace(), &target_directory(), set);
+    sets.iter().try_for_each(|set| have(set).map(drop))
 }
 
 /// The library that plays GPUs, after [`debug_build`].
@@ -247,10 +242,7 @@ pub(crate) struct Built(PathBuf);
 impl Built {
     /// Builds it, where it is not there yet.
     pub(crate) fn new() -> anyhow::Result<Self> {
-        // The extension for Python, which is built again by the tools of Python, is here for what it is made of: without it
-        // macros have other features, and all that use them would be compiled again.
-        let packages =
-            ["testkit", "fakeverbs", "fakecuda", "nixl", "python"].map(|name| format!("peerway-{name}"));
+        let packages = ["peerway-testkit", "peerway-fakeverbs", "peerway-fakecuda", "peerway-nixl"];
         let named: Vec<&str> = packages.iter().flat_map(|name| ["--package", name]).collect();
         cargo(&[&["build", "--release"], &named[..]].concat(), &[])?;
         Ok(Self(target_directory().join("release")))

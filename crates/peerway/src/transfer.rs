@@ -45,8 +45,9 @@ const LATENCY_BYTES: u64 = 64 << 10;
 /// From this size on another core is called in to copy: waking it costs some microseconds.
 const CREW_BYTES: u64 = 1 << 20;
 
-/// Transfers of GPU memory up to this size go on lanes in pieces of that.
-const STAGED_BYTES: u64 = 8 << 20;
+/// Transfers of GPU memory go on lanes in so many pieces at least, so that copies and the wire overlap, but in none that is smaller than
+/// that: each costs some 10 µs. Measured at 4 MiB, of host memory's rate: 65 % in pieces of 512 KiB, 55 % in pieces of 256.
+const STAGED_PIECES: u64 = 8;
 const STAGED_PIECE: u64 = 256 << 10;
 
 /// Transfers up to this size are waited for awake: 256 µs.
@@ -490,10 +491,9 @@ fn post_by(
                 Class::Bulk => true,
             };
             let staged = work.staged_by();
-            // Copies from and to a GPU overlap with the wire only if there are several.
             let most = match &staged {
-                Some(_) if total <= STAGED_BYTES => STAGED_PIECE,
-                _ => MAX_PAYLOAD,
+                Some(_) => (total / STAGED_PIECES).next_multiple_of(stripe::ALIGN),
+                None => MAX_PAYLOAD,
             };
             let flight = Flight {
                 slot,
@@ -503,7 +503,7 @@ fn post_by(
                 work: Some(work.clone()),
                 redo: Vec::new(),
                 gpu: staged.map(StagedFlight::new),
-                piece: stripe::piece_len(total, lanes - 1, MAX_PAYLOAD).min(most),
+                piece: stripe::piece_len(total, lanes - 1, most.clamp(STAGED_PIECE, MAX_PAYLOAD)),
                 bulk,
                 posted: now,
                 deadline,

@@ -92,9 +92,9 @@ const FIGURES: &[Figure] = &[
         run: || run_whole(Pin::LocalCma, Shapes::Read),
     },
     Figure {
-        name: "local-cma-post",
-        about: "the post of a 256 B write that the peer pulls",
-        run: || run_post(Pin::LocalCma, Shapes::Write),
+        name: "local-cma-write",
+        about: "256 B by process_vm_writev, done",
+        run: || run_whole(Pin::LocalCma, Shapes::Write),
     },
     Figure {
         name: "local-ring-post",

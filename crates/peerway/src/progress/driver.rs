@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_queue::SegQueue;
 use peerway_core::ids::SlotId;
 use peerway_core::lease::Lease;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
@@ -243,14 +242,6 @@ impl Driver {
             let held = flight.is_quiet() || flight.is_bare();
             let fence = if held { Fence::Held } else { Fence::Open };
             self.endpoint.slots.end(slot, Ended { reason, fence });
-        }
-    }
-
-    /// Carries out everything that was queued while the driver was taken.
-    #[inline]
-    pub(crate) fn drain(&mut self, queue: &SegQueue<Command>) {
-        while let Some(command) = queue.pop() {
-            self.handle(command);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Who moves things along: shards that any thread may lend itself to, and the copy crew.
 
+mod baton;
 pub(crate) mod crew;
 pub(crate) mod driver;
 mod ending;

@@ -1,30 +1,25 @@
-//! A shard: one driver, taken by whoever comes first.
+//! A shard: one driver, taken by whoever comes first (see [`Baton`]).
 //!
-//! The driver is not locked but *taken*: one swap decides, losers leave their command in a queue and
-//! the holder drains it before it goes. A thread that waits for a transfer lends itself; when nobody
-//! does, the shard's service thread sleeps in epoll and serves. Three rules keep wake-ups from being
-//! lost: whoever leaves the driver looks at the queue once more, rings for what it has carried out
-//! there, and, when it leaves for good, arms the rings.
+//! A thread that waits for a transfer lends itself; when nobody does, the shard's service thread sleeps
+//! in epoll and serves. Whoever leaves the driver for good arms the rings.
 
-use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_queue::SegQueue;
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::Control;
 use rustix::event::epoll;
 
+use super::baton::{self, Baton, Held, Means as _, Sleeper};
 use super::staging::COPY_NAP;
 use crate::clock;
 use crate::inner::Inner;
-use crate::os::wake::EventFd;
-use crate::os::{affinity, process};
+use crate::os::affinity;
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::flight::Flight;
 use crate::session::Session;
@@ -62,75 +57,79 @@ const LENT_PAUSES: u32 = 4;
 
 /// See the module.
 pub(crate) struct Shard {
-    taken: AtomicBool,
-    driver: UnsafeCell<Option<Driver>>,
-    queue: SegQueue<Command>,
+    baton: Baton<Seat>,
     pub(crate) epoll: OwnedFd,
-    bell: EventFd,
-    /// The service thread is in epoll and hears the bell.
-    asleep: AtomicBool,
     /// Threads that wait for a transfer and would rather drive.
     lenders: AtomicU32,
-    /// A thread that waits for a transfer sleeps in epoll instead of the service thread.
-    dozing: AtomicBool,
-    /// Rung for it when there is news, and drained by it alone: the driver must not swallow it.
-    dozer_bell: EventFd,
     /// Raised whenever a lender drove, so that the service thread can tell.
     lent: AtomicU32,
     /// epoll woke somebody who has not driven since.
     rang: AtomicBool,
     stop: AtomicBool,
     spin: Duration,
-    endpoint: OnceLock<Weak<Inner>>,
     /// Completion queues, one for each RDMA device of the endpoint.
     ports: Vec<Arc<PortCq>>,
-    /// In a child that inherited the shard nothing may be touched: it is the parent's.
-    fork_generation: u32,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-// SAFETY: `driver` is only reached through `Taken`, of which there is at most one at a time because
-// `taken` is set by a swap and cleared when it is dropped.
-unsafe impl Sync for Shard {}
-// SAFETY: as above; the driver itself is Send.
-unsafe impl Send for Shard {}
+/// What the baton is about.
+struct Seat {
+    /// None before the shard is started and after it is stopped.
+    driver: Option<Driver>,
+    endpoint: Weak<Inner>,
+}
 
-const _: fn() = || {
-    fn is_send<T: Send>() {}
-    is_send::<Driver>();
-};
+impl Held for Seat {
+    type Command = Command;
+
+    #[inline]
+    fn carry_out(&mut self, command: Command) {
+        match &mut self.driver {
+            Some(driver) => driver.handle(command),
+            None => self.refuse(command),
+        }
+    }
+
+    #[inline]
+    fn take_news(&mut self) -> bool {
+        self.driver.as_mut().is_some_and(|driver| std::mem::take(&mut driver.news))
+    }
+}
+
+impl Seat {
+    /// A command that came after the end.
+    fn refuse(&self, command: Command) {
+        if let Command::Start(flight) = command
+            && let Some(endpoint) = self.endpoint.upgrade()
+        {
+            let reason = Reason::Failed(TransferError::EndpointClosed);
+            endpoint.slots.end(flight.slot, Ended { reason, fence: Fence::Held });
+        }
+    }
+}
 
 impl Shard {
     /// A shard without a driver yet.
     pub(crate) fn new(spin: Duration, ports: Vec<Arc<PortCq>>) -> std::io::Result<Arc<Self>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let bell = EventFd::new()?;
+        let shared = baton::Shared::new()?;
         let data = epoll::EventData::new_u64(super::driver::BELL);
-        epoll::add(&epoll, bell.as_fd(), data, epoll::EventFlags::IN)?;
-        let dozer_bell = EventFd::new()?;
+        epoll::add(&epoll, shared.bell.as_fd(), data, epoll::EventFlags::IN)?;
         let data = epoll::EventData::new_u64(super::driver::DOZER_BELL);
-        epoll::add(&epoll, dozer_bell.as_fd(), data, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, shared.dozer_bell.as_fd(), data, epoll::EventFlags::IN)?;
         for (at, port) in ports.iter().enumerate() {
             let data = epoll::EventData::new_u64(super::driver::PORT | at as u64);
             epoll::add(&epoll, port.channel.fd(), data, epoll::EventFlags::IN)?;
         }
         Ok(Arc::new(Self {
-            taken: AtomicBool::new(false),
-            driver: UnsafeCell::new(None),
-            queue: SegQueue::new(),
+            baton: Baton::new(Seat { driver: None, endpoint: Weak::new() }, shared),
             epoll,
-            bell,
-            asleep: AtomicBool::new(false),
             lenders: AtomicU32::new(0),
-            dozing: AtomicBool::new(false),
-            dozer_bell,
             lent: AtomicU32::new(0),
             rang: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             spin,
-            endpoint: OnceLock::new(),
             ports,
-            fork_generation: process::fork_generation(),
             thread: Mutex::new(None),
         }))
     }
@@ -141,12 +140,10 @@ impl Shard {
         endpoint: &Arc<Inner>,
         driver: Driver,
     ) -> std::io::Result<()> {
-        let _ = self.endpoint.set(Arc::downgrade(endpoint));
-        self.taken.store(true, Ordering::Relaxed);
-        // SAFETY: the shard was not shared with any other thread before this call, and `taken`
-        // keeps later ones out until it is cleared below.
-        unsafe { *self.driver.get() = Some(driver) };
-        self.taken.store(false, Ordering::Release);
+        // Nobody else knows of it yet.
+        if let Some(mut seat) = self.baton.try_take() {
+            *seat = Seat { driver: Some(driver), endpoint: Arc::downgrade(endpoint) };
+        }
         let shard = self.clone();
         let cpus = endpoint.rdma.as_ref().map(|rdma| rdma.cpus.clone()).unwrap_or_default();
         let thread = std::thread::Builder::new().name("peerway-serve".into()).spawn(move || {
@@ -165,35 +162,24 @@ impl Shard {
     /// Ends the service thread and drops the driver with its sockets.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.bell.signal();
+        self.baton.means.ring(Sleeper::Service);
         if let Some(thread) = self.thread.lock().unwrap().take()
             && thread.thread().id() != std::thread::current().id()
         {
             let _ = thread.join();
         }
         loop {
-            if let Some(mut taken) = self.try_take() {
-                if let Some(driver) = taken.driver() {
-                    driver.drain(&self.queue);
+            if let Some(mut seat) = self.baton.try_take() {
+                seat.drain();
+                let driver = seat.driver.take().map(|mut driver| {
                     driver.end_all();
-                }
-                let driver = taken.driver_slot().take();
-                drop(taken);
+                    driver
+                });
+                drop(seat);
                 drop(driver);
                 break;
             }
             std::thread::yield_now();
-        }
-        self.drain_if_free();
-    }
-
-    /// A command that came after the end.
-    fn refuse(&self, command: Command) {
-        if let Command::Start(flight) = command
-            && let Some(endpoint) = self.endpoint.get().and_then(Weak::upgrade)
-        {
-            let reason = Reason::Failed(TransferError::EndpointClosed);
-            endpoint.slots.end(flight.slot, Ended { reason, fence: Fence::Held });
         }
     }
 
@@ -203,9 +189,8 @@ impl Shard {
         if let Ok(mut thread) = self.thread.try_lock() {
             std::mem::forget(thread.take());
         }
-        // SAFETY: no other thread of this process exists that could hold the driver: threads do not
-        // survive a fork, and whoever held it did so in the parent.
-        drop(unsafe { (*self.driver.get()).take() });
+        // SAFETY: no other thread of this process exists that could hold it: threads do not survive a fork.
+        drop(unsafe { (*self.baton.inherited()).driver.take() });
     }
 
     /// Its completion queues, one for each RDMA device.
@@ -213,56 +198,20 @@ impl Shard {
         &self.ports
     }
 
-    /// Takes the driver if nobody has it.
-    #[inline]
-    pub(crate) fn try_take(&self) -> Option<Taken<'_>> {
-        // A look first keeps the line shared while somebody else drives.
-        if self.taken.load(Ordering::Relaxed) || self.is_inherited() {
-            return None;
-        }
-        if self.taken.swap(true, Ordering::SeqCst) {
-            return None;
-        }
-        Some(Taken { shard: self })
-    }
-
-    fn is_inherited(&self) -> bool {
-        process::fork_generation() != self.fork_generation
-    }
-
     /// Has the driver carry out a command, now or as soon as its holder gets to it.
     pub(crate) fn submit(&self, command: Command) {
-        if self.is_inherited() {
-            return;
-        }
-        if let Some(mut taken) = self.try_take() {
-            match taken.driver() {
-                Some(driver) => {
-                    driver.drain(&self.queue);
-                    driver.handle(command);
-                }
-                None => self.refuse(command),
-            }
-            return;
-        }
-        self.queue.push(command);
-        // The holder may have looked at the queue just before the push.
-        self.drain_if_free();
+        self.baton.submit(command);
     }
 
     /// Wakes the service thread if it sleeps: there is work that no lender will see to.
     pub(crate) fn kick(&self) {
-        // pairs with the store before sleeping in `serve`
-        std::sync::atomic::fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) {
-            self.bell.signal();
-        }
+        self.baton.kick();
     }
 
     /// Drives until `over` says so or nothing has happened for the spin budget and `patience`. True
     /// when over.
     pub(crate) fn lend(&self, over: impl Fn() -> bool, deadline: u64, patience: Duration) -> bool {
-        if self.is_inherited() {
+        if self.baton.is_inherited() {
             return over();
         }
         self.lenders.fetch_add(1, Ordering::SeqCst);
@@ -273,13 +222,14 @@ impl Shard {
                 break true;
             }
             let mut now = clock::now();
-            if let Some(mut taken) = self.try_take() {
+            if let Some(mut seat) = self.baton.try_take() {
                 self.lent.fetch_add(1, Ordering::Relaxed);
-                let Some(driver) = taken.driver() else { break over() };
+                let Some(driver) = &mut seat.driver else { break over() };
                 self.wake_up(driver);
                 let mut turns = 0u32;
-                loop {
-                    driver.drain(&self.queue);
+                let ready = loop {
+                    seat.drain();
+                    let Some(driver) = &mut seat.driver else { break false };
                     let progress = driver.turn(now);
                     if progress {
                         idle_since = now;
@@ -287,19 +237,19 @@ impl Shard {
                     let stopped = self.stop.load(Ordering::Relaxed);
                     if over() || stopped || now.saturating_sub(idle_since) > spin || now >= deadline
                     {
-                        break;
+                        // A service thread that is awake looks again within its pause, and arms before it sleeps. To
+                        // arm completion queues is a system call, which whoever comes and goes should not make each
+                        // time.
+                        let sleep = !over() || self.baton.is_asleep();
+                        break driver.rest(sleep) || driver.has_copies();
                     }
                     pause(now.saturating_sub(idle_since));
                     turns = turns.wrapping_add(1);
                     if progress || turns.is_multiple_of(LOOKS_PER_CLOCK) {
                         now = clock::now();
                     }
-                }
-                // A service thread that is awake looks again within its pause, and arms before it sleeps. To arm
-                // completion queues is a system call, which whoever comes and goes should not make each time.
-                let sleep = !over() || self.asleep.load(Ordering::SeqCst);
-                let ready = driver.rest(sleep) || driver.has_copies();
-                drop(taken);
+                };
+                drop(seat);
                 if ready {
                     // Something came as we were leaving, and the rings stay silent about it.
                     self.kick();
@@ -320,39 +270,11 @@ impl Shard {
     /// Sleeps until something happens on the shard's lanes, in place of the service thread: one
     /// switch of threads less than being woken by it. False when somebody else does so already.
     pub(crate) fn doze(&self, over: impl Fn() -> bool, timeout: Duration) -> bool {
-        if self.is_inherited() {
-            return false;
+        let dozed = self.baton.doze(over, || self.wait_for_events(timeout));
+        if dozed {
+            self.baton.means.dozer_bell.drain();
         }
-        // pairs with the load in `Taken::drop`: either `over` sees the end or whoever brings it
-        // about sees us and rings.
-        if self.dozing.swap(true, Ordering::SeqCst) {
-            return false;
-        }
-        if !over() {
-            self.wait_for_events(timeout);
-        }
-        self.dozing.store(false, Ordering::SeqCst);
-        self.dozer_bell.drain();
-        true
-    }
-
-    fn drain_if_free(&self) {
-        // pairs with the swap in `try_take` and the store when `Taken` is dropped
-        std::sync::atomic::fence(Ordering::SeqCst);
-        while !self.queue.is_empty() {
-            let Some(mut taken) = self.try_take() else { return };
-            if let Some(driver) = taken.driver() {
-                driver.drain(&self.queue);
-            } else {
-                while let Some(command) = self.queue.pop() {
-                    self.refuse(command);
-                }
-            }
-            drop(taken);
-            // Whoever left them may have rung before the service thread lay down, which looks at the queue but
-            // not at what commands from it left to send.
-            self.kick();
-        }
+        dozed
     }
 
     /// The service thread.
@@ -361,13 +283,13 @@ impl Shard {
         let (mut pause_for, mut longest) = (LENT_PAUSE, LENT_PAUSE);
         let mut lent_before = self.lent.load(Ordering::Relaxed);
         while !self.stop.load(Ordering::SeqCst) {
-            let Some(mut taken) = self.try_take() else {
+            let Some(mut seat) = self.baton.try_take() else {
                 pauses = LENT_PAUSES;
                 std::thread::sleep(pause_for);
                 pause_for = (pause_for * 2).min(longest);
                 continue;
             };
-            let Some(driver) = taken.driver() else { return };
+            let Some(driver) = &mut seat.driver else { return };
             longest = if driver.is_by_devices() { LENT_PAUSE_BY_DEVICES } else { LENT_PAUSE };
             let lent = self.lent.load(Ordering::Relaxed);
             if lent != lent_before {
@@ -385,7 +307,8 @@ impl Shard {
             let mut turns = 0u32;
             let spin = if pauses > 0 { 0 } else { self.spin.as_nanos() as u64 };
             loop {
-                driver.drain(&self.queue);
+                seat.drain();
+                let Some(driver) = &mut seat.driver else { return };
                 let progress = driver.turn(now);
                 if progress {
                     idle_since = now;
@@ -401,29 +324,28 @@ impl Shard {
                     now = clock::now();
                 }
             }
+            let Some(driver) = &mut seat.driver else { return };
             let sleep = driver.sleep_for(now);
             let copies = driver.has_copies();
             if pauses > 0 && !copies {
                 // Events are for who sleeps in epoll; this thread looks again by itself.
-                driver.rest(self.dozing.load(Ordering::SeqCst));
-                drop(taken);
+                driver.rest(self.baton.is_dozing());
+                drop(seat);
                 pauses -= 1;
                 std::thread::sleep(pause_for);
                 continue;
             }
             let ready = driver.rest(true);
-            // pairs with the fence in `kick`
-            self.asleep.store(true, Ordering::SeqCst);
-            drop(taken);
+            let may_sleep = self.baton.lie_down(seat, ready);
             pauses = 0;
             // The driver may have drained the bell that announced the stop.
             if copies {
                 // A GPU rings no bell; epoll sleeps for a millisecond or not at all.
                 std::thread::sleep(COPY_NAP);
-            } else if !ready && self.queue.is_empty() && !self.stop.load(Ordering::SeqCst) {
+            } else if may_sleep && !self.stop.load(Ordering::SeqCst) {
                 self.wait_for_events(sleep);
             }
-            self.asleep.store(false, Ordering::SeqCst);
+            self.baton.get_up();
         }
     }
 
@@ -452,16 +374,16 @@ impl Shard {
 
     /// The service thread's bell has been heard.
     pub(crate) fn drain_bell(&self) {
-        self.bell.drain();
+        self.baton.means.bell.drain();
     }
 
     /// The dozer's bell is its own, unless it has gone: then it must not keep others awake.
     pub(crate) fn drain_dozer_bell(&self) {
-        if !self.dozing.load(Ordering::SeqCst) {
-            self.dozer_bell.drain();
-            if self.dozing.load(Ordering::SeqCst) {
+        if !self.baton.is_dozing() {
+            self.baton.means.dozer_bell.drain();
+            if self.baton.is_dozing() {
                 // Somebody came meanwhile, and the bell may have been for it.
-                self.dozer_bell.signal();
+                self.baton.means.ring(Sleeper::Dozer);
             }
         }
     }
@@ -474,33 +396,5 @@ fn pause(idle_ns: u64) {
         std::hint::spin_loop();
     } else {
         std::thread::yield_now();
-    }
-}
-
-/// The driver, held.
-pub(crate) struct Taken<'a> {
-    shard: &'a Shard,
-}
-
-impl Taken<'_> {
-    fn driver_slot(&mut self) -> &mut Option<Driver> {
-        // SAFETY: `self` is the only `Taken` of this shard (see `try_take`), borrowed mutably here.
-        unsafe { &mut *self.shard.driver.get() }
-    }
-
-    /// The driver, unless the shard has been stopped.
-    pub(crate) fn driver(&mut self) -> Option<&mut Driver> {
-        self.driver_slot().as_mut()
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        let news = self.driver().is_some_and(|driver| std::mem::take(&mut driver.news));
-        self.shard.taken.store(false, Ordering::SeqCst);
-        if news && self.shard.dozing.load(Ordering::SeqCst) {
-            self.shard.dozer_bell.signal();
-        }
-        self.shard.drain_if_free();
     }
 }

@@ -30,13 +30,13 @@ use crate::slots::TransferStats;
 use crate::transport::direct::{DirectJob, copy_all};
 use crate::transport::gpu::{GpuJob, UserStream};
 
-/// A direct copy up to this size is done by the posting call: it takes about 10 µs cold.
-const INLINE_COPY: u64 = 32 << 10;
+/// A direct copy up to this size is done by the posting call: 2 µs by a mapping, 6 by CMA, and less than handing it to another thread.
+const INLINE_COPY: u64 = 64 << 10;
 /// Fewer pieces than this in an inline copy, so that posting stays quick.
 const INLINE_ITEMS: usize = 64;
 /// Writes up to this size are put into the peer's memory by CMA, as reads are fetched: nobody has to be woken. Beyond it the peer pulls,
-/// with two threads, and can answer for every byte.
-const PUSH_BYTES: u64 = QUANTUM;
+/// with two threads, and can answer for every byte. Measured at 1 MiB: 62 to 86 µs, where a pull takes 114 to 139.
+const PUSH_BYTES: u64 = 2 * QUANTUM;
 /// Writes up to this size go through the ring even where the peer could pull them: measured with `bench`,
 /// 1.4 to 2.2 µs against 2.3 to 3.3 at 256 B, 2.5 against 3.5 at 4 KiB, 4.7 against 4.2 at 16 KiB.
 const RING_BYTES: u64 = 8 << 10;

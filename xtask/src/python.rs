@@ -1,4 +1,4 @@
-//! The Python package as a user gets it: a wheel in a fresh virtual environment, and its tests.
+//! The Python package, installed into a virtual environment, and its tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,11 +59,14 @@ fn make(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
 /// The interpreter of that environment, for whoever needs the package as it is there, or at all.
 pub(crate) fn have(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     let python = environment(workspace, target)?;
-    let there = output(Command::new(&python).args(["-c", "import peerway"])).is_ok();
+    // Anywhere but beside a directory of that name.
+    let import = ["-c", "import peerway"];
+    let there = output(Command::new(&python).args(import).current_dir(target)).is_ok();
     if there { Ok(python) } else { make(workspace, target) }
 }
 
-const PIP_INSTALL: [&str; 5] = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+pub(crate) const PIP_INSTALL: [&str; 5] =
+    ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
 
 /// Held by whoever makes the environment.
 static MAKING: Mutex<()> = Mutex::new(());
@@ -81,16 +84,17 @@ pub(crate) fn environment(workspace: &Path, target: &Path) -> anyhow::Result<Pat
     }
     let shown = environment.display().to_string();
     step(system, workspace, &["-m", "venv", "--clear", &shown])?;
-    let used_packages: Vec<&str> = used.split_whitespace().collect();
-    step(&python, workspace, &[&PIP_INSTALL[..], &used_packages].concat())?;
+    let packages: Vec<&str> = used.lines().next().unwrap_or("").split_whitespace().collect();
+    step(&python, workspace, &[&PIP_INSTALL[..], &packages].concat())?;
     fs::write(&stamp, used).with_context(|| format!("cannot write {stamp:?}"))?;
     Ok(python)
 }
 
-/// Prints the packages that `pyproject.toml` names for tests.
-const USED_BY_TESTS: &str = "import tomllib; \
-    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['test'])";
-/// Names the packages that an environment was made with.
+/// Prints the packages that `pyproject.toml` names for tests, and which Python it is.
+const USED_BY_TESTS: &str = "import sys, tomllib; \
+    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['test']); \
+    print(sys.executable, sys.version)";
+/// Says what an environment was made of.
 const STAMP: &str = "packages.txt";
 
 pub(crate) fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyhow::Result<()> {

@@ -59,6 +59,9 @@ const CONFORMANCE: &[Conformance] = &[
 
 /// Makes the guest, where there is none yet.
 pub(crate) fn fetch(workspace: &Path, target: &Path) -> anyhow::Result<()> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        bail!("the guest is an x86-64 Linux and runs what is built for that");
+    }
     let _installing = setup::INSTALLING.lock();
     let mut setup = vm(workspace, target);
     let status = setup.arg("--setup").status().context("cannot start testbed/rdma-vm.sh")?;
@@ -84,9 +87,6 @@ pub(crate) fn run(
     program: &Path,
     soak: bool,
 ) -> anyhow::Result<()> {
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        bail!("the guest is an x86-64 Linux and runs what is built for that");
-    }
     fetch(workspace, target)?;
     let shared = target.join("rdma");
     fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;

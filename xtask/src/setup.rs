@@ -17,7 +17,7 @@ const TOOLS: &[Tool] = &[
     Tool { program: "cc", package: "gcc", why: "linking" },
     Tool { program: "g++", package: "g++", why: "the header for kernels" },
     Tool { program: "unshare", package: "util-linux", why: "namespace tests" },
-    Tool { program: "python3", package: "python3-venv", why: "the Python package" },
+    Tool { program: "python3", package: PYTHON_VENV, why: "the Python package" },
     Tool { program: "ip", package: "iproute2", why: "network namespace tests" },
     Tool {
         program: VERBS_HEADER,
@@ -26,17 +26,27 @@ const TOOLS: &[Tool] = &[
     },
 ];
 
+const PYTHON_VENV: &str = "python3-venv";
 const VERBS_HEADER: &str = "/usr/include/infiniband/efadv.h";
 
 /// Makes sure that every tool is there.
 pub(crate) fn run() -> anyhow::Result<()> {
-    let missing: Vec<&Tool> = TOOLS.iter().filter(|tool| !on_path(tool.program)).collect();
+    let missing: Vec<&Tool> = TOOLS.iter().filter(|tool| !is_there(tool)).collect();
     if missing.is_empty() {
         let found: Vec<&str> = TOOLS.iter().map(|tool| tool.program).collect();
         println!("found: {}", found.join(", "));
         return Ok(());
     }
     install(&missing)
+}
+
+/// Whether a tool is there; of Python also what makes environments, which Debian has in a package of its own.
+fn is_there(tool: &Tool) -> bool {
+    let makes_environments = || {
+        let import = Command::new(tool.program).args(["-c", "import ensurepip"]).output();
+        import.is_ok_and(|output| output.status.success())
+    };
+    on_path(tool.program) && (tool.package != PYTHON_VENV || makes_environments())
 }
 
 /// Makes sure of a tool that one part alone needs.

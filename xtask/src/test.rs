@@ -4,10 +4,13 @@
 //! minutes of each. What later parts need from elsewhere is fetched while earlier ones compile. What
 //! continuous integration runs is this and nothing else.
 
-use std::env;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -55,13 +58,11 @@ pub(crate) fn run(args: &TestArgs) -> anyhow::Result<()> {
     }
 
     let mut results = Vec::new();
-    let mut fetches: Vec<_> = chosen.iter().filter_map(|part| part.fetch).collect();
+    let mut fetching = None;
     for part in &chosen {
         if part.name != SETUP {
             // Now there is what it takes to fetch.
-            let fetches = std::mem::take(&mut fetches);
-            // A part that lacks something fetches it by itself, and says what is wrong.
-            std::thread::spawn(|| fetches.into_iter().for_each(|fetch| drop(fetch())));
+            fetching.get_or_insert_with(|| Fetching::start(&chosen));
         }
         println!("\n=== {}: {}", part.name, part.about);
         let started = Instant::now();
@@ -74,6 +75,49 @@ pub(crate) fn run(args: &TestArgs) -> anyhow::Result<()> {
     }
     summarise(&results, chosen.len());
     Ok(())
+}
+
+/// A thread that fetches what parts need, in their order.
+struct Fetching {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Fetching {
+    fn start(parts: &[&Part]) -> Self {
+        let fetches: Vec<_> = parts.iter().filter_map(|part| part.fetch).collect();
+        let over = Arc::new(AtomicBool::new(false));
+        let is_over = over.clone();
+        let thread = std::thread::spawn(move || {
+            be_nice();
+            for fetch in fetches {
+                if !is_over.load(Ordering::Relaxed) {
+                    // A part that lacks something fetches it by itself, and says what is wrong.
+                    drop(fetch());
+                }
+            }
+        });
+        Self { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Fetching {
+    /// What it has begun is waited for: the next run is to find it whole, and nobody at work on it.
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take().filter(|thread| !thread.is_finished()) {
+            println!("waiting for what is still being fetched");
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What this thread starts gives way to tests. Only a favour to them.
+fn be_nice() {
+    let thread = fs::read_link("/proc/thread-self").unwrap_or_default();
+    if let Some(thread) = thread.file_name() {
+        let _ = Command::new("renice").args(["-n", "10", "-p"]).arg(thread).output();
+    }
 }
 
 struct Part {
@@ -185,7 +229,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "python",
-        about: "the wheel in a fresh virtual environment, and its tests",
+        about: "the package in a virtual environment, and its tests",
         fetch: Some(|| python::environment(workspace(), &target_directory()).map(drop)),
         run: |_| python::run(workspace(), &target_directory(), &Built::new()?.fake_gpus()),
     },

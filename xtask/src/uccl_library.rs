@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 
 use crate::c_library::{self, Bench, Linked, Profile, STRICT, put};
-use crate::python::{output, step, step_with};
+use crate::python::{PIP_INSTALL, output, step, step_with};
 
 const SOURCES: &str = "compat/uccl/cpp";
 const HEADERS: &str = "compat/uccl/include";
@@ -91,10 +91,9 @@ pub(crate) fn run_nixl(workspace: &Path, target: &Path, nixl: &Path) -> anyhow::
     let environment = place.join("python");
     let python = environment.join("bin/python");
     step(Path::new("python3"), workspace, &["-m", "venv", &environment.display().to_string()])?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    step(&python, workspace, &[&pip[..], &["numpy"]].concat())?;
+    step(&python, workspace, &[&PIP_INSTALL[..], &["numpy"]].concat())?;
     // Without torch, which the wheel asks for and these agents do not use.
-    step(&python, workspace, &[&pip[..], &["--no-deps", "nixl", "nixl-cu12"]].concat())?;
+    step(&python, workspace, &[&PIP_INSTALL[..], &["--no-deps", "nixl", "nixl-cu12"]].concat())?;
     let find = "import nixl_cu12, os; print(os.path.dirname(os.path.dirname(nixl_cu12.__file__)))";
     let packages = output(Command::new(&python).args(["-c", find]))?;
     let wheel = Path::new(packages.trim()).join(".nixl_cu12.mesonpy.libs");

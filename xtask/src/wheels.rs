@@ -3,11 +3,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Mutex;
 
 use anyhow::Context;
 
-use crate::python::step;
+use crate::python::{PIP_INSTALL, output, step};
 
 /// Wheels that are unpacked into one directory.
 pub(crate) struct Set {
@@ -75,14 +76,13 @@ impl Wheels {
         // A machine's own Python may have no pip.
         let environment = target.join("cuda-pip");
         let python = environment.join("bin/python");
-        if !python.is_file() {
+        if output(Command::new(&python).args(["-m", "pip", "--version"])).is_err() {
             let shown = environment.display().to_string();
             step(Path::new("python3"), workspace, &["-m", "venv", "--clear", &shown])?;
         }
-        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
         let shown = wheels.0.display().to_string();
         let what = ["--no-deps", "--target", &shown];
-        step(&python, workspace, &[&pip[..], &what, set.packages].concat())?;
+        step(&python, workspace, &[&PIP_INSTALL[..], &what, set.packages].concat())?;
         fs::write(&stamp, packages).with_context(|| format!("cannot write {stamp:?}"))?;
         Ok(wheels)
     }

@@ -228,7 +228,8 @@ impl Inner {
     /// The next session that a peer opened, as soon as there is one.
     pub(crate) fn next_accepted(&self, timeout: Duration) -> Option<Arc<Session>> {
         let mut peers = self.peers.lock().unwrap();
-        if peers.accepted.is_empty() {
+        // Under the lock, which closing takes before it wakes whoever waits.
+        if peers.accepted.is_empty() && self.check_open().is_ok() {
             peers = self.peers_changed.wait_timeout(peers, timeout).unwrap().0;
         }
         peers.accepted.pop_front()

@@ -11,8 +11,8 @@ pub enum PathKind {
     SameProcess = 0,
     /// The peer's memory is mapped here.
     LocalMap = 1,
-    /// The kernel copies between the two processes (`process_vm_readv`), always pulled by the
-    /// process that owns the destination.
+    /// The kernel copies between the two processes: reads, and writes of up to 1 MiB, by whoever asks for
+    /// them, larger writes by the process that owns the destination (`process_vm_readv`, `process_vm_writev`).
     LocalCma = 2,
     /// A ring in shared memory.
     LocalRing = 3,

@@ -181,7 +181,7 @@ impl Slots {
             return false;
         }
         *place = Some(waker.clone());
-        drop(place);
+        // Still under the lock, for the same reason.
         self.ended(id).is_none()
     }
 

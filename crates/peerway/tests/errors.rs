@@ -97,7 +97,7 @@ fn a_revoked_region_is_gone_for_everyone() {
     for pin in PINS {
         let (a, b) = (endpoint(pin), endpoint(pin));
         let peer = a.connect(&b.metadata()).unwrap();
-        for len in [512usize, 1 << 20] {
+        for len in [512usize, 1 << 20, 2 << 20] {
             let theirs = b.allocate(len).unwrap();
             let descriptor = theirs.advertise(Access::READ_WRITE).unwrap();
             let remote = peer.import(&descriptor).unwrap();

@@ -6,7 +6,7 @@ mod on_gpu;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerway::gpu::jit::{self, JitError, Program, Source, Target};
 use peerway::gpu::{DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions, PinnedMemory};
@@ -203,6 +203,32 @@ fn every_shape_arrives_on_wires_that_do_not_reach_gpus() {
         let peer = a.connect(&b.metadata()).unwrap();
         for mix in MIXES {
             shapes(&peer, &a, &b, mix, path);
+        }
+    }
+}
+
+/// A GPU rings no bell when a copy is done: somebody must look, however small it is, though nobody waits for it and the next
+/// heartbeat is far away.
+#[test]
+fn a_small_write_that_nobody_waits_for_arrives_at_once() {
+    if !has_gpu() {
+        return;
+    }
+    for pin in [Pin::Tcp, Pin::LocalRing] {
+        let calm = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600));
+        let (a, b) = (calm().build().unwrap(), calm().build().unwrap());
+        let peer = a.connect(&b.metadata()).unwrap();
+        let bytes = pattern(4, 4096);
+        let ours = memory(&a, Kind::Gpu, &bytes);
+        let theirs = memory(&b, Kind::Host, &[0; 4096]);
+        let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
+        // Until everybody sleeps.
+        std::thread::sleep(Duration::from_millis(50));
+        let _left_alone = peer.post(&Batch::write(&ours.all(), &remote.all()).unwrap()).unwrap();
+        let until = Instant::now() + Duration::from_secs(2);
+        while contents(&theirs) != bytes {
+            assert!(Instant::now() < until, "{pin}: it does not arrive");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

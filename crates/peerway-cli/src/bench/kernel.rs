@@ -1,4 +1,4 @@
-//! What bounds the CMA path: the kernel's own copy out of another process, `process_vm_readv`.
+//! What bounds the CMA path: the kernel's own copy between processes, here `process_vm_readv`.
 //!
 //! It stores through the caches and pins pages as it goes, so it stays well under the plain copies that
 //! are the limit of every local path. Measured in the same rounds, it tells how much of the distance to

@@ -3,8 +3,8 @@
 //! It is not locked but *taken*: one swap decides, losers leave their command in a queue and the holder
 //! carries it out before it goes. Two may sleep meanwhile, the service thread and a thread that dozes in its
 //! place. Three rules keep wake-ups from being lost: whoever lets go looks at the queue once more; whoever
-//! has carried out something from it rings for the service thread, which may have lain down since it last
-//! looked; whoever lies down says so before it lets go. The loom tests below run this very code.
+//! has carried out something from it in passing rings for the service thread, which may have lain down since
+//! it last looked; whoever lies down says so before it lets go. The loom tests below run this very code.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -23,6 +23,10 @@ pub(crate) trait Held {
 
     /// Whether something has happened since the last time that a thread may doze for.
     fn take_news(&mut self) -> bool;
+
+    /// Whether a command since the last time has left what nobody else will ring for, so that the service
+    /// thread must come.
+    fn take_call(&mut self) -> bool;
 }
 
 /// See the module.
@@ -68,8 +72,13 @@ impl<H: Held, M: Means<H::Command>> Baton<H, M> {
             return;
         }
         if let Some(mut taken) = self.try_take() {
-            taken.drain();
+            let drained = taken.drain();
             taken.carry_out(command);
+            let call = taken.take_call() || drained;
+            drop(taken);
+            if call {
+                self.kick();
+            }
             return;
         }
         self.means.push(command);
@@ -149,12 +158,15 @@ pub(crate) struct Taken<'a, H: Held, M: Means<H::Command> = Shared<<H as Held>::
 }
 
 impl<H: Held, M: Means<H::Command>> Taken<'_, H, M> {
-    /// Carries out everything that was queued.
+    /// Carries out everything that was queued; whether there was anything.
     #[inline]
-    pub(crate) fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) -> bool {
+        let mut any = false;
         while let Some(command) = self.baton.means.pop() {
             self.carry_out(command);
+            any = true;
         }
+        any
     }
 }
 

@@ -90,11 +90,12 @@ impl Crew {
         // pairs with the load before sleeping in `run`: either the thread sees the new bell or we
         // see that it sleeps.
         self.shared.bell.fetch_add(1, Ordering::SeqCst);
-        let napping = self.shared.napping.load(Ordering::SeqCst) > 0;
+        let napping = self.shared.napping.load(Ordering::SeqCst) as usize;
         let asleep = self.shared.asleep.load(Ordering::SeqCst) > 0;
         let wake = match haste {
-            Haste::Now => napping || asleep,
-            Haste::Soon => asleep && !napping,
+            Haste::Now => napping > 0 || asleep,
+            // Each of those who nap takes one.
+            Haste::Soon => asleep && self.shared.jobs.len() > napping,
         };
         if wake {
             futex_wake(&self.shared.bell, 1);

@@ -87,6 +87,8 @@ pub(crate) struct Driver {
     /// Something happened since the driver was taken that a thread may wait for: a transfer ended, a
     /// notification or a count came.
     pub(super) news: bool,
+    /// A command left a ring full whose peer has not been asked to ring when there is room.
+    pub(super) blocked: bool,
     next_socket_look: u64,
     sockets_warm_until: u64,
 }
@@ -225,6 +227,7 @@ impl Driver {
             door,
             next_tick: 0,
             news: false,
+            blocked: false,
             next_socket_look: 0,
             sockets_warm_until: 0,
         }
@@ -285,6 +288,7 @@ impl Driver {
             let why = if open { TransferError::PeerGone } else { TransferError::EndpointClosed };
             let reason = Reason::Failed(why);
             self.endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
+            self.news = true;
             return;
         }
         let inline = flight.at.left() <= INLINE_SEND;
@@ -305,6 +309,7 @@ impl Driver {
                 driver.post_parts(s, 1);
             } else if inline {
                 driver.flush_for(s, bulk);
+                driver.note_blocked(s);
             }
             s.dirty = true;
         });
@@ -670,7 +675,14 @@ impl Driver {
             let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
             answer_pull(lane, origin.sequence, result);
             driver.flush(s);
+            driver.note_blocked(s);
         });
+    }
+
+    /// After a command that sends: nobody may come to arm the rings.
+    fn note_blocked(&mut self, s: &SessionDriver) {
+        let full = |lane: &Lane| lane.blocked && lane.wire.is_memory();
+        self.blocked |= s.is_local() && s.lanes.iter().flatten().any(|lane| full(lane));
     }
 
     /// Looks by itself again: rings need not ring.

@@ -5,7 +5,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -67,6 +67,8 @@ pub(crate) struct Shard {
     rang: AtomicBool,
     stop: AtomicBool,
     spin: Duration,
+    /// When the service thread looks at the clock next, if nothing wakes it.
+    looks_at: AtomicU64,
     /// Completion queues, one for each RDMA device of the endpoint.
     ports: Vec<Arc<PortCq>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -93,6 +95,11 @@ impl Held for Seat {
     #[inline]
     fn take_news(&mut self) -> bool {
         self.driver.as_mut().is_some_and(|driver| std::mem::take(&mut driver.news))
+    }
+
+    #[inline]
+    fn take_call(&mut self) -> bool {
+        self.driver.as_mut().is_some_and(|driver| std::mem::take(&mut driver.blocked))
     }
 }
 
@@ -129,6 +136,7 @@ impl Shard {
             rang: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             spin,
+            looks_at: AtomicU64::new(0),
             ports,
             thread: Mutex::new(None),
         }))
@@ -208,6 +216,14 @@ impl Shard {
         self.baton.kick();
     }
 
+    /// Wakes the service thread if it would sleep beyond this time: something is due then that nobody may be waiting for.
+    pub(crate) fn kick_before(&self, deadline: u64) {
+        // Set by the service thread while it had the driver, so what was submitted since sees it.
+        if deadline < self.looks_at.load(Ordering::Relaxed) {
+            self.kick();
+        }
+    }
+
     /// Drives until `over` says so or nothing has happened for the spin budget and `patience`. True
     /// when over.
     pub(crate) fn lend(&self, over: impl Fn() -> bool, deadline: u64, patience: Duration) -> bool {
@@ -270,11 +286,11 @@ impl Shard {
     /// Sleeps until something happens on the shard's lanes, in place of the service thread: one
     /// switch of threads less than being woken by it. False when somebody else does so already.
     pub(crate) fn doze(&self, over: impl Fn() -> bool, timeout: Duration) -> bool {
-        let dozed = self.baton.doze(over, || self.wait_for_events(timeout));
-        if dozed {
+        self.baton.doze(over, || {
+            self.wait_for_events(timeout);
+            // As long as it is ours: the next ring may be for another.
             self.baton.means.dozer_bell.drain();
-        }
-        dozed
+        })
     }
 
     /// The service thread.
@@ -336,6 +352,7 @@ impl Shard {
                 continue;
             }
             let ready = driver.rest(true);
+            self.looks_at.store(clock::after(now, sleep), Ordering::Relaxed);
             let may_sleep = self.baton.lie_down(seat, ready);
             pauses = 0;
             // The driver may have drained the bell that announced the stop.
@@ -375,6 +392,10 @@ impl Shard {
     /// The service thread's bell has been heard.
     pub(crate) fn drain_bell(&self) {
         self.baton.means.bell.drain();
+        if self.stop.load(Ordering::SeqCst) {
+            // It was for the service thread, which may not have heard it yet.
+            self.baton.means.ring(Sleeper::Service);
+        }
     }
 
     /// The dozer's bell is its own, unless it has gone: then it must not keep others awake.

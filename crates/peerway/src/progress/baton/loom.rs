@@ -19,7 +19,7 @@ struct Model {
     taken: AtomicBool,
     asleep: AtomicBool,
     dozing: AtomicBool,
-    queue: Mutex<VecDeque<()>>,
+    queue: Mutex<VecDeque<Letter>>,
     bell: Notify,
     dozer_bell: Notify,
     /// Whether whoever rings for the service thread is heard: one model must fail.
@@ -48,7 +48,7 @@ impl Model {
     }
 }
 
-impl Means<()> for Model {
+impl Means<Letter> for Model {
     fn look(&self, flag: Flag) -> bool {
         self.flag(flag).load(Ordering::SeqCst)
     }
@@ -79,17 +79,24 @@ impl Means<()> for Model {
         }
     }
 
-    fn push(&self, (): ()) {
-        self.queue.lock().unwrap().push_back(());
+    fn push(&self, letter: Letter) {
+        self.queue.lock().unwrap().push_back(letter);
     }
 
-    fn pop(&self) -> Option<()> {
+    fn pop(&self) -> Option<Letter> {
         self.queue.lock().unwrap().pop_front()
     }
 
     fn is_empty(&self) -> bool {
         self.queue.lock().unwrap().is_empty()
     }
+}
+
+/// A command that leaves something to do, or one that is done with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Letter {
+    ToSend,
+    Sent,
 }
 
 /// As the driver: a command leaves something to send, which somebody must come for. Its cells are watched for
@@ -103,16 +110,20 @@ struct Post {
 }
 
 impl Held for Post {
-    type Command = ();
+    type Command = Letter;
 
-    fn carry_out(&mut self, (): ()) {
-        self.to_send.set(self.to_send.get() + 1);
+    fn carry_out(&mut self, letter: Letter) {
+        self.to_send.set(self.to_send.get() + u32::from(letter == Letter::ToSend));
         self.news.set(true);
         self.over.store(true, Ordering::Release);
     }
 
     fn take_news(&mut self) -> bool {
         self.news.replace(false)
+    }
+
+    fn take_call(&mut self) -> bool {
+        false
     }
 }
 
@@ -157,12 +168,33 @@ fn posted_is_sent(heard: bool) {
         let posters = [(); 2].map(|()| {
             let office = office.clone();
             thread::spawn(move || {
-                office.submit(());
+                office.submit(Letter::ToSend);
                 office.kick();
             })
         });
         serve(&office, 2);
         posters.into_iter().for_each(|poster| poster.join().unwrap());
+    });
+}
+
+#[test]
+fn whoever_needs_nobody_leaves_nothing_of_others() {
+    explore(|| {
+        let office = office(true);
+        let poster = {
+            let office = office.clone();
+            thread::spawn(move || {
+                office.submit(Letter::ToSend);
+                office.kick();
+            })
+        };
+        let in_passing = {
+            let office = office.clone();
+            thread::spawn(move || office.submit(Letter::Sent))
+        };
+        serve(&office, 1);
+        poster.join().unwrap();
+        in_passing.join().unwrap();
     });
 }
 
@@ -185,7 +217,7 @@ fn a_thread_that_dozes_hears_the_news() {
         let is_over = || over.load(Ordering::Acquire);
         let poster = {
             let office = office.clone();
-            thread::spawn(move || office.submit(()))
+            thread::spawn(move || office.submit(Letter::ToSend))
         };
         while !is_over() {
             office.doze(is_over, || office.means.dozer_bell.wait());

@@ -12,7 +12,8 @@ use crate::world::{Verdict, World, fine_with};
 
 /// Peers of one process.
 const EACH: u32 = 16;
-const PART: u64 = 1 << 20;
+/// More than is pushed by CMA.
+const PART: u64 = (1 << 20) + 4096;
 /// Silence after which a peer is dead, where devices are played.
 const PATIENT: Duration = Duration::from_secs(5);
 

@@ -63,7 +63,8 @@ pub(crate) fn read(world: &World) -> Result<Verdict> {
 pub(crate) fn many(world: &World) -> Result<Verdict> {
     let mut pair = world.pair()?;
     pair.b.accept()?;
-    let len = 1 << 20;
+    // More than is pushed by CMA.
+    let len = 2 << 20;
     pair.b.region("r", len, world.memory())?;
     let ours = world.region(&pair.a, len)?;
     memory::fill_all(&ours, 2)?;

@@ -9,15 +9,17 @@ use crate::remote::Memory;
 use crate::world::{Pair, Transport, Verdict, World, fine};
 
 /// Nothing, a byte, odd lengths, around an inline copy, a segment, a frame, a pull.
-const SIZES: [u64; 13] = [
+const SIZES: [u64; 15] = [
     0,
     1,
     7,
     256,
     4095,
     32 << 10,
+    64 << 10,
     (64 << 10) + 1,
     1 << 20,
+    (1 << 20) + 1,
     (1 << 20) + 1,
     (2 << 20) - 3,
     (5 << 20) + 13,

@@ -8,6 +8,7 @@ mod instructions;
 mod kernels;
 mod nixl;
 mod nixl_upstream;
+mod programs;
 mod python;
 mod rdma;
 mod setup;

@@ -6,12 +6,13 @@
 //! program runs there over verbs: on sound wires, on wires that lose packets and on ones that reorder them.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
 use anyhow::{Context, bail};
 
+use crate::programs::Programs;
 use crate::setup;
 
 /// A package and one of its tests, to be run in the guest.
@@ -91,11 +92,9 @@ pub(crate) fn run(
     let shared = target.join("rdma");
     fs::create_dir_all(&shared).with_context(|| format!("cannot create {}", shared.display()))?;
     copy(&workspace.join("testbed/smoke.sh"), &shared.join("smoke.sh"))?;
-    let messages = build(workspace)?;
+    let programs = Programs::build(workspace)?;
     let built = TESTS.iter().map(|(package, test)| {
-        let program = executable(&messages, package, test);
-        let program = program.with_context(|| format!("cargo made no program of test {test}"))?;
-        copy(&program, &shared.join(test))?;
+        copy(&programs.find(package, test)?, &shared.join(test))?;
         Ok(*test)
     });
     let built: Vec<&str> = built.collect::<anyhow::Result<_>>()?;
@@ -164,41 +163,6 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::copy(from, to)
         .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     Ok(())
-}
-
-/// Builds the tests, of the whole workspace as the other parts do, and returns cargo's messages.
-fn build(workspace: &Path) -> anyhow::Result<String> {
-    let named = TESTS.iter().flat_map(|(_, test)| ["--test", test]);
-    let arguments: Vec<&str> =
-        ["test", "--workspace", "--no-run"].into_iter().chain(named).collect();
-    let shown = format!("cargo {}", arguments.join(" "));
-    println!("$ {shown}");
-    let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(arguments)
-        .arg("--message-format=json-render-diagnostics")
-        .current_dir(workspace)
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("cannot start `{shown}`"))?;
-    if !built.status.success() {
-        bail!("`{shown}` ended with {}", built.status);
-    }
-    Ok(String::from_utf8(built.stdout)?)
-}
-
-/// The program of a package's test in cargo's messages, a JSON object a line.
-fn executable(messages: &str, package: &str, test: &str) -> Option<PathBuf> {
-    messages.lines().find_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let target = &message["target"];
-        let kinds = target["kind"].as_array()?;
-        let manifest = Path::new(message["manifest_path"].as_str()?);
-        let is_it = message["reason"] == "compiler-artifact"
-            && manifest.parent().is_some_and(|directory| directory.ends_with(package))
-            && target["name"] == test
-            && kinds.iter().any(|kind| kind == "test");
-        if is_it { message["executable"].as_str().map(PathBuf::from) } else { None }
-    })
 }
 
 /// Runs a command to its good end; its lines are shown as they come, and kept.
@@ -280,23 +244,6 @@ impl Tests {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_program_is_found_among_cargos_messages() {
-        let messages = r#"
-{"reason":"compiler-artifact","manifest_path":"/w/crates/x/Cargo.toml","target":{"kind":["lib"],"name":"device"},"executable":null}
-{"reason":"compiler-artifact","manifest_path":"/w/crates/x/Cargo.toml","target":{"kind":["bin"],"name":"device"},"executable":"/t/bin"}
-{"reason":"compiler-artifact","manifest_path":"/w/crates/x/Cargo.toml","target":{"kind":["test"],"name":"other"},"executable":"/t/other-1"}
-{"reason":"compiler-artifact","manifest_path":"/w/crates/y/Cargo.toml","target":{"kind":["test"],"name":"device"},"executable":"/t/device-1"}
-not JSON
-{"reason":"build-script-executed","package_id":"x"}
-{"reason":"compiler-artifact","manifest_path":"/w/crates/x/Cargo.toml","target":{"kind":["test"],"name":"device"},"executable":"/t/device-2"}
-{"reason":"build-finished","success":true}"#;
-        assert_eq!(executable(messages, "x", "device"), Some("/t/device-2".into()));
-        assert_eq!(executable(messages, "y", "device"), Some("/t/device-1".into()));
-        assert_eq!(executable(messages, "x", "none"), None);
-        assert_eq!(executable("", "x", "device"), None);
-    }
 
     #[test]
     fn passed_and_skipped_tests_are_told_apart() {

@@ -15,6 +15,7 @@ use std::{env, fs};
 use anyhow::{Context, bail};
 use clap::Args;
 
+use crate::programs::Programs;
 use crate::wheels::{self, Wheels};
 use crate::{c_library, config_docs, instructions, kernels, nixl, python, rdma, setup, workspace};
 
@@ -188,9 +189,13 @@ const PARTS: &[Part] = &[
         run: |_| {
             kernels::run(workspace(), &target_directory(), true)?;
             debug_build()?;
-            let driver = ("PEERWAY_CUDA_SO", debug_fake_gpus().display().to_string());
-            // Of the whole workspace, which is built already; one package of it would be built anew.
-            cargo(&["test", "--workspace", "--bin", "peerway", "--test", "bench"], &[driver])
+            let fake = debug_fake_gpus().display().to_string();
+            let programs = Programs::build(workspace())?;
+            let package = workspace().join("crates/peerway-cli");
+            ["peerway", "bench"].into_iter().try_for_each(|target| {
+                let program = programs.find("peerway-cli", target)?;
+                python::step_with(&[("PEERWAY_CUDA_SO", &fake)], &program, &package, &[])
+            })
         },
     },
     Part {

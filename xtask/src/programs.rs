@@ -1,0 +1,76 @@
+//! The programs that `cargo test --workspace` runs, to be run otherwise: elsewhere, or with other variables.
+//!
+//! They are built as that builds them, all at once. To name one package or one test would give what they are made of
+//! other features, and all of it would be compiled again.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+
+/// What cargo said of them, a JSON object a line.
+pub(crate) struct Programs(String);
+
+impl Programs {
+    /// Builds them where they are not there yet.
+    pub(crate) fn build(workspace: &Path) -> anyhow::Result<Self> {
+        let shown = "cargo test --workspace --no-run";
+        println!("$ {shown}");
+        let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args(shown.split(' ').skip(1))
+            .arg("--message-format=json-render-diagnostics")
+            .current_dir(workspace)
+            .stderr(Stdio::inherit())
+            .output()
+            .with_context(|| format!("cannot start `{shown}`"))?;
+        if !built.status.success() {
+            bail!("`{shown}` ended with {}", built.status);
+        }
+        Ok(Self(String::from_utf8(built.stdout)?))
+    }
+
+    /// The program with the tests of a package's target.
+    pub(crate) fn find(&self, package: &str, target: &str) -> anyhow::Result<PathBuf> {
+        let mut found = self.0.lines().filter_map(|line| {
+            let message: serde_json::Value = serde_json::from_str(line).ok()?;
+            let manifest = Path::new(message["manifest_path"].as_str()?);
+            let is_it = manifest.parent().is_some_and(|directory| directory.ends_with(package))
+                && message["target"]["name"] == target
+                && message["profile"]["test"] == true;
+            if is_it { message["executable"].as_str().map(PathBuf::from) } else { None }
+        });
+        found
+            .next()
+            .with_context(|| format!("cargo made no program of {package}'s tests in {target}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_among_cargos_messages() {
+        let message = |package: &str, name: &str, test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/crates/{package}/Cargo.toml","target":{{"name":"{name}"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+            )
+        };
+        let messages = [
+            message("x", "device", false, "null"),
+            message("x", "device", false, r#""/t/bin""#),
+            message("x", "other", true, r#""/t/other-1""#),
+            message("y", "device", true, r#""/t/device-1""#),
+            "not JSON".to_owned(),
+            r#"{"reason":"build-script-executed","package_id":"x"}"#.to_owned(),
+            message("x", "device", true, r#""/t/device-2""#),
+            r#"{"reason":"build-finished","success":true}"#.to_owned(),
+        ];
+        let programs = Programs(messages.join("\n"));
+        assert_eq!(programs.find("x", "device").unwrap(), Path::new("/t/device-2"));
+        assert_eq!(programs.find("y", "device").unwrap(), Path::new("/t/device-1"));
+        assert!(programs.find("x", "none").is_err());
+        assert!(Programs(String::new()).find("x", "device").is_err());
+    }
+}

@@ -41,6 +41,33 @@ pub fn ticks(pid: u32) -> Result<u64> {
     Ok(field(11)? + field(12)?)
 }
 
+/// Ticks of all processors of this machine, and those of them that its host gave to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MachineTime {
+    all: u64,
+    stolen: u64,
+}
+
+impl MachineTime {
+    fn parse(stat: &str) -> Option<Self> {
+        let ticks = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
+        let ticks: Vec<u64> = ticks.map(|ticks| ticks.parse().ok()).collect::<Option<_>>()?;
+        // Those of guests are part of the first two, see proc_stat(5).
+        Some(Self { all: ticks.iter().take(8).sum(), stolen: *ticks.get(7)? })
+    }
+
+    /// Percent that was taken in the time since; `None` where no tick has passed.
+    pub fn stolen_since(self, before: Self) -> Option<u64> {
+        (100 * self.stolen.saturating_sub(before.stolen))
+            .checked_div(self.all.checked_sub(before.all)?)
+    }
+}
+
+/// The machine's time so far, where it is told.
+pub fn machine_time() -> Option<MachineTime> {
+    MachineTime::parse(&fs::read_to_string("/proc/stat").ok()?)
+}
+
 /// The state letter of `pid`: `T` when it is stopped; `None` when it is gone.
 pub fn state(pid: u32) -> Option<char> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -76,6 +103,17 @@ pub fn memory_of(pid: u32, addr: u64, len: usize) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stolen_time_is_a_part_of_all() {
+        let at = |line: &str| MachineTime::parse(line).unwrap();
+        let before = at("cpu  100 0 100 700 0 0 0 100 50 50\ncpu0 1");
+        let now = at("cpu  150 0 120 710 0 0 0 120 60 50\ncpu0 1");
+        assert_eq!(now.stolen_since(before), Some(20));
+        assert_eq!(now.stolen_since(now), None);
+        assert_eq!(MachineTime::parse("cpu  1 2 3"), None);
+        assert_eq!(MachineTime::parse(""), None);
+    }
 
     #[test]
     fn this_process_is_described() {

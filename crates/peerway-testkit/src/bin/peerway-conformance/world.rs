@@ -177,9 +177,10 @@ impl World {
         }
     }
 
-    /// Settings for scenarios that fault nothing: deadlines far away.
+    /// Settings for scenarios that fault nothing: deadlines far away, and so is the silence after which a peer is dead.
     pub(crate) fn calm(&self) -> Options {
-        Options { deadline: self.profile.limit, ..self.options() }
+        let detect = self.profile.detect * 5;
+        Options { detect, deadline: self.profile.limit, ..self.options() }
     }
 
     pub(crate) fn remote(&self, options: &Options) -> Result<Remote> {

@@ -19,7 +19,7 @@ enum Result {
 }
 
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let (mut passed, mut skipped) = (0, 0);
+    let (mut passed, mut skipped, mut again) = (0, 0, 0);
     let mut failures = Vec::new();
     let wanted = |scenario: &&Scenario| {
         args.only.is_empty()
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             let start = Instant::now();
             let result = match (scenario.applies)(transport) {
                 Err(why) => Result::Skip(why.to_owned()),
-                Ok(()) => run_on_a_machine_of_ours(transport, scenario, args.profile),
+                Ok(()) => run_on_a_machine_of_ours(transport, scenario, args.profile, &mut again),
             };
             let (word, note) = match &result {
                 Result::Ok(note) => ("ok", note.clone()),
@@ -58,6 +58,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     if skipped > 0 {
         print!(", {skipped} skipped");
     }
+    if again > 0 {
+        print!(", {again} tried again for want of the machine's time");
+    }
     println!();
     if failures.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -69,7 +72,12 @@ const TRIES: usize = 3;
 
 /// Runs a scenario; again, when it failed while the host of this virtual machine gave much of its time to others. Time limits are what most
 /// scenarios are about, and a peer that was not let run is silent. Where nothing is taken a failure is a failure.
-fn run_on_a_machine_of_ours(transport: Transport, scenario: &Scenario, profile: Profile) -> Result {
+fn run_on_a_machine_of_ours(
+    transport: Transport,
+    scenario: &Scenario,
+    profile: Profile,
+    again: &mut usize,
+) -> Result {
     for _ in 1..TRIES {
         let before = procfs::machine_time();
         let result = run_one(transport, scenario, profile);
@@ -80,6 +88,7 @@ fn run_on_a_machine_of_ours(transport: Transport, scenario: &Scenario, profile: 
         if stolen < STOLEN {
             return result;
         }
+        *again += 1;
         let (path, name) = (transport.name(), scenario.name);
         println!(
             "{path:<13} {name:<28} again: {stolen} % of the machine's time was taken from it when {why}"

@@ -177,10 +177,9 @@ impl World {
         }
     }
 
-    /// Settings for scenarios that fault nothing: deadlines far away, and so is the silence after which a peer is dead.
+    /// Settings for scenarios that fault nothing: deadlines far away.
     pub(crate) fn calm(&self) -> Options {
-        let detect = self.profile.detect * 5;
-        Options { detect, deadline: self.profile.limit, ..self.options() }
+        Options { deadline: self.profile.limit, ..self.options() }
     }
 
     pub(crate) fn remote(&self, options: &Options) -> Result<Remote> {

@@ -76,11 +76,11 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "revoke-mid-frame", "the owner revokes in the middle of a frame", always, frames::revoke, 1;
     "cancel-read-mid-frame", "a read is cancelled in the middle of a frame", always, frames::cancel_read, 1;
     "sparse-5gib", "a region of 5 GiB, around its 4 GiB border", no_device, sparse::run, 1;
-    "garbage-handshake", "rubbish at every state of the handshake", handshake, garbage::handshake, 1;
+    "garbage-handshake", "rubbish at every state of the handshake", always, garbage::handshake, 1;
     "garbage-session", "rubbish on an open session", always, garbage::session, 1;
-    "garbage-silence", "connections that say nothing are let go of", handshake, garbage::silence, 1;
+    "garbage-silence", "connections that say nothing are let go of", always, garbage::silence, 1;
     "garbage-local", "rubbish on the local socket", local, garbage::local_socket, 1;
-    "strangers", "other protocols, dead addresses, other versions, bad metadata", handshake, strangers::run, 1;
+    "strangers", "other protocols, dead addresses, other versions, bad metadata", always, strangers::run, 1;
     "lane-lost", "a lane dies between data and acknowledgement", tcp_only, lanes::lost, 1;
     "lane-lost-read", "a lane dies under a read", tcp_only, lanes::lost_read, 1;
     "lane-lost-note", "the lane of a notification dies before its acknowledgement", tcp_only, lanes::lost_note, 1;
@@ -108,14 +108,6 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
 
 fn always(_: Transport) -> std::result::Result<(), &'static str> {
     Ok(())
-}
-
-/// Paths are chosen after it; devices have something of their own in it.
-fn handshake(transport: Transport) -> std::result::Result<(), &'static str> {
-    match transport {
-        Transport::Tcp | Transport::Verbs => Ok(()),
-        _ => Err("about the handshake, which is the same for tcp"),
-    }
 }
 
 fn no_device(transport: Transport) -> std::result::Result<(), &'static str> {

@@ -31,6 +31,7 @@
 //! | `dmabuf=no` | | dma-bufs cannot be registered: EOPNOTSUPP, as before Linux 5.12 |
 //! | `posted` | | what peers write into a dma-buf is in it once some is read, as with GPUs that do not order writes |
 //! | `remove=DEV@N` | | the device goes away with its N-th request in a process |
+//! | `die=N` | | when peers touch memory for the N-th time the process dies, as kernels end one: registrations go first, connections a while later |
 //! | `linkdown=DEV@MS..MS` | | its packets are lost from one time after loading to another |
 //! | `patience=T` | 1s | how long a peer that is there but silent is waited for, per retry |
 //!
@@ -54,6 +55,7 @@ mod address;
 mod batch;
 mod context;
 mod cq;
+mod death;
 mod device;
 mod efa;
 mod events;

@@ -12,6 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use peerway_sys::verbs::ffi::*;
 
+use crate::death::Death;
 use crate::window::{Bound, Windows};
 
 /// The regions of a context.
@@ -22,6 +23,7 @@ pub(crate) struct Regions {
     made: u32,
     /// Written and not yet there, in order. Only regions that are `posted` have some.
     held: RefCell<Vec<(usize, Vec<u8>)>>,
+    death: Death,
 }
 
 #[derive(Debug)]
@@ -36,6 +38,11 @@ struct Region {
 }
 
 impl Regions {
+    /// None, in a process that dies when peers have touched its memory so often.
+    pub(crate) fn until(touches: Option<u64>) -> Self {
+        Self { death: Death::after(touches), ..Self::default() }
+    }
+
     /// Enters a region and gives its key, for both sides. Keys do not come again soon.
     pub(crate) fn add(
         &mut self,
@@ -262,6 +269,9 @@ impl Regions {
     }
 
     fn remote(&self, target: &Target, offset: u64, count: usize, access: u32) -> Option<*mut u8> {
+        if self.death.refuses() {
+            return None;
+        }
         let &Target { pd, qp, key, address, length } = target;
         let start = match self.windows.find(key, pd, qp, address, length, access) {
             Some(region) => self.find(region, pd, address, length, 0)?,

@@ -83,7 +83,7 @@ impl Nic {
         let seed = device.fabric.script.seed ^ (opened << 32);
         let state = State {
             qps: HashMap::new(),
-            regions: Regions::default(),
+            regions: Regions::until(device.fabric.script.die),
             wire: Wire::new(device, seed),
             active: Vec::new(),
             late: Vec::new(),

@@ -36,6 +36,8 @@ pub(crate) struct Script {
     pub(crate) posted: bool,
     /// Devices that go away after so many requests.
     pub(crate) remove: Vec<(String, u64)>,
+    /// The process dies when peers have touched memory of a device so often.
+    pub(crate) die: Option<u64>,
     /// Devices whose link is down from one time after loading to another.
     pub(crate) linkdown: Vec<(String, Duration, Duration)>,
 }
@@ -58,6 +60,7 @@ impl Default for Script {
             dmabuf: true,
             posted: false,
             remove: Vec::new(),
+            die: None,
             linkdown: Vec::new(),
         }
     }
@@ -109,6 +112,7 @@ impl Script {
             "memlock" => self.memlock = number(value)?,
             "dmabuf" if value == "no" => self.dmabuf = false,
             "dmabuf" => return Err("not `no`".to_owned()),
+            "die" => self.die = Some(number(value)?),
             "flush_after" => self.flush_after = Some(number(value)?),
             "remove" => {
                 let (device, after) = value.split_once('@').ok_or("not DEVICE@REQUESTS")?;
@@ -188,7 +192,7 @@ mod tests {
     fn a_script_is_read() {
         let text = "seed=7,devices=3, reorder=20%,delay=2ms,rnr=5%,drop=0.5%,late=10%,\
                     flush_after=1000,remove=fake1@500,efa,latency=3us,linkdown=fake0@10..20,patience=2s,memlock=9000,\
-                    dmabuf=no,posted";
+                    dmabuf=no,posted,die=40";
         let script = Script::parse(text).expect("all of it is known");
         assert_eq!((script.seed, script.devices, script.efa), (7, 3, true));
         assert_eq!((script.reorder, script.rnr, script.drop, script.late), (0.2, 0.05, 0.005, 0.1));
@@ -197,6 +201,7 @@ mod tests {
         assert_eq!(script.patience, Duration::from_secs(2));
         assert_eq!((script.flush_after, script.memlock), (Some(1000), 9000));
         assert!(!script.dmabuf && script.posted);
+        assert_eq!(script.die, Some(40));
         assert_eq!(script.remove, [("fake1".to_owned(), 500)]);
         let times = (Duration::from_millis(10), Duration::from_millis(20));
         assert_eq!(script.linkdown, [("fake0".to_owned(), times.0, times.1)]);

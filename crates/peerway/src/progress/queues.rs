@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
+use peerway_core::outcome::TransferError;
 use peerway_core::wire::{Control, Kind, QueueOffer};
 use peerway_core::work::Cursor;
 use peerway_sys::verbs::ffi::{ibv_sge, ibv_wc};
@@ -419,7 +420,9 @@ impl Driver {
         let index = lane.index;
         // From here on the device touches nothing of it.
         drop(lane);
-        let reads: Vec<Part> = left.parts.extract_if(.., |part| part.read).collect();
+        // A peer that is no longer there refuses memory too: what was refused waits for its word, or its end.
+        let here = |part: &mut Part| part.read && part.failed != Some(TransferError::Revoked);
+        let reads: Vec<Part> = left.parts.extract_if(.., here).collect();
         s.unfinished.insert(index, left);
         for part in reads {
             self.again(s, part);
@@ -434,7 +437,7 @@ impl Driver {
         let came = |part: &Part| part.immediate.is_some_and(|number| number <= immediates);
         let proven = parts.iter().rposition(came).map_or(0, |last| last + 1);
         for (at, part) in parts.into_iter().enumerate() {
-            if at < proven {
+            if at < proven && part.failed.is_none() {
                 if let Some(flight) = self.flight(part.slot) {
                     flight.parts -= 1;
                 }
@@ -471,6 +474,13 @@ impl Driver {
                 let error = io::Error::other("a read was cancelled and did not end");
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
+        }
+        // Those that only wait for the peer's word touch nothing any more.
+        let waits = |part: &mut Part| part.read && part.slot == slot;
+        let left = s.unfinished.values_mut();
+        let waiting: Vec<Part> = left.flat_map(|left| left.parts.extract_if(.., waits)).collect();
+        for part in waiting {
+            self.again(s, part);
         }
     }
 

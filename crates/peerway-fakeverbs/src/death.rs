@@ -1,0 +1,74 @@
+//! The death of a process as peers see it on a device. A kernel stops the threads of a process, and may then
+//! give back its registrations before its queue pairs and its sockets: for a while all memory is refused, and
+//! nobody is there to say why.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// How long memory is refused before the process is gone.
+const AGONY: Duration = Duration::from_millis(200);
+
+/// How often peers may still touch memory.
+#[derive(Debug, Default)]
+pub(crate) struct Death(Cell<Option<u64>>);
+
+impl Death {
+    pub(crate) fn after(touches: Option<u64>) -> Self {
+        Self(Cell::new(touches))
+    }
+
+    /// Counts a touch; true where it is refused, because the process is dying. Called by the thread of the
+    /// device, with its lock held: no thread that is stopped has it.
+    pub(crate) fn refuses(&self) -> bool {
+        match self.0.get() {
+            None => false,
+            Some(0) => true,
+            Some(left) => {
+                self.0.set(Some(left - 1));
+                if left == 1 {
+                    stop_the_others();
+                    std::thread::spawn(die);
+                }
+                left == 1
+            }
+        }
+    }
+}
+
+fn die() {
+    std::thread::sleep(AGONY);
+    // SAFETY: no memory is involved.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
+static STOPPED: AtomicUsize = AtomicUsize::new(0);
+
+/// Stops all threads but this one, for good.
+fn stop_the_others() {
+    // SAFETY: asks for numbers.
+    let (process, ours) = unsafe { (libc::getpid(), libc::gettid()) };
+    // SAFETY: the handler does nothing that a handler may not.
+    unsafe { libc::signal(libc::SIGUSR2, stop as *const () as libc::sighandler_t) };
+    let listed = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let threads = listed.filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
+    let signal = |thread: &i32| {
+        // SAFETY: a number of a thread, which may be over: then nothing happens.
+        *thread != ours
+            && unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, libc::SIGUSR2) } == 0
+    };
+    let signalled = threads.filter(signal).count();
+    while STOPPED.load(Ordering::SeqCst) < signalled {
+        std::thread::yield_now();
+    }
+}
+
+extern "C" fn stop(_signal: c_int) {
+    STOPPED.fetch_add(1, Ordering::SeqCst);
+    loop {
+        // SAFETY: waits for signals.
+        unsafe { libc::pause() };
+    }
+}

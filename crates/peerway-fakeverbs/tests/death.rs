@@ -1,0 +1,89 @@
+//! A process that dies on a device. Its registrations go before its connections, so its memory is refused
+//! first; that is the end of a peer, and must not be taken for memory that its owner withdrew.
+
+mod support;
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::process::Stdio;
+
+use peerway::{Access, Batch, Endpoint, Fence, Pin, Reason, TransferError};
+use support::*;
+
+const LEN: usize = 1 << 20;
+
+fn endpoint() -> Endpoint {
+    let pin = std::env::var("PEERWAY_TEST_PIN").expect("it is set");
+    let pin: Pin = pin.parse().expect("`ib` or `efa`");
+    Endpoint::builder().transport(pin).detect(WATCHDOG).build().expect("there are devices")
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
+    (0..text.len()).step_by(2).map(byte).collect()
+}
+
+/// The far process: lends its memory, until the script ends it.
+fn lend() {
+    let endpoint = endpoint();
+    let region = endpoint.register(vec![7u8; LEN]).expect("memory registers");
+    let descriptor = region.advertise(Access::READ_WRITE).expect("it can be lent");
+    println!("@ {} {}", hex(&endpoint.metadata()), hex(&descriptor));
+    std::io::stdout().flush().expect("the other side reads");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+/// Uses memory of a process until that dies, and says how the last transfer ended.
+fn use_until_death(test: &str, pin: &str, write: bool) {
+    let efa = if pin == "efa" { "efa," } else { "" };
+    if !scripted_with(test, &format!("{efa}devices=1"), &[("PEERWAY_TEST_PIN", pin)]) {
+        return;
+    }
+    if role() == "far" {
+        return lend();
+    }
+    let mut far = child(test, &format!("{efa}devices=1,die=60"), "far");
+    let mut far = Killed(far.stdout(Stdio::piped()).spawn().expect("this program runs again"));
+    let output = BufReader::new(far.0.stdout.take().expect("it is a pipe"));
+    let lines = output.lines().map(|line| line.expect("it can be read"));
+    let line = lines.skip_while(|line| !line.contains("@ ")).next().expect("it says where it is");
+    let mut words = line.split("@ ").nth(1).expect("after the sign").split(' ').map(unhex);
+    let mut next = || words.next().expect("two words");
+
+    let endpoint = endpoint();
+    let peer = endpoint.connect(&next()).expect("it connects");
+    let remote = peer.import(&next()).expect("it is lent");
+    let ours = endpoint.register(vec![1u8; LEN]).expect("memory registers");
+    let batch = match write {
+        true => Batch::write(&ours.all(), &remote.all()),
+        false => Batch::read(&ours.all(), &remote.all()),
+    };
+    let batch = batch.expect("both are as long");
+    let ended = std::iter::from_fn(|| peer.run(&batch).ok()).find(|e| e.reason != Reason::Done);
+    let ended = ended.expect("a transfer was under way as the peer died");
+    assert_eq!(ended.reason, Reason::Failed(TransferError::PeerGone));
+    assert_eq!(ended.fence, Fence::Held, "nothing lands in a process that is gone");
+}
+
+#[test]
+fn a_read_from_a_dying_process_is_told_of_its_death() {
+    use_until_death("a_read_from_a_dying_process_is_told_of_its_death", "ib", false);
+}
+
+#[test]
+fn a_write_to_a_dying_process_is_told_of_its_death() {
+    use_until_death("a_write_to_a_dying_process_is_told_of_its_death", "ib", true);
+}
+
+#[test]
+fn a_datagram_read_from_a_dying_process_is_told_of_its_death() {
+    use_until_death("a_datagram_read_from_a_dying_process_is_told_of_its_death", "efa", false);
+}
+
+#[test]
+fn a_datagram_write_to_a_dying_process_is_told_of_its_death() {
+    use_until_death("a_datagram_write_to_a_dying_process_is_told_of_its_death", "efa", true);
+}

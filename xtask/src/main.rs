@@ -6,6 +6,7 @@ mod config_docs;
 mod gpu;
 mod instructions;
 mod kernels;
+mod loom;
 mod nixl;
 mod nixl_upstream;
 mod programs;

@@ -29,7 +29,7 @@ pub(crate) fn run(
         let install = ["nixl-install", "--python", &interpreter, "--plugin", &plugin];
         step_with(&variables, &program, workspace, &install)?;
         let which = if newest || soak { "" } else { "not slow" };
-        let pytest = ["-m", "pytest", "-q", "--durations=3", "-p", "no:cacheprovider"];
+        let pytest = [&python::PYTEST[..], &["--durations=3", "-p", "no:cacheprovider"]].concat();
         let shown = ["--show-capture=stderr", "-m", which, &tests];
         step_with(&variables, &python, &env::temp_dir(), &[&pytest[..], &shown].concat())?;
         if newest {

@@ -15,11 +15,20 @@ pub(crate) struct Programs(String);
 impl Programs {
     /// Builds them where they are not there yet.
     pub(crate) fn build(workspace: &Path) -> anyhow::Result<Self> {
-        let shown = "cargo test --workspace --no-run";
+        Self::build_with(workspace, "cargo test --workspace --no-run", &[])
+    }
+
+    /// Builds others, by this command and with these variables.
+    pub(crate) fn build_with(
+        workspace: &Path,
+        shown: &str,
+        variables: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         println!("$ {shown}");
         let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(shown.split(' ').skip(1))
             .arg("--message-format=json-render-diagnostics")
+            .envs(variables.iter().copied())
             .current_dir(workspace)
             .stderr(Stdio::inherit())
             .output()

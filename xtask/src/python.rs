@@ -35,7 +35,7 @@ pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Resul
     check_libraries(&python, elsewhere)?;
     let tests = workspace.join("python/tests");
     let root = workspace.display().to_string();
-    let pytest = ["-m", "pytest", "-q", "--durations=5", "--rootdir", &root];
+    let pytest = [&PYTEST[..], &["--durations=5", "--rootdir", &root]].concat();
     let all = tests.display().to_string();
     step(&python, elsewhere, &[&pytest[..], &[&all]].concat())?;
     // With GPUs that are played, in a run of its own: the others are to show what is so without any.
@@ -62,6 +62,9 @@ pub(crate) fn have(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     let there = output(Command::new(&python).args(import).current_dir(target)).is_ok();
     if there { Ok(python) } else { make(workspace, target) }
 }
+
+/// Three at once, because tests wait more than they work.
+pub(crate) const PYTEST: [&str; 5] = ["-m", "pytest", "-q", "--numprocesses=3", "--dist=worksteal"];
 
 pub(crate) const PIP_INSTALL: [&str; 5] =
     ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];

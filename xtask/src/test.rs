@@ -17,7 +17,9 @@ use clap::Args;
 
 use crate::programs::Programs;
 use crate::wheels::{self, Wheels};
-use crate::{c_library, config_docs, instructions, kernels, nixl, python, rdma, setup, workspace};
+use crate::{
+    c_library, config_docs, instructions, kernels, loom, nixl, python, rdma, setup, workspace,
+};
 
 /// Which parts to run.
 #[derive(Args)]
@@ -211,14 +213,7 @@ const PARTS: &[Part] = &[
         name: "loom",
         about: "every interleaving of the rings and queues",
         fetch: None,
-        run: |_| {
-            // A directory of its own: the flag would otherwise rebuild everything, twice per run.
-            let target = target_directory().join("loom").display().to_string();
-            cargo(
-                &["test", "--package", "peerway", "--release", "--lib", "loom"],
-                &[("RUSTFLAGS", "--cfg loom".into()), ("CARGO_TARGET_DIR", target)],
-            )
-        },
+        run: |_| loom::run(workspace(), &target_directory()),
     },
     Part {
         name: "instructions",
@@ -330,8 +325,10 @@ fn conformance(soak: bool) -> anyhow::Result<()> {
     let profile = if soak { "soak" } else { "ci" };
     let built = Built::new()?;
     let program = built.program("peerway-conformance");
+    // Scenarios wait more than they work: with three at once two processors are half busy.
+    let jobs = if soak { "1" } else { "3" };
     let run = |transport: &str, variables: &[(&str, &str)]| {
-        let arguments = ["--transport", transport, "--profile", profile];
+        let arguments = ["--transport", transport, "--profile", profile, "--jobs", jobs];
         python::step_with(variables, &program, workspace(), &arguments)
     };
     run("all", &[])?;

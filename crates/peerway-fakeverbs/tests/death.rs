@@ -48,8 +48,8 @@ fn use_until_death(test: &str, pin: &str, write: bool) {
     let mut far = child(test, &format!("{efa}devices=1,die=60"), "far");
     let mut far = Killed(far.stdout(Stdio::piped()).spawn().expect("this program runs again"));
     let output = BufReader::new(far.0.stdout.take().expect("it is a pipe"));
-    let lines = output.lines().map(|line| line.expect("it can be read"));
-    let line = lines.skip_while(|line| !line.contains("@ ")).next().expect("it says where it is");
+    let mut lines = output.lines().map(|line| line.expect("it can be read"));
+    let line = lines.find(|line| line.contains("@ ")).expect("it says where it is");
     let mut words = line.split("@ ").nth(1).expect("after the sign").split(' ').map(unhex);
     let mut next = || words.next().expect("two words");
 

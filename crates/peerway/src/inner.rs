@@ -196,9 +196,12 @@ impl Inner {
         shards[self.next_shard.fetch_add(1, Ordering::Relaxed) % shards.len()].clone()
     }
 
+    /// The session with `who`. One whose process has just ended is as good as over, though its driver may
+    /// not have noticed.
     pub(crate) fn live_session(&self, who: &Incarnation) -> Option<Arc<Session>> {
         let peers = self.peers.lock().unwrap();
-        peers.by_incarnation.get(who).filter(|s| s.is_alive()).cloned()
+        let lives = |s: &&Arc<Session>| s.is_alive() && !s.is_process_dead();
+        peers.by_incarnation.get(who).filter(lives).cloned()
     }
 
     pub(crate) fn wait_for(&self, who: &Incarnation, timeout: Duration) -> Option<Arc<Session>> {

@@ -137,6 +137,12 @@ impl Session {
         self.shard.kick();
     }
 
+    /// Somebody found the peer's memory gone: nobody posts to it any more. The driver learns of it by the
+    /// end of the connection, which comes later in the death of a process.
+    pub(crate) fn found_gone(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+    }
+
     /// No more transfers; returns whether this call made it so.
     pub(crate) fn bury(&self) -> bool {
         let was_alive = self.alive.swap(false, Ordering::AcqRel);

@@ -52,7 +52,10 @@ pub(crate) fn copy(
 /// Why a copy between processes failed.
 pub(crate) fn cma_failed(session: &Session, error: &io::Error) -> TransferError {
     match error.raw_os_error() {
-        Some(libc::ESRCH) => TransferError::PeerGone,
+        Some(libc::ESRCH) => {
+            session.found_gone();
+            TransferError::PeerGone
+        }
         _ if session.is_process_dead() => TransferError::PeerGone,
         _ => TransferError::Fault,
     }

@@ -7,7 +7,8 @@ use crate::world::Transport;
 
 pub(crate) const USAGE: &str = "\
 usage: peerway-conformance --transport same-process|local-map|local-cma|local-ring|tcp|all|verbs|efa
-                           --profile ci|guest|soak [--only NAME] [--list]
+                           --profile ci|guest|soak [--jobs N] [--only NAME] [--list]
+--jobs runs so many scenarios at once, except those that need the machine for themselves (1)
 CONFORMANCE_DEVICES=OURS/THEIRS names RDMA devices of the two sides (rxe0,rxe2/rxe1,rxe3)
 CONFORMANCE_LOG=DIRECTORY has every process write the engine's log there";
 
@@ -30,6 +31,8 @@ pub(crate) struct Args {
     pub(crate) role: Role,
     pub(crate) transports: Vec<Transport>,
     pub(crate) profile: Profile,
+    /// Scenarios at once.
+    pub(crate) jobs: usize,
     /// Names, or beginnings of names; empty for all.
     pub(crate) only: Vec<String>,
 }
@@ -39,6 +42,7 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Args> {
         role: Role::Supervise,
         transports: Transport::ANYWHERE.to_vec(),
         profile: profile::CI,
+        jobs: 1,
         only: Vec::new(),
     };
     while let Some(word) = words.next() {
@@ -49,6 +53,11 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Args> {
                 let name = value()?;
                 let known = profile::ALL.iter().find(|p| p.name == name);
                 args.profile = *known.with_context(|| format!("no profile '{name}'"))?;
+            }
+            "--jobs" => {
+                let jobs = value()?;
+                let parsed = jobs.parse().ok().filter(|jobs| (1..=64).contains(jobs));
+                args.jobs = parsed.with_context(|| format!("--jobs is 1 to 64, not '{jobs}'"))?;
             }
             "--only" => args.only.extend(value()?.split(',').map(str::to_owned)),
             "--list" => args.role = Role::List,

@@ -3,6 +3,8 @@
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerway_testkit::procfs;
@@ -18,39 +20,32 @@ enum Result {
     Fail(String),
 }
 
+/// A scenario on a transport.
+type Case = (Transport, &'static Scenario);
+
+/// What became of them all.
+#[derive(Default)]
+struct Score {
+    passed: usize,
+    skipped: usize,
+    /// Tried again.
+    again: usize,
+    failures: Vec<String>,
+}
+
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let (mut passed, mut skipped, mut again) = (0, 0, 0);
-    let mut failures = Vec::new();
     let wanted = |scenario: &&Scenario| {
         args.only.is_empty()
             || args.only.iter().any(|only| scenario.name.starts_with(only.as_str()))
     };
-    for &transport in &args.transports {
-        for scenario in ALL.iter().filter(wanted) {
-            let start = Instant::now();
-            let result = match (scenario.applies)(transport) {
-                Err(why) => Result::Skip(why.to_owned()),
-                Ok(()) => run_on_a_machine_of_ours(transport, scenario, args.profile, &mut again),
-            };
-            let (word, note) = match &result {
-                Result::Ok(note) => ("ok", note.clone()),
-                Result::Skip(why) => ("skip", format!("({why})")),
-                Result::Fail(why) => ("FAIL", why.replace('\n', "\n    ")),
-            };
-            let ms = start.elapsed().as_millis();
-            let line = format!(
-                "{:<13} {:<28} {word:<4} {ms:>6} ms  {note}",
-                transport.name(),
-                scenario.name
-            );
-            println!("{line}");
-            match result {
-                Result::Ok(_) => passed += 1,
-                Result::Skip(_) => skipped += 1,
-                Result::Fail(_) => failures.push(line),
-            }
-        }
-    }
+    let scenarios = || ALL.iter().filter(wanted);
+    let cases = args.transports.iter().flat_map(|&on| scenarios().map(move |case| (on, case)));
+    let (alone, beside): (Vec<Case>, Vec<Case>) = cases.partition(|case| case.1.is_alone());
+    let score = Mutex::new(Score::default());
+    take_turns(&beside, args.jobs, args.profile, &score);
+    take_turns(&alone, 1, args.profile, &score);
+    let Score { passed, skipped, again, failures } =
+        score.into_inner().unwrap_or_else(PoisonError::into_inner);
     if !failures.is_empty() {
         println!("\nfailed:\n{}\n", failures.join("\n"));
     }
@@ -63,6 +58,45 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
     println!();
     if failures.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs the cases, so many at once.
+fn take_turns(cases: &[Case], jobs: usize, profile: Profile, score: &Mutex<Score>) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some(&case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    score_one(case, profile, score);
+                }
+            });
+        }
+    });
+}
+
+fn score_one((transport, scenario): Case, profile: Profile, score: &Mutex<Score>) {
+    let start = Instant::now();
+    let mut again = 0;
+    let result = match (scenario.applies)(transport) {
+        Err(why) => Result::Skip(why.to_owned()),
+        Ok(()) => run_on_a_machine_of_ours(transport, scenario, profile, &mut again),
+    };
+    let (word, note) = match &result {
+        Result::Ok(note) => ("ok", note.clone()),
+        Result::Skip(why) => ("skip", format!("({why})")),
+        Result::Fail(why) => ("FAIL", why.replace('\n', "\n    ")),
+    };
+    let ms = start.elapsed().as_millis();
+    let line =
+        format!("{:<13} {:<28} {word:<4} {ms:>6} ms  {note}", transport.name(), scenario.name);
+    println!("{line}");
+    let mut score = score.lock().unwrap_or_else(PoisonError::into_inner);
+    score.again += again;
+    match result {
+        Result::Ok(_) => score.passed += 1,
+        Result::Skip(_) => score.skipped += 1,
+        Result::Fail(_) => score.failures.push(line),
+    }
 }
 
 /// Percent of the machine's time that others may take before a failure says more of them than of us.

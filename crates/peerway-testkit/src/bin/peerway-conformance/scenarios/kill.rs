@@ -43,6 +43,10 @@ pub(crate) fn target(world: &World) -> Result<Verdict> {
             "the death of a peer was noticed after {took:?}"
         );
         longest = longest.max(took);
+        if ended.reason == GONE {
+            let again = pair.a.connect(&pair.b.metadata);
+            ensure!(again.is_err(), "a peer that is known to be gone was connected to");
+        }
         world.step("nothing can be posted any more");
         let until = Instant::now() + world.profile.slack;
         while pair.peer.is_alive() {

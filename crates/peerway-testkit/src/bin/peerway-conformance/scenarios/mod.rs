@@ -41,6 +41,13 @@ pub(crate) struct Scenario {
     pub(crate) patience: u32,
 }
 
+impl Scenario {
+    /// Whether it measures what the machine does, and so wants it for itself.
+    pub(crate) fn is_alone(&self) -> bool {
+        matches!(self.name, "posting" | "idle" | "incast")
+    }
+}
+
 macro_rules! scenarios {
     ($($name:literal, $about:literal, $applies:ident, $run:path, $patience:literal;)*) => {
         &[$(Scenario {

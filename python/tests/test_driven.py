@@ -366,7 +366,7 @@ def test_a_peer_that_dies() -> None:
         with mine.proxy.armed():
             pusher.signal(0, 0)
             pusher.quiet(0)
-            threading.Timer(0.2, far.kill).start()
+            far.kill_in(0.2)
             with pytest.raises(peerway.CommandFailed):
                 while True:
                     pusher.wait_counter(0, 1, peer=0, timeout=SOON)

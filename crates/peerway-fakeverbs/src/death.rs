@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long memory is refused before the process is gone.
-const AGONY: Duration = Duration::from_millis(200);
+const AGONY: Duration = Duration::from_millis(900);
 
 /// How often peers may still touch memory.
 #[derive(Debug, Default)]
@@ -29,8 +29,8 @@ impl Death {
             Some(left) => {
                 self.0.set(Some(left - 1));
                 if left == 1 {
+                    die_soon();
                     stop_the_others();
-                    std::thread::spawn(die);
                 }
                 left == 1
             }
@@ -38,10 +38,16 @@ impl Death {
     }
 }
 
-fn die() {
-    std::thread::sleep(AGONY);
-    // SAFETY: no memory is involved.
-    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+/// Has the kernel end the process, whatever its threads do.
+fn die_soon() {
+    let after = libc::timeval { tv_sec: 0, tv_usec: AGONY.as_micros() as libc::suseconds_t };
+    let once = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let timer = libc::itimerval { it_interval: once, it_value: after };
+    // SAFETY: the signal ends a process that does not handle it; the timer is read.
+    unsafe {
+        libc::signal(libc::SIGALRM, libc::SIG_DFL);
+        libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut());
+    }
 }
 
 static STOPPED: AtomicUsize = AtomicUsize::new(0);

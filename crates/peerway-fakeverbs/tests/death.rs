@@ -5,16 +5,18 @@ mod support;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
+use std::time::Duration;
 
 use peerway::{Access, Batch, Endpoint, Fence, Pin, Reason, TransferError};
 use support::*;
 
 const LEN: usize = 1 << 20;
 
-fn endpoint() -> Endpoint {
+fn endpoint(fence: Duration) -> Endpoint {
     let pin = std::env::var("PEERWAY_TEST_PIN").expect("it is set");
     let pin: Pin = pin.parse().expect("`ib` or `efa`");
-    Endpoint::builder().transport(pin).detect(WATCHDOG).build().expect("there are devices")
+    let builder = Endpoint::builder().transport(pin).detect(WATCHDOG).fence(fence);
+    builder.build().expect("there are devices")
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -28,7 +30,7 @@ fn unhex(text: &str) -> Vec<u8> {
 
 /// The far process: lends its memory, until the script ends it.
 fn lend() {
-    let endpoint = endpoint();
+    let endpoint = endpoint(WATCHDOG);
     let region = endpoint.register(vec![7u8; LEN]).expect("memory registers");
     let descriptor = region.advertise(Access::READ_WRITE).expect("it can be lent");
     println!("@ {} {}", hex(&endpoint.metadata()), hex(&descriptor));
@@ -36,8 +38,8 @@ fn lend() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// Uses memory of a process until that dies, and says how the last transfer ended.
-fn use_until_death(test: &str, pin: &str, write: bool) {
+/// Uses memory of a process until that dies; the last transfer must end so.
+fn use_until_death(test: &str, pin: &str, write: bool, fence: Duration, why: TransferError) {
     let efa = if pin == "efa" { "efa," } else { "" };
     if !scripted_with(test, &format!("{efa}devices=1"), &[("PEERWAY_TEST_PIN", pin)]) {
         return;
@@ -53,7 +55,7 @@ fn use_until_death(test: &str, pin: &str, write: bool) {
     let mut words = line.split("@ ").nth(1).expect("after the sign").split(' ').map(unhex);
     let mut next = || words.next().expect("two words");
 
-    let endpoint = endpoint();
+    let endpoint = endpoint(fence);
     let peer = endpoint.connect(&next()).expect("it connects");
     let remote = peer.import(&next()).expect("it is lent");
     let ours = endpoint.register(vec![1u8; LEN]).expect("memory registers");
@@ -64,26 +66,37 @@ fn use_until_death(test: &str, pin: &str, write: bool) {
     let batch = batch.expect("both are as long");
     let ended = std::iter::from_fn(|| peer.run(&batch).ok()).find(|e| e.reason != Reason::Done);
     let ended = ended.expect("a transfer was under way as the peer died");
-    assert_eq!(ended.reason, Reason::Failed(TransferError::PeerGone));
-    assert_eq!(ended.fence, Fence::Held, "nothing lands in a process that is gone");
+    assert_eq!(ended.reason, Reason::Failed(why));
+    assert_eq!(ended.fence, Fence::Held, "nothing lands any more");
 }
 
 #[test]
 fn a_read_from_a_dying_process_is_told_of_its_death() {
-    use_until_death("a_read_from_a_dying_process_is_told_of_its_death", "ib", false);
+    let test = "a_read_from_a_dying_process_is_told_of_its_death";
+    use_until_death(test, "ib", false, WATCHDOG, TransferError::PeerGone);
 }
 
 #[test]
 fn a_write_to_a_dying_process_is_told_of_its_death() {
-    use_until_death("a_write_to_a_dying_process_is_told_of_its_death", "ib", true);
+    let test = "a_write_to_a_dying_process_is_told_of_its_death";
+    use_until_death(test, "ib", true, WATCHDOG, TransferError::PeerGone);
 }
 
 #[test]
 fn a_datagram_read_from_a_dying_process_is_told_of_its_death() {
-    use_until_death("a_datagram_read_from_a_dying_process_is_told_of_its_death", "efa", false);
+    let test = "a_datagram_read_from_a_dying_process_is_told_of_its_death";
+    use_until_death(test, "efa", false, WATCHDOG, TransferError::PeerGone);
 }
 
 #[test]
 fn a_datagram_write_to_a_dying_process_is_told_of_its_death() {
-    use_until_death("a_datagram_write_to_a_dying_process_is_told_of_its_death", "efa", true);
+    let test = "a_datagram_write_to_a_dying_process_is_told_of_its_death";
+    use_until_death(test, "efa", true, WATCHDOG, TransferError::PeerGone);
+}
+
+/// A peer that refuses and says nothing does not hold up a read for longer than the fence.
+#[test]
+fn a_refused_read_that_nobody_explains_ends_by_the_fence() {
+    let test = "a_refused_read_that_nobody_explains_ends_by_the_fence";
+    use_until_death(test, "ib", false, Duration::from_millis(50), TransferError::Revoked);
 }

@@ -270,6 +270,9 @@ impl Driver {
             Command::Remove { session } => {
                 self.with(&session, |driver, s| driver.bury(s, Gone::Removed));
             }
+            Command::Gone { session } => {
+                self.with(&session, |driver, s| driver.bury(s, Gone::Closed));
+            }
             Command::Pulled { session, origin, result } => self.pulled(&session, origin, result),
         }
     }

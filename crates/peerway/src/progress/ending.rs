@@ -179,6 +179,7 @@ impl Driver {
             Gone::Removed => TransferError::EndpointClosed,
         };
         let fence_until = clock::after(now, self.endpoint.config.fence);
+        let refused = s.refused_reads();
         let mut waiting = false;
         for slot in self.active.clone() {
             let Some(flight) = self.flight(slot) else { continue };
@@ -188,7 +189,10 @@ impl Driver {
             // The lanes are gone, and with them whatever devices of ours were reading.
             let reads = flight.route == Route::Read;
             let held = proven || reads || flight.is_bare() || flight.unanswered == 0;
-            let reason = flight.ending.map_or(Reason::Failed(error), |(reason, _)| reason);
+            // Memory that was refused as its owner died was not withdrawn.
+            let died = error == TransferError::PeerGone && refused.contains(&slot);
+            let reason = flight.ending.filter(|_| !died);
+            let reason = reason.map_or(Reason::Failed(error), |(reason, _)| reason);
             if flight.unfenced && held {
                 self.endpoint.slots.fenced(slot);
                 self.forget(slot);

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
-use peerway_core::outcome::TransferError;
+use peerway_core::outcome::{Reason, TransferError};
 use peerway_core::wire::{Control, Kind, QueueOffer};
 use peerway_core::work::Cursor;
 use peerway_sys::verbs::ffi::{ibv_sge, ibv_wc};
@@ -73,6 +73,12 @@ impl Reopening {
 }
 
 impl SessionDriver {
+    /// Reads that a peer's device refused, and which wait for its word.
+    pub(super) fn refused_reads(&self) -> Vec<SlotId> {
+        let parts = self.unfinished.values().flat_map(|left| &left.parts);
+        parts.filter(|part| part.read).map(|part| part.slot).collect()
+    }
+
     /// Whether a queue pair is there to take parts.
     pub(super) fn has_queues(&mut self) -> bool {
         self.session.rdma.is_some() && self.lanes.iter_mut().flatten().any(|lane| lane.is_queue())
@@ -420,11 +426,21 @@ impl Driver {
         let index = lane.index;
         // From here on the device touches nothing of it.
         drop(lane);
-        // A peer that is no longer there refuses memory too: what was refused waits for its word, or its end.
-        let here = |part: &mut Part| part.read && part.failed != Some(TransferError::Revoked);
-        let reads: Vec<Part> = left.parts.extract_if(.., here).collect();
-        s.unfinished.insert(index, left);
+        let reads: Vec<Part> = left.parts.extract_if(.., |part| part.read).collect();
+        let mut again = Vec::new();
         for part in reads {
+            let goes_on = self.flight(part.slot).is_some_and(|flight| flight.ending.is_none());
+            if part.failed == Some(TransferError::Revoked) && goes_on {
+                // A device refuses memory that was withdrawn, and that of a peer which is dying: it tells which,
+                // by its word or its end. Nothing more is asked for meanwhile.
+                self.stop(s, part.slot, Reason::Failed(TransferError::Revoked), clock::now());
+                left.parts.push(part);
+            } else {
+                again.push(part);
+            }
+        }
+        s.unfinished.insert(index, left);
+        for part in again {
             self.again(s, part);
         }
     }
@@ -437,7 +453,7 @@ impl Driver {
         let came = |part: &Part| part.immediate.is_some_and(|number| number <= immediates);
         let proven = parts.iter().rposition(came).map_or(0, |last| last + 1);
         for (at, part) in parts.into_iter().enumerate() {
-            if at < proven && part.failed.is_none() {
+            if at < proven {
                 if let Some(flight) = self.flight(part.slot) {
                     flight.parts -= 1;
                 }

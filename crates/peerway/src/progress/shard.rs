@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Adopt(Box<NewSession>),
     /// Close a session.
     Remove { session: Arc<Session> },
+    /// Bury a session whose peer is gone.
+    Gone { session: Arc<Session> },
     /// A pull by the crew is over.
     Pulled { session: Arc<Session>, origin: Origin, result: Result<(), TransferError> },
 }

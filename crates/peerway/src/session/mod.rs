@@ -137,10 +137,13 @@ impl Session {
         self.shard.kick();
     }
 
-    /// Somebody found the peer's memory gone: nobody posts to it any more. The driver learns of it by the
-    /// end of the connection, which comes later in the death of a process.
-    pub(crate) fn found_gone(&self) {
-        self.closing.store(true, Ordering::SeqCst);
+    /// Somebody found the peer's memory gone, which comes before the end of its connections in the death of
+    /// a process: nobody posts to it any more.
+    pub(crate) fn found_gone(self: &Arc<Self>) {
+        if !self.closing.swap(true, Ordering::SeqCst) {
+            self.shard.submit(Command::Gone { session: self.clone() });
+            self.shard.kick();
+        }
     }
 
     /// No more transfers; returns whether this call made it so.

@@ -31,7 +31,7 @@ pub(crate) struct PullJob {
 
 /// Copies from another process into memory of ours that was granted, behind the grant's gate.
 pub(crate) fn copy(
-    session: &Session,
+    session: &Arc<Session>,
     grant: &Grant,
     pid: u32,
     here: &[Piece],
@@ -50,7 +50,7 @@ pub(crate) fn copy(
 }
 
 /// Why a copy between processes failed.
-pub(crate) fn cma_failed(session: &Session, error: &io::Error) -> TransferError {
+pub(crate) fn cma_failed(session: &Arc<Session>, error: &io::Error) -> TransferError {
     match error.raw_os_error() {
         Some(libc::ESRCH) => {
             session.found_gone();

@@ -885,7 +885,7 @@ fn timeout_code(timeout: std::time::Duration) -> u8 {
 fn blame(status: WcStatus) -> Option<TransferError> {
     match status.0 {
         // Extent and rights were checked when the work was made: what the owner's device refuses is what
-        // the owner has withdrawn.
+        // the owner has withdrawn, or its kernel because it is being ended.
         IBV_WC_REM_ACCESS_ERR => Some(TransferError::Revoked),
         IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_QP_OP_ERR | IBV_WC_LOC_ACCESS_ERR => {
             Some(TransferError::Device)

@@ -44,7 +44,7 @@ pub(crate) struct Scenario {
 impl Scenario {
     /// Whether it measures what the machine does, and so wants it for itself.
     pub(crate) fn is_alone(&self) -> bool {
-        matches!(self.name, "posting" | "idle" | "incast")
+        matches!(self.name, "posting" | "idle" | "incast" | "rails" | "stop-short")
     }
 }
 

@@ -14,7 +14,7 @@ from far import Far
 # Started in the background, a shell has it ignored, and then no test can be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: No test waits longer than this for anything; a hang is dumped and ends the run. Under valgrind it is set higher.
+#: No test waits longer than this for anything; a hang is dumped and ends the process. Under valgrind it is set higher.
 PATIENCE = float(os.environ.get("PEERWAY_TEST_PATIENCE", "60"))
 
 

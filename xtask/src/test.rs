@@ -325,8 +325,8 @@ fn conformance(soak: bool) -> anyhow::Result<()> {
     let profile = if soak { "soak" } else { "ci" };
     let built = Built::new()?;
     let program = built.program("peerway-conformance");
-    // Scenarios wait more than they work: with three at once two processors are half busy.
-    let jobs = if soak { "1" } else { "3" };
+    // Scenarios wait more than they work: each keeps a processor busy for a quarter of its time.
+    let jobs = if soak { "1" } else { "2" };
     let run = |transport: &str, variables: &[(&str, &str)]| {
         let arguments = ["--transport", transport, "--profile", profile, "--jobs", jobs];
         python::step_with(variables, &program, workspace(), &arguments)

@@ -1,4 +1,4 @@
-//! A process that dies on a device. Its registrations go before its connections, so its memory is refused
+//! A process that dies on a device. Where its registrations go before its connections, its memory is refused
 //! first; that is the end of a peer, and must not be taken for memory that its owner withdrew.
 
 mod support;

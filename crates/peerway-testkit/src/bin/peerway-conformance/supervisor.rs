@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerway_testkit::procfs;
@@ -30,8 +30,6 @@ struct Score {
     skipped: usize,
     /// Tried again.
     again: usize,
-    /// Failed beside others, which says nothing yet where they had the processors.
-    suspects: Vec<Case>,
     failures: Vec<String>,
 }
 
@@ -45,10 +43,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let (alone, beside): (Vec<Case>, Vec<Case>) = cases.partition(|case| case.1.is_alone());
     let score = Mutex::new(Score::default());
     take_turns(&beside, args.jobs, args.profile, &score);
-    let suspects = std::mem::take(&mut lock(&score).suspects);
-    take_turns(&suspects, 1, args.profile, &score);
     take_turns(&alone, 1, args.profile, &score);
-    let Score { passed, skipped, again, failures, .. } =
+    let Score { passed, skipped, again, failures } =
         score.into_inner().unwrap_or_else(PoisonError::into_inner);
     if !failures.is_empty() {
         println!("\nfailed:\n{}\n", failures.join("\n"));
@@ -59,9 +55,6 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
     if again > 0 {
         print!(", {again} tried again for want of the machine's time");
-    }
-    if !suspects.is_empty() {
-        print!(", {} failed beside others and tried again alone", suspects.len());
     }
     println!();
     if failures.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -74,19 +67,14 @@ fn take_turns(cases: &[Case], jobs: usize, profile: Profile, score: &Mutex<Score
         for _ in 0..jobs {
             scope.spawn(|| {
                 while let Some(&case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    score_one(case, jobs > 1, profile, score);
+                    score_one(case, profile, score);
                 }
             });
         }
     });
 }
 
-fn lock(score: &Mutex<Score>) -> MutexGuard<'_, Score> {
-    score.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn score_one(case: Case, beside_others: bool, profile: Profile, score: &Mutex<Score>) {
-    let (transport, scenario) = case;
+fn score_one((transport, scenario): Case, profile: Profile, score: &Mutex<Score>) {
     let start = Instant::now();
     let mut again = 0;
     let result = match (scenario.applies)(transport) {
@@ -102,12 +90,11 @@ fn score_one(case: Case, beside_others: bool, profile: Profile, score: &Mutex<Sc
     let line =
         format!("{:<13} {:<28} {word:<4} {ms:>6} ms  {note}", transport.name(), scenario.name);
     println!("{line}");
-    let mut score = lock(score);
+    let mut score = score.lock().unwrap_or_else(PoisonError::into_inner);
     score.again += again;
     match result {
         Result::Ok(_) => score.passed += 1,
         Result::Skip(_) => score.skipped += 1,
-        Result::Fail(_) if beside_others => score.suspects.push(case),
         Result::Fail(_) => score.failures.push(line),
     }
 }

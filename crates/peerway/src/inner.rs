@@ -446,7 +446,7 @@ impl Inner {
     ) {
         while !over() && self.check_open().is_ok() {
             for shard in self.shards() {
-                if shard.lend(&over, deadline, Duration::ZERO) {
+                if shard.lend(&over, clock::now(), deadline, Duration::ZERO) {
                     return;
                 }
             }

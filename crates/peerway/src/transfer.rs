@@ -120,7 +120,7 @@ impl Transfer {
         }
         match job {
             Some(job) => drop(job.step()),
-            None => drop(session.shard.lend(|| false, 0, Duration::ZERO)),
+            None => drop(session.shard.lend(|| false, clock::now(), 0, Duration::ZERO)),
         }
         self.ended()
     }
@@ -180,10 +180,11 @@ impl Transfer {
                 }
             }
         }
-        let deadline = clock::after(clock::now(), timeout);
+        let mut now = clock::now();
+        let deadline = clock::after(now, timeout);
         let patience = patience(endpoint.slots.stats(*slot).bytes_total);
         loop {
-            if session.shard.lend(|| ended().is_some(), deadline, patience) {
+            if session.shard.lend(|| ended().is_some(), now, deadline, patience) {
                 return ended();
             }
             if let Err(unusable) = endpoint.check_open() {
@@ -198,6 +199,7 @@ impl Transfer {
             if job.is_some() || !session.shard.doze(|| ended().is_some(), nap) {
                 endpoint.slots.sleep(*slot, nap);
             }
+            now = clock::now();
         }
     }
 

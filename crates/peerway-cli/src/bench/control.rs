@@ -17,6 +17,7 @@ use super::kernel::Theirs;
 use super::layout::Layout;
 use super::memory::Place;
 use super::perftest::Ask;
+use super::pong::Seen;
 
 /// Longer lines are no request of ours; the longest carries a descriptor and a list of addresses.
 const MAX_LINE: u64 = 64 << 10;
@@ -50,7 +51,7 @@ pub(crate) enum Request {
     /// A plain socket that plays the other end of a row's limit; answered by its address.
     Raw { op: Op, len: u64 },
     /// An application thread that answers each arrival with a write back.
-    Pong { metadata: Vec<u8>, descriptor: Vec<u8>, size: u64 },
+    Pong { metadata: Vec<u8>, descriptor: Vec<u8>, size: u64, seen: Seen },
     /// The end of that thread.
     StopPong,
     /// Away with buffer and endpoint.

@@ -162,6 +162,10 @@ pub(crate) struct Measure {
     /// What to look at.
     #[arg(long, value_enum, default_value_t = Mode::Bandwidth)]
     pub(crate) mode: Mode,
+    /// With --mode pingpong, wait for counters on every path; else, where RDMA devices write in order, for the
+    /// last byte to change, as ib_write_lat does.
+    #[arg(long)]
+    pub(crate) counted: bool,
 }
 
 impl Measure {

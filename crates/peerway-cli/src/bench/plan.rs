@@ -139,6 +139,7 @@ pub(crate) mod tests {
             rdma_dev: Vec::new(),
             perftest: false,
             registration: false,
+            counted: false,
             memory: [Memory::Host; 2],
             gpu: [0; 2],
             memory_kinds: false,

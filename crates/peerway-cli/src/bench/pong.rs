@@ -1,15 +1,16 @@
 //! Ping-pong: an application thread that answers every write with a write back.
 //!
-//! Both sides use nothing but what an application has: a write that counts its arrival, and a wait for
-//! a counter.
+//! Both sides use nothing but what an application has: a write that counts its arrival and a wait for a
+//! counter, or a write and a look at the last byte that it changes, as `ib_write_lat` does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
-use peerway::{Batch, Endpoint, Prepared, Region};
+use peerway::{Batch, Endpoint, Peer, Prepared, Region};
+use serde::{Deserialize, Serialize};
 
 /// Counter of the serving endpoint that the asking one raises.
 const PING: u32 = 1;
@@ -20,6 +21,77 @@ const PONG: u32 = 2;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often the answering thread looks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Looks at a byte between two looks at the clock.
+const LOOKS: u32 = 4096;
+
+/// How a side learns that a write has arrived.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) enum Seen {
+    /// Its counter has gone up.
+    Counted,
+    /// Its last byte has changed: right where a device writes in order and needs no processor for it.
+    Watched,
+}
+
+impl Seen {
+    /// What suits a path, unless counters are asked for.
+    pub(crate) fn on(path: &str, counted: bool) -> Self {
+        if path == "verbs" && !counted { Self::Watched } else { Self::Counted }
+    }
+}
+
+/// Where writes arrive, and how that is seen.
+struct Arrivals {
+    endpoint: Endpoint,
+    seen: Seen,
+    counter: u32,
+    region: Region,
+    last: u64,
+}
+
+impl Arrivals {
+    /// Of writes of `size` bytes, blank until the first.
+    fn new(endpoint: &Endpoint, seen: Seen, counter: u32, region: &Region, size: u64) -> Self {
+        endpoint.reset_counter(counter);
+        let (endpoint, region) = (endpoint.clone(), region.clone());
+        Self { endpoint, seen, counter, region, last: size - 1 }
+    }
+
+    /// Waits for the write of this turn, for so long.
+    fn wait(&self, turn: u64, timeout: Duration) -> bool {
+        if self.seen == Seen::Counted {
+            return self.endpoint.wait_counter(self.counter, turn, timeout) >= turn;
+        }
+        let (byte, awaited) = (last_byte(&self.region, self.last), mark(turn));
+        let until = Instant::now() + timeout;
+        loop {
+            for _ in 0..LOOKS {
+                if byte.load(Ordering::Acquire) == awaited {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+        }
+    }
+}
+
+/// What the last byte of a turn's write is: never what it was the turn before, nor blank.
+fn mark(turn: u64) -> u8 {
+    (turn % 255) as u8 + 1
+}
+
+/// A byte that a device may write meanwhile.
+fn last_byte(region: &Region, at: u64) -> &AtomicU8 {
+    assert!(at < region.len(), "a byte outside the buffer");
+    let byte = std::ptr::with_exposed_provenance_mut((region.addr() + at) as usize);
+    // SAFETY: inside the region, which the reference cannot outlive; host memory, by the plan of such rows. Nobody
+    // in this process has a reference to it, and whoever touches it does so as bytes.
+    unsafe { AtomicU8::from_ptr(byte) }
+}
 
 /// The answering side.
 pub(crate) struct Pong {
@@ -35,17 +107,19 @@ impl Pong {
         metadata: &[u8],
         descriptor: &[u8],
         size: u64,
+        seen: Seen,
     ) -> anyhow::Result<Self> {
+        ensure!(size > 0, "a ping has a byte at least");
         let peer = endpoint.connect(metadata)?;
         let remote = peer.import(descriptor)?;
-        let batch = Batch::write(&region.slice(0..size), &remote.slice(0..size))?.count(PONG);
-        let answer = peer.prepare(batch)?;
-        endpoint.reset_counter(PING);
+        let batch = Batch::write(&region.slice(0..size), &remote.slice(0..size))?;
+        let answer = peer.prepare(if seen == Seen::Counted { batch.count(PONG) } else { batch })?;
+        let pings = Arrivals::new(endpoint, seen, PING, region, size);
         let stop = Arc::new(AtomicBool::new(false));
-        let (endpoint, its) = (endpoint.clone(), stop.clone());
+        let its = stop.clone();
         let thread = thread::Builder::new()
             .name("bench-pong".to_owned())
-            .spawn(move || answers(&endpoint, &answer, &its))?;
+            .spawn(move || answers(&pings, &answer, &its))?;
         Ok(Self { stop, thread })
     }
 
@@ -56,10 +130,10 @@ impl Pong {
     }
 }
 
-fn answers(endpoint: &Endpoint, answer: &Prepared, stop: &AtomicBool) -> anyhow::Result<()> {
+fn answers(pings: &Arrivals, answer: &Prepared, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut awaited = 1;
     while !stop.load(Ordering::Relaxed) {
-        if endpoint.wait_counter(PING, awaited, LOOK) >= awaited {
+        if pings.wait(awaited, LOOK) {
             awaited += 1;
             answer.run()?.ok().context("the write back")?;
         }
@@ -68,31 +142,47 @@ fn answers(endpoint: &Endpoint, answer: &Prepared, stop: &AtomicBool) -> anyhow:
 }
 
 /// The asking side.
-pub(crate) struct Ping<'a> {
-    endpoint: &'a Endpoint,
+pub(crate) struct Ping {
+    pongs: Arrivals,
+    local: Region,
     ask: Prepared,
-    awaited: u64,
+    turn: u64,
 }
 
-impl<'a> Ping<'a> {
-    /// Pings by `batch`, a write, to a side that runs [`Pong`].
+impl Ping {
+    /// Pings by `batch`, a write of the first `size` bytes of `local`, to a side that runs [`Pong`] and answers into `echo`.
     pub(crate) fn new(
-        endpoint: &'a Endpoint,
-        peer: &peerway::Peer,
-        batch: Batch,
+        endpoint: &Endpoint,
+        peer: &Peer,
+        (batch, local, echo): (Batch, &Region, &Region),
+        size: u64,
+        seen: Seen,
     ) -> anyhow::Result<Self> {
-        endpoint.reset_counter(PONG);
-        Ok(Self { endpoint, ask: peer.prepare(batch.count(PING))?, awaited: 0 })
+        ensure!(size > 0, "a ping has a byte at least");
+        let pongs = Arrivals::new(endpoint, seen, PONG, echo, size);
+        let ask = peer.prepare(if seen == Seen::Counted { batch.count(PING) } else { batch })?;
+        Ok(Self { pongs, local: local.clone(), ask, turn: 0 })
     }
 
     /// There and back once.
     pub(crate) fn once(&mut self) -> anyhow::Result<()> {
-        self.awaited += 1;
-        // The answer says that the question arrived; its own end is looked at after that.
-        let asked = self.ask.begin()?;
-        let seen = self.endpoint.wait_counter(PONG, self.awaited, PATIENCE);
-        asked.join().ok()?;
-        ensure!(seen >= self.awaited, "no answer within {} s", PATIENCE.as_secs());
+        self.turn += 1;
+        let answered = match self.pongs.seen {
+            Seen::Counted => {
+                // The answer says that the question arrived; its own end is looked at after that.
+                let asked = self.ask.begin()?;
+                let seen = self.pongs.wait(self.turn, PATIENCE);
+                asked.join().ok()?;
+                seen
+            }
+            Seen::Watched => {
+                last_byte(&self.local, self.pongs.last).store(mark(self.turn), Ordering::Release);
+                // The end of the write, which is nearer than the answer, as `ib_write_lat` does it.
+                self.ask.run()?.ok()?;
+                self.pongs.wait(self.turn, PATIENCE)
+            }
+        };
+        ensure!(answered, "no answer within {} s", PATIENCE.as_secs());
         Ok(())
     }
 }

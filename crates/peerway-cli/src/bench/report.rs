@@ -11,6 +11,7 @@ use super::layout::Layout;
 use super::limit::Against;
 use super::measure::{Figures, Times};
 use super::memory::Memory;
+use super::pong::Seen;
 use super::{Op, size};
 
 mod compared;
@@ -151,6 +152,8 @@ pub(crate) struct Report {
     pub(crate) notes: Vec<String>,
     pub(crate) seconds: f64,
     pub(crate) clock_cost: Duration,
+    /// Round trips wait for counters on every path.
+    pub(crate) counted: bool,
     /// Threads that the limit of local paths may use.
     pub(crate) copy_threads: u32,
 }
@@ -175,6 +178,20 @@ impl fmt::Display for Report {
         )?;
         self.write_rows(f)?;
         writeln!(f)?;
+        if pingpong {
+            let watched = |line: &Line| Seen::on(&line.path, self.counted) == Seen::Watched;
+            let (any, all) = (self.lines.iter().any(watched), self.lines.iter().all(watched));
+            writeln!(
+                f,
+                "arrivals:     {}",
+                match (any, all) {
+                    (_, true) => "each side watches the last byte, as ib_write_lat does",
+                    (true, _) =>
+                        "on verbs each side watches the last byte, as ib_write_lat does; else counters",
+                    _ => "each side waits for a counter",
+                }
+            )?;
+        }
         self.write_limits(f)?;
         if !self.compared.is_empty() {
             writeln!(f)?;
@@ -454,6 +471,7 @@ pub(crate) mod tests {
             notes: vec!["local-cma: not measured: refused".to_owned()],
             seconds: 0.8,
             clock_cost: Duration::from_nanos(25),
+            counted: false,
             copy_threads: 2,
         }
     }

@@ -143,6 +143,7 @@ fn run(
             notes: plan.left_out().into_iter().collect(),
             seconds: measure.seconds,
             clock_cost: tools.watch.cost(),
+            counted: measure.counted,
             copy_threads: if tools.mate.is_some() { 2 } else { 1 },
         },
     };
@@ -182,6 +183,7 @@ fn tools<'a>(
         places: measure.places(),
         devices: measure.devices(),
         perftest: measure.perftest,
+        counted: measure.counted,
     })
 }
 

@@ -194,10 +194,11 @@ impl Server {
             Request::Raw { op, len } => {
                 return Ok(Reply::Address(raw::offer(self.ip, op, len)?));
             }
-            Request::Pong { metadata, descriptor, size } => {
+            Request::Pong { metadata, descriptor, size, seen } => {
                 self.stop_pong()?;
                 let (endpoint, region) = (self.endpoint()?, self.region(size)?);
-                self.pong = Some(Pong::start(endpoint, region, &metadata, &descriptor, size)?);
+                let pong = Pong::start(endpoint, region, &metadata, &descriptor, size, seen)?;
+                self.pong = Some(pong);
             }
             Request::StopPong => self.stop_pong()?,
             Request::Close => self.close(),
@@ -254,6 +255,7 @@ mod tests {
     use crate::bench::layout::Layout;
     use crate::bench::memory::{Memory, Place};
     use crate::bench::perftest::Ask;
+    use crate::bench::pong::Seen;
 
     fn server() -> Server {
         let ip = Ipv4Addr::LOCALHOST.into();
@@ -315,7 +317,8 @@ mod tests {
         failure(&mut server, Request::Open { pin: "pigeon".to_owned(), device: None });
         let ask = Ask { op: Op::Read, size: 1 << 20, iterations: 5, depth: 1, queue_pairs: 1 };
         assert!(failure(&mut server, Request::Perftest { ask }).contains("no device"));
-        let pong = Request::Pong { metadata: vec![1], descriptor: vec![2], size: 1 };
+        let seen = Seen::Counted;
+        let pong = Request::Pong { metadata: vec![1], descriptor: vec![2], size: 1, seen };
         failure(&mut server, pong);
         assert!(server.answer(Request::StopPong).is_ok());
     }

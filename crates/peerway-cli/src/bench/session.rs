@@ -20,7 +20,7 @@ use super::memory::{Memory, Place};
 use super::perftest::port::Port;
 use super::perftest::{Ask, DEPTH, PAIRS, Pairs, SPARE_PAIRS, child};
 use super::plan::{BLOCK_LIST, Row};
-use super::pong::Ping;
+use super::pong::{Ping, Seen};
 use super::raw::Sockets;
 use super::report::{Besides, Line, Spread};
 use super::same::{HostPair, SamePath};
@@ -45,6 +45,8 @@ pub(crate) struct Tools<'a> {
     pub(crate) watch: Stopwatch,
     pub(crate) dog: &'a Watchdog,
     pub(crate) mate: Option<Mate>,
+    /// Whether arrivals are counted on every path.
+    pub(crate) counted: bool,
     /// The other buffer of the limits of host memory, as large as the largest row; empty where GPU memory is
     /// measured.
     pub(crate) scratch: Vec<u8>,
@@ -187,12 +189,12 @@ impl Session {
                 .context("with host memory, its limit")?;
         }
         let echo = match op {
-            Op::Pingpong => Some(self.start_pong(&mut tools.control, total)?),
+            Op::Pingpong => Some(self.start_pong(tools, total)?),
             _ => None,
         };
         let measured = match &self.port {
-            Some(port) if Ask::has(op, &layout) => self.beside(tools, row, port),
-            _ => self.alone(tools, row).map(|figures| (figures, None)),
+            Some(port) if Ask::has(op, &layout) => self.beside(tools, row, port, echo.as_ref()),
+            _ => self.alone(tools, row, echo.as_ref()).map(|figures| (figures, None)),
         };
         if op == Op::Pingpong {
             // Whoever failed first knows why.
@@ -210,9 +212,15 @@ impl Session {
     }
 
     /// Times a row in turns with its limit.
-    fn alone(&self, tools: &mut Tools<'_>, row: &Row) -> anyhow::Result<Figures> {
+    fn alone(
+        &self,
+        tools: &mut Tools<'_>,
+        row: &Row,
+        echo: Option<&Region>,
+    ) -> anyhow::Result<Figures> {
         let Row { op, layout } = *row;
         let total = layout.total();
+        let seen = self.seen(tools);
         let Tools { control, watch, dog, mate, scratch, seconds, .. } = tools;
         let against = Against::of(&self.name, self.memory);
         let of_host = !matches!(against, Against::Driver | Against::HostMemory);
@@ -256,12 +264,12 @@ impl Session {
         let kernel = kernel.as_mut().map(|kernel| kernel as &mut dyn Limit);
         let cpu = || Ok(control.cpu_seconds()? + cpu_seconds());
         let beat = || dog.beat();
-        match op {
-            Op::Pingpong => {
-                let mut ping = Ping::new(&self.endpoint, &self.peer, self.batch(op, &layout)?)?;
+        match echo {
+            Some(echo) => {
+                let mut ping = self.ping(&layout, echo, seen)?;
                 rounds.run(limit, kernel, || ping.once(), cpu, beat)
             }
-            Op::Write | Op::Read => {
+            None => {
                 let prepared = self.peer.prepare(self.batch(op, &layout)?)?;
                 rounds.run(limit, kernel, || Ok(prepared.run()?.ok()?), cpu, beat)
             }
@@ -274,6 +282,7 @@ impl Session {
         tools: &mut Tools<'_>,
         row: &Row,
         port: &Port,
+        echo: Option<&Region>,
     ) -> anyhow::Result<(Figures, Option<Pairs>)> {
         let Row { op, layout } = *row;
         let (total, pingpong) = (layout.total(), op == Op::Pingpong);
@@ -282,10 +291,8 @@ impl Session {
         let mut ask = Ask { op, size: total, iterations: 0, depth, queue_pairs };
         let (ours, theirs, times) = (Vec::new(), Vec::new(), Times::new());
         let mut pairs = Pairs { depth, queue_pairs, ours, theirs, times, again: 0 };
-        let mut ping = match op {
-            Op::Pingpong => Some(Ping::new(&self.endpoint, &self.peer, self.batch(op, &layout)?)?),
-            _ => None,
-        };
+        let seen = self.seen(tools);
+        let mut ping = echo.map(|echo| self.ping(&layout, echo, seen)).transpose()?;
         let prepared = self.peer.prepare(self.batch(op, &layout)?)?;
         let seconds = tools.seconds / (2 * PAIRS) as f64;
         let budget = Duration::from_secs_f64(seconds);
@@ -383,12 +390,23 @@ impl Session {
     }
 
     /// Has the other side answer writes, into a new region of this side.
-    fn start_pong(&self, control: &mut Control, size: u64) -> anyhow::Result<Region> {
+    /// How pings and pongs are seen.
+    fn seen(&self, tools: &Tools<'_>) -> Seen {
+        Seen::on(&self.name, tools.counted)
+    }
+
+    fn ping(&self, layout: &Layout, echo: &Region, seen: Seen) -> anyhow::Result<Ping> {
+        let what = (self.batch(Op::Pingpong, layout)?, &self.local, echo);
+        Ping::new(&self.endpoint, &self.peer, what, layout.total(), seen)
+    }
+
+    fn start_pong(&self, tools: &mut Tools<'_>, size: u64) -> anyhow::Result<Region> {
         let echo = memory::region(&self.endpoint, size, self.shared)?;
         pattern::blank(&echo, size)?;
         let descriptor = echo.advertise(Access::WRITE)?.to_vec();
         let metadata = self.endpoint.metadata();
-        control.done(&Request::Pong { metadata, descriptor, size })?;
+        let seen = self.seen(tools);
+        tools.control.done(&Request::Pong { metadata, descriptor, size, seen })?;
         Ok(echo)
     }
 

@@ -91,6 +91,8 @@ pub(crate) struct Driver {
     pub(super) blocked: bool,
     next_socket_look: u64,
     sockets_warm_until: u64,
+    /// When the last turn began, for what is not worth a look at the clock.
+    pub(super) now: u64,
 }
 
 /// A session's lanes and queues.
@@ -175,22 +177,30 @@ impl SessionDriver {
         self.lanes[at].as_mut()
     }
 
-    /// Whether this lane takes from the (latency, bulk) queues. When every lane of a role is gone
+    /// Whether a lane of this role takes from the (latency, bulk) queues. When every lane of a role is gone
     /// the others take its work.
     pub(super) fn serves(&self, role: Role) -> (bool, bool) {
-        let live = || self.lanes.iter().flatten().filter(|lane| lane.draining.is_none());
-        let has = |wanted: Role| live().any(|lane| lane.role == wanted);
-        // The lane being asked for is out of the table while it works.
-        let has = |wanted: Role| role == wanted || has(wanted);
-        if role == Role::Control && self.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned) {
+        let lives = |role: Role| {
+            let live = self.lanes.iter().flatten().filter(|lane| lane.draining.is_none());
+            live.into_iter().any(|lane| lane.role == role)
+        };
+        match role {
+            Role::Latency => (true, !lives(Role::Bulk)),
+            Role::Bulk => (!lives(Role::Latency), true),
             // Nothing but queue pairs may carry bytes: they are waited for.
-            return (false, false);
+            Role::Control if self.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned) => {
+                (false, false)
+            }
+            Role::Control => {
+                let latency = !lives(Role::Latency);
+                (latency, latency && !lives(Role::Bulk))
+            }
         }
-        let latency = role == Role::Latency || (!has(Role::Latency));
-        let bulk = role == Role::Bulk
-            || (!has(Role::Bulk) && role == Role::Latency)
-            || (!has(Role::Bulk) && !has(Role::Latency));
-        (latency, bulk)
+    }
+
+    /// Whether no flight waits for a lane.
+    pub(super) fn has_framed_all(&self) -> bool {
+        self.latency.is_empty() && self.bulk.is_empty()
     }
 
     /// What was applied from a lane that is gone, as the answer to the peer's question.
@@ -230,6 +240,7 @@ impl Driver {
             blocked: false,
             next_socket_look: 0,
             sockets_warm_until: 0,
+            now: 0,
         }
     }
 
@@ -311,22 +322,29 @@ impl Driver {
                 // Devices take requests in no time; the rest follows when these are done.
                 driver.post_parts(s, 1);
             } else if inline {
-                driver.flush_for(s, bulk);
+                if driver.flush_for(s, bulk) {
+                    return;
+                }
                 driver.note_blocked(s);
             }
             s.dirty = true;
         });
     }
 
-    /// Sends on the lanes that take a flight of this class; the others have nothing new.
-    fn flush_for(&mut self, s: &mut SessionDriver, bulk: bool) {
+    /// Sends on the lanes that take a flight of this class; the others have nothing new. True when nothing is left.
+    fn flush_for(&mut self, s: &mut SessionDriver, bulk: bool) -> bool {
         for at in 0..s.lanes.len() {
             let Some(lane) = &s.lanes[at] else { continue };
             let (latency, bulk_too) = s.serves(lane.role);
             if (bulk && bulk_too) || (!bulk && latency) {
                 self.flush_lane(s, at);
+                let sent = s.lanes[at].as_ref().is_some_and(|lane| lane.has_sent_all());
+                if sent && s.has_framed_all() {
+                    return true;
+                }
             }
         }
+        false
     }
 
     /// As `with_session`, unless that session is over and another has its place.
@@ -382,6 +400,7 @@ impl Driver {
 
     /// One turn; true when anything happened.
     pub(crate) fn turn(&mut self, now: u64) -> bool {
+        self.now = now;
         let mut progress = false;
         for at in 0..self.rings.len() {
             let Some(&index) = self.rings.get(at) else { break };
@@ -550,7 +569,10 @@ impl Driver {
     }
 
     fn flush_lane_progress(&mut self, s: &mut SessionDriver, at: usize) -> bool {
-        let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return false };
+        let framed_all = s.has_framed_all();
+        let has_more = |lane: &mut Box<Lane>| !framed_all || !lane.has_sent_all();
+        let lane = s.lanes.get_mut(at).and_then(|lane| lane.take_if(has_more));
+        let Some(mut lane) = lane else { return false };
         let sent = self.transmit(s, &mut lane);
         self.watch_out(s.index, &mut lane);
         s.lanes[at] = Some(lane);
@@ -709,10 +731,14 @@ impl Driver {
         self.next_socket_look = 0;
     }
 
-    /// Before nobody looks any more: rings must ring, and completions make events where somebody is or goes to
-    /// `sleep`. True when there is something to do already.
+    /// Before nobody looks any more: rings must ring, and completions make events, where somebody is or goes to
+    /// `sleep`; nobody else hears them, and to arm a ring and disarm it again costs both sides a cache miss. True
+    /// when there is something to do already.
     pub(crate) fn rest(&mut self, sleep: bool) -> bool {
         let mut ready = !self.dirty.is_empty() || !self.pulls.is_empty() || !self.again.is_empty();
+        if !sleep {
+            return ready;
+        }
         for at in 0..self.rings.len() {
             if let Some(s) = &mut self.sessions[self.rings[at]] {
                 for lane in s.lanes.iter_mut().flatten() {
@@ -720,7 +746,7 @@ impl Driver {
                 }
             }
         }
-        ready | (sleep && self.arm_ports())
+        ready | self.arm_ports()
     }
 }
 

@@ -269,7 +269,9 @@ impl Driver {
         flight.gpu.iter_mut().for_each(|gpu| gpu.fetched.clear());
         let pulls = flight.route == Route::Pull;
         for lane in s.lanes.iter_mut().flatten() {
-            release_source(lane, slot);
+            if let Some(work) = &flight.work {
+                release_source(lane, slot, work);
+            }
             let has_pulls = pulls && lane.outstanding.iter().any(|e| e.slot == slot && !e.answered);
             if has_pulls {
                 let mut cancel = Header::new(Kind::Cancel);
@@ -308,9 +310,9 @@ impl Driver {
 
 /// A half-sent frame must be finished, or the lane is lost; it is finished from a private copy, so
 /// that the transfer's memory is the caller's again.
-pub(super) fn release_source(lane: &mut Lane, slot: SlotId) {
+pub(super) fn release_source(lane: &mut Lane, slot: SlotId, work: &Work) {
     let Some(frame) = &mut lane.frame else { return };
-    let Body::Flight { slot: of, work, at } = &mut frame.body else { return };
+    let Body::Flight { slot: of, at } = &mut frame.body else { return };
     if *of != slot {
         return;
     }

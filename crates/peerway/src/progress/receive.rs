@@ -92,7 +92,10 @@ impl Driver {
             return Err(nonsense(FrameError::Order));
         }
         if lane.unread() < HEADER_LEN {
-            return refill(lane, HEAD_READ);
+            // What memory has is seen with less than a receive that finds nothing takes.
+            let silent =
+                lane.wire.is_memory() && !lane.wire.has_input().map_err(LaneEnd::Broken)?;
+            return if silent { Ok(false) } else { refill(lane, HEAD_READ) };
         }
         let bytes = &lane.scratch[lane.start..lane.start + HEADER_LEN];
         let head = Header::read_from_bytes(bytes).map_err(|_| nonsense(FrameError::Control))?;
@@ -127,7 +130,9 @@ impl Driver {
                 let entry = lane.answer(sequence);
                 let entry = entry.ok_or_else(|| nonsense(FrameError::Order))?;
                 // Refused at its header, the frame may still be going out.
-                release_source(lane, entry.slot);
+                if let Some(work) = self.flight(entry.slot).and_then(|f| f.work.as_ref()) {
+                    release_source(lane, entry.slot, work);
+                }
                 self.answered(s, entry, Err(error));
             }
             Kind::Pulled => {

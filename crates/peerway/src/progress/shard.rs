@@ -226,20 +226,25 @@ impl Shard {
         }
     }
 
-    /// Drives until `over` says so or nothing has happened for the spin budget and `patience`. True
+    /// Drives until `over` says so or nothing has happened for the spin budget and `patience`, from `now` on. True
     /// when over.
-    pub(crate) fn lend(&self, over: impl Fn() -> bool, deadline: u64, patience: Duration) -> bool {
+    pub(crate) fn lend(
+        &self,
+        over: impl Fn() -> bool,
+        mut now: u64,
+        deadline: u64,
+        patience: Duration,
+    ) -> bool {
         if self.baton.is_inherited() {
             return over();
         }
         self.lenders.fetch_add(1, Ordering::SeqCst);
-        let mut idle_since = clock::now();
+        let mut idle_since = now;
         let spin = (self.spin + patience).as_nanos() as u64;
         let result = loop {
             if over() {
                 break true;
             }
-            let mut now = clock::now();
             if let Some(mut seat) = self.baton.try_take() {
                 self.lent.fetch_add(1, Ordering::Relaxed);
                 let Some(driver) = &mut seat.driver else { break over() };
@@ -255,10 +260,10 @@ impl Shard {
                     let stopped = self.stop.load(Ordering::Relaxed);
                     if over() || stopped || now.saturating_sub(idle_since) > spin || now >= deadline
                     {
-                        // A service thread that is awake looks again within its pause, and arms before it sleeps. To
-                        // arm completion queues is a system call, which whoever comes and goes should not make each
-                        // time.
-                        let sleep = !over() || self.baton.is_asleep();
+                        // A service thread that is awake looks again within its pause, and arms before it sleeps:
+                        // whoever comes and goes, or only looks in, should not do so each time.
+                        let lies_down = !over() && deadline > 0;
+                        let sleep = lies_down || self.baton.is_asleep() || self.baton.is_dozing();
                         break driver.rest(sleep) || driver.has_copies();
                     }
                     pause(now.saturating_sub(idle_since));
@@ -276,6 +281,7 @@ impl Shard {
                     break true;
                 }
             }
+            now = clock::now();
             if now.saturating_sub(idle_since) > spin || now >= deadline {
                 break over();
             }

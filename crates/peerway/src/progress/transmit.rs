@@ -4,19 +4,20 @@
 //! payload. Data frames are made one at a time, when the lane has room, from the flight whose turn it
 //! is or from a read of the peer's, alternately.
 
+use std::io;
 use std::sync::atomic::Ordering;
 
 use peerway_core::ids::SlotId;
 use peerway_core::wire::{
-    COUNTS, Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN, PullSegment,
-    SEGMENT_LEN, Segment,
+    COUNTS, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN,
+    PullSegment, SEGMENT_LEN, Segment,
 };
 use zerocopy::IntoBytes;
 
 use super::driver::{Driver, SessionDriver, TURN_BYTES};
 use super::ending::LaneEnd;
 use super::flight::{Fetched, Route};
-use crate::clock;
+use crate::batch::Work;
 use crate::os::Piece;
 use crate::path::PathKind;
 use crate::transport::lane::{Body, Lane, OutFrame};
@@ -43,12 +44,15 @@ impl Driver {
                 && lane.out.len() - lane.out_done < MAX_OUT
                 && self.next_frame(s, lane)
             {}
-            let sent = send_some(lane)?;
+            let sent = self.send_some(lane)?;
             if sent == 0 {
                 break;
             }
             progress = true;
             budget = budget.saturating_sub(sent);
+            if lane.has_sent_all() && s.has_framed_all() {
+                break;
+            }
             if budget == 0 {
                 s.dirty = true;
                 break;
@@ -101,6 +105,9 @@ impl Driver {
 
     /// Makes a frame of the flight whose turn it is.
     fn flight_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
+        if s.has_framed_all() {
+            return false;
+        }
         let (latency, bulk) = s.serves(lane.role);
         loop {
             let from_latency = latency && !s.latency.is_empty();
@@ -152,7 +159,7 @@ impl Driver {
 
     fn make_frame(&mut self, lane: &mut Lane, slot: SlotId, room: u64) -> bool {
         let Some(flight) = &mut self.flights[slot.index as usize] else { return false };
-        let Some(work) = flight.work.clone() else { return false };
+        let Some(work) = &flight.work else { return false };
         let fetched = flight.gpu.as_mut().and_then(|gpu| gpu.fetched.pop_front());
         let (mut redo, staged) = match fetched {
             Some(Fetched { part, staged, .. }) => (Some(part), Some(staged.into_buffer())),
@@ -171,9 +178,9 @@ impl Driver {
             _ if staged.is_some() => start.left(),
             _ => flight.piece.min(room).min(MAX_PAYLOAD),
         };
-        // Header first, table after it: the header is written over when the table is known.
+        // The table after the header, which is written when the table is known.
         lane.head.clear();
-        lane.head.extend_from_slice(Header::new(kind).as_bytes());
+        lane.head.resize(HEADER_LEN, 0);
         let mut head = Header::new(kind);
         let (mut count, mut total) = (0usize, 0u64);
         let mut region = None;
@@ -225,7 +232,7 @@ impl Driver {
         flight.unanswered += 1;
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
-            sent_at.store(clock::now(), Ordering::Relaxed);
+            sent_at.store(self.now.max(flight.posted), Ordering::Relaxed);
         }
         if flight.by_device && lane.wire.queue().is_none() {
             // No queue pair is left: it says by what it went instead.
@@ -236,7 +243,7 @@ impl Driver {
         head.transfer = slot.to_bits().into();
         let body = match staged {
             Some(buffer) => Body::Staged { buffer, len: total, done: 0 },
-            None => Body::Flight { slot, work, at: part },
+            None => Body::Flight { slot, at: part },
         };
         finish_frame(lane, head, kind, count, total, body);
         true
@@ -256,12 +263,12 @@ fn finish_frame(
         Kind::Write => {
             if count == 1 {
                 // One run needs no table: the header has its offset and the body its length.
-                lane.head.truncate(size_of::<Header>());
+                lane.head.truncate(HEADER_LEN);
                 head.set_body(0, 0, total as usize);
             } else {
                 head.set_body(count, count * SEGMENT_LEN, total as usize);
             }
-            lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
+            lane.head[..HEADER_LEN].copy_from_slice(head.as_bytes());
             let after = lane.out.len();
             let sequence = head.sequence.get();
             lane.frame = Some(OutFrame { after, sequence, head_sent: 0, left: total, body });
@@ -269,108 +276,123 @@ fn finish_frame(
         _ => {
             let entry = if kind == Kind::Pull { PULL_SEGMENT_LEN } else { SEGMENT_LEN };
             head.set_body(count, count * entry, 0);
-            lane.head[..size_of::<Header>()].copy_from_slice(head.as_bytes());
+            lane.head[..HEADER_LEN].copy_from_slice(head.as_bytes());
             lane.out.extend_from_slice(&lane.head);
         }
     }
 }
 
-/// One send call with everything that is ready; 0 when nothing is, or when the lane is full.
-fn send_some(lane: &mut Lane) -> Result<u64, LaneEnd> {
-    let mut pieces = std::mem::take(&mut lane.pieces);
-    pieces.clear();
-    let mut put = |piece: Piece| {
-        if piece.len > 0 {
-            pieces.push(piece);
+impl Driver {
+    /// One send call with everything that is ready; 0 when nothing is, or when the lane is full.
+    fn send_some(&mut self, lane: &mut Lane) -> Result<u64, LaneEnd> {
+        let mut pieces = std::mem::take(&mut lane.pieces);
+        pieces.clear();
+        let mut put = |piece: Piece| {
+            if piece.len > 0 {
+                pieces.push(piece);
+            }
+        };
+        let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
+        put(Piece::of(&lane.out[lane.out_done..first]));
+        if let Some(frame) = &lane.frame {
+            put(Piece::of(&lane.head[frame.head_sent..]));
+            match &frame.body {
+                Body::Flight { slot, at } => {
+                    let work = self.work_of(*slot)?;
+                    let mut at = *at;
+                    for _ in 0..SEND_PIECES {
+                        let Some(pair) = work.next(&mut at, u64::MAX) else { break };
+                        put(Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len });
+                    }
+                }
+                Body::Reply(reply) => {
+                    let mut within = reply.within;
+                    for piece in reply.pieces[reply.next..].iter().take(SEND_PIECES) {
+                        put(Piece { addr: piece.addr + within, len: piece.len - within });
+                        within = 0;
+                    }
+                }
+                Body::Bytes { bytes, done } => put(Piece::of(&bytes[*done..])),
+                Body::Staged { buffer, len, done } => {
+                    put(Piece { addr: buffer.ptr() as u64 + done, len: len - done });
+                }
+            }
         }
-    };
-    let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
-    put(Piece::of(&lane.out[lane.out_done..first]));
-    if let Some(frame) = &lane.frame {
-        put(Piece::of(&lane.head[frame.head_sent..]));
-        match &frame.body {
-            Body::Flight { work, at, .. } => {
-                let mut at = *at;
-                for _ in 0..SEND_PIECES {
-                    let Some(pair) = work.next(&mut at, u64::MAX) else { break };
-                    put(Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len });
+        if pieces.is_empty() {
+            lane.pieces = pieces;
+            return Ok(0);
+        }
+        // SAFETY: the lane's own buffers; local memory that a flight's work keeps; memory of ours
+        // behind a gate that the reply holds.
+        let sent = unsafe { lane.wire.send(&pieces) };
+        lane.pieces = pieces;
+        let sent = sent.map_err(LaneEnd::Broken)? as u64;
+        if sent == 0 {
+            lane.blocked = true;
+            return Ok(0);
+        }
+        self.consume(lane, sent)?;
+        Ok(sent)
+    }
+
+    /// Takes sent bytes off what is waiting.
+    fn consume(&mut self, lane: &mut Lane, mut sent: u64) -> Result<(), LaneEnd> {
+        let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
+        let small = (first - lane.out_done).min(sent as usize);
+        lane.out_done += small;
+        sent -= small as u64;
+        if lane.out_done == lane.out.len() {
+            lane.out.clear();
+            lane.out_done = 0;
+            lane.owed = 0;
+            if let Some(frame) = &mut lane.frame {
+                frame.after = 0;
+            }
+        }
+        let Some(frame) = &mut lane.frame else { return Ok(()) };
+        let head = (lane.head.len() - frame.head_sent).min(sent as usize);
+        frame.head_sent += head;
+        sent -= head as u64;
+        frame.left -= sent;
+        match &mut frame.body {
+            // All of it is the usual case, and then there is nothing to keep count of.
+            Body::Flight { .. } if frame.left == 0 => {}
+            Body::Flight { slot, at } => {
+                let work = self.work_of(*slot)?;
+                while sent > 0
+                    && let Some(pair) = work.next(at, sent)
+                {
+                    sent -= pair.len;
                 }
             }
             Body::Reply(reply) => {
-                let mut within = reply.within;
-                for piece in reply.pieces[reply.next..].iter().take(SEND_PIECES) {
-                    put(Piece { addr: piece.addr + within, len: piece.len - within });
-                    within = 0;
+                while sent > 0 {
+                    let left = reply.pieces[reply.next].len - reply.within;
+                    let step = left.min(sent);
+                    sent -= step;
+                    reply.within += step;
+                    if step == left {
+                        (reply.next, reply.within) = (reply.next + 1, 0);
+                    }
                 }
             }
-            Body::Bytes { bytes, done } => put(Piece::of(&bytes[*done..])),
-            Body::Staged { buffer, len, done } => {
-                put(Piece { addr: buffer.ptr() as u64 + done, len: len - done });
+            Body::Bytes { done, .. } => *done += sent as usize,
+            Body::Staged { done, .. } => *done += sent,
+        }
+        if frame.left == 0 && frame.head_sent == lane.head.len() {
+            let frame = lane.frame.take();
+            if let Some(OutFrame { body: Body::Reply(mut reply), .. }) = frame {
+                lane.keep(std::mem::take(&mut reply.pieces));
             }
         }
+        Ok(())
     }
-    if pieces.is_empty() {
-        lane.pieces = pieces;
-        return Ok(0);
-    }
-    // SAFETY: the lane's own buffers; a flight's local memory, kept by its work; memory of ours
-    // behind a gate that the reply holds.
-    let sent = unsafe { lane.wire.send(&pieces) };
-    lane.pieces = pieces;
-    let sent = sent.map_err(LaneEnd::Broken)? as u64;
-    if sent == 0 {
-        lane.blocked = true;
-        return Ok(0);
-    }
-    consume(lane, sent);
-    Ok(sent)
-}
 
-/// Takes sent bytes off what is waiting.
-fn consume(lane: &mut Lane, mut sent: u64) {
-    let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
-    let small = (first - lane.out_done).min(sent as usize);
-    lane.out_done += small;
-    sent -= small as u64;
-    if lane.out_done == lane.out.len() {
-        lane.out.clear();
-        lane.out_done = 0;
-        lane.owed = 0;
-        if let Some(frame) = &mut lane.frame {
-            frame.after = 0;
-        }
-    }
-    let Some(frame) = &mut lane.frame else { return };
-    let head = (lane.head.len() - frame.head_sent).min(sent as usize);
-    frame.head_sent += head;
-    sent -= head as u64;
-    frame.left -= sent;
-    match &mut frame.body {
-        Body::Flight { work, at, .. } => {
-            while sent > 0
-                && let Some(pair) = work.next(at, sent)
-            {
-                sent -= pair.len;
-            }
-        }
-        Body::Reply(reply) => {
-            while sent > 0 {
-                let left = reply.pieces[reply.next].len - reply.within;
-                let step = left.min(sent);
-                sent -= step;
-                reply.within += step;
-                if step == left {
-                    (reply.next, reply.within) = (reply.next + 1, 0);
-                }
-            }
-        }
-        Body::Bytes { done, .. } => *done += sent as usize,
-        Body::Staged { done, .. } => *done += sent,
-    }
-    if frame.left == 0 && frame.head_sent == lane.head.len() {
-        let frame = lane.frame.take();
-        if let Some(OutFrame { body: Body::Reply(mut reply), .. }) = frame {
-            lane.keep(std::mem::take(&mut reply.pieces));
-        }
+    /// The work whose bytes a frame carries: a flight stays while a frame of it is unanswered, and one that is
+    /// being sent is.
+    fn work_of(&self, slot: SlotId) -> Result<&Work, LaneEnd> {
+        let flight = self.flights[slot.index as usize].as_ref().filter(|f| f.slot == slot);
+        let gone = || LaneEnd::Broken(io::Error::other("a frame outlived its transfer"));
+        flight.and_then(|flight| flight.work.as_ref()).ok_or_else(gone)
     }
 }

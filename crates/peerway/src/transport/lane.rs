@@ -103,8 +103,8 @@ pub(crate) struct OutFrame {
 
 /// Where a frame's payload comes from.
 pub(crate) enum Body {
-    /// A transfer's local memory, from the cursor on.
-    Flight { slot: SlotId, work: Work, at: Cursor },
+    /// A transfer's local memory, from the cursor on. Its flight keeps it: that stays while a frame of it is unanswered.
+    Flight { slot: SlotId, at: Cursor },
     /// Our own memory that the peer reads. The gate is held until the frame is out.
     Reply(Reply),
     /// A private copy: what is left of a frame whose transfer was cancelled.
@@ -381,6 +381,11 @@ impl Lane {
         if self.spare.len() < 8 {
             self.spare.push(pieces);
         }
+    }
+
+    /// Whether nothing waits to be sent on it.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.frame.is_none() && self.out.is_empty() && self.replies.is_empty()
     }
 
     /// Bytes received and not yet looked at.

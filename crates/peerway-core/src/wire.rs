@@ -17,7 +17,7 @@ use crate::region::{Access, MemoryKind};
 /// `"PW"`.
 pub const MAGIC: u16 = 0x5750;
 /// The protocol spoken here. Peers of another version are refused at the handshake.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes in a header.
 pub const HEADER_LEN: usize = size_of::<Header>();
 /// Bytes of payload in one data frame: one large socket send (512 KiB to 1 MiB measured best).
@@ -348,6 +348,9 @@ pub struct Hello {
     /// The session between the two that is over for the opener. Only the two know its name, so it
     /// proves to the acceptor that its goodbye is on the way.
     pub replaces: Option<[u8; 16]>,
+    /// Which session between the two it is: 0 for the one that is everybody's, further ones for threads that
+    /// want lanes of their own.
+    pub strand: u16,
     /// How many bulk lanes it will open.
     pub lanes: u16,
     /// Its detection time in milliseconds; both use the longer one.

@@ -144,8 +144,24 @@ pub struct Shape {
 #[derive(Clone, Debug)]
 enum Inner {
     Range(Pair),
-    Vector(Arc<[Pair]>),
+    Vector(Pairs),
     Blocks { local: Blocks, remote: Blocks },
+}
+
+/// The first `count` of a list that may be longer, so that whoever has one can use it again.
+#[derive(Clone, Debug)]
+struct Pairs {
+    list: Arc<[Pair]>,
+    count: usize,
+}
+
+impl std::ops::Deref for Pairs {
+    type Target = [Pair];
+
+    #[inline]
+    fn deref(&self) -> &[Pair] {
+        &self.list[..self.count]
+    }
 }
 
 impl Shape {
@@ -161,6 +177,19 @@ impl Shape {
         local: impl Fn(u32) -> Span,
         remote: impl Fn(u32) -> Span,
     ) -> Result<Self, WorkError> {
+        let count = pairs.len();
+        Self::vector_of(pairs, count, local, remote)
+    }
+
+    /// As [`Self::vector`], of the first `count` ranges of the list, or of all if there are fewer.
+    pub fn vector_of(
+        list: Arc<[Pair]>,
+        count: usize,
+        local: impl Fn(u32) -> Span,
+        remote: impl Fn(u32) -> Span,
+    ) -> Result<Self, WorkError> {
+        let count = count.min(list.len());
+        let pairs = Pairs { list, count };
         let mut total = 0u64;
         for (item, pair) in pairs.iter().enumerate() {
             check_pair(item, pair, local(pair.local.region), remote(pair.remote.region))?;

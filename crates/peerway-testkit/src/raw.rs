@@ -46,6 +46,7 @@ impl Raw {
             incarnation: self.incarnation,
             expects: None,
             replaces: None,
+            strand: 0,
             session: self.session,
             lanes: 1,
             detect_ms: 1000,

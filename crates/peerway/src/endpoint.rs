@@ -20,11 +20,8 @@ use crate::memory::{Backing, OwnedMemory, Region, RegionInner, SharedMemory};
 use crate::os::{net, process, unix};
 use crate::peer::Peer;
 use crate::progress::driver::Driver;
-use crate::progress::shard::Shard;
 use crate::session::accept::Door;
-use crate::session::connect::{self, Outcome};
 use crate::transport::verbs::Rdma;
-use crate::transport::verbs::port::PortCq;
 
 /// One end of transfers: it listens, connects, and owns registered memory.
 ///
@@ -102,15 +99,9 @@ impl Endpoint {
         let inner = Inner::new(incarnation, config, local_name, places.rails, advertised, rdma);
         let mut shards = Vec::new();
         for _ in 0..inner.config.shards {
-            let nics = inner.rdma.iter().flat_map(|rdma| &rdma.nics);
-            let ports: Result<Vec<_>, _> = nics.map(PortCq::new).collect();
-            let ports = ports.map_err(|error| BuildError::NoRdma {
-                pin: inner.config.transport.to_string(),
-                error: error.into(),
-            })?;
-            shards.push(Shard::new(inner.config.spin, ports).map_err(os("making a shard"))?);
+            shards.push(inner.new_shard().map_err(os("making a shard"))?);
         }
-        inner.set_shards(shards.clone());
+        inner.shards.set(shards.clone());
         let mut door =
             Some(Door::new(&shards[0], listeners, local).map_err(os("watching the listeners"))?);
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
@@ -150,23 +141,7 @@ impl Endpoint {
     /// As [`Self::connect`], giving up after this time.
     pub fn connect_within(&self, metadata: &[u8], timeout: Duration) -> Result<Peer, ConnectError> {
         let metadata = Metadata::from_bytes(metadata)?;
-        self.inner().check_open().map_err(ConnectError::from)?;
-        let deadline = clock::after(clock::now(), timeout);
-        let mut last = None;
-        for (at, &addr) in metadata.addresses.iter().enumerate() {
-            // Behind a dead link an address is silent: the others must have their share of the time.
-            let share = (metadata.addresses.len() - at) as u32;
-            let patience = clock::until(deadline, clock::now()) / share;
-            match self.open(addr, Some(metadata.incarnation), patience, deadline) {
-                Ok(peer) => return Ok(peer),
-                // Only an address that nobody answers at is a reason to try the next.
-                Err(error @ (ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })) => {
-                    last = Some(error);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Err(last.unwrap_or(ConnectError::EndpointClosed))
+        self.inner().connect_to(metadata.incarnation.into(), &metadata, timeout)
     }
 
     /// Connects to whichever endpoint listens at `addr`.
@@ -181,57 +156,12 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Peer, ConnectError> {
         self.inner().check_open().map_err(ConnectError::from)?;
-        self.open(addr, None, timeout, clock::after(clock::now(), timeout))
+        self.inner().connect_at(addr, None, timeout, clock::after(clock::now(), timeout))
     }
 
     /// How long connecting may take where no other time is given.
     pub fn connect_timeout(&self) -> Duration {
         self.inner().config.connect_timeout
-    }
-
-    fn open(
-        &self,
-        addr: SocketAddr,
-        expects: Option<Incarnation>,
-        patience: Duration,
-        deadline: u64,
-    ) -> Result<Peer, ConnectError> {
-        let inner = self.inner();
-        loop {
-            if let Some(who) = expects {
-                if let Some(session) = inner.live_session(&who) {
-                    return Ok(Peer::new(inner.clone(), session));
-                }
-                if !inner.begin_opening(who, deadline) {
-                    continue;
-                }
-            }
-            // The session is known before the attempt is over: in between the peer could open
-            // another.
-            let outcome =
-                connect::open(inner, addr, expects, patience, deadline).map(
-                    |opened| match opened {
-                        Outcome::Opened(new) => Ok(inner.opened(*new)),
-                        Outcome::Exists(who) => Err(who),
-                    },
-                );
-            if let Some(who) = expects {
-                inner.end_opening(&who);
-            }
-            let who = match outcome? {
-                Ok(peer) => return Ok(peer),
-                Err(who) => who,
-            };
-            // The other side opens, or has not noticed that the last session is over: one of the
-            // two is true within moments.
-            if let Some(session) = inner.wait_for(&who, Duration::from_millis(20)) {
-                return Ok(Peer::new(inner.clone(), session));
-            }
-            if clock::now() >= deadline {
-                let millis = inner.config.connect_timeout.as_millis() as u64;
-                return Err(ConnectError::TimedOut { addr, millis });
-            }
-        }
     }
 
     /// The next peer that connected to us. Peers are accepted in the background whether or not
@@ -254,7 +184,8 @@ impl Endpoint {
     /// Every live peer.
     pub fn peers(&self) -> Vec<Peer> {
         let sessions = self.inner().live_sessions();
-        sessions.into_iter().map(|s| Peer::new(self.inner().clone(), s)).collect()
+        let sessions = sessions.into_iter().filter(|session| session.strand == 0);
+        sessions.map(|s| Peer::new(self.inner().clone(), s)).collect()
     }
 
     /// Closes the session with a peer. Its transfers end; connecting again makes a new one.

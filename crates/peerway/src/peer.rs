@@ -164,18 +164,21 @@ impl Peer {
         self.session.remove();
     }
 
-    /// What went to and fro.
+    /// What went to and fro, also by threads of proxies.
     pub fn stats(&self) -> PeerStats {
-        let stats = &self.session.stats;
-        let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-        PeerStats {
-            transfers: load(&stats.transfers),
-            bytes_written: load(&stats.bytes_written),
-            bytes_read: load(&stats.bytes_read),
-            bytes_served: load(&stats.bytes_served),
-            bytes_landed: load(&stats.bytes_landed),
-            lanes_lost: load(&stats.lanes_lost),
+        let mut sum = PeerStats::default();
+        let strands = self.endpoint.strands_of(&self.session);
+        for session in strands.iter().chain([&self.session]) {
+            let stats = &session.stats;
+            let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
+            sum.transfers += load(&stats.transfers);
+            sum.bytes_written += load(&stats.bytes_written);
+            sum.bytes_read += load(&stats.bytes_read);
+            sum.bytes_served += load(&stats.bytes_served);
+            sum.bytes_landed += load(&stats.bytes_landed);
+            sum.lanes_lost += load(&stats.lanes_lost);
         }
+        sum
     }
 }
 

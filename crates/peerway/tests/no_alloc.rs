@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use peerway::driven::Proxy;
 use peerway::{Access, Batch, Endpoint, Pin};
 
 struct Counting;
@@ -28,7 +29,12 @@ static ALLOCATOR: Counting = Counting;
 
 /// One test, so that nothing else allocates meanwhile.
 #[test]
-fn prepared_transfers_do_not_allocate_on_any_path() {
+fn nothing_allocates_on_any_path() {
+    prepared_transfers();
+    commands_of_proxies();
+}
+
+fn prepared_transfers() {
     for pin in [Pin::Auto, Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp] {
         let make = || Endpoint::builder().transport(pin).build().unwrap();
         let (a, b) = (make(), make());
@@ -65,5 +71,40 @@ fn prepared_transfers_do_not_allocate_on_any_path() {
             let allowed = rounds / 20 + if with_job { rounds } else { 0 };
             assert!(allocations <= allowed, "{pin}, batch {n}: {allocations} in {rounds}");
         }
+    }
+}
+
+/// Puts alone and together, with and without a count, and counts without bytes, by lanes.
+fn commands_of_proxies() {
+    for pin in [Pin::LocalRing, Pin::Tcp] {
+        let make = || Endpoint::builder().transport(pin).build().unwrap();
+        let (a, b) = (make(), make());
+        let peer = a.connect(&b.metadata()).unwrap();
+        let [near, far] = [&a, &b].map(|endpoint| {
+            Proxy::builder(endpoint).threads(2).rings(2).slots(256).counters(16).build().unwrap()
+        });
+        let (ours, theirs) = (a.allocate(1 << 20).unwrap(), b.allocate(1 << 20).unwrap());
+        let from = near.window(&ours).unwrap().base;
+        let to = far.window(&theirs).unwrap().base;
+        near.add_peer(0, &peer, &far.card().unwrap()).unwrap();
+        let _armed = near.arm();
+        let pushers = [0, 1].map(|ring| near.pusher(ring).unwrap());
+        let round = || {
+            for pusher in &pushers {
+                for at in 0..40 {
+                    pusher.put(0, to + at * 256, from + at * 256, 256).unwrap();
+                }
+                pusher.put_with_count(0, to, from, 256, 3).unwrap();
+                pusher.signal(0, 4).unwrap();
+            }
+            pushers.iter().for_each(|pusher| pusher.quiet(0).unwrap());
+        };
+        (0..50).for_each(|_| round());
+        let rounds = 100;
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        (0..rounds).for_each(|_| round());
+        let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        let commands = rounds * 84;
+        assert!(allocations <= commands / 100, "{pin}: {allocations} for {commands} commands");
     }
 }

@@ -5,13 +5,15 @@ use serde::{Deserialize, Serialize};
 
 use super::space::Window;
 
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Windows that a card may name: more than anybody has, and few enough that a peer's card cannot fill memory.
 pub(crate) const MAX_WINDOWS: usize = 64;
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Card {
     version: u16,
+    /// The endpoint's, for threads that want lanes of their own.
+    pub(crate) metadata: Bytes,
     pub(crate) windows: Vec<(Window, Bytes)>,
     /// Counters, and the id of the first where a count goes by lanes.
     pub(crate) counters: u32,
@@ -24,6 +26,7 @@ pub(crate) type Bytes = Vec<u8>;
 
 impl Card {
     pub(crate) fn new(
+        metadata: Bytes,
         windows: Vec<(Window, [u8; DESCRIPTOR_LEN])>,
         counters: u32,
         first_id: u32,
@@ -32,6 +35,7 @@ impl Card {
         let windows = windows.into_iter().map(|(window, bytes)| (window, bytes.to_vec()));
         Self {
             version: VERSION,
+            metadata,
             windows: windows.collect(),
             counters,
             first_id,
@@ -46,7 +50,7 @@ impl Card {
     /// `None` for bytes that are no card of this version.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         // A card of so many windows is shorter than this; nothing longer is looked at.
-        if bytes.len() > (MAX_WINDOWS + 2) * 128 {
+        if bytes.len() > (MAX_WINDOWS + 16) * 128 {
             return None;
         }
         let (card, rest) = postcard::take_from_bytes::<Self>(bytes).ok()?;
@@ -67,14 +71,15 @@ mod tests {
     #[test]
     fn what_is_cut_off_or_of_another_kind_is_no_card() {
         let window = Window { base: 0, len: 4096 };
-        let card = Card::new(vec![(window, [3; DESCRIPTOR_LEN])], 16, 7, [5; DESCRIPTOR_LEN]);
+        let card =
+            Card::new(vec![9; 40], vec![(window, [3; DESCRIPTOR_LEN])], 16, 7, [5; DESCRIPTOR_LEN]);
         let bytes = card.to_bytes();
         assert_eq!(Card::from_bytes(&bytes), Some(card.clone()));
         for cut in 0..bytes.len() {
             assert_eq!(Card::from_bytes(&bytes[..cut]), None, "{cut}");
         }
         assert_eq!(Card::from_bytes(&[&bytes[..], &[0]].concat()), None);
-        let other = Card { version: 2, ..card.clone() };
+        let other = Card { version: VERSION + 1, ..card.clone() };
         assert_eq!(Card::from_bytes(&other.to_bytes()), None);
         let short = Card { counter_words: vec![1; 63], ..card };
         assert_eq!(Card::from_bytes(&short.to_bytes()), None);

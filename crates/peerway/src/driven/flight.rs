@@ -1,5 +1,7 @@
 //! Commands that are under way together.
 
+use std::sync::Arc;
+
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 
 use super::copiers::{Copiers, Pending};
@@ -8,6 +10,7 @@ use crate::batch::Tail;
 use crate::error::PostError;
 use crate::transfer::{self, Transfer};
 use peerway_core::abi::FaultCode;
+use peerway_core::work::Pair;
 
 /// See the module.
 pub(crate) struct Flight {
@@ -19,7 +22,12 @@ pub(crate) struct Flight {
     state: State,
     /// Counters that go up after the bytes, one for each time they are named.
     counts: Vec<u16>,
+    /// The list of what was posted, to be used again.
+    list: Option<List>,
 }
+
+/// Ranges of a post.
+pub(crate) type List = Arc<[Pair]>;
 
 /// Which command it was.
 #[derive(Clone, Copy, Debug)]
@@ -82,17 +90,15 @@ impl Flight {
         counts: Vec<u16>,
     ) -> Self {
         let state = State::Copying { pending, gates };
-        Self { first, origin, bytes, state, counts }
+        Self { first, origin, bytes, state, counts, list: None }
     }
 
-    /// What only counts.
-    pub(crate) fn counting((first, origin): (u64, Origin), carried: Vec<Transfer>) -> Self {
-        let state = State::Counting(carried);
-        Self { first, origin, bytes: 0, state, counts: Vec::new() }
-    }
-
-    pub(crate) fn posted((first, origin, bytes): (u64, Origin, u64), transfer: Transfer) -> Self {
-        Self { first, origin, bytes, state: State::Posted(transfer), counts: Vec::new() }
+    pub(crate) fn posted(
+        (first, origin, bytes): (u64, Origin, u64),
+        transfer: Transfer,
+        list: Option<List>,
+    ) -> Self {
+        Self { first, origin, bytes, state: State::Posted(transfer), counts: Vec::new(), list }
     }
 
     /// Whether it has ended, as far as it was looked at.
@@ -195,6 +201,11 @@ impl Flight {
         std::mem::take(&mut self.counts)
     }
 
+    /// The list of what was posted, to be used again.
+    pub(crate) fn take_list(&mut self) -> Option<List> {
+        self.list.take()
+    }
+
     /// Nobody will look any more, and copiers are through with it.
     pub(crate) fn give_up(&mut self, target: &Target) {
         let state = std::mem::replace(&mut self.state, State::Over);
@@ -202,6 +213,39 @@ impl Flight {
             // The driver's copy is waited for.
             drop(pending);
             gates.leave(target);
+        }
+    }
+}
+
+/// What became of a count.
+pub(crate) enum Raised {
+    /// The counter has gone up.
+    Done,
+    /// The endpoint carries it there.
+    Carried(Transfer),
+    /// The endpoint has no room now.
+    NoRoom,
+}
+
+/// Adds one to a counter of the peer's, at once where it is mapped.
+#[inline]
+pub(crate) fn raise_once(target: &Target, counter: u16) -> Result<Raised, FaultCode> {
+    match target.raise(counter, 1) {
+        Some(raised) => raised.map(|()| Raised::Done),
+        None => carry(target, counter),
+    }
+}
+
+/// Has the endpoint add one to a counter.
+fn carry(target: &Target, counter: u16) -> Result<Raised, FaultCode> {
+    let tail = Tail { notify: None, count: Some(target.first_id + u32::from(counter)) };
+    match transfer::post_tail(target.endpoint(), target.session(), tail) {
+        Ok(transfer) => Ok(Raised::Carried(transfer)),
+        Err(PostError::Busy { .. }) => Ok(Raised::NoRoom),
+        Err(PostError::PeerGone) => Err(FaultCode::PeerGone),
+        Err(error) => {
+            tracing::warn!(%error, "a count was not sent");
+            Err(FaultCode::Failed)
         }
     }
 }
@@ -221,15 +265,10 @@ pub(crate) fn raise(
         if carried.len() >= CARRIED {
             return Ok(done);
         }
-        let tail = Tail { notify: None, count: Some(target.first_id + u32::from(counter)) };
-        match transfer::post_tail(target.endpoint(), target.session(), tail) {
-            Ok(transfer) => carried.push(transfer),
-            Err(PostError::Busy { .. }) => return Ok(done),
-            Err(PostError::PeerGone) => return Err(FaultCode::PeerGone),
-            Err(error) => {
-                tracing::warn!(%error, "a count was not sent");
-                return Err(FaultCode::Failed);
-            }
+        match carry(target, counter)? {
+            Raised::Carried(transfer) => carried.push(transfer),
+            Raised::Done => {}
+            Raised::NoRoom => return Ok(done),
         }
     }
     Ok(by)

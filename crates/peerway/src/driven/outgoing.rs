@@ -15,7 +15,7 @@ use peerway_core::work::{Pair, Place, Shape};
 use super::board::Board;
 use super::copiers::Copiers;
 use super::fault::{Fault, Faults};
-use super::flight::{self, Flight, Gates, Origin};
+use super::flight::{self, Flight, Gates, List, Origin, Raised};
 use super::space::Space;
 use super::target::{Target, Way};
 use crate::batch::{Batch, Work};
@@ -35,6 +35,8 @@ const FLIGHTS: usize = 64;
 /// Bytes under way to one peer, and in one flight.
 const WINDOW_BYTES: u64 = 256 << 20;
 const FLIGHT_BYTES: u64 = 64 << 20;
+/// Commands that are posted together at most.
+const LIST: usize = 256;
 /// Bytes that a worker copies by itself in one stay inside a gate, and before it looks after others: some 100 µs.
 const COPY_BYTES: u64 = 1 << 20;
 
@@ -55,8 +57,9 @@ pub(crate) struct Outgoing {
     flights: VecDeque<Flight>,
     bytes_under_way: u64,
     questions: VecDeque<Question>,
-    /// Lists of counts, kept for the next flight.
+    /// Lists of counts and of ranges, kept for the next flight.
     spare: Vec<Vec<u16>>,
+    lists: Vec<List>,
     /// By the worker's ring: a command from it failed, at so many acts of forgiveness.
     failed: Vec<Option<u64>>,
     gone: bool,
@@ -133,6 +136,7 @@ impl Outgoing {
             bytes_under_way: 0,
             questions: VecDeque::with_capacity(rings * 64),
             spare: Vec::new(),
+            lists: Vec::with_capacity(FLIGHTS),
             failed: vec![None; rings],
             gone: false,
             replaced: false,
@@ -262,12 +266,13 @@ impl Outgoing {
             self.passed(1);
             return Ok(true);
         };
-        let mut carried = Vec::new();
-        if flight::raise(&self.target, counter, 1, &mut carried)? == 0 {
-            return Ok(false);
-        }
-        if !carried.is_empty() {
-            self.flights.push_back(Flight::counting((self.submitted + 1, put.origin), carried));
+        match flight::raise_once(&self.target, counter)? {
+            Raised::NoRoom => return Ok(false),
+            Raised::Done => {}
+            Raised::Carried(transfer) => {
+                let what = (self.submitted + 1, put.origin, 0);
+                self.flights.push_back(Flight::posted(what, transfer, None));
+            }
         }
         self.counts.counts += 1;
         self.passed(1);
@@ -301,13 +306,16 @@ impl Outgoing {
                 (Ok(()), None) => Ok(1),
                 (Ok(()), Some(counter)) => {
                     pass.settle();
-                    let mut carried = Vec::new();
-                    let raised = flight::raise(&target, counter, 1, &mut carried);
-                    if !carried.is_empty() {
-                        let first = (self.submitted + done as u64 + 1, put.origin);
-                        self.flights.push_back(Flight::counting(first, carried));
+                    match flight::raise_once(&target, counter) {
+                        Ok(Raised::Done) => Ok(1),
+                        Ok(Raised::NoRoom) => Ok(0),
+                        Ok(Raised::Carried(transfer)) => {
+                            let what = (self.submitted + done as u64 + 1, put.origin, 0);
+                            self.flights.push_back(Flight::posted(what, transfer, None));
+                            Ok(1)
+                        }
+                        Err(code) => Err(code),
                     }
-                    raised
                 }
                 (Err(code), _) => Err(code),
             };
@@ -405,31 +413,43 @@ impl Outgoing {
     fn post(&mut self, first: Put) -> Result<bool, FaultCode> {
         let local = self.locals.get(first.local as usize);
         let remote = self.target.space.get(first.remote as usize);
-        let mut pairs = Vec::new();
-        let mut bytes = 0;
-        for put in &self.waiting {
-            let same = (put.local, put.remote) == (first.local, first.remote);
-            let alone = first.counter.is_some() && !pairs.is_empty();
-            let counted = put.counter.is_some() && !pairs.is_empty();
-            if !same || alone || counted || put.len == 0 || bytes >= FLIGHT_BYTES {
-                break;
-            }
-            pairs.push(Pair {
-                local: Place { region: 0, offset: put.src, kind: local.kind() },
-                remote: Place {
-                    region: 0,
-                    offset: remote.window.offset + put.dst,
-                    kind: remote.inner.kind,
-                },
-                len: put.len,
-            });
-            bytes += put.len;
-        }
-        let count = pairs.len();
+        let pair_of = |put: &Put| Pair {
+            local: Place { region: 0, offset: put.src, kind: local.kind() },
+            remote: Place {
+                region: 0,
+                offset: remote.window.offset + put.dst,
+                kind: remote.inner.kind,
+            },
+            len: put.len,
+        };
+        let one = pair_of(&first);
         let extent = Span { offset: 0, len: remote.inner.len };
-        let shape = match count {
-            1 => Shape::range(pairs[0], local.extent(), extent),
-            _ => Shape::vector(pairs.into(), |_| local.extent(), |_| extent),
+        let goes_along = |put: &&Put| {
+            let same = (put.local, put.remote) == (first.local, first.remote);
+            same && put.counter.is_none() && put.len > 0
+        };
+        let mut list = None;
+        let (mut count, mut bytes) = (1, first.len);
+        if first.counter.is_none() && self.waiting.get(1).as_ref().is_some_and(goes_along) {
+            let mut pairs = self.lists.pop().unwrap_or_else(|| vec![one; LIST].into());
+            // Nobody else has it: lists come back when their flights are over.
+            if let Some(places) = Arc::get_mut(&mut pairs) {
+                let others = self.waiting.iter().take_while(goes_along);
+                (count, bytes) = (0, 0);
+                for (place, put) in places.iter_mut().zip(others) {
+                    if bytes >= FLIGHT_BYTES {
+                        break;
+                    }
+                    *place = pair_of(put);
+                    bytes += put.len;
+                    count += 1;
+                }
+                list = Some(pairs);
+            }
+        }
+        let shape = match &list {
+            None => Shape::range(one, local.extent(), extent),
+            Some(pairs) => Shape::vector_of(pairs.clone(), count, |_| local.extent(), |_| extent),
         };
         let shape = shape.map_err(|_| FaultCode::Destination)?;
         let work = Work::between(shape, local.clone(), remote.inner.clone());
@@ -441,7 +461,10 @@ impl Outgoing {
             transfer::post(self.target.endpoint(), self.target.session(), &batch, Then::Leaves);
         let transfer = match posted {
             Ok(transfer) => transfer,
-            Err(PostError::Busy { .. }) => return Ok(false),
+            Err(PostError::Busy { .. }) => {
+                self.lists.extend(list);
+                return Ok(false);
+            }
             Err(PostError::PeerGone) => return Err(FaultCode::PeerGone),
             Err(error) => {
                 tracing::warn!(%error, "a put was not posted");
@@ -454,7 +477,7 @@ impl Outgoing {
         self.counts.flights += 1;
         self.bytes_under_way += bytes;
         let what = (self.submitted + 1, first.origin, bytes);
-        self.flights.push_back(Flight::posted(what, transfer));
+        self.flights.push_back(Flight::posted(what, transfer, list));
         self.passed(count);
         Ok(true)
     }
@@ -482,6 +505,8 @@ impl Outgoing {
             if counts.capacity() > 0 {
                 self.spare.push(counts);
             }
+            // One that somebody still has is not kept: a transfer that was given up may be at work on it.
+            self.lists.extend(flight.take_list().filter(|list| Arc::strong_count(list) == 1));
             self.flights.pop_front();
             moved = true;
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use peerway_core::abi::LINE;
 use peerway_core::command::{MAX_COUNTERS, MAX_PEERS};
+use peerway_core::metadata::Metadata;
 use peerway_core::region::Access;
 
 use super::board::{Board, Shape};
@@ -17,9 +18,10 @@ use super::copiers::Set;
 use super::counters::{Counters, FIRST_ID};
 use super::fault::{Fault, Faults};
 use super::forward::{Forward, is_inside};
+use super::outgoing::Locals;
 use super::pusher::{Pusher, PusherError};
 use super::space::{Space, Window};
-use super::target::Target;
+use super::target::{Target, Targets};
 use super::worker::{Shared, Stats, Worker};
 use crate::endpoint::Endpoint;
 use crate::error::{ImportError, RegisterError};
@@ -30,6 +32,7 @@ use crate::memory::{Region, SharedMemory};
 use crate::os::topology::cpus_of_node;
 use crate::os::{affinity, process};
 use crate::peer::Peer;
+use crate::peers::Whom;
 
 /// Threads of a proxy, unless told otherwise, at most.
 const THREADS: usize = 4;
@@ -318,7 +321,7 @@ impl Proxy {
         }
         // Mapped now, before anything is locked that a worker reads: it may not ask the driver for it while a kernel waits.
         let targets = self.shared.targets.read().unwrap().clone();
-        for target in targets.iter().flatten() {
+        for target in targets.iter().flatten().flat_map(Targets::all) {
             (0..target.space.len()).for_each(|at| drop(target.way(&region.handle.memory, at)));
         }
         let mut locals = self.shared.locals.write().unwrap();
@@ -350,7 +353,9 @@ impl Proxy {
         let counters = &self.shared.counters;
         let words = counters.region.advertise(Access::WRITE)?;
         let count = counters.count() as u32;
-        Ok(Card::new(described?, count, self.first_id, words).to_bytes())
+        let metadata = self.endpoint.upgrade().map(|endpoint| endpoint.metadata());
+        let metadata = metadata.unwrap_or_default();
+        Ok(Card::new(metadata, described?, count, self.first_id, words).to_bytes())
     }
 
     /// Has commands to `number` go to this peer, whose proxy gave the card; its windows, as kernels name them.
@@ -367,33 +372,8 @@ impl Proxy {
         let most = self.shared.board.shape().peers - 1;
         within("a peer's number", number.into(), 0, most)?;
         let card = Card::from_bytes(card).ok_or(ProxyError::NotACard)?;
-        let mut space = Space::default();
-        for (window, descriptor) in &card.windows {
-            let remote = peer.import(descriptor)?;
-            let writes = remote.access().allows(Access::WRITE);
-            if remote.len() != window.len || !writes || !space.push(*window, remote) {
-                return Err(ProxyError::NotACard);
-            }
-        }
-        let counter_words = peer.import(&card.counter_words)?;
-        let enough = counter_words.len() >= Counters::bytes(card.counters as usize) as u64;
-        let writes = counter_words.access().allows(Access::WRITE);
-        // Where they are mapped they are words of a line each.
-        let mapped = counter_words.inner.direct.mapped().map(|(base, _)| base as usize);
-        let aligned = mapped
-            .is_none_or(|base| (base + counter_words.window.offset as usize).is_multiple_of(LINE));
-        let ids = card.first_id >= FIRST_ID && card.first_id & 0xffff == 0;
-        if !enough || !writes || !aligned || !ids {
-            return Err(ProxyError::NotACard);
-        }
-        let windows = space.windows();
-        let target = Target {
-            peer: peer.clone(),
-            space,
-            counters: card.counters as usize,
-            first_id: card.first_id,
-            counter_words,
-        };
+        let target = Arc::new(target_of(peer, &card)?);
+        let windows = target.space.windows();
         // Mapped and made ready before workers hear of it: later a kernel may wait for it, and the driver for the kernel.
         let mut copying = self.copying.lock().unwrap();
         let locals = self.shared.locals.read().unwrap().clone();
@@ -405,16 +385,52 @@ impl Proxy {
                 self.have_copiers(&mut copying, device)?;
             }
         }
-        let mut targets = self.shared.targets.write().unwrap();
-        let place = &mut targets[usize::from(number)];
-        if place.as_ref().is_some_and(|there| there.peer.is_alive()) {
+        let taken = |place: &Option<Targets>| {
+            place.as_ref().is_some_and(|there| there.of(0).peer.is_alive())
+        };
+        if taken(&self.shared.targets.read().unwrap()[usize::from(number)]) {
             return Err(ProxyError::Taken { number });
         }
-        *place = Some(Arc::new(target));
+        let all = self.strands(target, &card, &locals);
+        let mut targets = self.shared.targets.write().unwrap();
+        let place = &mut targets[usize::from(number)];
+        if taken(place) {
+            return Err(ProxyError::Taken { number });
+        }
+        *place = Some(Targets::new(all));
         self.shared.board.peer_fault(number.into()).store(0, Ordering::Release);
         drop(targets);
         self.changed();
         Ok(windows)
+    }
+
+    /// What each thread sends to: where lanes carry anything, each thread has a session of its own with the peer, so that none waits
+    /// for another's lanes. One that cannot be had is no failure.
+    fn strands(&self, first: Arc<Target>, card: &Card, locals: &Locals) -> Vec<Arc<Target>> {
+        let (endpoint, session) = (first.endpoint().clone(), first.session().clone());
+        let metadata = Metadata::from_bytes(&card.metadata).ok();
+        let metadata = metadata.filter(|m| m.incarnation == session.incarnation);
+        let to_self = session.incarnation == endpoint.incarnation;
+        let mut all = vec![first];
+        let Some(metadata) = metadata.filter(|_| !to_self && all[0].needs_lanes(locals)) else {
+            return all;
+        };
+        for worker in 1..self.workers {
+            let whom = Whom { who: session.incarnation, strand: worker as u16 };
+            let timeout = endpoint.config.connect_timeout;
+            let strand = endpoint.connect_to(whom, &metadata, timeout);
+            let strand = strand.map_err(|error| error.to_string());
+            let target =
+                strand.and_then(|peer| target_of(&peer, card).map_err(|error| error.to_string()));
+            match target {
+                Ok(target) => all.push(Arc::new(target)),
+                Err(error) => {
+                    tracing::warn!(%error, worker, "a proxy's thread shares the lanes of another");
+                    all.push(all[0].clone());
+                }
+            }
+        }
+        all
     }
 
     /// From now on, whenever the rule's counter rises, what has arrived is copied on, and then others are told. It is done by the
@@ -655,4 +671,34 @@ fn within(what: &'static str, given: usize, least: usize, most: usize) -> Result
     }
     let [given, least, most] = [given, least, most].map(|n| n as u64);
     Err(ProxyError::OutOfRange { what, given, least, most })
+}
+
+/// A peer whose card was given, over one session with it.
+fn target_of(peer: &Peer, card: &Card) -> Result<Target, ProxyError> {
+    let mut space = Space::default();
+    for (window, descriptor) in &card.windows {
+        let remote = peer.import(descriptor)?;
+        let writes = remote.access().allows(Access::WRITE);
+        if remote.len() != window.len || !writes || !space.push(*window, remote) {
+            return Err(ProxyError::NotACard);
+        }
+    }
+    let counter_words = peer.import(&card.counter_words)?;
+    let enough = counter_words.len() >= Counters::bytes(card.counters as usize) as u64;
+    let writes = counter_words.access().allows(Access::WRITE);
+    // Where they are mapped they are words of a line each.
+    let mapped = counter_words.inner.direct.mapped().map(|(base, _)| base as usize);
+    let aligned = mapped
+        .is_none_or(|base| (base + counter_words.window.offset as usize).is_multiple_of(LINE));
+    let ids = card.first_id >= FIRST_ID && card.first_id & 0xffff == 0;
+    if !enough || !writes || !aligned || !ids {
+        return Err(ProxyError::NotACard);
+    }
+    Ok(Target {
+        peer: peer.clone(),
+        space,
+        counters: card.counters as usize,
+        first_id: card.first_id,
+        counter_words,
+    })
 }

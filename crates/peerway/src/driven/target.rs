@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::counters;
+use super::outgoing::Locals;
 use super::space::Space;
 use crate::gpu::device::Device;
 use crate::inner::Inner;
@@ -19,6 +20,26 @@ pub(crate) struct Target {
     pub(crate) first_id: u32,
     /// Mapped here where the peer is on this host.
     pub(crate) counter_words: RemoteRegion,
+}
+
+/// A peer as each thread of the proxy sees it: over lanes of its own where lanes carry anything.
+#[derive(Clone)]
+pub(crate) struct Targets(Arc<[Arc<Target>]>);
+
+impl Targets {
+    /// The first is the first thread's, and of every thread that has none.
+    pub(crate) fn new(targets: Vec<Arc<Target>>) -> Self {
+        Self(targets.into())
+    }
+
+    /// Of a thread.
+    pub(crate) fn of(&self, worker: usize) -> &Arc<Target> {
+        self.0.get(worker).unwrap_or(&self.0[0])
+    }
+
+    pub(crate) fn all(&self) -> &[Arc<Target>] {
+        &self.0
+    }
 }
 
 /// How bytes of one of our windows reach one of a peer's.
@@ -46,6 +67,15 @@ impl Target {
 
     pub(crate) fn remote(&self, window: usize) -> &Arc<RemoteInner> {
         &self.space.get(window).inner
+    }
+
+    /// Whether lanes carry anything from these windows, or a count.
+    pub(crate) fn needs_lanes(&self, locals: &Locals) -> bool {
+        let by_lanes = |local: &RegionInner| {
+            (0..self.space.len()).any(|window| matches!(self.way(local, window), Way::Post))
+        };
+        self.counter_words.inner.direct.mapped().is_none()
+            || locals.iter().any(|(_, local)| by_lanes(local))
     }
 
     /// How the bytes of a window of ours get there.

@@ -18,7 +18,7 @@ use super::fault::{Fault, Faults};
 use super::forward::{Forward, Forwarding};
 use super::outgoing::{From, Locals, Outgoing, Told};
 use super::ring::{Consumer, Memory};
-use super::target::Target;
+use super::target::Targets;
 use crate::clock;
 use peerway_core::abi::FaultCode;
 
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<Counters>,
     pub(crate) faults: Faults,
     pub(crate) locals: RwLock<Arc<Locals>>,
-    pub(crate) targets: RwLock<Vec<Option<Arc<Target>>>>,
+    pub(crate) targets: RwLock<Vec<Option<Targets>>>,
     pub(crate) forwards: RwLock<Vec<Arc<Forward>>>,
     /// Copiers that were made for workers, by the worker's number, until it takes them.
     pub(crate) copiers: Mutex<Vec<(usize, Set)>>,
@@ -195,7 +195,7 @@ impl Worker {
     pub(crate) fn turn(&mut self) -> bool {
         let shared = &self.shared;
         let told = shared.told();
-        if self.peers.refresh(shared, self.rings.len()) {
+        if self.peers.refresh(shared, self.place.0, self.rings.len()) {
             renew_forwards(&mut self.forwards, shared, self.place);
             take_copiers(&mut self.copiers, shared, self.place.0);
         }
@@ -234,22 +234,22 @@ impl Worker {
 impl Peers {
     /// Takes note of peers and windows that were added; whether anything was.
     #[inline]
-    fn refresh(&mut self, shared: &Shared, rings: usize) -> bool {
+    fn refresh(&mut self, shared: &Shared, worker: usize, rings: usize) -> bool {
         let generation = shared.generation.load(Ordering::Acquire);
         let changed = generation != self.generation;
         if changed {
             self.generation = generation;
-            self.renew(shared, rings);
+            self.renew(shared, worker, rings);
         }
         changed
     }
 
     #[cold]
-    fn renew(&mut self, shared: &Shared, rings: usize) {
+    fn renew(&mut self, shared: &Shared, worker: usize, rings: usize) {
         let locals = shared.locals.read().unwrap().clone();
         let targets = shared.targets.read().unwrap();
-        for (number, (ours, target)) in self.all.iter_mut().zip(targets.iter()).enumerate() {
-            let Some(target) = target else { continue };
+        for (number, (ours, targets)) in self.all.iter_mut().zip(targets.iter()).enumerate() {
+            let Some(target) = targets.as_ref().map(|targets| targets.of(worker)) else { continue };
             match ours {
                 Some(outgoing) if Arc::ptr_eq(&outgoing.target, target) => {
                     outgoing.set_locals(locals.clone());

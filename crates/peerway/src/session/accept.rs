@@ -22,8 +22,10 @@ use crate::inner::{Inner, random};
 use crate::os::process::HostFacts;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
+use crate::peers::Whom;
 use crate::progress::driver::{DOOR, NewSession};
 use crate::progress::shard::Shard;
+use crate::shards::MAX_STRANDS;
 use crate::transport::lane::{Lane, Role};
 use crate::transport::tcp::TcpWire;
 use crate::transport::verbs::queue::Queue;
@@ -223,14 +225,21 @@ impl Door {
     ) -> Option<NewSession> {
         match (message, pending.session) {
             (Control::Hello(hello), None) => {
-                match self.greet(endpoint, &hello, now) {
-                    Ok(welcome) => {
+                let greeted = self.greet(endpoint, &hello, now).and_then(|welcome| {
+                    let shard = endpoint.shard_of(hello.strand).map_err(|error| {
+                        tracing::warn!(%error, "no shard for one more session");
+                        Refusal::Full
+                    })?;
+                    Ok((welcome, shard))
+                });
+                match greeted {
+                    Ok((welcome, shard)) => {
                         reply(&mut pending.stream, &Control::Welcome(welcome))?;
                         pending.session = Some(hello.session);
                         let half = HalfOpen {
                             lanes: Vec::new(),
                             queues: Vec::new(),
-                            shard: endpoint.next_shard(),
+                            shard,
                             link: None,
                             secret: Box::new(random()),
                             deadline: pending.deadline,
@@ -294,12 +303,19 @@ impl Door {
         if self.half_open.len() >= MAX_PENDING || self.half_open.contains_key(&hello.session) {
             return Err(Refusal::Full);
         }
-        if let Some(old) = endpoint.live_session(&hello.incarnation)
+        let whom = Whom { who: hello.incarnation, strand: hello.strand };
+        // Strands are of a session.
+        if whom.strand > MAX_STRANDS
+            || (whom.strand > 0 && endpoint.live_session(&whom.who.into()).is_none())
+        {
+            return Err(Refusal::UnknownSession);
+        }
+        if let Some(old) = endpoint.live_session(&whom)
             && hello.replaces == Some(old.id)
         {
             old.remove();
         }
-        if endpoint.has_or_opens(&hello.incarnation) {
+        if endpoint.has_or_opens(&whom) {
             return Err(Refusal::Exists(endpoint.incarnation));
         }
         let pin = endpoint.config.transport;
@@ -409,7 +425,8 @@ fn complete(
             return None;
         }
     };
-    let Some(claim) = endpoint.begin_accepting(half.hello.incarnation) else {
+    let whom = Whom { who: half.hello.incarnation, strand: half.hello.strand };
+    let Some(claim) = endpoint.begin_accepting(whom) else {
         let refusal = Refusal::Exists(endpoint.incarnation);
         reply(&mut pending.stream, &Control::Refuse(refusal));
         return None;
@@ -437,7 +454,7 @@ fn complete(
     }
     let parts = Parts {
         id: half.hello.session,
-        incarnation: half.hello.incarnation,
+        whom,
         addr: pending.addr,
         path,
         reach,

@@ -25,6 +25,8 @@ use crate::os::net;
 use crate::os::process::HostFacts;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
+use crate::peer::Peer;
+use crate::peers::Whom;
 use crate::progress::driver::NewSession;
 use crate::progress::shard::Shard;
 use crate::transport::lane::{Lane, Role};
@@ -32,21 +34,94 @@ use crate::transport::tcp::TcpWire;
 use crate::transport::verbs::queue::Queue;
 
 /// What came of an attempt.
-pub(crate) enum Outcome {
+enum Outcome {
     /// A session to adopt.
     Opened(Box<NewSession>),
     /// The peer says that there is one between the two already, or on its way.
     Exists(Incarnation),
 }
 
+impl Inner {
+    /// Opens a session, the one that is everybody's or a strand of it, or finds it.
+    pub(crate) fn connect_to(
+        self: &Arc<Self>,
+        whom: Whom,
+        metadata: &Metadata,
+        timeout: Duration,
+    ) -> Result<Peer, ConnectError> {
+        self.check_open().map_err(ConnectError::from)?;
+        let deadline = clock::after(clock::now(), timeout);
+        let mut last = None;
+        for (at, &addr) in metadata.addresses.iter().enumerate() {
+            // Behind a dead link an address is silent: the others must have their share of the time.
+            let share = (metadata.addresses.len() - at) as u32;
+            let patience = clock::until(deadline, clock::now()) / share;
+            match self.connect_at(addr, Some(whom), patience, deadline) {
+                Ok(peer) => return Ok(peer),
+                // Only an address that nobody answers at is a reason to try the next.
+                Err(error @ (ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })) => {
+                    last = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last.unwrap_or(ConnectError::EndpointClosed))
+    }
+
+    /// Opens a session with whoever listens at `addr`, or finds it.
+    pub(crate) fn connect_at(
+        self: &Arc<Self>,
+        addr: SocketAddr,
+        expects: Option<Whom>,
+        patience: Duration,
+        deadline: u64,
+    ) -> Result<Peer, ConnectError> {
+        loop {
+            if let Some(whom) = expects {
+                if let Some(session) = self.live_session(&whom) {
+                    return Ok(Peer::new(self.clone(), session));
+                }
+                if !self.begin_opening(whom, deadline) {
+                    continue;
+                }
+            }
+            // The session is known before the attempt is over: in between the peer could open
+            // another.
+            let outcome =
+                open(self, addr, expects, patience, deadline).map(|opened| match opened {
+                    Outcome::Opened(new) => Ok(self.opened(*new)),
+                    Outcome::Exists(who) => Err(who),
+                });
+            if let Some(whom) = expects {
+                self.end_opening(&whom);
+            }
+            let who = match outcome? {
+                Ok(peer) => return Ok(peer),
+                Err(who) => who,
+            };
+            // The other side opens, or has not noticed that the last session is over: one of the
+            // two is true within moments.
+            let whom = expects.unwrap_or(who.into());
+            if let Some(session) = self.wait_for(&whom, Duration::from_millis(20)) {
+                return Ok(Peer::new(self.clone(), session));
+            }
+            if clock::now() >= deadline {
+                let millis = self.config.connect_timeout.as_millis() as u64;
+                return Err(ConnectError::TimedOut { addr, millis });
+            }
+        }
+    }
+}
+
 /// Tries to open a session with whoever listens at `addr`, who must take the call within `patience`.
-pub(crate) fn open(
+fn open(
     endpoint: &Arc<Inner>,
     addr: SocketAddr,
-    expects: Option<Incarnation>,
+    expects: Option<Whom>,
     patience: Duration,
     deadline: u64,
 ) -> Result<Outcome, ConnectError> {
+    let strand = expects.map_or(0, |whom| whom.strand);
     let left = || clock::until(deadline, clock::now()).max(Duration::from_millis(1));
     let fail = |error: HelloError| hello_failed(endpoint, addr, error);
     let config = &endpoint.config;
@@ -60,13 +135,14 @@ pub(crate) fn open(
     let here = stream.local_addr().is_ok_and(|local| local.ip() == addr.ip());
     let several = 4.max(endpoint.rails.len().min(usize::from(MAX_LANES)) as u16);
     let bulk = config.lanes.unwrap_or(if here { 1 } else { several });
-    let shard = endpoint.next_shard();
+    let shard = endpoint.shard_of(strand).map_err(|e| os("making a shard", e))?;
     let host = HostFacts::here();
     let hello = Hello {
         incarnation: endpoint.incarnation,
-        expects,
+        expects: expects.map(|whom| whom.who),
         session,
-        replaces: expects.and_then(|who| endpoint.last_session(&who)),
+        replaces: expects.and_then(|whom| endpoint.last_session(&whom)),
+        strand,
         lanes: bulk,
         detect_ms: config.detect.as_millis() as u32,
         metadata: endpoint.metadata(),
@@ -153,7 +229,7 @@ pub(crate) fn open(
     add_queues(&mut lanes, queues, now);
     let parts = Parts {
         id: session,
-        incarnation: welcome.incarnation,
+        whom: Whom { who: welcome.incarnation, strand },
         addr,
         path,
         reach,
@@ -383,13 +459,13 @@ fn os(what: &'static str, source: io::Error) -> ConnectError {
 fn refused(
     endpoint: &Inner,
     addr: SocketAddr,
-    expects: Option<Incarnation>,
+    expects: Option<Whom>,
     refusal: Refusal,
 ) -> ConnectError {
     match refusal {
         Refusal::OtherIncarnation => ConnectError::OtherIncarnation {
             addr,
-            expected: expects.unwrap_or(endpoint.incarnation),
+            expected: expects.map_or(endpoint.incarnation, |whom| whom.who),
         },
         Refusal::Full => ConnectError::PeerFull { addr },
         Refusal::Pinned(why) => ConnectError::PeerRefuses { addr, why },

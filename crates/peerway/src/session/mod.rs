@@ -23,6 +23,7 @@ use crate::memory::RemoteInner;
 use crate::os::process::Pidfd;
 use crate::os::shm::Mapping;
 use crate::path::Path;
+use crate::peers::Whom;
 use crate::progress::shard::{Command, Shard};
 use import::Imports;
 use link::Link;
@@ -31,6 +32,8 @@ use link::Link;
 pub(crate) struct Session {
     pub(crate) id: [u8; 16],
     pub(crate) incarnation: Incarnation,
+    /// Which of the sessions with it: 0 is everybody's.
+    pub(crate) strand: u16,
     pub(crate) addr: SocketAddr,
     pub(crate) shard: Arc<Shard>,
     /// Position in the driver's table, set when the driver takes the session over.
@@ -88,7 +91,7 @@ pub(crate) struct PeerCounters {
 /// What a session is made of once the handshake is over.
 pub(crate) struct Parts {
     pub(crate) id: [u8; 16],
-    pub(crate) incarnation: Incarnation,
+    pub(crate) whom: Whom,
     pub(crate) addr: SocketAddr,
     pub(crate) path: Path,
     pub(crate) reach: Reach,
@@ -103,7 +106,8 @@ impl Session {
     pub(crate) fn new(parts: Parts, shard: Arc<Shard>) -> Arc<Self> {
         Arc::new(Self {
             id: parts.id,
-            incarnation: parts.incarnation,
+            incarnation: parts.whom.who,
+            strand: parts.whom.strand,
             addr: parts.addr,
             shard,
             index: AtomicUsize::new(usize::MAX),
@@ -122,6 +126,11 @@ impl Session {
             alive: AtomicBool::new(true),
             closing: AtomicBool::new(false),
         })
+    }
+
+    /// Whom it leads to.
+    pub(crate) fn whom(&self) -> Whom {
+        Whom { who: self.incarnation, strand: self.strand }
     }
 
     /// Whether transfers can be posted.

@@ -32,7 +32,7 @@ impl Driven {
         pair.b.region("r", LEN, world.memory())?;
         let card = hex::decode(&pair.b.ask("proxy x e r")?)?;
         let ours = world.region(&pair.a, LEN)?;
-        let builder = Proxy::builder(&pair.a).threads(1).rings(3).slots(64).peers(8);
+        let builder = Proxy::builder(&pair.a).threads(2).rings(3).slots(64).peers(8);
         let proxy = builder.timeout(timeout).build()?;
         let from = proxy.window(&ours)?;
         let windows = proxy.add_peer(PEER, &pair.peer, &card)?;

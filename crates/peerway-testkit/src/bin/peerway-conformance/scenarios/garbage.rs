@@ -151,6 +151,14 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
         raw.send(&control(&Control::Hello(absurd)))?;
         raw.send(&control(&Control::Ready(ready())))?;
     }
+    world.step("strands of sessions that there are not");
+    for strand in [1, 64, 65, u16::MAX] {
+        let mut raw = open(&mut random)?;
+        let Control::Hello(hello) = raw.hello() else { continue };
+        raw.send(&control(&Control::Hello(Hello { strand, ..hello })))?;
+        let answer = raw.control()?;
+        ensure!(answer == Control::Refuse(Refusal::UnknownSession), "{answer:?} to a strand");
+    }
     world.step("many at once");
     let crowd: Vec<Raw> = (0..200).map(|_| open(&mut random)).collect::<Result<_>>()?;
     drop(crowd);

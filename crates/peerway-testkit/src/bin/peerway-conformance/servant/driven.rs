@@ -11,7 +11,7 @@ impl Servant {
         let name = words.text()?.to_owned();
         if verb == "proxy" {
             let endpoint = self.endpoint(&mut words)?.clone();
-            let proxy = typed(Proxy::builder(&endpoint).threads(1).rings(2).counters(64).build())?;
+            let proxy = typed(Proxy::builder(&endpoint).threads(2).rings(2).counters(64).build())?;
             let region = self.regions.get(words.text()?).context("no such region")?;
             typed(proxy.window(region))?;
             let card = hex::encode(&typed(proxy.card())?);

@@ -1,0 +1,76 @@
+//! Threads of proxies have sessions of their own with a peer where lanes carry what they send.
+//!
+//! One test, in a program of its own: it counts the threads of the process.
+
+use std::time::Duration;
+
+use peerway::driven::{Proxy, PusherError};
+use peerway::{Endpoint, Pin};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// Threads of this process that serve lanes.
+fn serving_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+    let names = tasks.filter_map(|task| name(task.ok()?));
+    names.filter(|name| name.trim() == "peerway-serve").count()
+}
+
+#[test]
+fn each_thread_has_lanes_of_its_own() {
+    for (pin, strands) in [(Pin::Tcp, 2), (Pin::LocalRing, 2), (Pin::LocalMap, 0)] {
+        let before = serving_threads();
+        let endpoints = [0, 1].map(|_| Endpoint::builder().transport(pin).build().unwrap());
+        let [a, b] = &endpoints;
+        let [near, far] = [a, b].map(|endpoint| {
+            Proxy::builder(endpoint).threads(3).rings(4).slots(64).build().unwrap()
+        });
+        let (ours, theirs) = (a.allocate(4096).unwrap(), b.allocate(4096).unwrap());
+        let from = near.window(&ours).unwrap().base;
+        let to = far.window(&theirs).unwrap().base;
+        let there = a.connect(&b.metadata()).unwrap();
+        let back = b.accept(SOON).unwrap();
+        // Both sides have proxies that know each other, and share what either opened.
+        far.add_peer(0, &back, &near.card().unwrap()).unwrap();
+        near.add_peer(0, &there, &far.card().unwrap()).unwrap();
+        assert_eq!(serving_threads() - before, 2 + 2 * strands, "{pin}");
+        for endpoint in &endpoints {
+            assert_eq!(endpoint.peers().len(), 1, "{pin}: a thread is no peer");
+            assert!(endpoint.accept(Duration::from_millis(1)).is_err(), "{pin}: nor accepted");
+        }
+        let _armed = (near.arm(), far.arm());
+        for ring in 0..4u64 {
+            let (at, text) = (ring * 100, format!("from ring {ring}."));
+            ours.write_at(at, text.as_bytes()).unwrap();
+            let pusher = near.pusher(ring as u32).unwrap();
+            pusher.put_with_count(0, to + at, from + at, 12, 7).unwrap();
+            pusher.quiet(0).unwrap();
+            let mut came = [0; 12];
+            theirs.read_at(at, &mut came).unwrap();
+            assert_eq!(came, text.as_bytes(), "{pin}");
+            far.pusher(ring as u32).unwrap().signal(0, 9).unwrap();
+        }
+        assert_eq!(far.wait_counter(7, 4, SOON), 4, "{pin}");
+        assert_eq!(near.wait_counter(9, 4, SOON), 4, "{pin}");
+        if strands > 0 {
+            assert_eq!(there.stats().bytes_written, 48, "{pin}: of all threads");
+        }
+        // With the peer its strands go, and every thread says so, on both sides.
+        a.remove_peer(&there);
+        for proxy in [&near, &far] {
+            for ring in 0..4 {
+                let pusher = proxy.pusher(ring).unwrap();
+                let gone = || {
+                    let _ = pusher.put(0, to, from, 4);
+                    matches!(pusher.quiet(0), Err(PusherError::Failed))
+                };
+                let told = (0..1000).any(|_| {
+                    std::thread::sleep(Duration::from_millis(1));
+                    gone()
+                });
+                assert!(told, "{pin}, ring {ring}");
+            }
+        }
+    }
+}

@@ -336,6 +336,15 @@ impl Control {
     }
 }
 
+/// One more session between two endpoints.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Strand {
+    /// From 1 on.
+    pub number: u16,
+    /// The session that it belongs to. Only the two know its name, so nobody else can add to it.
+    pub of: [u8; 16],
+}
+
 /// Who wants to open a session.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Hello {
@@ -348,9 +357,8 @@ pub struct Hello {
     /// The session between the two that is over for the opener. Only the two know its name, so it
     /// proves to the acceptor that its goodbye is on the way.
     pub replaces: Option<[u8; 16]>,
-    /// Which session between the two it is: 0 for the one that is everybody's, further ones for threads that
-    /// want lanes of their own.
-    pub strand: u16,
+    /// Set where it is one more session for a thread that wants lanes of its own.
+    pub strand: Option<Strand>,
     /// How many bulk lanes it will open.
     pub lanes: u16,
     /// Its detection time in milliseconds; both use the longer one.

@@ -46,7 +46,7 @@ impl Raw {
             incarnation: self.incarnation,
             expects: None,
             replaces: None,
-            strand: 0,
+            strand: None,
             session: self.session,
             lanes: 1,
             detect_ms: 1000,

@@ -19,7 +19,6 @@ use crate::inner::{Inner, random};
 use crate::memory::{Backing, OwnedMemory, Region, RegionInner, SharedMemory};
 use crate::os::{net, process, unix};
 use crate::peer::Peer;
-use crate::progress::driver::Driver;
 use crate::session::accept::Door;
 use crate::transport::verbs::Rdma;
 
@@ -106,8 +105,7 @@ impl Endpoint {
             Some(Door::new(&shards[0], listeners, local).map_err(os("watching the listeners"))?);
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
         for shard in &shards {
-            let driver = Driver::new(inner.clone(), shard.clone(), door.take());
-            shard.start(&inner, driver).map_err(os("starting a service thread"))?;
+            inner.start_shard(shard, door.take()).map_err(os("starting a service thread"))?;
         }
         inner.announce();
         Ok(endpoint)
@@ -184,7 +182,7 @@ impl Endpoint {
     /// Every live peer.
     pub fn peers(&self) -> Vec<Peer> {
         let sessions = self.inner().live_sessions();
-        let sessions = sessions.into_iter().filter(|session| session.strand == 0);
+        let sessions = sessions.into_iter().filter(|session| session.strand.is_none());
         sessions.map(|s| Peer::new(self.inner().clone(), s)).collect()
     }
 

@@ -217,7 +217,7 @@ impl Inner {
         sleep: impl Fn(Duration),
     ) {
         while !over() && self.check_open().is_ok() {
-            for shard in self.shards.all() {
+            for shard in self.shards.dealt() {
                 if shard.lend(&over, clock::now(), deadline, Duration::ZERO) {
                     return;
                 }
@@ -228,7 +228,10 @@ impl Inner {
             }
             // On a single shard the sleeper hears its lanes; with more, whoever serves wakes it.
             let nap = left.min(Duration::from_millis(500));
-            let dozed = self.shards.only().is_some_and(|only| only.doze(&over, nap));
+            let dozed = match self.shards.dealt() {
+                [only] => only.doze(&over, nap),
+                _ => false,
+            };
             if !dozed {
                 sleep(nap);
             }

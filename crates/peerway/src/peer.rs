@@ -167,7 +167,8 @@ impl Peer {
     /// What went to and fro, also by threads of proxies.
     pub fn stats(&self) -> PeerStats {
         let mut sum = PeerStats::default();
-        let strands = self.endpoint.strands_of(&self.session);
+        let open = self.endpoint.check_open().is_ok();
+        let strands = if open { self.endpoint.strands_of(&self.session) } else { Vec::new() };
         for session in strands.iter().chain([&self.session]) {
             let stats = &session.stats;
             let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use peerway_core::ids::Incarnation;
+use peerway_core::wire::Strand;
 
 use crate::clock;
 use crate::inner::Inner;
@@ -60,9 +61,8 @@ impl Peers {
 
     /// The other sessions that belong to one that is everybody's.
     fn strands_of(&self, session: &Session) -> Vec<Arc<Session>> {
-        let first = session.whom();
-        let is_strand = |whom: &Whom| whom.who == first.who && first.strand == 0 && whom.strand > 0;
-        self.live.iter().filter(|(whom, _)| is_strand(whom)).map(|(_, s)| s.clone()).collect()
+        let is_of = |s: &&Arc<Session>| s.strand.is_some_and(|strand| strand.of == session.id);
+        self.live.values().filter(is_of).cloned().collect()
     }
 
     /// The endpoint is closed.
@@ -225,6 +225,7 @@ impl Inner {
         {
             std::thread::yield_now();
         }
+        self.end_if_orphan(&session);
         Peer::new(self.clone(), session)
     }
 
@@ -233,16 +234,30 @@ impl Inner {
         let mut peers = self.peers.lock().unwrap();
         if session.incarnation != self.incarnation {
             peers.live.insert(session.whom(), session.clone());
-            if session.strand == 0 && peers.accepted.len() < MAX_UNASKED {
+            if session.strand.is_none() && peers.accepted.len() < MAX_UNASKED {
                 peers.accepted.push_back(session.clone());
             }
         }
         drop(peers);
         self.peers_changed.notify_all();
+        self.end_if_orphan(session);
     }
 
-    /// A session is over, and its strands with it.
-    pub(crate) fn peer_gone(&self, session: &Arc<Session>) {
+    /// The session of a strand may have gone while it was opened: then nobody has ended the strand.
+    fn end_if_orphan(&self, session: &Arc<Session>) {
+        if !self.has_session_of(session.incarnation, session.strand) {
+            session.remove();
+        }
+    }
+
+    /// Whether the session that a strand belongs to lives; true for what is no strand.
+    pub(crate) fn has_session_of(&self, who: Incarnation, strand: Option<Strand>) -> bool {
+        let first = || self.peers.lock().unwrap().live.get(&Whom::from(who)).cloned();
+        strand.is_none_or(|strand| first().is_some_and(|s| s.is_alive() && s.id == strand.of))
+    }
+
+    /// A session is over. If we `removed` it, so are its strands; else they end by what ended it, or as they find that it has.
+    pub(crate) fn peer_gone(&self, session: &Arc<Session>, removed: bool) {
         let mut peers = self.peers.lock().unwrap();
         let same = |s: &Arc<Session>| Arc::ptr_eq(s, session);
         let mut strands = Vec::new();
@@ -259,7 +274,7 @@ impl Inner {
         peers.accepted.retain(|s| !same(s));
         drop(peers);
         self.peers_changed.notify_all();
-        strands.iter().for_each(Session::found_gone);
+        strands.iter().filter(|_| removed).for_each(Session::remove);
     }
 
     /// Who is at the other end of a session of ours with this id.

@@ -1,15 +1,18 @@
 //! The shards of an endpoint: those that sessions are dealt to, and those of strands.
 //!
-//! A strand's shard is made when the first session wants it and stays; it is driven by the proxy's thread that posts
-//! there, as by any lender, and by its own service thread when nobody does.
+//! A strand's shard is made when a proxy first has a thread for it, never because a peer asks, and stays; it is driven by the
+//! proxy's thread that posts there, as by any lender, and by its own service thread when nobody does.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use peerway_core::wire::Strand;
+
 use crate::inner::Inner;
 use crate::progress::driver::Driver;
 use crate::progress::shard::Shard;
+use crate::session::accept::Door;
 use crate::transport::verbs::port::PortCq;
 
 /// The highest number of a strand: proxies have no more threads.
@@ -20,12 +23,12 @@ pub(crate) const MAX_STRANDS: u16 = 64;
 pub(crate) struct Shards {
     dealt: OnceLock<Vec<Arc<Shard>>>,
     next: AtomicUsize,
+    /// By the strand's number, less one.
     strands: Strands,
     /// Held while a strand's is made.
     making: Mutex<()>,
 }
 
-/// By their number, less one.
 struct Strands([OnceLock<Arc<Shard>>; MAX_STRANDS as usize]);
 
 impl Default for Strands {
@@ -40,17 +43,24 @@ impl Shards {
         let _ = self.dealt.set(shards);
     }
 
-    /// All of them.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Shard>> {
-        let strands = self.strands.0.iter().filter_map(OnceLock::get);
-        self.dealt.get().into_iter().flatten().chain(strands)
+    /// Those that sessions are dealt to, and that everybody waits on.
+    pub(crate) fn dealt(&self) -> &[Arc<Shard>] {
+        self.dealt.get().map_or(&[], Vec::as_slice)
     }
 
-    /// The shard, where there is no other.
-    pub(crate) fn only(&self) -> Option<&Arc<Shard>> {
-        let mut all = self.all();
-        let first = all.next()?;
-        all.next().is_none().then_some(first)
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Shard>> {
+        self.dealt().iter().chain(self.strands.0.iter().filter_map(OnceLock::get))
+    }
+
+    /// The shard for a new session: its strand's own if there is one, or the next in turn.
+    pub(crate) fn of(&self, strand: Option<Strand>) -> Arc<Shard> {
+        let place = |strand: Strand| self.strands.0.get(usize::from(strand.number).checked_sub(1)?);
+        if let Some(shard) = strand.and_then(place).and_then(OnceLock::get) {
+            return shard.clone();
+        }
+        let dealt = self.dealt();
+        dealt[self.next.fetch_add(1, Ordering::Relaxed) % dealt.len()].clone()
     }
 }
 
@@ -63,27 +73,29 @@ impl Inner {
         Shard::new(self.config.spin, ports?)
     }
 
-    /// The shard for a new session: the next in turn, or its strand's own.
-    pub(crate) fn shard_of(self: &Arc<Self>, strand: u16) -> io::Result<Arc<Shard>> {
-        let shards = &self.shards;
-        let Some(at) = usize::from(strand).checked_sub(1) else {
-            let dealt = shards.dealt.get().map_or(&[][..], Vec::as_slice);
-            let next = shards.next.fetch_add(1, Ordering::Relaxed) % dealt.len().max(1);
-            return dealt.get(next).cloned().ok_or_else(|| io::ErrorKind::NotConnected.into());
-        };
-        let place = shards.strands.0.get(at).ok_or(io::ErrorKind::InvalidInput)?;
-        if let Some(shard) = place.get() {
-            return Ok(shard.clone());
+    /// Has it served.
+    pub(crate) fn start_shard(
+        self: &Arc<Self>,
+        shard: &Arc<Shard>,
+        door: Option<Door>,
+    ) -> io::Result<()> {
+        let driver = Driver::new(self.clone(), shard.clone(), door);
+        // Driver and shard hold each other until it is stopped.
+        shard.start(self, driver).inspect_err(|_| shard.stop())
+    }
+
+    /// Has the shards of so many strands.
+    pub(crate) fn have_strands(self: &Arc<Self>, count: usize) -> io::Result<()> {
+        let _making = self.shards.making.lock().unwrap();
+        for place in self.shards.strands.0.iter().take(count).filter(|place| place.get().is_none())
+        {
+            // Whoever closes takes the lock too, so none is made that is not stopped.
+            self.check_open().map_err(|_| io::ErrorKind::NotConnected)?;
+            let shard = self.new_shard()?;
+            self.start_shard(&shard, None)?;
+            let _ = place.set(shard);
         }
-        let _making = shards.making.lock().unwrap();
-        if let Some(shard) = place.get() {
-            return Ok(shard.clone());
-        }
-        // Whoever closes takes the lock too, so none is made that is not stopped.
-        self.check_open().map_err(|_| io::ErrorKind::NotConnected)?;
-        let shard = self.new_shard()?;
-        shard.start(self, Driver::new(self.clone(), shard.clone(), None))?;
-        Ok(place.get_or_init(|| shard).clone())
+        Ok(())
     }
 
     /// No more shards are made: the endpoint is closed.

@@ -179,7 +179,8 @@ impl fmt::Display for Report {
         self.write_rows(f)?;
         writeln!(f)?;
         if pingpong {
-            let watched = |line: &Line| Seen::on(&line.path, self.counted) == Seen::Watched;
+            let watched =
+                |line: &Line| Seen::on(&line.path, line.size, self.counted) == Seen::Watched;
             let (any, all) = (self.lines.iter().any(watched), self.lines.iter().all(watched));
             writeln!(
                 f,
@@ -187,7 +188,7 @@ impl fmt::Display for Report {
                 match (any, all) {
                     (_, true) => "each side watches the last byte, as ib_write_lat does",
                     (true, _) =>
-                        "on verbs each side watches the last byte, as ib_write_lat does; else counters",
+                        "on verbs, up to 64K, each side watches the last byte, as ib_write_lat does; else counters",
                     _ => "each side waits for a counter",
                 }
             )?;

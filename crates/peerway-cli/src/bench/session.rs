@@ -189,7 +189,11 @@ impl Session {
                 .context("with host memory, its limit")?;
         }
         let echo = match op {
-            Op::Pingpong => Some(self.start_pong(tools, total)?),
+            Op::Pingpong => {
+                // What was written to see the path is no ping.
+                tools.control.done(&Request::Blank { len: total })?;
+                Some(self.start_pong(tools, total)?)
+            }
             _ => None,
         };
         let measured = match &self.port {
@@ -220,7 +224,7 @@ impl Session {
     ) -> anyhow::Result<Figures> {
         let Row { op, layout } = *row;
         let total = layout.total();
-        let seen = self.seen(tools);
+        let seen = self.seen(tools, total);
         let Tools { control, watch, dog, mate, scratch, seconds, .. } = tools;
         let against = Against::of(&self.name, self.memory);
         let of_host = !matches!(against, Against::Driver | Against::HostMemory);
@@ -291,7 +295,7 @@ impl Session {
         let mut ask = Ask { op, size: total, iterations: 0, depth, queue_pairs };
         let (ours, theirs, times) = (Vec::new(), Vec::new(), Times::new());
         let mut pairs = Pairs { depth, queue_pairs, ours, theirs, times, again: 0 };
-        let seen = self.seen(tools);
+        let seen = self.seen(tools, total);
         let mut ping = echo.map(|echo| self.ping(&layout, echo, seen)).transpose()?;
         let prepared = self.peer.prepare(self.batch(op, &layout)?)?;
         let seconds = tools.seconds / (2 * PAIRS) as f64;
@@ -391,8 +395,8 @@ impl Session {
 
     /// Has the other side answer writes, into a new region of this side.
     /// How pings and pongs are seen.
-    fn seen(&self, tools: &Tools<'_>) -> Seen {
-        Seen::on(&self.name, tools.counted)
+    fn seen(&self, tools: &Tools<'_>, size: u64) -> Seen {
+        Seen::on(&self.name, size, tools.counted)
     }
 
     fn ping(&self, layout: &Layout, echo: &Region, seen: Seen) -> anyhow::Result<Ping> {
@@ -405,7 +409,7 @@ impl Session {
         pattern::blank(&echo, size)?;
         let descriptor = echo.advertise(Access::WRITE)?.to_vec();
         let metadata = self.endpoint.metadata();
-        let seen = self.seen(tools);
+        let seen = self.seen(tools, size);
         tools.control.done(&Request::Pong { metadata, descriptor, size, seen })?;
         Ok(echo)
     }

@@ -353,8 +353,12 @@ impl Proxy {
         let counters = &self.shared.counters;
         let words = counters.region.advertise(Access::WRITE)?;
         let count = counters.count() as u32;
-        let metadata = self.endpoint.upgrade().map(|endpoint| endpoint.metadata());
-        let metadata = metadata.unwrap_or_default();
+        let endpoint = self.endpoint.upgrade();
+        // Whoever has the card may open strands.
+        if let Some(Err(error)) = endpoint.as_ref().map(|e| e.have_strands(self.workers - 1)) {
+            tracing::warn!(%error, "threads of a proxy share lanes");
+        }
+        let metadata = endpoint.map(|endpoint| endpoint.metadata()).unwrap_or_default();
         Ok(Card::new(metadata, described?, count, self.first_id, words).to_bytes())
     }
 
@@ -374,24 +378,27 @@ impl Proxy {
         let card = Card::from_bytes(card).ok_or(ProxyError::NotACard)?;
         let target = Arc::new(target_of(peer, &card)?);
         let windows = target.space.windows();
-        // Mapped and made ready before workers hear of it: later a kernel may wait for it, and the driver for the kernel.
-        let mut copying = self.copying.lock().unwrap();
-        let locals = self.shared.locals.read().unwrap().clone();
-        for (_, local) in locals.iter() {
-            (0..target.space.len()).for_each(|window| drop(target.way(local, window)));
-        }
-        for window in 0..target.space.len() {
-            if let Some(device) = target.remote(window).device() {
-                self.have_copiers(&mut copying, device)?;
-            }
-        }
         let taken = |place: &Option<Targets>| {
-            place.as_ref().is_some_and(|there| there.of(0).peer.is_alive())
+            place.as_ref().is_some_and(|there| there.all().iter().all(|t| t.peer.is_alive()))
         };
         if taken(&self.shared.targets.read().unwrap()[usize::from(number)]) {
             return Err(ProxyError::Taken { number });
         }
+        let locals = self.shared.locals.read().unwrap().clone();
         let all = self.strands(target, &card, &locals);
+        // Mapped and made ready before workers hear of it: later a kernel may wait for it, and the driver for the kernel.
+        let mut copying = self.copying.lock().unwrap();
+        let locals = self.shared.locals.read().unwrap().clone();
+        for target in &all {
+            for (_, local) in locals.iter() {
+                (0..target.space.len()).for_each(|window| drop(target.way(local, window)));
+            }
+            for window in 0..target.space.len() {
+                if let Some(device) = target.remote(window).device() {
+                    self.have_copiers(&mut copying, device)?;
+                }
+            }
+        }
         let mut targets = self.shared.targets.write().unwrap();
         let place = &mut targets[usize::from(number)];
         if taken(place) {
@@ -415,6 +422,10 @@ impl Proxy {
         let Some(metadata) = metadata.filter(|_| !to_self && all[0].needs_lanes(locals)) else {
             return all;
         };
+        if let Err(error) = endpoint.have_strands(self.workers - 1) {
+            tracing::warn!(%error, "threads of a proxy share lanes");
+            return all;
+        }
         for worker in 1..self.workers {
             let whom = Whom { who: session.incarnation, strand: worker as u16 };
             let timeout = endpoint.config.connect_timeout;

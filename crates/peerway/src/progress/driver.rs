@@ -132,6 +132,8 @@ pub(crate) struct SessionDriver {
     pub(super) dirty: bool,
     /// Copies from or to GPU memory are under way.
     pub(super) copies: bool,
+    /// For a strand, since when the session that it belongs to is over.
+    pub(super) alone_since: Option<u64>,
     /// Over; kept until this time at the latest to learn when the peer has let go.
     pub(super) lingering: Option<u64>,
 }
@@ -334,14 +336,15 @@ impl Driver {
 
     /// Sends on the lanes that take a flight of this class; the others have nothing new. True when nothing is left.
     fn flush_for(&mut self, s: &mut SessionDriver, bulk: bool) -> bool {
+        let mut all = true;
         for at in 0..s.lanes.len() {
             let Some(lane) = &s.lanes[at] else { continue };
             let (latency, bulk_too) = s.serves(lane.role);
             if (bulk && bulk_too) || (!bulk && latency) {
                 self.flush_lane(s, at);
-                let sent = s.lanes[at].as_ref().is_some_and(|lane| lane.has_sent_all());
-                if sent && s.has_framed_all() {
-                    return true;
+                all &= s.lanes[at].as_ref().is_some_and(|lane| lane.has_sent_all());
+                if s.has_framed_all() {
+                    return all;
                 }
             }
         }
@@ -638,6 +641,7 @@ impl Driver {
             next_beat: now,
             dirty: false,
             copies: false,
+            alone_since: None,
             lingering: None,
         });
         let watch = |fd: BorrowedFd<'_>, lane: u64| {
@@ -687,6 +691,10 @@ impl Driver {
             self.endpoint.accepted(&session);
         }
         self.replay(&early, now);
+        // Whoever ended it meanwhile found nothing to end.
+        if session.is_closing() {
+            self.with(&session, |driver, s| driver.bury(s, Gone::Removed));
+        }
     }
 
     /// A pull by the crew is over: answer its frame.

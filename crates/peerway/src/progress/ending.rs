@@ -144,7 +144,7 @@ impl Driver {
             return;
         }
         tracing::debug!(peer = %s.session.addr, ?gone, "session over");
-        self.endpoint.peer_gone(&s.session);
+        self.endpoint.peer_gone(&s.session, gone == Gone::Removed);
         for pull in self.pulls.iter().filter(|p| Arc::ptr_eq(&p.session, &s.session)) {
             pull.cancel();
         }

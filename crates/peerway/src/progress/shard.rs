@@ -1,7 +1,7 @@
 //! A shard: one driver, taken by whoever comes first (see [`Baton`]).
 //!
 //! A thread that waits for a transfer lends itself; when nobody does, the shard's service thread sleeps
-//! in epoll and serves. Whoever leaves the driver for good arms the rings.
+//! in epoll and serves. Whoever leaves the driver arms the rings where somebody sleeps or is about to.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,6 +49,8 @@ pub(crate) enum Command {
 const LOOKS_PER_CLOCK: u32 = 8;
 /// Idle spinning for longer than this offers the core to others at every turn.
 const YIELD_AFTER_NS: u64 = 10_000;
+/// Looks at a driver that somebody has before a thread dozes all the same: some microseconds, longer than a post.
+const ARM_LOOKS: u32 = 1000;
 /// How long the service thread leaves a driver alone that others keep taking.
 const LENT_PAUSE: Duration = Duration::from_micros(250);
 /// The longest that it does so where queue pairs carry the bytes of every session: what peers read and write
@@ -281,11 +283,11 @@ impl Shard {
                     break true;
                 }
             }
-            now = clock::now();
             if now.saturating_sub(idle_since) > spin || now >= deadline {
                 break over();
             }
             pause(now.saturating_sub(idle_since));
+            now = clock::now();
         };
         self.lenders.fetch_sub(1, Ordering::SeqCst);
         result
@@ -294,11 +296,24 @@ impl Shard {
     /// Sleeps until something happens on the shard's lanes, in place of the service thread: one
     /// switch of threads less than being woken by it. False when somebody else does so already.
     pub(crate) fn doze(&self, over: impl Fn() -> bool, timeout: Duration) -> bool {
+        let over = || over() || self.arm();
         self.baton.doze(over, || {
             self.wait_for_events(timeout);
             // As long as it is ours: the next ring may be for another.
             self.baton.means.dozer_bell.drain();
         })
+    }
+
+    /// Has everything ring for a thread that dozes: whoever had the driver since that one lent itself has left it unarmed, and who has it
+    /// now sees to it when it leaves, unless it only submits something, which is waited for. True when there is something to do.
+    fn arm(&self) -> bool {
+        for _ in 0..ARM_LOOKS {
+            if let Some(mut seat) = self.baton.try_take() {
+                return seat.driver.as_mut().is_some_and(|driver| driver.rest(true));
+            }
+            std::hint::spin_loop();
+        }
+        false
     }
 
     /// The service thread.

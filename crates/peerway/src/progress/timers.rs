@@ -86,6 +86,10 @@ impl Driver {
             }
             s.dirty = true;
         }
+        if self.is_orphan(s, now) {
+            self.bury(s, Gone::Silent);
+            return;
+        }
         if s.is_local() {
             self.local_silence(s, now);
             return;
@@ -99,6 +103,17 @@ impl Driver {
                 self.lane_ended(s, at, LaneEnd::Silent);
             }
         }
+    }
+
+    /// Whether a strand's session has been over for as long as silence may last. What ended that one ends the strand too, in its own
+    /// time and with its own proof; only a peer that keeps one up without the other comes to this.
+    fn is_orphan(&self, s: &mut SessionDriver, now: u64) -> bool {
+        if self.endpoint.has_session_of(s.session.incarnation, s.session.strand) {
+            s.alone_since = None;
+            return false;
+        }
+        let since = *s.alone_since.get_or_insert(now);
+        Duration::from_nanos(now.saturating_sub(since)) > s.detect
     }
 
     /// A local peer that is silent may only be stopped: what needs its help fails, direct access

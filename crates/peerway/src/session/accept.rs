@@ -225,21 +225,14 @@ impl Door {
     ) -> Option<NewSession> {
         match (message, pending.session) {
             (Control::Hello(hello), None) => {
-                let greeted = self.greet(endpoint, &hello, now).and_then(|welcome| {
-                    let shard = endpoint.shard_of(hello.strand).map_err(|error| {
-                        tracing::warn!(%error, "no shard for one more session");
-                        Refusal::Full
-                    })?;
-                    Ok((welcome, shard))
-                });
-                match greeted {
-                    Ok((welcome, shard)) => {
+                match self.greet(endpoint, &hello, now) {
+                    Ok(welcome) => {
                         reply(&mut pending.stream, &Control::Welcome(welcome))?;
                         pending.session = Some(hello.session);
                         let half = HalfOpen {
                             lanes: Vec::new(),
                             queues: Vec::new(),
-                            shard,
+                            shard: endpoint.shards.of(hello.strand),
                             link: None,
                             secret: Box::new(random()),
                             deadline: pending.deadline,
@@ -303,11 +296,8 @@ impl Door {
         if self.half_open.len() >= MAX_PENDING || self.half_open.contains_key(&hello.session) {
             return Err(Refusal::Full);
         }
-        let whom = Whom { who: hello.incarnation, strand: hello.strand };
-        // Strands are of a session.
-        if whom.strand > MAX_STRANDS
-            || (whom.strand > 0 && endpoint.live_session(&whom.who.into()).is_none())
-        {
+        let whom = whom(hello).ok_or(Refusal::UnknownSession)?;
+        if !endpoint.has_session_of(whom.who, hello.strand) {
             return Err(Refusal::UnknownSession);
         }
         if let Some(old) = endpoint.live_session(&whom)
@@ -425,8 +415,7 @@ fn complete(
             return None;
         }
     };
-    let whom = Whom { who: half.hello.incarnation, strand: half.hello.strand };
-    let Some(claim) = endpoint.begin_accepting(whom) else {
+    let Some(claim) = whom(&half.hello).and_then(|whom| endpoint.begin_accepting(whom)) else {
         let refusal = Refusal::Exists(endpoint.incarnation);
         reply(&mut pending.stream, &Control::Refuse(refusal));
         return None;
@@ -454,7 +443,8 @@ fn complete(
     }
     let parts = Parts {
         id: half.hello.session,
-        whom,
+        incarnation: half.hello.incarnation,
+        strand: half.hello.strand,
         addr: pending.addr,
         path,
         reach,
@@ -466,6 +456,16 @@ fn complete(
     let detect = agreed_detect(endpoint.config.detect, half.hello.detect_ms);
     let session = Session::new(parts, half.shard);
     Some(NewSession { session, lanes, detect, claim: Some(claim) })
+}
+
+/// Which session a hello is about; `None` for a strand that there cannot be.
+fn whom(hello: &Hello) -> Option<Whom> {
+    let strand = match hello.strand {
+        Some(strand) if (1..=MAX_STRANDS).contains(&strand.number) => strand.number,
+        Some(_) => return None,
+        None => 0,
+    };
+    Some(Whom { who: hello.incarnation, strand })
 }
 
 fn lane(stream: TcpStream, index: u16, role: Role, now: u64) -> Option<Lane> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use peerway_core::ids::Incarnation;
 use peerway_core::metadata::Metadata;
-use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
+use peerway_core::wire::{Control, Hello, Ready, Refusal, Strand, Welcome};
 use rustix::event::{PollFd, PollFlags};
 
 use super::accept::MAX_LANES;
@@ -42,6 +42,15 @@ enum Outcome {
 }
 
 impl Inner {
+    /// What is said of a strand that is to be opened: it belongs to the session that is everybody's.
+    fn strand(&self, whom: &Whom) -> io::Result<Option<Strand>> {
+        if whom.strand == 0 {
+            return Ok(None);
+        }
+        let first = self.live_session(&whom.who.into()).ok_or(io::ErrorKind::NotConnected)?;
+        Ok(Some(Strand { number: whom.strand, of: first.id }))
+    }
+
     /// Opens a session, the one that is everybody's or a strand of it, or finds it.
     pub(crate) fn connect_to(
         self: &Arc<Self>,
@@ -101,7 +110,7 @@ impl Inner {
             };
             // The other side opens, or has not noticed that the last session is over: one of the
             // two is true within moments.
-            let whom = expects.unwrap_or(who.into());
+            let whom = expects.unwrap_or_else(|| who.into());
             if let Some(session) = self.wait_for(&whom, Duration::from_millis(20)) {
                 return Ok(Peer::new(self.clone(), session));
             }
@@ -121,7 +130,8 @@ fn open(
     patience: Duration,
     deadline: u64,
 ) -> Result<Outcome, ConnectError> {
-    let strand = expects.map_or(0, |whom| whom.strand);
+    let strand = expects.map(|whom| endpoint.strand(&whom)).transpose();
+    let strand = strand.map_err(|source| ConnectError::Unreachable { addr, source })?.flatten();
     let left = || clock::until(deadline, clock::now()).max(Duration::from_millis(1));
     let fail = |error: HelloError| hello_failed(endpoint, addr, error);
     let config = &endpoint.config;
@@ -135,7 +145,7 @@ fn open(
     let here = stream.local_addr().is_ok_and(|local| local.ip() == addr.ip());
     let several = 4.max(endpoint.rails.len().min(usize::from(MAX_LANES)) as u16);
     let bulk = config.lanes.unwrap_or(if here { 1 } else { several });
-    let shard = endpoint.shard_of(strand).map_err(|e| os("making a shard", e))?;
+    let shard = endpoint.shards.of(strand);
     let host = HostFacts::here();
     let hello = Hello {
         incarnation: endpoint.incarnation,
@@ -229,7 +239,8 @@ fn open(
     add_queues(&mut lanes, queues, now);
     let parts = Parts {
         id: session,
-        whom: Whom { who: welcome.incarnation, strand },
+        incarnation: welcome.incarnation,
+        strand,
         addr,
         path,
         reach,

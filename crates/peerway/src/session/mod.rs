@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use peerway_core::ids::{Incarnation, SlotId};
+use peerway_core::wire::Strand;
 
 use crate::gpu::share::Opens;
 use crate::memory::RemoteInner;
@@ -32,8 +33,8 @@ use link::Link;
 pub(crate) struct Session {
     pub(crate) id: [u8; 16],
     pub(crate) incarnation: Incarnation,
-    /// Which of the sessions with it: 0 is everybody's.
-    pub(crate) strand: u16,
+    /// Set for a thread's own.
+    pub(crate) strand: Option<Strand>,
     pub(crate) addr: SocketAddr,
     pub(crate) shard: Arc<Shard>,
     /// Position in the driver's table, set when the driver takes the session over.
@@ -91,7 +92,8 @@ pub(crate) struct PeerCounters {
 /// What a session is made of once the handshake is over.
 pub(crate) struct Parts {
     pub(crate) id: [u8; 16],
-    pub(crate) whom: Whom,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) strand: Option<Strand>,
     pub(crate) addr: SocketAddr,
     pub(crate) path: Path,
     pub(crate) reach: Reach,
@@ -106,8 +108,8 @@ impl Session {
     pub(crate) fn new(parts: Parts, shard: Arc<Shard>) -> Arc<Self> {
         Arc::new(Self {
             id: parts.id,
-            incarnation: parts.whom.who,
-            strand: parts.whom.strand,
+            incarnation: parts.incarnation,
+            strand: parts.strand,
             addr: parts.addr,
             shard,
             index: AtomicUsize::new(usize::MAX),
@@ -130,13 +132,18 @@ impl Session {
 
     /// Whom it leads to.
     pub(crate) fn whom(&self) -> Whom {
-        Whom { who: self.incarnation, strand: self.strand }
+        Whom { who: self.incarnation, strand: self.strand.map_or(0, |strand| strand.number) }
     }
 
     /// Whether transfers can be posted.
     #[inline]
     pub(crate) fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Acquire) && !self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was ended before the driver had it.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
     }
 
     /// Ends the session: for everybody who asks at once, for the driver as soon as it gets to it.

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use peerway_core::wire::{Control, Hello, Kind, Ready, Refusal};
+use peerway_core::wire::{Control, Hello, Kind, Ready, Refusal, Strand};
 use peerway_testkit::random::Random;
 use peerway_testkit::raw::{Raw, control, frame};
 
@@ -22,7 +22,7 @@ struct Victim {
     b: Remote,
     healthy: Healthy,
     /// Kept alive: it serves the third peer.
-    _bystander: peerway::Endpoint,
+    bystander: peerway::Endpoint,
     fds: u64,
 }
 
@@ -34,7 +34,7 @@ impl Victim {
         let bystander = world.options().build()?;
         let healthy = Healthy::with(world, &bystander, &mut b)?;
         let fds = fds(&mut b)?;
-        Ok(Self { b, healthy, _bystander: bystander, fds })
+        Ok(Self { b, healthy, bystander, fds })
     }
 
     /// It lives, serves, and lets go of what the rubbish took.
@@ -152,10 +152,14 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
         raw.send(&control(&Control::Ready(ready())))?;
     }
     world.step("strands of sessions that there are not");
-    for strand in [1, 64, 65, u16::MAX] {
+    for number in [0, 1, 64, 65, u16::MAX] {
         let mut raw = open(&mut random)?;
         let Control::Hello(hello) = raw.hello() else { continue };
-        raw.send(&control(&Control::Hello(Hello { strand, ..hello })))?;
+        // Also in the name of a peer that has a session.
+        let near = victim.bystander.incarnation();
+        let incarnation = if number == 1 { near } else { hello.incarnation };
+        let strand = Some(Strand { number, of: [7; 16] });
+        raw.send(&control(&Control::Hello(Hello { incarnation, strand, ..hello })))?;
         let answer = raw.control()?;
         ensure!(answer == Control::Refuse(Refusal::UnknownSession), "{answer:?} to a strand");
     }

@@ -20,7 +20,6 @@ use crate::memory::grants::{Grant, Grants};
 use crate::os::process;
 use crate::peers::Peers;
 use crate::progress::crew::Crew;
-use crate::progress::shard::Command;
 use crate::session::Session;
 use crate::shards::Shards;
 use crate::slots::Slots;
@@ -184,7 +183,7 @@ impl Inner {
         deadline: u64,
     ) {
         let flight = transfer::tail_flight(slot, session.clone(), Some(work), tail, deadline);
-        session.shard.submit(Command::Start(flight));
+        session.shard.take_off(flight);
         session.shard.kick();
     }
 

@@ -522,7 +522,7 @@ fn post_by(
             };
             // Copies from and to a GPU end without a sound.
             let unseen = total > INLINE_SEND || flight.gpu.is_some();
-            session.shard.submit(Command::Start(flight));
+            session.shard.take_off(flight);
             if then == Then::Leaves && unseen {
                 session.shard.kick();
             } else {
@@ -586,7 +586,7 @@ pub(crate) fn post_tail(
     let slot = endpoint.slots.take(0, path, now).ok_or(PostError::Busy { slots })?;
     let deadline = clock::after(now, endpoint.config.deadline);
     let flight = tail_flight(slot, session.clone(), None, tail, deadline);
-    session.shard.submit(Command::Start(flight));
+    session.shard.take_off(flight);
     session.shard.kick_before(deadline);
     Ok(Transfer::running(endpoint, session, slot, None))
 }

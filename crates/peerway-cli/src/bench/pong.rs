@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
-use peerway::{Batch, Endpoint, Peer, Prepared, Region};
+use peerway::{Batch, Endpoint, Peer, Prepared, Region, Transfer};
 use serde::{Deserialize, Serialize};
 
 /// Counter of the serving endpoint that the asking one raises.
@@ -121,7 +121,7 @@ impl Pong {
         let its = stop.clone();
         let thread = thread::Builder::new()
             .name("bench-pong".to_owned())
-            .spawn(move || answers(&pings, &answer, &its))?;
+            .spawn(move || answers(&pings, Writes::new(answer), &its))?;
         Ok(Self { stop, thread })
     }
 
@@ -132,22 +132,46 @@ impl Pong {
     }
 }
 
-fn answers(pings: &Arrivals, answer: &Prepared, stop: &AtomicBool) -> anyhow::Result<()> {
+fn answers(pings: &Arrivals, mut writes: Writes, stop: &AtomicBool) -> anyhow::Result<()> {
     let mut awaited = 1;
     while !stop.load(Ordering::Relaxed) {
         if pings.wait(awaited, LOOK) {
             awaited += 1;
-            answer.run()?.ok().context("the write back")?;
+            writes.next().context("the write back")?;
         }
     }
-    Ok(())
+    writes.end().context("the write back")
+}
+
+/// Writes one after the other. The end of each is looked at when the next is on its way, since whoever has seen the answer to it
+/// knows that it arrived.
+struct Writes {
+    prepared: Prepared,
+    last: Option<Transfer>,
+}
+
+impl Writes {
+    fn new(prepared: Prepared) -> Self {
+        Self { prepared, last: None }
+    }
+
+    fn next(&mut self) -> anyhow::Result<()> {
+        let next = self.prepared.begin()?;
+        self.end()?;
+        self.last = Some(next);
+        Ok(())
+    }
+
+    fn end(&mut self) -> anyhow::Result<()> {
+        self.last.take().map_or(Ok(()), |last| Ok(last.join().ok()?))
+    }
 }
 
 /// The asking side.
 pub(crate) struct Ping {
     pongs: Arrivals,
     local: Region,
-    ask: Prepared,
+    asks: Writes,
     turn: u64,
 }
 
@@ -163,27 +187,17 @@ impl Ping {
         ensure!(size > 0, "a ping has a byte at least");
         let pongs = Arrivals::new(endpoint, seen, PONG, echo, size);
         let ask = peer.prepare(if seen == Seen::Counted { batch.count(PING) } else { batch })?;
-        Ok(Self { pongs, local: local.clone(), ask, turn: 0 })
+        Ok(Self { pongs, local: local.clone(), asks: Writes::new(ask), turn: 0 })
     }
 
     /// There and back once.
     pub(crate) fn once(&mut self) -> anyhow::Result<()> {
         self.turn += 1;
-        let answered = match self.pongs.seen {
-            Seen::Counted => {
-                // The answer says that the question arrived; its own end is looked at after that.
-                let asked = self.ask.begin()?;
-                let seen = self.pongs.wait(self.turn, PATIENCE);
-                asked.join().ok()?;
-                seen
-            }
-            Seen::Watched => {
-                last_byte(&self.local, self.pongs.last).store(mark(self.turn), Ordering::Release);
-                // The end of the write, which is nearer than the answer, as `ib_write_lat` does it.
-                self.ask.run()?.ok()?;
-                self.pongs.wait(self.turn, PATIENCE)
-            }
-        };
+        if self.pongs.seen == Seen::Watched {
+            last_byte(&self.local, self.pongs.last).store(mark(self.turn), Ordering::Release);
+        }
+        self.asks.next()?;
+        let answered = self.pongs.wait(self.turn, PATIENCE);
         ensure!(answered, "no answer within {} s", PATIENCE.as_secs());
         Ok(())
     }

@@ -68,12 +68,23 @@ impl<H: Held, M: Means<H::Command>> Baton<H, M> {
 
     /// Has a command carried out, now or as soon as the holder gets to it.
     pub(crate) fn submit(&self, command: H::Command) {
+        self.submit_as(command, H::carry_out, |command| command);
+    }
+
+    /// As [`Self::submit`], for what becomes a command only where it has to wait: moving what is large costs.
+    #[inline]
+    pub(crate) fn submit_as<T>(
+        &self,
+        what: T,
+        carry_out: impl FnOnce(&mut H, T),
+        command: impl FnOnce(T) -> H::Command,
+    ) {
         if self.is_inherited() {
             return;
         }
         if let Some(mut taken) = self.try_take() {
             let drained = taken.drain();
-            taken.carry_out(command);
+            carry_out(&mut taken, what);
             let call = taken.take_call() || drained;
             drop(taken);
             if call {
@@ -81,7 +92,7 @@ impl<H: Held, M: Means<H::Command>> Baton<H, M> {
             }
             return;
         }
-        self.means.push(command);
+        self.means.push(command(what));
         // pairs with the one in `Taken::drop`: the holder may have looked at the queue just before.
         self.means.fence();
         self.drain_if_free();

@@ -295,7 +295,8 @@ impl Driver {
         self.flight(slot).map(|f| f.session.index.load(Ordering::Relaxed))
     }
 
-    fn take_off(&mut self, flight: Flight) {
+    #[inline]
+    pub(crate) fn take_off(&mut self, flight: Flight) {
         let slot = flight.slot;
         let index = flight.session.index.load(Ordering::Acquire);
         let alive = flight.session.is_alive();

@@ -215,6 +215,16 @@ impl Shard {
         self.baton.submit(command);
     }
 
+    /// Has the driver start a flight, now or as soon as its holder gets to it.
+    #[inline]
+    pub(crate) fn take_off(&self, flight: Flight) {
+        let now = |seat: &mut Seat, flight: Flight| match &mut seat.driver {
+            Some(driver) => driver.take_off(flight),
+            None => seat.refuse(Command::Start(flight)),
+        };
+        self.baton.submit_as(flight, now, Command::Start);
+    }
+
     /// Wakes the service thread if it sleeps: there is work that no lender will see to.
     pub(crate) fn kick(&self) {
         self.baton.kick();

@@ -72,7 +72,6 @@ impl Arrivals {
                 if byte.load(Ordering::Acquire) == awaited {
                     return true;
                 }
-                std::hint::spin_loop();
             }
             if Instant::now() >= until {
                 return false;

@@ -65,7 +65,7 @@ pub(crate) struct Shard {
     pub(crate) epoll: OwnedFd,
     /// Threads that wait for a transfer and would rather drive.
     lenders: AtomicU32,
-    /// Raised whenever a lender drove, so that the service thread can tell.
+    /// Raised whenever somebody lends itself, so that the service thread can tell.
     lent: AtomicU32,
     /// epoll woke somebody who has not driven since.
     rang: AtomicBool,
@@ -251,6 +251,8 @@ impl Shard {
             return over();
         }
         self.lenders.fetch_add(1, Ordering::SeqCst);
+        // Also where there is nothing left to do: else a service thread that is always first would never leave it to the lender.
+        self.lent.fetch_add(1, Ordering::Relaxed);
         let mut idle_since = now;
         let spin = (self.spin + patience).as_nanos() as u64;
         let result = loop {
@@ -258,7 +260,6 @@ impl Shard {
                 break true;
             }
             if let Some(mut seat) = self.baton.try_take() {
-                self.lent.fetch_add(1, Ordering::Relaxed);
                 let Some(driver) = &mut seat.driver else { break over() };
                 self.wake_up(driver);
                 let mut turns = 0u32;

@@ -102,6 +102,7 @@ impl Inbox {
             let proxies = self.proxies.read().unwrap();
             match proxies.get(at) {
                 Some(Some(counters)) => {
+                    counters.note_lanes();
                     let raised = counters.raise((id & 0xffff) as usize, 1);
                     return raised.then_some(()).ok_or(TransferError::CountersFull);
                 }

@@ -53,6 +53,16 @@ impl Shards {
         self.dealt().iter().chain(self.strands.0.iter().filter_map(OnceLock::get))
     }
 
+    /// Those that a proxy's thread looks after: the first the ones that everybody has, each other one its strand's.
+    pub(crate) fn of_worker(&self, worker: usize) -> Vec<Arc<Shard>> {
+        match worker.checked_sub(1) {
+            None => self.dealt().to_vec(),
+            Some(at) => {
+                self.strands.0.get(at).and_then(OnceLock::get).cloned().into_iter().collect()
+            }
+        }
+    }
+
     /// The shard for a new session: its strand's own if there is one, or the next in turn.
     pub(crate) fn of(&self, strand: Option<Strand>) -> Arc<Shard> {
         let place = |strand: Strand| self.strands.0.get(usize::from(strand.number).checked_sub(1)?);

@@ -5,7 +5,7 @@
 //! waiting for each other; all copies rise by every count, so any of them is right.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use peerway_sys::cuda::PinnedRange;
 
@@ -24,6 +24,8 @@ pub(crate) struct Counters {
     pub(crate) region: Region,
     memory: SharedMemory,
     count: usize,
+    /// Counts come by lanes, or go by them.
+    by_lanes: AtomicBool,
 }
 
 impl Counters {
@@ -43,7 +45,7 @@ impl Counters {
             unsafe { PinnedRange::pin(&device.gpu, memory.as_ptr(), memory.len() as usize) }
         };
         let pinned = device.map(pin).transpose()?;
-        Ok(Self { _pinned: pinned, region, memory, count })
+        Ok(Self { _pinned: pinned, region, memory, count, by_lanes: AtomicBool::new(false) })
     }
 
     /// Where they are, for kernels.
@@ -61,6 +63,18 @@ impl Counters {
         }
         // SAFETY: inside the memory, which is only used through atomics.
         unsafe { word(self.memory.as_ptr(), counter, 0) }.load(Ordering::Acquire)
+    }
+
+    /// Lanes have to do with them: workers look after these from now on.
+    pub(crate) fn note_lanes(&self) {
+        if !self.is_by_lanes() {
+            self.by_lanes.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_by_lanes(&self) -> bool {
+        self.by_lanes.load(Ordering::Relaxed)
     }
 
     /// Adds to a counter; false where there is no such one.

@@ -240,6 +240,7 @@ impl ProxyBuilder {
         let most = crate::inbox::MAX_PROXIES;
         let first_id = inner.inbox.add_counters(&counters).ok_or(ProxyError::NoIds { most })?;
         let shared = Arc::new(Shared {
+            endpoint: Arc::downgrade(inner),
             board,
             counters,
             faults: Faults::default(),
@@ -422,7 +423,9 @@ impl Proxy {
         let Some(metadata) = metadata.filter(|_| !to_self && all[0].needs_lanes(locals)) else {
             return all;
         };
-        if let Err(error) = endpoint.have_strands(self.workers - 1) {
+        let strands = endpoint.have_strands(self.workers - 1);
+        self.shared.counters.note_lanes();
+        if let Err(error) = strands {
             tracing::warn!(%error, "threads of a proxy share lanes");
             return all;
         }

@@ -6,7 +6,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, RwLock};
+use std::sync::{Condvar, Mutex, RwLock, Weak};
 use std::time::Duration;
 
 use peerway_core::command::{Command, Op, peer_of};
@@ -20,6 +20,8 @@ use super::outgoing::{From, Locals, Outgoing, Told};
 use super::ring::{Consumer, Memory};
 use super::target::Targets;
 use crate::clock;
+use crate::inner::Inner;
+use crate::progress::shard::Shard;
 use peerway_core::abi::FaultCode;
 
 /// Commands taken from one ring before the next has its turn.
@@ -38,6 +40,7 @@ const ROUND: Duration = Duration::from_millis(1);
 
 /// What the workers of a proxy share.
 pub(crate) struct Shared {
+    pub(crate) endpoint: Weak<Inner>,
     pub(crate) board: Board,
     pub(crate) counters: Arc<Counters>,
     pub(crate) faults: Faults,
@@ -91,6 +94,8 @@ pub(crate) struct Worker {
     peers: Peers,
     /// This worker's share of the rules for arrivals.
     forwards: Vec<Forwarding>,
+    /// Shards whose lanes it looks after, once there is anything on lanes.
+    shards: Option<Vec<Arc<Shard>>>,
     /// Which worker of how many.
     place: (usize, usize),
     last_round: u64,
@@ -123,7 +128,8 @@ impl Worker {
         };
         let place = (first, step);
         let (rings, copiers) = (rings.collect(), Copiers::default());
-        Self { rings, copiers, peers, forwards: Vec::new(), place, last_round: 0, shared }
+        let forwards = Vec::new();
+        Self { rings, copiers, peers, forwards, shards: None, place, last_round: 0, shared }
     }
 
     /// Works until the proxy is stopped.
@@ -209,6 +215,9 @@ impl Worker {
         let mut moved = taken > 0;
         if moved {
             shared.stats.commands.fetch_add(taken as u64, Ordering::Relaxed);
+        }
+        if shared.counters.is_by_lanes() {
+            moved |= look_at_lanes(&mut self.shards, shared, self.place.0);
         }
         self.copiers.poll();
         moved |= self.peers.work(&mut self.copiers, told, &shared.stats);
@@ -321,6 +330,16 @@ impl Peers {
             outgoing.poll(copiers, told);
         }
     }
+}
+
+/// Takes in what arrives by lanes: kernels wait for it, and a thread that sleeps would have to be woken first.
+fn look_at_lanes(shards: &mut Option<Vec<Arc<Shard>>>, shared: &Shared, worker: usize) -> bool {
+    let shards = shards.get_or_insert_with(|| {
+        let endpoint = shared.endpoint.upgrade();
+        endpoint.map(|endpoint| endpoint.shards.of_worker(worker)).unwrap_or_default()
+    });
+    let now = clock::now();
+    shards.iter().fold(false, |moved, shard| shard.look(now) | moved)
 }
 
 /// Takes note of rules that were added or taken away: every `step`th from `first` on is this worker's.

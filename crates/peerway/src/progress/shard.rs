@@ -238,6 +238,34 @@ impl Shard {
         }
     }
 
+    /// Whether somebody sleeps in epoll. A service thread that is awake looks again within its pause, and arms before it sleeps: whoever
+    /// comes and goes should not do so each time.
+    fn is_listened_to(&self) -> bool {
+        self.baton.is_asleep() || self.baton.is_dozing()
+    }
+
+    /// One turn, if nobody else drives; whether anything happened.
+    pub(crate) fn look(&self, now: u64) -> bool {
+        self.lenders.fetch_add(1, Ordering::SeqCst);
+        self.lent.fetch_add(1, Ordering::Relaxed);
+        let mut progress = false;
+        let mut ready = false;
+        if let Some(mut seat) = self.baton.try_take() {
+            progress |= seat.drain();
+            if let Some(driver) = &mut seat.driver {
+                self.wake_up(driver);
+                progress |= driver.turn(now);
+                ready = driver.rest(self.is_listened_to()) || driver.has_copies();
+            }
+        }
+        self.lenders.fetch_sub(1, Ordering::SeqCst);
+        if ready {
+            // Something came as we were leaving, and the rings stay silent about it.
+            self.kick();
+        }
+        progress
+    }
+
     /// Drives until `over` says so or nothing has happened for the spin budget and `patience`, from `now` on. True
     /// when over.
     pub(crate) fn lend(
@@ -273,11 +301,7 @@ impl Shard {
                     let stopped = self.stop.load(Ordering::Relaxed);
                     if over() || stopped || now.saturating_sub(idle_since) > spin || now >= deadline
                     {
-                        // A service thread that is awake looks again within its pause, and arms before it sleeps:
-                        // whoever comes and goes, or only looks in, should not do so each time.
-                        let lies_down = !over() && deadline > 0;
-                        let sleep = lies_down || self.baton.is_asleep() || self.baton.is_dozing();
-                        break driver.rest(sleep) || driver.has_copies();
+                        break driver.rest(!over() || self.is_listened_to()) || driver.has_copies();
                     }
                     pause(now.saturating_sub(idle_since));
                     turns = turns.wrapping_add(1);

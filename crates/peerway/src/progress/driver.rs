@@ -201,6 +201,11 @@ impl SessionDriver {
         }
     }
 
+    /// Whether no flight waits for a queue pair.
+    pub(super) fn has_posted_all(&self) -> bool {
+        self.parts_latency.is_empty() && self.parts_bulk.is_empty()
+    }
+
     /// Whether no flight waits for a lane.
     pub(super) fn has_framed_all(&self) -> bool {
         self.latency.is_empty() && self.bulk.is_empty()
@@ -325,6 +330,9 @@ impl Driver {
             if by_device && s.has_queues() {
                 // Devices take requests in no time; the rest follows when these are done.
                 driver.post_parts(s, 1);
+                if s.has_posted_all() {
+                    return;
+                }
             } else if inline {
                 if driver.flush_for(s, bulk) {
                     return;

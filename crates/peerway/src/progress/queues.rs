@@ -175,7 +175,7 @@ impl Driver {
                     flight.parts -= 1;
                 }
                 self.part_done(s, part);
-                s.dirty |= !s.parts_latency.is_empty() || !s.parts_bulk.is_empty();
+                s.dirty |= !s.has_posted_all();
             }
             Completed::Flushed(slot) => self.flushed(s, slot),
             Completed::Failed(status) => {
@@ -216,7 +216,7 @@ impl Driver {
 
     /// Posts parts of the flights whose turn it is, one to each queue pair in a round; true when any were.
     pub(super) fn post_parts(&mut self, s: &mut SessionDriver, rounds: usize) -> bool {
-        if s.parts_latency.is_empty() && s.parts_bulk.is_empty() {
+        if s.has_posted_all() {
             return false;
         }
         if !s.has_queues() {
@@ -357,7 +357,7 @@ impl Driver {
         flight.parts += 1;
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
-            sent_at.store(clock::now(), Ordering::Relaxed);
+            sent_at.store(self.now.max(flight.posted), Ordering::Relaxed);
         }
         let part = Part { slot, part, read, immediate: None, failed: None };
         // SAFETY: the flight keeps its work, and so the memory with its registrations, until the part is

@@ -55,8 +55,17 @@ pub(crate) struct Peers {
 
 impl Peers {
     fn is_settled(&self, whom: &Whom) -> bool {
-        let lives = self.live.get(whom).is_some_and(|session| session.is_alive());
-        lives || self.accepting.contains(whom)
+        self.current(whom).is_some() || self.accepting.contains(whom)
+    }
+
+    /// A session that lives, and for a strand belongs to the one that does.
+    fn current(&self, whom: &Whom) -> Option<&Arc<Session>> {
+        let session = self.live.get(whom).filter(|session| session.is_alive())?;
+        let first = self.live.get(&Whom::from(whom.who));
+        let belongs = session.strand.is_none_or(|strand| {
+            first.is_some_and(|first| first.is_alive() && first.id == strand.of)
+        });
+        belongs.then_some(session)
     }
 
     /// The other sessions that belong to one that is everybody's.
@@ -98,15 +107,14 @@ impl Inner {
     /// not have noticed.
     pub(crate) fn live_session(&self, whom: &Whom) -> Option<Arc<Session>> {
         let peers = self.peers.lock().unwrap();
-        let lives = |s: &&Arc<Session>| s.is_alive() && !s.is_process_dead();
-        peers.live.get(whom).filter(lives).cloned()
+        peers.current(whom).filter(|session| !session.is_process_dead()).cloned()
     }
 
     pub(crate) fn wait_for(&self, whom: &Whom, timeout: Duration) -> Option<Arc<Session>> {
         let deadline = clock::after(clock::now(), timeout);
         let mut peers = self.peers.lock().unwrap();
         loop {
-            if let Some(session) = peers.live.get(whom).filter(|s| s.is_alive()) {
+            if let Some(session) = peers.current(whom) {
                 return Some(session.clone());
             }
             let left = clock::until(deadline, clock::now());
@@ -260,7 +268,7 @@ impl Inner {
     pub(crate) fn peer_gone(&self, session: &Arc<Session>, removed: bool) {
         let mut peers = self.peers.lock().unwrap();
         let same = |s: &Arc<Session>| Arc::ptr_eq(s, session);
-        let mut strands = Vec::new();
+        let strands = peers.strands_of(session);
         if peers.live.get(&session.whom()).is_some_and(same) {
             peers.live.remove(&session.whom());
             // Bounded: who is forgotten waits until the other side notices by itself.
@@ -268,7 +276,6 @@ impl Inner {
                 peers.last.clear();
             }
             peers.last.insert(session.whom(), session.id);
-            strands = peers.strands_of(session);
         }
         peers.to_self.retain(|s| !same(s));
         peers.accepted.retain(|s| !same(s));

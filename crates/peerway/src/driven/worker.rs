@@ -216,7 +216,9 @@ impl Worker {
         if moved {
             shared.stats.commands.fetch_add(taken as u64, Ordering::Relaxed);
         }
-        if shared.counters.is_by_lanes() {
+        // Unarmed, and with nothing under way, the endpoint's own threads see to it.
+        let wanted = || shared.armed.load(Ordering::Relaxed) > 0 || !self.peers.busy.is_empty();
+        if shared.counters.is_by_lanes() && wanted() {
             moved |= look_at_lanes(&mut self.shards, shared, self.place.0);
         }
         self.copiers.poll();

@@ -77,7 +77,6 @@ impl Endpoint {
         advertise: Option<IpAddr>,
     ) -> Result<Self, BuildError> {
         process::watch_forks();
-        let os = |what: &'static str| move |source| BuildError::Os { what, source };
         let places = crate::address::places(&config, bind, advertise)?;
         let (listeners, addresses) = listen_on_all(&places.bind)?;
         let advertised = places.advertised(&addresses);
@@ -98,14 +97,14 @@ impl Endpoint {
         let inner = Inner::new(incarnation, config, local_name, places.rails, advertised, rdma);
         let mut shards = Vec::new();
         for _ in 0..inner.config.shards {
-            shards.push(inner.new_shard().map_err(os("making a shard"))?);
+            shards.push(inner.new_shard()?);
         }
         inner.shards.set(shards.clone());
         let mut door =
             Some(Door::new(&shards[0], listeners, local).map_err(os("watching the listeners"))?);
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
         for shard in &shards {
-            inner.start_shard(shard, door.take()).map_err(os("starting a service thread"))?;
+            inner.start_shard(shard, door.take())?;
         }
         inner.announce();
         Ok(endpoint)
@@ -382,4 +381,9 @@ fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketA
             Some(error) => return Err(error),
         }
     }
+}
+
+/// What the operating system refused.
+pub(crate) fn os(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
+    move |source| BuildError::Os { what, source }
 }

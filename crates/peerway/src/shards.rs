@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use peerway_core::wire::Strand;
 
+use crate::endpoint::os;
+use crate::error::BuildError;
 use crate::inner::Inner;
 use crate::progress::driver::Driver;
 use crate::progress::shard::Shard;
@@ -76,11 +78,14 @@ impl Shards {
 
 impl Inner {
     /// A shard without a driver, with a completion queue for each RDMA device.
-    pub(crate) fn new_shard(&self) -> io::Result<Arc<Shard>> {
+    pub(crate) fn new_shard(&self) -> Result<Arc<Shard>, BuildError> {
         let nics = self.rdma.iter().flat_map(|rdma| &rdma.nics);
-        let ports: io::Result<Vec<_>> =
-            nics.map(|nic| PortCq::new(nic).map_err(io::Error::other)).collect();
-        Shard::new(self.config.spin, ports?)
+        let ports: Result<Vec<_>, _> = nics.map(PortCq::new).collect();
+        let ports = ports.map_err(|error| BuildError::NoRdma {
+            pin: self.config.transport.to_string(),
+            error: error.into(),
+        })?;
+        Shard::new(self.config.spin, ports).map_err(os("making a shard"))
     }
 
     /// Has it served.
@@ -88,19 +93,21 @@ impl Inner {
         self: &Arc<Self>,
         shard: &Arc<Shard>,
         door: Option<Door>,
-    ) -> io::Result<()> {
+    ) -> Result<(), BuildError> {
         let driver = Driver::new(self.clone(), shard.clone(), door);
         // Driver and shard hold each other until it is stopped.
-        shard.start(self, driver).inspect_err(|_| shard.stop())
+        let started = shard.start(self, driver).inspect_err(|_| shard.stop());
+        started.map_err(os("starting a service thread"))
     }
 
     /// Has the shards of so many strands.
-    pub(crate) fn have_strands(self: &Arc<Self>, count: usize) -> io::Result<()> {
+    pub(crate) fn have_strands(self: &Arc<Self>, count: usize) -> Result<(), BuildError> {
         let _making = self.shards.making.lock().unwrap();
         for place in self.shards.strands.0.iter().take(count).filter(|place| place.get().is_none())
         {
             // Whoever closes takes the lock too, so none is made that is not stopped.
-            self.check_open().map_err(|_| io::ErrorKind::NotConnected)?;
+            let closed = |_| os("the endpoint is closed")(io::ErrorKind::NotConnected.into());
+            self.check_open().map_err(closed)?;
             let shard = self.new_shard()?;
             self.start_shard(&shard, None)?;
             let _ = place.set(shard);

@@ -1,6 +1,6 @@
 //! Threads of proxies have sessions of their own with a peer where lanes carry what they send.
 //!
-//! One test, in a program of its own: it counts the threads of the process.
+//! One test, in a program of its own: it counts the threads and the sockets of the process.
 
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,13 @@ fn serving_threads() -> usize {
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
     let names = tasks.filter_map(|task| name(task.ok()?));
     names.filter(|name| name.trim() == "peerway-serve").count()
+}
+
+/// Sockets of this process.
+fn sockets() -> usize {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+    let targets = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
 }
 
 /// Whether it is so soon.
@@ -42,14 +49,20 @@ fn each_thread_has_lanes_of_its_own() {
         let (ours, theirs) = (a.allocate(4096).unwrap(), b.allocate(4096).unwrap());
         let from = near.window(&ours).unwrap().base;
         let to = far.window(&theirs).unwrap().base;
+        let listening = sockets();
         let there = a.connect(&b.metadata()).unwrap();
         let back = b.accept(SOON).unwrap();
+        let of_a_session = sockets() - listening;
         // Both sides have proxies that know each other, and share what either opened.
         far.add_peer(0, &back, &near.card().unwrap()).unwrap();
         near.add_peer(0, &there, &far.card().unwrap()).unwrap();
         // One for each endpoint, and two more, as the proxy has three threads. A thread names itself when it first runs.
         let (wanted, threads) = (2 * (1 + 2), serving_threads);
         assert!(comes_to(|| threads() == wanted), "{pin}: {} and not {wanted}", threads());
+        // And a session for each of them, whichever side opened it, but none where nothing goes by lanes.
+        let sessions = if pin == Pin::LocalMap { 1 } else { 3 };
+        let there_are = || (sockets() - listening) as f64 / of_a_session as f64;
+        assert!(comes_to(|| there_are() == f64::from(sessions)), "{pin}: {} sessions", there_are());
         for endpoint in &endpoints {
             assert_eq!(endpoint.peers().len(), 1, "{pin}: a thread is no peer");
             assert!(endpoint.accept(Duration::from_millis(1)).is_err(), "{pin}: nor accepted");

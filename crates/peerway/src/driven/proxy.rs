@@ -160,7 +160,7 @@ impl ProxyBuilder {
         self
     }
 
-    /// Threads that drain rings. By default a quarter of the processors, at most four.
+    /// Threads that drain rings, each with lanes of its own to peers that lanes lead to. By default a quarter of the processors, at most four.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self

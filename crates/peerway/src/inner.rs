@@ -24,6 +24,7 @@ use crate::session::Session;
 use crate::shards::Shards;
 use crate::slots::Slots;
 use crate::transfer;
+use crate::transport::stores::Experience;
 use crate::transport::verbs::{Rdma, RdmaError};
 
 /// What the endpoint's parts share.
@@ -34,6 +35,7 @@ pub(crate) struct Inner {
     pub(crate) grants: Grants,
     pub(crate) inbox: Inbox,
     pub(crate) crew: Crew,
+    pub(crate) experience: Experience,
     pub(crate) local_name: String,
     /// Local addresses that bulk lanes go round.
     pub(crate) rails: Vec<Rail>,
@@ -99,6 +101,7 @@ impl Inner {
             grants: Grants::default(),
             inbox: Inbox::new(config.notify_bytes),
             crew: Crew::new(usize::from(config.copy_threads)),
+            experience: Experience::default(),
             local_name,
             rails,
             addresses,

@@ -243,7 +243,7 @@ impl Report {
         if has(Against::Copies) {
             writeln!(
                 f,
-                "limit, local: the best of plain and non-temporal copies of the same pieces, {}, \
+                "limit, local: the best of plain and non-temporal copies of the same pieces in such memory, {}, \
                  inside one process;",
                 if self.copy_threads > 1 { "by one and by two threads" } else { "by one thread" }
             )?;

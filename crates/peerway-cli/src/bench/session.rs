@@ -74,6 +74,8 @@ pub(crate) struct Session {
     memory: [Memory; 2],
     /// What the memory of the two sides came to.
     pub(crate) told: [String; 2],
+    /// The other buffer of the limit, where it has to be such memory as the other side's: that which can be mapped.
+    mapped: Option<Region>,
     /// The driver's copies, which are the limit where a GPU copies.
     driver: Option<Driver>,
     /// Host memory, whose transfers are the limit where GPU memory goes by another path.
@@ -118,6 +120,7 @@ impl Session {
             remote,
             memory: [here.memory, there.memory],
             told: [told, theirs],
+            mapped: None,
             driver: None,
             host: None,
             shared,
@@ -147,6 +150,9 @@ impl Session {
                 let remote = session.peer.import(&descriptor)?;
                 let (local, _) = host.region(&session.endpoint, len, false)?;
                 session.host = Some(HostPair { local, remote });
+            }
+            Against::Copies if shared => {
+                session.mapped = Some(memory::region(&session.endpoint, len, true)?);
             }
             Against::Copies | Against::Sockets | Against::Perftest => {}
         }
@@ -229,7 +235,10 @@ impl Session {
         let against = Against::of(&self.name, self.memory);
         let of_host = !matches!(against, Against::Driver | Against::HostMemory);
         let scratch = &mut scratch[..if of_host { total as usize } else { 0 }];
-        let to = scratch.as_mut_ptr().expose_provenance();
+        let to = match &self.mapped {
+            Some(region) => region.addr() as usize,
+            None => scratch.as_mut_ptr().expose_provenance(),
+        };
         let theirs = if self.is_kernels(op, &layout) { self.theirs(control)? } else { None };
         let mut kernel = theirs.map(|theirs| {
             // SAFETY: the scratch buffer has `total` bytes where both sides have host memory, which
@@ -240,9 +249,10 @@ impl Session {
         let mut limit: Option<Box<dyn Limit>> = match against {
             Against::Copies => {
                 let from = self.local.addr() as usize;
-                // SAFETY: the region and the scratch buffer are separate, of the host by this kind of limit, have
-                // at least `total` bytes and outlive the limit, a local of this function; while the limit copies no transfer is under
-                // way, and the scratch buffer stays mutably borrowed. A region's address is exposed by
+                // SAFETY: the region and the limit's other buffer are separate, of the host by this kind of limit,
+                // have at least `total` bytes and outlive the limit, a local of this function; while the limit
+                // copies no transfer is under way, and the other buffer is the scratch buffer, which stays mutably
+                // borrowed, or a region that nobody else knows. A region's address is exposed by
                 // `Region::addr`.
                 Some(Box::new(unsafe { Copies::new(mate.as_ref(), &layout, from, to) }))
             }

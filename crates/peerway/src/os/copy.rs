@@ -11,13 +11,17 @@ use std::ptr;
 /// How [`copy`] stores.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum CopyKind {
-    /// Ordinary stores: best while source and destination fit in the core's own cache.
+    /// Whatever the C library does, where it does well: best while source and destination fit in the core's own
+    /// cache.
     Plain,
+    /// Ordinary stores of whole lines: best while the last cache holds both.
+    Cached,
     /// Stores that bypass the caches, weakly ordered until [`store_fence`].
     NonTemporal,
 }
 
-/// Transfers of at least this many bytes in all are copied with non-temporal stores.
+/// Transfers of at least this many bytes in all are copied with non-temporal stores, unless experience says otherwise
+/// (`transport::stores`).
 ///
 /// Measured on a 2.8 GHz Ice Lake (L2 1.25 MiB per core, L3 48 MiB), 4 KiB pages of shared memory, GB per
 /// second of thread CPU time, best of 3 to 5 on a shared machine:
@@ -55,9 +59,14 @@ pub fn kind_for(total: u64) -> CopyKind {
 #[inline]
 pub unsafe fn copy(kind: CopyKind, dst: *mut u8, src: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if kind == CopyKind::NonTemporal && len >= stream::SHORTEST {
+    if match kind {
+        CopyKind::Plain => {
+            len >= lines::LIBC && !(dst.addr() ^ src.addr()).is_multiple_of(lines::LINE)
+        }
+        CopyKind::Cached | CopyKind::NonTemporal => len >= lines::SHORTEST,
+    } {
         // SAFETY: the caller upholds the same contract.
-        return unsafe { stream::copy(dst, src, len) };
+        return unsafe { lines::copy(kind == CopyKind::NonTemporal, dst, src, len) };
     }
     let _ = kind;
     // SAFETY: the caller vouches for both ranges and that they do not overlap.
@@ -92,23 +101,28 @@ pub fn store_fence() {
     }
 }
 
-/// The non-temporal copies of x86_64, chosen at run time by what the processor can do.
+/// Copies by whole lines on x86_64, chosen at run time by what the processor can do.
 #[cfg(target_arch = "x86_64")]
-mod stream {
+mod lines {
     use std::arch::x86_64::{
-        __m256i, __m512i, _mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512,
-        _mm512_stream_si512,
+        __m256i, __m512i, _mm256_loadu_si256, _mm256_store_si256, _mm256_stream_si256,
+        _mm512_loadu_si512, _mm512_store_si512, _mm512_stream_si512,
     };
     use std::ptr;
 
     /// A cache line: what one non-temporal burst must fill whole, lest it become partial writes.
-    const LINE: usize = 64;
+    pub(super) const LINE: usize = 64;
 
     /// Bytes per turn of the loops: four lines, enough loads in flight to hide most of a miss.
     const TURN: usize = 4 * LINE;
 
     /// Below this the alignment head and the tail would be most of the copy.
     pub(super) const SHORTEST: usize = 256;
+
+    /// From here on the C library is left to copy only what is aligned alike on both sides. It copies by `rep
+    /// movsb`, which on a Zen 4 falls from 90 GB/s to 3.5 when the destination lies up to 15 bytes further into its
+    /// page than the source, and at 16, where malloc's large blocks are beside shared memory, to between 2 and 40.
+    pub(super) const LIBC: usize = 2 << 10;
 
     /// The widest streaming store there is, from least to most.
     #[derive(Clone, Copy, Debug, Eq, PartialEq, PartialOrd)]
@@ -136,15 +150,25 @@ mod stream {
     ///
     /// As [`super::copy`].
     #[inline]
-    pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
+    pub(super) unsafe fn copy(stream: bool, dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: the caller upholds the contract, and the level is what was detected.
-        unsafe { copy_with(Level::here(), dst, src, len) }
+        unsafe {
+            match stream {
+                true => copy_with::<true>(Level::here(), dst, src, len),
+                false => copy_with::<false>(Level::here(), dst, src, len),
+            }
+        }
     }
 
     /// # Safety
     ///
     /// As [`super::copy`]; besides, the processor has `level`.
-    pub(super) unsafe fn copy_with(level: Level, dst: *mut u8, src: *const u8, len: usize) {
+    pub(super) unsafe fn copy_with<const STREAM: bool>(
+        level: Level,
+        dst: *mut u8,
+        src: *const u8,
+        len: usize,
+    ) {
         // Bytes up to the first whole line of the destination: streaming stores need alignment.
         let head = dst.align_offset(LINE).min(len);
         let body = (len - head) / TURN * TURN;
@@ -155,8 +179,8 @@ mod stream {
             ptr::copy_nonoverlapping(src, dst, head);
             let (d, s) = (dst.add(head), src.add(head));
             match level {
-                Level::Avx512 => avx512(d, s, body),
-                Level::Avx2 => avx2(d, s, body),
+                Level::Avx512 => avx512::<STREAM>(d, s, body),
+                Level::Avx2 => avx2::<STREAM>(d, s, body),
                 Level::Neither => ptr::copy_nonoverlapping(s, d, body),
             }
             ptr::copy_nonoverlapping(s.add(body), d.add(body), len - head - body);
@@ -165,10 +189,34 @@ mod stream {
 
     /// # Safety
     ///
+    /// `dst` is aligned memory of that size, and the processor has AVX-512F.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn store512<const STREAM: bool>(dst: *mut __m512i, value: __m512i) {
+        // SAFETY: as the caller says.
+        unsafe {
+            if STREAM { _mm512_stream_si512(dst, value) } else { _mm512_store_si512(dst, value) }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`store512`], but the processor has AVX2.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn store256<const STREAM: bool>(dst: *mut __m256i, value: __m256i) {
+        // SAFETY: as the caller says.
+        unsafe {
+            if STREAM { _mm256_stream_si256(dst, value) } else { _mm256_store_si256(dst, value) }
+        }
+    }
+
+    /// # Safety
+    ///
     /// As [`super::copy`]; besides, `dst` is line-aligned, `len` is a multiple of [`TURN`] and the
     /// processor has AVX-512F.
     #[target_feature(enable = "avx512f")]
-    unsafe fn avx512(dst: *mut u8, src: *const u8, len: usize) {
+    unsafe fn avx512<const STREAM: bool>(dst: *mut u8, src: *const u8, len: usize) {
         let mut at = 0;
         while at < len {
             // SAFETY: `at + TURN <= len`, so loads and stores stay inside the caller's ranges; the stores
@@ -180,10 +228,10 @@ mod stream {
                 let b = _mm512_loadu_si512(s.add(1));
                 let c = _mm512_loadu_si512(s.add(2));
                 let e = _mm512_loadu_si512(s.add(3));
-                _mm512_stream_si512(d, a);
-                _mm512_stream_si512(d.add(1), b);
-                _mm512_stream_si512(d.add(2), c);
-                _mm512_stream_si512(d.add(3), e);
+                store512::<STREAM>(d, a);
+                store512::<STREAM>(d.add(1), b);
+                store512::<STREAM>(d.add(2), c);
+                store512::<STREAM>(d.add(3), e);
             }
             at += TURN;
         }
@@ -193,7 +241,7 @@ mod stream {
     ///
     /// As [`avx512`], but the processor has AVX2.
     #[target_feature(enable = "avx2")]
-    unsafe fn avx2(dst: *mut u8, src: *const u8, len: usize) {
+    unsafe fn avx2<const STREAM: bool>(dst: *mut u8, src: *const u8, len: usize) {
         // Half a turn at a time: four loads of 32 bytes, two lines.
         const HALF: usize = TURN / 2;
         let mut at = 0;
@@ -206,10 +254,10 @@ mod stream {
                 let b = _mm256_loadu_si256(s.add(1));
                 let c = _mm256_loadu_si256(s.add(2));
                 let e = _mm256_loadu_si256(s.add(3));
-                _mm256_stream_si256(d, a);
-                _mm256_stream_si256(d.add(1), b);
-                _mm256_stream_si256(d.add(2), c);
-                _mm256_stream_si256(d.add(3), e);
+                store256::<STREAM>(d, a);
+                store256::<STREAM>(d.add(1), b);
+                store256::<STREAM>(d.add(2), c);
+                store256::<STREAM>(d.add(3), e);
             }
             at += HALF;
         }
@@ -249,7 +297,7 @@ mod tests {
 
     #[test]
     fn every_kind_copies_exactly_the_range() {
-        for kind in [CopyKind::Plain, CopyKind::NonTemporal] {
+        for kind in [CopyKind::Plain, CopyKind::Cached, CopyKind::NonTemporal] {
             // SAFETY: `check` passes slices of that length from two separate vectors, and fences.
             check(|dst, src, len| unsafe { copy(kind, dst, src, len) });
         }
@@ -258,11 +306,13 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn every_instruction_set_copies_exactly_the_range() {
-        use stream::Level;
+        use lines::Level;
         for level in [Level::Avx512, Level::Avx2, Level::Neither] {
             if level <= Level::here() {
                 // SAFETY: as above, and the level was detected.
-                check(|dst, src, len| unsafe { stream::copy_with(level, dst, src, len) });
+                check(|dst, src, len| unsafe { lines::copy_with::<true>(level, dst, src, len) });
+                // SAFETY: as above.
+                check(|dst, src, len| unsafe { lines::copy_with::<false>(level, dst, src, len) });
             }
         }
     }

@@ -24,10 +24,10 @@
 //! Wake-ups themselves (event descriptors) are the caller's: the local ring transport.
 
 use std::cmp::min;
-use std::ptr;
 use std::sync::atomic::{self, AtomicU32, AtomicU64, Ordering};
 
 use super::Piece;
+use super::copy::{CopyKind, copy};
 
 /// Bytes before the data.
 pub(crate) const HEADER: usize = 256;
@@ -515,13 +515,13 @@ impl Store for Shared {
     unsafe fn write(&self, at: usize, src: *const u8, len: usize) {
         // SAFETY: the caller keeps `at + len` inside the data, which `new`'s caller keeps mapped, and vouches
         // for `src`; pieces lie outside the ring, so nothing overlaps.
-        unsafe { ptr::copy_nonoverlapping(src, self.base.add(HEADER + at), len) }
+        unsafe { copy(CopyKind::Plain, self.base.add(HEADER + at), src, len) }
     }
 
     #[inline]
     unsafe fn read(&self, at: usize, dst: *mut u8, len: usize) {
         // SAFETY: as in `write`, the other way round.
-        unsafe { ptr::copy_nonoverlapping(self.base.add(HEADER + at), dst, len) }
+        unsafe { copy(CopyKind::Plain, dst, self.base.add(HEADER + at), len) }
     }
 }
 

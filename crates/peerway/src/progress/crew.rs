@@ -5,6 +5,7 @@
 //! there is none: in naps at first, because waking a thread for good costs whoever does it as much as
 //! posting may take (16 to 40 µs where cores are virtual).
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -34,6 +35,15 @@ pub(crate) enum Haste {
     Now,
     /// Within a nap, if that spares the caller a wake-up.
     Soon,
+}
+
+thread_local! {
+    static HELPS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is one of a crew.
+pub(crate) fn is_helper() -> bool {
+    HELPS.get()
 }
 
 /// A copy that several threads can work on.
@@ -165,6 +175,7 @@ impl Shared {
     }
 
     fn run(&self) {
+        HELPS.set(true);
         let mut naps = 0;
         loop {
             // Before `stop` is looked at: it is set before the bell is rung.

@@ -24,6 +24,7 @@ use crate::clock;
 use crate::hooks;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
+use crate::os::copy::{CopyKind, copy};
 use crate::progress::crew::{Haste, Job};
 use crate::session::import;
 use crate::transport::lane::{Landing, Lane, Reply, Run, Rx, Then, WINDOW_FRAMES};
@@ -778,7 +779,7 @@ unsafe fn from_scratch_or_wire(
             let len = (piece.len as usize).min(*end - *start);
             let from = scratch[*start..*start + len].as_ptr();
             // SAFETY: `from` has `len` bytes by the slice; the caller vouches for the piece.
-            unsafe { std::ptr::copy_nonoverlapping(from, piece.addr as *mut u8, len) };
+            unsafe { copy(CopyKind::Plain, piece.addr as *mut u8, from, len) };
             *start += len;
             moved += len as u64;
             if *start == *end {

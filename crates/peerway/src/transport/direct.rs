@@ -19,11 +19,18 @@ use crate::memory::gate::GateRef;
 use crate::memory::{Direct, RemoteInner};
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
 use crate::os::{Piece, cma};
-use crate::progress::crew::{Job, QUANTUM};
+use crate::progress::crew::{self, Job, QUANTUM};
 use crate::transport::pull::cma_failed;
+use crate::transport::stores::Choice;
 
 /// iovs of one call: more cost no less (measured), and 1024 is the kernel's limit.
 const CMA_PIECES: usize = 500;
+
+/// No cache holds so much: such copies need not ask.
+const NO_CACHE: u64 = 256 << 20;
+
+/// A vector is walked to its middle while somebody waits for the post to return, unless it has more pieces.
+const WALKED: usize = 4096;
 
 /// Copies everything from the cursor to its end. Every remote region of the work must have a direct path.
 ///
@@ -165,17 +172,30 @@ pub(crate) struct DirectJob {
     direction: Direction,
     work: Work,
     kind: CopyKind,
+    /// Where the kind was chosen by experience, which is told how it went.
+    choice: Option<Choice>,
     deadline: u64,
     tail: Tail,
     state: Mutex<State>,
 }
 
 struct State {
-    at: Cursor,
+    /// What is left of the half that the waiter begins with, and of the crew's: each keeps to its own as long
+    /// as there is any, so that a core finds in its caches what it left there. All is in the first half where
+    /// the caches are passed by.
+    halves: [Cursor; 2],
     running: u32,
+    /// Nanoseconds that the quanta took so far.
+    took: u64,
     /// Set when no more quanta are claimed: why.
     stop: Option<Reason>,
     finished: bool,
+}
+
+impl State {
+    fn left(&self) -> u64 {
+        self.halves[0].left() + self.halves[1].left()
+    }
 }
 
 impl DirectJob {
@@ -189,8 +209,19 @@ impl DirectJob {
     ) -> Arc<Self> {
         let kind = kind_for(work.shape.total());
         let at = work.shape.start();
-        let state = Mutex::new(State { at, running: 0, stop: None, finished: false });
-        Arc::new(Self { endpoint, slot, direction, work, kind, deadline, tail, state })
+        let (total, pieces) = (work.shape.total(), work.shape.items());
+        let is_mapped = |remote: &Arc<RemoteInner>| remote.direct.mapped().is_some();
+        let asks = kind == CopyKind::NonTemporal
+            && total < NO_CACHE
+            && work.remotes.as_slice().iter().all(is_mapped);
+        let choice = asks.then(|| endpoint.experience.choose(total, pieces));
+        let kind = choice.map_or(kind, |choice| choice.kind);
+        let splits = asks && (pieces <= WALKED || work.shape.whole_blocks(&at).is_some());
+        let half = if splits { (total / 2).next_multiple_of(QUANTUM) } else { total };
+        let mut halves = [at.limited(half), at];
+        work.shape.advance(&mut halves[1], half);
+        let state = Mutex::new(State { halves, running: 0, took: 0, stop: None, finished: false });
+        Arc::new(Self { endpoint, slot, direction, work, kind, choice, deadline, tail, state })
     }
 
     fn stop(&self, reason: Reason) {
@@ -205,7 +236,7 @@ impl DirectJob {
     fn claim(&self) -> Option<Cursor> {
         let now = clock::now();
         let mut state = self.state.lock().unwrap();
-        if state.stop.is_none() && state.at.left() > 0 {
+        if state.stop.is_none() && state.left() > 0 {
             if now >= self.deadline {
                 state.stop = Some(Reason::TimedOut);
             } else if !self.work.remotes.as_slice()[0].session.is_alive() {
@@ -216,29 +247,36 @@ impl DirectJob {
                 state.stop = Some(Reason::Failed(why));
             }
         }
-        if state.stop.is_some() || state.at.left() == 0 {
+        if state.stop.is_some() || state.left() == 0 {
             self.finish_if_over(state);
             return None;
         }
-        let part = state.at.limited(QUANTUM);
-        let mut left = part.left();
-        while left > 0 {
-            let Some(pair) = self.work.next(&mut state.at, left) else { break };
-            left -= pair.len;
-        }
+        let mine = usize::from(crew::is_helper());
+        let half = if state.halves[mine].left() > 0 {
+            &mut state.halves[mine]
+        } else {
+            &mut state.halves[1 - mine]
+        };
+        let part = half.limited(QUANTUM);
+        self.work.shape.advance(half, part.left());
         state.running += 1;
         self.endpoint.slots.slot(self.slot).sent_at.store(now, Ordering::Relaxed);
         Some(part)
     }
 
     fn finish_if_over(&self, mut state: std::sync::MutexGuard<'_, State>) {
-        let over = state.running == 0 && (state.stop.is_some() || state.at.left() == 0);
+        let over = state.running == 0 && (state.stop.is_some() || state.left() == 0);
         if !over || state.finished {
             return;
         }
         state.finished = true;
         let reason = state.stop.unwrap_or(Reason::Done);
+        let took = state.took;
         drop(state);
+        if let (Some(choice), Reason::Done) = (self.choice, reason) {
+            let shape = &self.work.shape;
+            self.endpoint.experience.took(choice, shape.total(), shape.items(), took);
+        }
         if reason == Reason::Done && !self.tail.is_empty() {
             // The bytes are there; now the lane says so, and its answer ends the transfer.
             let session = &self.work.remotes.as_slice()[0].session;
@@ -258,11 +296,14 @@ impl DirectJob {
 impl Job for DirectJob {
     fn step(&self) -> bool {
         let Some(part) = self.claim() else { return false };
+        let began = clock::now();
         let result = copy_all(&self.work, self.direction, part, self.kind);
+        let took = clock::now() - began;
         let mut state = self.state.lock().unwrap();
         state.running -= 1;
         match result {
             Ok(()) => {
+                state.took += took;
                 self.endpoint.slots.slot(self.slot).done.fetch_add(part.left(), Ordering::Relaxed);
             }
             Err(error) if state.stop.is_none() => state.stop = Some(Reason::Failed(error)),

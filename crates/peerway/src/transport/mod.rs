@@ -9,6 +9,7 @@ pub(crate) mod gpu;
 pub(crate) mod lane;
 pub(crate) mod pull;
 pub(crate) mod ring;
+pub(crate) mod stores;
 pub(crate) mod tcp;
 pub(crate) mod verbs;
 

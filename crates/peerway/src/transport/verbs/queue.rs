@@ -31,6 +31,7 @@ use super::nic::Nic;
 use super::port::{Key, PortCq};
 use crate::inner::random;
 use crate::os::Piece;
+use crate::os::copy::{CopyKind, copy};
 use crate::transport::Wire;
 
 /// Requests of one group.
@@ -744,7 +745,7 @@ impl Queue {
             // SAFETY: the buffer is ours and free; the caller of `send` vouches for the pieces.
             unsafe {
                 let from = (piece.addr + *within) as *const u8;
-                std::ptr::copy_nonoverlapping(from, into.add(at), take);
+                copy(CopyKind::Plain, into.add(at), from, take);
             }
             at += take;
             *within += take as u64;
@@ -814,7 +815,7 @@ impl Wire for Queue {
                 // SAFETY: the device has finished with the buffer; the caller vouches for the piece.
                 unsafe {
                     let into = (piece.addr + within) as *mut u8;
-                    std::ptr::copy_nonoverlapping(from.add(at), into, take);
+                    copy(CopyKind::Plain, into, from.add(at), take);
                 }
                 within += take as u64;
                 moved += take;

@@ -1,0 +1,216 @@
+//! How a large copy stores: past the caches, or into them.
+//!
+//! Non-temporal stores win while the memory is cold. Where the caches hold both sides of a copy, as with a
+//! staging buffer that is filled again and again, ordinary stores win by two to three times, and they alone keep
+//! it that way. Nothing but the clock can tell: other processes share the last cache. So copies of a size keep a
+//! record of what a byte costs by either store, take the cheaper one, and now and then try the other.
+
+use std::sync::Mutex;
+
+use crate::os::copy::{CopyKind, NON_TEMPORAL_FROM};
+
+/// Copies of one trial, whose best counts: each finds the caches warmer than the one before.
+const TRIAL: u32 = 6;
+/// Copies from one trial to the next; twice as many after each that changed nothing, up to [`LONGEST_PAUSE`].
+const PAUSE: u32 = 64;
+const LONGEST_PAUSE: u32 = 1024;
+
+/// The choice changes to what costs less than this part of it: each change costs a copy of cold memory.
+const CHEAPER: f64 = 0.9;
+/// The part of a new cost in the record, and how much dearer than the record it may be: a copy that lost its core
+/// says nothing of stores.
+const SHARE: f64 = 0.25;
+const DEAREST: f64 = 2.0;
+
+/// Copies of 2 MiB, of 4, 8 and so on up to 128 have a record each; so have those in pieces of less than this,
+/// on average.
+const SIZES: usize = 7;
+const SCATTERED: u64 = 64 << 10;
+
+/// What the copies of an endpoint have learnt.
+#[derive(Default)]
+pub(crate) struct Experience([[Mutex<Record>; SIZES]; 2]);
+
+impl Experience {
+    /// How the next copy of `total` bytes in so many pieces is to store.
+    pub(crate) fn choose(&self, total: u64, pieces: usize) -> Choice {
+        self.of(total, pieces).lock().unwrap().choose()
+    }
+
+    /// Such a copy, all of it, took so many nanoseconds of all that worked on it.
+    pub(crate) fn took(&self, choice: Choice, total: u64, pieces: usize, nanos: u64) {
+        self.of(total, pieces).lock().unwrap().took(choice, nanos as f64 / total as f64);
+    }
+
+    fn of(&self, total: u64, pieces: usize) -> &Mutex<Record> {
+        let scattered = total < SCATTERED * pieces as u64;
+        let doublings = (total / NON_TEMPORAL_FROM).checked_ilog2().unwrap_or(0) as usize;
+        &self.0[usize::from(scattered)][doublings.min(SIZES - 1)]
+    }
+}
+
+/// How one copy stores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Choice {
+    pub(crate) kind: CopyKind,
+    /// The caches are as copies of this kind leave them, so its time tells what the next would take.
+    tells: bool,
+}
+
+/// Of copies of about one size.
+#[derive(Debug)]
+struct Record {
+    /// Nanoseconds a byte, once known, of what is chosen and of the other.
+    cost: Option<f64>,
+    other_cost: Option<f64>,
+    chosen: CopyKind,
+    last: Option<CopyKind>,
+    /// Copies to come before the next trial is over.
+    left: u32,
+    pause: u32,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self {
+            cost: None,
+            other_cost: None,
+            chosen: CopyKind::NonTemporal,
+            last: None,
+            // Two to know what streaming costs, then the first trial.
+            left: 2 + TRIAL,
+            pause: PAUSE,
+        }
+    }
+}
+
+impl Record {
+    fn choose(&mut self) -> Choice {
+        let changes =
+            self.cost.zip(self.other_cost).is_some_and(|(ours, its)| its < ours * CHEAPER);
+        if changes {
+            self.chosen = other(self.chosen);
+            (self.cost, self.other_cost) = (self.other_cost, self.cost);
+            (self.left, self.pause) = (PAUSE + TRIAL, PAUSE);
+        } else if self.left == 0 {
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            self.left = self.pause + TRIAL;
+        }
+        if self.left == TRIAL {
+            // What it was found to be then is of no use now.
+            self.other_cost = None;
+        }
+        let kind = if self.left <= TRIAL { other(self.chosen) } else { self.chosen };
+        self.left -= 1;
+        let tells = self.last == Some(kind);
+        self.last = Some(kind);
+        Choice { kind, tells }
+    }
+
+    fn took(&mut self, choice: Choice, cost: f64) {
+        if !choice.tells {
+            return;
+        }
+        if choice.kind == self.chosen {
+            let before = self.cost.unwrap_or(cost);
+            self.cost = Some(before + (cost.min(before * DEAREST) - before) * SHARE);
+        } else {
+            self.other_cost = Some(self.other_cost.unwrap_or(cost).min(cost));
+        }
+    }
+}
+
+fn other(kind: CopyKind) -> CopyKind {
+    match kind {
+        CopyKind::NonTemporal => CopyKind::Cached,
+        _ => CopyKind::NonTemporal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory that is copied again and again, and what a byte of it costs.
+    struct Again {
+        record: Record,
+        /// The part of it that the caches hold, and how much of the rest each copy through them brings in.
+        warm: f64,
+        gains: f64,
+    }
+
+    impl Again {
+        fn new(gains: f64) -> Self {
+            Self { record: Record::default(), warm: 0.0, gains }
+        }
+
+        /// One more copy; `disturbed` by so much.
+        fn copy(&mut self, disturbed: f64) -> CopyKind {
+            let choice = self.record.choose();
+            let cost = match choice.kind {
+                CopyKind::Cached => 1.6 - self.warm * 1.3,
+                _ => 1.0,
+            };
+            self.warm = match choice.kind {
+                CopyKind::Cached => self.warm + (1.0 - self.warm) * self.gains,
+                _ => 0.0,
+            };
+            self.record.took(choice, cost * disturbed);
+            choice.kind
+        }
+
+        fn cached(&mut self, copies: u32) -> u32 {
+            (0..copies).filter(|_| self.copy(1.0) == CopyKind::Cached).count() as u32
+        }
+    }
+
+    #[test]
+    fn cold_memory_is_streamed_and_tried_ever_less() {
+        let mut cold = Again::new(0.0);
+        let tried: Vec<u32> = (0..4).map(|_| cold.cached(1024)).collect();
+        assert!(tried.is_sorted_by(|a, b| a >= b), "{tried:?}");
+        assert!(tried[0] <= 5 * TRIAL && (1..=TRIAL).contains(&tried[3]), "{tried:?}");
+    }
+
+    #[test]
+    fn what_the_caches_hold_is_copied_through_them() {
+        for gains in [1.0, 0.5, 0.3] {
+            let mut warm = Again::new(gains);
+            warm.cached(2 + TRIAL);
+            assert!(warm.cached(1000) >= 1000 - 4 * TRIAL, "{gains}");
+        }
+    }
+
+    #[test]
+    fn a_copy_that_was_disturbed_changes_nothing() {
+        let mut warm = Again::new(1.0);
+        warm.cached(20);
+        assert_eq!(warm.copy(100.0), CopyKind::Cached);
+        assert_eq!(warm.cached(20), 20);
+    }
+
+    #[test]
+    fn caches_that_are_taken_away_and_given_back_are_noticed() {
+        let mut memory = Again::new(1.0);
+        memory.cached(20);
+        (memory.gains, memory.warm) = (0.0, 0.0);
+        memory.cached(40);
+        // But for the trial that falls due.
+        assert!(memory.cached(PAUSE) <= TRIAL);
+        memory.gains = 1.0;
+        memory.cached(3 * PAUSE);
+        assert!(memory.cached(PAUSE) >= PAUSE - TRIAL);
+    }
+
+    #[test]
+    fn sizes_have_records_of_their_own() {
+        let experience = Experience::default();
+        let is_same = |a: u64, b: u64| std::ptr::eq(experience.of(a, 1), experience.of(b, 1));
+        assert!(is_same(2 << 20, (4 << 20) - 1) && !is_same(2 << 20, 4 << 20));
+        assert!(!is_same(64 << 20, 128 << 20) && is_same(128 << 20, 255 << 20));
+        assert!(is_same(1 << 20, 2 << 20) && is_same(128 << 20, u64::MAX));
+        let is_scattered =
+            |pieces| !std::ptr::eq(experience.of(4 << 20, 1), experience.of(4 << 20, pieces));
+        assert!(!is_scattered(64) && is_scattered(65) && is_scattered(1024));
+    }
+}

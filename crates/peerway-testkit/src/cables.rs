@@ -15,7 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// See the module. Ours are the ends `near0`, `near1` and so on, the other's `far0`, `far1`.
 pub struct Cables {
-    program: &'static Path,
+    /// Where `ip` and `tc` are.
+    programs: &'static Path,
     /// A process in the other namespace.
     there: u32,
 }
@@ -49,7 +50,7 @@ impl Cables {
     /// Moves the calling thread, and those it starts from now on, to a network namespace of its own.
     /// `Err` says why that cannot be had here.
     pub fn leave() -> Result<()> {
-        program()?;
+        programs()?;
         // SAFETY: a plain system call that concerns the calling thread.
         let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
         ensure!(rc == 0, "no network namespace: {}", std::io::Error::last_os_error());
@@ -58,7 +59,7 @@ impl Cables {
 
     /// Joins our namespace and that of process `there` by so many cables, which are plugged in.
     pub fn join(there: u32, count: u8) -> Result<Self> {
-        let cables = Self { program: program()?, there };
+        let cables = Self { programs: programs()?, there };
         cables.ip(End::Near, "link set lo up")?;
         cables.ip(End::Far, "link set lo up")?;
         for at in 0..count {
@@ -72,6 +73,18 @@ impl Cables {
             cables.wait_up(at)?;
         }
         Ok(cables)
+    }
+
+    /// Makes every cable a slow one, so that it and no processor bounds what it carries. `Err` where the kernel cannot.
+    pub fn slow_down(&self, count: u8, rate: &str) -> Result<()> {
+        for at in 0..count {
+            for end in [End::Near, End::Far] {
+                let bucket = format!("tbf rate {rate} burst 1mb latency 50ms");
+                let name = end.name();
+                self.run("tc", end, &format!("qdisc add dev {name}{at} root {bucket}"))?;
+            }
+        }
+        Ok(())
     }
 
     /// Switches one end of a cable off. The other has no carrier then.
@@ -115,7 +128,11 @@ impl Cables {
     }
 
     fn ip(&self, end: End, words: &str) -> Result<String> {
-        let mut command = Command::new(self.program);
+        self.run("ip", end, words)
+    }
+
+    fn run(&self, program: &str, end: End, words: &str) -> Result<String> {
+        let mut command = Command::new(self.programs.join(program));
         command.args(words.split(' '));
         if end == End::Far {
             let namespace = File::open(format!("/proc/{}/ns/net", self.there))?;
@@ -128,17 +145,17 @@ impl Cables {
                 });
             }
         }
-        let output = command.output().with_context(|| format!("running ip {words}"))?;
+        let output = command.output().with_context(|| format!("running {program} {words}"))?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "ip {words}: {}", said.trim());
+        ensure!(output.status.success(), "{program} {words}: {}", said.trim());
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }
 
-/// Administrators' programs are not on everyone's path.
-fn program() -> Result<&'static Path> {
-    let places = ["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"];
-    match places.into_iter().map(Path::new).find(|path| path.is_file()) {
+/// Where `ip` is: administrators' programs are not on everyone's path.
+fn programs() -> Result<&'static Path> {
+    let places = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+    match places.into_iter().map(Path::new).find(|path| path.join("ip").is_file()) {
         Some(path) => Ok(path),
         None => bail!("the program `ip` is not here (package iproute2)"),
     }

@@ -95,8 +95,12 @@ fn count_all(built: &Built) -> anyhow::Result<Vec<Count>> {
 }
 
 fn count(built: &Built, name: &str, out: &PathBuf) -> anyhow::Result<Option<f64>> {
-    // Only what is named after datagrams is to have such devices.
-    let script = if name.starts_with("efa") { "efa" } else { "" };
+    // Only what is named after datagrams is to have such devices, and only what polls one that is done already.
+    let script = match name {
+        _ if name.starts_with("efa") => "efa",
+        _ if name.ends_with("-poll") => "prompt",
+        _ => "",
+    };
     let run = Command::new(VALGRIND.program)
         .args(["--tool=callgrind", COLLECTED])
         .arg(format!("--callgrind-out-file={}", out.display()))

@@ -155,6 +155,9 @@ pub(crate) fn submit(
     if removed {
         wake_all(nic.device);
     }
+    while nic.device.fabric.script.prompt && fake.is_at_work() {
+        std::thread::sleep(std::time::Duration::from_micros(20));
+    }
     if full { Err((libc::ENOMEM, taken)) } else { Ok(()) }
 }
 

@@ -53,6 +53,11 @@ impl FakeQp {
     pub(crate) fn number(&self) -> u32 {
         self.ex.qp_base.qp_num
     }
+
+    /// Whether requests have not ended.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.nic.lock().qps.get(&self.number()).is_some_and(|qp| qp.outstanding() > 0)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

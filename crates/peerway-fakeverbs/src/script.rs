@@ -34,6 +34,8 @@ pub(crate) struct Script {
     pub(crate) dmabuf: bool,
     /// What is written into dma-bufs is held back until some of them is read.
     pub(crate) posted: bool,
+    /// A post returns when all that it asked for is done, as where the processor that posts is the device.
+    pub(crate) prompt: bool,
     /// Devices that go away after so many requests.
     pub(crate) remove: Vec<(String, u64)>,
     /// The process dies when peers have touched memory of a device so often.
@@ -59,6 +61,7 @@ impl Default for Script {
             memlock: u64::MAX,
             dmabuf: true,
             posted: false,
+            prompt: false,
             remove: Vec::new(),
             die: None,
             linkdown: Vec::new(),
@@ -90,6 +93,7 @@ impl Script {
             match item {
                 "efa" => self.efa = true,
                 "posted" => self.posted = true,
+                "prompt" => self.prompt = true,
                 _ => return Err("no such word".to_owned()),
             }
             return Ok(());
@@ -192,7 +196,7 @@ mod tests {
     fn a_script_is_read() {
         let text = "seed=7,devices=3, reorder=20%,delay=2ms,rnr=5%,drop=0.5%,late=10%,\
                     flush_after=1000,remove=fake1@500,efa,latency=3us,linkdown=fake0@10..20,patience=2s,memlock=9000,\
-                    dmabuf=no,posted,die=40";
+                    dmabuf=no,posted,prompt,die=40";
         let script = Script::parse(text).expect("all of it is known");
         assert_eq!((script.seed, script.devices, script.efa), (7, 3, true));
         assert_eq!((script.reorder, script.rnr, script.drop, script.late), (0.2, 0.05, 0.005, 0.1));
@@ -200,7 +204,7 @@ mod tests {
         assert_eq!(script.latency, Duration::from_micros(3));
         assert_eq!(script.patience, Duration::from_secs(2));
         assert_eq!((script.flush_after, script.memlock), (Some(1000), 9000));
-        assert!(!script.dmabuf && script.posted);
+        assert!(!script.dmabuf && script.posted && script.prompt);
         assert_eq!(script.die, Some(40));
         assert_eq!(script.remove, [("fake1".to_owned(), 500)]);
         let times = (Duration::from_millis(10), Duration::from_millis(20));

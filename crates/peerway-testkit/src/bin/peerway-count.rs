@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use peerway::{Access, Batch, BuildError, Endpoint, Pin, Prepared, Region};
 use peerway_core::counter::{Counters, HighWater};
 use peerway_core::credit::Window;
@@ -120,6 +120,11 @@ const FIGURES: &[Figure] = &[
         name: "verbs-post-64",
         about: "the post of 64 blocks of 256 B, to the device",
         run: || run_post(Pin::Ib, Shapes::WriteBlocks),
+    },
+    Figure {
+        name: "verbs-post-poll",
+        about: "that post, and the look that takes its completion in",
+        run: || run_post_and_poll(Pin::Ib),
     },
     Figure {
         name: "efa-post",
@@ -241,6 +246,26 @@ fn run_post(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
             counted(1, &mut once)
         }
         posted.context("nothing was posted")??.join().ok()?;
+    }
+    Ok(TIMES)
+}
+
+/// Counts the post of a write together with the poll that finds it done: the device has it done when the post returns.
+fn run_post_and_poll(pin: Pin) -> anyhow::Result<u64> {
+    let world = World::new(pin, Shapes::Write)?;
+    for round in 0..WARM_UP + TIMES {
+        let mut posted = None;
+        let mut once = || {
+            posted = Some(world.prepared.post().map(|transfer| (transfer.poll(), transfer)));
+        };
+        if round < WARM_UP {
+            once()
+        } else {
+            counted(1, &mut once)
+        }
+        let (polled, transfer) = posted.context("nothing was posted")??;
+        ensure!(polled.is_some(), "a device that is not prompt");
+        transfer.join().ok()?;
     }
     Ok(TIMES)
 }

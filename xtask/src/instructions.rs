@@ -96,10 +96,12 @@ fn count_all(built: &Built) -> anyhow::Result<Vec<Count>> {
 
 fn count(built: &Built, name: &str, out: &PathBuf) -> anyhow::Result<Option<f64>> {
     // Only what is named after datagrams is to have such devices, and only what polls one that is done already.
-    let script = match name {
-        _ if name.starts_with("efa") => "efa",
-        _ if name.ends_with("-poll") => "prompt",
-        _ => "",
+    let script = if name.starts_with("efa") {
+        "efa"
+    } else if name.ends_with("-poll") {
+        "prompt"
+    } else {
+        ""
     };
     let run = Command::new(VALGRIND.program)
         .args(["--tool=callgrind", COLLECTED])

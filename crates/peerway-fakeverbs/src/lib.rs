@@ -30,7 +30,7 @@
 //! | `memlock=BYTES` | | registering more than this on a device fails, as beyond `ulimit -l` |
 //! | `dmabuf=no` | | dma-bufs cannot be registered: EOPNOTSUPP, as before Linux 5.12 |
 //! | `posted` | | what peers write into a dma-buf is in it once some is read, as with GPUs that do not order writes |
-//! | `prompt` | | a post returns when all that it asked for is done, as where the processor that posts is the device |
+//! | `prompt` | | a post returns when its queue pair has nothing left to do, as where the processor that posts is the device |
 //! | `remove=DEV@N` | | the device goes away with its N-th request in a process |
 //! | `die=N` | | when peers touch memory for the N-th time the process dies, as kernels end one: registrations go first, connections a while later |
 //! | `linkdown=DEV@MS..MS` | | its packets are lost from one time after loading to another |

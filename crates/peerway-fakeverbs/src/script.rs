@@ -34,7 +34,7 @@ pub(crate) struct Script {
     pub(crate) dmabuf: bool,
     /// What is written into dma-bufs is held back until some of them is read.
     pub(crate) posted: bool,
-    /// A post returns when all that it asked for is done, as where the processor that posts is the device.
+    /// A post returns when its queue pair has nothing left to do, as where the processor that posts is the device.
     pub(crate) prompt: bool,
     /// Devices that go away after so many requests.
     pub(crate) remove: Vec<(String, u64)>,

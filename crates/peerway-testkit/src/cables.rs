@@ -77,14 +77,18 @@ impl Cables {
 
     /// Makes every cable a slow one, so that it and no processor bounds what it carries. `Err` where the kernel cannot.
     pub fn slow_down(&self, count: u8, rate: &str) -> Result<()> {
-        for at in 0..count {
-            for end in [End::Near, End::Far] {
-                let bucket = format!("tbf rate {rate} burst 1mb latency 50ms");
-                let name = end.name();
-                self.run("tc", end, &format!("qdisc add dev {name}{at} root {bucket}"))?;
+        let ends = || (0..count).flat_map(|at| [(End::Near, at), (End::Far, at)]);
+        let bucket = format!("root tbf rate {rate} burst 1mb latency 50ms");
+        let slow = ends().try_for_each(|(end, at)| {
+            self.run("tc", end, &format!("qdisc add dev {}{at} {bucket}", end.name())).map(drop)
+        });
+        if slow.is_err() {
+            // All or none: one slow cable would carry little beside a fast one.
+            for (end, at) in ends() {
+                let _ = self.run("tc", end, &format!("qdisc del dev {}{at} root", end.name()));
             }
         }
-        Ok(())
+        slow
     }
 
     /// Switches one end of a cable off. The other has no carrier then.

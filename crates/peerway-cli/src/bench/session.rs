@@ -241,8 +241,8 @@ impl Session {
         };
         let theirs = if self.is_kernels(op, &layout) { self.theirs(control)? } else { None };
         let mut kernel = theirs.map(|theirs| {
-            // SAFETY: the scratch buffer has `total` bytes where both sides have host memory, which
-            // `is_kernels` requires; it stays mutably borrowed and outlives the value, a local of this
+            // SAFETY: the limit's other buffer has `total` bytes where both sides have host memory, which
+            // `is_kernels` requires; nobody else knows of it and it outlives the value, a local of this
             // function; its rounds and those of the limit take turns.
             unsafe { Kernel::new(mate.as_ref(), theirs, to, total as usize) }
         });

@@ -29,7 +29,7 @@ const CMA_PIECES: usize = 500;
 /// No cache holds so much: such copies need not ask.
 const NO_CACHE: u64 = 256 << 20;
 
-/// A vector is walked to its middle while somebody waits for the post to return, unless it has more pieces.
+/// A vector of at most so many pieces is walked to its middle, while somebody waits for the post to return.
 const WALKED: usize = 4096;
 
 /// Copies everything from the cursor to its end. Every remote region of the work must have a direct path.
@@ -52,8 +52,7 @@ pub(crate) fn copy_all(
             hooks::about_to_copy();
             let here = work.local_addr(&pair.local);
             // SAFETY: the shape was checked against both regions' extents; the local region is kept
-            // alive by `work`; the remote one is mapped (or ours) while the gate admits us. The two
-            // may overlap only when a caller transfers a region onto itself, see `copy`.
+            // alive by `work`; the remote one is mapped (or ours) while the gate admits us.
             unsafe {
                 let there = base.add(pair.remote.offset as usize);
                 match direction {
@@ -181,8 +180,8 @@ pub(crate) struct DirectJob {
 
 struct State {
     /// What is left of the half that the waiter begins with, and of the crew's: each keeps to its own as long
-    /// as there is any, so that a core finds in its caches what it left there. All is in the first half where
-    /// the caches are passed by.
+    /// as there is any, so that a core finds in its caches what it left there. All is in the first half where no
+    /// choice is made, or a vector is too long to find its middle.
     halves: [Cursor; 2],
     running: u32,
     /// Nanoseconds that the quanta took so far.
@@ -217,9 +216,12 @@ impl DirectJob {
         let choice = asks.then(|| endpoint.experience.choose(total, pieces));
         let kind = choice.map_or(kind, |choice| choice.kind);
         let splits = asks && (pieces <= WALKED || work.shape.whole_blocks(&at).is_some());
-        let half = if splits { (total / 2).next_multiple_of(QUANTUM) } else { total };
-        let mut halves = [at.limited(half), at];
-        work.shape.advance(&mut halves[1], half);
+        let mut halves = [at, at.limited(0)];
+        if splits {
+            let half = (total / 2).next_multiple_of(QUANTUM);
+            halves = [at.limited(half), at];
+            work.shape.advance(&mut halves[1], half);
+        }
         let state = Mutex::new(State { halves, running: 0, took: 0, stop: None, finished: false });
         Arc::new(Self { endpoint, slot, direction, work, kind, choice, deadline, tail, state })
     }
@@ -232,8 +234,8 @@ impl DirectJob {
         self.finish_if_over(state);
     }
 
-    /// The next part of the work, or `None` when nothing is left to claim.
-    fn claim(&self) -> Option<Cursor> {
+    /// The next part of the work and the time, or `None` when nothing is left to claim.
+    fn claim(&self) -> Option<(Cursor, u64)> {
         let now = clock::now();
         let mut state = self.state.lock().unwrap();
         if state.stop.is_none() && state.left() > 0 {
@@ -261,7 +263,7 @@ impl DirectJob {
         self.work.shape.advance(half, part.left());
         state.running += 1;
         self.endpoint.slots.slot(self.slot).sent_at.store(now, Ordering::Relaxed);
-        Some(part)
+        Some((part, now))
     }
 
     fn finish_if_over(&self, mut state: std::sync::MutexGuard<'_, State>) {
@@ -295,10 +297,9 @@ impl DirectJob {
 
 impl Job for DirectJob {
     fn step(&self) -> bool {
-        let Some(part) = self.claim() else { return false };
-        let began = clock::now();
+        let Some((part, began)) = self.claim() else { return false };
         let result = copy_all(&self.work, self.direction, part, self.kind);
-        let took = clock::now() - began;
+        let took = self.choice.map_or(0, |_| clock::now() - began);
         let mut state = self.state.lock().unwrap();
         state.running -= 1;
         match result {

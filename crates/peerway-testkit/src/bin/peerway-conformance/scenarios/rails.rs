@@ -80,9 +80,12 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     b.endpoint(&on(End::Far))?;
     // Where links cannot be slowed down the receiving processor bounds the bytes, and the kernel decides by which
     // socket it gets most of them: one may be lucky; not thrice.
-    let tries = if cables.slow_down(LINKS, RATE).is_ok() { 1 } else { 3 };
+    let (tries, links) = match cables.slow_down(LINKS, RATE) {
+        Ok(()) => (1, format!("links of {RATE}")),
+        Err(why) => (3, format!("links as fast as they are ({why:#})")),
+    };
     let mut rails = Rails { world, cables, tries, a, b };
-    let mut notes = vec![rails.shared()?];
+    let mut notes = vec![links, rails.shared()?];
     // The first connection, which also carries control, is on link 0. Switched off at our end a link
     // is an error here; at the far end it is only silence.
     for (end, at) in [(End::Near, 1), (End::Near, 0), (End::Far, 1), (End::Far, 0)] {

@@ -295,8 +295,8 @@ impl Shape {
         Some(Pair { len: pair.len.min(max), ..pair })
     }
 
-    /// Moves the cursor on by `bytes`, of which at least so many must be left. Takes as long as there are pieces of
-    /// a vector in them; a block list is crossed at once.
+    /// Moves the cursor on by `bytes`, no more than are left. The time it takes grows with the pieces of a vector that
+    /// are crossed; a block list is crossed at once.
     pub fn advance(&self, at: &mut Cursor, bytes: u64) {
         debug_assert!(bytes <= at.left);
         at.left -= bytes;

@@ -136,8 +136,8 @@ impl Place {
     }
 }
 
-/// A run has two buffers of a size in each of its two processes.
-const SHARE: u64 = 4;
+/// A run has up to three buffers of a size here, with the limit's, and two in its other process.
+const SHARE: u64 = 5;
 
 /// Private memory, every page of it written once.
 pub(crate) fn touched(len: u64) -> anyhow::Result<Vec<u8>> {

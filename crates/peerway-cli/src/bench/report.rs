@@ -243,13 +243,13 @@ impl Report {
         if has(Against::Copies) {
             writeln!(
                 f,
-                "limit, local: the best of plain and non-temporal copies of the same pieces in such memory, {}, \
-                 inside one process;",
+                "limit, local: the best of plain and non-temporal copies of the same pieces, {}, \
+                 inside one process,",
                 if self.copy_threads > 1 { "by one and by two threads" } else { "by one thread" }
             )?;
             writeln!(
                 f,
-                "              nobody is told of them, so no transfer comes near on small sizes"
+                "              between memory of the kind that the path has; nobody is told of them, so no transfer comes near on small sizes"
             )?;
         }
         if has(Against::Driver) {

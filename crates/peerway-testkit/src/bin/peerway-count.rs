@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use peerway::{Access, Batch, BuildError, Endpoint, Pin, Prepared, Region};
+use peerway::{Access, Batch, BuildError, Endpoint, Pin, PostError, Prepared, Region, Transfer};
 use peerway_core::counter::{Counters, HighWater};
 use peerway_core::credit::Window;
 use peerway_core::descriptor::Descriptor;
@@ -252,9 +252,30 @@ fn run_post(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
     let world = World::new(pin, shape)?;
     // Of many bytes fewer: valgrind copies them, if it does not count them.
     let times = if matches!(shape, Shapes::LongVector) { TIMES / 20 } else { TIMES };
+    count_posts(times, || world.prepared.post())
+}
+
+/// Counts the post of a write together with the poll that finds it done: the device has it done when the post returns.
+fn run_post_and_poll(pin: Pin) -> anyhow::Result<u64> {
+    let world = World::new(pin, Shapes::Write)?;
+    let mut prompt = true;
+    let times = count_posts(TIMES, || {
+        let transfer = world.prepared.post()?;
+        prompt &= transfer.poll().is_some();
+        Ok(transfer)
+    })?;
+    ensure!(prompt, "a device that is not prompt");
+    Ok(times)
+}
+
+/// Counts what posts a transfer, but not what waits for its end.
+fn count_posts(
+    times: u64,
+    mut post: impl FnMut() -> Result<Transfer, PostError>,
+) -> anyhow::Result<u64> {
     for round in 0..WARM_UP + times {
         let mut posted = None;
-        let mut once = || posted = Some(world.prepared.post());
+        let mut once = || posted = Some(post());
         if round < WARM_UP {
             once()
         } else {
@@ -263,26 +284,6 @@ fn run_post(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
         posted.context("nothing was posted")??.join().ok()?;
     }
     Ok(times)
-}
-
-/// Counts the post of a write together with the poll that finds it done: the device has it done when the post returns.
-fn run_post_and_poll(pin: Pin) -> anyhow::Result<u64> {
-    let world = World::new(pin, Shapes::Write)?;
-    for round in 0..WARM_UP + TIMES {
-        let mut posted = None;
-        let mut once = || {
-            posted = Some(world.prepared.post().map(|transfer| (transfer.poll(), transfer)));
-        };
-        if round < WARM_UP {
-            once()
-        } else {
-            counted(1, &mut once)
-        }
-        let (polled, transfer) = posted.context("nothing was posted")??;
-        ensure!(polled.is_some(), "a device that is not prompt");
-        transfer.join().ok()?;
-    }
-    Ok(TIMES)
 }
 
 fn frame() -> anyhow::Result<u64> {

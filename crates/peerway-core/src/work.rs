@@ -195,7 +195,12 @@ impl Shape {
             check_pair(item, pair, local(pair.local.region), remote(pair.remote.region))?;
             total = total.checked_add(pair.len).ok_or(WorkError::TooLong)?;
         }
-        Ok(Self { inner: Inner::Vector(pairs), total })
+        // One is a range, which is walked with less ado.
+        let inner = match *pairs {
+            [pair] => Inner::Range(pair),
+            _ => Inner::Vector(pairs),
+        };
+        Ok(Self { inner, total })
     }
 
     /// Two block lists of the same number and size of blocks.
@@ -219,6 +224,10 @@ impl Shape {
         local.check(Side::Local, local_region)?;
         remote.check(Side::Remote, remote_region)?;
         let total = (l as u64).checked_mul(local.len).ok_or(WorkError::TooLong)?;
+        if l == 1 {
+            let pair = Pair { local: local.place(0, 0), remote: remote.place(0, 0), len: total };
+            return Ok(Self { inner: Inner::Range(pair), total });
+        }
         Ok(Self { inner: Inner::Blocks { local, remote }, total })
     }
 

@@ -388,7 +388,10 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, into: *mut
 /// As libibverbs documents it.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the caller's queue is one of this library.
-    let shared = unsafe { &(*cq.cast::<FakeCq>()).shared };
+    let FakeCq { shared, nic, .. } = unsafe { &*cq.cast::<FakeCq>() };
+    if solicited_only != 0 && nic.device.is_efa() {
+        return libc::EOPNOTSUPP;
+    }
     let mut queue = shared.queue();
     // Asking for less does not take back what was asked for before.
     if solicited_only == 0 {

@@ -185,8 +185,8 @@ impl Inner {
         tail: Tail,
         deadline: u64,
     ) {
-        let flight = transfer::tail_flight(slot, session.clone(), Some(work), tail, deadline);
-        session.shard.take_off(flight);
+        let flight = || transfer::tail_flight(slot, session.clone(), Some(work), tail, deadline);
+        session.shard.take_off(slot, session, flight);
         session.shard.kick();
     }
 

@@ -24,6 +24,8 @@ const WAITED: u32 = 2;
 const DETACHED: u32 = 4;
 /// Ended with an open fence: the engine still holds its memory.
 const UNFENCED: u32 = 8;
+/// Somebody is to be woken by a waker, or thinks so of an earlier tenant.
+const WAKER: u32 = 16;
 
 /// One transfer.
 #[repr(align(128))]
@@ -126,13 +128,11 @@ impl Slots {
         if before & WAITED != 0 {
             futex_wake(&slot.word, u32::MAX);
         }
-        // Taken out first: a waker may poll at once, and polling takes the lock.
-        let waker = slot.waker.lock().unwrap().take();
-        if let Some(waker) = waker {
-            waker.wake();
+        if before & WAKER != 0 {
+            self.wake(id);
         }
         if before & DETACHED != 0 && open == 0 {
-            self.release(id);
+            self.release(id, before);
         }
     }
 
@@ -143,7 +143,7 @@ impl Slots {
         slot.ended.store(Ended { fence: Fence::Held, ..ended }.to_bits(), Ordering::Relaxed);
         let before = slot.word.fetch_and(!UNFENCED, Ordering::AcqRel);
         if before & DETACHED != 0 {
-            self.release(id);
+            self.release(id, before);
         }
     }
 
@@ -151,15 +151,16 @@ impl Slots {
     pub(crate) fn unfenced_for_good(&self, id: SlotId) {
         let before = self.slot(id).word.fetch_and(!UNFENCED, Ordering::AcqRel);
         if before & DETACHED != 0 {
-            self.release(id);
+            self.release(id, before);
         }
     }
 
     /// The user's handle is gone.
+    #[inline]
     pub(crate) fn detach(&self, id: SlotId) {
         let before = self.slot(id).word.fetch_or(DETACHED, Ordering::AcqRel);
         if before & (ENDED | UNFENCED) == ENDED {
-            self.release(id);
+            self.release(id, before);
         }
     }
 
@@ -176,13 +177,33 @@ impl Slots {
     pub(crate) fn wake_later(&self, id: SlotId, waker: &Waker) -> bool {
         let slot = self.slot(id);
         let mut place = slot.waker.lock().unwrap();
-        // The end may have been seen by another thread, and the slot may have a new tenant.
-        if slot.generation.load(Ordering::Relaxed) != id.generation {
+        // pairs with the ones in `end` and `detach`: whoever ends it after this waits for the lock, and so does whoever gives the slot away.
+        let before = slot.word.fetch_or(WAKER, Ordering::AcqRel);
+        // The end may have been seen by another thread, and the slot may have a new tenant, who is woken for nothing.
+        if before & ENDED != 0 || slot.generation.load(Ordering::Relaxed) != id.generation {
             return false;
         }
         *place = Some(waker.clone());
-        // Still under the lock, for the same reason.
-        self.ended(id).is_none()
+        true
+    }
+
+    /// Wakes who is to be woken at the end, unless the slot has been given away: then that was done before.
+    #[cold]
+    fn wake(&self, id: SlotId) {
+        let slot = self.slot(id);
+        let mut place = slot.waker.lock().unwrap();
+        let its = slot.generation.load(Ordering::Relaxed) == id.generation;
+        let waker = if its { place.take() } else { None };
+        // Let go of first: a waker may poll at once, and polling takes the lock.
+        drop(place);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Whether somebody sleeps until it ends, or is to be woken then.
+    pub(crate) fn is_slept_for(&self, id: SlotId) -> bool {
+        self.slot(id).word.load(Ordering::Acquire) & (WAITED | WAKER) != 0
     }
 
     pub(crate) fn set_path(&self, id: SlotId, path: PathKind) {
@@ -208,13 +229,19 @@ impl Slots {
         }
     }
 
-    fn release(&self, id: SlotId) {
+    /// Gives the slot away. `before` is its word, from when it had ended on.
+    #[inline]
+    fn release(&self, id: SlotId, before: u32) {
+        let next = id.generation.wrapping_add(1);
         let slot = self.slot(id);
-        // Under the lock, so that no waker of this transfer's is left to the slot's next tenant.
-        let mut waker = slot.waker.lock().unwrap();
-        slot.generation.store(id.generation.wrapping_add(1), Ordering::Relaxed);
-        *waker = None;
-        drop(waker);
+        if before & WAKER == 0 {
+            slot.generation.store(next, Ordering::Relaxed);
+        } else {
+            // Nobody's waker is left to the slot's next tenant.
+            self.wake(id);
+            let _place = slot.waker.lock().unwrap();
+            slot.generation.store(next, Ordering::Relaxed);
+        }
         let _ = self.free.push(id.index);
     }
 }

@@ -230,8 +230,12 @@ impl Transfer {
     pub fn on_end(&self, waker: &Waker) -> bool {
         match &self.state {
             State::Finished { .. } => false,
-            State::Running { endpoint, slot, .. } => {
-                self.ended().is_none() && endpoint.slots.wake_later(*slot, waker)
+            State::Running { endpoint, session, slot, .. } => {
+                let sleeps = self.ended().is_none() && endpoint.slots.wake_later(*slot, waker);
+                if sleeps {
+                    session.shard.heed();
+                }
+                sleeps
             }
         }
     }
@@ -497,7 +501,9 @@ fn post_by(
                 Some(_) => (total / STAGED_PIECES).next_multiple_of(stripe::ALIGN),
                 None => MAX_PAYLOAD,
             };
-            let flight = Flight {
+            // Copies from and to a GPU end without a sound.
+            let unseen = total > INLINE_SEND || staged.is_some();
+            let flight = || Flight {
                 slot,
                 session: session.clone(),
                 route,
@@ -520,9 +526,7 @@ fn post_by(
                 ending: None,
                 unfenced: false,
             };
-            // Copies from and to a GPU end without a sound.
-            let unseen = total > INLINE_SEND || flight.gpu.is_some();
-            session.shard.take_off(flight);
+            session.shard.take_off(slot, session, flight);
             if then == Then::Leaves && unseen {
                 session.shard.kick();
             } else {
@@ -585,8 +589,8 @@ pub(crate) fn post_tail(
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(0, path, now).ok_or(PostError::Busy { slots })?;
     let deadline = clock::after(now, endpoint.config.deadline);
-    let flight = tail_flight(slot, session.clone(), None, tail, deadline);
-    session.shard.take_off(flight);
+    let flight = || tail_flight(slot, session.clone(), None, tail, deadline);
+    session.shard.take_off(slot, session, flight);
     session.shard.kick_before(deadline);
     Ok(Transfer::running(endpoint, session, slot, None))
 }

@@ -187,12 +187,16 @@ fn waits_of_a_pusher_can_be_cut_short_and_taken_up_again() {
 fn windows_can_be_added_while_it_runs() {
     let two = Two::new();
     let _armed = two.proxies[0].arm();
-    let more = two.endpoints[0].register(vec![7u8; 4096]).unwrap();
-    let window = two.proxies[0].window(&more).unwrap();
     let pusher = two.proxies[0].pusher(0).unwrap();
-    pusher.put(0, two.windows[1].base + 64, window.base + 4, 128).unwrap();
-    pusher.quiet(0).unwrap();
-    assert_eq!(bytes(&two.regions[1], 0, 256), [vec![0; 64], vec![7; 128], vec![0; 64]].concat());
+    // Many, each used at once: the thread may be in the middle of a round, which began when it was not there.
+    for turn in 1..=40 {
+        let more = two.endpoints[0].register(vec![turn; 4096]).unwrap();
+        let window = two.proxies[0].window(&more).unwrap();
+        pusher.put(0, two.windows[1].base + 64, window.base + 4, 128).unwrap();
+        pusher.quiet(0).unwrap();
+        let expected = [vec![0; 64], vec![turn; 128], vec![0; 64]].concat();
+        assert_eq!(bytes(&two.regions[1], 0, 256), expected);
+    }
 }
 
 /// The header that kernels use, compiled for a processor: the same protocol, from C++.

@@ -209,6 +209,10 @@ impl Worker {
         for (slot, (ring, consumer)) in self.rings.iter_mut().enumerate() {
             let ring = *ring;
             taken += consumer.drain(BURST, |position, words| {
+                // A peer or window that it names may have been added after the look above, and is known in the next round.
+                if self.peers.is_behind(shared) {
+                    return ControlFlow::Break(());
+                }
                 self.peers.take(words, From { ring, slot, position }, told)
             });
         }
@@ -253,6 +257,12 @@ impl Peers {
             self.renew(shared, worker, rings);
         }
         changed
+    }
+
+    /// Whether peers or windows have been added since the last look. Whoever has seen a command sees what was added before it.
+    #[inline]
+    fn is_behind(&self, shared: &Shared) -> bool {
+        shared.generation.load(Ordering::Acquire) != self.generation
     }
 
     #[cold]

@@ -173,7 +173,10 @@ impl<H: Held, M: Means<H::Command>> Taken<'_, H, M> {
     #[inline]
     pub(crate) fn drain(&mut self) -> bool {
         let mut any = false;
-        while let Some(command) = self.baton.means.pop() {
+        // What comes after the look is seen to when the baton is let go of.
+        while !self.baton.means.is_empty()
+            && let Some(command) = self.baton.means.pop()
+        {
             self.carry_out(command);
             any = true;
         }
@@ -204,7 +207,7 @@ impl<H: Held, M: Means<H::Command>> Drop for Taken<'_, H, M> {
     fn drop(&mut self) {
         let news = self.take_news();
         let baton = self.baton;
-        baton.means.set(Flag::Taken, false);
+        baton.means.let_go();
         // pairs with those in `submit` and `doze`
         baton.means.fence();
         if news && baton.means.glance(Flag::Dozing) {
@@ -239,6 +242,8 @@ pub(crate) trait Means<C> {
     fn glance(&self, flag: Flag) -> bool;
     fn set(&self, flag: Flag, to: bool);
     fn swap(&self, flag: Flag, to: bool) -> bool;
+    /// Nobody has it any more. A fence follows, so it need not have a place among what is done to flags.
+    fn let_go(&self);
     fn fence(&self);
     fn ring(&self, sleeper: Sleeper);
     fn push(&self, command: C);
@@ -299,6 +304,11 @@ impl<C> Means<C> for Shared<C> {
     #[inline]
     fn swap(&self, flag: Flag, to: bool) -> bool {
         self.flag(flag).swap(to, Ordering::SeqCst)
+    }
+
+    #[inline]
+    fn let_go(&self) {
+        self.taken.store(false, Ordering::Release);
     }
 
     #[inline]

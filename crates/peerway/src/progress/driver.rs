@@ -31,7 +31,7 @@ use crate::session::Session;
 use crate::session::accept::Door;
 use crate::transport::lane::{Lane, Outstanding, Role};
 use crate::transport::pull::{Origin, PullJob};
-use crate::transport::verbs::port::Port;
+use crate::transport::verbs::port::{Hears, Port};
 use crate::transport::verbs::queue::Unfinished;
 
 /// epoll's word for the shard's bell.
@@ -56,6 +56,8 @@ const SOCKET_LOOK_BY_DEVICES_NS: u64 = 1_000_000;
 const SOCKET_WARM_NS: u64 = 1_000_000;
 /// Bytes that one session may send or receive in a turn before others have theirs.
 pub(super) const TURN_BYTES: u64 = 2 << 20;
+/// Flights and sessions of a shard up to which it is worth asking each whether the service thread may sleep lightly.
+const MANY: usize = 64;
 /// Work up to this size is sent by the posting call itself; more would make posting slow.
 pub(crate) const INLINE_SEND: u64 = 16 << 10;
 
@@ -88,6 +90,8 @@ pub(crate) struct Driver {
     /// Something happened since the driver was taken that a thread may wait for: a transfer ended, a
     /// notification or a count came.
     pub(super) news: bool,
+    /// A peer has sent something since the service thread last asked.
+    pub(super) arrived: bool,
     /// A command left a ring full whose peer has not been asked to ring when there is room.
     pub(super) blocked: bool,
     next_socket_look: u64,
@@ -245,6 +249,7 @@ impl Driver {
             door,
             next_tick: 0,
             news: false,
+            arrived: false,
             blocked: false,
             next_socket_look: 0,
             sockets_warm_until: 0,
@@ -270,7 +275,10 @@ impl Driver {
     /// Carries out one command.
     pub(crate) fn handle(&mut self, command: Command) {
         match command {
-            Command::Start(flight) => self.take_off(flight),
+            Command::Start(flight) => {
+                let (slot, session) = (flight.slot, flight.session.clone());
+                self.take_off(slot, &session, || flight);
+            }
             Command::Cancel(slot) => {
                 let Some(index) = self.session_of(slot) else { return };
                 self.with_session(index, |driver, s| {
@@ -300,26 +308,26 @@ impl Driver {
         self.flight(slot).map(|f| f.session.index.load(Ordering::Relaxed))
     }
 
+    /// Starts the flight of a slot. It is made in its place: to move it about costs more than to fill it in.
     #[inline]
-    pub(crate) fn take_off(&mut self, flight: Flight) {
-        let slot = flight.slot;
-        let index = flight.session.index.load(Ordering::Acquire);
-        let alive = flight.session.is_alive();
-        let taken = self.sessions.get(index).is_none_or(Option::is_none);
-        if !alive || taken {
-            let open = self.endpoint.check_open().is_ok();
-            let why = if open { TransferError::PeerGone } else { TransferError::EndpointClosed };
-            let reason = Reason::Failed(why);
-            self.endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
-            self.news = true;
+    pub(crate) fn take_off(
+        &mut self,
+        slot: SlotId,
+        session: &Arc<Session>,
+        flight: impl FnOnce() -> Flight,
+    ) {
+        let index = session.index.load(Ordering::Acquire);
+        if !session.is_alive() || self.sessions.get(index).is_none_or(Option::is_none) {
+            self.refuse(slot);
             return;
         }
-        let inline = flight.at.left() <= INLINE_SEND;
+        let flight = self.flights[slot.index as usize].insert(flight());
+        let left = flight.at.left();
+        let (inline, queued) = (left <= INLINE_SEND, left > 0);
+        flight.queued = queued;
+        let (bulk, by_device) = (flight.bulk, flight.by_device);
         // Deadlines and fences are looked at from now on.
         self.next_tick = self.next_tick.min(clock::after(flight.posted, TICK));
-        let queued = flight.at.left() > 0;
-        let (bulk, by_device) = (flight.bulk, flight.by_device);
-        self.flights[slot.index as usize].insert(flight).queued = queued;
         self.active.push(slot);
         self.with_session(index, |driver, s| {
             if queued {
@@ -327,7 +335,7 @@ impl Driver {
             } else {
                 driver.settle(s, slot);
             }
-            if by_device && s.has_queues() {
+            if by_device && !s.has_posted_all() {
                 // Devices take requests in no time; the rest follows when these are done.
                 driver.post_parts(s, 1);
                 if s.has_posted_all() {
@@ -341,6 +349,16 @@ impl Driver {
             }
             s.dirty = true;
         });
+    }
+
+    /// A flight to a session that is over.
+    #[cold]
+    fn refuse(&mut self, slot: SlotId) {
+        let open = self.endpoint.check_open().is_ok();
+        let why = if open { TransferError::PeerGone } else { TransferError::EndpointClosed };
+        let reason = Reason::Failed(why);
+        self.endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
+        self.news = true;
     }
 
     /// Sends on the lanes that take a flight of this class; the others have nothing new. True when nothing is left.
@@ -393,8 +411,9 @@ impl Driver {
     }
 
     /// What can only be done when every lane of the session is in its place.
+    #[inline]
     fn after_work(&mut self, s: &mut SessionDriver) {
-        if s.session.rdma.is_some() {
+        if s.reopening.has_news() {
             self.install_queues(s);
             self.open_queues(s);
         }
@@ -402,6 +421,11 @@ impl Driver {
         if s.lost_by_peer.is_empty() && s.tails.is_empty() {
             return;
         }
+        self.send_what_follows(s);
+    }
+
+    /// The part of it that is rare.
+    fn send_what_follows(&mut self, s: &mut SessionDriver) {
         while let Some(lost) = s.lost_by_peer.pop() {
             self.lost_by_peer(s, lost);
         }
@@ -420,10 +444,13 @@ impl Driver {
             self.with_session(index, |driver, s| progress |= driver.look_at_rings(s, now));
         }
         if now < self.sockets_warm_until || now >= self.next_socket_look {
-            let pause =
-                if self.is_by_devices() { SOCKET_LOOK_BY_DEVICES_NS } else { SOCKET_LOOK_NS };
-            self.next_socket_look = now + pause;
-            progress |= self.look_at_sockets(now);
+            let by_devices = self.is_by_devices();
+            let pause = if by_devices { SOCKET_LOOK_BY_DEVICES_NS } else { SOCKET_LOOK_NS };
+            // Unless something was heard there is nothing that the service thread would not hear, if it sleeps.
+            let heard = std::mem::replace(&mut self.next_socket_look, now + pause) == 0;
+            if heard || !by_devices || !self.shard.hears_sockets() {
+                progress |= self.look_at_sockets(now);
+            }
         }
         for _ in 0..self.again.len() {
             let (index, lane) = self.again.swap_remove(0);
@@ -749,12 +776,32 @@ impl Driver {
         self.next_socket_look = 0;
     }
 
-    /// Before nobody looks any more: rings must ring, and completions make events, where somebody is or goes to
-    /// `sleep`; nobody else hears them, and to arm a ring and disarm it again costs both sides a cache miss. True
+    /// Whether since the last time everything was in the hands of devices and lenders, so that whoever else drives need not look so often.
+    pub(crate) fn has_been_quiet(&mut self) -> bool {
+        let arrived = std::mem::take(&mut self.arrived);
+        !arrived && self.is_by_devices() && self.is_tended()
+    }
+
+    /// Whether nobody sleeps for what is under way, and none of it will need a hand when a device is done with a part of it.
+    pub(crate) fn is_tended(&self) -> bool {
+        let slots = &self.endpoint.slots;
+        let tended = |slot: &SlotId| {
+            let flight = self.flights[slot.index as usize].as_ref();
+            flight.is_none_or(Flight::is_with_devices) && !slots.is_slept_for(*slot)
+        };
+        let mut lanes = self.sessions.iter().flatten().flat_map(|s| s.lanes.iter().flatten());
+        self.active.len() + self.sessions.len() <= MANY
+            && self.ports.iter().all(Port::tells_arrivals)
+            && self.active.iter().all(tended)
+            && lanes.all(|lane| !lane.blocked)
+    }
+
+    /// Before nobody looks any more: rings must ring, and completions make events, for who is or goes to sleep and
+    /// `hears` them; nobody else does, and to arm a ring and disarm it again costs both sides a cache miss. True
     /// when there is something to do already.
-    pub(crate) fn rest(&mut self, sleep: bool) -> bool {
+    pub(crate) fn rest(&mut self, hears: Hears) -> bool {
         let mut ready = !self.dirty.is_empty() || !self.pulls.is_empty() || !self.again.is_empty();
-        if !sleep {
+        if hears == Hears::Nothing {
             return ready;
         }
         for at in 0..self.rings.len() {
@@ -764,7 +811,7 @@ impl Driver {
                 }
             }
         }
-        ready | self.arm_ports()
+        ready | self.arm_ports(hears)
     }
 }
 

@@ -133,6 +133,12 @@ impl Flight {
         self.queues != 0 && !self.flushed && self.writes_unordered()
     }
 
+    /// Whether devices have all of it, so that nobody is needed until it ends.
+    pub(crate) fn is_with_devices(&self) -> bool {
+        let sent = self.tail.is_empty() || self.tail_sent;
+        self.by_device && sent && !self.has_more() && !self.must_flush() && self.ending.is_none()
+    }
+
     /// Shows our GPUs what devices read into their memory.
     fn show(&self) -> Result<(), CudaError> {
         let Some(work) = self.work.as_ref().filter(|_| self.route == Route::Read) else {

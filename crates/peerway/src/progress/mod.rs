@@ -7,6 +7,7 @@ mod ending;
 pub(crate) mod flight;
 pub(crate) mod queues;
 mod receive;
+mod service;
 pub(crate) mod shard;
 mod staging;
 mod timers;

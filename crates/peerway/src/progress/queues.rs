@@ -25,7 +25,7 @@ use crate::clock;
 use crate::hooks;
 use crate::session::queues;
 use crate::transport::lane::{Lane, Outstanding, Role};
-use crate::transport::verbs::port::Port;
+use crate::transport::verbs::port::{Hears, Port};
 use crate::transport::verbs::queue::{Completed, GROUP, Part, Queue, Unfinished};
 
 /// Completions taken with one poll.
@@ -65,6 +65,11 @@ impl Reopening {
     /// The peer offers queue pairs; only an opener may.
     pub(super) fn offered(&mut self, queues: Vec<QueueOffer>) {
         self.offers = queues;
+    }
+
+    /// Whether the peer has answered or offered something.
+    pub(super) fn has_news(&self) -> bool {
+        !self.answers.is_empty() || !self.offers.is_empty()
     }
 
     fn soon(&mut self, now: u64) {
@@ -121,30 +126,37 @@ impl SessionDriver {
 impl Driver {
     /// Takes completions in; true when there were any.
     pub(super) fn look_at_ports(&mut self, now: u64) -> bool {
+        if self.ports.is_empty() {
+            return false;
+        }
         let mut any = false;
+        // Out of its place while what it holds is looked at.
+        let mut completions = std::mem::take(&mut self.completions);
         for at in 0..self.ports.len() {
-            if self.ports[at].adopted == 0 || self.ports[at].gone {
-                continue;
-            }
             for _ in 0..POLLS {
-                let mut completions = std::mem::take(&mut self.completions);
-                let taken = self.ports[at].shared.cq.poll(&mut completions);
-                let taken = taken.unwrap_or_else(|error| {
-                    tracing::error!(%error, "a device cannot be used any more");
-                    self.ports[at].gone = true;
-                    self.port_ended(at);
-                    0
-                });
+                let port = &self.ports[at];
+                if port.adopted == 0 || port.gone {
+                    break;
+                }
+                let taken = match port.shared.cq.poll(&mut completions) {
+                    Ok(taken) => taken,
+                    Err(error) => {
+                        tracing::error!(%error, "a device cannot be used any more");
+                        self.ports[at].gone = true;
+                        self.port_ended(at);
+                        break;
+                    }
+                };
+                any |= taken > 0;
                 for completion in &completions[..taken] {
                     self.dispatch(at, completion, now);
                 }
-                self.completions = completions;
-                any |= taken > 0;
                 if taken < POLL {
                     break;
                 }
             }
         }
+        self.completions = completions;
         any
     }
 
@@ -161,20 +173,19 @@ impl Driver {
             Completed::Nothing => {}
             Completed::Room => s.dirty |= lane.blocked,
             Completed::Input => {
+                self.arrived = true;
                 self.serve_lane(s, at, now);
                 self.return_credits(s, at);
             }
             Completed::Immediate(id) => {
+                self.arrived = true;
                 if let Err(error) = self.count(Some(id)) {
                     tracing::error!(%error, id, peer = %s.session.addr, "a count was lost");
                 }
                 self.return_credits(s, at);
             }
             Completed::Part(part) => {
-                if let Some(flight) = self.flight(part.slot) {
-                    flight.parts -= 1;
-                }
-                self.part_done(s, part);
+                self.part_done(s, &part);
                 s.dirty |= !s.has_posted_all();
             }
             Completed::Flushed(slot) => self.flushed(s, slot),
@@ -199,12 +210,17 @@ impl Driver {
         }
     }
 
-    fn part_done(&mut self, s: &mut SessionDriver, part: Part) {
+    /// A part has been carried out.
+    fn part_done(&mut self, s: &mut SessionDriver, part: &Part) {
         let bytes = part.part.left();
         let stats = &s.session.stats;
         let counter = if part.read { &stats.bytes_read } else { &stats.bytes_written };
         counter.fetch_add(bytes, Ordering::Relaxed);
-        self.answered(s, entry(&part), Ok(()));
+        let Some(flight) = self.flight(part.slot) else { return };
+        flight.parts -= 1;
+        flight.unanswered -= 1;
+        self.endpoint.slots.slot(part.slot).done.fetch_add(bytes, Ordering::Relaxed);
+        self.settle(s, part.slot);
     }
 
     fn flushed(&mut self, s: &mut SessionDriver, slot: SlotId) {
@@ -216,18 +232,18 @@ impl Driver {
 
     /// Posts parts of the flights whose turn it is, one to each queue pair in a round; true when any were.
     pub(super) fn post_parts(&mut self, s: &mut SessionDriver, rounds: usize) -> bool {
-        if s.has_posted_all() {
-            return false;
-        }
-        if !s.has_queues() {
-            self.without_queues(s);
-            return false;
-        }
         let mut any = false;
         for _ in 0..rounds {
+            if s.has_posted_all() {
+                break;
+            }
             let posted = match s.only_small_parts() {
                 Some(at) => self.post_one(s, at),
-                None => self.post_round(s),
+                None if s.has_queues() => self.post_round(s),
+                None => {
+                    self.without_queues(s);
+                    false
+                }
             };
             any |= posted;
             if !posted {
@@ -260,7 +276,7 @@ impl Driver {
 
     fn post_one(&mut self, s: &mut SessionDriver, at: usize) -> bool {
         let Some(mut lane) = s.lanes[at].take() else { return false };
-        let ready = lane.is_queue() && lane.wire.queue().is_some_and(|queue| queue.has_room());
+        let ready = lane.draining.is_none() && lane.wire.queue().is_some_and(|q| q.has_room());
         let posted = ready.then(|| self.post_next(s, &mut lane));
         s.lanes[at] = Some(lane);
         match posted {
@@ -275,13 +291,15 @@ impl Driver {
 
     /// Posts a part of the flight whose turn it is on this lane.
     fn post_next(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> io::Result<bool> {
-        let (latency, bulk) = s.serves(lane.role);
         loop {
-            let from_latency = latency && !s.parts_latency.is_empty();
-            let queue = match (from_latency, bulk) {
-                (true, _) => &mut s.parts_latency,
-                (false, true) => &mut s.parts_bulk,
-                _ => return Ok(false),
+            let is_small = !s.parts_latency.is_empty();
+            let from_latency = is_small && (lane.role == Role::Latency || s.serves(lane.role).0);
+            let queue = if from_latency {
+                &mut s.parts_latency
+            } else if !s.parts_bulk.is_empty() && s.serves(lane.role).1 {
+                &mut s.parts_bulk
+            } else {
+                return Ok(false);
             };
             let Some(slot) = queue.pop_front() else { return Ok(false) };
             let Some(flight) = self.flight(slot) else { continue };
@@ -315,6 +333,7 @@ impl Driver {
         let (nic, far_port) = (queue.nic_index(), queue.far_port());
         let (mut requests, mut total) = (0, 0u64);
         while requests < GROUP
+            && at.left() > 0
             && let Some(pair) = work.shape.peek(at, max - total)
         {
             let remote = work.remote(&pair.remote);
@@ -454,10 +473,7 @@ impl Driver {
         let proven = parts.iter().rposition(came).map_or(0, |last| last + 1);
         for (at, part) in parts.into_iter().enumerate() {
             if at < proven {
-                if let Some(flight) = self.flight(part.slot) {
-                    flight.parts -= 1;
-                }
-                self.part_done(s, part);
+                self.part_done(s, &part);
             } else {
                 self.again(s, part);
             }
@@ -526,16 +542,16 @@ impl Driver {
     pub(super) fn port_rang(&mut self, port: usize) {
         let Some(port) = self.ports.get_mut(port) else { return };
         while let Ok(Some(_)) = port.shared.channel.event() {
-            port.armed = false;
+            port.armed = Hears::Nothing;
         }
     }
 
-    /// Before nobody looks any more: completions must wake somebody. True when there are some already.
-    pub(super) fn arm_ports(&mut self) -> bool {
+    /// Before nobody looks any more: completions must wake whoever hears them. True when there are some already.
+    pub(super) fn arm_ports(&mut self, hears: Hears) -> bool {
         let mut armed = false;
-        let wanted = |port: &&mut Port| port.adopted > 0 && !port.armed && !port.gone;
+        let wanted = |port: &&mut Port| port.adopted > 0 && port.armed < hears && !port.gone;
         for port in self.ports.iter_mut().filter(wanted) {
-            port.armed = port.shared.cq.request_notify(false).is_ok();
+            port.arm(hears);
             armed = true;
         }
         // What came before the arming makes no event.
@@ -560,7 +576,7 @@ impl Driver {
         for (port, wc) in early {
             self.dispatch(*port, wc, now);
         }
-        self.arm_ports();
+        self.arm_ports(Hears::All);
     }
 
     /// What is due for queue pairs by the clock.
@@ -670,7 +686,7 @@ impl Driver {
         for wc in self.ports[port].adopt(key, s.index, at) {
             self.completed(s, at.into(), &wc, now);
         }
-        self.ports[port].armed = false;
+        self.ports[port].armed = Hears::Nothing;
         tracing::debug!(lane = at, peer = %s.session.addr, "queue pair replaced");
     }
 }

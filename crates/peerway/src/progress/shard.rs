@@ -5,7 +5,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -15,8 +15,7 @@ use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::Control;
 use rustix::event::epoll;
 
-use super::baton::{self, Baton, Held, Means as _, Sleeper};
-use super::staging::COPY_NAP;
+use super::baton::{self, Baton, Held, Means as _, Sleeper, Taken};
 use crate::clock;
 use crate::inner::Inner;
 use crate::os::affinity;
@@ -24,7 +23,7 @@ use crate::progress::driver::{Driver, NewSession};
 use crate::progress::flight::Flight;
 use crate::session::Session;
 use crate::transport::pull::Origin;
-use crate::transport::verbs::port::PortCq;
+use crate::transport::verbs::port::{Hears, PortCq};
 
 /// Something for the driver to do.
 pub(crate) enum Command {
@@ -46,42 +45,36 @@ pub(crate) enum Command {
 
 /// While nothing happens the clock is read at every so many looks: `perf` showed it as the costliest part of
 /// one, and whoever looks less often sees later.
-const LOOKS_PER_CLOCK: u32 = 8;
+pub(super) const LOOKS_PER_CLOCK: u32 = 8;
 /// Idle spinning for longer than this offers the core to others at every turn.
 const YIELD_AFTER_NS: u64 = 10_000;
 /// Looks at a driver that somebody has before a thread dozes all the same: some microseconds, longer than a post.
-const ARM_LOOKS: u32 = 1000;
-/// How long the service thread leaves a driver alone that others keep taking.
-const LENT_PAUSE: Duration = Duration::from_micros(250);
-/// The longest that it does so where queue pairs carry the bytes of every session: what peers read and write
-/// needs nobody here then. It wakes on a core that lenders, and where devices are emulated these too, need.
-const LENT_PAUSE_BY_DEVICES: Duration = Duration::from_millis(1);
-/// Pauses without a lender after which the service thread goes back to epoll.
-const LENT_PAUSES: u32 = 4;
-
+const PATIENT_LOOKS: u32 = 1000;
 /// See the module.
 pub(crate) struct Shard {
-    baton: Baton<Seat>,
+    pub(super) baton: Baton<Seat>,
     pub(crate) epoll: OwnedFd,
     /// Threads that wait for a transfer and would rather drive.
-    lenders: AtomicU32,
+    pub(super) lenders: AtomicU32,
     /// Raised whenever somebody lends itself, so that the service thread can tell.
-    lent: AtomicU32,
+    pub(super) lent: AtomicU32,
+    /// The service thread sleeps lightly, or is about to.
+    pub(super) light: AtomicBool,
     /// epoll woke somebody who has not driven since.
     rang: AtomicBool,
-    stop: AtomicBool,
-    spin: Duration,
+    pub(super) stop: AtomicBool,
+    pub(super) spin: Duration,
     /// When the service thread looks at the clock next, if nothing wakes it.
-    looks_at: AtomicU64,
+    pub(super) looks_at: AtomicU64,
     /// Completion queues, one for each RDMA device of the endpoint.
     ports: Vec<Arc<PortCq>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the baton is about.
-struct Seat {
+pub(super) struct Seat {
     /// None before the shard is started and after it is stopped.
-    driver: Option<Driver>,
+    pub(super) driver: Option<Driver>,
     endpoint: Weak<Inner>,
 }
 
@@ -92,7 +85,11 @@ impl Held for Seat {
     fn carry_out(&mut self, command: Command) {
         match &mut self.driver {
             Some(driver) => driver.handle(command),
-            None => self.refuse(command),
+            None => {
+                if let Command::Start(flight) = command {
+                    self.refuse(flight.slot);
+                }
+            }
         }
     }
 
@@ -108,13 +105,12 @@ impl Held for Seat {
 }
 
 impl Seat {
-    /// A command that came after the end.
-    fn refuse(&self, command: Command) {
-        if let Command::Start(flight) = command
-            && let Some(endpoint) = self.endpoint.upgrade()
-        {
+    /// A transfer that came after the end.
+    #[cold]
+    fn refuse(&self, slot: SlotId) {
+        if let Some(endpoint) = self.endpoint.upgrade() {
             let reason = Reason::Failed(TransferError::EndpointClosed);
-            endpoint.slots.end(flight.slot, Ended { reason, fence: Fence::Held });
+            endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
         }
     }
 }
@@ -137,6 +133,7 @@ impl Shard {
             epoll,
             lenders: AtomicU32::new(0),
             lent: AtomicU32::new(0),
+            light: AtomicBool::new(false),
             rang: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             spin,
@@ -217,12 +214,17 @@ impl Shard {
 
     /// Has the driver start a flight, now or as soon as its holder gets to it.
     #[inline]
-    pub(crate) fn take_off(&self, flight: Flight) {
-        let now = |seat: &mut Seat, flight: Flight| match &mut seat.driver {
-            Some(driver) => driver.take_off(flight),
-            None => seat.refuse(Command::Start(flight)),
+    pub(crate) fn take_off(
+        &self,
+        slot: SlotId,
+        session: &Arc<Session>,
+        flight: impl FnOnce() -> Flight,
+    ) {
+        let now = |seat: &mut Seat, flight| match &mut seat.driver {
+            Some(driver) => driver.take_off(slot, session, flight),
+            None => seat.refuse(slot),
         };
-        self.baton.submit_as(flight, now, Command::Start);
+        self.baton.submit_as(flight, now, |flight| Command::Start(flight()));
     }
 
     /// Wakes the service thread if it sleeps: there is work that no lender will see to.
@@ -238,16 +240,42 @@ impl Shard {
         }
     }
 
-    /// Whether somebody sleeps in epoll. A service thread that is awake looks again within its pause, and arms before it sleeps: whoever
-    /// comes and goes should not do so each time.
-    fn is_listened_to(&self) -> bool {
-        self.baton.is_asleep() || self.baton.is_dozing()
+    /// Somebody sleeps for the end of a transfer, whom only the service thread can wake: it must not sleep lightly.
+    pub(crate) fn heed(&self) {
+        // pairs with the one in `sleep_lightly`: either it sees the sleeper or we see it.
+        fence(Ordering::SeqCst);
+        if self.light.load(Ordering::Relaxed) {
+            self.baton.means.ring(Sleeper::Service);
+        }
+    }
+
+    /// Whether the service thread sleeps in epoll, where it hears sockets.
+    pub(crate) fn hears_sockets(&self) -> bool {
+        self.baton.is_asleep()
+    }
+
+    /// What who sleeps in epoll is to be woken for. A service thread that is awake looks again within its pause, and arms before it sleeps:
+    /// whoever comes and goes should not do so each time.
+    fn listens_for(&self) -> Hears {
+        if self.baton.is_dozing() {
+            return Hears::All;
+        }
+        match (self.baton.is_asleep(), self.light.load(Ordering::Relaxed)) {
+            (true, true) => Hears::Arrivals,
+            (true, false) => Hears::All,
+            (false, _) => Hears::Nothing,
+        }
+    }
+
+    /// Tells the service thread that somebody drives. Only that it changes is of interest, so who comes at the same time may write the same.
+    #[inline]
+    fn note_lent(&self) {
+        self.lent.store(self.lent.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// One turn, if nobody else drives; whether anything happened.
     pub(crate) fn look(&self, now: u64) -> bool {
-        self.lenders.fetch_add(1, Ordering::SeqCst);
-        self.lent.fetch_add(1, Ordering::Relaxed);
+        self.note_lent();
         let mut progress = false;
         let mut ready = false;
         if let Some(mut seat) = self.baton.try_take() {
@@ -255,10 +283,9 @@ impl Shard {
             if let Some(driver) = &mut seat.driver {
                 self.wake_up(driver);
                 progress |= driver.turn(now);
-                ready = driver.rest(self.is_listened_to()) || driver.has_copies();
+                ready = driver.rest(self.listens_for()) || driver.has_copies();
             }
         }
-        self.lenders.fetch_sub(1, Ordering::SeqCst);
         if ready {
             // Something came as we were leaving, and the rings stay silent about it.
             self.kick();
@@ -280,7 +307,7 @@ impl Shard {
         }
         self.lenders.fetch_add(1, Ordering::SeqCst);
         // Also where there is nothing left to do: else a service thread that is always first would never leave it to the lender.
-        self.lent.fetch_add(1, Ordering::Relaxed);
+        self.note_lent();
         let mut idle_since = now;
         let spin = (self.spin + patience).as_nanos() as u64;
         let result = loop {
@@ -291,17 +318,19 @@ impl Shard {
                 let Some(driver) = &mut seat.driver else { break over() };
                 self.wake_up(driver);
                 let mut turns = 0u32;
-                let ready = loop {
+                let (ended, ready) = loop {
                     seat.drain();
-                    let Some(driver) = &mut seat.driver else { break false };
+                    let Some(driver) = &mut seat.driver else { break (over(), false) };
                     let progress = driver.turn(now);
                     if progress {
                         idle_since = now;
                     }
+                    let ended = over();
                     let stopped = self.stop.load(Ordering::Relaxed);
-                    if over() || stopped || now.saturating_sub(idle_since) > spin || now >= deadline
+                    if ended || stopped || now.saturating_sub(idle_since) > spin || now >= deadline
                     {
-                        break driver.rest(!over() || self.is_listened_to()) || driver.has_copies();
+                        let hears = if ended { self.listens_for() } else { Hears::All };
+                        break (ended, driver.rest(hears) || driver.has_copies());
                     }
                     pause(now.saturating_sub(idle_since));
                     turns = turns.wrapping_add(1);
@@ -314,7 +343,7 @@ impl Shard {
                     // Something came as we were leaving, and the rings stay silent about it.
                     self.kick();
                 }
-                if over() {
+                if ended {
                     break true;
                 }
             }
@@ -342,104 +371,39 @@ impl Shard {
     /// Has everything ring for a thread that dozes: whoever had the driver since that one lent itself has left it unarmed, and who has it
     /// now sees to it when it leaves, unless it only submits something, which is waited for. True when there is something to do.
     fn arm(&self) -> bool {
-        for _ in 0..ARM_LOOKS {
-            if let Some(mut seat) = self.baton.try_take() {
-                return seat.driver.as_mut().is_some_and(|driver| driver.rest(true));
-            }
-            std::hint::spin_loop();
-        }
-        false
+        let mut seat = self.take_within(PATIENT_LOOKS, std::hint::spin_loop);
+        let driver = seat.as_mut().and_then(|seat| seat.driver.as_mut());
+        driver.is_some_and(|driver| driver.rest(Hears::All))
     }
 
-    /// The service thread.
-    fn serve(&self) {
-        let mut pauses = 0;
-        let (mut pause_for, mut longest) = (LENT_PAUSE, LENT_PAUSE);
-        let mut lent_before = self.lent.load(Ordering::Relaxed);
-        while !self.stop.load(Ordering::SeqCst) {
-            let Some(mut seat) = self.baton.try_take() else {
-                pauses = LENT_PAUSES;
-                std::thread::sleep(pause_for);
-                pause_for = (pause_for * 2).min(longest);
-                continue;
-            };
-            let Some(driver) = &mut seat.driver else { return };
-            longest = if driver.is_by_devices() { LENT_PAUSE_BY_DEVICES } else { LENT_PAUSE };
-            let lent = self.lent.load(Ordering::Relaxed);
-            if lent != lent_before {
-                // Somebody drives now and then: watch from aside, so that not every arrival wakes two
-                // threads, and no post has to wake this one: that takes whoever posts 16 to 40 µs where
-                // cores are virtual.
-                (lent_before, pauses) = (lent, LENT_PAUSES);
-                pause_for = (pause_for * 2).min(longest);
-            } else {
-                pause_for = LENT_PAUSE;
+    /// Takes the driver when whoever has it leaves it within so many looks.
+    pub(super) fn take_within(&self, looks: u32, pause: fn()) -> Option<Taken<'_, Seat>> {
+        for _ in 0..looks {
+            if let Some(seat) = self.baton.try_take() {
+                return Some(seat);
             }
-            self.wake_up(driver);
-            let mut now = clock::now();
-            let mut idle_since = now;
-            let mut turns = 0u32;
-            let spin = if pauses > 0 { 0 } else { self.spin.as_nanos() as u64 };
-            loop {
-                seat.drain();
-                let Some(driver) = &mut seat.driver else { return };
-                let progress = driver.turn(now);
-                if progress {
-                    idle_since = now;
-                }
-                let wanted =
-                    self.lenders.load(Ordering::Relaxed) > 0 || self.stop.load(Ordering::Relaxed);
-                if wanted || now.saturating_sub(idle_since) >= spin {
-                    break;
-                }
-                pause(now.saturating_sub(idle_since));
-                turns = turns.wrapping_add(1);
-                if progress || turns.is_multiple_of(LOOKS_PER_CLOCK) {
-                    now = clock::now();
-                }
-            }
-            let Some(driver) = &mut seat.driver else { return };
-            let sleep = driver.sleep_for(now);
-            let copies = driver.has_copies();
-            if pauses > 0 && !copies {
-                // Events are for who sleeps in epoll; this thread looks again by itself.
-                driver.rest(self.baton.is_dozing());
-                drop(seat);
-                pauses -= 1;
-                std::thread::sleep(pause_for);
-                continue;
-            }
-            let ready = driver.rest(true);
-            self.looks_at.store(clock::after(now, sleep), Ordering::Relaxed);
-            let may_sleep = self.baton.lie_down(seat, ready);
-            pauses = 0;
-            // The driver may have drained the bell that announced the stop.
-            if copies {
-                // A GPU rings no bell; epoll sleeps for a millisecond or not at all.
-                std::thread::sleep(COPY_NAP);
-            } else if may_sleep && !self.stop.load(Ordering::SeqCst) {
-                self.wait_for_events(sleep);
-            }
-            self.baton.get_up();
+            pause();
         }
+        None
     }
 
-    /// Sleeps in epoll. What woke us is looked at by the driver, under its own eyes.
-    fn wait_for_events(&self, sleep: Duration) {
+    /// Sleeps in epoll; whether anything happened. What woke us is looked at by the driver, under its own eyes.
+    pub(super) fn wait_for_events(&self, sleep: Duration) -> bool {
         let timeout = rustix::event::Timespec {
             tv_sec: sleep.as_secs() as i64,
             tv_nsec: i64::from(sleep.subsec_nanos()),
         };
         let mut one = [const { MaybeUninit::uninit() }; 1];
-        if epoll::wait(&self.epoll, &mut one, Some(&timeout))
-            .is_ok_and(|(events, _)| !events.is_empty())
-        {
+        let rang = epoll::wait(&self.epoll, &mut one, Some(&timeout))
+            .is_ok_and(|(events, _)| !events.is_empty());
+        if rang {
             self.rang.store(true, Ordering::Relaxed);
         }
+        rang
     }
 
     /// Somebody drives: rings need not ring, and what epoll woke somebody for is looked at.
-    fn wake_up(&self, driver: &mut Driver) {
+    pub(super) fn wake_up(&self, driver: &mut Driver) {
         driver.wake_up();
         if self.rang.load(Ordering::Relaxed) {
             self.rang.store(false, Ordering::Relaxed);
@@ -470,7 +434,7 @@ impl Shard {
 
 /// Between two looks. Whoever spins on the core that its peer needs waits for itself, so after some
 /// microseconds the core is offered to others; nobody wanting it costs a system call.
-fn pause(idle_ns: u64) {
+pub(super) fn pause(idle_ns: u64) {
     if idle_ns < YIELD_AFTER_NS {
         std::hint::spin_loop();
     } else {

@@ -38,6 +38,7 @@ impl Driver {
     }
 
     /// Remembers a session with copies under way.
+    #[inline]
     pub(super) fn note_staging(&mut self, s: &SessionDriver) {
         if s.copies && !self.staging.contains(&s.index) {
             self.staging.push(s.index);

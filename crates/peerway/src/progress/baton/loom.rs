@@ -67,6 +67,11 @@ impl Means<Letter> for Model {
         self.flag(flag).swap(to, Ordering::SeqCst)
     }
 
+    fn let_go(&self) {
+        // As in `set`.
+        self.taken.swap(false, Ordering::Release);
+    }
+
     fn fence(&self) {
         fence(Ordering::SeqCst);
     }

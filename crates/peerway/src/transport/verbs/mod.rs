@@ -12,6 +12,7 @@ pub(crate) mod nic;
 pub(crate) mod pairing;
 pub(crate) mod port;
 pub(crate) mod queue;
+mod requests;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -103,6 +103,16 @@ impl Drop for Key {
     }
 }
 
+/// What somebody who sleeps is woken for.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) enum Hears {
+    Nothing,
+    /// What peers send.
+    Arrivals,
+    /// That, and what becomes of our own requests.
+    All,
+}
+
 /// The driver's view: who owns which queue pair.
 pub(crate) struct Port {
     pub(crate) shared: Arc<PortCq>,
@@ -112,8 +122,8 @@ pub(crate) struct Port {
     early: Vec<ibv_wc>,
     /// Queue pairs that are adopted.
     pub(crate) adopted: usize,
-    /// The next completion makes an event.
-    pub(crate) armed: bool,
+    /// Which completion makes the next event.
+    pub(crate) armed: Hears,
     /// The device does not answer any more.
     pub(crate) gone: bool,
 }
@@ -125,9 +135,23 @@ impl Port {
             owners: Vec::new(),
             early: Vec::new(),
             adopted: 0,
-            armed: false,
+            armed: Hears::Nothing,
             gone: false,
         }
+    }
+
+    /// Whether a completion that is to make an event does so. False where nobody can sleep for it.
+    pub(crate) fn arm(&mut self, hears: Hears) -> bool {
+        let armed = self.shared.cq.request_notify(hears == Hears::Arrivals).is_ok();
+        if armed {
+            self.armed = hears;
+        }
+        armed
+    }
+
+    /// Whether what peers send can be told from the rest. EFA's queues cannot.
+    pub(crate) fn tells_arrivals(&self) -> bool {
+        self.shared.nic.efa.is_none()
     }
 
     /// A session's lane has this queue pair now; what came before is returned.

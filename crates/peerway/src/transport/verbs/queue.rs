@@ -29,6 +29,7 @@ use peerway_sys::verbs::{Ah, Batch, Mr, Qp, QpConfig, VerbsError, WcStatus, mask
 use super::keys::Pages;
 use super::nic::Nic;
 use super::port::{Key, PortCq};
+use super::requests::Requests;
 use crate::inner::random;
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy};
@@ -90,8 +91,7 @@ pub(crate) struct Queue {
     /// The number of the first of `groups`.
     first: u32,
     /// The group being made.
-    requests: Vec<ibv_send_wr>,
-    pieces: Vec<ibv_sge>,
+    requests: Requests,
 
     sent: u64,
     taken_by_peer: u64,
@@ -195,7 +195,7 @@ pub(crate) struct Unfinished {
     pub(crate) flushes: Vec<SlotId>,
 }
 
-// SAFETY: the pointers are those of `requests`, which name memory only between `add` and `post`, inside one
+// SAFETY: the pointers are those of `requests`, which are followed only between `add` and `post`, inside one
 // call of the driver; the handles may be used from any thread.
 unsafe impl Send for Queue {}
 
@@ -239,8 +239,7 @@ impl Queue {
             inline,
             groups: VecDeque::with_capacity(depth as usize),
             first: 0,
-            requests: Vec::with_capacity(GROUP),
-            pieces: Vec::with_capacity(GROUP),
+            requests: Requests::new(GROUP),
             sent: 0,
             taken_by_peer: 0,
             messages_sent: 0,
@@ -380,7 +379,6 @@ impl Queue {
     /// Forgets the group being made.
     pub(crate) fn discard(&mut self) {
         self.requests.clear();
-        self.pieces.clear();
     }
 
     /// Whether the peer has a receive for an immediate.
@@ -417,17 +415,10 @@ impl Queue {
         rkey: u32,
     ) {
         let id = self.id(self.next_group());
-        let mut request = if read {
-            ibv_send_wr::read(id, &[], remote, rkey)
-        } else {
-            ibv_send_wr::write(id, &[], remote, rkey)
-        };
-        request.num_sge = i32::from(local.length > 0);
-        if !read && readable && local.length <= self.inline {
-            request.send_flags = IBV_SEND_INLINE;
-        }
-        self.requests.push(request);
-        self.pieces.push(local);
+        let opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
+        let inline = !read && readable && local.length <= self.inline;
+        self.requests.add(id, opcode, if inline { IBV_SEND_INLINE } else { 0 }, local);
+        self.requests.towards(remote, rkey);
     }
 
     /// Posts the group as a part of a flight; with `counts` its last write brings that count.
@@ -441,8 +432,9 @@ impl Queue {
         mut part: Part,
         counts: Option<u32>,
     ) -> Result<(), VerbsError> {
-        if let (Some(counter), Some(last)) = (counts, self.requests.last_mut()) {
+        if let (Some(counter), Some(last)) = (counts, self.requests.last()) {
             last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+            last.send_flags |= IBV_SEND_SOLICITED;
             last.imm_data = counter.to_be();
             self.immediates_sent += 1;
             self.sent += 1;
@@ -479,12 +471,7 @@ impl Queue {
     unsafe fn post(&mut self, kind: GroupKind) -> Result<(), VerbsError> {
         let unordered = self.is_unordered();
         let requests = self.requests.len();
-        for (at, (request, piece)) in self.requests.iter_mut().zip(&mut self.pieces).enumerate() {
-            request.sg_list = piece;
-            if unordered || at + 1 == requests {
-                request.send_flags |= IBV_SEND_SIGNALED;
-            }
-        }
+        self.requests.sign(unordered);
         let left = if unordered { requests } else { 1 };
         self.groups.push_back(Group { kind, requests: requests as u16, left: left as u16 });
         self.used += requests as u32;
@@ -492,9 +479,8 @@ impl Queue {
             // SAFETY: as the caller vouches.
             unsafe { self.post_datagrams() }
         } else {
-            ibv_send_wr::chain(&mut self.requests);
-            // SAFETY: a chain whose pieces stand beside it; the caller vouches for the memory.
-            unsafe { self.qp.post_send(self.requests.as_mut_ptr()) }.map_err(|error| {
+            // SAFETY: a list that was linked just now; the caller vouches for the memory.
+            unsafe { self.qp.post_send(self.requests.linked()) }.map_err(|error| {
                 VerbsError::of_post("ibv_post_send", self.qp.number(), error.errno)
             })
         };
@@ -510,8 +496,9 @@ impl Queue {
         // SAFETY: only the driver posts, and finishes a batch before it begins another; the caller
         // vouches for the memory.
         let mut batch = unsafe { Batch::start(&self.qp) }?;
-        for (request, piece) in self.requests.iter().zip(&self.pieces) {
-            let (id, flags) = (request.wr_id, request.send_flags & !IBV_SEND_INLINE);
+        for (request, piece) in self.requests.iter() {
+            let flags = request.send_flags & !(IBV_SEND_INLINE | IBV_SEND_SOLICITED);
+            let id = request.wr_id;
             // SAFETY: memory requests are made by `add`, which fills this member.
             let target = unsafe { request.wr.rdma };
             match request.opcode {
@@ -766,14 +753,11 @@ impl Queue {
         self.messages_sent += 1;
         self.sent += 1;
         self.taken_told = self.taken;
-        let mut request = ibv_send_wr::send(self.id(self.next_group()), &[]);
-        request.num_sge = 1;
-        if at as u32 <= self.inline {
-            request.send_flags = IBV_SEND_INLINE;
-        }
-        self.requests.push(request);
-        let lkey = self.buffers_mr.lkey();
-        self.pieces.push(ibv_sge { addr: into as u64, length: at as u32, lkey });
+        let inline = if at as u32 <= self.inline { IBV_SEND_INLINE } else { 0 };
+        let piece = ibv_sge { addr: into as u64, length: at as u32, lkey: self.buffers_mr.lkey() };
+        // A peer whose service thread sleeps lightly hears it too.
+        let flags = IBV_SEND_SOLICITED | inline;
+        self.requests.add(self.id(self.next_group()), IBV_WR_SEND, flags, piece);
         // SAFETY: the buffer is ours, registered, and not touched again before the group is done.
         unsafe { self.post(GroupKind::Message(buffer)) }.map_err(io::Error::other)?;
         Ok((at - HEAD, rest))

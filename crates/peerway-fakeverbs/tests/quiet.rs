@@ -1,0 +1,167 @@
+//! Service threads while other threads drive: they sleep, and still hear what is for them.
+//!
+//! A service thread that sleeps lightly looks by itself after eight milliseconds; whoever is to be heard sooner is measured
+//! by the median of many tries, so that a busy machine disturbs no test.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use peerway::{Access, Batch, Endpoint, Peer, Pin, Prepared, Reason, Region};
+
+use support::{WATCHDOG, scripted};
+
+/// How long somebody drives until the service thread leaves it to them: several times what it takes.
+const BUSY: Duration = Duration::from_millis(120);
+/// Less than half a light sleep, more than the look a millisecond later that somebody who was rung for may take.
+const SOON: Duration = Duration::from_millis(2);
+const TRIES: usize = 15;
+
+/// Each measures time: one after the other, where several would share the processors.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn scripted_alone(test: &str, script: &str) -> bool {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    scripted(test, script)
+}
+
+/// Two endpoints that write to each other.
+struct World {
+    a: Endpoint,
+    there: Prepared,
+    back: (Peer, Batch),
+    _kept: (Endpoint, [Region; 2]),
+}
+
+impl World {
+    fn new() -> Self {
+        // No heartbeats meanwhile.
+        let make =
+            || Endpoint::builder().transport(Pin::Ib).detect(Duration::from_secs(600)).build();
+        let (a, b) = (make().expect("the fake has devices"), make().expect("and more"));
+        let (ours, theirs) = (a.allocate(4096).expect("memory"), b.allocate(4096).expect("memory"));
+        let write = |from: &Endpoint, to: &Endpoint, (local, owned): (&Region, &Region)| {
+            let peer = from.connect(&to.metadata()).expect("devices reach each other");
+            let remote = peer.import(&owned.advertise(Access::WRITE).expect("it is advertised"));
+            let remote = remote.expect("it is imported");
+            let batch = Batch::write(&local.slice(0..256), &remote.slice(0..256));
+            (peer, batch.expect("it makes sense"))
+        };
+        let (peer, batch) = write(&a, &b, (&ours, &theirs));
+        let there = peer.prepare(batch).expect("it is prepared");
+        let back = write(&b, &a, (&theirs, &ours));
+        Self { a, there, back, _kept: (b, [ours, theirs]) }
+    }
+
+    /// Drives `a` for so long, and never sleeps meanwhile.
+    fn drive(&self, time: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            let transfer = self.there.begin().expect("it is posted");
+            let ended = loop {
+                if let Some(ended) = transfer.poll() {
+                    break ended;
+                }
+                assert!(begun.elapsed() < WATCHDOG, "it never ends");
+            };
+            assert_eq!(ended.reason, Reason::Done);
+        }
+    }
+}
+
+/// The median of what `once` measures, each time after somebody has driven.
+fn median(world: &World, mut once: impl FnMut(usize) -> Duration) -> Duration {
+    let mut times: Vec<Duration> = (0..TRIES)
+        .map(|turn| {
+            // At another point of its sleep each time.
+            world.drive(BUSY + Duration::from_millis(turn as u64));
+            once(turn)
+        })
+        .collect();
+    times.sort();
+    times[TRIES / 2]
+}
+
+/// How often each service thread of this process has gone to sleep.
+fn sleeps() -> Vec<u64> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("a process has threads");
+    let of = |task: std::io::Result<std::fs::DirEntry>| {
+        let status = std::fs::read_to_string(task.ok()?.path().join("status")).ok()?;
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        let serves = field("Name:")?.trim() == "peerway-serve";
+        serves.then(|| field("voluntary_ctxt_switches:")?.trim().parse().ok())?
+    };
+    tasks.filter_map(of).collect()
+}
+
+#[test]
+fn service_threads_sleep_while_others_drive() {
+    if !scripted_alone("service_threads_sleep_while_others_drive", "") {
+        return;
+    }
+    let world = World::new();
+    world.drive(BUSY);
+    let before = sleeps();
+    assert!(!before.is_empty(), "no service thread was found");
+    world.drive(Duration::from_millis(800));
+    let after = sleeps();
+    assert_eq!(before.len(), after.len(), "a service thread came or went");
+    for (before, after) in before.iter().zip(&after) {
+        // A hundred light sleeps; a look every millisecond would be 800.
+        assert!(after - before < 300, "a service thread woke {} times", after - before);
+    }
+}
+
+#[test]
+fn a_light_sleeper_hears_arrivals() {
+    if !scripted_alone("a_light_sleeper_hears_arrivals", "") {
+        return;
+    }
+    let world = World::new();
+    let (peer, batch) = &world.back;
+    let back = peer.prepare(batch.clone().count(7)).expect("it is prepared");
+    let heard = median(&world, |turn| {
+        assert_eq!(back.run().expect("it is posted").reason, Reason::Done);
+        let begun = Instant::now();
+        // Only looks: nobody drives.
+        while world.a.counter(7) < turn as u64 + 1 {
+            assert!(begun.elapsed() < WATCHDOG, "the count never came");
+            thread::yield_now();
+        }
+        begun.elapsed()
+    });
+    assert!(heard < SOON, "arrivals are seen after {heard:?}");
+}
+
+#[test]
+fn a_light_sleeper_wakes_who_awaits_a_transfer() {
+    if !scripted_alone("a_light_sleeper_wakes_who_awaits_a_transfer", "latency=20us") {
+        return;
+    }
+    struct Unpark(Thread, AtomicBool);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.1.store(true, Ordering::Release);
+            self.0.unpark();
+        }
+    }
+    let world = World::new();
+    let woken = median(&world, |_| {
+        let transfer = world.there.begin().expect("it is posted");
+        let begun = Instant::now();
+        let unpark = Arc::new(Unpark(thread::current(), AtomicBool::new(false)));
+        if transfer.on_end(&Waker::from(unpark.clone())) {
+            while !unpark.1.load(Ordering::Acquire) {
+                assert!(begun.elapsed() < WATCHDOG, "nobody was woken");
+                thread::park_timeout(WATCHDOG);
+            }
+        }
+        assert_eq!(transfer.ended().expect("it has ended").reason, Reason::Done);
+        begun.elapsed()
+    });
+    assert!(woken < SOON, "who awaits a transfer is woken after {woken:?}");
+}

@@ -1,0 +1,82 @@
+//! The requests that go out with the next doorbell.
+//!
+//! They are written in places that stay: most of a request is the same every time, and it is larger than what differs.
+
+use peerway_sys::verbs::ffi::*;
+
+/// See the module.
+pub(super) struct Requests {
+    /// All places, those in use first.
+    requests: Box<[ibv_send_wr]>,
+    /// The memory of each.
+    pieces: Box<[ibv_sge]>,
+    count: usize,
+}
+
+impl Requests {
+    /// Places for so many.
+    pub(super) fn new(places: usize) -> Self {
+        let requests = vec![ibv_send_wr::zeroed(); places].into_boxed_slice();
+        let pieces = vec![ibv_sge { addr: 0, length: 0, lkey: 0 }; places].into_boxed_slice();
+        Self { requests, pieces, count: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Adds one. What it carries is inline where `flags` say so.
+    #[inline]
+    pub(super) fn add(&mut self, id: u64, opcode: u32, flags: u32, local: ibv_sge) {
+        let request = &mut self.requests[self.count];
+        request.wr_id = id;
+        request.opcode = opcode;
+        request.send_flags = flags;
+        request.num_sge = i32::from(local.length > 0);
+        self.pieces[self.count] = local;
+        self.count += 1;
+    }
+
+    /// Says which memory of the peer's the last one is about.
+    #[inline]
+    pub(super) fn towards(&mut self, remote_addr: u64, rkey: u32) {
+        if let Some(last) = self.last() {
+            last.wr = ibv_wr_target { rdma: ibv_wr_rdma { remote_addr, rkey } };
+        }
+    }
+
+    /// The last one, if there are any.
+    #[inline]
+    pub(super) fn last(&mut self) -> Option<&mut ibv_send_wr> {
+        self.requests[..self.count].last_mut()
+    }
+
+    /// Asks for a completion, of each or of the last.
+    #[inline]
+    pub(super) fn sign(&mut self, each: bool) {
+        let first = if each { 0 } else { self.count.saturating_sub(1) };
+        for request in &mut self.requests[first..self.count] {
+            request.send_flags |= IBV_SEND_SIGNALED;
+        }
+    }
+
+    /// Links them to one another and to their memory; where the list begins. It is of use until anything else is done.
+    #[inline]
+    pub(super) fn linked(&mut self) -> *mut ibv_send_wr {
+        let used = &mut self.requests[..self.count];
+        for (request, piece) in used.iter_mut().zip(&mut self.pieces) {
+            request.sg_list = piece;
+        }
+        ibv_send_wr::chain(used);
+        used.as_mut_ptr()
+    }
+
+    /// Each with its memory.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&ibv_send_wr, &ibv_sge)> {
+        self.requests[..self.count].iter().zip(&self.pieces)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.count = 0;
+    }
+}

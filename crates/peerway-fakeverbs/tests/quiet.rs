@@ -32,9 +32,10 @@ fn scripted_alone(test: &str, script: &str) -> bool {
 /// Two endpoints that write to each other.
 struct World {
     a: Endpoint,
+    b: Endpoint,
     there: Prepared,
     back: (Peer, Batch),
-    _kept: (Endpoint, [Region; 2]),
+    _kept: [Region; 2],
 }
 
 impl World {
@@ -54,7 +55,7 @@ impl World {
         let (peer, batch) = write(&a, &b, (&ours, &theirs));
         let there = peer.prepare(batch).expect("it is prepared");
         let back = write(&b, &a, (&theirs, &ours));
-        Self { a, there, back, _kept: (b, [ours, theirs]) }
+        Self { a, b, there, back, _kept: [ours, theirs] }
     }
 
     /// Drives `a` for so long, and never sleeps meanwhile.
@@ -135,6 +136,25 @@ fn a_light_sleeper_hears_arrivals() {
         begun.elapsed()
     });
     assert!(heard < SOON, "arrivals are seen after {heard:?}");
+}
+
+#[test]
+fn what_needs_a_hand_is_not_left_to_a_light_sleeper() {
+    if !scripted_alone("what_needs_a_hand_is_not_left_to_a_light_sleeper", "latency=20us") {
+        return;
+    }
+    let world = World::new();
+    let told = median(&world, |_| {
+        let begun = Instant::now();
+        // It goes out when the bytes are known to be there, which nobody waits for.
+        let transfer = world.there.post_notifying(b"there").expect("it is posted");
+        let message = world.b.notification(WATCHDOG);
+        let told = begun.elapsed();
+        assert_eq!(message.expect("it comes").message, b"there");
+        assert_eq!(transfer.join().reason, Reason::Done);
+        told
+    });
+    assert!(told < SOON, "a notification comes after {told:?}");
 }
 
 #[test]

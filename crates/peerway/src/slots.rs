@@ -164,11 +164,12 @@ impl Slots {
         }
     }
 
-    /// Sleeps until the transfer ends or the time is over.
-    pub(crate) fn sleep(&self, id: SlotId, timeout: Duration) {
+    /// Sleeps until the transfer ends or the time is over. `told` is called when everybody can see that somebody sleeps.
+    pub(crate) fn sleep(&self, id: SlotId, timeout: Duration, told: impl FnOnce()) {
         let slot = self.slot(id);
         let before = slot.word.fetch_or(WAITED, Ordering::AcqRel);
         if before & ENDED == 0 {
+            told();
             let _ = futex_wait(&slot.word, before | WAITED, Some(timeout));
         }
     }
@@ -237,7 +238,7 @@ impl Slots {
         if before & WAKER == 0 {
             slot.generation.store(next, Ordering::Relaxed);
         } else {
-            // Nobody's waker is left to the slot's next tenant.
+            // Nobody's waker is left to the slot's next tenant: who sees the end first may wake another.
             self.wake(id);
             let _place = slot.waker.lock().unwrap();
             slot.generation.store(next, Ordering::Relaxed);
@@ -275,7 +276,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while slots.ended(id).is_none() {
-                    slots.sleep(id, Duration::from_secs(5));
+                    slots.sleep(id, Duration::from_secs(5), || ());
                 }
             });
             std::thread::sleep(Duration::from_millis(20));

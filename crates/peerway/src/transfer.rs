@@ -197,7 +197,7 @@ impl Transfer {
             // Both wake at the end; the bound only covers a driver that broke.
             let nap = left.min(Duration::from_millis(100));
             if job.is_some() || !session.shard.doze(|| ended().is_some(), nap) {
-                endpoint.slots.sleep(*slot, nap);
+                endpoint.slots.sleep(*slot, nap, || session.shard.heed());
             }
             now = clock::now();
         }

@@ -92,8 +92,9 @@ pub(crate) struct Driver {
     pub(super) news: bool,
     /// A peer has sent something since the service thread last asked.
     pub(super) arrived: bool,
-    /// A command left a ring full whose peer has not been asked to ring when there is room.
-    pub(super) blocked: bool,
+    /// Something was left that the service thread must come for: a full ring whose peer has not been asked to ring when there is room, or
+    /// what it does not hear as lightly as it sleeps.
+    pub(super) calls: bool,
     next_socket_look: u64,
     sockets_warm_until: u64,
     /// When the last turn began, for what is not worth a look at the clock.
@@ -250,7 +251,7 @@ impl Driver {
             next_tick: 0,
             news: false,
             arrived: false,
-            blocked: false,
+            calls: false,
             next_socket_look: 0,
             sockets_warm_until: 0,
             now: 0,
@@ -349,6 +350,10 @@ impl Driver {
             }
             s.dirty = true;
         });
+        if self.shard.is_light() {
+            let flight = self.flights[slot.index as usize].as_ref();
+            self.calls |= flight.is_some_and(|flight| !flight.is_with_devices());
+        }
     }
 
     /// A flight to a session that is over.
@@ -615,6 +620,8 @@ impl Driver {
         let Some(mut lane) = lane else { return false };
         let sent = self.transmit(s, &mut lane);
         self.watch_out(s.index, &mut lane);
+        // A queue pair has room again when a request of ours is done.
+        self.calls |= lane.blocked && self.shard.is_light();
         s.lanes[at] = Some(lane);
         match sent {
             Ok(progress) => progress,
@@ -752,7 +759,7 @@ impl Driver {
     /// After a command that sends: nobody may come to arm the rings.
     fn note_blocked(&mut self, s: &SessionDriver) {
         let full = |lane: &Lane| lane.blocked && lane.wire.is_memory();
-        self.blocked |= s.is_local() && s.lanes.iter().flatten().any(|lane| full(lane));
+        self.calls |= s.is_local() && s.lanes.iter().flatten().any(|lane| full(lane));
     }
 
     /// Looks by itself again: rings need not ring.
@@ -791,9 +798,9 @@ impl Driver {
         };
         let mut lanes = self.sessions.iter().flatten().flat_map(|s| s.lanes.iter().flatten());
         self.active.len() + self.sessions.len() <= MANY
-            && self.ports.iter().all(Port::tells_arrivals)
+            && self.ports.iter().all(|port| port.tells_arrivals)
             && self.active.iter().all(tended)
-            && lanes.all(|lane| !lane.blocked)
+            && lanes.all(|lane| !lane.blocked && lane.draining.is_none())
     }
 
     /// Before nobody looks any more: rings must ring, and completions make events, for who is or goes to sleep and

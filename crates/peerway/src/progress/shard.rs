@@ -100,7 +100,7 @@ impl Held for Seat {
 
     #[inline]
     fn take_call(&mut self) -> bool {
-        self.driver.as_mut().is_some_and(|driver| std::mem::take(&mut driver.blocked))
+        self.driver.as_mut().is_some_and(|driver| std::mem::take(&mut driver.calls))
     }
 }
 
@@ -240,11 +240,16 @@ impl Shard {
         }
     }
 
+    /// Whether the service thread sleeps lightly, or is about to.
+    pub(crate) fn is_light(&self) -> bool {
+        self.light.load(Ordering::Relaxed)
+    }
+
     /// Somebody sleeps for the end of a transfer, whom only the service thread can wake: it must not sleep lightly.
     pub(crate) fn heed(&self) {
         // pairs with the one in `sleep_lightly`: either it sees the sleeper or we see it.
         fence(Ordering::SeqCst);
-        if self.light.load(Ordering::Relaxed) {
+        if self.is_light() && !self.baton.is_inherited() {
             self.baton.means.ring(Sleeper::Service);
         }
     }
@@ -260,7 +265,7 @@ impl Shard {
         if self.baton.is_dozing() {
             return Hears::All;
         }
-        match (self.baton.is_asleep(), self.light.load(Ordering::Relaxed)) {
+        match (self.baton.is_asleep(), self.is_light()) {
             (true, true) => Hears::Arrivals,
             (true, false) => Hears::All,
             (false, _) => Hears::Nothing,
@@ -285,6 +290,7 @@ impl Shard {
                 progress |= driver.turn(now);
                 ready = driver.rest(self.listens_for()) || driver.has_copies();
             }
+            ready |= seat.take_call();
         }
         if ready {
             // Something came as we were leaving, and the rings stay silent about it.
@@ -330,7 +336,8 @@ impl Shard {
                     if ended || stopped || now.saturating_sub(idle_since) > spin || now >= deadline
                     {
                         let hears = if ended { self.listens_for() } else { Hears::All };
-                        break (ended, driver.rest(hears) || driver.has_copies());
+                        let ready = driver.rest(hears) || driver.has_copies();
+                        break (ended, ready | seat.take_call());
                     }
                     pause(now.saturating_sub(idle_since));
                     turns = turns.wrapping_add(1);
@@ -371,9 +378,12 @@ impl Shard {
     /// Has everything ring for a thread that dozes: whoever had the driver since that one lent itself has left it unarmed, and who has it
     /// now sees to it when it leaves, unless it only submits something, which is waited for. True when there is something to do.
     fn arm(&self) -> bool {
-        let mut seat = self.take_within(PATIENT_LOOKS, std::hint::spin_loop);
-        let driver = seat.as_mut().and_then(|seat| seat.driver.as_mut());
-        driver.is_some_and(|driver| driver.rest(Hears::All))
+        let Some(mut seat) = self.take_within(PATIENT_LOOKS, std::hint::spin_loop) else {
+            // Who has it may have made up its mind before we lay down.
+            self.heed();
+            return false;
+        };
+        seat.driver.as_mut().is_some_and(|driver| driver.rest(Hears::All))
     }
 
     /// Takes the driver when whoever has it leaves it within so many looks.
@@ -414,6 +424,8 @@ impl Shard {
     /// The service thread's bell has been heard.
     pub(crate) fn drain_bell(&self) {
         self.baton.means.bell.drain();
+        // If it was for a light sleeper, who does not hear it any more, then whoever leaves next has it listen to everything.
+        self.light.store(false, Ordering::SeqCst);
         if self.stop.load(Ordering::SeqCst) {
             // It was for the service thread, which may not have heard it yet.
             self.baton.means.ring(Sleeper::Service);

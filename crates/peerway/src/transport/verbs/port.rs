@@ -124,14 +124,18 @@ pub(crate) struct Port {
     pub(crate) adopted: usize,
     /// Which completion makes the next event.
     pub(crate) armed: Hears,
+    /// What peers send can be told from the rest. EFA's queues cannot.
+    pub(crate) tells_arrivals: bool,
     /// The device does not answer any more.
     pub(crate) gone: bool,
 }
 
 impl Port {
     pub(crate) fn new(shared: Arc<PortCq>) -> Self {
+        let tells_arrivals = shared.nic.efa.is_none();
         Self {
             shared,
+            tells_arrivals,
             owners: Vec::new(),
             early: Vec::new(),
             adopted: 0,
@@ -140,18 +144,14 @@ impl Port {
         }
     }
 
-    /// Whether a completion that is to make an event does so. False where nobody can sleep for it.
-    pub(crate) fn arm(&mut self, hears: Hears) -> bool {
-        let armed = self.shared.cq.request_notify(hears == Hears::Arrivals).is_ok();
-        if armed {
+    /// Has the next completion of that kind make an event.
+    pub(crate) fn arm(&mut self, hears: Hears) {
+        if self.shared.cq.request_notify(hears == Hears::Arrivals).is_ok() {
             self.armed = hears;
+        } else if hears == Hears::Arrivals {
+            self.tells_arrivals = false;
+            self.arm(Hears::All);
         }
-        armed
-    }
-
-    /// Whether what peers send can be told from the rest. EFA's queues cannot.
-    pub(crate) fn tells_arrivals(&self) -> bool {
-        self.shared.nic.efa.is_none()
     }
 
     /// A session's lane has this queue pair now; what came before is returned.

@@ -221,8 +221,6 @@ impl ProxyBuilder {
         let device = self.gpu.map(|gpu| gpus()?.device(gpu)).transpose()?;
         if let Some(device) = &device {
             check_queues(device);
-            // Later a kernel may wait for what the driver does only when no kernel runs.
-            device.warm_up().map_err(GpuError::from)?;
         }
         let memory = SharedMemory::allocate(Counters::bytes(self.counters))?;
         let region = self.endpoint.register_shared(&memory, 0..memory.len())?;
@@ -502,11 +500,13 @@ impl Proxy {
         taken
     }
 
-    /// Makes copiers of a GPU for every worker. Here, because the driver may wait for kernels meanwhile, and kernels for workers.
+    /// Makes copiers of a GPU for every worker, and what else transfers will want of the driver. Here, because it may wait for kernels
+    /// meanwhile, and kernels for workers.
     fn have_copiers(&self, copying: &mut Vec<u32>, device: &Arc<Device>) -> Result<(), ProxyError> {
         if copying.contains(&device.index()) {
             return Ok(());
         }
+        device.warm_up().map_err(GpuError::from)?;
         for worker in 0..self.workers {
             match Set::new(device, self.copier) {
                 Ok(set) => self.shared.copiers.lock().unwrap().push((worker, set)),

@@ -24,7 +24,7 @@ pub(crate) trait Held {
     /// Whether something has happened since the last time that a thread may doze for.
     fn take_news(&mut self) -> bool;
 
-    /// Whether a command since the last time has left what nobody else will ring for, so that the service
+    /// Whether something since the last time has left what nobody else will ring for, so that the service
     /// thread must come.
     fn take_call(&mut self) -> bool;
 }
@@ -113,6 +113,8 @@ impl<H: Held, M: Means<H::Command>> Baton<H, M> {
         while !self.means.is_empty() {
             let Some(mut taken) = self.try_take() else { return };
             taken.drain();
+            // It is called in any case.
+            taken.take_call();
             drop(taken);
             self.kick();
         }

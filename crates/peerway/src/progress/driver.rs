@@ -352,7 +352,7 @@ impl Driver {
         });
         if self.shard.is_light() {
             let flight = self.flights[slot.index as usize].as_ref();
-            self.calls |= flight.is_some_and(|flight| !flight.is_with_devices());
+            self.calls |= flight.is_some_and(|flight| !flight.waited && !flight.is_with_devices());
         }
     }
 

@@ -41,6 +41,8 @@ pub(crate) struct Flight {
     /// Those queue pairs have been asked whether everything has arrived.
     pub(crate) flushed: bool,
     pub(crate) bulk: bool,
+    /// Whoever posted it drives next, so nobody else need be asked to.
+    pub(crate) waited: bool,
     pub(crate) posted: u64,
     pub(crate) deadline: u64,
     pub(crate) tail: Tail,

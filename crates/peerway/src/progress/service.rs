@@ -7,7 +7,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use super::baton::Taken;
+use super::baton::{Held as _, Taken};
 use super::driver::Driver;
 use super::shard::{LOOKS_PER_CLOCK, Seat, Shard, pause};
 use super::staging::COPY_NAP;
@@ -95,6 +95,8 @@ impl Shard {
                     now = clock::now();
                 }
             }
+            // It has come.
+            seat.take_call();
             let Some(driver) = &mut seat.driver else { return };
             let sleep = driver.sleep_for(now);
             let copies = driver.has_copies();
@@ -136,9 +138,11 @@ impl Shard {
         fence(Ordering::SeqCst);
         let hears = if self.baton.is_dozing() { Hears::All } else { Hears::Arrivals };
         let ready = |driver: &mut Driver| !driver.is_tended() || driver.rest(hears);
-        let ready = seat.driver.as_mut().is_none_or(ready);
+        let ready = seat.driver.as_mut().is_none_or(ready) || seat.take_call();
         self.looks_at.store(clock::after(now, LIGHT_SLEEP), Ordering::Relaxed);
         let may_sleep = self.baton.lie_down(seat, ready) && !self.stop.load(Ordering::SeqCst);
+        // As in `leave`.
+        let may_sleep = may_sleep && (hears == Hears::All || !self.baton.is_dozing());
         let woken = !may_sleep || self.wait_for_events(LIGHT_SLEEP);
         self.baton.get_up();
         self.light.store(false, Ordering::SeqCst);

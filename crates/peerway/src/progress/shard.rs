@@ -281,22 +281,29 @@ impl Shard {
     /// One turn, if nobody else drives; whether anything happened.
     pub(crate) fn look(&self, now: u64) -> bool {
         self.note_lent();
-        let mut progress = false;
+        let Some(mut seat) = self.baton.try_take() else { return false };
+        let mut progress = seat.drain();
+        let hears = self.listens_for();
         let mut ready = false;
-        if let Some(mut seat) = self.baton.try_take() {
-            progress |= seat.drain();
-            if let Some(driver) = &mut seat.driver {
-                self.wake_up(driver);
-                progress |= driver.turn(now);
-                ready = driver.rest(self.listens_for()) || driver.has_copies();
-            }
-            ready |= seat.take_call();
+        if let Some(driver) = &mut seat.driver {
+            self.wake_up(driver);
+            progress |= driver.turn(now);
+            ready = driver.rest(hears) || driver.has_copies();
         }
-        if ready {
-            // Something came as we were leaving, and the rings stay silent about it.
+        self.leave(seat, hears, ready);
+        progress
+    }
+
+    /// Lets go of the driver, which was left for who `hears` so much, and calls the service thread where that is not enough.
+    fn leave(&self, mut seat: Taken<'_, Seat>, hears: Hears, ready: bool) {
+        let called = seat.take_call() && self.is_light();
+        drop(seat);
+        // A dozer that lay down meanwhile could not take the driver to have everything ring for it.
+        let unheard = hears == Hears::Arrivals && self.baton.is_dozing();
+        // Ready: something came as we were leaving, and the rings stay silent about it.
+        if ready || called || unheard {
             self.kick();
         }
-        progress
     }
 
     /// Drives until `over` says so or nothing has happened for the spin budget and `patience`, from `now` on. True
@@ -324,9 +331,11 @@ impl Shard {
                 let Some(driver) = &mut seat.driver else { break over() };
                 self.wake_up(driver);
                 let mut turns = 0u32;
-                let (ended, ready) = loop {
+                let (ended, hears, ready) = loop {
                     seat.drain();
-                    let Some(driver) = &mut seat.driver else { break (over(), false) };
+                    let Some(driver) = &mut seat.driver else {
+                        break (over(), Hears::Nothing, false);
+                    };
                     let progress = driver.turn(now);
                     if progress {
                         idle_since = now;
@@ -336,8 +345,7 @@ impl Shard {
                     if ended || stopped || now.saturating_sub(idle_since) > spin || now >= deadline
                     {
                         let hears = if ended { self.listens_for() } else { Hears::All };
-                        let ready = driver.rest(hears) || driver.has_copies();
-                        break (ended, ready | seat.take_call());
+                        break (ended, hears, driver.rest(hears) || driver.has_copies());
                     }
                     pause(now.saturating_sub(idle_since));
                     turns = turns.wrapping_add(1);
@@ -345,11 +353,7 @@ impl Shard {
                         now = clock::now();
                     }
                 };
-                drop(seat);
-                if ready {
-                    // Something came as we were leaving, and the rings stay silent about it.
-                    self.kick();
-                }
+                self.leave(seat, hears, ready);
                 if ended {
                     break true;
                 }
@@ -378,12 +382,9 @@ impl Shard {
     /// Has everything ring for a thread that dozes: whoever had the driver since that one lent itself has left it unarmed, and who has it
     /// now sees to it when it leaves, unless it only submits something, which is waited for. True when there is something to do.
     fn arm(&self) -> bool {
-        let Some(mut seat) = self.take_within(PATIENT_LOOKS, std::hint::spin_loop) else {
-            // Who has it may have made up its mind before we lay down.
-            self.heed();
-            return false;
-        };
-        seat.driver.as_mut().is_some_and(|driver| driver.rest(Hears::All))
+        let mut seat = self.take_within(PATIENT_LOOKS, std::hint::spin_loop);
+        let driver = seat.as_mut().and_then(|seat| seat.driver.as_mut());
+        driver.is_some_and(|driver| driver.rest(Hears::All))
     }
 
     /// Takes the driver when whoever has it leaves it within so many looks.

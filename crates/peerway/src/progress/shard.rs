@@ -50,6 +50,7 @@ pub(super) const LOOKS_PER_CLOCK: u32 = 8;
 const YIELD_AFTER_NS: u64 = 10_000;
 /// Looks at a driver that somebody has before a thread dozes all the same: some microseconds, longer than a post.
 const PATIENT_LOOKS: u32 = 1000;
+
 /// See the module.
 pub(crate) struct Shard {
     pub(super) baton: Baton<Seat>,
@@ -283,13 +284,12 @@ impl Shard {
         self.note_lent();
         let Some(mut seat) = self.baton.try_take() else { return false };
         let mut progress = seat.drain();
+        let Some(driver) = &mut seat.driver else { return progress };
+        self.wake_up(driver);
+        progress |= driver.turn(now);
+        // After the turn, which may have taken the bell of a light sleeper.
         let hears = self.listens_for();
-        let mut ready = false;
-        if let Some(driver) = &mut seat.driver {
-            self.wake_up(driver);
-            progress |= driver.turn(now);
-            ready = driver.rest(hears) || driver.has_copies();
-        }
+        let ready = driver.rest(hears) || driver.has_copies();
         self.leave(seat, hears, ready);
         progress
     }

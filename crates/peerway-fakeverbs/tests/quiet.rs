@@ -118,15 +118,18 @@ fn service_threads_sleep_while_others_drive() {
     let world = World::new();
     for write in [&world.there, &world.list] {
         world.drive_by(write, BUSY);
-        let before = sleeps();
-        assert!(!before.is_empty(), "no service thread was found");
-        world.drive_by(write, Duration::from_millis(800));
-        let after = sleeps();
-        assert_eq!(before.len(), after.len(), "a service thread came or went");
-        for (before, after) in before.iter().zip(&after) {
-            // A hundred light sleeps; a look every millisecond would be 800.
-            assert!(after - before < 300, "a service thread woke {} times", after - before);
-        }
+        // Whoever finds the driver taken looks again a millisecond later: the least of some rounds is the machine's doing least.
+        let woken = (0..3).map(|_| {
+            let before = sleeps();
+            assert!(!before.is_empty(), "no service thread was found");
+            world.drive_by(write, Duration::from_millis(400));
+            let after = sleeps();
+            assert_eq!(before.len(), after.len(), "a service thread came or went");
+            before.iter().zip(&after).map(|(before, after)| after - before).max().unwrap_or(0)
+        });
+        let woken = woken.min().unwrap_or(0);
+        // Fifty light sleeps; a look every millisecond would be 400.
+        assert!(woken < 150, "a service thread woke {woken} times");
     }
 }
 

@@ -14,6 +14,9 @@ const MIN_PIECE: u64 = 64 << 10;
 ///
 /// Small transfers are not cut; others are cut so that every lane has at least one piece.
 pub fn piece_len(total: u64, lanes: usize, max: u64) -> u64 {
+    if total <= MIN_PIECE {
+        return MIN_PIECE.min(max);
+    }
     let share = total.div_ceil(lanes.max(1) as u64);
     let aligned = share.div_ceil(ALIGN).saturating_mul(ALIGN);
     aligned.clamp(MIN_PIECE.min(max), max)

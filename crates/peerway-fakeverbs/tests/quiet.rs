@@ -11,7 +11,7 @@ use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use peerway::{Access, Batch, Endpoint, Peer, Pin, Prepared, Reason, Region};
+use peerway::{Access, Batch, Endpoint, Peer, Pin, Prepared, Reason, Region, Transfer};
 
 use support::{WATCHDOG, scripted};
 
@@ -20,6 +20,10 @@ const BUSY: Duration = Duration::from_millis(120);
 /// Less than half a light sleep, more than the look a millisecond later that somebody who was rung for may take.
 const SOON: Duration = Duration::from_millis(3);
 const TRIES: usize = 25;
+/// How long it is counted how often a service thread wakes.
+const ROUND: Duration = Duration::from_millis(400);
+/// Some fifty light sleeps fit in, and looks a millisecond apart would be 200 to 400.
+const FEW: u64 = 150;
 
 /// Each measures time: one after the other, where several would share the processors.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -83,6 +87,25 @@ impl World {
             assert_eq!(ended.reason, Reason::Done);
         }
     }
+
+    /// As [`Self::drive`], but looks at what was posted only after many posts.
+    fn drive_rarely(&self, time: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            let post = |_| {
+                let posted = Instant::now();
+                let transfer = self.there.begin().expect("it is posted");
+                while posted.elapsed() < Duration::from_micros(500) {
+                    std::hint::spin_loop();
+                }
+                transfer
+            };
+            let transfers: Vec<Transfer> = (0..32).map(post).collect();
+            for transfer in transfers {
+                assert_eq!(transfer.join().reason, Reason::Done);
+            }
+        }
+    }
 }
 
 /// The median of what `once` measures, each time after somebody has driven.
@@ -110,6 +133,21 @@ fn sleeps() -> Vec<u64> {
     tasks.filter_map(of).collect()
 }
 
+/// How often the busiest service thread wakes while `drive` drives for the time that it is given.
+fn woken(drive: impl Fn(Duration)) -> u64 {
+    drive(BUSY);
+    // Whoever finds the driver taken looks again a millisecond later: the least of some rounds is the machine's doing least.
+    let rounds = (0..3).map(|_| {
+        let before = sleeps();
+        assert!(!before.is_empty(), "no service thread was found");
+        drive(ROUND);
+        let after = sleeps();
+        assert_eq!(before.len(), after.len(), "a service thread came or went");
+        before.iter().zip(&after).map(|(before, after)| after - before).max().unwrap_or(0)
+    });
+    rounds.min().unwrap_or(0)
+}
+
 #[test]
 fn service_threads_sleep_while_others_drive() {
     if !scripted_alone("service_threads_sleep_while_others_drive", "") {
@@ -117,20 +155,19 @@ fn service_threads_sleep_while_others_drive() {
     }
     let world = World::new();
     for write in [&world.there, &world.list] {
-        world.drive_by(write, BUSY);
-        // Whoever finds the driver taken looks again a millisecond later: the least of some rounds is the machine's doing least.
-        let woken = (0..3).map(|_| {
-            let before = sleeps();
-            assert!(!before.is_empty(), "no service thread was found");
-            world.drive_by(write, Duration::from_millis(400));
-            let after = sleeps();
-            assert_eq!(before.len(), after.len(), "a service thread came or went");
-            before.iter().zip(&after).map(|(before, after)| after - before).max().unwrap_or(0)
-        });
-        let woken = woken.min().unwrap_or(0);
-        // Fifty light sleeps; a look every millisecond would be 400.
-        assert!(woken < 150, "a service thread woke {woken} times");
+        let woken = woken(|time| world.drive_by(write, time));
+        assert!(woken < FEW, "a service thread woke {woken} times");
     }
+}
+
+#[test]
+fn service_threads_sleep_while_others_post_and_look_later() {
+    if !scripted_alone("service_threads_sleep_while_others_post_and_look_later", "") {
+        return;
+    }
+    let world = World::new();
+    let woken = woken(|time| world.drive_rarely(time));
+    assert!(woken < FEW, "a service thread woke {woken} times");
 }
 
 #[test]

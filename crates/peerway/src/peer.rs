@@ -21,7 +21,7 @@ use crate::memory::{LocalSlice, RemoteRegion, RemoteSlice};
 use crate::path::Path;
 use crate::session::{Session, import};
 use crate::staged::Staged;
-use crate::transfer::{self, Then, Transfer};
+use crate::transfer::{self, Then, Transfer, Way};
 use crate::transport::gpu::UserStream;
 
 /// A connected peer. Cheap to clone. A restarted peer is another peer.
@@ -63,7 +63,7 @@ impl Peer {
 
     /// Posts a batch; returns within microseconds whatever its size.
     pub fn post(&self, batch: &Batch) -> Result<Transfer, PostError> {
-        transfer::post(&self.endpoint, &self.session, batch, Then::Leaves)
+        transfer::post(&self.endpoint, &self.session, batch, Then::Leaves, None)
     }
 
     /// Posts a batch and waits for its end in the calling thread, which does the work.
@@ -74,7 +74,7 @@ impl Peer {
     /// Posts a batch that the calling thread waits for next: no other thread is asked to see to it. One
     /// that is kept and neither waited for nor polled may stand still; dropping the handle lets it go on.
     pub fn begin(&self, batch: &Batch) -> Result<Transfer, PostError> {
-        transfer::post(&self.endpoint, &self.session, batch, Then::Waits)
+        transfer::post(&self.endpoint, &self.session, batch, Then::Waits, None)
     }
 
     /// Keeps a checked batch to be posted many times, from any thread, without checking it again. Where RDMA
@@ -86,11 +86,9 @@ impl Peer {
         {
             return Err(PostError::OtherPeer);
         }
-        if let (Some(_), Ok(rdma)) = (&self.session.rdma, &self.endpoint.rdma) {
-            batch.work.fits_devices(rdma);
-        }
+        let way = transfer::lasting_way(&self.endpoint, &self.session, &batch);
         let of_gpu = batch.work.touches_gpu();
-        let prepared = Prepared { peer: self.clone(), batch: Arc::new(batch) };
+        let prepared = Prepared { peer: self.clone(), batch: Arc::new(batch), way };
         if let Some(device) = prepared.device().filter(|_| of_gpu) {
             if let Err(error) = device.warm_up() {
                 tracing::warn!(%error, "a GPU is not ready for transfers");
@@ -228,12 +226,14 @@ pub struct PeerStats {
 pub struct Prepared {
     peer: Peer,
     batch: Arc<Batch>,
+    /// How it reaches the peer, where that is the same each time.
+    way: Option<Way>,
 }
 
 impl Prepared {
     /// Posts it.
     pub fn post(&self) -> Result<Transfer, PostError> {
-        self.peer.post(&self.batch)
+        self.post_then(Then::Leaves)
     }
 
     /// Posts it with this message after its bytes, whatever it was prepared with: its list is not made or checked anew.
@@ -243,12 +243,18 @@ impl Prepared {
 
     /// Posts it and waits.
     pub fn run(&self) -> Result<Ended, PostError> {
-        self.peer.run(&self.batch)
+        Ok(self.begin()?.join())
     }
 
     /// Posts it for the calling thread to wait for next: see [`Peer::begin`].
     pub fn begin(&self) -> Result<Transfer, PostError> {
-        self.peer.begin(&self.batch)
+        self.post_then(Then::Waits)
+    }
+
+    #[inline]
+    fn post_then(&self, then: Then) -> Result<Transfer, PostError> {
+        let Peer { endpoint, session, .. } = &self.peer;
+        transfer::post(endpoint, session, &self.batch, then, self.way)
     }
 
     /// Puts it into a CUDA stream: it begins when the stream has come to it, and what is put into the stream later

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use crossbeam_queue::ArrayQueue;
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence};
 
@@ -40,6 +39,8 @@ pub(crate) struct Slot {
     pub(crate) sent_at: AtomicU64,
     ended_at: AtomicU64,
     waker: Mutex<Option<Waker>>,
+    /// While it is free: the next free slot's index and one, or 0.
+    next_free: AtomicU32,
 }
 
 /// Times and bytes of a transfer.
@@ -58,7 +59,9 @@ pub struct TransferStats {
 /// All slots of an endpoint.
 pub(crate) struct Slots {
     slots: Box<[Slot]>,
-    free: ArrayQueue<u32>,
+    /// The free slot that was used last, whose memory is in some cache: its index and one, or 0. Above that, how often it was
+    /// changed, so that nobody takes what has been taken and given back meanwhile for unchanged.
+    free: AtomicU64,
 }
 
 impl Slots {
@@ -74,12 +77,11 @@ impl Slots {
             sent_at: AtomicU64::new(0),
             ended_at: AtomicU64::new(0),
             waker: Mutex::new(None),
+            next_free: AtomicU32::new(0),
         };
-        let free = ArrayQueue::new(count.max(1));
-        for index in 0..count as u32 {
-            let _ = free.push(index);
-        }
-        Self { slots: (0..count).map(|_| slot()).collect(), free }
+        let slots = Self { slots: (0..count).map(|_| slot()).collect(), free: AtomicU64::new(0) };
+        (0..count as u32).rev().for_each(|index| slots.give_back(index));
+        slots
     }
 
     /// How many there are.
@@ -89,7 +91,7 @@ impl Slots {
 
     /// Takes a slot, or `None` when all are in use.
     pub(crate) fn take(&self, total: u64, path: PathKind, now: u64) -> Option<SlotId> {
-        let index = self.free.pop()?;
+        let index = self.take_free()?;
         let slot = &self.slots[index as usize];
         let generation = slot.generation.load(Ordering::Relaxed);
         slot.path.store(path as u8, Ordering::Relaxed);
@@ -243,7 +245,39 @@ impl Slots {
             let _place = slot.waker.lock().unwrap();
             slot.generation.store(next, Ordering::Relaxed);
         }
-        let _ = self.free.push(id.index);
+        self.give_back(id.index);
+    }
+
+    #[inline]
+    fn take_free(&self) -> Option<u32> {
+        let mut first = self.free.load(Ordering::Acquire);
+        loop {
+            let index = (first as u32).checked_sub(1)?;
+            let next = self.slots[index as usize].next_free.load(Ordering::Relaxed);
+            // pairs with the one in `give_back`
+            match self.swap_free(first, next, Ordering::Acquire) {
+                Ok(_) => return Some(index),
+                Err(now) => first = now,
+            }
+        }
+    }
+
+    #[inline]
+    fn give_back(&self, index: u32) {
+        let mut first = self.free.load(Ordering::Relaxed);
+        loop {
+            self.slots[index as usize].next_free.store(first as u32, Ordering::Relaxed);
+            match self.swap_free(first, index + 1, Ordering::Release) {
+                Ok(_) => return,
+                Err(now) => first = now,
+            }
+        }
+    }
+
+    #[inline]
+    fn swap_free(&self, from: u64, to: u32, order: Ordering) -> Result<u64, u64> {
+        let changes = (from >> 32).wrapping_add(1) << 32;
+        self.free.compare_exchange_weak(from, changes | u64::from(to), order, Ordering::Acquire)
     }
 }
 
@@ -267,6 +301,29 @@ mod tests {
         let second = slots.take(1, PathKind::Tcp, 1).unwrap();
         assert_eq!(second.index, first.index);
         assert_ne!(second.generation, first.generation);
+    }
+
+    #[test]
+    fn no_slot_has_two_tenants() {
+        let slots = Slots::new(3);
+        let tenants: Vec<AtomicU32> = (0..3).map(|_| AtomicU32::new(0)).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        let Some(id) = slots.take(1, PathKind::Tcp, 1) else { continue };
+                        let others = tenants[id.index as usize].fetch_add(1, Ordering::Relaxed);
+                        assert_eq!(others, 0);
+                        tenants[id.index as usize].fetch_sub(1, Ordering::Relaxed);
+                        slots.end(id, Ended::DONE);
+                        slots.detach(id);
+                    }
+                });
+            }
+        });
+        let all: Vec<_> = (0..4).map(|_| slots.take(1, PathKind::Tcp, 1)).collect();
+        assert!(all[..3].iter().all(Option::is_some), "one was lost");
+        assert!(all[3].is_none(), "there is one too many");
     }
 
     #[test]

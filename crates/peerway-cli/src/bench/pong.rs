@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How often the answering thread looks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Writes whose ends may be unknown: a few, as acknowledgements come later than answers at times.
-const UNDER_WAY: usize = 16;
+/// Writes after which their ends are looked at, all together: each look costs as much for one as for many.
+const UNDER_WAY: usize = 32;
 
 /// Looks at a byte between two looks at the clock.
 const LOOKS: u32 = 4096;
@@ -146,8 +146,8 @@ fn answers(pings: &Arrivals, mut writes: Writes, stop: &AtomicBool) -> anyhow::R
     writes.end().context("the write back")
 }
 
-/// Writes one after the other. Their ends are looked at when the next is on its way, since whoever has seen the answer to one
-/// knows that it arrived, and waited for only when too many have not been told.
+/// Writes one after the other. Whoever has seen the answer to one knows that it arrived, so their ends are not looked at
+/// one by one.
 struct Writes {
     prepared: Prepared,
     /// Of which no end is known.
@@ -156,19 +156,22 @@ struct Writes {
 
 impl Writes {
     fn new(prepared: Prepared) -> Self {
-        Self { prepared, under_way: VecDeque::new() }
+        Self { prepared, under_way: VecDeque::with_capacity(2 * UNDER_WAY) }
     }
 
     fn next(&mut self) -> anyhow::Result<()> {
-        let next = self.prepared.begin()?;
+        self.under_way.push_back(self.prepared.begin()?);
+        if self.under_way.len() < UNDER_WAY {
+            return Ok(());
+        }
         while let Some(first) = self.under_way.front()
             && let Some(ended) = first.poll()
         {
             ended.ok()?;
             self.under_way.pop_front();
         }
-        self.under_way.push_back(next);
-        if self.under_way.len() > UNDER_WAY { self.end() } else { Ok(()) }
+        // Acknowledgements come later than answers at times, but not by that much.
+        if self.under_way.len() < 2 * UNDER_WAY { Ok(()) } else { self.end() }
     }
 
     fn end(&mut self) -> anyhow::Result<()> {

@@ -457,8 +457,13 @@ impl Outgoing {
         if let Some(counter) = first.counter {
             batch = batch.count(self.target.first_id + u32::from(counter));
         }
-        let posted =
-            transfer::post(self.target.endpoint(), self.target.session(), &batch, Then::Leaves);
+        let posted = transfer::post(
+            self.target.endpoint(),
+            self.target.session(),
+            &batch,
+            Then::Leaves,
+            None,
+        );
         let transfer = match posted {
             Ok(transfer) => transfer,
             Err(PostError::Busy { .. }) => {

@@ -331,6 +331,9 @@ impl Driver {
         self.next_tick = self.next_tick.min(clock::after(flight.posted, TICK));
         self.active.push(slot);
         self.with_session(index, |driver, s| {
+            if by_device && !bulk && queued && driver.post_at_once(s, slot) {
+                return;
+            }
             if queued {
                 driver.enqueue(s, slot);
             } else {

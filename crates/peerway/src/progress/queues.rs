@@ -230,6 +230,31 @@ impl Driver {
         }
     }
 
+    /// Posts the first part of a small flight, which mostly is all of it, where nothing is before it and its queue pair has room; false
+    /// when it has to wait its turn.
+    pub(super) fn post_at_once(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
+        if !s.has_posted_all() {
+            return false;
+        }
+        let Some(at) = s.only_small_parts() else { return false };
+        let Some(mut lane) = s.lanes[at].take() else { return false };
+        let ready = lane.wire.queue().is_some_and(|queue| queue.has_room());
+        let posted = ready.then(|| self.post_part(&mut lane, slot));
+        s.lanes[at] = Some(lane);
+        let Some(posted) = posted else { return false };
+        if let Err(error) = posted {
+            self.lane_ended(s, at, LaneEnd::Broken(error));
+        }
+        if let Some(flight) = self.flight(slot) {
+            flight.queued = flight.has_more();
+            if flight.queued {
+                self.enqueue(s, slot);
+                s.dirty = true;
+            }
+        }
+        true
+    }
+
     /// Posts parts of the flights whose turn it is, one to each queue pair in a round; true when any were.
     pub(super) fn post_parts(&mut self, s: &mut SessionDriver, rounds: usize) -> bool {
         let mut any = false;
@@ -365,12 +390,12 @@ impl Driver {
         let part = start.limited(total);
         // All of it went or goes by this queue pair, in order: the count can come with its last bytes.
         let last = flight.at.left() == 0 && flight.redo.is_empty() && !queue.is_unordered();
-        let framed = flight.unanswered > flight.parts;
-        let alone =
-            flight.queues == bit && !framed && flight.tail.notify.is_none() && queue.has_credit();
-        // An immediate lands in memory of the host, which says nothing about that of a GPU.
-        let ordered = !flight.writes_unordered();
-        let counts = flight.tail.count.filter(|_| !read && last && alone && ordered);
+        let counts = flight.tail.count.filter(|_| {
+            let framed = flight.unanswered > flight.parts;
+            let alone = flight.queues == bit && !framed && flight.tail.notify.is_none();
+            // An immediate lands in memory of the host, which says nothing about that of a GPU.
+            !read && last && alone && queue.has_credit() && !flight.writes_unordered()
+        });
         flight.tail_sent |= counts.is_some();
         flight.unanswered += 1;
         flight.parts += 1;

@@ -273,9 +273,10 @@ impl Shard {
         }
     }
 
-    /// Tells the service thread that somebody drives. Only that it changes is of interest, so who comes at the same time may write the same.
+    /// Tells the service thread that somebody drives, or has posted what it will drive. Only that it changes is of interest, so who comes
+    /// at the same time may write the same.
     #[inline]
-    fn note_lent(&self) {
+    pub(crate) fn note_lent(&self) {
         self.lent.store(self.lent.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 

@@ -83,12 +83,13 @@ fn large_rows_of_cma_tell_what_the_kernel_reaches() {
 
 #[test]
 fn a_round_trip_is_measured() {
-    let line = "--seconds 0.01 --sizes 256 --mode pingpong --paths tcp,local-ring --json -";
+    let line =
+        "--seconds 0.01 --sizes 256,256K --mode pingpong --paths tcp,local-ring,local-map --json -";
     let output = finish(bench(line).spawn().unwrap());
     let table = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{table}");
     let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(rows.len() == 2 && rows.iter().all(|row| row["op"] == "pingpong"), "{rows:?}");
+    assert!(rows.len() == 6 && rows.iter().all(|row| row["op"] == "pingpong"), "{rows:?}");
 }
 
 /// Whether it is one line that says why there is no GPU, and says it once.

@@ -11,7 +11,7 @@ use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use peerway::{Access, Batch, Endpoint, Peer, Pin, Prepared, Reason, Region, Transfer};
+use peerway::{Access, Batch, Endpoint, Peer, Pin, Prepared, Reason, Region};
 
 use support::{WATCHDOG, scripted};
 
@@ -87,25 +87,6 @@ impl World {
             assert_eq!(ended.reason, Reason::Done);
         }
     }
-
-    /// As [`Self::drive`], but looks at what was posted only after many posts.
-    fn drive_rarely(&self, time: Duration) {
-        let begun = Instant::now();
-        while begun.elapsed() < time {
-            let post = |_| {
-                let posted = Instant::now();
-                let transfer = self.there.begin().expect("it is posted");
-                while posted.elapsed() < Duration::from_micros(500) {
-                    std::hint::spin_loop();
-                }
-                transfer
-            };
-            let transfers: Vec<Transfer> = (0..32).map(post).collect();
-            for transfer in transfers {
-                assert_eq!(transfer.join().reason, Reason::Done);
-            }
-        }
-    }
 }
 
 /// The median of what `once` measures, each time after somebody has driven.
@@ -158,16 +139,6 @@ fn service_threads_sleep_while_others_drive() {
         let woken = woken(|time| world.drive_by(write, time));
         assert!(woken < FEW, "a service thread woke {woken} times");
     }
-}
-
-#[test]
-fn service_threads_sleep_while_others_post_and_look_later() {
-    if !scripted_alone("service_threads_sleep_while_others_post_and_look_later", "") {
-        return;
-    }
-    let world = World::new();
-    let woken = woken(|time| world.drive_rarely(time));
-    assert!(woken < FEW, "a service thread woke {woken} times");
 }
 
 #[test]

@@ -170,7 +170,9 @@ impl Slots {
     pub(crate) fn sleep(&self, id: SlotId, timeout: Duration, told: impl FnOnce()) {
         let slot = self.slot(id);
         let before = slot.word.fetch_or(WAITED, Ordering::AcqRel);
-        if before & ENDED == 0 {
+        // Another thread may have seen the end, and the slot may have a new tenant, who wakes nobody.
+        let its = slot.generation.load(Ordering::Relaxed) == id.generation;
+        if before & ENDED == 0 && its {
             told();
             let _ = futex_wait(&slot.word, before | WAITED, Some(timeout));
         }

@@ -547,13 +547,10 @@ fn post_by(
                 unfenced: false,
             };
             session.shard.take_off(slot, session, flight);
-            match then {
-                Then::Leaves if unseen => session.shard.kick(),
-                Then::Leaves => session.shard.kick_before(deadline),
-                Then::Waits => {
-                    session.shard.note_lent();
-                    session.shard.kick_before(deadline);
-                }
+            if then == Then::Leaves && unseen {
+                session.shard.kick();
+            } else {
+                session.shard.kick_before(deadline);
             }
             Ok(running(None))
         }

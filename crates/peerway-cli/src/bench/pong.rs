@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use peerway::{Batch, Endpoint, Peer, Prepared, Region, Transfer};
+use peerway_core::config::Config;
 use serde::{Deserialize, Serialize};
 
 /// Counter of the serving endpoint that the asking one raises.
@@ -25,6 +26,8 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Writes after which their ends are looked at, all together: each look costs as much for one as for many.
 const UNDER_WAY: usize = 32;
+/// Up to this size a write is sent or copied by the call that posts it.
+const SMALL: u64 = 64 << 10;
 
 /// Looks at a byte between two looks at the clock.
 const LOOKS: u32 = 4096;
@@ -42,7 +45,7 @@ impl Seen {
     /// What suits writes of `size` bytes on a path, unless counters are asked for. Larger ones go by several queue pairs, of which
     /// none answers for the others.
     pub(crate) fn on(path: &str, size: u64, counted: bool) -> Self {
-        let in_order = path == "verbs" && size <= 64 << 10;
+        let in_order = path == "verbs" && size <= SMALL;
         if in_order && !counted { Self::Watched } else { Self::Counted }
     }
 }
@@ -146,22 +149,25 @@ fn answers(pings: &Arrivals, mut writes: Writes, stop: &AtomicBool) -> anyhow::R
     writes.end().context("the write back")
 }
 
-/// Writes one after the other. Whoever has seen the answer to one knows that it arrived, so their ends are not looked at
-/// one by one.
+/// Writes one after the other. Whoever has seen the answer to a small one knows that it arrived, so their ends are not looked at
+/// one by one; large ones are waited for, as it is this thread that copies them.
 struct Writes {
     prepared: Prepared,
-    /// Of which no end is known.
+    /// Small ones of which no end is known.
     under_way: VecDeque<Transfer>,
+    /// How many of these there are when their ends are looked at.
+    most: usize,
 }
 
 impl Writes {
     fn new(prepared: Prepared) -> Self {
-        Self { prepared, under_way: VecDeque::with_capacity(2 * UNDER_WAY) }
+        let most = if prepared.total() <= SMALL { under_way() } else { 0 };
+        Self { prepared, under_way: VecDeque::with_capacity(2 * most), most }
     }
 
     fn next(&mut self) -> anyhow::Result<()> {
         self.under_way.push_back(self.prepared.begin()?);
-        if self.under_way.len() < UNDER_WAY {
+        if self.under_way.len() < self.most {
             return Ok(());
         }
         while let Some(first) = self.under_way.front()
@@ -171,12 +177,20 @@ impl Writes {
             self.under_way.pop_front();
         }
         // Acknowledgements come later than answers at times, but not by that much.
-        if self.under_way.len() < 2 * UNDER_WAY { Ok(()) } else { self.end() }
+        if self.under_way.len() < 2 * self.most { Ok(()) } else { self.end() }
     }
 
     fn end(&mut self) -> anyhow::Result<()> {
         self.under_way.drain(..).try_for_each(|write| Ok(write.join().ok()?))
     }
+}
+
+/// Writes that may be under way, as the engine is configured.
+fn under_way() -> usize {
+    let read = Config::from_env(|name| std::env::var(name).ok());
+    let config = read.map(|(config, _)| config).unwrap_or_default();
+    let most = config.max_inflight_ops.map_or(UNDER_WAY, |most| UNDER_WAY.min(most as usize));
+    most.min(config.slots as usize / 4)
 }
 
 /// The asking side.

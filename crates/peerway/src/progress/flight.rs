@@ -284,8 +284,9 @@ impl Driver {
             if has_pulls {
                 let mut cancel = Header::new(Kind::Cancel);
                 cancel.transfer = slot.to_bits().into();
-                // Its own answer is of no interest, only that of the pulls: it belongs to no slot.
-                let nobody = SlotId { index: slot.index, generation: slot.generation ^ u32::MAX };
+                // Its own answer is of no interest, only that of the pulls: it belongs to a transfer that is over.
+                let before = slot.generation.wrapping_sub(1);
+                let nobody = SlotId { index: slot.index, generation: before };
                 cancel.sequence = lane.remember(Kind::Cancel, nobody, Cursor::default(), 0).into();
                 lane.push(&cancel);
                 s.dirty = true;

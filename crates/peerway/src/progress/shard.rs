@@ -273,10 +273,9 @@ impl Shard {
         }
     }
 
-    /// Tells the service thread that somebody drives, or has posted what it will drive. Only that it changes is of interest, so who comes
-    /// at the same time may write the same.
+    /// Tells the service thread that somebody drives. Only that it changes is of interest, so who comes at the same time may write the same.
     #[inline]
-    pub(crate) fn note_lent(&self) {
+    fn note_lent(&self) {
         self.lent.store(self.lent.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 

@@ -11,7 +11,7 @@ use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use peerway::{Access, Batch, Endpoint, Peer, Pin, Prepared, Reason, Region};
+use peerway::{Access, Batch, Endpoint, Peer, Pin, Prepared, Reason, Region, Transfer};
 
 use support::{WATCHDOG, scripted};
 
@@ -87,6 +87,40 @@ impl World {
             assert_eq!(ended.reason, Reason::Done);
         }
     }
+
+    /// How long it takes until who sleeps for the end of a write that it has begun is woken.
+    fn begin_and_sleep(&self) -> Duration {
+        let transfer = self.there.begin().expect("it is posted");
+        let begun = Instant::now();
+        let unpark = Arc::new(Unpark(thread::current(), AtomicBool::new(false)));
+        if transfer.on_end(&Waker::from(unpark.clone())) {
+            while !unpark.1.load(Ordering::Acquire) {
+                assert!(begun.elapsed() < WATCHDOG, "nobody was woken");
+                thread::park_timeout(WATCHDOG);
+            }
+        }
+        assert_eq!(transfer.ended().expect("it has ended").reason, Reason::Done);
+        begun.elapsed()
+    }
+
+    /// As [`Self::drive`], but looks at what was posted only after many posts.
+    fn drive_rarely(&self, time: Duration) {
+        let begun = Instant::now();
+        let post = |_| {
+            let posted = Instant::now();
+            let transfer = self.there.begin().expect("it is posted");
+            while posted.elapsed() < Duration::from_micros(500) {
+                std::hint::spin_loop();
+            }
+            transfer
+        };
+        while begun.elapsed() < time {
+            let transfers: Vec<Transfer> = (0..32).map(post).collect();
+            for transfer in transfers {
+                assert_eq!(transfer.join().reason, Reason::Done);
+            }
+        }
+    }
 }
 
 /// The median of what `once` measures, each time after somebody has driven.
@@ -142,6 +176,29 @@ fn service_threads_sleep_while_others_drive() {
 }
 
 #[test]
+fn service_threads_sleep_while_others_post_and_look_later() {
+    if !scripted_alone("service_threads_sleep_while_others_post_and_look_later", "") {
+        return;
+    }
+    let world = World::new();
+    let woken = woken(|time| world.drive_rarely(time));
+    assert!(woken < FEW, "a service thread woke {woken} times");
+}
+
+#[test]
+fn who_begins_and_sleeps_is_no_lender() {
+    if !scripted_alone("who_begins_and_sleeps_is_no_lender", "latency=20us") {
+        return;
+    }
+    let world = World::new();
+    let mut times: Vec<Duration> = (0..200).map(|_| world.begin_and_sleep()).collect();
+    times.sort();
+    let told = times[times.len() / 2];
+    // A service thread that left it to others would look a millisecond later.
+    assert!(told < Duration::from_micros(700), "an end is told after {told:?}");
+}
+
+#[test]
 fn a_light_sleeper_hears_arrivals() {
     if !scripted_alone("a_light_sleeper_hears_arrivals", "") {
         return;
@@ -186,26 +243,17 @@ fn a_light_sleeper_wakes_who_awaits_a_transfer() {
     if !scripted_alone("a_light_sleeper_wakes_who_awaits_a_transfer", "latency=20us") {
         return;
     }
-    struct Unpark(Thread, AtomicBool);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.1.store(true, Ordering::Release);
-            self.0.unpark();
-        }
-    }
     let world = World::new();
-    let woken = median(&world, |_| {
-        let transfer = world.there.begin().expect("it is posted");
-        let begun = Instant::now();
-        let unpark = Arc::new(Unpark(thread::current(), AtomicBool::new(false)));
-        if transfer.on_end(&Waker::from(unpark.clone())) {
-            while !unpark.1.load(Ordering::Acquire) {
-                assert!(begun.elapsed() < WATCHDOG, "nobody was woken");
-                thread::park_timeout(WATCHDOG);
-            }
-        }
-        assert_eq!(transfer.ended().expect("it has ended").reason, Reason::Done);
-        begun.elapsed()
-    });
+    let woken = median(&world, |_| world.begin_and_sleep());
     assert!(woken < SOON, "who awaits a transfer is woken after {woken:?}");
+}
+
+/// Wakes a thread that is parked.
+struct Unpark(Thread, AtomicBool);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.1.store(true, Ordering::Release);
+        self.0.unpark();
+    }
 }

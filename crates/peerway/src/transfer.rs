@@ -550,6 +550,9 @@ fn post_by(
             if then == Then::Leaves && unseen {
                 session.shard.kick();
             } else {
+                if then == Then::Waits && by_device {
+                    session.shard.note_begun();
+                }
                 session.shard.kick_before(deadline);
             }
             Ok(running(None))

@@ -53,7 +53,7 @@ impl Shard {
     pub(super) fn serve(&self) {
         let (mut pauses, mut quiet) = (0, Quiet::default());
         let (mut pause_for, mut longest) = (LENT_PAUSE, LENT_PAUSE);
-        let mut lent_before = self.lent.load(Ordering::Relaxed);
+        let mut lent = (0, 0);
         while !self.stop.load(Ordering::SeqCst) {
             // Lenders of short transfers come and go, and by devices it is worth a moment to see that all is quiet.
             let looks = if longest == LENT_PAUSE { 1 } else { LOOKS };
@@ -65,12 +65,11 @@ impl Shard {
             };
             let Some(driver) = &mut seat.driver else { return };
             longest = if driver.is_by_devices() { LENT_PAUSE_BY_DEVICES } else { LENT_PAUSE };
-            let lent = self.lent.load(Ordering::Relaxed);
-            if lent != lent_before {
+            if self.is_lent(&mut lent) {
                 // Somebody drives now and then: watch from aside, so that not every arrival wakes two
                 // threads, and no post has to wake this one: that takes whoever posts 16 to 40 µs where
                 // cores are virtual.
-                (lent_before, pauses) = (lent, LENT_PAUSES);
+                pauses = LENT_PAUSES;
                 pause_for = (pause_for * 2).min(longest);
             }
             self.wake_up(driver);

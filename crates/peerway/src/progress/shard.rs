@@ -59,6 +59,10 @@ pub(crate) struct Shard {
     pub(super) lenders: AtomicU32,
     /// Raised whenever somebody lends itself, so that the service thread can tell.
     pub(super) lent: AtomicU32,
+    /// Raised whenever somebody posts what it says it will drive.
+    begun: AtomicU32,
+    /// Somebody sleeps for an end since the service thread last asked, so `begun` says nothing.
+    heeded: AtomicBool,
     /// The service thread sleeps lightly, or is about to.
     pub(super) light: AtomicBool,
     /// epoll woke somebody who has not driven since.
@@ -134,6 +138,8 @@ impl Shard {
             epoll,
             lenders: AtomicU32::new(0),
             lent: AtomicU32::new(0),
+            begun: AtomicU32::new(0),
+            heeded: AtomicBool::new(false),
             light: AtomicBool::new(false),
             rang: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -248,6 +254,7 @@ impl Shard {
 
     /// Somebody sleeps for the end of a transfer, whom only the service thread can wake: it must not sleep lightly.
     pub(crate) fn heed(&self) {
+        self.heeded.store(true, Ordering::Relaxed);
         // pairs with the one in `sleep_lightly`: either it sees the sleeper or we see it.
         fence(Ordering::SeqCst);
         if self.is_light() && !self.baton.is_inherited() {
@@ -273,10 +280,24 @@ impl Shard {
         }
     }
 
-    /// Tells the service thread that somebody drives. Only that it changes is of interest, so who comes at the same time may write the same.
+    /// Tells the service thread that somebody drives.
     #[inline]
     fn note_lent(&self) {
-        self.lent.store(self.lent.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        raise(&self.lent);
+    }
+
+    /// Tells it that somebody will drive what it has posted to devices, and looks when it likes: until then it needs no service thread.
+    #[inline]
+    pub(crate) fn note_begun(&self) {
+        raise(&self.begun);
+    }
+
+    /// Whether somebody drives since the last time, or has said that it will and does not sleep instead.
+    pub(super) fn is_lent(&self, seen: &mut (u32, u32)) -> bool {
+        let now = (self.lent.load(Ordering::Relaxed), self.begun.load(Ordering::Relaxed));
+        let (lent, begun) = (now.0 != seen.0, now.1 != seen.1);
+        *seen = now;
+        lent || (begun && !self.heeded.swap(false, Ordering::Relaxed))
     }
 
     /// One turn, if nobody else drives; whether anything happened.
@@ -443,6 +464,12 @@ impl Shard {
             }
         }
     }
+}
+
+/// Only that it changes is of interest, so who comes at the same time may write the same.
+#[inline]
+fn raise(count: &AtomicU32) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
 }
 
 /// Between two looks. Whoever spins on the core that its peer needs waits for itself, so after some

@@ -4,6 +4,8 @@
 //! state word is a futex: whoever ends a transfer wakes its waiters. A slot is reused only when it
 //! has ended, its handle is gone, and nothing of it can still touch memory.
 
+mod free;
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::task::Waker;
@@ -12,6 +14,7 @@ use std::time::Duration;
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence};
 
+use self::free::Free;
 use crate::clock;
 use crate::os::wake::{futex_wait, futex_wake};
 use crate::path::PathKind;
@@ -39,8 +42,6 @@ pub(crate) struct Slot {
     pub(crate) sent_at: AtomicU64,
     ended_at: AtomicU64,
     waker: Mutex<Option<Waker>>,
-    /// While it is free: the next free slot's index and one, or 0.
-    next_free: AtomicU32,
 }
 
 /// Times and bytes of a transfer.
@@ -59,9 +60,7 @@ pub struct TransferStats {
 /// All slots of an endpoint.
 pub(crate) struct Slots {
     slots: Box<[Slot]>,
-    /// The free slot that was used last, whose memory is in some cache: its index and one, or 0. Above that, how often it was
-    /// changed, so that nobody takes what has been taken and given back meanwhile for unchanged.
-    free: AtomicU64,
+    free: Free,
 }
 
 impl Slots {
@@ -77,11 +76,8 @@ impl Slots {
             sent_at: AtomicU64::new(0),
             ended_at: AtomicU64::new(0),
             waker: Mutex::new(None),
-            next_free: AtomicU32::new(0),
         };
-        let slots = Self { slots: (0..count).map(|_| slot()).collect(), free: AtomicU64::new(0) };
-        (0..count as u32).rev().for_each(|index| slots.give_back(index));
-        slots
+        Self { slots: (0..count).map(|_| slot()).collect(), free: Free::new(count as u32) }
     }
 
     /// How many there are.
@@ -91,7 +87,7 @@ impl Slots {
 
     /// Takes a slot, or `None` when all are in use.
     pub(crate) fn take(&self, total: u64, path: PathKind, now: u64) -> Option<SlotId> {
-        let index = self.take_free()?;
+        let index = self.free.take()?;
         let slot = &self.slots[index as usize];
         let generation = slot.generation.load(Ordering::Relaxed);
         slot.path.store(path as u8, Ordering::Relaxed);
@@ -247,39 +243,7 @@ impl Slots {
             let _place = slot.waker.lock().unwrap();
             slot.generation.store(next, Ordering::Relaxed);
         }
-        self.give_back(id.index);
-    }
-
-    #[inline]
-    fn take_free(&self) -> Option<u32> {
-        let mut first = self.free.load(Ordering::Acquire);
-        loop {
-            let index = (first as u32).checked_sub(1)?;
-            let next = self.slots[index as usize].next_free.load(Ordering::Relaxed);
-            // pairs with the one in `give_back`
-            match self.swap_free(first, next, Ordering::Acquire) {
-                Ok(_) => return Some(index),
-                Err(now) => first = now,
-            }
-        }
-    }
-
-    #[inline]
-    fn give_back(&self, index: u32) {
-        let mut first = self.free.load(Ordering::Relaxed);
-        loop {
-            self.slots[index as usize].next_free.store(first as u32, Ordering::Relaxed);
-            match self.swap_free(first, index + 1, Ordering::Release) {
-                Ok(_) => return,
-                Err(now) => first = now,
-            }
-        }
-    }
-
-    #[inline]
-    fn swap_free(&self, from: u64, to: u32, order: Ordering) -> Result<u64, u64> {
-        let changes = (from >> 32).wrapping_add(1) << 32;
-        self.free.compare_exchange_weak(from, changes | u64::from(to), order, Ordering::Acquire)
+        self.free.give_back(id.index);
     }
 }
 

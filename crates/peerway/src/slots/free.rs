@@ -1,0 +1,108 @@
+//! Numbers that nobody has: a stack, so that what was used last, and lies in some cache, is used next.
+
+#[cfg(all(test, loom))]
+use ::loom::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering;
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// See the module.
+pub(super) struct Free {
+    /// The topmost number and one, or 0. Above that, how often it was changed, so that nobody takes what has been taken and
+    /// given back meanwhile for unchanged.
+    top: AtomicU64,
+    /// For each number that is free, the next below it and one, or 0.
+    below: Box<[AtomicU32]>,
+}
+
+impl Free {
+    /// All numbers less than `count`, the least on top.
+    pub(super) fn new(count: u32) -> Self {
+        let below = (0..count).map(|_| AtomicU32::new(0)).collect();
+        let free = Self { top: AtomicU64::new(0), below };
+        (0..count).rev().for_each(|number| free.give_back(number));
+        free
+    }
+
+    #[inline]
+    pub(super) fn take(&self) -> Option<u32> {
+        let mut top = self.top.load(Ordering::Acquire);
+        loop {
+            let number = (top as u32).checked_sub(1)?;
+            // It may be another's by now and this its past: then the top has changed too.
+            let below = self.below[number as usize].load(Ordering::Relaxed);
+            match self.replace(top, below, Ordering::Acquire) {
+                Ok(_) => return Some(number),
+                Err(now) => top = now,
+            }
+        }
+    }
+
+    /// A number that was taken.
+    #[inline]
+    pub(super) fn give_back(&self, number: u32) {
+        let mut top = self.top.load(Ordering::Relaxed);
+        loop {
+            self.below[number as usize].store(top as u32, Ordering::Relaxed);
+            // pairs with the acquires in `take`: whoever has the number next sees what was done with it.
+            match self.replace(top, number + 1, Ordering::Release) {
+                Ok(_) => return,
+                Err(now) => top = now,
+            }
+        }
+    }
+
+    #[inline]
+    fn replace(&self, top: u64, with: u32, order: Ordering) -> Result<u64, u64> {
+        let changes = (top >> 32).wrapping_add(1) << 32;
+        self.top.compare_exchange_weak(top, changes | u64::from(with), order, Ordering::Acquire)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom {
+    //! `RUSTFLAGS="--cfg loom" cargo test -p peerway --release --lib slots::free::loom`
+
+    use std::sync::Arc;
+
+    use ::loom::thread;
+
+    use super::*;
+
+    /// Taking both and giving one back while another thread takes: the top is what it was, and what is below it is not.
+    #[test]
+    fn nobody_takes_what_another_has() {
+        ::loom::model(|| {
+            let free = Arc::new(Free::new(2));
+            let its = free.clone();
+            let other = thread::spawn(move || its.take());
+            let ours = [free.take(), free.take()];
+            if let Some(first) = ours[0] {
+                free.give_back(first);
+            }
+            let mut held = vec![other.join().unwrap(), ours[1], free.take(), free.take()];
+            held.retain(Option::is_some);
+            held.sort();
+            assert_eq!(held, [Some(0), Some(1)]);
+        });
+    }
+
+    /// What was written before a number was given back is seen by who takes it.
+    #[test]
+    fn who_takes_a_number_sees_what_its_last_holder_did() {
+        ::loom::model(|| {
+            let free = Arc::new(Free::new(1));
+            let written = Arc::new(AtomicU32::new(0));
+            let number = free.take().unwrap();
+            let (its, there) = (free.clone(), written.clone());
+            let other = thread::spawn(move || {
+                if its.take().is_some() {
+                    assert_eq!(there.load(Ordering::Relaxed), 1);
+                }
+            });
+            written.store(1, Ordering::Relaxed);
+            free.give_back(number);
+            other.join().unwrap();
+        });
+    }
+}

@@ -1,7 +1,7 @@
 //! Revoking under traffic.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use peerway::{Access, Batch, Reason};
@@ -70,7 +70,11 @@ pub(crate) fn many(world: &World) -> Result<Verdict> {
     memory::fill_all(&ours, 2)?;
     let (mut done, mut revoked) = (0, 0);
     let until = Instant::now() + world.profile.detect * 2;
-    while Instant::now() < until {
+    // From less than a write takes to many times that, whatever the device.
+    for pause in [3, 6, 12, 24, 48].into_iter().cycle().map(Duration::from_millis) {
+        if Instant::now() >= until {
+            break;
+        }
         let descriptor = pair.b.advertise("r", Access::READ_WRITE)?;
         let remote = pair.peer.import(&descriptor)?;
         let stop = AtomicBool::new(false);
@@ -90,7 +94,7 @@ pub(crate) fn many(world: &World) -> Result<Verdict> {
                 }
                 Ok(counts)
             });
-            std::thread::sleep(std::time::Duration::from_millis(3));
+            std::thread::sleep(pause);
             let fence = pair.b.ask("revoke r");
             let same = pair.b.ask("stays r 20");
             stop.store(true, Ordering::SeqCst);

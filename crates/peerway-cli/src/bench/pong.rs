@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Writes after which their ends are looked at, all together: each look costs as much for one as for many.
 const UNDER_WAY: usize = 32;
-/// Up to this size a write is sent or copied by the call that posts it.
+/// Up to this size a write goes on while its poster waits for the answer: it is posted or copied by the call, or sent by who waits.
 const SMALL: u64 = 64 << 10;
 
 /// Looks at a byte between two looks at the clock.

@@ -206,6 +206,11 @@ impl<T> Regions<T> {
 }
 
 impl Work {
+    /// The local regions.
+    pub(crate) fn locals(&self) -> &[Arc<RegionInner>] {
+        self.locals.as_slice()
+    }
+
     pub(crate) fn range(local: &LocalSlice, remote: &RemoteSlice) -> Result<Self, WorkError> {
         let memory = &local.region.handle.memory;
         let pair = Pair {

@@ -256,7 +256,7 @@ impl Endpoint {
         self.check_range(ptr, len)?;
         let located = gpu::gpus()?.locate(ptr as u64, len as u64)?;
         let memory = RegionInner::new(ptr, len, backing, Some(located));
-        Ok(Region::new(Arc::downgrade(self.inner()), memory))
+        Ok(Region::new(self.inner(), memory))
     }
 
     /// Allocates zeroed memory that local peers can map: the fastest path there is.
@@ -292,7 +292,7 @@ impl Endpoint {
         self.check_range(ptr, len)?;
         let located = gpu::locate_if_gpu(ptr as u64, len as u64)?;
         let memory = RegionInner::new(ptr, len, backing, located);
-        Ok(Region::new(Arc::downgrade(self.inner()), memory))
+        Ok(Region::new(self.inner(), memory))
     }
 
     /// The oldest notification, if there is one.

@@ -9,17 +9,17 @@ use std::time::Duration;
 use peerway_core::config::Config;
 use peerway_core::ids::{Incarnation, SlotId};
 use peerway_core::metadata::Metadata;
-use peerway_core::outcome::Fence;
 
 use crate::address::Rail;
 use crate::batch::{Tail, Work};
 use crate::clock;
 use crate::error::{AcceptError, ConnectError, PostError, RegisterError};
 use crate::inbox::{Inbox, Notification};
-use crate::memory::grants::{Grant, Grants};
+use crate::memory::grants::Grants;
 use crate::os::process;
 use crate::peers::Peers;
 use crate::progress::crew::Crew;
+use crate::progress::shard::Command;
 use crate::session::Session;
 use crate::shards::Shards;
 use crate::slots::Slots;
@@ -45,7 +45,6 @@ pub(crate) struct Inner {
     pub(crate) shards: Shards,
     pub(crate) peers: Mutex<Peers>,
     pub(crate) peers_changed: Condvar,
-    quarantine: Mutex<Vec<Arc<Grant>>>,
     closed: AtomicBool,
     fork_generation: u32,
 }
@@ -109,7 +108,6 @@ impl Inner {
             shards: Shards::default(),
             peers: Mutex::default(),
             peers_changed: Condvar::new(),
-            quarantine: Mutex::default(),
             closed: AtomicBool::new(false),
             fork_generation: process::fork_generation(),
             config,
@@ -135,45 +133,11 @@ impl Inner {
         if self.closed.load(Ordering::Relaxed) { Err(Unusable::Closed) } else { Ok(()) }
     }
 
-    /// Ends advertisements without waiting.
-    pub(crate) fn bar(&self, grants: &[Arc<Grant>]) {
-        // Gates in shared segments are the parent's, not an inherited copy's.
-        if process::fork_generation() != self.fork_generation {
-            return;
+    /// Has every driver leave the gates of barred grants that it holds for slow readers.
+    pub(crate) fn leave_barred_gates(&self) {
+        for shard in self.shards.all() {
+            shard.submit(Command::LeaveBarredGates);
         }
-        for grant in grants {
-            self.grants.remove(grant.id);
-            grant.bar();
-        }
-        let busy = grants.iter().filter(|grant| !grant.release_if_quiet()).cloned();
-        self.quarantine.lock().unwrap().extend(busy);
-    }
-
-    /// Ends advertisements and waits until nobody is inside them.
-    pub(crate) fn revoke(&self, grants: &[Arc<Grant>]) -> Fence {
-        if process::fork_generation() != self.fork_generation {
-            return Fence::Open;
-        }
-        self.bar(grants);
-        let deadline = clock::after(clock::now(), self.config.fence);
-        let mut pause = Duration::from_micros(1);
-        loop {
-            if grants.iter().all(|grant| grant.is_quiet()) {
-                self.sweep_quarantine();
-                return Fence::Held;
-            }
-            if clock::now() >= deadline {
-                return Fence::Open;
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(1));
-        }
-    }
-
-    /// Lets go of revoked memory that peers have left by now.
-    pub(crate) fn sweep_quarantine(&self) {
-        let mut quarantine = self.quarantine.lock().unwrap();
-        quarantine.retain(|grant| !grant.release_if_quiet());
     }
 
     /// Has a lane deliver what follows a transfer that was copied directly.

@@ -35,6 +35,7 @@ mod slots;
 mod staged;
 mod transfer;
 mod transport;
+mod worker;
 
 pub use batch::{Batch, Class, Direction};
 pub use builder::Builder;
@@ -43,6 +44,7 @@ pub use error::{
     AcceptError, BuildError, ConnectError, Error, ImportError, PostError, RdmaError, RegisterError,
 };
 pub use inbox::Notification;
+pub use memory::quarantine::{QuarantineStats, quarantine};
 pub use memory::{
     LocalBlocks, LocalSlice, OwnedMemory, Region, RemoteBlocks, RemoteRegion, RemoteSlice,
     SharedMemory,

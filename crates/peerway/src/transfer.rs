@@ -21,7 +21,7 @@ use crate::inner::{Inner, Unusable};
 use crate::memory::Direct;
 use crate::os::copy::CopyKind;
 use crate::path::PathKind;
-use crate::progress::crew::{Haste, Job, QUANTUM};
+use crate::progress::crew::{Haste, Job};
 use crate::progress::driver::INLINE_SEND;
 use crate::progress::flight::{Flight, Route, StagedFlight};
 use crate::progress::shard::Command;
@@ -34,9 +34,11 @@ use crate::transport::gpu::{GpuJob, UserStream};
 const INLINE_COPY: u64 = 64 << 10;
 /// Fewer pieces than this in an inline copy, so that posting stays quick.
 const INLINE_ITEMS: usize = 64;
-/// Writes up to this size are put into the peer's memory by CMA, as reads are fetched: nobody there has to be woken. Beyond it the peer pulls,
-/// with two threads, and can answer for every byte. Measured at 1 MiB: 62 to 86 µs, where a pull takes 114 to 139.
-const PUSH_BYTES: u64 = 2 * QUANTUM;
+/// Writes up to this size, in up to so many pieces, are put into the peer's memory by this process,
+/// which need not wake the peer. The kernel copies each piece twice for it and takes a call for each
+/// (see `os/cma.rs`), so the peer pulls what is larger or more scattered.
+const PUSH_BYTES: u64 = 64 << 10;
+const PUSH_PIECES: usize = 16;
 /// Writes up to this size go through the ring even where the peer could pull them: measured with `bench`,
 /// 1.4 to 2.2 µs against 2.3 to 3.3 at 256 B, 2.5 against 3.5 at 4 KiB, 4.7 against 4.2 at 16 KiB.
 const RING_BYTES: u64 = 8 << 10;
@@ -332,7 +334,8 @@ fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -
         let kind = if shared { PathKind::GpuIpc } else { PathKind::SameProcess };
         return Way::Gpu(kind);
     }
-    let by_cma = direction == Direction::Read || work.shape.total() <= PUSH_BYTES;
+    let is_pushed = || work.shape.total() <= PUSH_BYTES && work.shape.items() <= PUSH_PIECES;
+    let by_cma = direction == Direction::Read || is_pushed();
     let direct = remotes.iter().all(|remote| match &remote.direct {
         Direct::SameProcess { .. } | Direct::Mapped { .. } => true,
         Direct::Cma { .. } => by_cma,

@@ -17,9 +17,9 @@ use peerway_sys::cuda::{CudaError, Mapped, Physical, Plain, Shared};
 
 use super::device::Device;
 use super::share::{self, Imported};
-use super::worker::REAPER;
 use super::{GpuError, gpus};
 use crate::memory::OwnedMemory;
+use crate::worker::REAPER;
 
 /// Memory of a GPU, allocated so that other processes can map it. Cheap to clone; freed with the last clone, after
 /// the work that the process has given to the GPU.

@@ -23,7 +23,6 @@ mod pinned;
 pub(crate) mod share;
 pub(crate) mod staging;
 pub(crate) mod stream;
-mod worker;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -319,11 +318,6 @@ impl Located {
         let now = Pointer::of(self.device.gpu.cuda(), address);
         matches!(now, Ok(Pointer::Device { buffer, .. }) if buffer == self.allocation.buffer)
     }
-}
-
-/// Has GPU memory freed by a thread that may wait for the GPU.
-pub(crate) fn free_later(free: impl FnOnce() + Send + 'static) {
-    worker::REAPER.run(free);
 }
 
 /// Where the memory is if it is a GPU's. Where nothing in the process uses a GPU it is not, and nothing is asked.

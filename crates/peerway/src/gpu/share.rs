@@ -10,9 +10,9 @@ use peerway_sys::cuda::ffi::{CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX
 use peerway_sys::cuda::{CudaError, Exported, Mapped, Opened, Physical, Shared};
 
 use super::device::Device;
-use super::worker::REAPER;
 use super::{Allocation, Located, in_use};
 use crate::memory::gate::GateRef;
+use crate::worker::REAPER;
 
 /// Allocations of a peer that stay open for the next import, the last used first.
 const KEPT: usize = 16;

@@ -16,12 +16,12 @@ use peerway_sys::cuda::ffi::{CUhostFn, CUstream};
 
 use super::GpuError;
 use super::device::{FLAGS, Flag, Mark, RAISED};
-use super::worker::CALLER;
 use crate::clock;
 use crate::error::PostError;
 use crate::peer::Prepared;
 use crate::transfer::Transfer;
 use crate::transport::gpu::UserStream;
+use crate::worker::CALLER;
 
 /// A transfer that was put into a stream, by [`Prepared::enqueue`].
 ///

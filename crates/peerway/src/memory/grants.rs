@@ -138,6 +138,14 @@ impl Grant {
         quiet
     }
 
+    /// The peers that are inside, as text for a log.
+    pub(crate) fn inside(&self) -> String {
+        let exports = self.exports.lock().unwrap();
+        let is_inside = |e: &&Export| !e.gate.gate().is_empty() && !e.session.is_process_dead();
+        let names = exports.iter().filter(is_inside).map(|e| format!("peer {}", e.session.addr));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     /// Whether nobody is inside any more. A dead peer's count is void.
     pub(crate) fn is_quiet(&self) -> bool {
         let quiet = |e: &Export| e.gate.gate().is_empty() || e.session.is_process_dead();
@@ -209,12 +217,14 @@ impl Grants {
     /// Forgets an advertisement. Its slot is reused under another generation.
     pub(crate) fn remove(&self, id: SlotId) {
         let mut table = self.table.write().unwrap();
-        if let Some(slot) = table.slots.get_mut(id.index as usize)
-            && slot.0 == id.generation
-            && slot.1.take().is_some()
-        {
+        let slot = table.slots.get_mut(id.index as usize).filter(|slot| slot.0 == id.generation);
+        let grant = slot.and_then(|slot| slot.1.take());
+        if grant.is_some() {
             table.free.push(id.index);
         }
+        // The last reference to a grant frees its memory, which must not happen under the lock.
+        drop(table);
+        drop(grant);
     }
 
     /// The grant that a request from `peer` may use in this way.

@@ -2,6 +2,7 @@
 
 pub(crate) mod gate;
 pub(crate) mod grants;
+pub(crate) mod quarantine;
 mod region;
 mod remote;
 mod shared;

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use peerway_core::descriptor::{DESCRIPTOR_LEN, Descriptor};
 use peerway_core::ids::Incarnation;
@@ -16,16 +17,20 @@ use peerway_core::region::{Access, MemoryKind, Span};
 use peerway_core::work::{Blocks, Side, WorkError};
 use peerway_sys::cuda::{CudaError, Pointer};
 
+use crate::clock;
 use crate::error::RegisterError;
 use crate::gpu::device::Device;
 use crate::gpu::pin::{self, Pin};
 use crate::gpu::{self, Located};
 use crate::inner::Inner;
 use crate::memory::grants::Grant;
+use crate::memory::quarantine;
 use crate::memory::shared::SharedMemory;
+use crate::os::process;
 use crate::peer::Peer;
 use crate::transport::verbs::Rdma;
 use crate::transport::verbs::keys::{Keeper, Registration};
+use crate::worker::REAPER;
 
 /// Memory whose address does not move while it is owned.
 ///
@@ -64,7 +69,18 @@ pub struct Region {
 pub(crate) struct Handle {
     pub(crate) memory: Arc<RegionInner>,
     endpoint: Weak<Inner>,
-    grants: Mutex<HashMap<Asked, Arc<Grant>>>,
+    /// How long a revoke waits, also when the endpoint is gone.
+    fence: Duration,
+    fork_generation: u32,
+    advertised: Mutex<Advertised>,
+}
+
+/// The grants of a region.
+#[derive(Default)]
+struct Advertised {
+    live: HashMap<Asked, Arc<Grant>>,
+    /// Revoked, and a peer was still inside when that was last looked at.
+    barred: Vec<Arc<Grant>>,
 }
 
 /// What an advertisement was asked for: offset, length, rights, and for whom.
@@ -106,18 +122,12 @@ pub(crate) enum Backing {
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
-        if self.gpu.is_none() {
-            return;
-        }
-        // To free GPU memory waits for the GPU. The last to let go may be whoever drives lanes, who may not, and the GPU may
-        // be waiting for that.
-        let registered = self.registered.take();
-        let backing = std::mem::replace(&mut self.backing, Backing::Raw);
-        if !matches!(backing, Backing::Raw) {
-            gpu::free_later(move || {
-                drop(registered);
-                drop(backing);
-            });
+        // The last reference may be the driver's, under its lock. Freeing GPU memory waits for the
+        // GPU, which may wait for the driver; the destructor of a caller's memory may call into the
+        // engine. A thread that holds no lock runs both.
+        let is_foreign = matches!(self.backing, Backing::Owned { .. });
+        if is_foreign || (self.gpu.is_some() && !matches!(self.backing, Backing::Raw)) {
+            REAPER.run(self.take_memory());
         }
     }
 }
@@ -133,6 +143,18 @@ impl RegionInner {
         let (registered, alive, pinned) = (OnceLock::new(), Arc::new(()), OnceLock::new());
         let pin = Pin::default();
         Arc::new(Self { ptr, len, registered, alive, gpu, pinned, pin, backing })
+    }
+
+    /// The memory with all that is to be given back before it, as a function that does so.
+    fn take_memory(&mut self) -> impl FnOnce() + Send + 'static {
+        let registered = self.registered.take();
+        let pin = std::mem::take(&mut self.pin);
+        let backing = std::mem::replace(&mut self.backing, Backing::Raw);
+        move || {
+            drop(registered);
+            drop(pin);
+            drop(backing);
+        }
     }
 
     /// The GPU whose memory it is.
@@ -220,8 +242,15 @@ impl RegionInner {
 }
 
 impl Region {
-    pub(crate) fn new(endpoint: Weak<Inner>, memory: Arc<RegionInner>) -> Self {
-        Self { handle: Arc::new(Handle { memory, endpoint, grants: Mutex::default() }) }
+    pub(crate) fn new(endpoint: &Arc<Inner>, memory: Arc<RegionInner>) -> Self {
+        let handle = Handle {
+            memory,
+            endpoint: Arc::downgrade(endpoint),
+            fence: endpoint.config.fence,
+            fork_generation: process::fork_generation(),
+            advertised: Mutex::default(),
+        };
+        Self { handle: Arc::new(handle) }
     }
 
     /// Bytes in the region.
@@ -357,17 +386,18 @@ impl Region {
             return Err(RegisterError::Outside { offset: span.offset, len: span.len });
         }
         let bound = to.map(|peer| peer.incarnation());
-        let mut grants = self.handle.grants.lock().unwrap();
+        let mut advertised = self.handle.advertised.lock().unwrap();
         let asked = (span.offset, span.len, access, bound);
-        let grant = match grants.get(&asked).filter(|grant| grant.is_live()) {
+        let grant = match advertised.live.get(&asked).filter(|grant| grant.is_live()) {
             Some(grant) => grant.clone(),
             None => {
                 let memory = self.handle.memory.clone();
                 let grant = endpoint.grants.add(memory, span, access, bound)?;
-                grants.insert(asked, grant.clone());
+                advertised.live.insert(asked, grant.clone());
                 grant
             }
         };
+        drop(advertised);
         let base = self.addr() + span.offset;
         let who = &endpoint.incarnation;
         Ok(Descriptor::new(who, grant.id, grant.token, access, base, span.len).to_bytes())
@@ -376,15 +406,25 @@ impl Region {
     /// Ends every advertisement of this region and waits until nothing more happens through them.
     ///
     /// `Held`: no peer touches the region any more. `Open`: a peer that is stopped (or lies) may
-    /// still be inside it after the fence deadline; the memory stays allocated until that peer goes
-    /// on or dies. The region can be advertised anew afterwards, under new descriptors.
+    /// still be inside it after the fence deadline. The memory is in quarantine then: it stays
+    /// allocated until that peer goes on or dies, even if the region and its endpoint are dropped
+    /// (see [`quarantine`](crate::quarantine)). Another call waits again and says how it stands by
+    /// then. The region can be advertised anew afterwards, under new descriptors.
     pub fn revoke(&self) -> Fence {
-        let grants = std::mem::take(&mut *self.handle.grants.lock().unwrap());
-        let grants: Vec<Arc<Grant>> = grants.into_values().collect();
-        match self.handle.endpoint.upgrade() {
-            Some(endpoint) => endpoint.revoke(&grants),
-            None => Fence::Held,
+        let handle = &*self.handle;
+        let Some(grants) = handle.bar() else { return Fence::Open };
+        let deadline = clock::after(clock::now(), handle.fence);
+        let mut pause = Duration::from_micros(1);
+        while !grants.iter().all(|grant| grant.release_if_quiet()) {
+            if clock::now() >= deadline {
+                handle.quarantine(&grants);
+                return Fence::Open;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
         }
+        handle.advertised.lock().unwrap().barred.retain(|grant| !grant.is_quiet());
+        Fence::Held
     }
 }
 
@@ -394,12 +434,52 @@ impl fmt::Debug for Region {
     }
 }
 
+impl Handle {
+    /// Bars every grant, without waiting for peers inside. `None` in a forked child: gates in
+    /// shared segments are the parent's.
+    fn bar(&self) -> Option<Vec<Arc<Grant>>> {
+        if process::fork_generation() != self.fork_generation {
+            return None;
+        }
+        let mut advertised = self.advertised.lock().unwrap();
+        let live = std::mem::take(&mut advertised.live);
+        advertised.barred.extend(live.into_values());
+        let grants = advertised.barred.clone();
+        drop(advertised);
+        let endpoint = self.endpoint.upgrade();
+        for grant in &grants {
+            if let Some(endpoint) = &endpoint {
+                endpoint.grants.remove(grant.id);
+            }
+            grant.bar();
+        }
+        if let Some(endpoint) = endpoint
+            && grants.iter().any(|grant| !grant.is_quiet())
+        {
+            endpoint.leave_barred_gates();
+        }
+        Some(grants)
+    }
+
+    /// Keeps the memory of grants that a peer is still inside.
+    fn quarantine(&self, grants: &[Arc<Grant>]) {
+        for grant in grants.iter().filter(|grant| !grant.release_if_quiet()) {
+            quarantine::keep_grant(grant.clone(), self.fence);
+        }
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
-        let grants = std::mem::take(self.grants.get_mut().unwrap_or_else(|e| e.into_inner()));
-        let grants: Vec<Arc<Grant>> = grants.into_values().collect();
-        if let Some(endpoint) = self.endpoint.upgrade() {
-            endpoint.bar(&grants);
+        if let Some(grants) = self.bar() {
+            self.quarantine(&grants);
+        }
+        *self.advertised.get_mut().unwrap_or_else(|e| e.into_inner()) = Advertised::default();
+        // Where nothing else refers to the memory it is freed here, by the caller's thread.
+        if let Some(memory) = Arc::get_mut(&mut self.memory)
+            && memory.gpu.is_none()
+        {
+            memory.take_memory()();
         }
     }
 }

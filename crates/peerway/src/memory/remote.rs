@@ -14,6 +14,7 @@ use crate::gpu::share::Offered;
 use crate::memory::gate::GateRef;
 use crate::memory::grants::Grant;
 use crate::memory::region::range_len;
+use crate::os::cma;
 use crate::os::shm::Mapping;
 use crate::path::PathKind;
 use crate::session::Session;
@@ -52,7 +53,7 @@ pub(crate) enum Direct {
     /// It is mapped here.
     Mapped { pin: Pin, mapping: Arc<Mapping>, offset: usize, gate: GateRef },
     /// The kernel copies from it on our behalf.
-    Cma { pid: u32, base: u64, gate: GateRef },
+    Cma { memory: Arc<cma::Memory>, base: u64, gate: GateRef },
     /// It is memory of a GPU that we may map.
     Gpu(Box<Offered>),
 }

@@ -138,40 +138,57 @@ fn namespace(kind: &str) -> u64 {
 
 /// The random id of this process; a forked child gets its own.
 fn process_id() -> [u8; 16] {
-    struct Identity {
-        generation: u32,
-        id: [u8; 16],
-    }
-    static IDENTITY: AtomicPtr<Identity> = AtomicPtr::new(ptr::null_mut());
+    static IDENTITY: PerProcess<[u8; 16]> = PerProcess::new();
+    *IDENTITY.get(|| {
+        let mut id = [0; 16];
+        if getrandom::fill(&mut id).is_err() {
+            // No entropy at all: the time and the pid still tell this process from its neighbours.
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+            id[..8].copy_from_slice(&((now.tv_sec << 30) ^ now.tv_nsec).to_ne_bytes());
+            id[8..12].copy_from_slice(&std::process::id().to_ne_bytes());
+        }
+        id
+    })
+}
 
-    watch_forks();
-    let generation = fork_generation();
-    let old = IDENTITY.load(Ordering::Acquire);
-    // SAFETY: a pointer stored in IDENTITY comes from a leaked box: never freed, never changed.
-    if let Some(old) = unsafe { old.as_ref() }
-        && old.generation == generation
-    {
-        return old.id;
+/// A static value of one process. A forked child makes its own and never touches the parent's,
+/// whose locks may have been held by threads that the child does not have.
+pub(crate) struct PerProcess<T: 'static>(AtomicPtr<Made<T>>);
+
+struct Made<T> {
+    generation: u32,
+    value: T,
+}
+
+impl<T: Send + Sync> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
     }
-    let mut id = [0; 16];
-    if getrandom::fill(&mut id).is_err() {
-        // No entropy at all: the time and the pid still tell this process from its neighbours.
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        id[..8].copy_from_slice(&((now.tv_sec << 30) ^ now.tv_nsec).to_ne_bytes());
-        id[8..12].copy_from_slice(&std::process::id().to_ne_bytes());
-    }
-    // Leaked on purpose, once per process and fork: a reader may hold it, and no lock may guard it.
-    let new = Box::into_raw(Box::new(Identity { generation, id }));
-    // pairs with the Acquire loads: the identity is written before its address is seen.
-    match IDENTITY.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => id,
-        Err(winner) => {
-            // SAFETY: `new` was never shared, so it is still ours; `winner` is a leaked box as above and
-            // not null, since pointers in IDENTITY are only ever replaced by such.
-            unsafe {
+
+    /// The value of this process, made by `make` where there is none yet. Of two threads that make
+    /// one at the same time, one value is dropped.
+    pub(crate) fn get(&'static self, make: impl FnOnce() -> T) -> &'static T {
+        watch_forks();
+        let generation = fork_generation();
+        // pairs with the exchange below: the value is written before its address is seen.
+        let old = self.0.load(Ordering::Acquire);
+        // SAFETY: a pointer stored here comes from a leaked box: never freed, only shared.
+        if let Some(made) = unsafe { old.as_ref() }
+            && made.generation == generation
+        {
+            return &made.value;
+        }
+        // Leaked on purpose, once per process: readers hold it, and no lock may guard it.
+        let new = Box::into_raw(Box::new(Made { generation, value: make() }));
+        match self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: leaked just now, and shared from here on.
+            Ok(_) => unsafe { &(*new).value },
+            // SAFETY: `new` was never shared, so it is still ours; `winner` is a leaked box and not
+            // null, since pointers here are only ever replaced by such.
+            Err(winner) => unsafe {
                 drop(Box::from_raw(new));
-                (*winner).id
-            }
+                &(*winner).value
+            },
         }
     }
 }

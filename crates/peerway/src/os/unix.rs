@@ -36,6 +36,8 @@ pub(crate) struct Packet {
 #[derive(Debug)]
 pub(crate) enum Received {
     Packet(Packet),
+    /// A packet whose descriptors were lost: this process can open no more files.
+    Cut(Vec<u8>),
     WouldBlock,
     Closed,
 }
@@ -126,7 +128,8 @@ pub(crate) fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -
 }
 
 /// Takes one packet. One longer than [`MAX_BYTES`], or with more than [`MAX_FDS`] descriptors, is
-/// `InvalidData`, and what came with it is closed.
+/// `InvalidData`, and what came with it is closed. Any other error is one of this process and says
+/// nothing about the peer.
 pub(crate) fn recv(sock: BorrowedFd<'_>) -> io::Result<Received> {
     let mut bytes = vec![0; MAX_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -147,15 +150,18 @@ pub(crate) fn recv(sock: BorrowedFd<'_>) -> io::Result<Received> {
             fds.extend(rights);
         }
     }
+    let is_cut = got.flags.contains(ReturnFlags::CTRUNC);
     // Counted as well, since alignment may leave room for one more in the buffer.
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
+    let too_many = fds.len() > MAX_FDS || (is_cut && fds.len() == MAX_FDS);
+    if got.flags.contains(ReturnFlags::TRUNC) || too_many {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "packet longer than allowed"));
     }
     if got.bytes == 0 {
         return Ok(Received::Closed);
     }
     bytes.truncate(got.bytes);
-    Ok(Received::Packet(Packet { bytes, fds }))
+    // The kernel cuts a message with descriptors that it cannot install in this process.
+    Ok(if is_cut { Received::Cut(bytes) } else { Received::Packet(Packet { bytes, fds }) })
 }
 
 fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {

@@ -18,12 +18,13 @@ use peerway_sys::verbs::ffi::ibv_wc;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::ending::{Gone, LaneEnd};
-use super::flight::Flight;
+use super::flight::{Flight, Route};
 use super::queues::{POLL, Reopening};
 use super::shard::{Command, Shard};
 use super::timers::TICK;
 use crate::clock;
 use crate::inner::Inner;
+use crate::memory::quarantine;
 use crate::os::unix::{self, Received};
 use crate::peers::Claim;
 use crate::progress::crew::Job;
@@ -271,6 +272,17 @@ impl Driver {
             let fence = if held { Fence::Held } else { Fence::Open };
             self.endpoint.slots.end(slot, Ended { reason, fence });
         }
+        // A peer that pulls reads the source by itself, whether or not this endpoint exists.
+        let fence = self.endpoint.config.fence;
+        for flight in self.flights.iter_mut().filter_map(Option::take) {
+            if flight.route == Route::Pull
+                && flight.unanswered > 0
+                && let Some(work) = flight.work
+            {
+                quarantine::keep_source(flight.session, work, fence);
+            }
+        }
+        self.active.clear();
     }
 
     /// Carries out one command.
@@ -301,7 +313,19 @@ impl Driver {
             Command::Gone { session } => {
                 self.with(&session, |driver, s| driver.bury(s, Gone::Closed));
             }
+            Command::LeaveBarredGates => self.leave_barred_gates(),
             Command::Pulled { session, origin, result } => self.pulled(&session, origin, result),
+        }
+    }
+
+    /// A peer that does not read keeps a frame with granted memory waiting in a lane, and with it
+    /// the grant's gate. The owner has barred some grants: their frames go on from private copies,
+    /// at most one frame a lane.
+    fn leave_barred_gates(&mut self) {
+        for session in self.sessions.iter_mut().flatten() {
+            for lane in session.lanes.iter_mut().flatten() {
+                lane.copy_barred_reply();
+            }
         }
     }
 
@@ -574,20 +598,36 @@ impl Driver {
 
     fn link_spoke(&mut self, s: &mut SessionDriver) {
         let Some(link) = &s.session.link else { return };
-        loop {
+        let request = |bytes: &[u8]| bytes.first_chunk().map(|b| u64::from_le_bytes(*b));
+        let gone = loop {
             match unix::recv(link.socket.as_fd()) {
                 Ok(Received::Packet(mut packet)) => {
-                    let request = packet.bytes.first_chunk().map(|b| u64::from_le_bytes(*b));
-                    if let (Some(request), Some(fd)) = (request, packet.fds.pop()) {
+                    if let (Some(request), Some(fd)) = (request(&packet.bytes), packet.fds.pop()) {
                         s.session.imports.descriptor_came(request, fd);
                     }
                 }
+                Ok(Received::Cut(bytes)) => {
+                    tracing::warn!(
+                        peer = %s.session.addr,
+                        "a descriptor from this peer was lost: this process can open no more files \
+                         (ulimit -n); the import that asked for it fails"
+                    );
+                    if let Some(request) = request(&bytes) {
+                        s.session.imports.descriptor_lost(request);
+                    }
+                }
                 Ok(Received::WouldBlock) => return,
-                Ok(Received::Closed) | Err(_) => break,
+                // The peer closes its end with the last of the session: it applies nothing more.
+                Ok(Received::Closed) => break Gone::LetGo,
+                // An error of this process proves nothing about the peer.
+                Err(error) => {
+                    tracing::warn!(peer = %s.session.addr, %error, "the local link failed");
+                    let _ = epoll::delete(&self.shard.epoll, link.socket.as_fd());
+                    break Gone::Closed;
+                }
             }
-        }
-        // Its end of the link goes with the last of the session: nothing more is applied there.
-        self.bury(s, Gone::LetGo);
+        };
+        self.bury(s, gone);
     }
 
     /// Sends what the sessions that have something to send can send now.

@@ -375,13 +375,14 @@ impl Driver {
             return Err(nonsense(FrameError::Order));
         }
         let found = self.find(s, lane, head, Access::WRITE, runs);
-        let pid = s.session.link.as_ref().map_or(0, |link| link.pid);
-        let (grant, here) = match found {
-            Ok(found) if s.session.reach.we_pull && pid != 0 && found.0.memory.gpu.is_none() => {
-                found
+        let link = s.session.link.as_ref();
+        let memory = link.and_then(|link| link.memory(&s.session.reach)).cloned();
+        let (grant, here, memory) = match (found, memory) {
+            (Ok((grant, here)), Some(memory)) if grant.memory.gpu.is_none() => {
+                (grant, here, memory)
             }
-            Ok(_) => return refuse_pull(lane, sequence, TransferError::RemoteAccess),
-            Err(error) => return refuse_pull(lane, sequence, error),
+            (Ok(_), _) => return refuse_pull(lane, sequence, TransferError::RemoteAccess),
+            (Err(error), _) => return refuse_pull(lane, sequence, error),
         };
         let mut there = lane.spare.pop().unwrap_or_default();
         there.clear();
@@ -390,7 +391,7 @@ impl Driver {
         lane.applied.take(sequence);
         s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
         if total <= INLINE_PULL {
-            let result = pull::copy(&s.session, &grant, pid, &here, &there);
+            let result = pull::copy(&s.session, &grant, &memory, &here, &there);
             let result = result.and_then(|()| self.count(head.counts()));
             // The answer says more than an acknowledgement would, but not of the frames before it.
             if lane.ack_sent + 1 == sequence {
@@ -412,7 +413,7 @@ impl Driver {
                 counts: head.counts(),
             },
             grant,
-            pid,
+            memory,
             here,
             there,
             state: Default::default(),

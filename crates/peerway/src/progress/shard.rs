@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Remove { session: Arc<Session> },
     /// Bury a session whose peer is gone.
     Gone { session: Arc<Session> },
+    /// Leave the gates of barred grants that are held for slow readers.
+    LeaveBarredGates,
     /// A pull by the crew is over.
     Pulled { session: Arc<Session>, origin: Origin, result: Result<(), TransferError> },
 }

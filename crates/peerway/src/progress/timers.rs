@@ -53,7 +53,6 @@ impl Driver {
                 _ => {}
             }
         }
-        self.endpoint.sweep_quarantine();
         if let Some(door) = &mut self.door {
             door.sweep(now);
             door.wake_listeners(&self.shard);

@@ -358,6 +358,12 @@ impl Door {
             Ok(Received::WouldBlock) => {
                 self.local_pending.insert(id, (socket, deadline));
             }
+            Ok(Received::Cut(_)) => {
+                tracing::warn!(
+                    "a local peer's descriptors were lost: this process can open no more files \
+                     (ulimit -n); the peer connects by TCP"
+                );
+            }
             Ok(Received::Closed) | Err(_) => {}
         }
     }
@@ -373,10 +379,14 @@ impl Door {
         let [segment, own, theirs]: [OwnedFd; 3] = packet.fds.try_into().ok()?;
         let segment = Link::adopt_segment(&segment).ok()?;
         let (own, theirs) = (EventFd::from_owned(own).ok()?, EventFd::from_owned(theirs).ok()?);
-        let pulls = may_pull(endpoint.config.transport) && attach.probe.succeeds(peer.pid);
+        let memory = match may_pull(endpoint.config.transport) {
+            true => attach.probe.open(peer.pid),
+            false => None,
+        };
+        let pulls = memory.is_some();
         let answer = Attached { pulls, probe: Probe::of(&half.secret) };
         unix::send(socket.as_fd(), &answer.to_bytes(), &[]).ok()?;
-        let link = Link::new(segment, Half::Second, socket, peer.pid, own, theirs);
+        let link = Link::new(segment, Half::Second, socket, memory, own, theirs);
         half.link = Some((link, pulls));
         Some(())
     }

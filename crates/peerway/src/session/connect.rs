@@ -358,9 +358,10 @@ fn attach(
     let answer = wait_packet(&socket, deadline).map_err(text("the peer did not attach"))?;
     let answer =
         Attached::from_bytes(&answer).ok_or("the peer answered the attach with nonsense")?;
-    let we_pull = may_pull && answer.probe.succeeds(peer.pid);
+    let memory = if may_pull { answer.probe.open(peer.pid) } else { None };
+    let we_pull = memory.is_some();
     let found = Found { linked: true, we_pull, peer_pulls: answer.pulls, ..NOT_LOCAL };
-    Ok((found, Link::new(segment, Half::First, socket, peer.pid, own, theirs)))
+    Ok((found, Link::new(segment, Half::First, socket, memory, own, theirs)))
 }
 
 fn wait_packet(socket: &OwnedFd, deadline: u64) -> io::Result<Vec<u8>> {
@@ -368,6 +369,7 @@ fn wait_packet(socket: &OwnedFd, deadline: u64) -> io::Result<Vec<u8>> {
         match unix::recv(socket.as_fd())? {
             Received::Packet(packet) => return Ok(packet.bytes),
             Received::Closed => return Err(io::ErrorKind::ConnectionReset.into()),
+            Received::Cut(_) => return Err(io::Error::other("no file descriptors left")),
             Received::WouldBlock => {}
         }
         let left = clock::until(deadline, clock::now());

@@ -7,6 +7,8 @@ use std::net::TcpStream;
 use peerway_core::wire::{Control, FrameError, HEADER_LEN, Header, Kind};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::os::cma;
+
 /// A control message as the bytes of a frame.
 pub(crate) fn frame(message: &Control) -> Vec<u8> {
     let body = message.to_bytes();
@@ -121,9 +123,15 @@ impl Probe {
         Some(Self { addr, secret: *bytes.last_chunk()? })
     }
 
-    /// Whether `pid` really has the secret at that address: CMA works, and that process is it.
-    pub(crate) fn succeeds(&self, pid: u32) -> bool {
-        pid != 0 && crate::os::cma::probe(pid, self.addr).is_ok_and(|read| read == self.secret)
+    /// Opens the memory of process `pid` if it really has the secret at that address: then CMA
+    /// works, and that process is the peer.
+    pub(crate) fn open(&self, pid: u32) -> Option<cma::Memory> {
+        if pid == 0 {
+            return None;
+        }
+        cma::Memory::open(pid, self.addr, &self.secret)
+            .inspect_err(|error| tracing::debug!(pid, %error, "no copies by CMA"))
+            .ok()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Imports: asking a peer what a descriptor grants and how to reach it directly.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
@@ -40,6 +41,8 @@ pub(crate) struct Imports {
 struct Answer {
     result: Option<Result<Import, TransferError>>,
     fd: Option<OwnedFd>,
+    /// The descriptor came and could not be taken in.
+    is_fd_lost: bool,
     /// The owner has heard the question and is at work on the answer.
     takes_time: bool,
 }
@@ -47,6 +50,7 @@ struct Answer {
 impl Answer {
     fn is_complete(&self) -> bool {
         match &self.result {
+            _ if self.is_fd_lost => true,
             Some(Ok(import)) => !import.has_descriptor() || self.fd.is_some(),
             Some(Err(_)) => true,
             None => false,
@@ -75,6 +79,14 @@ impl Imports {
     pub(crate) fn descriptor_came(&self, request: u64, fd: OwnedFd) {
         if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
             answer.fd.get_or_insert(fd);
+            self.changed.notify_all();
+        }
+    }
+
+    /// A file descriptor came on the local socket, and this process could not open it.
+    pub(crate) fn descriptor_lost(&self, request: u64) {
+        if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
+            answer.is_fd_lost = true;
             self.changed.notify_all();
         }
     }
@@ -226,6 +238,9 @@ fn ask(
         waiting = imports.changed.wait_timeout(waiting, left).unwrap().0;
     }
     match waiting.remove(&request) {
+        Some(Answer { is_fd_lost: true, .. }) => Err(ImportError::Map(io::Error::other(
+            "this process has no file descriptor left for it; raise its limit (ulimit -n)",
+        ))),
         Some(Answer { result: Some(Ok(import)), fd, .. })
             if !import.has_descriptor() || fd.is_some() =>
         {
@@ -258,8 +273,9 @@ fn reach_directly(
         return Ok(Direct::Mapped { pin, mapping, offset, gate });
     }
     let whole = Span { offset: import.base, len: import.len };
-    if session.reach.we_pull && whole.end().is_some() {
-        return Ok(Direct::Cma { pid: link.pid, base: import.base, gate });
+    if let (Some(memory), true) = (link.memory(&session.reach), whole.end().is_some()) {
+        let memory = memory.clone();
+        return Ok(Direct::Cma { memory, base: import.base, gate });
     }
     Ok(Direct::None)
 }
@@ -269,7 +285,7 @@ fn map(
     offer: &MappingOffer,
     len: u64,
     fd: &OwnedFd,
-) -> std::io::Result<Arc<Mapping>> {
+) -> io::Result<Arc<Mapping>> {
     let whole = Span { offset: 0, len: offer.file_len };
     let fits = whole.contains(Span { offset: offer.offset, len });
     let file_len = usize::try_from(offer.file_len).ok().filter(|_| fits);

@@ -10,11 +10,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use peerway_core::ids::SlotId;
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::memory::gate::{GATE_LEN, SharedGate};
+use crate::os::cma;
+use crate::os::process::Pidfd;
 use crate::os::ring::{self, Consumer, Producer};
 use crate::os::shm::{self, Mapping};
 use crate::os::wake::EventFd;
+use crate::session::Reach;
 use crate::transport::ring::RingWire;
 
 /// Latency rings hold small frames only.
@@ -53,8 +57,8 @@ pub(crate) struct Link {
     half: Half,
     /// Passes file descriptors; also watched for the peer's end.
     pub(crate) socket: OwnedFd,
-    /// The peer's process in our PID namespace; 0 when it is not visible.
-    pub(crate) pid: u32,
+    /// The peer's memory, where the kernel lets us copy from and to it.
+    memory: Option<Arc<cma::Memory>>,
     /// Rung by the peer when we sleep.
     pub(crate) own_bell: EventFd,
     pub(crate) peer_bell: Arc<EventFd>,
@@ -75,7 +79,7 @@ impl Link {
         segment: Mapping,
         half: Half,
         socket: OwnedFd,
-        pid: u32,
+        memory: Option<cma::Memory>,
         own_bell: EventFd,
         peer_bell: EventFd,
     ) -> Self {
@@ -83,7 +87,7 @@ impl Link {
             segment: Arc::new(segment),
             half,
             socket,
-            pid,
+            memory: memory.map(Arc::new),
             own_bell,
             peer_bell: Arc::new(peer_bell),
             gates: Mutex::default(),
@@ -179,6 +183,24 @@ impl Link {
         let within = (index as usize) < GATES;
         let offset = gates_offset(owner) + index as usize * GATE_LEN;
         if within { SharedGate::new(self.segment.clone(), offset) } else { None }
+    }
+
+    /// The peer's memory, where we may copy from and to it by ourselves.
+    pub(crate) fn memory(&self, reach: &Reach) -> Option<&Arc<cma::Memory>> {
+        self.memory.as_ref().filter(|_| reach.we_pull)
+    }
+
+    /// The peer's process, where its memory could be opened.
+    pub(super) fn process(&self) -> Option<&Arc<Pidfd>> {
+        self.memory.as_ref().map(|memory| memory.process())
+    }
+
+    /// Whether the peer has closed its half: nothing of the session is left there.
+    pub(super) fn is_closed_by_peer(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let polled = rustix::event::poll(&mut fds, Some(&now));
+        polled.is_ok() && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
     }
 
     /// Tells the peer that nothing of the session is left here. Only our half: what we hear on the

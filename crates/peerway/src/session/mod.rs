@@ -55,7 +55,7 @@ pub(crate) struct Session {
     pub(crate) stats: PeerCounters,
     pub(crate) initiator: bool,
     /// The peer's process, when it is on this host and visible.
-    process: Option<Pidfd>,
+    process: Option<Arc<Pidfd>>,
     /// Pulls from the peer's memory that our crew has not finished.
     pulls: AtomicUsize,
     /// The driver has not buried it.
@@ -106,6 +106,8 @@ pub(crate) struct Parts {
 
 impl Session {
     pub(crate) fn new(parts: Parts, shard: Arc<Shard>) -> Arc<Self> {
+        let opened = parts.link.as_ref().and_then(|link| link.process().cloned());
+        let named = || parts.pid.and_then(|pid| Pidfd::open(pid).ok()).map(Arc::new);
         Arc::new(Self {
             id: parts.id,
             incarnation: parts.incarnation,
@@ -123,7 +125,7 @@ impl Session {
             opens: Opens::default(),
             stats: PeerCounters::default(),
             initiator: parts.initiator,
-            process: parts.pid.and_then(|pid| Pidfd::open(pid).ok()),
+            process: opened.or_else(named),
             pulls: AtomicUsize::new(0),
             alive: AtomicBool::new(true),
             closing: AtomicBool::new(false),
@@ -177,7 +179,12 @@ impl Session {
 
     /// Whether the peer's process is known to have ended. Only peers on this host can be asked.
     pub(crate) fn is_process_dead(&self) -> bool {
-        self.process.as_ref().is_some_and(Pidfd::is_dead)
+        self.process.as_ref().is_some_and(|process| process.is_dead())
+    }
+
+    /// Whether there is proof that the peer copies no more from our memory by itself.
+    pub(crate) fn can_pull_no_more(&self) -> bool {
+        self.is_process_dead() || self.link.as_ref().is_none_or(Link::is_closed_by_peer)
     }
 
     /// Whether the end of the peer's process would be noticed.

@@ -17,8 +17,8 @@ use crate::hooks;
 use crate::inner::Inner;
 use crate::memory::gate::GateRef;
 use crate::memory::{Direct, RemoteInner};
+use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
-use crate::os::{Piece, cma};
 use crate::progress::crew::{self, Job, QUANTUM};
 use crate::transport::pull::cma_failed;
 use crate::transport::stores::Choice;
@@ -108,7 +108,7 @@ fn cma_run<'a>(
         work.shape.advance(at, pair.len);
     }
     let Some(remote) = source else { return Err(TransferError::RemoteAccess) };
-    let Direct::Cma { pid, gate, .. } = &remote.direct else {
+    let Direct::Cma { memory, gate, .. } = &remote.direct else {
         return Err(TransferError::RemoteAccess);
     };
     if !pass.enter(remote, gate) {
@@ -120,13 +120,11 @@ fn cma_run<'a>(
     // and the gate says is ours to use.
     let result = unsafe {
         match direction {
-            Direction::Read => cma::pull(*pid, &ours, &theirs),
-            Direction::Write => cma::push(*pid, &ours, &theirs),
+            Direction::Read => memory.read(&ours, &theirs),
+            Direction::Write => memory.write(&ours, &theirs),
         }
     };
     PIECES.set((ours, theirs));
-    // A number is given to another process only after its owner's death was collected and the
-    // numbers went round; a session is buried long before that, and asking costs a system call.
     result.map_err(|error| cma_failed(&remote.session, &error))
 }
 

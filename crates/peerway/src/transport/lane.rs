@@ -376,6 +376,27 @@ impl Lane {
         self.refused.push_back((sequence, code));
     }
 
+    /// Has the frame that is being sent go on from a private copy if it carries granted memory that
+    /// has been barred since, and leaves the gate.
+    pub(crate) fn copy_barred_reply(&mut self) {
+        let Some(frame) = &mut self.frame else { return };
+        let Body::Reply(reply) = &mut frame.body else { return };
+        if reply.grant.is_live() {
+            return;
+        }
+        let mut bytes = vec![0; frame.left as usize];
+        let (mut done, mut within) = (0, reply.within as usize);
+        for piece in &reply.pieces[reply.next..] {
+            let from = (piece.addr as usize + within) as *const u8;
+            let into = &mut bytes[done..done + piece.len as usize - within];
+            // SAFETY: the pieces were checked against the grant, which keeps their memory; the reply
+            // holds the gate until it is dropped below. `into` is memory of our own.
+            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+            (done, within) = (done + into.len(), 0);
+        }
+        frame.body = Body::Bytes { bytes, done: 0 };
+    }
+
     /// Gives a piece list back.
     pub(crate) fn keep(&mut self, pieces: Vec<Piece>) {
         if self.spare.len() < 8 {

@@ -22,7 +22,8 @@ pub(crate) struct PullJob {
     /// The lane the frame came on, and what it answers.
     pub(crate) origin: Origin,
     pub(crate) grant: Arc<Grant>,
-    pub(crate) pid: u32,
+    /// The initiator's.
+    pub(crate) memory: Arc<cma::Memory>,
     /// Destination here and source there, piece by piece.
     pub(crate) here: Vec<Piece>,
     pub(crate) there: Vec<Piece>,
@@ -33,7 +34,7 @@ pub(crate) struct PullJob {
 pub(crate) fn copy(
     session: &Arc<Session>,
     grant: &Grant,
-    pid: u32,
+    memory: &cma::Memory,
     here: &[Piece],
     there: &[Piece],
 ) -> Result<(), TransferError> {
@@ -44,7 +45,7 @@ pub(crate) fn copy(
     hooks::about_to_copy();
     // SAFETY: the local pieces were checked against the grant, which keeps their memory alive and
     // whose gate we hold; the remote ones are addresses in another process, which the kernel checks.
-    let result = unsafe { cma::pull(pid, here, there) };
+    let result = unsafe { memory.read(here, there) };
     gate.leave();
     result.map_err(|error| cma_failed(session, &error))
 }
@@ -135,7 +136,7 @@ impl Job for PullJob {
         let (mut here, mut there) = PIECES.take();
         let claimed = self.claim(&mut here, &mut there);
         if claimed {
-            let result = copy(&self.session, &self.grant, self.pid, &here, &there);
+            let result = copy(&self.session, &self.grant, &self.memory, &here, &there);
             let mut state = self.state.lock().unwrap();
             state.running -= 1;
             if let Err(error) = result {

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod connect;
+mod descriptors;
 mod driven;
 mod fair;
 mod fork;
@@ -16,7 +17,9 @@ mod leaks;
 mod namespaces;
 mod notes;
 mod posting;
+mod quarantine;
 mod rails;
+mod recycled;
 mod restart;
 mod revoke;
 mod rights;
@@ -71,6 +74,12 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "stop-target-read", "the target of a read stops, and goes on", processes, stop::target_read, 1;
     "stop-short", "a stop shorter than the detection time", processes, stop::short, 1;
     "stop-initiator-revoke", "the initiator stops inside a copy; the owner revokes", processes, stop::initiator_revoke, 1;
+    "stop-reader-revoke", "a reader stops with its socket full; the owner revokes", framed, stop::reader_revoke, 1;
+    "quarantine-endpoint", "memory that a stopped writer may write outlives its endpoint", stopped_writers, quarantine::outlives_endpoint, 1;
+    "quarantine-region", "the same for a region that is only dropped; its writer dies", stopped_writers, quarantine::outlives_region, 1;
+    "revoke-again", "a second revoke, and one without the endpoint, tell the truth", stopped_writers, quarantine::revoke_again, 1;
+    "recycled-number", "a stranger gets the process number of a dead peer", cma_only, recycled::run, 1;
+    "cut-descriptors", "a descriptor cannot be received: the session and its fences hold", cma_only, descriptors::cut_message, 1;
     "stopped-target-is-reached", "paths that need no peer reach a stopped one", processes, stop::reached, 1;
     "deadline", "a transfer to a stopped target ends by its deadline", processes, stop::deadline, 1;
     "cancel-write", "a write is cancelled in flight", always, cancel::write, 1;
@@ -135,6 +144,25 @@ fn tcp_only(transport: Transport) -> std::result::Result<(), &'static str> {
     match transport {
         Transport::Tcp => Ok(()),
         _ => Err("about TCP lanes"),
+    }
+}
+
+fn framed(transport: Transport) -> std::result::Result<(), &'static str> {
+    if transport.is_framed() { Ok(()) } else { Err("no frames carry the bytes of a read") }
+}
+
+fn cma_only(transport: Transport) -> std::result::Result<(), &'static str> {
+    match transport {
+        Transport::LocalCma => Ok(()),
+        _ => Err("about copies between processes by the kernel"),
+    }
+}
+
+fn stopped_writers(transport: Transport) -> std::result::Result<(), &'static str> {
+    match transport {
+        Transport::LocalMap | Transport::LocalCma => Ok(()),
+        Transport::SameProcess => Err("there is one process only"),
+        _ => Err("the owner copies, or its device"),
     }
 }
 

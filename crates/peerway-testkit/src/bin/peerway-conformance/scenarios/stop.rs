@@ -8,6 +8,7 @@ use peerway_testkit::{memory, procfs};
 
 use crate::healthy::Healthy;
 use crate::hooks;
+use crate::options::Options;
 use crate::world::{GONE, SILENT, Transport, Verdict, World, allowed, fine, fine_with};
 
 const SLOW_US: u64 = 1000;
@@ -254,4 +255,44 @@ pub(crate) fn deadline(world: &World) -> Result<Verdict> {
     pair.works_again(world)?;
     healthy.finish(world)?;
     if notes.is_empty() { fine() } else { fine_with(notes.join(", ")) }
+}
+
+/// A reader that does not empty its socket cannot keep the owner from having its fence.
+pub(crate) fn reader_revoke(world: &World) -> Result<Verdict> {
+    // The session must outlive the revoke: a session that is given up releases its memory anyway.
+    let detect = world.profile.limit;
+    let mut pair = world.pair_with(&Options { detect, ..world.calm() })?;
+    pair.b.accept()?;
+    let len = world.profile.big;
+    let region = world.region(&pair.a, len)?;
+    memory::fill_all(&region, 1)?;
+    pair.b.import("x", &region.advertise(Access::READ_WRITE)?)?;
+    pair.b.region("r", len, world.memory())?;
+    pair.b.ask("fill r 2")?;
+    // Slowly, so that the reader stops in the middle.
+    pair.b.ask("hook land 65536")?;
+    pair.b.ask(&format!("post t p read r 0 x 0 {len}"))?;
+    let until = Instant::now() + world.profile.limit / 2;
+    while pair.peer.stats().bytes_served == 0 {
+        ensure!(Instant::now() < until, "no byte was served");
+        std::thread::yield_now();
+    }
+    pair.b.child()?.stop()?;
+    // Until nothing more fits into what lies between the two.
+    let mut served = 0;
+    while served != pair.peer.stats().bytes_served {
+        served = pair.peer.stats().bytes_served;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ensure!(served < len, "everything was served before the reader stopped");
+    let fence = region.revoke();
+    ensure!(fence == Fence::Held, "the owner sends, yet the fence is {fence:?}");
+    // The owner may reuse the memory: nothing of what it becomes may be seen.
+    memory::fill_all(&region, 7)?;
+    pair.b.child()?.go_on()?;
+    let ended = pair.b.ask("wait t 20000")?;
+    ensure!(ended != "none" && !ended.starts_with("Done"), "the revoked read: {ended}");
+    pair.b.ask("hook off")?;
+    let new = pair.b.ask("countnew r 2 1").context("the reader saw bytes of after the revoke")?;
+    fine_with(format!("{} of {} KiB arrived", new.parse::<u64>().unwrap_or(0) >> 10, len >> 10))
 }

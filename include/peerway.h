@@ -404,6 +404,19 @@ typedef struct peerway_region_facts {
     uint32_t reserved;
 } peerway_region_facts;
 
+// Memory of this process that was released while a peer may still reach it. It stays allocated, or
+// its release function is not called, until the peer leaves it, closes its link or dies.
+typedef struct peerway_quarantine_stats {
+    // sizeof(struct peerway_quarantine_stats).
+    size_t size;
+    // Regions in quarantine now.
+    uint64_t regions;
+    // Bytes of those regions.
+    uint64_t bytes;
+    // Entries since the process started, including those that have been released.
+    uint64_t entries_ever;
+} peerway_quarantine_stats;
+
 // Facts about a remote region.
 typedef struct peerway_remote_facts {
     // sizeof(struct peerway_remote_facts).
@@ -845,6 +858,9 @@ enum peerway_status peerway_region_revoke(const struct peerway_region *region,
 // Ends a registration and what was advertised of it. Transfers that use the memory go on; memory that the library allocated stays
 // until they have ended.
 enum peerway_status peerway_region_free(struct peerway_region *region);
+
+// What is in quarantine in this process, over all its endpoints and those it had.
+enum peerway_status peerway_quarantine(struct peerway_quarantine_stats *stats);
 
 // What a remote region is.
 enum peerway_status peerway_remote_describe(const struct peerway_remote *remote, struct peerway_remote_facts *facts);

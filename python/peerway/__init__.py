@@ -35,6 +35,7 @@ from peerway._native import (
     Window,
     __version__,
     gpus,
+    quarantine,
 )
 
 __all__ = [
@@ -63,5 +64,6 @@ __all__ = [
     "empty",
     "gpu",
     "gpus",
+    "quarantine",
     *_errors.__all__,
 ]

@@ -125,7 +125,11 @@ class Region:
     ) -> bytes:
         """The 64-byte descriptor that lets a peer (or only ``to``) reach these bytes."""
     def revoke(self) -> bool:
-        """Ends every advertisement. True: no peer touches the memory any more (the fence is held)."""
+        """Ends every advertisement. True: no peer touches the memory any more (the fence is held).
+
+        False: a peer may still be inside. The memory stays alive until that peer leaves or dies, even
+        when the region and its endpoint are gone (see ``quarantine``); another call asks again.
+        """
 
 class LocalSlice:
     """A part of a region."""
@@ -437,6 +441,13 @@ class GpuMemory:
     def __dlpack__(self, **_options: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __len__(self) -> int: ...
+
+def quarantine() -> dict[str, int]:
+    """Memory of this process that was released while a peer may still reach it.
+
+    ``regions`` and ``bytes`` are in quarantine now, over all endpoints and those that are gone; their
+    objects stay alive until the peer leaves them or dies. ``entries_ever`` counts since the start.
+    """
 
 def gpus() -> list[Gpu]:
     """The GPUs that the process sees, by number. Binds the process to the driver. Raises ``NoCuda``."""

@@ -112,3 +112,22 @@ def notification(here: dict[str, Any], timeout: float = 10) -> bytes | None:
 
 def revoke(here: dict[str, Any]) -> bool:
     return here["region"].revoke()
+
+
+def write_over_and_over(here: dict[str, Any], metadata: bytes, descriptor: bytes, nbytes: int) -> None:
+    """Starts a thread that writes into a peer's memory until that fails."""
+    import peerway
+
+    peer = here["endpoint"].connect(metadata)
+    remote, array = peer.remote(descriptor), peerway.empty(nbytes)
+    array[:] = 1
+    source = here["endpoint"].register(array)
+
+    def write() -> None:
+        try:
+            while True:
+                peer.write(source, remote)
+        except peerway.PeerwayError:
+            pass
+
+    threading.Thread(target=write, daemon=True).start()

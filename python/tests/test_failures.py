@@ -311,3 +311,35 @@ def _advertise_parts(here, count: int) -> list[bytes]:
     region = here["endpoint"].register(array)
     here["kept"] = array, region
     return [region.advertise("w", start=i, stop=i + 1) for i in range(count)]
+
+
+def test_memory_that_a_stopped_writer_may_write_outlives_region_and_endpoint() -> None:
+    # A writer that is stopped at any time is mostly inside a copy of this length.
+    nbytes = 64 << 20
+    with Far() as far:
+        for _ in range(50):
+            endpoint = peerway.Endpoint(fence=0.2)
+            array = peerway.empty(nbytes)
+            array[:] = 0
+            region = endpoint.register(array)
+            far(there.write_over_and_over, endpoint.metadata, region.advertise("rw"), nbytes)
+            deadline = time.monotonic() + 30
+            while not array[0] and time.monotonic() < deadline:
+                time.sleep(0.001)
+            far.stop()
+            if not region.revoke():
+                break
+            far.resume()
+        else:
+            pytest.fail("the writer was never stopped inside a copy")
+        assert region.revoke() is False
+        endpoint.close()
+        assert region.revoke() is False, "held without proof"
+        del array, region, endpoint
+        kept = peerway.quarantine()
+        assert (kept["regions"], kept["bytes"]) == (1, nbytes)
+        far.resume()
+        deadline = time.monotonic() + 60
+        while peerway.quarantine()["regions"]:
+            assert time.monotonic() < deadline, peerway.quarantine()
+            time.sleep(0.01)

@@ -21,6 +21,7 @@ const ORDER: &[&str] = &[
     "endpoint",
     "peer",
     "region",
+    "quarantine",
     "remote",
     "batch",
     "transfer",

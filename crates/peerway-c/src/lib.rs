@@ -24,6 +24,7 @@ mod log;
 mod notification;
 mod peer;
 mod proxy;
+mod quarantine;
 mod region;
 mod remote;
 mod staged;

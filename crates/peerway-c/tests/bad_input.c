@@ -410,6 +410,10 @@ static void exhaustion(void) {
     OK(peerway_peer_run(two.peer, batch, NULL));
     struct peerway_peer_stats stats = {.size = sizeof stats};
     OK(peerway_peer_statistics(two.peer, &stats));
+    struct peerway_quarantine_stats kept = {.size = sizeof kept, .regions = 99};
+    OK(peerway_quarantine(&kept));
+    TRUE(kept.regions == 0 && kept.bytes == 0);
+    SAYS(peerway_quarantine(NULL), PEERWAY_STATUS_BAD_ARGUMENT, "null");
     TRUE(stats.transfers >= 3 && stats.bytes_written >= 1 << 22);
     OK(peerway_transfer_free(transfers[0]));
     OK(peerway_transfer_free(transfers[1]));

@@ -49,6 +49,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<kernels::Module>()?;
     module.add_class::<kernels::Kernel>()?;
     module.add_class::<wakeups::Wakeups>()?;
+    module.add_function(wrap_pyfunction!(region::quarantine, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::gpu_in_use, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::open_gpu, module)?)?;

@@ -370,3 +370,14 @@ fn indices_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         })
         .and_then(narrow)
 }
+
+/// What is in quarantine in this process.
+#[pyfunction]
+pub(crate) fn quarantine(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let now = peerway::quarantine();
+    let stats = PyDict::new(py);
+    stats.set_item("regions", now.regions)?;
+    stats.set_item("bytes", now.bytes)?;
+    stats.set_item("entries_ever", now.entries_ever)?;
+    Ok(stats)
+}

@@ -133,7 +133,8 @@ impl Driver {
             }
             let error = Reason::Failed(TransferError::PeerSilent);
             let reason = flight.ending.map_or(error, |(reason, _)| reason);
-            let held = flight.is_quiet();
+            // A notification that its receiver never takes changes no memory.
+            let held = flight.is_quiet() || flight.is_bare();
             self.stop(s, slot, reason, now);
             let fence = if held { Fence::Held } else { Fence::Open };
             if self.flight(slot).is_some_and(|f| !f.unfenced) {

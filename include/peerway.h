@@ -221,6 +221,16 @@ typedef enum peerway_direction {
     PEERWAY_DIRECTION_READ = 1,
 } peerway_direction;
 
+// Whether bytes of a transfer that has ended may still change memory.
+typedef enum peerway_fence {
+    // No byte of it changes memory any more.
+    PEERWAY_FENCE_HELD = 0,
+    // Bytes of it may still change memory. The answer turns to HELD when the peer drains or dies: ask again.
+    PEERWAY_FENCE_OPEN = 1,
+    // Bytes of it may still change memory, and the library cannot learn any more when they no longer can.
+    PEERWAY_FENCE_LOST = 2,
+} peerway_fence;
+
 // A way to a peer.
 typedef enum peerway_path {
     // Both endpoints live in this process.
@@ -382,7 +392,7 @@ typedef struct peerway_end {
     // Why: a peerway_status. OK where every byte is where it was meant to be.
     int32_t status;
     // Not zero: bytes of it may still change memory, because the peer did not answer for them in time. Memory that the library
-    // allocated is kept until they cannot; other memory must be.
+    // allocated is kept until they cannot; other memory must be. peerway_transfer_fence() tells when they no longer can.
     uint32_t fence_open;
 } peerway_end;
 
@@ -907,6 +917,10 @@ enum peerway_status peerway_transfer_poll(const struct peerway_transfer *transfe
 enum peerway_status peerway_transfer_wait(const struct peerway_transfer *transfer,
                                           uint64_t timeout_ns,
                                           struct peerway_end *ended);
+
+// Whether bytes of a transfer that has ended may still change memory: *fence becomes a peerway_fence. PENDING where it has not ended.
+enum peerway_status peerway_transfer_fence(const struct peerway_transfer *transfer,
+                                           uint32_t *fence);
 
 // Asks for a transfer to stop. It ends within the fence's deadline, and says then whether anything of it can still change memory.
 enum peerway_status peerway_transfer_cancel(const struct peerway_transfer *transfer);

@@ -113,6 +113,7 @@ fn config() -> Config {
                 "peerway_class",
                 "peerway_copier",
                 "peerway_direction",
+                "peerway_fence",
                 "peerway_path",
             ]),
             ..Default::default()

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerway::{Ended, Fence};
 
-use crate::arguments::{Fill, PEERWAY_FOREVER, Versioned};
+use crate::arguments::{Fill, Out, PEERWAY_FOREVER, Versioned};
 use crate::completions::{Watch, Watchers, eventfd_of};
 use crate::entry::call;
 use crate::handles::{self, get, handle};
@@ -40,6 +40,19 @@ impl Transfer {
     }
 }
 
+/// Whether bytes of a transfer that has ended may still change memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum peerway_fence {
+    /// No byte of it changes memory any more.
+    Held = 0,
+    /// Bytes of it may still change memory. Ask again: the answer turns to HELD when the peer drains
+    /// or dies.
+    Open = 1,
+    /// Bytes of it may still change memory, and no proof can arrive any more that they cannot.
+    Lost = 2,
+}
+
 /// How a transfer ended.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -49,7 +62,8 @@ pub struct peerway_end {
     /// Why: a peerway_status. OK where every byte is where it was meant to be.
     pub status: i32,
     /// Not zero: bytes of it may still change memory, because the peer did not answer for them in time. Memory that the library
-    /// allocated is kept until they cannot; other memory must be.
+    /// allocated is kept until they cannot; other memory must be. peerway_transfer_fence() tells
+    /// when they no longer can.
     pub fence_open: u32,
 }
 
@@ -141,6 +155,30 @@ pub unsafe extern "C" fn peerway_transfer_wait(
             timeout => transfer.transfer.wait(Duration::from_nanos(timeout)),
         };
         end_if_any(found, fill)
+    })
+}
+
+/// Whether bytes of a transfer that has ended may still change memory: *fence becomes a
+/// peerway_fence. PENDING where it has not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_transfer_fence(
+    transfer: *const peerway_transfer,
+    fence: *mut u32,
+) -> peerway_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(fence, "fence", peerway_fence::Open as u32) }?;
+        let transfer = get(transfer)?;
+        let ended = || transfer.transfer.poll().map(|ended| ended.fence);
+        let found = match ended().ok_or(Failure::PENDING)? {
+            Fence::Held => peerway_fence::Held,
+            Fence::Open if transfer.transfer.is_fence_pending() => peerway_fence::Open,
+            // Asked again: the fence may have turned to held since it was read.
+            Fence::Open if ended() == Some(Fence::Held) => peerway_fence::Held,
+            Fence::Open => peerway_fence::Lost,
+        };
+        out.set(found as u32);
+        Ok(())
     })
 }
 

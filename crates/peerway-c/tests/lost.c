@@ -73,13 +73,26 @@ int main(void) {
     struct peerway_transfer_stats stats = {.size = sizeof stats};
     OK(peerway_transfer_statistics(transfer, &stats));
     TRUE(stats.bytes_total == BYTES && stats.bytes_done < BYTES && stats.path == PEERWAY_PATH_TCP);
+    uint32_t fence = PEERWAY_FENCE_HELD;
+    OK(peerway_transfer_fence(transfer, &fence));
+    TRUE(fence == PEERWAY_FENCE_OPEN);
+    // Running again, it answers, and the same handle says that the fence holds.
+    TRUE(kill(child, SIGCONT) == 0);
+    while (fence == PEERWAY_FENCE_OPEN && seconds() - start < 60) {
+        OK(peerway_transfer_fence(transfer, &fence));
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    TRUE(fence == PEERWAY_FENCE_HELD);
+    SAYS(peerway_transfer_poll(transfer, &ended), PEERWAY_STATUS_DEADLINE, "the deadline passed");
+    TRUE(!ended.fence_open);
     OK(peerway_transfer_free(transfer));
+    TRUE(kill(child, SIGSTOP) == 0 && waitpid(child, NULL, WUNTRACED) == child);
 
     // Killed: its end is known, and holds.
     OK(peerway_peer_post(peer, batch, &transfer));
     TRUE(kill(child, SIGKILL) == 0);
     SAYS(peerway_transfer_wait(transfer, PEERWAY_FOREVER, &ended), PEERWAY_STATUS_PEER_GONE, "the peer is gone");
-    TRUE(ended.status == PEERWAY_STATUS_PEER_GONE && seconds() - start < 40);
+    TRUE(ended.status == PEERWAY_STATUS_PEER_GONE && seconds() - start < 120);
     OK(peerway_transfer_free(transfer));
     TRUE(waitpid(child, NULL, 0) == child);
     SAYS(peerway_peer_post(peer, batch, &transfer), PEERWAY_STATUS_PEER_GONE, "the peer is gone");

@@ -153,6 +153,12 @@ impl Slots {
         }
     }
 
+    /// Whether the transfer ended with an open fence that [`Self::fenced`] may still close.
+    pub(crate) fn is_unfenced(&self, id: SlotId) -> bool {
+        // pairs with the releases in `end`, `fenced` and `unfenced_for_good`
+        self.slot(id).word.load(Ordering::Acquire) & UNFENCED != 0
+    }
+
     /// The user's handle is gone.
     #[inline]
     pub(crate) fn detach(&self, id: SlotId) {
@@ -261,12 +267,29 @@ mod tests {
         let open = Ended { reason: Reason::Failed(TransferError::PeerSilent), fence: Fence::Open };
         slots.end(first, open);
         assert_eq!(slots.ended(first), Some(open));
+        assert!(slots.is_unfenced(first));
         slots.detach(first);
         assert!(slots.take(1, PathKind::Tcp, 1).is_none(), "the fence is open");
         slots.fenced(first);
         let second = slots.take(1, PathKind::Tcp, 1).unwrap();
         assert_eq!(second.index, first.index);
         assert_ne!(second.generation, first.generation);
+    }
+
+    #[test]
+    fn an_open_fence_is_pending_until_it_holds_or_nothing_more_is_learned() {
+        let slots = Slots::new(2);
+        let open = Ended { reason: Reason::Failed(TransferError::PeerSilent), fence: Fence::Open };
+        let [held, lost] = [(); 2].map(|()| slots.take(1, PathKind::Tcp, 1).unwrap());
+        assert!(!slots.is_unfenced(held), "it has not ended");
+        slots.end(held, open);
+        slots.end(lost, open);
+        assert!(slots.is_unfenced(held) && slots.is_unfenced(lost));
+        slots.fenced(held);
+        slots.unfenced_for_good(lost);
+        assert!(!slots.is_unfenced(held) && !slots.is_unfenced(lost));
+        assert_eq!(slots.ended(held), Some(Ended { fence: Fence::Held, ..open }));
+        assert_eq!(slots.ended(lost), Some(open));
     }
 
     #[test]

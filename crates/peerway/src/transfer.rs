@@ -153,6 +153,22 @@ impl Transfer {
         }
     }
 
+    /// Whether the transfer has ended with an open fence that may still turn to held.
+    ///
+    /// While this is true, the endpoint keeps the transfer's memory and waits for the peer to drain
+    /// or die. [`Self::ended`] reports [`Fence::Held`] after that. False with an open fence means
+    /// that no proof can arrive any more: the session is over, or the endpoint is closed.
+    pub fn is_fence_pending(&self) -> bool {
+        match &self.state {
+            State::Finished { .. } => false,
+            State::Running { endpoint, slot, over, .. } => {
+                let unfenced = endpoint.slots.is_unfenced(*slot);
+                // `over` is set before the slot is given away, so the bit was this transfer's.
+                unfenced && over.get().is_none() && endpoint.check_open().is_ok()
+            }
+        }
+    }
+
     /// How it ends on an endpoint that is closed, or the parent process's: nobody else will tell.
     fn last_word(&self, unusable: Unusable) -> Ended {
         // What a fork copied may be locked for ever.

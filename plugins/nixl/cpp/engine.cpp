@@ -283,6 +283,8 @@ nixl_status_t Engine::checkXfer(nixlBackendReqH *handle) const {
 
 nixl_status_t Engine::releaseReqH(nixlBackendReqH *handle) const {
     auto *request = static_cast<Request *>(handle);
+    // Refuses by an exception. NIXL stores a status as the request's own, and frees the request at
+    // the next release.
     if (!request->stop()) {
         return NIXL_ERR_REPOST_ACTIVE;
     }

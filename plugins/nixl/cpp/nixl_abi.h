@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -98,6 +99,13 @@ using nixl_remote_meta_dlist_t = nixlDescList<nixlRemoteMetaDesc>;
 class nixlBackendReqH {
   public:
     virtual ~nixlBackendReqH() = default;
+};
+
+// What NIXL's bindings for Python throw where a request is still active. They recognise an exception
+// of the same name and base that a backend throws.
+class __attribute__((visibility("default"))) nixlRepostActiveError : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
 };
 
 // What goes with a post.

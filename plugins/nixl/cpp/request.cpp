@@ -7,18 +7,11 @@
 
 namespace {
 
-// Long enough for a peer that answers to say that it has stopped, which takes microseconds where both have a core to run on.
-constexpr uint64_t A_MOMENT_NS = 20'000'000;
-// A stopped transfer ends within the fence's deadline. This is for an engine that breaks its word.
+// A cancelled transfer ends within the fence deadline. This bound covers an engine that breaks its
+// promise.
 constexpr uint64_t AT_MOST_NS = 60'000'000'000;
 // Agents have no use for counters, so counting one does nothing but be answered.
 constexpr uint32_t UNUSED_COUNTER = 0;
-
-peerway_end blank() {
-    peerway_end end{};
-    end.size = sizeof end;
-    return end;
-}
 
 } // namespace
 
@@ -33,7 +26,7 @@ nixl_status_t Request::post(const std::string *notification) {
     if (transfer) {
         return NIXL_ERR_REPOST_ACTIVE;
     }
-    asked_before = taken_back = false;
+    taken_back = given_up = said_end = said_open = false;
     peerway_status status;
     if (notification == nullptr) {
         status = peerway_prepared_post(prepared.get(), transfer.made());
@@ -56,8 +49,7 @@ nixl_status_t Request::post(const std::string *notification) {
     if (status != PEERWAY_STATUS_OK) {
         return failed(agent, about, status);
     }
-    auto end = blank();
-    return ended(peerway_transfer_poll(transfer.get(), &end), end);
+    return told = answer(peerway_transfer_poll(transfer.get(), nullptr));
 }
 
 nixl_status_t Request::check() {
@@ -65,36 +57,53 @@ nixl_status_t Request::check() {
     if (!transfer) {
         return NIXL_ERR_NOT_POSTED;
     }
-    auto end = blank();
-    const auto answer = ended(peerway_transfer_poll(transfer.get(), &end), end);
-    if (answer == NIXL_IN_PROG) {
+    told = answer(peerway_transfer_poll(transfer.get(), nullptr));
+    if (told == NIXL_IN_PROG) {
         // Programs ask in a loop. The thread that serves the transfer at the other end, on this host, may be waiting for this very core.
         std::this_thread::yield();
     }
-    return answer;
+    return told;
 }
 
-// NIXL does not ask again once it was told the end, so the transfer is let go of.
-nixl_status_t Request::ended(peerway_status status, const peerway_end &end) {
+// The answer for NIXL. NIXL frees a request whose end it was told, whatever the backend says to the
+// release. So a transfer is in progress for NIXL until its fence holds, or no proof can arrive.
+nixl_status_t Request::answer(peerway_status status) {
     if (status == PEERWAY_STATUS_PENDING) {
         return NIXL_IN_PROG;
     }
-    if (status != PEERWAY_STATUS_OK && status != PEERWAY_STATUS_CANCELLED) {
+    if (!said_end && status != PEERWAY_STATUS_OK && status != PEERWAY_STATUS_CANCELLED) {
         say(agent, about, peerway_last_error());
     }
-    if (end.fence_open != 0) {
-        say(agent, about, "bytes of it may still land: the agent did not answer for them in time");
+    said_end = true;
+    uint32_t fence = PEERWAY_FENCE_LOST;
+    const auto asked = peerway_transfer_fence(transfer.get(), &fence);
+    if (asked == PEERWAY_STATUS_PENDING || fence == PEERWAY_FENCE_OPEN) {
+        if (!said_open) {
+            say(agent, about,
+                "bytes of it may still land: the agent did not answer for them in time. "
+                "The request is in progress until the agent goes on or dies");
+        }
+        said_open = true;
+        return NIXL_IN_PROG;
     }
+    if (fence == PEERWAY_FENCE_LOST) {
+        say(agent, about,
+            "the session is over, and the agent did not confirm that nothing lands any more");
+    } else if (said_open) {
+        say(agent, about, "nothing of it can land any more");
+    }
+    // NIXL does not ask again, so the transfer is let go of.
     transfer = Transfer();
     if (taken_back) {
         return status == PEERWAY_STATUS_OK ? NIXL_ERR_NOT_ALLOWED : in_nixls_words(status);
     }
-    if (status != PEERWAY_STATUS_REVOKED && status != PEERWAY_STATUS_REMOTE_ACCESS) {
+    if (given_up || (status != PEERWAY_STATUS_REVOKED && status != PEERWAY_STATUS_REMOTE_ACCESS)) {
         return in_nixls_words(status);
     }
     // An agent that leaves takes its memory back first, and may be gone by now without our having heard of it. NIXL is to know which it is:
     // a disconnect has it forget the agent.
     taken_back = true;
+    said_end = said_open = false;
     status = peerway_peer_count(peer->get(), UNUSED_COUNTER, transfer.made());
     return status == PEERWAY_STATUS_OK ? NIXL_IN_PROG : failed(agent, about, status);
 }
@@ -104,15 +113,16 @@ bool Request::stop() {
     if (!transfer) {
         return true;
     }
-    auto end = blank();
+    given_up = true;
     peerway_transfer_cancel(transfer.get());
-    // Who was sent away once and comes again wants it to be over, and NIXL asks no third time.
-    const uint64_t patience = asked_before ? AT_MOST_NS : A_MOMENT_NS;
-    asked_before = true;
-    const auto status = peerway_transfer_wait(transfer.get(), patience, &end);
-    if (status == PEERWAY_STATUS_PENDING && patience != AT_MOST_NS) {
-        return false;
+    if (answer(peerway_transfer_wait(transfer.get(), AT_MOST_NS, nullptr)) != NIXL_IN_PROG) {
+        return true;
     }
-    ended(status, end);
-    return true;
+    if (told == NIXL_IN_PROG) {
+        throw nixlRepostActiveError("bytes of the transfer may still land: release it again later");
+    }
+    // NIXL frees its handle now, and heeds neither an answer nor an exception.
+    say(agent, about,
+        "it was released while bytes of it may still land, and is kept until the process ends");
+    return false;
 }

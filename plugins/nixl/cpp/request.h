@@ -17,12 +17,18 @@ class Request : public nixlBackendReqH {
 
     std::mutex changing;
     Transfer transfer;
-    // Somebody was told that it is not over yet, and has come again.
-    bool asked_before = false;
+    // The last answer of post() or check(). While it is NIXL_IN_PROG, NIXL heeds how releaseReqH
+    // ends. Otherwise NIXL calls it from a destructor.
+    nixl_status_t told = NIXL_ERR_NOT_POSTED;
+    // Whether the lines were logged that a post has once: its end, and that its fence is open.
+    bool said_end = false;
+    bool said_open = false;
     // The memory was taken back. `transfer` is a question to its owner from then on: whether it is still there.
     bool taken_back = false;
+    // NIXL wants it released, so whether the agent is still there is of no interest.
+    bool given_up = false;
 
-    nixl_status_t ended(peerway_status status, const peerway_end &end);
+    nixl_status_t answer(peerway_status status);
 
   public:
     Request(std::string our_agent, const std::string &remote_agent)
@@ -34,6 +40,8 @@ class Request : public nixlBackendReqH {
     nixl_status_t post(const std::string *notification);
     // Where it is.
     nixl_status_t check();
-    // Stops it, if it is under way. True where nothing of it can change memory any more, or nothing more can be done about that.
+    // Stops it, if it is under way, and waits for its end, at most for the fence deadline.
+    // True: it can be deleted. Throws nixlRepostActiveError where bytes of it may still land.
+    // False: they may still land, and NIXL heeds no answer, so the request must be kept.
     bool stop();
 };

@@ -5,6 +5,8 @@ They run in a real NIXL: `PEERWAY_NIXL` names its package (`nixl_cu12`, as usual
 
 import json
 import os
+import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -56,8 +58,9 @@ class PeerProcess:
             [sys.executable, program, self.name, str(size), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
         )
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self._unread = b""
         facts = self._answer()
         self.address = facts["address"]
         self.metadata = bytes.fromhex(facts["metadata"])
@@ -68,31 +71,81 @@ class PeerProcess:
         return self.process.pid
 
     def ask(self, what, **more):
-        self.process.stdin.write(json.dumps({"what": what, **more}) + "\n")
+        self.process.stdin.write(json.dumps({"what": what, **more}).encode() + b"\n")
         self.process.stdin.flush()
         return self._answer()
 
     def _answer(self):
         # NIXL logs to the same place.
-        for line in self.process.stdout:
-            if line.startswith(of_tests.MARK):
-                return json.loads(line[len(of_tests.MARK) :])
-        raise AssertionError("the other process ended")
+        mark = of_tests.MARK.encode()
+        while True:
+            line = self._line()
+            if line.startswith(mark):
+                return json.loads(line[len(mark) :])
+
+    def _line(self):
+        deadline = time.monotonic() + of_tests.WATCHDOG
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                left = deadline - time.monotonic()
+                assert left > 0 and selector.select(left), "the other process does not answer"
+                more = os.read(self.process.stdout.fileno(), 1 << 20)
+                assert more, "the other process ended"
+                self._unread += more
+        line, self._unread = self._unread.split(b"\n", 1)
+        return line
 
     def bytes(self, offset, length):
         return bytes.fromhex(self.ask("bytes", offset=offset, length=length))
 
-    def notifications(self, count, timeout=10.0):
+    def notifications(self, count):
         """As many as were expected, or what came of them in time."""
-        found, until = [], time.monotonic() + timeout
-        while len(found) < count and time.monotonic() < until:
+        found, deadline = [], time.monotonic() + of_tests.WATCHDOG
+        while len(found) < count and time.monotonic() < deadline:
             for name, messages in self.ask("notifications").items():
                 found += [(name, bytes.fromhex(message)) for message in messages]
         return found
 
+    def stop(self):
+        """Stops the process, and waits until each of its threads has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+        def is_stopped():
+            return all(state == "T" for state in thread_states(self.pid))
+
+        of_tests.until(is_stopped, "every thread of the peer has stopped")
+
+    def go_on(self):
+        os.kill(self.pid, signal.SIGCONT)
+
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+
+def thread_states(pid):
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/stat") as stat:
+            # The state follows the name, which is in parentheses and may contain anything.
+            yield stat.read().rpartition(") ")[2][0]
+
+
+class Log:
+    """The lines of the backend on the standard error since the test began."""
+
+    def __init__(self, capfd):
+        self._capfd = capfd
+        self._text = ""
+
+    def lines(self, sentence):
+        self._text += self._capfd.readouterr().err
+        return [line for line in self._text.splitlines() if "[PEERWAY]" in line and sentence in line]
+
+
+@pytest.fixture
+def log(capfd):
+    return Log(capfd)
 
 
 @pytest.fixture

@@ -11,11 +11,24 @@ MARK = "@ "
 PACKAGE = os.environ.get("PEERWAY_NIXL", "nixl_cu12")
 BACKEND = os.environ.get("PEERWAY_NIXL_BACKEND", "PEERWAY")
 
+# Seconds after which a test gives up. It passes as soon as what it waits for holds, so this is
+# generous enough for a busy machine.
+WATCHDOG = 60.0
+
 api = importlib.import_module(f"{PACKAGE}._api")
 bindings = importlib.import_module(f"{PACKAGE}._bindings")
 
 # What NIXL raises where it got another status than success.
 REFUSED = tuple(kind for name, kind in vars(bindings).items() if name.startswith("nixl") and name.endswith("Error"))
+
+
+def until(condition, what):
+    """Waits until the condition holds, and returns its value. `what` describes the condition."""
+    deadline = time.monotonic() + WATCHDOG
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {WATCHDOG} s: {what}"
+        time.sleep(0.005)
+    return found
 
 
 class Side:
@@ -48,21 +61,22 @@ class Side:
         remote = self.descriptors(*theirs, base=base)
         return self.agent.initialize_xfer(op, local, remote, name, message)
 
-    def run(self, handle, message=b"", timeout=30.0):
+    def run(self, handle, message=b""):
         """Posts it and says how it ended."""
         state = self.agent.transfer(handle, message) if message else self.agent.transfer(handle)
-        return self.ended(handle, state, timeout)
+        return self.ended(handle, state)
 
-    def ended(self, handle, state="PROC", timeout=30.0):
-        until = time.monotonic() + timeout
+    def ended(self, handle, state="PROC"):
+        deadline = time.monotonic() + WATCHDOG
         while state == "PROC":
-            assert time.monotonic() < until, "no end in time"
+            assert time.monotonic() < deadline, f"the transfer has not ended within {WATCHDOG} s"
             state = self.agent.check_xfer_state(handle)
         return state
 
-    def notifications(self, count=1, timeout=10.0):
-        found, until = [], time.monotonic() + timeout
-        while len(found) < count and time.monotonic() < until:
+    def notifications(self, count=1, timeout=WATCHDOG):
+        """As many as were expected, or what came of them in time."""
+        found, deadline = [], time.monotonic() + timeout
+        while len(found) < count and time.monotonic() < deadline:
             for name, messages in self.agent.get_new_notifs().items():
                 found += [(name, message) for message in messages]
         return found
@@ -81,14 +95,14 @@ def pair(**settings):
     return a, b
 
 
-def released_within(side, request, seconds):
-    """Asks until it is released. No ask may block while the peer answers."""
-    until = time.monotonic() + seconds
-    while True:
-        begun = time.monotonic()
+def release(side, request):
+    """Asks until the request is released."""
+
+    def is_released():
         try:
             side.agent.release_xfer_handle(request)
-            return
         except bindings.nixlRepostActiveError:
-            assert time.monotonic() - begun < 1
-            assert time.monotonic() < until
+            return False
+        return True
+
+    until(is_released, "the request is released")

@@ -124,15 +124,18 @@ def test_no_memory_at_all(lives):
 
 
 def test_a_request_is_not_posted_twice_at_once(peer_process):
-    settings = {"transport": "tcp"}
+    # A stopped peer keeps the first post from ending, and is not held dead meanwhile.
+    settings = {"transport": "tcp", "detect": "120s", "deadline": "120s"}
     size = 128 << 20
     peer = peer_process(size=size, **settings)
     side = Side(size=size, settings=settings)
     side.agent.add_remote_agent(peer.metadata)
     request = side.request("WRITE", [(0, size)], [(0, size)], peer.name, peer.address)
-    if side.agent.transfer(request) == "PROC":
-        with pytest.raises(Exception, match="(?i)repost"):
-            side.agent.transfer(request)
+    peer.stop()
+    assert side.agent.transfer(request) == "PROC"
+    with pytest.raises(Exception, match="(?i)repost"):
+        side.agent.transfer(request)
+    peer.go_on()
     assert side.ended(request) == "DONE"
     side.close()
 

@@ -5,7 +5,7 @@ import itertools
 import os
 import random
 
-from nixl_of_tests import pair, released_within
+from nixl_of_tests import pair, release, until
 
 ROUNDS = int(os.environ.get("PEERWAY_NIXL_ROUNDS", "1000"))
 
@@ -32,7 +32,7 @@ def test_agents_end_in_every_order():
         sides = {"first": a, "second": b}
         for step in order:
             if step == "request" and sides["first"] is not None:
-                released_within(a, requests.pop(), 5)
+                release(a, requests.pop())
             elif step == "forget" and sides["first"] is not None:
                 try:
                     a.agent.remove_remote_agent(b.name)
@@ -49,8 +49,21 @@ def test_agents_end_in_every_order():
         del a, b, sides, requests
         gc.collect()
         if turn == ROUNDS // 10:
+            # Sessions may still wind down, which only makes the comparison milder.
             before = counted()
-    fds, threads, mappings = counted()
-    assert fds <= before[0] + 2, (before, (fds, threads, mappings))
-    assert threads <= before[1] + 1
-    assert mappings <= before[2] + 40
+
+    def is_as_before():
+        fds, threads, mappings = counted()
+        return fds <= before[0] + 2 and threads <= before[1] + 1 and mappings <= before[2] + 40
+
+    until(is_as_before, Counts(before))
+
+
+class Counts:
+    """What was in use, and what is in use when the sentence is written."""
+
+    def __init__(self, before):
+        self._before = before
+
+    def __str__(self):
+        return f"descriptors, threads and mappings {self._before} at first, {counted()} now"

@@ -27,8 +27,8 @@ Examples:
 
 Settings come from PEERWAY_* variables; UCCL_P2P_* names are understood too.
 
-Exit codes: 0 done; 1 failed, with one line on standard error that begins with `peerway:`;
-2 the command line was not understood."
+Exit codes: 0 done, or whoever read standard output closed it; 1 failed, with one line on standard
+error that begins with `peerway:`; 2 the command line was not understood."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]

@@ -3,13 +3,17 @@
 //! This file only joins the pieces: parse, run, one line for an error, an exit code. The command line
 //! is in `cli`, each subcommand in a directory of its own.
 
+// These macros panic where the reader is gone: see `output`.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod bench;
 mod cli;
 mod doctor;
+mod file_set;
 mod log;
 mod nixl;
+mod output;
 
-use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -20,20 +24,12 @@ fn main() -> ExitCode {
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads our output has seen enough (`peerway doctor | head`).
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<output::Closed>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("peerway: {}", one_line(&error));
+            output::report_line(format_args!("peerway: {}", one_line(&error)));
             ExitCode::FAILURE
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause
-            .downcast_ref::<io::Error>()
-            .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-    })
 }
 
 /// The error and its causes on one line.
@@ -43,6 +39,8 @@ fn one_line(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use anyhow::Context;
 
     use super::*;
@@ -54,9 +52,10 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_is_recognised_through_context() {
-        let error = Err::<(), _>(io::Error::from(io::ErrorKind::BrokenPipe)).context("printing");
-        assert!(is_broken_pipe(&error.unwrap_err()));
-        assert!(!is_broken_pipe(&anyhow::anyhow!("other")));
+    fn a_closed_output_is_recognised_through_context_and_other_broken_pipes_are_not() {
+        let error = Err::<(), _>(output::Closed).context("printing").unwrap_err();
+        assert!(error.is::<output::Closed>());
+        let error = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert!(!error.is::<output::Closed>());
     }
 }

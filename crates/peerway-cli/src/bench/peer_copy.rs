@@ -20,6 +20,7 @@ use super::report::{figure, table, write_table};
 use super::run::Outputs;
 use super::watchdog::{self, Verdict, Watchdog};
 use super::{seconds, size};
+use crate::output;
 
 /// A row does not copy more: it would say nothing new, and there should be room for it.
 const MOST: u64 = 1 << 30;
@@ -139,7 +140,7 @@ pub(crate) fn run(asked: &PeerCopy) -> anyhow::Result<()> {
         patience,
         || None,
         |Verdict(why)| {
-            eprintln!("peerway: {why}");
+            output::report_line(format_args!("peerway: {why}"));
             // Whoever hangs cannot be asked to stop.
             std::process::exit(1);
         },

@@ -1,7 +1,7 @@
 //! A run from the first path to the last line, alone or against another machine.
 
 use std::fs::File;
-use std::io::{self, BufReader, Write};
+use std::io::{BufReader, Write};
 use std::net::{IpAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
@@ -23,6 +23,7 @@ use super::second::{self, Second};
 use super::session::{Session, Tools};
 use super::watchdog::{self, Verdict, Watchdog};
 use super::{Measure, Mode, kinds, memory, plot, serve};
+use crate::output;
 
 /// What is tried on one machine.
 const LOCAL: [Pin; 5] = [Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp, Pin::Ib];
@@ -282,7 +283,7 @@ fn start_watchdog(
     let bar = bar.clone();
     Watchdog::start(patience, trouble, move |Verdict(why)| {
         bar.finish_and_clear();
-        eprintln!("peerway: {why}");
+        output::report_line(format_args!("peerway: {why}"));
         clean_up();
         // Whoever hangs cannot be asked to stop.
         std::process::exit(1);
@@ -314,7 +315,7 @@ impl Outputs {
     /// Writes everything, then fails if anything did.
     fn write(self, finished: Finished) -> anyhow::Result<()> {
         let Finished { report, failed } = finished;
-        self.rows(&report.to_string(), &report.lines)?;
+        let written = self.rows(&report.to_string(), &report.lines);
         if let Some((name, mut file)) = self.plot {
             file.write_all(plot::svg(&report.lines).as_bytes())
                 .with_context(|| format!("cannot write {name}"))?;
@@ -322,32 +323,30 @@ impl Outputs {
         if !failed.is_empty() {
             bail!("{}", failed.join("; "));
         }
-        Ok(())
+        written
     }
 
     /// Writes the table and the rows.
     pub(crate) fn rows(&self, text: &str, rows: &impl Serialize) -> anyhow::Result<()> {
         match &self.json {
             Some((_, None)) => {
-                io::stderr().write_all(text.as_bytes())?;
-                write_json(&mut io::stdout().lock(), rows)?;
+                output::report(text);
+                output::print(json(rows)?)
             }
-            other => {
-                io::stdout().write_all(text.as_bytes())?;
-                if let Some((name, Some(file))) = other {
-                    write_json(&mut &*file, rows)
-                        .with_context(|| format!("cannot write {name}"))?;
-                }
+            Some((name, Some(file))) => {
+                // The file first: it is complete even if the table's reader has gone.
+                (&*file)
+                    .write_all(json(rows)?.as_bytes())
+                    .with_context(|| format!("cannot write {name}"))?;
+                output::print(text)
             }
+            None => output::print(text),
         }
-        Ok(())
     }
 }
 
-fn write_json(out: &mut dyn Write, rows: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, rows)?;
-    writeln!(out)?;
-    out.flush()
+fn json(rows: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(rows)? + "\n")
 }
 
 #[cfg(test)]

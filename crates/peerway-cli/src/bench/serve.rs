@@ -18,6 +18,7 @@ use super::perftest::child;
 use super::perftest::port::Port;
 use super::pong::Pong;
 use super::{MAX_PIECES, clock, pattern, raw};
+use crate::output::print_line;
 
 /// The port of `bench serve` unless another is named.
 pub(crate) const PORT: u16 = 7400;
@@ -33,21 +34,22 @@ pub(crate) fn listen(address: &str) -> anyhow::Result<()> {
     let listener = TcpListener::bind(&*places)
         .with_context(|| format!("cannot listen on {address}; choose another address or port"))?;
     let bound = listener.local_addr()?;
-    println!("listening on {bound}; on the other machine run");
+    print_line(format_args!("listening on {bound}; on the other machine run"))?;
     for ip in reachable(bound.ip()) {
-        println!("  peerway bench connect {}", SocketAddr::new(ip, bound.port()));
+        let there = SocketAddr::new(ip, bound.port());
+        print_line(format_args!("  peerway bench connect {there}"))?;
     }
-    println!("Whoever reaches this address can use it. Ctrl-C ends it.");
-    io::stdout().flush()?;
+    print_line("Whoever reaches this address can use it. Ctrl-C ends it.")?;
     loop {
         let (stream, from) = listener.accept().context("cannot accept a connection")?;
-        println!("{from}: connected");
-        match prepare(&stream).and_then(|ip| Ok((ip, stream.try_clone()?))) {
-            Ok((ip, reader)) => match session(BufReader::new(reader), &stream, ip) {
-                Ok(()) => println!("{from}: done"),
-                Err(error) => println!("{from}: {error:#}"),
-            },
-            Err(error) => println!("{from}: {error}"),
+        print_line(format_args!("{from}: connected"))?;
+        let served = prepare(&stream)
+            .and_then(|ip| Ok((ip, stream.try_clone()?)))
+            .map_err(anyhow::Error::from)
+            .and_then(|(ip, reader)| session(BufReader::new(reader), &stream, ip));
+        match served {
+            Ok(()) => print_line(format_args!("{from}: done"))?,
+            Err(error) => print_line(format_args!("{from}: {error:#}"))?,
         }
     }
 }

@@ -21,12 +21,14 @@ mod self_path;
 mod topology;
 mod verbs;
 
-use std::io::{self, Write};
 use std::path::Path;
 
 use clap::Args;
 
 use report::{Report, Section};
+use serde::Serialize;
+
+use crate::output;
 
 /// What to print.
 #[derive(Debug, Args)]
@@ -62,25 +64,18 @@ const SECTIONS: &[fn(&Path) -> Section] = &[
 
 /// Looks at the machine and prints what it found.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    if args.config {
+    let text = if args.config {
         let settings = configuration::settings();
-        if args.json {
-            serde_json::to_writer_pretty(&mut out, &settings).map_err(io::Error::from)?;
-            writeln!(out)?;
-        } else {
-            write!(out, "{}", configuration::table(&settings))?;
-        }
+        if args.json { json(&settings)? } else { configuration::table(&settings).to_string() }
     } else {
         let root = Path::new("/");
         let report = Report::new(SECTIONS.iter().map(|section| section(root)).collect());
-        if args.json {
-            serde_json::to_writer_pretty(&mut out, &report).map_err(io::Error::from)?;
-            writeln!(out)?;
-        } else {
-            write!(out, "{report}")?;
-        }
-    }
-    out.flush()?;
+        if args.json { json(&report)? } else { report.to_string() }
+    };
+    output::print(text)?;
     configuration::check()
+}
+
+fn json(value: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
 }

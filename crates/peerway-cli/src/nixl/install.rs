@@ -1,12 +1,14 @@
 //! `peerway nixl-install`: puts the backend where NIXL looks for backends.
 
-use std::fs;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 
 use super::find::{self, Found, State};
+use crate::file_set::FileSet;
+use crate::output::print;
 
 const FILE: &str = "libplugin_PEERWAY.so";
 
@@ -22,7 +24,8 @@ Examples:
   peerway nixl-install --remove                  takes it away again
 
 A program then asks for it by its name: nixl_agent_config(backends=[\"PEERWAY\"]).
-NIXL's own plugins stay where they are. Nothing else of the wheel is changed.")]
+NIXL's own plugins stay where they are. Nothing else of the wheel is changed. Where one file cannot be
+written or removed, all stay as they were.")]
 pub(crate) struct InstallArgs {
     /// The interpreter whose NIXL it is for.
     #[arg(long, value_name = "PROGRAM", default_value = "python3", conflicts_with = "into")]
@@ -43,6 +46,12 @@ pub(crate) struct InstallArgs {
 
 /// Installs or removes it, and says what was done.
 pub(crate) fn run(args: &InstallArgs) -> anyhow::Result<()> {
+    let lines = install(args)?;
+    print(lines.join("\n") + "\n")
+}
+
+/// Installs or removes it, all or nothing. Returns lines that say what was done.
+fn install(args: &InstallArgs) -> anyhow::Result<Vec<String>> {
     let found = match &args.into {
         Some(plugins) => {
             ensure!(plugins.is_dir(), "{} is not a directory", plugins.display());
@@ -58,6 +67,9 @@ pub(crate) fn run(args: &InstallArgs) -> anyhow::Result<()> {
         );
     }
     let plugin = if args.remove { None } else { Some(plugin(args.plugin.as_deref())?) };
+    let names: BTreeSet<&str> = args.name.iter().map(String::as_str).collect();
+    let mut files = FileSet::default();
+    let mut done = Vec::new();
     for nixl in &found {
         ensure!(
             nixl.plugins.is_dir(),
@@ -65,23 +77,28 @@ pub(crate) fn run(args: &InstallArgs) -> anyhow::Result<()> {
             nixl.shown(),
             nixl.plugins.display()
         );
-        for name in &args.name {
-            let done = match &plugin {
-                Some(plugin) => put(nixl, name, plugin)?,
-                None => remove(nixl, name)?,
-            };
-            println!("{}: {done}", nixl.shown());
+        for name in &names {
+            done.push(match &plugin {
+                Some(plugin) => put(&mut files, nixl, name, plugin)?,
+                None => remove(&mut files, nixl, name)?,
+            });
         }
-        if plugin.is_some() && args.into.is_none() && !nixl.is_tested() {
-            println!(
-                "{}: not tested with this version, only with {}; it says so itself where it does not fit",
-                nixl.shown(),
-                find::tested()
-            );
-        }
-        println!("{}: plugins there are {}", nixl.shown(), nixl.all().join(", "));
     }
-    Ok(())
+    // Nothing was changed so far, and nothing can fail half-way from here on.
+    files.commit()?;
+    let mut lines = Vec::new();
+    for (nixl, done) in found.iter().zip(done.chunks(names.len())) {
+        let shown = nixl.shown();
+        lines.extend(done.iter().map(|done| format!("{shown}: {done}")));
+        if plugin.is_some() && args.into.is_none() && !nixl.is_tested() {
+            lines.push(format!(
+                "{shown}: not tested with this version, only with {}; it says so itself where it does not fit",
+                find::tested()
+            ));
+        }
+        lines.push(format!("{shown}: plugins there are {}", nixl.all().join(", ")));
+    }
+    Ok(lines)
 }
 
 /// The plugin's file, looked for beside this program.
@@ -103,33 +120,27 @@ fn plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(file)
 }
 
-fn put(nixl: &Found, name: &str, plugin: &Path) -> anyhow::Result<String> {
+fn put(files: &mut FileSet, nixl: &Found, name: &str, plugin: &Path) -> anyhow::Result<String> {
     let file = nixl.file(name);
-    let before = nixl.state(name)?;
-    if before == State::Others {
-        bail!(
+    let done = match nixl.state(name)? {
+        State::Absent => "put",
+        State::Ours => "replaced",
+        State::Others => bail!(
             "{} is another plugin of that name, which is kept; remove it first if this one is to take its place",
             file.display()
-        );
-    }
-    // Renamed into its place, because a program that runs may have the old one mapped.
-    let beside = nixl.plugins.join(format!(".libplugin_{name}.{}", std::process::id()));
-    let copied = fs::copy(plugin, &beside).and_then(|_| fs::rename(&beside, &file));
-    if let Err(error) = copied {
-        let _ = fs::remove_file(&beside);
-        return Err(error).with_context(|| format!("cannot write {}", file.display()));
-    }
-    let done = if before == State::Ours { "replaced" } else { "put" };
+        ),
+    };
+    files.add_copy(plugin, &file)?;
     Ok(format!("backend {name} {done} at {}", file.display()))
 }
 
-fn remove(nixl: &Found, name: &str) -> anyhow::Result<String> {
+fn remove(files: &mut FileSet, nixl: &Found, name: &str) -> anyhow::Result<String> {
     let file = nixl.file(name);
     match nixl.state(name)? {
         State::Absent => Ok(format!("backend {name} was not there")),
         State::Others => bail!("{} is not Peerway's, and stays", file.display()),
         State::Ours => {
-            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+            files.remove(&file);
             Ok(format!("backend {name} removed from {}", nixl.plugins.display()))
         }
     }
@@ -137,6 +148,8 @@ fn remove(nixl: &Found, name: &str) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// A directory of plugins, with one of NIXL's own.
@@ -173,14 +186,35 @@ mod tests {
         let place = Place::new("nixl-install");
         let ours = place.write("ours", "before [PEERWAY] agent ' after");
         for _ in 0..2 {
-            run(&place.args(false, Some(ours.clone()), "UCCL")).unwrap();
+            install(&place.args(false, Some(ours.clone()), "UCCL")).unwrap();
         }
         let copied = fs::read_to_string(place.0.join("libplugin_UCCL.so")).unwrap();
         assert!(copied.contains("[PEERWAY] agent"));
-        run(&place.args(true, None, "UCCL")).unwrap();
-        run(&place.args(true, None, "UCCL")).unwrap();
+        install(&place.args(true, None, "UCCL")).unwrap();
+        install(&place.args(true, None, "UCCL")).unwrap();
         assert!(!place.0.join("libplugin_UCCL.so").exists());
         assert_eq!(fs::read_to_string(place.0.join("libplugin_UCX.so")).unwrap(), "theirs");
+    }
+
+    #[test]
+    fn a_name_that_is_taken_leaves_the_others_as_they_were() {
+        let place = Place::new("nixl-whole");
+        let ours = place.write("ours", "[PEERWAY] agent ' new");
+        place.write("libplugin_PEERWAY.so", "[PEERWAY] agent ' old");
+        place.write("libplugin_UCCL.so", "NIXL's own");
+        let all = || {
+            let entries = fs::read_dir(&place.0).unwrap().map(|entry| entry.unwrap().path());
+            let texts = entries.map(|file| (fs::read_to_string(&file).unwrap(), file));
+            texts.collect::<BTreeSet<_>>()
+        };
+        let before = all();
+        let mut args = place.args(false, Some(ours), "PEERWAY");
+        args.name.push("UCCL".into());
+        install(&args).unwrap_err();
+        assert_eq!(all(), before);
+        args.remove = true;
+        install(&args).unwrap_err();
+        assert_eq!(all(), before);
     }
 
     #[test]
@@ -188,11 +222,11 @@ mod tests {
         let place = Place::new("nixl-keep");
         let ours = place.write("ours", "[PEERWAY] agent '");
         let theirs = place.write("libplugin_UCCL.so", "NIXL's own");
-        let error = run(&place.args(false, Some(ours), "UCCL")).unwrap_err();
+        let error = install(&place.args(false, Some(ours), "UCCL")).unwrap_err();
         assert!(error.to_string().contains("another plugin of that name"), "{error}");
-        let error = run(&place.args(true, None, "UCCL")).unwrap_err();
+        let error = install(&place.args(true, None, "UCCL")).unwrap_err();
         assert!(error.to_string().contains("is not Peerway's"), "{error}");
-        let error = run(&place.args(false, Some(theirs), "PEERWAY")).unwrap_err();
+        let error = install(&place.args(false, Some(theirs), "PEERWAY")).unwrap_err();
         assert!(error.to_string().contains("is not Peerway's plugin"), "{error}");
     }
 
@@ -200,7 +234,7 @@ mod tests {
     fn a_plugin_that_was_not_built_says_how() {
         let place = Place::new("nixl-missing");
         let missing = place.0.join("missing.so");
-        let error = run(&place.args(false, Some(missing), "PEERWAY")).unwrap_err();
+        let error = install(&place.args(false, Some(missing), "PEERWAY")).unwrap_err();
         assert!(error.to_string().contains("cargo build --release -p peerway-nixl"), "{error}");
     }
 }

@@ -11,6 +11,7 @@ use super::producer::{self, Puts};
 use super::report::{Report, Row};
 use super::{LocalArgs, TIMEOUT};
 use crate::bench::run::Outputs;
+use crate::output;
 
 /// Bytes of a put that is posted to ourselves.
 const SMALL: u64 = 64;
@@ -66,13 +67,13 @@ fn measure(
     let row = |what, warps| Row { what, threads, rings, slots, warps, ..Row::default() };
     if latency {
         let rounds = args.rounds;
-        eprintln!("push and round trip, {rounds} times each");
+        output::report_line(format_args!("push and round trip, {rounds} times each"));
         rows.push(row("push, one thread", 1).times(&producer.push_one(rounds)?, 1.0));
         rows.push(row("push, 32 at once", 1).times(&producer.push_many(rounds)?, 32.0));
         rows.push(row("round trip", 1).times(&producer.round_trip(0, rounds)?, 1.0));
     }
     for &warps in &args.warps {
-        eprintln!("{threads} threads, {warps} warps");
+        output::report_line(format_args!("{threads} threads, {warps} warps"));
         let before = proxy.stats().commands;
         let start = Instant::now();
         let pushed = producer.flood(warps, args.commands)?;

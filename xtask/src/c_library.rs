@@ -8,6 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 
+use crate::file_set::FileSet;
 use crate::python::{output, step, step_with};
 use crate::setup::{self, Tool};
 use crate::test::{cargo, debug_build};
@@ -44,35 +45,54 @@ impl Profile {
     }
 }
 
-/// Builds the library and puts it, its headers and its pkg-config file under `prefix`.
+/// Builds the library and puts it, its headers and its pkg-config file under `prefix`: all or none.
 pub(crate) fn install(
     workspace: &Path,
     target: &Path,
     prefix: &Path,
     profile: Profile,
 ) -> anyhow::Result<()> {
+    let mut files = FileSet::default();
+    stage(&mut files, workspace, target, prefix, profile)?;
+    files.commit()?;
+    println!("libpeerway {VERSION} ({}) is in {}", profile.directory(), prefix.display());
+    Ok(())
+}
+
+/// Builds the library and adds what belongs under `prefix` to the files that are to be put there.
+pub(crate) fn stage(
+    files: &mut FileSet,
+    workspace: &Path,
+    target: &Path,
+    prefix: &Path,
+    profile: Profile,
+) -> anyhow::Result<()> {
+    let built = build(target, profile)?;
+    let archive = built.join("libpeerway.a");
+    make_archive(&built.join("libpeerway_c.a"), &archive)?;
+    let (include, lib) = (prefix.join("include"), prefix.join("lib"));
+    let pkgconfig = lib.join("pkgconfig");
+    for directory in [&include, &pkgconfig] {
+        files.make_directory(directory)?;
+    }
+    for header in HEADERS {
+        files.add_copy(&workspace.join("include").join(header), &include.join(header))?;
+    }
+    files.add_copy(&archive, &lib.join("libpeerway.a"))?;
+    let [whole, major] = shared_names();
+    files.add_copy(&built.join("libpeerway_c.so"), &lib.join(&whole))?;
+    files.add(&lib.join(&major), |new| symlink(&whole, new))?;
+    files.add(&lib.join("libpeerway.so"), |new| symlink(&major, new))?;
+    files.add(&pkgconfig.join("peerway.pc"), |new| fs::write(new, pkg_config()))
+}
+
+/// Builds the library, and returns the directory that it is in.
+pub(crate) fn build(target: &Path, profile: Profile) -> anyhow::Result<PathBuf> {
     match profile {
         Profile::Debug => debug_build()?,
         Profile::Release => cargo(&["build", "--release", "--package", "peerway-c"], &[])?,
     }
-    let built = target.join(profile.directory());
-    let (include, lib) = (prefix.join("include"), prefix.join("lib"));
-    let pkgconfig = lib.join("pkgconfig");
-    for directory in [&include, &pkgconfig] {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {directory:?}"))?;
-    }
-    for header in HEADERS {
-        put(&workspace.join("include").join(header), &include.join(header))?;
-    }
-    put_archive(&built.join("libpeerway_c.a"), &lib.join("libpeerway.a"))?;
-    let [whole, major] = shared_names();
-    put(&built.join("libpeerway_c.so"), &lib.join(&whole))?;
-    link(&whole, &lib.join(&major))?;
-    link(&major, &lib.join("libpeerway.so"))?;
-    let file = pkgconfig.join("peerway.pc");
-    fs::write(&file, pkg_config()).with_context(|| format!("cannot write {file:?}"))?;
-    println!("libpeerway {VERSION} ({}) is in {}", profile.directory(), prefix.display());
-    Ok(())
+    Ok(target.join(profile.directory()))
 }
 
 /// The shared library's file, and the name that programs ask for: its soname, which peerway-c's build script sets.
@@ -105,7 +125,7 @@ pub(crate) fn put(from: &Path, to: &Path) -> anyhow::Result<()> {
 
 /// An archive of one object that shows its own calls alone: two libraries in Rust, or other versions of what they are made of, may
 /// be linked into one program.
-fn put_archive(from: &Path, to: &Path) -> anyhow::Result<()> {
+fn make_archive(from: &Path, to: &Path) -> anyhow::Result<()> {
     let whole = to.with_extension("o").display().to_string();
     let (from, to) = (from.display().to_string(), to.display().to_string());
     let _ = fs::remove_file(&to);
@@ -116,11 +136,6 @@ fn put_archive(from: &Path, to: &Path) -> anyhow::Result<()> {
     output(Command::new("objcopy").args(intermediate).args(calls).arg(&whole))?;
     output(Command::new("ar").args(["rcs", &to, &whole]))?;
     fs::remove_file(&whole).with_context(|| format!("cannot remove {whole:?}"))
-}
-
-fn link(to: &str, at: &Path) -> anyhow::Result<()> {
-    let _ = fs::remove_file(at);
-    symlink(to, at).with_context(|| format!("cannot make the link {at:?}"))
 }
 
 /// The part `c`: header, symbols, examples and tests, each run as it is and under valgrind. `fake` is the library that plays GPUs.

@@ -3,6 +3,8 @@
 mod c_header;
 mod c_library;
 mod config_docs;
+#[path = "../../crates/peerway-cli/src/file_set.rs"]
+mod file_set;
 mod gpu;
 mod instructions;
 mod kernels;
@@ -22,6 +24,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use file_set::FileSet;
 
 /// Chores of the Peerway workspace.
 #[derive(Parser)]
@@ -84,6 +87,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    end_with_the_reader();
     let result = match Cli::parse().command {
         Command::Test(args) => test::run(&args),
         Command::ConfigDocs { check: false } => config_docs::write(workspace()),
@@ -110,10 +114,25 @@ fn main() -> ExitCode {
     }
 }
 
+/// Has SIGPIPE end this program where whoever reads its output has gone (`cargo xtask test | head`).
+/// Rust's start-up code ignores the signal, and printing panics instead.
+fn end_with_the_reader() {
+    // SAFETY: no other thread runs yet, and the default action runs no code of this process. This
+    // program has no sockets whose peers could raise the signal.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 fn install_c(prefix: &Path, uccl: bool) -> anyhow::Result<()> {
     let (target, profile) = (test::target_directory(), c_library::Profile::Release);
-    c_library::install(workspace(), &target, prefix, profile)?;
-    if uccl { uccl_library::install(workspace(), prefix) } else { Ok(()) }
+    if !uccl {
+        return c_library::install(workspace(), &target, prefix, profile);
+    }
+    let mut files = FileSet::default();
+    c_library::stage(&mut files, workspace(), &target, prefix, profile)?;
+    uccl_library::stage(&mut files, workspace(), &target, prefix, profile)?;
+    files.commit()?;
+    println!("libpeerway and libuccl_p2p are in {}", prefix.display());
+    Ok(())
 }
 
 fn device_header() -> anyhow::Result<()> {

@@ -8,8 +8,10 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-use crate::c_library::{self, Bench, Linked, Profile, STRICT, put};
+use crate::c_library::{self, Bench, Linked, Profile, STRICT};
+use crate::file_set::FileSet;
 use crate::python::{PIP_INSTALL, output, step, step_with};
+use crate::test::target_directory;
 
 const SOURCES: &str = "compat/uccl/cpp";
 const HEADERS: &str = "compat/uccl/include";
@@ -23,31 +25,54 @@ const TESTS: &[&str] = &[
 ];
 const OF_GPUS: &str = "compat/uccl/tests/gpu.cpp";
 
-/// Builds the library against what `prefix` has of libpeerway, and puts it and its headers there.
-pub(crate) fn install(workspace: &Path, prefix: &Path) -> anyhow::Result<()> {
+/// Builds the library and puts it and its headers beside the libpeerway that `prefix` has: all or none.
+pub(crate) fn install(
+    workspace: &Path,
+    target: &Path,
+    prefix: &Path,
+    profile: Profile,
+) -> anyhow::Result<()> {
+    let mut files = FileSet::default();
+    stage(&mut files, workspace, target, prefix, profile)?;
+    files.commit()
+}
+
+/// Builds the library and adds what belongs under `prefix` to the files that are to be put there.
+pub(crate) fn stage(
+    files: &mut FileSet,
+    workspace: &Path,
+    target: &Path,
+    prefix: &Path,
+    profile: Profile,
+) -> anyhow::Result<()> {
+    let peerway = c_library::build(target, profile)?;
     let (include, lib) = (prefix.join("include"), prefix.join("lib"));
-    for header in ["uccl_engine.h", "common.h"] {
-        put(&workspace.join(HEADERS).join(header), &include.join(header))?;
+    for directory in [&include, &lib] {
+        files.make_directory(directory)?;
     }
-    let library = lib.join(LIBRARY);
-    let _ = fs::remove_file(&library);
+    for header in ["uccl_engine.h", "common.h"] {
+        files.add_copy(&workspace.join(HEADERS).join(header), &include.join(header))?;
+    }
+    let made = peerway.join(LIBRARY);
     let sources = files_in(&workspace.join(SOURCES), "cpp")?;
-    let include = format!("-I{}", include.display());
-    let lib = format!("-L{}", lib.display());
     let exports = format!("-Wl,--version-script={EXPORTS}");
-    let library = library.display().to_string();
+    let library = made.display().to_string();
+    // By its file, because that is not called libpeerway.so here. The name in it is.
+    let linked = peerway.join("libpeerway_c.so").display().to_string();
+    let [ours, uccls] = ["include", HEADERS].map(|d| format!("-I{}", workspace.join(d).display()));
     // It finds libpeerway beside itself, wherever the two are moved to.
-    let linked =
-        ["-lpeerway", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined", "-Wl,-soname,libuccl_p2p.so"];
-    let made = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", &include, "-o", &library];
+    let names = ["-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined", "-Wl,-soname,libuccl_p2p.so"];
+    let options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", &ours, &uccls];
     let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
-    let flags = [&STRICT[..], &made, &sources, &[&lib, &exports], &linked].concat();
-    step(Path::new("g++"), workspace, &flags)
+    let flags = [&STRICT[..], &options, &["-o", &library], &sources, &[&linked, &exports], &names];
+    let flags = flags.concat();
+    step(Path::new("g++"), workspace, &flags)?;
+    files.add_copy(&made, &lib.join(LIBRARY))
 }
 
 /// Symbols and tests, each run as it is and under valgrind. `fake` is the library that plays GPUs.
 pub(crate) fn test(bench: &Bench<'_>, fake: &Path) -> anyhow::Result<()> {
-    install(bench.workspace, bench.prefix)?;
+    install(bench.workspace, &target_directory(), bench.prefix, Profile::Debug)?;
     check_symbols(bench)?;
     for source in TESTS {
         let program = bench.compile(source, Linked::Uccl)?;
@@ -86,7 +111,7 @@ pub(crate) fn run_nixl(workspace: &Path, target: &Path, nixl: &Path) -> anyhow::
     let (prefix, plugins) = (place.join("prefix"), place.join("plugins"));
     fs::create_dir_all(&plugins).with_context(|| format!("cannot make {plugins:?}"))?;
     c_library::install(workspace, target, &prefix, Profile::Debug)?;
-    install(workspace, &prefix)?;
+    install(workspace, target, &prefix, Profile::Debug)?;
 
     let environment = place.join("python");
     let python = environment.join("bin/python");

@@ -29,6 +29,9 @@ fn main() -> ExitCode {
         }
     };
     log();
+    if matches!(args.role, Role::Supervise | Role::List) {
+        end_with_the_reader();
+    }
     match args.role {
         Role::Supervise => supervisor::run(&args),
         Role::List => {
@@ -41,6 +44,14 @@ fn main() -> ExitCode {
         Role::ServeApart => servant::namespaces::serve_apart(&args.only),
         Role::Serve => servant::serve_lines(),
     }
+}
+
+/// Has SIGPIPE end this process where whoever reads its output has gone. Rust's start-up code ignores
+/// the signal, and printing panics instead. The scenarios end with this process.
+fn end_with_the_reader() {
+    // SAFETY: no other thread runs yet, and the default action runs no code of this process. The
+    // process that supervises or lists has no sockets whose peers could raise the signal.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
 /// Writes the engine's log to a file of this process in the directory that `CONFORMANCE_LOG` names.

@@ -274,15 +274,14 @@ impl Driver {
         }
         // A peer that pulls reads the source by itself, whether or not this endpoint exists.
         let fence = self.endpoint.config.fence;
-        for flight in self.flights.iter_mut().filter_map(Option::take) {
+        for flight in self.flights.iter_mut().flatten() {
             if flight.route == Route::Pull
                 && flight.unanswered > 0
-                && let Some(work) = flight.work
+                && let Some(work) = flight.work.take()
             {
-                quarantine::keep_source(flight.session, work, fence);
+                quarantine::keep_source(flight.session.clone(), work, fence);
             }
         }
-        self.active.clear();
     }
 
     /// Carries out one command.

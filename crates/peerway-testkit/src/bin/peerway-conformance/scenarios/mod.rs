@@ -77,6 +77,7 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "stop-reader-revoke", "a reader stops with its socket full; the owner revokes", framed, stop::reader_revoke, 1;
     "quarantine-endpoint", "memory that a stopped writer may write outlives its endpoint", stopped_writers, quarantine::outlives_endpoint, 1;
     "quarantine-region", "the same for a region that is only dropped; its writer dies", stopped_writers, quarantine::outlives_region, 1;
+    "quarantine-source", "the source of a write that a stopped owner pulls outlives its endpoint", cma_only, quarantine::source_outlives_endpoint, 1;
     "revoke-again", "a second revoke, and one without the endpoint, tell the truth", stopped_writers, quarantine::revoke_again, 1;
     "recycled-number", "a stranger gets the process number of a dead peer", cma_only, recycled::run, 1;
     "cut-descriptors", "a descriptor cannot be received: the session and its fences hold", cma_only, descriptors::cut_message, 1;

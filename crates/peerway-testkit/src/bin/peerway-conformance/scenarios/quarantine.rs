@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use peerway::{Access, Endpoint, Fence, Region};
+use anyhow::{Context, Result, ensure};
+use peerway::{Access, Batch, Endpoint, Fence, Region};
 use peerway_testkit::memory;
 
 use crate::remote::Remote;
@@ -86,6 +86,35 @@ pub(crate) fn outlives_region(world: &World) -> Result<Verdict> {
     is_released()?;
     ensure!(canaries.iter().flatten().all(|byte| *byte == CANARY), "unrelated memory changed");
     fine()
+}
+
+/// The source of a write that the owner pulls: the owner is stopped before it copies, and the
+/// writer's endpoint is dropped. What the heap holds afterwards must not land.
+pub(crate) fn source_outlives_endpoint(world: &World) -> Result<Verdict> {
+    // More than this process would write by itself.
+    const LEN: u64 = 2 << 20;
+    let Pair { a: endpoint, b: mut owner, peer } = world.pair()?;
+    owner.region("r", LEN, world.memory())?;
+    owner.ask("fill r 1")?;
+    let remote = peer.import(&owner.advertise("r", Access::READ_WRITE)?)?;
+    let source = world.region(&endpoint, LEN)?;
+    memory::fill_all(&source, 2)?;
+    owner.ask("hook stop 1")?;
+    let transfer = peer.post(&Batch::write(&source.all(), &remote.all())?)?;
+    owner.child()?.wait_stopped(Duration::from_secs(20))?;
+    transfer.cancel();
+    let ended = world.ends_soon(&transfer)?;
+    ensure!(ended.fence == Fence::Open, "the owner is about to copy: {ended:?}");
+    drop((transfer, remote, peer, source, endpoint));
+    let held = peerway::quarantine();
+    ensure!(held.regions == 1 && held.bytes == LEN, "after the endpoint is dropped: {held:?}");
+    let canaries: Vec<Vec<u8>> = (0..16).map(|_| vec![CANARY; LEN as usize]).collect();
+    owner.child()?.go_on()?;
+    is_released()?;
+    owner.ask("hook off")?;
+    let new = owner.ask("countnew r 1 2").context("bytes of unrelated memory landed")?;
+    drop(canaries);
+    fine_with(format!("{} of {} KiB landed", new.parse::<u64>()? >> 10, LEN >> 10))
 }
 
 /// Every revoke tells the truth: the second one, and one after the endpoint is gone.

@@ -18,7 +18,8 @@ import numpy
 import peerway
 
 SIZE = 4 << 20
-PATIENCE = 60.0
+#: Seconds that this example waits for an actor. Starting one takes long on a busy machine.
+PATIENCE = 120.0
 ARRIVED = 1
 #: This example stays on this host. On a cluster, leave `bind` away.
 HERE = "127.0.0.1:0"

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 #: Bytes that each rank writes into each other rank's memory.
 SLOT = 1 << 20
-PATIENCE = 60.0
+#: Seconds that a rank waits for another one. Importing torch takes long on a busy machine.
+PATIENCE = 120.0
 #: The counter under which arrivals are counted.
 ARRIVED = 1
 
@@ -70,7 +71,8 @@ def run(rank: int, ranks: int, port: int, listener: socket.socket | None = None)
 
         others = [other for other in range(ranks) if other != rank]
         for other in others:
-            value = store.get(f"peerway/{other}")  # waits until it is there
+            await_keys(store, rank, [f"peerway/{other}"])
+            value = store.get(f"peerway/{other}")
             peer = endpoint.connect(value[64:])
             remote = peer.remote(value[:64])
             mine = slice(rank * SLOT, (rank + 1) * SLOT)
@@ -81,12 +83,25 @@ def run(rank: int, ranks: int, port: int, listener: socket.socket | None = None)
             if not numpy.array_equal(inbox[other], message(other, rank)):
                 sys.exit(f"rank {rank}: what came from rank {other} is not what it sent")
 
-        # Nobody leaves while others still need it, rank 0 last: it serves the store.
+        # A rank keeps its endpoint until every other rank has finished its transfers.
         store.set(f"peerway/done/{rank}", b"1")
+        await_keys(store, rank, [f"peerway/done/{other}" for other in others])
+
+        # Rank 0 hosts the store, so it must leave last. Each other rank sets a key as its last use of the store,
+        # and rank 0 waits for these keys. If rank 0 left after `done` alone, the store would vanish while another
+        # rank still waits for `done` keys.
         if rank == 0:
-            store.wait([f"peerway/done/{other}" for other in others], timedelta(seconds=PATIENCE))
+            await_keys(store, rank, [f"peerway/left/{other}" for other in others])
         else:
-            store.wait(["peerway/done/0"], timedelta(seconds=PATIENCE))
+            store.set(f"peerway/left/{rank}", b"1")
+
+
+def await_keys(store: TCPStore, rank: int, keys: list[str]) -> None:
+    """Waits until other ranks have set all of these keys; ends the process if they do not."""
+    try:
+        store.wait(keys, timedelta(seconds=PATIENCE))
+    except RuntimeError as error:  # torch raises DistStoreError and DistNetworkError, which are RuntimeErrors
+        sys.exit(f"rank {rank}: the keys {', '.join(keys)} were not set within {PATIENCE:.0f} s: {error}")
 
 
 def message(sender: int, receiver: int) -> numpy.ndarray:

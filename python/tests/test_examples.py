@@ -7,14 +7,17 @@ import importlib.util
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 #: Importing torch or starting Ray takes long on a small machine with much to do.
-PATIENCE = 180.0
+PATIENCE = 300.0
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +87,95 @@ def test_driven_puts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @needs("torch")
 def test_rendezvous_store() -> None:
     assert "2 ranks met through the store and exchanged 2.1 MB, verified" in passes("rendezvous_store.py")
+
+
+class Store:
+    """A rank's view of a store that ends when rank 0 leaves. It stands in for torch's TCPStore.
+
+    Ranks other than 0 are slow at the end: once such a rank is done, it makes each call only when rank 0 has left,
+    or waits for a key that is not there yet.
+    """
+
+    def __init__(self, rank: int, shared: dict[str, bytes], changed: threading.Condition, left: threading.Event) -> None:
+        self.rank, self.shared, self.changed, self.left = rank, shared, changed, left
+        self.done = False
+
+    def set(self, key: str, value: bytes) -> None:
+        with self.changed:
+            self.let_rank_0_go_on()
+            self.shared[key] = value
+            self.done = self.done or key == f"peerway/done/{self.rank}"
+            self.changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        self.wait([key], timedelta(seconds=PATIENCE))
+        return self.shared[key]
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self.changed:
+            self.let_rank_0_go_on()
+            if self.rank == 0:
+                self.shared["awaited by rank 0"] = "\n".join(keys).encode()
+                self.changed.notify_all()
+            there = self.changed.wait_for(lambda: self.left.is_set() or self.has(keys), timeout.total_seconds())
+            if self.rank == 0:
+                self.shared["awaited by rank 0"] = b""
+            if self.left.is_set():
+                raise RuntimeError("rank 0 has left, and the store with it")
+            if not there:
+                raise RuntimeError(f"nobody has set {keys}")
+
+    def has(self, keys: list[str]) -> bool:
+        return all(key in self.shared for key in keys)
+
+    def let_rank_0_go_on(self) -> None:
+        if self.rank == 0 or not self.done:
+            return
+
+        def stands_still() -> bool:
+            awaited = self.shared.get("awaited by rank 0", b"").decode()
+            return self.left.is_set() or (awaited != "" and not self.has(awaited.split("\n")))
+
+        assert self.changed.wait_for(stands_still, PATIENCE), "rank 0 neither waits nor leaves"
+        if self.left.is_set():
+            raise RuntimeError("rank 0 has left, and the store with it")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rank_0_serves_the_store_until_every_rank_has_left(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = load("rendezvous_store.py")
+    shared: dict[str, bytes] = {}
+    changed, left = threading.Condition(), threading.Event()
+    # The ports that `run` is given stand for ranks here.
+    monkeypatch.setattr(example, "open_store", lambda port, _: Store(port, shared, changed, left))
+    failures = []
+
+    def run(rank: int) -> None:
+        try:
+            example.run(rank, ranks, rank)
+        except BaseException as error:
+            failures.append(f"rank {rank}: {error!r}")
+        if rank == 0:
+            with changed:
+                left.set()
+                changed.notify_all()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+
+
+def load(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), EXAMPLES / name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @needs("ray")

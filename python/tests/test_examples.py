@@ -96,7 +96,9 @@ class Store:
     or waits for a key that is not there yet.
     """
 
-    def __init__(self, rank: int, shared: dict[str, bytes], changed: threading.Condition, left: threading.Event) -> None:
+    def __init__(
+        self, rank: int, shared: dict[str, bytes], changed: threading.Condition, left: threading.Event
+    ) -> None:
         self.rank, self.shared, self.changed, self.left = rank, shared, changed, left
         self.done = False
 

@@ -6,14 +6,14 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
 use crate::file_set::FileSet;
 use crate::python::{output, step, step_with};
 use crate::setup::{self, Tool};
 use crate::test::{cargo, debug_build};
 use crate::wheels::{self, Wheels};
-use crate::{c_header, kernels, uccl_library};
+use crate::{c_header, kernels, steps, uccl_library};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const HEADERS: &[&str] = &["peerway.h", "peerway_abi.h", "peerway_device.cuh"];
@@ -281,7 +281,8 @@ impl Bench<'_> {
         let log = program.with_extension("valgrind");
         let shown = program.display().to_string();
         println!("$ valgrind {shown}");
-        let status = Command::new("valgrind")
+        let mut command = Command::new("valgrind");
+        command
             .args(["--quiet", "--error-exitcode=99", "--trace-children=yes"])
             // What pointers into the middle of a block, as hash tables have, is no leak.
             .args(["--leak-check=full", "--show-leak-kinds=definite,indirect"])
@@ -291,16 +292,18 @@ impl Bench<'_> {
             .arg(format!("--suppressions={SUPPRESSIONS}"))
             .arg(format!("--log-file={}.%p", log.display()))
             .arg(&shown)
-            .current_dir(self.workspace)
-            .status()
-            .context("cannot start valgrind")?;
-        if status.success() {
+            .current_dir(self.workspace);
+        let Err(error) = steps::run(&mut command, &format!("valgrind {shown}")) else {
             return Ok(());
+        };
+        let logs = self.logs(&log)?;
+        for line in &logs {
+            println!("{line}");
         }
-        for line in self.logs(&log)? {
-            eprintln!("{line}");
+        match logs.first() {
+            Some(line) => Err(error.context(format!("valgrind says: {line}"))),
+            None => Err(error),
         }
-        bail!("`valgrind {shown}` ended with {status}")
     }
 
     /// What valgrind wrote, of all processes.

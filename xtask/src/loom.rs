@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 
+use crate::failures;
 use crate::programs::Programs;
 use crate::python::output;
 
@@ -45,9 +46,9 @@ pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
             });
         }
     });
-    let mut failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{} models passed, {} failed", models.len() - failed.len(), failed.len());
-    match failed.pop() {
+    match failed.into_iter().next() {
         Some((model, error)) => Err(error).with_context(|| format!("model {model}")),
         None => Ok(()),
     }
@@ -61,8 +62,12 @@ fn check(program: &Path, model: &str) -> anyhow::Result<()> {
     let seconds = began.elapsed().as_secs_f32();
     let said = String::from_utf8_lossy(&ran.stdout);
     if !ran.status.success() || !said.contains("1 passed") {
-        println!("model {model} ... FAILED\n{said}{}", String::from_utf8_lossy(&ran.stderr));
-        bail!("it ended with {}", ran.status);
+        let said = format!("{said}{}", String::from_utf8_lossy(&ran.stderr));
+        println!("model {model} ... FAILED\n{said}");
+        match failures::first(&said) {
+            Some(failure) => bail!("{failure}"),
+            None => bail!("it ended with {}", ran.status),
+        }
     }
     println!("model {model} ... ok, {seconds:.1} s");
     Ok(())

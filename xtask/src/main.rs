@@ -5,6 +5,7 @@ mod c_library;
 mod config_docs;
 #[path = "../../crates/peerway-cli/src/file_set.rs"]
 mod file_set;
+mod failures;
 mod gpu;
 mod instructions;
 mod kernels;
@@ -15,6 +16,7 @@ mod programs;
 mod python;
 mod rdma;
 mod setup;
+mod steps;
 mod test;
 mod uccl_library;
 mod wheels;
@@ -89,7 +91,7 @@ enum Command {
 fn main() -> ExitCode {
     end_with_the_reader();
     let result = match Cli::parse().command {
-        Command::Test(args) => test::run(&args),
+        Command::Test(args) => return test::run(&args),
         Command::ConfigDocs { check: false } => config_docs::write(workspace()),
         Command::ConfigDocs { check: true } => config_docs::check(workspace()),
         Command::DeviceHeader => device_header(),

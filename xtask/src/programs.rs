@@ -5,9 +5,11 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
+
+use crate::steps;
 
 /// What cargo said of them, a JSON object a line.
 pub(crate) struct Programs(String);
@@ -25,18 +27,10 @@ impl Programs {
         variables: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
         println!("$ {shown}");
-        let built = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(shown.split(' ').skip(1))
-            .arg("--message-format=json-render-diagnostics")
-            .envs(variables.iter().copied())
-            .current_dir(workspace)
-            .stderr(Stdio::inherit())
-            .output()
-            .with_context(|| format!("cannot start `{shown}`"))?;
-        if !built.status.success() {
-            bail!("`{shown}` ended with {}", built.status);
-        }
-        Ok(Self(String::from_utf8(built.stdout)?))
+        let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.args(shown.split(' ').skip(1)).arg("--message-format=json-render-diagnostics");
+        command.envs(variables.iter().copied()).current_dir(workspace);
+        steps::capture(&mut command, shown).map(Self)
     }
 
     /// The program with the tests of a package's target.

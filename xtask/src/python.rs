@@ -7,6 +7,8 @@ use std::sync::Mutex;
 
 use anyhow::{Context, bail};
 
+use crate::steps;
+
 /// Libraries that the extension may need; any Linux with Python has them.
 const ALLOWED: &[&str] =
     &["linux-vdso", "libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "ld-linux"];
@@ -108,17 +110,11 @@ pub(crate) fn step_with(
     directory: &Path,
     arguments: &[&str],
 ) -> anyhow::Result<()> {
-    println!("$ {} {}", program.display(), arguments.join(" "));
-    let status = Command::new(program)
-        .args(arguments)
-        .envs(variables.iter().copied())
-        .current_dir(directory)
-        .status()
-        .with_context(|| format!("cannot start {}", program.display()))?;
-    if !status.success() {
-        bail!("`{} {}` ended with {status}", program.display(), arguments.join(" "));
-    }
-    Ok(())
+    let shown = format!("{} {}", program.display(), arguments.join(" "));
+    println!("$ {shown}");
+    let mut command = Command::new(program);
+    command.args(arguments).envs(variables.iter().copied()).current_dir(directory);
+    steps::run(&mut command, shown.trim_end()).map(drop)
 }
 
 /// The extension must load where there is no CUDA, no RDMA and no Rust.

@@ -5,7 +5,6 @@
 //! on any machine but this one: if no test is left that did not skip, the part fails. Then the conformance
 //! program runs there over verbs: on sound wires, on wires that lose packets and on ones that reorder them.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs};
@@ -13,7 +12,7 @@ use std::{env, fs};
 use anyhow::{Context, bail};
 
 use crate::programs::Programs;
-use crate::setup;
+use crate::{setup, steps};
 
 /// A package and one of its tests, to be run in the guest.
 const TESTS: &[(&str, &str)] = &[
@@ -149,7 +148,8 @@ impl Guest<'_> {
         }
         guest.arg("-d").arg(self.shared).args(["--", "bash", "-c", script]);
         println!("$ {guest:?}");
-        watched(&mut guest)
+        let said = steps::run(guest.stdin(Stdio::null()), "testbed/rdma-vm.sh")?;
+        Ok(said.lines().map(str::to_owned).collect())
     }
 }
 
@@ -163,29 +163,6 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::copy(from, to)
         .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     Ok(())
-}
-
-/// Runs a command to its good end; its lines are shown as they come, and kept.
-fn watched(command: &mut Command) -> anyhow::Result<Vec<String>> {
-    let program = command.get_program().display().to_string();
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start {program}"))?;
-    let mut lines = Vec::new();
-    if let Some(output) = child.stdout.take() {
-        for line in BufReader::new(output).split(b'\n') {
-            let line = String::from_utf8_lossy(&line?).into_owned();
-            println!("{line}");
-            lines.push(line);
-        }
-    }
-    let status = child.wait()?;
-    if !status.success() {
-        bail!("{program} ended with {status}");
-    }
-    Ok(lines)
 }
 
 /// What test programs said, each run by one thread and with its errors among its output.
@@ -287,14 +264,5 @@ test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
         let both = script(&["a", "b"]);
         assert!(both.starts_with("./smoke.sh && ./a --test-threads=1"), "{both}");
         assert!(both.contains("2>&1 && ./b "), "{both}");
-    }
-
-    #[test]
-    fn a_command_that_fails_is_an_error_and_its_lines_are_kept() {
-        let mut command = Command::new("sh");
-        assert_eq!(watched(command.args(["-c", "echo one; echo two"])).unwrap(), ["one", "two"]);
-        let mut command = Command::new("sh");
-        let error = watched(command.args(["-c", "exit 3"])).unwrap_err();
-        assert!(error.to_string().contains("exit status: 3"), "{error}");
     }
 }

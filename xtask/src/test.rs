@@ -1,24 +1,24 @@
 //! `cargo xtask test`: every check of the project, in one command.
 //!
 //! Parts run in order, each timed, and the first that fails ends the run; a closing table gives the
-//! minutes of each. What later parts need from elsewhere is fetched while earlier ones compile. What
-//! continuous integration runs is this and nothing else.
+//! minutes of each. Where a part failed, the last line says which test it was, and why. What later parts need from
+//! elsewhere is fetched while earlier ones compile. What continuous integration runs is this and nothing else.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use anyhow::{Context, bail};
 use clap::Args;
 
 use crate::programs::Programs;
 use crate::wheels::{self, Wheels};
 use crate::{
-    c_library, config_docs, instructions, kernels, loom, nixl, python, rdma, setup, workspace,
+    c_library, config_docs, instructions, kernels, loom, nixl, python, rdma, setup, steps,
+    workspace,
 };
 
 /// Which parts to run.
@@ -50,17 +50,17 @@ pub(crate) struct TestArgs {
 }
 
 /// Runs the chosen parts.
-pub(crate) fn run(args: &TestArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &TestArgs) -> ExitCode {
     let chosen: Vec<&Part> = PARTS.iter().filter(|part| part.is_chosen(args)).collect();
     if args.list {
         for part in PARTS {
             let mark = if part.is_chosen(args) { "" } else { " (not chosen)" };
             println!("{:<12} {}{mark}", part.name, part.about);
         }
-        return Ok(());
+        return ExitCode::SUCCESS;
     }
 
-    let mut results = Vec::new();
+    let (mut results, mut failed) = (Vec::new(), None);
     let mut fetching = None;
     for part in &chosen {
         if part.name != SETUP {
@@ -72,12 +72,34 @@ pub(crate) fn run(args: &TestArgs) -> anyhow::Result<()> {
         let outcome = (part.run)(args.soak);
         results.push((part.name, started.elapsed(), outcome.is_ok()));
         if let Err(error) = outcome {
-            summarise(&results, chosen.len());
-            bail!("part `{}` failed: {error:#}", part.name);
+            failed = Some((part.name, error));
+            break;
         }
     }
+    // It may have to say that it waits, and nothing is to follow the verdict.
+    drop(fetching);
+    let verdict = failed.map(|(part, error)| verdict(part, &error));
+    if let Some((details, _)) = &verdict {
+        print!("{details}");
+    }
     summarise(&results, chosen.len());
-    Ok(())
+    match verdict {
+        None => ExitCode::SUCCESS,
+        Some((_, line)) => {
+            println!("{line}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What is said of a part that failed: details before the table, if there are any, and one line to close with.
+fn verdict(part: &str, error: &anyhow::Error) -> (String, String) {
+    let whole = format!("{error:#}");
+    let mut lines = whole.trim().lines();
+    let line = format!("cargo xtask test: part `{part}` failed: {}", lines.next().unwrap_or(""));
+    let details =
+        if lines.next().is_some() { format!("\n{}\n", whole.trim()) } else { String::new() };
+    (details, line)
 }
 
 /// A thread that fetches what parts need, in their order.
@@ -181,7 +203,8 @@ const PARTS: &[Part] = &[
                 ("PEERWAY_TEST_CUDA_INCLUDE", have(&wheels::OLD)?.include().display().to_string()),
                 ("PEERWAY_TEST_NVRTC", have(&wheels::CUDA_12)?.nvrtc().display().to_string()),
             ];
-            cargo(&["test", "--workspace"], &variables)
+            // All programs of tests are run, so that one run tells of every test that fails.
+            cargo(&["test", "--workspace", "--no-fail-fast"], &variables)
         },
     },
     Part {
@@ -346,21 +369,14 @@ fn conformance(soak: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs cargo in the workspace, its output going where ours goes.
+/// Runs cargo in the workspace.
 pub(crate) fn cargo(arguments: &[&str], variables: &[(&str, String)]) -> anyhow::Result<()> {
     let shown = format!("cargo {}", arguments.join(" "));
     println!("$ {shown}");
     let program = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(program)
-        .args(arguments)
-        .envs(variables.iter().map(|(name, value)| (name, value)))
-        .current_dir(workspace())
-        .status()
-        .with_context(|| format!("cannot start `{shown}`"))?;
-    if !status.success() {
-        bail!("`{shown}` ended with {status}");
-    }
-    Ok(())
+    let mut command = Command::new(program);
+    command.args(arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+    steps::run(command.current_dir(workspace()), &shown).map(drop)
 }
 
 pub(crate) fn target_directory() -> PathBuf {
@@ -413,6 +429,20 @@ mod tests {
         assert_eq!(chosen(&args(&[RDMA], &[])), [RDMA]);
         assert_eq!(chosen(&TestArgs { rdma: true, ..args(&[], &[]) }), [RDMA]);
         assert_eq!(chosen(&TestArgs { rdma: true, ..args(&["fmt"], &[]) }), ["fmt", RDMA]);
+    }
+
+    #[test]
+    fn the_last_line_is_one_line() {
+        let error = anyhow::anyhow!("tests/test_x.py::test_y: AssertionError: 22 != 20");
+        let line = "cargo xtask test: part `python` failed: tests/test_x.py::test_y: AssertionError: 22 != 20";
+        assert_eq!(verdict("python", &error), (String::new(), line.to_owned()));
+        let error = anyhow::anyhow!("it ended with 1:\n  more\n").context("figure map-write");
+        let (details, line) = verdict("instructions", &error);
+        assert_eq!(
+            line,
+            "cargo xtask test: part `instructions` failed: figure map-write: it ended with 1:"
+        );
+        assert_eq!(details, "\nfigure map-write: it ended with 1:\n  more\n");
     }
 
     #[test]

@@ -16,6 +16,13 @@ pub(crate) struct Failure {
     others: usize,
 }
 
+impl Failure {
+    /// What it says, in one line.
+    pub(crate) fn why(&self) -> &str {
+        &self.why
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { test, why, others } = self;

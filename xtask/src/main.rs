@@ -10,6 +10,7 @@ mod gpu;
 mod instructions;
 mod kernels;
 mod loom;
+mod needs;
 mod nixl;
 mod nixl_upstream;
 mod programs;

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
+use crate::needs::Program;
 use crate::steps;
 
 /// What cargo said of them, a JSON object a line.
@@ -35,17 +36,30 @@ impl Programs {
 
     /// The program with the tests of a package's target.
     pub(crate) fn find(&self, package: &str, target: &str) -> anyhow::Result<PathBuf> {
-        let mut found = self.0.lines().filter_map(|line| {
+        let mut found = self
+            .named()
+            .filter(|(name, program)| name == target && program.directory.ends_with(package));
+        let (_, program) = found
+            .next()
+            .with_context(|| format!("cargo made no program of {package}'s tests in {target}"))?;
+        Ok(program.file)
+    }
+
+    /// All programs with tests.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Program> {
+        self.named().map(|(_, program)| program)
+    }
+
+    /// With the names of their targets.
+    fn named(&self) -> impl Iterator<Item = (String, Program)> {
+        self.0.lines().filter_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).ok()?;
             let manifest = Path::new(message["manifest_path"].as_str()?);
-            let is_it = manifest.parent().is_some_and(|directory| directory.ends_with(package))
-                && message["target"]["name"] == target
-                && message["profile"]["test"] == true;
-            if is_it { message["executable"].as_str().map(PathBuf::from) } else { None }
-        });
-        found
-            .next()
-            .with_context(|| format!("cargo made no program of {package}'s tests in {target}"))
+            let file =
+                message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?;
+            let program = Program { file: file.into(), directory: manifest.parent()?.to_owned() };
+            Some((message["target"]["name"].as_str()?.to_owned(), program))
+        })
     }
 }
 
@@ -74,6 +88,8 @@ mod tests {
         assert_eq!(programs.find("x", "device").unwrap(), Path::new("/t/device-2"));
         assert_eq!(programs.find("y", "device").unwrap(), Path::new("/t/device-1"));
         assert!(programs.find("x", "none").is_err());
+        let all: Vec<_> = programs.all().map(|program| program.file).collect();
+        assert_eq!(all, ["/t/other-1", "/t/device-1", "/t/device-2"].map(PathBuf::from));
         assert!(Programs(String::new()).find("x", "device").is_err());
     }
 }

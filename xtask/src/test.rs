@@ -17,7 +17,7 @@ use clap::Args;
 use crate::programs::Programs;
 use crate::wheels::{self, Wheels};
 use crate::{
-    c_library, config_docs, instructions, kernels, loom, nixl, python, rdma, setup, steps,
+    c_library, config_docs, instructions, kernels, loom, needs, nixl, python, rdma, setup, steps,
     workspace,
 };
 
@@ -196,7 +196,7 @@ const PARTS: &[Part] = &[
             // 256 cases are proptest's default and take seconds; a soak looks at more.
             let cases = if soak { "20000" } else { "256" };
             // Compiled before wheels are waited for.
-            cargo(&["test", "--workspace", "--no-run"], &[])?;
+            let programs = Programs::build(workspace())?;
             let have = |set| Wheels::have(workspace(), &target_directory(), set);
             let variables = [
                 ("PROPTEST_CASES", cases.into()),
@@ -204,7 +204,8 @@ const PARTS: &[Part] = &[
                 ("PEERWAY_TEST_NVRTC", have(&wheels::CUDA_12)?.nvrtc().display().to_string()),
             ];
             // All programs of tests are run, so that one run tells of every test that fails.
-            cargo(&["test", "--workspace", "--no-fail-fast"], &variables)
+            cargo(&["test", "--workspace", "--no-fail-fast"], &variables)?;
+            needs::run(&programs, &variables)
         },
     },
     Part {
@@ -217,10 +218,13 @@ const PARTS: &[Part] = &[
             let fake = debug_fake_gpus().display().to_string();
             let programs = Programs::build(workspace())?;
             let package = workspace().join("crates/peerway-cli");
-            ["peerway", "bench"].into_iter().try_for_each(|target| {
-                let program = programs.find("peerway-cli", target)?;
-                python::step_with(&[("PEERWAY_CUDA_SO", &fake)], &program, &package, &[])
-            })
+            // Of the command's own tests those that need a GPU, which elsewhere are ignored.
+            [("peerway", &[][..]), ("bench", &["--ignored"])].into_iter().try_for_each(
+                |(target, which)| {
+                    let program = programs.find("peerway-cli", target)?;
+                    python::step_with(&[("PEERWAY_CUDA_SO", &fake)], &program, &package, which)
+                },
+            )
         },
     },
     Part {

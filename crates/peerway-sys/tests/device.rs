@@ -1,4 +1,4 @@
-//! The handles on real verbs devices: soft-RoCE is enough. Without a device each test says so and ends.
+//! The handles on real verbs devices: soft-RoCE is enough. `cargo xtask test --rdma` runs these tests.
 //!
 //! Two queue pairs of one device, connected to each other, in one process: every kind of request
 //! crosses, and what must be refused is refused by the device.
@@ -21,8 +21,9 @@ const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 const ALL: u32 = IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_MW_BIND;
 
 #[test]
+#[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn writes_reads_and_messages_cross() {
-    let Some(pair) = Pair::connect(None) else { return };
+    let pair = Pair::connect(None);
     let (from, to) = (Buffer::new(&pair.pd, 1 << 20, ALL), Buffer::new(&pair.pd, 1 << 20, ALL));
     from.fill(7);
 
@@ -69,8 +70,9 @@ fn writes_reads_and_messages_cross() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn a_wrong_key_fails_the_request_and_flushes_the_queue() {
-    let Some(pair) = Pair::connect(None) else { return };
+    let pair = Pair::connect(None);
     let from = Buffer::new(&pair.pd, 4096, ALL);
     let to = Buffer::new(&pair.pd, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
     let piece = [from.sge(0, 64)];
@@ -90,14 +92,13 @@ fn a_wrong_key_fails_the_request_and_flushes_the_queue() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices with memory windows: cargo xtask test --rdma"]
 fn a_window_opens_and_shuts() {
-    let Some(pair) = Pair::connect(None) else { return };
+    let pair = Pair::connect(None);
     let attr = pair.pd.context().device_attr().expect("it can be asked");
     let kinds = IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
-    if attr.device_cap_flags & kinds == 0 {
-        eprintln!("skipped: no memory windows of type 2 on {}", pair.pd.context().name());
-        return;
-    }
+    let device = pair.pd.context().name();
+    assert!(attr.device_cap_flags & kinds != 0, "{device} has no memory windows of type 2");
     let from = Buffer::new(&pair.pd, 4096, ALL);
     from.fill(9);
     // Writable locally and by windows alone.
@@ -129,13 +130,14 @@ fn a_window_opens_and_shuts() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn batches_write_read_and_send() {
     let operations = IBV_QP_EX_WITH_RDMA_WRITE
         | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
         | IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_SEND
         | IBV_QP_EX_WITH_SEND_WITH_IMM;
-    let Some(pair) = Pair::connect(Some(operations)) else { return };
+    let pair = Pair::connect(Some(operations));
     let (from, to) = (Buffer::new(&pair.pd, 8192, ALL), Buffer::new(&pair.pd, 8192, ALL));
     from.fill(3);
     let (address, key) = (to.address(0), to.mr.rkey());
@@ -181,11 +183,12 @@ fn batches_write_read_and_send() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn datagrams_go_where_their_address_says() {
     const KEY: u32 = 0x1111;
     /// What the device puts in front of a datagram.
     const HEADER: usize = size_of::<ibv_grh>();
-    let Some(context) = open().map(Arc::new) else { return };
+    let context = Arc::new(open());
     let pd = Arc::new(Pd::alloc(&context).expect("one domain"));
     let cq = Arc::new(Cq::create(&context, 16, 0, None, 0).expect("one queue"));
     let cap = ibv_qp_cap {
@@ -257,8 +260,9 @@ fn datagrams_go_where_their_address_says() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn an_armed_queue_wakes_a_sleeper_once() {
-    let Some(pair) = Pair::connect(None) else { return };
+    let pair = Pair::connect(None);
     let channel = pair.cq.channel().expect("it was made with one");
     channel.set_nonblocking().expect("a descriptor");
     assert_eq!(channel.event(), Ok(None));
@@ -275,8 +279,9 @@ fn an_armed_queue_wakes_a_sleeper_once() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn what_the_device_says_of_itself_makes_sense() {
-    let Some(context) = open() else { return };
+    let context = open();
     let attr = context.device_attr_ex().expect("it can be asked");
     assert!(attr.orig_attr.max_qp > 0 && attr.orig_attr.max_cqe > 0);
     assert_eq!(attr.orig_attr.max_mr, context.device_attr().expect("it can be asked").max_mr);
@@ -307,8 +312,9 @@ fn what_the_device_says_of_itself_makes_sense() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn a_child_that_drops_the_handles_leaves_the_parents_alone() {
-    let Some(pair) = Pair::connect(None) else { return };
+    let pair = Pair::connect(None);
     let to = Buffer::new(&pair.pd, 4096, ALL);
     // SAFETY: the child drops what it has and leaves without unwinding; nothing there needs a lock that
     // another thread may have held, other than the allocator's, which fork keeps usable.
@@ -331,24 +337,13 @@ fn a_child_that_drops_the_handles_leaves_the_parents_alone() {
 }
 
 /// The first device whose first port is up.
-fn open() -> Option<Context> {
-    let devices = Verbs::load(std::env::var_os("PEERWAY_IBV_SO"))
-        .map_err(|error| error.to_string())
-        .and_then(|verbs| verbs.devices().map_err(|error| error.to_string()));
-    let devices = match devices {
-        Ok(devices) => devices,
-        Err(why) => {
-            eprintln!("skipped: {why}");
-            return None;
-        }
-    };
+fn open() -> Context {
+    let verbs = Verbs::load(std::env::var_os("PEERWAY_IBV_SO")).expect("libibverbs is here");
+    let devices = verbs.devices().expect("the kernel has RDMA");
     let mut opened = devices.iter().filter_map(|device| device.open().ok());
     let up =
         opened.find(|context| context.port_attr(1).is_ok_and(|port| port.state == IBV_PORT_ACTIVE));
-    if up.is_none() {
-        eprintln!("skipped: no device with an active port");
-    }
-    up
+    up.expect("a device has an active port")
 }
 
 /// Two queue pairs of one device that are connected to each other.
@@ -362,8 +357,8 @@ struct Pair {
 impl Pair {
     const COOKIE: usize = 0xc0c0;
 
-    fn connect(operations: Option<u64>) -> Option<Self> {
-        let context = Arc::new(open()?);
+    fn connect(operations: Option<u64>) -> Self {
+        let context = Arc::new(open());
         let pd = Arc::new(Pd::alloc(&context).expect("one domain"));
         let channel = Arc::new(CompChannel::create(&context).expect("one channel"));
         let cq = Cq::create(&context, 64, Self::COOKIE, Some(&channel), 0).expect("one queue");
@@ -388,7 +383,7 @@ impl Pair {
         let port = context.port_attr(1).expect("port 1 is there");
         bring_up(&near, &far, index, &gid, &port);
         bring_up(&far, &near, index, &gid, &port);
-        Some(Self { near, far, cq, pd })
+        Self { near, far, cq, pd }
     }
 
     fn post(&self, requests: &mut [ibv_send_wr]) {

@@ -13,7 +13,7 @@ use peerway::gpu::{
 };
 use peerway::{Endpoint, Region};
 
-use on_gpu::has_gpu;
+use on_gpu::require_gpu;
 
 struct Counting;
 
@@ -112,10 +112,9 @@ fn copy_now(copier: &mut Copier, runs: &[Run]) {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn every_length_arrives_at_every_alignment_and_nothing_beside_it() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     const LENGTHS: usize = 300;
     const STRIDE: usize = LENGTHS + 64;
     let endpoint = Endpoint::builder().build().unwrap();
@@ -147,10 +146,9 @@ fn every_length_arrives_at_every_alignment_and_nothing_beside_it() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn ten_thousand_tasks_of_mixed_lengths_arrive() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     const SOURCE: usize = 4 << 20;
     let endpoint = Endpoint::builder().build().unwrap();
     for kind in CopierKind::ALL {
@@ -199,10 +197,9 @@ fn ten_thousand_tasks_of_mixed_lengths_arrive() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn one_source_goes_to_five_places() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let endpoint = Endpoint::builder().build().unwrap();
     let mut numbers = Numbers(3);
     let tokens = numbers.bytes(64 * 7168);
@@ -224,10 +221,9 @@ fn one_source_goes_to_five_places() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn what_does_not_fit_is_refused_whole_and_fits_later() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let endpoint = Endpoint::builder().build().unwrap();
     let bytes = Numbers(5).bytes(1 << 20);
     let from = Memory::new(&endpoint, &bytes);
@@ -280,10 +276,9 @@ fn what_does_not_fit_is_refused_whole_and_fits_later() {
 
 /// The resident kernel leaves each time, and comes back for the next task.
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_thousand_pauses_lose_nothing() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let from = PinnedMemory::allocate(4096).unwrap();
     let to = PinnedMemory::allocate(4096).unwrap();
     let idle = Duration::from_micros(20);
@@ -325,10 +320,9 @@ fn a_thousand_pauses_lose_nothing() {
 
 /// However much there is to do, the kernel makes room for others, and comes back.
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_resident_kernel_that_may_not_stay_goes_on_where_it_was() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let endpoint = Endpoint::builder().build().unwrap();
     let bytes = Numbers(17).bytes(1 << 20);
     let (from, to) = (Memory::new(&endpoint, &bytes), Memory::new(&endpoint, &vec![0; 1 << 20]));
@@ -350,10 +344,9 @@ fn a_resident_kernel_that_may_not_stay_goes_on_where_it_was() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn two_copiers_work_at_once() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let kinds = CopierKind::ALL;
     let pairs = kinds.iter().flat_map(|one| kinds.iter().map(move |other| [*one, *other]));
     for pair in pairs {
@@ -386,10 +379,9 @@ fn two_copiers_work_at_once() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_copier_that_is_dropped_has_copied_what_it_was_given() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     const LEN: usize = 8 << 20;
     let endpoint = Endpoint::builder().build().unwrap();
     let bytes = Numbers(23).bytes(LEN);
@@ -414,10 +406,9 @@ fn a_copier_that_is_dropped_has_copied_what_it_was_given() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn nothing_is_allocated_for_copies() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let endpoint = Endpoint::builder().build().unwrap();
     let from = Memory::new(&endpoint, &[1; 65536]);
     let to = Memory::new(&endpoint, &[0; 65536]);

@@ -12,20 +12,14 @@ use peerway::{Endpoint, Peer, Region};
 use peerway_sys::Library;
 use peerway_sys::cuda::{Cuda, Gpu, Grid, Module, Stream};
 
-use on_gpu::has_gpu;
+use on_gpu::require_gpu;
 
 const LEN: u64 = 4 << 20;
 
-/// Whether kernels run: the stand-in has references of the engine's own alone.
-fn runs_kernels() -> bool {
-    if !has_gpu() {
-        return false;
-    }
-    let stands_in = std::env::var_os("PEERWAY_FAKE_CUDA").is_some();
-    if stands_in {
-        eprintln!("left to a GPU: the stand-in does not run this kernel");
-    }
-    !stands_in
+/// A GPU must be there, and run kernels: the library that stands in for one does not run these.
+fn require_kernels() {
+    require_gpu();
+    assert!(std::env::var_os("PEERWAY_FAKE_CUDA").is_none(), "the stand-in does not run kernels");
 }
 
 /// A proxy here whose peer 0 is another endpoint of this process, with a window of GPU memory on each side.
@@ -70,10 +64,9 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn puts_between_gpu_memories_arrive_whole_with_every_copier() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     for copier in CopierKind::ALL {
         let two = Two::new(copier, false);
         let _armed = two.ours.arm();
@@ -107,10 +100,9 @@ fn puts_between_gpu_memories_arrive_whole_with_every_copier() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn each_count_comes_after_its_bytes() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     for copier in CopierKind::ALL {
         let two = Two::new(copier, false);
         let _armed = two.ours.arm();
@@ -128,10 +120,9 @@ fn each_count_comes_after_its_bytes() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn arrivals_go_on_to_several_memories_of_gpus_and_the_host() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     for copier in CopierKind::ALL {
         let two = Two::new(copier, false);
         let experts = [
@@ -160,10 +151,9 @@ fn arrivals_go_on_to_several_memories_of_gpus_and_the_host() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_window_whose_memory_was_freed_fails_its_commands_and_nothing_else() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     for copier in CopierKind::ALL {
         let two = Two::new(copier, false);
         let memory = DeviceMemory::allocate(0, 65_536, &DeviceMemoryOptions::default()).unwrap();
@@ -224,10 +214,9 @@ impl Kernels {
 }
 
 #[test]
+#[ignore = "needs a GPU that runs kernels: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_kernel_puts_and_is_told_when_it_is_there() {
-    if !runs_kernels() {
-        return;
-    }
+    require_kernels();
     let two = Two::new(CopierKind::Launched, true);
     let kernels = Kernels::new(&two._endpoints[0]);
     let bytes = pattern(3, 1 << 20);
@@ -251,10 +240,9 @@ fn a_kernel_puts_and_is_told_when_it_is_there() {
 }
 
 #[test]
+#[ignore = "needs a GPU that runs kernels: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn quiet_waits_for_completions_that_are_late() {
-    if !runs_kernels() {
-        return;
-    }
+    require_kernels();
     let two = Two::new(CopierKind::Launched, true);
     let kernels = Kernels::new(&two._endpoints[0]);
     let _armed = two.ours.arm();
@@ -269,10 +257,9 @@ fn quiet_waits_for_completions_that_are_late() {
 }
 
 #[test]
+#[ignore = "needs a GPU that runs kernels: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_wait_for_what_never_comes_ends_in_time() {
-    if !runs_kernels() {
-        return;
-    }
+    require_kernels();
     let two = Two::new(CopierKind::Launched, true);
     let kernels = Kernels::new(&two._endpoints[0]);
     let _armed = two.ours.arm();
@@ -284,10 +271,9 @@ fn a_wait_for_what_never_comes_ends_in_time() {
 }
 
 #[test]
+#[ignore = "needs a GPU that runs kernels: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_kernel_that_waits_for_a_peer_is_told_when_it_is_gone() {
-    if !runs_kernels() {
-        return;
-    }
+    require_kernels();
     if std::env::var_os("PEERWAY_TEST_FAR").is_some() {
         // The far process: its metadata and card, then it waits to be killed.
         let endpoint = Endpoint::new().unwrap();

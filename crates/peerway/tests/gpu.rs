@@ -15,7 +15,7 @@ use peerway::{
     RemoteRegion, RemoteSlice, TransferError,
 };
 
-use on_gpu::has_gpu;
+use on_gpu::require_gpu;
 
 fn endpoint(pin: Pin) -> Endpoint {
     Endpoint::builder().transport(pin).build().unwrap()
@@ -71,10 +71,9 @@ const MIXES: [(Kind, Kind); 5] = [
 ];
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn memory_is_allocated_the_best_way_there_is_and_says_which() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let best = DeviceMemory::allocate(0, 5_000_000, &DeviceMemoryOptions::default()).unwrap();
     eprintln!("{best:?}: {:?}", best.why_not_better());
     assert_eq!((best.len(), best.gpu()), (5_000_000, 0));
@@ -92,10 +91,9 @@ fn memory_is_allocated_the_best_way_there_is_and_says_which() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn what_is_no_gpu_memory_is_refused_in_a_sentence() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let endpoint = endpoint(Pin::Auto);
     let said = |result: Result<Region, RegisterError>| result.unwrap_err().to_string();
     let count = peerway::gpu::devices().unwrap().len() as u32;
@@ -182,10 +180,9 @@ fn shapes(peer: &Peer, a: &Endpoint, b: &Endpoint, mix: (Kind, Kind), path: Path
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn every_shape_arrives_between_gpu_and_host_in_one_process() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let (a, b) = (endpoint(Pin::Auto), endpoint(Pin::Auto));
     let peer = a.connect(&b.metadata()).unwrap();
     for mix in MIXES {
@@ -194,10 +191,9 @@ fn every_shape_arrives_between_gpu_and_host_in_one_process() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn every_shape_arrives_on_wires_that_do_not_reach_gpus() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     for (pin, path) in [(Pin::Tcp, PathKind::Tcp), (Pin::LocalRing, PathKind::LocalRing)] {
         let (a, b) = (endpoint(pin), endpoint(pin));
         let peer = a.connect(&b.metadata()).unwrap();
@@ -210,10 +206,9 @@ fn every_shape_arrives_on_wires_that_do_not_reach_gpus() {
 /// A GPU rings no bell when a copy is done: somebody must look, however small it is, though nobody waits for it and the next
 /// heartbeat is far away.
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_small_write_that_nobody_waits_for_arrives_at_once() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     for pin in [Pin::Tcp, Pin::LocalRing] {
         let calm = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600));
         let (a, b) = (calm().build().unwrap(), calm().build().unwrap());
@@ -234,10 +229,9 @@ fn a_small_write_that_nobody_waits_for_arrives_at_once() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn memory_that_was_freed_while_registered_is_refused_and_the_process_lives_on() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     for pin in [Pin::Auto, Pin::Tcp] {
         let (a, b) = (endpoint(pin), endpoint(pin));
         let peer = a.connect(&b.metadata()).unwrap();
@@ -276,10 +270,9 @@ fn memory_that_was_freed_while_registered_is_refused_and_the_process_lives_on() 
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn memory_is_freed_after_what_its_stream_holds() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let mine = streams::Mine::new();
     let kept = endpoint(Pin::Auto).allocate_gpu(0, 1 << 20).unwrap();
     for kind in [DeviceMemoryKind::Plain, DeviceMemoryKind::Fabric] {
@@ -295,11 +288,10 @@ fn memory_is_freed_after_what_its_stream_holds() {
 }
 
 #[test]
+#[ignore = "needs two GPUs: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn memories_of_two_gpus_are_told_apart() {
-    if !has_gpu() || peerway::gpu::devices().unwrap().len() < 2 {
-        eprintln!("one GPU: nothing to tell apart");
-        return;
-    }
+    require_gpu();
+    assert!(peerway::gpu::devices().unwrap().len() >= 2, "there is one GPU alone");
     const LEN: usize = 50_000;
     for pin in [Pin::Auto, Pin::Tcp] {
         let (a, b) = (endpoint(pin), endpoint(pin));
@@ -337,10 +329,9 @@ fn memories_of_two_gpus_are_told_apart() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn counts_and_notifications_are_seen_after_the_bytes() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     for pin in [Pin::Auto, Pin::Tcp, Pin::LocalRing] {
         let (a, b) = (endpoint(pin), endpoint(pin));
         let peer = a.connect(&b.metadata()).unwrap();
@@ -362,10 +353,9 @@ fn counts_and_notifications_are_seen_after_the_bytes() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn what_is_cancelled_or_revoked_is_quiet() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     const LEN: usize = 64 << 20;
     for pin in [Pin::Auto, Pin::Tcp, Pin::LocalRing] {
         let (a, b) = (endpoint(pin), endpoint(pin));
@@ -411,7 +401,7 @@ struct Owner {
 impl Owner {
     fn start(pin: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", &name("owner"), "--nocapture", "--quiet"])
+            .args(["--exact", &name("owner"), "--ignored", "--nocapture", "--quiet"])
             .env("PEERWAY_TEST_OWNER", pin)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -464,9 +454,10 @@ fn unhex(text: &str) -> Vec<u8> {
 
 /// Not a test: what `Owner` runs.
 #[test]
+#[ignore = "run by tests that need a second process"]
 fn owner() {
-    let Ok(pin) = std::env::var("PEERWAY_TEST_OWNER") else { return };
-    assert!(has_gpu());
+    let pin = std::env::var("PEERWAY_TEST_OWNER").expect("set by the first process");
+    require_gpu();
     let endpoint = endpoint(pin.parse().unwrap());
     println!("answer {}", hex(&endpoint.metadata()));
     let mut region = None;
@@ -515,10 +506,9 @@ fn owner() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn another_process_is_reached_at_any_offset_of_any_kind_of_memory() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let a = endpoint(Pin::Auto);
     // The process uses a GPU: only then are others' mapped.
     let warm = a.allocate_gpu(0, 4096).unwrap();
@@ -554,10 +544,9 @@ fn another_process_is_reached_at_any_offset_of_any_kind_of_memory() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn an_owner_that_dies_ends_transfers_and_nothing_else() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let a = endpoint(Pin::Auto);
     let here = memory(&a, Kind::Gpu, &pattern(1, 8 << 20));
     for kind in ["plain", "best"] {
@@ -586,10 +575,9 @@ fn an_owner_that_dies_ends_transfers_and_nothing_else() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_thousand_allocations_and_transfers_leave_nothing_behind() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let (a, b) = (endpoint(Pin::Auto), endpoint(Pin::Auto));
     let peer = a.connect(&b.metadata()).unwrap();
     let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -649,10 +637,9 @@ mod streams {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_transfer_in_a_stream_comes_after_what_is_before_it_and_before_what_is_after() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     const LEN: usize = 3 << 20;
     let mine = streams::Mine::new();
     for pin in [Pin::Auto, Pin::Tcp, Pin::LocalRing] {
@@ -685,10 +672,9 @@ fn a_transfer_in_a_stream_comes_after_what_is_before_it_and_before_what_is_after
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_captured_transfer_happens_each_time_its_graph_is_launched() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     const LEN: usize = 100_000;
     let mine = streams::Mine::new();
     for pin in [Pin::Auto, Pin::Tcp, Pin::LocalRing] {
@@ -737,10 +723,9 @@ fn a_captured_transfer_happens_each_time_its_graph_is_launched() {
 }
 
 #[test]
+#[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn stages_go_when_a_stream_or_an_event_says_so() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     const LAYER: u64 = 200_000;
     let mine = streams::Mine::new();
     for pin in [Pin::Auto, Pin::Tcp] {
@@ -779,15 +764,11 @@ fn stages_go_when_a_stream_or_an_event_says_so() {
 }
 
 #[test]
+#[ignore = "needs a GPU and NVRTC: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_kernel_that_is_compiled_now_runs() {
-    if !has_gpu() {
-        return;
-    }
+    require_gpu();
     let copy = Source::new("copy.cu", include_str!("../kernels/copy.cu")).option("--std=c++17");
-    let image = match jit::compile(&copy, Target::Gpu(0)) {
-        Err(error @ JitError::NoCompiler { .. }) => return eprintln!("no compiler: {error}"),
-        image => image.unwrap(),
-    };
+    let image = jit::compile(&copy, Target::Gpu(0)).unwrap();
     peerway::gpu::warm_up(0).unwrap();
     let program = Program::load(&image, 0).unwrap();
     let none = program.kernel("no_such_kernel").unwrap_err();

@@ -215,10 +215,12 @@ mod tests {
     }
 
     #[test]
-    fn the_real_library_is_loaded_where_it_is_here() {
+    fn the_real_library_is_loaded_or_told_as_missing() {
         match Efa::load(None) {
             Ok(efa) => assert!(efa.found().is_some_and(|found| found.passed_over.is_empty())),
-            Err(error) => eprintln!("skipped: {error}"),
+            Err(error) => {
+                assert!(error.tried.iter().any(|tried| tried.name == "libefa.so.1"), "{error}");
+            }
         }
     }
 

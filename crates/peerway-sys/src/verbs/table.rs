@@ -125,11 +125,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_real_library_is_loaded_and_lists_its_devices_where_it_is_here() {
+    fn the_real_library_lists_its_devices_or_is_told_as_missing() {
         let verbs = match Verbs::load(None) {
             Ok(verbs) => verbs,
             Err(error) => {
-                eprintln!("skipped: {error}");
+                assert!(error.tried.iter().any(|tried| tried.name == "libibverbs.so.1"), "{error}");
                 return;
             }
         };
@@ -175,10 +175,8 @@ mod tests {
             .arg("echo 'void ibv_get_device_list(void) {}' | cc -shared -fPIC -x c - -o \"$0\"")
             .arg(&library)
             .status();
-        if !compiled.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: no C compiler");
-            return;
-        }
+        // Rust itself links by it.
+        assert!(compiled.expect("there is a shell").success(), "there is a C compiler");
         let tried = match Verbs::load(Some(library.clone().into())) {
             Ok(verbs) => verbs.found().expect("it was loaded").passed_over.clone(),
             Err(error) => error.tried,

@@ -114,22 +114,33 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_for_a_node_is_put_back() {
-        let Some(before) = Policy::of_this_thread() else {
-            eprintln!("skipped: the kernel does not tell where pages come from");
-            return;
-        };
-        let meanwhile = near(Some(0), Policy::of_this_thread);
-        assert!(meanwhile == Policy::preferring(0) || meanwhile == Some(before), "{meanwhile:?}");
-        assert_eq!(Policy::of_this_thread(), Some(before));
-        assert_eq!(near(Some(u16::MAX), || 7), 7, "a node that cannot be named");
-        assert_eq!(near(None, || 8), 8);
-    }
-
-    #[test]
     fn what_cannot_be_is_refused() {
         for cpus in [&[][..], &[CpuSet::MAX_CPU], &[CpuSet::MAX_CPU - 1]] {
             assert!(pin_to(cpus).is_err(), "{cpus:?}");
+        }
+    }
+
+    mod needs_memory_policies {
+        use super::*;
+
+        #[test]
+        #[ignore = "tells whether this process may ask where pages come from"]
+        fn probe() {
+            Policy::of_this_thread().expect("the kernel tells where pages come from");
+        }
+
+        #[test]
+        #[ignore = "needs a kernel that tells where pages come from: cargo xtask test --only test"]
+        fn a_wish_for_a_node_is_put_back() {
+            let before = Policy::of_this_thread().unwrap();
+            let meanwhile = near(Some(0), Policy::of_this_thread);
+            assert!(
+                meanwhile == Policy::preferring(0) || meanwhile == Some(before),
+                "{meanwhile:?}"
+            );
+            assert_eq!(Policy::of_this_thread(), Some(before));
+            assert_eq!(near(Some(u16::MAX), || 7), 7, "a node that cannot be named");
+            assert_eq!(near(None, || 8), 8);
         }
     }
 }

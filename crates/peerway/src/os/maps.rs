@@ -249,7 +249,7 @@ mod tests {
     fn both_ways_agree() {
         let maps = Maps::open().unwrap();
         if !maps.queries() {
-            eprintln!("skipped: this kernel has no PROCMAP_QUERY");
+            eprintln!("this kernel has no PROCMAP_QUERY: both ways read text");
         }
         // A name too long for the short buffer.
         let name = "x".repeat(200);

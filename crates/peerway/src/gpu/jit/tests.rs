@@ -213,26 +213,6 @@ fn what_is_not_what_it_should_be_is_made_anew() {
 }
 
 #[test]
-fn nothing_of_another_user_is_believed() {
-    let temporary = Temporary::new();
-    let (jit, _) = temporary.jit();
-    jit.image(&source("a"), SM_90).unwrap();
-    let file = file_of(&temporary.cache(), &source("a"));
-    // A whole image, which only who it belongs to speaks against. Root alone can make one.
-    if std::os::unix::fs::chown(&file, Some(12345), None).is_err() {
-        println!("skipped: only root can give files away");
-        return;
-    }
-    assert!(!jit.image(&source("a"), SM_90).unwrap().was_cached());
-    assert_eq!(file.metadata().unwrap().uid(), rustix::process::geteuid().as_raw());
-    assert!(jit.image(&source("a"), SM_90).unwrap().was_cached());
-    std::os::unix::fs::chown(temporary.cache(), Some(12345), None).unwrap();
-    assert!(!jit.image(&source("a"), SM_90).unwrap().was_cached());
-    assert!(jit.cache().has_told());
-    assert!(jit.status().problem.unwrap().contains("another user"));
-}
-
-#[test]
 fn a_directory_that_cannot_be_used_only_costs_time() {
     let temporary = Temporary::new();
     File::create(temporary.0.join("file")).unwrap();
@@ -443,56 +423,97 @@ fn a_suggestion_that_is_none_is_told_beside_what_else_was_tried() {
     }
 }
 
-/// With the NVRTC that `PEERWAY_TEST_NVRTC` names.
-#[test]
-fn nvrtc_compiles() {
-    let Some(library) = std::env::var_os("PEERWAY_TEST_NVRTC") else {
-        println!("skipped: PEERWAY_TEST_NVRTC names no libnvrtc.so");
-        return;
-    };
-    // One that was suggested is taken; where it is none, what the system finds, if anything.
-    let suggested = Found::load_suggested(Path::new(&library)).map(|_| ()).err();
-    assert_eq!(suggested, None);
-    let temporary = Temporary::new();
-    let make = || {
-        let library = library.clone();
-        let find = move || Ok(Arc::new(Found::load(Some(library.clone()))?) as Arc<dyn Compiler>);
-        Jit::new(Cache::new(Place::At(temporary.cache()), LIMIT), find)
-    };
-    let jit = make();
-    let text = "#include \"by.h\"\nextern \"C\" __global__ void grow(int *x) { *x += BY; }\n";
-    let grow = Source::new("grow.cu", text).option("--std=c++17").header("by.h", "#define BY 42\n");
-    let ptx = jit.image(&grow, Wanted::Architecture(Architecture::ptx(80))).unwrap();
-    let ptx_text = String::from_utf8_lossy(ptx.bytes());
-    assert!(ptx_text.contains(".entry grow") && ptx_text.contains("42"), "{ptx_text}");
-    assert_eq!(ptx.bytes().last(), Some(&0));
-    let code = jit.image(&grow, Wanted::Gpu(90)).unwrap();
-    assert_eq!(code.architecture(), Architecture::code(90));
-    assert!(code.bytes().starts_with(b"\x7fELF"));
-    assert!(code.compiler().starts_with("NVRTC 1"), "{}", code.compiler());
-    let again = make().image(&grow, Wanted::Gpu(90)).unwrap();
-    assert_eq!((again.bytes(), again.was_cached()), (code.bytes(), true));
-    assert_eq!(without(&temporary.cache()).image(&grow, Wanted::Gpu(90)).unwrap(), again);
+mod needs_root {
+    use super::*;
 
-    let wrong = Source::new("wrong.cu", "__global__ void wrong() { no_such_thing(); }");
-    let said = jit.image(&wrong, SM_90).unwrap_err().to_string();
-    for part in ["wrong.cu", "sm_90", "no_such_thing"] {
-        assert!(said.contains(part), "{said}");
+    #[test]
+    #[ignore = "tells whether this process may give files away"]
+    fn probe() {
+        let temporary = Temporary::new();
+        let file = temporary.0.join("file");
+        File::create(&file).unwrap();
+        std::os::unix::fs::chown(&file, Some(12345), None).expect("root can give files away");
     }
-    // Beside a file of the source's name there may be anything; it would not be in the key.
-    fs::write(temporary.0.join("beside.h"), "#define BY 1\n").unwrap();
-    let name = temporary.0.join("beside.cu").display().to_string();
-    let beside = Source::new(name, text.replace("by.h", "beside.h"));
-    assert!(matches!(jit.image(&beside, SM_90), Err(JitError::Compile { .. })));
-    // Nor beside the process.
-    assert!(Path::new("kernels/copy.cu").exists(), "tests run in the directory of the package");
-    let near = Source::new("near.cu", "#include \"kernels/copy.cu\"\n");
-    assert!(matches!(jit.image(&near, SM_90), Err(JitError::Compile { .. })));
-    let named = beside.option(format!("-I{}", temporary.0.display()));
-    assert!(!jit.image(&named, SM_90).unwrap().was_cached());
-    let unknown = Wanted::Architecture("sm_999".parse().unwrap());
-    assert!(matches!(jit.image(&grow, unknown), Err(JitError::ArchitectureUnknown { .. })));
-    // What is not code is not taken for such.
-    let relocatable = grow.option("--dlink-time-opt");
-    assert!(matches!(jit.image(&relocatable, SM_90), Err(JitError::Compile { .. })));
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test --only test"]
+    fn nothing_of_another_user_is_believed() {
+        let temporary = Temporary::new();
+        let (jit, _) = temporary.jit();
+        jit.image(&source("a"), SM_90).unwrap();
+        let file = file_of(&temporary.cache(), &source("a"));
+        // A whole image, which only who it belongs to speaks against. Root alone can make one.
+        std::os::unix::fs::chown(&file, Some(12345), None).unwrap();
+        assert!(!jit.image(&source("a"), SM_90).unwrap().was_cached());
+        assert_eq!(file.metadata().unwrap().uid(), rustix::process::geteuid().as_raw());
+        assert!(jit.image(&source("a"), SM_90).unwrap().was_cached());
+        std::os::unix::fs::chown(temporary.cache(), Some(12345), None).unwrap();
+        assert!(!jit.image(&source("a"), SM_90).unwrap().was_cached());
+        assert!(jit.cache().has_told());
+        assert!(jit.status().problem.unwrap().contains("another user"));
+    }
+}
+
+mod needs_nvrtc {
+    use super::*;
+
+    #[test]
+    #[ignore = "tells whether PEERWAY_TEST_NVRTC names NVRTC"]
+    fn probe() {
+        std::env::var_os("PEERWAY_TEST_NVRTC").expect("PEERWAY_TEST_NVRTC names NVRTC");
+    }
+
+    /// With the NVRTC that `PEERWAY_TEST_NVRTC` names.
+    #[test]
+    #[ignore = "needs NVRTC, named by PEERWAY_TEST_NVRTC: cargo xtask test --only test"]
+    fn nvrtc_compiles() {
+        let library = std::env::var_os("PEERWAY_TEST_NVRTC").unwrap();
+        // One that was suggested is taken; where it is none, what the system finds, if anything.
+        let suggested = Found::load_suggested(Path::new(&library)).map(|_| ()).err();
+        assert_eq!(suggested, None);
+        let temporary = Temporary::new();
+        let make = || {
+            let library = library.clone();
+            let find =
+                move || Ok(Arc::new(Found::load(Some(library.clone()))?) as Arc<dyn Compiler>);
+            Jit::new(Cache::new(Place::At(temporary.cache()), LIMIT), find)
+        };
+        let jit = make();
+        let text = "#include \"by.h\"\nextern \"C\" __global__ void grow(int *x) { *x += BY; }\n";
+        let grow =
+            Source::new("grow.cu", text).option("--std=c++17").header("by.h", "#define BY 42\n");
+        let ptx = jit.image(&grow, Wanted::Architecture(Architecture::ptx(80))).unwrap();
+        let ptx_text = String::from_utf8_lossy(ptx.bytes());
+        assert!(ptx_text.contains(".entry grow") && ptx_text.contains("42"), "{ptx_text}");
+        assert_eq!(ptx.bytes().last(), Some(&0));
+        let code = jit.image(&grow, Wanted::Gpu(90)).unwrap();
+        assert_eq!(code.architecture(), Architecture::code(90));
+        assert!(code.bytes().starts_with(b"\x7fELF"));
+        assert!(code.compiler().starts_with("NVRTC 1"), "{}", code.compiler());
+        let again = make().image(&grow, Wanted::Gpu(90)).unwrap();
+        assert_eq!((again.bytes(), again.was_cached()), (code.bytes(), true));
+        assert_eq!(without(&temporary.cache()).image(&grow, Wanted::Gpu(90)).unwrap(), again);
+
+        let wrong = Source::new("wrong.cu", "__global__ void wrong() { no_such_thing(); }");
+        let said = jit.image(&wrong, SM_90).unwrap_err().to_string();
+        for part in ["wrong.cu", "sm_90", "no_such_thing"] {
+            assert!(said.contains(part), "{said}");
+        }
+        // Beside a file of the source's name there may be anything; it would not be in the key.
+        fs::write(temporary.0.join("beside.h"), "#define BY 1\n").unwrap();
+        let name = temporary.0.join("beside.cu").display().to_string();
+        let beside = Source::new(name, text.replace("by.h", "beside.h"));
+        assert!(matches!(jit.image(&beside, SM_90), Err(JitError::Compile { .. })));
+        // Nor beside the process.
+        assert!(Path::new("kernels/copy.cu").exists(), "tests run in the directory of the package");
+        let near = Source::new("near.cu", "#include \"kernels/copy.cu\"\n");
+        assert!(matches!(jit.image(&near, SM_90), Err(JitError::Compile { .. })));
+        let named = beside.option(format!("-I{}", temporary.0.display()));
+        assert!(!jit.image(&named, SM_90).unwrap().was_cached());
+        let unknown = Wanted::Architecture("sm_999".parse().unwrap());
+        assert!(matches!(jit.image(&grow, unknown), Err(JitError::ArchitectureUnknown { .. })));
+        // What is not code is not taken for such.
+        let relocatable = grow.option("--dlink-time-opt");
+        assert!(matches!(jit.image(&relocatable, SM_90), Err(JitError::Compile { .. })));
+    }
 }

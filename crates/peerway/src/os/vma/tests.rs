@@ -82,16 +82,7 @@ fn page() -> u64 {
     page_size() as u64
 }
 
-/// Runs a test by both ways of asking the kernel, where it can name memory.
-fn with_names(test: impl Fn(&Maps)) {
-    if Area::new(1).tag(&Maps::open().unwrap(), 0, 1).is_none() {
-        eprintln!("skipped: this kernel cannot name anonymous memory");
-        return;
-    }
-    both_ways(test);
-}
-
-/// Each way in a process of its own: tests leave holes, which another thread's memory might else be mapped
+/// Runs a test by both ways of asking the kernel. Each way in a process of its own: tests leave holes, which another thread's memory might else be mapped
 /// into and then over.
 fn both_ways(test: impl Fn(&Maps)) {
     in_a_child(|| test(&Maps::open().unwrap()));
@@ -118,143 +109,6 @@ fn status_of(child: libc::pid_t) -> i32 {
     // SAFETY: reaps a child of the test's own.
     unsafe { libc::waitpid(child, &mut status, 0) };
     status
-}
-
-#[test]
-fn memory_that_stays_keeps_its_tag() {
-    with_names(|maps| {
-        let area = Area::new(16);
-        let tag = Tag::put(maps, area.base + 100, 8 * page()).unwrap();
-        assert!(tag.is_still_there(maps, area.base + 100, 8 * page()));
-        assert!(
-            area.has(&tag, maps, 0, 9) && area.has(&tag, maps, 3, 2) && area.has(&tag, maps, 8, 1)
-        );
-        // Not of the range, though mapped.
-        assert!(!area.has(&tag, maps, 9, 1) && !area.has(&tag, maps, 0, 10));
-        assert!(!tag.is_still_there(maps, area.base, 0));
-        assert!(!tag.is_still_there(maps, u64::MAX, 2));
-
-        // SAFETY: pages of the test's own; written while they may be.
-        unsafe {
-            area.at(2).cast::<u8>().write_bytes(7, 100);
-            rustix::mm::mprotect(area.at(1), page_size(), MprotectFlags::READ).unwrap();
-            rustix::mm::mprotect(area.at(4), page_size(), MprotectFlags::empty()).unwrap();
-        }
-        assert!(area.has(&tag, maps, 0, 9), "protection changes no pages");
-        area.unmap(10, 2);
-        area.map(10, 2);
-        assert!(area.has(&tag, maps, 0, 9), "neighbours may come and go");
-    });
-}
-
-#[test]
-fn memory_mapped_anew_is_noticed_whole_and_in_part() {
-    with_names(|maps| {
-        let whole = [(0, 8), (0, 1), (3, 2), (7, 1), (0, 7)];
-        for (first, count) in whole {
-            let area = Area::new(8);
-            let tag = area.tag(maps, 0, 8).unwrap();
-            area.unmap(first, count);
-            assert!(!area.has(&tag, maps, 0, 8), "unmapped {first} {count}");
-            area.map(first, count);
-            assert!(!area.has(&tag, maps, 0, 8), "mapped anew {first} {count}");
-            let again = area.tag(maps, 0, 8).unwrap();
-            assert!(area.has(&again, maps, 0, 8));
-            assert!(!area.has(&tag, maps, 0, 8), "an older tag does not come back to life");
-        }
-    });
-}
-
-#[test]
-fn memory_cut_short_and_grown_again_is_noticed() {
-    with_names(|maps| {
-        let area = Area::new(8);
-        area.unmap(6, 2);
-        let tag = area.tag(maps, 0, 6).unwrap();
-        let inner = area.tag(maps, 1, 4).unwrap();
-        area.resize(0, 6, 3);
-        area.resize(0, 3, 6);
-        assert!(!area.has(&tag, maps, 0, 6));
-        assert!(!area.has(&inner, maps, 1, 4), "it had taken over the name");
-        let again = area.tag(maps, 1, 4).unwrap();
-        assert!(area.has(&again, maps, 1, 4) && !area.has(&inner, maps, 1, 4));
-        area.map(6, 2);
-    });
-}
-
-#[test]
-fn memory_that_grows_keeps_its_tag_and_the_rest_gets_its_own() {
-    with_names(|maps| {
-        let area = Area::new(8);
-        area.unmap(4, 4);
-        let tag = area.tag(maps, 0, 4).unwrap();
-        // The kernel grows one mapping, and ours are two by now.
-        area.resize(3, 1, 5);
-        assert!(area.has(&tag, maps, 0, 4));
-        let more = area.tag(maps, 0, 8).unwrap();
-        assert!(area.has(&tag, maps, 0, 4) && area.has(&more, maps, 0, 8));
-        area.unmap(5, 1);
-        assert!(area.has(&tag, maps, 0, 4) && !area.has(&more, maps, 0, 8));
-        area.map(4, 4);
-    });
-}
-
-#[test]
-fn memory_that_was_moved_here_is_noticed() {
-    with_names(|maps| {
-        let (one, other) = (Area::new(4), Area::new(4));
-        let (one_tag, other_tag) = (one.tag(maps, 0, 4).unwrap(), other.tag(maps, 0, 4).unwrap());
-        for (first, count) in [(0, 3), (3, 1)] {
-            let len = (count * page()) as usize;
-            let (from, to) = (other.at(first), one.at(first));
-            // SAFETY: pages of the test's own, which no reference points into.
-            unsafe { rustix::mm::mremap_fixed(from, len, len, MremapFlags::MAYMOVE, to) }.unwrap();
-        }
-        other.map(0, 4);
-        assert!(!one.has(&one_tag, maps, 0, 4));
-        assert!(!other.has(&other_tag, maps, 0, 4));
-        // The names that came along do not count here.
-        let again = one.tag(maps, 0, 4).unwrap();
-        assert!(one.has(&again, maps, 0, 4));
-    });
-}
-
-#[test]
-fn tags_overlap_without_harm() {
-    with_names(|maps| {
-        let area = Area::new(12);
-        let first = area.tag(maps, 2, 4).unwrap();
-        let inner = area.tag(maps, 3, 2).unwrap();
-        let across = area.tag(maps, 4, 6).unwrap();
-        let around = area.tag(maps, 0, 12).unwrap();
-        let tags = [(&first, 2, 4), (&inner, 3, 2), (&across, 4, 6), (&around, 0, 12)];
-        assert!(tags.iter().all(|(tag, at, count)| area.has(tag, maps, *at, *count)));
-        area.unmap(8, 1);
-        area.map(8, 1);
-        let there = tags.map(|(tag, at, count)| area.has(tag, maps, at, count));
-        assert_eq!(there, [true, true, false, false]);
-        assert!(area.has(&around, maps, 0, 8), "what is left of it");
-    });
-}
-
-#[test]
-fn freed_and_allocated_again_is_no_change() {
-    let maps = Maps::open().unwrap();
-    // A thread other than the first allocates outside of the `brk` heap.
-    let allocating = std::thread::spawn(move || {
-        // What stays above keeps the allocator from giving back the pages of what is freed.
-        let (block, above) = (vec![1_u8; 96 << 10], vec![1_u8; 96 << 10]);
-        let (addr, len) = (block.as_ptr() as u64, block.len() as u64);
-        let Some(tag) = Tag::put(&maps, addr, len) else {
-            return eprintln!("skipped: no tag on the memory of this allocator");
-        };
-        drop(block);
-        assert!(tag.is_still_there(&maps, addr, len));
-        let again = vec![2_u8; 96 << 10];
-        assert!(tag.is_still_there(&maps, addr, len));
-        drop((again, above));
-    });
-    allocating.join().unwrap();
 }
 
 #[test]
@@ -334,40 +188,6 @@ fn shared_anonymous_memory_is_a_file_of_its_own() {
 }
 
 #[test]
-fn huge_pages_are_a_file_of_their_own() {
-    const HUGE: usize = 2 << 20;
-    in_a_child(|| {
-        let maps = Maps::open().unwrap();
-        let map = |at, flags| {
-            let flags = flags | MapFlags::PRIVATE | MapFlags::HUGETLB;
-            // SAFETY: at an address that the kernel picks, or over what was mapped there by this.
-            unsafe { rustix::mm::mmap_anonymous(at, HUGE, RW, flags) }
-        };
-        let Ok(base) = map(ptr::null_mut(), MapFlags::empty()) else {
-            return eprintln!("skipped: there are no huge pages");
-        };
-        let tag = Tag::put(&maps, base as u64 + 5000, 100_000).unwrap();
-        assert!(tag.is_still_there(&maps, base as u64 + 5000, 100_000));
-        map(base, MapFlags::FIXED).unwrap();
-        assert!(!tag.is_still_there(&maps, base as u64 + 5000, 100_000));
-    });
-}
-
-#[test]
-fn a_range_of_both_kinds_is_tagged_by_both() {
-    with_names(|maps| {
-        let area = Area::new(6);
-        let fd = shm::create_memfd("peerway-test", 2 * page_size()).unwrap();
-        area.map_file(&fd, 2, 2, MapFlags::SHARED, 0);
-        let tag = area.tag(maps, 0, 6).unwrap();
-        assert!(area.has(&tag, maps, 0, 6));
-        area.unmap(5, 1);
-        area.map(5, 1);
-        assert!(!area.has(&tag, maps, 0, 6) && area.has(&tag, maps, 0, 4));
-    });
-}
-
-#[test]
 fn a_forked_child_cannot_tell() {
     let maps = Maps::open().unwrap();
     let fd = shm::create_memfd("peerway-test", page_size()).unwrap();
@@ -421,4 +241,208 @@ fn cost_of_a_check() {
     }
     let lines = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
     println!("{lines} mappings");
+}
+
+mod needs_names_of_memory {
+    use super::*;
+
+    #[test]
+    #[ignore = "tells whether this kernel can name anonymous memory"]
+    fn probe() {
+        let tag = Area::new(1).tag(&Maps::open().unwrap(), 0, 1);
+        assert!(tag.is_some(), "this kernel cannot name anonymous memory");
+    }
+
+    #[test]
+    #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
+    fn memory_that_stays_keeps_its_tag() {
+        both_ways(|maps| {
+            let area = Area::new(16);
+            let tag = Tag::put(maps, area.base + 100, 8 * page()).unwrap();
+            assert!(tag.is_still_there(maps, area.base + 100, 8 * page()));
+            assert!(
+                area.has(&tag, maps, 0, 9)
+                    && area.has(&tag, maps, 3, 2)
+                    && area.has(&tag, maps, 8, 1)
+            );
+            // Not of the range, though mapped.
+            assert!(!area.has(&tag, maps, 9, 1) && !area.has(&tag, maps, 0, 10));
+            assert!(!tag.is_still_there(maps, area.base, 0));
+            assert!(!tag.is_still_there(maps, u64::MAX, 2));
+
+            // SAFETY: pages of the test's own; written while they may be.
+            unsafe {
+                area.at(2).cast::<u8>().write_bytes(7, 100);
+                rustix::mm::mprotect(area.at(1), page_size(), MprotectFlags::READ).unwrap();
+                rustix::mm::mprotect(area.at(4), page_size(), MprotectFlags::empty()).unwrap();
+            }
+            assert!(area.has(&tag, maps, 0, 9), "protection changes no pages");
+            area.unmap(10, 2);
+            area.map(10, 2);
+            assert!(area.has(&tag, maps, 0, 9), "neighbours may come and go");
+        });
+    }
+
+    #[test]
+    #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
+    fn memory_mapped_anew_is_noticed_whole_and_in_part() {
+        both_ways(|maps| {
+            let whole = [(0, 8), (0, 1), (3, 2), (7, 1), (0, 7)];
+            for (first, count) in whole {
+                let area = Area::new(8);
+                let tag = area.tag(maps, 0, 8).unwrap();
+                area.unmap(first, count);
+                assert!(!area.has(&tag, maps, 0, 8), "unmapped {first} {count}");
+                area.map(first, count);
+                assert!(!area.has(&tag, maps, 0, 8), "mapped anew {first} {count}");
+                let again = area.tag(maps, 0, 8).unwrap();
+                assert!(area.has(&again, maps, 0, 8));
+                assert!(!area.has(&tag, maps, 0, 8), "an older tag does not come back to life");
+            }
+        });
+    }
+
+    #[test]
+    #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
+    fn memory_cut_short_and_grown_again_is_noticed() {
+        both_ways(|maps| {
+            let area = Area::new(8);
+            area.unmap(6, 2);
+            let tag = area.tag(maps, 0, 6).unwrap();
+            let inner = area.tag(maps, 1, 4).unwrap();
+            area.resize(0, 6, 3);
+            area.resize(0, 3, 6);
+            assert!(!area.has(&tag, maps, 0, 6));
+            assert!(!area.has(&inner, maps, 1, 4), "it had taken over the name");
+            let again = area.tag(maps, 1, 4).unwrap();
+            assert!(area.has(&again, maps, 1, 4) && !area.has(&inner, maps, 1, 4));
+            area.map(6, 2);
+        });
+    }
+
+    #[test]
+    #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
+    fn memory_that_grows_keeps_its_tag_and_the_rest_gets_its_own() {
+        both_ways(|maps| {
+            let area = Area::new(8);
+            area.unmap(4, 4);
+            let tag = area.tag(maps, 0, 4).unwrap();
+            // The kernel grows one mapping, and ours are two by now.
+            area.resize(3, 1, 5);
+            assert!(area.has(&tag, maps, 0, 4));
+            let more = area.tag(maps, 0, 8).unwrap();
+            assert!(area.has(&tag, maps, 0, 4) && area.has(&more, maps, 0, 8));
+            area.unmap(5, 1);
+            assert!(area.has(&tag, maps, 0, 4) && !area.has(&more, maps, 0, 8));
+            area.map(4, 4);
+        });
+    }
+
+    #[test]
+    #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
+    fn memory_that_was_moved_here_is_noticed() {
+        both_ways(|maps| {
+            let (one, other) = (Area::new(4), Area::new(4));
+            let (one_tag, other_tag) =
+                (one.tag(maps, 0, 4).unwrap(), other.tag(maps, 0, 4).unwrap());
+            for (first, count) in [(0, 3), (3, 1)] {
+                let len = (count * page()) as usize;
+                let (from, to) = (other.at(first), one.at(first));
+                // SAFETY: pages of the test's own, which no reference points into.
+                unsafe { rustix::mm::mremap_fixed(from, len, len, MremapFlags::MAYMOVE, to) }
+                    .unwrap();
+            }
+            other.map(0, 4);
+            assert!(!one.has(&one_tag, maps, 0, 4));
+            assert!(!other.has(&other_tag, maps, 0, 4));
+            // The names that came along do not count here.
+            let again = one.tag(maps, 0, 4).unwrap();
+            assert!(one.has(&again, maps, 0, 4));
+        });
+    }
+
+    #[test]
+    #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
+    fn tags_overlap_without_harm() {
+        both_ways(|maps| {
+            let area = Area::new(12);
+            let first = area.tag(maps, 2, 4).unwrap();
+            let inner = area.tag(maps, 3, 2).unwrap();
+            let across = area.tag(maps, 4, 6).unwrap();
+            let around = area.tag(maps, 0, 12).unwrap();
+            let tags = [(&first, 2, 4), (&inner, 3, 2), (&across, 4, 6), (&around, 0, 12)];
+            assert!(tags.iter().all(|(tag, at, count)| area.has(tag, maps, *at, *count)));
+            area.unmap(8, 1);
+            area.map(8, 1);
+            let there = tags.map(|(tag, at, count)| area.has(tag, maps, at, count));
+            assert_eq!(there, [true, true, false, false]);
+            assert!(area.has(&around, maps, 0, 8), "what is left of it");
+        });
+    }
+
+    #[test]
+    #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
+    fn freed_and_allocated_again_is_no_change() {
+        let maps = Maps::open().unwrap();
+        // A thread other than the first allocates outside of the `brk` heap.
+        let allocating = std::thread::spawn(move || {
+            // What stays above keeps the allocator from giving back the pages of what is freed.
+            let (block, above) = (vec![1_u8; 96 << 10], vec![1_u8; 96 << 10]);
+            let (addr, len) = (block.as_ptr() as u64, block.len() as u64);
+            let tag = Tag::put(&maps, addr, len).expect("this memory can be named");
+            drop(block);
+            assert!(tag.is_still_there(&maps, addr, len));
+            let again = vec![2_u8; 96 << 10];
+            assert!(tag.is_still_there(&maps, addr, len));
+            drop((again, above));
+        });
+        allocating.join().unwrap();
+    }
+
+    #[test]
+    #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
+    fn a_range_of_both_kinds_is_tagged_by_both() {
+        both_ways(|maps| {
+            let area = Area::new(6);
+            let fd = shm::create_memfd("peerway-test", 2 * page_size()).unwrap();
+            area.map_file(&fd, 2, 2, MapFlags::SHARED, 0);
+            let tag = area.tag(maps, 0, 6).unwrap();
+            assert!(area.has(&tag, maps, 0, 6));
+            area.unmap(5, 1);
+            area.map(5, 1);
+            assert!(!area.has(&tag, maps, 0, 6) && area.has(&tag, maps, 0, 4));
+        });
+    }
+}
+
+mod needs_huge_pages {
+    use super::*;
+
+    #[test]
+    #[ignore = "tells whether there are huge pages"]
+    fn probe() {
+        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB;
+        // SAFETY: at an address that the kernel picks, and nobody is told.
+        let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), 2 << 20, RW, flags) };
+        mapped.expect("there are huge pages");
+    }
+
+    #[test]
+    #[ignore = "needs huge pages (vm.nr_hugepages): cargo xtask test --only test"]
+    fn huge_pages_are_a_file_of_their_own() {
+        const HUGE: usize = 2 << 20;
+        in_a_child(|| {
+            let maps = Maps::open().unwrap();
+            let map = |at, flags| {
+                let flags = flags | MapFlags::PRIVATE | MapFlags::HUGETLB;
+                // SAFETY: at an address that the kernel picks, or over what was mapped there by this.
+                unsafe { rustix::mm::mmap_anonymous(at, HUGE, RW, flags) }
+            };
+            let base = map(ptr::null_mut(), MapFlags::empty()).unwrap();
+            let tag = Tag::put(&maps, base as u64 + 5000, 100_000).unwrap();
+            assert!(tag.is_still_there(&maps, base as u64 + 5000, 100_000));
+            map(base, MapFlags::FIXED).unwrap();
+            assert!(!tag.is_still_there(&maps, base as u64 + 5000, 100_000));
+        });
+    }
 }

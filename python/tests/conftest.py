@@ -15,7 +15,7 @@ from far import Far
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: No test waits longer than this for anything; a hang is dumped and ends the process. Under valgrind it is set higher.
-PATIENCE = float(os.environ.get("PEERWAY_TEST_PATIENCE", "60"))
+PATIENCE = float(os.environ.get("PEERWAY_TEST_PATIENCE", "180"))
 
 
 @pytest.fixture(autouse=True)

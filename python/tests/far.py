@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-ANSWER_WITHIN = float(os.environ.get("PEERWAY_TEST_PATIENCE", "60")) / 2
+ANSWER_WITHIN = float(os.environ.get("PEERWAY_TEST_PATIENCE", "180")) / 2
 
 
 class Far:

@@ -20,7 +20,7 @@ from far import Far
 from peerway.bench import awaited, calls, pattern, plan, sizes
 from peerway.bench.report import figure
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 QUICK = ["--seconds", "0.01"]
 PATHS = ["local-map", "local-cma", "local-ring", "tcp"]
 
@@ -215,7 +215,8 @@ def test_threads_do_not_grow_with_transfers(far: Far) -> None:
             local, theirs = zip(*pieces[:count], strict=True)
             found.append(awaited.measure(peer, "tcp", local, theirs))
         assert [one.transfers for one in found] == [10, 100, 1000, most]
-        assert len({one.threads_during for one in found}) == 1, found
+        # Threads of earlier tests may end meanwhile. A thread for each transfer would be hundreds.
+        assert found[-1].threads_during <= found[0].threads_during + 2, found
         assert far(there.content) == bytes([1]) * most * size
 
 

@@ -30,14 +30,14 @@ def test_killed_peer(far: Far, endpoint: peerway.Endpoint) -> None:
 
 
 def test_stopped_peer_times_out_and_says_that_its_fence_is_open() -> None:
-    with Far(transport="tcp") as far, peerway.Endpoint(transport="tcp", detect=30, fence=0.2) as endpoint:
+    with Far(transport="tcp") as far, peerway.Endpoint(transport="tcp", detect=120, fence=0.2) as endpoint:
         peer = endpoint.connect(far.metadata)
         remote = peer.remote(far(there.advertise, BIG // 8))
         far.stop()
         started = time.monotonic()
         with pytest.raises(peerway.TransferTimeout) as raised:
             peer.write(numpy.zeros(BIG // 8, "uint8"), remote, deadline=0.3)
-        assert 0.25 < time.monotonic() - started < 20
+        assert 0.25 < time.monotonic() - started < 60, "silence would take two minutes"
         assert isinstance(raised.value, peerway.Unfenced) and isinstance(raised.value, TimeoutError)
         far.resume()
 
@@ -164,7 +164,7 @@ def test_cancel(pinned: str) -> None:
         ours = peerway.empty(BIG)
         transfer = peer.post_write(ours, remote)
         transfer.cancel()
-        error = transfer.exception(10)
+        error = transfer.exception(60)
         # It may have been quicker than the cancel.
         assert error is None or isinstance(error, peerway.TransferCancelled)
         assert transfer.cancelled() == (error is not None) and transfer.fenced
@@ -208,7 +208,7 @@ def test_busy() -> None:
 
 @pytest.mark.parametrize("what", ["wait", "accept", "counter", "notification", "write"])
 def test_ctrl_c_is_heard_at_once(what: str) -> None:
-    with Far(transport="tcp") as far, peerway.Endpoint(transport="tcp", detect=30, fence=0.3) as endpoint:
+    with Far(transport="tcp") as far, peerway.Endpoint(transport="tcp", detect=120, fence=0.3) as endpoint:
         peer = endpoint.connect(far.metadata)
         remote = peer.remote(far(there.advertise, BIG // 8))
         ours = numpy.zeros(BIG // 8, "uint8")
@@ -222,12 +222,13 @@ def test_ctrl_c_is_heard_at_once(what: str) -> None:
             "write": lambda: peer.write(ours, remote),
         }
         timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             calls[what]()
-        # A write is cancelled and fenced first, which takes the fence deadline with a stopped peer.
-        assert time.monotonic() - started < 5
+        # A write is cancelled and fenced first, which takes the fence deadline with a stopped peer. It would end
+        # by itself only when the peer has been silent for two minutes.
+        assert time.monotonic() - started < 60
         timer.join()
         far.resume()
 
@@ -258,7 +259,7 @@ def test_ended_transfers_that_are_kept_take_no_slots() -> None:
         kept = []
         for _ in range(50):
             kept.append(peer.post_write(bytes(1 << 20), region.advertise()))
-            kept[-1].wait(10)
+            kept[-1].wait(60)
         assert all(transfer.done() and transfer.stats["bytes_done"] == 1 << 20 for transfer in kept)
 
 
@@ -279,7 +280,7 @@ def test_waiting_for_what_the_parent_posted(far: Far) -> None:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         far.resume()
-        transfer.wait(20)
+        transfer.wait(60)
 
 
 def test_a_closed_endpoint_says_so_and_not_that_its_peer_is_gone() -> None:
@@ -287,7 +288,7 @@ def test_a_closed_endpoint_says_so_and_not_that_its_peer_is_gone() -> None:
     region = owner.allocate(BIG)
     transfer = endpoint.connect(owner.metadata).post_write(peerway.empty(BIG), region.advertise())
     endpoint.close()
-    error = transfer.exception(10)
+    error = transfer.exception(60)
     assert error is None or isinstance(error, peerway.EndpointClosed), error
     owner.close()
     with pytest.raises(peerway.EndpointClosed):

@@ -8,11 +8,11 @@ import pytest
 # Children that `multiprocessing` spawns look for the tests' modules here too.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from uccl_support import Pair, free_port
+from uccl_support import WATCHDOG, Pair, free_port
 
 # A port of our own: what runs beside the tests on this host has a broker too.
 os.environ["PEERWAY_BROKER_PORT"] = str(free_port())
-os.environ["PEERWAY_BROKER_WAIT"] = "8"
+os.environ["PEERWAY_BROKER_WAIT"] = "40"
 
 from peerway.uccl import p2p
 
@@ -30,7 +30,7 @@ def pair() -> Iterator[Pair]:
     ip, port, bdf = b.parse_metadata(b.get_metadata())
     connected, at_a = a.connect(ip, bdf, port)
     assert connected, a.last_error()
-    accepted, _ip, gpu, at_b = b.accept(timeout=10)
+    accepted, _ip, gpu, at_b = b.accept(timeout=WATCHDOG)
     assert accepted and gpu == 1
     yield Pair(a, b, at_a, at_b)
     a.close()

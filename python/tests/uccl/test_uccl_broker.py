@@ -125,7 +125,7 @@ def test_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert broker._agents == agents
     started = time.monotonic()
     assert a.connect("127.0.0.1", remote_gpu_idx=1) == (False, NONE_ID)
-    assert "PEERWAY_BROKER_PORT" in a.last_error() and time.monotonic() - started < 5
+    assert "PEERWAY_BROKER_PORT" in a.last_error() and time.monotonic() - started < 20
     assert a.connect_local(1) == (False, NONE_ID)
     assert a.add_remote_endpoint(b.get_metadata()) == (True, 0)
     a.close()
@@ -279,7 +279,7 @@ def test_a_port_that_is_not_a_brokers(private_broker: int, monkeypatch: pytest.M
         endpoint = p2p.Endpoint(0)
         with pytest.raises(LookupError):
             broker.find("127.0.0.1", gpu=0)
-    monkeypatch.setenv("PEERWAY_BROKER_WAIT", "10")
+    monkeypatch.setenv("PEERWAY_BROKER_WAIT", "60")
     assert broker.find("127.0.0.1", gpu=0), "it is taken as soon as it is free"
     endpoint.close()
 

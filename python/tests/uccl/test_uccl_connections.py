@@ -8,7 +8,7 @@ import peerway
 import pytest
 from peerway.uccl import p2p
 from peerway.uccl.notices import Greeting
-from uccl_support import NONE_ID, Buffer, Pair, pattern, shown
+from uccl_support import NONE_ID, WATCHDOG, Buffer, Pair, pattern, shown
 
 
 def place(endpoint: p2p.Endpoint) -> tuple[str, int]:
@@ -37,7 +37,7 @@ def test_every_connect_is_an_accept(pair: Pair) -> None:
     ip, port = place(pair.b)
     for number in (1, 2):
         assert pair.a.connect(ip, "any text", remote_port=port) == (True, number)
-        assert pair.b.accept(timeout=10) == (True, ip, 1, number)
+        assert pair.b.accept(timeout=WATCHDOG) == (True, ip, 1, number)
     assert moves(pair.a, 2, pair.b)
 
 
@@ -96,7 +96,7 @@ def test_accept_ends_when_the_endpoint_closes() -> None:
     time.sleep(0.1)
     endpoint.close()
     for waiter in waiters:
-        waiter.join(10)
+        waiter.join(WATCHDOG)
         assert not waiter.is_alive()
     assert sorted(answers) == [(False, "", -1, NONE_ID), (False, "", NONE_ID)]
 
@@ -105,26 +105,26 @@ def test_a_peer_of_another_kind_is_accepted_without_its_gpu(endpoint: p2p.Endpoi
     ip, port = place(endpoint)
     with peerway.Endpoint() as stranger:
         peer = stranger.connect((ip, port))
-        success, from_ip, gpu, conn_id = endpoint.accept(timeout=10)
+        success, from_ip, gpu, conn_id = endpoint.accept(timeout=WATCHDOG)
         assert (success, gpu, conn_id) == (True, -1, 0) and from_ip
         assert endpoint.accept(timeout=0.6)[0] is False, "it came once"
-        peer.notify(b"\0peerway.uccl\0{broken").wait(5)
+        peer.notify(b"\0peerway.uccl\0{broken").wait(WATCHDOG)
         assert endpoint.accept(timeout=0.2)[0] is False, "a malformed greeting announces nobody"
-        peer.notify(Greeting(7, "x", "network").to_bytes()).wait(5)
-        assert endpoint.accept(timeout=10)[2:] == (7, 1)
+        peer.notify(Greeting(7, "x", "network").to_bytes()).wait(WATCHDOG)
+        assert endpoint.accept(timeout=WATCHDOG)[2:] == (7, 1)
 
 
 def test_one_arrival_goes_to_one_of_those_who_wait() -> None:
     a, b = p2p.Endpoint(0), p2p.Endpoint(1)
     answers: list = []
-    waiters = [threading.Thread(target=lambda: answers.append(b.accept(timeout=10))) for _ in range(8)]
+    waiters = [threading.Thread(target=lambda: answers.append(b.accept(timeout=WATCHDOG))) for _ in range(8)]
     for waiter in waiters:
         waiter.start()
     ip, port = place(b)
     for number in range(8):
         assert a.connect(ip, "", port) == (True, number)
     for waiter in waiters:
-        waiter.join(20)
+        waiter.join(2 * WATCHDOG)
     assert sorted(answer[3] for answer in answers) == list(range(8)) and all(answer[0] for answer in answers)
     a.close()
     b.close()
@@ -137,7 +137,7 @@ def test_both_connect_at_once_and_both_accept() -> None:
 
         def meet(me: int, ends: list = ends, answers: dict = answers) -> None:
             ip, port = place(ends[1 - me])
-            answers[me] = (ends[me].connect(ip, "", port), ends[me].accept(timeout=20))
+            answers[me] = (ends[me].connect(ip, "", port), ends[me].accept(timeout=WATCHDOG))
 
         threads = [threading.Thread(target=meet, args=(me,)) for me in (0, 1)]
         for thread in threads:
@@ -168,10 +168,10 @@ def test_add_remote_endpoint_is_remembered(pair: Pair) -> None:
 def test_both_kinds_of_accept_see_an_added_endpoint(pair: Pair) -> None:
     metadata = pair.b.get_metadata()
     _, first = pair.a.add_remote_endpoint(metadata)
-    assert pair.b.accept_local(timeout=10)[:2] == (True, shown(1))
+    assert pair.b.accept_local(timeout=WATCHDOG)[:2] == (True, shown(1))
     pair.a.remove_remote_endpoint(first)
     pair.a.add_remote_endpoint(metadata)
-    assert pair.b.accept(timeout=10)[2] == 1
+    assert pair.b.accept(timeout=WATCHDOG)[2] == 1
 
 
 def test_adding_forgets_a_peer_that_is_gone(endpoint: p2p.Endpoint) -> None:
@@ -179,7 +179,7 @@ def test_adding_forgets_a_peer_that_is_gone(endpoint: p2p.Endpoint) -> None:
     metadata = other.get_metadata()
     assert endpoint.add_remote_endpoint(metadata) == (True, 0)
     other.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + WATCHDOG
     while endpoint._connections.known(metadata) is not None and time.monotonic() < until:
         time.sleep(0.01)
     assert endpoint.add_remote_endpoint(metadata) == (False, NONE_ID)
@@ -208,7 +208,7 @@ def test_removing_closes_a_session_that_only_we_use(pair: Pair) -> None:
     pair.a.remove_remote_endpoint(conn_id)
     assert len(pair.a._native.peers()) == 1, "the first connection still uses it"
     pair.a.remove_remote_endpoint(pair.at_a)
-    until = time.monotonic() + 10
+    until = time.monotonic() + WATCHDOG
     while pair.a._native.peers() and time.monotonic() < until:
         time.sleep(0.01)
     assert pair.a._native.peers() == []
@@ -230,11 +230,11 @@ def test_passive_accept(endpoint: p2p.Endpoint) -> None:
     other = p2p.Endpoint(1)
     success, conn_id = other.add_remote_endpoint(endpoint.get_metadata())
     assert success and moves(other, conn_id, endpoint)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before, "threads of earlier tests may have ended"
     started = time.monotonic()
     assert endpoint.accept() == (False, "", -1, NONE_ID), "nobody is announced any more, so nobody is waited for"
     assert endpoint.accept_local() == (False, "", NONE_ID)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < WATCHDOG / 2
     other.close()
 
 
@@ -244,7 +244,7 @@ def test_passive_accept_ends_a_wait(endpoint: p2p.Endpoint) -> None:
     waiter.start()
     time.sleep(0.1)
     endpoint.start_passive_accept()
-    waiter.join(10)
+    waiter.join(WATCHDOG)
     assert answers == [(False, "", -1, NONE_ID)]
 
 
@@ -257,7 +257,7 @@ def test_an_endpoint_can_connect_to_itself(endpoint: p2p.Endpoint) -> None:
     ip, port = place(endpoint)
     success, conn_id = endpoint.connect(ip, "", port)
     assert success
-    assert endpoint.accept(timeout=10)[2] == 0
+    assert endpoint.accept(timeout=WATCHDOG)[2] == 0
     assert moves(endpoint, conn_id, endpoint)
 
 
@@ -308,20 +308,20 @@ def test_notifications(pair: Pair) -> None:
     assert pair.a.send_notif(conn_id=pair.at_a, name="", message=b"x" * 300_000) is True
     ip, port = place(pair.b)
     pair.a.connect(ip, "", port)
-    pair.a._connections.get(pair.at_a).peer.notify(b"plain").wait(5)
+    pair.a._connections.get(pair.at_a).peer.notify(b"plain").wait(WATCHDOG)
     assert pair.b.get_notifs() == [("agent", b"one"), ("", b"x" * 300_000), ("", b"plain")], "greetings are not shown"
     assert pair.b.get_notifs() == []
     # Longer than the engine's: in parts.
     long = bytes(range(256)) * 10_000
     assert pair.a.send_notif(pair.at_a, "long", long) and pair.b.get_notifs() == [("long", long)]
     assert pair.a.send_notif(pair.at_a, "too long", bytes(64 << 20)) is False and pair.b.get_notifs() == []
-    assert pair.b.accept(timeout=10)[0] is True, "the greeting between them was not lost"
+    assert pair.b.accept(timeout=WATCHDOG)[0] is True, "the greeting between them was not lost"
     assert pair.b.send_notif(pair.at_b, "back", b"two") and pair.a.get_notifs() == [("back", b"two")]
     assert pair.a.send_notif(99, "agent", b"one") is False
     with pytest.raises(TypeError, match="message"):
         pair.a.send_notif(pair.at_a, "agent", "one")  # type: ignore[arg-type]
     pair.b.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + WATCHDOG
     while pair.a.send_notif(pair.at_a, "agent", b"three"):
         assert time.monotonic() < until
 

@@ -2,7 +2,7 @@
 
 import pytest
 from peerway.uccl import p2p
-from uccl_support import NONE_ID, Buffer, Pair, finish, pattern, shown
+from uccl_support import NONE_ID, WATCHDOG, Buffer, Pair, finish, pattern, shown
 
 
 def ended(endpoint: p2p.Endpoint, answer: bool | tuple[bool, int]) -> bool:
@@ -19,7 +19,7 @@ def test_connect_local(private_broker: int, spelling: str) -> None:
     }[spelling]()
     assert answer == (True, 0), a.last_error()
     assert b.accept(timeout=0.1)[0] is False, "accept() is for those who came over the network"
-    assert b.accept_local(timeout=10) == (True, shown(0), 0)
+    assert b.accept_local(timeout=WATCHDOG) == (True, shown(0), 0)
     a.close()
     b.close()
 
@@ -28,7 +28,7 @@ def test_two_endpoints_of_one_gpu_find_each_other(private_broker: int) -> None:
     a, b = p2p.Endpoint(0), p2p.Endpoint(0)
     for one, other in ((a, b), (b, a)):
         assert one.connect_local(shown(0))[0] is True, "itself is never meant"
-        assert other.accept_local(timeout=10)[:2] == (True, shown(0))
+        assert other.accept_local(timeout=WATCHDOG)[:2] == (True, shown(0))
     a.close()
     b.close()
 

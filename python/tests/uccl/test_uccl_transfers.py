@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy
 import pytest
 from peerway.uccl import p2p
-from uccl_support import NONE_ID, Buffer, Pair, Tensor, finish, pattern
+from uccl_support import NONE_ID, WATCHDOG, Buffer, Pair, Tensor, finish, pattern
 
 
 class Sides:
@@ -226,7 +226,7 @@ def test_transfers_that_nobody_polls_stay(sides: Sides) -> None:
 def test_check_xfer_state(sides: Sides) -> None:
     a = sides.pair.a
     _, number = a.write_async(*sides.one)
-    until = time.monotonic() + 10
+    until = time.monotonic() + WATCHDOG
     while not a.check_xfer_state(number):
         assert time.monotonic() < until
     assert a.check_xfer_state(number) is True and a.check_xfer_state(transfer_id=77) is True

@@ -17,7 +17,7 @@ def test_objects_go_over_sockets() -> None:
         sender = threading.Thread(target=utils.send_obj, args=(left, sent))
         sender.start()
         assert utils.recv_obj(right) == sent
-        sender.join(10)
+        sender.join(60)
         left.sendall(b"\0" * 8)
         assert utils.recv_obj(right) is None
         left.sendall(b"\0\0\0\0\0\0\0\x09only")

@@ -72,7 +72,8 @@ impl Peer {
     }
 
     /// Posts a batch that the calling thread waits for next: no other thread is asked to see to it. One
-    /// that is kept and neither waited for nor polled may stand still; dropping the handle lets it go on.
+    /// that is kept and neither waited for nor polled may stand still. Dropping the handle lets it go
+    /// on; awaiting it, or asking for a wake-up ([`Transfer::on_end`]), has the engine's threads carry it on.
     pub fn begin(&self, batch: &Batch) -> Result<Transfer, PostError> {
         transfer::post(&self.endpoint, &self.session, batch, Then::Waits, None)
     }

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -87,6 +87,8 @@ enum State {
         slot: SlotId,
         /// A direct copy that the waiter works on.
         job: Option<Arc<dyn Job>>,
+        /// No other thread was asked to make progress: the caller said that it waits or polls.
+        left_to_caller: AtomicBool,
         /// Set once somebody has seen the end: the slot is free then, however long the handle is kept.
         over: OnceLock<Over>,
     },
@@ -105,9 +107,11 @@ impl Transfer {
         session: &Arc<Session>,
         slot: SlotId,
         job: Option<Arc<dyn Job>>,
+        left_to_caller: bool,
     ) -> Self {
         let (endpoint, session) = (endpoint.clone(), session.clone());
-        Self { state: State::Running { endpoint, session, slot, job, over: OnceLock::new() } }
+        let (left_to_caller, over) = (AtomicBool::new(left_to_caller), OnceLock::new());
+        Self { state: State::Running { endpoint, session, slot, job, left_to_caller, over } }
     }
 
     /// How it ended, if it has. Moves things along a little when it has not.
@@ -245,6 +249,8 @@ impl Transfer {
     }
 
     /// Has `waker` woken at the end, in place of any earlier one; false when it has ended already.
+    ///
+    /// Whoever asks for a wake-up need not poll: other threads make progress from then on.
     pub fn on_end(&self, waker: &Waker) -> bool {
         match &self.state {
             State::Finished { .. } => false,
@@ -252,9 +258,29 @@ impl Transfer {
                 let sleeps = self.ended().is_none() && endpoint.slots.wake_later(*slot, waker);
                 if sleeps {
                     session.shard.heed();
+                    self.leave_to_engine();
                 }
                 sleeps
             }
+        }
+    }
+
+    /// Has the engine's threads carry on what was left to the caller, who sleeps instead.
+    fn leave_to_engine(&self) {
+        let State::Running { endpoint, session, job, left_to_caller, .. } = &self.state else {
+            return;
+        };
+        // The load keeps polls after the first cheap. The flag publishes nothing: whatever thread
+        // clears it does the hand-over, which synchronizes by itself.
+        if !left_to_caller.load(Ordering::Relaxed)
+            || !left_to_caller.swap(false, Ordering::Relaxed)
+            || endpoint.check_open().is_err()
+        {
+            return;
+        }
+        match job {
+            Some(job) => see_to(endpoint, job),
+            None => session.shard.kick(),
         }
     }
 
@@ -285,7 +311,7 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        let State::Running { endpoint, session, slot, job, over } = &self.state else { return };
+        let State::Running { endpoint, session, slot, job, over, .. } = &self.state else { return };
         if self.ended().is_none() && endpoint.check_open().is_ok() {
             // It goes on, and whoever was to wait for it is gone.
             match job {
@@ -303,6 +329,12 @@ impl Future for Transfer {
     type Output = Ended;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
+        if let State::Running { endpoint, .. } = &self.state
+            && let Err(unusable) = endpoint.check_open()
+        {
+            // No thread is left that would call the waker.
+            return Poll::Ready(self.last_word(unusable));
+        }
         if self.on_end(cx.waker()) {
             return Poll::Pending;
         }
@@ -478,7 +510,7 @@ fn post_by(
     };
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(total, path, now).ok_or(PostError::Busy { slots })?;
-    let running = |job| Transfer::running(endpoint, session, slot, job);
+    let running = |job, left| Transfer::running(endpoint, session, slot, job, left);
     let by_device = matches!(way, Way::Devices(..));
     match way {
         Way::Direct(_) if small => {
@@ -493,23 +525,23 @@ fn post_by(
                     endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
                 }
             }
-            Ok(running(None))
+            Ok(running(None, false))
         }
         Way::Direct(_) => {
             let (work, tail) = (work.clone(), tail.clone());
             let job: Arc<dyn Job> =
                 DirectJob::new(endpoint.clone(), slot, *direction, work, deadline, tail);
-            match then {
-                Then::Leaves => see_to(endpoint, &job),
-                Then::Waits if total >= CREW_BYTES => {
-                    endpoint.crew.offer(&job, Haste::Now);
+            let helped = match then {
+                Then::Leaves => {
+                    see_to(endpoint, &job);
+                    true
                 }
-                Then::Waits => {}
-            }
+                Then::Waits => total >= CREW_BYTES && endpoint.crew.offer(&job, Haste::Now),
+            };
             if total == 0 {
                 job.step();
             }
-            Ok(running(Some(job)))
+            Ok(running(Some(job), !helped))
         }
         Way::Gpu(_) => {
             // There a moment ago.
@@ -522,7 +554,7 @@ fn post_by(
             if more && then == Then::Leaves {
                 see_to(endpoint, &job);
             }
-            Ok(running(Some(job)))
+            Ok(running(Some(job), then == Then::Waits))
         }
         Way::Lanes(route, _) | Way::Devices(route, _) => {
             let lanes = match &session.rdma {
@@ -574,7 +606,7 @@ fn post_by(
                 }
                 session.shard.kick_before(deadline);
             }
-            Ok(running(None))
+            Ok(running(None, then == Then::Waits && unseen))
         }
     }
 }
@@ -632,5 +664,5 @@ pub(crate) fn post_tail(
     let flight = || tail_flight(slot, session.clone(), None, tail, deadline);
     session.shard.take_off(slot, session, flight);
     session.shard.kick_before(deadline);
-    Ok(Transfer::running(endpoint, session, slot, None))
+    Ok(Transfer::running(endpoint, session, slot, None, false))
 }

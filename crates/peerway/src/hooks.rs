@@ -3,14 +3,16 @@
 //! Whether "nothing lands late" holds depends on those moments, so tests must be able to hold a
 //! process there. Each costs one relaxed load per quantum or receive call when unset.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-static BEFORE_COPY: AtomicUsize = AtomicUsize::new(0);
+/// A `fn()`, or null. A pointer and not a number: a number says which address, not that code is there.
+static BEFORE_COPY: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 static LANDING_LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Has `hook` called by whoever is about to copy, after its check has passed.
 pub fn before_copy(hook: Option<fn()>) {
-    BEFORE_COPY.store(hook.map_or(0, |f| f as usize), Ordering::SeqCst);
+    BEFORE_COPY.store(hook.map_or(ptr::null_mut(), |hook| hook as *mut ()), Ordering::SeqCst);
 }
 
 /// Has one receive call put at most this many bytes of a frame's payload in place, so that a frame
@@ -27,9 +29,35 @@ pub(crate) fn most_to_land() -> u64 {
 #[inline]
 pub(crate) fn about_to_copy() {
     let hook = BEFORE_COPY.load(Ordering::Relaxed);
-    if hook != 0 {
-        // SAFETY: only `before_copy` stores here, and it stores nothing but addresses of `fn()`.
-        let hook = unsafe { std::mem::transmute::<usize, fn()>(hook) };
+    if !hook.is_null() {
+        // SAFETY: only `before_copy` stores here, and all that it stores besides null is a `fn()` that was
+        // cast to a pointer. Such a pointer keeps its provenance in the atomic, has the size of a `fn()`, and
+        // refers to code, which lives as long as the process.
+        let hook = unsafe { std::mem::transmute::<*mut (), fn()>(hook) };
         hook();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+
+    fn count() {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_hook_is_called_while_it_is_set() {
+        before_copy(Some(count));
+        about_to_copy();
+        before_copy(None);
+        // Other tests of this process may copy meanwhile, and count too.
+        assert_ne!(CALLS.load(Ordering::Relaxed), 0);
+        assert!(BEFORE_COPY.load(Ordering::Relaxed).is_null());
+        about_to_copy();
     }
 }

@@ -11,6 +11,7 @@ use peerway_sys::cuda::{HostMemory as Pinned, Plain};
 use super::ring::{HostMemory, Memory};
 use crate::gpu::GpuError;
 use crate::gpu::device::Device;
+use crate::os::pages::Pages;
 use peerway_core::abi::{LINE, LINES, MAGIC, RawFault, RawProxy, RawRing, VERSION};
 
 /// Bytes between the words of two rings that producers use: GPUs keep 128 bytes together.
@@ -45,21 +46,19 @@ struct Layout {
 }
 
 /// Memory that producers and the proxy share.
+///
+/// Both write it while the other holds pointers into it. So each variant owns its memory by address, and
+/// no reference to it is made but to atomics in it.
 enum Host {
     Pinned(Pinned),
-    /// In lines, so that it is aligned to them.
-    Plain(Box<[Line]>),
+    Plain(Pages),
 }
 
-/// Memory of the producers.
+/// Memory of the producers, owned by address as [`Host`] is.
 enum Near {
     Gpu(Plain),
-    Host(Box<[Line]>),
+    Host(Pages),
 }
-
-#[derive(Clone, Copy)]
-#[repr(C, align(128))]
-struct Line([u8; 128]);
 
 impl Board {
     /// A board all of whose words are zero, and its table.
@@ -72,7 +71,6 @@ impl Board {
         let near_len = shape.rings * 2 * NEAR_LINE
             + shape.rings * size_of::<RawRing>()
             + size_of::<RawProxy>();
-        let lines = |len: usize| vec![Line([0; 128]); len.div_ceil(128)].into_boxed_slice();
         let (host, near) = match device {
             Some(device) => {
                 let host = device.host_memory(layout.len)?;
@@ -83,25 +81,36 @@ impl Board {
                 unsafe { device.fill_now(near.address(), 0, near_len) }?;
                 (Host::Pinned(host), Near::Gpu(near))
             }
-            None => (Host::Plain(lines(layout.len)), Near::Host(lines(near_len))),
+            None => {
+                (Host::Plain(Pages::new(layout.len, None)), Near::Host(Pages::new(near_len, None)))
+            }
         };
         let board = Self { shape, layout, host, near };
         let table = board.table(counter_words);
-        let at = board.near() + (shape.rings * 2 * NEAR_LINE) as u64;
-        match device {
-            // SAFETY: inside the producers' memory, behind the claims.
-            Some(device) => unsafe { device.copy_now(at, table.as_ptr() as u64, table.len()) }?,
-            // SAFETY: as above; nobody has the address yet.
-            None => unsafe {
-                std::ptr::copy_nonoverlapping(table.as_ptr(), at as *mut u8, table.len());
-            },
+        let behind_claims = shape.rings * 2 * NEAR_LINE;
+        match (device, &board.near) {
+            (Some(device), _) => {
+                let at = board.near() + behind_claims as u64;
+                // SAFETY: the table ends where the producers' memory does (`near_len`).
+                unsafe { device.copy_now(at, table.as_ptr() as u64, table.len()) }?;
+            }
+            (None, Near::Host(pages)) => {
+                assert!(behind_claims + table.len() <= pages.len());
+                // SAFETY: inside the pages, as was just checked, and no other thread knows them yet. The
+                // pointer is the allocation's own, so it may be written through.
+                unsafe {
+                    let into = pages.ptr().add(behind_claims);
+                    std::ptr::copy_nonoverlapping(table.as_ptr(), into, table.len());
+                }
+            }
+            (None, Near::Gpu(_)) => unreachable!("a board without a GPU has host memory"),
         }
         Ok(board)
     }
 
     /// The rings' structures, and the proxy's behind them.
     fn table(&self, counter_words: u64) -> Vec<u8> {
-        let host = self.base() as u64;
+        let host = self.base().expose_provenance() as u64;
         let rings = self.shape.rings;
         let mut bytes = Vec::new();
         for ring in 0..rings {
@@ -153,8 +162,9 @@ impl Board {
 
     /// All words of a ring, where its producers are processors.
     pub(crate) fn host_ring(&self, ring: usize) -> Option<HostMemory> {
-        let Near::Host(_) = self.near else { return None };
-        let near = (self.near() as *mut u8).wrapping_add(ring * 2 * NEAR_LINE);
+        assert!(ring < self.shape.rings, "a ring of the board");
+        let Near::Host(pages) = &self.near else { return None };
+        let near = pages.ptr().wrapping_add(ring * 2 * NEAR_LINE);
         let cached = near.wrapping_add(NEAR_LINE).cast();
         Some(HostMemory { ring: self.ring(ring), claim: near.cast(), cached })
     }
@@ -212,33 +222,36 @@ impl Board {
     fn base(&self) -> *mut u8 {
         match &self.host {
             Host::Pinned(memory) => memory.ptr(),
-            Host::Plain(lines) => lines.as_ptr().cast_mut().cast(),
+            Host::Plain(pages) => pages.ptr(),
         }
     }
 
     fn near(&self) -> u64 {
         match &self.near {
             Near::Gpu(memory) => memory.address(),
-            Near::Host(lines) => lines.as_ptr() as u64,
+            // Exposed: programs that stand in for kernels make pointers of what the table says.
+            Near::Host(pages) => pages.ptr().expose_provenance() as u64,
         }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at + 8 <= self.layout.len);
-        // SAFETY: inside the host's part, aligned by the layout, and only ever used through atomics.
+        // SAFETY: `base` is the address of an allocation of `layout.len` bytes, owned by `self` and aligned
+        // to lines, and no reference to it exists but to atomics. The check keeps the word inside, the
+        // layout keeps it aligned, and all threads access it as this size or as kernels do, atomically.
         unsafe { AtomicU64::from_ptr(self.base().add(at).cast()) }
     }
 
     fn word32(&self, at: usize) -> &AtomicU32 {
         assert!(at + 4 <= self.layout.len);
-        // SAFETY: as above.
+        // SAFETY: as for `word`.
         unsafe { AtomicU32::from_ptr(self.base().add(at).cast()) }
     }
 }
 
-// SAFETY: shared memory that is only used through atomics; addresses of a GPU's memory are only numbers here.
+// SAFETY: the memory is tied to no thread; addresses of a GPU's memory are only numbers here.
 unsafe impl Send for Board {}
-// SAFETY: as above.
+// SAFETY: after `new`, which has the board to itself, all accesses through `&Board` are atomic.
 unsafe impl Sync for Board {}
 
 impl Layout {
@@ -255,4 +268,97 @@ impl Layout {
 fn plain_bytes<T: Copy>(value: &T) -> &[u8] {
     // SAFETY: plain integers without padding: see `abi`.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use super::super::ring::{Consumer, Producer};
+    use super::*;
+
+    const SHAPE: Shape =
+        Shape { rings: 2, log2_slots: 2, peers: 3, counters: 4, timeout_ns: 1_000_000 };
+
+    fn board() -> Board {
+        Board::new(SHAPE, None, 0).unwrap()
+    }
+
+    /// What a program finds that follows the addresses in the table, as a kernel does.
+    fn ring_by_table(board: &Board, ring: usize) -> RawRing {
+        // SAFETY: `handle` is the address of a `RawProxy` in memory that the board keeps.
+        let proxy =
+            unsafe { &*std::ptr::with_exposed_provenance::<RawProxy>(board.handle() as usize) };
+        assert_eq!(
+            (proxy.magic, proxy.version, proxy.rings as usize),
+            (MAGIC, VERSION, SHAPE.rings)
+        );
+        let rings = std::ptr::with_exposed_provenance::<RawRing>(proxy.ring_table as usize);
+        // SAFETY: the table holds that many rings, and no thread writes it.
+        unsafe { rings.add(ring).read() }
+    }
+
+    #[test]
+    fn producers_and_the_consumer_of_a_moved_board_share_its_memory() {
+        let board = Box::new(board());
+        let mut consumers = [0, 1].map(|ring| Consumer::new(board.ring(ring), SHAPE.log2_slots));
+        let laps = if cfg!(miri) { 12 } else { 4000 };
+        std::thread::scope(|scope| {
+            for ring in 0..SHAPE.rings {
+                let words = board.host_ring(ring).unwrap();
+                scope.spawn(move || {
+                    let producer = Producer::new(words, SHAPE.log2_slots);
+                    for n in 0..laps {
+                        let patient = || {
+                            std::thread::yield_now();
+                            true
+                        };
+                        assert_eq!(producer.push(&[[n << 1, n << 1]], patient), Ok(n));
+                    }
+                });
+            }
+            let mut got = [0u64; 2];
+            while got != [laps; 2] {
+                for (ring, consumer) in consumers.iter_mut().enumerate() {
+                    consumer.drain(usize::MAX, |_, _| {
+                        got[ring] += 1;
+                        ControlFlow::Continue(())
+                    });
+                    board.answer(ring, 2, got[ring]);
+                }
+                std::thread::yield_now();
+            }
+        });
+        for ring in 0..SHAPE.rings {
+            assert_eq!(board.answered(ring, 2), laps);
+            let raw = ring_by_table(&board, ring);
+            let claim = std::ptr::with_exposed_provenance::<u64>(raw.claim as usize);
+            // SAFETY: a word of the board's memory; its producers are gone.
+            assert_eq!(unsafe { claim.read() }, laps);
+        }
+    }
+
+    #[test]
+    fn a_fault_is_where_the_table_says() {
+        let board = board();
+        board.peer_fault(1).store(7, Ordering::Release);
+        let mut fault = plain_zero::<RawFault>();
+        (fault.code, fault.peer, fault.position) = (5, 1, 9);
+        board.write_fault(&fault);
+        // SAFETY: as in `ring_by_table`.
+        let proxy =
+            unsafe { &*std::ptr::with_exposed_provenance::<RawProxy>(board.handle() as usize) };
+        let written = std::ptr::with_exposed_provenance::<RawFault>(proxy.fault as usize);
+        // SAFETY: the board's memory, which no thread writes now.
+        let written = unsafe { written.read() };
+        assert_eq!((written.code, written.peer, written.position), (5, 1, 9));
+        let peers = std::ptr::with_exposed_provenance::<u32>(proxy.peer_faults as usize);
+        // SAFETY: as above; there are three.
+        assert_eq!(unsafe { [peers.read(), peers.add(1).read()] }, [0, 7]);
+    }
+
+    fn plain_zero<T: Copy>() -> T {
+        // SAFETY: used for structures of the ABI, which are plain integers.
+        unsafe { std::mem::zeroed() }
+    }
 }

@@ -8,6 +8,7 @@ use peerway_sys::cuda::{CudaError, HostMemory};
 use super::copy::{self, Done, Gathered, Run};
 use super::device::Device;
 use crate::os::Piece;
+use crate::os::pages::Pages;
 
 /// Buffers of one GPU in this process: 64 MiB of pinned memory at most. Lanes have 8 MiB under way.
 const MOST: usize = 64;
@@ -22,7 +23,7 @@ enum Memory {
     Pinned(HostMemory),
     /// Where all pinned ones are in use: the driver copies to and from it in steps of its own, at a fifth of the
     /// speed.
-    Heap(Box<[u8]>),
+    Heap(Pages),
     Gone,
 }
 
@@ -76,7 +77,7 @@ impl Buffer {
         if let Some(buffer) = Self::take(device)? {
             return Ok(buffer);
         }
-        let memory = Memory::Heap(vec![0; Self::LEN].into_boxed_slice());
+        let memory = Memory::Heap(Pages::new(Self::LEN, None));
         Ok(Self { memory, gpu: device.index() })
     }
 
@@ -89,8 +90,7 @@ impl Buffer {
     pub(crate) fn ptr(&self) -> *mut u8 {
         match &self.memory {
             Memory::Pinned(memory) => memory.ptr(),
-            // Only ever used through raw pointers from here on.
-            Memory::Heap(memory) => memory.as_ptr().cast_mut(),
+            Memory::Heap(memory) => memory.ptr(),
             Memory::Gone => std::ptr::null_mut(),
         }
     }

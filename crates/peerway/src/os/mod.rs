@@ -9,6 +9,7 @@ pub(crate) mod cma;
 pub mod copy;
 pub(crate) mod maps;
 pub(crate) mod net;
+pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod ring;
 pub(crate) mod shm;

@@ -531,19 +531,29 @@ fn total(pieces: &[Piece]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::thread;
 
-    use super::super::shm::{self, Mapping};
     use super::*;
 
-    /// The memory of a ring, from where it really comes.
-    struct Memory(Mapping);
+    /// The memory of a ring, from where it really comes. Miri knows no shared files.
+    #[cfg(not(miri))]
+    struct Memory(super::super::shm::Mapping);
+    #[cfg(miri)]
+    struct Memory(super::super::pages::Pages);
 
     impl Memory {
+        #[cfg(not(miri))]
         fn new(capacity: usize) -> Self {
+            use std::os::fd::AsFd;
+
+            use super::super::shm::{self, Mapping};
             let fd = shm::create_memfd("peerway-test", HEADER + capacity).unwrap();
             Self(Mapping::of_fd(fd.as_fd(), HEADER + capacity, true).unwrap())
+        }
+
+        #[cfg(miri)]
+        fn new(capacity: usize) -> Self {
+            Self(super::super::pages::Pages::new(HEADER + capacity, None))
         }
 
         /// Reads a word of the header.
@@ -725,7 +735,7 @@ mod tests {
             seed ^= seed << 17;
             seed
         };
-        for _ in 0..100_000 {
+        for _ in 0..if cfg!(miri) { 500 } else { 100_000 } {
             let (offset, value) = ((random() % 4 * 64) as usize, random());
             // Both near misses and plain garbage.
             let now = memory.word(offset);
@@ -743,7 +753,7 @@ mod tests {
     #[test]
     fn two_threads_pass_a_long_stream() {
         const CAPACITY: usize = 1 << 12;
-        const TOTAL: usize = 4 << 20;
+        const TOTAL: usize = if cfg!(miri) { 16 << 10 } else { 4 << 20 };
         let memory = Memory::new(CAPACITY);
         let (mut producer, mut consumer) = ends(&memory, CAPACITY);
         let byte = |i: usize| (i % 251) as u8;

@@ -8,7 +8,6 @@
 //! registration back is how an advertisement is revoked, and when the call returns no device lets
 //! anybody in. GPU memory is shared with no other region: see [`gpu`](super::gpu).
 
-use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, Mutex, Weak};
@@ -20,7 +19,6 @@ use peerway_sys::verbs::{Mr, VerbsError};
 use super::nic::Nic;
 use super::{Rdma, RdmaError, gpu};
 use crate::gpu::Located;
-use crate::os::affinity;
 use crate::os::maps::Maps;
 use crate::os::vma::Tag;
 
@@ -281,48 +279,5 @@ impl Rdma {
         }
         // SAFETY: the caller vouches for the memory.
         unsafe { Registration::of_host(&self.nics, ptr, len, flags) }
-    }
-}
-
-/// Whole pages of zeros, for buffers that devices write.
-pub(crate) struct Pages {
-    ptr: *mut u8,
-    layout: Layout,
-}
-
-// SAFETY: plain memory that this owns.
-unsafe impl Send for Pages {}
-// SAFETY: as above; whoever reads or writes through the pointer answers for it.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    /// On this NUMA node where the system allows.
-    pub(crate) fn new(bytes: usize, node: Option<u16>) -> Self {
-        let bytes = bytes.max(1).next_multiple_of(4096);
-        let layout = Layout::from_size_align(bytes, 4096).expect("a page is a power of two");
-        // SAFETY: the size is not zero.
-        let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
-        if ptr.is_null() {
-            std::alloc::handle_alloc_error(layout);
-        }
-        if let Some(node) = node {
-            affinity::prefer_node(ptr as u64, bytes as u64, node);
-        }
-        Self { ptr, layout }
-    }
-
-    pub(crate) fn ptr(&self) -> *mut u8 {
-        self.ptr
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.layout.size()
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout and freed once.
-        unsafe { std::alloc::dealloc(self.ptr, self.layout) };
     }
 }

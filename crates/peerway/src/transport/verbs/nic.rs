@@ -12,7 +12,7 @@ use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Context, Device, Mr, Pd, choose_gid};
 
 use super::RdmaError;
-use super::keys::Pages;
+use crate::os::pages::Pages;
 
 /// See the module.
 pub(crate) struct Nic {

@@ -26,13 +26,13 @@ use peerway_sys::efadv::ffi::efadv_qp_init_attr;
 use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Ah, Batch, Mr, Qp, QpConfig, VerbsError, WcStatus, masks};
 
-use super::keys::Pages;
 use super::nic::Nic;
 use super::port::{Key, PortCq};
 use super::requests::Requests;
 use crate::inner::random;
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy};
+use crate::os::pages::Pages;
 use crate::transport::Wire;
 
 /// Requests of one group.

@@ -1,0 +1,74 @@
+//! Memory that is owned by its address, for bytes that other threads, devices or processes change.
+//!
+//! A `Box` or a slice claims that nobody else writes its bytes while it is borrowed or moved. Memory that
+//! is written through raw pointers and atomics meanwhile must not be kept in one: a pointer that was made
+//! from a shared borrow may not be written through, and moving a box invalidates pointers into it.
+
+use std::alloc::Layout;
+
+use super::affinity;
+
+/// Whole pages of zeros. The value holds their address alone and never makes a reference to them.
+pub(crate) struct Pages {
+    ptr: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: the memory is tied to no thread, and this value alone frees it.
+unsafe impl Send for Pages {}
+// SAFETY: `&Pages` only tells where the memory is. Each access goes through the pointer, and whoever makes
+// it orders it.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// At least `bytes` of memory, on this NUMA node where the system allows.
+    pub(crate) fn new(bytes: usize, node: Option<u16>) -> Self {
+        let bytes = bytes.max(1).next_multiple_of(4096);
+        let layout = Layout::from_size_align(bytes, 4096).expect("a page is a power of two");
+        // SAFETY: the size is not zero.
+        let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
+        if ptr.is_null() {
+            std::alloc::handle_alloc_error(layout);
+        }
+        if let Some(node) = node {
+            affinity::prefer_node(ptr as u64, bytes as u64, node);
+        }
+        Self { ptr, layout }
+    }
+
+    /// The first byte. The pointer may be written through, and stays good wherever the value moves, until
+    /// the value is dropped.
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.layout.size()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout and freed once.
+        unsafe { std::alloc::dealloc(self.ptr, self.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pointer_is_good_after_the_value_has_moved() {
+        let pages = Pages::new(1, None);
+        let ptr = pages.ptr();
+        // SAFETY: inside the pages, which live, and which no other thread knows.
+        unsafe { ptr.write(1) };
+        let moved = Box::new(pages);
+        // SAFETY: as above.
+        unsafe { ptr.add(moved.len() - 1).write(2) };
+        // SAFETY: as above.
+        let (first, last) = unsafe { (moved.ptr().read(), moved.ptr().add(4095).read()) };
+        assert_eq!((first, last), (1, 2));
+    }
+}

@@ -3,9 +3,9 @@
 mod c_header;
 mod c_library;
 mod config_docs;
+mod failures;
 #[path = "../../crates/peerway-cli/src/file_set.rs"]
 mod file_set;
-mod failures;
 mod gpu;
 mod instructions;
 mod kernels;

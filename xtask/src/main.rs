@@ -2,6 +2,7 @@
 
 mod c_header;
 mod c_library;
+mod checkers;
 mod config_docs;
 mod failures;
 #[path = "../../crates/peerway-cli/src/file_set.rs"]
@@ -85,6 +86,10 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Run Miri, where it is installed, over the tests of peerway-core, rings, slots and the proxy's memory.
+    Miri,
+    /// Run tests with AddressSanitizer, where its runtime is installed.
+    Sanitize,
     /// Build what a machine with a GPU and without Rust needs to test and measure: target/gpu, run by gpu/run.sh.
     GpuTest,
 }
@@ -106,13 +111,18 @@ fn main() -> ExitCode {
         }
         Command::Instructions { bless } => test::instructions(bless),
         Command::Kernels { check } => kernels::run(workspace(), &test::target_directory(), check),
+        Command::Miri => checkers::miri(workspace(), &test::target_directory()),
+        Command::Sanitize => checkers::sanitize(workspace(), &test::target_directory()),
         Command::GpuTest => gpu::bundle(workspace(), &test::target_directory()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
+            match error.downcast_ref() {
+                Some(checkers::NotInstalled { .. }) => checkers::NotInstalled::EXIT_CODE.into(),
+                None => ExitCode::FAILURE,
+            }
         }
     }
 }

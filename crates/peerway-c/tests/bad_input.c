@@ -163,7 +163,7 @@ static void meeting(void) {
     TRUE(len == strlen(text) + 1);
     OK(peerway_endpoint_connect_address(endpoint, text, 0, &peer));
     struct peerway_peer *accepted;
-    OK(peerway_endpoint_accept(other, 30 * SECOND, &accepted));
+    OK(peerway_endpoint_accept(other, 120 * SECOND, &accepted));
     struct peerway_peer_facts facts = {.size = sizeof facts};
     struct peerway_incarnation incarnation;
     OK(peerway_peer_describe(accepted, &facts));
@@ -342,7 +342,7 @@ static void work(void) {
     SAYS(peerway_staged_release_in(staged, 0, NULL), PEERWAY_STATUS_GPU, "no place in a stream");
     OK(peerway_staged_release(staged, 0));
     SAYS(peerway_staged_release(staged, 0), PEERWAY_STATUS_ALREADY_RELEASED, "stage 0 was released already");
-    OK(peerway_staged_wait(staged, 30 * SECOND, NULL));
+    OK(peerway_staged_wait(staged, 120 * SECOND, NULL));
     OK(peerway_staged_free(staged));
     struct peerway_prepared *prepared;
     struct peerway_enqueued *enqueued;

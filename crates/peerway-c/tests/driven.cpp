@@ -43,7 +43,7 @@ static void puts_and_forwards(const char *transport) {
     options.transport = transport;
     two pair = two_with(&options, BYTES);
     peerway_peer *back = nullptr;
-    OK(peerway_endpoint_accept(pair.there, 30 * SECOND, &back));
+    OK(peerway_endpoint_accept(pair.there, 120 * SECOND, &back));
     Side here = side(pair.here, pair.ours), there = side(pair.there, pair.theirs);
     std::size_t windows = 0;
     OK(peerway_proxy_add_peer(here.proxy, 0, pair.peer, there.card.data(), there.card.size(), &windows));
@@ -78,7 +78,7 @@ static void puts_and_forwards(const char *transport) {
         TRUE(peerway_wait_counter(here.kernel, 2, round, 0) == PEERWAY_OK);
         // And what the other side sees.
         uint64_t value = 0;
-        OK(peerway_proxy_wait_counter(there.proxy, 5, round, 30 * SECOND, &value));
+        OK(peerway_proxy_wait_counter(there.proxy, 5, round, 120 * SECOND, &value));
         TRUE(value == round);
         unsigned char bytes[4096];
         OK(peerway_region_copy_out(pair.theirs, BYTES / 2, bytes, sizeof bytes));

@@ -82,7 +82,7 @@ int main(void) {
         OK(peerway_region_fill(two.ours, 0, BYTES, (uint8_t)(20 + round)));
         OK(peerway_prepared_enqueue(prepared, ours, &enqueued));
         TRUE(cuda.synchronize(ours) == 0);
-        OK(peerway_enqueued_wait(enqueued, 30 * SECOND, &ended));
+        OK(peerway_enqueued_wait(enqueued, 120 * SECOND, &ended));
         OK(peerway_enqueued_runs(enqueued, &runs));
         TRUE(runs == 1 && ended.status == PEERWAY_STATUS_OK && byte_of(two.theirs, BYTES - 1) == 20 + round);
         OK(round == 1 ? peerway_enqueued_release(enqueued) : peerway_enqueued_free(enqueued));
@@ -94,7 +94,7 @@ int main(void) {
     OK(peerway_peer_stage(two.peer, stages, 1, &staged));
     OK(peerway_region_fill(two.ours, 0, BYTES, 33));
     OK(peerway_staged_release_in(staged, 0, ours));
-    OK(peerway_staged_wait(staged, 30 * SECOND, NULL));
+    OK(peerway_staged_wait(staged, 120 * SECOND, NULL));
     TRUE(byte_of(two.theirs, 1) == 33);
     OK(peerway_staged_free(staged));
 

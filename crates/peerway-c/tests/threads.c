@@ -60,7 +60,7 @@ static void posts_from_two_threads(const char *transport) {
     for (uint64_t i = 0; i < THREADS; i++) {
         TRUE(pthread_join(threads[i], NULL) == 0);
         uint64_t arrived = 0;
-        OK(peerway_endpoint_wait_counter(two.there, (uint32_t)i, ROUNDS, 30 * SECOND, &arrived));
+        OK(peerway_endpoint_wait_counter(two.there, (uint32_t)i, ROUNDS, 120 * SECOND, &arrived));
         TRUE(arrived == ROUNDS);
         OK(peerway_endpoint_reset_counter(two.there, (uint32_t)i, &arrived));
         TRUE(arrived == ROUNDS);

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Generous: nothing here is about speed.
-const WATCHDOG: Duration = Duration::from_secs(120);
+const WATCHDOG: Duration = Duration::from_secs(300);
 
 fn bench(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerway"));
@@ -39,6 +39,17 @@ fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The state follows the name, which is in parentheses; Z is a corpse.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// Waits until a process is in the middle of its work: far more of the processor's time than its start takes.
+fn wait_for_work(pid: u32) {
+    let ticks = || -> Option<u64> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // User and system time, counted from the state on; see proc_pid_stat(5).
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+    };
+    wait_until("the second process does not work", || ticks().is_some_and(|ticks| ticks >= 50));
 }
 
 fn wait_until(what: &str, done: impl Fn() -> bool) {
@@ -203,7 +214,8 @@ fn the_gpu_driven_engine_is_measured_without_a_gpu() {
 
 #[test]
 fn two_ranks_are_measured_without_a_gpu_on_every_path() {
-    for (path, port) in [("auto", 17410), ("tcp", 17411), ("local-ring", 17412)] {
+    for path in ["auto", "tcp", "local-ring"] {
+        let port = free_port();
         let line = format!(
             "gpu-remote --simulate --path {path} --port {port} --threads 1 --sizes 256,8K --puts 500 \
              --rounds 50 --layers 5 --steps 5 --json -"
@@ -218,6 +230,13 @@ fn two_ranks_are_measured_without_a_gpu_on_every_path() {
     }
 }
 
+/// A port that is free, below those that the kernel hands out: no other socket gets it by chance.
+fn free_port() -> u16 {
+    let mut ports = (0..1000).map(|at| 20_000 + (std::process::id() as u16 % 9000) + at);
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    ports.find(is_free).expect("a port is free")
+}
+
 #[test]
 fn a_gpu_that_is_not_there_is_one_line() {
     let output = finish(bench("--memory gpu --gpu 4000").spawn().unwrap());
@@ -228,12 +247,12 @@ fn a_gpu_that_is_not_there_is_one_line() {
 
 #[test]
 fn a_killed_second_process_ends_the_run_with_one_line() {
-    let child = bench("--seconds 60 --sizes 4K --paths tcp").spawn().unwrap();
+    let child = bench("--seconds 600 --sizes 4K --paths tcp").spawn().unwrap();
     let pid = child.id();
     wait_until("no second process", || !children(pid).is_empty());
-    // Into the row: it lasts a minute.
-    thread::sleep(Duration::from_millis(500));
     let second = children(pid)[0];
+    // Into the row, which lasts for minutes.
+    wait_for_work(second);
     Command::new("kill").args(["-9", &second.to_string()]).status().unwrap();
     let output = finish(child);
     let said = String::from_utf8(output.stderr).unwrap();
@@ -244,11 +263,11 @@ fn a_killed_second_process_ends_the_run_with_one_line() {
 
 #[test]
 fn a_killed_first_process_leaves_no_second_one() {
-    let mut child = bench("--seconds 60 --sizes 4K --paths local-ring").spawn().unwrap();
+    let mut child = bench("--seconds 600 --sizes 4K --paths local-ring").spawn().unwrap();
     let pid = child.id();
     wait_until("no second process", || !children(pid).is_empty());
-    thread::sleep(Duration::from_millis(500));
     let second = children(pid)[0];
+    wait_for_work(second);
     child.kill().unwrap();
     child.wait().unwrap();
     wait_until("the second process lives on", || !is_alive(second));

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long memory is refused before the process is gone.
-const AGONY: Duration = Duration::from_millis(900);
+const AGONY: Duration = Duration::from_millis(2500);
 
 /// How often peers may still touch memory.
 #[derive(Debug, Default)]

@@ -271,13 +271,18 @@ fn an_idle_device_costs_nothing() {
             };
             (time(usage.ru_utime) + time(usage.ru_stime), usage.ru_nvcsw)
         };
-        std::thread::sleep(Duration::from_millis(100));
-        let (before, switches) = busy();
-        std::thread::sleep(Duration::from_secs(1));
-        let (after, woken) = busy();
-        assert!(after - before < Duration::from_millis(50), "{:?}", after - before);
-        // This thread slept once; a device that polls would wake hundreds of times.
-        assert!(woken - switches < 20, "woken {} times", woken - switches);
+        let begun = Instant::now();
+        loop {
+            let (before, switches) = busy();
+            std::thread::sleep(Duration::from_secs(1));
+            let (after, woken) = busy();
+            // This thread slept once; a device that polls would wake hundreds of times in every second.
+            if after - before < Duration::from_millis(50) && woken - switches < 20 {
+                break;
+            }
+            let (used, woken) = (after - before, woken - switches);
+            assert!(begun.elapsed() < WATCHDOG, "{used:?} in a second, woken {woken} times");
+        }
     });
 }
 

@@ -28,7 +28,7 @@ const SOON: Duration = Duration::from_millis(4);
 /// How often in a row a measurement must hold.
 const TIMES: u32 = 4;
 /// How long a measurement may fail to hold: a machine that is busy with other things takes seconds.
-const PATIENCE: Duration = WATCHDOG.saturating_mul(3);
+const PATIENCE: Duration = WATCHDOG;
 
 /// Each measures time: one after the other, where several would share the processors.
 static ALONE: Mutex<()> = Mutex::new(());

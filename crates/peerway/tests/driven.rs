@@ -8,7 +8,7 @@ use peerway::driven::{Command, Forward, Op, Proxy, ProxyError, PushError, Pusher
 use peerway::{Access, Endpoint, Peer, Region};
 
 const LEN: usize = 1 << 20;
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Two endpoints with a proxy each, that know each other as peer 0.
 struct Two {

@@ -130,7 +130,7 @@ fn dead_addresses_and_other_protocols_are_told_apart_in_time() {
     assert!(matches!(refused, ConnectError::Unreachable { .. }), "{refused}");
     let late = a.connect_addr(silent.local_addr().unwrap()).unwrap_err();
     assert!(matches!(late, ConnectError::TimedOut { .. }), "{late}");
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(60));
 
     let http = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = http.local_addr().unwrap();
@@ -138,7 +138,8 @@ fn dead_addresses_and_other_protocols_are_told_apart_in_time() {
         use std::io::Write;
         let (mut stream, _) = http.accept().unwrap();
         let _ = stream.write_all(&b"HTTP/1.1 400 Bad Request\r\n".repeat(8));
-        std::thread::sleep(Duration::from_millis(200));
+        // Until the client has hung up: to close a connection with unread bytes would take back what was written.
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let other = a.connect_addr(addr).unwrap_err();
     assert!(matches!(other, ConnectError::PeerIncompatible { .. }), "{other}");
@@ -152,14 +153,15 @@ fn a_restarted_endpoint_on_the_same_port_is_another_one() {
         let addr = std::net::SocketAddr::from(([127, 0, 0, 1], port));
         Endpoint::builder().bind(addr).transport(Pin::Tcp).build()
     };
-    let b = bind(0).unwrap();
+    // Below the ports that the kernel hands out, so that nobody else gets it between the two.
+    let mut ports = (0..1000).map(|at| 10_000 + (std::process::id() as u16 % 9000) + at);
+    let (port, b) = ports.find_map(|port| Some((port, bind(port).ok()?))).unwrap();
     let old = b.metadata();
-    let port = b.addresses()[0].port();
     let theirs = b.allocate(64).unwrap();
     let descriptor = theirs.advertise(Access::READ).unwrap();
     let peer = a.connect(&old).unwrap();
     b.close();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while peer.is_alive() {
         assert!(Instant::now() < deadline, "the old peer should be gone");
         std::thread::sleep(Duration::from_millis(5));

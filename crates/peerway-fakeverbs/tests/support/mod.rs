@@ -13,7 +13,7 @@ use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Ah, CompChannel, Context, Cq, Mr, Pd, Qp, QpConfig, Verbs, masks};
 
 /// A hang is minutes; a busy machine is seconds.
-pub const WATCHDOG: Duration = Duration::from_secs(60);
+pub const WATCHDOG: Duration = Duration::from_secs(180);
 
 pub const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 pub const ALL: u32 = IBV_ACCESS_LOCAL_WRITE | REMOTE;

@@ -17,7 +17,9 @@ pub(crate) struct Profile {
     pub(crate) detect: Duration,
     pub(crate) fence: Duration,
     pub(crate) deadline: Duration,
-    /// How late a busy machine may be.
+    /// How long connecting may take, and how long a connection that says nothing is kept.
+    pub(crate) connect: Duration,
+    /// How late a busy machine may be. Only scenarios that fail wait for as long.
     pub(crate) slack: Duration,
     /// How long memory is watched after its fence.
     pub(crate) watch: Duration,
@@ -37,10 +39,11 @@ pub(crate) const CI: Profile = Profile {
     detect: Duration::from_millis(800),
     fence: Duration::from_millis(400),
     deadline: Duration::from_millis(3000),
-    slack: Duration::from_millis(2500),
+    connect: Duration::from_millis(3000),
+    slack: Duration::from_millis(10_000),
     watch: Duration::from_millis(300),
     slower: 1,
-    limit: Duration::from_secs(60),
+    limit: Duration::from_secs(180),
 };
 
 /// An emulated machine: everything is several times slower.
@@ -53,6 +56,7 @@ pub(crate) const GUEST: Profile = Profile {
     detect: Duration::from_millis(3000),
     fence: Duration::from_millis(1000),
     deadline: Duration::from_millis(8000),
+    connect: Duration::from_millis(15_000),
     slack: Duration::from_millis(15_000),
     watch: Duration::from_millis(1000),
     slower: 10,
@@ -69,7 +73,8 @@ pub(crate) const SOAK: Profile = Profile {
     detect: Duration::from_millis(800),
     fence: Duration::from_millis(400),
     deadline: Duration::from_millis(5000),
-    slack: Duration::from_millis(4000),
+    connect: Duration::from_millis(4000),
+    slack: Duration::from_millis(10_000),
     watch: Duration::from_millis(2000),
     slower: 1,
     limit: Duration::from_secs(1800),

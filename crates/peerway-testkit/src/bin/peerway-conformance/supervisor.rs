@@ -17,6 +17,8 @@ use crate::world::Transport;
 enum Result {
     Ok(String),
     Skip(String),
+    /// It came too late to do what it is about.
+    Late(String),
     Fail(String),
 }
 
@@ -54,7 +56,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         print!(", {skipped} skipped");
     }
     if again > 0 {
-        print!(", {again} tried again for want of the machine's time");
+        print!(", {again} tried again for want of the machine's time, or too late for a transfer");
     }
     println!();
     if failures.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -79,12 +81,12 @@ fn score_one((transport, scenario): Case, profile: Profile, score: &Mutex<Score>
     let mut again = 0;
     let result = match (scenario.applies)(transport) {
         Err(why) => Result::Skip(why.to_owned()),
-        Ok(()) => run_on_a_machine_of_ours(transport, scenario, profile, &mut again),
+        Ok(()) => run_until_it_catches(transport, scenario, profile, &mut again),
     };
     let (word, note) = match &result {
         Result::Ok(note) => ("ok", note.clone()),
         Result::Skip(why) => ("skip", format!("({why})")),
-        Result::Fail(why) => ("FAIL", why.replace('\n', "\n    ")),
+        Result::Fail(why) | Result::Late(why) => ("FAIL", why.replace('\n', "\n    ")),
     };
     let ms = start.elapsed().as_millis();
     let line =
@@ -95,7 +97,7 @@ fn score_one((transport, scenario): Case, profile: Profile, score: &Mutex<Score>
     match result {
         Result::Ok(_) => score.passed += 1,
         Result::Skip(_) => score.skipped += 1,
-        Result::Fail(_) => score.failures.push(line),
+        Result::Fail(_) | Result::Late(_) => score.failures.push(line),
     }
 }
 
@@ -103,6 +105,28 @@ fn score_one((transport, scenario): Case, profile: Profile, score: &Mutex<Score>
 const STOLEN: u64 = 15;
 /// How often a scenario is tried where they take more.
 const TRIES: usize = 3;
+
+/// How often a scenario is tried that comes too late to catch a transfer in flight.
+const CATCHES: usize = 20;
+
+/// Runs a scenario; again, when it came too late to do what it is about, and says so.
+fn run_until_it_catches(
+    transport: Transport,
+    scenario: &Scenario,
+    profile: Profile,
+    again: &mut usize,
+) -> Result {
+    for _ in 1..CATCHES {
+        let result = run_on_a_machine_of_ours(transport, scenario, profile, again);
+        let Result::Late(why) = &result else { return result };
+        *again += 1;
+        println!("{:<13} {:<28} again: {why}", transport.name(), scenario.name);
+    }
+    match run_on_a_machine_of_ours(transport, scenario, profile, again) {
+        Result::Late(why) => Result::Fail(format!("{why}, {CATCHES} times")),
+        other => other,
+    }
+}
 
 /// Runs a scenario; again, when it failed while the host of this virtual machine gave much of its time to others. Time limits are what most
 /// scenarios are about, and a peer that was not let run is silent. Where nothing is taken a failure is a failure.
@@ -179,6 +203,7 @@ fn watch(mut process: Child, scenario: &Scenario, limit: Duration) -> Result {
         }
         (Some(("ok", note)), Some(_)) => Result::Ok(note.to_owned()),
         (Some(("skip", why)), Some(_)) => Result::Skip(why.to_owned()),
+        (Some(("again", why)), Some(_)) => Result::Late(why.to_owned()),
         (Some((_, why)), Some(_)) => Result::Fail(format!("{why}{steps}")),
         (None, Some(status)) => Result::Fail(format!("ended without a verdict: {status}{steps}")),
     }

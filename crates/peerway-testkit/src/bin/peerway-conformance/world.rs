@@ -127,11 +127,19 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let (word, text) = match (scenario.run)(&world) {
         Ok(Verdict::Ok(note)) => ("ok", note),
         Ok(Verdict::Skip(why)) => ("skip", why),
+        Err(error) if is_too_late(&error) => ("again", format!("{error:#}")),
         Err(error) => ("fail", format!("{error:#}")),
     };
     println!("verdict {word} {}", text.replace('\n', " | "));
     // Peers that a scenario left stopped or parked must not keep the process from ending.
-    std::process::exit(i32::from(word == "fail"));
+    std::process::exit(i32::from(word != "ok" && word != "skip"));
+}
+
+/// Whether a scenario could not do what it is about, because the transfer that it meant to catch had not begun or was
+/// over: this process was not let run in between. All scenarios say so in these words.
+fn is_too_late(error: &anyhow::Error) -> bool {
+    let said = format!("{error:#}");
+    said.contains(" was over before ") || said.contains(" in flight")
 }
 
 /// RDMA devices of this side and of its peers, from a variable such as `rxe0,rxe2/rxe1,rxe3`.
@@ -162,7 +170,7 @@ impl World {
     }
 
     pub(crate) fn options(&self) -> Options {
-        let Profile { detect, fence, deadline, slack, .. } = self.profile;
+        let Profile { detect, fence, deadline, connect, .. } = self.profile;
         Options {
             pin: self.transport.pin(),
             bind: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -171,7 +179,7 @@ impl World {
             detect,
             fence,
             deadline,
-            connect: slack,
+            connect,
             lanes: 1,
             notify_bytes: 16 << 20,
         }

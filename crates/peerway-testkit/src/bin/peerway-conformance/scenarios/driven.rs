@@ -130,9 +130,13 @@ pub(crate) fn quiet(world: &World) -> Result<Verdict> {
             let _ = tell.send(quiet);
         }
     });
-    let early = told.recv_timeout(Duration::from_millis(100).min(world.profile.detect / 4));
     // Where no processor of the target's is needed, the bytes are there already.
     let alone = world.transport.writes_alone() || world.transport.is_device();
+    let patience = match world.transport.writes_alone() {
+        true => world.profile.slack,
+        false => Duration::from_millis(100).min(world.profile.detect / 4),
+    };
+    let early = told.recv_timeout(patience);
     match early {
         Ok(quiet) => {
             ensure!(alone && quiet == Ok(()), "quiet before the bytes were there: {quiet:?}")

@@ -294,8 +294,11 @@ pub(crate) fn silence(world: &World) -> Result<Verdict> {
         }
         silent.push(raw);
     }
-    let held = fds(&mut victim.b)?;
-    ensure!(held > victim.fds, "the victim accepted nothing");
+    let until = Instant::now() + world.profile.slack;
+    while fds(&mut victim.b)? <= victim.fds {
+        ensure!(Instant::now() < until, "the victim accepted nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     world.step("waiting for the victim to lose its patience");
     let until = Instant::now() + world.options().connect + world.profile.slack;
     for raw in &mut silent {

@@ -25,10 +25,12 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     // The first transfer of memory by devices registers it with them.
     pair.peer.write(&ours.all(), &remote.slice(0..part))?;
     let mut times = Vec::new();
+    let mut most = Duration::ZERO;
     let mut time = |batch: &Batch| -> Result<()> {
-        let start = Instant::now();
+        let (start, used) = (Instant::now(), thread_time());
         let transfer = pair.peer.post(batch)?;
         times.push(start.elapsed());
+        most = most.max(thread_time() - used);
         transfer.cancel();
         transfer.join();
         Ok(())
@@ -52,6 +54,18 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     }
     times.sort();
     let (median, longest) = (times[times.len() / 2], times[times.len() - 1]);
-    ensure!(longest < GENEROUS * world.profile.slower, "posting took {longest:?}");
+    let generous = GENEROUS * world.profile.slower;
+    // No post copies, whatever else this machine does; and posts do not wait, though one may be held up.
+    ensure!(most < generous, "posting took {most:?} of the processor's time");
+    ensure!(median < generous, "posting took {median:?} by the median");
+    ensure!(longest < world.profile.slack, "posting took {longest:?}");
     fine_with(format!("{} µs, at most {} µs", median.as_micros(), longest.as_micros()))
+}
+
+/// Time that this thread has had a processor.
+fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills the structure.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -116,7 +116,9 @@ pub(crate) fn target_read(world: &World) -> Result<Verdict> {
 
 /// A pause that the detection time forgives: the transfer must simply go on.
 pub(crate) fn short(world: &World) -> Result<Verdict> {
-    let mut pair = world.pair()?;
+    let pause = world.profile.detect;
+    // A quarter: the lease is three quarters, and what the last heartbeat echoed may be a quarter old.
+    let mut pair = world.pair_with(&Options { detect: 4 * pause, ..world.calm() })?;
     let len = world.profile.big;
     let remote = pair.theirs("r", len, world.memory(), 1)?;
     let ours = world.region(&pair.a, len)?;
@@ -127,8 +129,7 @@ pub(crate) fn short(world: &World) -> Result<Verdict> {
         ensure!(world.in_flight(&transfer)?, "the write was over before the stop");
     }
     pair.b.child()?.stop()?;
-    // A quarter: the lease is three quarters, and what the last heartbeat echoed may be a quarter old.
-    std::thread::sleep(world.profile.detect / 4);
+    std::thread::sleep(pause);
     pair.b.child()?.go_on()?;
     let ended = world.ends(&transfer, world.profile.deadline)?;
     allowed(ended, &[Reason::Done]).context("after a pause of a quarter of the detection time")?;

@@ -157,6 +157,15 @@ def test_other_protocols_are_told_apart(endpoint: peerway.Endpoint) -> None:
         thread.join(10)
 
 
+def test_a_connect_that_times_out_says_where_and_when(endpoint: peerway.Endpoint) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        with pytest.raises(peerway.ConnectTimeout, match=f"{host}:{port} timed out after .*ms while"):
+            endpoint.connect((host, port), timeout=0.5)
+
+
 def test_cancel(pinned: str) -> None:
     with Far(transport=pinned) as far, peerway.Endpoint(transport=pinned) as endpoint:
         peer = endpoint.connect(far.metadata)

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerway::{AcceptError, ConnectError, Endpoint, Pin};
 use peerway_core::metadata::Metadata;
@@ -346,15 +346,19 @@ pub unsafe extern "C" fn peerway_endpoint_connect_address(
     })
 }
 
-/// Tries every address that a name stands for while nobody answers, each for its share of the time.
+/// Tries every address that a name stands for while nobody answers, each for its share of the time
+/// that looking up the name has left.
 fn connect_to(endpoint: &Endpoint, text: &str, timeout: Duration) -> Answer<peerway::Peer> {
+    let start = Instant::now();
     let found = text.to_socket_addrs().map_err(|error| {
         Failure::bad(format!("address: '{text}' is not host:port, or not found: {error}"))
     })?;
     let addresses: Vec<SocketAddr> = found.collect();
-    let share = timeout / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+    let mut untried = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     let mut failure = Failure::bad(format!("address: '{text}' has no address"));
     for address in addresses {
+        let share = timeout.saturating_sub(start.elapsed()) / untried.max(1);
+        untried = untried.saturating_sub(1);
         match endpoint.connect_addr_within(address, share) {
             Ok(peer) => return Ok(peer),
             Err(error @ (ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })) => {

@@ -1,7 +1,7 @@
 //! `Endpoint` and `Notification`.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerway::{AcceptError, Pin};
 use pyo3::exceptions::PyValueError;
@@ -153,20 +153,30 @@ impl Endpoint {
         let target = target(to)?;
         let endpoint = self.endpoint.clone();
         let timeout = timeout.unwrap_or_else(|| endpoint.connect_timeout());
+        let start = Instant::now();
+        let name = match &target {
+            Target::Metadata(_) => "the peer".to_owned(),
+            Target::Host(host, port) => format!("{host}:{port}"),
+        };
         let peer = waiting::aside(py, Some(timeout), move || match &target {
             Target::Metadata(metadata) => {
                 Ok::<_, String>(endpoint.connect_within(metadata, timeout))
             }
             Target::Host(host, port) => {
                 let addr = resolve(host, *port)?;
-                Ok(endpoint.connect_addr_within(addr, timeout))
+                let left = timeout.saturating_sub(start.elapsed());
+                Ok(endpoint.connect_addr_within(addr, left))
             }
         })?;
         match peer {
             Some(Ok(Ok(peer))) => Ok(Peer::new(self.endpoint.clone(), peer)),
             Some(Ok(Err(error))) => Err(errors::connect(py, error)),
             Some(Err(unresolved)) => Err(errors::raise(py, "ConnectError", unresolved)),
-            None => Err(errors::raise(py, "ConnectTimeout", "the peer did not answer in time")),
+            None => {
+                let seconds = timeout.as_secs_f64();
+                let why = format!("connecting to {name} timed out after {seconds} s");
+                Err(errors::raise(py, "ConnectTimeout", why))
+            }
         }
     }
 

@@ -29,6 +29,11 @@ impl Raw {
     /// Connects and says nothing.
     pub fn connect(addr: SocketAddr, random: &mut Random) -> Result<Self> {
         let stream = TcpStream::connect_timeout(&addr, PATIENCE).context("connecting raw")?;
+        Self::over(stream, random)
+    }
+
+    /// The same over a connection that is there already.
+    pub fn over(stream: TcpStream, random: &mut Random) -> Result<Self> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut session = [0; 16];

@@ -20,6 +20,7 @@ use crate::memory::{Backing, OwnedMemory, Region, RegionInner, SharedMemory};
 use crate::os::{net, process, unix};
 use crate::peer::Peer;
 use crate::session::accept::Door;
+use crate::session::connect::TimeLimit;
 use crate::transport::verbs::Rdma;
 
 /// One end of transfers: it listens, connects, and owns registered memory.
@@ -135,10 +136,11 @@ impl Endpoint {
         self.connect_within(metadata, self.inner().config.connect_timeout)
     }
 
-    /// As [`Self::connect`], giving up after this time.
+    /// As [`Self::connect`], giving up after this time. It is one limit for everything: all
+    /// addresses of the peer and every step of the handshake.
     pub fn connect_within(&self, metadata: &[u8], timeout: Duration) -> Result<Peer, ConnectError> {
         let metadata = Metadata::from_bytes(metadata)?;
-        self.inner().connect_to(metadata.incarnation.into(), &metadata, timeout)
+        self.inner().connect_to(metadata.incarnation.into(), &metadata, TimeLimit::new(timeout))
     }
 
     /// Connects to whichever endpoint listens at `addr`.
@@ -153,7 +155,7 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Peer, ConnectError> {
         self.inner().check_open().map_err(ConnectError::from)?;
-        self.inner().connect_at(addr, None, timeout, clock::after(clock::now(), timeout))
+        self.inner().connect_at(addr, None, timeout, TimeLimit::new(timeout))
     }
 
     /// How long connecting may take where no other time is given.

@@ -168,12 +168,14 @@ pub enum ConnectError {
         why: String,
     },
     /// The connect time-out passed.
-    #[error("the peer at {addr} did not answer within {millis} ms")]
+    #[error("connecting to {addr} timed out after {millis} ms while {stage}")]
     TimedOut {
         /// Where.
         addr: SocketAddr,
-        /// How long it was waited for.
+        /// The time that the whole connect was given.
         millis: u64,
+        /// What the connect was doing at the end of that time, such as "opening the TCP connection".
+        stage: &'static str,
     },
     /// The operating system refused something local.
     #[error("{what}: {source}")]

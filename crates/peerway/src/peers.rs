@@ -82,6 +82,17 @@ impl Peers {
     }
 }
 
+/// What became of the wish to open a session.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Opening {
+    /// This thread opens it.
+    Begun,
+    /// Another thread's connect has come to an end: there may be a session now.
+    ElsewhereEnded,
+    /// Another thread's connect outlasted the time limit.
+    TimedOut,
+}
+
 /// An endpoint's word that a session is being opened, or accepted, and no other of the kind is
 /// begun meanwhile. Of two endpoints the lower name never gives both words at once, so that of two
 /// attempts that cross one succeeds.
@@ -161,21 +172,21 @@ impl Inner {
         self.peers_changed.notify_all();
     }
 
-    /// Notes that a connect is under way. When another thread's is, waits for it to come to
-    /// an end and says false: there may be a session now.
-    pub(crate) fn begin_opening(&self, whom: Whom, deadline: u64) -> bool {
+    /// Notes that a connect is under way. When another thread's is, waits for its end until
+    /// `deadline`.
+    pub(crate) fn begin_opening(&self, whom: Whom, deadline: u64) -> Opening {
         let mut peers = self.peers.lock().unwrap();
         if !peers.accepting.contains(&whom) && peers.opening.insert(whom) {
-            return true;
+            return Opening::Begun;
         }
         while peers.opening.contains(&whom) || peers.accepting.contains(&whom) {
             let left = clock::until(deadline, clock::now());
             if left == Duration::ZERO {
-                return true;
+                return Opening::TimedOut;
             }
             peers = self.peers_changed.wait_timeout(peers, left).unwrap().0;
         }
-        false
+        Opening::ElsewhereEnded
     }
 
     /// As `begin_opening`, for a connect by address, which has only now learned who is there. `None`

@@ -243,7 +243,11 @@ class _Line:
         while (end := self._got.find(b"\n")) < 0:
             if len(self._got) > MAX_LINE:
                 raise ValueError("something else answers there")
-            self.sock.settimeout(max(0.001, deadline - time.monotonic()))
+            # Each call gets what is left: single bytes cannot prolong the wait.
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the broker's answer was not complete in time")
+            self.sock.settimeout(left)
             data = self.sock.recv(4096)
             if not data:
                 raise ConnectionError("the broker hung up")

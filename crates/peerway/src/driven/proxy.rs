@@ -33,6 +33,7 @@ use crate::os::topology::cpus_of_node;
 use crate::os::{affinity, process};
 use crate::peer::Peer;
 use crate::peers::Whom;
+use crate::session::connect::TimeLimit;
 
 /// Threads of a proxy, unless told otherwise, at most.
 const THREADS: usize = 4;
@@ -427,10 +428,11 @@ impl Proxy {
             tracing::warn!(%error, "threads of a proxy share lanes");
             return all;
         }
+        // One limit for all of them: a peer that hangs costs one time-out, not one for each thread.
+        let limit = TimeLimit::new(endpoint.config.connect_timeout);
         for worker in 1..self.workers {
             let whom = Whom { who: session.incarnation, strand: worker as u16 };
-            let timeout = endpoint.config.connect_timeout;
-            let strand = endpoint.connect_to(whom, &metadata, timeout);
+            let strand = endpoint.connect_to(whom, &metadata, limit);
             let strand = strand.map_err(|error| error.to_string());
             let target =
                 strand.and_then(|peer| target_of(&peer, card).map_err(|error| error.to_string()));

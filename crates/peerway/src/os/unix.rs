@@ -70,11 +70,13 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Connects to the listener of that abstract `name`.
-pub(crate) fn connect(name: &str) -> io::Result<OwnedFd> {
+/// Connects to the listener of that abstract `name` within `timeout`, or a second if that is less.
+pub(crate) fn connect(name: &str, timeout: Duration) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::CLOEXEC)?;
     // A local connect waits for room in the backlog and for nothing else.
-    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_WITHIN))?;
+    // A time-out of zero would be none.
+    let timeout = timeout.clamp(Duration::from_millis(1), CONNECT_WITHIN);
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
     let address = address(name)?;
     match retry_on_intr(|| rustix::net::connect(&socket, &address)) {
         Ok(()) => {}
@@ -184,7 +186,7 @@ mod tests {
         let name = format!("peerway-test-{}-{name}", std::process::id());
         let listener = listen(&name).unwrap();
         assert!(accept(listener.as_fd()).unwrap().is_none());
-        let near = connect(&name).unwrap();
+        let near = connect(&name, CONNECT_WITHIN).unwrap();
         let far = accept(listener.as_fd()).unwrap().unwrap();
         (near, far)
     }
@@ -273,7 +275,8 @@ mod tests {
     #[test]
     fn nobody_listening_is_an_error() {
         let name = format!("peerway-test-{}-nobody", std::process::id());
-        assert_eq!(connect(&name).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        let refused = connect(&name, CONNECT_WITHIN).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         assert!(listen(&"x".repeat(200)).is_err());
     }
 

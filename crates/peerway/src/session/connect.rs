@@ -26,12 +26,56 @@ use crate::os::process::HostFacts;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
 use crate::peer::Peer;
-use crate::peers::Whom;
+use crate::peers::{Opening, Whom};
 use crate::progress::driver::NewSession;
 use crate::progress::shard::Shard;
 use crate::transport::lane::{Lane, Role};
 use crate::transport::tcp::TcpWire;
 use crate::transport::verbs::queue::Queue;
+
+/// The time that a whole connect may take: every address, and every step of the handshake.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TimeLimit {
+    timeout: Duration,
+    deadline: u64,
+}
+
+impl TimeLimit {
+    /// A limit that ends `timeout` from now.
+    pub(crate) fn new(timeout: Duration) -> Self {
+        Self { timeout, deadline: clock::after(clock::now(), timeout) }
+    }
+
+    fn left(&self) -> Duration {
+        clock::until(self.deadline, clock::now())
+    }
+
+    fn is_over(&self) -> bool {
+        self.left() == Duration::ZERO
+    }
+
+    /// Fails once the limit is over, naming the stage that has just ended.
+    fn check(&self, addr: SocketAddr, stage: &'static str) -> Result<(), ConnectError> {
+        if self.is_over() { Err(self.timed_out(addr, stage)) } else { Ok(()) }
+    }
+
+    fn timed_out(&self, addr: SocketAddr, stage: &'static str) -> ConnectError {
+        let millis = u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX);
+        ConnectError::TimedOut { addr, millis, stage }
+    }
+}
+
+/// Stages of a connect, as errors name them.
+mod stage {
+    pub(super) const ELSEWHERE: &str = "waiting for another connect to the same peer";
+    pub(super) const TCP: &str = "opening the TCP connection";
+    pub(super) const HELLO: &str = "waiting for the answer to the hello";
+    pub(super) const LINK: &str = "attaching the local link";
+    pub(super) const QUEUES: &str = "exchanging RDMA queue pairs";
+    pub(super) const LANES: &str = "opening lanes";
+    pub(super) const READY: &str = "waiting for the peer to become ready";
+    pub(super) const THEIRS: &str = "waiting for the session that the peer opens";
+}
 
 /// What came of an attempt.
 enum Outcome {
@@ -56,17 +100,18 @@ impl Inner {
         self: &Arc<Self>,
         whom: Whom,
         metadata: &Metadata,
-        timeout: Duration,
+        limit: TimeLimit,
     ) -> Result<Peer, ConnectError> {
         self.check_open().map_err(ConnectError::from)?;
-        let deadline = clock::after(clock::now(), timeout);
         let mut last = None;
         for (at, &addr) in metadata.addresses.iter().enumerate() {
             // Behind a dead link an address is silent: the others must have their share of the time.
             let share = (metadata.addresses.len() - at) as u32;
-            let patience = clock::until(deadline, clock::now()) / share;
-            match self.connect_at(addr, Some(whom), patience, deadline) {
+            let patience = limit.left() / share;
+            match self.connect_at(addr, Some(whom), patience, limit) {
                 Ok(peer) => return Ok(peer),
+                // The error names the address at which the time ran out.
+                Err(error) if limit.is_over() => return Err(error),
                 // Only an address that nobody answers at is a reason to try the next.
                 Err(error @ (ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })) => {
                     last = Some(error);
@@ -83,24 +128,25 @@ impl Inner {
         addr: SocketAddr,
         expects: Option<Whom>,
         patience: Duration,
-        deadline: u64,
+        limit: TimeLimit,
     ) -> Result<Peer, ConnectError> {
         loop {
             if let Some(whom) = expects {
                 if let Some(session) = self.live_session(&whom) {
                     return Ok(Peer::new(self.clone(), session));
                 }
-                if !self.begin_opening(whom, deadline) {
-                    continue;
+                match self.begin_opening(whom, limit.deadline) {
+                    Opening::Begun => {}
+                    Opening::ElsewhereEnded => continue,
+                    Opening::TimedOut => return Err(limit.timed_out(addr, stage::ELSEWHERE)),
                 }
             }
             // The session is known before the attempt is over: in between the peer could open
             // another.
-            let outcome =
-                open(self, addr, expects, patience, deadline).map(|opened| match opened {
-                    Outcome::Opened(new) => Ok(self.opened(*new)),
-                    Outcome::Exists(who) => Err(who),
-                });
+            let outcome = open(self, addr, expects, patience, limit).map(|opened| match opened {
+                Outcome::Opened(new) => Ok(self.opened(*new)),
+                Outcome::Exists(who) => Err(who),
+            });
             if let Some(whom) = expects {
                 self.end_opening(&whom);
             }
@@ -114,10 +160,7 @@ impl Inner {
             if let Some(session) = self.wait_for(&whom, Duration::from_millis(20)) {
                 return Ok(Peer::new(self.clone(), session));
             }
-            if clock::now() >= deadline {
-                let millis = self.config.connect_timeout.as_millis() as u64;
-                return Err(ConnectError::TimedOut { addr, millis });
-            }
+            limit.check(addr, stage::THEIRS)?;
         }
     }
 }
@@ -128,16 +171,15 @@ fn open(
     addr: SocketAddr,
     expects: Option<Whom>,
     patience: Duration,
-    deadline: u64,
+    limit: TimeLimit,
 ) -> Result<Outcome, ConnectError> {
     let strand = expects.map(|whom| endpoint.strand(&whom)).transpose();
     let strand = strand.map_err(|source| ConnectError::Unreachable { addr, source })?.flatten();
-    let left = || clock::until(deadline, clock::now()).max(Duration::from_millis(1));
-    let fail = |error: HelloError| hello_failed(endpoint, addr, error);
+    let deadline = limit.deadline;
+    let fail = |stage| move |error: HelloError| hello_failed(limit, addr, stage, error);
     let config = &endpoint.config;
-    let mut stream = net::connect(addr, None, left().min(patience))
-        .map_err(|error| unreachable_or_late(endpoint, addr, error))?;
-    set_timeouts(&stream, left());
+    let mut stream = net::connect(addr, None, limit.left().min(patience))
+        .map_err(|error| fail(stage::TCP)(HelloError::Io(error)))?;
 
     let session: [u8; 16] = random();
     let offer = offers_local(config.transport, config.disable_ipc);
@@ -160,8 +202,9 @@ fn open(
         local: if offer.is_ok() { endpoint.local_name.clone() } else { String::new() },
         rdma: endpoint.rdma.as_ref().map(|rdma| rdma.ports()).unwrap_or_default(),
     };
-    send(&mut stream, &Control::Hello(hello)).map_err(|e| fail(HelloError::Io(e)))?;
-    let welcome = match receive(&mut stream).map_err(fail)? {
+    send(&mut stream, &Control::Hello(hello), deadline)
+        .map_err(|error| fail(stage::HELLO)(HelloError::Io(error)))?;
+    let welcome = match receive(&mut stream, deadline).map_err(fail(stage::HELLO))? {
         Control::Welcome(welcome) => welcome,
         Control::Refuse(Refusal::Exists(who)) => return Ok(Outcome::Exists(who)),
         Control::Refuse(refusal) => return Err(refused(endpoint, addr, expects, refusal)),
@@ -179,10 +222,11 @@ fn open(
         Ok(()) => go_local(endpoint, &host, &welcome, session, deadline),
         Err(why) => (NOT_LOCAL, None, why),
     };
+    limit.check(addr, stage::LINK)?;
     let mut queues = Vec::new();
     let mut rdma = None;
     if !found.linked && !found.same_process {
-        match go_rdma(endpoint, &shard, &welcome, &mut stream) {
+        match go_rdma(endpoint, &shard, &welcome, &mut stream, deadline) {
             Ok((made, reach)) => {
                 found.queues = endpoint.rdma.as_ref().ok().map(|rdma| rdma.kind());
                 (queues, rdma) = (made, Some(Arc::new(reach)));
@@ -190,6 +234,7 @@ fn open(
             Err(not) if config.transport.is_rdma() => why = not,
             Err(not) => why = format!("{why}; no RDMA: {not}"),
         }
+        limit.check(addr, stage::QUEUES)?;
     }
     // A pin that cannot be met is told before the peer takes the session for open.
     let (mut path, reach) = choose(config.transport, found, &why).map_err(|why| {
@@ -201,10 +246,13 @@ fn open(
         let mut rails = rails(endpoint, addr, &welcome.metadata);
         for index in 1..=bulk {
             let request = Control::OpenLane { session, lane: index };
-            let by_rail = by_rail(&mut rails, index, &request, left, &mut path.why);
+            let by_rail = by_rail(&mut rails, index, &request, limit, &mut path.why);
             let stream = match by_rail {
                 Some(stream) => Some(stream),
-                None => open_lane(addr, None, &request, left()).map_err(fail)?,
+                None => {
+                    let opened = open_lane(addr, None, &request, deadline);
+                    opened.map_err(fail(stage::LANES))?
+                }
             };
             let refused = ConnectError::PeerMisbehaved { addr, why: "it refused a lane" };
             bulk_streams.push(stream.ok_or(refused)?);
@@ -217,8 +265,9 @@ fn open(
         queues: rdma.is_some(),
         why: why.clone(),
     };
-    send(&mut stream, &Control::Ready(ready)).map_err(|e| fail(HelloError::Io(e)))?;
-    match receive(&mut stream).map_err(fail)? {
+    send(&mut stream, &Control::Ready(ready), deadline)
+        .map_err(|error| fail(stage::READY)(HelloError::Io(error)))?;
+    match receive(&mut stream, deadline).map_err(fail(stage::READY))? {
         Control::Ready(_) => {}
         Control::Refuse(Refusal::Exists(who)) => return Ok(Outcome::Exists(who)),
         Control::Refuse(refusal) => return Err(refused(endpoint, addr, expects, refusal)),
@@ -263,6 +312,7 @@ fn go_rdma(
     shard: &Shard,
     welcome: &Welcome,
     stream: &mut TcpStream,
+    deadline: u64,
 ) -> Result<(Vec<(u16, Queue)>, Reach), String> {
     let rdma = endpoint.rdma.as_ref().map_err(|error| error.to_string())?;
     if welcome.rdma.is_empty() {
@@ -274,11 +324,12 @@ fn go_rdma(
     }
     let (ours, offers) = queues::offer(shard.ports(), &plans)?;
     let lost = |error: HelloError| format!("the peer did not answer the offer ({error:?})");
-    send(stream, &Control::OpenQueues { queues: offers }).map_err(|e| lost(HelloError::Io(e)))?;
-    let Control::QueuesOpened { queues: answers } = receive(stream).map_err(lost)? else {
+    send(stream, &Control::OpenQueues { queues: offers }, deadline)
+        .map_err(|error| lost(HelloError::Io(error)))?;
+    let Control::QueuesOpened { queues: answers } = receive(stream, deadline).map_err(lost)? else {
         return Err("the peer did not answer the offer".to_owned());
     };
-    let connected = queues::connect(ours, &answers, &welcome.rdma);
+    let connected = queues::connect(ours, &answers, &welcome.rdma, deadline);
     if connected.is_empty() {
         let refusal = answers.into_iter().find_map(|(_, answer)| answer.err());
         return Err(refusal.unwrap_or_else(|| "no queue pair could be connected".to_owned()));
@@ -341,7 +392,9 @@ fn attach(
     deadline: u64,
 ) -> Result<(Found, Link), String> {
     let text = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
-    let socket = unix::connect(&welcome.local).map_err(text("its local socket is out of reach"))?;
+    let left = clock::until(deadline, clock::now());
+    let socket =
+        unix::connect(&welcome.local, left).map_err(text("its local socket is out of reach"))?;
     let peer = unix::credentials(socket.as_fd()).map_err(text("no credentials"))?;
     let uid = rustix::process::getuid().as_raw();
     if peer.uid != uid {
@@ -406,14 +459,15 @@ fn by_rail(
     rails: &mut Vec<(IpAddr, SocketAddr)>,
     index: u16,
     request: &Control,
-    left: impl Fn() -> Duration,
+    limit: TimeLimit,
     why: &mut String,
 ) -> Option<TcpStream> {
     while !rails.is_empty() {
         let at = usize::from(index - 1) % rails.len();
         let (from, to) = rails[at];
         // Without a link a rail is silent, and must leave time for the others.
-        match open_lane(to, Some(from), request, left() / 4) {
+        let deadline = clock::after(clock::now(), limit.left() / 4);
+        match open_lane(to, Some(from), request, deadline) {
             Ok(Some(stream)) => return Some(stream),
             failed => {
                 tracing::warn!(%from, %to, ?failed, "a rail leads nowhere");
@@ -425,17 +479,18 @@ fn by_rail(
     None
 }
 
-/// Connects a lane of a session that is being opened; `None` when whoever is there refuses it.
+/// Connects a lane of a session that is being opened, before `deadline`; `None` when whoever is
+/// there refuses it.
 fn open_lane(
     to: SocketAddr,
     from: Option<IpAddr>,
     request: &Control,
-    timeout: Duration,
+    deadline: u64,
 ) -> Result<Option<TcpStream>, HelloError> {
+    let timeout = clock::until(deadline, clock::now());
     let mut stream = net::connect(to, from, timeout).map_err(HelloError::Io)?;
-    set_timeouts(&stream, timeout);
-    send(&mut stream, request).map_err(HelloError::Io)?;
-    let opened = matches!(receive(&mut stream)?, Control::LaneOpened);
+    send(&mut stream, request, deadline).map_err(HelloError::Io)?;
+    let opened = matches!(receive(&mut stream, deadline)?, Control::LaneOpened);
     Ok(opened.then_some(stream))
 }
 
@@ -460,11 +515,6 @@ pub(crate) fn decode_host(bytes: &[u8]) -> Option<HostFacts> {
     postcard::from_bytes(bytes).ok()
 }
 
-fn set_timeouts(stream: &TcpStream, timeout: Duration) {
-    let _ = stream.set_read_timeout(Some(timeout));
-    let _ = stream.set_write_timeout(Some(timeout));
-}
-
 fn os(what: &'static str, source: io::Error) -> ConnectError {
     ConnectError::Os { what, source }
 }
@@ -486,19 +536,17 @@ fn refused(
     }
 }
 
-fn hello_failed(endpoint: &Inner, addr: SocketAddr, error: HelloError) -> ConnectError {
+fn hello_failed(
+    limit: TimeLimit,
+    addr: SocketAddr,
+    stage: &'static str,
+    error: HelloError,
+) -> ConnectError {
     match error {
         HelloError::Frame(why) => ConnectError::PeerIncompatible { addr, why },
-        HelloError::Io(error) => unreachable_or_late(endpoint, addr, error),
-    }
-}
-
-fn unreachable_or_late(endpoint: &Inner, addr: SocketAddr, source: io::Error) -> ConnectError {
-    match source.kind() {
-        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ConnectError::TimedOut {
-            addr,
-            millis: endpoint.config.connect_timeout.as_millis() as u64,
+        HelloError::Io(source) => match source.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => limit.timed_out(addr, stage),
+            _ => ConnectError::Unreachable { addr, source },
         },
-        _ => ConnectError::Unreachable { addr, source },
     }
 }

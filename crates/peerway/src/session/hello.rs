@@ -3,11 +3,13 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use peerway_core::wire::{Control, FrameError, HEADER_LEN, Header, Kind};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::os::cma;
+use crate::clock;
 
 /// A control message as the bytes of a frame.
 pub(crate) fn frame(message: &Control) -> Vec<u8> {
@@ -19,9 +21,35 @@ pub(crate) fn frame(message: &Control) -> Vec<u8> {
     bytes
 }
 
-/// Sends a control message on a fresh connection.
-pub(crate) fn send(stream: &mut TcpStream, message: &Control) -> io::Result<()> {
-    stream.write_all(&frame(message))
+/// Sends a control message on a fresh, blocking connection, before `deadline`.
+pub(crate) fn send(stream: &mut TcpStream, message: &Control, deadline: u64) -> io::Result<()> {
+    let bytes = frame(message);
+    let mut rest = bytes.as_slice();
+    while !rest.is_empty() {
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        match stream.write(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => rest = &rest[n..],
+            Err(error) if is_passing(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The time until `deadline`. The socket's own time-out starts anew with every call, so each call
+/// gets what is left: a peer that sends single bytes cannot prolong the handshake.
+fn left(deadline: u64) -> io::Result<Duration> {
+    match clock::until(deadline, clock::now()) {
+        Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+        left => Ok(left),
+    }
+}
+
+/// Whether a call is to be made again. The kernel counts time-outs in its own ticks and may return a
+/// little early, so the clock decides what is over.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }
 
 /// Why no control message came.
@@ -33,12 +61,18 @@ pub(crate) enum HelloError {
     Frame(FrameError),
 }
 
-/// Receives exactly one control message, and not a byte more: what follows belongs to the lane.
-pub(crate) fn receive(stream: &mut TcpStream) -> Result<Control, HelloError> {
+/// Receives exactly one control message from a blocking connection before `deadline`, and not a
+/// byte more: what follows belongs to the lane.
+pub(crate) fn receive(stream: &mut TcpStream, deadline: u64) -> Result<Control, HelloError> {
     let mut assembly = Assembly::default();
     loop {
-        if let Some(message) = assembly.read(stream)? {
-            return Ok(message);
+        let left = left(deadline).map_err(HelloError::Io)?;
+        stream.set_read_timeout(Some(left)).map_err(HelloError::Io)?;
+        match assembly.read(stream) {
+            Ok(Some(message)) => return Ok(message),
+            Ok(None) => {}
+            Err(HelloError::Io(error)) if is_passing(&error) => {}
+            Err(error) => return Err(error),
         }
     }
 }

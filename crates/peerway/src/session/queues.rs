@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use peerway_core::wire::{QueueEnd, QueueOffer, RdmaPort};
 
+use crate::clock;
 use crate::transport::lane::{Lane, Role};
 use crate::transport::verbs::RdmaError;
 use crate::transport::verbs::pairing;
@@ -136,14 +137,19 @@ pub(crate) fn answer(
     (queues, answers)
 }
 
-/// Connects our ends to the far ones that there are.
+/// Connects our ends to the far ones that there are, until `deadline`. One may take the kernel a
+/// second, and cannot be interrupted.
 pub(crate) fn connect(
     ours: Vec<(u16, Queue)>,
     answers: &[Answer],
     theirs: &[RdmaPort],
+    deadline: u64,
 ) -> Vec<(u16, Queue)> {
     let (mut connected, mut failed) = (Vec::new(), Vec::new());
     for (lane, mut queue) in ours {
+        if clock::now() >= deadline {
+            break;
+        }
         // As in `answer`: once is enough.
         if failed.contains(&queue.nic_index()) {
             continue;

@@ -24,6 +24,7 @@ mod restart;
 mod revoke;
 mod rights;
 mod shapes;
+mod slow_handshake;
 mod sparse;
 mod staged;
 mod stop;
@@ -97,6 +98,7 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "garbage-session", "rubbish on an open session", always, garbage::session, 1;
     "garbage-silence", "connections that say nothing are let go of", always, garbage::silence, 1;
     "garbage-local", "rubbish on the local socket", local, garbage::local_socket, 1;
+    "connect-deadline", "a connect keeps its time-out however slowly it is answered", always, slow_handshake::run, 2;
     "strangers", "other protocols, dead addresses, other versions, bad metadata", always, strangers::run, 1;
     "lane-lost", "a lane dies between data and acknowledgement", tcp_only, lanes::lost, 1;
     "lane-lost-read", "a lane dies under a read", tcp_only, lanes::lost_read, 1;

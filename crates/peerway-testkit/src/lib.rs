@@ -6,6 +6,7 @@
 pub mod cables;
 pub mod child;
 pub mod hex;
+pub mod limits;
 pub mod memory;
 pub mod procfs;
 pub mod proxy;

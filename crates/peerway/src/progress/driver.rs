@@ -574,8 +574,11 @@ impl Driver {
                 shard.kick();
             }
         }
-        // What came half-way is dropped by the clock if nothing follows.
-        self.next_tick = self.next_tick.min(now + 1_000_000_000);
+        // What came half-way is dropped by the clock if nothing follows, and listeners that rest
+        // are watched again.
+        if let Some(due) = door.until_next(now) {
+            self.next_tick = self.next_tick.min(clock::after(now, due));
+        }
         self.door = Some(door);
     }
 

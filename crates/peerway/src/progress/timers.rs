@@ -10,7 +10,6 @@ use super::driver::{Driver, SessionDriver};
 use super::ending::{Gone, LaneEnd};
 use super::flight::Route;
 use crate::clock;
-use crate::session::accept::Door;
 
 /// Deadlines are looked at this often while transfers are under way.
 pub(super) const TICK: Duration = Duration::from_millis(5);
@@ -55,7 +54,7 @@ impl Driver {
         }
         if let Some(door) = &mut self.door {
             door.sweep(now);
-            door.wake_listeners(&self.shard);
+            door.wake_listeners(&self.shard, now);
         }
         self.next_tick = clock::after(now, self.until_next(now));
     }
@@ -157,8 +156,8 @@ impl Driver {
             Some(until) => clock::until(until, now).min(Duration::from_millis(100)),
             None => clock::until(s.next_beat, now).min(s.until_queues(now)),
         });
-        let half_open = self.door.as_ref().is_some_and(Door::is_busy);
-        let idle = if half_open { Duration::from_secs(1) } else { IDLE };
+        let door = self.door.as_ref().and_then(|door| door.until_next(now));
+        let idle = door.map_or(IDLE, |due| due.max(TICK));
         beats.min().unwrap_or(idle).clamp(TICK, idle)
     }
 

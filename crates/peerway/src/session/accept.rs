@@ -2,18 +2,26 @@
 //!
 //! Connections knock, say one message, and become a session, a lane of one, or nothing. Whatever
 //! they send, the endpoint goes on serving others.
+//!
+//! When there are too many half-open connections, or no descriptor for another, the oldest one of
+//! the busiest source makes room (see `crowd`). Where that does not help, the listener leaves epoll
+//! for a moment. What it has not accepted waits in the kernel's backlog, and nothing spins.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::process::{Resource, getrlimit};
 
 use super::choose::{Found, choose, may_pull, offers_local};
 use super::connect::{add_queues, agreed_detect, decode_host, encode_host, visible_pid};
+use super::crowd::{Occupant, oldest_of_busiest};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
 use super::link::{Half, Link};
 use super::{Parts, Session, queues};
@@ -30,8 +38,28 @@ use crate::transport::lane::{Lane, Role};
 use crate::transport::tcp::TcpWire;
 use crate::transport::verbs::queue::Queue;
 
-/// Connections that may be in the handshake at a time.
+/// Connections that may be in the handshake at a time, by TCP and on the local socket each.
 const MAX_PENDING: usize = 1024;
+/// As many may always be, however few descriptors this process is allowed.
+const MIN_PENDING: usize = 16;
+/// They may hold one of so many descriptors that this process is allowed.
+const DESCRIPTOR_SHARE: u64 = 4;
+/// How long a connection may be half open before it has to make room where there are too many. An
+/// honest handshake rarely takes longer, and new connections can wait this long.
+const GRACE: Duration = Duration::from_millis(250);
+/// The same where descriptors are short. That may be the program's own doing, so honest handshakes
+/// that are slow get more time.
+const SHORTAGE_GRACE: Duration = Duration::from_secs(1);
+/// How long a listener rests when it cannot accept: some ten futile attempts a second cost nothing.
+const REST: Duration = Duration::from_millis(100);
+/// How long it rests when too many connections are half open: honest handshakes end soon.
+const FULL_REST: Duration = Duration::from_millis(20);
+/// Connections that a listener accepts before others are served.
+const ACCEPTS: usize = 64;
+/// Half-open connections are looked at this often, to drop those that took too long.
+const LOOK: Duration = Duration::from_secs(1);
+/// The same warning is logged no more often than this.
+const WARN_EVERY: Duration = Duration::from_secs(10);
 /// Bulk lanes a session may have.
 pub(super) const MAX_LANES: u16 = 64;
 
@@ -45,11 +73,41 @@ pub(crate) struct Door {
     listeners: Vec<TcpListener>,
     local: Option<OwnedFd>,
     pending: HashMap<u64, Pending>,
-    local_pending: HashMap<u64, (OwnedFd, u64)>,
+    local_pending: HashMap<u64, LocalPending>,
+    /// Each belongs to a connection in `pending` and ends with it, so there are never more of them.
     half_open: HashMap<[u8; 16], HalfOpen>,
-    /// Listeners that are not watched until the next sweep.
-    resting: Vec<usize>,
+    /// Listeners that are not in epoll for a while.
+    resting: Vec<Resting>,
+    /// The log says that no connection can be accepted, and nothing to the contrary yet.
+    short: bool,
+    short_warnings: Warnings,
+    /// Half-open connections that made room since the log last said so.
+    dropped: u64,
+    dropped_warnings: Warnings,
     next: u64,
+}
+
+/// A listener that is watched again at some time.
+struct Resting {
+    /// [`LISTENER`] or [`LOCAL_LISTENER`].
+    kind: u64,
+    at: u64,
+    until: u64,
+}
+
+/// When a warning was last logged.
+#[derive(Default)]
+struct Warnings(Option<u64>);
+
+impl Warnings {
+    /// Whether the warning is due.
+    fn is_due(&mut self, now: u64) -> bool {
+        let due = self.0.is_none_or(|last| now >= clock::after(last, WARN_EVERY));
+        if due {
+            self.0 = Some(now);
+        }
+        due
+    }
 }
 
 /// A connection that has not become anything yet.
@@ -57,9 +115,19 @@ struct Pending {
     stream: TcpStream,
     addr: SocketAddr,
     assembly: Assembly,
+    since: u64,
     deadline: u64,
     /// It opened this session and has not said that it is ready.
     session: Option<[u8; 16]>,
+}
+
+/// A connection on the local socket that has not attached to anything yet.
+struct LocalPending {
+    socket: OwnedFd,
+    /// The process that connected; 0 when it is not visible here.
+    pid: u32,
+    since: u64,
+    deadline: u64,
 }
 
 /// A session whose opener has not said that it is ready.
@@ -94,6 +162,10 @@ impl Door {
             local_pending: HashMap::new(),
             half_open: HashMap::new(),
             resting: Vec::new(),
+            short: false,
+            short_warnings: Warnings::default(),
+            dropped: 0,
+            dropped_warnings: Warnings::default(),
             next: 0,
         })
     }
@@ -117,68 +189,198 @@ impl Door {
         Vec::new()
     }
 
-    /// Whether anything is in the handshake.
-    pub(crate) fn is_busy(&self) -> bool {
+    /// When something here depends on the clock; `None` when nothing does.
+    pub(crate) fn until_next(&self, now: u64) -> Option<Duration> {
         let idle = self.pending.is_empty() && self.local_pending.is_empty();
-        !(idle && self.half_open.is_empty() && self.resting.is_empty())
+        let look = (!idle).then_some(LOOK);
+        let wake = self.resting.iter().map(|resting| clock::until(resting.until, now)).min();
+        look.into_iter().chain(wake).min()
     }
 
-    /// Watches listeners again that were out of descriptors.
-    pub(crate) fn wake_listeners(&mut self, shard: &Shard) {
-        for at in std::mem::take(&mut self.resting) {
-            if let Some(listener) = self.listeners.get(at) {
-                let _ = watch(shard, listener.as_fd(), LISTENER, at as u64);
+    /// Watches listeners again that have rested.
+    pub(crate) fn wake_listeners(&mut self, shard: &Shard, now: u64) {
+        for mut resting in std::mem::take(&mut self.resting) {
+            let Some(listener) = self.listener(resting.kind, resting.at) else { continue };
+            if now >= resting.until {
+                if watch(shard, listener, resting.kind, resting.at).is_ok() {
+                    continue;
+                }
+                // Watching takes memory, which may be short, too.
+                resting.until = clock::after(now, REST);
             }
+            self.resting.push(resting);
         }
     }
 
     /// Drops what took too long.
     pub(crate) fn sweep(&mut self, now: u64) {
         self.pending.retain(|_, p| p.deadline > now);
-        self.local_pending.retain(|_, p| p.1 > now);
+        self.local_pending.retain(|_, p| p.deadline > now);
         self.half_open.retain(|_, half| half.deadline > now);
     }
 
     fn accept(&mut self, endpoint: &Inner, shard: &Shard, at: usize, now: u64) {
-        while let Some(listener) = self.listeners.get(at) {
+        let most = most_pending();
+        let mut made_room = false;
+        for _ in 0..ACCEPTS {
+            let Some(listener) = self.listeners.get(at) else { return };
             let (stream, addr) = match listener.accept() {
                 Ok(accepted) => accepted,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.caught_up(),
+                Err(error) if is_of_connection(&error) => continue,
                 Err(error) => {
-                    // Out of descriptors, most likely: the connection waits in the backlog, and the
-                    // listener is left alone until the next sweep so that it does not keep us busy.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    let _ = epoll::delete(&shard.epoll, listener);
-                    self.resting.push(at);
-                    return;
+                    if !made_room && self.make_any_room(now) {
+                        made_room = true;
+                        continue;
+                    }
+                    self.warn_of_shortage(&error, now);
+                    return self.rest(shard, LISTENER, at as u64, clock::after(now, REST));
                 }
             };
-            if self.pending.len() >= MAX_PENDING || stream.set_nonblocking(true).is_err() {
+            made_room = false;
+            if stream.set_nonblocking(true).is_err() {
                 continue;
             }
             let deadline = clock::after(now, endpoint.config.connect_timeout);
             let id = self.id();
             if watch(shard, stream.as_fd(), CONNECTION, id).is_ok() {
                 let assembly = Assembly::default();
-                let pending = Pending { stream, addr, assembly, deadline, session: None };
+                let pending =
+                    Pending { stream, addr, assembly, since: now, deadline, session: None };
                 self.pending.insert(id, pending);
+            }
+            while self.pending.len() > most {
+                if !self.make_room(now, GRACE) {
+                    return self.rest(shard, LISTENER, at as u64, clock::after(now, FULL_REST));
+                }
             }
         }
     }
 
     fn accept_local(&mut self, endpoint: &Inner, shard: &Shard, now: u64) {
-        while let Some(local) = &self.local
-            && let Ok(Some(socket)) = unix::accept(local.as_fd())
-        {
-            if self.local_pending.len() >= MAX_PENDING {
+        let most = most_pending();
+        let mut made_room = false;
+        for _ in 0..ACCEPTS {
+            let Some(local) = &self.local else { return };
+            let socket = match unix::accept(local.as_fd()) {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return self.caught_up(),
+                Err(error) if is_of_connection(&error) => continue,
+                Err(error) => {
+                    if !made_room && self.make_any_room(now) {
+                        made_room = true;
+                        continue;
+                    }
+                    self.warn_of_shortage(&error, now);
+                    return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, REST));
+                }
+            };
+            made_room = false;
+            let Ok(peer) = unix::credentials(socket.as_fd()) else { continue };
+            // It could attach to nothing, see `attach`.
+            if peer.uid != rustix::process::getuid().as_raw() {
                 continue;
             }
             let deadline = clock::after(now, endpoint.config.connect_timeout);
             let id = self.id();
             if watch(shard, socket.as_fd(), LOCAL_CONNECTION, id).is_ok() {
-                self.local_pending.insert(id, (socket, deadline));
+                let pending = LocalPending { socket, pid: peer.pid, since: now, deadline };
+                self.local_pending.insert(id, pending);
             }
+            while self.local_pending.len() > most {
+                if !self.make_local_room(now, GRACE) {
+                    return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, FULL_REST));
+                }
+            }
+        }
+    }
+
+    /// Every connection that waited has been accepted.
+    fn caught_up(&mut self) {
+        if std::mem::take(&mut self.short) {
+            tracing::info!("connections are accepted again");
+        }
+    }
+
+    /// There is no descriptor or no memory for a connection.
+    fn warn_of_shortage(&mut self, error: &io::Error, now: u64) {
+        if !self.short && self.short_warnings.is_due(now) {
+            self.short = true;
+            tracing::warn!(
+                %error,
+                "no connection can be accepted; new peers wait until this process has descriptors \
+                 and memory again (`ulimit -n` shows the limit of descriptors)"
+            );
+        }
+    }
+
+    /// Takes a listener out of epoll for a while: what waits there would wake us again at once.
+    fn rest(&mut self, shard: &Shard, kind: u64, at: u64, until: u64) {
+        if let Some(listener) = self.listener(kind, at) {
+            let _ = epoll::delete(&shard.epoll, listener);
+            self.resting.push(Resting { kind, at, until });
+        }
+    }
+
+    fn listener(&self, kind: u64, at: u64) -> Option<BorrowedFd<'_>> {
+        if kind == LISTENER {
+            self.listeners.get(at as usize).map(AsFd::as_fd)
+        } else {
+            self.local.as_ref().map(AsFd::as_fd)
+        }
+    }
+
+    /// Has a half-open connection of either kind give its descriptor back.
+    fn make_any_room(&mut self, now: u64) -> bool {
+        self.make_room(now, SHORTAGE_GRACE) || self.make_local_room(now, SHORTAGE_GRACE)
+    }
+
+    /// Drops the oldest connection of the busiest address, unless it is younger than `grace`.
+    fn make_room(&mut self, now: u64, grace: Duration) -> bool {
+        let occupants = self.pending.iter().map(|(&id, pending)| {
+            let half = pending.session.and_then(|session| self.half_open.get(&session));
+            let weight = 1 + half.map_or(0, |half| half.lanes.len());
+            let source = pending.addr.ip().to_canonical();
+            Occupant { id, source, since: pending.since, weight }
+        });
+        let Some(oldest) = oldest_of_busiest(occupants) else { return false };
+        if now < clock::after(oldest.since, grace) {
+            return false;
+        }
+        if let Some(pending) = self.pending.remove(&oldest.id) {
+            self.forget(pending.session);
+        }
+        self.note_dropped(&oldest.source, now);
+        true
+    }
+
+    /// The same for the local socket, by process.
+    fn make_local_room(&mut self, now: u64, grace: Duration) -> bool {
+        let occupants = self.local_pending.iter().map(|(&id, pending)| {
+            let (source, since) = (pending.pid, pending.since);
+            Occupant { id, source, since, weight: 1 }
+        });
+        let Some(oldest) = oldest_of_busiest(occupants) else { return false };
+        if now < clock::after(oldest.since, grace) {
+            return false;
+        }
+        self.local_pending.remove(&oldest.id);
+        self.note_dropped(&format_args!("process {}", oldest.source), now);
+        true
+    }
+
+    fn note_dropped(&mut self, from: &dyn fmt::Display, now: u64) {
+        self.dropped += 1;
+        if self.dropped_warnings.is_due(now) {
+            let dropped = std::mem::take(&mut self.dropped);
+            tracing::warn!(%from, dropped, "half-open connections made room for new ones");
+        }
+    }
+
+    /// The connection that opened a session is gone: nobody can complete the session.
+    fn forget(&mut self, session: Option<[u8; 16]>) {
+        if let Some(session) = session {
+            self.half_open.remove(&session);
         }
     }
 
@@ -189,6 +391,21 @@ impl Door {
 
     /// A connection in the handshake has something to say.
     fn spoke(
+        &mut self,
+        endpoint: &Arc<Inner>,
+        shard: &Shard,
+        id: u64,
+        now: u64,
+    ) -> Option<NewSession> {
+        let session = self.pending.get(&id)?.session;
+        let new = self.hear(endpoint, shard, id, now);
+        if !self.pending.contains_key(&id) {
+            self.forget(session);
+        }
+        new
+    }
+
+    fn hear(
         &mut self,
         endpoint: &Arc<Inner>,
         shard: &Shard,
@@ -293,7 +510,7 @@ impl Door {
         if hello.expects.is_some_and(|who| who != endpoint.incarnation) {
             return Err(Refusal::OtherIncarnation);
         }
-        if self.half_open.len() >= MAX_PENDING || self.half_open.contains_key(&hello.session) {
+        if self.half_open.contains_key(&hello.session) {
             return Err(Refusal::Full);
         }
         let whom = whom(hello).ok_or(Refusal::UnknownSession)?;
@@ -347,16 +564,16 @@ impl Door {
 
     /// A local connection passes the segment of a session that is being opened.
     fn local_spoke(&mut self, endpoint: &Inner, shard: &Shard, id: u64) {
-        let Some((socket, deadline)) = self.local_pending.remove(&id) else { return };
-        match unix::recv(socket.as_fd()) {
+        let Some(pending) = self.local_pending.remove(&id) else { return };
+        match unix::recv(pending.socket.as_fd()) {
             Ok(Received::Packet(packet)) => {
-                let _ = epoll::delete(&shard.epoll, &socket);
-                if self.attach(endpoint, socket, packet).is_none() {
+                let _ = epoll::delete(&shard.epoll, &pending.socket);
+                if self.attach(endpoint, pending.socket, packet).is_none() {
                     tracing::debug!("a local connection was dropped");
                 }
             }
             Ok(Received::WouldBlock) => {
-                self.local_pending.insert(id, (socket, deadline));
+                self.local_pending.insert(id, pending);
             }
             Ok(Received::Cut(_)) => {
                 tracing::warn!(
@@ -486,6 +703,32 @@ fn lane(stream: TcpStream, index: u16, role: Role, now: u64) -> Option<Lane> {
 /// Answers on a fresh connection, whose buffer has room for so little; `None` when it is gone.
 fn reply(stream: &mut TcpStream, message: &Control) -> Option<()> {
     stream.write_all(&frame(message)).ok()
+}
+
+/// How many connections may be in the handshake, given the descriptors that this process may have.
+fn most_pending() -> usize {
+    let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(allowed / DESCRIPTOR_SHARE)
+        .unwrap_or(usize::MAX)
+        .clamp(MIN_PENDING, MAX_PENDING)
+}
+
+/// Whether accepting failed for one connection alone, as accept(2) says: the next may be had at once.
+fn is_of_connection(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::EINTR
+                | libc::ECONNABORTED
+                | libc::EPROTO
+                | libc::ENETDOWN
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::ENONET
+                | libc::ENOPROTOOPT
+        )
+    )
 }
 
 fn watch(shard: &Shard, fd: BorrowedFd<'_>, kind: u64, at: u64) -> io::Result<()> {

@@ -6,6 +6,7 @@
 pub(crate) mod accept;
 pub(crate) mod choose;
 pub(crate) mod connect;
+mod crowd;
 pub(crate) mod hello;
 pub(crate) mod import;
 pub(crate) mod link;

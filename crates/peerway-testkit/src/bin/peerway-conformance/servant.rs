@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use peerway::driven::Proxy;
 use peerway::{Access, Batch, Ended, Endpoint, Peer, Region, RemoteRegion, Transfer};
-use peerway_testkit::{hex, memory, procfs};
+use peerway_testkit::{hex, limits, memory, procfs};
 
 use crate::hooks;
 use crate::options::Options;
@@ -86,6 +86,13 @@ impl Servant {
                 let held = procfs::holdings(std::process::id())?;
                 let procfs::Holdings { fds, threads, maps, resident_kib } = held;
                 Ok(format!("{fds} {threads} {maps} {resident_kib}"))
+            }
+            "descriptors" => {
+                match words.text()? {
+                    "all" => limits::raise_descriptors().map(drop)?,
+                    most => limits::lower_descriptors(most.parse()?)?,
+                }
+                Ok(String::new())
             }
             "scribble" => {
                 hostile::scribble(words.number()?, words.millis()?, words.text()? == "gates")

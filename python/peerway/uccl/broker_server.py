@@ -13,11 +13,13 @@ ends the connection, and so does saying nothing for a while.
 """
 
 import contextlib
+import errno
 import ipaddress
 import json
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -37,6 +39,25 @@ MAX_WAIT = 60.0
 _MAX_STRANGERS = 512
 #: Endpoints that one connection, which is one process, can register.
 _MAX_ENTRIES = 1024
+#: Seconds for which a listener rests when no connection can be accepted: without descriptors, say.
+_REST = 0.1
+#: Seconds between two warnings that no connection can be accepted.
+_WARN_EVERY = 10.0
+#: Errors of accept(2) that are over with the connection they were about.
+_OF_CONNECTION = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.ECONNABORTED,
+        errno.EPROTO,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENONET,
+        errno.ENOPROTOOPT,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +115,8 @@ class Client:
     """One connection."""
 
     sock: socket.socket
+    address: str
+    since: float
     here: str
     is_local: bool
     deadline: float
@@ -123,6 +146,11 @@ class Server:
         self._entries: dict[str, tuple[int, Entry, Client | None]] = {}
         self._clients: set[Client] = set()
         self._listeners: dict[str, socket.socket] = {"127.0.0.1": listener}
+        # Listeners that are not watched for a while, and until when.
+        self._resting: dict[socket.socket, float] = {}
+        # The log says that no connection can be accepted, and nothing to the contrary yet.
+        self._is_short = False
+        self._warned_at = float("-inf")
         # poll(2) and not epoll(7): a forked child shares no kernel object with us by it.
         self._selector = selectors.PollSelector()
 
@@ -182,20 +210,43 @@ class Server:
     def _admit(self, listener: socket.socket) -> None:
         try:
             sock, address = listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno not in _OF_CONNECTION:
+                self._rest(listener, error)
             return
-        strangers = sum(not client.entries for client in self._clients)
-        if strangers >= _MAX_STRANGERS:
-            sock.close()
-            return
+        if self._is_short:
+            self._is_short = False
+            logger.info("the broker accepts connections again")
+        self._make_room()
         self._track(sock)
         sock.setblocking(False)
         is_local = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
         here = sock.getsockname()[0].partition("%")[0]
-        client = Client(sock, here, is_local, time.monotonic() + SILENCE)
+        now = time.monotonic()
+        client = Client(sock, address[0], now, here, is_local, now + SILENCE)
         self._clients.add(client)
         self._selector.register(sock, selectors.EVENT_READ, client)
         self._say(client, BANNER)
+
+    def _rest(self, listener: socket.socket, error: OSError) -> None:
+        """Leaves a listener alone for a while: the connection that waits there would wake us again at once."""
+        now = time.monotonic()
+        self._selector.unregister(listener)
+        self._resting[listener] = now + _REST
+        if not self._is_short and now >= self._warned_at + _WARN_EVERY:
+            self._is_short = True
+            self._warned_at = now
+            logger.warning("the broker cannot accept a connection (%s); clients wait until it can", error)
+
+    def _make_room(self) -> None:
+        """Where there are too many strangers, dismisses the oldest one of the busiest address."""
+        strangers = [client for client in self._clients if not client.entries]
+        if len(strangers) < _MAX_STRANGERS:
+            return
+        # Who has asked something waits for its answer, and is dismissed only where all have.
+        candidates = [client for client in strangers if client.query is None] or strangers
+        held = Counter(client.address for client in candidates)
+        self._dismiss(max(candidates, key=lambda client: (held[client.address], -client.since)))
 
     def _hear(self, client: Client) -> None:
         if client not in self._clients:
@@ -285,10 +336,14 @@ class Server:
     def _patience(self) -> float | None:
         """How long nothing needs to be looked at."""
         ends = [c.query.until if c.query else c.deadline for c in self._clients if c.query or not c.entries]
+        ends += self._resting.values()
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _expire(self) -> None:
         now = time.monotonic()
+        for listener in [listener for listener, until in self._resting.items() if until <= now]:
+            del self._resting[listener]
+            self._selector.register(listener, selectors.EVENT_READ)
         for client in list(self._clients):
             if client.query is not None:
                 if client.query.until <= now:

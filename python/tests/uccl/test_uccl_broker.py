@@ -1,10 +1,14 @@
 """Finding an endpoint by its GPU, and what the broker puts up with."""
 
+import contextlib
 import json
+import logging
 import os
 import random
+import resource
 import signal
 import socket
+import threading
 import time
 from typing import Any
 
@@ -273,6 +277,64 @@ def test_many_strangers_do_not_keep_endpoints_out(private_broker: int, monkeypat
     endpoint.close()
 
 
+def starve(line: Any) -> None:
+    """Serves the broker, is told to do without descriptors, and says how much processor time that took."""
+    warnings = []
+    broker_server.logger.addHandler(handler := logging.Handler(logging.INFO))
+    broker_server.logger.setLevel(logging.INFO)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    endpoint = p2p.Endpoint(6)
+    assert broker.find("127.0.0.1", gpu=6)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Not zero, because poll(2) refuses more descriptors than are allowed: what is free is taken instead.
+    most = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, allowed[1]))
+    taken = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.dup(0))
+    line.send("starved")
+    assert listen(line) == "measure"
+    used, start = time.process_time(), time.monotonic()
+    time.sleep(2.0)
+    used, window = time.process_time() - used, time.monotonic() - start
+    resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+    line.send((used, window))
+    for descriptor in taken:
+        os.close(descriptor)
+    assert listen(line) == "end"
+    line.send([said for said in warnings if "accept" in said])
+    endpoint.close()
+
+
+def test_the_broker_rests_without_descriptors(private_broker: int) -> None:
+    with Child(starve) as child:
+        assert child.receive() == "starved"
+        with socket.create_connection(("127.0.0.1", private_broker), WATCHDOG) as waiting:
+            child.send("measure")
+            used, window = child.receive()
+            assert used < window / 3, f"{used} s of {window} s were spent"
+            assert waiting.recv(4096).startswith(b'{"broker"'), "who waited is served"
+        assert broker.find("127.0.0.1", gpu=6)
+        child.send("end")
+        said = child.receive()
+        assert len(said) == 2, said
+        assert "cannot accept" in said[0] and "again" in said[1], said
+        child.end()
+
+
+def test_a_new_client_is_served_beside_silent_ones(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_server, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(broker_server, "SILENCE", 10 * WATCHDOG)
+    endpoint = p2p.Endpoint(0)
+    assert broker.find("127.0.0.1", gpu=0)
+    socks = [socket.create_connection(("127.0.0.1", private_broker), WATCHDOG) for _ in range(10)]
+    assert broker.find("127.0.0.1", gpu=0), "the oldest of the silent ones make room"
+    for sock in socks:
+        sock.close()
+    endpoint.close()
+
+
 def test_a_port_that_is_not_a_brokers(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.5")
     with socket.create_server(("127.0.0.1", private_broker)):
@@ -285,8 +347,6 @@ def test_a_port_that_is_not_a_brokers(private_broker: int, monkeypatch: pytest.M
 
 
 def test_answers_that_are_none(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.5")
     for said in (
         b"\xff\xff\n",

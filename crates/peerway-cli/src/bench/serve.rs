@@ -25,6 +25,9 @@ pub(crate) const PORT: u16 = 7400;
 /// Where `bench serve` listens unless it is told.
 pub(crate) const DEFAULT_ADDRESS: &str = "0.0.0.0:7400";
 
+/// How long the listener rests when it cannot accept.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
 /// Buffers besides the one that is checked.
 const MAX_MORE: usize = 4;
 
@@ -40,8 +43,20 @@ pub(crate) fn listen(address: &str) -> anyhow::Result<()> {
         print_line(format_args!("  peerway bench connect {there}"))?;
     }
     print_line("Whoever reaches this address can use it. Ctrl-C ends it.")?;
+    let mut warned = false;
     loop {
-        let (stream, from) = listener.accept().context("cannot accept a connection")?;
+        let (stream, from) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors or memory, which may pass: the connection waits meanwhile.
+                if !std::mem::replace(&mut warned, true) {
+                    eprintln!("cannot accept a connection: {error}; trying again until it works");
+                }
+                std::thread::sleep(ACCEPT_REST);
+                continue;
+            }
+        };
+        warned = false;
         print_line(format_args!("{from}: connected"))?;
         let served = prepare(&stream)
             .and_then(|ip| Ok((ip, stream.try_clone()?)))

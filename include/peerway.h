@@ -225,9 +225,10 @@ typedef enum peerway_direction {
 typedef enum peerway_fence {
     // No byte of it changes memory any more.
     PEERWAY_FENCE_HELD = 0,
-    // Bytes of it may still change memory. The answer turns to HELD when the peer drains or dies: ask again.
+    // Bytes of it may still change memory. Ask again: the answer turns to HELD when the peer drains
+    // or dies.
     PEERWAY_FENCE_OPEN = 1,
-    // Bytes of it may still change memory, and the library cannot learn any more when they no longer can.
+    // Bytes of it may still change memory, and no proof can arrive any more that they cannot.
     PEERWAY_FENCE_LOST = 2,
 } peerway_fence;
 
@@ -351,6 +352,14 @@ typedef struct peerway_incarnation {
     uint8_t bytes[16];
 } peerway_incarnation;
 
+// How an endpoint runs.
+typedef struct peerway_endpoint_stats {
+    // sizeof(struct peerway_endpoint_stats).
+    size_t size;
+    // How many processors its threads may run on: peerway_endpoint_cpus says which. 0 where the kernel does not tell.
+    uint64_t cpus;
+} peerway_endpoint_stats;
+
 // Facts about a peer.
 typedef struct peerway_peer_facts {
     // sizeof(struct peerway_peer_facts).
@@ -392,7 +401,8 @@ typedef struct peerway_end {
     // Why: a peerway_status. OK where every byte is where it was meant to be.
     int32_t status;
     // Not zero: bytes of it may still change memory, because the peer did not answer for them in time. Memory that the library
-    // allocated is kept until they cannot; other memory must be. peerway_transfer_fence() tells when they no longer can.
+    // allocated is kept until they cannot; other memory must be. peerway_transfer_fence() tells
+    // when they no longer can.
     uint32_t fence_open;
 } peerway_end;
 
@@ -668,6 +678,17 @@ enum peerway_status peerway_endpoint_address(const struct peerway_endpoint *endp
                                              size_t room,
                                              size_t *len);
 
+// How an endpoint runs.
+enum peerway_status peerway_endpoint_statistics(const struct peerway_endpoint *endpoint,
+                                                struct peerway_endpoint_stats *stats);
+
+// The processors that the endpoint's threads may run on, as text ("0-3,8"), with its zero byte. Empty where the kernel
+// does not tell.
+enum peerway_status peerway_endpoint_cpus(const struct peerway_endpoint *endpoint,
+                                          char *buffer,
+                                          size_t room,
+                                          size_t *len);
+
 // Checks metadata without connecting: the name of the life of the endpoint that gave it.
 enum peerway_status peerway_metadata_incarnation(const void *metadata,
                                                  size_t len,
@@ -918,9 +939,9 @@ enum peerway_status peerway_transfer_wait(const struct peerway_transfer *transfe
                                           uint64_t timeout_ns,
                                           struct peerway_end *ended);
 
-// Whether bytes of a transfer that has ended may still change memory: *fence becomes a peerway_fence. PENDING where it has not ended.
-enum peerway_status peerway_transfer_fence(const struct peerway_transfer *transfer,
-                                           uint32_t *fence);
+// Whether bytes of a transfer that has ended may still change memory: *fence becomes a
+// peerway_fence. PENDING where it has not ended.
+enum peerway_status peerway_transfer_fence(const struct peerway_transfer *transfer, uint32_t *fence);
 
 // Asks for a transfer to stop. It ends within the fence's deadline, and says then whether anything of it can still change memory.
 enum peerway_status peerway_transfer_cancel(const struct peerway_transfer *transfer);

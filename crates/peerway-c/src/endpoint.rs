@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use peerway::{AcceptError, ConnectError, Endpoint, Pin};
 use peerway_core::metadata::Metadata;
+use peerway_core::topology::show_cpus;
 
-use crate::arguments::{self, Out, Versioned, until};
+use crate::arguments::{self, Fill, Out, Versioned, until};
 use crate::entry::call;
 use crate::handles::{self, get, handle};
 use crate::log;
@@ -278,6 +279,54 @@ pub unsafe extern "C" fn peerway_endpoint_address(
         let address = endpoint.addresses().get(nth).ok_or(Failure::NOTHING)?;
         // SAFETY: the caller's promise.
         unsafe { arguments::give_text(&address.to_string(), buffer, room, len) }
+    })
+}
+
+/// How an endpoint runs.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct peerway_endpoint_stats {
+    /// sizeof(struct peerway_endpoint_stats).
+    pub size: usize,
+    /// How many processors its threads may run on: peerway_endpoint_cpus says which. 0 where the kernel does not tell.
+    pub cpus: u64,
+}
+
+// SAFETY: repr(C), its size first, and numbers only.
+unsafe impl Versioned for peerway_endpoint_stats {
+    const FIRST: usize = 16;
+    const NAME: &'static str = "struct peerway_endpoint_stats";
+}
+
+/// How an endpoint runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_endpoint_statistics(
+    endpoint: *const peerway_endpoint,
+    stats: *mut peerway_endpoint_stats,
+) -> peerway_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let fill = unsafe { Fill::new(stats) }?;
+        let stats = get(endpoint)?.stats();
+        fill.set(peerway_endpoint_stats { size: 0, cpus: stats.cpus.len() as u64 });
+        Ok(())
+    })
+}
+
+/// The processors that the endpoint's threads may run on, as text ("0-3,8"), with its zero byte. Empty where the kernel
+/// does not tell.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_endpoint_cpus(
+    endpoint: *const peerway_endpoint,
+    buffer: *mut c_char,
+    room: usize,
+    len: *mut usize,
+) -> peerway_status {
+    call(|| {
+        let cpus: Vec<usize> =
+            get(endpoint)?.stats().cpus.into_iter().map(|cpu| cpu as usize).collect();
+        // SAFETY: the caller's promise.
+        unsafe { arguments::give_text(&show_cpus(&cpus), buffer, room, len) }
     })
 }
 

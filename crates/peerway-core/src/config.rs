@@ -37,6 +37,8 @@ pub struct Config {
     pub shards: u16,
     /// Threads that may copy for one large local transfer at the same time.
     pub copy_threads: u16,
+    /// Processors that engine threads run on, in order. `None`: those that the process started with.
+    pub cpus: Option<Vec<usize>>,
     /// Transfers that can be in flight on one endpoint.
     pub slots: u32,
     /// How long a peer may be silent before it is held dead.
@@ -168,6 +170,7 @@ impl Config {
             lanes: None,
             shards: 0,
             copy_threads: 0,
+            cpus: None,
             slots: 0,
             detect: Duration::ZERO,
             fence: Duration::ZERO,
@@ -313,7 +316,7 @@ mod tests {
         assert_eq!(config, Config::default());
         assert!(warnings.is_empty());
         assert_eq!(config.transport, Pin::Auto);
-        assert_eq!(config.lanes, None);
+        assert_eq!((config.lanes, &config.cpus), (None, &None));
         assert_eq!((config.shards, config.copy_threads, config.slots), (1, 2, 4096));
         assert_eq!(config.detect, Duration::from_secs(2));
         assert_eq!(config.fence, Duration::from_secs(1));
@@ -401,6 +404,7 @@ mod tests {
             ("PEERWAY_LANES", "8"),
             ("PEERWAY_SHARDS", "2"),
             ("PEERWAY_COPY_THREADS", "4"),
+            ("PEERWAY_CPUS", "8,0-3"),
             ("PEERWAY_SLOTS", "16"),
             ("PEERWAY_DETECT", "500ms"),
             ("PEERWAY_FENCE", "3s"),
@@ -427,6 +431,7 @@ mod tests {
         assert_eq!(config.interfaces.as_deref(), Some("^docker"));
         assert_eq!(config.lanes, Some(8));
         assert_eq!((config.shards, config.copy_threads, config.slots), (2, 4, 16));
+        assert_eq!(config.cpus, Some(vec![0, 1, 2, 3, 8]));
         assert_eq!(config.detect, Duration::from_millis(500));
         assert_eq!(config.fence, Duration::from_secs(3));
         assert_eq!(config.deadline, Duration::from_secs(120));
@@ -460,6 +465,10 @@ mod tests {
             ("PEERWAY_LANES", "0"),
             ("PEERWAY_LANES", "65536"),
             ("PEERWAY_LANES", "-1"),
+            ("PEERWAY_CPUS", "0-"),
+            ("PEERWAY_CPUS", "3-1"),
+            ("PEERWAY_CPUS", "all"),
+            ("PEERWAY_CPUS", "99999"),
             ("PEERWAY_SLOTS", "4294967296"),
             ("PEERWAY_DETECT", "2"),
             ("PEERWAY_DETECT", "0s"),

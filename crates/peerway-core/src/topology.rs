@@ -174,6 +174,21 @@ pub fn parse_cpus(list: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
+/// The list of these processors, which are in order, as [`parse_cpus`] reads it: `0-15,32-47`.
+///
+/// ```
+/// assert_eq!(peerway_core::topology::show_cpus(&[0, 1, 2, 8]), "0-2,8");
+/// ```
+pub fn show_cpus(cpus: &[usize]) -> String {
+    let runs = cpus.chunk_by(|one, next| next.checked_sub(*one) == Some(1));
+    let show = |run: &[usize]| match *run {
+        [first, .., last] => format!("{first}-{last}"),
+        [only] => only.to_string(),
+        [] => String::new(),
+    };
+    runs.map(show).collect::<Vec<_>>().join(",")
+}
+
 /// As `parse`, without the sign that it would take.
 fn number(text: &str) -> Option<usize> {
     (digits(text) == text).then(|| text.parse().ok()).flatten()
@@ -317,6 +332,7 @@ mod tests {
         #[test]
         fn lists_never_panic(text in "[0-9,\\-\n ]{0,40}") {
             if let Some(cpus) = parse_cpus(&text) {
+                prop_assert_eq!(parse_cpus(&show_cpus(&cpus)), Some(cpus.clone()));
                 prop_assert!(cpus.is_sorted_by(|one, other| one < other));
             }
         }

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use peerway::{AcceptError, Pin};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 use crate::arguments::Int;
 use crate::buffer::{self, Use};
 use crate::gpu::GpuMemory;
 use crate::peer::Peer;
 use crate::region::Region;
-use crate::{arguments, errors, log, waiting};
+use crate::{arguments, errors, log, region, waiting};
 
 /// One end of transfers: it listens, connects, and owns registered memory.
 ///
@@ -137,6 +137,17 @@ impl Endpoint {
     #[getter]
     fn closed(&self) -> bool {
         self.endpoint.is_closed()
+    }
+
+    /// How the endpoint runs: ``cpus``, the processors that its threads may run on, and ``quarantine``, as
+    /// ``peerway.quarantine()`` tells it.
+    #[getter]
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.endpoint.stats();
+        let dict = PyDict::new(py);
+        dict.set_item("cpus", stats.cpus)?;
+        dict.set_item("quarantine", region::quarantine(py)?)?;
+        Ok(dict)
     }
 
     /// Connects to an endpoint's metadata, or to whoever listens at ``"host:port"`` or ``(host, port)``.

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use peerway::threads::{self, Cpus};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -72,9 +73,8 @@ pub(crate) fn aside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<Option<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
-    let thread = std::thread::Builder::new().name("peerway-aside".into());
     // Nobody may be there any more to hear of it.
-    thread.spawn(move || drop(sender.send(work())))?;
+    threads::spawn("peerway-aside", &Cpus::of_process(), move || drop(sender.send(work())))?;
     let receiver = Mutex::new(receiver);
     // A little more, so that work which keeps the time itself can say what happened.
     let timeout = timeout.map(|timeout| timeout.saturating_add(Duration::from_millis(200)));

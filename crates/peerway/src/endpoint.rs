@@ -16,11 +16,14 @@ use crate::error::{AcceptError, BuildError, ConnectError, RegisterError};
 use crate::gpu::{self, DeviceMemory, DeviceMemoryOptions};
 use crate::inbox::Notification;
 use crate::inner::{Inner, random};
+use crate::memory::quarantine::quarantine;
 use crate::memory::{Backing, OwnedMemory, Region, RegionInner, SharedMemory};
 use crate::os::{net, process, unix};
 use crate::peer::Peer;
 use crate::session::accept::Door;
 use crate::session::connect::TimeLimit;
+use crate::stats::EndpointStats;
+use crate::threads::Cpus;
 use crate::transport::verbs::Rdma;
 
 /// One end of transfers: it listens, connects, and owns registered memory.
@@ -78,6 +81,7 @@ impl Endpoint {
         advertise: Option<IpAddr>,
     ) -> Result<Self, BuildError> {
         process::watch_forks();
+        let cpus = Cpus::choose(config.cpus.as_deref())?;
         let places = crate::address::places(&config, bind, advertise)?;
         let (listeners, addresses) = listen_on_all(&places.bind)?;
         let advertised = places.advertised(&addresses);
@@ -95,7 +99,8 @@ impl Endpoint {
             }
             rdma => rdma,
         };
-        let inner = Inner::new(incarnation, config, local_name, places.rails, advertised, rdma);
+        let inner =
+            Inner::new(incarnation, config, cpus, local_name, places.rails, advertised, rdma);
         let mut shards = Vec::new();
         for _ in 0..inner.config.shards {
             shards.push(inner.new_shard()?);
@@ -327,6 +332,11 @@ impl Endpoint {
     /// Forgets a counter and returns what it had, so that its id can be used afresh.
     pub fn reset_counter(&self, id: u32) -> u64 {
         self.inner().inbox.reset_counter(id)
+    }
+
+    /// How the endpoint runs.
+    pub fn stats(&self) -> EndpointStats {
+        EndpointStats { cpus: self.inner().cpus.numbers(), quarantine: quarantine() }
     }
 
     /// Whether this is the only clone: dropping it closes the endpoint.

@@ -23,6 +23,7 @@ use crate::progress::shard::Command;
 use crate::session::Session;
 use crate::shards::Shards;
 use crate::slots::Slots;
+use crate::threads::Cpus;
 use crate::transfer;
 use crate::transport::stores::Experience;
 use crate::transport::verbs::{Rdma, RdmaError};
@@ -31,6 +32,8 @@ use crate::transport::verbs::{Rdma, RdmaError};
 pub(crate) struct Inner {
     pub(crate) incarnation: Incarnation,
     pub(crate) config: Config,
+    /// Where its threads run.
+    pub(crate) cpus: Cpus,
     pub(crate) slots: Slots,
     pub(crate) grants: Grants,
     pub(crate) inbox: Inbox,
@@ -89,6 +92,7 @@ impl Inner {
     pub(crate) fn new(
         incarnation: Incarnation,
         config: Config,
+        cpus: Cpus,
         local_name: String,
         rails: Vec<Rail>,
         addresses: Vec<SocketAddr>,
@@ -99,7 +103,7 @@ impl Inner {
             slots: Slots::new(config.slots as usize),
             grants: Grants::default(),
             inbox: Inbox::new(config.notify_bytes),
-            crew: Crew::new(usize::from(config.copy_threads)),
+            crew: Crew::new(usize::from(config.copy_threads), cpus.clone()),
             experience: Experience::default(),
             local_name,
             rails,
@@ -111,6 +115,7 @@ impl Inner {
             closed: AtomicBool::new(false),
             fork_generation: process::fork_generation(),
             config,
+            cpus,
         })
     }
 

@@ -33,6 +33,9 @@ mod session;
 mod shards;
 mod slots;
 mod staged;
+mod stats;
+#[doc(hidden)]
+pub mod threads;
 mod transfer;
 mod transport;
 mod worker;
@@ -63,4 +66,5 @@ pub use peerway_core::wire::MAX_NOTIFICATION;
 pub use peerway_core::work::WorkError;
 pub use slots::TransferStats;
 pub use staged::Staged;
+pub use stats::EndpointStats;
 pub use transfer::Transfer;

@@ -9,6 +9,7 @@ use std::thread::Thread;
 use crossbeam_queue::SegQueue;
 
 use crate::os::process::PerProcess;
+use crate::threads::{self, Cpus};
 
 /// A thread that starts with its first task and runs tasks in order.
 pub(crate) struct Worker {
@@ -39,9 +40,7 @@ impl Worker {
     pub(crate) fn run(&'static self, task: impl FnOnce() + Send + 'static) {
         let state = self.state.get(State::default);
         let thread = state.thread.get_or_init(|| {
-            let started = std::thread::Builder::new()
-                .name(self.name.into())
-                .spawn(move || state.work())
+            let started = threads::spawn(self.name, &Cpus::of_process(), move || state.work())
                 .inspect_err(|error| tracing::error!(%error, self.name, "cannot start a thread"));
             started.ok().map(|handle| handle.thread().clone())
         });

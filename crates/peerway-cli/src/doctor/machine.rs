@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
+use peerway::threads::Cpus;
 use rustix::process::{Resource, getrlimit};
 
 use super::report::{Row, Section, bytes};
@@ -21,6 +22,7 @@ pub(super) fn section(root: &Path) -> Section {
         format!("{} {}", kernel.release().to_string_lossy(), kernel.machine().to_string_lossy()),
     ));
     section.push(cores(root));
+    section.push(engine_threads());
     section.push(numa(root));
     section.push(memory(root));
     section.push(memlock());
@@ -32,6 +34,21 @@ fn cores(root: &Path) -> Row {
     match thread::available_parallelism() {
         Ok(count) => Row::ok("cores", count.to_string()).note(model).data(count),
         Err(error) => Row::attention("cores", format!("cannot be counted: {error}")).note(model),
+    }
+}
+
+/// Where threads of the engine would run in a process that is started as this one was.
+fn engine_threads() -> Row {
+    match Cpus::of_environment() {
+        Ok(cpus) if cpus.numbers().is_empty() => {
+            Row::attention("engine threads", "the kernel does not tell where they may run")
+        }
+        Ok(cpus) => {
+            let row = Row::ok("engine threads", format!("on processors {cpus}"));
+            row.data(cpus.numbers())
+                .note("PEERWAY_CPUS, or the processors of the main thread at start")
+        }
+        Err(error) => Row::attention("engine threads", error.to_string()),
     }
 }
 
@@ -98,6 +115,7 @@ mod tests {
         let tree = Tree::new();
         let text = section(tree.root()).to_string();
         assert!(text.contains("not shown by this kernel"), "{text}");
+        assert!(text.contains("engine threads") && text.contains("on processors"), "{text}");
         assert!(text.contains("cannot be read from /proc/meminfo"), "{text}");
     }
 

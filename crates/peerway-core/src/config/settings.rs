@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::parse::{parse_bytes, parse_duration, parse_flag, show_bytes, show_duration};
 use super::{Config, ConfigError, LogLevel, Pin};
+use crate::topology::parse_cpus;
 
 /// One row of the configuration table.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +63,7 @@ impl Setting {
             Kind::Bytes { min, max, .. } => {
                 format!("a byte count from {} to {}", show_bytes(min), show_bytes(max))
             }
+            Kind::Cpus { .. } => "processors such as 0-3,8".to_owned(),
             Kind::Flag { .. } => "1, true, yes, on or 0, false, no, off".to_owned(),
             Kind::ReadElsewhere { what } => what.to_owned(),
             Kind::Kept => "any text".to_owned(),
@@ -98,6 +100,9 @@ impl Setting {
             Kind::Bytes { min, max, set } => parse_bytes(value)
                 .filter(|bytes| (min..=max).contains(bytes))
                 .map(|bytes| set(config, bytes)),
+            Kind::Cpus { set } => {
+                parse_cpus(value).filter(|cpus| !cpus.is_empty()).map(|cpus| set(config, cpus))
+            }
             Kind::Flag { set } => parse_flag(value).map(|flag| set(config, flag)),
             Kind::ReadElsewhere { .. } | Kind::Kept => Some(()),
         };
@@ -173,6 +178,11 @@ pub enum Kind {
         max: u64,
         /// Stores it.
         set: fn(&mut Config, u64),
+    },
+    /// A list of processors.
+    Cpus {
+        /// Stores it.
+        set: fn(&mut Config, Vec<usize>),
     },
     /// A switch.
     Flag {
@@ -283,6 +293,19 @@ pub const SETTINGS: &[Setting] = &[
         doc: "Threads that may copy at the same time for one large transfer on this host. One core \
               cannot fill the memory bus; two come close.",
         kind: Kind::Count { min: 1, max: 64, set: |config, n| config.copy_threads = n as u16 },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_CPUS",
+        aliases: &[],
+        default: "",
+        doc: "Processors that the engine's threads run on, as a list such as `0-3,8`. Unset: those that the \
+              main thread had when the process loaded the engine, so that `taskset` and containers are \
+              respected and a thread that the program pins later does not pin the engine. Set it where a \
+              program is pinned before it loads the engine. Processors that the process may not use are \
+              left out with a warning; where none is left, that is an error. Threads that work for an RDMA \
+              device or a GPU prefer those among them that are near it.",
+        kind: Kind::Cpus { set: |config, cpus| config.cpus = Some(cpus) },
         status: Status::Used,
     },
     Setting {

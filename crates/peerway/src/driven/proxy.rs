@@ -29,11 +29,12 @@ use crate::gpu::device::Device;
 use crate::gpu::{CopierKind, GpuError, gpus};
 use crate::inner::Inner;
 use crate::memory::{Region, SharedMemory};
+use crate::os::process;
 use crate::os::topology::cpus_of_node;
-use crate::os::{affinity, process};
 use crate::peer::Peer;
 use crate::peers::Whom;
 use crate::session::connect::TimeLimit;
+use crate::threads;
 
 /// Threads of a proxy, unless told otherwise, at most.
 const THREADS: usize = 4;
@@ -272,19 +273,11 @@ impl ProxyBuilder {
             proxy.have_copiers(&mut proxy.copying.lock().unwrap(), device)?;
         }
         let near = device.as_deref().map(cpus_near).unwrap_or_default();
+        let cpus = self.endpoint.inner().cpus.near(&near);
         for first in 0..threads {
             let worker = Worker::new(shared.clone(), first, threads);
-            let near = near.clone();
-            let work = move || {
-                if !near.is_empty()
-                    && let Err(error) = affinity::pin_to(&near)
-                {
-                    tracing::debug!(%error, "a proxy's thread is not pinned");
-                }
-                worker.run();
-            };
             let name = format!("peerway-proxy-{first}");
-            let thread = std::thread::Builder::new().name(name).spawn(work);
+            let thread = threads::spawn(name, &cpus, move || worker.run());
             proxy.threads.push(thread.map_err(ProxyError::Thread)?);
         }
         Ok(proxy)
@@ -678,7 +671,7 @@ fn check_queues(device: &Device) {
 /// Processors near a GPU; none where that is not known.
 fn cpus_near(device: &Device) -> Vec<usize> {
     let node = device.gpu.facts().numa.and_then(|node| u16::try_from(node).ok());
-    node.map(|node| cpus_of_node(Path::new("/sys"), node)).unwrap_or_default()
+    node.map(|node| cpus_of_node(Path::new("/"), node)).unwrap_or_default()
 }
 
 fn within(what: &'static str, given: usize, least: usize, most: usize) -> Result<(), ProxyError> {

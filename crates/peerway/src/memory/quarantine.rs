@@ -17,6 +17,7 @@ use crate::memory::RegionInner;
 use crate::memory::grants::Grant;
 use crate::os::process::PerProcess;
 use crate::session::Session;
+use crate::threads::{self, Cpus};
 
 /// The first look comes this soon after an entry: most peers leave within microseconds.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
@@ -100,9 +101,8 @@ impl Quarantine {
         drop(state);
         self.added.notify_one();
         if must_start {
-            let started = std::thread::Builder::new()
-                .name("peerway-fences".into())
-                .spawn(move || self.sweep_until_empty());
+            let cpus = Cpus::of_process();
+            let started = threads::spawn("peerway-fences", &cpus, move || self.sweep_until_empty());
             if let Err(error) = started {
                 // The memory stays; the next entry tries again.
                 tracing::error!(%error, "cannot start the thread that releases quarantined memory");

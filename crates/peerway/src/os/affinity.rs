@@ -1,8 +1,51 @@
 //! Which processors a thread runs on, and which memory is near them.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::thread::CpuSet;
+
+/// Processors are numbered below this in masks.
+pub(crate) const MOST: usize = CpuSet::MAX_CPU;
+
+/// The mask of the process's main thread when this code was loaded; zero where that was not learned.
+static LOADED_WITH: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
+
+/// Has the loader call [`note_mask`] with the program or library that this is part of, before either can pin a
+/// thread. The loader passes arguments, which a C function may leave alone.
+#[used]
+#[cfg_attr(not(miri), unsafe(link_section = ".init_array"))]
+static AT_LOAD: extern "C" fn() = note_mask;
+
+/// Runs before `main`, so it only asks the kernel and stores numbers: no allocation, no lock, no panic.
+extern "C" fn note_mask() {
+    // The main thread: its number is the process's. A library may be loaded by another thread that is pinned.
+    let Ok(mask) = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())) else {
+        return;
+    };
+    for cpu in (0..MOST).filter(|cpu| mask.is_set(*cpu)) {
+        LOADED_WITH[cpu / 64].fetch_or(1 << (cpu % 64), Ordering::Relaxed);
+    }
+}
+
+/// The processors that the process had when this code was loaded, in order; those that the main thread has now where
+/// that was not learned. None where the kernel does not tell, as beyond 1024 processors.
+pub(crate) fn at_load() -> Vec<usize> {
+    // A use of the static: a linker that takes objects out of an archive takes this one then.
+    // SAFETY: a static of this module, which is never written.
+    let _ = unsafe { (&raw const AT_LOAD).read_volatile() };
+    if LOADED_WITH.iter().all(|word| word.load(Ordering::Relaxed) == 0) {
+        note_mask();
+    }
+    let is_set = |cpu: &usize| LOADED_WITH[cpu / 64].load(Ordering::Relaxed) >> (cpu % 64) & 1 == 1;
+    (0..MOST).filter(is_set).collect()
+}
+
+/// The processors that the calling thread may run on, in order.
+pub(crate) fn of_this_thread() -> io::Result<Vec<usize>> {
+    let mask = rustix::thread::sched_getaffinity(None)?;
+    Ok((0..MOST).filter(|cpu| mask.is_set(*cpu)).collect())
+}
 
 /// Has the calling thread, and threads that it starts from now on, run on `cpus` only.
 ///

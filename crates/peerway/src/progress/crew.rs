@@ -16,6 +16,7 @@ use crossbeam_queue::ArrayQueue;
 use crate::clock;
 use crate::os::process;
 use crate::os::wake::{futex_wait, futex_wake};
+use crate::threads::{self, Cpus};
 
 /// Bytes of one quantum: small enough that a heartbeat or a cancel waits less than 100 µs for it,
 /// large enough that claiming it costs nothing (512 KiB measured as good as 4 MiB).
@@ -63,6 +64,7 @@ pub(crate) struct Crew {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     size: usize,
+    cpus: Cpus,
 }
 
 struct Shared {
@@ -75,8 +77,8 @@ struct Shared {
 }
 
 impl Crew {
-    /// A crew of `size` threads, none of them started yet.
-    pub(crate) fn new(size: usize) -> Self {
+    /// A crew of `size` threads on these processors, none of them started yet.
+    pub(crate) fn new(size: usize, cpus: Cpus) -> Self {
         let shared = Shared {
             // One entry per helper wanted by a job: more outstanding jobs than this run on their
             // waiters alone, which is no loss on a machine that busy.
@@ -86,7 +88,7 @@ impl Crew {
             napping: AtomicU32::new(0),
             stop: AtomicBool::new(false),
         };
-        Self { shared: Arc::new(shared), threads: Mutex::default(), size }
+        Self { shared: Arc::new(shared), threads: Mutex::default(), size, cpus }
     }
 
     /// Asks for a thread. False when there is nobody to help: the caller must see to the job itself.
@@ -119,23 +121,22 @@ impl Crew {
 
     /// Starts the threads, so that the first large copy need not; false when there are none.
     pub(crate) fn start(&self) -> bool {
-        let mut threads = self.threads.lock().unwrap();
-        while threads.len() < self.size {
+        let mut started = self.threads.lock().unwrap();
+        while started.len() < self.size {
             let shared = self.shared.clone();
-            let thread = std::thread::Builder::new().name("peerway-copy".into());
-            match thread.spawn(move || {
+            match threads::spawn("peerway-copy", &self.cpus, move || {
                 // A poster must not lose its core to the helper it wakes: measured, 1.8 ms.
                 process::yield_to_others();
                 shared.run();
             }) {
-                Ok(handle) => threads.push(handle),
+                Ok(handle) => started.push(handle),
                 Err(error) => {
                     tracing::warn!(%error, "no copy thread: large copies use one core");
                     break;
                 }
             }
         }
-        !threads.is_empty()
+        !started.is_empty()
     }
 
     /// Ends the threads once their current quantum is done.

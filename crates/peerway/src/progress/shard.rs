@@ -18,10 +18,10 @@ use rustix::event::epoll;
 use super::baton::{self, Baton, Held, Means as _, Sleeper, Taken};
 use crate::clock;
 use crate::inner::Inner;
-use crate::os::affinity;
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::flight::Flight;
 use crate::session::Session;
+use crate::threads;
 use crate::transport::pull::Origin;
 use crate::transport::verbs::port::{Hears, PortCq};
 
@@ -163,16 +163,10 @@ impl Shard {
             *seat = Seat { driver: Some(driver), endpoint: Arc::downgrade(endpoint) };
         }
         let shard = self.clone();
-        let cpus = endpoint.rdma.as_ref().map(|rdma| rdma.cpus.clone()).unwrap_or_default();
-        let thread = std::thread::Builder::new().name("peerway-serve".into()).spawn(move || {
-            // Near the devices that it polls, where they are near to only some processors.
-            if !cpus.is_empty()
-                && let Err(error) = affinity::pin_to(&cpus)
-            {
-                tracing::debug!(%error, "the service thread stays where it is");
-            }
-            shard.serve();
-        })?;
+        // Near the devices that it polls, where they are near to only some processors.
+        let near = endpoint.rdma.as_ref().map(|rdma| rdma.cpus.as_slice()).unwrap_or_default();
+        let cpus = endpoint.cpus.near(near);
+        let thread = threads::spawn("peerway-serve", &cpus, move || shard.serve())?;
         *self.thread.lock().unwrap() = Some(thread);
         Ok(())
     }

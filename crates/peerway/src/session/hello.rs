@@ -8,8 +8,8 @@ use std::time::Duration;
 use peerway_core::wire::{Control, FrameError, HEADER_LEN, Header, Kind};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::os::cma;
 use crate::clock;
+use crate::os::cma;
 
 /// A control message as the bytes of a frame.
 pub(crate) fn frame(message: &Control) -> Vec<u8> {

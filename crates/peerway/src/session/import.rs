@@ -25,6 +25,7 @@ use crate::os::unix;
 use crate::progress::shard::Command;
 use crate::session::Session;
 use crate::session::link::Link;
+use crate::threads;
 
 /// How many times the connect time-out an owner may take that says it is at work: five minutes by default.
 const AT_WORK: u32 = 60;
@@ -343,7 +344,7 @@ pub(crate) fn answer(
             drop(turn);
         }
     };
-    let thread = std::thread::Builder::new().name("peerway-register".into()).spawn(register);
+    let thread = threads::spawn("peerway-register", &endpoint.cpus, register);
     // Without a thread there are no keys, and frames carry what is read and written.
     if thread.is_ok() { Control::Importing { request } } else { imported(Ok(import)) }
 }

@@ -21,6 +21,7 @@ use super::{Rdma, RdmaError, gpu};
 use crate::gpu::Located;
 use crate::os::maps::Maps;
 use crate::os::vma::Tag;
+use crate::threads::{self, Cpus};
 
 /// Below this a second thread takes longer to start than a registration takes.
 const PARALLEL_BYTES: usize = 1 << 20;
@@ -76,10 +77,16 @@ impl Registration {
         let on = |nic: &Arc<Nic>| on(nic);
         let mrs: Vec<Result<Mr, VerbsError>> = if nics.len() > 1 && len >= PARALLEL_BYTES {
             std::thread::scope(|scope| {
-                let others: Vec<_> = nics[1..].iter().map(|nic| scope.spawn(|| on(nic))).collect();
+                let (cpus, name) = (Cpus::of_process(), "peerway-register");
+                let start = |nic| (nic, threads::spawn_scoped(scope, name, &cpus, move || on(nic)));
+                let others: Vec<_> = nics[1..].iter().map(start).collect();
                 let first = on(&nics[0]);
-                let others = others.into_iter().map(|other| {
-                    other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                let others = others.into_iter().map(|(nic, other)| match other {
+                    Ok(other) => {
+                        other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                    }
+                    // Without a thread it only takes longer.
+                    Err(_) => on(nic),
                 });
                 std::iter::once(first).chain(others).collect()
             })

@@ -248,16 +248,14 @@ fn by_nearness(names: &[String], places: &[topology::Device]) -> Vec<usize> {
     all
 }
 
-/// The processors of the one node that all devices are on; none where there is no such node or no other.
+/// The processors of the one node that all devices are on; none where there is no such node.
 fn cpus(mut nodes: impl Iterator<Item = Option<u16>>) -> Vec<usize> {
     let root = Path::new("/");
     let Some(Some(node)) = nodes.next() else { return Vec::new() };
     if nodes.any(|other| other != Some(node)) {
         return Vec::new();
     }
-    let near = topology::cpus_of_node(root, node);
-    let all = std::thread::available_parallelism().map_or(0, |all| all.get());
-    if near.len() < all { near } else { Vec::new() }
+    topology::cpus_of_node(root, node)
 }
 
 /// Which devices a setting names: by name, or by number in the list.

@@ -18,7 +18,7 @@ use super::perftest::child;
 use super::perftest::port::Port;
 use super::pong::Pong;
 use super::{MAX_PIECES, clock, pattern, raw};
-use crate::output::print_line;
+use crate::output::{print_line, report_line};
 
 /// The port of `bench serve` unless another is named.
 pub(crate) const PORT: u16 = 7400;
@@ -50,7 +50,9 @@ pub(crate) fn listen(address: &str) -> anyhow::Result<()> {
             Err(error) => {
                 // Out of descriptors or memory, which may pass: the connection waits meanwhile.
                 if !std::mem::replace(&mut warned, true) {
-                    eprintln!("cannot accept a connection: {error}; trying again until it works");
+                    report_line(format_args!(
+                        "cannot accept a connection: {error}; trying again until it works"
+                    ));
                 }
                 std::thread::sleep(ACCEPT_REST);
                 continue;

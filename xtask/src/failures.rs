@@ -79,16 +79,22 @@ fn rust_tests(lines: &[&str]) -> Vec<Failure> {
             listing = false;
         } else if line.starts_with("test result: FAILED") {
             let rerun = lines[at..].iter().take(4).find_map(|line| rerun(line));
-            found.extend(names.drain(..).map(|name: &str| {
-                let test = rerun.map_or_else(|| name.to_owned(), |of| format!("{name} ({of})"));
-                failure(test, reason(lines, name))
-            }));
+            found.extend(names.drain(..).map(|name: &str| (name, rerun)));
             listing = false;
         } else if listing && let Some(name) = line.strip_prefix("    ") {
             names.push(name);
         }
     }
-    found
+    // A test that runs itself in another process fails there first, in a program that cargo knows nothing of.
+    let is_told_again = |name, at: usize| found[at + 1..].iter().any(|(again, _)| *again == name);
+    let mut failures = Vec::new();
+    for (at, (name, rerun)) in found.iter().enumerate() {
+        if rerun.is_some() || !is_told_again(*name, at) {
+            let test = rerun.map_or_else(|| (*name).to_owned(), |of| format!("{name} ({of})"));
+            failures.push(failure(test, reason(lines, name)));
+        }
+    }
+    failures
 }
 
 /// What a test said as it failed. A test that runs itself in another process says it there first.
@@ -275,6 +281,8 @@ failures:
 test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 ";
         assert_eq!(shown(output), "quiet: a service thread woke 166 times (tests/quiet.rs:60:9)");
+        let inner = "failures:\n    quiet\n\ntest result: FAILED. 0 passed; 1 failed\n";
+        assert_eq!(shown(&format!("{inner}{output}")), shown(output), "told once");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use std::{env, fs};
+use std::{env, fmt, fs};
 
 use clap::Args;
 
@@ -70,8 +70,16 @@ pub(crate) fn run(args: &TestArgs) -> ExitCode {
         println!("\n=== {}: {}", part.name, part.about);
         let started = Instant::now();
         let outcome = (part.run)(args.soak);
-        results.push((part.name, started.elapsed(), outcome.is_ok()));
-        if let Err(error) = outcome {
+        let result = match &outcome {
+            Ok(()) => Outcome::Passed,
+            Err(error) => match error.downcast_ref::<Ignored>() {
+                Some(Ignored(why)) => Outcome::Ignored(why.clone()),
+                None => Outcome::Failed,
+            },
+        };
+        let is_failure = result == Outcome::Failed;
+        results.push((part.name, started.elapsed(), result));
+        if is_failure && let Err(error) = outcome {
             failed = Some((part.name, error));
             break;
         }
@@ -90,6 +98,26 @@ pub(crate) fn run(args: &TestArgs) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Why a part, or a command, cannot run on this machine: an error that is no failure.
+#[derive(Debug)]
+pub(crate) struct Ignored(pub(crate) String);
+
+impl fmt::Display for Ignored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ignored: {}", self.0)
+    }
+}
+
+impl std::error::Error for Ignored {}
+
+/// What became of a part.
+#[derive(Debug, PartialEq)]
+enum Outcome {
+    Passed,
+    Ignored(String),
+    Failed,
 }
 
 /// What is said of a part that failed: details before the table, if there are any, and one line to close with.
@@ -391,10 +419,14 @@ pub(crate) fn target_directory() -> PathBuf {
 }
 
 /// The closing table, and the line that a reader or a program looks for.
-fn summarise(results: &[(&str, Duration, bool)], chosen: usize) {
+fn summarise(results: &[(&str, Duration, Outcome)], chosen: usize) {
     println!("\n{:<12} {:>7}  result", "part", "minutes");
-    for (name, elapsed, passed) in results {
-        let result = if *passed { "passed" } else { "FAILED" };
+    for (name, elapsed, outcome) in results {
+        let result = match outcome {
+            Outcome::Passed => "passed".to_owned(),
+            Outcome::Ignored(why) => format!("ignored: {why}"),
+            Outcome::Failed => "FAILED".to_owned(),
+        };
         println!("{name:<12} {:>7.1}  {result}", elapsed.as_secs_f64() / 60.0);
     }
     let total: Duration = results.iter().map(|(_, elapsed, _)| *elapsed).sum();
@@ -402,8 +434,12 @@ fn summarise(results: &[(&str, Duration, bool)], chosen: usize) {
     if results.len() < chosen {
         println!("not run after the failure: {}", chosen - results.len());
     }
-    let passed = results.iter().filter(|(_, _, passed)| *passed).count();
-    println!("{passed} passed, {} failed", results.len() - passed);
+    let count = |wanted: fn(&Outcome) -> bool| results.iter().filter(|r| wanted(&r.2)).count();
+    let passed = count(|outcome| *outcome == Outcome::Passed);
+    let failed = count(|outcome| *outcome == Outcome::Failed);
+    let ignored = results.len() - passed - failed;
+    let ignored = if ignored == 0 { String::new() } else { format!(", {ignored} ignored") };
+    println!("{passed} passed, {failed} failed{ignored}");
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ mod needs_nvrtc {
     #[test]
     #[ignore = "tells whether PEERWAY_TEST_NVRTC names NVRTC"]
     fn probe() {
-        std::env::var_os("PEERWAY_TEST_NVRTC").expect("PEERWAY_TEST_NVRTC names NVRTC");
+        std::env::var_os("PEERWAY_TEST_NVRTC").expect("PEERWAY_TEST_NVRTC names no NVRTC");
     }
 
     #[test]

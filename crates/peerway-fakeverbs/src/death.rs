@@ -40,7 +40,10 @@ impl Death {
 
 /// Has the kernel end the process, whatever its threads do.
 fn die_soon() {
-    let after = libc::timeval { tv_sec: 0, tv_usec: AGONY.as_micros() as libc::suseconds_t };
+    let after = libc::timeval {
+        tv_sec: AGONY.as_secs() as libc::time_t,
+        tv_usec: AGONY.subsec_micros() as libc::suseconds_t,
+    };
     let once = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let timer = libc::itimerval { it_interval: once, it_value: after };
     // SAFETY: the signal ends a process that does not handle it; the timer is read.

@@ -293,7 +293,7 @@ mod needs_ipv6 {
     #[test]
     #[ignore = "tells whether this machine has IPv6 on loopback"]
     fn probe() {
-        TcpListener::bind("[::1]:0").expect("this machine has IPv6 on loopback");
+        TcpListener::bind("[::1]:0").expect("this machine has no IPv6 on loopback");
     }
 
     #[test]

@@ -169,7 +169,7 @@ mod tests {
         #[test]
         #[ignore = "tells whether this process may ask where pages come from"]
         fn probe() {
-            Policy::of_this_thread().expect("the kernel tells where pages come from");
+            Policy::of_this_thread().expect("the kernel does not tell where pages come from");
         }
 
         #[test]

@@ -432,7 +432,7 @@ mod needs_root {
         let temporary = Temporary::new();
         let file = temporary.0.join("file");
         File::create(&file).unwrap();
-        std::os::unix::fs::chown(&file, Some(12345), None).expect("root can give files away");
+        std::os::unix::fs::chown(&file, Some(12345), None).expect("only root can give files away");
     }
 
     #[test]
@@ -460,7 +460,7 @@ mod needs_nvrtc {
     #[test]
     #[ignore = "tells whether PEERWAY_TEST_NVRTC names NVRTC"]
     fn probe() {
-        std::env::var_os("PEERWAY_TEST_NVRTC").expect("PEERWAY_TEST_NVRTC names NVRTC");
+        std::env::var_os("PEERWAY_TEST_NVRTC").expect("PEERWAY_TEST_NVRTC names no NVRTC");
     }
 
     /// With the NVRTC that `PEERWAY_TEST_NVRTC` names.

@@ -424,7 +424,7 @@ mod needs_huge_pages {
         let flags = MapFlags::PRIVATE | MapFlags::HUGETLB;
         // SAFETY: at an address that the kernel picks, and nobody is told.
         let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), 2 << 20, RW, flags) };
-        mapped.expect("there are huge pages");
+        mapped.expect("no huge page can be had (vm.nr_hugepages)");
     }
 
     #[test]

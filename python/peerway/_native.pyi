@@ -60,8 +60,8 @@ class Endpoint:
         """Whether it has been closed, or belongs to the parent process."""
     @property
     def stats(self) -> dict[str, Any]:
-        """How the endpoint runs: ``cpus``, the processors that its threads may run on, and ``quarantine``,
-        as ``quarantine()`` tells it."""
+        """How the endpoint runs: ``cpus``, the processors that its threads may run on, and ``quarantine``, as
+        ``peerway.quarantine()`` tells it."""
     def connect(self, to: bytes | str | tuple[str, int], timeout: float | None = None) -> Peer:
         """Connects to an endpoint's metadata, or to whoever listens at ``"host:port"`` or ``(host, port)``.
 

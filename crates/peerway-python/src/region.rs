@@ -120,6 +120,9 @@ impl Region {
     }
 
     /// Ends every advertisement. True: no peer touches the memory any more (the fence is held).
+    ///
+    /// False: a peer may still be inside. The memory stays alive until that peer leaves or dies, even
+    /// when the region and its endpoint are gone (see ``quarantine``); another call asks again.
     fn revoke(&self, py: Python<'_>) -> bool {
         py.detach(|| self.region.revoke()) == Fence::Held
     }
@@ -371,7 +374,10 @@ fn indices_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         .and_then(narrow)
 }
 
-/// What is in quarantine in this process.
+/// Memory of this process that was released while a peer may still reach it.
+///
+/// ``regions`` and ``bytes`` are in quarantine now, over all endpoints and those that are gone; their
+/// objects stay alive until the peer leaves them or dies. ``entries_ever`` counts since the start.
 #[pyfunction]
 pub(crate) fn quarantine(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let now = peerway::quarantine();

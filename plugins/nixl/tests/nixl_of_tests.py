@@ -13,7 +13,7 @@ BACKEND = os.environ.get("PEERWAY_NIXL_BACKEND", "PEERWAY")
 
 # Seconds after which a test gives up. It passes as soon as what it waits for holds, so this is
 # generous enough for a busy machine.
-WATCHDOG = 60.0
+WATCHDOG = 180.0
 
 api = importlib.import_module(f"{PACKAGE}._api")
 bindings = importlib.import_module(f"{PACKAGE}._bindings")

@@ -55,7 +55,7 @@ fn no_command_panics_where_nobody_reads() {
         "bench serve 127.0.0.1:0",
         "bench --paths local-map --sizes 256 --seconds 0.01",
         "bench --paths local-map --sizes 256 --seconds 0.01 --json -",
-        "bench gpu-local --simulate --rounds 10 --commands 64",
+        "bench gpu-local --simulate --threads 1 --warps 8 --rounds 10 --commands 64",
         "nixl-install --python no-such-python",
         "nixl-install --into /no-such-directory",
     ] {

@@ -144,7 +144,7 @@ fn run_case(case: &Case, all: &[usize]) -> bool {
     let cpus = if case.starts_on == StartsOn::First { &all[..1] } else { all };
     let exe = std::env::current_exe().expect("this program has a file");
     let mut command = Command::new(exe);
-    command.env(CASE, case.name).env(EXPECTED, show_cpus(cpus));
+    command.env(CASE, case.name).env(EXPECTED, show_cpus(cpus)).env_remove("PEERWAY_CPUS");
     // A process starts with the mask of the thread that makes it.
     let cpus = cpus.to_vec();
     let started = thread::spawn(move || {

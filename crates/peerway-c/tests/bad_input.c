@@ -414,7 +414,7 @@ static void exhaustion(void) {
     struct peerway_quarantine_stats kept = {.size = sizeof kept, .regions = 99};
     OK(peerway_quarantine(&kept));
     TRUE(kept.regions == 0 && kept.bytes == 0);
-    SAYS(peerway_quarantine(NULL), PEERWAY_STATUS_BAD_ARGUMENT, "null");
+    SAYS(peerway_quarantine(NULL), PEERWAY_STATUS_NULL_ARGUMENT, "null");
     TRUE(stats.transfers >= 3 && stats.bytes_written >= 1 << 22);
     struct peerway_endpoint_stats runs = {.size = sizeof runs};
     OK(peerway_endpoint_statistics(two.here, &runs));

@@ -53,7 +53,10 @@ pub(crate) fn stage(
     for header in ["uccl_engine.h", "common.h"] {
         files.add_copy(&workspace.join(HEADERS).join(header), &include.join(header))?;
     }
-    let made = peerway.join(LIBRARY);
+    // Not beside cargo's own libraries: cargo has programs look there first, and libpeerway is not.
+    let place = peerway.join("uccl");
+    fs::create_dir_all(&place).with_context(|| format!("cannot make {place:?}"))?;
+    let made = place.join(LIBRARY);
     let sources = files_in(&workspace.join(SOURCES), "cpp")?;
     let exports = format!("-Wl,--version-script={EXPORTS}");
     let library = made.display().to_string();

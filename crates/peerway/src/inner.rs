@@ -156,7 +156,7 @@ impl Inner {
     ) {
         let flight = || transfer::tail_flight(slot, session.clone(), Some(work), tail, deadline);
         session.shard.take_off(slot, session, flight);
-        session.shard.kick();
+        session.shard.notify_if_blocked();
     }
 
     pub(crate) fn wait_notification(
@@ -180,7 +180,7 @@ impl Inner {
         }
     }
 
-    /// Lends the thread while things happen, then sleeps; until `over` or the deadline.
+    /// Polls while things happen, then blocks by `sleep`; until `over` or the deadline.
     pub(crate) fn wait_until(
         &self,
         deadline: u64,
@@ -189,7 +189,7 @@ impl Inner {
     ) {
         while !over() && self.check_open().is_ok() {
             for shard in self.shards.dealt() {
-                if shard.lend(&over, clock::now(), deadline, Duration::ZERO) {
+                if shard.poll_until(&over, clock::now(), deadline, Duration::ZERO) {
                     return;
                 }
             }
@@ -197,15 +197,8 @@ impl Inner {
             if left == Duration::ZERO {
                 return;
             }
-            // On a single shard the sleeper hears its lanes; with more, whoever serves wakes it.
-            let nap = left.min(Duration::from_millis(500));
-            let dozed = match self.shards.dealt() {
-                [only] => only.doze(&over, nap),
-                _ => false,
-            };
-            if !dozed {
-                sleep(nap);
-            }
+            self.shards.dealt().iter().for_each(|shard| shard.hand_over());
+            sleep(left);
         }
     }
 

@@ -236,7 +236,7 @@ impl Inner {
         drop(peers);
         self.peers_changed.notify_all();
         session.shard.submit(Command::Adopt(Box::new(new)));
-        session.shard.kick();
+        session.shard.notify_if_blocked();
         // Adopted at once, or as soon as whoever drives looks: without an index nothing can be sent.
         while session.index.load(Ordering::Acquire) == usize::MAX
             && session.is_alive()

@@ -168,14 +168,13 @@ impl Slots {
         }
     }
 
-    /// Sleeps until the transfer ends or the time is over. `told` is called when everybody can see that somebody sleeps.
-    pub(crate) fn sleep(&self, id: SlotId, timeout: Duration, told: impl FnOnce()) {
+    /// Blocks until the transfer ends or the time is over.
+    pub(crate) fn sleep(&self, id: SlotId, timeout: Duration) {
         let slot = self.slot(id);
         let before = slot.word.fetch_or(WAITED, Ordering::AcqRel);
         // Another thread may have seen the end, and the slot may have a new tenant, who wakes nobody.
         let its = slot.generation.load(Ordering::Relaxed) == id.generation;
         if before & ENDED == 0 && its {
-            told();
             let _ = futex_wait(&slot.word, before | WAITED, Some(timeout));
         }
     }
@@ -206,11 +205,6 @@ impl Slots {
         if let Some(waker) = waker {
             waker.wake();
         }
-    }
-
-    /// Whether somebody sleeps until it ends, or is to be woken then.
-    pub(crate) fn is_slept_for(&self, id: SlotId) -> bool {
-        self.slot(id).word.load(Ordering::Acquire) & (WAITED | WAKER) != 0
     }
 
     pub(crate) fn set_path(&self, id: SlotId, path: PathKind) {
@@ -322,7 +316,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while slots.ended(id).is_none() {
-                    slots.sleep(id, Duration::from_secs(5), || ());
+                    slots.sleep(id, Duration::from_secs(5));
                 }
             });
             std::thread::sleep(Duration::from_millis(20));

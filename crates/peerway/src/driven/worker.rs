@@ -351,7 +351,7 @@ fn look_at_lanes(shards: &mut Option<Vec<Arc<Shard>>>, shared: &Shared, worker: 
         endpoint.map(|endpoint| endpoint.shards.of_worker(worker)).unwrap_or_default()
     });
     let now = clock::now();
-    shards.iter().fold(false, |moved, shard| shard.look(now) | moved)
+    shards.iter().fold(false, |moved, shard| shard.poll_once(now) | moved)
 }
 
 /// Takes note of rules that were added or taken away: every `step`th from `first` on is this worker's.

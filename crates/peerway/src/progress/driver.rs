@@ -21,7 +21,8 @@ use super::ending::{Gone, LaneEnd};
 use super::flight::{Flight, Route};
 use super::queues::{POLL, Reopening};
 use super::shard::{Command, Shard};
-use super::timers::TICK;
+use super::staging::COPY_NAP;
+use super::timers::Timers;
 use crate::clock;
 use crate::inner::Inner;
 use crate::memory::quarantine;
@@ -32,20 +33,18 @@ use crate::session::Session;
 use crate::session::accept::Door;
 use crate::transport::lane::{Lane, Outstanding, Role};
 use crate::transport::pull::{Origin, PullJob};
-use crate::transport::verbs::port::{Hears, Port};
+use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::Unfinished;
 
-/// epoll's word for the shard's bell.
-pub(crate) const BELL: u64 = u64::MAX;
-/// epoll's word for the bell of a thread that dozes.
-pub(crate) const DOZER_BELL: u64 = u64::MAX - 1;
 /// epoll's words for the door: listeners and half-open connections.
 pub(crate) const DOOR: u64 = 1 << 62;
 /// epoll's words for completion queues.
 pub(super) const PORT: u64 = 1 << 61;
-/// Lane numbers above every real lane: a session's event descriptor and its local socket.
-const LINK_BELL: u64 = 0xFFFE;
+/// Lane numbers above every real lane: a session's event descriptor, its local socket, and the
+/// descriptor of the peer's process.
+const LINK_WAKE: u64 = 0xFFFE;
 const LINK_SOCKET: u64 = 0xFFFF;
+const PROCESS: u64 = 0xFFFD;
 
 /// A turn asks epoll only so often while no socket has been busy: asking costs a system call, about
 /// as much as a small transfer over a ring.
@@ -57,8 +56,6 @@ const SOCKET_LOOK_BY_DEVICES_NS: u64 = 1_000_000;
 const SOCKET_WARM_NS: u64 = 1_000_000;
 /// Bytes that one session may send or receive in a turn before others have theirs.
 pub(super) const TURN_BYTES: u64 = 2 << 20;
-/// Flights and sessions of a shard up to which it is worth asking each whether the service thread may sleep lightly.
-const MANY: usize = 64;
 /// Work up to this size is sent by the posting call itself; more would make posting slow.
 pub(crate) const INLINE_SEND: u64 = 16 << 10;
 
@@ -87,15 +84,11 @@ pub(crate) struct Driver {
     pub(super) ports: Vec<Port>,
     /// What the last poll of one gave.
     pub(super) completions: Vec<ibv_wc>,
-    pub(super) next_tick: u64,
-    /// Something happened since the driver was taken that a thread may wait for: a transfer ended, a
-    /// notification or a count came.
-    pub(super) news: bool,
-    /// A peer has sent something since the service thread last asked.
-    pub(super) arrived: bool,
-    /// Something was left that the service thread must come for: a full ring whose peer has not been asked to ring when there is room, or
-    /// what it does not hear as lightly as it sleeps.
-    pub(super) calls: bool,
+    pub(super) timers: Timers,
+    /// Until when the progress thread is blocked with every event source armed; 0 while it is not.
+    armed_until: u64,
+    /// An event source is not armed, because it was used up or is new since.
+    pub(super) unarmed: bool,
     next_socket_look: u64,
     sockets_warm_until: u64,
     /// When the last turn began, for what is not worth a look at the clock.
@@ -135,6 +128,8 @@ pub(crate) struct SessionDriver {
     pub(super) peer_clock: u64,
     pub(super) detect: Duration,
     pub(super) next_beat: u64,
+    /// When its timer is due.
+    pub(super) timer: u64,
     pub(super) dirty: bool,
     /// Copies from or to GPU memory are under way.
     pub(super) copies: bool,
@@ -249,10 +244,9 @@ impl Driver {
             staging: Vec::new(),
             copies_moved: 0,
             door,
-            next_tick: 0,
-            news: false,
-            arrived: false,
-            calls: false,
+            timers: Timers::default(),
+            armed_until: 0,
+            unarmed: false,
             next_socket_look: 0,
             sockets_warm_until: 0,
             now: 0,
@@ -350,8 +344,7 @@ impl Driver {
         let (inline, queued) = (left <= INLINE_SEND, left > 0);
         flight.queued = queued;
         let (bulk, by_device) = (flight.bulk, flight.by_device);
-        // Deadlines and fences are looked at from now on.
-        self.next_tick = self.next_tick.min(clock::after(flight.posted, TICK));
+        self.timers.end_by(flight.deadline);
         self.active.push(slot);
         self.with_session(index, |driver, s| {
             if by_device && !bulk && queued && driver.post_at_once(s, slot) {
@@ -368,18 +361,11 @@ impl Driver {
                 if s.has_posted_all() {
                     return;
                 }
-            } else if inline {
-                if driver.flush_for(s, bulk) {
-                    return;
-                }
-                driver.note_blocked(s);
+            } else if inline && driver.flush_for(s, bulk) {
+                return;
             }
             s.dirty = true;
         });
-        if self.shard.is_light() {
-            let flight = self.flights[slot.index as usize].as_ref();
-            self.calls |= flight.is_some_and(|flight| !flight.waited && !flight.is_with_devices());
-        }
     }
 
     /// A flight to a session that is over.
@@ -389,7 +375,6 @@ impl Driver {
         let why = if open { TransferError::PeerGone } else { TransferError::EndpointClosed };
         let reason = Reason::Failed(why);
         self.endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
-        self.news = true;
     }
 
     /// Sends on the lanes that take a flight of this class; the others have nothing new. True when nothing is left.
@@ -431,6 +416,7 @@ impl Driver {
         self.after_work(&mut s);
         if s.lanes.iter().all(Option::is_none) && s.lingering.is_none() {
             // Nothing left of it.
+            self.unwatch_session(&s);
             self.rings.retain(|i| *i != index);
             self.without_devices -= usize::from(s.session.rdma.is_none());
             return;
@@ -477,11 +463,8 @@ impl Driver {
         if now < self.sockets_warm_until || now >= self.next_socket_look {
             let by_devices = self.is_by_devices();
             let pause = if by_devices { SOCKET_LOOK_BY_DEVICES_NS } else { SOCKET_LOOK_NS };
-            // Unless something was heard there is nothing that the service thread would not hear, if it sleeps.
-            let heard = std::mem::replace(&mut self.next_socket_look, now + pause) == 0;
-            if heard || !by_devices || !self.shard.hears_sockets() {
-                progress |= self.look_at_sockets(now);
-            }
+            self.next_socket_look = now + pause;
+            progress |= self.look_at_sockets(now);
         }
         for _ in 0..self.again.len() {
             let (index, lane) = self.again.swap_remove(0);
@@ -497,7 +480,7 @@ impl Driver {
                 self.pulls.pop_front();
             }
         }
-        if now >= self.next_tick {
+        if now >= self.timers.next() {
             self.tick(now);
         }
         progress
@@ -528,16 +511,12 @@ impl Driver {
     fn look_at_sockets(&mut self, now: u64) -> bool {
         let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut buffer = [const { MaybeUninit::uninit() }; 64];
-        let Ok((events, _)) = epoll::wait(&self.shard.epoll, &mut buffer, Some(&zero)) else {
+        let Ok((events, _)) = epoll::wait(self.shard.epoll(), &mut buffer, Some(&zero)) else {
             return false;
         };
         for event in &*events {
             let word = event.data.u64();
-            if word == BELL {
-                self.shard.drain_bell();
-            } else if word == DOZER_BELL {
-                self.shard.drain_dozer_bell();
-            } else if word & DOOR != 0 {
+            if word & DOOR != 0 {
                 self.at_the_door(word, now);
             } else if word & PORT != 0 {
                 self.port_rang((word & !PORT) as usize);
@@ -545,13 +524,16 @@ impl Driver {
                 let (index, lane) = ((word >> 16) as usize, word & 0xFFFF);
                 self.sockets_warm_until = now + SOCKET_WARM_NS;
                 self.with_session(index, |driver, s| match lane {
-                    LINK_BELL => {
+                    LINK_WAKE => {
                         if let Some(link) = &s.session.link {
                             link.own_bell.drain();
                         }
+                        // The peer disarmed the ring that it signalled for.
+                        driver.unarmed = true;
                         s.dirty = true;
                     }
                     LINK_SOCKET => driver.link_spoke(s),
+                    PROCESS => driver.process_died(s, now),
                     lane => {
                         s.dirty = true;
                         driver.serve_lane(s, lane as usize, now);
@@ -560,6 +542,19 @@ impl Driver {
             }
         }
         !events.is_empty()
+    }
+
+    /// The process of a peer on this host has ended: its memory is gone, and nothing of ours is
+    /// written or read by it any more.
+    fn process_died(&mut self, s: &mut SessionDriver, now: u64) {
+        if let Some(process) = s.session.process() {
+            let _ = epoll::delete(self.shard.epoll(), process.as_fd());
+        }
+        // The peer may have sent something before it died.
+        for at in 0..s.lanes.len() {
+            self.serve_lane(s, at, now);
+        }
+        self.bury(s, Gone::LetGo);
     }
 
     fn at_the_door(&mut self, word: u64, now: u64) {
@@ -571,14 +566,12 @@ impl Driver {
                 self.adopt(new);
             } else {
                 shard.submit(Command::Adopt(Box::new(new)));
-                shard.kick();
+                shard.notify_if_blocked();
             }
         }
         // What came half-way is dropped by the clock if nothing follows, and listeners that rest
         // are watched again.
-        if let Some(due) = door.until_next(now) {
-            self.next_tick = self.next_tick.min(clock::after(now, due));
-        }
+        self.timers.acceptor = door.until_next(now).map_or(u64::MAX, |due| clock::after(now, due));
         self.door = Some(door);
     }
 
@@ -624,7 +617,7 @@ impl Driver {
                 // An error of this process proves nothing about the peer.
                 Err(error) => {
                     tracing::warn!(peer = %s.session.addr, %error, "the local link failed");
-                    let _ = epoll::delete(&self.shard.epoll, link.socket.as_fd());
+                    let _ = epoll::delete(self.shard.epoll(), link.socket.as_fd());
                     break Gone::Closed;
                 }
             }
@@ -665,8 +658,8 @@ impl Driver {
         let Some(mut lane) = lane else { return false };
         let sent = self.transmit(s, &mut lane);
         self.watch_out(s.index, &mut lane);
-        // A queue pair has room again when a request of ours is done.
-        self.calls |= lane.blocked && self.shard.is_light();
+        // The peer is asked to signal when a ring has room only where the ring is armed.
+        self.unarmed |= lane.blocked && lane.wire.is_memory();
         s.lanes[at] = Some(lane);
         match sent {
             Ok(progress) => progress,
@@ -686,14 +679,26 @@ impl Driver {
         let data = EventData::new_u64((index as u64) << 16 | u64::from(lane.index));
         // SAFETY: the wire owns the descriptor and lives in `lane`.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let _ = epoll::modify(&self.shard.epoll, fd, data, flags);
+        let _ = epoll::modify(self.shard.epoll(), fd, data, flags);
     }
 
     pub(super) fn unwatch(&mut self, lane: &Lane) {
         if let Some(fd) = lane.wire.socket() {
             // SAFETY: the wire owns the descriptor and lives in `lane`.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            let _ = epoll::delete(&self.shard.epoll, fd);
+            let _ = epoll::delete(self.shard.epoll(), fd);
+        }
+    }
+
+    /// Takes a session's own descriptors out of epoll; its lanes' are gone.
+    fn unwatch_session(&mut self, s: &SessionDriver) {
+        let epoll = self.shard.epoll();
+        if let Some(link) = &s.session.link {
+            let _ = epoll::delete(epoll, link.own_bell.as_fd());
+            let _ = epoll::delete(epoll, link.socket.as_fd());
+        }
+        if let Some(process) = s.session.process() {
+            let _ = epoll::delete(epoll, process.as_fd());
         }
     }
 
@@ -727,6 +732,7 @@ impl Driver {
             peer_clock: 0,
             detect: new.detect,
             next_beat: now,
+            timer: u64::MAX,
             dirty: false,
             copies: false,
             alone_since: None,
@@ -734,7 +740,7 @@ impl Driver {
         });
         let watch = |fd: BorrowedFd<'_>, lane: u64| {
             let data = EventData::new_u64((index as u64) << 16 | lane);
-            epoll::add(&self.shard.epoll, fd, data, EventFlags::IN)
+            epoll::add(self.shard.epoll(), fd, data, EventFlags::IN)
         };
         let mut watched = Ok(());
         for lane in s.lanes.iter_mut().flatten() {
@@ -745,7 +751,7 @@ impl Driver {
             }
         }
         if let Some(link) = &s.session.link {
-            watched = watched.and_then(|()| watch(link.own_bell.as_fd(), LINK_BELL));
+            watched = watched.and_then(|()| watch(link.own_bell.as_fd(), LINK_WAKE));
             watched = watched.and_then(|()| watch(link.socket.as_fd(), LINK_SOCKET));
             self.endpoint.crew.start();
             for wire in link.wires() {
@@ -759,16 +765,21 @@ impl Driver {
             }
             self.rings.push(index);
         }
+        if let Some(process) = s.session.process() {
+            watched = watched.and_then(|()| watch(process.as_fd(), PROCESS));
+        }
         if let Some(frames) = self.endpoint.config.max_inflight_ops {
             s.lanes.iter_mut().flatten().for_each(|lane| lane.limit_frames(frames));
         }
         if let Err(error) = watched {
             tracing::error!(%error, "epoll refused a session");
+            self.unwatch_session(&s);
             s.session.bury();
             return;
         }
         s.session.index.store(index, Ordering::Release);
-        self.next_tick = 0;
+        self.set_timer(&mut s, now);
+        self.unarmed = true;
         let session = s.session.clone();
         self.without_devices += usize::from(session.rdma.is_none());
         let early = self.adopt_queues(&mut s);
@@ -797,18 +808,29 @@ impl Driver {
             let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
             answer_pull(lane, origin.sequence, result);
             driver.flush(s);
-            driver.note_blocked(s);
         });
     }
 
-    /// After a command that sends: nobody may come to arm the rings.
-    fn note_blocked(&mut self, s: &SessionDriver) {
-        let full = |lane: &Lane| lane.blocked && lane.wire.is_memory();
-        self.calls |= s.is_local() && s.lanes.iter().flatten().any(|lane| full(lane));
+    /// Arms every event source for the progress thread, which blocks until `until`. True when there is
+    /// something to do already.
+    pub(super) fn arm(&mut self, until: u64) -> bool {
+        let mut ready = self.has_work();
+        for at in 0..self.rings.len() {
+            if let Some(s) = &mut self.sessions[self.rings[at]] {
+                for lane in s.lanes.iter_mut().flatten() {
+                    ready |= lane.wire.arm(lane.blocked).unwrap_or(true);
+                }
+            }
+        }
+        ready |= self.arm_ports();
+        self.unarmed = false;
+        self.armed_until = until;
+        ready || self.timers.next() < until
     }
 
-    /// Looks by itself again: rings need not ring.
-    pub(crate) fn wake_up(&mut self) {
+    /// The progress thread polls again: peers need not signal.
+    pub(super) fn disarm(&mut self) {
+        self.armed_until = 0;
         for at in 0..self.rings.len() {
             if let Some(s) = &mut self.sessions[self.rings[at]] {
                 for lane in s.lanes.iter_mut().flatten() {
@@ -823,47 +845,35 @@ impl Driver {
         self.without_devices == 0 && self.ports.iter().any(|port| port.adopted > 0)
     }
 
-    /// epoll woke somebody: the next turn asks it what for, or it would go on waking them.
-    pub(crate) fn rang(&mut self) {
+    /// The next turn asks epoll what ended a wait; else it would end every wait.
+    pub(super) fn expect_events(&mut self) {
         self.next_socket_look = 0;
     }
 
-    /// Whether since the last time everything was in the hands of devices and lenders, so that whoever else drives need not look so often.
-    pub(crate) fn has_been_quiet(&mut self) -> bool {
-        let arrived = std::mem::take(&mut self.arrived);
-        !arrived && self.is_by_devices() && self.is_tended()
+    /// Whether the next turn has work that no event source announces.
+    pub(super) fn has_work(&self) -> bool {
+        !self.dirty.is_empty()
+            || !self.pulls.is_empty()
+            || !self.again.is_empty()
+            || self.has_copies()
     }
 
-    /// Whether nobody sleeps for what is under way, and none of it will need a hand when a device is done with a part of it.
-    pub(crate) fn is_tended(&self) -> bool {
-        let slots = &self.endpoint.slots;
-        let tended = |slot: &SlotId| {
-            let flight = self.flights[slot.index as usize].as_ref();
-            flight.is_none_or(Flight::is_with_devices) && !slots.is_slept_for(*slot)
-        };
-        let mut lanes = self.sessions.iter().flatten().flat_map(|s| s.lanes.iter().flatten());
-        self.active.len() + self.sessions.len() <= MANY
-            && self.ports.iter().all(|port| port.tells_arrivals)
-            && self.active.iter().all(tended)
-            && lanes.all(|lane| !lane.blocked && lane.draining.is_none())
+    /// Whether the progress thread, blocked, must arm an event source again or wake for a timer that
+    /// was set since.
+    pub(super) fn take_unarmed(&mut self) -> bool {
+        if self.armed_until == 0 {
+            return false;
+        }
+        std::mem::take(&mut self.unarmed) || self.timers.next() < self.armed_until
     }
 
-    /// Before nobody looks any more: rings must ring, and completions make events, for who is or goes to sleep and
-    /// `hears` them; nobody else does, and to arm a ring and disarm it again costs both sides a cache miss. True
-    /// when there is something to do already.
-    pub(crate) fn rest(&mut self, hears: Hears) -> bool {
-        let mut ready = !self.dirty.is_empty() || !self.pulls.is_empty() || !self.again.is_empty();
-        if hears == Hears::Nothing {
-            return ready;
-        }
-        for at in 0..self.rings.len() {
-            if let Some(s) = &mut self.sessions[self.rings[at]] {
-                for lane in s.lanes.iter_mut().flatten() {
-                    ready |= lane.wire.arm(lane.blocked).unwrap_or(true);
-                }
-            }
-        }
-        ready | self.arm_ports(hears)
+    pub(super) fn next_timer(&self) -> u64 {
+        self.timers.next()
+    }
+
+    /// A GPU signals no end of a copy to epoll.
+    pub(super) fn poll_every(&self) -> Option<Duration> {
+        self.has_copies().then_some(COPY_NAP)
     }
 }
 

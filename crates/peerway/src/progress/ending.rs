@@ -82,7 +82,7 @@ impl Driver {
             self.bury(s, gone);
             return;
         }
-        if self.drain_first(&mut lane) {
+        if self.drain_first(s, &mut lane) {
             s.lanes[at] = Some(lane);
             return;
         }
@@ -200,6 +200,7 @@ impl Driver {
                 self.end(slot, Ended { reason, fence: Fence::Held });
             } else if proof_may_come && !flight.unfenced {
                 flight.ending.get_or_insert((reason, fence_until));
+                self.timers.end_by(fence_until);
                 waiting = true;
             } else {
                 if !flight.unfenced {
@@ -209,17 +210,14 @@ impl Driver {
             }
         }
         if let Some(link) = &s.session.link {
-            let _ = epoll::delete(&self.shard.epoll, link.own_bell.as_fd());
-            if !waiting {
-                let _ = epoll::delete(&self.shard.epoll, link.socket.as_fd());
-            }
+            let _ = epoll::delete(self.shard.epoll(), link.own_bell.as_fd());
         }
         if waiting {
             // A far peer's lease is over by then; a local one is watched for as long as it lives.
             let lease = s.detect + s.detect / 4;
             let forever = s.is_local();
             s.lingering = Some(if forever { u64::MAX } else { clock::after(now, lease) });
-            self.next_tick = 0;
+            self.set_timer(s, now);
         }
     }
 
@@ -227,9 +225,6 @@ impl Driver {
     /// has been long enough.
     pub(super) fn let_go(&mut self, s: &mut SessionDriver, proven: bool) {
         s.lingering = None;
-        if let Some(link) = &s.session.link {
-            let _ = epoll::delete(&self.shard.epoll, link.socket.as_fd());
-        }
         for slot in self.active.clone() {
             let Some(flight) = self.flight(slot) else { continue };
             if !Arc::ptr_eq(&flight.session, &s.session) {

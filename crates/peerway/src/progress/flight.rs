@@ -41,8 +41,6 @@ pub(crate) struct Flight {
     /// Those queue pairs have been asked whether everything has arrived.
     pub(crate) flushed: bool,
     pub(crate) bulk: bool,
-    /// Whoever posted it drives next, so nobody else need be asked to.
-    pub(crate) waited: bool,
     pub(crate) posted: u64,
     pub(crate) deadline: u64,
     pub(crate) tail: Tail,
@@ -135,12 +133,6 @@ impl Flight {
         self.queues != 0 && !self.flushed && self.writes_unordered()
     }
 
-    /// Whether devices have all of it, so that nobody is needed until it ends.
-    pub(crate) fn is_with_devices(&self) -> bool {
-        let sent = self.tail.is_empty() || self.tail_sent;
-        self.by_device && sent && !self.has_more() && !self.must_flush() && self.ending.is_none()
-    }
-
     /// Shows our GPUs what devices read into their memory.
     fn show(&self) -> Result<(), CudaError> {
         let Some(work) = self.work.as_ref().filter(|_| self.route == Route::Read) else {
@@ -193,6 +185,7 @@ impl Driver {
             Err(error) => {
                 let until = clock::after(clock::now(), fence);
                 flight.ending.get_or_insert((Reason::Failed(error), until));
+                self.timers.end_by(until);
             }
         }
         self.settle(s, entry.slot);
@@ -268,6 +261,7 @@ impl Driver {
     /// been answered for.
     pub(super) fn stop(&mut self, s: &mut SessionDriver, slot: SlotId, reason: Reason, now: u64) {
         let until = clock::after(now, self.endpoint.config.fence);
+        self.timers.end_by(until);
         let Some(flight) = self.flight(slot) else { return };
         if flight.ending.is_some() || flight.unfenced {
             return;
@@ -297,7 +291,6 @@ impl Driver {
 
     /// Ends a flight for the user. With an open fence its memory stays ours.
     pub(super) fn end(&mut self, slot: SlotId, ended: Ended) {
-        self.news = true;
         if ended.fence == Fence::Open {
             if let Some(flight) = self.flight(slot) {
                 flight.unfenced = true;

@@ -1,14 +1,14 @@
-//! Who moves things along: shards that any thread may lend itself to, and the copy crew.
+//! How transfers make progress: shards with their drivers, which any thread may poll, and the copy crew.
 
-mod baton;
 pub(crate) mod crew;
 pub(crate) mod driver;
 mod ending;
 pub(crate) mod flight;
+mod poller;
 pub(crate) mod queues;
 mod receive;
-mod service;
 pub(crate) mod shard;
 mod staging;
+mod sync;
 mod timers;
 mod transmit;

@@ -25,7 +25,7 @@ use crate::clock;
 use crate::hooks;
 use crate::session::queues;
 use crate::transport::lane::{Lane, Outstanding, Role};
-use crate::transport::verbs::port::{Hears, Port};
+use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::{Completed, GROUP, Part, Queue, Unfinished};
 
 /// Completions taken with one poll.
@@ -173,12 +173,10 @@ impl Driver {
             Completed::Nothing => {}
             Completed::Room => s.dirty |= lane.blocked,
             Completed::Input => {
-                self.arrived = true;
                 self.serve_lane(s, at, now);
                 self.return_credits(s, at);
             }
             Completed::Immediate(id) => {
-                self.arrived = true;
                 if let Err(error) = self.count(Some(id)) {
                     tracing::error!(%error, id, peer = %s.session.addr, "a count was lost");
                 }
@@ -450,7 +448,7 @@ impl Driver {
 
     /// A lane is over: a queue pair must be shut and drained before it can be answered for. True while
     /// that takes.
-    pub(super) fn drain_first(&mut self, lane: &mut Lane) -> bool {
+    pub(super) fn drain_first(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         let Some(queue) = lane.wire.queue() else { return false };
         let now = clock::now();
         queue.shut();
@@ -458,7 +456,7 @@ impl Driver {
             return false;
         }
         let until = *lane.draining.get_or_insert_with(|| clock::after(now, DRAIN));
-        self.next_tick = self.next_tick.min(until);
+        self.set_timer(s, until);
         now < until
     }
 
@@ -507,7 +505,7 @@ impl Driver {
             self.flushed(s, slot);
         }
         s.reopening.soon(clock::now());
-        self.next_tick = 0;
+        self.set_timer(s, clock::now());
     }
 
     /// A part that a queue pair did not finish is repeated, unless it was why the queue pair failed.
@@ -567,16 +565,17 @@ impl Driver {
     pub(super) fn port_rang(&mut self, port: usize) {
         let Some(port) = self.ports.get_mut(port) else { return };
         while let Ok(Some(_)) = port.shared.channel.event() {
-            port.armed = Hears::Nothing;
+            port.armed = false;
+            self.unarmed = true;
         }
     }
 
-    /// Before nobody looks any more: completions must wake whoever hears them. True when there are some already.
-    pub(super) fn arm_ports(&mut self, hears: Hears) -> bool {
+    /// Has the next completion of each queue make an event. True when there are completions already.
+    pub(super) fn arm_ports(&mut self) -> bool {
         let mut armed = false;
-        let wanted = |port: &&mut Port| port.adopted > 0 && port.armed < hears && !port.gone;
-        for port in self.ports.iter_mut().filter(wanted) {
-            port.arm(hears);
+        let unarmed = |port: &&mut Port| port.adopted > 0 && !port.armed && !port.gone;
+        for port in self.ports.iter_mut().filter(unarmed) {
+            port.armed = port.shared.cq.request_notify(false).is_ok();
             armed = true;
         }
         // What came before the arming makes no event.
@@ -601,7 +600,6 @@ impl Driver {
         for (port, wc) in early {
             self.dispatch(*port, wc, now);
         }
-        self.arm_ports(Hears::All);
     }
 
     /// What is due for queue pairs by the clock.
@@ -657,7 +655,7 @@ impl Driver {
             self.install(s, lane, queue, now);
         }
         s.reopening.at = clock::after(now, s.reopening.pause);
-        self.next_tick = 0;
+        self.set_timer(s, now);
         s.dirty = true;
     }
 
@@ -706,12 +704,13 @@ impl Driver {
         s.last_applied.remove(&at);
         s.asked.retain(|asked| *asked != at);
         s.next_beat = now;
-        self.next_tick = 0;
+        self.set_timer(s, now);
         // The session is out of the table, so what came already is taken in here.
         for wc in self.ports[port].adopt(key, s.index, at) {
             self.completed(s, at.into(), &wc, now);
         }
-        self.ports[port].armed = Hears::Nothing;
+        self.unarmed = true;
+        self.ports[port].armed = false;
         tracing::debug!(lane = at, peer = %s.session.addr, "queue pair replaced");
     }
 }

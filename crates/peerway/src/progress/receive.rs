@@ -427,7 +427,6 @@ impl Driver {
     /// What a frame has brought is in place: counts it if it is to be counted.
     pub(super) fn count(&mut self, counts: Option<u32>) -> Result<(), TransferError> {
         let Some(id) = counts else { return Ok(()) };
-        self.news = true;
         self.endpoint.inbox.count(id)
     }
 
@@ -538,7 +537,6 @@ impl Driver {
         lane.rx = Rx::Head;
         if kind == Kind::Notify {
             let result = self.endpoint.inbox.deliver(s.session.incarnation, bytes);
-            self.news = true;
             finish(lane, sequence, result);
             return Ok(true);
         }

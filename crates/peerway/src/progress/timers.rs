@@ -1,6 +1,9 @@
-//! What happens by the clock: heartbeats, silence, deadlines, fences.
+//! Timers: heartbeats, silent peers, deadlines, fences.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
@@ -11,24 +14,84 @@ use super::ending::{Gone, LaneEnd};
 use super::flight::Route;
 use crate::clock;
 
-/// Deadlines are looked at this often while transfers are under way.
-pub(super) const TICK: Duration = Duration::from_millis(5);
+/// What is late is looked at again after this time at the earliest.
+const AGAIN: Duration = Duration::from_millis(5);
 /// Heartbeats are never rarer than this.
 const MAX_BEAT: Duration = Duration::from_secs(10);
-/// With no peer at all nothing is due; this only bounds how long a lost wake-up could last.
-const IDLE: Duration = Duration::from_secs(60);
+
+/// When the next thing is due. `u64::MAX` where nothing is.
+pub(super) struct Timers {
+    /// Sessions by number. An entry counts if its session's timer still has that time.
+    sessions: BinaryHeap<Reverse<(u64, usize)>>,
+    /// No deadline or fence of a flight is earlier.
+    flights: u64,
+    /// Of connections that are not sessions yet.
+    pub(super) acceptor: u64,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self { sessions: BinaryHeap::new(), flights: u64::MAX, acceptor: u64::MAX }
+    }
+}
+
+impl Timers {
+    #[inline]
+    pub(super) fn next(&self) -> u64 {
+        let session = self.sessions.peek().map_or(u64::MAX, |Reverse((due, _))| *due);
+        session.min(self.flights).min(self.acceptor)
+    }
+
+    /// Something is decided about a flight at this time.
+    #[inline]
+    pub(super) fn end_by(&mut self, time: u64) {
+        self.flights = self.flights.min(time);
+    }
+}
 
 impl Driver {
-    /// Looks at everything that depends on the clock.
+    /// Does everything that is due.
     pub(super) fn tick(&mut self, now: u64) {
-        for index in 0..self.sessions.len() {
-            self.with_session(index, |driver, s| driver.session_tick(s, now));
+        while let Some(&Reverse((due, index))) = self.timers.sessions.peek()
+            && due <= now
+        {
+            self.timers.sessions.pop();
+            self.with_session(index, |driver, s| {
+                if s.timer == due {
+                    s.timer = u64::MAX;
+                    driver.session_tick(s, now);
+                    driver.set_timer(s, s.due(now).max(clock::after(now, AGAIN)));
+                }
+            });
         }
+        if now >= self.timers.flights {
+            self.sweep_flights(now);
+        }
+        if now >= self.timers.acceptor
+            && let Some(door) = &mut self.door
+        {
+            door.sweep(now);
+            door.wake_listeners(&self.shard, now);
+            let due = door.until_next(now);
+            self.timers.acceptor = due.map_or(u64::MAX, |due| clock::after(now, due.max(AGAIN)));
+        }
+    }
+
+    /// Has a session looked at by this time.
+    pub(super) fn set_timer(&mut self, s: &mut SessionDriver, due: u64) {
+        if due < s.timer {
+            s.timer = due;
+            self.timers.sessions.push(Reverse((due, s.index)));
+        }
+    }
+
+    /// Ends flights whose deadline is over, or the time that their fences have.
+    fn sweep_flights(&mut self, now: u64) {
         // Backwards, because ending one moves the last into its place.
         for at in (0..self.active.len()).rev() {
             let Some(&slot) = self.active.get(at) else { continue };
             let Some(flight) = self.flight(slot) else { continue };
-            let index = flight.session.index.load(std::sync::atomic::Ordering::Relaxed);
+            let index = flight.session.index.load(Ordering::Relaxed);
             if flight.unfenced {
                 continue;
             }
@@ -52,11 +115,10 @@ impl Driver {
                 _ => {}
             }
         }
-        if let Some(door) = &mut self.door {
-            door.sweep(now);
-            door.wake_listeners(&self.shard, now);
-        }
-        self.next_tick = clock::after(now, self.until_next(now));
+        let flights = self.active.iter().map(|slot| &self.flights[slot.index as usize]);
+        let undecided = flights.flatten().filter(|flight| !flight.unfenced);
+        let due = undecided.map(|f| f.ending.map_or(f.deadline, |(_, until)| until)).min();
+        self.timers.flights = due.map_or(u64::MAX, |due| due.max(clock::after(now, AGAIN)));
     }
 
     fn session_tick(&mut self, s: &mut SessionDriver, now: u64) {
@@ -141,28 +203,19 @@ impl Driver {
             }
         }
     }
+}
 
-    /// How long nothing is due.
-    fn until_next(&self, now: u64) -> Duration {
-        if self
-            .active
-            .iter()
-            .any(|slot| self.flights[slot.index as usize].as_ref().is_some_and(|f| !f.unfenced))
-        {
-            return TICK;
+impl SessionDriver {
+    /// When something is due for the session.
+    fn due(&self, now: u64) -> u64 {
+        if let Some(until) = self.lingering {
+            return until;
         }
-        let beats = self.sessions.iter().flatten().map(|s| match s.lingering {
-            // Its process is asked about.
-            Some(until) => clock::until(until, now).min(Duration::from_millis(100)),
-            None => clock::until(s.next_beat, now).min(s.until_queues(now)),
-        });
-        let door = self.door.as_ref().and_then(|door| door.until_next(now));
-        let idle = door.map_or(IDLE, |due| due.max(TICK));
-        beats.min().unwrap_or(idle).clamp(TICK, idle)
-    }
-
-    /// How long the service thread may sleep.
-    pub(crate) fn sleep_for(&self, now: u64) -> Duration {
-        clock::until(self.next_tick, now).min(self.until_next(now))
+        let lanes = self.lanes.iter().flatten().map(|lane| clock::after(lane.heard, self.detect));
+        // A local peer is silent when all lanes are, and stays one.
+        let silent =
+            if self.is_local() { lanes.max().filter(|due| *due > now) } else { lanes.min() };
+        let queues = clock::after(now, self.until_queues(now));
+        self.next_beat.min(queues).min(silent.map_or(u64::MAX, |due| due.saturating_add(1)))
     }
 }

@@ -317,7 +317,7 @@ impl Door {
     /// Takes a listener out of epoll for a while: what waits there would wake us again at once.
     fn rest(&mut self, shard: &Shard, kind: u64, at: u64, until: u64) {
         if let Some(listener) = self.listener(kind, at) {
-            let _ = epoll::delete(&shard.epoll, listener);
+            let _ = epoll::delete(shard.epoll(), listener);
             self.resting.push(Resting { kind, at, until });
         }
     }
@@ -475,7 +475,7 @@ impl Door {
                     return None;
                 };
                 reply(&mut pending.stream, &Control::LaneOpened)?;
-                let _ = epoll::delete(&shard.epoll, &pending.stream);
+                let _ = epoll::delete(shard.epoll(), &pending.stream);
                 half.lanes.push((lane, pending.stream));
                 None
             }
@@ -493,7 +493,7 @@ impl Door {
             }
             (Control::Ready(ready), Some(session)) => {
                 let half = self.half_open.remove(&session)?;
-                let _ = epoll::delete(&shard.epoll, &pending.stream);
+                let _ = epoll::delete(shard.epoll(), &pending.stream);
                 complete(endpoint, half, pending, ready, now)
             }
             _ => None,
@@ -567,7 +567,7 @@ impl Door {
         let Some(pending) = self.local_pending.remove(&id) else { return };
         match unix::recv(pending.socket.as_fd()) {
             Ok(Received::Packet(packet)) => {
-                let _ = epoll::delete(&shard.epoll, &pending.socket);
+                let _ = epoll::delete(shard.epoll(), &pending.socket);
                 if self.attach(endpoint, pending.socket, packet).is_none() {
                     tracing::debug!("a local connection was dropped");
                 }
@@ -733,5 +733,5 @@ fn is_of_connection(error: &io::Error) -> bool {
 
 fn watch(shard: &Shard, fd: BorrowedFd<'_>, kind: u64, at: u64) -> io::Result<()> {
     let data = EventData::new_u64(DOOR | kind << 32 | at);
-    Ok(epoll::add(&shard.epoll, fd, data, EventFlags::IN)?)
+    Ok(epoll::add(shard.epoll(), fd, data, EventFlags::IN)?)
 }

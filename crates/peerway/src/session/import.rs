@@ -220,7 +220,7 @@ fn ask(
     imports.waiting.lock().unwrap().insert(request, Answer::default());
     let message = Control::Import { request, descriptor: descriptor.to_vec() };
     session.shard.submit(Command::Control { session: session.clone(), message });
-    session.shard.kick();
+    session.shard.notify_if_blocked();
     let deadline = clock::after(clock::now(), endpoint.config.connect_timeout);
     let patience = endpoint.config.connect_timeout * AT_WORK;
     let at_work_until = clock::after(clock::now(), patience);
@@ -340,7 +340,7 @@ pub(crate) fn answer(
             import.keys = grant.keys(&rdma);
             let message = Control::Imported { request, result: Ok(import) };
             to.shard.submit(Command::Control { session: to.clone(), message });
-            to.shard.kick();
+            to.shard.notify_if_blocked();
             drop(turn);
         }
     };

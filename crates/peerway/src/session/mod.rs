@@ -153,7 +153,7 @@ impl Session {
     pub(crate) fn remove(self: &Arc<Self>) {
         self.closing.store(true, Ordering::SeqCst);
         self.shard.submit(Command::Remove { session: self.clone() });
-        self.shard.kick();
+        self.shard.notify_if_blocked();
     }
 
     /// Somebody found the peer's memory gone, which comes before the end of its connections in the death of
@@ -161,7 +161,7 @@ impl Session {
     pub(crate) fn found_gone(self: &Arc<Self>) {
         if !self.closing.swap(true, Ordering::SeqCst) {
             self.shard.submit(Command::Gone { session: self.clone() });
-            self.shard.kick();
+            self.shard.notify_if_blocked();
         }
     }
 
@@ -176,6 +176,11 @@ impl Session {
             }
         }
         was_alive
+    }
+
+    /// The peer's process, when it is on this host and visible.
+    pub(crate) fn process(&self) -> Option<&Pidfd> {
+        self.process.as_deref()
     }
 
     /// Whether the peer's process is known to have ended. Only peers on this host can be asked.

@@ -103,16 +103,6 @@ impl Drop for Key {
     }
 }
 
-/// What somebody who sleeps is woken for.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(crate) enum Hears {
-    Nothing,
-    /// What peers send.
-    Arrivals,
-    /// That, and what becomes of our own requests.
-    All,
-}
-
 /// The driver's view: who owns which queue pair.
 pub(crate) struct Port {
     pub(crate) shared: Arc<PortCq>,
@@ -122,35 +112,21 @@ pub(crate) struct Port {
     early: Vec<ibv_wc>,
     /// Queue pairs that are adopted.
     pub(crate) adopted: usize,
-    /// Which completion makes the next event.
-    pub(crate) armed: Hears,
-    /// What peers send can be told from the rest. EFA's queues cannot.
-    pub(crate) tells_arrivals: bool,
+    /// The next completion makes an event.
+    pub(crate) armed: bool,
     /// The device does not answer any more.
     pub(crate) gone: bool,
 }
 
 impl Port {
     pub(crate) fn new(shared: Arc<PortCq>) -> Self {
-        let tells_arrivals = shared.nic.efa.is_none();
         Self {
             shared,
-            tells_arrivals,
             owners: Vec::new(),
             early: Vec::new(),
             adopted: 0,
-            armed: Hears::Nothing,
+            armed: false,
             gone: false,
-        }
-    }
-
-    /// Has the next completion of that kind make an event.
-    pub(crate) fn arm(&mut self, hears: Hears) {
-        if self.shared.cq.request_notify(hears == Hears::Arrivals).is_ok() {
-            self.armed = hears;
-        } else if hears == Hears::Arrivals {
-            self.tells_arrivals = false;
-            self.arm(Hears::All);
         }
     }
 

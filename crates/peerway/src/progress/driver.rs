@@ -828,9 +828,11 @@ impl Driver {
         ready || self.timers.next() < until
     }
 
-    /// The progress thread polls again: peers need not signal.
-    pub(super) fn disarm(&mut self) {
+    /// The progress thread polls again: peers need not signal, and the next turn asks epoll what ended
+    /// the wait.
+    pub(super) fn end_block(&mut self) {
         self.armed_until = 0;
+        self.next_socket_look = 0;
         for at in 0..self.rings.len() {
             if let Some(s) = &mut self.sessions[self.rings[at]] {
                 for lane in s.lanes.iter_mut().flatten() {
@@ -843,11 +845,6 @@ impl Driver {
     /// Whether queue pairs carry the bytes of every session.
     pub(crate) fn is_by_devices(&self) -> bool {
         self.without_devices == 0 && self.ports.iter().any(|port| port.adopted > 0)
-    }
-
-    /// The next turn asks epoll what ended a wait; else it would end every wait.
-    pub(super) fn expect_events(&mut self) {
-        self.next_socket_look = 0;
     }
 
     /// Whether the next turn has work that no event source announces.

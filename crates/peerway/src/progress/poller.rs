@@ -60,9 +60,6 @@ pub(crate) trait Polled {
     /// Looks at every event source once; whether anything happened.
     fn poll(&mut self, now: u64) -> bool;
 
-    /// The next poll looks at sockets, too: one of them ended a wait.
-    fn expect_events(&mut self);
-
     /// Whether the next poll has work that no armed event source announces.
     fn has_work(&self) -> bool;
 
@@ -74,8 +71,8 @@ pub(crate) trait Polled {
     /// do already.
     fn arm(&mut self, until: u64) -> bool;
 
-    /// Takes that back.
-    fn disarm(&mut self);
+    /// Takes that back. The next poll looks at sockets, too: one of them may have ended the wait.
+    fn end_block(&mut self);
 
     /// When the next timer is due.
     fn next_timer(&self) -> u64;
@@ -281,7 +278,7 @@ impl<P: Polled, E: Events> Poller<P, E> {
 
     /// The progress thread.
     pub(crate) fn run(&self) {
-        let (mut polls, mut watches) = (0, 0);
+        let (mut polls, mut watches, mut was_blocked) = (0, 0, false);
         while !self.is_stopped() {
             // pairs with the store in `hand_over`
             if self.waiter_blocks.swap(false, Ordering::Acquire) {
@@ -292,7 +289,9 @@ impl<P: Polled, E: Events> Poller<P, E> {
                 self.watch(None, WATCH);
                 continue;
             };
-            guard.disarm();
+            if std::mem::take(&mut was_blocked) {
+                guard.end_block();
+            }
             let spin = if watches > 0 { Duration::ZERO } else { self.spin };
             let now = self.poll_while_busy(&mut guard, polls, spin);
             let seen = std::mem::replace(&mut polls, self.polls.load(Ordering::Relaxed));
@@ -300,7 +299,10 @@ impl<P: Polled, E: Events> Poller<P, E> {
             match guard.poll_every() {
                 Some(every) => self.watch(Some(guard), every),
                 None if watches > 0 => self.watch(Some(guard), WATCH),
-                None => self.block(guard, now),
+                None => {
+                    self.block(guard, now);
+                    was_blocked = true;
+                }
             }
         }
     }
@@ -310,7 +312,6 @@ impl<P: Polled, E: Events> Poller<P, E> {
     /// A thread that polls now and then does not take over work that goes on; one that polls again and
     /// again does, because its next command would wait in the queue.
     fn poll_while_busy(&self, guard: &mut PollGuard<'_, P, E>, polls: u32, spin: Duration) -> u64 {
-        guard.expect_events();
         let mut now = now_ns();
         let mut idle_since = now;
         let mut turns = 0u32;

@@ -76,12 +76,6 @@ impl Polled for Seat {
         self.driver.as_mut().is_some_and(|driver| driver.turn(now))
     }
 
-    fn expect_events(&mut self) {
-        if let Some(driver) = &mut self.driver {
-            driver.expect_events();
-        }
-    }
-
     #[inline]
     fn has_work(&self) -> bool {
         self.driver.as_ref().is_some_and(Driver::has_work)
@@ -96,9 +90,9 @@ impl Polled for Seat {
         self.driver.as_mut().is_some_and(|driver| driver.arm(until))
     }
 
-    fn disarm(&mut self) {
+    fn end_block(&mut self) {
         if let Some(driver) = &mut self.driver {
-            driver.disarm();
+            driver.end_block();
         }
     }
 

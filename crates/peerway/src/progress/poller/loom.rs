@@ -130,8 +130,6 @@ impl Polled for ModelDriver {
         done > 0
     }
 
-    fn expect_events(&mut self) {}
-
     fn has_work(&self) -> bool {
         self.to_send.get() > 0
     }
@@ -148,7 +146,7 @@ impl Polled for ModelDriver {
         self.source.sent.load(Ordering::Relaxed) > self.received.get() || self.has_work()
     }
 
-    fn disarm(&mut self) {
+    fn end_block(&mut self) {
         self.source.armed.swap(0, Ordering::AcqRel);
     }
 

@@ -286,7 +286,7 @@ fn a_kernel_that_waits_for_a_peer_is_told_when_it_is_gone() {
         return;
     }
     let mut far = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["a_kernel_that_waits_for_a_peer", "--nocapture"])
+        .args(["a_kernel_that_waits_for_a_peer", "--ignored", "--nocapture"])
         .env("PEERWAY_TEST_FAR", "1")
         .stdout(std::process::Stdio::piped())
         .spawn()

@@ -43,6 +43,8 @@ struct State {
     /// Threads that sleep until something arrives. To wake nobody is a system call all the same, and who waits
     /// for a count mostly drives instead of sleeping.
     sleepers: u32,
+    /// The endpoint is closed: no thread sleeps any more.
+    closed: bool,
 }
 
 impl Inbox {
@@ -53,6 +55,7 @@ impl Inbox {
             bytes_from: HashMap::new(),
             counters: Counters::new(MAX_COUNTERS),
             sleepers: 0,
+            closed: false,
         };
         let proxies = RwLock::default();
         Self { state: Mutex::new(state), changed: Condvar::new(), max_bytes, proxies }
@@ -154,12 +157,18 @@ impl Inbox {
     /// an arrival between the question and the sleep is not missed.
     pub(crate) fn sleep_unless(&self, timeout: Duration, ready: impl Fn(&Arrivals<'_>) -> bool) {
         let mut arrivals = Arrivals(self.state.lock().unwrap());
-        if ready(&arrivals) {
+        if arrivals.0.closed || ready(&arrivals) {
             return;
         }
         arrivals.0.sleepers += 1;
         let (mut state, _) = self.changed.wait_timeout(arrivals.0, timeout).unwrap();
         state.sleepers -= 1;
+    }
+
+    /// Wakes every thread that sleeps, and lets none sleep again: the endpoint is closed.
+    pub(crate) fn close(&self) {
+        self.state.lock().unwrap().closed = true;
+        self.changed.notify_all();
     }
 
     /// Wakes who sleeps. Whoever goes to sleep says so under the lock that was held for the arrival.

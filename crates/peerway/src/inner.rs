@@ -222,6 +222,8 @@ impl Inner {
             shard.stop();
         }
         self.crew.stop();
+        self.slots.close();
+        self.inbox.close();
         self.grants.bar_all();
         self.peers.lock().unwrap().clear();
         self.peers_changed.notify_all();

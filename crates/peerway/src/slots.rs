@@ -26,8 +26,10 @@ const WAITED: u32 = 2;
 const DETACHED: u32 = 4;
 /// Ended with an open fence: the engine still holds its memory.
 const UNFENCED: u32 = 8;
-/// Somebody is to be woken by a waker, or thinks so of an earlier tenant.
+/// A waker is registered, possibly for a previous generation of this slot.
 const WAKER: u32 = 16;
+/// The endpoint is closed: no thread blocks on the word any more.
+const CLOSED: u32 = 32;
 
 /// One transfer.
 #[repr(align(128))]
@@ -174,8 +176,19 @@ impl Slots {
         let before = slot.word.fetch_or(WAITED, Ordering::AcqRel);
         // Another thread may have seen the end, and the slot may have a new tenant, who wakes nobody.
         let its = slot.generation.load(Ordering::Relaxed) == id.generation;
-        if before & ENDED == 0 && its {
+        if before & (ENDED | CLOSED) == 0 && its {
             let _ = futex_wait(&slot.word, before | WAITED, Some(timeout));
+        }
+    }
+
+    /// Wakes every thread that blocks on a slot, and lets none block again: the endpoint is closed.
+    pub(crate) fn close(&self) {
+        for slot in &self.slots {
+            // pairs with the read-modify-write in `sleep`: a waiter that set WAITED before this is woken,
+            // one that sets it after sees CLOSED.
+            if slot.word.fetch_or(CLOSED, Ordering::AcqRel) & WAITED != 0 {
+                futex_wake(&slot.word, u32::MAX);
+            }
         }
     }
 

@@ -287,6 +287,22 @@ fn every_way_of_asking_answers_on_a_closed_endpoint() {
     }
 }
 
+#[test]
+fn closing_an_endpoint_wakes_the_threads_that_wait_on_it() {
+    const LONG: Duration = Duration::from_secs(600);
+    let (a, b) = (endpoint(Pin::Tcp), endpoint(Pin::Tcp));
+    let _peer = a.connect(&b.metadata()).unwrap();
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(a.notification(LONG).is_none()));
+        scope.spawn(|| assert_eq!(a.wait_counter(1, 1, LONG), 0));
+        // Long enough for both to block; if it is not, the test only proves less.
+        std::thread::sleep(Duration::from_millis(200));
+        a.close();
+    });
+    assert!(begun.elapsed() < LONG / 2, "they waited for their time-outs");
+}
+
 mod needs_ipv6 {
     use super::*;
 

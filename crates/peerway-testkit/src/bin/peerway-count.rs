@@ -314,9 +314,11 @@ impl ProgressThreads {
 
     /// Waits until each is in the system call that it sleeps in. A kernel that does not tell is believed.
     fn wait_until_asleep(&self) {
-        let sleep = format!("{} ", libc::SYS_ppoll);
+        let sleeps = [libc::SYS_epoll_pwait2, libc::SYS_epoll_pwait, libc::SYS_epoll_wait];
+        let sleeps = sleeps.map(|call| format!("{call} "));
         let is_asleep = |path: &PathBuf| {
-            std::fs::read_to_string(path).map_or(true, |call| call.starts_with(&sleep))
+            let call = std::fs::read_to_string(path);
+            call.map_or(true, |call| sleeps.iter().any(|sleep| call.starts_with(sleep)))
         };
         while !self.0.iter().all(is_asleep) {
             std::thread::sleep(Duration::from_micros(20));

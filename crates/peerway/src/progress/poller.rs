@@ -281,7 +281,8 @@ impl<P: Polled, E: Events> Poller<P, E> {
         let (mut polls, mut watches, mut was_blocked) = (0, 0, false);
         while !self.is_stopped() {
             // pairs with the store in `hand_over`
-            if self.waiter_blocks.swap(false, Ordering::Acquire) {
+            let handed_over = self.waiter_blocks.swap(false, Ordering::Acquire);
+            if handed_over {
                 // It polled before; now it relies on this thread.
                 (polls, watches) = (self.polls.load(Ordering::Relaxed), 0);
             }
@@ -292,7 +293,8 @@ impl<P: Polled, E: Events> Poller<P, E> {
             if std::mem::take(&mut was_blocked) {
                 guard.end_block();
             }
-            let spin = if watches > 0 { Duration::ZERO } else { self.spin };
+            // A waiter that blocks has just polled for the spin budget in vain.
+            let spin = if watches > 0 || handed_over { Duration::ZERO } else { self.spin };
             let now = self.poll_while_busy(&mut guard, polls, spin);
             let seen = std::mem::replace(&mut polls, self.polls.load(Ordering::Relaxed));
             watches = if seen == polls { u32::saturating_sub(watches, 1) } else { WATCHES };

@@ -1,6 +1,7 @@
 //! A shard: one driver with its event sources, its progress thread and the commands that others have for
 //! it. [`Poller`] says which thread polls the driver.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::Control;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use rustix::event::epoll;
 
 use super::driver::{Driver, NewSession, PORT};
 use super::flight::Flight;
@@ -117,29 +118,50 @@ impl Seat {
 }
 
 /// The event sources of a shard, in epoll, and the descriptor that wakes its progress thread.
+///
+/// The progress thread waits by epoll alone: `poll` fails where a process may open no more files.
 struct EpollEvents {
-    epoll: OwnedFd,
-    /// Not in epoll, which every polling thread asks: no other thread takes a notification from the
-    /// progress thread.
+    /// What every polling thread asks: sockets, completion channels, links.
+    sources: OwnedFd,
+    /// `wake_fd` alone. No other thread asks it, so none takes a notification from the progress thread.
+    wake: OwnedFd,
+    /// Both of them.
+    all: OwnedFd,
     wake_fd: EventFd,
 }
 
-impl Events for EpollEvents {
-    /// Takes no event: the driver asks epoll for them when it polls.
-    fn wait(&self, timeout: Option<Duration>) {
-        let timeout = timeout.map(timespec);
-        let mut fds = [readable(&self.wake_fd), readable(&self.epoll)];
-        let _ = rustix::event::poll(&mut fds, timeout.as_ref());
-        if !fds[0].revents().is_empty() {
-            self.wake_fd.drain();
-        }
+impl EpollEvents {
+    fn new() -> std::io::Result<Self> {
+        let epoll = || epoll::create(epoll::CreateFlags::CLOEXEC);
+        let (sources, wake, all, wake_fd) = (epoll()?, epoll()?, epoll()?, EventFd::new()?);
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&wake, wake_fd.as_fd(), data, epoll::EventFlags::IN)?;
+        epoll::add(&all, wake.as_fd(), data, epoll::EventFlags::IN)?;
+        epoll::add(&all, sources.as_fd(), data, epoll::EventFlags::IN)?;
+        Ok(Self { sources, wake, all, wake_fd })
     }
 
-    fn pause(&self, timeout: Duration) {
-        if let Ok(1) = rustix::event::poll(&mut [readable(&self.wake_fd)], Some(&timespec(timeout)))
+    /// Waits until `epoll` has an event. Takes none of the sources': the driver asks for them when it polls.
+    fn wait_on(&self, epoll: &OwnedFd, timeout: Option<Duration>) {
+        let timeout = timeout.map(|time| rustix::event::Timespec {
+            tv_sec: time.as_secs() as i64,
+            tv_nsec: i64::from(time.subsec_nanos()),
+        });
+        let mut events = [const { MaybeUninit::uninit() }; 2];
+        if epoll::wait(epoll, &mut events, timeout.as_ref()).is_ok_and(|(some, _)| !some.is_empty())
         {
             self.wake_fd.drain();
         }
+    }
+}
+
+impl Events for EpollEvents {
+    fn wait(&self, timeout: Option<Duration>) {
+        self.wait_on(&self.all, timeout);
+    }
+
+    fn pause(&self, timeout: Duration) {
+        self.wait_on(&self.wake, Some(timeout));
     }
 
     fn notify(&self) {
@@ -147,25 +169,16 @@ impl Events for EpollEvents {
     }
 }
 
-fn readable(fd: &impl AsFd) -> PollFd<'_> {
-    PollFd::new(fd, PollFlags::IN)
-}
-
-fn timespec(time: Duration) -> Timespec {
-    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
-}
-
 impl Shard {
     /// A shard without a driver yet.
     pub(crate) fn new(spin: Duration, ports: Vec<Arc<PortCq>>) -> std::io::Result<Arc<Self>> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let wake_fd = EventFd::new()?;
+        let events = EpollEvents::new()?;
         for (at, port) in ports.iter().enumerate() {
             let data = epoll::EventData::new_u64(PORT | at as u64);
-            epoll::add(&epoll, port.channel.fd(), data, epoll::EventFlags::IN)?;
+            epoll::add(&events.sources, port.channel.fd(), data, epoll::EventFlags::IN)?;
         }
         let seat = Seat { driver: None, endpoint: Weak::new() };
-        let poller = Poller::new(seat, EpollEvents { epoll, wake_fd }, spin);
+        let poller = Poller::new(seat, events, spin);
         Ok(Arc::new(Self { poller, ports, thread: Mutex::new(None) }))
     }
 
@@ -223,7 +236,7 @@ impl Shard {
 
     /// Its event sources.
     pub(crate) fn epoll(&self) -> &OwnedFd {
-        &self.poller.events.epoll
+        &self.poller.events.sources
     }
 
     /// Its completion queues, one for each RDMA device.

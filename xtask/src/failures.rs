@@ -1,7 +1,7 @@
 //! Finds in the output of test programs which test failed, and why.
 //!
-//! The formats are those of cargo and of the test harness of Rust, of pytest, of `peerway-conformance` and of
-//! rustfmt. [`first`] looks for them in this order.
+//! The formats are those of cargo and of the test harness of Rust, of pytest, of
+//! `peerway-conformance` and of rustfmt. [`first`] looks for them in this order.
 
 use std::fmt;
 
@@ -85,7 +85,8 @@ fn rust_tests(lines: &[&str]) -> Vec<Failure> {
             names.push(name);
         }
     }
-    // A test that runs itself in another process fails there first, in a program that cargo knows nothing of.
+    // A test that runs itself in another process fails there first, in a program that cargo knows
+    // nothing of.
     let is_told_again = |name, at: usize| found[at + 1..].iter().any(|(again, _)| *again == name);
     let mut failures = Vec::new();
     for (at, (name, rerun)) in found.iter().enumerate() {
@@ -157,8 +158,8 @@ fn pytest_reason<'a>(lines: &[&'a str], name: &str) -> Option<&'a str> {
     let is_heading = |line: &str| line.starts_with("__") && line.ends_with("__");
     let of_test = |line: &str| {
         let words = line.trim_matches('_').trim();
-        // A test of a class is `Class.test`, one that was not set up `ERROR at setup of test`, and one in whose
-        // process nothing is left `file::test`.
+        // A test of a class is `Class.test`, one that was not set up `ERROR at setup of test`, and
+        // one in whose process nothing is left `file::test`.
         let word = words.rsplit(' ').next().unwrap_or(words);
         word == name || word.ends_with(&format!(".{name}")) || word.ends_with(&format!("::{name}"))
     };

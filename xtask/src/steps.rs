@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_test_that_fails_is_named_instead() {
         let script = "echo 'FAILED tests/test_x.py::test_y - assert 22 == 20'; exit 1";
-        // Not shown: who looks for failures in the output of these tests must find none.
+        // Not shown: a search for failures in the output of these tests must find none.
         let error = run_and(false, &mut shell(script), "pytest").unwrap_err();
         assert_eq!(error.to_string(), "tests/test_x.py::test_y: assert 22 == 20");
     }

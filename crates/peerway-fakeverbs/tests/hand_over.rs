@@ -1,9 +1,9 @@
 //! Work that no thread waits for by polling, posted just after a thread has polled.
 //!
-//! The progress thread leaves the polling to other threads while they poll, and comes back within a millisecond.
-//! Each test repeats a short measurement until it has held several times in a row. A busy machine spoils single
-//! measurements, so the tests allow for any number of those within the watchdog. An engine that loses a wake-up
-//! waits for the next heartbeat, which takes minutes here.
+//! The progress thread leaves the polling to other threads while they poll, and comes back within a
+//! millisecond. Each test repeats a short measurement until it has held several times in a row. A
+//! busy machine spoils single measurements, so the tests allow for any number of those within the
+//! watchdog. An engine that loses a wake-up waits for the next heartbeat, which takes minutes here.
 
 mod support;
 

@@ -1,7 +1,8 @@
 //! The shards of an endpoint: those that sessions are dealt to, and those of strands.
 //!
-//! A strand's shard is made when a proxy first has a thread for it, never because a peer asks, and stays; it is driven by the
-//! proxy's thread that posts there, as by any lender, and by its own service thread when nobody does.
+//! A strand's shard is made when a proxy first has a thread for it, never because a peer asks, and
+//! stays. The proxy's thread that posts there polls it; its own progress thread polls when that
+//! thread does not.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -97,7 +98,7 @@ impl Inner {
         let driver = Driver::new(self.clone(), shard.clone(), door);
         // Driver and shard hold each other until it is stopped.
         let started = shard.start(self, driver).inspect_err(|_| shard.stop());
-        started.map_err(os("starting a service thread"))
+        started.map_err(os("starting a progress thread"))
     }
 
     /// Has the shards of so many strands.

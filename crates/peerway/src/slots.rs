@@ -174,7 +174,8 @@ impl Slots {
     pub(crate) fn sleep(&self, id: SlotId, timeout: Duration) {
         let slot = self.slot(id);
         let before = slot.word.fetch_or(WAITED, Ordering::AcqRel);
-        // Another thread may have seen the end, and the slot may have a new tenant, who wakes nobody.
+        // Another thread may have seen the end, and the slot may have a new tenant, who wakes
+        // nobody.
         let its = slot.generation.load(Ordering::Relaxed) == id.generation;
         if before & (ENDED | CLOSED) == 0 && its {
             let _ = futex_wait(&slot.word, before | WAITED, Some(timeout));
@@ -184,8 +185,8 @@ impl Slots {
     /// Wakes every thread that blocks on a slot, and lets none block again: the endpoint is closed.
     pub(crate) fn close(&self) {
         for slot in &self.slots {
-            // pairs with the read-modify-write in `sleep`: a waiter that set WAITED before this is woken,
-            // one that sets it after sees CLOSED.
+            // pairs with the read-modify-write in `sleep`: a waiter that set WAITED before this is
+            // woken, one that sets it after sees CLOSED.
             if slot.word.fetch_or(CLOSED, Ordering::AcqRel) & WAITED != 0 {
                 futex_wake(&slot.word, u32::MAX);
             }
@@ -196,9 +197,11 @@ impl Slots {
     pub(crate) fn wake_later(&self, id: SlotId, waker: &Waker) -> bool {
         let slot = self.slot(id);
         let mut place = slot.waker.lock().unwrap();
-        // pairs with the ones in `end` and `detach`: whoever ends it after this waits for the lock, and so does whoever gives the slot away.
+        // pairs with the ones in `end` and `detach`: whoever ends it after this waits for the lock,
+        // and so does whoever gives the slot away.
         let before = slot.word.fetch_or(WAKER, Ordering::AcqRel);
-        // The end may have been seen by another thread, and the slot may have a new tenant, who is woken for nothing.
+        // The end may have been seen by another thread, and the slot may have a new tenant, who is
+        // woken for nothing.
         if before & ENDED != 0 || slot.generation.load(Ordering::Relaxed) != id.generation {
             return false;
         }
@@ -206,7 +209,8 @@ impl Slots {
         true
     }
 
-    /// Wakes who is to be woken at the end, unless the slot has been given away: then that was done before.
+    /// Wakes who is to be woken at the end, unless the slot has been given away: then that was done
+    /// before.
     #[cold]
     fn wake(&self, id: SlotId) {
         let slot = self.slot(id);
@@ -251,7 +255,8 @@ impl Slots {
         if before & WAKER == 0 {
             slot.generation.store(next, Ordering::Relaxed);
         } else {
-            // Nobody's waker is left to the slot's next tenant: who sees the end first may wake another.
+            // Nobody's waker is left to the slot's next tenant: who sees the end first may wake
+            // another.
             self.wake(id);
             let _place = slot.waker.lock().unwrap();
             slot.generation.store(next, Ordering::Relaxed);

@@ -30,27 +30,30 @@ use crate::slots::TransferStats;
 use crate::transport::direct::{DirectJob, copy_all};
 use crate::transport::gpu::{GpuJob, UserStream};
 
-/// A direct copy up to this size is done by the posting call: 2 µs by a mapping, 6 by CMA, and less than handing it to another thread.
+/// A direct copy up to this size is done by the posting call: 2 µs by a mapping, 6 by CMA, and less
+/// than handing it to another thread.
 const INLINE_COPY: u64 = 64 << 10;
 /// Fewer pieces than this in an inline copy, so that posting stays quick.
 const INLINE_ITEMS: usize = 64;
 /// Writes up to this size, in up to so many pieces, are put into the peer's memory by this process,
-/// which need not wake the peer. The kernel copies each piece twice for it and takes a call for each
-/// (see `os/cma.rs`), so the peer pulls what is larger or more scattered. Measured with `bench`, pushed
-/// against pulled by a peer that is awake: 4.3 and 5.9 µs for 16 KiB, 7.5 and 8.4 for 32, 14.0 and 12.2
-/// for 64; 6.6 and 6.7 for 4 pieces of 4 KiB, 12.3 and 9.2 for 8.
+/// which need not wake the peer. The kernel copies each piece twice for it and takes a call for
+/// each (see `os/cma.rs`), so the peer pulls what is larger or more scattered. Measured with
+/// `bench`, pushed against pulled by a peer that is awake: 4.3 and 5.9 µs for 16 KiB, 7.5 and 8.4
+/// for 32, 14.0 and 12.2 for 64; 6.6 and 6.7 for 4 pieces of 4 KiB, 12.3 and 9.2 for 8.
 const PUSH_BYTES: u64 = 64 << 10;
 const PUSH_PIECES: usize = 4;
-/// Writes up to this size go through the ring even where the peer could pull them: measured with `bench`,
-/// 1.4 to 2.2 µs against 2.3 to 3.3 at 256 B, 2.5 against 3.5 at 4 KiB, 4.7 against 4.2 at 16 KiB.
+/// Writes up to this size go through the ring even where the peer could pull them: measured with
+/// `bench`, 1.4 to 2.2 µs against 2.3 to 3.3 at 256 B, 2.5 against 3.5 at 4 KiB, 4.7 against 4.2 at
+/// 16 KiB.
 const RING_BYTES: u64 = 8 << 10;
 /// Small transfers go by the latency lane unless told otherwise.
 const LATENCY_BYTES: u64 = 64 << 10;
 /// From this size on another core is called in to copy: waking it costs some microseconds.
 const CREW_BYTES: u64 = 1 << 20;
 
-/// Transfers of GPU memory go on lanes in so many pieces at least, so that copies and the wire overlap, but because of that alone in none
-/// smaller than this: each costs some 10 µs. Measured at 4 MiB, of host memory's rate: 65 % in pieces of 512 KiB, 55 % in pieces of 256.
+/// Transfers of GPU memory go on lanes in so many pieces at least, so that copies and the wire
+/// overlap, but because of that alone in none smaller than this: each costs some 10 µs. Measured at
+/// 4 MiB, of host memory's rate: 65 % in pieces of 512 KiB, 55 % in pieces of 256.
 const STAGED_PIECES: u64 = 8;
 const STAGED_PIECE: u64 = 256 << 10;
 
@@ -91,7 +94,8 @@ enum State {
         job: Option<Arc<dyn Job>>,
         /// No other thread was asked to make progress: the caller said that it waits or polls.
         left_to_caller: AtomicBool,
-        /// Set once somebody has seen the end: the slot is free then, however long the handle is kept.
+        /// Set once somebody has seen the end: the slot is free then, however long the handle is
+        /// kept.
         over: OnceLock<Over>,
     },
 }
@@ -148,8 +152,8 @@ impl Transfer {
                 }
                 let stats = endpoint.slots.stats(*slot);
                 let path = endpoint.slots.path(*slot);
-                // Another thread may have been first, and then what was read may be of the slot's next
-                // tenant: what that thread kept is right.
+                // Another thread may have been first, and then what was read may be of the slot's
+                // next tenant: what that thread kept is right.
                 match over.set(Over { ended, path, stats }) {
                     Ok(()) => endpoint.slots.detach(*slot),
                     Err(_) => return over.get().map(|over| over.ended),
@@ -369,7 +373,8 @@ pub(crate) enum Way {
     Gpu(PathKind),
 }
 
-/// The best way that every remote region of the work has. Inline, since a call is a twentieth of what a small copy costs.
+/// The best way that every remote region of the work has. Inline, since a call is a twentieth of
+/// what a small copy costs.
 #[inline(always)]
 fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -> Way {
     let remotes = work.remotes.as_slice();
@@ -401,7 +406,8 @@ fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -
         return if fits { Way::Devices(route, kind) } else { Way::Lanes(route, kind) };
     }
     let local = session.link.is_some();
-    // Mapping is off only where CMA is pinned; else a few bytes are there sooner than the kernel is asked.
+    // Mapping is off only where CMA is pinned; else a few bytes are there sooner than the kernel is
+    // asked.
     let worth_a_call = (work.shape.total() > RING_BYTES || !session.reach.map) && !touches_gpu;
     if direction == Direction::Write && local && session.reach.peer_pulls && worth_a_call {
         return Way::Lanes(Route::of(direction, true), PathKind::LocalCma);
@@ -438,8 +444,8 @@ pub(crate) fn post(
     post_by(endpoint, session, batch, then, way, None)
 }
 
-/// How a batch of this peer's reaches it, where that is the same each time: regions lose no keys, and the path of a session stays. The
-/// memory is registered with our devices then.
+/// How a batch of this peer's reaches it, where that is the same each time: regions lose no keys,
+/// and the path of a session stays. The memory is registered with our devices then.
 pub(crate) fn lasting_way(endpoint: &Inner, session: &Session, batch: &Batch) -> Option<Way> {
     let way = way(endpoint, session, batch.direction, &batch.work);
     (matches!(way, Way::Devices(..)) && !batch.work.touches_gpu()).then_some(way)

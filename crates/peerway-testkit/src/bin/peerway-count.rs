@@ -5,8 +5,8 @@
 //! itself: direct transfers whole; on lanes the post, which cuts the frame and sends it, while the
 //! answer is another thread's timing and waited for outside.
 //!
-//! RDMA figures are counted with the fake library of `peerway-fakeverbs`, whose own instructions `cargo
-//! xtask instructions` takes out: a device has its own processor.
+//! RDMA figures are counted with the fake library of `peerway-fakeverbs`, whose own instructions
+//! `cargo xtask instructions` takes out: a device has its own processor.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -252,12 +252,14 @@ fn run_post(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
     let world = World::new(pin, shape)?;
     // Of many bytes fewer: valgrind copies them, if it does not count them.
     let times = if matches!(shape, Shapes::LongVector) { TIMES / 20 } else { TIMES };
-    // Copies into a mapping need no lock; a wait would only send the threads to sleep that help with them.
+    // Copies into a mapping need no lock; a wait would only send the threads to sleep that help
+    // with them.
     let asleep = pin != Pin::LocalMap;
     count_posts(times, asleep, || world.prepared.post())
 }
 
-/// Counts the post of a write together with the poll that finds it done: the device has it done when the post returns.
+/// Counts the post of a write together with the poll that finds it done: the device has it done
+/// when the post returns.
 fn run_post_and_poll(pin: Pin) -> anyhow::Result<u64> {
     let world = World::new(pin, Shapes::Write)?;
     let mut late = 0;
@@ -271,8 +273,8 @@ fn run_post_and_poll(pin: Pin) -> anyhow::Result<u64> {
     Ok(times)
 }
 
-/// Counts what posts a transfer, but not what waits for its end; each while the progress threads sleep, if
-/// `asleep` says so.
+/// Counts what posts a transfer, but not what waits for its end; each while the progress threads
+/// sleep, if `asleep` says so.
 fn count_posts(
     times: u64,
     asleep: bool,
@@ -295,8 +297,8 @@ fn count_posts(
     Ok(times)
 }
 
-/// The engine's progress threads. One that polls has the lock that a post wants, and the post would only
-/// queue its command; under valgrind, which runs one thread at a time, that is often so.
+/// The engine's progress threads. One that polls has the lock that a post wants, and the post would
+/// only queue its command; under valgrind, which runs one thread at a time, that is often so.
 struct ProgressThreads(Vec<PathBuf>);
 
 impl ProgressThreads {
@@ -312,7 +314,8 @@ impl ProgressThreads {
         Ok(Self(found))
     }
 
-    /// Waits until each is in the system call that it sleeps in. A kernel that does not tell is believed.
+    /// Waits until each is in the system call that it sleeps in. A kernel that does not tell is
+    /// believed.
     fn wait_until_asleep(&self) {
         let sleeps = [libc::SYS_epoll_pwait2, libc::SYS_epoll_pwait, libc::SYS_epoll_wait];
         let sleeps = sleeps.map(|call| format!("{call} "));

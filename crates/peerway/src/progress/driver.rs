@@ -49,8 +49,8 @@ const PROCESS: u64 = 0xFFFD;
 /// A turn asks epoll only so often while no socket has been busy: asking costs a system call, about
 /// as much as a small transfer over a ring.
 const SOCKET_LOOK_NS: u64 = 20_000;
-/// And so often where queue pairs carry the bytes of every session: sockets bring heartbeats, imports and new
-/// peers then, for which a millisecond is nothing.
+/// And so often where queue pairs carry the bytes of every session: sockets bring heartbeats,
+/// imports and new peers then, for which a millisecond is nothing.
 const SOCKET_LOOK_BY_DEVICES_NS: u64 = 1_000_000;
 /// For so long after a socket event every turn asks.
 const SOCKET_WARM_NS: u64 = 1_000_000;
@@ -161,8 +161,9 @@ pub(crate) struct NewSession {
 }
 
 impl SessionDriver {
-    /// The lane for control messages: the one for small transfers, or the first that lives. Where there
-    /// are queue pairs the connection goes first, since they fail with any request that fails.
+    /// The lane for control messages: the one for small transfers, or the first that lives. Where
+    /// there are queue pairs the connection goes first, since they fail with any request that
+    /// fails.
     pub(super) fn control_lane(&mut self) -> Option<&mut Box<Lane>> {
         if self.session.rdma.is_none() || self.lanes.first().is_none_or(Option::is_none) {
             return self.latency_lane();
@@ -181,8 +182,8 @@ impl SessionDriver {
         self.lanes[at].as_mut()
     }
 
-    /// Whether a lane of this role takes from the (latency, bulk) queues. When every lane of a role is gone
-    /// the others take its work.
+    /// Whether a lane of this role takes from the (latency, bulk) queues. When every lane of a role
+    /// is gone the others take its work.
     pub(super) fn serves(&self, role: Role) -> (bool, bool) {
         let lives = |role: Role| {
             let live = self.lanes.iter().flatten().filter(|lane| lane.draining.is_none());
@@ -326,7 +327,8 @@ impl Driver {
         self.flight(slot).map(|f| f.session.index.load(Ordering::Relaxed))
     }
 
-    /// Starts the flight of a slot. It is made in its place: to move it about costs more than to fill it in.
+    /// Starts the flight of a slot. It is made in its place: to move it about costs more than to
+    /// fill it in.
     #[inline]
     pub(crate) fn take_off(
         &mut self,
@@ -377,7 +379,8 @@ impl Driver {
         self.endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
     }
 
-    /// Sends on the lanes that take a flight of this class; the others have nothing new. True when nothing is left.
+    /// Sends on the lanes that take a flight of this class; the others have nothing new. True when
+    /// nothing is left.
     fn flush_for(&mut self, s: &mut SessionDriver, bulk: bool) -> bool {
         let mut all = true;
         for at in 0..s.lanes.len() {
@@ -784,8 +787,8 @@ impl Driver {
         self.without_devices += usize::from(session.rdma.is_none());
         let early = self.adopt_queues(&mut s);
         self.sessions[index] = Some(s);
-        // Handed out only now: before, nothing could be sent on it. And before what came early is taken in: that
-        // may end the session, and one that is over must not be handed out after.
+        // Handed out only now: before, nothing could be sent on it. And before what came early is
+        // taken in: that may end the session, and one that is over must not be handed out after.
         if !session.initiator {
             self.endpoint.accepted(&session);
         }
@@ -811,9 +814,10 @@ impl Driver {
         });
     }
 
-    /// Arms every event source for the progress thread, which blocks until `until`. True when there is
-    /// something to do already.
+    /// Arms every event source for the progress thread, which blocks until `until`. True when there
+    /// is something to do already.
     pub(super) fn arm(&mut self, until: u64) -> bool {
+        self.unarmed = false;
         let mut ready = self.has_work();
         for at in 0..self.rings.len() {
             if let Some(s) = &mut self.sessions[self.rings[at]] {
@@ -823,13 +827,12 @@ impl Driver {
             }
         }
         ready |= self.arm_ports();
-        self.unarmed = false;
         self.armed_until = until;
         ready || self.timers.next() < until
     }
 
-    /// The progress thread polls again: peers need not signal, and the next turn asks epoll what ended
-    /// the wait.
+    /// The progress thread polls again: peers need not signal, and the next turn asks epoll what
+    /// ended the wait.
     pub(super) fn end_block(&mut self) {
         self.armed_until = 0;
         self.next_socket_look = 0;
@@ -855,8 +858,8 @@ impl Driver {
             || self.has_copies()
     }
 
-    /// Whether the progress thread, blocked, must arm an event source again or wake for a timer that
-    /// was set since.
+    /// Whether the progress thread, blocked, must arm an event source again or wake for a timer
+    /// that was set since.
     pub(super) fn take_unarmed(&mut self) -> bool {
         if self.armed_until == 0 {
             return false;

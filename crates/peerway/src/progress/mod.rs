@@ -1,4 +1,5 @@
-//! How transfers make progress: shards with their drivers, which any thread may poll, and the copy crew.
+//! How transfers make progress: shards with their drivers, which any thread may poll, and the copy
+//! crew.
 
 pub(crate) mod crew;
 pub(crate) mod driver;

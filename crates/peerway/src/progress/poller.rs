@@ -16,16 +16,17 @@
 //! Four rules keep wake-ups from being lost. The loom tests run this code, and one of them fails
 //! when any rule is removed.
 //!
-//! 1. *Arm, look, publish, under the lock.* Only the progress thread arms event sources. It looks at
-//!    them once more after arming, and stores `Blocked` before it releases the lock.
+//! 1. *Arm, look, publish, under the lock.* Only the progress thread arms event sources. It looks
+//!    at them once more after arming, and stores `Blocked` before it releases the lock.
 //! 2. *Release, fence, look at the queue.* Commands may have come while the lock was held.
-//! 3. *Leave no work behind.* A thread that releases the lock while there is work that no armed event
-//!    source announces notifies the progress thread if that is `Blocked`.
-//! 4. *A waiter hands over before it blocks.* It says so and then notifies the progress thread if that
-//!    is `Watching`. The progress thread looks for such waiters after it has stored `Watching`.
+//! 3. *Leave no work behind.* A thread that releases the lock while there is work that no armed
+//!    event source announces notifies the progress thread if that is `Blocked`.
+//! 4. *A waiter hands over before it blocks.* It says so and then notifies the progress thread if
+//!    that is `Watching`. The progress thread looks for such waiters after it has stored
+//!    `Watching`.
 //!
-//! Why rule 3 needs no fence: mode and work change under the lock. A thread that sees `Awake` after its
-//! release knows that the progress thread takes the lock once more before it blocks.
+//! Why rule 3 needs no fence: mode and work change under the lock. A thread that sees `Awake` after
+//! its release knows that the progress thread takes the lock once more before it blocks.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -37,15 +38,15 @@ use crate::clock;
 use crate::os::process;
 
 /// How long the progress thread sleeps while other threads poll. Waking it for every post costs the
-/// posting thread 16 to 40 µs where processors are virtual; this bounds how late it sees an event that
-/// no polling thread sees.
+/// posting thread 16 to 40 µs where processors are virtual; this bounds how late it sees an event
+/// that no polling thread sees.
 const WATCH: Duration = Duration::from_micros(250);
 /// After so many of them without a polling thread, the progress thread blocks.
 const WATCHES: u32 = if cfg!(loom) { 1 } else { 4 };
 /// Polls of other threads after which the progress thread leaves work that goes on to them.
 const OFTEN: u32 = 8;
-/// While nothing happens the clock is read at every so many polls: `perf` showed it as the costliest
-/// part of a poll that finds nothing.
+/// While nothing happens the clock is read at every so many polls: `perf` showed it as the
+/// costliest part of a poll that finds nothing.
 const POLLS_PER_CLOCK: u32 = 8;
 /// A thread that has found nothing for this long offers its processor to others between polls: the
 /// peer may need it.
@@ -67,8 +68,8 @@ pub(crate) trait Polled {
     /// again, or a timer was set that is due before the progress thread wakes.
     fn take_unarmed(&mut self) -> bool;
 
-    /// Arms every event source for a thread that blocks until `until`. True when there is something to
-    /// do already.
+    /// Arms every event source for a thread that blocks until `until`. True when there is something
+    /// to do already.
     fn arm(&mut self, until: u64) -> bool;
 
     /// Takes that back. The next poll looks at sockets, too: one of them may have ended the wait.
@@ -145,8 +146,8 @@ impl<P: Polled, E: Events> Poller<P, E> {
         process::fork_generation() != self.fork_generation
     }
 
-    /// What is polled, for a child after a fork. The parent may have held the lock then; no thread of
-    /// the child does.
+    /// What is polled, for a child after a fork. The parent may have held the lock then; no thread
+    /// of the child does.
     pub(crate) fn inherited(&self) -> *mut P {
         self.polled.get()
     }
@@ -170,8 +171,8 @@ impl<P: Polled, E: Events> Poller<P, E> {
         self.submit_with(command, P::execute, |command| command);
     }
 
-    /// As [`Self::submit`], for a command that is made only where it has to wait in the queue: moving a
-    /// large one costs.
+    /// As [`Self::submit`], for a command that is made only where it has to wait in the queue:
+    /// moving a large one costs.
     #[inline]
     pub(crate) fn submit_with<T>(
         &self,
@@ -188,14 +189,14 @@ impl<P: Polled, E: Events> Poller<P, E> {
             return;
         }
         self.commands.push(command(what));
-        // Rule 2. pairs with the fence in the guard's drop: either the holder sees the command, or this
-        // thread sees that the lock is free.
+        // Rule 2. pairs with the fence in the guard's drop: either the holder sees the command, or
+        // this thread sees that the lock is free.
         fence(Ordering::SeqCst);
         self.execute_if_free();
     }
 
-    /// Wakes the progress thread if it is blocked: there is work in the driver that no event announces,
-    /// and this thread does not poll. For a thread that has just submitted that work.
+    /// Wakes the progress thread if it is blocked: there is work in the driver that no event
+    /// announces, and this thread does not poll. For a thread that has just submitted that work.
     #[inline]
     pub(crate) fn notify_if_blocked(&self) {
         if self.mode.load(Ordering::Relaxed) == BLOCKED && !self.breaks(Rule::LeaveNoWork) {
@@ -203,8 +204,8 @@ impl<P: Polled, E: Events> Poller<P, E> {
         }
     }
 
-    /// This thread is about to block until a request of its own ends. The progress thread polls from
-    /// here on.
+    /// This thread is about to block until a request of its own ends. The progress thread polls
+    /// from here on.
     pub(crate) fn hand_over(&self) {
         // pairs with the swap in `run`, which reads `polls` afterwards
         self.waiter_blocks.store(true, Ordering::Release);
@@ -235,7 +236,8 @@ impl<P: Polled, E: Events> Poller<P, E> {
         deadline: u64,
         patience: Duration,
     ) -> bool {
-        // Also where nothing is left to do: else the progress thread, always first, would keep polling.
+        // Also where nothing is left to do: else the progress thread, always first, would keep
+        // polling.
         self.note_poll();
         let spin = (self.spin + patience).as_nanos() as u64;
         let mut idle_since = now;
@@ -309,10 +311,11 @@ impl<P: Polled, E: Events> Poller<P, E> {
         }
     }
 
-    /// Polls until nothing has happened for the spin budget, or other threads poll. Returns the time.
+    /// Polls until nothing has happened for the spin budget, or other threads poll. Returns the
+    /// time.
     ///
-    /// A thread that polls now and then does not take over work that goes on; one that polls again and
-    /// again does, because its next command would wait in the queue.
+    /// A thread that polls now and then does not take over work that goes on; one that polls again
+    /// and again does, because its next command would wait in the queue.
     fn poll_while_busy(&self, guard: &mut PollGuard<'_, P, E>, polls: u32, spin: Duration) -> u64 {
         let mut now = now_ns();
         let mut idle_since = now;
@@ -342,8 +345,8 @@ impl<P: Polled, E: Events> Poller<P, E> {
     fn watch(&self, guard: Option<PollGuard<'_, P, E>>, time: Duration) {
         self.mode.store(WATCHING, Ordering::SeqCst);
         drop(guard);
-        // Rule 4. pairs with the fence in `hand_over`: either that thread sees the mode, or this one
-        // sees that it blocks.
+        // Rule 4. pairs with the fence in `hand_over`: either that thread sees the mode, or this
+        // one sees that it blocks.
         fence(Ordering::SeqCst);
         if !self.waiter_blocks.load(Ordering::Relaxed) {
             self.events.pause(time);
@@ -376,7 +379,8 @@ impl<P: Polled, E: Events> Poller<P, E> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Only that it changes matters, so threads that come at the same time may store the same value.
+    /// Only that it changes matters, so threads that come at the same time may store the same
+    /// value.
     #[inline]
     fn note_poll(&self) {
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);

@@ -1,12 +1,12 @@
 //! Queue pairs in the driver's hands: parts of flights go out, completions come in, failed ones are
 //! drained, answered for and replaced.
 //!
-//! A flight whose memory is all registered is cut into *parts*, lists of memory requests that go to one
-//! queue pair with one doorbell. A part is answered for by its completion; nobody at the far side is asked.
-//! What follows the bytes goes out behind them where the queue pair keeps the order and had all of them;
-//! else each queue pair that had any is *flushed* first: a read of the peer's memory comes back only after what was
-//! written before it. Memory of a GPU that does not order such writes is read itself, and always, before its bytes
-//! are said to be there.
+//! A flight whose memory is all registered is cut into *parts*, lists of memory requests that go to
+//! one queue pair with one doorbell. A part is answered for by its completion; nobody at the far
+//! side is asked. What follows the bytes goes out behind them where the queue pair keeps the order
+//! and had all of them; else each queue pair that had any is *flushed* first: a read of the peer's
+//! memory comes back only after what was written before it. Memory of a GPU that does not order
+//! such writes is read itself, and always, before its bytes are said to be there.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -32,7 +32,8 @@ use crate::transport::verbs::queue::{Completed, GROUP, Part, Queue, Unfinished};
 pub(super) const POLL: usize = 64;
 /// Polls of one completion queue before others have their turn.
 const POLLS: usize = 4;
-/// Bytes of a part: large enough that a doorbell costs nothing, small enough that queue pairs share.
+/// Bytes of a part: large enough that a doorbell costs nothing, small enough that queue pairs
+/// share.
 const PART_BYTES: u64 = 1 << 20;
 /// How long the last completions of a failed queue pair are waited for; devices take microseconds.
 const DRAIN: Duration = Duration::from_millis(500);
@@ -89,8 +90,8 @@ impl SessionDriver {
         self.session.rdma.is_some() && self.lanes.iter_mut().flatten().any(|lane| lane.is_queue())
     }
 
-    /// The lane of the queue pair for small transfers, where there is one and nothing else is to be posted: no
-    /// other need be asked.
+    /// The lane of the queue pair for small transfers, where there is one and nothing else is to be
+    /// posted: no other need be asked.
     fn only_small_parts(&self) -> Option<usize> {
         let is_it = |lane: &Option<Box<Lane>>| {
             lane.as_ref().is_some_and(|l| l.role == Role::Latency && l.draining.is_none())
@@ -228,8 +229,8 @@ impl Driver {
         }
     }
 
-    /// Posts the first part of a small flight, which mostly is all of it, where nothing is before it and its queue pair has room; false
-    /// when it has to wait its turn.
+    /// Posts the first part of a small flight, which mostly is all of it, where nothing is before
+    /// it and its queue pair has room; false when it has to wait its turn.
     pub(super) fn post_at_once(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
         if !s.has_posted_all() {
             return false;
@@ -253,7 +254,8 @@ impl Driver {
         true
     }
 
-    /// Posts parts of the flights whose turn it is, one to each queue pair in a round; true when any were.
+    /// Posts parts of the flights whose turn it is, one to each queue pair in a round; true when
+    /// any were.
     pub(super) fn post_parts(&mut self, s: &mut SessionDriver, rounds: usize) -> bool {
         let mut any = false;
         for _ in 0..rounds {
@@ -386,7 +388,8 @@ impl Driver {
         }
         flight.queues |= bit;
         let part = start.limited(total);
-        // All of it went or goes by this queue pair, in order: the count can come with its last bytes.
+        // All of it went or goes by this queue pair, in order: the count can come with its last
+        // bytes.
         let last = flight.at.left() == 0 && flight.redo.is_empty() && !queue.is_unordered();
         let counts = flight.tail.count.filter(|_| {
             let framed = flight.unanswered > flight.parts;
@@ -402,12 +405,13 @@ impl Driver {
             sent_at.store(self.now.max(flight.posted), Ordering::Relaxed);
         }
         let part = Part { slot, part, read, immediate: None, failed: None };
-        // SAFETY: the flight keeps its work, and so the memory with its registrations, until the part is
-        // answered for or the queue pair is gone.
+        // SAFETY: the flight keeps its work, and so the memory with its registrations, until the
+        // part is answered for or the queue pair is gone.
         unsafe { queue.post_part(part, counts) }.map_err(io::Error::other)
     }
 
-    /// Asks every queue pair that had parts of a flight whether all has arrived; true when there are any to ask.
+    /// Asks every queue pair that had parts of a flight whether all has arrived; true when there
+    /// are any to ask.
     pub(super) fn flush_queues(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
         let Some(flight) = self.flight(slot) else { return false };
         if flight.queues == 0 || flight.flushed || flight.route != Route::Write {
@@ -446,8 +450,8 @@ impl Driver {
         asked > 0
     }
 
-    /// A lane is over: a queue pair must be shut and drained before it can be answered for. True while
-    /// that takes.
+    /// A lane is over: a queue pair must be shut and drained before it can be answered for. True
+    /// while that takes.
     pub(super) fn drain_first(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         let Some(queue) = lane.wire.queue() else { return false };
         let now = clock::now();
@@ -460,7 +464,8 @@ impl Driver {
         now < until
     }
 
-    /// A queue pair is drained. It is given back, and what it leaves is repeated or waits for the peer's word.
+    /// A queue pair is drained. It is given back, and what it leaves is repeated or waits for the
+    /// peer's word.
     pub(super) fn queue_ended(&mut self, s: &mut SessionDriver, mut lane: Box<Lane>) {
         self.forget_queue(&mut lane);
         let Some(queue) = lane.wire.queue() else { return };
@@ -473,8 +478,8 @@ impl Driver {
         for part in reads {
             let goes_on = self.flight(part.slot).is_some_and(|flight| flight.ending.is_none());
             if part.failed == Some(TransferError::Revoked) && goes_on {
-                // A device refuses memory that was withdrawn, and that of a peer which is dying: it tells which,
-                // by its word or its end. Nothing more is asked for meanwhile.
+                // A device refuses memory that was withdrawn, and that of a peer which is dying: it
+                // tells which, by its word or its end. Nothing more is asked for meanwhile.
                 self.stop(s, part.slot, Reason::Failed(TransferError::Revoked), clock::now());
                 left.parts.push(part);
             } else {
@@ -487,11 +492,13 @@ impl Driver {
         }
     }
 
-    /// The peer says that the far end of a lost queue pair is gone, and how many immediates had come by it.
+    /// The peer says that the far end of a lost queue pair is gone, and how many immediates had
+    /// come by it.
     pub(super) fn replan_parts(&mut self, s: &mut SessionDriver, lane: u16, immediates: u64) {
         let Some(Unfinished { parts, flushes }) = s.unfinished.remove(&lane) else { return };
-        // An immediate that came proves everything that was written before it by the same queue pair, which keeps
-        // the order: to write that again would change memory that the peer was told about.
+        // An immediate that came proves everything that was written before it by the same queue
+        // pair, which keeps the order: to write that again would change memory that the peer was
+        // told about.
         let came = |part: &Part| part.immediate.is_some_and(|number| number <= immediates);
         let proven = parts.iter().rposition(came).map_or(0, |last| last + 1);
         for (at, part) in parts.into_iter().enumerate() {
@@ -508,7 +515,8 @@ impl Driver {
         self.set_timer(s, clock::now());
     }
 
-    /// A part that a queue pair did not finish is repeated, unless it was why the queue pair failed.
+    /// A part that a queue pair did not finish is repeated, unless it was why the queue pair
+    /// failed.
     fn again(&mut self, s: &mut SessionDriver, part: Part) {
         let Some(flight) = self.flight(part.slot) else { return };
         flight.parts -= 1;
@@ -570,7 +578,8 @@ impl Driver {
         }
     }
 
-    /// Has the next completion of each queue make an event. True when there are completions already.
+    /// Has the next completion of each queue make an event. True when there are completions
+    /// already.
     pub(super) fn arm_ports(&mut self) -> bool {
         let mut armed = false;
         let unarmed = |port: &&mut Port| port.adopted > 0 && !port.armed && !port.gone;
@@ -582,7 +591,8 @@ impl Driver {
         armed && self.look_at_ports(clock::now())
     }
 
-    /// Completions of a session's queue pairs are its own from now on; those that came already are returned.
+    /// Completions of a session's queue pairs are its own from now on; those that came already are
+    /// returned.
     pub(super) fn adopt_queues(&mut self, s: &mut SessionDriver) -> Vec<(usize, ibv_wc)> {
         let mut early = Vec::new();
         for lane in s.lanes.iter_mut().flatten() {
@@ -650,7 +660,8 @@ impl Driver {
         let Some(rdma) = s.session.rdma.clone() else { return };
         let waiting = std::mem::take(&mut s.reopening.waiting);
         for (lane, queue) in queues::connect(waiting, &answers, &rdma.ports, u64::MAX) {
-            // Only attempts that fail are made rarer: a queue pair that fails again has worked first.
+            // Only attempts that fail are made rarer: a queue pair that fails again has worked
+            // first.
             s.reopening.pause = Duration::ZERO;
             self.install(s, lane, queue, now);
         }
@@ -659,7 +670,8 @@ impl Driver {
         s.dirty = true;
     }
 
-    /// The opener of the session offers queue pairs in place of lost ones. Every lane is in its place.
+    /// The opener of the session offers queue pairs in place of lost ones. Every lane is in its
+    /// place.
     pub(super) fn open_queues(&mut self, s: &mut SessionDriver) {
         let offers = std::mem::take(&mut s.reopening.offers);
         if offers.is_empty() {

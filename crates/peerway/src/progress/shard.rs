@@ -1,5 +1,5 @@
-//! A shard: one driver with its event sources, its progress thread and the commands that others have for
-//! it. [`Poller`] says which thread polls the driver.
+//! A shard: one driver with its event sources, its progress thread and the commands that others
+//! have for it. [`Poller`] says which thread polls the driver.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -123,7 +123,8 @@ impl Seat {
 struct EpollEvents {
     /// What every polling thread asks: sockets, completion channels, links.
     sources: OwnedFd,
-    /// `wake_fd` alone. No other thread asks it, so none takes a notification from the progress thread.
+    /// `wake_fd` alone. No other thread asks it, so none takes a notification from the progress
+    /// thread.
     wake: OwnedFd,
     /// Both of them.
     all: OwnedFd,
@@ -141,7 +142,8 @@ impl EpollEvents {
         Ok(Self { sources, wake, all, wake_fd })
     }
 
-    /// Waits until `epoll` has an event. Takes none of the sources': the driver asks for them when it polls.
+    /// Waits until `epoll` has an event. Takes none of the sources': the driver asks for them when
+    /// it polls.
     fn wait_on(&self, epoll: &OwnedFd, timeout: Option<Duration>) {
         let timeout = timeout.map(|time| rustix::event::Timespec {
             tv_sec: time.as_secs() as i64,
@@ -230,7 +232,8 @@ impl Shard {
         if let Ok(mut thread) = self.thread.try_lock() {
             std::mem::forget(thread.take());
         }
-        // SAFETY: no other thread of this process exists that could hold it: threads do not survive a fork.
+        // SAFETY: no other thread of this process exists that could hold it: threads do not survive
+        // a fork.
         drop(unsafe { (*self.poller.inherited()).driver.take() });
     }
 

@@ -1,8 +1,9 @@
 //! Memory that only a GPU reaches, on lanes: through pinned buffers.
 //!
-//! What is sent is fetched into a buffer first, some parts ahead of the frames; what is received lands in a buffer
-//! and is put into place from there. An acknowledgement waits for that, so that done means there for GPU memory
-//! too. Copies are looked at once a turn; while some are under way nobody sleeps for long.
+//! What is sent is fetched into a buffer first, some parts ahead of the frames; what is received
+//! lands in a buffer and is put into place from there. An acknowledgement waits for that, so that
+//! done means there for GPU memory too. Copies are looked at once a turn; while some are under way
+//! nobody sleeps for long.
 
 use std::time::Duration;
 
@@ -24,9 +25,10 @@ use crate::transport::lane::{Landing, Lane, Put, PutOf};
 
 /// Parts fetched ahead: enough that the copies of the next ones are done when their turn comes.
 const AHEAD: usize = 8;
-/// How long the service thread sleeps while copies take long.
+/// How often the progress thread looks at copies that take long.
 pub(super) const COPY_NAP: Duration = Duration::from_micros(20);
-/// While copies have been begun or done within this time somebody looks all the time: one takes 30 µs.
+/// While copies were begun or done within this time, a poll counts as progress: one copy takes 30
+/// µs.
 const FRESH: Duration = Duration::from_micros(300);
 /// A flag that has not come by then is asked about: kernels that fail raise none.
 const FLAG_PATIENCE: Duration = Duration::from_micros(500);
@@ -168,7 +170,8 @@ impl Driver {
             Some(device) if gate.enter() => {
                 hooks::about_to_copy();
                 let of = PutOf::Write { _grant: grant.clone(), gate, counts };
-                // SAFETY: the pieces were checked against the grant, which the put keeps; it holds the gate.
+                // SAFETY: the pieces were checked against the grant, which the put keeps; it holds
+                // the gate.
                 let staged = unsafe { Staged::put(device, buffer, target.iter().copied(), true) };
                 staged.map(|staged| (staged, of)).map_err(|error| failed(&error))
             }
@@ -247,8 +250,8 @@ impl Driver {
                 flight.redo.pop();
             }
             let by_kernel = work.is_reached_by(&gpu.device);
-            // SAFETY: the pieces lie in local regions that the flight's work keeps alive; a flight that ends waits
-            // for what it fetches.
+            // SAFETY: the pieces lie in local regions that the flight's work keeps alive; a flight
+            // that ends waits for what it fetches.
             match unsafe { Staged::fetch(&gpu.device, work.local_pieces(part), by_kernel) } {
                 Ok(staged) => gpu.fetched.push_back(Fetched { part, staged, begun: now }),
                 Err(why) => error = Some(why),
@@ -270,7 +273,8 @@ impl Driver {
         ready
     }
 
-    /// Whether the next read of the peer's can be answered. Starts fetching where it is of GPU memory.
+    /// Whether the next read of the peer's can be answered. Starts fetching where it is of GPU
+    /// memory.
     pub(super) fn reply_is_ready(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         if lane.replies.is_empty() {
             return false;
@@ -279,7 +283,8 @@ impl Driver {
             let now = clock::now();
             for reply in lane.replies.iter_mut().take(AHEAD) {
                 let Some(device) = reply.grant.memory.device() else { continue };
-                // One with a gate and nothing staged could not be fetched, and is refused when its turn comes.
+                // One with a gate and nothing staged could not be fetched, and is refused when its
+                // turn comes.
                 if reply.staged.is_some() || reply.gate.is_some() || reply.total == 0 {
                     continue;
                 }
@@ -290,7 +295,8 @@ impl Driver {
                 }
                 reply.gate = Some(gate);
                 hooks::about_to_copy();
-                // SAFETY: the pieces were checked against the grant, which the reply keeps; it holds the gate.
+                // SAFETY: the pieces were checked against the grant, which the reply keeps; it
+                // holds the gate.
                 let staged = unsafe { Staged::fetch(device, reply.pieces.iter().copied(), true) };
                 match staged {
                     Ok(staged) => (reply.staged, reply.begun) = (Some(staged), now),

@@ -18,7 +18,8 @@ mod modelled {
 
     pub(crate) use loom::sync::atomic::{AtomicU32, fence};
 
-    /// loom lets a swap that comes after a store read what the store overwrote, so stores are swaps.
+    /// loom lets a swap that comes after a store read what the store overwrote, so stores are
+    /// swaps.
     macro_rules! stored_by_swap {
         ($name:ident, $value:ty) => {
             pub(crate) struct $name(loom::sync::atomic::$name);

@@ -131,9 +131,9 @@ impl Driver {
             return;
         }
         if now >= s.next_beat {
-            // A peer may have agreed on less than we have, see `agreed_detect`. What a beat echoes may be a
-            // whole interval old and is believed for another, so at an eighth half of a lease remains for
-            // pauses.
+            // A peer may have agreed on less than we have, see `agreed_detect`. What a beat echoes
+            // may be a whole interval old and is believed for another, so at an eighth half of a
+            // lease remains for pauses.
             s.next_beat = clock::after(now, (s.detect / 8).min(MAX_BEAT));
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane that cannot send what it has needs no more to say.
@@ -165,8 +165,9 @@ impl Driver {
         }
     }
 
-    /// Whether a strand's session has been over for as long as silence may last. What ended that one ends the strand too, in its own
-    /// time and with its own proof; only a peer that keeps one up without the other comes to this.
+    /// Whether a strand's session has been over for as long as silence may last. What ended that
+    /// one ends the strand too, in its own time and with its own proof; only a peer that keeps one
+    /// up without the other comes to this.
     fn is_orphan(&self, s: &mut SessionDriver, now: u64) -> bool {
         if self.endpoint.has_session_of(s.session.incarnation, s.session.strand) {
             s.alone_since = None;

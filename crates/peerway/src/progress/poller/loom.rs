@@ -1,7 +1,8 @@
 //! The poller over loom's atomics: every order of events that the memory model allows.
 //!
-//! `cargo xtask test --only loom`. Each test runs the whole loop of the progress thread beside a peer, a
-//! posting thread or a waiter. Each rule of the module has a test that leaves it out and must deadlock.
+//! `cargo xtask test --only loom`. Each test runs the whole loop of the progress thread beside a
+//! peer, a posting thread or a waiter. Each rule of the module has a test that leaves it out and
+//! must deadlock.
 
 // Not loom's, which panics when it is dropped after a deadlock.
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use ::loom::thread;
 
 use super::*;
 
-/// An event source as a mapped ring has it: messages, and whether the owner wants an event for the next.
+/// An event source as a mapped ring has it: messages, and whether the owner wants an event for the
+/// next.
 struct Source {
     sent: AtomicU32,
     armed: AtomicU32,
@@ -39,7 +41,8 @@ impl Kernel {
         self.changed.notify_all();
     }
 
-    /// Blocks while no descriptor that is watched is readable. A reader that was faster leaves it blocked.
+    /// Blocks while no descriptor that is watched is readable. A reader that was faster leaves it
+    /// blocked.
     fn wait(&self, watched: impl Fn(&Descriptors) -> bool) {
         let mut descriptors = self.descriptors.lock().unwrap();
         while !watched(&descriptors) {
@@ -246,8 +249,8 @@ fn posts_are_sent(broken: Option<Rule>) {
     });
 }
 
-/// A waiter polls, does not find what it waits for, and blocks. Nothing but a notification ends a pause of
-/// the progress thread.
+/// A waiter polls, does not find what it waits for, and blocks. Nothing but a notification ends a
+/// pause of the progress thread.
 fn waiters_are_woken(broken: Option<Rule>) {
     explore(move || {
         let Model { poller, peer, ends } = Model::new(false, broken);

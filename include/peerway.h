@@ -171,8 +171,8 @@ typedef enum peerway_status {
     PEERWAY_STATUS_NO_ROOM = 102,
     // The peer's number is taken.
     PEERWAY_STATUS_TAKEN = 103,
-    // The bytes are no proxy's card.
-    PEERWAY_STATUS_NOT_A_CARD = 104,
+    // The bytes are not the peer info of a proxy.
+    PEERWAY_STATUS_NOT_PEER_INFO = 104,
     // The endpoint has no room for another proxy.
     PEERWAY_STATUS_TOO_MANY_PROXIES = 105,
     // A thread could not be started.
@@ -1080,23 +1080,26 @@ enum peerway_status peerway_proxy_handle(const struct peerway_proxy_host *proxy,
 enum peerway_status peerway_proxy_rings(const struct peerway_proxy_host *proxy, uint32_t *rings);
 
 // Makes registered memory a window, which the proxy keeps registered: commands name it from then on, and so do those of peers that
-// are given a card made after this.
+// are given peer info made after this.
 enum peerway_status peerway_proxy_window(const struct peerway_proxy_host *proxy,
                                          const struct peerway_region *region,
                                          struct peerway_window *window);
 
 // What a peer needs to send to us, to be handed over by any means: it grants the windows, for writing, and the counters. *len becomes
 // the number of bytes whether or not there is room for them.
-enum peerway_status peerway_proxy_card(const struct peerway_proxy_host *proxy,
-                                       void *buffer,
-                                       size_t room,
-                                       size_t *len);
+enum peerway_status peerway_proxy_peer_info(const struct peerway_proxy_host *proxy,
+                                            void *buffer,
+                                            size_t room,
+                                            size_t *len);
 
-// Has commands to `number` go to this peer, whose proxy gave the card. *windows, which may be null, becomes how many it has.
+// The former name of peerway_proxy_peer_info.
+enum peerway_status peerway_proxy_card(const struct peerway_proxy_host *proxy, void *buffer, size_t room, size_t *len);
+
+// Has commands to `number` go to this peer, whose proxy gave the info. *windows, which may be null, becomes how many it has.
 enum peerway_status peerway_proxy_add_peer(const struct peerway_proxy_host *proxy,
                                            uint16_t number,
                                            const struct peerway_peer *peer,
-                                           const void *card,
+                                           const void *info,
                                            size_t len,
                                            size_t *windows);
 
@@ -1131,8 +1134,8 @@ enum peerway_status peerway_proxy_wait_counter(const struct peerway_proxy_host *
                                                uint64_t timeout_ns,
                                                uint64_t *value);
 
-// The first command that failed since this was asked last; NOTHING where none has. What failed before is forgiven: a kernel's quiet
-// speaks of later commands alone, except for peers that are gone.
+// The first command that failed since this was asked last; NOTHING where none has. The call starts a new fault epoch: a later quiet of a kernel
+// reports only commands that fail after it, except for peers that are gone.
 enum peerway_status peerway_proxy_take_fault(const struct peerway_proxy_host *proxy,
                                              struct peerway_proxy_fault *fault);
 
@@ -1147,3 +1150,6 @@ enum peerway_status peerway_proxy_statistics(const struct peerway_proxy_host *pr
 #endif  // __cplusplus
 
 #endif  /* PEERWAY_H */
+
+// Former names.
+#define PEERWAY_STATUS_NOT_A_CARD PEERWAY_STATUS_NOT_PEER_INFO

@@ -102,14 +102,14 @@ int main() {
     must(cudaSetDevice(0), "cudaSetDevice");
     Side sender = make_side(), receiver = make_side();
 
-    // The receiver hands over its metadata and its card; on another host, by any means.
-    std::vector<unsigned char> metadata(4096), card(65536);
-    std::size_t metadata_len = 0, card_len = 0;
+    // The receiver hands over its metadata and its info; on another host, by any means.
+    std::vector<unsigned char> metadata(4096), info(65536);
+    std::size_t metadata_len = 0, info_len = 0;
     MUST(peerway_endpoint_metadata(receiver.endpoint, metadata.data(), metadata.size(), &metadata_len));
-    MUST(peerway_proxy_card(receiver.proxy, card.data(), card.size(), &card_len));
+    MUST(peerway_proxy_peer_info(receiver.proxy, info.data(), info.size(), &info_len));
     peerway_peer *peer = nullptr;
     MUST(peerway_endpoint_connect(sender.endpoint, metadata.data(), metadata_len, 0, &peer));
-    MUST(peerway_proxy_add_peer(sender.proxy, PEER, peer, card.data(), card_len, nullptr));
+    MUST(peerway_proxy_add_peer(sender.proxy, PEER, peer, info.data(), info_len, nullptr));
     peerway_window theirs{};
     MUST(peerway_proxy_peer_window(sender.proxy, PEER, 0, &theirs));
 

@@ -100,10 +100,10 @@ def sender(shape: Shape, receiver: Connection) -> None:
     with peerway.Endpoint() as endpoint, peerway.Proxy(endpoint, gpu) as proxy:
         region = endpoint.allocate(shape.nbytes, gpu=gpu)
         window = proxy.window(region)
-        receiver.send((endpoint.metadata, proxy.card()))
-        metadata, card, descriptor = receiver.recv()
+        receiver.send((endpoint.metadata, proxy.peer_info()))
+        metadata, info, descriptor = receiver.recv()
         peer = endpoint.connect(metadata)
-        (theirs,) = proxy.add_peer(PEER, peer, card)
+        (theirs,) = proxy.add_peer(PEER, peer, info)
         if module is None:
             push = by_processor(shape, proxy, region, window, theirs)
         else:
@@ -133,14 +133,14 @@ def by_processor(
 ) -> Callable[[int], None]:
     """What the kernel ``send`` does, step by step."""
     memory = numpy.frombuffer(region, "uint32").reshape(shape.tokens, -1)
-    pushers = [proxy.pusher(ring) for ring in range(proxy.rings)]
+    producers = [proxy.host_producer(ring) for ring in range(proxy.rings)]
 
     def push(round: int) -> None:
         memory[:] = shape.tokens_of(round)
         for token in range(shape.tokens):
             src = ours.base + token * shape.token_bytes
             dst = theirs.base + (shape.tokens - 1 - token) * shape.token_bytes
-            pushers[token % len(pushers)].put_with_count(PEER, dst, src, shape.token_bytes, ARRIVED)
+            producers[token % len(producers)].put_with_count(PEER, dst, src, shape.token_bytes, ARRIVED)
 
     return push
 
@@ -169,9 +169,9 @@ def receiver(shape: Shape, sender: Connection) -> None:
     with peerway.Endpoint() as endpoint, peerway.Proxy(endpoint, gpu) as proxy:
         region = endpoint.allocate(shape.nbytes, gpu=gpu)
         proxy.window(region)
-        metadata, card = sender.recv()
-        proxy.add_peer(PEER, endpoint.connect(metadata), card)
-        sender.send((endpoint.metadata, proxy.card(), region.advertise("r")))
+        metadata, info = sender.recv()
+        proxy.add_peer(PEER, endpoint.connect(metadata), info)
+        sender.send((endpoint.metadata, proxy.peer_info(), region.advertise("r")))
         if module is not None:
             answer = module.kernel("answer")
         with proxy.armed():
@@ -182,7 +182,7 @@ def receiver(shape: Shape, sender: Connection) -> None:
                     peerway.gpu.synchronize(gpu=gpu)
                 else:
                     proxy.wait_counter(ARRIVED, arrived, PATIENCE)
-                    proxy.pusher().signal(PEER, ANSWERED)
+                    proxy.host_producer().signal(PEER, ANSWERED)
             sender.recv()  # both sides stay until the other one needs them no more
 
 

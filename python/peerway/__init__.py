@@ -20,13 +20,13 @@ from peerway._native import (
     Fault,
     Gpu,
     GpuMemory,
+    HostProducer,
     LocalSlice,
     Memory,
     Notification,
     Peer,
     Prepared,
     Proxy,
-    Pusher,
     Region,
     RemoteRegion,
     RemoteSlice,
@@ -38,6 +38,8 @@ from peerway._native import (
     quarantine,
 )
 
+Pusher = HostProducer  # the former name
+
 __all__ = [
     "Armed",
     "BlockList",
@@ -47,6 +49,7 @@ __all__ = [
     "Gpu",
     "GpuArray",
     "GpuMemory",
+    "HostProducer",
     "LocalSlice",
     "Memory",
     "Notification",

@@ -79,8 +79,11 @@ class InvalidCommand(ProxyError, ValueError):
     """What cannot be meant: no such ring, peer or counter, an offset that is no multiple of four, a senseless rule."""
 
 
-class InvalidCard(ProxyError, ValueError):
-    """The bytes are no card of a proxy's."""
+class InvalidPeerInfo(ProxyError, ValueError):
+    """The bytes are not the ``peer_info`` of a proxy."""
+
+
+InvalidCard = InvalidPeerInfo  # the former name
 
 
 class ProxyClosed(ProxyError):
@@ -219,6 +222,7 @@ __all__ = [
     "EndpointClosed",
     "GpuError",
     "InvalidCard",
+    "InvalidPeerInfo",
     "InvalidCommand",
     "InvalidDescriptor",
     "InvalidMetadata",

@@ -469,7 +469,7 @@ class Proxy:
     """Rings that kernels push commands into, and threads that carry them out.
 
     ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without one, processors do, by a
-    ``Pusher``. ``copier`` is how GPUs copy what they reach: ``launched``, ``resident`` (sooner, and takes two
+    ``HostProducer``. ``copier`` is how GPUs copy what they reach: ``launched``, ``resident`` (sooner, and takes two
     multiprocessors for each thread) or ``engines``. Close it, or leave its ``with`` block, when every kernel that
     was given it has ended.
     """
@@ -500,14 +500,16 @@ class Proxy:
     def closed(self) -> bool:
         """Whether it was closed."""
     def window(self, memory: Any) -> Window:
-        """Makes memory a window: commands name it by offset, and so do those of peers that get a card made after this.
+        """Makes memory a window: commands name it by offset, and so do those of peers that get a later ``peer_info``.
 
         A region, or an object with memory, which is registered and kept.
         """
-    def card(self) -> bytes:
+    def peer_info(self) -> bytes:
         """What a peer's proxy needs to send to this one: the windows that there are now, and the counters."""
-    def add_peer(self, number: int, peer: Peer, card: bytes) -> list[Window]:
-        """Has commands to ``number`` go to this peer, whose proxy gave the card; returns its windows."""
+    def card(self) -> bytes:
+        """The former name of ``peer_info``."""
+    def add_peer(self, number: int, peer: Peer, info: bytes) -> list[Window]:
+        """Sends commands for ``number`` to this peer; ``info`` is its proxy's ``peer_info()``. Returns the peer's windows."""
     def arm(self) -> Armed:
         """Has the threads look for commands, until the answer's ``disarm()``."""
     def armed(self) -> Armed:
@@ -532,14 +534,16 @@ class Proxy:
     def stop_forwarding(self, counter: int) -> bool:
         """Takes the rule of a counter away; False where it had none."""
     def take_fault(self) -> Fault | None:
-        """The first command that failed since the last time this was asked. Those before it are forgiven: a later
-        ``quiet`` speaks of later commands alone.
+        """The first command that failed since the last time this was asked. This starts a new fault epoch: a
+        later ``quiet`` reports only commands that fail after this call.
         """
     @property
     def stats(self) -> dict[str, int]:
-        """``commands``, ``puts``, ``bytes``, ``counts``, ``flights`` (submissions that puts went in), ``faults``."""
-    def pusher(self, ring: int = 0) -> Pusher:
+        """``commands``, ``puts``, ``bytes``, ``counts``, ``requests`` (submissions that carried puts; also as ``flights``, its former name), ``faults``."""
+    def host_producer(self, ring: int = 0) -> HostProducer:
         """A processor in a kernel's place, on one of the rings."""
+    def pusher(self, ring: int = 0) -> HostProducer:
+        """The former name of ``host_producer``."""
     def close(self) -> None:
         """Ends its threads and gives its memory back. Kernels that have its handle must have ended."""
     def __enter__(self) -> Self: ...
@@ -595,7 +599,7 @@ class Fault:
     def position(self) -> int:
         """Its position in the ring; of commands that went together, the first one's."""
 
-class Pusher:
+class HostProducer:
     """Pushes commands into one ring, from any thread: the calls of ``peerway_device.cuh``.
 
     Offsets are those of windows (``window.base`` and more) and, as lengths, multiples of four bytes.

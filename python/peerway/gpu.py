@@ -20,10 +20,10 @@ from peerway._native import (
     Fault,
     Gpu,
     GpuMemory,
+    HostProducer,
     Kernel,
     Module,
     Proxy,
-    Pusher,
     Window,
     compile_kernels,
     device_headers,
@@ -31,12 +31,15 @@ from peerway._native import (
     synchronize,
 )
 
+Pusher = HostProducer  # the former name
+
 __all__ = [
     "Armed",
     "Fault",
     "Gpu",
     "GpuArray",
     "GpuMemory",
+    "HostProducer",
     "Kernel",
     "Module",
     "Proxy",

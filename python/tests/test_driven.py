@@ -53,7 +53,7 @@ def two() -> Iterator[tuple[Side, Side]]:
         sides = side(one, timeout=1.0), side(other)
         for ours, theirs in [sides, sides[::-1]]:
             peer = ours.endpoint.connect(theirs.endpoint.metadata)
-            assert ours.proxy.add_peer(0, peer, theirs.proxy.card()) == [theirs.window]
+            assert ours.proxy.add_peer(0, peer, theirs.proxy.peer_info()) == [theirs.window]
         yield sides
         for each in sides:
             each.proxy.close()
@@ -67,19 +67,19 @@ def test_puts_signals_and_counters(two: tuple[Side, Side]) -> None:
     ours, theirs = two
     assert ours.window == theirs.window and len(ours.window) == ours.window.nbytes == SIZE
     ours.memory[:] = pattern(1)
-    pusher = ours.proxy.pusher(1)
-    assert (pusher.ring, ours.proxy.rings, ours.proxy.gpu) == (1, 2, None)
+    producer = ours.proxy.host_producer(1)
+    assert (producer.ring, ours.proxy.rings, ours.proxy.gpu) == (1, 2, None)
     dst, src = theirs.window.base, ours.window.base
     with ours.proxy.armed() as armed:
         assert armed.active
         for at in range(0, 4096, 256):
-            pusher.put(0, dst + at, src + at, 256)
-        pusher.quiet(0)
+            producer.put(0, dst + at, src + at, 256)
+        producer.quiet(0)
         assert (theirs.memory[:4096] == ours.memory[:4096]).all() and not theirs.memory[4096:].any()
-        pusher.put_with_count(0, dst + 4096, src + 4096, SIZE - 4096, 7)
+        producer.put_with_count(0, dst + 4096, src + 4096, SIZE - 4096, 7)
         assert theirs.proxy.wait_counter(7, 1, SOON) == 1
         assert (theirs.memory == ours.memory).all()
-        pusher.signal(0, 8)
+        producer.signal(0, 8)
         assert theirs.proxy.wait_counter(8, 1, SOON) == 1 == theirs.proxy.counter(8)
     assert not armed.active
     stats = ours.proxy.stats
@@ -87,30 +87,30 @@ def test_puts_signals_and_counters(two: tuple[Side, Side]) -> None:
     assert ours.proxy.take_fault() is None
 
 
-def fill(pusher: peerway.Pusher, counter: int) -> None:
+def fill(producer: peerway.HostProducer, counter: int) -> None:
     """Pushes until nobody makes room. Threads look for commands a moment longer than they are armed."""
     while True:
         for _ in range(128):
-            pusher.signal(0, counter)
+            producer.signal(0, counter)
         time.sleep(0.05)
 
 
 def test_unarmed_it_sleeps(two: tuple[Side, Side]) -> None:
     ours, theirs = two
-    pusher = ours.proxy.pusher()
+    producer = ours.proxy.host_producer()
     # Threads look for commands for a moment after they were started, and then sleep.
     pushed, until = 0, time.monotonic() + SOON
     while theirs.proxy.counter(3) == pushed:
         assert time.monotonic() < until, "it never sleeps"
         time.sleep(0.2)
-        pusher.signal(0, 3)
+        producer.signal(0, 3)
         pushed += 1
         with contextlib.suppress(peerway.CounterTimeout):
             theirs.proxy.wait_counter(3, pushed, 0.2)
     with pytest.raises(peerway.CounterTimeout, match=f"counter 3 is at {pushed - 1}, not at {pushed}"):
         theirs.proxy.wait_counter(3, pushed, 0.1)
     with pytest.raises(peerway.CommandTimeout, match="armed"):
-        pusher.quiet(0, timeout=0.1)
+        producer.quiet(0, timeout=0.1)
     armed = ours.proxy.arm()
     assert theirs.proxy.wait_counter(3, pushed, SOON) == pushed
     armed.disarm()
@@ -118,11 +118,11 @@ def test_unarmed_it_sleeps(two: tuple[Side, Side]) -> None:
     assert not armed.active
     started = time.monotonic()
     with pytest.raises(peerway.RingFull, match="armed"):
-        fill(pusher, 3)
+        fill(producer, 3)
     assert time.monotonic() - started >= 1.0, "the proxy's time-out"
     # What was pushed is not lost.
     with armed:
-        pusher.quiet(0)
+        producer.quiet(0)
     assert theirs.proxy.counter(3) == ours.proxy.stats["counts"] > 64
 
 
@@ -130,14 +130,14 @@ def test_a_signal_ends_a_wait(two: tuple[Side, Side]) -> None:
     """Every wait, of which the first is for room in a ring."""
     patient = peerway.Proxy(two[0].endpoint, threads=1, slots=32, timeout=SOON * 6)
     peer = two[0].endpoint.connect(two[1].endpoint.metadata)
-    patient.add_peer(0, peer, two[1].proxy.card())
-    pusher = patient.pusher()
+    patient.add_peer(0, peer, two[1].proxy.peer_info())
+    producer = patient.host_producer()
 
     for wait in [
-        lambda: fill(pusher, 1),
-        lambda: pusher.wait_counter(1, 1),
+        lambda: fill(producer, 1),
+        lambda: producer.wait_counter(1, 1),
         lambda: patient.wait_counter(1, 1),
-        lambda: pusher.quiet(0),
+        lambda: producer.quiet(0),
     ]:
         started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
@@ -146,7 +146,7 @@ def test_a_signal_ends_a_wait(two: tuple[Side, Side]) -> None:
         assert time.monotonic() - started < SOON
     # Claims were given back, so the ring goes on.
     with patient.armed():
-        pusher.quiet(0)
+        producer.quiet(0)
     assert two[1].proxy.counter(1) == patient.stats["counts"] >= 32
     patient.close()
 
@@ -157,20 +157,20 @@ def test_forwarding(two: tuple[Side, Side]) -> None:
     places = [experts[0], experts[1][0:4096], (experts[2], 0, 4096)]
     theirs.proxy.forward(5, (theirs.region, 256, 4096), to=places, count=[6], answer=[(0, 9)])
     ours.memory[:] = pattern(2)
-    pusher = ours.proxy.pusher()
+    producer = ours.proxy.host_producer()
     with ours.proxy.armed(), theirs.proxy.armed():
-        pusher.put_with_count(0, theirs.window.base + 256, ours.window.base, 4096, 5)
-        pusher.wait_counter(9, 1, peer=0)
+        producer.put_with_count(0, theirs.window.base + 256, ours.window.base, 4096, 5)
+        producer.wait_counter(9, 1, peer=0)
         assert theirs.proxy.counter(6) == 1
         for expert in experts:
             assert bytes(memoryview(expert)) == ours.memory[:4096].tobytes()
         with pytest.raises(peerway.InvalidCommand, match="has a rule already"):
             theirs.proxy.forward(5, theirs.region)
         assert theirs.proxy.stop_forwarding(5) and not theirs.proxy.stop_forwarding(5)
-        pusher.put_with_count(0, theirs.window.base + 256, ours.window.base, 4096, 5)
-        pusher.quiet(0)
+        producer.put_with_count(0, theirs.window.base + 256, ours.window.base, 4096, 5)
+        producer.quiet(0)
         with pytest.raises(peerway.CounterTimeout):
-            pusher.wait_counter(9, 2, timeout=0.1)
+            producer.wait_counter(9, 2, timeout=0.1)
     for bad, why in [
         ({"source": (theirs.region, SIZE, 4)}, "outside"),
         ({"to": [theirs.region[0:8]]}, "another length"),
@@ -185,50 +185,50 @@ def test_forwarding(two: tuple[Side, Side]) -> None:
         theirs.proxy.forward(5, theirs.region, answer=[7])
 
 
-def test_faults_are_told_and_forgiven(two: tuple[Side, Side]) -> None:
+def test_a_fault_is_reported_once_and_starts_a_new_epoch(two: tuple[Side, Side]) -> None:
     ours, theirs = two
-    pusher = ours.proxy.pusher(1)
+    producer = ours.proxy.host_producer(1)
     dst, src = theirs.window.base, ours.window.base
     with ours.proxy.armed():
         for reason, code, peer, command in [
-            ("destination", 4, 0, lambda: pusher.put(0, dst + SIZE - 4, src, 8)),
-            ("source", 3, 0, lambda: pusher.put(0, dst, src + SIZE, 4)),
-            ("counter", 5, 0, lambda: pusher.signal(0, 1024)),
-            ("peer", 2, 1, lambda: pusher.signal(1, 0)),
+            ("destination", 4, 0, lambda: producer.put(0, dst + SIZE - 4, src, 8)),
+            ("source", 3, 0, lambda: producer.put(0, dst, src + SIZE, 4)),
+            ("counter", 5, 0, lambda: producer.signal(0, 1024)),
+            ("peer", 2, 1, lambda: producer.signal(1, 0)),
         ]:
             command()
             with pytest.raises(peerway.CommandFailed, match="take_fault"):
-                pusher.quiet(peer)
+                producer.quiet(peer)
             fault = ours.proxy.take_fault()
             assert fault is not None and ours.proxy.take_fault() is None
             assert (fault.reason, fault.code, fault.peer, fault.ring) == (reason, code, peer, 1)
             assert str(fault).startswith(f"command {fault.position} of ring 1 (operation {fault.op}, peer {peer}): ")
             assert str(fault) in repr(fault)
-        pusher.quiet(0)
+        producer.quiet(0)
     # The question about a peer that is not there is the fifth.
     assert ours.proxy.stats["faults"] == 5 and not theirs.memory.any()
 
 
 def test_commands_that_cannot_be_meant(two: tuple[Side, Side]) -> None:
     ours, _ = two
-    pusher = ours.proxy.pusher()
+    producer = ours.proxy.host_producer()
     for call, why in [
-        (lambda: pusher.put(0, 2, 0, 4), "destination 2 is no multiple of 4"),
-        (lambda: pusher.put(0, 0, 0, 6), "length 6 is no multiple"),
-        (lambda: pusher.put(0, 0, 0, 1 << 24), "too large"),
-        (lambda: pusher.put(64, 0, 0, 4), "no peer 64: there are 64"),
-        (lambda: pusher.wait_counter(1024, 1), "no counter 1024"),
-        (lambda: pusher.wait_counter(0, 1, peer=64), "no peer 64"),
+        (lambda: producer.put(0, 2, 0, 4), "destination 2 is no multiple of 4"),
+        (lambda: producer.put(0, 0, 0, 6), "length 6 is no multiple"),
+        (lambda: producer.put(0, 0, 0, 1 << 24), "too large"),
+        (lambda: producer.put(64, 0, 0, 4), "no peer 64: there are 64"),
+        (lambda: producer.wait_counter(1024, 1), "no counter 1024"),
+        (lambda: producer.wait_counter(0, 1, peer=64), "no peer 64"),
         (lambda: ours.proxy.counter(1024), "no counter 1024: there are 1024"),
         (lambda: ours.proxy.wait_counter(1024, 1), "no counter 1024"),
-        (lambda: ours.proxy.pusher(2), "no ring 2: there are 2"),
+        (lambda: ours.proxy.host_producer(2), "no ring 2: there are 2"),
     ]:
         with pytest.raises(peerway.InvalidCommand, match=why):
             call()
     for call, why in [
-        (lambda: pusher.put(-1, 0, 0, 4), "peer"),
-        (lambda: pusher.put(0, "0", 0, 4), "dst"),
-        (lambda: pusher.signal(0, 1 << 16), "counter"),
+        (lambda: producer.put(-1, 0, 0, 4), "peer"),
+        (lambda: producer.put(0, "0", 0, 4), "dst"),
+        (lambda: producer.signal(0, 1 << 16), "counter"),
         (lambda: ours.proxy.window(7), "memory: expected a region"),
         (lambda: peerway.Proxy(None), "endpoint"),
     ]:
@@ -251,16 +251,16 @@ def test_numbers_and_cards(two: tuple[Side, Side], endpoint: peerway.Endpoint) -
     with pytest.raises(ValueError, match="timeout: -1 is not a time"):
         peerway.Proxy(endpoint, timeout=-1)
     ours, theirs = two
-    peer, card = ours.endpoint.connect(theirs.endpoint.metadata), theirs.proxy.card()
+    peer, info = ours.endpoint.connect(theirs.endpoint.metadata), theirs.proxy.peer_info()
     with pytest.raises(peerway.InvalidCommand, match="peer 0 is there already"):
-        ours.proxy.add_peer(0, peer, card)
+        ours.proxy.add_peer(0, peer, info)
     with pytest.raises(peerway.InvalidCommand, match="a peer's number must be between 0 and 63"):
-        ours.proxy.add_peer(64, peer, card)
-    for wrong in [b"", card[1:], card + b"x", os.urandom(100)]:
-        with pytest.raises(peerway.InvalidCard):
+        ours.proxy.add_peer(64, peer, info)
+    for wrong in [b"", info[1:], info + b"x", os.urandom(100)]:
+        with pytest.raises(peerway.InvalidPeerInfo):
             ours.proxy.add_peer(1, peer, wrong)
-    with pytest.raises(TypeError, match="card: expected bytes"):
-        ours.proxy.add_peer(1, peer, "card")
+    with pytest.raises(TypeError, match="info: expected bytes"):
+        ours.proxy.add_peer(1, peer, "info")
     readonly = numpy.zeros(16, "uint8")
     readonly.flags.writeable = False
     with pytest.raises(BufferError, match="memory: the memory is read-only"):
@@ -274,15 +274,15 @@ def test_windows_of_plain_memory(two: tuple[Side, Side]) -> None:
     del memory
     gc.collect()
     with ours.proxy.armed():
-        pusher = ours.proxy.pusher()
-        pusher.put(0, theirs.window.base, window.base, 64)
-        pusher.quiet(0)
+        producer = ours.proxy.host_producer()
+        producer.put(0, theirs.window.base, window.base, 64)
+        producer.quiet(0)
     assert theirs.memory[:64].tobytes() == b"x" * 64
 
 
 def test_closed(two: tuple[Side, Side]) -> None:
     ours, _ = two
-    proxy, pusher = ours.proxy, ours.proxy.pusher()
+    proxy, producer = ours.proxy, ours.proxy.host_producer()
     heard: list[BaseException] = []
 
     def wait() -> None:
@@ -300,16 +300,16 @@ def test_closed(two: tuple[Side, Side]) -> None:
     for call in [
         lambda: proxy.handle,
         lambda: proxy.rings,
-        lambda: proxy.card(),
+        lambda: proxy.peer_info(),
         lambda: proxy.counter(0),
         lambda: proxy.window(ours.region),
         lambda: proxy.arm(),
         lambda: proxy.armed().__enter__(),
         lambda: proxy.take_fault(),
         lambda: proxy.stats,
-        lambda: proxy.pusher(0),
-        lambda: pusher.signal(0, 0),
-        lambda: pusher.quiet(0),
+        lambda: proxy.host_producer(0),
+        lambda: producer.signal(0, 0),
+        lambda: producer.quiet(0),
     ]:
         with pytest.raises(peerway.ProxyClosed):
             call()
@@ -321,24 +321,24 @@ def test_closed(two: tuple[Side, Side]) -> None:
 
 def serve(here: dict[str, Any]) -> tuple[bytes, bytes]:
     here["side"] = side(here["endpoint"])
-    return here["endpoint"].metadata, here["side"].proxy.card()
+    return here["endpoint"].metadata, here["side"].proxy.peer_info()
 
 
-def meet(here: dict[str, Any], metadata: bytes, card: bytes) -> None:
+def meet(here: dict[str, Any], metadata: bytes, info: bytes) -> None:
     theirs = here["side"]
-    (here["window"],) = theirs.proxy.add_peer(3, theirs.endpoint.connect(metadata), card)
+    (here["window"],) = theirs.proxy.add_peer(3, theirs.endpoint.connect(metadata), info)
 
 
 def echo(here: dict[str, Any], rounds: int) -> bytes:
     """Adds one to every byte that arrives, and sends it back."""
     mine = here["side"]
-    pusher = mine.proxy.pusher()
+    producer = mine.proxy.host_producer()
     with mine.proxy.armed():
         for number in range(1, rounds + 1):
-            pusher.wait_counter(0, number, peer=3)
+            producer.wait_counter(0, number, peer=3)
             mine.memory[:1024] += 1
-            pusher.put_with_count(3, here["window"].base, mine.window.base, 1024, 1)
-        pusher.quiet(3)
+            producer.put_with_count(3, here["window"].base, mine.window.base, 1024, 1)
+        producer.quiet(3)
     return mine.memory[:1024].tobytes()
 
 
@@ -351,16 +351,16 @@ def start_echo(here: dict[str, Any], rounds: int) -> None:
 def test_between_processes(transport: str) -> None:
     with peerway.Endpoint(transport=transport) as endpoint, Far(transport=transport) as far:
         mine = side(endpoint)
-        metadata, card = far(serve)
-        (window,) = mine.proxy.add_peer(0, endpoint.connect(metadata), card)
-        far(meet, endpoint.metadata, mine.proxy.card())
+        metadata, info = far(serve)
+        (window,) = mine.proxy.add_peer(0, endpoint.connect(metadata), info)
+        far(meet, endpoint.metadata, mine.proxy.peer_info())
         far(start_echo, 20)
         mine.memory[:1024] = pattern(3, 1024)
-        pusher = mine.proxy.pusher(1)
+        producer = mine.proxy.host_producer(1)
         with mine.proxy.armed():
             for number in range(1, 21):
-                pusher.put_with_count(0, window.base, mine.window.base, 1024, 0)
-                pusher.wait_counter(1, number, peer=0)
+                producer.put_with_count(0, window.base, mine.window.base, 1024, 0)
+                producer.wait_counter(1, number, peer=0)
         assert (mine.memory[:1024] == pattern(3, 1024) + 20).all()
         mine.proxy.close()
 
@@ -368,21 +368,21 @@ def test_between_processes(transport: str) -> None:
 def test_a_peer_that_dies() -> None:
     with peerway.Endpoint() as endpoint, Far() as far:
         mine = side(endpoint, timeout=120)
-        metadata, card = far(serve)
-        mine.proxy.add_peer(0, endpoint.connect(metadata), card)
-        pusher = mine.proxy.pusher()
+        metadata, info = far(serve)
+        mine.proxy.add_peer(0, endpoint.connect(metadata), info)
+        producer = mine.proxy.host_producer()
         with mine.proxy.armed():
-            pusher.signal(0, 0)
-            pusher.quiet(0)
+            producer.signal(0, 0)
+            producer.quiet(0)
             far.kill_in(0.2)
             with pytest.raises(peerway.CommandFailed):
                 while True:
-                    pusher.wait_counter(0, 1, peer=0, timeout=SOON)
+                    producer.wait_counter(0, 1, peer=0, timeout=SOON)
         # What is pushed now is refused, and named.
         with mine.proxy.armed():
-            pusher.signal(0, 0)
+            producer.signal(0, 0)
             with pytest.raises(peerway.CommandFailed):
-                pusher.quiet(0)
+                producer.quiet(0)
         fault = mine.proxy.take_fault()
         assert fault is not None and fault.reason == "peer-gone"
         mine.proxy.close()
@@ -442,7 +442,7 @@ def test_a_proxy_of_a_gpu(endpoint: peerway.Endpoint, gpu: int) -> None:
         window = proxy.window(endpoint.allocate(4096, gpu=gpu))
         assert (window.base, window.nbytes) == (0, 4096)
         with pytest.raises(peerway.InvalidCommand, match="for kernels"):
-            proxy.pusher(0)
+            proxy.host_producer(0)
         with proxy.armed():
             assert proxy.wait_counter(0, 0, 0) == 0
     with pytest.raises(peerway.NoSuchGpu):
@@ -667,3 +667,12 @@ except peerway.NoCompiler as error:
     assert ran.returncode == 0, ran.stderr
     # A machine with a toolkit has another one.
     assert ("there is no compiler" in ran.stdout and str(fake) in ran.stdout) or "compiled by" in ran.stdout, ran.stdout
+
+
+def test_former_names_still_work(two: tuple[Side, Side]) -> None:
+    ours, _ = two
+    assert peerway.Pusher is peerway.gpu.Pusher is peerway.HostProducer
+    assert peerway.InvalidCard is peerway.InvalidPeerInfo
+    assert ours.proxy.card() == ours.proxy.peer_info()
+    assert ours.proxy.pusher(0).ring == ours.proxy.host_producer(0).ring == 0
+    assert ours.proxy.stats["flights"] == ours.proxy.stats["requests"]

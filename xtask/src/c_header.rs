@@ -55,6 +55,12 @@ const INTRODUCTION: &str = "\
 //   if (peerway_endpoint_new(NULL, &endpoint) != PEERWAY_STATUS_OK) fprintf(stderr, \"%s\\n\", peerway_last_error());
 ";
 
+/// Names that changed. The old ones stay.
+const FORMER_NAMES: &str = "\
+// Former names.
+#define PEERWAY_STATUS_NOT_A_CARD PEERWAY_STATUS_NOT_PEER_INFO
+";
+
 /// Writes the header, or only compares it.
 pub(crate) fn run(workspace: &Path, check: bool) -> anyhow::Result<()> {
     let wanted = text(workspace)?;
@@ -98,6 +104,7 @@ fn config() -> Config {
         style: Style::Both,
         header: Some(INTRODUCTION.into()),
         include_guard: Some("PEERWAY_H".into()),
+        trailer: Some(FORMER_NAMES.into()),
         no_includes: true,
         sys_includes: strings(&["stdbool.h", "stddef.h", "stdint.h"]),
         cpp_compat: true,

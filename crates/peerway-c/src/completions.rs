@@ -26,24 +26,24 @@ handle!(peerway_completions, Arc<Queue>, "completions", 8);
 pub struct Queue {
     tokens: SegQueue<u64>,
     /// The descriptor is readable and nobody has looked yet.
-    rung: AtomicBool,
-    bell: OwnedFd,
+    signalled: AtomicBool,
+    wake_fd: OwnedFd,
 }
 
 impl Queue {
     fn push(&self, token: u64) {
         self.tokens.push(token);
         // pairs with the swap in `take`: a token pushed before it is taken out there, one pushed after it rings again.
-        if !self.rung.swap(true, Ordering::SeqCst) {
-            ring(&self.bell);
+        if !self.signalled.swap(true, Ordering::SeqCst) {
+            signal(&self.wake_fd);
         }
     }
 
     /// Tokens, as many as there is room for; what stays keeps the descriptor readable.
     fn take(&self, room: usize, mut into: impl FnMut(usize, u64)) -> usize {
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        let _ = rustix::io::read(&self.wake_fd, &mut [0; 8]);
         // pairs with the swap in `push`
-        self.rung.swap(false, Ordering::SeqCst);
+        self.signalled.swap(false, Ordering::SeqCst);
         let mut taken = 0;
         while taken < room
             && let Some(token) = self.tokens.pop()
@@ -51,22 +51,22 @@ impl Queue {
             into(taken, token);
             taken += 1;
         }
-        if !self.tokens.is_empty() && !self.rung.swap(true, Ordering::SeqCst) {
-            ring(&self.bell);
+        if !self.tokens.is_empty() && !self.signalled.swap(true, Ordering::SeqCst) {
+            signal(&self.wake_fd);
         }
         taken
     }
 }
 
-fn ring(bell: &OwnedFd) {
+fn signal(wake_fd: &OwnedFd) {
     // Only full, which is readable too.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+    let _ = rustix::io::write(wake_fd, &1u64.to_ne_bytes());
 }
 
 /// Who is told of a transfer's end.
 pub(crate) enum Watch {
     Token(Arc<Queue>, u64),
-    Bell(OwnedFd),
+    WakeFd(OwnedFd),
 }
 
 /// All who are told of one transfer's end: the engine wakes one waker, and this is it.
@@ -87,7 +87,7 @@ impl Watchers {
         for watch in waiting {
             match watch {
                 Watch::Token(queue, token) => queue.push(token),
-                Watch::Bell(bell) => ring(&bell),
+                Watch::WakeFd(wake_fd) => signal(&wake_fd),
             }
         }
     }
@@ -125,9 +125,9 @@ pub unsafe extern "C" fn peerway_completions_new(
     call(|| {
         // SAFETY: the caller's promise.
         let out = unsafe { arguments::handle(completions, "completions") }?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Failure::new(peerway_status::Os, format!("eventfd: {error}")))?;
-        let queue = Queue { tokens: SegQueue::new(), rung: AtomicBool::new(false), bell };
+        let queue = Queue { tokens: SegQueue::new(), signalled: AtomicBool::new(false), wake_fd };
         out.set(handles::new(Arc::new(queue))?);
         Ok(())
     })
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn peerway_completions_fd(
     call(|| {
         // SAFETY: the caller's promise.
         let out = unsafe { Out::new(fd, "fd", -1) }?;
-        out.set(get(completions)?.bell.as_raw_fd());
+        out.set(get(completions)?.wake_fd.as_raw_fd());
         Ok(())
     })
 }
@@ -198,22 +198,26 @@ mod tests {
 
     #[test]
     fn a_token_that_does_not_fit_keeps_the_descriptor_readable() {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let queue = Queue { tokens: SegQueue::new(), rung: AtomicBool::new(false), bell };
+        let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let queue = Queue { tokens: SegQueue::new(), signalled: AtomicBool::new(false), wake_fd };
         (0..5).for_each(|token| queue.push(token));
         let mut seen = Vec::new();
         assert_eq!(queue.take(2, |_, token| seen.push(token)), 2);
-        assert!(queue.rung.load(Ordering::SeqCst));
-        assert_eq!(rustix::io::read(&queue.bell, &mut [0; 8]), Ok(8), "rung again for the rest");
+        assert!(queue.signalled.load(Ordering::SeqCst));
+        assert_eq!(
+            rustix::io::read(&queue.wake_fd, &mut [0; 8]),
+            Ok(8),
+            "signalled again for the rest"
+        );
         assert_eq!(queue.take(9, |_, token| seen.push(token)), 3);
         assert_eq!(seen, [0, 1, 2, 3, 4]);
-        assert!(rustix::io::read(&queue.bell, &mut [0; 8]).is_err(), "quiet");
+        assert!(rustix::io::read(&queue.wake_fd, &mut [0; 8]).is_err(), "quiet");
     }
 
     #[test]
     fn only_an_eventfd_is_one() {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        assert!(eventfd_of(bell.as_raw_fd()).is_ok());
+        let wake_fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert!(eventfd_of(wake_fd.as_raw_fd()).is_ok());
         let pipe = std::io::pipe().unwrap();
         let refused = eventfd_of(pipe.1.as_raw_fd()).unwrap_err().sentence.unwrap();
         assert!(refused.contains("not an eventfd: it is pipe:"), "{refused}");

@@ -293,7 +293,7 @@ pub unsafe extern "C" fn peerway_proxy_rings(
 }
 
 /// Makes registered memory a window, which the proxy keeps registered: commands name it from then on, and so do those of peers that
-/// are given a card made after this.
+/// are given peer info made after this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_window(
     proxy: *const peerway_proxy_host,
@@ -311,34 +311,46 @@ pub unsafe extern "C" fn peerway_proxy_window(
 /// What a peer needs to send to us, to be handed over by any means: it grants the windows, for writing, and the counters. *len becomes
 /// the number of bytes whether or not there is room for them.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peerway_proxy_card(
+pub unsafe extern "C" fn peerway_proxy_peer_info(
     proxy: *const peerway_proxy_host,
     buffer: *mut c_void,
     room: usize,
     len: *mut usize,
 ) -> peerway_status {
     call(|| {
-        let card = get(proxy)?.proxy.card()?;
+        let info = get(proxy)?.proxy.peer_info()?;
         // SAFETY: the caller's promise.
-        unsafe { arguments::give(&card, buffer, room, len) }
+        unsafe { arguments::give(&info, buffer, room, len) }
     })
 }
 
-/// Has commands to `number` go to this peer, whose proxy gave the card. *windows, which may be null, becomes how many it has.
+/// The former name of peerway_proxy_peer_info.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_proxy_card(
+    proxy: *const peerway_proxy_host,
+    buffer: *mut c_void,
+    room: usize,
+    len: *mut usize,
+) -> peerway_status {
+    // SAFETY: the caller's promise, which is the same.
+    unsafe { peerway_proxy_peer_info(proxy, buffer, room, len) }
+}
+
+/// Has commands to `number` go to this peer, whose proxy gave the info. *windows, which may be null, becomes how many it has.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_add_peer(
     proxy: *const peerway_proxy_host,
     number: u16,
     peer: *const peerway_peer,
-    card: *const c_void,
+    info: *const c_void,
     len: usize,
     windows: *mut usize,
 ) -> peerway_status {
     call(|| {
         // SAFETY: the caller's promise.
-        let card = unsafe { arguments::bytes(card, len, "card") }?;
+        let info = unsafe { arguments::bytes(info, len, "info") }?;
         let host = get(proxy)?;
-        let theirs = host.proxy.add_peer(number, &*get(peer)?, card)?;
+        let theirs = host.proxy.add_peer(number, &*get(peer)?, info)?;
         let count = theirs.len();
         host.windows.lock().unwrap_or_else(PoisonError::into_inner).insert(number, theirs);
         if !windows.is_null() {
@@ -470,8 +482,8 @@ pub unsafe extern "C" fn peerway_proxy_wait_counter(
     })
 }
 
-/// The first command that failed since this was asked last; NOTHING where none has. What failed before is forgiven: a kernel's quiet
-/// speaks of later commands alone, except for peers that are gone.
+/// The first command that failed since this was asked last; NOTHING where none has. The call starts a new fault epoch: a later quiet of a kernel
+/// reports only commands that fail after it, except for peers that are gone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_take_fault(
     proxy: *const peerway_proxy_host,
@@ -524,7 +536,7 @@ pub unsafe extern "C" fn peerway_proxy_statistics(
             puts: stats.puts,
             bytes: stats.bytes,
             counts: stats.counts,
-            flights: stats.flights,
+            flights: stats.requests,
             faults: stats.faults,
         });
         Ok(())

@@ -145,8 +145,8 @@ pub enum peerway_status {
     NoRoom = 102,
     /// The peer's number is taken.
     Taken = 103,
-    /// The bytes are no proxy's card.
-    NotACard = 104,
+    /// The bytes are not the peer info of a proxy.
+    NotPeerInfo = 104,
     /// The endpoint has no room for another proxy.
     TooManyProxies = 105,
     /// A thread could not be started.
@@ -223,7 +223,7 @@ const NAMES: [(Status, &CStr); 66] = [
     (Status::BadRule, c"BAD_RULE"),
     (Status::NoRoom, c"NO_ROOM"),
     (Status::Taken, c"TAKEN"),
-    (Status::NotACard, c"NOT_A_CARD"),
+    (Status::NotPeerInfo, c"NOT_PEER_INFO"),
     (Status::TooManyProxies, c"TOO_MANY_PROXIES"),
     (Status::Thread, c"THREAD"),
     (Status::NotArmed, c"NOT_ARMED"),
@@ -389,7 +389,7 @@ fn of_proxy(error: &ProxyError) -> Status {
         ProxyError::Forward { .. } => Status::BadRule,
         ProxyError::NoRoom { .. } => Status::NoRoom,
         ProxyError::Taken { .. } => Status::Taken,
-        ProxyError::NotACard => Status::NotACard,
+        ProxyError::NotPeerInfo => Status::NotPeerInfo,
         ProxyError::NoIds { .. } => Status::TooManyProxies,
         ProxyError::Register(error) => of_register(error),
         ProxyError::Import(error) => of_import(error),

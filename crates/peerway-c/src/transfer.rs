@@ -201,7 +201,7 @@ pub unsafe extern "C" fn peerway_transfer_signal(
     eventfd: c_int,
 ) -> peerway_status {
     call(|| {
-        get(transfer)?.watch(Watch::Bell(eventfd_of(eventfd)?));
+        get(transfer)?.watch(Watch::WakeFd(eventfd_of(eventfd)?));
         Ok(())
     })
 }

@@ -528,7 +528,7 @@ static void proxies(void) {
     OK(peerway_proxy_arm(proxy));
     OK(peerway_proxy_disarm(proxy));
     SAYS(peerway_proxy_window(proxy, NULL, &window), PEERWAY_STATUS_NULL_ARGUMENT, "a region is null");
-    SAYS(peerway_proxy_add_peer(proxy, 0, two.peer, "garbage", 7, NULL), PEERWAY_STATUS_NOT_A_CARD, "not the bytes of a proxy's card");
+    SAYS(peerway_proxy_add_peer(proxy, 0, two.peer, "garbage", 7, NULL), PEERWAY_STATUS_NOT_PEER_INFO, "not the bytes of a proxy's info");
     SAYS(peerway_proxy_add_peer(proxy, 4, two.peer, "garbage", 7, NULL), PEERWAY_STATUS_OUT_OF_RANGE, "a peer's number");
     SAYS(peerway_proxy_peer_window(proxy, 0, 0, &window), PEERWAY_STATUS_NOTHING, NULL);
     SAYS(peerway_proxy_take_fault(proxy, &fault), PEERWAY_STATUS_NOTHING, NULL);

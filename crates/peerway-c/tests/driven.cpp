@@ -14,7 +14,7 @@ struct Side {
     peerway_proxy_host *proxy = nullptr;
     const peerway_proxy *kernel = nullptr;
     peerway_window window{};
-    std::vector<unsigned char> card;
+    std::vector<unsigned char> info;
 };
 
 static Side side(const peerway_endpoint *endpoint, const peerway_region *region) {
@@ -28,9 +28,9 @@ static Side side(const peerway_endpoint *endpoint, const peerway_region *region)
     OK(peerway_proxy_handle(side.proxy, &side.kernel));
     OK(peerway_proxy_window(side.proxy, region, &side.window));
     std::size_t len = 0;
-    SAYS(peerway_proxy_card(side.proxy, nullptr, 0, &len), PEERWAY_STATUS_TOO_SMALL, "bytes");
-    side.card.resize(len);
-    OK(peerway_proxy_card(side.proxy, side.card.data(), side.card.size(), &len));
+    SAYS(peerway_proxy_peer_info(side.proxy, nullptr, 0, &len), PEERWAY_STATUS_TOO_SMALL, "bytes");
+    side.info.resize(len);
+    OK(peerway_proxy_peer_info(side.proxy, side.info.data(), side.info.size(), &len));
     peerway_u32 rings = 0;
     OK(peerway_proxy_rings(side.proxy, &rings));
     TRUE(rings == 2 && side.kernel->rings == 2 && side.kernel->magic == PEERWAY_MAGIC && side.window.len == BYTES);
@@ -46,10 +46,10 @@ static void puts_and_forwards(const char *transport) {
     OK(peerway_endpoint_accept(pair.there, 120 * SECOND, &back));
     Side here = side(pair.here, pair.ours), there = side(pair.there, pair.theirs);
     std::size_t windows = 0;
-    OK(peerway_proxy_add_peer(here.proxy, 0, pair.peer, there.card.data(), there.card.size(), &windows));
+    OK(peerway_proxy_add_peer(here.proxy, 0, pair.peer, there.info.data(), there.info.size(), &windows));
     TRUE(windows == 1);
-    SAYS(peerway_proxy_add_peer(here.proxy, 0, pair.peer, there.card.data(), there.card.size(), nullptr), PEERWAY_STATUS_TAKEN, "peer 0");
-    OK(peerway_proxy_add_peer(there.proxy, 3, back, here.card.data(), here.card.size(), nullptr));
+    SAYS(peerway_proxy_add_peer(here.proxy, 0, pair.peer, there.info.data(), there.info.size(), nullptr), PEERWAY_STATUS_TAKEN, "peer 0");
+    OK(peerway_proxy_add_peer(there.proxy, 3, back, here.info.data(), here.info.size(), nullptr));
     peerway_window theirs{};
     OK(peerway_proxy_peer_window(here.proxy, 0, 0, &theirs));
     SAYS(peerway_proxy_peer_window(here.proxy, 0, 1, &theirs), PEERWAY_STATUS_NOTHING, nullptr);

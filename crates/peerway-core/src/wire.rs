@@ -338,7 +338,7 @@ impl Control {
 
 /// One more session between two endpoints.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Strand {
+pub struct SubSession {
     /// From 1 on.
     pub number: u16,
     /// The session that it belongs to. Only the two know its name, so nobody else can add to it.
@@ -358,7 +358,7 @@ pub struct Hello {
     /// proves to the acceptor that its goodbye is on the way.
     pub replaces: Option<[u8; 16]>,
     /// Set where it is one more session for a thread that wants lanes of its own.
-    pub strand: Option<Strand>,
+    pub sub_session: Option<SubSession>,
     /// How many bulk lanes it will open.
     pub lanes: u16,
     /// Its detection time in milliseconds; both use the longer one.

@@ -25,13 +25,13 @@ pub(crate) struct Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        let_go(&self.endpoint);
+        release(&self.endpoint);
     }
 }
 
 /// Before a reference to an endpoint is dropped: the last one stops threads, and must not hold up Python's
 /// meanwhile.
-pub(crate) fn let_go(endpoint: &peerway::Endpoint) {
+pub(crate) fn release(endpoint: &peerway::Endpoint) {
     if endpoint.is_last() {
         // At the end of the interpreter nobody is held up.
         Python::try_attach(|py| py.detach(|| endpoint.close()));

@@ -1,6 +1,6 @@
 //! The engine's errors as Python exceptions, whose classes are in `peerway/_errors.py`.
 
-use peerway::driven::{ProxyError, PushError, PusherError};
+use peerway::driven::{HostProducerError, ProxyError, PushError};
 use peerway::gpu::GpuError;
 use peerway::gpu::jit::JitError;
 use peerway::{
@@ -159,7 +159,7 @@ pub(crate) fn proxy(py: Python<'_>, error: ProxyError) -> PyErr {
         ProxyError::OutOfRange { .. } | ProxyError::Forward { .. } | ProxyError::Taken { .. } => {
             "InvalidCommand"
         }
-        ProxyError::NotACard => "InvalidCard",
+        ProxyError::NotPeerInfo => "InvalidPeerInfo",
         ProxyError::Register(error) => return register(py, error),
         ProxyError::Import(error) => return import(py, error),
         ProxyError::Gpu(error) => return gpu(py, error),
@@ -169,15 +169,15 @@ pub(crate) fn proxy(py: Python<'_>, error: ProxyError) -> PyErr {
 }
 
 /// Why a command was not pushed, or not answered.
-pub(crate) fn pusher(py: Python<'_>, error: PusherError) -> PyErr {
+pub(crate) fn host_producer(py: Python<'_>, error: HostProducerError) -> PyErr {
     let class = match error {
-        PusherError::OfAGpu | PusherError::NoSuch { .. } | PusherError::Command(_) => {
-            "InvalidCommand"
-        }
-        PusherError::Push(PushError::Full) => "RingFull",
-        PusherError::Push(_) => "RingDead",
-        PusherError::TimedOut => "CommandTimeout",
-        PusherError::Failed => "CommandFailed",
+        HostProducerError::OfAGpu
+        | HostProducerError::NoSuch { .. }
+        | HostProducerError::Command(_) => "InvalidCommand",
+        HostProducerError::Push(PushError::Full) => "RingFull",
+        HostProducerError::Push(_) => "RingDead",
+        HostProducerError::TimedOut => "CommandTimeout",
+        HostProducerError::Failed => "CommandFailed",
         _ => "ProxyError",
     };
     raise(py, class, error)

@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::arguments::Int;
 use crate::buffer::{self, Use};
-use crate::endpoint::{Notification, let_go};
+use crate::endpoint::{Notification, release};
 use crate::region::{BlockList, BlockSide, LocalSlice, Region, RemoteRegion, RemoteSlice};
 use crate::transfer::{Prepared, Staged, Transfer};
 use crate::{arguments, errors, waiting};
@@ -257,7 +257,7 @@ fn items<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        let_go(&self.endpoint);
+        release(&self.endpoint);
     }
 }
 

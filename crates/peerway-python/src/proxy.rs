@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use peerway::driven::{self, FaultCode, Forward, PusherError};
+use peerway::driven::{self, FaultCode, Forward, HostProducerError};
 use peerway::gpu::{CopierKind, NoSuchCopier};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -10,17 +10,17 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::arguments::{Gpu, Int};
 use crate::buffer::{self, Use};
-use crate::endpoint::{Endpoint, let_go};
+use crate::endpoint::{Endpoint, release};
 use crate::gpu::without_interpreter;
+use crate::host_producer::HostProducer;
 use crate::peer::Peer;
-use crate::pusher::Pusher;
 use crate::region::{LocalSlice, Region};
 use crate::{arguments, errors, waiting};
 
 /// Rings that kernels push commands into, and threads that carry them out.
 ///
 /// ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without one, processors do, by a
-/// ``Pusher``. ``copier`` is how GPUs copy what they reach: ``launched``, ``resident`` (sooner, and takes two
+/// ``HostProducer``. ``copier`` is how GPUs copy what they reach: ``launched``, ``resident`` (sooner, and takes two
 /// multiprocessors for each thread) or ``engines``. Close it, or leave its ``with`` block, when every kernel that
 /// was given it has ended.
 #[pyclass(frozen, module = "peerway", weakref)]
@@ -59,7 +59,7 @@ impl Proxy {
         if number < count {
             return Ok(proxy);
         }
-        Err(errors::pusher(py, PusherError::NoSuch { what: "counter", number, count }))
+        Err(errors::host_producer(py, HostProducerError::NoSuch { what: "counter", number, count }))
     }
 }
 
@@ -68,7 +68,7 @@ impl Drop for Proxy {
         let proxy = self.proxy.lock().unwrap().take();
         // The last reference joins threads.
         without_interpreter(move || drop(proxy));
-        let_go(&self.endpoint);
+        release(&self.endpoint);
     }
 }
 
@@ -144,7 +144,7 @@ impl Proxy {
         self.is_closed()
     }
 
-    /// Makes memory a window: commands name it by offset, and so do those of peers that get a card made after this.
+    /// Makes memory a window: commands name it by offset, and so do those of peers that get a later ``peer_info``.
     ///
     /// A region, or an object with memory, which is registered and kept.
     fn window(&self, py: Python<'_>, memory: &Bound<'_, PyAny>) -> PyResult<Window> {
@@ -160,22 +160,27 @@ impl Proxy {
     }
 
     /// What a peer's proxy needs to send to this one: the windows that there are now, and the counters.
-    fn card<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let card = self.open(py)?.card().map_err(|error| errors::proxy(py, error))?;
-        Ok(PyBytes::new(py, &card))
+    fn peer_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let info = self.open(py)?.peer_info().map_err(|error| errors::proxy(py, error))?;
+        Ok(PyBytes::new(py, &info))
     }
 
-    /// Has commands to ``number`` go to this peer, whose proxy gave the card; returns its windows.
+    /// The former name of ``peer_info``.
+    fn card<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.peer_info(py)
+    }
+
+    /// Sends commands for ``number`` to this peer; ``info`` is its proxy's ``peer_info()``. Returns the peer's windows.
     fn add_peer(
         &self,
         py: Python<'_>,
         number: Int<u16>,
         peer: &Bound<'_, Peer>,
-        card: &Bound<'_, PyAny>,
+        info: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<Window>> {
         let proxy = self.open(py)?;
-        let (peer, card) = (peer.get().peer.clone(), arguments::bytes("card", card)?.to_vec());
-        let added = waiting::aside(py, None, move || proxy.add_peer(number.0, &peer, &card))?;
+        let (peer, info) = (peer.get().peer.clone(), arguments::bytes("info", info)?.to_vec());
+        let added = waiting::aside(py, None, move || proxy.add_peer(number.0, &peer, &info))?;
         let Some(added) = added else {
             return Err(errors::raise(py, "ConnectTimeout", "the peer did not answer in time"));
         };
@@ -262,13 +267,13 @@ impl Proxy {
         Ok(self.open(py)?.stop_forwarding(counter.0))
     }
 
-    /// The first command that failed since the last time this was asked. Those before it are forgiven: a later
-    /// ``quiet`` speaks of later commands alone.
+    /// The first command that failed since the last time this was asked. This starts a new fault epoch: a
+    /// later ``quiet`` reports only commands that fail after this call.
     fn take_fault(&self, py: Python<'_>) -> PyResult<Option<Fault>> {
         Ok(self.open(py)?.take_fault().map(|fault| Fault { fault }))
     }
 
-    /// ``commands``, ``puts``, ``bytes``, ``counts``, ``flights`` (submissions that puts went in), ``faults``.
+    /// ``commands``, ``puts``, ``bytes``, ``counts``, ``requests`` (submissions that carried puts; also as ``flights``, its former name), ``faults``.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.open(py)?.stats();
@@ -277,18 +282,25 @@ impl Proxy {
         dict.set_item("puts", stats.puts)?;
         dict.set_item("bytes", stats.bytes)?;
         dict.set_item("counts", stats.counts)?;
-        dict.set_item("flights", stats.flights)?;
+        dict.set_item("requests", stats.requests)?;
+        dict.set_item("flights", stats.requests)?;
         dict.set_item("faults", stats.faults)?;
         Ok(dict)
     }
 
     /// A processor in a kernel's place, on one of the rings.
     #[pyo3(signature = (ring=Int(0)), text_signature = "($self, ring=0)")]
-    fn pusher(slf: &Bound<'_, Self>, ring: Int<u32>) -> PyResult<Pusher> {
+    fn host_producer(slf: &Bound<'_, Self>, ring: Int<u32>) -> PyResult<HostProducer> {
         let py = slf.py();
-        let pusher = slf.get().open(py)?.pusher(ring.0);
-        let pusher = pusher.map_err(|error| errors::pusher(py, error))?;
-        Ok(Pusher::new(slf.clone().unbind(), pusher, ring.0))
+        let producer = slf.get().open(py)?.host_producer(ring.0);
+        let producer = producer.map_err(|error| errors::host_producer(py, error))?;
+        Ok(HostProducer::new(slf.clone().unbind(), producer, ring.0))
+    }
+
+    /// The former name of ``host_producer``.
+    #[pyo3(signature = (ring=Int(0)), text_signature = "($self, ring=0)")]
+    fn pusher(slf: &Bound<'_, Self>, ring: Int<u32>) -> PyResult<HostProducer> {
+        Self::host_producer(slf, ring)
     }
 
     /// Ends its threads and gives its memory back. Kernels that have its handle must have ended.

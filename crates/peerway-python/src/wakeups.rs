@@ -24,8 +24,8 @@ pub(crate) struct Wakeups {
 struct Queue {
     tokens: SegQueue<u64>,
     /// The descriptor is readable and nobody has looked yet.
-    rung: AtomicBool,
-    bell: Mutex<Option<OwnedFd>>,
+    signalled: AtomicBool,
+    wake_fd: Mutex<Option<OwnedFd>>,
 }
 
 impl Queue {
@@ -33,10 +33,10 @@ impl Queue {
         self.tokens.push(token);
         // pairs with the swap in `take`: a token pushed before it is taken out there, one pushed after it
         // rings again.
-        if !self.rung.swap(true, Ordering::SeqCst)
-            && let Some(bell) = &*self.bell.lock().unwrap()
+        if !self.signalled.swap(true, Ordering::SeqCst)
+            && let Some(wake_fd) = &*self.wake_fd.lock().unwrap()
         {
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(wake_fd, &1u64.to_ne_bytes());
         }
     }
 }
@@ -45,16 +45,16 @@ impl Queue {
 impl Wakeups {
     #[new]
     fn new() -> PyResult<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| PyOSError::new_err(format!("eventfd: {error}")))?;
-        let bell = Mutex::new(Some(bell));
-        let queue = Queue { tokens: SegQueue::new(), rung: AtomicBool::new(false), bell };
+        let wake_fd = Mutex::new(Some(wake_fd));
+        let queue = Queue { tokens: SegQueue::new(), signalled: AtomicBool::new(false), wake_fd };
         Ok(Self { queue: Arc::new(queue) })
     }
 
     /// The descriptor.
     fn fileno(&self) -> i32 {
-        self.queue.bell.lock().unwrap().as_ref().map_or(-1, AsRawFd::as_raw_fd)
+        self.queue.wake_fd.lock().unwrap().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
     /// Has ``token`` reported when the transfer ends; False when it has ended already.
@@ -74,17 +74,17 @@ impl Wakeups {
 
     /// Tokens reported since the last call.
     fn take(&self) -> Vec<u64> {
-        if let Some(bell) = &*self.queue.bell.lock().unwrap() {
-            let _ = rustix::io::read(bell, &mut [0; 8]);
+        if let Some(wake_fd) = &*self.queue.wake_fd.lock().unwrap() {
+            let _ = rustix::io::read(wake_fd, &mut [0; 8]);
         }
         // pairs with the swap in `push`
-        self.queue.rung.swap(false, Ordering::SeqCst);
+        self.queue.signalled.swap(false, Ordering::SeqCst);
         std::iter::from_fn(|| self.queue.tokens.pop()).collect()
     }
 
     /// Closes the descriptor; nothing is reported any more.
     fn close(&self) {
-        self.queue.bell.lock().unwrap().take();
+        self.queue.wake_fd.lock().unwrap().take();
     }
 }
 

@@ -51,7 +51,7 @@ impl Raw {
             incarnation: self.incarnation,
             expects: None,
             replaces: None,
-            strand: None,
+            sub_session: None,
             session: self.session,
             lanes: 1,
             detect_ms: 1000,

@@ -15,7 +15,7 @@ use crate::memory::{LocalBlocks, LocalSlice, RegionInner, RemoteBlocks, RemoteIn
 use crate::os::Piece;
 use crate::transport::verbs::Rdma;
 use crate::transport::verbs::keys::Registration;
-use crate::transport::verbs::queue::Word;
+use crate::transport::verbs::queue::FlushWord;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -63,17 +63,17 @@ pub struct Batch {
     pub(crate) work: Work,
     pub(crate) class: Class,
     pub(crate) deadline: Option<Duration>,
-    pub(crate) tail: Tail,
+    pub(crate) signal: Signal,
 }
 
 /// What is delivered after the bytes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tail {
+pub(crate) struct Signal {
     pub(crate) notify: Option<Arc<[u8]>>,
     pub(crate) count: Option<u32>,
 }
 
-impl Tail {
+impl Signal {
     pub(crate) fn is_empty(&self) -> bool {
         self.notify.is_none() && self.count.is_none()
     }
@@ -136,7 +136,7 @@ impl Batch {
                 return Err(PostError::MixedGpus { first, other });
             }
         }
-        Ok(Self { direction, work, class: Class::Auto, deadline: None, tail: Tail::default() })
+        Ok(Self { direction, work, class: Class::Auto, deadline: None, signal: Signal::default() })
     }
 
     /// Ends the transfer, whatever its state, when this much time has passed since it was posted.
@@ -154,13 +154,13 @@ impl Batch {
     /// A message that the peer sees after the bytes, once.
     pub fn notify(mut self, message: &[u8]) -> Result<Self, PostError> {
         check_notification(message)?;
-        self.tail.notify = Some(message.into());
+        self.signal.notify = Some(message.into());
         Ok(self)
     }
 
     /// A counter of the peer that goes up by one after the bytes, once.
     pub fn count(mut self, id: u32) -> Self {
-        self.tail.count = Some(id);
+        self.signal.count = Some(id);
         self
     }
 
@@ -375,7 +375,7 @@ impl Work {
 
     /// Memory of each of the peer's GPUs that must be read before what a device at that port of the peer's wrote into
     /// it is there.
-    pub(crate) fn words(&self, far_port: usize) -> impl Iterator<Item = Word> {
+    pub(crate) fn words(&self, far_port: usize) -> impl Iterator<Item = FlushWord> {
         let remotes = self.remotes.as_slice();
         let first =
             |at: usize| !remotes[..at].iter().any(|r| r.flush && r.kind == remotes[at].kind);
@@ -383,7 +383,7 @@ impl Work {
         wanted.filter_map(move |at| {
             let remote = &remotes[at];
             let len = remote.len.min(8) as u32;
-            remote.keys.get(far_port).map(|&rkey| Word { addr: remote.base, rkey, len })
+            remote.keys.get(far_port).map(|&rkey| FlushWord { addr: remote.base, rkey, len })
         })
     }
 

@@ -110,7 +110,7 @@ impl Builder {
         self
     }
 
-    /// Transfers that can be in flight.
+    /// Transfers that can be inrequest.
     pub fn slots(mut self, slots: u32) -> Self {
         self.slots = Some(slots);
         self

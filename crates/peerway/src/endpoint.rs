@@ -20,7 +20,7 @@ use crate::memory::quarantine::quarantine;
 use crate::memory::{Backing, OwnedMemory, Region, RegionInner, SharedMemory};
 use crate::os::{net, process, unix};
 use crate::peer::Peer;
-use crate::session::accept::Door;
+use crate::session::acceptor::Acceptor;
 use crate::session::connect::TimeLimit;
 use crate::stats::EndpointStats;
 use crate::threads::Cpus;
@@ -106,11 +106,12 @@ impl Endpoint {
             shards.push(inner.new_shard()?);
         }
         inner.shards.set(shards.clone());
-        let mut door =
-            Some(Door::new(&shards[0], listeners, local).map_err(os("watching the listeners"))?);
+        let mut acceptor = Some(
+            Acceptor::new(&shards[0], listeners, local).map_err(os("watching the listeners"))?,
+        );
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
         for shard in &shards {
-            inner.start_shard(shard, door.take())?;
+            inner.start_shard(shard, acceptor.take())?;
         }
         inner.announce();
         Ok(endpoint)
@@ -188,7 +189,7 @@ impl Endpoint {
     /// Every live peer.
     pub fn peers(&self) -> Vec<Peer> {
         let sessions = self.inner().live_sessions();
-        let sessions = sessions.into_iter().filter(|session| session.strand.is_none());
+        let sessions = sessions.into_iter().filter(|session| session.sub_session.is_none());
         sessions.map(|s| Peer::new(self.inner().clone(), s)).collect()
     }
 

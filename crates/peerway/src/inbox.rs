@@ -28,14 +28,14 @@ pub struct Notification {
 }
 
 pub(crate) struct Inbox {
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
     changed: Condvar,
     max_bytes: u64,
     /// Counters that kernels wait for, by their proxy.
     proxies: RwLock<Vec<Option<Arc<driven::Counters>>>>,
 }
 
-struct State {
+struct InboxState {
     messages: VecDeque<Notification>,
     bytes: u64,
     bytes_from: HashMap<Incarnation, u64>,
@@ -49,7 +49,7 @@ struct State {
 
 impl Inbox {
     pub(crate) fn new(max_bytes: u64) -> Self {
-        let state = State {
+        let state = InboxState {
             messages: VecDeque::new(),
             bytes: 0,
             bytes_from: HashMap::new(),
@@ -172,7 +172,7 @@ impl Inbox {
     }
 
     /// Wakes who sleeps. Whoever goes to sleep says so under the lock that was held for the arrival.
-    fn wake(&self, state: MutexGuard<'_, State>) {
+    fn wake(&self, state: MutexGuard<'_, InboxState>) {
         let any = state.sleepers > 0;
         drop(state);
         if any {
@@ -182,7 +182,7 @@ impl Inbox {
 }
 
 /// A look at the inbox under its lock.
-pub(crate) struct Arrivals<'a>(MutexGuard<'a, State>);
+pub(crate) struct Arrivals<'a>(MutexGuard<'a, InboxState>);
 
 impl Arrivals<'_> {
     pub(crate) fn counter(&self, id: u32) -> u64 {

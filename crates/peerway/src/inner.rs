@@ -11,15 +11,15 @@ use peerway_core::ids::{Incarnation, SlotId};
 use peerway_core::metadata::Metadata;
 
 use crate::address::Rail;
-use crate::batch::{Tail, Work};
+use crate::batch::{Signal, Work};
 use crate::clock;
 use crate::error::{AcceptError, ConnectError, PostError, RegisterError};
 use crate::inbox::{Inbox, Notification};
 use crate::memory::grants::Grants;
 use crate::os::process;
 use crate::peers::Peers;
-use crate::progress::crew::Crew;
-use crate::progress::shard::Command;
+use crate::progress::copy_pool::CopyPool;
+use crate::progress::shard::DriverCommand;
 use crate::session::Session;
 use crate::shards::Shards;
 use crate::slots::Slots;
@@ -37,7 +37,7 @@ pub(crate) struct Inner {
     pub(crate) slots: Slots,
     pub(crate) grants: Grants,
     pub(crate) inbox: Inbox,
-    pub(crate) crew: Crew,
+    pub(crate) copy_pool: CopyPool,
     pub(crate) experience: Experience,
     pub(crate) local_name: String,
     /// Local addresses that bulk lanes go round.
@@ -103,7 +103,7 @@ impl Inner {
             slots: Slots::new(config.slots as usize),
             grants: Grants::default(),
             inbox: Inbox::new(config.notify_bytes),
-            crew: Crew::new(usize::from(config.copy_threads), cpus.clone()),
+            copy_pool: CopyPool::new(usize::from(config.copy_threads), cpus.clone()),
             experience: Experience::default(),
             local_name,
             rails,
@@ -141,21 +141,22 @@ impl Inner {
     /// Has every driver leave the gates of barred grants that it holds for slow readers.
     pub(crate) fn leave_barred_gates(&self) {
         for shard in self.shards.all() {
-            shard.submit(Command::LeaveBarredGates);
+            shard.submit(DriverCommand::LeaveBarredGates);
         }
     }
 
     /// Has a lane deliver what follows a transfer that was copied directly.
-    pub(crate) fn send_tail(
+    pub(crate) fn send_signal(
         self: &Arc<Self>,
         slot: SlotId,
         session: &Arc<Session>,
         work: Work,
-        tail: Tail,
+        signal: Signal,
         deadline: u64,
     ) {
-        let flight = || transfer::tail_flight(slot, session.clone(), Some(work), tail, deadline);
-        session.shard.take_off(slot, session, flight);
+        let request =
+            || transfer::signal_request(slot, session.clone(), Some(work), signal, deadline);
+        session.shard.start_request(slot, session, request);
         session.shard.notify_if_blocked();
     }
 
@@ -205,7 +206,7 @@ impl Inner {
     pub(crate) fn shut_down(&self) {
         if process::fork_generation() != self.fork_generation {
             // The threads and the peers are the parent's: only descriptors are let go of.
-            self.crew.abandon();
+            self.copy_pool.abandon();
             for shard in self.shards.all() {
                 shard.abandon();
             }
@@ -221,7 +222,7 @@ impl Inner {
         for shard in self.shards.all() {
             shard.stop();
         }
-        self.crew.stop();
+        self.copy_pool.stop();
         self.slots.close();
         self.inbox.close();
         self.grants.bar_all();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use peerway_core::ids::Incarnation;
 use peerway_core::outcome::Ended;
 
-use crate::batch::{Batch, Tail, check_notification};
+use crate::batch::{Batch, Signal, check_notification};
 use crate::error::{Error, ImportError, PostError};
 use crate::gpu::Enqueued;
 use crate::gpu::device::Device;
@@ -21,7 +21,7 @@ use crate::memory::{LocalSlice, RemoteRegion, RemoteSlice};
 use crate::path::Path;
 use crate::session::{Session, import};
 use crate::staged::Staged;
-use crate::transfer::{self, Then, Transfer, Way};
+use crate::transfer::{self, PostMode, Transfer, TransferMethod};
 use crate::transport::gpu::UserStream;
 
 /// A connected peer. Cheap to clone. A restarted peer is another peer.
@@ -63,7 +63,7 @@ impl Peer {
 
     /// Posts a batch; returns within microseconds whatever its size.
     pub fn post(&self, batch: &Batch) -> Result<Transfer, PostError> {
-        transfer::post(&self.endpoint, &self.session, batch, Then::Leaves, None)
+        transfer::post(&self.endpoint, &self.session, batch, PostMode::Leaves, None)
     }
 
     /// Posts a batch and waits for its end in the calling thread, which does the work.
@@ -75,7 +75,7 @@ impl Peer {
     /// that is kept and neither waited for nor polled may stand still. Dropping the handle lets it go
     /// on; awaiting it, or asking for a wake-up ([`Transfer::on_end`]), has the engine's threads carry it on.
     pub fn begin(&self, batch: &Batch) -> Result<Transfer, PostError> {
-        transfer::post(&self.endpoint, &self.session, batch, Then::Waits, None)
+        transfer::post(&self.endpoint, &self.session, batch, PostMode::Waits, None)
     }
 
     /// Keeps a checked batch to be posted many times, from any thread, without checking it again. Where RDMA
@@ -119,13 +119,17 @@ impl Peer {
     /// Sends a message to the peer's notification queue.
     pub fn notify(&self, message: &[u8]) -> Result<Transfer, PostError> {
         check_notification(message)?;
-        let tail = Tail { notify: Some(message.into()), count: None };
-        transfer::post_tail(&self.endpoint, &self.session, tail)
+        let signal = Signal { notify: Some(message.into()), count: None };
+        transfer::post_signal(&self.endpoint, &self.session, signal)
     }
 
     /// Adds one to a counter of the peer.
     pub fn count(&self, id: u32) -> Result<Transfer, PostError> {
-        transfer::post_tail(&self.endpoint, &self.session, Tail { notify: None, count: Some(id) })
+        transfer::post_signal(
+            &self.endpoint,
+            &self.session,
+            Signal { notify: None, count: Some(id) },
+        )
     }
 
     /// The oldest notification from this peer, as soon as there is one.
@@ -167,8 +171,9 @@ impl Peer {
     pub fn stats(&self) -> PeerStats {
         let mut sum = PeerStats::default();
         let open = self.endpoint.check_open().is_ok();
-        let strands = if open { self.endpoint.strands_of(&self.session) } else { Vec::new() };
-        for session in strands.iter().chain([&self.session]) {
+        let sub_sessions =
+            if open { self.endpoint.sub_sessions_of(&self.session) } else { Vec::new() };
+        for session in sub_sessions.iter().chain([&self.session]) {
             let stats = &session.stats;
             let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
             sum.transfers += load(&stats.transfers);
@@ -228,13 +233,13 @@ pub struct Prepared {
     peer: Peer,
     batch: Arc<Batch>,
     /// How it reaches the peer, where that is the same each time.
-    way: Option<Way>,
+    way: Option<TransferMethod>,
 }
 
 impl Prepared {
     /// Posts it.
     pub fn post(&self) -> Result<Transfer, PostError> {
-        self.post_then(Then::Leaves)
+        self.post_then(PostMode::Leaves)
     }
 
     /// Posts it with this message after its bytes, whatever it was prepared with: its list is not made or checked anew.
@@ -249,11 +254,11 @@ impl Prepared {
 
     /// Posts it for the calling thread to wait for next: see [`Peer::begin`].
     pub fn begin(&self) -> Result<Transfer, PostError> {
-        self.post_then(Then::Waits)
+        self.post_then(PostMode::Waits)
     }
 
     #[inline]
-    fn post_then(&self, then: Then) -> Result<Transfer, PostError> {
+    fn post_then(&self, then: PostMode) -> Result<Transfer, PostError> {
         let Peer { endpoint, session, .. } = &self.peer;
         transfer::post(endpoint, session, &self.batch, then, self.way)
     }

@@ -1,7 +1,7 @@
 //! Who there are sessions with.
 //!
 //! Two endpoints have one session, whichever of them opened it: connecting again gives the same. Where threads of
-//! proxies want lanes of their own there are more, its *strands*, which are numbered and end with it; whoever asks for
+//! proxies want lanes of their own there are more, its *sub-sessions*, which are numbered and end with it; whoever asks for
 //! peers sees the first alone.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -10,13 +10,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use peerway_core::ids::Incarnation;
-use peerway_core::wire::Strand;
+use peerway_core::wire::SubSession;
 
 use crate::clock;
 use crate::inner::Inner;
 use crate::peer::Peer;
 use crate::progress::driver::NewSession;
-use crate::progress::shard::Command;
+use crate::progress::shard::DriverCommand;
 use crate::session::Session;
 
 /// Peers that were accepted and not asked for yet.
@@ -26,13 +26,13 @@ const MAX_UNASKED: usize = 65_536;
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Whom {
     pub(crate) who: Incarnation,
-    pub(crate) strand: u16,
+    pub(crate) sub_session: u16,
 }
 
 impl From<Incarnation> for Whom {
     /// The session that is everybody's.
     fn from(who: Incarnation) -> Self {
-        Self { who, strand: 0 }
+        Self { who, sub_session: 0 }
     }
 }
 
@@ -58,19 +58,21 @@ impl Peers {
         self.current(whom).is_some() || self.accepting.contains(whom)
     }
 
-    /// A session that lives, and for a strand belongs to the one that does.
+    /// A session that lives, and for a sub-session belongs to the one that does.
     fn current(&self, whom: &Whom) -> Option<&Arc<Session>> {
         let session = self.live.get(whom).filter(|session| session.is_alive())?;
         let first = self.live.get(&Whom::from(whom.who));
-        let belongs = session.strand.is_none_or(|strand| {
-            first.is_some_and(|first| first.is_alive() && first.id == strand.of)
+        let belongs = session.sub_session.is_none_or(|sub_session| {
+            first.is_some_and(|first| first.is_alive() && first.id == sub_session.of)
         });
         belongs.then_some(session)
     }
 
     /// The other sessions that belong to one that is everybody's.
-    fn strands_of(&self, session: &Session) -> Vec<Arc<Session>> {
-        let is_of = |s: &&Arc<Session>| s.strand.is_some_and(|strand| strand.of == session.id);
+    fn sub_sessions_of(&self, session: &Session) -> Vec<Arc<Session>> {
+        let is_of = |s: &&Arc<Session>| {
+            s.sub_session.is_some_and(|sub_session| sub_session.of == session.id)
+        };
         self.live.values().filter(is_of).cloned().collect()
     }
 
@@ -155,15 +157,15 @@ impl Inner {
         peers.accepted.pop_front()
     }
 
-    /// Every session that lives, strands too.
+    /// Every session that lives, sub-sessions too.
     pub(crate) fn live_sessions(&self) -> Vec<Arc<Session>> {
         let peers = self.peers.lock().unwrap();
         peers.live.values().chain(&peers.to_self).cloned().collect()
     }
 
-    /// The strands of a session.
-    pub(crate) fn strands_of(&self, session: &Session) -> Vec<Arc<Session>> {
-        self.peers.lock().unwrap().strands_of(session)
+    /// The sub-sessions of a session.
+    pub(crate) fn sub_sessions_of(&self, session: &Session) -> Vec<Arc<Session>> {
+        self.peers.lock().unwrap().sub_sessions_of(session)
     }
 
     /// A connect has come to an end.
@@ -235,7 +237,7 @@ impl Inner {
         }
         drop(peers);
         self.peers_changed.notify_all();
-        session.shard.submit(Command::Adopt(Box::new(new)));
+        session.shard.submit(DriverCommand::Adopt(Box::new(new)));
         session.shard.notify_if_blocked();
         // Adopted at once, or as soon as whoever drives looks: without an index nothing can be sent.
         while session.index.load(Ordering::Acquire) == usize::MAX
@@ -253,7 +255,7 @@ impl Inner {
         let mut peers = self.peers.lock().unwrap();
         if session.incarnation != self.incarnation {
             peers.live.insert(session.whom(), session.clone());
-            if session.strand.is_none() && peers.accepted.len() < MAX_UNASKED {
+            if session.sub_session.is_none() && peers.accepted.len() < MAX_UNASKED {
                 peers.accepted.push_back(session.clone());
             }
         }
@@ -262,24 +264,26 @@ impl Inner {
         self.end_if_orphan(session);
     }
 
-    /// The session of a strand may have gone while it was opened: then nobody has ended the strand.
+    /// The session of a sub-session may have gone while it was opened: then nobody has ended the sub-session.
     fn end_if_orphan(&self, session: &Arc<Session>) {
-        if !self.has_session_of(session.incarnation, session.strand) {
+        if !self.has_session_of(session.incarnation, session.sub_session) {
             session.remove();
         }
     }
 
-    /// Whether the session that a strand belongs to lives; true for what is no strand.
-    pub(crate) fn has_session_of(&self, who: Incarnation, strand: Option<Strand>) -> bool {
+    /// Whether the session that a sub-session belongs to lives; true for what is no sub-session.
+    pub(crate) fn has_session_of(&self, who: Incarnation, sub_session: Option<SubSession>) -> bool {
         let first = || self.peers.lock().unwrap().live.get(&Whom::from(who)).cloned();
-        strand.is_none_or(|strand| first().is_some_and(|s| s.is_alive() && s.id == strand.of))
+        sub_session.is_none_or(|sub_session| {
+            first().is_some_and(|s| s.is_alive() && s.id == sub_session.of)
+        })
     }
 
-    /// A session is over. If we `removed` it, so are its strands; else they end by what ended it, or as they find that it has.
+    /// A session is over. If we `removed` it, so are its sub-sessions; else they end by what ended it, or as they find that it has.
     pub(crate) fn peer_gone(&self, session: &Arc<Session>, removed: bool) {
         let mut peers = self.peers.lock().unwrap();
         let same = |s: &Arc<Session>| Arc::ptr_eq(s, session);
-        let strands = peers.strands_of(session);
+        let sub_sessions = peers.sub_sessions_of(session);
         if peers.live.get(&session.whom()).is_some_and(same) {
             peers.live.remove(&session.whom());
             // Bounded: who is forgotten waits until the other side notices by itself.
@@ -292,7 +296,7 @@ impl Inner {
         peers.accepted.retain(|s| !same(s));
         drop(peers);
         self.peers_changed.notify_all();
-        strands.iter().filter(|_| removed).for_each(Session::remove);
+        sub_sessions.iter().filter(|_| removed).for_each(Session::remove);
     }
 
     /// Who is at the other end of a session of ours with this id.

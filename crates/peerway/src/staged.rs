@@ -39,10 +39,10 @@ use crate::transfer::Transfer;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Staged {
-    inner: Arc<Inner>,
+    inner: Arc<StagedInner>,
 }
 
-struct Inner {
+struct StagedInner {
     stages: Vec<Prepared>,
     released: Mutex<Vec<Stage>>,
     changed: Condvar,
@@ -59,7 +59,7 @@ enum Stage {
     Failed,
 }
 
-impl Inner {
+impl StagedInner {
     fn release(&self, stage: usize) -> Result<(), PostError> {
         let stages = self.stages.len();
         let prepared = self.stages.get(stage).ok_or(PostError::NoSuchStage { stage, stages })?;
@@ -85,7 +85,7 @@ impl Inner {
 impl Staged {
     pub(crate) fn new(stages: Vec<Prepared>) -> Self {
         let released = Mutex::new(stages.iter().map(|_| Stage::Kept).collect());
-        Self { inner: Arc::new(Inner { stages, released, changed: Condvar::new() }) }
+        Self { inner: Arc::new(StagedInner { stages, released, changed: Condvar::new() }) }
     }
 
     /// How many stages there are.

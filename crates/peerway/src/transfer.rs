@@ -13,7 +13,7 @@ use peerway_core::stripe;
 use peerway_core::wire::MAX_PAYLOAD;
 use peerway_core::work::Cursor;
 
-use crate::batch::{Batch, Class, Direction, Tail, Work};
+use crate::batch::{Batch, Class, Direction, Signal, Work};
 use crate::clock;
 use crate::error::PostError;
 use crate::gpu::GpuError;
@@ -21,10 +21,10 @@ use crate::inner::{Inner, Unusable};
 use crate::memory::Direct;
 use crate::os::copy::CopyKind;
 use crate::path::PathKind;
-use crate::progress::crew::{Haste, Job};
+use crate::progress::copy_pool::{Haste, Job};
 use crate::progress::driver::INLINE_SEND;
-use crate::progress::flight::{Flight, Route, StagedFlight};
-use crate::progress::shard::Command;
+use crate::progress::request::{Request, Route, StagedRequest};
+use crate::progress::shard::DriverCommand;
 use crate::session::Session;
 use crate::slots::TransferStats;
 use crate::transport::direct::{DirectJob, copy_all};
@@ -49,7 +49,7 @@ const RING_BYTES: u64 = 8 << 10;
 /// Small transfers go by the latency lane unless told otherwise.
 const LATENCY_BYTES: u64 = 64 << 10;
 /// From this size on another core is called in to copy: waking it costs some microseconds.
-const CREW_BYTES: u64 = 1 << 20;
+const POOL_BYTES: u64 = 1 << 20;
 
 /// Transfers of GPU memory go on lanes in so many pieces at least, so that copies and the wire
 /// overlap, but because of that alone in none smaller than this: each costs some 10 µs. Measured at
@@ -80,10 +80,10 @@ const PATIENT_BYTES: u64 = 1 << 20;
 /// ```
 #[must_use = "a dropped transfer goes on, but nobody learns how it ends"]
 pub struct Transfer {
-    state: State,
+    state: TransferState,
 }
 
-enum State {
+enum TransferState {
     /// Done by the posting call.
     Finished { ended: Ended, path: PathKind, bytes: u64 },
     Running {
@@ -117,13 +117,17 @@ impl Transfer {
     ) -> Self {
         let (endpoint, session) = (endpoint.clone(), session.clone());
         let (left_to_caller, over) = (AtomicBool::new(left_to_caller), OnceLock::new());
-        Self { state: State::Running { endpoint, session, slot, job, left_to_caller, over } }
+        Self {
+            state: TransferState::Running { endpoint, session, slot, job, left_to_caller, over },
+        }
     }
 
     /// How it ended, if it has. Moves things along a little when it has not.
     pub fn poll(&self) -> Option<Ended> {
         let ended = self.ended();
-        let State::Running { endpoint, session, job, .. } = &self.state else { return ended };
+        let TransferState::Running { endpoint, session, job, .. } = &self.state else {
+            return ended;
+        };
         if ended.is_some() {
             return ended;
         }
@@ -140,8 +144,8 @@ impl Transfer {
     /// How it ended, if it has; only looks.
     pub fn ended(&self) -> Option<Ended> {
         match &self.state {
-            State::Finished { ended, .. } => Some(*ended),
-            State::Running { endpoint, slot, over, .. } => {
+            TransferState::Finished { ended, .. } => Some(*ended),
+            TransferState::Running { endpoint, slot, over, .. } => {
                 if let Some(over) = over.get() {
                     return Some(over.ended);
                 }
@@ -170,8 +174,8 @@ impl Transfer {
     /// that no proof can arrive any more: the session is over, or the endpoint is closed.
     pub fn is_fence_pending(&self) -> bool {
         match &self.state {
-            State::Finished { .. } => false,
-            State::Running { endpoint, slot, over, .. } => {
+            TransferState::Finished { .. } => false,
+            TransferState::Running { endpoint, slot, over, .. } => {
                 let unfenced = endpoint.slots.is_unfenced(*slot);
                 // `over` is set before the slot is given away, so the bit was this transfer's.
                 unfenced && over.get().is_none() && endpoint.check_open().is_ok()
@@ -182,7 +186,9 @@ impl Transfer {
     /// How it ends on an endpoint that is closed, or the parent process's: nobody else will tell.
     fn last_word(&self, unusable: Unusable) -> Ended {
         // What a fork copied may be locked for ever.
-        if let (Unusable::Closed, State::Running { job: Some(job), .. }) = (unusable, &self.state) {
+        if let (Unusable::Closed, TransferState::Running { job: Some(job), .. }) =
+            (unusable, &self.state)
+        {
             job.halt();
         }
         let closed = Reason::Failed(TransferError::EndpointClosed);
@@ -191,7 +197,7 @@ impl Transfer {
 
     /// Waits for the end, for so long. The calling thread works for the transfer meanwhile.
     pub fn wait(&self, timeout: Duration) -> Option<Ended> {
-        let State::Running { endpoint, session, slot, job, .. } = &self.state else {
+        let TransferState::Running { endpoint, session, slot, job, .. } = &self.state else {
             return self.ended();
         };
         let ended = || self.ended();
@@ -240,14 +246,16 @@ impl Transfer {
     /// Asks for the transfer to stop. It ends within the fence deadline, and says then whether
     /// anything of it can still change memory.
     pub fn cancel(&self) {
-        let State::Running { endpoint, session, slot, job, .. } = &self.state else { return };
+        let TransferState::Running { endpoint, session, slot, job, .. } = &self.state else {
+            return;
+        };
         if self.ended().is_some() || endpoint.check_open().is_err() {
             return;
         }
         if let Some(job) = job {
             job.cancel();
         }
-        session.shard.submit(Command::Cancel(*slot));
+        session.shard.submit(DriverCommand::Cancel(*slot));
         session.shard.notify_if_blocked();
     }
 
@@ -256,8 +264,8 @@ impl Transfer {
     /// Whoever asks for a wake-up need not poll: other threads make progress from then on.
     pub fn on_end(&self, waker: &Waker) -> bool {
         match &self.state {
-            State::Finished { .. } => false,
-            State::Running { endpoint, session, slot, .. } => {
+            TransferState::Finished { .. } => false,
+            TransferState::Running { endpoint, session, slot, .. } => {
                 let sleeps = self.ended().is_none() && endpoint.slots.wake_later(*slot, waker);
                 if sleeps {
                     session.shard.hand_over();
@@ -270,7 +278,8 @@ impl Transfer {
 
     /// Has the engine's threads carry on what was left to the caller, who sleeps instead.
     fn leave_to_engine(&self) {
-        let State::Running { endpoint, session, job, left_to_caller, .. } = &self.state else {
+        let TransferState::Running { endpoint, session, job, left_to_caller, .. } = &self.state
+        else {
             return;
         };
         // The load keeps polls after the first cheap. The flag publishes nothing: whatever thread
@@ -290,8 +299,8 @@ impl Transfer {
     /// The path it took.
     pub fn path(&self) -> PathKind {
         match &self.state {
-            State::Finished { path, .. } => *path,
-            State::Running { endpoint, slot, over, .. } => {
+            TransferState::Finished { path, .. } => *path,
+            TransferState::Running { endpoint, slot, over, .. } => {
                 let path = endpoint.slots.path(*slot);
                 over.get().map_or(path, |over| over.path)
             }
@@ -301,10 +310,10 @@ impl Transfer {
     /// Bytes and times so far.
     pub fn stats(&self) -> TransferStats {
         match &self.state {
-            State::Finished { bytes, .. } => {
+            TransferState::Finished { bytes, .. } => {
                 TransferStats { bytes_done: *bytes, bytes_total: *bytes, ..Default::default() }
             }
-            State::Running { endpoint, slot, over, .. } => {
+            TransferState::Running { endpoint, slot, over, .. } => {
                 let stats = endpoint.slots.stats(*slot);
                 over.get().map_or(stats, |over| over.stats)
             }
@@ -314,7 +323,9 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        let State::Running { endpoint, session, slot, job, over, .. } = &self.state else { return };
+        let TransferState::Running { endpoint, session, slot, job, over, .. } = &self.state else {
+            return;
+        };
         if self.ended().is_none() && endpoint.check_open().is_ok() {
             // It goes on, and whoever was to wait for it is gone.
             match job {
@@ -332,7 +343,7 @@ impl Future for Transfer {
     type Output = Ended;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ended> {
-        if let State::Running { endpoint, .. } = &self.state
+        if let TransferState::Running { endpoint, .. } = &self.state
             && let Err(unusable) = endpoint.check_open()
         {
             // No thread is left that would call the waker.
@@ -345,9 +356,9 @@ impl Future for Transfer {
     }
 }
 
-/// Has the crew carry a direct copy on; nobody else can where there is no crew.
+/// Has the copy pool carry a direct copy on; nobody else can where there is no copy pool.
 fn see_to(endpoint: &Inner, job: &Arc<dyn Job>) {
-    if !endpoint.crew.offer(job, Haste::Soon) {
+    if !endpoint.copy_pool.offer(job, Haste::Soon) {
         // Better a slow call than a transfer that never ends.
         while job.step() {}
     }
@@ -362,7 +373,7 @@ fn patience(bytes: u64) -> Duration {
 
 /// How a batch reaches its peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum TransferMethod {
     /// This process copies.
     Direct(PathKind),
     /// Frames carry it.
@@ -376,7 +387,7 @@ pub(crate) enum Way {
 /// The best way that every remote region of the work has. Inline, since a call is a twentieth of
 /// what a small copy costs.
 #[inline(always)]
-fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -> Way {
+fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -> TransferMethod {
     let remotes = work.remotes.as_slice();
     let touches_gpu = work.touches_gpu();
     if touches_gpu && work.by_gpu().is_some() {
@@ -384,7 +395,7 @@ fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -
         // Host memory that a GPU copies to or from is no ordinary mapping either.
         let shared = kinds.into_iter().any(|kind| kind != PathKind::SameProcess);
         let kind = if shared { PathKind::GpuIpc } else { PathKind::SameProcess };
-        return Way::Gpu(kind);
+        return TransferMethod::Gpu(kind);
     }
     let is_pushed = || work.shape.total() <= PUSH_BYTES && work.shape.items() <= PUSH_PIECES;
     let by_cma = direction == Direction::Read || is_pushed();
@@ -397,28 +408,32 @@ fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -
         // One that mixes mapped memory with CMA is named after the slower of the two.
         let kinds = remotes.iter().filter_map(|r| r.direct.kind());
         let kind = kinds.max_by_key(|kind| *kind as u8);
-        return Way::Direct(kind.unwrap_or(session.path.kind));
+        return TransferMethod::Direct(kind.unwrap_or(session.path.kind));
     }
     if let (Some(_), Ok(rdma)) = (&session.rdma, &endpoint.rdma) {
         let route = Route::of(direction, false);
         let kind = session.path.kind;
         let fits = work.fits_devices(rdma);
-        return if fits { Way::Devices(route, kind) } else { Way::Lanes(route, kind) };
+        return if fits {
+            TransferMethod::Devices(route, kind)
+        } else {
+            TransferMethod::Lanes(route, kind)
+        };
     }
     let local = session.link.is_some();
     // Mapping is off only where CMA is pinned; else a few bytes are there sooner than the kernel is
     // asked.
     let worth_a_call = (work.shape.total() > RING_BYTES || !session.reach.map) && !touches_gpu;
     if direction == Direction::Write && local && session.reach.peer_pulls && worth_a_call {
-        return Way::Lanes(Route::of(direction, true), PathKind::LocalCma);
+        return TransferMethod::Lanes(Route::of(direction, true), PathKind::LocalCma);
     }
     let kind = if local { PathKind::LocalRing } else { PathKind::Tcp };
-    Way::Lanes(Route::of(direction, false), kind)
+    TransferMethod::Lanes(Route::of(direction, false), kind)
 }
 
 /// Who sees to a transfer after it is posted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Then {
+pub(crate) enum PostMode {
     /// The caller waits at once.
     Waits,
     /// Nobody in particular.
@@ -430,8 +445,8 @@ pub(crate) fn post(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,
     batch: &Batch,
-    then: Then,
-    known: Option<Way>,
+    then: PostMode,
+    known: Option<TransferMethod>,
 ) -> Result<Transfer, PostError> {
     check_peer(endpoint, session)?;
     let way = match known {
@@ -446,9 +461,13 @@ pub(crate) fn post(
 
 /// How a batch of this peer's reaches it, where that is the same each time: regions lose no keys,
 /// and the path of a session stays. The memory is registered with our devices then.
-pub(crate) fn lasting_way(endpoint: &Inner, session: &Session, batch: &Batch) -> Option<Way> {
+pub(crate) fn lasting_way(
+    endpoint: &Inner,
+    session: &Session,
+    batch: &Batch,
+) -> Option<TransferMethod> {
     let way = way(endpoint, session, batch.direction, &batch.work);
-    (matches!(way, Way::Devices(..)) && !batch.work.touches_gpu()).then_some(way)
+    (matches!(way, TransferMethod::Devices(..)) && !batch.work.touches_gpu()).then_some(way)
 }
 
 /// Posts a batch into a stream, if a GPU can carry it out by itself; else nothing is posted.
@@ -465,10 +484,10 @@ pub(crate) unsafe fn post_in(
     check_peer(endpoint, session)?;
     check(session, batch)?;
     let way = way(endpoint, session, batch.direction, &batch.work);
-    if !matches!(way, Way::Gpu(..)) {
+    if !matches!(way, TransferMethod::Gpu(..)) {
         return Ok(None);
     }
-    post_by(endpoint, session, batch, Then::Leaves, way, Some(stream)).map(Some)
+    post_by(endpoint, session, batch, PostMode::Leaves, way, Some(stream)).map(Some)
 }
 
 /// Whether anything can be posted to a peer at all.
@@ -494,36 +513,39 @@ fn post_by(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,
     batch: &Batch,
-    then: Then,
-    way: Way,
+    then: PostMode,
+    way: TransferMethod,
     on: Option<UserStream>,
 ) -> Result<Transfer, PostError> {
-    let Batch { direction, work, class, deadline, tail } = batch;
+    let Batch { direction, work, class, deadline, signal } = batch;
     let total = work.shape.total();
     session.stats.transfers.fetch_add(1, Ordering::Relaxed);
     let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
-    if let (Way::Direct(path), true, true) = (way, small, tail.is_empty()) {
+    if let (TransferMethod::Direct(path), true, true) = (way, small, signal.is_empty()) {
         let result = copy_all(work, *direction, work.shape.start(), CopyKind::Plain);
         let reason = result.map_or_else(Reason::Failed, |()| Reason::Done);
         let ended = Ended { reason, fence: Fence::Held };
-        return Ok(Transfer { state: State::Finished { ended, path, bytes: total } });
+        return Ok(Transfer { state: TransferState::Finished { ended, path, bytes: total } });
     }
     let now = clock::now();
     let deadline = clock::after(now, deadline.unwrap_or(endpoint.config.deadline));
     let path = match way {
-        Way::Direct(path) | Way::Lanes(_, path) | Way::Devices(_, path) | Way::Gpu(path) => path,
+        TransferMethod::Direct(path)
+        | TransferMethod::Lanes(_, path)
+        | TransferMethod::Devices(_, path)
+        | TransferMethod::Gpu(path) => path,
     };
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(total, path, now).ok_or(PostError::Busy { slots })?;
     let running = |job, left| Transfer::running(endpoint, session, slot, job, left);
-    let by_device = matches!(way, Way::Devices(..));
+    let by_device = matches!(way, TransferMethod::Devices(..));
     match way {
-        Way::Direct(_) if small => {
+        TransferMethod::Direct(_) if small => {
             match copy_all(work, *direction, work.shape.start(), CopyKind::Plain) {
                 // The bytes are there; now a lane says so, and its answer ends the transfer.
                 Ok(()) => {
                     endpoint.slots.slot(slot).done.fetch_add(total, Ordering::Relaxed);
-                    endpoint.send_tail(slot, session, work.clone(), tail.clone(), deadline);
+                    endpoint.send_signal(slot, session, work.clone(), signal.clone(), deadline);
                 }
                 Err(error) => {
                     let reason = Reason::Failed(error);
@@ -532,36 +554,38 @@ fn post_by(
             }
             Ok(running(None, false))
         }
-        Way::Direct(_) => {
-            let (work, tail) = (work.clone(), tail.clone());
+        TransferMethod::Direct(_) => {
+            let (work, signal) = (work.clone(), signal.clone());
             let job: Arc<dyn Job> =
-                DirectJob::new(endpoint.clone(), slot, *direction, work, deadline, tail);
+                DirectJob::new(endpoint.clone(), slot, *direction, work, deadline, signal);
             let helped = match then {
-                Then::Leaves => {
+                PostMode::Leaves => {
                     see_to(endpoint, &job);
                     true
                 }
-                Then::Waits => total >= CREW_BYTES && endpoint.crew.offer(&job, Haste::Now),
+                PostMode::Waits => {
+                    total >= POOL_BYTES && endpoint.copy_pool.offer(&job, Haste::Now)
+                }
             };
             if total == 0 {
                 job.step();
             }
             Ok(running(Some(job), !helped))
         }
-        Way::Gpu(_) => {
+        TransferMethod::Gpu(_) => {
             // There a moment ago.
             let device = work.by_gpu().ok_or(GpuError::NotForAStream)?;
-            let (work, tail) = (work.clone(), tail.clone());
+            let (work, signal) = (work.clone(), signal.clone());
             let job: Arc<dyn Job> =
-                GpuJob::new(endpoint.clone(), slot, *direction, work, device, deadline, tail, on);
+                GpuJob::new(endpoint.clone(), slot, *direction, work, device, deadline, signal, on);
             // The GPU is set to work at once; somebody must look when it is done.
             let more = job.step();
-            if more && then == Then::Leaves {
+            if more && then == PostMode::Leaves {
                 see_to(endpoint, &job);
             }
-            Ok(running(Some(job), then == Then::Waits))
+            Ok(running(Some(job), then == PostMode::Waits))
         }
-        Way::Lanes(route, _) | Way::Devices(route, _) => {
+        TransferMethod::Lanes(route, _) | TransferMethod::Devices(route, _) => {
             let lanes = match &session.rdma {
                 Some(rdma) => rdma.lanes,
                 None => 1 + usize::from(endpoint.config.lanes.unwrap_or(1)),
@@ -578,20 +602,20 @@ fn post_by(
             };
             // Copies from and to a GPU end without a sound.
             let unseen = total > INLINE_SEND || staged.is_some();
-            let flight = || Flight {
+            let request = || Request {
                 slot,
                 session: session.clone(),
                 route,
                 at: work.shape.start(),
                 work: Some(work.clone()),
                 redo: Vec::new(),
-                gpu: staged.map(StagedFlight::new),
+                gpu: staged.map(StagedRequest::new),
                 piece: stripe::piece_len(total, lanes - 1, most.clamp(STAGED_PIECE, MAX_PAYLOAD)),
                 bulk,
                 posted: now,
                 deadline,
-                tail: tail.clone(),
-                tail_sent: false,
+                signal: signal.clone(),
+                signal_sent: false,
                 by_device,
                 parts: 0,
                 queues: 0,
@@ -601,27 +625,27 @@ fn post_by(
                 ending: None,
                 unfenced: false,
             };
-            session.shard.take_off(slot, session, flight);
-            if then == Then::Leaves && unseen {
+            session.shard.start_request(slot, session, request);
+            if then == PostMode::Leaves && unseen {
                 session.shard.notify_if_blocked();
             }
-            Ok(running(None, then == Then::Waits && unseen))
+            Ok(running(None, then == PostMode::Waits && unseen))
         }
     }
 }
 
-/// A flight that carries no bytes, only what follows them.
-pub(crate) fn tail_flight(
+/// A request that carries no bytes, only what follows them.
+pub(crate) fn signal_request(
     slot: SlotId,
     session: Arc<Session>,
     work: Option<Work>,
-    tail: Tail,
+    signal: Signal,
     deadline: u64,
-) -> Flight {
-    Flight {
+) -> Request {
+    Request {
         slot,
         session,
-        route: Route::Tail,
+        route: Route::SignalOnly,
         work,
         at: Cursor::default(),
         redo: Vec::new(),
@@ -630,8 +654,8 @@ pub(crate) fn tail_flight(
         bulk: false,
         posted: clock::now(),
         deadline,
-        tail,
-        tail_sent: false,
+        signal,
+        signal_sent: false,
         by_device: false,
         parts: 0,
         queues: 0,
@@ -644,10 +668,10 @@ pub(crate) fn tail_flight(
 }
 
 /// Posts a notification that follows nothing.
-pub(crate) fn post_tail(
+pub(crate) fn post_signal(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,
-    tail: Tail,
+    signal: Signal,
 ) -> Result<Transfer, PostError> {
     check_peer(endpoint, session)?;
     let now = clock::now();
@@ -659,7 +683,7 @@ pub(crate) fn post_tail(
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(0, path, now).ok_or(PostError::Busy { slots })?;
     let deadline = clock::after(now, endpoint.config.deadline);
-    let flight = || tail_flight(slot, session.clone(), None, tail, deadline);
-    session.shard.take_off(slot, session, flight);
+    let request = || signal_request(slot, session.clone(), None, signal, deadline);
+    session.shard.start_request(slot, session, request);
     Ok(Transfer::running(endpoint, session, slot, None, false))
 }

@@ -14,11 +14,11 @@ use crate::threads::{self, Cpus};
 /// A thread that starts with its first task and runs tasks in order.
 pub(crate) struct Worker {
     name: &'static str,
-    state: PerProcess<State>,
+    state: PerProcess<WorkerState>,
 }
 
 #[derive(Default)]
-struct State {
+struct WorkerState {
     tasks: SegQueue<Task>,
     /// `None` where the thread could not be started.
     thread: OnceLock<Option<Thread>>,
@@ -38,7 +38,7 @@ impl Worker {
 
     /// Runs `task` soon, in the worker's thread.
     pub(crate) fn run(&'static self, task: impl FnOnce() + Send + 'static) {
-        let state = self.state.get(State::default);
+        let state = self.state.get(WorkerState::default);
         let thread = state.thread.get_or_init(|| {
             let started = threads::spawn(self.name, &Cpus::of_process(), move || state.work())
                 .inspect_err(|error| tracing::error!(%error, self.name, "cannot start a thread"));
@@ -55,7 +55,7 @@ impl Worker {
     }
 }
 
-impl State {
+impl WorkerState {
     fn work(&self) {
         loop {
             while let Some(task) = self.tasks.pop() {

@@ -4,7 +4,9 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
-use peerway::driven::{Command, Forward, Op, Proxy, ProxyError, PushError, PusherError, Window};
+use peerway::driven::{
+    Command, Forward, HostProducerError, Op, Proxy, ProxyError, PushError, Window,
+};
 use peerway::{Access, Endpoint, Peer, Region};
 
 const LEN: usize = 1 << 20;
@@ -30,7 +32,7 @@ impl Two {
         let back = endpoints[1].connect(&endpoints[0].metadata()).unwrap();
         let peers = [there, back];
         for at in 0..2 {
-            let card = proxies[1 - at].card().unwrap();
+            let card = proxies[1 - at].peer_info().unwrap();
             let theirs = proxies[at].add_peer(0, &peers[at], &card).unwrap();
             assert_eq!(theirs, [windows[1 - at]]);
         }
@@ -58,24 +60,24 @@ fn arrivals_are_forwarded_to_several_places_and_the_sender_is_answered() {
         two.proxies[1].forward(rule).unwrap();
     }
     let _armed = two.proxies.each_ref().map(Proxy::arm);
-    let pusher = two.proxies[0].pusher(0).unwrap();
+    let producer = two.proxies[0].host_producer(0).unwrap();
     for round in 1..=200u64 {
         for slot in 0..4u64 {
             let token = [(round * 4 + slot) as u8; 512];
             two.regions[0].write_at(slot * 512, &token).unwrap();
             let [src, dst] = two.windows.map(|window| window.base + slot * 512);
-            pusher.put_with_count(0, dst, src, 512, slot as u16).unwrap();
+            producer.put_with_count(0, dst, src, 512, slot as u16).unwrap();
         }
         // The sender's own counter: everything went all the way.
-        pusher.wait_counter(50, 4 * round, Some(0)).unwrap();
+        producer.wait_counter(50, 4 * round, Some(0)).unwrap();
         assert_eq!(two.proxies[1].counter(100), 4 * round, "told before the sender");
         for (slot, expert) in (0..4u64).flat_map(|slot| experts.iter().map(move |e| (slot, e))) {
             assert_eq!(bytes(expert, slot * 512, 512), [(round * 4 + slot) as u8; 512]);
         }
     }
     assert!(two.proxies[1].stop_forwarding(2) && !two.proxies[1].stop_forwarding(2));
-    pusher.signal(0, 2).unwrap();
-    pusher.quiet(0).unwrap();
+    producer.signal(0, 2).unwrap();
+    producer.quiet(0).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(two.proxies[0].counter(50), 800, "a rule that was taken away");
     assert_eq!(two.proxies.each_ref().map(|proxy| proxy.stats().faults), [0, 0]);
@@ -120,14 +122,14 @@ fn numbers_and_cards_are_checked() {
         assert!(matches!(error, ProxyError::OutOfRange { .. }), "{shown}: {error}");
     }
     let proxy = &two.proxies[0];
-    let card = two.proxies[1].card().unwrap();
+    let card = two.proxies[1].peer_info().unwrap();
     let taken = proxy.add_peer(0, &two.peers[0], &card).expect_err("a number twice");
     assert!(matches!(taken, ProxyError::Taken { number: 0 }), "{taken}");
     assert!(proxy.add_peer(64, &two.peers[0], &card).is_err(), "beyond the peers it was made for");
-    assert!(matches!(proxy.add_peer(1, &two.peers[0], &card[1..]), Err(ProxyError::NotACard)));
-    assert!(proxy.pusher(4).is_err());
-    let unknown = proxy.pusher(0).unwrap().put(64, 0, 0, 4);
-    assert!(matches!(unknown, Err(PusherError::NoSuch { what: "peer", .. })), "{unknown:?}");
+    assert!(matches!(proxy.add_peer(1, &two.peers[0], &card[1..]), Err(ProxyError::NotPeerInfo)));
+    assert!(proxy.host_producer(4).is_err());
+    let unknown = proxy.host_producer(0).unwrap().put(64, 0, 0, 4);
+    assert!(matches!(unknown, Err(HostProducerError::NoSuch { what: "peer", .. })), "{unknown:?}");
     // A window that is not the one on the card.
     let other = two.endpoints[1].allocate(100).unwrap().advertise(Access::WRITE).unwrap();
     assert!(proxy.add_peer(1, &two.peers[0], &other).is_err());
@@ -136,8 +138,8 @@ fn numbers_and_cards_are_checked() {
 #[test]
 fn a_proxy_that_nobody_arms_sleeps_and_ends_at_once() {
     let two = Two::new();
-    let pusher = two.proxies[0].pusher(1).unwrap();
-    pusher.signal(0, 3).unwrap();
+    let producer = two.proxies[0].host_producer(1).unwrap();
+    producer.signal(0, 3).unwrap();
     assert_eq!(two.proxies[1].wait_counter(3, 1, Duration::from_millis(100)), 0, "asleep");
     let armed = two.proxies[0].arm();
     assert_eq!(two.proxies[1].wait_counter(3, 1, SOON), 1);
@@ -150,7 +152,7 @@ fn a_proxy_that_nobody_arms_sleeps_and_ends_at_once() {
 #[test]
 fn waits_of_a_pusher_can_be_cut_short_and_taken_up_again() {
     let two = Two::new();
-    let pusher = two.proxies[0].pusher(0).unwrap();
+    let producer = two.proxies[0].host_producer(0).unwrap();
     let signal = Command { op: Op::Signal, peer: 0, counter: 3, ..Command::NOP };
     // Nobody is armed: the ring fills up, and who waits for room is interrupted long before the time-out.
     let start = std::time::Instant::now();
@@ -160,26 +162,26 @@ fn waits_of_a_pusher_can_be_cut_short_and_taken_up_again() {
             asked += 1;
             true
         };
-        match pusher.push_unless(signal, &mut interrupted) {
+        match producer.push_unless(signal, &mut interrupted) {
             Ok(_) => pushed += 1,
             Err(refused) => break refused,
         }
     };
-    assert!(matches!(refused, PusherError::Push(PushError::Full)), "{refused}");
-    assert!(asked > 0 && start.elapsed() < pusher.timeout());
+    assert!(matches!(refused, HostProducerError::Push(PushError::Full)), "{refused}");
+    assert!(asked > 0 && start.elapsed() < producer.timeout());
     // The claim was given back: the ring goes on where it was.
     let _armed = two.proxies[0].arm();
     assert_eq!(two.proxies[1].wait_counter(3, pushed, SOON), pushed);
     // The other one's threads have been asleep for long.
-    let pusher = two.proxies[1].pusher(0).unwrap();
-    let position = pusher.push(Command { op: Op::Quiet, peer: 0, ..Command::NOP }).unwrap();
+    let producer = two.proxies[1].host_producer(0).unwrap();
+    let position = producer.push(Command { op: Op::Quiet, peer: 0, ..Command::NOP }).unwrap();
     let bit = Duration::from_millis(10);
-    assert_eq!(pusher.wait_answer(0, position, bit), Err(PusherError::TimedOut));
-    assert_eq!(pusher.wait_counter_for(5, 1, Some(0), bit), Err(PusherError::TimedOut));
-    let unknown = pusher.wait_answer(64, position, bit);
-    assert!(matches!(unknown, Err(PusherError::NoSuch { what: "peer", .. })), "{unknown:?}");
+    assert_eq!(producer.wait_answer(0, position, bit), Err(HostProducerError::TimedOut));
+    assert_eq!(producer.wait_counter_for(5, 1, Some(0), bit), Err(HostProducerError::TimedOut));
+    let unknown = producer.wait_answer(64, position, bit);
+    assert!(matches!(unknown, Err(HostProducerError::NoSuch { what: "peer", .. })), "{unknown:?}");
     let _armed = two.proxies[1].arm();
-    assert_eq!(pusher.wait_answer(0, position, SOON), Ok(()));
+    assert_eq!(producer.wait_answer(0, position, SOON), Ok(()));
     assert_eq!((two.proxies[0].peers(), two.proxies[0].counters()), (64, 1024));
 }
 
@@ -187,13 +189,13 @@ fn waits_of_a_pusher_can_be_cut_short_and_taken_up_again() {
 fn windows_can_be_added_while_it_runs() {
     let two = Two::new();
     let _armed = two.proxies[0].arm();
-    let pusher = two.proxies[0].pusher(0).unwrap();
+    let producer = two.proxies[0].host_producer(0).unwrap();
     // Many, each used at once: the thread may be in the middle of a round, which began when it was not there.
     for turn in 1..=40 {
         let more = two.endpoints[0].register(vec![turn; 4096]).unwrap();
         let window = two.proxies[0].window(&more).unwrap();
-        pusher.put(0, two.windows[1].base + 64, window.base + 4, 128).unwrap();
-        pusher.quiet(0).unwrap();
+        producer.put(0, two.windows[1].base + 64, window.base + 4, 128).unwrap();
+        producer.quiet(0).unwrap();
         let expected = [vec![0; 64], vec![turn; 128], vec![0; 64]].concat();
         assert_eq!(bytes(&two.regions[1], 0, 256), expected);
     }
@@ -235,10 +237,10 @@ fn the_header_for_kernels_speaks_the_proxys_language() {
     let [src, dst] = two.windows.map(|window| window.base);
     let handle = two.proxies[0].handle();
     let answer = std::thread::spawn({
-        let pusher = two.proxies[1].pusher(0).unwrap();
+        let producer = two.proxies[1].host_producer(0).unwrap();
         move || {
-            pusher.wait_counter(10, 1, Some(0)).unwrap();
-            pusher.signal(0, 11).unwrap();
+            producer.wait_counter(10, 1, Some(0)).unwrap();
+            producer.signal(0, 11).unwrap();
         }
     });
     type Run = unsafe extern "C" fn(u64, u64, u64, u32) -> i32;

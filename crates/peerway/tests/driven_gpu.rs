@@ -47,8 +47,8 @@ impl Two {
         theirs.window(&regions[1]).unwrap();
         let there = endpoints[0].connect(&endpoints[1].metadata()).unwrap();
         let back = endpoints[1].connect(&endpoints[0].metadata()).unwrap();
-        let to = ours.add_peer(0, &there, &theirs.card().unwrap()).unwrap()[0];
-        theirs.add_peer(0, &back, &ours.card().unwrap()).unwrap();
+        let to = ours.add_peer(0, &there, &theirs.peer_info().unwrap()).unwrap()[0];
+        theirs.add_peer(0, &back, &ours.peer_info().unwrap()).unwrap();
         Self { _endpoints: endpoints, ours, theirs, regions, from, to, back }
     }
 }
@@ -73,21 +73,21 @@ fn puts_between_gpu_memories_arrive_whole_with_every_copier() {
         let bytes = pattern(7, LEN as usize);
         two.regions[0].write_at(0, &bytes).unwrap();
         two.regions[1].fill(0, LEN, 0xee).unwrap();
-        let pusher = two.ours.pusher(1).unwrap();
+        let producer = two.ours.host_producer(1).unwrap();
         let (mut at, mut step, mut counted) = (64, 4, 0u64);
         while at + step + 64 < LEN {
             let (dst, src) = (two.to.base + at, two.from.base + at);
             if counted % 3 == 0 {
-                pusher.put_with_count(0, dst, src, step, 5).unwrap();
+                producer.put_with_count(0, dst, src, step, 5).unwrap();
             } else {
-                pusher.put(0, dst, src, step).unwrap();
+                producer.put(0, dst, src, step).unwrap();
             }
             counted += 1;
             at += step;
             step = (step * 3 / 2 + 4) / 4 * 4 % (1 << 19);
             step = step.max(4);
         }
-        pusher.quiet(0).unwrap();
+        producer.quiet(0).unwrap();
         let end = at as usize;
         let got = contents(&two.regions[1], 0, LEN as usize);
         assert!(got[..64] == [0xee; 64] && got[end..].iter().all(|byte| *byte == 0xee), "{copier}");
@@ -95,7 +95,7 @@ fn puts_between_gpu_memories_arrive_whole_with_every_copier() {
         assert_eq!(two.theirs.counter(5), counted.div_ceil(3), "{copier}");
         let stats = two.ours.stats();
         assert_eq!((stats.faults, stats.puts), (0, counted), "{copier}");
-        assert!(stats.flights > 0, "{copier}: a GPU copied");
+        assert!(stats.requests > 0, "{copier}: a GPU copied");
     }
 }
 
@@ -106,12 +106,12 @@ fn each_count_comes_after_its_bytes() {
     for copier in CopierKind::ALL {
         let two = Two::new(copier, false);
         let _armed = two.ours.arm();
-        let pusher = two.ours.pusher(0).unwrap();
+        let producer = two.ours.host_producer(0).unwrap();
         for round in 1..=50u64 {
             let len = 4096 * (1 + round % 20);
             let bytes = pattern(round, len as usize);
             two.regions[0].write_at(0, &bytes).unwrap();
-            pusher.put_with_count(0, two.to.base, two.from.base, len, 9).unwrap();
+            producer.put_with_count(0, two.to.base, two.from.base, len, 9).unwrap();
             let seen = two.theirs.wait_counter(9, round, Duration::from_secs(10));
             assert_eq!(seen, round, "{copier}");
             assert!(contents(&two.regions[1], 0, len as usize) == bytes, "{copier}, {round}");
@@ -136,12 +136,12 @@ fn arrivals_go_on_to_several_memories_of_gpus_and_the_host() {
         }
         two.theirs.forward(rule).unwrap();
         let _armed = [two.ours.arm(), two.theirs.arm()];
-        let pusher = two.ours.pusher(0).unwrap();
+        let producer = two.ours.host_producer(0).unwrap();
         for round in 1..=20u64 {
             let bytes = pattern(round, 65_536);
             two.regions[0].write_at(0, &bytes).unwrap();
-            pusher.put_with_count(0, two.to.base, two.from.base, 65_536, 3).unwrap();
-            pusher.wait_counter(8, round, Some(0)).unwrap();
+            producer.put_with_count(0, two.to.base, two.from.base, 65_536, 3).unwrap();
+            producer.wait_counter(8, round, Some(0)).unwrap();
             for expert in &experts {
                 assert!(contents(expert, 0, 65_536) == bytes, "{copier}, {round}");
             }
@@ -161,17 +161,17 @@ fn a_window_whose_memory_was_freed_fails_its_commands_and_nothing_else() {
         let raw = unsafe { two._endpoints[0].register_gpu_raw(memory.address(), 65_536) }.unwrap();
         let window = two.ours.window(&raw).unwrap();
         let _armed = two.ours.arm();
-        let pusher = two.ours.pusher(0).unwrap();
-        pusher.put(0, two.to.base, window.base, 4096).unwrap();
-        pusher.quiet(0).unwrap();
+        let producer = two.ours.host_producer(0).unwrap();
+        producer.put(0, two.to.base, window.base, 4096).unwrap();
+        producer.quiet(0).unwrap();
         drop(memory);
-        pusher.put_with_count(0, two.to.base, window.base, 4096, 2).unwrap();
-        assert!(pusher.quiet(0).is_err(), "{copier}");
+        producer.put_with_count(0, two.to.base, window.base, 4096, 2).unwrap();
+        assert!(producer.quiet(0).is_err(), "{copier}");
         let fault = two.ours.take_fault().unwrap();
         assert_eq!(fault.code, FaultCode::Source, "{copier}: {fault}");
         assert_eq!(two.theirs.counter(2), 0, "{copier}: a failed put counted");
-        pusher.put_with_count(0, two.to.base, two.from.base, 4096, 2).unwrap();
-        pusher.quiet(0).unwrap();
+        producer.put_with_count(0, two.to.base, two.from.base, 4096, 2).unwrap();
+        producer.quiet(0).unwrap();
         assert_eq!(two.theirs.counter(2), 1, "{copier}: others go on");
     }
 }
@@ -226,14 +226,14 @@ fn a_kernel_puts_and_is_told_when_it_is_there() {
     kernels.start(c"driven_put_quiet", &[handle, 0, two.to.base, two.from.base, 1 << 20]);
     assert_eq!(kernels.end(), 0);
     assert!(contents(&two.regions[1], 0, 1 << 20) == bytes);
-    assert!(two.ours.pusher(0).is_err(), "rings of a GPU are its kernels'");
+    assert!(two.ours.host_producer(0).is_err(), "rings of a GPU are its kernels'");
     // Outside the window: the kernel is told, and nothing else happens.
     let outside = two.to.base + LEN - 4096;
     kernels.start(c"driven_put_quiet", &[handle, 0, outside, two.from.base, 8192]);
     assert_eq!(kernels.end(), 4, "PEERWAY_FAILED");
     assert!(two.ours.take_fault().is_some());
     kernels.start(c"driven_put_quiet", &[handle, 0, two.to.base, two.from.base, 4096]);
-    assert_eq!(kernels.end(), 0, "forgiven");
+    assert_eq!(kernels.end(), 0, "a new fault epoch");
     // Nobody of that number.
     kernels.start(c"driven_put_quiet", &[handle, 63, two.to.base, two.from.base, 4096]);
     assert_eq!(kernels.end(), 4);
@@ -281,7 +281,7 @@ fn a_kernel_that_waits_for_a_peer_is_told_when_it_is_gone() {
         let region = endpoint.allocate_gpu(0, 4096).unwrap();
         proxy.window(&region).unwrap();
         let hex = |bytes: Vec<u8>| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
-        println!("\nfar {} {}", hex(endpoint.metadata()), hex(proxy.card().unwrap()));
+        println!("\nfar {} {}", hex(endpoint.metadata()), hex(proxy.peer_info().unwrap()));
         std::thread::sleep(Duration::from_secs(60));
         return;
     }

@@ -251,7 +251,7 @@ fn what_nobody_waits_for_goes_on_when_its_handle_is_dropped() {
     for pin in [Pin::Auto, Pin::LocalRing, Pin::Tcp] {
         let (a, b) = (endpoint(pin), endpoint(pin));
         let peer = a.connect(&b.metadata()).unwrap();
-        // Less than the crew is called in for, more than the posting call does.
+        // Less than the copy pool is called in for, more than the posting call does.
         let theirs = b.allocate(500_000).unwrap();
         let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
         let ours = a.register(vec![9u8; 500_000]).unwrap();

@@ -86,18 +86,18 @@ fn commands_of_proxies() {
         let (ours, theirs) = (a.allocate(1 << 20).unwrap(), b.allocate(1 << 20).unwrap());
         let from = near.window(&ours).unwrap().base;
         let to = far.window(&theirs).unwrap().base;
-        near.add_peer(0, &peer, &far.card().unwrap()).unwrap();
+        near.add_peer(0, &peer, &far.peer_info().unwrap()).unwrap();
         let _armed = near.arm();
-        let pushers = [0, 1].map(|ring| near.pusher(ring).unwrap());
+        let producers = [0, 1].map(|ring| near.host_producer(ring).unwrap());
         let round = || {
-            for pusher in &pushers {
+            for producer in &producers {
                 for at in 0..40 {
-                    pusher.put(0, to + at * 256, from + at * 256, 256).unwrap();
+                    producer.put(0, to + at * 256, from + at * 256, 256).unwrap();
                 }
-                pusher.put_with_count(0, to, from, 256, 3).unwrap();
-                pusher.signal(0, 4).unwrap();
+                producer.put_with_count(0, to, from, 256, 3).unwrap();
+                producer.signal(0, 4).unwrap();
             }
-            pushers.iter().for_each(|pusher| pusher.quiet(0).unwrap());
+            producers.iter().for_each(|producer| producer.quiet(0).unwrap());
         };
         (0..50).for_each(|_| round());
         let rounds = 100;

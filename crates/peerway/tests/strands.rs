@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use peerway::driven::{Proxy, PusherError};
+use peerway::driven::{HostProducerError, Proxy};
 use peerway::{Endpoint, Pin};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -54,8 +54,8 @@ fn each_thread_has_lanes_of_its_own() {
         let back = b.accept(SOON).unwrap();
         let of_a_session = sockets() - listening;
         // Both sides have proxies that know each other, and share what either opened.
-        far.add_peer(0, &back, &near.card().unwrap()).unwrap();
-        near.add_peer(0, &there, &far.card().unwrap()).unwrap();
+        far.add_peer(0, &back, &near.peer_info().unwrap()).unwrap();
+        near.add_peer(0, &there, &far.peer_info().unwrap()).unwrap();
         // One for each endpoint, and two more, as the proxy has three threads. A thread names itself when it first runs.
         let (wanted, threads) = (2 * (1 + 2), serving_threads);
         assert!(comes_to(|| threads() == wanted), "{pin}: {} and not {wanted}", threads());
@@ -71,27 +71,27 @@ fn each_thread_has_lanes_of_its_own() {
         for ring in 0..4u64 {
             let (at, text) = (ring * 100, format!("from ring {ring}."));
             ours.write_at(at, text.as_bytes()).unwrap();
-            let pusher = near.pusher(ring as u32).unwrap();
-            pusher.put_with_count(0, to + at, from + at, 12, 7).unwrap();
-            pusher.quiet(0).unwrap();
+            let producer = near.host_producer(ring as u32).unwrap();
+            producer.put_with_count(0, to + at, from + at, 12, 7).unwrap();
+            producer.quiet(0).unwrap();
             let mut came = [0; 12];
             theirs.read_at(at, &mut came).unwrap();
             assert_eq!(came, text.as_bytes(), "{pin}");
-            far.pusher(ring as u32).unwrap().signal(0, 9).unwrap();
+            far.host_producer(ring as u32).unwrap().signal(0, 9).unwrap();
         }
         assert_eq!(far.wait_counter(7, 4, SOON), 4, "{pin}");
         assert_eq!(near.wait_counter(9, 4, SOON), 4, "{pin}");
         if pin != Pin::LocalMap {
             assert_eq!(there.stats().bytes_written, 48, "{pin}: of all threads");
         }
-        // With the peer its strands go, and every thread says so, on both sides.
+        // With the peer its sub-sessions go, and every thread says so, on both sides.
         a.remove_peer(&there);
         for proxy in [&near, &far] {
             for ring in 0..4 {
-                let pusher = proxy.pusher(ring).unwrap();
+                let producer = proxy.host_producer(ring).unwrap();
                 let told = comes_to(|| {
-                    let _ = pusher.put(0, to, from, 4);
-                    matches!(pusher.quiet(0), Err(PusherError::Failed))
+                    let _ = producer.put(0, to, from, 4);
+                    matches!(producer.quiet(0), Err(HostProducerError::Failed))
                 });
                 assert!(told, "{pin}, ring {ring}");
             }

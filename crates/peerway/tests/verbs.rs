@@ -97,9 +97,9 @@ fn commands_of_kernels_are_carried_out_whatever_order_completions_come_in() {
     let far = Proxy::builder(&b).threads(1).rings(1).build().unwrap();
     let from = proxy.window(&ours).unwrap();
     far.window(&theirs).unwrap();
-    let to = proxy.add_peer(0, &peer, &far.card().unwrap()).unwrap()[0];
+    let to = proxy.add_peer(0, &peer, &far.peer_info().unwrap()).unwrap()[0];
     let _armed = proxy.arm();
-    let pushers = [0, 1].map(|ring| proxy.pusher(ring).unwrap());
+    let producers = [0, 1].map(|ring| proxy.host_producer(ring).unwrap());
     for round in 1..=4u64 {
         let bytes_now: Vec<u8> =
             (0..LEN).map(|i| (i as u8).wrapping_mul(7 + round as u8)).collect();
@@ -107,16 +107,16 @@ fn commands_of_kernels_are_carried_out_whatever_order_completions_come_in() {
         let (mut at, mut counted) = (0, 0);
         while at < LEN as u64 {
             let len = (4096 + at % 3 * 20_000).min(LEN as u64 - at) / 4 * 4;
-            let pusher = &pushers[at as usize / 4096 % 2];
+            let producer = &producers[at as usize / 4096 % 2];
             if at % 5 == 0 {
-                pusher.put(0, to.base + at, from.base + at, len).unwrap();
+                producer.put(0, to.base + at, from.base + at, len).unwrap();
             } else {
-                pusher.put_with_count(0, to.base + at, from.base + at, len, 3).unwrap();
+                producer.put_with_count(0, to.base + at, from.base + at, len, 3).unwrap();
                 counted += 1;
             }
             at += len;
         }
-        pushers.iter().for_each(|pusher| pusher.quiet(0).unwrap());
+        producers.iter().for_each(|producer| producer.quiet(0).unwrap());
         assert!(bytes(&theirs) == bytes_now, "round {round}: after quiet");
         // The bytes are there; a count that a device brought is the peer's to take, and no more than were sent come.
         assert_eq!(
@@ -126,13 +126,13 @@ fn commands_of_kernels_are_carried_out_whatever_order_completions_come_in() {
         );
         // One alone, whose count is looked for: its bytes are there.
         ours.write_at(0, &[round as u8; 8192]).unwrap();
-        pushers[0].put_with_count(0, to.base, from.base, 8192, 4).unwrap();
+        producers[0].put_with_count(0, to.base, from.base, 8192, 4).unwrap();
         assert_eq!(far.wait_counter(4, round, WATCHDOG), round);
         assert!(
             bytes(&theirs)[..8192] == [round as u8; 8192],
             "round {round}: a count before its bytes"
         );
-        pushers[0].quiet(0).unwrap();
+        producers[0].quiet(0).unwrap();
     }
     assert_eq!(proxy.stats().faults, 0, "{:?}", proxy.take_fault());
 }

@@ -348,7 +348,7 @@ fn hello() -> anyhow::Result<u64> {
         expects: Some(Incarnation([2; 16])),
         session: [3; 16],
         replaces: None,
-        strand: None,
+        sub_session: None,
         lanes: 4,
         detect_ms: 2000,
         metadata: vec![5; 64],

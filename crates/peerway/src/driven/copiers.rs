@@ -22,19 +22,19 @@ const QUICK_BLOCKS: u32 = 2;
 /// A GPU's copiers.
 pub(crate) struct Set {
     gpu: u32,
-    main: Slot,
+    main: CopierSlot,
     /// For what is few and small.
-    quick: Option<Slot>,
+    quick: Option<CopierSlot>,
 }
 
 /// A copier, and how far it is. One that failed is let go of at once, which waits until the GPU is through with what it was
 /// given: only then may memory be let go of.
-struct Slot {
+struct CopierSlot {
     copier: Option<Box<dyn PeerCopy>>,
     done: Result<Ticket, CudaError>,
 }
 
-impl Slot {
+impl CopierSlot {
     fn room(&self) -> usize {
         self.copier.as_ref().map_or(usize::MAX, |copier| copier.room())
     }
@@ -87,7 +87,7 @@ impl Set {
         let options = CopierOptions { blocks: QUICK_BLOCKS, ..CopierOptions::default() };
         let slot = |kind| {
             let copier = Some(copier(device, kind, &options)?);
-            Ok::<_, GpuError>(Slot { copier, done: Ok(0) })
+            Ok::<_, GpuError>(CopierSlot { copier, done: Ok(0) })
         };
         let (main, quick) = match kind {
             CopierKind::Resident => (CopierKind::Launched, Some(CopierKind::Resident)),

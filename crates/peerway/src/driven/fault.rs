@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::board::Board;
+use super::proxy_memory::ProxyMemory;
 use peerway_core::abi::{FaultCode, RawFault};
 
 /// A command that failed.
@@ -38,7 +38,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    pub(crate) fn raise(&self, board: &Board, fault: Fault) {
+    pub(crate) fn raise(&self, memory: &ProxyMemory, fault: Fault) {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let mut first = self.first.lock().unwrap();
         if first.is_some() {
@@ -46,7 +46,7 @@ impl Faults {
         }
         *first = Some(fault);
         tracing::warn!(%fault, "a command of a kernel failed; further ones are only counted");
-        board.write_fault(&RawFault {
+        memory.write_fault(&RawFault {
             code: fault.code as u32,
             peer: fault.peer.into(),
             ring: fault.ring,
@@ -57,11 +57,11 @@ impl Faults {
     }
 
     /// The first, which makes room for another.
-    pub(crate) fn take(&self, board: &Board) -> Option<Fault> {
+    pub(crate) fn take(&self, memory: &ProxyMemory) -> Option<Fault> {
         let mut first = self.first.lock().unwrap();
         let fault = first.take();
         if fault.is_some() {
-            board.write_fault(&RawFault::default());
+            memory.write_fault(&RawFault::default());
         }
         fault
     }

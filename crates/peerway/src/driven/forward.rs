@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use peerway_sys::cuda::CudaError;
 
 use super::copiers::{Copiers, Pending};
-use super::flight::{self, outcome};
-use super::target::Target;
-use super::worker::Shared;
+use super::request::{self, outcome};
+use super::target::PeerTarget;
+use super::worker::ProxyShared;
 use crate::gpu::copy::{Gathered, Run};
 use crate::gpu::device::Device;
 use crate::memory::{LocalSlice, RegionInner};
@@ -121,9 +121,9 @@ impl Forwarding {
     /// Deals with what has arrived; whether anything moved. `Err` names the peer at fault, or none.
     pub(crate) fn step(
         &mut self,
-        shared: &Shared,
+        shared: &ProxyShared,
         copiers: &mut Copiers,
-        target: impl Fn(u16) -> Option<Arc<Target>>,
+        target: impl Fn(u16) -> Option<Arc<PeerTarget>>,
     ) -> Result<bool, (u16, FaultCode)> {
         let mut failed = None;
         self.answers.retain(|answer| match answer.ended() {
@@ -141,7 +141,7 @@ impl Forwarding {
         }
         if let Some((peer, counter, left)) = self.owed.pop() {
             let to = target(peer).ok_or((peer, FaultCode::Peer))?;
-            let raised = flight::raise(&to, counter, left, &mut self.answers);
+            let raised = request::raise(&to, counter, left, &mut self.answers);
             let raised = raised.map_err(|code| (peer, code))?;
             if raised < left {
                 self.owed.push((peer, counter, left - raised));
@@ -236,9 +236,9 @@ impl Forwarding {
     /// Raises what is to rise, once for each arrival.
     fn tell(
         &mut self,
-        shared: &Shared,
+        shared: &ProxyShared,
         arrivals: u64,
-        target: impl Fn(u16) -> Option<Arc<Target>>,
+        target: impl Fn(u16) -> Option<Arc<PeerTarget>>,
     ) -> Result<(), (u16, FaultCode)> {
         for counter in &self.rule.then {
             shared.counters.raise((*counter).into(), arrivals);
@@ -248,7 +248,7 @@ impl Forwarding {
             if usize::from(*counter) >= target.counters {
                 return Err((*peer, FaultCode::Counter));
             }
-            let raised = flight::raise(&target, *counter, arrivals, &mut self.answers);
+            let raised = request::raise(&target, *counter, arrivals, &mut self.answers);
             let raised = raised.map_err(|code| (*peer, code))?;
             if raised < arrivals {
                 self.owed.push((*peer, *counter, arrivals - raised));

@@ -2,28 +2,28 @@
 //!
 //! A [`Proxy`] belongs to an endpoint and, usually, to a GPU. It has rings that kernels push commands into
 //! (`include/peerway_device.cuh`), threads that drain them, *windows* (registered memory that commands name by offset) and
-//! *counters* that peers raise and kernels wait for. Peers exchange [`Proxy::card`]s and are numbered.
+//! *counters* that peers raise and kernels wait for. ProxyPeers exchange [`Proxy::peer_info`]s and are numbered.
 //!
 //! - `ring`: the command ring.
-//! - `board`: the memory of rings and answers, in the layout of `peerway_core::abi`.
+//! - `memory`: the memory of rings and answers, in the layout of `peerway_core::abi`.
 //! - `counters`: arrivals.
 //! - `space`: windows, and finding the memory that a command means.
-//! - `card`, `target`: what peers tell each other, and a peer as commands name it.
-//! - `worker`, `outgoing`, `flight`: the threads; what goes to one peer; what is under way.
+//! - `peer info`, `target`: what peers tell each other, and a peer as commands name it.
+//! - `worker`, `outgoing`, `request`: the threads; what goes to one peer; what is under way.
 //! - `copiers`: what GPUs copy for a worker.
 //! - `forward`: arrivals that are passed on.
-//! - `pusher`: a processor in a kernel's place.
+//! - `producer`: a processor in a kernel's place.
 
-mod board;
-mod card;
 mod copiers;
 mod counters;
 mod fault;
-mod flight;
 mod forward;
+mod host_producer;
 mod outgoing;
+mod peer_info;
 mod proxy;
-mod pusher;
+mod proxy_memory;
+mod request;
 mod ring;
 mod space;
 mod target;
@@ -34,8 +34,8 @@ pub use peerway_core::command::{Command, CommandError, Op};
 
 pub use self::fault::Fault;
 pub use self::forward::Forward;
+pub use self::host_producer::{HostProducer, HostProducerError};
 pub use self::proxy::{Armed, Proxy, ProxyBuilder, ProxyError, ProxyStats};
-pub use self::pusher::{Pusher, PusherError};
 pub use self::ring::PushError;
 pub use self::space::Window;
 

@@ -1,7 +1,7 @@
-//! What one worker has for one peer: commands that wait, flights, and questions to be answered when they are over.
+//! What one worker has for one peer: commands that wait, requests, and quiet_requests to be answered when they are over.
 //!
-//! Accepted commands are numbered. A flight knows the number of its first; everything below the oldest flight is
-//! *settled*, so a question is answered when all that was accepted before it is. Another peer's flights do not count.
+//! Accepted commands are numbered. A request knows the number of its first; everything below the oldest request is
+//! *settled*, so a quiet_request is answered when all that was accepted before it is. Another peer's requests do not count.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -12,27 +12,27 @@ use peerway_core::command::{Command, Op};
 use peerway_core::region::Span;
 use peerway_core::work::{Pair, Place, Shape};
 
-use super::board::Board;
 use super::copiers::Copiers;
 use super::fault::{Fault, Faults};
-use super::flight::{self, Flight, Gates, List, Origin, Raised};
+use super::proxy_memory::ProxyMemory;
+use super::request::{self, Gates, List, ProxyRequest, PutOrigin, Raised};
 use super::space::Space;
-use super::target::{Target, Way};
+use super::target::{CopyMethod, PeerTarget};
 use crate::batch::{Batch, Work};
 use crate::error::PostError;
 use crate::gpu::copy::{Gathered, Run};
 use crate::hooks;
 use crate::memory::RegionInner;
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
-use crate::progress::crew::QUANTUM;
-use crate::transfer::{self, Then};
+use crate::progress::copy_pool::QUANTUM;
+use crate::transfer::{self, PostMode};
 use peerway_core::abi::FaultCode;
 
 /// Commands that wait for room: beyond that the ring does.
 const BACKLOG: usize = 4096;
 /// Flights to one peer: more would only wait elsewhere.
 const FLIGHTS: usize = 64;
-/// Bytes under way to one peer, and in one flight.
+/// Bytes under way to one peer, and in one request.
 const WINDOW_BYTES: u64 = 256 << 20;
 const FLIGHT_BYTES: u64 = 64 << 20;
 /// Commands that are posted together at most.
@@ -46,21 +46,21 @@ pub(crate) type Locals = Space<Arc<RegionInner>>;
 /// See the module.
 pub(crate) struct Outgoing {
     number: u16,
-    pub(crate) target: Arc<Target>,
+    pub(crate) target: Arc<PeerTarget>,
     locals: Arc<Locals>,
     /// For each local window its ways to each of the peer's.
-    ways: Vec<Way>,
-    waiting: VecDeque<Put>,
+    ways: Vec<CopyMethod>,
+    waiting: VecDeque<PendingPut>,
     /// Commands accepted so far, and those of them that no longer wait.
     accepted: u64,
     submitted: u64,
-    flights: VecDeque<Flight>,
+    requests: VecDeque<ProxyRequest>,
     bytes_under_way: u64,
-    questions: VecDeque<Question>,
-    /// Lists of counts and of ranges, kept for the next flight.
+    quiet_requests: VecDeque<QuietRequest>,
+    /// Lists of counts and of ranges, kept for the next request.
     spare: Vec<Vec<u16>>,
     lists: Vec<List>,
-    /// By the worker's ring: a command from it failed, at so many acts of forgiveness.
+    /// For each ring of the worker: the fault epoch in which a command from it last failed.
     failed: Vec<Option<u64>>,
     gone: bool,
     /// Its number is another peer's now.
@@ -74,24 +74,24 @@ pub(crate) struct Tally {
     pub(crate) puts: u64,
     pub(crate) bytes: u64,
     pub(crate) counts: u64,
-    pub(crate) flights: u64,
+    pub(crate) requests: u64,
 }
 
 /// A command that waits.
 #[derive(Clone, Copy, Debug)]
-struct Put {
+struct PendingPut {
     local: u32,
     remote: u32,
     src: u64,
     dst: u64,
     len: u64,
     counter: Option<u16>,
-    origin: Origin,
+    origin: PutOrigin,
 }
 
 /// A `quiet` that is to be answered.
 #[derive(Clone, Copy, Debug)]
-struct Question {
+struct QuietRequest {
     ring: u32,
     /// Its ring's place among the worker's.
     slot: usize,
@@ -101,7 +101,7 @@ struct Question {
 
 /// Where a command comes from: its ring, that ring's place among the worker's, its position.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct From {
+pub(crate) struct CommandOrigin {
     pub(crate) ring: u32,
     pub(crate) slot: usize,
     pub(crate) position: u64,
@@ -109,21 +109,26 @@ pub(crate) struct From {
 
 /// What faults are told to.
 #[derive(Clone, Copy)]
-pub(crate) struct Told<'a> {
-    pub(crate) board: &'a Board,
+pub(crate) struct FaultSink<'a> {
+    pub(crate) memory: &'a ProxyMemory,
     pub(crate) faults: &'a Faults,
-    /// How often the owner has forgiven.
-    pub(crate) forgiven: &'a AtomicU64,
+    /// How often the owner has fault_epoch.
+    pub(crate) fault_epoch: &'a AtomicU64,
 }
 
-impl Told<'_> {
-    fn forgiven(&self) -> u64 {
-        self.forgiven.load(Ordering::Acquire)
+impl FaultSink<'_> {
+    fn fault_epoch(&self) -> u64 {
+        self.fault_epoch.load(Ordering::Acquire)
     }
 }
 
 impl Outgoing {
-    pub(crate) fn new(number: u16, target: Arc<Target>, locals: Arc<Locals>, rings: usize) -> Self {
+    pub(crate) fn new(
+        number: u16,
+        target: Arc<PeerTarget>,
+        locals: Arc<Locals>,
+        rings: usize,
+    ) -> Self {
         let mut outgoing = Self {
             number,
             target,
@@ -132,9 +137,9 @@ impl Outgoing {
             waiting: VecDeque::with_capacity(BACKLOG),
             accepted: 0,
             submitted: 0,
-            flights: VecDeque::with_capacity(FLIGHTS),
+            requests: VecDeque::with_capacity(FLIGHTS),
             bytes_under_way: 0,
-            questions: VecDeque::with_capacity(rings * 64),
+            quiet_requests: VecDeque::with_capacity(rings * 64),
             spare: Vec::new(),
             lists: Vec::with_capacity(FLIGHTS),
             failed: vec![None; rings],
@@ -157,19 +162,24 @@ impl Outgoing {
 
     /// Takes a command; `Break` leaves it in its ring.
     #[inline]
-    pub(crate) fn take(&mut self, command: Command, from: From, told: Told<'_>) -> ControlFlow<()> {
-        let origin = Origin { ring: from.ring, op: command.op as u8, position: from.position };
+    pub(crate) fn take(
+        &mut self,
+        command: Command,
+        from: CommandOrigin,
+        sink: FaultSink<'_>,
+    ) -> ControlFlow<()> {
+        let origin = PutOrigin { ring: from.ring, op: command.op as u8, position: from.position };
         if command.op == Op::Quiet {
             if self.is_idle() {
-                self.reply(told, from.ring, from.slot, from.position);
+                self.reply(sink, from.ring, from.slot, from.position);
                 return ControlFlow::Continue(());
             }
-            if self.questions.len() >= BACKLOG {
+            if self.quiet_requests.len() >= BACKLOG {
                 return ControlFlow::Break(());
             }
             let after = self.accepted;
             let (ring, slot, position) = (from.ring, from.slot, from.position);
-            self.questions.push_back(Question { ring, slot, position, after });
+            self.quiet_requests.push_back(QuietRequest { ring, slot, position, after });
             return ControlFlow::Continue(());
         }
         if self.waiting.len() >= BACKLOG {
@@ -181,8 +191,8 @@ impl Outgoing {
                 self.accepted += 1;
             }
             Err(code) => {
-                self.failed[from.slot] = Some(told.forgiven());
-                self.tell(told, code, origin);
+                self.failed[from.slot] = Some(sink.fault_epoch());
+                self.tell(sink, code, origin);
             }
         }
         ControlFlow::Continue(())
@@ -190,7 +200,7 @@ impl Outgoing {
 
     /// Whether a command is about windows and counters that there are.
     #[inline]
-    fn check(&self, command: &Command, origin: Origin) -> Result<Put, FaultCode> {
+    fn check(&self, command: &Command, origin: PutOrigin) -> Result<PendingPut, FaultCode> {
         if self.gone {
             return Err(FaultCode::PeerGone);
         }
@@ -199,38 +209,40 @@ impl Outgoing {
             return Err(FaultCode::Counter);
         }
         if command.op == Op::Signal {
-            return Ok(Put { local: 0, remote: 0, src: 0, dst: 0, len: 0, counter, origin });
+            return Ok(PendingPut { local: 0, remote: 0, src: 0, dst: 0, len: 0, counter, origin });
         }
         let (local, src) = self.locals.find(command.src, command.len).ok_or(FaultCode::Source)?;
         let (remote, dst) =
             self.target.space.find(command.dst, command.len).ok_or(FaultCode::Destination)?;
         let (local, remote, len) = (local as u32, remote as u32, command.len);
-        Ok(Put { local, remote, src, dst, len, counter, origin })
+        Ok(PendingPut { local, remote, src, dst, len, counter, origin })
     }
 
-    fn tell(&self, told: Told<'_>, code: FaultCode, origin: Origin) {
-        let Origin { ring, op, position } = origin;
-        told.faults.raise(told.board, Fault { code, peer: self.number, ring, op, position });
+    fn tell(&self, sink: FaultSink<'_>, code: FaultCode, origin: PutOrigin) {
+        let PutOrigin { ring, op, position } = origin;
+        sink.faults.raise(sink.memory, Fault { code, peer: self.number, ring, op, position });
     }
 
     /// Submits what waits, as far as there is room; whether anything was.
-    pub(crate) fn submit(&mut self, copiers: &mut Copiers, told: Told<'_>) -> bool {
+    pub(crate) fn submit(&mut self, copiers: &mut Copiers, sink: FaultSink<'_>) -> bool {
         let before = self.submitted;
         let copied_before = self.counts.bytes;
         while let Some(put) = self.waiting.front().copied() {
-            let full = self.flights.len() >= FLIGHTS || self.bytes_under_way >= WINDOW_BYTES;
+            let full = self.requests.len() >= FLIGHTS || self.bytes_under_way >= WINDOW_BYTES;
             let submitted = match self.way(&put) {
                 _ if put.len == 0 && !full => self.count_only(put),
                 _ if put.len == 0 => break,
                 // Others have their turn.
-                Way::Copy { .. } if self.counts.bytes - copied_before >= 4 * COPY_BYTES => break,
-                Way::Copy { src, dst } => {
+                CopyMethod::Copy { .. } if self.counts.bytes - copied_before >= 4 * COPY_BYTES => {
+                    break;
+                }
+                CopyMethod::Copy { src, dst } => {
                     let (src, dst) = (*src, *dst);
                     self.copy_run(src, dst)
                 }
                 _ if full => break,
-                Way::Gpu { .. } => self.copy_by_gpu(put, copiers),
-                Way::Post => self.post(put),
+                CopyMethod::Gpu { .. } => self.copy_by_gpu(put, copiers),
+                CopyMethod::Post => self.post(put),
             };
             match submitted {
                 Ok(true) => {}
@@ -240,7 +252,7 @@ impl Outgoing {
                     // The first of those that wait is at fault.
                     if let Some(put) = self.waiting.pop_front() {
                         self.submitted += 1;
-                        self.fail(told, code, put.origin);
+                        self.fail(sink, code, put.origin);
                     }
                 }
             }
@@ -248,30 +260,30 @@ impl Outgoing {
         self.submitted > before
     }
 
-    fn way(&self, put: &Put) -> &Way {
+    fn way(&self, put: &PendingPut) -> &CopyMethod {
         let at = put.local as usize * self.target.space.len() + put.remote as usize;
         // A signal has no windows, and there may be none at all.
-        self.ways.get(at).unwrap_or(&Way::Post)
+        self.ways.get(at).unwrap_or(&CopyMethod::Post)
     }
 
-    fn fail(&mut self, told: Told<'_>, code: FaultCode, origin: Origin) {
+    fn fail(&mut self, sink: FaultSink<'_>, code: FaultCode, origin: PutOrigin) {
         // Flights hold commands of several rings.
-        self.failed.fill(Some(told.forgiven()));
-        self.tell(told, code, origin);
+        self.failed.fill(Some(sink.fault_epoch()));
+        self.tell(sink, code, origin);
     }
 
     /// A command without bytes.
-    fn count_only(&mut self, put: Put) -> Result<bool, FaultCode> {
+    fn count_only(&mut self, put: PendingPut) -> Result<bool, FaultCode> {
         let Some(counter) = put.counter else {
             self.passed(1);
             return Ok(true);
         };
-        match flight::raise_once(&self.target, counter)? {
+        match request::raise_once(&self.target, counter)? {
             Raised::NoRoom => return Ok(false),
             Raised::Done => {}
             Raised::Carried(transfer) => {
                 let what = (self.submitted + 1, put.origin, 0);
-                self.flights.push_back(Flight::posted(what, transfer, None));
+                self.requests.push_back(ProxyRequest::posted(what, transfer, None));
             }
         }
         self.counts.counts += 1;
@@ -306,12 +318,12 @@ impl Outgoing {
                 (Ok(()), None) => Ok(1),
                 (Ok(()), Some(counter)) => {
                     pass.settle();
-                    match flight::raise_once(&target, counter) {
+                    match request::raise_once(&target, counter) {
                         Ok(Raised::Done) => Ok(1),
                         Ok(Raised::NoRoom) => Ok(0),
                         Ok(Raised::Carried(transfer)) => {
                             let what = (self.submitted + done as u64 + 1, put.origin, 0);
-                            self.flights.push_back(Flight::posted(what, transfer, None));
+                            self.requests.push_back(ProxyRequest::posted(what, transfer, None));
                             Ok(1)
                         }
                         Err(code) => Err(code),
@@ -345,8 +357,8 @@ impl Outgoing {
     }
 
     /// A GPU copies: as many of those that wait as it reaches.
-    fn copy_by_gpu(&mut self, first: Put, copiers: &mut Copiers) -> Result<bool, FaultCode> {
-        let Way::Gpu { device, .. } = self.way(&first) else { return Ok(false) };
+    fn copy_by_gpu(&mut self, first: PendingPut, copiers: &mut Copiers) -> Result<bool, FaultCode> {
+        let CopyMethod::Gpu { device, .. } = self.way(&first) else { return Ok(false) };
         let (device, target) = (device.clone(), self.target.clone());
         let (mut gates, mut bytes, mut taken) = (Gates::default(), 0, 0);
         let mut counts = self.spare.pop().unwrap_or_default();
@@ -355,7 +367,9 @@ impl Outgoing {
         let mut known = 0u64;
         let fill = |list: &mut Gathered, room: usize| {
             for put in &self.waiting {
-                let Way::Gpu { device: other, src, dst, by_kernel } = self.way(put) else { break };
+                let CopyMethod::Gpu { device: other, src, dst, by_kernel } = self.way(put) else {
+                    break;
+                };
                 let fits = list.runs.len() < room && bytes < FLIGHT_BYTES && put.len > 0;
                 if !fits || other.index() != device.index() {
                     break;
@@ -381,17 +395,17 @@ impl Outgoing {
             hooks::about_to_copy();
         };
         // SAFETY: all ranges were checked against their windows, which are kept; the gates keep the peer's mapped
-        // until the flight has ended.
+        // until the request has ended.
         let submitted = unsafe { copiers.submit(&device, fill) };
         match submitted {
             Ok(Some(pending)) => {
                 self.counts.puts += taken as u64;
                 self.counts.bytes += bytes;
                 self.counts.counts += counts.len() as u64;
-                self.counts.flights += 1;
+                self.counts.requests += 1;
                 self.bytes_under_way += bytes;
                 let what = (self.submitted + 1, first.origin, bytes);
-                self.flights.push_back(Flight::copying(what, pending, gates, counts));
+                self.requests.push_back(ProxyRequest::copying(what, pending, gates, counts));
                 self.passed(taken);
                 Ok(true)
             }
@@ -410,10 +424,10 @@ impl Outgoing {
     }
 
     /// The endpoint carries it: one command with a count, or several without between the same windows.
-    fn post(&mut self, first: Put) -> Result<bool, FaultCode> {
+    fn post(&mut self, first: PendingPut) -> Result<bool, FaultCode> {
         let local = self.locals.get(first.local as usize);
         let remote = self.target.space.get(first.remote as usize);
-        let pair_of = |put: &Put| Pair {
+        let pair_of = |put: &PendingPut| Pair {
             local: Place { region: 0, offset: put.src, kind: local.kind() },
             remote: Place {
                 region: 0,
@@ -424,7 +438,7 @@ impl Outgoing {
         };
         let one = pair_of(&first);
         let extent = Span { offset: 0, len: remote.inner.len };
-        let goes_along = |put: &&Put| {
+        let goes_along = |put: &&PendingPut| {
             let same = (put.local, put.remote) == (first.local, first.remote);
             same && put.counter.is_none() && put.len > 0
         };
@@ -432,7 +446,7 @@ impl Outgoing {
         let (mut count, mut bytes) = (1, first.len);
         if first.counter.is_none() && self.waiting.get(1).as_ref().is_some_and(goes_along) {
             let mut pairs = self.lists.pop().unwrap_or_else(|| vec![one; LIST].into());
-            // Nobody else has it: lists come back when their flights are over.
+            // Nobody else has it: lists come back when their requests are over.
             if let Some(places) = Arc::get_mut(&mut pairs) {
                 let others = self.waiting.iter().take_while(goes_along);
                 (count, bytes) = (0, 0);
@@ -461,7 +475,7 @@ impl Outgoing {
             self.target.endpoint(),
             self.target.session(),
             &batch,
-            Then::Leaves,
+            PostMode::Leaves,
             None,
         );
         let transfer = match posted {
@@ -479,110 +493,110 @@ impl Outgoing {
         self.counts.puts += count as u64;
         self.counts.bytes += bytes;
         self.counts.counts += u64::from(first.counter.is_some());
-        self.counts.flights += 1;
+        self.counts.requests += 1;
         self.bytes_under_way += bytes;
         let what = (self.submitted + 1, first.origin, bytes);
-        self.flights.push_back(Flight::posted(what, transfer, list));
+        self.requests.push_back(ProxyRequest::posted(what, transfer, list));
         self.passed(count);
         Ok(true)
     }
 
     /// Looks at what is under way and answers what can be answered; whether anything moved.
-    pub(crate) fn poll(&mut self, copiers: &Copiers, told: Told<'_>) -> bool {
+    pub(crate) fn poll(&mut self, copiers: &Copiers, sink: FaultSink<'_>) -> bool {
         let mut moved = false;
         let mut failed = None;
-        for flight in &mut self.flights {
-            if let Some(Err(code)) = flight.poll(&self.target, copiers) {
-                failed = failed.or(Some((code, flight.origin)));
+        for request in &mut self.requests {
+            if let Some(Err(code)) = request.poll(&self.target, copiers) {
+                failed = failed.or(Some((code, request.origin)));
             }
         }
         if let Some((code, origin)) = failed {
-            self.fail(told, code, origin);
+            self.fail(sink, code, origin);
         }
-        while let Some(flight) = self.flights.front_mut() {
-            if !flight.is_over() {
-                flight.help();
+        while let Some(request) = self.requests.front_mut() {
+            if !request.is_over() {
+                request.help();
                 break;
             }
-            self.bytes_under_way -= flight.bytes;
-            let mut counts = flight.take_counts();
+            self.bytes_under_way -= request.bytes;
+            let mut counts = request.take_counts();
             counts.clear();
             if counts.capacity() > 0 {
                 self.spare.push(counts);
             }
             // One that somebody still has is not kept: a transfer that was given up may be at work on it.
-            self.lists.extend(flight.take_list().filter(|list| Arc::strong_count(list) == 1));
-            self.flights.pop_front();
+            self.lists.extend(request.take_list().filter(|list| Arc::strong_count(list) == 1));
+            self.requests.pop_front();
             moved = true;
         }
         if !self.gone && !self.target.peer.is_alive() {
-            self.lose(told);
+            self.lose(sink);
             moved = true;
         }
-        moved | self.answer(told)
+        moved | self.answer(sink)
     }
 
     /// The peer is gone: kernels that wait for it are told, and what waits fails.
-    fn lose(&mut self, told: Told<'_>) {
+    fn lose(&mut self, sink: FaultSink<'_>) {
         if std::mem::replace(&mut self.gone, true) {
             return;
         }
         let code = FaultCode::PeerGone;
         if !self.replaced {
-            let word = told.board.peer_fault(self.number.into());
+            let word = sink.memory.peer_fault(self.number.into());
             word.store(code as u32, Ordering::Release);
         }
         let first = self.waiting.front().map(|put| put.origin);
-        let none = Origin { ring: 0, op: Op::Nop as u8, position: 0 };
-        self.fail(told, code, first.unwrap_or(none));
+        let none = PutOrigin { ring: 0, op: Op::Nop as u8, position: 0 };
+        self.fail(sink, code, first.unwrap_or(none));
         let waiting = self.waiting.len();
         self.passed(waiting);
     }
 
     /// Another peer has its number: what waits fails, what is under way ends, and kernels that wait for the new one hear nothing
     /// of it.
-    pub(crate) fn replace(&mut self, told: Told<'_>) {
+    pub(crate) fn replace(&mut self, sink: FaultSink<'_>) {
         self.replaced = true;
-        self.lose(told);
+        self.lose(sink);
     }
 
     /// Everything up to this number is over.
     fn settled(&self) -> u64 {
-        self.flights.front().map_or(self.submitted, |oldest| oldest.first - 1)
+        self.requests.front().map_or(self.submitted, |oldest| oldest.first - 1)
     }
 
-    fn answer(&mut self, told: Told<'_>) -> bool {
+    fn answer(&mut self, sink: FaultSink<'_>) -> bool {
         let settled = self.settled();
         let mut any = false;
-        while let Some(question) = self.questions.front().copied() {
-            if question.after > settled {
+        while let Some(quiet_request) = self.quiet_requests.front().copied() {
+            if quiet_request.after > settled {
                 break;
             }
-            self.reply(told, question.ring, question.slot, question.position);
-            self.questions.pop_front();
+            self.reply(sink, quiet_request.ring, quiet_request.slot, quiet_request.position);
+            self.quiet_requests.pop_front();
             any = true;
         }
         any
     }
 
     #[inline]
-    fn reply(&self, told: Told<'_>, ring: u32, slot: usize, position: u64) {
-        // What failed before the owner looked at it is forgiven, except that a peer is gone.
-        let later = |when: u64| when >= told.forgiven();
+    fn reply(&self, sink: FaultSink<'_>, ring: u32, slot: usize, position: u64) {
+        // What failed before the owner looked at it is fault_epoch, except that a peer is gone.
+        let later = |when: u64| when >= sink.fault_epoch();
         let failed = u64::from(self.gone || self.failed[slot].is_some_and(later));
-        told.board.answer(ring as usize, self.number.into(), (position + 1) << 1 | failed);
+        sink.memory.answer(ring as usize, self.number.into(), (position + 1) << 1 | failed);
     }
 
     /// Whether there is nothing to do for it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.flights.is_empty() && self.questions.is_empty()
+        self.waiting.is_empty() && self.requests.is_empty() && self.quiet_requests.is_empty()
     }
 }
 
 /// A stay inside a gate.
 struct Pass<'a> {
     gates: Gates,
-    target: &'a Target,
+    target: &'a PeerTarget,
     /// Stores past the cache are not ordered yet.
     streamed: bool,
 }
@@ -638,6 +652,6 @@ impl Drop for Pass<'_> {
 
 impl Drop for Outgoing {
     fn drop(&mut self) {
-        self.flights.iter_mut().for_each(|flight| flight.give_up(&self.target));
+        self.requests.iter_mut().for_each(|request| request.give_up(&self.target));
     }
 }

@@ -12,17 +12,17 @@ use peerway_core::command::{MAX_COUNTERS, MAX_PEERS};
 use peerway_core::metadata::Metadata;
 use peerway_core::region::Access;
 
-use super::board::{Board, Shape};
-use super::card::{Card, MAX_WINDOWS};
 use super::copiers::Set;
 use super::counters::{Counters, FIRST_ID};
 use super::fault::{Fault, Faults};
 use super::forward::{Forward, is_inside};
+use super::host_producer::{HostProducer, HostProducerError};
 use super::outgoing::Locals;
-use super::pusher::{Pusher, PusherError};
+use super::peer_info::{MAX_WINDOWS, PeerInfo};
+use super::proxy_memory::{ProxyMemory, Shape};
 use super::space::{Space, Window};
-use super::target::{Target, Targets};
-use super::worker::{Shared, Stats, Worker};
+use super::target::{PeerTarget, Targets};
+use super::worker::{ProxyCounters, ProxyShared, ProxyWorker};
 use crate::endpoint::Endpoint;
 use crate::error::{ImportError, RegisterError};
 use crate::gpu::device::Device;
@@ -44,7 +44,7 @@ const SLOTS: u32 = 2048;
 
 /// Rings that kernels push commands into, and threads that carry them out. See the [module](super).
 pub struct Proxy {
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
     endpoint: Weak<Inner>,
     /// Keeps the windows' advertisements.
     regions: std::sync::Mutex<Vec<Region>>,
@@ -111,16 +111,16 @@ pub enum ProxyError {
         /// The number.
         number: u16,
     },
-    /// The bytes are not what [`Proxy::card`] of this version gave.
-    #[error("these are not the bytes of a proxy's card, or those of another version")]
-    NotACard,
+    /// The bytes are not what [`Proxy::peer_info`] of this version gave.
+    #[error("these are not the bytes of a proxy's info, or those of another version")]
+    NotPeerInfo,
     /// The endpoint has no room for another proxy's counters, or is closed.
     #[error("the endpoint is closed, or has {most} proxies already")]
     NoIds {
         /// How many there can be.
         most: usize,
     },
-    /// Memory could not be registered or advertised.
+    /// RingWords could not be registered or advertised.
     #[error("{0}")]
     Register(#[from] RegisterError),
     /// The peer's memory could not be imported.
@@ -147,13 +147,13 @@ pub struct ProxyStats {
     /// Counters of peers raised.
     pub counts: u64,
     /// Submissions that puts went in; those that a thread of the proxy copied by itself are not among them.
-    pub flights: u64,
+    pub requests: u64,
     /// Commands that failed.
     pub faults: u64,
 }
 
 impl ProxyBuilder {
-    /// Rings for kernels of this GPU. Without it, rings for processors ([`Proxy::pusher`]).
+    /// Rings for kernels of this GPU. Without it, rings for processors ([`Proxy::producer`]).
     ///
     /// A kernel that waits holds up whatever shares its hardware queue, the engine's copies too if they happen to be in the same. A process has
     /// eight such queues, but two under MPS: set `CUDA_DEVICE_MAX_CONNECTIONS=32` there, before CUDA is first used.
@@ -180,7 +180,7 @@ impl ProxyBuilder {
         self
     }
 
-    /// Peers that can be numbered: 64 by default.
+    /// ProxyPeers that can be numbered: 64 by default.
     pub fn peers(mut self, peers: usize) -> Self {
         self.peers = peers;
         self
@@ -235,13 +235,13 @@ impl ProxyBuilder {
             counters: self.counters,
             timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX / 4),
         };
-        let board = Board::new(shape, device.as_ref(), counters.address())?;
+        let memory = ProxyMemory::new(shape, device.as_ref(), counters.address())?;
         let inner = self.endpoint.inner();
         let most = crate::inbox::MAX_PROXIES;
         let first_id = inner.inbox.add_counters(&counters).ok_or(ProxyError::NoIds { most })?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyShared {
             endpoint: Arc::downgrade(inner),
-            board,
+            memory,
             counters,
             faults: Faults::default(),
             locals: std::sync::RwLock::default(),
@@ -249,13 +249,13 @@ impl ProxyBuilder {
             forwards: std::sync::RwLock::default(),
             copiers: std::sync::Mutex::default(),
             generation: 0.into(),
-            forgiven: 0.into(),
+            fault_epoch: 0.into(),
             armed: 0.into(),
             stop: false.into(),
             sleepers: std::sync::Mutex::default(),
             wake: std::sync::Condvar::new(),
             spin: inner.config.spin,
-            stats: Stats::default(),
+            stats: ProxyCounters::default(),
         });
         let mut proxy = Proxy {
             shared: shared.clone(),
@@ -275,7 +275,7 @@ impl ProxyBuilder {
         let near = device.as_deref().map(cpus_near).unwrap_or_default();
         let cpus = self.endpoint.inner().cpus.near(&near);
         for first in 0..threads {
-            let worker = Worker::new(shared.clone(), first, threads);
+            let worker = ProxyWorker::new(shared.clone(), first, threads);
             let name = format!("peerway-proxy-{first}");
             let thread = threads::spawn(name, &cpus, move || worker.run());
             proxy.threads.push(thread.map_err(ProxyError::Thread)?);
@@ -300,7 +300,7 @@ impl Proxy {
         }
     }
 
-    /// Makes registered memory a window: commands name it from then on, and so do those of peers that are given a card
+    /// Makes registered memory a window: commands name it from then on, and so do those of peers that are given a peer info
     /// made after this.
     ///
     /// # Errors
@@ -335,7 +335,7 @@ impl Proxy {
     /// # Errors
     ///
     /// [`ProxyError::Register`].
-    pub fn card(&self) -> Result<Vec<u8>, ProxyError> {
+    pub fn peer_info(&self) -> Result<Vec<u8>, ProxyError> {
         let windows = self.shared.locals.read().unwrap().windows();
         let regions = self.regions.lock().unwrap();
         let described: Result<Vec<_>, RegisterError> = windows
@@ -347,29 +347,29 @@ impl Proxy {
         let words = counters.region.advertise(Access::WRITE)?;
         let count = counters.count() as u32;
         let endpoint = self.endpoint.upgrade();
-        // Whoever has the card may open strands.
-        if let Some(Err(error)) = endpoint.as_ref().map(|e| e.have_strands(self.workers - 1)) {
+        // Whoever has the peer info may open sub-sessions.
+        if let Some(Err(error)) = endpoint.as_ref().map(|e| e.have_sub_sessions(self.workers - 1)) {
             tracing::warn!(%error, "threads of a proxy share lanes");
         }
         let metadata = endpoint.map(|endpoint| endpoint.metadata()).unwrap_or_default();
-        Ok(Card::new(metadata, described?, count, self.first_id, words).to_bytes())
+        Ok(PeerInfo::new(metadata, described?, count, self.first_id, words).to_bytes())
     }
 
-    /// Has commands to `number` go to this peer, whose proxy gave the card; its windows, as kernels name them.
+    /// Has commands to `number` go to this peer, whose proxy gave the peer info; its windows, as kernels name them.
     ///
     /// # Errors
     ///
-    /// [`ProxyError`]: the number is out of range or taken, the bytes are no card, or an import fails.
+    /// [`ProxyError`]: the number is out of range or taken, the bytes are no peer info, or an import fails.
     pub fn add_peer(
         &self,
         number: u16,
         peer: &Peer,
-        card: &[u8],
+        info: &[u8],
     ) -> Result<Vec<Window>, ProxyError> {
-        let most = self.shared.board.shape().peers - 1;
+        let most = self.shared.memory.shape().peers - 1;
         within("a peer's number", number.into(), 0, most)?;
-        let card = Card::from_bytes(card).ok_or(ProxyError::NotACard)?;
-        let target = Arc::new(target_of(peer, &card)?);
+        let info = PeerInfo::from_bytes(info).ok_or(ProxyError::NotPeerInfo)?;
+        let target = Arc::new(target_of(peer, &info)?);
         let windows = target.space.windows();
         let taken = |place: &Option<Targets>| {
             place.as_ref().is_some_and(|there| there.all().iter().all(|t| t.peer.is_alive()))
@@ -378,7 +378,7 @@ impl Proxy {
             return Err(ProxyError::Taken { number });
         }
         let locals = self.shared.locals.read().unwrap().clone();
-        let all = self.strands(target, &card, &locals);
+        let all = self.sub_sessions(target, &info, &locals);
         // Mapped and made ready before workers hear of it: later a kernel may wait for it, and the driver for the kernel.
         let mut copying = self.copying.lock().unwrap();
         let locals = self.shared.locals.read().unwrap().clone();
@@ -398,7 +398,7 @@ impl Proxy {
             return Err(ProxyError::Taken { number });
         }
         *place = Some(Targets::new(all));
-        self.shared.board.peer_fault(number.into()).store(0, Ordering::Release);
+        self.shared.memory.peer_fault(number.into()).store(0, Ordering::Release);
         drop(targets);
         self.changed();
         Ok(windows)
@@ -406,29 +406,34 @@ impl Proxy {
 
     /// What each thread sends to: where lanes carry anything, each thread has a session of its own with the peer, so that none waits
     /// for another's lanes. One that cannot be had is no failure.
-    fn strands(&self, first: Arc<Target>, card: &Card, locals: &Locals) -> Vec<Arc<Target>> {
+    fn sub_sessions(
+        &self,
+        first: Arc<PeerTarget>,
+        info: &PeerInfo,
+        locals: &Locals,
+    ) -> Vec<Arc<PeerTarget>> {
         let (endpoint, session) = (first.endpoint().clone(), first.session().clone());
-        let metadata = Metadata::from_bytes(&card.metadata).ok();
+        let metadata = Metadata::from_bytes(&info.metadata).ok();
         let metadata = metadata.filter(|m| m.incarnation == session.incarnation);
         let to_self = session.incarnation == endpoint.incarnation;
         let mut all = vec![first];
         let Some(metadata) = metadata.filter(|_| !to_self && all[0].needs_lanes(locals)) else {
             return all;
         };
-        let strands = endpoint.have_strands(self.workers - 1);
+        let sub_sessions = endpoint.have_sub_sessions(self.workers - 1);
         self.shared.counters.note_lanes();
-        if let Err(error) = strands {
+        if let Err(error) = sub_sessions {
             tracing::warn!(%error, "threads of a proxy share lanes");
             return all;
         }
         // One limit for all of them: a peer that hangs costs one time-out, not one for each thread.
         let limit = TimeLimit::new(endpoint.config.connect_timeout);
         for worker in 1..self.workers {
-            let whom = Whom { who: session.incarnation, strand: worker as u16 };
-            let strand = endpoint.connect_to(whom, &metadata, limit);
-            let strand = strand.map_err(|error| error.to_string());
-            let target =
-                strand.and_then(|peer| target_of(&peer, card).map_err(|error| error.to_string()));
+            let whom = Whom { who: session.incarnation, sub_session: worker as u16 };
+            let sub_session = endpoint.connect_to(whom, &metadata, limit);
+            let sub_session = sub_session.map_err(|error| error.to_string());
+            let target = sub_session
+                .and_then(|peer| target_of(&peer, info).map_err(|error| error.to_string()));
             match target {
                 Ok(target) => all.push(Arc::new(target)),
                 Err(error) => {
@@ -440,7 +445,7 @@ impl Proxy {
         all
     }
 
-    /// From now on, whenever the rule's counter rises, what has arrived is copied on, and then others are told. It is done by the
+    /// CommandOrigin now on, whenever the rule's counter rises, what has arrived is copied on, and then others are told. It is done by the
     /// proxy's threads, while it is armed.
     ///
     /// # Errors
@@ -523,7 +528,7 @@ impl Proxy {
 
     /// What a kernel is given: the address of a `peerway_proxy`, which stays until the proxy is dropped.
     pub fn handle(&self) -> u64 {
-        self.shared.board.handle()
+        self.shared.memory.handle()
     }
 
     /// The GPU whose kernels push, if any.
@@ -533,17 +538,17 @@ impl Proxy {
 
     /// Rings that there are.
     pub fn rings(&self) -> u32 {
-        self.shared.board.shape().rings as u32
+        self.shared.memory.shape().rings as u32
     }
 
-    /// Peers that can be numbered.
+    /// ProxyPeers that can be numbered.
     pub fn peers(&self) -> u32 {
-        self.shared.board.shape().peers as u32
+        self.shared.memory.shape().peers as u32
     }
 
     /// Counters that peers can raise.
     pub fn counters(&self) -> u32 {
-        self.shared.board.shape().counters as u32
+        self.shared.memory.shape().counters as u32
     }
 
     /// Has the threads look for commands, from before a kernel is launched until after it has ended: while nobody has this,
@@ -556,9 +561,9 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// [`PusherError`]: the rings are a GPU's, or there is no such ring.
-    pub fn pusher(&self, ring: u32) -> Result<Pusher, PusherError> {
-        Pusher::new(&self.shared, ring)
+    /// [`HostProducerError`]: the rings are a GPU's, or there is no such ring.
+    pub fn host_producer(&self, ring: u32) -> Result<HostProducer, HostProducerError> {
+        HostProducer::new(&self.shared, ring)
     }
 
     /// Where a counter of ours is.
@@ -568,16 +573,16 @@ impl Proxy {
 
     /// Waits until a counter has come to a value, or for so long; where it is then.
     pub fn wait_counter(&self, counter: u16, value: u64, timeout: Duration) -> u64 {
-        super::pusher::wait_for(timeout, || self.counter(counter) >= value);
+        super::host_producer::wait_for(timeout, || self.counter(counter) >= value);
         self.counter(counter)
     }
 
-    /// The first fault since the last time this was asked. What failed before is forgiven: a kernel's `quiet` speaks of later
+    /// The first fault since the last time this was asked. What failed before is fault_epoch: a kernel's `quiet` speaks of later
     /// commands alone, except for peers that are gone.
     pub fn take_fault(&self) -> Option<Fault> {
-        let fault = self.shared.faults.take(&self.shared.board);
+        let fault = self.shared.faults.take(&self.shared.memory);
         if fault.is_some() {
-            self.shared.forgiven.fetch_add(1, Ordering::AcqRel);
+            self.shared.fault_epoch.fetch_add(1, Ordering::AcqRel);
         }
         fault
     }
@@ -591,7 +596,7 @@ impl Proxy {
             puts: load(&stats.puts),
             bytes: load(&stats.bytes),
             counts: load(&stats.counts),
-            flights: load(&stats.flights),
+            requests: load(&stats.requests),
             faults: self.shared.faults.count(),
         }
     }
@@ -626,11 +631,11 @@ impl fmt::Debug for Proxy {
 /// While it lives, the proxy's threads look for commands.
 #[must_use = "the proxy is armed only while this lives"]
 pub struct Armed {
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
 }
 
 impl Armed {
-    fn new(shared: &Arc<Shared>) -> Self {
+    fn new(shared: &Arc<ProxyShared>) -> Self {
         if shared.armed.fetch_add(1, Ordering::AcqRel) == 0 {
             shared.rouse();
         }
@@ -682,32 +687,32 @@ fn within(what: &'static str, given: usize, least: usize, most: usize) -> Result
     Err(ProxyError::OutOfRange { what, given, least, most })
 }
 
-/// A peer whose card was given, over one session with it.
-fn target_of(peer: &Peer, card: &Card) -> Result<Target, ProxyError> {
+/// A peer whose peer info was given, over one session with it.
+fn target_of(peer: &Peer, info: &PeerInfo) -> Result<PeerTarget, ProxyError> {
     let mut space = Space::default();
-    for (window, descriptor) in &card.windows {
+    for (window, descriptor) in &info.windows {
         let remote = peer.import(descriptor)?;
         let writes = remote.access().allows(Access::WRITE);
         if remote.len() != window.len || !writes || !space.push(*window, remote) {
-            return Err(ProxyError::NotACard);
+            return Err(ProxyError::NotPeerInfo);
         }
     }
-    let counter_words = peer.import(&card.counter_words)?;
-    let enough = counter_words.len() >= Counters::bytes(card.counters as usize) as u64;
+    let counter_words = peer.import(&info.counter_words)?;
+    let enough = counter_words.len() >= Counters::bytes(info.counters as usize) as u64;
     let writes = counter_words.access().allows(Access::WRITE);
     // Where they are mapped they are words of a line each.
     let mapped = counter_words.inner.direct.mapped().map(|(base, _)| base as usize);
     let aligned = mapped
         .is_none_or(|base| (base + counter_words.window.offset as usize).is_multiple_of(LINE));
-    let ids = card.first_id >= FIRST_ID && card.first_id & 0xffff == 0;
+    let ids = info.first_id >= FIRST_ID && info.first_id & 0xffff == 0;
     if !enough || !writes || !aligned || !ids {
-        return Err(ProxyError::NotACard);
+        return Err(ProxyError::NotPeerInfo);
     }
-    Ok(Target {
+    Ok(PeerTarget {
         peer: peer.clone(),
         space,
-        counters: card.counters as usize,
-        first_id: card.first_id,
+        counters: info.counters as usize,
+        first_id: info.first_id,
         counter_words,
     })
 }

@@ -13,7 +13,7 @@ use crate::session::Session;
 use peerway_core::abi::FaultCode;
 
 /// See the module.
-pub(crate) struct Target {
+pub(crate) struct PeerTarget {
     pub(crate) peer: Peer,
     pub(crate) space: Space<RemoteRegion>,
     pub(crate) counters: usize,
@@ -24,27 +24,27 @@ pub(crate) struct Target {
 
 /// A peer as each thread of the proxy sees it: over lanes of its own where lanes carry anything.
 #[derive(Clone)]
-pub(crate) struct Targets(Arc<[Arc<Target>]>);
+pub(crate) struct Targets(Arc<[Arc<PeerTarget>]>);
 
 impl Targets {
     /// The first is the first thread's, and of every thread that has none.
-    pub(crate) fn new(targets: Vec<Arc<Target>>) -> Self {
+    pub(crate) fn new(targets: Vec<Arc<PeerTarget>>) -> Self {
         Self(targets.into())
     }
 
     /// Of a thread.
-    pub(crate) fn of(&self, worker: usize) -> &Arc<Target> {
+    pub(crate) fn of(&self, worker: usize) -> &Arc<PeerTarget> {
         self.0.get(worker).unwrap_or(&self.0[0])
     }
 
-    pub(crate) fn all(&self) -> &[Arc<Target>] {
+    pub(crate) fn all(&self) -> &[Arc<PeerTarget>] {
         &self.0
     }
 }
 
 /// How bytes of one of our windows reach one of a peer's.
 #[derive(Clone)]
-pub(crate) enum Way {
+pub(crate) enum CopyMethod {
     /// The proxy's thread copies.
     Copy { src: *mut u8, dst: *mut u8 },
     /// A GPU copies.
@@ -54,9 +54,9 @@ pub(crate) enum Way {
 }
 
 // SAFETY: addresses of memory that the windows keep; used for copies inside the owner's gate alone.
-unsafe impl Send for Way {}
+unsafe impl Send for CopyMethod {}
 
-impl Target {
+impl PeerTarget {
     pub(crate) fn session(&self) -> &Arc<Session> {
         self.peer.session()
     }
@@ -72,14 +72,14 @@ impl Target {
     /// Whether lanes carry anything from these windows, or a count.
     pub(crate) fn needs_lanes(&self, locals: &Locals) -> bool {
         let by_lanes = |local: &RegionInner| {
-            (0..self.space.len()).any(|window| matches!(self.way(local, window), Way::Post))
+            (0..self.space.len()).any(|window| matches!(self.way(local, window), CopyMethod::Post))
         };
         self.counter_words.inner.direct.mapped().is_none()
             || locals.iter().any(|(_, local)| by_lanes(local))
     }
 
     /// How the bytes of a window of ours get there.
-    pub(crate) fn way(&self, local: &RegionInner, window: usize) -> Way {
+    pub(crate) fn way(&self, local: &RegionInner, window: usize) -> CopyMethod {
         let remote = self.space.get(window);
         // The descriptor may name a part of what is mapped.
         let offset = remote.window.offset;
@@ -88,22 +88,24 @@ impl Target {
         if !of_gpu {
             return match remote.direct.mapped() {
                 Some((base, _)) => {
-                    Way::Copy { src: local.ptr(), dst: base.wrapping_add(offset as usize) }
+                    CopyMethod::Copy { src: local.ptr(), dst: base.wrapping_add(offset as usize) }
                 }
-                None => Way::Post,
+                None => CopyMethod::Post,
             };
         }
         if !remote.open_for_gpu() {
-            return Way::Post;
+            return CopyMethod::Post;
         }
         let device = match (local.device(), remote.device()) {
-            (Some(ours), Some(theirs)) if ours.index() != theirs.index() => return Way::Post,
+            (Some(ours), Some(theirs)) if ours.index() != theirs.index() => {
+                return CopyMethod::Post;
+            }
             (Some(device), _) | (None, Some(device)) => device.clone(),
-            (None, None) => return Way::Post,
+            (None, None) => return CopyMethod::Post,
         };
-        let Some((base, reached)) = remote.by_gpu(&device) else { return Way::Post };
+        let Some((base, reached)) = remote.by_gpu(&device) else { return CopyMethod::Post };
         let by_kernel = reached && local.is_reached_by(&device);
-        Way::Gpu { device, src: local.ptr() as u64, dst: base + offset, by_kernel }
+        CopyMethod::Gpu { device, src: local.ptr() as u64, dst: base + offset, by_kernel }
     }
 
     /// Adds to a counter of the peer's by ourselves. `None` where only the endpoint can.

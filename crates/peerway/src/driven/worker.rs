@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use peerway_core::command::{Command, Op, peer_of};
 
-use super::board::Board;
 use super::copiers::{Copiers, Set};
 use super::counters::Counters;
 use super::fault::{Fault, Faults};
 use super::forward::{Forward, Forwarding};
-use super::outgoing::{From, Locals, Outgoing, Told};
-use super::ring::{Consumer, Memory};
+use super::outgoing::{CommandOrigin, FaultSink, Locals, Outgoing};
+use super::proxy_memory::ProxyMemory;
+use super::ring::{CommandConsumer, RingWords};
 use super::target::Targets;
 use crate::clock;
 use crate::inner::Inner;
@@ -39,9 +39,9 @@ const BUSY_TURNS: u32 = 1024;
 const ROUND: Duration = Duration::from_millis(1);
 
 /// What the workers of a proxy share.
-pub(crate) struct Shared {
+pub(crate) struct ProxyShared {
     pub(crate) endpoint: Weak<Inner>,
-    pub(crate) board: Board,
+    pub(crate) memory: ProxyMemory,
     pub(crate) counters: Arc<Counters>,
     pub(crate) faults: Faults,
     pub(crate) locals: RwLock<Arc<Locals>>,
@@ -52,29 +52,29 @@ pub(crate) struct Shared {
     /// Changes with what is above.
     pub(crate) generation: AtomicU64,
     /// How often the owner has looked at a fault.
-    pub(crate) forgiven: AtomicU64,
+    pub(crate) fault_epoch: AtomicU64,
     pub(crate) armed: AtomicUsize,
     pub(crate) stop: AtomicBool,
     pub(crate) sleepers: Mutex<()>,
     pub(crate) wake: Condvar,
     /// For so long an idle worker looks without a pause.
     pub(crate) spin: Duration,
-    pub(crate) stats: Stats,
+    pub(crate) stats: ProxyCounters,
 }
 
 /// Counts of all workers together.
 #[derive(Debug, Default)]
-pub(crate) struct Stats {
+pub(crate) struct ProxyCounters {
     pub(crate) commands: AtomicU64,
     pub(crate) puts: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) counts: AtomicU64,
-    pub(crate) flights: AtomicU64,
+    pub(crate) requests: AtomicU64,
 }
 
-impl Shared {
-    fn told(&self) -> Told<'_> {
-        Told { board: &self.board, faults: &self.faults, forgiven: &self.forgiven }
+impl ProxyShared {
+    fn fault_sink(&self) -> FaultSink<'_> {
+        FaultSink { memory: &self.memory, faults: &self.faults, fault_epoch: &self.fault_epoch }
     }
 
     /// Has workers look around.
@@ -86,12 +86,12 @@ impl Shared {
 }
 
 /// See the module.
-pub(crate) struct Worker {
-    shared: Arc<Shared>,
-    rings: Vec<(u32, Consumer<Memory>)>,
+pub(crate) struct ProxyWorker {
+    shared: Arc<ProxyShared>,
+    rings: Vec<(u32, CommandConsumer<RingWords>)>,
     /// Dropped first, which waits for what is under way.
     copiers: Copiers,
-    peers: Peers,
+    peers: ProxyPeers,
     /// This worker's share of the rules for arrivals.
     forwards: Vec<Forwarding>,
     /// Shards whose lanes it looks after, once there is anything on lanes.
@@ -102,7 +102,7 @@ pub(crate) struct Worker {
 }
 
 /// What the worker has for each peer, by number.
-struct Peers {
+struct ProxyPeers {
     all: Vec<Option<Outgoing>>,
     /// Those whose peers are gone and whose numbers were given to others, until they are through.
     leaving: Vec<Outgoing>,
@@ -112,14 +112,14 @@ struct Peers {
     generation: u64,
 }
 
-impl Worker {
+impl ProxyWorker {
     /// The worker of every `step`th ring from `first` on.
-    pub(crate) fn new(shared: Arc<Shared>, first: usize, step: usize) -> Self {
-        let shape = shared.board.shape();
-        let rings = (first..shape.rings)
-            .step_by(step)
-            .map(|ring| (ring as u32, Consumer::new(shared.board.ring(ring), shape.log2_slots)));
-        let peers = Peers {
+    pub(crate) fn new(shared: Arc<ProxyShared>, first: usize, step: usize) -> Self {
+        let shape = shared.memory.shape();
+        let rings = (first..shape.rings).step_by(step).map(|ring| {
+            (ring as u32, CommandConsumer::new(shared.memory.ring(ring), shape.log2_slots))
+        });
+        let peers = ProxyPeers {
             all: (0..shape.peers).map(|_| None).collect(),
             leaving: Vec::new(),
             busy: Vec::with_capacity(shape.peers),
@@ -158,7 +158,7 @@ impl Worker {
             if idle < shared.spin {
                 continue;
             }
-            // From here on every turn is looked at: sleeping takes longer than the clock.
+            // CommandOrigin here on every turn is looked at: sleeping takes longer than the clock.
             turns = CLOCK_TURNS - 1;
             if self.is_busy() || shared.armed.load(Ordering::Acquire) > 0 {
                 std::thread::sleep(nap);
@@ -176,7 +176,7 @@ impl Worker {
     fn look_after(&mut self, now: u64) {
         if now.saturating_sub(self.last_round) > ROUND.as_nanos() as u64 {
             self.last_round = now;
-            self.peers.look_after(&self.copiers, self.shared.told());
+            self.peers.look_after(&self.copiers, self.shared.fault_sink());
         }
     }
 
@@ -200,7 +200,7 @@ impl Worker {
     /// One round; whether anything moved.
     pub(crate) fn turn(&mut self) -> bool {
         let shared = &self.shared;
-        let told = shared.told();
+        let sink = shared.fault_sink();
         if self.peers.refresh(shared, self.place.0, self.rings.len()) {
             renew_forwards(&mut self.forwards, shared, self.place);
             take_copiers(&mut self.copiers, shared, self.place.0);
@@ -213,7 +213,7 @@ impl Worker {
                 if self.peers.is_behind(shared) {
                     return ControlFlow::Break(());
                 }
-                self.peers.take(words, From { ring, slot, position }, told)
+                self.peers.take(words, CommandOrigin { ring, slot, position }, sink)
             });
         }
         let mut moved = taken > 0;
@@ -226,7 +226,7 @@ impl Worker {
             moved |= look_at_lanes(&mut self.shards, shared, self.place.0);
         }
         self.copiers.poll();
-        moved |= self.peers.work(&mut self.copiers, told, &shared.stats);
+        moved |= self.peers.work(&mut self.copiers, sink, &shared.stats);
         // A rule that was taken away while it copies goes when it is through.
         self.forwards.retain(|forwarding| !forwarding.is_over());
         for forwarding in &mut self.forwards {
@@ -237,8 +237,8 @@ impl Worker {
             match forwarding.step(shared, &mut self.copiers, target) {
                 Ok(stepped) => moved |= stepped,
                 Err((peer, code)) => {
-                    let from = From { ring: u32::MAX, slot: 0, position: 0 };
-                    refuse(told, code, peer, Op::Nop as u8, from);
+                    let from = CommandOrigin { ring: u32::MAX, slot: 0, position: 0 };
+                    refuse(sink, code, peer, Op::Nop as u8, from);
                 }
             }
         }
@@ -246,10 +246,10 @@ impl Worker {
     }
 }
 
-impl Peers {
+impl ProxyPeers {
     /// Takes note of peers and windows that were added; whether anything was.
     #[inline]
-    fn refresh(&mut self, shared: &Shared, worker: usize, rings: usize) -> bool {
+    fn refresh(&mut self, shared: &ProxyShared, worker: usize, rings: usize) -> bool {
         let generation = shared.generation.load(Ordering::Acquire);
         let changed = generation != self.generation;
         if changed {
@@ -261,12 +261,12 @@ impl Peers {
 
     /// Whether peers or windows have been added since the last look. Whoever has seen a command sees what was added before it.
     #[inline]
-    fn is_behind(&self, shared: &Shared) -> bool {
+    fn is_behind(&self, shared: &ProxyShared) -> bool {
         shared.generation.load(Ordering::Acquire) != self.generation
     }
 
     #[cold]
-    fn renew(&mut self, shared: &Shared, worker: usize, rings: usize) {
+    fn renew(&mut self, shared: &ProxyShared, worker: usize, rings: usize) {
         let locals = shared.locals.read().unwrap().clone();
         let targets = shared.targets.read().unwrap();
         for (number, (ours, targets)) in self.all.iter_mut().zip(targets.iter()).enumerate() {
@@ -280,7 +280,7 @@ impl Peers {
                     let (target, locals) = (target.clone(), locals.clone());
                     let new = Outgoing::new(number as u16, target, locals, rings);
                     if let Some(mut old) = ours.replace(new) {
-                        old.replace(shared.told());
+                        old.replace(shared.fault_sink());
                         self.leaving.push(old);
                     }
                 }
@@ -290,24 +290,29 @@ impl Peers {
 
     /// Takes a command out of a ring, or leaves it there.
     #[inline]
-    fn take(&mut self, words: [u64; 2], from: From, told: Told<'_>) -> ControlFlow<()> {
+    fn take(
+        &mut self,
+        words: [u64; 2],
+        from: CommandOrigin,
+        sink: FaultSink<'_>,
+    ) -> ControlFlow<()> {
         let command = match Command::decode(words) {
             Ok(command) if command.op == Op::Nop => return ControlFlow::Continue(()),
             Ok(command) => command,
             Err(unknown) => {
-                refuse(told, FaultCode::Operation, peer_of(words[0]), unknown.0, from);
+                refuse(sink, FaultCode::Operation, peer_of(words[0]), unknown.0, from);
                 return ControlFlow::Continue(());
             }
         };
         let number = usize::from(command.peer);
         let Some(Some(outgoing)) = self.all.get_mut(number) else {
-            refuse(told, FaultCode::Peer, command.peer, command.op as u8, from);
+            refuse(sink, FaultCode::Peer, command.peer, command.op as u8, from);
             if command.op == Op::Quiet && number < self.all.len() {
-                told.board.answer(from.ring as usize, number, (from.position + 1) << 1 | 1);
+                sink.memory.answer(from.ring as usize, number, (from.position + 1) << 1 | 1);
             }
             return ControlFlow::Continue(());
         };
-        let taken = outgoing.take(command, from, told);
+        let taken = outgoing.take(command, from, sink);
         if !self.is_busy[number] && !outgoing.is_idle() {
             self.is_busy[number] = true;
             self.busy.push(command.peer);
@@ -317,17 +322,17 @@ impl Peers {
 
     /// Sends and answers, for every peer that there is something to do for.
     #[inline]
-    fn work(&mut self, copiers: &mut Copiers, told: Told<'_>, stats: &Stats) -> bool {
+    fn work(&mut self, copiers: &mut Copiers, sink: FaultSink<'_>, stats: &ProxyCounters) -> bool {
         let mut moved = false;
         let Self { all, busy, is_busy, leaving, .. } = self;
         leaving.retain_mut(|outgoing| {
-            outgoing.poll(copiers, told);
+            outgoing.poll(copiers, sink);
             !outgoing.is_idle()
         });
         busy.retain(|number| {
             let Some(outgoing) = &mut all[usize::from(*number)] else { return false };
-            moved |= outgoing.submit(copiers, told);
-            moved |= outgoing.poll(copiers, told);
+            moved |= outgoing.submit(copiers, sink);
+            moved |= outgoing.poll(copiers, sink);
             stats.add(std::mem::take(&mut outgoing.counts));
             let busy = !outgoing.is_idle();
             is_busy[usize::from(*number)] = busy;
@@ -337,15 +342,19 @@ impl Peers {
     }
 
     /// Notices peers that went while nothing was sent to them: kernels may wait for theirs.
-    fn look_after(&mut self, copiers: &Copiers, told: Told<'_>) {
+    fn look_after(&mut self, copiers: &Copiers, sink: FaultSink<'_>) {
         for outgoing in self.all.iter_mut().flatten() {
-            outgoing.poll(copiers, told);
+            outgoing.poll(copiers, sink);
         }
     }
 }
 
 /// Takes in what arrives by lanes: kernels wait for it, and a thread that sleeps would have to be woken first.
-fn look_at_lanes(shards: &mut Option<Vec<Arc<Shard>>>, shared: &Shared, worker: usize) -> bool {
+fn look_at_lanes(
+    shards: &mut Option<Vec<Arc<Shard>>>,
+    shared: &ProxyShared,
+    worker: usize,
+) -> bool {
     let shards = shards.get_or_insert_with(|| {
         let endpoint = shared.endpoint.upgrade();
         endpoint.map(|endpoint| endpoint.shards.of_worker(worker)).unwrap_or_default()
@@ -356,7 +365,7 @@ fn look_at_lanes(shards: &mut Option<Vec<Arc<Shard>>>, shared: &Shared, worker: 
 
 /// Takes note of rules that were added or taken away: every `step`th from `first` on is this worker's.
 #[cold]
-fn renew_forwards(ours: &mut Vec<Forwarding>, shared: &Shared, (first, step): (usize, usize)) {
+fn renew_forwards(ours: &mut Vec<Forwarding>, shared: &ProxyShared, (first, step): (usize, usize)) {
     let rules = shared.forwards.read().unwrap();
     let share = rules.iter().filter(|rule| usize::from(rule.counter) % step == first);
     for rule in share {
@@ -367,7 +376,7 @@ fn renew_forwards(ours: &mut Vec<Forwarding>, shared: &Shared, (first, step): (u
 }
 
 #[cold]
-fn take_copiers(ours: &mut Copiers, shared: &Shared, worker: usize) {
+fn take_copiers(ours: &mut Copiers, shared: &ProxyShared, worker: usize) {
     let mut made = shared.copiers.lock().unwrap();
     for (_, set) in made.extract_if(.., |(number, _)| *number == worker) {
         ours.add(set);
@@ -376,12 +385,12 @@ fn take_copiers(ours: &mut Copiers, shared: &Shared, worker: usize) {
 
 /// A command that no peer's queue can take.
 #[cold]
-fn refuse(told: Told<'_>, code: FaultCode, peer: u16, op: u8, from: From) {
-    let From { ring, position, .. } = from;
-    told.faults.raise(told.board, Fault { code, peer, ring, op, position });
+fn refuse(sink: FaultSink<'_>, code: FaultCode, peer: u16, op: u8, from: CommandOrigin) {
+    let CommandOrigin { ring, position, .. } = from;
+    sink.faults.raise(sink.memory, Fault { code, peer, ring, op, position });
 }
 
-impl Stats {
+impl ProxyCounters {
     fn add(&self, tally: super::outgoing::Tally) {
         if tally.puts + tally.counts == 0 {
             return;
@@ -389,6 +398,6 @@ impl Stats {
         self.puts.fetch_add(tally.puts, Ordering::Relaxed);
         self.bytes.fetch_add(tally.bytes, Ordering::Relaxed);
         self.counts.fetch_add(tally.counts, Ordering::Relaxed);
-        self.flights.fetch_add(tally.flights, Ordering::Relaxed);
+        self.requests.fetch_add(tally.requests, Ordering::Relaxed);
     }
 }

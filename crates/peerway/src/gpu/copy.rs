@@ -52,12 +52,12 @@ struct Few {
 
 /// A copy that was submitted.
 pub(crate) struct Done {
-    how: How,
+    how: DoneSignal,
     /// What the kernel reads meanwhile.
     _list: Option<Buffer>,
 }
 
-enum How {
+enum DoneSignal {
     Flag(Flag),
     /// With the flag that its kernel will still raise, if it has one: nobody else may have it before that.
     Mark(Mark, Option<Flag>),
@@ -71,23 +71,24 @@ impl Done {
     ) -> Result<Self, CudaError> {
         // SAFETY: the stream that the copy was put into.
         let mark = unsafe { device.mark(stream) }.inspect_err(|_| settle(device, stream))?;
-        Ok(Self { how: How::Mark(mark, None), _list: list })
+        Ok(Self { how: DoneSignal::Mark(mark, None), _list: list })
     }
 
     /// Whether the bytes are there, for every kernel that is launched from now on.
     pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
         match &self.how {
-            How::Flag(flag) => Ok(flag.is_raised()),
-            How::Mark(mark, _) => mark.is_done(),
+            DoneSignal::Flag(flag) => Ok(flag.is_raised()),
+            DoneSignal::Mark(mark, _) => mark.is_done(),
         }
     }
 
     /// A kernel that failed raises no flag: who has looked for one in vain for a while has this look at the stream.
     pub(crate) fn look_closer(&mut self) -> Result<(), CudaError> {
-        let How::Flag(flag) = &self.how else { return Ok(()) };
+        let DoneSignal::Flag(flag) = &self.how else { return Ok(()) };
         let mark = flag.as_mark()?;
-        if let How::Flag(flag) = std::mem::replace(&mut self.how, How::Mark(mark, None))
-            && let How::Mark(_, kept) = &mut self.how
+        if let DoneSignal::Flag(flag) =
+            std::mem::replace(&mut self.how, DoneSignal::Mark(mark, None))
+            && let DoneSignal::Mark(_, kept) = &mut self.how
         {
             *kept = Some(flag);
         }
@@ -98,8 +99,8 @@ impl Done {
     pub(crate) fn wait(&mut self) -> Result<(), CudaError> {
         self.look_closer()?;
         match &self.how {
-            How::Mark(mark, _) => mark.wait(),
-            How::Flag(_) => Ok(()),
+            DoneSignal::Mark(mark, _) => mark.wait(),
+            DoneSignal::Flag(_) => Ok(()),
         }
     }
 }
@@ -185,7 +186,7 @@ unsafe fn start(
                     let (word, bytes) = (flag.address(), list.bytes);
                     launch_few(kernels, stream, &list.runs, bytes, word, RAISED)?;
                 }
-                return Ok(Done { how: How::Flag(flag), _list: None });
+                return Ok(Done { how: DoneSignal::Flag(flag), _list: None });
             }
         }
         if count > 1

@@ -39,10 +39,10 @@ use crate::worker::REAPER;
 /// ```
 #[derive(Clone)]
 pub struct DeviceMemory {
-    inner: Arc<Inner>,
+    inner: Arc<DeviceMemoryInner>,
 }
 
-struct Inner {
+struct DeviceMemoryInner {
     device: Arc<Device>,
     len: u64,
     kind: DeviceMemoryKind,
@@ -135,7 +135,7 @@ impl DeviceMemory {
             match attempt(&device, len, kind, options) {
                 Ok(backing) => {
                     let backing = Some(backing);
-                    let inner = Inner { device, len, kind, passed_over, backing };
+                    let inner = DeviceMemoryInner { device, len, kind, passed_over, backing };
                     let memory = Self { inner: Arc::new(inner) };
                     if options.zeroed {
                         memory.zero()?;
@@ -302,7 +302,7 @@ impl fmt::Debug for DeviceMemory {
     }
 }
 
-impl Drop for Inner {
+impl Drop for DeviceMemoryInner {
     fn drop(&mut self) {
         // Unmapping does not wait as freeing does, and work that is under way would fault.
         if self.backing.is_some()

@@ -91,10 +91,10 @@ pub(crate) struct Imported {
     len: u64,
     buffer: u64,
     handle: GpuHandle,
-    _mapping: Mapping,
+    _mapping: GpuMapping,
 }
 
-enum Mapping {
+enum GpuMapping {
     Opened { _memory: Opened },
     Mapped { _memory: Mapped },
 }
@@ -197,12 +197,12 @@ pub(super) fn import(
     let (gpu, len) = (&device.gpu, offer.len as usize);
     let map = |physical: Physical| {
         let mapped = physical.map(&[])?;
-        Ok::<_, CudaError>((mapped.address(), Mapping::Mapped { _memory: mapped }))
+        Ok::<_, CudaError>((mapped.address(), GpuMapping::Mapped { _memory: mapped }))
     };
     let (base, mapping) = match (offer.handle, fd) {
         (GpuHandle::Ipc(handle), _) => {
             let opened = Opened::open(gpu, &whole(handle))?;
-            (opened.address(), Mapping::Opened { _memory: opened })
+            (opened.address(), GpuMapping::Opened { _memory: opened })
         }
         (GpuHandle::Fabric(handle), _) => map(Physical::import_fabric(gpu, &whole(handle), len)?)?,
         (GpuHandle::PosixFd, Some(fd)) => map(Physical::import_fd(gpu, fd.as_fd(), len)?)?,

@@ -15,11 +15,11 @@ const MOST: usize = 64;
 
 /// A pinned buffer, given back when dropped.
 pub(crate) struct Buffer {
-    memory: Memory,
+    memory: BufferMemory,
     gpu: u32,
 }
 
-enum Memory {
+enum BufferMemory {
     Pinned(HostMemory),
     /// Where all pinned ones are in use: the driver copies to and from it in steps of its own, at a fifth of the
     /// speed.
@@ -45,7 +45,7 @@ impl Buffer {
         let mut pools = POOLS.lock().unwrap();
         let pool = pools.entry(gpu).or_default();
         if let Some(memory) = pool.free.pop() {
-            return Ok(Some(Self { memory: Memory::Pinned(memory), gpu }));
+            return Ok(Some(Self { memory: BufferMemory::Pinned(memory), gpu }));
         }
         if pool.made >= MOST {
             return Ok(None);
@@ -53,7 +53,7 @@ impl Buffer {
         match device.host_memory(Self::LEN) {
             Ok(memory) => {
                 pool.made += 1;
-                Ok(Some(Self { memory: Memory::Pinned(memory), gpu }))
+                Ok(Some(Self { memory: BufferMemory::Pinned(memory), gpu }))
             }
             // As if all were in use: there is no more to be had.
             Err(error) if error.is_out_of_memory() => Ok(None),
@@ -77,28 +77,30 @@ impl Buffer {
         if let Some(buffer) = Self::take(device)? {
             return Ok(buffer);
         }
-        let memory = Memory::Heap(Pages::new(Self::LEN, None));
+        let memory = BufferMemory::Heap(Pages::new(Self::LEN, None));
         Ok(Self { memory, gpu: device.index() })
     }
 
     /// Whether kernels reach it.
     pub(crate) fn is_pinned(&self) -> bool {
-        matches!(self.memory, Memory::Pinned(_))
+        matches!(self.memory, BufferMemory::Pinned(_))
     }
 
     /// First byte.
     pub(crate) fn ptr(&self) -> *mut u8 {
         match &self.memory {
-            Memory::Pinned(memory) => memory.ptr(),
-            Memory::Heap(memory) => memory.ptr(),
-            Memory::Gone => std::ptr::null_mut(),
+            BufferMemory::Pinned(memory) => memory.ptr(),
+            BufferMemory::Heap(memory) => memory.ptr(),
+            BufferMemory::Gone => std::ptr::null_mut(),
         }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Memory::Pinned(memory) = std::mem::replace(&mut self.memory, Memory::Gone) {
+        if let BufferMemory::Pinned(memory) =
+            std::mem::replace(&mut self.memory, BufferMemory::Gone)
+        {
             let mut pools = POOLS.lock().unwrap();
             pools.entry(self.gpu).or_default().free.push(memory);
         }
@@ -106,13 +108,13 @@ impl Drop for Buffer {
 }
 
 /// Bytes of GPU memory in a pinned buffer, or on their way there.
-pub(crate) struct Staged {
+pub(crate) struct StagedCopy {
     /// Dropped first: it waits for the copy.
     done: Option<Done>,
     buffer: Buffer,
 }
 
-impl Staged {
+impl StagedCopy {
     /// Starts copying pieces of memory into a buffer, one after the other. They must fit.
     ///
     /// # Safety

@@ -29,10 +29,10 @@ use crate::worker::CALLER;
 /// it names, until [`Self::release`] says that the graph is gone.
 #[must_use = "nobody else learns how the transfer ends"]
 pub struct Enqueued {
-    how: How,
+    how: EnqueuedBy,
 }
 
-enum How {
+enum EnqueuedBy {
     /// Its copies are in the stream.
     Copies(Transfer),
     /// The stream calls for it.
@@ -51,7 +51,7 @@ impl Enqueued {
         if !captured {
             // SAFETY: the caller's promise.
             if let Some(transfer) = unsafe { prepared.post_in(UserStream(stream))? } {
-                return Ok(Self { how: How::Copies(transfer) });
+                return Ok(Self { how: EnqueuedBy::Copies(transfer) });
             }
         }
         let full = GpuError::TooManyInStreams { most: FLAGS, gpu: device.index() };
@@ -93,22 +93,22 @@ impl Enqueued {
                 return Err(GpuError::from(error).into());
             }
         }
-        Ok(Self { how: How::Called { trigger, captured } })
+        Ok(Self { how: EnqueuedBy::Called { trigger, captured } })
     }
 
-    /// How often it has come to its end: more than once only in a graph that is launched again.
+    /// EnqueuedBy often it has come to its end: more than once only in a graph that is launched again.
     pub fn runs(&self) -> u64 {
         match &self.how {
-            How::Copies(transfer) => u64::from(transfer.poll().is_some()),
-            How::Called { trigger, .. } => trigger.state.lock().unwrap().runs,
+            EnqueuedBy::Copies(transfer) => u64::from(transfer.poll().is_some()),
+            EnqueuedBy::Called { trigger, .. } => trigger.state.lock().unwrap().runs,
         }
     }
 
-    /// How it ended the last time, or as soon as it has.
+    /// EnqueuedBy it ended the last time, or as soon as it has.
     pub fn wait(&self, timeout: Duration) -> Option<Ended> {
         match &self.how {
-            How::Copies(transfer) => transfer.wait(timeout),
-            How::Called { trigger, .. } => {
+            EnqueuedBy::Copies(transfer) => transfer.wait(timeout),
+            EnqueuedBy::Called { trigger, .. } => {
                 let deadline = clock::after(clock::now(), timeout);
                 let mut state = trigger.state.lock().unwrap();
                 while state.last.is_none() || state.running.is_some() {
@@ -130,7 +130,7 @@ impl Enqueued {
     ///
     /// No graph that it was captured into is launched, or running, any more.
     pub unsafe fn release(mut self) {
-        if let How::Called { captured, .. } = &mut self.how {
+        if let EnqueuedBy::Called { captured, .. } = &mut self.how {
             *captured = false;
         }
     }
@@ -138,7 +138,7 @@ impl Enqueued {
 
 impl Drop for Enqueued {
     fn drop(&mut self) {
-        if let How::Called { trigger, captured: true } = &self.how {
+        if let EnqueuedBy::Called { trigger, captured: true } = &self.how {
             std::mem::forget(trigger.clone());
         }
     }
@@ -153,12 +153,12 @@ struct Trigger {
     passed: OnceLock<Mark>,
     /// It could not be put into the stream whole: what was put there does nothing.
     off: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct StreamState {
     running: Option<Transfer>,
     last: Option<Ended>,
     runs: u64,

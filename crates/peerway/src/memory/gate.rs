@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::os::shm::Mapping;
+use crate::os::shm::ShmMapping;
 
 /// The two words, alone on their cache line.
 #[derive(Debug, Default)]
@@ -114,13 +114,13 @@ impl GateRef {
 /// One gate of a table in a shared segment.
 #[derive(Clone)]
 pub(crate) struct SharedGate {
-    segment: Arc<Mapping>,
+    segment: Arc<ShmMapping>,
     offset: usize,
 }
 
 impl SharedGate {
     /// The gate at byte `offset` of the segment; `None` when it does not lie in it.
-    pub(crate) fn new(segment: Arc<Mapping>, offset: usize) -> Option<Self> {
+    pub(crate) fn new(segment: Arc<ShmMapping>, offset: usize) -> Option<Self> {
         let fits = offset.checked_add(GATE_LEN)? <= segment.len();
         (fits && offset.is_multiple_of(GATE_LEN)).then_some(Self { segment, offset })
     }

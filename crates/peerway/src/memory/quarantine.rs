@@ -45,12 +45,12 @@ pub fn quarantine() -> QuarantineStats {
 
 /// Keeps a barred grant and its memory until no peer is inside. A grant is kept once.
 pub(crate) fn keep_grant(grant: Arc<Grant>, fence: Duration) {
-    shared().keep(Entry::new(Kept::Grant(grant), fence));
+    shared().keep(QuarantineEntry::new(Kept::Grant(grant), fence));
 }
 
 /// Keeps the source of a write that the peer copies by itself, until the peer cannot any more.
 pub(crate) fn keep_source(session: Arc<Session>, work: Work, fence: Duration) {
-    shared().keep(Entry::new(Kept::Source { session, work }, fence));
+    shared().keep(QuarantineEntry::new(Kept::Source { session, work }, fence));
 }
 
 fn shared() -> &'static Quarantine {
@@ -60,20 +60,20 @@ fn shared() -> &'static Quarantine {
 
 #[derive(Default)]
 struct Quarantine {
-    state: Mutex<State>,
+    state: Mutex<QuarantineState>,
     /// Signalled when an entry is added.
     added: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    entries: Vec<Entry>,
+struct QuarantineState {
+    entries: Vec<QuarantineEntry>,
     entries_ever: u64,
     /// The sweeping thread exists.
     is_swept: bool,
 }
 
-struct Entry {
+struct QuarantineEntry {
     kept: Kept,
     since: Instant,
     /// Peers that stay longer than this are reported.
@@ -89,7 +89,7 @@ enum Kept {
 }
 
 impl Quarantine {
-    fn keep(&'static self, entry: Entry) {
+    fn keep(&'static self, entry: QuarantineEntry) {
         let mut state = self.state.lock().unwrap();
         if state.entries.iter().any(|other| other.kept.is_same(&entry.kept)) {
             drop(state);
@@ -144,9 +144,10 @@ impl Quarantine {
     /// Releases what no peer can reach any more; true when there was any.
     fn sweep(&self) -> bool {
         let mut state = self.state.lock().unwrap();
-        let released: Vec<Entry> =
+        let released: Vec<QuarantineEntry> =
             state.entries.extract_if(.., |entry| entry.kept.is_quiet()).collect();
-        let is_late = |entry: &Entry| !entry.is_reported && entry.since.elapsed() >= entry.fence;
+        let is_late =
+            |entry: &QuarantineEntry| !entry.is_reported && entry.since.elapsed() >= entry.fence;
         let late: Vec<String> = state
             .entries
             .iter_mut()
@@ -173,7 +174,7 @@ impl Quarantine {
     }
 }
 
-impl Entry {
+impl QuarantineEntry {
     fn new(kept: Kept, fence: Duration) -> Self {
         Self { kept, since: Instant::now(), fence, is_reported: false }
     }
@@ -246,7 +247,7 @@ mod tests {
         assert!(gate.enter() && second.gate().enter());
         for grant in [&first, &second, &first] {
             grant.bar();
-            quarantine.keep(Entry::new(Kept::Grant(grant.clone()), Duration::ZERO));
+            quarantine.keep(QuarantineEntry::new(Kept::Grant(grant.clone()), Duration::ZERO));
         }
         let stats = quarantine.stats();
         assert_eq!((stats.regions, stats.bytes, stats.entries_ever), (1, 64, 2));

@@ -69,7 +69,7 @@ pub struct Region {
 pub(crate) struct Handle {
     pub(crate) memory: Arc<RegionInner>,
     endpoint: Weak<Inner>,
-    /// How long a revoke waits, also when the endpoint is gone.
+    /// RegisteredAs long a revoke waits, also when the endpoint is gone.
     fence: Duration,
     fork_generation: u32,
     advertised: Mutex<Advertised>,

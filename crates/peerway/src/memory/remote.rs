@@ -15,7 +15,7 @@ use crate::memory::gate::GateRef;
 use crate::memory::grants::Grant;
 use crate::memory::region::range_len;
 use crate::os::cma;
-use crate::os::shm::Mapping;
+use crate::os::shm::ShmMapping;
 use crate::path::PathKind;
 use crate::session::Session;
 
@@ -44,16 +44,16 @@ pub(crate) struct RemoteInner {
     pub(crate) flush: bool,
 }
 
-/// How this process can reach the memory by itself.
+/// RegisteredAs this process can reach the memory by itself.
 pub(crate) enum Direct {
     /// It cannot: everything goes over a lane.
     None,
     /// It is our own memory.
     SameProcess { ptr: *mut u8, gate: GateRef, grant: Arc<Grant> },
     /// It is mapped here.
-    Mapped { pin: Pin, mapping: Arc<Mapping>, offset: usize, gate: GateRef },
+    Mapped { pin: Pin, mapping: Arc<ShmMapping>, offset: usize, gate: GateRef },
     /// The kernel copies from it on our behalf.
-    Cma { memory: Arc<cma::Memory>, base: u64, gate: GateRef },
+    Cma { memory: Arc<cma::ProcessMemory>, base: u64, gate: GateRef },
     /// It is memory of a GPU that we may map.
     Gpu(Box<Offered>),
 }

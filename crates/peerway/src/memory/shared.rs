@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::error::RegisterError;
-use crate::os::shm::{self, Mapping};
+use crate::os::shm::{self, ShmMapping};
 
 /// Zeroed memory in a file of its own, which local peers map. Cheap to clone; the memory lives as long
 /// as the last clone and whatever was registered of it.
@@ -29,7 +29,7 @@ pub struct SharedMemory {
 
 struct File {
     fd: OwnedFd,
-    mapping: Mapping,
+    mapping: ShmMapping,
     len: usize,
 }
 
@@ -39,7 +39,7 @@ impl SharedMemory {
         let fail = |source| RegisterError::Allocate { len, source };
         // Even no bytes have a page to map.
         let fd = shm::create_memfd("peerway-region", len.max(1)).map_err(fail)?;
-        let mapping = Mapping::of_fd(fd.as_fd(), len.max(1), true).map_err(fail)?;
+        let mapping = ShmMapping::of_fd(fd.as_fd(), len.max(1), true).map_err(fail)?;
         Ok(Self { file: Arc::new(File { fd, mapping, len }) })
     }
 

@@ -14,7 +14,7 @@
 //!   are still there *after* the call: then it had its number during the call.
 //!
 //! The kernel asks for the right to ptrace the other process. Whether we have it (same user, Yama,
-//! seccomp, PID namespace) is found by trying ([`Memory::open`]), not guessed.
+//! seccomp, PID namespace) is found by trying ([`ProcessMemory::open`]), not guessed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -34,7 +34,7 @@ const SMALL_PIECES: usize = 2;
 
 /// The memory of another process, bound to its address space.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct ProcessMemory {
     pid: libc::pid_t,
     mem: File,
     process: Arc<Pidfd>,
@@ -49,7 +49,7 @@ enum Direction {
     Write,
 }
 
-impl Memory {
+impl ProcessMemory {
     /// Opens the memory of process `pid` if it has `secret` at `addr`.
     ///
     /// # Errors
@@ -279,8 +279,8 @@ mod tests {
     const SECRET: [u8; 16] = *b"sixteen of bytes";
 
     /// This process, as if it were another.
-    fn here() -> Memory {
-        Memory::open(std::process::id(), SECRET.as_ptr() as u64, &SECRET).unwrap()
+    fn here() -> ProcessMemory {
+        ProcessMemory::open(std::process::id(), SECRET.as_ptr() as u64, &SECRET).unwrap()
     }
 
     /// `bytes` cut into pieces of the given lengths, over and over, to its end.
@@ -341,11 +341,11 @@ mod tests {
     #[test]
     fn memory_is_opened_only_with_its_secret() {
         let (pid, at) = (std::process::id(), SECRET.as_ptr() as u64);
-        assert!(Memory::open(pid, at, &[0; 16]).is_err(), "a wrong secret");
-        assert!(Memory::open(pid, 8, &SECRET).is_err(), "a wrong address");
+        assert!(ProcessMemory::open(pid, at, &[0; 16]).is_err(), "a wrong secret");
+        assert!(ProcessMemory::open(pid, 8, &SECRET).is_err(), "a wrong address");
         // Beyond the largest pid there can be (2^22).
-        assert!(Memory::open(5_000_000, at, &SECRET).is_err());
-        assert!(Memory::open(u32::MAX, at, &SECRET).is_err());
+        assert!(ProcessMemory::open(5_000_000, at, &SECRET).is_err());
+        assert!(ProcessMemory::open(u32::MAX, at, &SECRET).is_err());
     }
 
     #[test]
@@ -355,7 +355,7 @@ mod tests {
         let mem = OpenOptions::new().read(true).write(true).open(path).unwrap();
         let process = Arc::new(Pidfd::open(child.id()).unwrap());
         let pid = child.id() as libc::pid_t;
-        let memory = Memory { pid, mem, process, probe: 4096 };
+        let memory = ProcessMemory { pid, mem, process, probe: 4096 };
         child.kill().unwrap();
         child.wait().unwrap();
         let mut bytes = vec![0u8; 1 << 20];
@@ -375,7 +375,8 @@ mod tests {
         let page = 4096;
         let fd = super::super::shm::create_memfd("peerway-test", page).unwrap();
         let mapping =
-            super::super::shm::Mapping::of_fd(std::os::fd::AsFd::as_fd(&fd), page, true).unwrap();
+            super::super::shm::ShmMapping::of_fd(std::os::fd::AsFd::as_fd(&fd), page, true)
+                .unwrap();
         let mut target = vec![0u8; 48];
         let remote = [
             Piece { addr: mapping.ptr() as u64, len: 16 },

@@ -53,7 +53,7 @@ impl Maps {
     pub(crate) fn walk(
         &self,
         range: Range<u64>,
-        mut each: impl FnMut(&Mapping<'_>) -> ControlFlow<()>,
+        mut each: impl FnMut(&MapsEntry<'_>) -> ControlFlow<()>,
     ) -> io::Result<bool> {
         if self.generation != fork_generation() {
             return Err(io::Error::other("these are the mappings of the process that forked"));
@@ -92,7 +92,7 @@ impl Maps {
     }
 
     /// The mapping that an address lies in; `ENOENT` where there is none.
-    fn query<'a>(&self, address: u64, name: &'a mut [u8]) -> io::Result<Mapping<'a>> {
+    fn query<'a>(&self, address: u64, name: &'a mut [u8]) -> io::Result<MapsEntry<'a>> {
         let mut query = Query {
             size: size_of::<Query>() as u64,
             query_addr: address,
@@ -108,7 +108,7 @@ impl Maps {
         }
         // With its NUL, or nothing.
         let len = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
-        Ok(Mapping {
+        Ok(MapsEntry {
             start: query.vma_start,
             end: query.vma_end,
             shared: query.vma_flags & VMA_SHARED != 0,
@@ -122,7 +122,7 @@ impl Maps {
 
 /// One mapping.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Mapping<'a> {
+pub(crate) struct MapsEntry<'a> {
     pub(crate) start: u64,
     /// The first address beyond it.
     pub(crate) end: u64,
@@ -137,7 +137,7 @@ pub(crate) struct Mapping<'a> {
     pub(crate) name: &'a str,
 }
 
-impl<'a> Mapping<'a> {
+impl<'a> MapsEntry<'a> {
     /// From a line such as `7f00-7f10 rw-p 00000000 00:01 1025    /memfd:x (deleted)`.
     fn parse(line: &'a str) -> Option<Self> {
         let mut words = line.splitn(6, ' ');
@@ -165,7 +165,7 @@ const SHORT_NAME: usize = 96;
 /// false: somebody was still waiting for an end of the range.
 fn read_text(
     range: &Range<u64>,
-    mut each: impl FnMut(&Mapping<'_>) -> ControlFlow<bool>,
+    mut each: impl FnMut(&MapsEntry<'_>) -> ControlFlow<bool>,
 ) -> io::Result<bool> {
     if range.is_empty() {
         return Ok(true);
@@ -184,7 +184,7 @@ fn read_text(
         for line in text[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             // The name of a file need not be text.
             let line = String::from_utf8_lossy(line);
-            let mapping = Mapping::parse(&line);
+            let mapping = MapsEntry::parse(&line);
             let mapping = mapping.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
             if let ControlFlow::Break(answer) = each(&mapping) {
                 return Ok(answer);
@@ -230,7 +230,7 @@ mod tests {
     use std::os::fd::AsFd as _;
 
     use super::*;
-    use crate::os::shm::{self, Mapping as Shared};
+    use crate::os::shm::{self, ShmMapping as Shared};
 
     /// What both ways say about a range.
     fn both(maps: &Maps, range: Range<u64>) -> [Option<Vec<String>>; 2] {
@@ -278,14 +278,14 @@ mod tests {
     #[test]
     fn lines_are_parsed_or_refused() {
         let line = "7f12a000-7f12c000 rw-s 00001000 00:1a 123   /dev/shm/a b (deleted)";
-        let mapping = Mapping::parse(line).unwrap();
+        let mapping = MapsEntry::parse(line).unwrap();
         assert_eq!((mapping.start, mapping.end), (0x7f12_a000, 0x7f12_c000));
         assert_eq!((mapping.offset, mapping.device, mapping.inode), (0x1000, (0, 26), 123));
         assert_eq!((mapping.shared, mapping.name), (true, "/dev/shm/a b (deleted)"));
-        let plain = Mapping::parse("7f12a000-7f12c000 rw-p 00000000 00:00 0 ").unwrap();
+        let plain = MapsEntry::parse("7f12a000-7f12c000 rw-p 00000000 00:00 0 ").unwrap();
         assert_eq!((plain.shared, plain.name), (false, ""));
         for bad in ["", "7f", "1-2", "1-2 rw-p", "x-2 rw-p 0 00:00 0", "1-2 rw-p 0 0000 0"] {
-            assert_eq!(Mapping::parse(bad), None, "{bad}");
+            assert_eq!(MapsEntry::parse(bad), None, "{bad}");
         }
     }
 }

@@ -52,7 +52,7 @@ pub(crate) enum RingError {
 
 /// The side that writes.
 #[derive(Debug)]
-pub(crate) struct Producer<S = Shared> {
+pub(crate) struct RingProducer<S = RingMemory> {
     store: S,
     capacity: u64,
     /// Bytes ever appended.
@@ -65,20 +65,20 @@ pub(crate) struct Producer<S = Shared> {
     unannounced: bool,
 }
 
-impl Producer {
+impl RingProducer {
     /// The producing end of the ring at `base`, whose header is all zeros: nothing was ever sent.
     ///
     /// # Safety
     ///
     /// `HEADER + capacity` bytes from `base` must stay mapped and writable as long as this value lives, and
-    /// in this process only this value and one [`Consumer`] may touch them. `base` must be 8-byte aligned.
+    /// in this process only this value and one [`RingConsumer`] may touch them. `base` must be 8-byte aligned.
     pub(crate) unsafe fn new(base: *mut u8, capacity: usize) -> Self {
-        // SAFETY: the caller's promise is that of `Shared::new`.
-        Self::over(unsafe { Shared::new(base) }, capacity)
+        // SAFETY: the caller's promise is that of `RingMemory::new`.
+        Self::over(unsafe { RingMemory::new(base) }, capacity)
     }
 }
 
-impl<S: Store> Producer<S> {
+impl<S: Store> RingProducer<S> {
     fn over(store: S, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "a ring's capacity must be a power of two");
         let capacity = capacity as u64;
@@ -168,9 +168,9 @@ impl<S: Store> Producer<S> {
         }
         self.unannounced = false;
         self.show();
-        // pairs with the fence in `Consumer::arm`: it sees our head or we see it armed.
+        // pairs with the fence in `RingConsumer::arm`: it sees our head or we see it armed.
         self.store.fence();
-        self.store.armed(Side::Consumer) != 0 && self.store.take_armed(Side::Consumer)
+        self.store.armed(Side::RingConsumer) != 0 && self.store.take_armed(Side::RingConsumer)
     }
 
     /// Asks to be woken once `need` bytes (at most the capacity) are free. True when they are already: do
@@ -179,8 +179,8 @@ impl<S: Store> Producer<S> {
     pub(crate) fn arm(&mut self, need: usize) -> Result<bool, RingError> {
         let need = (need as u64).clamp(1, self.capacity);
         // Not 0, which would be "not armed"; a capacity beyond 4 GiB would only be woken too early.
-        self.store.set_armed(Side::Producer, u32::try_from(need).unwrap_or(u32::MAX));
-        // pairs with the fence in `Consumer::publish`: it sees us armed or we see its tail.
+        self.store.set_armed(Side::RingProducer, u32::try_from(need).unwrap_or(u32::MAX));
+        // pairs with the fence in `RingConsumer::publish`: it sees us armed or we see its tail.
         self.store.fence();
         let read = self.read_tail();
         if read.is_err() || self.known_free() >= need {
@@ -193,7 +193,7 @@ impl<S: Store> Producer<S> {
     /// Takes back [`Self::arm`]; a wake-up may already be on its way.
     #[inline]
     pub(crate) fn disarm(&mut self) {
-        self.store.set_armed(Side::Producer, 0);
+        self.store.set_armed(Side::RingProducer, 0);
     }
 
     #[inline]
@@ -204,12 +204,12 @@ impl<S: Store> Producer<S> {
     #[inline]
     fn show(&mut self) {
         self.visible = self.head;
-        self.store.publish(Word::Head, self.head);
+        self.store.publish(RingWord::Head, self.head);
     }
 
     #[inline]
     fn read_tail(&mut self) -> Result<(), RingError> {
-        let tail = self.store.position(Word::Tail);
+        let tail = self.store.position(RingWord::Tail);
         // Not behind what it freed before, not ahead of what it could see.
         if tail.wrapping_sub(self.tail) > self.visible.wrapping_sub(self.tail) {
             return Err(RingError::Corrupt);
@@ -221,7 +221,7 @@ impl<S: Store> Producer<S> {
 
 /// The side that reads.
 #[derive(Debug)]
-pub(crate) struct Consumer<S = Shared> {
+pub(crate) struct RingConsumer<S = RingMemory> {
     store: S,
     capacity: u64,
     /// Bytes ever taken.
@@ -234,20 +234,20 @@ pub(crate) struct Consumer<S = Shared> {
     unannounced: bool,
 }
 
-impl Consumer {
+impl RingConsumer {
     /// The consuming end of the ring at `base`, whose header is all zeros: nothing was ever sent.
     ///
     /// # Safety
     ///
     /// `HEADER + capacity` bytes from `base` must stay mapped and writable as long as this value lives, and
-    /// in this process only this value and one [`Producer`] may touch them. `base` must be 8-byte aligned.
+    /// in this process only this value and one [`RingProducer`] may touch them. `base` must be 8-byte aligned.
     pub(crate) unsafe fn new(base: *mut u8, capacity: usize) -> Self {
-        // SAFETY: the caller's promise is that of `Shared::new`.
-        Self::over(unsafe { Shared::new(base) }, capacity)
+        // SAFETY: the caller's promise is that of `RingMemory::new`.
+        Self::over(unsafe { RingMemory::new(base) }, capacity)
     }
 }
 
-impl<S: Store> Consumer<S> {
+impl<S: Store> RingConsumer<S> {
     fn over(store: S, capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "a ring's capacity must be a power of two");
         let capacity = capacity as u64;
@@ -324,19 +324,19 @@ impl<S: Store> Consumer<S> {
         }
         self.unannounced = false;
         self.free();
-        // pairs with the fence in `Producer::arm`: it sees our tail or we see it armed.
+        // pairs with the fence in `RingProducer::arm`: it sees our tail or we see it armed.
         self.store.fence();
-        let need = u64::from(self.store.armed(Side::Producer));
+        let need = u64::from(self.store.armed(Side::RingProducer));
         // Our head lags behind the producer's, so it has at most this much free. With less than it needs
         // there still is something to take, and we come back here; with nothing to take, all is free.
         let free = self.capacity - self.head.wrapping_sub(self.freed);
-        need != 0 && free >= min(need, self.capacity) && self.store.take_armed(Side::Producer)
+        need != 0 && free >= min(need, self.capacity) && self.store.take_armed(Side::RingProducer)
     }
 
     /// Announces that we are going to sleep. True when data is already there: do not, and nothing is armed.
     pub(crate) fn arm(&mut self) -> Result<bool, RingError> {
-        self.store.set_armed(Side::Consumer, 1);
-        // pairs with the fence in `Producer::publish`: it sees us armed or we see its head.
+        self.store.set_armed(Side::RingConsumer, 1);
+        // pairs with the fence in `RingProducer::publish`: it sees us armed or we see its head.
         self.store.fence();
         let read = self.read_head();
         if read.is_err() || self.known_available() > 0 {
@@ -349,7 +349,7 @@ impl<S: Store> Consumer<S> {
     /// Takes back [`Self::arm`]; a wake-up may already be on its way.
     #[inline]
     pub(crate) fn disarm(&mut self) {
-        self.store.set_armed(Side::Consumer, 0);
+        self.store.set_armed(Side::RingConsumer, 0);
     }
 
     #[inline]
@@ -360,12 +360,12 @@ impl<S: Store> Consumer<S> {
     #[inline]
     fn free(&mut self) {
         self.freed = self.tail;
-        self.store.publish(Word::Tail, self.tail);
+        self.store.publish(RingWord::Tail, self.tail);
     }
 
     #[inline]
     fn read_head(&mut self) -> Result<(), RingError> {
-        let head = self.store.position(Word::Head);
+        let head = self.store.position(RingWord::Head);
         // Not behind what it showed before, not ahead of the space we freed.
         let most = self.freed.wrapping_add(self.capacity);
         if head.wrapping_sub(self.head) > most.wrapping_sub(self.head) {
@@ -378,7 +378,7 @@ impl<S: Store> Consumer<S> {
 
 /// A position in the header.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Word {
+pub(crate) enum RingWord {
     /// Written by the producer.
     Head,
     /// Written by the consumer.
@@ -389,18 +389,18 @@ pub(crate) enum Word {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Side {
     /// The one that appends.
-    Producer,
+    RingProducer,
     /// The one that takes.
-    Consumer,
+    RingConsumer,
 }
 
 /// The memory of a ring: what the algorithm above needs of it, so that loom can stand in for it.
 pub(crate) trait Store {
     /// Reads the other side's position (Acquire).
-    fn position(&self, word: Word) -> u64;
+    fn position(&self, word: RingWord) -> u64;
 
     /// Writes our own position (Release).
-    fn publish(&self, word: Word, value: u64);
+    fn publish(&self, word: RingWord, value: u64);
 
     /// Reads whether `side` is armed (Relaxed: ordered by the fence before it).
     fn armed(&self, side: Side) -> u32;
@@ -433,11 +433,11 @@ pub(crate) trait Store {
 
 /// A ring in memory shared with another process.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct RingMemory {
     base: *mut u8,
 }
 
-impl Shared {
+impl RingMemory {
     const HEAD: usize = 0;
     const TAIL: usize = 64;
     const CONSUMER_ARMED: usize = 128;
@@ -445,17 +445,17 @@ impl Shared {
 
     /// # Safety
     ///
-    /// As [`Producer::new`].
+    /// As [`RingProducer::new`].
     unsafe fn new(base: *mut u8) -> Self {
         assert!(base.cast::<u64>().is_aligned(), "a ring must be aligned to its words");
         Self { base }
     }
 
     #[inline]
-    fn word(&self, word: Word) -> &AtomicU64 {
+    fn word(&self, word: RingWord) -> &AtomicU64 {
         let at = match word {
-            Word::Head => Self::HEAD,
-            Word::Tail => Self::TAIL,
+            RingWord::Head => Self::HEAD,
+            RingWord::Tail => Self::TAIL,
         };
         // SAFETY: inside the header, which `new`'s caller keeps mapped and which nobody in this process
         // touches but through these atomics; aligned because `base` is and the offsets are whole lines.
@@ -465,8 +465,8 @@ impl Shared {
     #[inline]
     fn flag(&self, side: Side) -> &AtomicU32 {
         let at = match side {
-            Side::Consumer => Self::CONSUMER_ARMED,
-            Side::Producer => Self::PRODUCER_ARMED,
+            Side::RingConsumer => Self::CONSUMER_ARMED,
+            Side::RingProducer => Self::PRODUCER_ARMED,
         };
         // SAFETY: as in `word`.
         unsafe { AtomicU32::from_ptr(self.base.add(at).cast()) }
@@ -474,17 +474,17 @@ impl Shared {
 }
 
 // SAFETY: the memory belongs to no thread, and all that one side writes and another reads is atomic.
-unsafe impl Send for Shared {}
+unsafe impl Send for RingMemory {}
 
-impl Store for Shared {
+impl Store for RingMemory {
     #[inline]
-    fn position(&self, word: Word) -> u64 {
+    fn position(&self, word: RingWord) -> u64 {
         // pairs with `publish`: the bytes behind a position are seen with it.
         self.word(word).load(Ordering::Acquire)
     }
 
     #[inline]
-    fn publish(&self, word: Word, value: u64) {
+    fn publish(&self, word: RingWord, value: u64) {
         // pairs with `position`.
         self.word(word).store(value, Ordering::Release);
     }
@@ -537,7 +537,7 @@ mod tests {
 
     /// The memory of a ring, from where it really comes. Miri knows no shared files.
     #[cfg(not(miri))]
-    struct Memory(super::super::shm::Mapping);
+    struct Memory(super::super::shm::ShmMapping);
     #[cfg(miri)]
     struct Memory(super::super::pages::Pages);
 
@@ -546,9 +546,9 @@ mod tests {
         fn new(capacity: usize) -> Self {
             use std::os::fd::AsFd;
 
-            use super::super::shm::{self, Mapping};
+            use super::super::shm::{self, ShmMapping};
             let fd = shm::create_memfd("peerway-test", HEADER + capacity).unwrap();
-            Self(Mapping::of_fd(fd.as_fd(), HEADER + capacity, true).unwrap())
+            Self(ShmMapping::of_fd(fd.as_fd(), HEADER + capacity, true).unwrap())
         }
 
         #[cfg(miri)]
@@ -570,18 +570,18 @@ mod tests {
     }
 
     /// Both ends of a ring in `memory`, which must outlive them.
-    fn ends(memory: &Memory, capacity: usize) -> (Producer, Consumer) {
+    fn ends(memory: &Memory, capacity: usize) -> (RingProducer, RingConsumer) {
         let base = memory.0.ptr();
         // SAFETY: each test keeps the memory until after the last use of both ends.
-        unsafe { (Producer::new(base, capacity), Consumer::new(base, capacity)) }
+        unsafe { (RingProducer::new(base, capacity), RingConsumer::new(base, capacity)) }
     }
 
-    fn append(producer: &mut Producer, bytes: &[u8]) -> Result<usize, RingError> {
+    fn append(producer: &mut RingProducer, bytes: &[u8]) -> Result<usize, RingError> {
         // SAFETY: a slice outside the ring.
         unsafe { producer.append(&[Piece::of(bytes)]) }
     }
 
-    fn take(consumer: &mut Consumer, max: usize) -> Result<Vec<u8>, RingError> {
+    fn take(consumer: &mut RingConsumer, max: usize) -> Result<Vec<u8>, RingError> {
         let mut bytes = vec![0; max];
         // SAFETY: a vector outside the ring, not otherwise used meanwhile.
         let n = unsafe { consumer.take(&[Piece::of_mut(&mut bytes)])? };
@@ -707,21 +707,21 @@ mod tests {
 
         // Tails ahead of the head, or behind what was freed.
         for tail in [41, 7, 0, u64::MAX, 40 + 64] {
-            memory.scribble(Shared::TAIL, tail);
+            memory.scribble(RingMemory::TAIL, tail);
             assert_eq!(producer.free_for(64), Err(RingError::Corrupt), "{tail}");
             assert_eq!(append(&mut producer, &[0; 64]), Err(RingError::Corrupt), "{tail}");
             assert_eq!(producer.arm(64), Err(RingError::Corrupt), "{tail}");
         }
         // Heads behind what was shown, or with more than the capacity.
         for head in [39, 0, 8 + 64 + 1, u64::MAX, 1 << 63] {
-            memory.scribble(Shared::HEAD, head);
+            memory.scribble(RingMemory::HEAD, head);
             assert_eq!(consumer.available(), Err(RingError::Corrupt), "{head}");
             assert_eq!(take(&mut consumer, 64), Err(RingError::Corrupt), "{head}");
             assert_eq!(consumer.arm(), Err(RingError::Corrupt), "{head}");
         }
         // A failed arm leaves nothing armed.
-        assert_eq!(memory.word(Shared::CONSUMER_ARMED), 0);
-        assert_eq!(memory.word(Shared::PRODUCER_ARMED), 0);
+        assert_eq!(memory.word(RingMemory::CONSUMER_ARMED), 0);
+        assert_eq!(memory.word(RingMemory::PRODUCER_ARMED), 0);
     }
 
     #[test]
@@ -788,8 +788,8 @@ mod tests {
     fn positions_wrap() {
         let memory = Memory::new(8);
         let start = u64::MAX - 3;
-        memory.scribble(Shared::HEAD, start);
-        memory.scribble(Shared::TAIL, start);
+        memory.scribble(RingMemory::HEAD, start);
+        memory.scribble(RingMemory::TAIL, start);
         let (mut producer, mut consumer) = ends(&memory, 8);
         (producer.head, producer.visible, producer.tail) = (start, start, start);
         (consumer.head, consumer.freed, consumer.tail) = (start, start, start);
@@ -830,7 +830,10 @@ mod loom {
 
     impl Memory {
         /// Both ends of a new ring, which leaves out its fences when not `fenced`.
-        fn ends(capacity: usize, fenced: bool) -> (Producer<Arc<Self>>, Consumer<Arc<Self>>) {
+        fn ends(
+            capacity: usize,
+            fenced: bool,
+        ) -> (RingProducer<Arc<Self>>, RingConsumer<Arc<Self>>) {
             let memory = Arc::new(Self {
                 head: AtomicU64::new(0),
                 tail: AtomicU64::new(0),
@@ -841,30 +844,30 @@ mod loom {
                 wake_producer: Notify::new(),
                 fenced,
             });
-            (Producer::over(memory.clone(), capacity), Consumer::over(memory, capacity))
+            (RingProducer::over(memory.clone(), capacity), RingConsumer::over(memory, capacity))
         }
 
         fn flag(&self, side: Side) -> &AtomicU32 {
             match side {
-                Side::Consumer => &self.consumer_armed,
-                Side::Producer => &self.producer_armed,
+                Side::RingConsumer => &self.consumer_armed,
+                Side::RingProducer => &self.producer_armed,
             }
         }
 
-        fn word(&self, word: Word) -> &AtomicU64 {
+        fn word(&self, word: RingWord) -> &AtomicU64 {
             match word {
-                Word::Head => &self.head,
-                Word::Tail => &self.tail,
+                RingWord::Head => &self.head,
+                RingWord::Tail => &self.tail,
             }
         }
     }
 
     impl Store for Arc<Memory> {
-        fn position(&self, word: Word) -> u64 {
+        fn position(&self, word: RingWord) -> u64 {
             self.word(word).load(Ordering::Acquire)
         }
 
-        fn publish(&self, word: Word, value: u64) {
+        fn publish(&self, word: RingWord, value: u64) {
             self.word(word).store(value, Ordering::Release);
         }
 
@@ -902,7 +905,7 @@ mod loom {
     }
 
     /// Sends all of `bytes`, sleeping while not even `need` are free.
-    fn send_all(producer: &mut Producer<Arc<Memory>>, bytes: &[u8], need: usize) {
+    fn send_all(producer: &mut RingProducer<Arc<Memory>>, bytes: &[u8], need: usize) {
         let mut sent = 0;
         while sent < bytes.len() {
             // SAFETY: a slice outside the ring.
@@ -918,7 +921,7 @@ mod loom {
     }
 
     /// Takes `total` bytes, `most` at a time, sleeping while there are none.
-    fn receive_all(consumer: &mut Consumer<Arc<Memory>>, total: usize, most: usize) -> Vec<u8> {
+    fn receive_all(consumer: &mut RingConsumer<Arc<Memory>>, total: usize, most: usize) -> Vec<u8> {
         let mut got = Vec::new();
         while got.len() < total {
             let mut bytes = vec![0; most.min(total - got.len())];

@@ -2,7 +2,7 @@
 //!
 //! A file that can shrink turns every access beyond its new end into SIGBUS, so memory we share is a memfd
 //! sealed against it, and a peer's descriptor is believed only after [`check_memfd`]. The bytes behind a
-//! mapping may change at any time at the other process's whim: a [`Mapping`] hands out a raw pointer, never
+//! mapping may change at any time at the other process's whim: a [`ShmMapping`] hands out a raw pointer, never
 //! a slice. Called by the memory registry and the local transports.
 
 use std::ffi::c_void;
@@ -15,12 +15,12 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// A shared mapping of a file, unmapped when dropped.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct ShmMapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-impl Mapping {
+impl ShmMapping {
     /// Maps the first `len` bytes of `fd`, shared; for reading only when not `writable`.
     pub(crate) fn of_fd(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Self> {
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
@@ -44,7 +44,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for ShmMapping {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by `of_fd` and belongs to this value alone; whoever used `ptr()`
         // promised not to outlive it.
@@ -54,9 +54,9 @@ impl Drop for Mapping {
 }
 
 // SAFETY: a mapping is an address range of the process, tied to no thread.
-unsafe impl Send for Mapping {}
-// SAFETY: `&Mapping` only tells where the range is; accesses through the pointer are the caller's to order.
-unsafe impl Sync for Mapping {}
+unsafe impl Send for ShmMapping {}
+// SAFETY: `&ShmMapping` only tells where the range is; accesses through the pointer are the caller's to order.
+unsafe impl Sync for ShmMapping {}
 
 /// A memfd of `len` bytes (rounded up to whole pages) that can never change its size.
 ///
@@ -118,8 +118,8 @@ mod tests {
     fn two_mappings_show_the_same_bytes() {
         let fd = create_memfd("peerway-test", 10).unwrap();
         check_memfd(fd.as_fd(), page_size()).unwrap();
-        let one = Mapping::of_fd(fd.as_fd(), page_size(), true).unwrap();
-        let two = Mapping::of_fd(fd.as_fd(), page_size(), false).unwrap();
+        let one = ShmMapping::of_fd(fd.as_fd(), page_size(), true).unwrap();
+        let two = ShmMapping::of_fd(fd.as_fd(), page_size(), false).unwrap();
         assert_eq!(one.len(), page_size());
         // SAFETY: both mappings are a page long and used by this thread alone.
         unsafe {
@@ -157,6 +157,6 @@ mod tests {
         assert!(create_memfd("peerway-test", 0).is_err());
         assert!(create_memfd("peerway-test", usize::MAX).is_err());
         let fd = create_memfd("peerway-test", 1).unwrap();
-        assert!(Mapping::of_fd(fd.as_fd(), 0, true).is_err());
+        assert!(ShmMapping::of_fd(fd.as_fd(), 0, true).is_err());
     }
 }

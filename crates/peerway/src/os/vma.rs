@@ -34,7 +34,7 @@ use std::io;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::maps::{Mapping, Maps};
+use super::maps::{Maps, MapsEntry};
 use super::shm::page_size;
 
 /// Tags with names of their own at one time: at two more mappings each, half of what a process has.
@@ -58,7 +58,7 @@ impl Tag {
     /// The memory is not touched, and may be in use.
     pub(crate) fn put(maps: &Maps, addr: u64, len: u64) -> Option<Self> {
         let range = pages(addr, len)?;
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<VmaPart> = Vec::new();
         let tagged = maps.walk(range.clone(), |mapping| {
             let range = mapping.start.max(range.start)..mapping.end.min(range.end);
             match parts_of(mapping, range) {
@@ -159,7 +159,7 @@ struct Segment {
 }
 
 /// A range that may be tagged, and what is there already.
-struct Part {
+struct VmaPart {
     range: Range<u64>,
     /// None where it is anonymous and has no name of ours.
     mark: Option<Mark>,
@@ -188,7 +188,7 @@ impl Mark {
         all.unwrap_or(false)
     }
 
-    fn is_of(&self, mapping: &Mapping<'_>) -> bool {
+    fn is_of(&self, mapping: &MapsEntry<'_>) -> bool {
         match self {
             Self::Name(name) => Name::parse(mapping.name).as_ref() == Some(name),
             Self::File { .. } => file_of(mapping).as_ref() == Some(self),
@@ -253,34 +253,34 @@ impl Name {
 
 /// What a part of a mapping is known by already: one part, or two where it begins with the last page of a
 /// named range. None where it cannot be tagged.
-fn parts_of(mapping: &Mapping<'_>, range: Range<u64>) -> Option<[Option<Part>; 2]> {
+fn parts_of(mapping: &MapsEntry<'_>, range: Range<u64>) -> Option<[Option<VmaPart>; 2]> {
     if mapping.inode != 0 {
-        return Some([Some(Part { range, mark: Some(file_of(mapping)?) }), None]);
+        return Some([Some(VmaPart { range, mark: Some(file_of(mapping)?) }), None]);
     }
     if !(mapping.name.is_empty() || mapping.name.starts_with("[anon:")) {
         return None;
     }
     let Some(name) = Name::parse(mapping.name) else {
-        return Some([Some(Part { range, mark: None }), None]);
+        return Some([Some(VmaPart { range, mark: None }), None]);
     };
     if !name.is_tail {
         // Beyond the last page it is what was moved here from elsewhere.
         let mark = (range.end <= name.tail).then_some(Mark::Name(name));
-        return Some([Some(Part { range, mark }), None]);
+        return Some([Some(VmaPart { range, mark }), None]);
     }
     // What a mapping that ended with the range has grown by since has the last page's name as well.
     let end = name.tail + page_size() as u64;
     if range.start != name.tail {
-        return Some([Some(Part { range, mark: None }), None]);
+        return Some([Some(VmaPart { range, mark: None }), None]);
     }
-    let grown = (end < range.end).then_some(Part { range: end..range.end, mark: None });
-    let last = Part { range: range.start..end.min(range.end), mark: Some(Mark::Name(name)) };
+    let grown = (end < range.end).then_some(VmaPart { range: end..range.end, mark: None });
+    let last = VmaPart { range: range.start..end.min(range.end), mark: Some(Mark::Name(name)) };
     Some([Some(last), grown])
 }
 
 /// The file behind a mapping, where that alone tells what its pages are.
-fn file_of(mapping: &Mapping<'_>) -> Option<Mark> {
-    let Mapping { start, offset, device, inode, shared, name, .. } = *mapping;
+fn file_of(mapping: &MapsEntry<'_>) -> Option<Mark> {
+    let MapsEntry { start, offset, device, inode, shared, name, .. } = *mapping;
     // Anonymous huge pages are a file that the kernel makes for one mapping and never again.
     let own_pages = name.starts_with("/anon_hugepage");
     // What a private mapping wrote is not in the file.

@@ -17,10 +17,10 @@ use peerway_core::wire::{Control, Header, Kind};
 use peerway_sys::verbs::ffi::ibv_wc;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::ending::{Gone, LaneEnd};
-use super::flight::{Flight, Route};
+use super::ending::{LaneEnd, SessionEnd};
 use super::queues::{POLL, Reopening};
-use super::shard::{Command, Shard};
+use super::request::{Request, Route};
+use super::shard::{DriverCommand, Shard};
 use super::staging::COPY_NAP;
 use super::timers::Timers;
 use crate::clock;
@@ -28,16 +28,16 @@ use crate::inner::Inner;
 use crate::memory::quarantine;
 use crate::os::unix::{self, Received};
 use crate::peers::Claim;
-use crate::progress::crew::Job;
+use crate::progress::copy_pool::Job;
 use crate::session::Session;
-use crate::session::accept::Door;
+use crate::session::acceptor::Acceptor;
 use crate::transport::lane::{Lane, Outstanding, Role};
-use crate::transport::pull::{Origin, PullJob};
+use crate::transport::pull::{PullJob, PullOrigin};
 use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::Unfinished;
 
-/// epoll's words for the door: listeners and half-open connections.
-pub(crate) const DOOR: u64 = 1 << 62;
+/// epoll's words for the acceptor: listeners and half-open connections.
+pub(crate) const ACCEPTOR: u64 = 1 << 62;
 /// epoll's words for completion queues.
 pub(super) const PORT: u64 = 1 << 61;
 /// Lane numbers above every real lane: a session's event descriptor, its local socket, and the
@@ -72,10 +72,10 @@ pub(crate) struct Driver {
     dirty: Vec<usize>,
     /// Lanes that had more to receive than a turn allows.
     again: Vec<(usize, usize)>,
-    pub(super) flights: Box<[Option<Flight>]>,
+    pub(super) requests: Box<[Option<Request>]>,
     pub(super) active: Vec<SlotId>,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
-    pub(super) door: Option<Door>,
+    pub(super) acceptor: Option<Acceptor>,
     /// Sessions with copies from or to GPU memory under way.
     pub(super) staging: Vec<usize>,
     /// When one of them was last begun or done.
@@ -105,7 +105,7 @@ pub(crate) struct SessionDriver {
     pub(super) latency: VecDeque<SlotId>,
     pub(super) bulk: VecDeque<SlotId>,
     /// Flights whose bytes are all answered for and whose notification or count is due.
-    pub(super) tails: Vec<SlotId>,
+    pub(super) signals: Vec<SlotId>,
     /// Lanes that the peer says it has lost.
     pub(super) lost_by_peer: Vec<u16>,
     /// Frames of lost lanes, until the peer says which it has applied.
@@ -133,7 +133,7 @@ pub(crate) struct SessionDriver {
     pub(super) dirty: bool,
     /// Copies from or to GPU memory are under way.
     pub(super) copies: bool,
-    /// For a strand, since when the session that it belongs to is over.
+    /// For a sub-session, since when the session that it belongs to is over.
     pub(super) alone_since: Option<u64>,
     /// Over; kept until this time at the latest to learn when the peer has let go.
     pub(super) lingering: Option<u64>,
@@ -203,12 +203,12 @@ impl SessionDriver {
         }
     }
 
-    /// Whether no flight waits for a queue pair.
+    /// Whether no request waits for a queue pair.
     pub(super) fn has_posted_all(&self) -> bool {
         self.parts_latency.is_empty() && self.parts_bulk.is_empty()
     }
 
-    /// Whether no flight waits for a lane.
+    /// Whether no request waits for a lane.
     pub(super) fn has_framed_all(&self) -> bool {
         self.latency.is_empty() && self.bulk.is_empty()
     }
@@ -226,7 +226,7 @@ impl SessionDriver {
 }
 
 impl Driver {
-    pub(crate) fn new(endpoint: Arc<Inner>, shard: Arc<Shard>, door: Option<Door>) -> Self {
+    pub(crate) fn new(endpoint: Arc<Inner>, shard: Arc<Shard>, acceptor: Option<Acceptor>) -> Self {
         let slots = endpoint.slots.len();
         let ports = shard.ports().iter().cloned().map(Port::new).collect();
         Self {
@@ -239,12 +239,12 @@ impl Driver {
             without_devices: 0,
             dirty: Vec::new(),
             again: Vec::new(),
-            flights: (0..slots).map(|_| None).collect(),
+            requests: (0..slots).map(|_| None).collect(),
             active: Vec::with_capacity(slots),
             pulls: VecDeque::new(),
             staging: Vec::new(),
             copies_moved: 0,
-            door,
+            acceptor,
             timers: Timers::default(),
             armed_until: 0,
             unarmed: false,
@@ -257,42 +257,42 @@ impl Driver {
     /// The endpoint closes: whatever is still under way ends now.
     pub(crate) fn end_all(&mut self) {
         for slot in self.active.clone() {
-            let Some(flight) = self.flight(slot) else { continue };
-            if flight.unfenced {
+            let Some(request) = self.request(slot) else { continue };
+            if request.unfenced {
                 continue;
             }
             let closed = Reason::Failed(TransferError::EndpointClosed);
-            let reason = flight.ending.map_or(closed, |(reason, _)| reason);
-            let held = flight.is_quiet() || flight.is_bare();
+            let reason = request.ending.map_or(closed, |(reason, _)| reason);
+            let held = request.is_quiet() || request.is_bare();
             let fence = if held { Fence::Held } else { Fence::Open };
             self.endpoint.slots.end(slot, Ended { reason, fence });
         }
         // A peer that pulls reads the source by itself, whether or not this endpoint exists.
         let fence = self.endpoint.config.fence;
-        for flight in self.flights.iter_mut().flatten() {
-            if flight.route == Route::Pull
-                && flight.unanswered > 0
-                && let Some(work) = flight.work.take()
+        for request in self.requests.iter_mut().flatten() {
+            if request.route == Route::Pull
+                && request.unanswered > 0
+                && let Some(work) = request.work.take()
             {
-                quarantine::keep_source(flight.session.clone(), work, fence);
+                quarantine::keep_source(request.session.clone(), work, fence);
             }
         }
     }
 
     /// Carries out one command.
-    pub(crate) fn handle(&mut self, command: Command) {
+    pub(crate) fn handle(&mut self, command: DriverCommand) {
         match command {
-            Command::Start(flight) => {
-                let (slot, session) = (flight.slot, flight.session.clone());
-                self.take_off(slot, &session, || flight);
+            DriverCommand::Start(request) => {
+                let (slot, session) = (request.slot, request.session.clone());
+                self.start_request(slot, &session, || request);
             }
-            Command::Cancel(slot) => {
+            DriverCommand::Cancel(slot) => {
                 let Some(index) = self.session_of(slot) else { return };
                 self.with_session(index, |driver, s| {
                     driver.stop(s, slot, Reason::Cancelled, clock::now());
                 });
             }
-            Command::Control { session, message } => {
+            DriverCommand::Control { session, message } => {
                 self.with(&session, |_, s| {
                     if let Some(lane) = s.control_lane() {
                         lane.push_control(&message);
@@ -300,15 +300,17 @@ impl Driver {
                     }
                 });
             }
-            Command::Adopt(new) => self.adopt(*new),
-            Command::Remove { session } => {
-                self.with(&session, |driver, s| driver.bury(s, Gone::Removed));
+            DriverCommand::Adopt(new) => self.adopt(*new),
+            DriverCommand::Remove { session } => {
+                self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Removed));
             }
-            Command::Gone { session } => {
-                self.with(&session, |driver, s| driver.bury(s, Gone::Closed));
+            DriverCommand::Gone { session } => {
+                self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Closed));
             }
-            Command::LeaveBarredGates => self.leave_barred_gates(),
-            Command::Pulled { session, origin, result } => self.pulled(&session, origin, result),
+            DriverCommand::LeaveBarredGates => self.leave_barred_gates(),
+            DriverCommand::Pulled { session, origin, result } => {
+                self.pulled(&session, origin, result)
+            }
         }
     }
 
@@ -324,29 +326,29 @@ impl Driver {
     }
 
     fn session_of(&mut self, slot: SlotId) -> Option<usize> {
-        self.flight(slot).map(|f| f.session.index.load(Ordering::Relaxed))
+        self.request(slot).map(|f| f.session.index.load(Ordering::Relaxed))
     }
 
-    /// Starts the flight of a slot. It is made in its place: to move it about costs more than to
+    /// Starts the request of a slot. It is made in its place: to move it about costs more than to
     /// fill it in.
     #[inline]
-    pub(crate) fn take_off(
+    pub(crate) fn start_request(
         &mut self,
         slot: SlotId,
         session: &Arc<Session>,
-        flight: impl FnOnce() -> Flight,
+        request: impl FnOnce() -> Request,
     ) {
         let index = session.index.load(Ordering::Acquire);
         if !session.is_alive() || self.sessions.get(index).is_none_or(Option::is_none) {
             self.refuse(slot);
             return;
         }
-        let flight = self.flights[slot.index as usize].insert(flight());
-        let left = flight.at.left();
+        let request = self.requests[slot.index as usize].insert(request());
+        let left = request.at.left();
         let (inline, queued) = (left <= INLINE_SEND, left > 0);
-        flight.queued = queued;
-        let (bulk, by_device) = (flight.bulk, flight.by_device);
-        self.timers.end_by(flight.deadline);
+        request.queued = queued;
+        let (bulk, by_device) = (request.bulk, request.by_device);
+        self.timers.end_by(request.deadline);
         self.active.push(slot);
         self.with_session(index, |driver, s| {
             if by_device && !bulk && queued && driver.post_at_once(s, slot) {
@@ -370,7 +372,7 @@ impl Driver {
         });
     }
 
-    /// A flight to a session that is over.
+    /// A request to a session that is over.
     #[cold]
     fn refuse(&mut self, slot: SlotId) {
         let open = self.endpoint.check_open().is_ok();
@@ -379,7 +381,7 @@ impl Driver {
         self.endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
     }
 
-    /// Sends on the lanes that take a flight of this class; the others have nothing new. True when
+    /// Sends on the lanes that take a request of this class; the others have nothing new. True when
     /// nothing is left.
     fn flush_for(&mut self, s: &mut SessionDriver, bulk: bool) -> bool {
         let mut all = true;
@@ -438,7 +440,7 @@ impl Driver {
             self.open_queues(s);
         }
         self.note_staging(s);
-        if s.lost_by_peer.is_empty() && s.tails.is_empty() {
+        if s.lost_by_peer.is_empty() && s.signals.is_empty() {
             return;
         }
         self.send_what_follows(s);
@@ -449,8 +451,8 @@ impl Driver {
         while let Some(lost) = s.lost_by_peer.pop() {
             self.lost_by_peer(s, lost);
         }
-        while let Some(slot) = s.tails.pop() {
-            self.send_tail(s, slot);
+        while let Some(slot) = s.signals.pop() {
+            self.send_signal(s, slot);
         }
         self.flush(s);
     }
@@ -519,17 +521,17 @@ impl Driver {
         };
         for event in &*events {
             let word = event.data.u64();
-            if word & DOOR != 0 {
-                self.at_the_door(word, now);
+            if word & ACCEPTOR != 0 {
+                self.accept_events(word, now);
             } else if word & PORT != 0 {
-                self.port_rang((word & !PORT) as usize);
+                self.take_port_event((word & !PORT) as usize);
             } else {
                 let (index, lane) = ((word >> 16) as usize, word & 0xFFFF);
                 self.sockets_warm_until = now + SOCKET_WARM_NS;
                 self.with_session(index, |driver, s| match lane {
                     LINK_WAKE => {
                         if let Some(link) = &s.session.link {
-                            link.own_bell.drain();
+                            link.wake_fd.drain();
                         }
                         // The peer disarmed the ring that it signalled for.
                         driver.unarmed = true;
@@ -557,25 +559,26 @@ impl Driver {
         for at in 0..s.lanes.len() {
             self.serve_lane(s, at, now);
         }
-        self.bury(s, Gone::LetGo);
+        self.close_session(s, SessionEnd::Released);
     }
 
-    fn at_the_door(&mut self, word: u64, now: u64) {
-        let Some(mut door) = self.door.take() else { return };
+    fn accept_events(&mut self, word: u64, now: u64) {
+        let Some(mut acceptor) = self.acceptor.take() else { return };
         let endpoint = self.endpoint.clone();
-        for new in door.knocked(&endpoint, &self.shard, word, now) {
+        for new in acceptor.handle_event(&endpoint, &self.shard, word, now) {
             let shard = new.session.shard.clone();
             if Arc::ptr_eq(&shard, &self.shard) {
                 self.adopt(new);
             } else {
-                shard.submit(Command::Adopt(Box::new(new)));
+                shard.submit(DriverCommand::Adopt(Box::new(new)));
                 shard.notify_if_blocked();
             }
         }
         // What came half-way is dropped by the clock if nothing follows, and listeners that rest
         // are watched again.
-        self.timers.acceptor = door.until_next(now).map_or(u64::MAX, |due| clock::after(now, due));
-        self.door = Some(door);
+        self.timers.acceptor =
+            acceptor.until_next(now).map_or(u64::MAX, |due| clock::after(now, due));
+        self.acceptor = Some(acceptor);
     }
 
     /// Receives on a lane and answers.
@@ -616,16 +619,16 @@ impl Driver {
                 }
                 Ok(Received::WouldBlock) => return,
                 // The peer closes its end with the last of the session: it applies nothing more.
-                Ok(Received::Closed) => break Gone::LetGo,
+                Ok(Received::Closed) => break SessionEnd::Released,
                 // An error of this process proves nothing about the peer.
                 Err(error) => {
                     tracing::warn!(peer = %s.session.addr, %error, "the local link failed");
                     let _ = epoll::delete(self.shard.epoll(), link.socket.as_fd());
-                    break Gone::Closed;
+                    break SessionEnd::Closed;
                 }
             }
         };
-        self.bury(s, gone);
+        self.close_session(s, gone);
     }
 
     /// Sends what the sessions that have something to send can send now.
@@ -697,7 +700,7 @@ impl Driver {
     fn unwatch_session(&mut self, s: &SessionDriver) {
         let epoll = self.shard.epoll();
         if let Some(link) = &s.session.link {
-            let _ = epoll::delete(epoll, link.own_bell.as_fd());
+            let _ = epoll::delete(epoll, link.wake_fd.as_fd());
             let _ = epoll::delete(epoll, link.socket.as_fd());
         }
         if let Some(process) = s.session.process() {
@@ -721,7 +724,7 @@ impl Driver {
             lanes: new.lanes.into_iter().map(|lane| lane.map(Box::new)).collect(),
             latency: VecDeque::new(),
             bulk: VecDeque::new(),
-            tails: Vec::new(),
+            signals: Vec::new(),
             lost_by_peer: Vec::new(),
             lost: HashMap::new(),
             asked: Vec::new(),
@@ -754,9 +757,9 @@ impl Driver {
             }
         }
         if let Some(link) = &s.session.link {
-            watched = watched.and_then(|()| watch(link.own_bell.as_fd(), LINK_WAKE));
+            watched = watched.and_then(|()| watch(link.wake_fd.as_fd(), LINK_WAKE));
             watched = watched.and_then(|()| watch(link.socket.as_fd(), LINK_SOCKET));
-            self.endpoint.crew.start();
+            self.endpoint.copy_pool.start();
             for wire in link.wires() {
                 let role = if s.lanes.iter().flatten().any(|l| l.role == Role::Latency) {
                     Role::Bulk
@@ -777,7 +780,7 @@ impl Driver {
         if let Err(error) = watched {
             tracing::error!(%error, "epoll refused a session");
             self.unwatch_session(&s);
-            s.session.bury();
+            s.session.mark_closed();
             return;
         }
         s.session.index.store(index, Ordering::Release);
@@ -795,15 +798,15 @@ impl Driver {
         self.replay(&early, now);
         // Whoever ended it meanwhile found nothing to end.
         if session.is_closing() {
-            self.with(&session, |driver, s| driver.bury(s, Gone::Removed));
+            self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Removed));
         }
     }
 
-    /// A pull by the crew is over: answer its frame.
+    /// A pull by the copy pool is over: answer its frame.
     fn pulled(
         &mut self,
         session: &Arc<Session>,
-        origin: Origin,
+        origin: PullOrigin,
         result: Result<(), TransferError>,
     ) {
         self.with(session, |driver, s| {

@@ -13,10 +13,10 @@ use peerway_core::wire::{Control, FrameError};
 use rustix::event::epoll;
 
 use super::driver::{Applied, Driver, SessionDriver};
-use super::flight::Route;
+use super::request::Route;
 use crate::clock;
 use crate::os::Piece;
-use crate::progress::crew::Job;
+use crate::progress::copy_pool::Job;
 
 /// Why a lane cannot go on.
 #[derive(Debug)]
@@ -37,9 +37,9 @@ pub(super) enum LaneEnd {
 
 /// Why a session is over.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Gone {
+pub(super) enum SessionEnd {
     /// The peer applies nothing more, for certain.
-    LetGo,
+    Released,
     /// Its connections are closed; most likely its process ended.
     Closed,
     /// It does not answer.
@@ -65,11 +65,11 @@ impl Driver {
         }
         self.unwatch(&lane);
         let gone = match end {
-            // A local peer's crew may still be copying when it says goodbye; its link tells.
-            LaneEnd::Bye if !s.is_local() => Gone::LetGo,
-            LaneEnd::Bye | LaneEnd::Closed | LaneEnd::Broken(_) => Gone::Closed,
-            LaneEnd::Silent | LaneEnd::LeaseOver => Gone::Silent,
-            LaneEnd::Misbehaved(_) => Gone::Misbehaved,
+            // A local peer's copy pool may still be copying when it says goodbye; its link tells.
+            LaneEnd::Bye if !s.is_local() => SessionEnd::Released,
+            LaneEnd::Bye | LaneEnd::Closed | LaneEnd::Broken(_) => SessionEnd::Closed,
+            LaneEnd::Silent | LaneEnd::LeaseOver => SessionEnd::Silent,
+            LaneEnd::Misbehaved(_) => SessionEnd::Misbehaved,
         };
         let whole = matches!(end, LaneEnd::Bye | LaneEnd::LeaseOver | LaneEnd::Misbehaved(_))
             // A ring breaks only by corruption, and a local session's one socket by its end.
@@ -79,7 +79,7 @@ impl Driver {
             || s.lanes.iter().all(Option::is_none);
         if whole {
             s.lanes[at] = Some(lane);
-            self.bury(s, gone);
+            self.close_session(s, gone);
             return;
         }
         if self.drain_first(s, &mut lane) {
@@ -129,22 +129,22 @@ impl Driver {
     }
 
     /// A session is over. Its transfers end; what may still be applied keeps its memory.
-    pub(super) fn bury(&mut self, s: &mut SessionDriver, gone: Gone) {
+    pub(super) fn close_session(&mut self, s: &mut SessionDriver, end: SessionEnd) {
         if s.lingering.is_some() {
-            if gone == Gone::LetGo {
-                self.let_go(s, true);
+            if end == SessionEnd::Released {
+                self.release(s, true);
             }
             return;
         }
-        if !s.session.bury() {
+        if !s.session.mark_closed() {
             for mut lane in s.lanes.iter_mut().filter_map(Option::take) {
                 self.unwatch(&lane);
                 self.forget_queue(&mut lane);
             }
             return;
         }
-        tracing::debug!(peer = %s.session.addr, ?gone, "session over");
-        self.endpoint.peer_gone(&s.session, gone == Gone::Removed);
+        tracing::debug!(peer = %s.session.addr, ?end, "session over");
+        self.endpoint.peer_gone(&s.session, end == SessionEnd::Removed);
         for pull in self.pulls.iter().filter(|p| Arc::ptr_eq(&p.session, &s.session)) {
             pull.cancel();
         }
@@ -159,7 +159,7 @@ impl Driver {
                 self.forget_queue(&mut lane);
             }
         }
-        if gone != Gone::LetGo && gone != Gone::Closed {
+        if end != SessionEnd::Released && end != SessionEnd::Closed {
             say_goodbye(s);
         }
         for lane in s.lanes.iter_mut().filter_map(Option::take) {
@@ -169,48 +169,48 @@ impl Driver {
         s.session.close_link_if_idle();
 
         let now = clock::now();
-        let proven = gone == Gone::LetGo || s.session.is_process_dead();
+        let proven = end == SessionEnd::Released || s.session.is_process_dead();
         // A process that was killed is dead some moments after its sockets are.
-        let proof_may_come = gone == Gone::Closed && s.session.is_watched();
-        let error = match gone {
-            Gone::LetGo | Gone::Closed => TransferError::PeerGone,
-            Gone::Silent => TransferError::PeerSilent,
-            Gone::Misbehaved => TransferError::PeerMisbehaved,
-            Gone::Removed => TransferError::EndpointClosed,
+        let proof_may_come = end == SessionEnd::Closed && s.session.is_watched();
+        let error = match end {
+            SessionEnd::Released | SessionEnd::Closed => TransferError::PeerGone,
+            SessionEnd::Silent => TransferError::PeerSilent,
+            SessionEnd::Misbehaved => TransferError::PeerMisbehaved,
+            SessionEnd::Removed => TransferError::EndpointClosed,
         };
         let fence_until = clock::after(now, self.endpoint.config.fence);
         let refused = s.refused_reads();
         let mut waiting = false;
         for slot in self.active.clone() {
-            let Some(flight) = self.flight(slot) else { continue };
-            if !Arc::ptr_eq(&flight.session, &s.session) {
+            let Some(request) = self.request(slot) else { continue };
+            if !Arc::ptr_eq(&request.session, &s.session) {
                 continue;
             }
-            // The lanes are gone, and with them whatever devices of ours were reading.
-            let reads = flight.route == Route::Read;
-            let held = proven || reads || flight.is_bare() || flight.unanswered == 0;
+            // The lanes are end, and with them whatever devices of ours were reading.
+            let reads = request.route == Route::Read;
+            let held = proven || reads || request.is_bare() || request.unanswered == 0;
             // Memory that was refused as its owner died was not withdrawn.
             let died = error == TransferError::PeerGone && refused.contains(&slot);
-            let reason = flight.ending.filter(|_| !died);
+            let reason = request.ending.filter(|_| !died);
             let reason = reason.map_or(Reason::Failed(error), |(reason, _)| reason);
-            if flight.unfenced && held {
+            if request.unfenced && held {
                 self.endpoint.slots.fenced(slot);
                 self.forget(slot);
             } else if held {
                 self.end(slot, Ended { reason, fence: Fence::Held });
-            } else if proof_may_come && !flight.unfenced {
-                flight.ending.get_or_insert((reason, fence_until));
+            } else if proof_may_come && !request.unfenced {
+                request.ending.get_or_insert((reason, fence_until));
                 self.timers.end_by(fence_until);
                 waiting = true;
             } else {
-                if !flight.unfenced {
+                if !request.unfenced {
                     self.end(slot, Ended { reason, fence: Fence::Open });
                 }
                 waiting = true;
             }
         }
         if let Some(link) = &s.session.link {
-            let _ = epoll::delete(self.shard.epoll(), link.own_bell.as_fd());
+            let _ = epoll::delete(self.shard.epoll(), link.wake_fd.as_fd());
         }
         if waiting {
             // A far peer's lease is over by then; a local one is watched for as long as it lives.
@@ -223,15 +223,15 @@ impl Driver {
 
     /// A session that is over needs no more watching: because the peer has let go, or because it
     /// has been long enough.
-    pub(super) fn let_go(&mut self, s: &mut SessionDriver, proven: bool) {
+    pub(super) fn release(&mut self, s: &mut SessionDriver, proven: bool) {
         s.lingering = None;
         for slot in self.active.clone() {
-            let Some(flight) = self.flight(slot) else { continue };
-            if !Arc::ptr_eq(&flight.session, &s.session) {
+            let Some(request) = self.request(slot) else { continue };
+            if !Arc::ptr_eq(&request.session, &s.session) {
                 continue;
             }
             let fence = if proven { Fence::Held } else { Fence::Open };
-            match (flight.ending, flight.unfenced) {
+            match (request.ending, request.unfenced) {
                 (Some((reason, _)), false) if proven => self.end(slot, Ended { reason, fence }),
                 (Some((reason, _)), false) => {
                     self.end(slot, Ended { reason, fence });

@@ -1,13 +1,13 @@
 //! How transfers make progress: shards with their drivers, which any thread may poll, and the copy
-//! crew.
+//! copy pool.
 
-pub(crate) mod crew;
+pub(crate) mod copy_pool;
 pub(crate) mod driver;
 mod ending;
-pub(crate) mod flight;
 mod poller;
 pub(crate) mod queues;
 mod receive;
+pub(crate) mod request;
 pub(crate) mod shard;
 mod staging;
 mod sync;

@@ -1,7 +1,7 @@
-//! Queue pairs in the driver's hands: parts of flights go out, completions come in, failed ones are
+//! Queue pairs in the driver's hands: parts of requests go out, completions come in, failed ones are
 //! drained, answered for and replaced.
 //!
-//! A flight whose memory is all registered is cut into *parts*, lists of memory requests that go to
+//! A request whose memory is all registered is cut into *parts*, lists of work requests that go to
 //! one queue pair with one doorbell. A part is answered for by its completion; nobody at the far
 //! side is asked. What follows the bytes goes out behind them where the queue pair keeps the order
 //! and had all of them; else each queue pair that had any is *flushed* first: a read of the peer's
@@ -20,13 +20,13 @@ use peerway_sys::verbs::ffi::{ibv_sge, ibv_wc};
 
 use super::driver::{Driver, SessionDriver};
 use super::ending::LaneEnd;
-use super::flight::Route;
+use super::request::Route;
 use crate::clock;
 use crate::hooks;
 use crate::session::queues;
 use crate::transport::lane::{Lane, Outstanding, Role};
 use crate::transport::verbs::port::Port;
-use crate::transport::verbs::queue::{Completed, GROUP, Part, Queue, Unfinished};
+use crate::transport::verbs::queue::{Completed, GROUP, Queue, RdmaPart, Unfinished};
 
 /// Completions taken with one poll.
 pub(super) const POLL: usize = 64;
@@ -183,7 +183,7 @@ impl Driver {
                 }
                 self.return_credits(s, at);
             }
-            Completed::Part(part) => {
+            Completed::RdmaPart(part) => {
                 self.part_done(s, &part);
                 s.dirty |= !s.has_posted_all();
             }
@@ -210,26 +210,26 @@ impl Driver {
     }
 
     /// A part has been carried out.
-    fn part_done(&mut self, s: &mut SessionDriver, part: &Part) {
+    fn part_done(&mut self, s: &mut SessionDriver, part: &RdmaPart) {
         let bytes = part.part.left();
         let stats = &s.session.stats;
         let counter = if part.read { &stats.bytes_read } else { &stats.bytes_written };
         counter.fetch_add(bytes, Ordering::Relaxed);
-        let Some(flight) = self.flight(part.slot) else { return };
-        flight.parts -= 1;
-        flight.unanswered -= 1;
+        let Some(request) = self.request(part.slot) else { return };
+        request.parts -= 1;
+        request.unanswered -= 1;
         self.endpoint.slots.slot(part.slot).done.fetch_add(bytes, Ordering::Relaxed);
         self.settle(s, part.slot);
     }
 
     fn flushed(&mut self, s: &mut SessionDriver, slot: SlotId) {
-        if let Some(flight) = self.flight(slot) {
-            flight.unanswered -= 1;
+        if let Some(request) = self.request(slot) {
+            request.unanswered -= 1;
             self.settle(s, slot);
         }
     }
 
-    /// Posts the first part of a small flight, which mostly is all of it, where nothing is before
+    /// Posts the first part of a small request, which mostly is all of it, where nothing is before
     /// it and its queue pair has room; false when it has to wait its turn.
     pub(super) fn post_at_once(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
         if !s.has_posted_all() {
@@ -244,9 +244,9 @@ impl Driver {
         if let Err(error) = posted {
             self.lane_ended(s, at, LaneEnd::Broken(error));
         }
-        if let Some(flight) = self.flight(slot) {
-            flight.queued = flight.has_more();
-            if flight.queued {
+        if let Some(request) = self.request(slot) {
+            request.queued = request.has_more();
+            if request.queued {
                 self.enqueue(s, slot);
                 s.dirty = true;
             }
@@ -254,7 +254,7 @@ impl Driver {
         true
     }
 
-    /// Posts parts of the flights whose turn it is, one to each queue pair in a round; true when
+    /// Posts parts of the requests whose turn it is, one to each queue pair in a round; true when
     /// any were.
     pub(super) fn post_parts(&mut self, s: &mut SessionDriver, rounds: usize) -> bool {
         let mut any = false;
@@ -314,7 +314,7 @@ impl Driver {
         }
     }
 
-    /// Posts a part of the flight whose turn it is on this lane.
+    /// Posts a part of the request whose turn it is on this lane.
     fn post_next(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> io::Result<bool> {
         loop {
             let is_small = !s.parts_latency.is_empty();
@@ -327,15 +327,15 @@ impl Driver {
                 return Ok(false);
             };
             let Some(slot) = queue.pop_front() else { return Ok(false) };
-            let Some(flight) = self.flight(slot) else { continue };
-            if !flight.has_more() {
-                flight.queued = false;
+            let Some(request) = self.request(slot) else { continue };
+            if !request.has_more() {
+                request.queued = false;
                 continue;
             }
             let posted = self.post_part(lane, slot);
-            if let Some(flight) = self.flight(slot) {
-                flight.queued = flight.has_more();
-                if flight.queued {
+            if let Some(request) = self.request(slot) {
+                request.queued = request.has_more();
+                if request.queued {
                     let queue = if from_latency { &mut s.parts_latency } else { &mut s.parts_bulk };
                     queue.push_back(slot);
                 }
@@ -347,13 +347,13 @@ impl Driver {
     fn post_part(&mut self, lane: &mut Lane, slot: SlotId) -> io::Result<()> {
         let bit = 1u64 << (lane.index & 63);
         let Some(queue) = lane.wire.queue() else { return Ok(()) };
-        let Some(flight) = &mut self.flights[slot.index as usize] else { return Ok(()) };
-        let Some(work) = &flight.work else { return Ok(()) };
-        let mut redo = flight.redo.pop();
-        let at = redo.as_mut().unwrap_or(&mut flight.at);
+        let Some(request) = &mut self.requests[slot.index as usize] else { return Ok(()) };
+        let Some(work) = &request.work else { return Ok(()) };
+        let mut redo = request.redo.pop();
+        let at = redo.as_mut().unwrap_or(&mut request.at);
         let start = *at;
-        let read = flight.route == Route::Read;
-        let max = flight.piece.min(PART_BYTES);
+        let read = request.route == Route::Read;
+        let max = request.piece.min(PART_BYTES);
         hooks::about_to_copy();
         let (nic, far_port) = (queue.nic_index(), queue.far_port());
         let (mut requests, mut total) = (0, 0u64);
@@ -368,8 +368,8 @@ impl Driver {
                 // Checked when the transfer was posted. Nothing of the part may be lost.
                 queue.discard();
                 match redo {
-                    Some(_) => flight.redo.push(start),
-                    None => flight.at = start,
+                    Some(_) => request.redo.push(start),
+                    None => request.at = start,
                 }
                 return Err(io::Error::other("memory without a key for the device"));
             };
@@ -384,42 +384,42 @@ impl Driver {
         if let Some(rest) = redo
             && rest.left() > 0
         {
-            flight.redo.push(rest);
+            request.redo.push(rest);
         }
-        flight.queues |= bit;
+        request.queues |= bit;
         let part = start.limited(total);
         // All of it went or goes by this queue pair, in order: the count can come with its last
         // bytes.
-        let last = flight.at.left() == 0 && flight.redo.is_empty() && !queue.is_unordered();
-        let counts = flight.tail.count.filter(|_| {
-            let framed = flight.unanswered > flight.parts;
-            let alone = flight.queues == bit && !framed && flight.tail.notify.is_none();
+        let last = request.at.left() == 0 && request.redo.is_empty() && !queue.is_unordered();
+        let counts = request.signal.count.filter(|_| {
+            let framed = request.unanswered > request.parts;
+            let alone = request.queues == bit && !framed && request.signal.notify.is_none();
             // An immediate lands in memory of the host, which says nothing about that of a GPU.
-            !read && last && alone && queue.has_credit() && !flight.writes_unordered()
+            !read && last && alone && queue.has_credit() && !request.writes_unordered()
         });
-        flight.tail_sent |= counts.is_some();
-        flight.unanswered += 1;
-        flight.parts += 1;
+        request.signal_sent |= counts.is_some();
+        request.unanswered += 1;
+        request.parts += 1;
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
-            sent_at.store(self.now.max(flight.posted), Ordering::Relaxed);
+            sent_at.store(self.now.max(request.posted), Ordering::Relaxed);
         }
-        let part = Part { slot, part, read, immediate: None, failed: None };
-        // SAFETY: the flight keeps its work, and so the memory with its registrations, until the
+        let part = RdmaPart { slot, part, read, immediate: None, failed: None };
+        // SAFETY: the request keeps its work, and so the memory with its registrations, until the
         // part is answered for or the queue pair is gone.
         unsafe { queue.post_part(part, counts) }.map_err(io::Error::other)
     }
 
-    /// Asks every queue pair that had parts of a flight whether all has arrived; true when there
+    /// Asks every queue pair that had parts of a request whether all has arrived; true when there
     /// are any to ask.
     pub(super) fn flush_queues(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
-        let Some(flight) = self.flight(slot) else { return false };
-        if flight.queues == 0 || flight.flushed || flight.route != Route::Write {
+        let Some(request) = self.request(slot) else { return false };
+        if request.queues == 0 || request.flushed || request.route != Route::Write {
             return false;
         }
-        flight.flushed = true;
-        let used = flight.queues;
-        let work = if flight.writes_unordered() { flight.work.clone() } else { None };
+        request.flushed = true;
+        let used = request.queues;
+        let work = if request.writes_unordered() { request.work.clone() } else { None };
         let next = s.latency_lane().map(|lane| lane.index);
         let mut asked = 0;
         for at in 0..s.lanes.len() {
@@ -444,8 +444,8 @@ impl Driver {
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
         }
-        if let Some(flight) = self.flight(slot) {
-            flight.unanswered += asked;
+        if let Some(request) = self.request(slot) {
+            request.unanswered += asked;
         }
         asked > 0
     }
@@ -473,10 +473,10 @@ impl Driver {
         let index = lane.index;
         // From here on the device touches nothing of it.
         drop(lane);
-        let reads: Vec<Part> = left.parts.extract_if(.., |part| part.read).collect();
+        let reads: Vec<RdmaPart> = left.parts.extract_if(.., |part| part.read).collect();
         let mut again = Vec::new();
         for part in reads {
-            let goes_on = self.flight(part.slot).is_some_and(|flight| flight.ending.is_none());
+            let goes_on = self.request(part.slot).is_some_and(|request| request.ending.is_none());
             if part.failed == Some(TransferError::Revoked) && goes_on {
                 // A device refuses memory that was withdrawn, and that of a peer which is dying: it
                 // tells which, by its word or its end. Nothing more is asked for meanwhile.
@@ -499,7 +499,7 @@ impl Driver {
         // An immediate that came proves everything that was written before it by the same queue
         // pair, which keeps the order: to write that again would change memory that the peer was
         // told about.
-        let came = |part: &Part| part.immediate.is_some_and(|number| number <= immediates);
+        let came = |part: &RdmaPart| part.immediate.is_some_and(|number| number <= immediates);
         let proven = parts.iter().rposition(came).map_or(0, |last| last + 1);
         for (at, part) in parts.into_iter().enumerate() {
             if at < proven {
@@ -517,9 +517,9 @@ impl Driver {
 
     /// A part that a queue pair did not finish is repeated, unless it was why the queue pair
     /// failed.
-    fn again(&mut self, s: &mut SessionDriver, part: Part) {
-        let Some(flight) = self.flight(part.slot) else { return };
-        flight.parts -= 1;
+    fn again(&mut self, s: &mut SessionDriver, part: RdmaPart) {
+        let Some(request) = self.request(part.slot) else { return };
+        request.parts -= 1;
         match part.failed {
             Some(error) => self.answered(s, entry(&part), Err(error)),
             None => self.repeat(s, part.slot, part.part),
@@ -539,9 +539,10 @@ impl Driver {
             }
         }
         // Those that only wait for the peer's word touch nothing any more.
-        let waits = |part: &mut Part| part.read && part.slot == slot;
+        let waits = |part: &mut RdmaPart| part.read && part.slot == slot;
         let left = s.unfinished.values_mut();
-        let waiting: Vec<Part> = left.flat_map(|left| left.parts.extract_if(.., waits)).collect();
+        let waiting: Vec<RdmaPart> =
+            left.flat_map(|left| left.parts.extract_if(.., waits)).collect();
         for part in waiting {
             self.again(s, part);
         }
@@ -570,7 +571,7 @@ impl Driver {
     }
 
     /// epoll says that a completion queue has something; it is polled in this turn anyhow.
-    pub(super) fn port_rang(&mut self, port: usize) {
+    pub(super) fn take_port_event(&mut self, port: usize) {
         let Some(port) = self.ports.get_mut(port) else { return };
         while let Ok(Some(_)) = port.shared.channel.event() {
             port.armed = false;
@@ -727,7 +728,7 @@ impl Driver {
     }
 }
 
-fn entry(part: &Part) -> Outstanding {
+fn entry(part: &RdmaPart) -> Outstanding {
     let kind = if part.read { Kind::Read } else { Kind::Write };
     let (slot, part): (SlotId, Cursor) = (part.slot, part.part);
     Outstanding { kind, slot, part, window: 0, answered: true }

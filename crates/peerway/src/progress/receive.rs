@@ -19,16 +19,18 @@ use zerocopy::FromBytes;
 
 use super::driver::{Driver, SessionDriver, TURN_BYTES, answer_pull};
 use super::ending::LaneEnd;
-use super::flight::release_source;
+use super::request::release_source;
 use crate::clock;
 use crate::hooks;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy};
-use crate::progress::crew::{Haste, Job};
+use crate::progress::copy_pool::{Haste, Job};
 use crate::session::import;
-use crate::transport::lane::{Landing, Lane, Reply, Run, Rx, Then, WINDOW_FRAMES};
-use crate::transport::pull::{self, Origin, PullJob};
+use crate::transport::lane::{
+    AfterSkip, IncomingWrite, Lane, RecvState, Reply, TableRun, WINDOW_FRAMES,
+};
+use crate::transport::pull::{self, PullJob, PullOrigin};
 
 /// Bytes asked for when a header is expected: a few small frames, and little of a large one, whose
 /// payload should go to its destination without a stop in the scratch buffer.
@@ -63,12 +65,12 @@ impl Driver {
         loop {
             let placed = lane.placed;
             let more = match &mut lane.rx {
-                Rx::Head => self.head(s, lane, now)?,
-                Rx::Table { .. } => self.table(s, lane)?,
-                Rx::Land(_) => self.land(s, lane)?,
-                Rx::Fill { .. } => self.fill_read(s, lane)?,
-                Rx::Skip { .. } => skip(lane)?,
-                Rx::Gather { .. } => self.gather(s, lane)?,
+                RecvState::Head => self.head(s, lane, now)?,
+                RecvState::Table { .. } => self.table(s, lane)?,
+                RecvState::Land(_) => self.land(s, lane)?,
+                RecvState::Fill { .. } => self.fill_read(s, lane)?,
+                RecvState::Skip { .. } => skip(lane)?,
+                RecvState::Gather { .. } => self.gather(s, lane)?,
             };
             if !more {
                 break;
@@ -109,14 +111,15 @@ impl Driver {
         match checked.kind {
             Kind::Write if checked.segments == 0 => {
                 let len = checked.payload as u64;
-                let whole = [Run { offset: head.offset.get(), len, source: 0 }];
+                let whole = [TableRun { offset: head.offset.get(), len, source: 0 }];
                 self.begin_write(s, lane, &head, checked.payload, &whole);
             }
-            Kind::Write | Kind::Read | Kind::Pull => lane.rx = Rx::Table { head, checked },
+            Kind::Write | Kind::Read | Kind::Pull => lane.rx = RecvState::Table { head, checked },
             Kind::ReadData => self.begin_read_data(s, lane, &head, checked.payload)?,
             Kind::Notify | Kind::Control => {
                 let bytes = Vec::with_capacity(checked.payload);
-                lane.rx = Rx::Gather { head, kind: checked.kind, bytes, need: checked.payload };
+                lane.rx =
+                    RecvState::Gather { head, kind: checked.kind, bytes, need: checked.payload };
             }
             Kind::Count => {
                 let result = self.count(Some(head.immediate.get()));
@@ -131,7 +134,7 @@ impl Driver {
                 let entry = lane.answer(sequence);
                 let entry = entry.ok_or_else(|| nonsense(FrameError::Order))?;
                 // Refused at its header, the frame may still be going out.
-                if let Some(work) = self.flight(entry.slot).and_then(|f| f.work.as_ref()) {
+                if let Some(work) = self.request(entry.slot).and_then(|f| f.work.as_ref()) {
                     release_source(lane, entry.slot, work);
                 }
                 self.answered(s, entry, Err(error));
@@ -187,7 +190,7 @@ impl Driver {
     }
 
     fn table(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let Rx::Table { head, checked } = lane.rx else { return Ok(true) };
+        let RecvState::Table { head, checked } = lane.rx else { return Ok(true) };
         if lane.unread() < checked.table {
             return refill(lane, checked.table.max(HEAD_READ));
         }
@@ -215,7 +218,7 @@ impl Driver {
         lane: &mut Lane,
         head: &Header,
         access: Access,
-        runs: &[Run],
+        runs: &[TableRun],
     ) -> Result<(Arc<Grant>, Vec<Piece>), TransferError> {
         let id = SlotId { index: head.grant.get(), generation: head.generation.get() };
         let who = &s.session.incarnation;
@@ -227,7 +230,7 @@ impl Driver {
         let base = grant.memory.ptr() as u64 + grant.span.offset;
         let mut pieces = lane.spare.pop().unwrap_or_default();
         pieces.clear();
-        for &Run { offset, len, .. } in runs {
+        for &TableRun { offset, len, .. } in runs {
             if !granted.contains(Span { offset, len }) {
                 return Err(TransferError::OutOfBounds);
             }
@@ -246,7 +249,7 @@ impl Driver {
         lane: &mut Lane,
         head: &Header,
         payload: usize,
-        runs: &[Run],
+        runs: &[TableRun],
     ) {
         let sequence = head.sequence.get();
         let found = self.find(s, lane, head, Access::WRITE, runs);
@@ -255,40 +258,50 @@ impl Driver {
                 let gate = grant.gate();
                 let (left, counts) = (payload as u64, head.counts());
                 let (next, within, staged) = (0, 0, None);
-                let mut landing =
-                    Landing { sequence, grant, gate, pieces, next, within, left, counts, staged };
-                match self.land_in_buffer(lane, &mut landing) {
-                    Ok(()) => lane.rx = Rx::Land(landing),
+                let mut incoming = IncomingWrite {
+                    sequence,
+                    grant,
+                    gate,
+                    pieces,
+                    next,
+                    within,
+                    left,
+                    counts,
+                    staged,
+                };
+                match self.land_in_buffer(lane, &mut incoming) {
+                    Ok(()) => lane.rx = RecvState::Land(incoming),
                     Err(error) => {
                         lane.push_nack(sequence, error as u8);
-                        lane.rx = Rx::Skip { left: payload, then: Then::Count(sequence) };
+                        lane.rx =
+                            RecvState::Skip { left: payload, then: AfterSkip::Count(sequence) };
                     }
                 }
             }
             Err(error) => {
                 lane.push_nack(sequence, error as u8);
-                lane.rx = Rx::Skip { left: payload, then: Then::Count(sequence) };
+                lane.rx = RecvState::Skip { left: payload, then: AfterSkip::Count(sequence) };
             }
         }
     }
 
     /// Puts payload where it belongs.
     fn land(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let Rx::Land(landing) = &mut lane.rx else { return Ok(true) };
-        if landing.left > 0 {
+        let RecvState::Land(incoming) = &mut lane.rx else { return Ok(true) };
+        if incoming.left > 0 {
             // The lease is asked anew for every call: the process may have been stopped meanwhile.
             if !s.is_local() && !s.lease.is_valid(clock::now()) {
                 return Err(LaneEnd::LeaseOver);
             }
-            if !landing.gate.enter() {
-                let (left, sequence) = (landing.left as usize, landing.sequence);
+            if !incoming.gate.enter() {
+                let (left, sequence) = (incoming.left as usize, incoming.sequence);
                 lane.push_nack(sequence, TransferError::Revoked as u8);
-                lane.rx = Rx::Skip { left, then: Then::Count(sequence) };
+                lane.rx = RecvState::Skip { left, then: AfterSkip::Count(sequence) };
                 return Ok(true);
             }
             hooks::about_to_copy();
             let mut pieces = std::mem::take(&mut lane.pieces);
-            rest_of(landing, &mut pieces);
+            rest_of(incoming, &mut pieces);
             // SAFETY: the pieces were checked against the grant, which keeps their memory alive and
             // whose gate we hold.
             let moved = unsafe {
@@ -299,26 +312,27 @@ impl Driver {
                     &mut pieces,
                 )
             };
-            landing.gate.leave();
+            incoming.gate.leave();
             lane.pieces = pieces;
             let moved = moved?;
             if moved == 0 {
                 return Ok(false);
             }
-            advance(landing, moved);
+            advance(incoming, moved);
             lane.placed += moved;
             lane.landed_since_ack += moved;
             s.session.stats.bytes_landed.fetch_add(moved, Ordering::Relaxed);
         }
-        if landing.left == 0 {
-            let Rx::Land(mut landing) = std::mem::replace(&mut lane.rx, Rx::Head) else {
+        if incoming.left == 0 {
+            let RecvState::Land(mut incoming) = std::mem::replace(&mut lane.rx, RecvState::Head)
+            else {
                 return Ok(true);
             };
-            lane.keep(std::mem::take(&mut landing.pieces));
-            if let Some((buffer, target)) = landing.staged.take() {
-                self.put_landing(s, lane, landing, buffer, target);
+            lane.keep(std::mem::take(&mut incoming.pieces));
+            if let Some((buffer, target)) = incoming.staged.take() {
+                self.put_incoming(s, lane, incoming, buffer, target);
             } else {
-                finish(lane, landing.sequence, self.count(landing.counts));
+                finish(lane, incoming.sequence, self.count(incoming.counts));
             }
         }
         Ok(true)
@@ -329,10 +343,10 @@ impl Driver {
         s: &mut SessionDriver,
         lane: &mut Lane,
         head: &Header,
-        runs: &[Run],
+        runs: &[TableRun],
         total: u64,
     ) -> Step<()> {
-        lane.rx = Rx::Head;
+        lane.rx = RecvState::Head;
         let sequence = head.sequence.get();
         if total > MAX_PAYLOAD || lane.replies.len() >= WINDOW_FRAMES as usize {
             return Err(nonsense(FrameError::Order));
@@ -366,10 +380,10 @@ impl Driver {
         s: &mut SessionDriver,
         lane: &mut Lane,
         head: &Header,
-        runs: &[Run],
+        runs: &[TableRun],
         total: u64,
     ) -> Step<()> {
-        lane.rx = Rx::Head;
+        lane.rx = RecvState::Head;
         let sequence = head.sequence.get();
         if total > MAX_PULL || s.session.pulls() > WINDOW_FRAMES as usize {
             return Err(nonsense(FrameError::Order));
@@ -406,7 +420,7 @@ impl Driver {
         let job = Arc::new(PullJob {
             shard: self.shard.clone(),
             session: s.session.clone(),
-            origin: Origin {
+            origin: PullOrigin {
                 lane: lane.index,
                 sequence,
                 transfer: head.transfer.get(),
@@ -419,7 +433,7 @@ impl Driver {
             state: Default::default(),
         });
         let shared: Arc<dyn Job> = job.clone();
-        self.endpoint.crew.offer(&shared, Haste::Now);
+        self.endpoint.copy_pool.offer(&shared, Haste::Now);
         self.pulls.push_back(job);
         Ok(())
     }
@@ -447,12 +461,12 @@ impl Driver {
         match self.fill_buffer(entry.slot) {
             Ok(buffer) => {
                 lane.fill = buffer;
-                lane.rx = Rx::Fill { sequence, slot: entry.slot, part: entry.part };
+                lane.rx = RecvState::Fill { sequence, slot: entry.slot, part: entry.part };
             }
             Err(error) => {
                 lane.answer(sequence);
                 self.answered(s, entry, Err(error));
-                lane.rx = Rx::Skip { left: payload, then: Then::Nothing };
+                lane.rx = RecvState::Skip { left: payload, then: AfterSkip::Nothing };
             }
         }
         Ok(())
@@ -460,14 +474,14 @@ impl Driver {
 
     /// Puts the answer to a read into our memory.
     fn fill_read(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let Rx::Fill { sequence, slot, mut part } = lane.rx else { return Ok(true) };
+        let RecvState::Fill { sequence, slot, mut part } = lane.rx else { return Ok(true) };
         if part.left() > 0 {
-            let flight = self.flight(slot).filter(|f| f.ending.is_none() && !f.unfenced);
-            let Some(work) = flight.and_then(|f| f.work.as_ref()) else {
+            let request = self.request(slot).filter(|f| f.ending.is_none() && !f.unfenced);
+            let Some(work) = request.and_then(|f| f.work.as_ref()) else {
                 // Cancelled: its memory is not ours to touch any more.
                 lane.fill = None;
                 lane.answer(sequence);
-                lane.rx = Rx::Skip { left: part.left() as usize, then: Then::Nothing };
+                lane.rx = RecvState::Skip { left: part.left() as usize, then: AfterSkip::Nothing };
                 return Ok(true);
             };
             hooks::about_to_copy();
@@ -485,7 +499,7 @@ impl Driver {
             {
                 pieces.push(Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len });
             }
-            // SAFETY: the pieces lie in local regions that the flight's work keeps alive.
+            // SAFETY: the pieces lie in local regions that the request's work keeps alive.
             let moved = unsafe {
                 from_scratch_or_wire(
                     &mut *lane.wire,
@@ -508,9 +522,9 @@ impl Driver {
             lane.placed += moved;
             s.session.stats.bytes_read.fetch_add(moved, Ordering::Relaxed);
         }
-        lane.rx = Rx::Fill { sequence, slot, part };
+        lane.rx = RecvState::Fill { sequence, slot, part };
         if part.left() == 0 {
-            lane.rx = Rx::Head;
+            lane.rx = RecvState::Head;
             if let Some(buffer) = lane.fill.take() {
                 self.put_read(s, lane, sequence, buffer);
             } else if let Some(entry) = lane.answer(sequence) {
@@ -521,7 +535,7 @@ impl Driver {
     }
 
     fn gather(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let Rx::Gather { head, kind, bytes, need } = &mut lane.rx else { return Ok(true) };
+        let RecvState::Gather { head, kind, bytes, need } = &mut lane.rx else { return Ok(true) };
         if bytes.len() < *need {
             if lane.start == lane.end {
                 return refill(lane, HEAD_READ * 2);
@@ -534,7 +548,7 @@ impl Driver {
             }
         }
         let (sequence, kind, bytes) = (head.sequence.get(), *kind, std::mem::take(bytes));
-        lane.rx = Rx::Head;
+        lane.rx = RecvState::Head;
         if kind == Kind::Notify {
             let result = self.endpoint.inbox.deliver(s.session.incarnation, bytes);
             finish(lane, sequence, result);
@@ -597,9 +611,9 @@ impl Driver {
                 Kind::Write | Kind::Read | Kind::Pull => self.repeat(s, entry.slot, entry.part),
                 Kind::Notify | Kind::Count => {
                     // Known not to have been delivered: it goes out again.
-                    let Some(flight) = self.flight(entry.slot) else { continue };
-                    flight.unanswered -= 1;
-                    flight.tail_sent = false;
+                    let Some(request) = self.request(entry.slot) else { continue };
+                    request.unanswered -= 1;
+                    request.signal_sent = false;
                     self.settle(s, entry.slot);
                 }
                 _ => {}
@@ -607,16 +621,16 @@ impl Driver {
         }
     }
 
-    /// A part of a flight goes out again.
+    /// A part of a request goes out again.
     pub(super) fn repeat(&mut self, s: &mut SessionDriver, slot: SlotId, part: Cursor) {
-        let Some(flight) = self.flight(slot) else { return };
-        flight.unanswered -= 1;
-        flight.tail_sent = false;
-        flight.flushed = false;
-        if flight.ending.is_none() {
-            flight.redo.push(part);
-            if !flight.queued {
-                flight.queued = true;
+        let Some(request) = self.request(slot) else { return };
+        request.unanswered -= 1;
+        request.signal_sent = false;
+        request.flushed = false;
+        if request.ending.is_none() {
+            request.redo.push(part);
+            if !request.queued {
+                request.queued = true;
                 self.enqueue(s, slot);
             }
             s.dirty = true;
@@ -624,13 +638,13 @@ impl Driver {
         self.settle(s, slot);
     }
 
-    /// Puts a flight among those that have something to send.
+    /// Puts a request among those that have something to send.
     pub(super) fn enqueue(&mut self, s: &mut SessionDriver, slot: SlotId) {
         // Where nothing else may carry bytes, queue pairs are waited for.
         let rdma = s.session.rdma.as_ref();
         let queues = rdma.is_some_and(|rdma| rdma.pinned) || (rdma.is_some() && s.has_queues());
-        let Some(flight) = self.flight(slot) else { return };
-        let queue = match (flight.by_device && queues, flight.bulk) {
+        let Some(request) = self.request(slot) else { return };
+        let queue = match (request.by_device && queues, request.bulk) {
             (true, true) => &mut s.parts_bulk,
             (true, false) => &mut s.parts_latency,
             (false, true) => &mut s.bulk,
@@ -655,18 +669,18 @@ fn refuse_pull(lane: &mut Lane, sequence: u64, error: TransferError) -> Step<()>
 
 /// Reads a table into runs; returns their total, which cannot overflow: there are at most 256 runs
 /// of 32-bit lengths.
-fn read_table(kind: Kind, table: &[u8], runs: &mut Vec<Run>) -> u64 {
+fn read_table(kind: Kind, table: &[u8], runs: &mut Vec<TableRun>) -> u64 {
     runs.clear();
     if kind == Kind::Pull {
         let entries = table.chunks_exact(PULL_SEGMENT_LEN).flat_map(PullSegment::read_from_bytes);
-        runs.extend(entries.map(|e| Run {
+        runs.extend(entries.map(|e| TableRun {
             offset: e.offset.get(),
             len: e.len.get().into(),
             source: e.source.get(),
         }));
     } else {
         let entries = table.chunks_exact(SEGMENT_LEN).flat_map(Segment::read_from_bytes);
-        runs.extend(entries.map(|e| Run {
+        runs.extend(entries.map(|e| TableRun {
             offset: e.offset.get(),
             len: e.len.get().into(),
             source: 0,
@@ -701,7 +715,7 @@ fn refill(lane: &mut Lane, want: usize) -> Step<bool> {
 }
 
 fn skip(lane: &mut Lane) -> Step<bool> {
-    let Rx::Skip { left, then } = &mut lane.rx else { return Ok(true) };
+    let RecvState::Skip { left, then } = &mut lane.rx else { return Ok(true) };
     if *left > 0 {
         if lane.start == lane.end {
             let want = lane.scratch.len();
@@ -712,34 +726,34 @@ fn skip(lane: &mut Lane) -> Step<bool> {
         lane.start += passed;
     }
     if *left == 0 {
-        if let Then::Count(sequence) = *then {
+        if let AfterSkip::Count(sequence) = *then {
             lane.applied.take(sequence);
         }
-        lane.rx = Rx::Head;
+        lane.rx = RecvState::Head;
     }
     Ok(true)
 }
 
-/// The next pieces of a landing that are still to be filled.
-fn rest_of(landing: &Landing, into: &mut Vec<Piece>) {
+/// The next pieces of a incoming that are still to be filled.
+fn rest_of(incoming: &IncomingWrite, into: &mut Vec<Piece>) {
     into.clear();
-    let mut within = landing.within;
-    for piece in landing.pieces[landing.next..].iter().take(LAND_PIECES) {
+    let mut within = incoming.within;
+    for piece in incoming.pieces[incoming.next..].iter().take(LAND_PIECES) {
         into.push(Piece { addr: piece.addr + within, len: piece.len - within });
         within = 0;
     }
 }
 
-fn advance(landing: &mut Landing, mut bytes: u64) {
-    landing.left -= bytes;
-    while let Some(piece) = landing.pieces.get(landing.next) {
-        let room = piece.len - landing.within;
+fn advance(incoming: &mut IncomingWrite, mut bytes: u64) {
+    incoming.left -= bytes;
+    while let Some(piece) = incoming.pieces.get(incoming.next) {
+        let room = piece.len - incoming.within;
         if bytes < room {
-            landing.within += bytes;
+            incoming.within += bytes;
             return;
         }
         bytes -= room;
-        (landing.next, landing.within) = (landing.next + 1, 0);
+        (incoming.next, incoming.within) = (incoming.next + 1, 0);
     }
 }
 

@@ -13,19 +13,19 @@ use peerway_core::wire::Control;
 use rustix::event::epoll;
 
 use super::driver::{Driver, NewSession, PORT};
-use super::flight::Flight;
 use super::poller::{Events, Polled, Poller};
+use super::request::Request;
 use crate::inner::Inner;
 use crate::os::wake::EventFd;
 use crate::session::Session;
 use crate::threads;
-use crate::transport::pull::Origin;
+use crate::transport::pull::PullOrigin;
 use crate::transport::verbs::port::PortCq;
 
 /// Something for the driver to do.
-pub(crate) enum Command {
+pub(crate) enum DriverCommand {
     /// Carry out a transfer.
-    Start(Flight),
+    Start(Request),
     /// Stop carrying it out.
     Cancel(SlotId),
     /// Send a control message.
@@ -38,8 +38,8 @@ pub(crate) enum Command {
     Gone { session: Arc<Session> },
     /// Leave the gates of barred grants that are held for slow readers.
     LeaveBarredGates,
-    /// A pull by the crew is over.
-    Pulled { session: Arc<Session>, origin: Origin, result: Result<(), TransferError> },
+    /// A pull by the copy pool is over.
+    Pulled { session: Arc<Session>, origin: PullOrigin, result: Result<(), TransferError> },
 }
 
 /// See the module.
@@ -58,15 +58,15 @@ struct Seat {
 }
 
 impl Polled for Seat {
-    type Command = Command;
+    type Command = DriverCommand;
 
     #[inline]
-    fn execute(&mut self, command: Command) {
+    fn execute(&mut self, command: DriverCommand) {
         match &mut self.driver {
             Some(driver) => driver.handle(command),
             None => {
-                if let Command::Start(flight) = command {
-                    self.refuse(flight.slot);
+                if let DriverCommand::Start(request) = command {
+                    self.refuse(request.slot);
                 }
             }
         }
@@ -248,23 +248,23 @@ impl Shard {
     }
 
     /// Has the driver carry out a command, now or as soon as the thread that polls it gets to it.
-    pub(crate) fn submit(&self, command: Command) {
+    pub(crate) fn submit(&self, command: DriverCommand) {
         self.poller.submit(command);
     }
 
-    /// Has the driver start a flight, now or as soon as the thread that polls it gets to it.
+    /// Has the driver start a request, now or as soon as the thread that polls it gets to it.
     #[inline]
-    pub(crate) fn take_off(
+    pub(crate) fn start_request(
         &self,
         slot: SlotId,
         session: &Arc<Session>,
-        flight: impl FnOnce() -> Flight,
+        request: impl FnOnce() -> Request,
     ) {
-        let now = |seat: &mut Seat, flight| match &mut seat.driver {
-            Some(driver) => driver.take_off(slot, session, flight),
+        let now = |seat: &mut Seat, request| match &mut seat.driver {
+            Some(driver) => driver.start_request(slot, session, request),
             None => seat.refuse(slot),
         };
-        self.poller.submit_with(flight, now, |flight| Command::Start(flight()));
+        self.poller.submit_with(request, now, |request| DriverCommand::Start(request()));
     }
 
     /// See [`Poller::notify_if_blocked`].

@@ -14,14 +14,14 @@ use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
 
 use super::driver::{Driver, SessionDriver};
-use super::flight::Fetched;
 use super::receive::finish;
+use super::request::Fetched;
 use crate::batch::Work;
 use crate::clock;
-use crate::gpu::staging::{Buffer, Staged};
+use crate::gpu::staging::{Buffer, StagedCopy};
 use crate::hooks;
 use crate::os::Piece;
-use crate::transport::lane::{Landing, Lane, Put, PutOf};
+use crate::transport::lane::{GpuPut, GpuPutOwner, IncomingWrite, Lane};
 
 /// Parts fetched ahead: enough that the copies of the next ones are done when their turn comes.
 const AHEAD: usize = 8;
@@ -75,9 +75,9 @@ impl Driver {
             s.lanes[at] = Some(lane);
         }
         for slot in &self.active {
-            let flight = self.flights[slot.index as usize].as_ref();
-            s.copies |= flight.is_some_and(|flight| {
-                flight.has_fetched() && std::sync::Arc::ptr_eq(&flight.session, &s.session)
+            let request = self.requests[slot.index as usize].as_ref();
+            s.copies |= request.is_some_and(|request| {
+                request.has_fetched() && std::sync::Arc::ptr_eq(&request.session, &s.session)
             });
         }
         // What has been fetched may be sent.
@@ -119,14 +119,14 @@ impl Driver {
     ) {
         let Some(put) = lane.puts.pop_front() else { return };
         match &put.of {
-            PutOf::Write { counts, .. } => {
+            GpuPutOwner::Write { counts, .. } => {
                 let counted = result.and_then(|()| self.count(*counts));
                 if let Err(error) = counted {
                     lane.push_nack(put.sequence, error as u8);
                 }
             }
-            PutOf::Read { slot, .. } => {
-                if let Some(gpu) = self.flight(*slot).and_then(|flight| flight.gpu.as_mut()) {
+            GpuPutOwner::Read { slot, .. } => {
+                if let Some(gpu) = self.request(*slot).and_then(|request| request.gpu.as_mut()) {
                     gpu.puts -= 1;
                 }
                 match lane.answer(put.sequence) {
@@ -141,38 +141,39 @@ impl Driver {
     pub(super) fn land_in_buffer(
         &mut self,
         lane: &mut Lane,
-        landing: &mut Landing,
+        incoming: &mut IncomingWrite,
     ) -> Result<(), TransferError> {
-        let Some(device) = landing.grant.memory.device() else { return Ok(()) };
-        if landing.left == 0 {
+        let Some(device) = incoming.grant.memory.device() else { return Ok(()) };
+        if incoming.left == 0 {
             return Ok(());
         }
         let buffer = Buffer::any(device).map_err(|error| failed(&error))?;
         let mut pieces = lane.spare.pop().unwrap_or_default();
         pieces.clear();
-        pieces.push(Piece { addr: buffer.ptr() as u64, len: landing.left });
-        let target = std::mem::replace(&mut landing.pieces, pieces);
-        landing.staged = Some((buffer, target));
+        pieces.push(Piece { addr: buffer.ptr() as u64, len: incoming.left });
+        let target = std::mem::replace(&mut incoming.pieces, pieces);
+        incoming.staged = Some((buffer, target));
         Ok(())
     }
 
     /// A write to GPU memory has been received: it is put into its place.
-    pub(super) fn put_landing(
+    pub(super) fn put_incoming(
         &mut self,
         s: &mut SessionDriver,
         lane: &mut Lane,
-        landing: Landing,
+        incoming: IncomingWrite,
         buffer: Buffer,
         target: Vec<Piece>,
     ) {
-        let Landing { sequence, grant, gate, counts, .. } = landing;
+        let IncomingWrite { sequence, grant, gate, counts, .. } = incoming;
         let put = match grant.memory.device() {
             Some(device) if gate.enter() => {
                 hooks::about_to_copy();
-                let of = PutOf::Write { _grant: grant.clone(), gate, counts };
+                let of = GpuPutOwner::Write { _grant: grant.clone(), gate, counts };
                 // SAFETY: the pieces were checked against the grant, which the put keeps; it holds
                 // the gate.
-                let staged = unsafe { Staged::put(device, buffer, target.iter().copied(), true) };
+                let staged =
+                    unsafe { StagedCopy::put(device, buffer, target.iter().copied(), true) };
                 staged.map(|staged| (staged, of)).map_err(|error| failed(&error))
             }
             _ => Err(TransferError::Revoked),
@@ -180,7 +181,7 @@ impl Driver {
         lane.keep(target);
         match put {
             Ok((staged, of)) => {
-                lane.puts.push_back(Put { sequence, staged, begun: clock::now(), of });
+                lane.puts.push_back(GpuPut { sequence, staged, begun: clock::now(), of });
                 lane.applied.take(sequence);
                 s.copies = true;
             }
@@ -190,8 +191,8 @@ impl Driver {
 
     /// Where the answer to a read is received, if it is into GPU memory.
     pub(super) fn fill_buffer(&mut self, slot: SlotId) -> Result<Option<Buffer>, TransferError> {
-        let flight = self.flight(slot).filter(|flight| flight.ending.is_none());
-        let Some(gpu) = flight.and_then(|flight| flight.gpu.as_ref()) else { return Ok(None) };
+        let request = self.request(slot).filter(|request| request.ending.is_none());
+        let Some(gpu) = request.and_then(|request| request.gpu.as_ref()) else { return Ok(None) };
         Buffer::any(&gpu.device).map(Some).map_err(|error| failed(&error))
     }
 
@@ -204,8 +205,8 @@ impl Driver {
         buffer: Buffer,
     ) {
         let Some(entry) = lane.waiting(sequence).copied() else { return };
-        let flight = self.flight(entry.slot).filter(|f| f.ending.is_none() && !f.unfenced);
-        let Some((work, gpu)) = flight.and_then(|f| Some((f.work.clone()?, f.gpu.as_mut()?)))
+        let request = self.request(entry.slot).filter(|f| f.ending.is_none() && !f.unfenced);
+        let Some((work, gpu)) = request.and_then(|f| Some((f.work.clone()?, f.gpu.as_mut()?)))
         else {
             // Cancelled: its memory is not ours to touch any more.
             lane.answer(sequence);
@@ -215,13 +216,13 @@ impl Driver {
         // SAFETY: the pieces lie in local regions that the put's work keeps alive.
         let staged = unsafe {
             let by_kernel = work.is_reached_by(&gpu.device);
-            Staged::put(&gpu.device, buffer, work.local_pieces(entry.part), by_kernel)
+            StagedCopy::put(&gpu.device, buffer, work.local_pieces(entry.part), by_kernel)
         };
         match staged {
             Ok(staged) => {
                 gpu.puts += 1;
-                let of = PutOf::Read { slot: entry.slot, _work: work };
-                lane.puts.push_back(Put { sequence, staged, begun: clock::now(), of });
+                let of = GpuPutOwner::Read { slot: entry.slot, _work: work };
+                lane.puts.push_back(GpuPut { sequence, staged, begun: clock::now(), of });
                 s.copies = true;
             }
             Err(error) => {
@@ -231,28 +232,28 @@ impl Driver {
         }
     }
 
-    /// Fetches the next parts of a flight; true when the first is ready to be sent.
+    /// Fetches the next parts of a request; true when the first is ready to be sent.
     pub(super) fn fetch(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
-        let Some(flight) = self.flight(slot) else { return false };
-        let (Some(gpu), Some(work)) = (flight.gpu.as_mut(), flight.work.clone()) else {
+        let Some(request) = self.request(slot) else { return false };
+        let (Some(gpu), Some(work)) = (request.gpu.as_mut(), request.work.clone()) else {
             return false;
         };
         let now = clock::now();
-        let most = flight.piece.min(MAX_PAYLOAD);
+        let most = request.piece.min(MAX_PAYLOAD);
         let mut error = None;
         while gpu.fetched.len() < AHEAD && error.is_none() {
-            let at = flight.redo.last_mut().unwrap_or(&mut flight.at);
+            let at = request.redo.last_mut().unwrap_or(&mut request.at);
             if at.left() == 0 {
                 break;
             }
             let part = cut(&work, at, most);
-            if flight.redo.last().is_some_and(|rest| rest.left() == 0) {
-                flight.redo.pop();
+            if request.redo.last().is_some_and(|rest| rest.left() == 0) {
+                request.redo.pop();
             }
             let by_kernel = work.is_reached_by(&gpu.device);
-            // SAFETY: the pieces lie in local regions that the flight's work keeps alive; a flight
+            // SAFETY: the pieces lie in local regions that the request's work keeps alive; a request
             // that ends waits for what it fetches.
-            match unsafe { Staged::fetch(&gpu.device, work.local_pieces(part), by_kernel) } {
+            match unsafe { StagedCopy::fetch(&gpu.device, work.local_pieces(part), by_kernel) } {
                 Ok(staged) => gpu.fetched.push_back(Fetched { part, staged, begun: now }),
                 Err(why) => error = Some(why),
             }
@@ -297,7 +298,8 @@ impl Driver {
                 hooks::about_to_copy();
                 // SAFETY: the pieces were checked against the grant, which the reply keeps; it
                 // holds the gate.
-                let staged = unsafe { Staged::fetch(device, reply.pieces.iter().copied(), true) };
+                let staged =
+                    unsafe { StagedCopy::fetch(device, reply.pieces.iter().copied(), true) };
                 match staged {
                     Ok(staged) => (reply.staged, reply.begun) = (Some(staged), now),
                     Err(error) => {
@@ -350,7 +352,7 @@ fn cut(work: &Work, at: &mut Cursor, most: u64) -> Cursor {
     start.limited(total)
 }
 
-fn look(staged: &mut Staged, begun: u64, now: u64) -> Result<bool, CudaError> {
+fn look(staged: &mut StagedCopy, begun: u64, now: u64) -> Result<bool, CudaError> {
     if Duration::from_nanos(now.saturating_sub(begun)) > FLAG_PATIENCE {
         staged.look_closer()?;
     }

@@ -10,8 +10,8 @@ use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::{Header, Kind};
 
 use super::driver::{Driver, SessionDriver};
-use super::ending::{Gone, LaneEnd};
-use super::flight::Route;
+use super::ending::{LaneEnd, SessionEnd};
+use super::request::Route;
 use crate::clock;
 
 /// What is late is looked at again after this time at the earliest.
@@ -23,15 +23,15 @@ const MAX_BEAT: Duration = Duration::from_secs(10);
 pub(super) struct Timers {
     /// Sessions by number. An entry counts if its session's timer still has that time.
     sessions: BinaryHeap<Reverse<(u64, usize)>>,
-    /// No deadline or fence of a flight is earlier.
-    flights: u64,
+    /// No deadline or fence of a request is earlier.
+    requests: u64,
     /// Of connections that are not sessions yet.
     pub(super) acceptor: u64,
 }
 
 impl Default for Timers {
     fn default() -> Self {
-        Self { sessions: BinaryHeap::new(), flights: u64::MAX, acceptor: u64::MAX }
+        Self { sessions: BinaryHeap::new(), requests: u64::MAX, acceptor: u64::MAX }
     }
 }
 
@@ -39,13 +39,13 @@ impl Timers {
     #[inline]
     pub(super) fn next(&self) -> u64 {
         let session = self.sessions.peek().map_or(u64::MAX, |Reverse((due, _))| *due);
-        session.min(self.flights).min(self.acceptor)
+        session.min(self.requests).min(self.acceptor)
     }
 
-    /// Something is decided about a flight at this time.
+    /// Something is decided about a request at this time.
     #[inline]
     pub(super) fn end_by(&mut self, time: u64) {
-        self.flights = self.flights.min(time);
+        self.requests = self.requests.min(time);
     }
 }
 
@@ -64,15 +64,15 @@ impl Driver {
                 }
             });
         }
-        if now >= self.timers.flights {
+        if now >= self.timers.requests {
             self.sweep_flights(now);
         }
         if now >= self.timers.acceptor
-            && let Some(door) = &mut self.door
+            && let Some(acceptor) = &mut self.acceptor
         {
-            door.sweep(now);
-            door.wake_listeners(&self.shard, now);
-            let due = door.until_next(now);
+            acceptor.sweep(now);
+            acceptor.wake_listeners(&self.shard, now);
+            let due = acceptor.until_next(now);
             self.timers.acceptor = due.map_or(u64::MAX, |due| clock::after(now, due.max(AGAIN)));
         }
     }
@@ -85,29 +85,29 @@ impl Driver {
         }
     }
 
-    /// Ends flights whose deadline is over, or the time that their fences have.
+    /// Ends requests whose deadline is over, or the time that their fences have.
     fn sweep_flights(&mut self, now: u64) {
         // Backwards, because ending one moves the last into its place.
         for at in (0..self.active.len()).rev() {
             let Some(&slot) = self.active.get(at) else { continue };
-            let Some(flight) = self.flight(slot) else { continue };
-            let index = flight.session.index.load(Ordering::Relaxed);
-            if flight.unfenced {
+            let Some(request) = self.request(slot) else { continue };
+            let index = request.session.index.load(Ordering::Relaxed);
+            if request.unfenced {
                 continue;
             }
-            match flight.ending {
-                Some(_) if flight.route == Route::Read && flight.parts > 0 => {
+            match request.ending {
+                Some(_) if request.route == Route::Read && request.parts > 0 => {
                     // What our own devices do can be stopped, and then the fence is held.
-                    let until = flight.ending.map_or(now, |(_, until)| until);
+                    let until = request.ending.map_or(now, |(_, until)| until);
                     if now >= until {
                         self.with_session(index, |driver, s| driver.sever(s, slot, now));
                     }
                 }
                 Some((reason, until)) if now >= until => {
-                    let fence = if flight.is_bare() { Fence::Held } else { Fence::Open };
+                    let fence = if request.is_bare() { Fence::Held } else { Fence::Open };
                     self.end(slot, Ended { reason, fence });
                 }
-                None if now >= flight.deadline => {
+                None if now >= request.deadline => {
                     self.with_session(index, |driver, s| {
                         driver.stop(s, slot, Reason::TimedOut, now);
                     });
@@ -115,18 +115,18 @@ impl Driver {
                 _ => {}
             }
         }
-        let flights = self.active.iter().map(|slot| &self.flights[slot.index as usize]);
-        let undecided = flights.flatten().filter(|flight| !flight.unfenced);
+        let requests = self.active.iter().map(|slot| &self.requests[slot.index as usize]);
+        let undecided = requests.flatten().filter(|request| !request.unfenced);
         let due = undecided.map(|f| f.ending.map_or(f.deadline, |(_, until)| until)).min();
-        self.timers.flights = due.map_or(u64::MAX, |due| due.max(clock::after(now, AGAIN)));
+        self.timers.requests = due.map_or(u64::MAX, |due| due.max(clock::after(now, AGAIN)));
     }
 
     fn session_tick(&mut self, s: &mut SessionDriver, now: u64) {
         if let Some(until) = s.lingering {
             if s.session.is_process_dead() {
-                self.let_go(s, true);
+                self.release(s, true);
             } else if now >= until {
-                self.let_go(s, false);
+                self.release(s, false);
             }
             return;
         }
@@ -147,7 +147,7 @@ impl Driver {
             s.dirty = true;
         }
         if self.is_orphan(s, now) {
-            self.bury(s, Gone::Silent);
+            self.close_session(s, SessionEnd::Silent);
             return;
         }
         if s.is_local() {
@@ -165,11 +165,11 @@ impl Driver {
         }
     }
 
-    /// Whether a strand's session has been over for as long as silence may last. What ended that
-    /// one ends the strand too, in its own time and with its own proof; only a peer that keeps one
+    /// Whether a sub-session's session has been over for as long as silence may last. What ended that
+    /// one ends the sub-session too, in its own time and with its own proof; only a peer that keeps one
     /// up without the other comes to this.
     fn is_orphan(&self, s: &mut SessionDriver, now: u64) -> bool {
-        if self.endpoint.has_session_of(s.session.incarnation, s.session.strand) {
+        if self.endpoint.has_session_of(s.session.incarnation, s.session.sub_session) {
             s.alone_since = None;
             return false;
         }
@@ -181,7 +181,7 @@ impl Driver {
     /// goes on, and it is a peer again when it goes on.
     fn local_silence(&mut self, s: &mut SessionDriver, now: u64) {
         if s.session.is_process_dead() {
-            self.bury(s, Gone::LetGo);
+            self.close_session(s, SessionEnd::Released);
             return;
         }
         let heard = s.lanes.iter().flatten().map(|lane| lane.heard).max().unwrap_or(now);
@@ -189,17 +189,17 @@ impl Driver {
             return;
         }
         for slot in self.active.clone() {
-            let Some(flight) = self.flight(slot) else { continue };
-            if !Arc::ptr_eq(&flight.session, &s.session) || flight.unfenced {
+            let Some(request) = self.request(slot) else { continue };
+            if !Arc::ptr_eq(&request.session, &s.session) || request.unfenced {
                 continue;
             }
             let error = Reason::Failed(TransferError::PeerSilent);
-            let reason = flight.ending.map_or(error, |(reason, _)| reason);
+            let reason = request.ending.map_or(error, |(reason, _)| reason);
             // A notification that its receiver never takes changes no memory.
-            let held = flight.is_quiet() || flight.is_bare();
+            let held = request.is_quiet() || request.is_bare();
             self.stop(s, slot, reason, now);
             let fence = if held { Fence::Held } else { Fence::Open };
-            if self.flight(slot).is_some_and(|f| !f.unfenced) {
+            if self.request(slot).is_some_and(|f| !f.unfenced) {
                 self.end(slot, Ended { reason, fence });
             }
         }

@@ -1,7 +1,7 @@
 //! What goes out on a lane.
 //!
 //! Small frames wait in a buffer and go out in one call with the next data frame's header and
-//! payload. Data frames are made one at a time, when the lane has room, from the flight whose turn it
+//! payload. Data frames are made one at a time, when the lane has room, from the request whose turn it
 //! is or from a read of the peer's, alternately.
 
 use std::io;
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 
 use super::driver::{Driver, SessionDriver, TURN_BYTES};
 use super::ending::LaneEnd;
-use super::flight::{Fetched, Route};
+use super::request::{Fetched, Route};
 use crate::batch::Work;
 use crate::os::Piece;
 use crate::path::PathKind;
@@ -67,7 +67,7 @@ impl Driver {
         if lane.reply_next && self.reply_frame(s, lane) {
             return true;
         }
-        self.flight_frame(s, lane) || self.reply_frame(s, lane)
+        self.request_frame(s, lane) || self.reply_frame(s, lane)
     }
 
     /// Answers a read of the peer's.
@@ -96,15 +96,15 @@ impl Driver {
         let after = lane.out.len();
         let sequence = 0;
         let body = match reply.staged.take() {
-            Some(staged) => Body::Staged { buffer: staged.into_buffer(), len: left, done: 0 },
+            Some(staged) => Body::StagedCopy { buffer: staged.into_buffer(), len: left, done: 0 },
             None => Body::Reply(reply),
         };
         lane.frame = Some(OutFrame { after, sequence, head_sent: 0, left, body });
         true
     }
 
-    /// Makes a frame of the flight whose turn it is.
-    fn flight_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
+    /// Makes a frame of the request whose turn it is.
+    fn request_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         if s.has_framed_all() {
             return false;
         }
@@ -117,38 +117,38 @@ impl Driver {
                 _ => return false,
             };
             let Some(&slot) = queue.front() else { return false };
-            let flight = self.flights[slot.index as usize].as_mut();
-            let Some(flight) = flight.filter(|f| f.slot == slot) else {
+            let request = self.requests[slot.index as usize].as_mut();
+            let Some(request) = request.filter(|f| f.slot == slot) else {
                 queue.pop_front();
                 continue;
             };
-            if !flight.has_more() {
-                flight.queued = false;
+            if !request.has_more() {
+                request.queued = false;
                 queue.pop_front();
                 continue;
             }
-            if flight.is_staged() && !self.fetch(s, slot) {
+            if request.is_staged() && !self.fetch(s, slot) {
                 return false;
             }
-            let Some(flight) = self.flights[slot.index as usize].as_mut() else { continue };
+            let Some(request) = self.requests[slot.index as usize].as_mut() else { continue };
             let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
             let room = lane.window.room();
-            let (next, least) = match flight.gpu.as_ref().and_then(|gpu| gpu.fetched.front()) {
+            let (next, least) = match request.gpu.as_ref().and_then(|gpu| gpu.fetched.front()) {
                 // Cut already, and sent whole.
                 Some(fetched) => (fetched.part.left(), u64::MAX),
-                None => (flight.redo.last().copied().unwrap_or(flight.at).left(), MIN_ROOM),
+                None => (request.redo.last().copied().unwrap_or(request.at).left(), MIN_ROOM),
             };
             if room < least.min(next) {
                 return false;
             }
             queue.pop_front();
             let made = self.make_frame(lane, slot, room);
-            if let Some(flight) = self.flight(slot) {
-                if flight.has_more() {
+            if let Some(request) = self.request(slot) {
+                if request.has_more() {
                     let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
                     queue.push_back(slot);
                 } else {
-                    flight.queued = false;
+                    request.queued = false;
                 }
             }
             if made {
@@ -158,25 +158,25 @@ impl Driver {
     }
 
     fn make_frame(&mut self, lane: &mut Lane, slot: SlotId, room: u64) -> bool {
-        let Some(flight) = &mut self.flights[slot.index as usize] else { return false };
-        let Some(work) = &flight.work else { return false };
-        let fetched = flight.gpu.as_mut().and_then(|gpu| gpu.fetched.pop_front());
+        let Some(request) = &mut self.requests[slot.index as usize] else { return false };
+        let Some(work) = &request.work else { return false };
+        let fetched = request.gpu.as_mut().and_then(|gpu| gpu.fetched.pop_front());
         let (mut redo, staged) = match fetched {
             Some(Fetched { part, staged, .. }) => (Some(part), Some(staged.into_buffer())),
-            None => (flight.redo.pop(), None),
+            None => (request.redo.pop(), None),
         };
-        let at = redo.as_mut().unwrap_or(&mut flight.at);
+        let at = redo.as_mut().unwrap_or(&mut request.at);
         let start = *at;
-        let kind = match flight.route {
+        let kind = match request.route {
             Route::Write => Kind::Write,
             Route::Read => Kind::Read,
             Route::Pull => Kind::Pull,
-            Route::Tail => return false,
+            Route::SignalOnly => return false,
         };
         let max = match kind {
             Kind::Pull => MAX_PULL,
             _ if staged.is_some() => start.left(),
-            _ => flight.piece.min(room).min(MAX_PAYLOAD),
+            _ => request.piece.min(room).min(MAX_PAYLOAD),
         };
         // The table after the header, which is written when the table is known.
         lane.head.clear();
@@ -213,28 +213,28 @@ impl Driver {
         if let Some(rest) = redo
             && rest.left() > 0
         {
-            flight.redo.push(rest);
+            request.redo.push(rest);
         }
         // Nothing else of it is under way or left, so this frame can bring the count along: the peer sees it
         // with the bytes, not a round trip later.
         // What devices wrote of it is flushed first.
-        let last = flight.unanswered == 0
-            && flight.at.left() == 0
-            && flight.redo.is_empty()
-            && !flight.has_fetched()
-            && flight.queues == 0;
+        let last = request.unanswered == 0
+            && request.at.left() == 0
+            && request.redo.is_empty()
+            && !request.has_fetched()
+            && request.queues == 0;
         if let (Kind::Write | Kind::Pull, true, Some(id), None) =
-            (kind, last, flight.tail.count, &flight.tail.notify)
+            (kind, last, request.signal.count, &request.signal.notify)
         {
             (head.status, head.immediate) = (COUNTS.into(), id.into());
-            flight.tail_sent = true;
+            request.signal_sent = true;
         }
-        flight.unanswered += 1;
+        request.unanswered += 1;
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
-            sent_at.store(self.now.max(flight.posted), Ordering::Relaxed);
+            sent_at.store(self.now.max(request.posted), Ordering::Relaxed);
         }
-        if flight.by_device && lane.wire.queue().is_none() {
+        if request.by_device && lane.wire.queue().is_none() {
             // No queue pair is left: it says by what it went instead.
             self.endpoint.slots.set_path(slot, PathKind::Tcp);
         }
@@ -242,8 +242,8 @@ impl Driver {
         head.sequence = lane.remember(kind, slot, part, window).into();
         head.transfer = slot.to_bits().into();
         let body = match staged {
-            Some(buffer) => Body::Staged { buffer, len: total, done: 0 },
-            None => Body::Flight { slot, at: part },
+            Some(buffer) => Body::StagedCopy { buffer, len: total, done: 0 },
+            None => Body::Request { slot, at: part },
         };
         finish_frame(lane, head, kind, count, total, body);
         true
@@ -297,7 +297,7 @@ impl Driver {
         if let Some(frame) = &lane.frame {
             put(Piece::of(&lane.head[frame.head_sent..]));
             match &frame.body {
-                Body::Flight { slot, at } => {
+                Body::Request { slot, at } => {
                     let work = self.work_of(*slot)?;
                     let mut at = *at;
                     for _ in 0..SEND_PIECES {
@@ -313,7 +313,7 @@ impl Driver {
                     }
                 }
                 Body::Bytes { bytes, done } => put(Piece::of(&bytes[*done..])),
-                Body::Staged { buffer, len, done } => {
+                Body::StagedCopy { buffer, len, done } => {
                     put(Piece { addr: buffer.ptr() as u64 + done, len: len - done });
                 }
             }
@@ -322,7 +322,7 @@ impl Driver {
             lane.pieces = pieces;
             return Ok(0);
         }
-        // SAFETY: the lane's own buffers; local memory that a flight's work keeps; memory of ours
+        // SAFETY: the lane's own buffers; local memory that a request's work keeps; memory of ours
         // behind a gate that the reply holds.
         let sent = unsafe { lane.wire.send(&pieces) };
         lane.pieces = pieces;
@@ -356,8 +356,8 @@ impl Driver {
         frame.left -= sent;
         match &mut frame.body {
             // All of it is the usual case, and then there is nothing to keep count of.
-            Body::Flight { .. } if frame.left == 0 => {}
-            Body::Flight { slot, at } => {
+            Body::Request { .. } if frame.left == 0 => {}
+            Body::Request { slot, at } => {
                 let work = self.work_of(*slot)?;
                 while sent > 0
                     && let Some(pair) = work.next(at, sent)
@@ -377,7 +377,7 @@ impl Driver {
                 }
             }
             Body::Bytes { done, .. } => *done += sent as usize,
-            Body::Staged { done, .. } => *done += sent,
+            Body::StagedCopy { done, .. } => *done += sent,
         }
         if frame.left == 0 && frame.head_sent == lane.head.len() {
             let frame = lane.frame.take();
@@ -388,11 +388,11 @@ impl Driver {
         Ok(())
     }
 
-    /// The work whose bytes a frame carries: a flight stays while a frame of it is unanswered, and one that is
+    /// The work whose bytes a frame carries: a request stays while a frame of it is unanswered, and one that is
     /// being sent is.
     fn work_of(&self, slot: SlotId) -> Result<&Work, LaneEnd> {
-        let flight = self.flights[slot.index as usize].as_ref().filter(|f| f.slot == slot);
+        let request = self.requests[slot.index as usize].as_ref().filter(|f| f.slot == slot);
         let gone = || LaneEnd::Broken(io::Error::other("a frame outlived its transfer"));
-        flight.and_then(|flight| flight.work.as_ref()).ok_or_else(gone)
+        request.and_then(|request| request.work.as_ref()).ok_or_else(gone)
     }
 }

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use peerway_core::ids::Incarnation;
 use peerway_core::metadata::Metadata;
-use peerway_core::wire::{Control, Hello, Ready, Refusal, Strand, Welcome};
+use peerway_core::wire::{Control, Hello, Ready, Refusal, SubSession, Welcome};
 use rustix::event::{PollFd, PollFlags};
 
-use super::accept::MAX_LANES;
+use super::acceptor::MAX_LANES;
 use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
 use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
 use super::link::{Half, Link};
-use super::queues::{self, Reach};
+use super::queues::{self, QueueReach};
 use super::{Parts, Session};
 use crate::address::Rail;
 use crate::clock;
@@ -86,16 +86,16 @@ enum Outcome {
 }
 
 impl Inner {
-    /// What is said of a strand that is to be opened: it belongs to the session that is everybody's.
-    fn strand(&self, whom: &Whom) -> io::Result<Option<Strand>> {
-        if whom.strand == 0 {
+    /// What is said of a sub-session that is to be opened: it belongs to the session that is everybody's.
+    fn sub_session(&self, whom: &Whom) -> io::Result<Option<SubSession>> {
+        if whom.sub_session == 0 {
             return Ok(None);
         }
         let first = self.live_session(&whom.who.into()).ok_or(io::ErrorKind::NotConnected)?;
-        Ok(Some(Strand { number: whom.strand, of: first.id }))
+        Ok(Some(SubSession { number: whom.sub_session, of: first.id }))
     }
 
-    /// Opens a session, the one that is everybody's or a strand of it, or finds it.
+    /// Opens a session, the one that is everybody's or a sub-session of it, or finds it.
     pub(crate) fn connect_to(
         self: &Arc<Self>,
         whom: Whom,
@@ -173,8 +173,9 @@ fn open(
     patience: Duration,
     limit: TimeLimit,
 ) -> Result<Outcome, ConnectError> {
-    let strand = expects.map(|whom| endpoint.strand(&whom)).transpose();
-    let strand = strand.map_err(|source| ConnectError::Unreachable { addr, source })?.flatten();
+    let sub_session = expects.map(|whom| endpoint.sub_session(&whom)).transpose();
+    let sub_session =
+        sub_session.map_err(|source| ConnectError::Unreachable { addr, source })?.flatten();
     let deadline = limit.deadline;
     let fail = |stage| move |error: HelloError| hello_failed(limit, addr, stage, error);
     let config = &endpoint.config;
@@ -187,14 +188,14 @@ fn open(
     let here = stream.local_addr().is_ok_and(|local| local.ip() == addr.ip());
     let several = 4.max(endpoint.rails.len().min(usize::from(MAX_LANES)) as u16);
     let bulk = config.lanes.unwrap_or(if here { 1 } else { several });
-    let shard = endpoint.shards.of(strand);
+    let shard = endpoint.shards.of(sub_session);
     let host = HostFacts::here();
     let hello = Hello {
         incarnation: endpoint.incarnation,
         expects: expects.map(|whom| whom.who),
         session,
         replaces: expects.and_then(|whom| endpoint.last_session(&whom)),
-        strand,
+        sub_session,
         lanes: bulk,
         detect_ms: config.detect.as_millis() as u32,
         metadata: endpoint.metadata(),
@@ -289,7 +290,7 @@ fn open(
     let parts = Parts {
         id: session,
         incarnation: welcome.incarnation,
-        strand,
+        sub_session,
         addr,
         path,
         reach,
@@ -313,7 +314,7 @@ fn go_rdma(
     welcome: &Welcome,
     stream: &mut TcpStream,
     deadline: u64,
-) -> Result<(Vec<(u16, Queue)>, Reach), String> {
+) -> Result<(Vec<(u16, Queue)>, QueueReach), String> {
     let rdma = endpoint.rdma.as_ref().map_err(|error| error.to_string())?;
     if welcome.rdma.is_empty() {
         return Err(format!("the peer has none: {}", welcome.rdma_why));
@@ -336,7 +337,7 @@ fn go_rdma(
     }
     let pinned = endpoint.config.transport.is_rdma();
     let lanes = plans.len();
-    Ok((connected, Reach { ports: welcome.rdma.clone(), plans, lanes, pinned }))
+    Ok((connected, QueueReach { ports: welcome.rdma.clone(), plans, lanes, pinned }))
 }
 
 /// Puts queue pairs at their places among the lanes.
@@ -401,9 +402,9 @@ fn attach(
         return Err(format!("the peer runs as another user ({}, we are {uid})", peer.uid));
     }
     let (fd, segment) = Link::create_segment().map_err(text("no shared segment"))?;
-    let bells = (EventFd::new(), EventFd::new());
+    let wake_fds = (EventFd::new(), EventFd::new());
     let (own, theirs) =
-        (bells.0.map_err(text("no eventfd"))?, bells.1.map_err(text("no eventfd"))?);
+        (wake_fds.0.map_err(text("no eventfd"))?, wake_fds.1.map_err(text("no eventfd"))?);
     let secret: Box<[u8; 16]> = Box::new(random());
     let request = Attach { session, probe: Probe::of(&secret) };
     let fds = [fd.as_fd(), theirs.as_fd(), own.as_fd()];

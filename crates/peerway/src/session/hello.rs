@@ -159,11 +159,11 @@ impl Probe {
 
     /// Opens the memory of process `pid` if it really has the secret at that address: then CMA
     /// works, and that process is the peer.
-    pub(crate) fn open(&self, pid: u32) -> Option<cma::Memory> {
+    pub(crate) fn open(&self, pid: u32) -> Option<cma::ProcessMemory> {
         if pid == 0 {
             return None;
         }
-        cma::Memory::open(pid, self.addr, &self.secret)
+        cma::ProcessMemory::open(pid, self.addr, &self.secret)
             .inspect_err(|error| tracing::debug!(pid, %error, "no copies by CMA"))
             .ok()
     }

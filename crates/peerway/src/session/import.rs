@@ -20,9 +20,9 @@ use crate::inner::{self, Inner, Unusable};
 use crate::memory::gate::GateRef;
 use crate::memory::grants::{Export, Grant};
 use crate::memory::{Backing, Direct, RemoteInner, RemoteRegion};
-use crate::os::shm::{self, Mapping};
+use crate::os::shm::{self, ShmMapping};
 use crate::os::unix;
-use crate::progress::shard::Command;
+use crate::progress::shard::DriverCommand;
 use crate::session::Session;
 use crate::session::link::Link;
 use crate::threads;
@@ -219,7 +219,7 @@ fn ask(
     let request = imports.next.fetch_add(1, Ordering::Relaxed);
     imports.waiting.lock().unwrap().insert(request, Answer::default());
     let message = Control::Import { request, descriptor: descriptor.to_vec() };
-    session.shard.submit(Command::Control { session: session.clone(), message });
+    session.shard.submit(DriverCommand::Control { session: session.clone(), message });
     session.shard.notify_if_blocked();
     let deadline = clock::after(clock::now(), endpoint.config.connect_timeout);
     let patience = endpoint.config.connect_timeout * AT_WORK;
@@ -286,7 +286,7 @@ fn map(
     offer: &MappingOffer,
     len: u64,
     fd: &OwnedFd,
-) -> io::Result<Arc<Mapping>> {
+) -> io::Result<Arc<ShmMapping>> {
     let whole = Span { offset: 0, len: offer.file_len };
     let fits = whole.contains(Span { offset: offer.offset, len });
     let file_len = usize::try_from(offer.file_len).ok().filter(|_| fits);
@@ -300,7 +300,7 @@ fn map(
     {
         return Ok(mapping);
     }
-    let mapping = Arc::new(Mapping::of_fd(fd.as_fd(), file_len, true)?);
+    let mapping = Arc::new(ShmMapping::of_fd(fd.as_fd(), file_len, true)?);
     mapped.retain(|_, weak| weak.strong_count() > 0);
     mapped.insert(file, Arc::downgrade(&mapping));
     Ok(mapping)
@@ -339,7 +339,7 @@ pub(crate) fn answer(
         move || {
             import.keys = grant.keys(&rdma);
             let message = Control::Imported { request, result: Ok(import) };
-            to.shard.submit(Command::Control { session: to.clone(), message });
+            to.shard.submit(DriverCommand::Control { session: to.clone(), message });
             to.shard.notify_if_blocked();
             drop(turn);
         }

@@ -15,15 +15,15 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::memory::gate::{GATE_LEN, SharedGate};
 use crate::os::cma;
 use crate::os::process::Pidfd;
-use crate::os::ring::{self, Consumer, Producer};
-use crate::os::shm::{self, Mapping};
+use crate::os::ring::{self, RingConsumer, RingProducer};
+use crate::os::shm::{self, ShmMapping};
 use crate::os::wake::EventFd;
 use crate::session::Reach;
 use crate::transport::ring::RingWire;
 
 /// Latency rings hold small frames only.
 const LATENCY_RING: usize = 256 << 10;
-/// Bulk rings: four chunks of 256 KiB in flight, and both rings of a direction fit in L2.
+/// Bulk rings: four chunks of 256 KiB inrequest, and both rings of a direction fit in L2.
 const BULK_RING: usize = 1 << 20;
 /// Regions of one owner that one peer can access directly at a time.
 const GATES: usize = 4096;
@@ -53,15 +53,15 @@ fn gates_offset(owner: Half) -> usize {
 
 /// See the module.
 pub(crate) struct Link {
-    segment: Arc<Mapping>,
+    segment: Arc<ShmMapping>,
     half: Half,
     /// Passes file descriptors; also watched for the peer's end.
     pub(crate) socket: OwnedFd,
     /// The peer's memory, where the kernel lets us copy from and to it.
-    memory: Option<Arc<cma::Memory>>,
+    memory: Option<Arc<cma::ProcessMemory>>,
     /// Rung by the peer when we sleep.
-    pub(crate) own_bell: EventFd,
-    pub(crate) peer_bell: Arc<EventFd>,
+    pub(crate) wake_fd: EventFd,
+    pub(crate) peer_wake_fd: Arc<EventFd>,
     gates: Mutex<GateTable>,
 }
 
@@ -76,35 +76,35 @@ struct GateTable {
 
 impl Link {
     pub(crate) fn new(
-        segment: Mapping,
+        segment: ShmMapping,
         half: Half,
         socket: OwnedFd,
-        memory: Option<cma::Memory>,
-        own_bell: EventFd,
-        peer_bell: EventFd,
+        memory: Option<cma::ProcessMemory>,
+        wake_fd: EventFd,
+        peer_wake_fd: EventFd,
     ) -> Self {
         Self {
             segment: Arc::new(segment),
             half,
             socket,
             memory: memory.map(Arc::new),
-            own_bell,
-            peer_bell: Arc::new(peer_bell),
+            wake_fd,
+            peer_wake_fd: Arc::new(peer_wake_fd),
             gates: Mutex::default(),
         }
     }
 
     /// A new segment: its descriptor to pass on, and our mapping.
-    pub(crate) fn create_segment() -> io::Result<(OwnedFd, Mapping)> {
+    pub(crate) fn create_segment() -> io::Result<(OwnedFd, ShmMapping)> {
         let fd = shm::create_memfd("peerway-session", segment_len())?;
-        let mapping = Mapping::of_fd(fd.as_fd(), segment_len(), true)?;
+        let mapping = ShmMapping::of_fd(fd.as_fd(), segment_len(), true)?;
         Ok((fd, mapping))
     }
 
     /// A segment that a peer passed.
-    pub(crate) fn adopt_segment(fd: &OwnedFd) -> io::Result<Mapping> {
+    pub(crate) fn adopt_segment(fd: &OwnedFd) -> io::Result<ShmMapping> {
         shm::check_memfd(fd.as_fd(), segment_len())?;
-        Mapping::of_fd(fd.as_fd(), segment_len(), true)
+        ShmMapping::of_fd(fd.as_fd(), segment_len(), true)
     }
 
     /// The latency and the bulk wire. Called once per link: a ring has one producer and one
@@ -125,9 +125,9 @@ impl Link {
             // producer of one and the only consumer of the other because the driver makes the
             // wires once.
             let (producer, consumer) = unsafe {
-                (Producer::new(base(out), RINGS[out]), Consumer::new(base(inc), RINGS[inc]))
+                (RingProducer::new(base(out), RINGS[out]), RingConsumer::new(base(inc), RINGS[inc]))
             };
-            RingWire::new(producer, consumer, self.peer_bell.clone(), self.segment.clone())
+            RingWire::new(producer, consumer, self.peer_wake_fd.clone(), self.segment.clone())
         })
     }
 
@@ -186,7 +186,7 @@ impl Link {
     }
 
     /// The peer's memory, where we may copy from and to it by ourselves.
-    pub(crate) fn memory(&self, reach: &Reach) -> Option<&Arc<cma::Memory>> {
+    pub(crate) fn memory(&self, reach: &Reach) -> Option<&Arc<cma::ProcessMemory>> {
         self.memory.as_ref().filter(|_| reach.we_pull)
     }
 

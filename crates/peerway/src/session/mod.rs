@@ -3,7 +3,7 @@
 //! This is the part that any thread may hold. What only the driver touches (lanes, queues, leases)
 //! is in `progress::driver`.
 
-pub(crate) mod accept;
+pub(crate) mod acceptor;
 pub(crate) mod choose;
 pub(crate) mod connect;
 mod crowd;
@@ -18,15 +18,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use peerway_core::ids::{Incarnation, SlotId};
-use peerway_core::wire::Strand;
+use peerway_core::wire::SubSession;
 
 use crate::gpu::share::Opens;
 use crate::memory::RemoteInner;
 use crate::os::process::Pidfd;
-use crate::os::shm::Mapping;
+use crate::os::shm::ShmMapping;
 use crate::path::Path;
 use crate::peers::Whom;
-use crate::progress::shard::{Command, Shard};
+use crate::progress::shard::{DriverCommand, Shard};
 use import::Imports;
 use link::Link;
 
@@ -35,7 +35,7 @@ pub(crate) struct Session {
     pub(crate) id: [u8; 16],
     pub(crate) incarnation: Incarnation,
     /// Set for a thread's own.
-    pub(crate) strand: Option<Strand>,
+    pub(crate) sub_session: Option<SubSession>,
     pub(crate) addr: SocketAddr,
     pub(crate) shard: Arc<Shard>,
     /// Position in the driver's table, set when the driver takes the session over.
@@ -44,20 +44,20 @@ pub(crate) struct Session {
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
     /// Set when queue pairs are the path.
-    pub(crate) rdma: Option<Arc<queues::Reach>>,
+    pub(crate) rdma: Option<Arc<queues::QueueReach>>,
     pub(crate) imports: Imports,
     /// Remote regions by grant and token, so that importing twice costs one round trip.
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
     /// The peer's files that are mapped here, by file number: many advertisements may share one, and
     /// mapping it anew would fault every page in again.
-    pub(crate) mapped: Mutex<HashMap<(u64, u64), Weak<Mapping>>>,
+    pub(crate) mapped: Mutex<HashMap<(u64, u64), Weak<ShmMapping>>>,
     /// The peer's GPU memory that is mapped here.
     pub(crate) opens: Opens,
     pub(crate) stats: PeerCounters,
     pub(crate) initiator: bool,
     /// The peer's process, when it is on this host and visible.
     process: Option<Arc<Pidfd>>,
-    /// Pulls from the peer's memory that our crew has not finished.
+    /// Pulls from the peer's memory that our copy pool has not finished.
     pulls: AtomicUsize,
     /// The driver has not buried it.
     alive: AtomicBool,
@@ -94,12 +94,12 @@ pub(crate) struct PeerCounters {
 pub(crate) struct Parts {
     pub(crate) id: [u8; 16],
     pub(crate) incarnation: Incarnation,
-    pub(crate) strand: Option<Strand>,
+    pub(crate) sub_session: Option<SubSession>,
     pub(crate) addr: SocketAddr,
     pub(crate) path: Path,
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
-    pub(crate) rdma: Option<Arc<queues::Reach>>,
+    pub(crate) rdma: Option<Arc<queues::QueueReach>>,
     pub(crate) initiator: bool,
     /// The peer's process in our PID namespace, if it is known.
     pub(crate) pid: Option<u32>,
@@ -112,7 +112,7 @@ impl Session {
         Arc::new(Self {
             id: parts.id,
             incarnation: parts.incarnation,
-            strand: parts.strand,
+            sub_session: parts.sub_session,
             addr: parts.addr,
             shard,
             index: AtomicUsize::new(usize::MAX),
@@ -135,7 +135,10 @@ impl Session {
 
     /// Whom it leads to.
     pub(crate) fn whom(&self) -> Whom {
-        Whom { who: self.incarnation, strand: self.strand.map_or(0, |strand| strand.number) }
+        Whom {
+            who: self.incarnation,
+            sub_session: self.sub_session.map_or(0, |sub_session| sub_session.number),
+        }
     }
 
     /// Whether transfers can be posted.
@@ -152,7 +155,7 @@ impl Session {
     /// Ends the session: for everybody who asks at once, for the driver as soon as it gets to it.
     pub(crate) fn remove(self: &Arc<Self>) {
         self.closing.store(true, Ordering::SeqCst);
-        self.shard.submit(Command::Remove { session: self.clone() });
+        self.shard.submit(DriverCommand::Remove { session: self.clone() });
         self.shard.notify_if_blocked();
     }
 
@@ -160,13 +163,13 @@ impl Session {
     /// a process: nobody posts to it any more.
     pub(crate) fn found_gone(self: &Arc<Self>) {
         if !self.closing.swap(true, Ordering::SeqCst) {
-            self.shard.submit(Command::Gone { session: self.clone() });
+            self.shard.submit(DriverCommand::Gone { session: self.clone() });
             self.shard.notify_if_blocked();
         }
     }
 
     /// No more transfers; returns whether this call made it so.
-    pub(crate) fn bury(&self) -> bool {
+    pub(crate) fn mark_closed(&self) -> bool {
         let was_alive = self.alive.swap(false, Ordering::AcqRel);
         if was_alive {
             self.imports.fail_all();
@@ -198,7 +201,7 @@ impl Session {
         self.process.is_some()
     }
 
-    /// Our crew begins to copy from the peer's memory.
+    /// Our copy pool begins to copy from the peer's memory.
     pub(crate) fn pull_began(&self) {
         self.pulls.fetch_add(1, Ordering::SeqCst);
     }

@@ -20,7 +20,7 @@ const MAX_QUEUES: usize = 64;
 
 /// What a session with queue pairs knows about them.
 #[derive(Debug)]
-pub(crate) struct Reach {
+pub(crate) struct QueueReach {
     /// The peer's ports.
     pub(crate) ports: Vec<RdmaPort>,
     /// The lanes that are queue pairs; empty at the acceptor, who does not open any.

@@ -11,7 +11,7 @@ use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::work::Cursor;
 
-use crate::batch::{Direction, Tail, Work};
+use crate::batch::{Direction, Signal, Work};
 use crate::clock;
 use crate::hooks;
 use crate::inner::Inner;
@@ -19,7 +19,7 @@ use crate::memory::gate::GateRef;
 use crate::memory::{Direct, RemoteInner};
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
-use crate::progress::crew::{self, Job, QUANTUM};
+use crate::progress::copy_pool::{self, Job, QUANTUM};
 use crate::transport::pull::cma_failed;
 use crate::transport::stores::Choice;
 
@@ -172,12 +172,12 @@ pub(crate) struct DirectJob {
     /// Where the kind was chosen by experience, which is told how it went.
     choice: Option<Choice>,
     deadline: u64,
-    tail: Tail,
-    state: Mutex<State>,
+    signal: Signal,
+    state: Mutex<DirectJobState>,
 }
 
-struct State {
-    /// What is left of the half that the waiter begins with, and of the crew's: each keeps to its own as long
+struct DirectJobState {
+    /// What is left of the half that the waiter begins with, and of the copy pool's: each keeps to its own as long
     /// as there is any, so that a core finds in its caches what it left there. All is in the first half where no
     /// choice is made, or a vector is too long to find its middle.
     halves: [Cursor; 2],
@@ -189,7 +189,7 @@ struct State {
     finished: bool,
 }
 
-impl State {
+impl DirectJobState {
     fn left(&self) -> u64 {
         self.halves[0].left() + self.halves[1].left()
     }
@@ -202,7 +202,7 @@ impl DirectJob {
         direction: Direction,
         work: Work,
         deadline: u64,
-        tail: Tail,
+        signal: Signal,
     ) -> Arc<Self> {
         let kind = kind_for(work.shape.total());
         let at = work.shape.start();
@@ -220,8 +220,9 @@ impl DirectJob {
             halves = [at.limited(half), at];
             work.shape.advance(&mut halves[1], half);
         }
-        let state = Mutex::new(State { halves, running: 0, took: 0, stop: None, finished: false });
-        Arc::new(Self { endpoint, slot, direction, work, kind, choice, deadline, tail, state })
+        let state =
+            Mutex::new(DirectJobState { halves, running: 0, took: 0, stop: None, finished: false });
+        Arc::new(Self { endpoint, slot, direction, work, kind, choice, deadline, signal, state })
     }
 
     fn stop(&self, reason: Reason) {
@@ -251,7 +252,7 @@ impl DirectJob {
             self.finish_if_over(state);
             return None;
         }
-        let mine = usize::from(crew::is_helper());
+        let mine = usize::from(copy_pool::is_helper());
         let half = if state.halves[mine].left() > 0 {
             &mut state.halves[mine]
         } else {
@@ -264,7 +265,7 @@ impl DirectJob {
         Some((part, now))
     }
 
-    fn finish_if_over(&self, mut state: std::sync::MutexGuard<'_, State>) {
+    fn finish_if_over(&self, mut state: std::sync::MutexGuard<'_, DirectJobState>) {
         let over = state.running == 0 && (state.stop.is_some() || state.left() == 0);
         if !over || state.finished {
             return;
@@ -277,14 +278,14 @@ impl DirectJob {
             let shape = &self.work.shape;
             self.endpoint.experience.took(choice, shape.total(), shape.items(), took);
         }
-        if reason == Reason::Done && !self.tail.is_empty() {
+        if reason == Reason::Done && !self.signal.is_empty() {
             // The bytes are there; now the lane says so, and its answer ends the transfer.
             let session = &self.work.remotes.as_slice()[0].session;
-            self.endpoint.send_tail(
+            self.endpoint.send_signal(
                 self.slot,
                 session,
                 self.work.clone(),
-                self.tail.clone(),
+                self.signal.clone(),
                 self.deadline,
             );
         } else {

@@ -14,14 +14,14 @@ use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
 use peerway_sys::cuda::ffi::CUstream;
 
-use crate::batch::{Direction, Tail, Work};
+use crate::batch::{Direction, Signal, Work};
 use crate::clock;
 use crate::gpu::copy::{self, Done, Gathered, MOST_BLOCKS, MOST_RUNS, Run, Sides};
 use crate::gpu::device::Device;
 use crate::hooks;
 use crate::inner::Inner;
 use crate::memory::gate::GateRef;
-use crate::progress::crew::Job;
+use crate::progress::copy_pool::Job;
 
 /// Bytes submitted at a time where both ends are a GPU's: some 30 µs.
 const CHUNK: u64 = 64 << 20;
@@ -46,11 +46,11 @@ pub(crate) struct GpuJob {
     work: Work,
     device: Arc<Device>,
     deadline: u64,
-    tail: Tail,
+    signal: Signal,
     chunk: u64,
     /// A stream of the user's that the copies are put into, all at once.
     on: Option<UserStream>,
-    state: Mutex<State>,
+    state: Mutex<GpuJobState>,
 }
 
 /// A stream that its owner keeps until the post has returned; nothing is put into it later.
@@ -62,7 +62,7 @@ unsafe impl Send for UserStream {}
 // SAFETY: as above.
 unsafe impl Sync for UserStream {}
 
-struct State {
+struct GpuJobState {
     at: Cursor,
     running: VecDeque<Chunk>,
     stop: Option<Reason>,
@@ -104,14 +104,14 @@ impl GpuJob {
         work: Work,
         device: Arc<Device>,
         deadline: u64,
-        tail: Tail,
+        signal: Signal,
         on: Option<UserStream>,
     ) -> Arc<Self> {
         let chunk = if work.is_on_gpus() { CHUNK } else { HOST_CHUNK };
         if chunk == HOST_CHUNK && work.shape.total() >= WORTH_PINNING {
             work.pin_for(&device);
         }
-        let state = State {
+        let state = GpuJobState {
             at: work.shape.start(),
             running: VecDeque::with_capacity(WINDOW),
             stop: None,
@@ -121,11 +121,22 @@ impl GpuJob {
             moved: clock::now(),
         };
         let state = Mutex::new(state);
-        Arc::new(Self { endpoint, slot, direction, work, device, deadline, tail, chunk, on, state })
+        Arc::new(Self {
+            endpoint,
+            slot,
+            direction,
+            work,
+            device,
+            deadline,
+            signal,
+            chunk,
+            on,
+            state,
+        })
     }
 
     /// Looks at what is under way and submits more; true when something moved.
-    fn advance(&self, state: &mut State, now: u64) -> bool {
+    fn advance(&self, state: &mut GpuJobState, now: u64) -> bool {
         let mut moved = false;
         while let Some(chunk) = state.running.front_mut() {
             let waited = Duration::from_nanos(now.saturating_sub(chunk.submitted));
@@ -158,14 +169,14 @@ impl GpuJob {
         moved
     }
 
-    fn failed(&self, state: &mut State, error: &CudaError) {
+    fn failed(&self, state: &mut GpuJobState, error: &CudaError) {
         tracing::error!(%error, "a copy by a GPU failed");
         state.failed = true;
         state.stop.get_or_insert(Reason::Failed(TransferError::Device));
     }
 
     /// Ends it with an open fence when what is under way has had its time: the GPU is held up by something else.
-    fn give_up(&self, state: &mut State, now: u64) {
+    fn give_up(&self, state: &mut GpuJobState, now: u64) {
         let Some(reason) = state.stop.filter(|_| !state.finished) else { return };
         let idle = Duration::from_nanos(now.saturating_sub(state.moved));
         if !state.running.is_empty() && idle >= self.endpoint.config.fence {
@@ -175,7 +186,7 @@ impl GpuJob {
     }
 
     /// Whether there is a reason to submit no more.
-    fn check(&self, state: &mut State, now: u64) {
+    fn check(&self, state: &mut GpuJobState, now: u64) {
         if state.stop.is_some() || (state.at.left() == 0 && state.running.is_empty()) {
             return;
         }
@@ -262,7 +273,7 @@ impl GpuJob {
         Ok(())
     }
 
-    fn finish_if_over(&self, mut state: MutexGuard<'_, State>) -> bool {
+    fn finish_if_over(&self, mut state: MutexGuard<'_, GpuJobState>) -> bool {
         let over = state.running.is_empty() && (state.stop.is_some() || state.at.left() == 0);
         if over && std::mem::take(&mut state.open) {
             drop(state);
@@ -277,10 +288,10 @@ impl GpuJob {
         let whole = state.at.left() == 0 && !state.failed;
         let reason = state.stop.filter(|_| !whole).unwrap_or(Reason::Done);
         drop(state);
-        if reason == Reason::Done && !self.tail.is_empty() {
+        if reason == Reason::Done && !self.signal.is_empty() {
             let session = &self.work.remotes.as_slice()[0].session;
-            let (work, tail) = (self.work.clone(), self.tail.clone());
-            self.endpoint.send_tail(self.slot, session, work, tail, self.deadline);
+            let (work, signal) = (self.work.clone(), self.signal.clone());
+            self.endpoint.send_signal(self.slot, session, work, signal, self.deadline);
         } else {
             self.endpoint.slots.end(self.slot, Ended { reason, fence: Fence::Held });
         }

@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 
 use super::Wire;
 use crate::batch::Work;
-use crate::gpu::staging::{Buffer, Staged};
+use crate::gpu::staging::{Buffer, StagedCopy};
 use crate::memory::gate::GateRef;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
@@ -67,10 +67,10 @@ pub(crate) struct Lane {
     /// Lists kept for their memory, so that frames need not allocate: of the last call's pieces, of
     /// a table's runs, and of pieces of requests that are over.
     pub(crate) pieces: Vec<Piece>,
-    pub(crate) runs: Vec<Run>,
+    pub(crate) runs: Vec<TableRun>,
     pub(crate) spare: Vec<Vec<Piece>>,
 
-    pub(crate) rx: Rx,
+    pub(crate) rx: RecvState,
     pub(crate) scratch: Box<[u8]>,
     pub(crate) start: usize,
     pub(crate) end: usize,
@@ -82,7 +82,7 @@ pub(crate) struct Lane {
     /// Payload put where it belongs, of the peer's writes and of our reads.
     pub(crate) placed: u64,
     /// Received bytes on their way from pinned buffers into GPU memory.
-    pub(crate) puts: VecDeque<Put>,
+    pub(crate) puts: VecDeque<GpuPut>,
     /// Where the answer to a read of ours into GPU memory is received.
     pub(crate) fill: Option<Buffer>,
     /// Set for a queue pair that is being shut: until when its last completions are waited for.
@@ -103,34 +103,34 @@ pub(crate) struct OutFrame {
 
 /// Where a frame's payload comes from.
 pub(crate) enum Body {
-    /// A transfer's local memory, from the cursor on. Its flight keeps it: that stays while a frame of it is unanswered.
-    Flight { slot: SlotId, at: Cursor },
+    /// A transfer's local memory, from the cursor on. Its request keeps it: that stays while a frame of it is unanswered.
+    Request { slot: SlotId, at: Cursor },
     /// Our own memory that the peer reads. The gate is held until the frame is out.
     Reply(Reply),
     /// A private copy: what is left of a frame whose transfer was cancelled.
     Bytes { bytes: Vec<u8>, done: usize },
     /// A copy of GPU memory.
-    Staged { buffer: Buffer, len: u64, done: u64 },
+    StagedCopy { buffer: Buffer, len: u64, done: u64 },
 }
 
 /// Received bytes on their way into GPU memory.
-pub(crate) struct Put {
+pub(crate) struct GpuPut {
     pub(crate) sequence: u64,
     /// Dropped first: it waits for the copy.
-    pub(crate) staged: Staged,
+    pub(crate) staged: StagedCopy,
     pub(crate) begun: u64,
-    pub(crate) of: PutOf,
+    pub(crate) of: GpuPutOwner,
 }
 
 /// Whose bytes they are. Keeps their memory.
-pub(crate) enum PutOf {
+pub(crate) enum GpuPutOwner {
     /// A write of the peer's.
     Write { _grant: Arc<Grant>, gate: GateRef, counts: Option<u32> },
     /// A read of ours.
     Read { slot: SlotId, _work: Work },
 }
 
-impl Drop for PutOf {
+impl Drop for GpuPutOwner {
     fn drop(&mut self) {
         if let Self::Write { gate, .. } = self {
             gate.leave();
@@ -149,7 +149,7 @@ pub(crate) struct Reply {
     pub(crate) total: u64,
     pub(crate) gate: Option<GateRef>,
     /// Its bytes on their way out of GPU memory, and since when.
-    pub(crate) staged: Option<Staged>,
+    pub(crate) staged: Option<StagedCopy>,
     pub(crate) begun: u64,
 }
 
@@ -174,31 +174,31 @@ pub(crate) struct Outstanding {
 
 /// A run of granted memory that a request names, and for a pull where its bytes are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
+pub(crate) struct TableRun {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) source: u64,
 }
 
 /// What is being received.
-pub(crate) enum Rx {
+pub(crate) enum RecvState {
     /// A header.
     Head,
     /// A table, once its header is known.
     Table { head: Header, checked: Checked },
     /// Payload for memory of ours that a peer writes.
-    Land(Landing),
+    Land(IncomingWrite),
     /// Payload for a read of ours.
     Fill { sequence: u64, slot: SlotId, part: Cursor },
     /// Payload nobody wants.
-    Skip { left: usize, then: Then },
+    Skip { left: usize, then: AfterSkip },
     /// A body that is kept whole: a message.
     Gather { head: Header, kind: Kind, bytes: Vec<u8>, need: usize },
 }
 
 /// What to do when unwanted payload has passed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Then {
+pub(crate) enum AfterSkip {
     /// Nothing.
     Nothing,
     /// The frame was sequenced and has been refused already.
@@ -206,7 +206,7 @@ pub(crate) enum Then {
 }
 
 /// A write being applied.
-pub(crate) struct Landing {
+pub(crate) struct IncomingWrite {
     pub(crate) sequence: u64,
     /// Keeps the memory.
     pub(crate) grant: Arc<Grant>,
@@ -244,7 +244,7 @@ impl Lane {
             pieces: Vec::with_capacity(2 * WINDOW_FRAMES as usize),
             runs: Vec::with_capacity(WINDOW_FRAMES as usize),
             spare: Vec::new(),
-            rx: Rx::Head,
+            rx: RecvState::Head,
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -259,7 +259,7 @@ impl Lane {
         }
     }
 
-    /// Whether it is a queue pair that takes memory requests.
+    /// Whether it is a queue pair that takes work requests.
     pub(crate) fn is_queue(&mut self) -> bool {
         self.draining.is_none() && self.wire.queue().is_some()
     }
@@ -309,7 +309,7 @@ impl Lane {
 
     /// Whether the answer to a read of this number has come, and is on its way into GPU memory.
     pub(crate) fn is_being_put(&self, sequence: u64) -> bool {
-        let of_read = |put: &Put| matches!(put.of, PutOf::Read { .. });
+        let of_read = |put: &GpuPut| matches!(put.of, GpuPutOwner::Read { .. });
         self.puts.iter().any(|put| put.sequence == sequence && of_read(put))
     }
 
@@ -351,7 +351,7 @@ impl Lane {
     /// Queues an acknowledgement of all that has been applied. What is still on its way into GPU memory has
     /// not, and holds up those after it.
     pub(crate) fn push_ack(&mut self) {
-        let writes = self.puts.iter().filter(|put| matches!(put.of, PutOf::Write { .. }));
+        let writes = self.puts.iter().filter(|put| matches!(put.of, GpuPutOwner::Write { .. }));
         let before = writes.map(|put| put.sequence - 1).next();
         let applied = before.unwrap_or_else(|| self.applied.last());
         if applied > self.ack_sent {

@@ -11,8 +11,8 @@ use peerway_core::outcome::TransferError;
 use crate::hooks;
 use crate::memory::grants::Grant;
 use crate::os::{Piece, cma};
-use crate::progress::crew::{Job, QUANTUM};
-use crate::progress::shard::{Command, Shard};
+use crate::progress::copy_pool::{Job, QUANTUM};
+use crate::progress::shard::{DriverCommand, Shard};
 use crate::session::Session;
 
 /// One pull frame being carried out.
@@ -20,21 +20,21 @@ pub(crate) struct PullJob {
     pub(crate) shard: Arc<Shard>,
     pub(crate) session: Arc<Session>,
     /// The lane the frame came on, and what it answers.
-    pub(crate) origin: Origin,
+    pub(crate) origin: PullOrigin,
     pub(crate) grant: Arc<Grant>,
     /// The initiator's.
-    pub(crate) memory: Arc<cma::Memory>,
+    pub(crate) memory: Arc<cma::ProcessMemory>,
     /// Destination here and source there, piece by piece.
     pub(crate) here: Vec<Piece>,
     pub(crate) there: Vec<Piece>,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<PullState>,
 }
 
 /// Copies from another process into memory of ours that was granted, behind the grant's gate.
 pub(crate) fn copy(
     session: &Arc<Session>,
     grant: &Grant,
-    memory: &cma::Memory,
+    memory: &cma::ProcessMemory,
     here: &[Piece],
     there: &[Piece],
 ) -> Result<(), TransferError> {
@@ -64,7 +64,7 @@ pub(crate) fn cma_failed(session: &Arc<Session>, error: &io::Error) -> TransferE
 
 /// Which frame is answered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Origin {
+pub(crate) struct PullOrigin {
     pub(crate) lane: u16,
     pub(crate) sequence: u64,
     pub(crate) transfer: u64,
@@ -73,7 +73,7 @@ pub(crate) struct Origin {
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct PullState {
     piece: usize,
     within: u64,
     running: u32,
@@ -120,7 +120,7 @@ impl PullJob {
         drop(state);
         self.session.pull_ended();
         let (session, origin) = (self.session.clone(), self.origin);
-        self.shard.submit(Command::Pulled { session, origin, result });
+        self.shard.submit(DriverCommand::Pulled { session, origin, result });
     }
 }
 

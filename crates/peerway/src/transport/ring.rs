@@ -6,30 +6,37 @@ use std::sync::Arc;
 
 use super::Wire;
 use crate::os::Piece;
-use crate::os::ring::{Consumer, Producer, RingError};
-use crate::os::shm::Mapping;
+use crate::os::ring::{RingConsumer, RingError, RingProducer};
+use crate::os::shm::ShmMapping;
 use crate::os::wake::EventFd;
 
 /// Our half of both directions.
 pub(crate) struct RingWire {
-    outgoing: Producer,
-    incoming: Consumer,
+    outgoing: RingProducer,
+    incoming: RingConsumer,
     /// Rung when the peer sleeps and there is something for it.
-    bell: Arc<EventFd>,
+    peer_wake_fd: Arc<EventFd>,
     /// What must be taken back: touching the armed words costs the peer a cache miss each.
     armed_in: bool,
     armed_out: bool,
-    _segment: Arc<Mapping>,
+    _segment: Arc<ShmMapping>,
 }
 
 impl RingWire {
     pub(crate) fn new(
-        outgoing: Producer,
-        incoming: Consumer,
-        bell: Arc<EventFd>,
-        segment: Arc<Mapping>,
+        outgoing: RingProducer,
+        incoming: RingConsumer,
+        peer_wake_fd: Arc<EventFd>,
+        segment: Arc<ShmMapping>,
     ) -> Self {
-        Self { outgoing, incoming, bell, armed_in: false, armed_out: false, _segment: segment }
+        Self {
+            outgoing,
+            incoming,
+            peer_wake_fd,
+            armed_in: false,
+            armed_out: false,
+            _segment: segment,
+        }
     }
 }
 
@@ -38,7 +45,7 @@ impl Wire for RingWire {
         // SAFETY: the caller vouches for the pieces.
         let sent = unsafe { self.outgoing.append(pieces) }.map_err(corrupt)?;
         if sent > 0 && self.outgoing.publish() {
-            self.bell.signal();
+            self.peer_wake_fd.signal();
         }
         Ok(sent)
     }
@@ -50,7 +57,7 @@ impl Wire for RingWire {
             return Ok(None);
         }
         if self.incoming.publish() {
-            self.bell.signal();
+            self.peer_wake_fd.signal();
         }
         Ok(Some(taken))
     }

@@ -62,7 +62,7 @@ fn measure(
         (here.allocate((SMALL * PLACES) as usize)?, there.allocate((SMALL * PLACES) as usize)?);
     let from = proxy.window(&ours)?;
     far.window(&theirs)?;
-    let to = proxy.add_peer(0, &peer, &far.card()?)?[0];
+    let to = proxy.add_peer(0, &peer, &far.peer_info()?)?[0];
     let producer = producer::of(&proxy)?;
     let row = |what, warps| Row { what, threads, rings, slots, warps, ..Row::default() };
     if latency {

@@ -166,9 +166,9 @@ impl Rank {
         // Both ranks make the same windows in the same order; what is only sent from is none of the peer's business, but costs nothing.
         let from = [proxy.window(&source)?, proxy.window(&stream)?];
         proxy.window(&landing)?;
-        peer.notify(&proxy.card()?)?.join().ok()?;
-        let card = peer.notification(SOON).context("the other rank sent no card")?;
-        let theirs = proxy.add_peer(0, &peer, &card.message)?;
+        peer.notify(&proxy.peer_info()?)?.join().ok()?;
+        let info = peer.notification(SOON).context("the other rank sent no info")?;
+        let theirs = proxy.add_peer(0, &peer, &info.message)?;
         let [_, stream_there, landing_there] = theirs[..] else {
             bail!("the other rank has {} windows: is it of the same version?", theirs.len());
         };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use peerway::Region;
-use peerway::driven::{Command, Op, Proxy, Pusher};
+use peerway::driven::{Command, HostProducer, Op, Proxy};
 
 use super::producer::{Layers, Producer, Puts, Talk};
 use crate::bench::measure::Times;
@@ -25,14 +25,14 @@ impl<'a> Simulated<'a> {
     fn timed(
         &self,
         rounds: u64,
-        mut once: impl FnMut(&Pusher, u64) -> anyhow::Result<()>,
+        mut once: impl FnMut(&HostProducer, u64) -> anyhow::Result<()>,
     ) -> anyhow::Result<Times> {
-        let pusher = self.proxy.pusher(0)?;
+        let producer = self.proxy.host_producer(0)?;
         let _armed = self.proxy.arm();
         let mut times = Times::new();
         for round in 0..rounds {
             let start = Instant::now();
-            once(&pusher, round)?;
+            once(&producer, round)?;
             if round >= rounds / 20 {
                 times.record((start.elapsed().as_nanos() as u64).max(1));
             }
@@ -54,9 +54,9 @@ impl<'a> Simulated<'a> {
                 .map(|thread| {
                     scope.spawn(move || {
                         for warp in (thread..warps).step_by(threads as usize) {
-                            let pusher = self.proxy.pusher(warp % self.proxy.rings())?;
+                            let producer = self.proxy.host_producer(warp % self.proxy.rings())?;
                             for at in 0..batches {
-                                pusher.push_words(&batch(warp, at))?;
+                                producer.push_words(&batch(warp, at))?;
                             }
                         }
                         anyhow::Ok(())
@@ -71,16 +71,16 @@ impl<'a> Simulated<'a> {
 
 impl Producer for Simulated<'_> {
     fn push_one(&self, rounds: u64) -> anyhow::Result<Times> {
-        self.timed(rounds, |pusher, _| Ok(pusher.push(Command::NOP).map(drop)?))
+        self.timed(rounds, |producer, _| Ok(producer.push(Command::NOP).map(drop)?))
     }
 
     fn push_many(&self, rounds: u64) -> anyhow::Result<Times> {
         let batch = [Command::NOP.encode()?; 32];
-        self.timed(rounds, |pusher, _| Ok(pusher.push_words(&batch).map(drop)?))
+        self.timed(rounds, |producer, _| Ok(producer.push_words(&batch).map(drop)?))
     }
 
     fn round_trip(&self, peer: u16, rounds: u64) -> anyhow::Result<Times> {
-        self.timed(rounds, |pusher, _| Ok(pusher.quiet(peer)?))
+        self.timed(rounds, |producer, _| Ok(producer.quiet(peer)?))
     }
 
     fn flood(&self, warps: u32, commands: u64) -> anyhow::Result<u64> {
@@ -116,7 +116,7 @@ impl Producer for Simulated<'_> {
         let start = Instant::now();
         self.push_all(puts.warps, puts.batches, batch)?;
         for ring in 0..self.proxy.rings() {
-            self.proxy.pusher(ring)?.quiet(puts.peer)?;
+            self.proxy.host_producer(ring)?.quiet(puts.peer)?;
         }
         Ok(start.elapsed())
     }
@@ -134,32 +134,32 @@ impl Producer for Simulated<'_> {
     }
 
     fn ping(&self, talk: &Talk<'_>) -> anyhow::Result<Times> {
-        self.timed(talk.rounds, |pusher, round| {
+        self.timed(talk.rounds, |producer, round| {
             let number = talk.first + round;
             talk.source.0.write_at(0, &pattern(talk.len / 4, number as u32))?;
             let (dst, src) = (talk.dst, talk.source.1);
-            pusher.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
-            pusher.wait_counter(talk.counter, number + 1, Some(talk.peer))?;
+            producer.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
+            producer.wait_counter(talk.counter, number + 1, Some(talk.peer))?;
             self.check(talk.landing, talk.len, !(number as u32)).context("an answer")
         })
     }
 
     fn pong(&self, talk: &Talk<'_>) -> anyhow::Result<()> {
-        let answered = self.timed(talk.rounds, |pusher, round| {
+        let answered = self.timed(talk.rounds, |producer, round| {
             let number = talk.first + round;
             talk.source.0.write_at(0, &pattern(talk.len / 4, !(number as u32)))?;
-            pusher.wait_counter(talk.counter, number + 1, Some(talk.peer))?;
+            producer.wait_counter(talk.counter, number + 1, Some(talk.peer))?;
             self.check(talk.landing, talk.len, number as u32).context("a message")?;
             let (dst, src) = (talk.dst, talk.source.1);
-            pusher.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
+            producer.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
             // It is filled anew next.
-            Ok(pusher.quiet(talk.peer)?)
+            Ok(producer.quiet(talk.peer)?)
         });
         answered.map(drop)
     }
 
     fn layers(&self, layers: &Layers<'_>) -> anyhow::Result<[Duration; 2]> {
-        let pusher = self.proxy.pusher(0)?;
+        let producer = self.proxy.host_producer(0)?;
         let _armed = self.proxy.arm();
         let mut took = [Duration::ZERO; 2];
         for (sends, took) in [false, true].into_iter().zip(&mut took) {
@@ -172,11 +172,11 @@ impl Producer for Simulated<'_> {
                     if sends {
                         let (dst, src) = (layers.dst + at, layers.memory.1 + at);
                         let counter = layers.counter + layer as u16;
-                        pusher.put_with_count(layers.peer, dst, src, layers.len, counter)?;
+                        producer.put_with_count(layers.peer, dst, src, layers.len, counter)?;
                     }
                 }
                 if sends {
-                    pusher.wait_counter(layers.taken, step + 1, Some(layers.peer))?;
+                    producer.wait_counter(layers.taken, step + 1, Some(layers.peer))?;
                 }
             }
             *took = start.elapsed();
@@ -185,27 +185,27 @@ impl Producer for Simulated<'_> {
     }
 
     fn take_layers(&self, layers: &Layers<'_>) -> anyhow::Result<()> {
-        let pusher = self.proxy.pusher(0)?;
+        let producer = self.proxy.host_producer(0)?;
         let _armed = self.proxy.arm();
         let mut bytes = vec![0; layers.len as usize];
         for step in 0..layers.steps {
             for layer in 0..layers.layers {
                 let counter = layers.counter + layer as u16;
-                pusher.wait_counter(counter, step + 1, Some(layers.peer))?;
+                producer.wait_counter(counter, step + 1, Some(layers.peer))?;
                 layers.memory.0.read_at(u64::from(layer) * layers.len, &mut bytes)?;
                 let right = bytes == pattern(layers.len / 4, layer_seed(step, layer));
                 ensure!(right, "layer {layer} of step {step} is not what was sent");
             }
-            pusher.signal(layers.peer, layers.taken)?;
+            producer.signal(layers.peer, layers.taken)?;
         }
-        Ok(pusher.quiet(layers.peer)?)
+        Ok(producer.quiet(layers.peer)?)
     }
 
     fn relay(&self, talk: &Talk<'_>, answer: u16) -> anyhow::Result<Times> {
-        self.timed(talk.rounds, |pusher, round| {
+        self.timed(talk.rounds, |producer, round| {
             let (dst, src) = (talk.dst, talk.source.1);
-            pusher.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
-            Ok(pusher.wait_counter(answer, talk.first + round + 1, Some(talk.peer))?)
+            producer.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
+            Ok(producer.wait_counter(answer, talk.first + round + 1, Some(talk.peer))?)
         })
     }
 }

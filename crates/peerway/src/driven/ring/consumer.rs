@@ -8,7 +8,7 @@ use super::Words;
 
 /// Takes commands in the order of their positions.
 #[derive(Debug)]
-pub(crate) struct Consumer<W> {
+pub(crate) struct CommandConsumer<W> {
     words: W,
     log2: u32,
     /// Positions consumed.
@@ -17,7 +17,7 @@ pub(crate) struct Consumer<W> {
     published: u64,
 }
 
-impl<W: Words> Consumer<W> {
+impl<W: Words> CommandConsumer<W> {
     /// The consuming end of a ring of `1 << log2` slots that is all zeros.
     pub(crate) fn new(words: W, log2: u32) -> Self {
         Self { words, log2, position: 0, published: 0 }

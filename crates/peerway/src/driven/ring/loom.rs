@@ -100,7 +100,7 @@ fn model(
             .map(|me| {
                 let ring = ring.clone();
                 thread::spawn(move || {
-                    let producer = Producer::new(ring.clone(), log2);
+                    let producer = CommandProducer::new(ring.clone(), log2);
                     for name in me * each..(me + 1) * each {
                         // SAFETY: nobody else writes this cell; loom checks who reads it.
                         ring.payload[name as usize].with_mut(|cell| unsafe { *cell = name + 100 });
@@ -113,7 +113,7 @@ fn model(
                 })
             })
             .collect();
-        let mut consumer = Consumer::new(ring.clone(), log2);
+        let mut consumer = CommandConsumer::new(ring.clone(), log2);
         let mut next: Vec<u64> = (0..producers as u64).map(|me| me * each).collect();
         let mut got = 0;
         while got < total {

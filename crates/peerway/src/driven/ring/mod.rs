@@ -24,8 +24,8 @@
 mod consumer;
 mod producer;
 
-pub(crate) use self::consumer::Consumer;
-pub(crate) use self::producer::Producer;
+pub(crate) use self::consumer::CommandConsumer;
+pub(crate) use self::producer::CommandProducer;
 pub use self::producer::PushError;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,15 +67,15 @@ pub(crate) trait ClaimWords: Words {
 
 /// A ring in memory, by the addresses of its parts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct RingWords {
     pub(crate) slots: *mut u64,
     pub(crate) credit: *mut u64,
 }
 
 // SAFETY: only addresses; every access is atomic, and whoever makes one promises that the memory lives.
-unsafe impl Send for Memory {}
+unsafe impl Send for RingWords {}
 
-impl Memory {
+impl RingWords {
     #[inline]
     fn half(&self, at: usize, half: usize) -> &AtomicU64 {
         // SAFETY: whoever made this keeps the memory while it is used, and nobody touches it but through
@@ -90,7 +90,7 @@ impl Memory {
     }
 }
 
-impl Words for Memory {
+impl Words for RingWords {
     #[inline]
     fn slot(&self, at: usize) -> [u64; 2] {
         // pairs with `set_slot`, or with a kernel's fence before its store
@@ -119,12 +119,12 @@ impl Words for Memory {
 /// A ring whose producers are in this process too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostMemory {
-    pub(crate) ring: Memory,
+    pub(crate) ring: RingWords,
     pub(crate) claim: *mut u64,
     pub(crate) cached: *mut u64,
 }
 
-// SAFETY: as for `Memory`.
+// SAFETY: as for `RingWords`.
 unsafe impl Send for HostMemory {}
 // SAFETY: every access is atomic.
 unsafe impl Sync for HostMemory {}
@@ -132,13 +132,13 @@ unsafe impl Sync for HostMemory {}
 impl HostMemory {
     #[inline]
     fn claim_word(&self) -> &AtomicU64 {
-        // SAFETY: as for `Memory`.
+        // SAFETY: as for `RingWords`.
         unsafe { AtomicU64::from_ptr(self.claim) }
     }
 
     #[inline]
     fn cached_word(&self) -> &AtomicU64 {
-        // SAFETY: as for `Memory`.
+        // SAFETY: as for `RingWords`.
         unsafe { AtomicU64::from_ptr(self.cached) }
     }
 }

@@ -7,7 +7,7 @@ use super::ClaimWords;
 
 /// Pushes commands. Any number of them share a ring.
 #[derive(Clone, Debug)]
-pub(crate) struct Producer<W> {
+pub(crate) struct CommandProducer<W> {
     pub(super) words: W,
     log2: u32,
 }
@@ -24,7 +24,7 @@ pub enum PushError {
     Dead,
 }
 
-impl<W: ClaimWords> Producer<W> {
+impl<W: ClaimWords> CommandProducer<W> {
     pub(crate) fn new(words: W, log2: u32) -> Self {
         Self { words, log2 }
     }

@@ -22,21 +22,21 @@ impl Ring {
         let mut memory = vec![0u64; slots + 3];
         let base = memory.as_mut_ptr();
         let at = |index: usize| base.wrapping_add(index);
-        let ring = Memory { slots: base, credit: at(slots) };
+        let ring = RingWords { slots: base, credit: at(slots) };
         let words = HostMemory { ring, claim: at(slots + 1), cached: at(slots + 2) };
         Self { _memory: memory, words, log2 }
     }
 
-    fn producer(&self) -> Producer<HostMemory> {
-        Producer::new(self.words, self.log2)
+    fn producer(&self) -> CommandProducer<HostMemory> {
+        CommandProducer::new(self.words, self.log2)
     }
 
-    fn consumer(&self) -> Consumer<Memory> {
-        Consumer::new(self.words.ring, self.log2)
+    fn consumer(&self) -> CommandConsumer<RingWords> {
+        CommandConsumer::new(self.words.ring, self.log2)
     }
 }
 
-fn all(consumer: &mut Consumer<Memory>) -> Vec<[u64; 2]> {
+fn all(consumer: &mut CommandConsumer<RingWords>) -> Vec<[u64; 2]> {
     let mut got = Vec::new();
     consumer.drain(usize::MAX, |_, words| {
         got.push(words.map(|word| word & !peerway_core::command::PHASE));

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use peerway_sys::nvrtc::Architecture;
 
-use super::cache::Cache;
+use super::cache::KernelCache;
 use super::compiler::Compiler;
-use super::entry::Entry;
+use super::entry::CacheEntry;
 use super::key::Digest;
 use super::{Image, JitError, Source, Status};
 
@@ -59,7 +59,7 @@ impl Wanted {
 
 /// Finds and compiles.
 pub(super) struct Jit {
-    cache: Cache,
+    cache: KernelCache,
     find: Find,
     /// What is being looked for or compiled now.
     under_way: Mutex<HashMap<(Digest, Wanted), Arc<UnderWay>>>,
@@ -70,7 +70,7 @@ type UnderWay = OnceLock<Result<Image, JitError>>;
 
 impl Jit {
     pub(super) fn new(
-        cache: Cache,
+        cache: KernelCache,
         find: impl Fn() -> Result<Arc<dyn Compiler>, String> + Send + Sync + 'static,
     ) -> Self {
         Self { cache, find: Box::new(find), under_way: Mutex::default() }
@@ -133,7 +133,7 @@ impl Jit {
         })?;
         let took = started.elapsed();
         tracing::debug!(name = source.name, %architecture, compiler = identity, ?took, "compiled");
-        let entry = Entry { compiler: identity.to_owned(), image: compiled };
+        let entry = CacheEntry { compiler: identity.to_owned(), image: compiled };
         if is_whole {
             self.cache.put(program, architecture, &entry);
         }
@@ -146,12 +146,12 @@ impl Jit {
     }
 
     #[cfg(test)]
-    pub(super) fn cache(&self) -> &Cache {
+    pub(super) fn cache(&self) -> &KernelCache {
         &self.cache
     }
 }
 
-fn image(entry: Entry, architecture: Architecture, was_cached: bool) -> Image {
-    let Entry { compiler, image } = entry;
+fn image(entry: CacheEntry, architecture: Architecture, was_cached: bool) -> Image {
+    let CacheEntry { compiler, image } = entry;
     Image { bytes: image.into(), architecture, compiler, was_cached }
 }

@@ -20,7 +20,7 @@ use peerway_sys::nvrtc::Architecture;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::entry::Entry;
+use super::entry::CacheEntry;
 use super::key::{Digest, file_name, parse_file_name};
 use super::place::Place;
 
@@ -49,7 +49,7 @@ enum Unusable {
 }
 
 /// See the module.
-pub(super) struct Cache {
+pub(super) struct KernelCache {
     place: Place,
     limit: u64,
     /// Whether it was said that the cache cannot be used.
@@ -64,7 +64,7 @@ pub(super) struct Contents {
     pub(super) problem: Option<String>,
 }
 
-impl Cache {
+impl KernelCache {
     pub(super) fn new(place: Place, limit: u64) -> Self {
         Self { place, limit, told: AtomicBool::new(false) }
     }
@@ -83,7 +83,7 @@ impl Cache {
         program: &Digest,
         architecture: Architecture,
         compiler: &str,
-    ) -> Option<Entry> {
+    ) -> Option<CacheEntry> {
         let directory = self.open(false).map_err(|error| self.tell(&error)).ok()??;
         let name = file_name(program, architecture, compiler);
         let entry = self.read(&directory, &name, program, architecture)?;
@@ -97,7 +97,7 @@ impl Cache {
         &self,
         program: &Digest,
         rank: impl Fn(Architecture) -> Option<u32>,
-    ) -> Option<(Architecture, Entry)> {
+    ) -> Option<(Architecture, CacheEntry)> {
         let directory = self.open(false).map_err(|error| self.tell(&error)).ok()??;
         let digits = program.to_string();
         let mut found: Vec<_> = self
@@ -116,7 +116,7 @@ impl Cache {
     }
 
     /// Keeps an image, and lets those go that were not used for longest where that is too much.
-    pub(super) fn put(&self, program: &Digest, architecture: Architecture, entry: &Entry) {
+    pub(super) fn put(&self, program: &Digest, architecture: Architecture, entry: &CacheEntry) {
         let name = file_name(program, architecture, &entry.compiler);
         let bytes = entry.encode(program, architecture);
         if let Err(error) = self.write(&name, &bytes) {
@@ -170,7 +170,7 @@ impl Cache {
         name: &str,
         program: &Digest,
         architecture: Architecture,
-    ) -> Option<Entry> {
+    ) -> Option<CacheEntry> {
         // Without waiting: what is there could be a pipe.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut file = File::from(rustix::fs::openat(directory, name, flags, Mode::empty()).ok()?);
@@ -190,7 +190,7 @@ impl Cache {
         // One byte more than it may have, as it might grow meanwhile; then its length is wrong.
         let read = (&mut file).take(self.limit + 1).read_to_end(&mut bytes);
         read.map_err(|error| refuse(&error)).ok()?;
-        match Entry::decode(&bytes, program, architecture) {
+        match CacheEntry::decode(&bytes, program, architecture) {
             Ok(entry) => {
                 // Where this is not allowed it is only removed sooner.
                 let _ = file.set_modified(SystemTime::now());

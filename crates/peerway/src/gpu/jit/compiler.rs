@@ -25,14 +25,14 @@ pub(super) trait Compiler: Send + Sync {
 /// The process's NVRTC, or where it was looked for. Looked for again while there is none: a library that others load
 /// later, such as torch's, is found by its name from then on.
 pub(super) fn find() -> Result<Arc<dyn Compiler>, String> {
-    static FOUND: Mutex<Option<Arc<Found>>> = Mutex::new(None);
+    static FOUND: Mutex<Option<Arc<FoundCompiler>>> = Mutex::new(None);
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(compiler) = &*found {
         return Ok(compiler.clone());
     }
     let compiler = match (Library::Nvrtc.named(), suggested().clone()) {
-        (None, Some(path)) => Found::load_suggested(&path)?,
-        (named, _) => Found::load(named)?,
+        (None, Some(path)) => FoundCompiler::load_suggested(&path)?,
+        (named, _) => FoundCompiler::load(named)?,
     };
     let compiler = Arc::new(compiler);
     *found = Some(compiler.clone());
@@ -50,13 +50,13 @@ fn suggested() -> MutexGuard<'static, Option<PathBuf>> {
 }
 
 /// An NVRTC that was found.
-pub(super) struct Found {
+pub(super) struct FoundCompiler {
     nvrtc: Nvrtc,
     identity: String,
     knows: Option<Vec<u32>>,
 }
 
-impl Found {
+impl FoundCompiler {
     /// The one at that place, or whichever the system finds.
     pub(super) fn load_suggested(path: &Path) -> Result<Self, String> {
         Self::load(Some(path.into())).or_else(|at_that_place| {
@@ -76,7 +76,7 @@ impl Found {
     }
 }
 
-impl Compiler for Found {
+impl Compiler for FoundCompiler {
     fn identity(&self) -> &str {
         &self.identity
     }

@@ -21,7 +21,7 @@ const HEADER: usize = 88;
 
 /// What a file holds.
 #[derive(Debug, Eq, PartialEq)]
-pub(super) struct Entry {
+pub(super) struct CacheEntry {
     pub(super) compiler: String,
     pub(super) image: Vec<u8>,
 }
@@ -41,7 +41,7 @@ pub(super) enum Broken {
     Key,
 }
 
-impl Entry {
+impl CacheEntry {
     pub(super) fn encode(&self, program: &Digest, architecture: Architecture) -> Vec<u8> {
         let key = Digest::of_image(program, architecture, &self.compiler);
         let compiler = self.compiler.as_bytes();
@@ -108,22 +108,25 @@ mod tests {
     fn no_changed_byte_goes_unnoticed() {
         let program = Digest::of_program(&Source::new("a.cu", "text"));
         let architecture = Architecture::code(90);
-        let entry = Entry { compiler: "one".to_owned(), image: (0..200).collect() };
+        let entry = CacheEntry { compiler: "one".to_owned(), image: (0..200).collect() };
         let bytes = entry.encode(&program, architecture);
-        assert_eq!(Entry::decode(&bytes, &program, architecture).as_ref(), Ok(&entry));
+        assert_eq!(CacheEntry::decode(&bytes, &program, architecture).as_ref(), Ok(&entry));
         for i in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[i] ^= 0x10;
-            assert!(Entry::decode(&changed, &program, architecture).is_err(), "byte {i}");
+            assert!(CacheEntry::decode(&changed, &program, architecture).is_err(), "byte {i}");
         }
         for len in 0..bytes.len() {
-            assert!(Entry::decode(&bytes[..len], &program, architecture).is_err(), "{len} bytes");
+            assert!(
+                CacheEntry::decode(&bytes[..len], &program, architecture).is_err(),
+                "{len} bytes"
+            );
         }
         let longer = [&bytes[..], &[0]].concat();
-        assert_eq!(Entry::decode(&longer, &program, architecture), Err(Broken::Length));
+        assert_eq!(CacheEntry::decode(&longer, &program, architecture), Err(Broken::Length));
         let other = Digest::of_program(&Source::new("b.cu", "text"));
-        assert_eq!(Entry::decode(&bytes, &other, architecture), Err(Broken::Key));
+        assert_eq!(CacheEntry::decode(&bytes, &other, architecture), Err(Broken::Key));
         let other = Architecture::code(80);
-        assert_eq!(Entry::decode(&bytes, &program, other), Err(Broken::Key));
+        assert_eq!(CacheEntry::decode(&bytes, &program, other), Err(Broken::Key));
     }
 }

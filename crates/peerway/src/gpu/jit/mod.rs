@@ -44,7 +44,7 @@ pub use self::program::{Kernel, Program};
 pub use self::source::Source;
 
 use self::build::{Jit, Wanted};
-use self::cache::Cache;
+use self::cache::KernelCache;
 use self::place::Place;
 
 /// What a program is compiled for.
@@ -137,5 +137,5 @@ pub fn status() -> Status {
 /// The process's own.
 static JIT: LazyLock<Jit> = LazyLock::new(|| {
     let place = Place::of(|name| std::env::var_os(name));
-    Jit::new(Cache::new(place, cache::LIMIT), compiler::find)
+    Jit::new(KernelCache::new(place, cache::LIMIT), compiler::find)
 });

@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 use peerway_sys::nvrtc::Architecture;
 
 use super::build::{Jit, Wanted};
-use super::cache::{Cache, LIMIT};
-use super::compiler::{Compiler, Found};
+use super::cache::{KernelCache, LIMIT};
+use super::compiler::{Compiler, FoundCompiler};
 use super::key::{Digest, file_name};
 use super::place::Place;
 use super::{Image, JitError, Source};
@@ -95,13 +95,13 @@ fn jit(place: Place, limit: u64, identity: &'static str) -> (Jit, Arc<AtomicUsiz
         let (compiled, takes) = (count.clone(), Duration::from_millis(20));
         Ok(Arc::new(StandIn { identity, knows: &[80, 90], compiled, takes }) as Arc<dyn Compiler>)
     };
-    (Jit::new(Cache::new(place, limit), find), compiled)
+    (Jit::new(KernelCache::new(place, limit), find), compiled)
 }
 
 /// Without a compiler.
 fn without(directory: &Path) -> Jit {
     let place = Place::At(directory.into());
-    Jit::new(Cache::new(place, LIMIT), || Err("libnvrtc is nowhere".to_owned()))
+    Jit::new(KernelCache::new(place, LIMIT), || Err("libnvrtc is nowhere".to_owned()))
 }
 
 fn source(text: &str) -> Source {
@@ -417,7 +417,7 @@ fn what_depends_on_files_is_not_kept() {
 #[test]
 fn a_suggestion_that_is_none_is_told_beside_what_else_was_tried() {
     // Where the system has a compiler, that one is taken.
-    if let Err(said) = Found::load_suggested(Path::new("/nowhere/libnvrtc.so.12")) {
+    if let Err(said) = FoundCompiler::load_suggested(Path::new("/nowhere/libnvrtc.so.12")) {
         assert!(said.contains("/nowhere/libnvrtc.so.12: "), "{said}");
         assert!(said.contains("; libnvrtc") && said.contains("libnvrtc.so.13"), "{said}");
     }
@@ -469,14 +469,15 @@ mod needs_nvrtc {
     fn nvrtc_compiles() {
         let library = std::env::var_os("PEERWAY_TEST_NVRTC").unwrap();
         // One that was suggested is taken; where it is none, what the system finds, if anything.
-        let suggested = Found::load_suggested(Path::new(&library)).map(|_| ()).err();
+        let suggested = FoundCompiler::load_suggested(Path::new(&library)).map(|_| ()).err();
         assert_eq!(suggested, None);
         let temporary = Temporary::new();
         let make = || {
             let library = library.clone();
-            let find =
-                move || Ok(Arc::new(Found::load(Some(library.clone()))?) as Arc<dyn Compiler>);
-            Jit::new(Cache::new(Place::At(temporary.cache()), LIMIT), find)
+            let find = move || {
+                Ok(Arc::new(FoundCompiler::load(Some(library.clone()))?) as Arc<dyn Compiler>)
+            };
+            Jit::new(KernelCache::new(Place::At(temporary.cache()), LIMIT), find)
         };
         let jit = make();
         let text = "#include \"by.h\"\nextern \"C\" __global__ void grow(int *x) { *x += BY; }\n";

@@ -191,7 +191,7 @@ fn shared_anonymous_memory_is_a_file_of_its_own() {
 fn a_forked_child_cannot_tell() {
     let maps = Maps::open().unwrap();
     let fd = shm::create_memfd("peerway-test", page_size()).unwrap();
-    let shared = shm::Mapping::of_fd(fd.as_fd(), page_size(), true).unwrap();
+    let shared = shm::ShmMapping::of_fd(fd.as_fd(), page_size(), true).unwrap();
     let tag = Tag::put(&maps, shared.ptr() as u64, 1).unwrap();
     // SAFETY: the child asks for mappings, which takes no lock, and leaves by `_exit`.
     match unsafe { libc::fork() } {

@@ -17,7 +17,7 @@ use peerway_sys::verbs::Mr;
 use peerway_sys::verbs::ffi::IBV_ACCESS_RELAXED_ORDERING;
 
 use super::RdmaError;
-use super::keys::{How, Registration};
+use super::keys::{RegisteredAs, Registration};
 use super::nic::Nic;
 use crate::gpu::Located;
 
@@ -41,7 +41,8 @@ impl Registration {
                 // SAFETY: the caller vouches for the memory, of which this is a dma-buf.
                 unsafe { Mr::register_dmabuf(&nic.pd, fd.as_fd(), offset, len, address, access) }
             };
-            Self::make(nics, address, len, How::DmaBuf, on).map_err(|error| error.to_string())
+            Self::make(nics, address, len, RegisteredAs::DmaBuf, on)
+                .map_err(|error| error.to_string())
         });
         let made = match made {
             Ok(made) => made,
@@ -52,7 +53,7 @@ impl Registration {
                     // SAFETY: the caller vouches for the memory.
                     unsafe { Mr::register(&nic.pd, ptr, len, access) }
                 };
-                Self::make(nics, address, len, How::PeerMemory, on).map_err(|error| {
+                Self::make(nics, address, len, RegisteredAs::PeerMemory, on).map_err(|error| {
                     let by_address = error.to_string();
                     RdmaError::GpuMemory { gpu, dma_buf, by_address }
                 })?

@@ -32,12 +32,12 @@ pub(crate) struct Registration {
     mrs: Vec<Option<Mr>>,
     start: u64,
     len: u64,
-    how: How,
+    how: RegisteredAs,
 }
 
 /// What devices were given.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum How {
+pub(crate) enum RegisteredAs {
     /// Memory of the host.
     Pages,
     /// Memory of a GPU, as a dma-buf.
@@ -63,7 +63,7 @@ impl Registration {
             // SAFETY: the caller vouches for the memory.
             unsafe { Mr::register(&nic.pd, ptr, len, access) }
         };
-        Self::make(nics, start as u64, len, How::Pages, on)
+        Self::make(nics, start as u64, len, RegisteredAs::Pages, on)
     }
 
     /// Registers the memory by this on every device.
@@ -71,7 +71,7 @@ impl Registration {
         nics: &[Arc<Nic>],
         start: u64,
         len: usize,
-        how: How,
+        how: RegisteredAs,
         on: impl Fn(&Nic) -> Result<Mr, VerbsError> + Sync,
     ) -> Result<Self, RdmaError> {
         let on = |nic: &Arc<Nic>| on(nic);
@@ -105,14 +105,14 @@ impl Registration {
     }
 
     /// What devices were given.
-    pub(super) fn how(&self) -> How {
+    pub(super) fn how(&self) -> RegisteredAs {
         self.how
     }
 
     /// Whether the processor can read it too, and so put some of it into requests.
     #[inline]
     pub(crate) fn is_of_host(&self) -> bool {
-        self.how == How::Pages
+        self.how == RegisteredAs::Pages
     }
 
     /// For requests of ours on that device.
@@ -157,24 +157,24 @@ pub(crate) enum Keeper<'a> {
 
 /// Registrations for our own requests, by where they start. None lies inside another, so their ends are in the
 /// order of their starts, and the last that starts at or before a range is the only one that can cover it.
-pub(crate) struct Cache {
-    by_start: Mutex<BTreeMap<u64, Entry>>,
+pub(crate) struct RegistrationCache {
+    by_start: Mutex<BTreeMap<u64, CachedRegistration>>,
     maps: Option<Maps>,
 }
 
-struct Entry {
+struct CachedRegistration {
     registration: Weak<Registration>,
     end: u64,
     pages: Same,
 }
 
-/// How it is known that the pages of a registration are those of its addresses.
+/// RegisteredAs it is known that the pages of a registration are those of its addresses.
 enum Same {
     While(Weak<()>),
     Tagged(Tag),
 }
 
-impl Cache {
+impl RegistrationCache {
     pub(crate) fn new() -> Self {
         Self { by_start: Mutex::default(), maps: Maps::open().ok() }
     }
@@ -183,7 +183,8 @@ impl Cache {
     pub(crate) fn find(&self, start: u64, len: u64) -> Option<Arc<Registration>> {
         let mut by_start = self.by_start.lock().unwrap();
         loop {
-            let (&at, Entry { registration, end, pages }) = by_start.range(..=start).next_back()?;
+            let (&at, CachedRegistration { registration, end, pages }) =
+                by_start.range(..=start).next_back()?;
             if *end < start + len {
                 return None;
             }
@@ -220,7 +221,7 @@ impl Cache {
         let before = by_start.range(..=start).next_back();
         if before.is_none_or(|(_, before)| before.end < end) {
             let registration = Arc::downgrade(registration);
-            by_start.insert(start, Entry { registration, end, pages });
+            by_start.insert(start, CachedRegistration { registration, end, pages });
         }
     }
 }

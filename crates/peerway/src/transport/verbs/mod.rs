@@ -3,7 +3,7 @@
 //! A [`Nic`] is an open device with one port. Every shard has a [`PortCq`] on each: one completion
 //! queue, polled by the shard's driver whatever the number of peers. A [`Queue`] is one queue pair to
 //! one peer. It is two things at once: a [`Wire`](super::Wire) on which frames travel as messages, and a
-//! list of memory requests (*parts* of flights) that the device carries out without the peer's help.
+//! list of work requests (*parts* of requests) that the device carries out without the peer's help.
 //! What memory devices may touch is in [`keys`].
 
 mod gpu;
@@ -12,7 +12,7 @@ pub(crate) mod nic;
 pub(crate) mod pairing;
 pub(crate) mod port;
 pub(crate) mod queue;
-mod requests;
+mod work_requests;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use peerway_sys::{Library, LoadError};
 
 use peerway_core::topology::{Place, nearest};
 
-use self::keys::Cache;
+use self::keys::RegistrationCache;
 use self::nic::Nic;
 use crate::os::{affinity, topology};
 use crate::path::PathKind;
@@ -34,7 +34,7 @@ use crate::path::PathKind;
 /// The RDMA devices of an endpoint.
 pub(crate) struct Rdma {
     pub(crate) nics: Vec<Arc<Nic>>,
-    pub(crate) cache: Cache,
+    pub(crate) cache: RegistrationCache,
     /// Processors near the devices, where that is a part of the machine's.
     pub(crate) cpus: Vec<usize>,
     /// It was said that they do not reach memory of GPUs.
@@ -207,7 +207,12 @@ impl Rdma {
             return Err(failed.unwrap_or(RdmaError::NoDevice { kind }));
         }
         let cpus = cpus(nics.iter().map(|nic| nic.node));
-        Ok(Arc::new(Self { nics, cache: Cache::new(), cpus, told: AtomicBool::new(false) }))
+        Ok(Arc::new(Self {
+            nics,
+            cache: RegistrationCache::new(),
+            cpus,
+            told: AtomicBool::new(false),
+        }))
     }
 
     /// Says that memory could not be registered. That a machine's devices do not reach its GPUs is no news the

@@ -24,11 +24,11 @@ pub(crate) struct PortCq {
     pub(crate) nic: Arc<Nic>,
     pub(crate) cq: Arc<Cq>,
     pub(crate) channel: Arc<CompChannel>,
-    state: Mutex<State>,
+    state: Mutex<PortState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PortState {
     /// Completions that there could be at a time.
     reserved: i32,
     entries: i32,
@@ -51,7 +51,7 @@ impl PortCq {
         let entries = wanted.min(nic.limits.max_cqe.max(1));
         let cq = Arc::new(Cq::create(&nic.context, entries, 0, Some(&channel), 0)?);
         let entries = cq.entries();
-        let state = Mutex::new(State { entries, ..State::default() });
+        let state = Mutex::new(PortState { entries, ..PortState::default() });
         Ok(Arc::new(Self { nic: nic.clone(), cq, channel, state }))
     }
 

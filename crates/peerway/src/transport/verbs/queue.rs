@@ -1,4 +1,4 @@
-//! A queue pair to one peer: messages both ways, and memory requests of ours.
+//! A queue pair to one peer: messages both ways, and work requests of ours.
 //!
 //! **Messages** are pieces of an ordered stream of bytes, so a queue is a [`Wire`]. Each has a number, by
 //! which they are put in order where the device does not do so, and says how many of the peer's its
@@ -28,16 +28,16 @@ use peerway_sys::verbs::{Ah, Batch, Mr, Qp, QpConfig, VerbsError, WcStatus, mask
 
 use super::nic::Nic;
 use super::port::{Key, PortCq};
-use super::requests::Requests;
+use super::work_requests::WorkRequests;
 use crate::inner::random;
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy};
 use crate::os::pages::Pages;
 use crate::transport::Wire;
 
-/// Requests of one group.
+/// WorkRequests of one group.
 pub(crate) const GROUP: usize = 32;
-/// Requests of a queue pair: a few groups, so that the device has the next when one is done.
+/// WorkRequests of a queue pair: a few groups, so that the device has the next when one is done.
 const DEPTH: u32 = 160;
 /// Of those, for messages, flushes and the last request.
 const RESERVE: u32 = 24;
@@ -58,11 +58,11 @@ const RECEIVE: u32 = 1 << 31;
 /// The buffer of the last receive.
 const LAST: u32 = 0x7FFF_FFFF;
 
-/// Memories that a flush reads besides the flush word: GPUs of one host. Requests for them are in the reserve.
+/// Memories that a flush reads besides the flush word: GPUs of one host. WorkRequests for them are in the reserve.
 const MOST_WORDS: usize = 8;
 
 /// Memory of a peer's that a flush reads.
-pub(crate) struct Word {
+pub(crate) struct FlushWord {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
     pub(crate) len: u32,
@@ -91,7 +91,7 @@ pub(crate) struct Queue {
     /// The number of the first of `groups`.
     first: u32,
     /// The group being made.
-    requests: Requests,
+    work: WorkRequests,
 
     sent: u64,
     taken_by_peer: u64,
@@ -106,7 +106,7 @@ pub(crate) struct Queue {
     pub(crate) immediates: u64,
     receives: u16,
 
-    state: State,
+    state: QueueState,
     buffers_mr: ManuallyDrop<Mr>,
     buffers: Pages,
     sends: u16,
@@ -127,7 +127,7 @@ struct Parameters {
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum State {
+enum QueueState {
     /// Not connected, or in use.
     Open,
     /// Shut; waiting for the last request and the last receive.
@@ -150,15 +150,15 @@ struct Group {
 
 enum GroupKind {
     Message(u16),
-    Part(Part),
+    RdmaPart(RdmaPart),
     Flush(SlotId),
     Last,
     Over,
 }
 
-/// A part of a flight that the device carries out.
+/// A part of a request that the device carries out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct RdmaPart {
     pub(crate) slot: SlotId,
     /// What of the work it is, so that it can be repeated elsewhere.
     pub(crate) part: Cursor,
@@ -179,8 +179,8 @@ pub(crate) enum Completed {
     /// A count for this counter.
     Immediate(u32),
     /// A part is done.
-    Part(Part),
-    /// What this flight wrote before by this queue has arrived.
+    RdmaPart(RdmaPart),
+    /// What this request wrote before by this queue has arrived.
     Flushed(SlotId),
     /// The queue failed just now.
     Failed(WcStatus),
@@ -191,7 +191,7 @@ pub(crate) enum Completed {
 
 /// What a failed queue leaves.
 pub(crate) struct Unfinished {
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<RdmaPart>,
     pub(crate) flushes: Vec<SlotId>,
 }
 
@@ -239,7 +239,7 @@ impl Queue {
             inline,
             groups: VecDeque::with_capacity(depth as usize),
             first: 0,
-            requests: Requests::new(GROUP),
+            work: WorkRequests::new(GROUP),
             sent: 0,
             taken_by_peer: 0,
             messages_sent: 0,
@@ -251,7 +251,7 @@ impl Queue {
             taken_told: 0,
             immediates: 0,
             receives,
-            state: State::Open,
+            state: QueueState::Open,
             buffers_mr: ManuallyDrop::new(mr),
             buffers,
             sends,
@@ -365,7 +365,7 @@ impl Queue {
 
     /// Whether another part can be posted.
     pub(crate) fn has_room(&self) -> bool {
-        self.state == State::Open
+        self.state == QueueState::Open
             && self.bytes < WINDOW
             && self.groups.len() < self.most
             && self.used + GROUP as u32 + RESERVE <= self.depth
@@ -378,7 +378,7 @@ impl Queue {
 
     /// Forgets the group being made.
     pub(crate) fn discard(&mut self) {
-        self.requests.clear();
+        self.work.clear();
     }
 
     /// Whether the peer has a receive for an immediate.
@@ -403,7 +403,7 @@ impl Queue {
         self.far.map_or(0, |far| usize::from(far.end.port))
     }
 
-    /// Adds a memory request to the group being made. What it writes may go into the request itself where the
+    /// Adds a work request to the group being made. What it writes may go into the request itself where the
     /// processor can read it.
     #[inline]
     pub(crate) fn add(
@@ -417,11 +417,11 @@ impl Queue {
         let id = self.id(self.next_group());
         let opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
         let inline = !read && readable && local.length <= self.inline;
-        self.requests.add(id, opcode, if inline { IBV_SEND_INLINE } else { 0 }, local);
-        self.requests.towards(remote, rkey);
+        self.work.add(id, opcode, if inline { IBV_SEND_INLINE } else { 0 }, local);
+        self.work.towards(remote, rkey);
     }
 
-    /// Posts the group as a part of a flight; with `counts` its last write brings that count.
+    /// Posts the group as a part of a request; with `counts` its last write brings that count.
     ///
     /// # Safety
     ///
@@ -429,10 +429,10 @@ impl Queue {
     /// dropped.
     pub(crate) unsafe fn post_part(
         &mut self,
-        mut part: Part,
+        mut part: RdmaPart,
         counts: Option<u32>,
     ) -> Result<(), VerbsError> {
-        if let (Some(counter), Some(last)) = (counts, self.requests.last()) {
+        if let (Some(counter), Some(last)) = (counts, self.work.last()) {
             last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
             last.send_flags |= IBV_SEND_SOLICITED;
             last.imm_data = counter.to_be();
@@ -442,7 +442,7 @@ impl Queue {
         }
         self.bytes += part.part.left();
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.post(GroupKind::Part(part)) }
+        unsafe { self.post(GroupKind::RdmaPart(part)) }
     }
 
     /// Reads these words of the peer's, and its flush word: when that is done, what was written before has
@@ -450,11 +450,11 @@ impl Queue {
     pub(crate) fn post_flush(
         &mut self,
         slot: SlotId,
-        words: impl Iterator<Item = Word>,
+        words: impl Iterator<Item = FlushWord>,
     ) -> Result<(), VerbsError> {
         let Some(Far { end, .. }) = self.far else { return Ok(()) };
         let target = self.nic().flush_target();
-        for Word { addr, rkey, len } in words.take(MOST_WORDS) {
+        for FlushWord { addr, rkey, len } in words.take(MOST_WORDS) {
             self.add(true, ibv_sge { length: len.min(target.length), ..target }, true, addr, rkey);
         }
         self.add(true, target, true, end.flush_addr, end.flush_key);
@@ -470,8 +470,8 @@ impl Queue {
     /// dropped.
     unsafe fn post(&mut self, kind: GroupKind) -> Result<(), VerbsError> {
         let unordered = self.is_unordered();
-        let requests = self.requests.len();
-        self.requests.sign(unordered);
+        let requests = self.work.len();
+        self.work.sign(unordered);
         let left = if unordered { requests } else { 1 };
         self.groups.push_back(Group { kind, requests: requests as u16, left: left as u16 });
         self.used += requests as u32;
@@ -480,7 +480,7 @@ impl Queue {
             unsafe { self.post_datagrams() }
         } else {
             // SAFETY: a list that was linked just now; the caller vouches for the memory.
-            unsafe { self.qp.post_send(self.requests.linked()) }.map_err(|error| {
+            unsafe { self.qp.post_send(self.work.linked()) }.map_err(|error| {
                 VerbsError::of_post("ibv_post_send", self.qp.number(), error.errno)
             })
         };
@@ -496,10 +496,10 @@ impl Queue {
         // SAFETY: only the driver posts, and finishes a batch before it begins another; the caller
         // vouches for the memory.
         let mut batch = unsafe { Batch::start(&self.qp) }?;
-        for (request, piece) in self.requests.iter() {
+        for (request, piece) in self.work.iter() {
             let flags = request.send_flags & !(IBV_SEND_INLINE | IBV_SEND_SOLICITED);
             let id = request.wr_id;
-            // SAFETY: memory requests are made by `add`, which fills this member.
+            // SAFETY: work requests are made by `add`, which fills this member.
             let target = unsafe { request.wr.rdma };
             match request.opcode {
                 IBV_WR_RDMA_READ => batch.read(id, flags, target.remote_addr, target.rkey)?,
@@ -533,7 +533,8 @@ impl Queue {
             if let GroupKind::Last = group.kind {
                 return self.over(true);
             }
-            if let (GroupKind::Part(part), false) = (&mut group.kind, wc.status().is_flushed()) {
+            if let (GroupKind::RdmaPart(part), false) = (&mut group.kind, wc.status().is_flushed())
+            {
                 part.failed = part.failed.or_else(|| blame(wc.status()));
             }
             return self.failed(wc.status());
@@ -553,9 +554,9 @@ impl Queue {
                 self.free.push(buffer);
                 Completed::Room
             }
-            GroupKind::Part(part) => {
+            GroupKind::RdmaPart(part) => {
                 self.bytes -= part.part.left();
-                Completed::Part(part)
+                Completed::RdmaPart(part)
             }
             GroupKind::Flush(slot) => Completed::Flushed(slot),
             GroupKind::Last => self.over(true),
@@ -626,7 +627,7 @@ impl Queue {
     /// Posts a receive anew that a message or an immediate used.
     fn give_back(&mut self, buffer: u16) -> Result<(), VerbsError> {
         self.taken += 1;
-        if self.state != State::Open {
+        if self.state != QueueState::Open {
             return Ok(());
         }
         self.post_receive(RECEIVE | u32::from(buffer))
@@ -653,17 +654,17 @@ impl Queue {
     }
 
     fn failed(&mut self, status: WcStatus) -> Completed {
-        if self.state == State::Open { Completed::Failed(status) } else { Completed::Nothing }
+        if self.state == QueueState::Open { Completed::Failed(status) } else { Completed::Nothing }
     }
 
     /// Stops the queue. [`Completed::Drained`] follows.
     pub(crate) fn shut(&mut self) {
-        if self.state != State::Open {
+        if self.state != QueueState::Open {
             return;
         }
         // The last receive goes first: drivers look for receives when the state changes, and not again.
         let received = self.post_receive(RECEIVE | LAST);
-        self.state = State::Shut { send_over: false, receive_over: received.is_err() };
+        self.state = QueueState::Shut { send_over: false, receive_over: received.is_err() };
         if let Err(error) = self.qp.modify(&state(IBV_QPS_ERR), IBV_QP_STATE) {
             tracing::debug!(%error, "a queue pair could not be stopped");
         }
@@ -679,19 +680,20 @@ impl Queue {
 
     /// Whether the queue was shut and nothing completes any more.
     pub(crate) fn is_drained(&self) -> bool {
-        matches!(self.state, State::Shut { send_over: true, receive_over: true })
+        matches!(self.state, QueueState::Shut { send_over: true, receive_over: true })
     }
 
     fn over(&mut self, sends: bool) -> Completed {
-        if let State::Shut { send_over, receive_over } = &mut self.state {
+        if let QueueState::Shut { send_over, receive_over } = &mut self.state {
             *(if sends { send_over } else { receive_over }) = true;
         }
         if self.is_drained() { Completed::Drained } else { Completed::Nothing }
     }
 
-    /// Whether a part of this flight is under way.
+    /// Whether a part of this request is under way.
     pub(crate) fn has_part(&self, slot: SlotId) -> bool {
-        let of = |group: &Group| matches!(&group.kind, GroupKind::Part(part) if part.slot == slot);
+        let of =
+            |group: &Group| matches!(&group.kind, GroupKind::RdmaPart(part) if part.slot == slot);
         self.groups.iter().any(of)
     }
 
@@ -700,7 +702,7 @@ impl Queue {
         let mut left = Unfinished { parts: Vec::new(), flushes: Vec::new() };
         for group in self.groups.drain(..) {
             match group.kind {
-                GroupKind::Part(part) => left.parts.push(part),
+                GroupKind::RdmaPart(part) => left.parts.push(part),
                 GroupKind::Flush(slot) => left.flushes.push(slot),
                 _ => {}
             }
@@ -711,7 +713,7 @@ impl Queue {
     /// Tells the peer what was taken in, when it may be waiting for that and nothing else tells it.
     pub(crate) fn return_credits(&mut self) -> io::Result<()> {
         let due = self.taken - self.taken_told >= u64::from(self.receives / 2);
-        if due && self.state == State::Open && self.credits() > 0 && !self.free.is_empty() {
+        if due && self.state == QueueState::Open && self.credits() > 0 && !self.free.is_empty() {
             self.send_message(&mut [].iter(), &mut 0)?;
         }
         Ok(())
@@ -757,7 +759,7 @@ impl Queue {
         let piece = ibv_sge { addr: into as u64, length: at as u32, lkey: self.buffers_mr.lkey() };
         // A peer whose service thread sleeps lightly hears it too.
         let flags = IBV_SEND_SOLICITED | inline;
-        self.requests.add(self.id(self.next_group()), IBV_WR_SEND, flags, piece);
+        self.work.add(self.id(self.next_group()), IBV_WR_SEND, flags, piece);
         // SAFETY: the buffer is ours, registered, and not touched again before the group is done.
         unsafe { self.post(GroupKind::Message(buffer)) }.map_err(io::Error::other)?;
         Ok((at - HEAD, rest))
@@ -770,7 +772,7 @@ impl Wire for Queue {
         let mut pieces = pieces.iter();
         let mut half: Option<&Piece> = None;
         let mut within = 0;
-        while self.state == State::Open
+        while self.state == QueueState::Open
             && self.credits() > KEPT_CREDITS
             && !self.free.is_empty()
             && self.used < self.depth - 4

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use peerway::Region;
-use peerway::driven::{Command, FaultCode, Op, Proxy, Pusher, PusherError, Window};
+use peerway::driven::{Command, FaultCode, HostProducer, HostProducerError, Op, Proxy, Window};
 use peerway_testkit::hex;
 use peerway_testkit::memory;
 use peerway_testkit::random::Random;
@@ -30,18 +30,18 @@ const PEER: u16 = 3;
 impl Driven {
     fn new(world: &World, pair: &mut Pair, timeout: Duration) -> Result<Self> {
         pair.b.region("r", LEN, world.memory())?;
-        let card = hex::decode(&pair.b.ask("proxy x e r")?)?;
+        let info = hex::decode(&pair.b.ask("proxy x e r")?)?;
         let ours = world.region(&pair.a, LEN)?;
         let builder = Proxy::builder(&pair.a).threads(2).rings(3).slots(64).peers(8);
         let proxy = builder.timeout(timeout).build()?;
         let from = proxy.window(&ours)?;
-        let windows = proxy.add_peer(PEER, &pair.peer, &card)?;
+        let windows = proxy.add_peer(PEER, &pair.peer, &info)?;
         let [to] = windows[..] else { bail!("{} windows", windows.len()) };
         Ok(Self { proxy, ours, from, to })
     }
 
-    fn pusher(&self, ring: u32) -> Result<Pusher> {
-        Ok(self.proxy.pusher(ring)?)
+    fn host_producer(&self, ring: u32) -> Result<HostProducer> {
+        Ok(self.proxy.host_producer(ring)?)
     }
 }
 
@@ -53,9 +53,9 @@ pub(crate) fn puts(world: &World) -> Result<Verdict> {
     world.step("one put, quiet, and the bytes are there");
     memory::fill_all(&driven.ours, 1)?;
     pair.b.ask("fill r 9")?;
-    let pusher = driven.pusher(0)?;
-    pusher.put(PEER, to + 4096, from + 64, 10_000)?;
-    pusher.quiet(PEER)?;
+    let producer = driven.host_producer(0)?;
+    producer.put(PEER, to + 4096, from + 64, 10_000)?;
+    producer.quiet(PEER)?;
     pair.b.ask("check r 1 64 4096 10000")?;
     pair.b.ask("check r 9 0 0 4096")?;
     pair.b.ask("check r 9 14096 14096 1000")?;
@@ -68,19 +68,19 @@ pub(crate) fn puts(world: &World) -> Result<Verdict> {
         let mut counted = 0;
         while at < LEN {
             let len = (4 * random.below(1 + (LEN - at).min(256 << 10) / 4)).max(4).min(LEN - at);
-            let pusher = driven.pusher(random.below(3) as u32)?;
+            let producer = driven.host_producer(random.below(3) as u32)?;
             if random.below(2) == 0 {
-                pusher.put(PEER, to + at, from + at, len)?;
+                producer.put(PEER, to + at, from + at, len)?;
             } else {
-                pusher.put_with_count(PEER, to + at, from + at, len, 7)?;
+                producer.put_with_count(PEER, to + at, from + at, len, 7)?;
                 counted += 1;
             }
             at += len;
         }
         for ring in 0..3 {
-            driven.pusher(ring)?.quiet(PEER)?;
+            driven.host_producer(ring)?.quiet(PEER)?;
         }
-        driven.pusher(1)?.signal(PEER, 8)?;
+        driven.host_producer(1)?.signal(PEER, 8)?;
         ensure!(
             pair.b.number(&format!("pcounter x 8 {round} 10000"))? == round,
             "a signal is lost"
@@ -95,13 +95,13 @@ pub(crate) fn puts(world: &World) -> Result<Verdict> {
     let base = pair.b.number("pcounter x 11 0 0")?;
     for round in 1..=50u64 {
         memory::fill_all(&driven.ours, 100 + round)?;
-        driven.pusher(0)?.put_with_count(PEER, to, from, 64 << 10, 11)?;
+        driven.host_producer(0)?.put_with_count(PEER, to, from, 64 << 10, 11)?;
         ensure!(pair.b.number(&format!("pcounter x 11 {} 10000", base + round))? == base + round);
         pair.b.ask(&format!("check r {} 0 0 {}", 100 + round, 64 << 10))?;
     }
     let stats = driven.proxy.stats();
     ensure!(stats.faults == 0, "{:?}", driven.proxy.take_fault());
-    fine_with(format!("{} puts in {} flights", stats.puts, stats.flights))
+    fine_with(format!("{} puts in {} flights", stats.puts, stats.requests))
 }
 
 /// Quiet waits for a target that stands, and not for another peer's.
@@ -111,21 +111,21 @@ pub(crate) fn quiet(world: &World) -> Result<Verdict> {
     let mut other = world.remote(&world.calm())?;
     let other_peer = world.connect(&pair.a, &other)?;
     other.region("r", 4096, world.memory())?;
-    let card = hex::decode(&other.ask("proxy x e r")?)?;
-    let there = driven.proxy.add_peer(5, &other_peer, &card)?[0];
+    let info = hex::decode(&other.ask("proxy x e r")?)?;
+    let there = driven.proxy.add_peer(5, &other_peer, &info)?[0];
     let _armed = driven.proxy.arm();
     memory::fill_all(&driven.ours, 2)?;
     pair.b.child()?.stop()?;
     let (from, to) = (driven.from.base, driven.to.base);
-    let pusher = driven.pusher(0)?;
+    let producer = driven.host_producer(0)?;
     // More than the writer puts there by itself where it is the owner that copies what is large.
     let len = 2 << 20;
-    pusher.put(PEER, to, from, len)?;
+    producer.put(PEER, to, from, len)?;
     let (tell, told) = channel();
     let waiter = std::thread::spawn({
-        let pusher = pusher.clone();
+        let producer = producer.clone();
         move || {
-            let quiet = pusher.quiet(PEER);
+            let quiet = producer.quiet(PEER);
             // Nobody listens any more where the scenario has failed.
             let _ = tell.send(quiet);
         }
@@ -144,8 +144,8 @@ pub(crate) fn quiet(world: &World) -> Result<Verdict> {
         Err(_) => ensure!(!world.transport.writes_alone(), "quiet waits for a mapped peer"),
     }
     world.step("another peer is not held up");
-    pusher.put(5, there.base, from, 4096)?;
-    pusher.quiet(5)?;
+    producer.put(5, there.base, from, 4096)?;
+    producer.quiet(5)?;
     other.ask("check r 2 0 0 4096")?;
     pair.b.child()?.go_on()?;
     if early.is_err() {
@@ -162,13 +162,13 @@ pub(crate) fn kill(world: &World) -> Result<Verdict> {
     let driven = Driven::new(world, &mut pair, TIMEOUT)?;
     let healthy = Healthy::start(world, &pair.a)?;
     let _armed = driven.proxy.arm();
-    let pusher = driven.pusher(2)?;
-    pusher.put(PEER, driven.to.base, driven.from.base, 4096)?;
-    pusher.quiet(PEER)?;
+    let producer = driven.host_producer(2)?;
+    producer.put(PEER, driven.to.base, driven.from.base, 4096)?;
+    producer.quiet(PEER)?;
     let waiter = std::thread::spawn({
-        let pusher = pusher.clone();
+        let producer = producer.clone();
         move || {
-            let waited = pusher.wait_counter(1, 1, Some(PEER));
+            let waited = producer.wait_counter(1, 1, Some(PEER));
             (waited, Instant::now())
         }
     });
@@ -176,29 +176,32 @@ pub(crate) fn kill(world: &World) -> Result<Verdict> {
     let start = Instant::now();
     pair.b.child()?.kill()?;
     let (waited, when) = waiter.join().map_err(|_| anyhow::anyhow!("the waiter panicked"))?;
-    ensure!(waited == Err(PusherError::Failed), "the wait for a killed peer: {waited:?}");
+    ensure!(waited == Err(HostProducerError::Failed), "the wait for a killed peer: {waited:?}");
     let took = when.duration_since(start);
     ensure!(took < world.profile.detect + world.profile.slack, "told after {took:?}");
     world.step("its commands fail at once, others go on");
-    pusher.put(PEER, driven.to.base, driven.from.base, 4096)?;
-    ensure!(pusher.quiet(PEER) == Err(PusherError::Failed), "quiet to a dead peer");
+    producer.put(PEER, driven.to.base, driven.from.base, 4096)?;
+    ensure!(producer.quiet(PEER) == Err(HostProducerError::Failed), "quiet to a dead peer");
     let fault = driven.proxy.take_fault().context("no fault was raised")?;
     ensure!((fault.code, fault.peer) == (FaultCode::PeerGone, PEER), "{fault}");
-    ensure!(pusher.quiet(PEER) == Err(PusherError::Failed), "a dead peer is not forgiven");
+    ensure!(
+        producer.quiet(PEER) == Err(HostProducerError::Failed),
+        "a dead peer fails in every fault epoch"
+    );
     healthy.finish(world)?;
     world.step("another takes its number");
     let mut next = world.remote(&world.options())?;
     let peer = world.connect(&pair.a, &next)?;
     next.region("r", LEN, world.memory())?;
-    let card = hex::decode(&next.ask("proxy x e r")?)?;
-    let to = driven.proxy.add_peer(PEER, &peer, &card)?[0];
+    let info = hex::decode(&next.ask("proxy x e r")?)?;
+    let to = driven.proxy.add_peer(PEER, &peer, &info)?[0];
     memory::fill_all(&driven.ours, 5)?;
-    pusher.put_with_count(PEER, to.base, driven.from.base, 4096, 1)?;
-    pusher.quiet(PEER)?;
+    producer.put_with_count(PEER, to.base, driven.from.base, 4096, 1)?;
+    producer.quiet(PEER)?;
     ensure!(next.number("pcounter x 1 1 10000")? == 1, "no count");
     next.ask("check r 5 0 0 4096")?;
-    let waited = pusher.wait_counter_for(1, 1, Some(PEER), Duration::from_millis(50));
-    ensure!(waited == Err(PusherError::TimedOut), "a wait for the new one: {waited:?}");
+    let waited = producer.wait_counter_for(1, 1, Some(PEER), Duration::from_millis(50));
+    ensure!(waited == Err(HostProducerError::TimedOut), "a wait for the new one: {waited:?}");
     fine_with(format!("told within {} ms", took.as_millis()))
 }
 
@@ -209,7 +212,7 @@ pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
     let armed = driven.proxy.arm();
     memory::fill_all(&driven.ours, 1)?;
     pair.b.ask("fill r 9")?;
-    let pusher = driven.pusher(1)?;
+    let producer = driven.host_producer(1)?;
     let (from, to) = (driven.from.base, driven.to.base);
     let good = Command { op: Op::PutCount, peer: PEER, counter: 2, src: from, dst: to, len: 64 };
     let cases = [
@@ -223,9 +226,9 @@ pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
     for (what, command, code) in cases {
         world.step(what);
         let before = driven.proxy.stats().faults;
-        let position = pusher.push(command)?;
-        let quiet = pusher.quiet(command.peer);
-        ensure!(quiet == Err(PusherError::Failed), "{what}: quiet said {quiet:?}");
+        let position = producer.push(command)?;
+        let quiet = producer.quiet(command.peer);
+        ensure!(quiet == Err(HostProducerError::Failed), "{what}: quiet said {quiet:?}");
         let fault = driven.proxy.take_fault().with_context(|| format!("{what}: no fault"))?;
         let named = (fault.code, fault.peer, fault.ring, fault.position);
         ensure!(named == (code, command.peer, 1, position), "{what}: {fault}");
@@ -234,23 +237,23 @@ pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
     }
     world.step("an operation that there is not");
     let [first, second] = good.encode()?;
-    pusher.push_words(&[[first | 0xf, second]])?;
-    pusher.quiet(PEER).context("a command of no operation is nobody's")?;
+    producer.push_words(&[[first | 0xf, second]])?;
+    producer.quiet(PEER).context("a command of no operation is nobody's")?;
     let fault = driven.proxy.take_fault().context("no fault")?;
     ensure!(fault.code == FaultCode::Operation, "{fault}");
     world.step("numbers that a ring does not take");
     for (what, refused) in [
-        ("a rank out of range", pusher.put(8, to, from, 4)),
-        ("an odd length", pusher.put(PEER, to, from, 5)),
-        ("too long", pusher.put(PEER, to, from, 16 << 20)),
+        ("a rank out of range", producer.put(8, to, from, 4)),
+        ("an odd length", producer.put(PEER, to, from, 5)),
+        ("too long", producer.put(PEER, to, from, 16 << 20)),
     ] {
         ensure!(refused.is_err(), "{what} was pushed");
     }
     world.step("nothing of it was done, and the rest works");
     pair.b.ask(&format!("check r 9 0 0 {LEN}"))?;
     ensure!(pair.b.number("pcounter x 2 0 0")? == 0, "a failed command counted");
-    pusher.push(good)?;
-    pusher.quiet(PEER)?;
+    producer.push(good)?;
+    producer.quiet(PEER)?;
     ensure!(pair.b.number("pcounter x 2 1 10000")? == 1, "a good command did not count");
     pair.b.ask("check r 1 0 0 64")?;
     world.step("a full ring, with nobody to drain it");
@@ -259,14 +262,14 @@ pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
     std::thread::sleep(Duration::from_millis(100));
     let mut pushed = 0u32;
     let full = loop {
-        match pusher.put(PEER, to, from, 64) {
+        match producer.put(PEER, to, from, 64) {
             Ok(()) => pushed += 1,
             Err(error) => break error,
         }
         ensure!(pushed < 10_000, "a ring of 64 took {pushed}");
     };
-    ensure!(matches!(full, PusherError::Push(_)), "{full:?}");
+    ensure!(matches!(full, HostProducerError::Push(_)), "{full:?}");
     let _armed = driven.proxy.arm();
-    pusher.quiet(PEER).context("after it was armed again")?;
+    producer.quiet(PEER).context("after it was armed again")?;
     fine()
 }

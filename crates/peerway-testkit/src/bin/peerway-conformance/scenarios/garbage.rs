@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use peerway_core::wire::{Control, Hello, Kind, Ready, Refusal, Strand};
+use peerway_core::wire::{Control, Hello, Kind, Ready, Refusal, SubSession};
 use peerway_testkit::random::Random;
 use peerway_testkit::raw::{Raw, control, frame};
 
@@ -151,17 +151,17 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
         raw.send(&control(&Control::Hello(absurd)))?;
         raw.send(&control(&Control::Ready(ready())))?;
     }
-    world.step("strands of sessions that there are not");
+    world.step("sub-sessions of sessions that there are not");
     for number in [0, 1, 64, 65, u16::MAX] {
         let mut raw = open(&mut random)?;
         let Control::Hello(hello) = raw.hello() else { continue };
         // Also in the name of a peer that has a session.
         let near = victim.bystander.incarnation();
         let incarnation = if number == 1 { near } else { hello.incarnation };
-        let strand = Some(Strand { number, of: [7; 16] });
-        raw.send(&control(&Control::Hello(Hello { incarnation, strand, ..hello })))?;
+        let sub_session = Some(SubSession { number, of: [7; 16] });
+        raw.send(&control(&Control::Hello(Hello { incarnation, sub_session, ..hello })))?;
         let answer = raw.control()?;
-        ensure!(answer == Control::Refuse(Refusal::UnknownSession), "{answer:?} to a strand");
+        ensure!(answer == Control::Refuse(Refusal::UnknownSession), "{answer:?} to a sub-session");
     }
     world.step("many at once");
     let crowd: Vec<Raw> = (0..200).map(|_| open(&mut random)).collect::<Result<_>>()?;

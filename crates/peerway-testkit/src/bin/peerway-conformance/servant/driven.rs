@@ -14,9 +14,9 @@ impl Servant {
             let proxy = typed(Proxy::builder(&endpoint).threads(2).rings(2).counters(64).build())?;
             let region = self.regions.get(words.text()?).context("no such region")?;
             typed(proxy.window(region))?;
-            let card = hex::encode(&typed(proxy.card())?);
+            let info = hex::encode(&typed(proxy.peer_info())?);
             self.proxies.insert(name, proxy);
-            return Ok(card);
+            return Ok(info);
         }
         let proxy = self.proxies.get(&name).context("no such proxy")?;
         let (counter, value, timeout) = (words.number()?, words.number()?, words.millis()?);

@@ -31,9 +31,9 @@ use crate::os::process::HostFacts;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
 use crate::peers::Whom;
-use crate::progress::driver::{DOOR, NewSession};
+use crate::progress::driver::{ACCEPTOR, NewSession};
 use crate::progress::shard::Shard;
-use crate::shards::MAX_STRANDS;
+use crate::shards::MAX_SUB_SESSIONS;
 use crate::transport::lane::{Lane, Role};
 use crate::transport::tcp::TcpWire;
 use crate::transport::verbs::queue::Queue;
@@ -69,7 +69,7 @@ const CONNECTION: u64 = 2;
 const LOCAL_CONNECTION: u64 = 3;
 
 /// Listeners and everything in the handshake.
-pub(crate) struct Door {
+pub(crate) struct Acceptor {
     listeners: Vec<TcpListener>,
     local: Option<OwnedFd>,
     pending: HashMap<u64, Pending>,
@@ -143,7 +143,7 @@ struct HalfOpen {
     deadline: u64,
 }
 
-impl Door {
+impl Acceptor {
     pub(crate) fn new(
         shard: &Shard,
         listeners: Vec<TcpListener>,
@@ -170,8 +170,8 @@ impl Door {
         })
     }
 
-    /// Something happened at the door; returns sessions that are complete.
-    pub(crate) fn knocked(
+    /// Something happened at the acceptor; returns sessions that are complete.
+    pub(crate) fn handle_event(
         &mut self,
         endpoint: &Arc<Inner>,
         shard: &Shard,
@@ -180,7 +180,7 @@ impl Door {
     ) -> Vec<NewSession> {
         self.sweep(now);
         let at = word & 0xFFFF_FFFF;
-        match (word & !DOOR) >> 32 {
+        match (word & !ACCEPTOR) >> 32 {
             LISTENER => self.accept(endpoint, shard, at as usize, now),
             LOCAL_LISTENER => self.accept_local(endpoint, shard, now),
             LOCAL_CONNECTION => self.local_spoke(endpoint, shard, at),
@@ -449,7 +449,7 @@ impl Door {
                         let half = HalfOpen {
                             lanes: Vec::new(),
                             queues: Vec::new(),
-                            shard: endpoint.shards.of(hello.strand),
+                            shard: endpoint.shards.of(hello.sub_session),
                             link: None,
                             secret: Box::new(random()),
                             deadline: pending.deadline,
@@ -514,7 +514,7 @@ impl Door {
             return Err(Refusal::Full);
         }
         let whom = whom(hello).ok_or(Refusal::UnknownSession)?;
-        if !endpoint.has_session_of(whom.who, hello.strand) {
+        if !endpoint.has_session_of(whom.who, hello.sub_session) {
             return Err(Refusal::UnknownSession);
         }
         if let Some(old) = endpoint.live_session(&whom)
@@ -666,12 +666,13 @@ fn complete(
         let count = half.queues.len();
         add_queues(&mut lanes, half.queues, now);
         let (ports, pinned) = (half.hello.rdma, endpoint.config.transport.is_rdma());
-        rdma = Some(Arc::new(queues::Reach { ports, plans: Vec::new(), lanes: count, pinned }));
+        rdma =
+            Some(Arc::new(queues::QueueReach { ports, plans: Vec::new(), lanes: count, pinned }));
     }
     let parts = Parts {
         id: half.hello.session,
         incarnation: half.hello.incarnation,
-        strand: half.hello.strand,
+        sub_session: half.hello.sub_session,
         addr: pending.addr,
         path,
         reach,
@@ -685,14 +686,16 @@ fn complete(
     Some(NewSession { session, lanes, detect, claim: Some(claim) })
 }
 
-/// Which session a hello is about; `None` for a strand that there cannot be.
+/// Which session a hello is about; `None` for a sub-session that there cannot be.
 fn whom(hello: &Hello) -> Option<Whom> {
-    let strand = match hello.strand {
-        Some(strand) if (1..=MAX_STRANDS).contains(&strand.number) => strand.number,
+    let sub_session = match hello.sub_session {
+        Some(sub_session) if (1..=MAX_SUB_SESSIONS).contains(&sub_session.number) => {
+            sub_session.number
+        }
         Some(_) => return None,
         None => 0,
     };
-    Some(Whom { who: hello.incarnation, strand })
+    Some(Whom { who: hello.incarnation, sub_session })
 }
 
 fn lane(stream: TcpStream, index: u16, role: Role, now: u64) -> Option<Lane> {
@@ -732,6 +735,6 @@ fn is_of_connection(error: &io::Error) -> bool {
 }
 
 fn watch(shard: &Shard, fd: BorrowedFd<'_>, kind: u64, at: u64) -> io::Result<()> {
-    let data = EventData::new_u64(DOOR | kind << 32 | at);
+    let data = EventData::new_u64(ACCEPTOR | kind << 32 | at);
     Ok(epoll::add(shard.epoll(), fd, data, EventFlags::IN)?)
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use peerway_sys::cuda::{HostMemory as Pinned, Plain};
 
-use super::ring::{HostMemory, Memory};
+use super::ring::{HostMemory, RingWords};
 use crate::gpu::GpuError;
 use crate::gpu::device::Device;
 use crate::os::pages::Pages;
@@ -17,7 +17,7 @@ use peerway_core::abi::{LINE, LINES, MAGIC, RawFault, RawProxy, RawRing, VERSION
 /// Bytes between the words of two rings that producers use: GPUs keep 128 bytes together.
 const NEAR_LINE: usize = 128;
 
-/// What a board is made for.
+/// What a memory is made for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) rings: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Shape {
 }
 
 /// See the module.
-pub(crate) struct Board {
+pub(crate) struct ProxyMemory {
     shape: Shape,
     layout: Layout,
     host: Host,
@@ -45,7 +45,7 @@ struct Layout {
     len: usize,
 }
 
-/// Memory that producers and the proxy share.
+/// RingWords that producers and the proxy share.
 ///
 /// Both write it while the other holds pointers into it. So each variant owns its memory by address, and
 /// no reference to it is made but to atomics in it.
@@ -54,14 +54,14 @@ enum Host {
     Plain(Pages),
 }
 
-/// Memory of the producers, owned by address as [`Host`] is.
+/// RingWords of the producers, owned by address as [`Host`] is.
 enum Near {
     Gpu(Plain),
     Host(Pages),
 }
 
-impl Board {
-    /// A board all of whose words are zero, and its table.
+impl ProxyMemory {
+    /// A memory all of whose words are zero, and its table.
     pub(crate) fn new(
         shape: Shape,
         device: Option<&Arc<Device>>,
@@ -85,12 +85,12 @@ impl Board {
                 (Host::Plain(Pages::new(layout.len, None)), Near::Host(Pages::new(near_len, None)))
             }
         };
-        let board = Self { shape, layout, host, near };
-        let table = board.table(counter_words);
+        let memory = Self { shape, layout, host, near };
+        let table = memory.table(counter_words);
         let behind_claims = shape.rings * 2 * NEAR_LINE;
-        match (device, &board.near) {
+        match (device, &memory.near) {
             (Some(device), _) => {
-                let at = board.near() + behind_claims as u64;
+                let at = memory.near() + behind_claims as u64;
                 // SAFETY: the table ends where the producers' memory does (`near_len`).
                 unsafe { device.copy_now(at, table.as_ptr() as u64, table.len()) }?;
             }
@@ -103,9 +103,9 @@ impl Board {
                     std::ptr::copy_nonoverlapping(table.as_ptr(), into, table.len());
                 }
             }
-            (None, Near::Gpu(_)) => unreachable!("a board without a GPU has host memory"),
+            (None, Near::Gpu(_)) => unreachable!("a memory without a GPU has host memory"),
         }
-        Ok(board)
+        Ok(memory)
     }
 
     /// The rings' structures, and the proxy's behind them.
@@ -154,15 +154,15 @@ impl Board {
     }
 
     /// The consumer's words of a ring.
-    pub(crate) fn ring(&self, ring: usize) -> Memory {
-        assert!(ring < self.shape.rings, "a ring of the board");
+    pub(crate) fn ring(&self, ring: usize) -> RingWords {
+        assert!(ring < self.shape.rings, "a ring of the memory");
         let at = |offset: usize| self.base().wrapping_add(offset).cast();
-        Memory { slots: at(self.slots_at(ring)), credit: at(self.credit_at(ring)) }
+        RingWords { slots: at(self.slots_at(ring)), credit: at(self.credit_at(ring)) }
     }
 
     /// All words of a ring, where its producers are processors.
     pub(crate) fn host_ring(&self, ring: usize) -> Option<HostMemory> {
-        assert!(ring < self.shape.rings, "a ring of the board");
+        assert!(ring < self.shape.rings, "a ring of the memory");
         let Near::Host(pages) = &self.near else { return None };
         let near = pages.ptr().wrapping_add(ring * 2 * NEAR_LINE);
         let cached = near.wrapping_add(NEAR_LINE).cast();
@@ -186,7 +186,7 @@ impl Board {
 
     /// Why a peer is of no more use; zero while it is.
     pub(crate) fn peer_fault(&self, peer: usize) -> &AtomicU32 {
-        assert!(peer < self.shape.peers, "a peer of the board");
+        assert!(peer < self.shape.peers, "a peer of the memory");
         self.word32(self.layout.peer_faults + 4 * peer)
     }
 
@@ -250,9 +250,9 @@ impl Board {
 }
 
 // SAFETY: the memory is tied to no thread; addresses of a GPU's memory are only numbers here.
-unsafe impl Send for Board {}
-// SAFETY: after `new`, which has the board to itself, all accesses through `&Board` are atomic.
-unsafe impl Sync for Board {}
+unsafe impl Send for ProxyMemory {}
+// SAFETY: after `new`, which has the memory to itself, all accesses through `&ProxyMemory` are atomic.
+unsafe impl Sync for ProxyMemory {}
 
 impl Layout {
     fn of(shape: &Shape) -> Self {
@@ -274,21 +274,21 @@ fn plain_bytes<T: Copy>(value: &T) -> &[u8] {
 mod tests {
     use std::ops::ControlFlow;
 
-    use super::super::ring::{Consumer, Producer};
+    use super::super::ring::{CommandConsumer, CommandProducer};
     use super::*;
 
     const SHAPE: Shape =
         Shape { rings: 2, log2_slots: 2, peers: 3, counters: 4, timeout_ns: 1_000_000 };
 
-    fn board() -> Board {
-        Board::new(SHAPE, None, 0).unwrap()
+    fn memory() -> ProxyMemory {
+        ProxyMemory::new(SHAPE, None, 0).unwrap()
     }
 
     /// What a program finds that follows the addresses in the table, as a kernel does.
-    fn ring_by_table(board: &Board, ring: usize) -> RawRing {
-        // SAFETY: `handle` is the address of a `RawProxy` in memory that the board keeps.
+    fn ring_by_table(memory: &ProxyMemory, ring: usize) -> RawRing {
+        // SAFETY: `handle` is the address of a `RawProxy` in memory that the memory keeps.
         let proxy =
-            unsafe { &*std::ptr::with_exposed_provenance::<RawProxy>(board.handle() as usize) };
+            unsafe { &*std::ptr::with_exposed_provenance::<RawProxy>(memory.handle() as usize) };
         assert_eq!(
             (proxy.magic, proxy.version, proxy.rings as usize),
             (MAGIC, VERSION, SHAPE.rings)
@@ -300,14 +300,15 @@ mod tests {
 
     #[test]
     fn producers_and_the_consumer_of_a_moved_board_share_its_memory() {
-        let board = Box::new(board());
-        let mut consumers = [0, 1].map(|ring| Consumer::new(board.ring(ring), SHAPE.log2_slots));
+        let memory = Box::new(memory());
+        let mut consumers =
+            [0, 1].map(|ring| CommandConsumer::new(memory.ring(ring), SHAPE.log2_slots));
         let laps = if cfg!(miri) { 12 } else { 4000 };
         std::thread::scope(|scope| {
             for ring in 0..SHAPE.rings {
-                let words = board.host_ring(ring).unwrap();
+                let words = memory.host_ring(ring).unwrap();
                 scope.spawn(move || {
-                    let producer = Producer::new(words, SHAPE.log2_slots);
+                    let producer = CommandProducer::new(words, SHAPE.log2_slots);
                     for n in 0..laps {
                         let patient = || {
                             std::thread::yield_now();
@@ -324,32 +325,32 @@ mod tests {
                         got[ring] += 1;
                         ControlFlow::Continue(())
                     });
-                    board.answer(ring, 2, got[ring]);
+                    memory.answer(ring, 2, got[ring]);
                 }
                 std::thread::yield_now();
             }
         });
         for ring in 0..SHAPE.rings {
-            assert_eq!(board.answered(ring, 2), laps);
-            let raw = ring_by_table(&board, ring);
+            assert_eq!(memory.answered(ring, 2), laps);
+            let raw = ring_by_table(&memory, ring);
             let claim = std::ptr::with_exposed_provenance::<u64>(raw.claim as usize);
-            // SAFETY: a word of the board's memory; its producers are gone.
+            // SAFETY: a word of the memory's memory; its producers are gone.
             assert_eq!(unsafe { claim.read() }, laps);
         }
     }
 
     #[test]
     fn a_fault_is_where_the_table_says() {
-        let board = board();
-        board.peer_fault(1).store(7, Ordering::Release);
+        let memory = memory();
+        memory.peer_fault(1).store(7, Ordering::Release);
         let mut fault = plain_zero::<RawFault>();
         (fault.code, fault.peer, fault.position) = (5, 1, 9);
-        board.write_fault(&fault);
+        memory.write_fault(&fault);
         // SAFETY: as in `ring_by_table`.
         let proxy =
-            unsafe { &*std::ptr::with_exposed_provenance::<RawProxy>(board.handle() as usize) };
+            unsafe { &*std::ptr::with_exposed_provenance::<RawProxy>(memory.handle() as usize) };
         let written = std::ptr::with_exposed_provenance::<RawFault>(proxy.fault as usize);
-        // SAFETY: the board's memory, which no thread writes now.
+        // SAFETY: the memory's memory, which no thread writes now.
         let written = unsafe { written.read() };
         assert_eq!((written.code, written.peer, written.position), (5, 1, 9));
         let peers = std::ptr::with_exposed_provenance::<u32>(proxy.peer_faults as usize);

@@ -1,6 +1,6 @@
-//! The copy crew: threads that help with large copies.
+//! The copy pool: threads that help with large copies.
 //!
-//! A large copy is a [`Job`] cut into quanta. Whoever waits for it works on it, and the crew helps,
+//! A large copy is a [`Job`] cut into quanta. Whoever waits for it works on it, and the copy pool helps,
 //! so that two cores copy. The threads are started by the first large job and sleep on a futex when
 //! there is none: in naps at first, because waking a thread for good costs whoever does it as much as
 //! posting may take (16 to 40 µs where cores are virtual).
@@ -42,7 +42,7 @@ thread_local! {
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is one of a crew.
+/// Whether this thread is one of a copy pool.
 pub(crate) fn is_helper() -> bool {
     HELPS.get()
 }
@@ -60,30 +60,30 @@ pub(crate) trait Job: Send + Sync {
 }
 
 /// See the module.
-pub(crate) struct Crew {
-    shared: Arc<Shared>,
+pub(crate) struct CopyPool {
+    shared: Arc<PoolShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     size: usize,
     cpus: Cpus,
 }
 
-struct Shared {
+struct PoolShared {
     jobs: ArrayQueue<Arc<dyn Job>>,
     /// Raised at every new job; the threads sleep on it.
-    bell: AtomicU32,
+    wakeups: AtomicU32,
     asleep: AtomicU32,
     napping: AtomicU32,
     stop: AtomicBool,
 }
 
-impl Crew {
-    /// A crew of `size` threads on these processors, none of them started yet.
+impl CopyPool {
+    /// A copy pool of `size` threads on these processors, none of them started yet.
     pub(crate) fn new(size: usize, cpus: Cpus) -> Self {
-        let shared = Shared {
+        let shared = PoolShared {
             // One entry per helper wanted by a job: more outstanding jobs than this run on their
             // waiters alone, which is no loss on a machine that busy.
             jobs: ArrayQueue::new(1024),
-            bell: AtomicU32::new(0),
+            wakeups: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
             napping: AtomicU32::new(0),
             stop: AtomicBool::new(false),
@@ -99,9 +99,9 @@ impl Crew {
             return false;
         }
         let taken = self.shared.jobs.push(job.clone()).is_ok();
-        // pairs with the load before sleeping in `run`: either the thread sees the new bell or we
+        // pairs with the load before sleeping in `run`: either the thread sees the new wakeups or we
         // see that it sleeps.
-        self.shared.bell.fetch_add(1, Ordering::SeqCst);
+        self.shared.wakeups.fetch_add(1, Ordering::SeqCst);
         let napping = self.shared.napping.load(Ordering::SeqCst) as usize;
         let asleep = self.shared.asleep.load(Ordering::SeqCst) > 0;
         let wake = match haste {
@@ -110,7 +110,7 @@ impl Crew {
             Haste::Soon => asleep && self.shared.jobs.len() > napping,
         };
         if wake {
-            futex_wake(&self.shared.bell, 1);
+            futex_wake(&self.shared.wakeups, 1);
         }
         taken
     }
@@ -142,8 +142,8 @@ impl Crew {
     /// Ends the threads once their current quantum is done.
     pub(crate) fn stop(&self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.bell.fetch_add(1, Ordering::SeqCst);
-        futex_wake(&self.shared.bell, u32::MAX);
+        self.shared.wakeups.fetch_add(1, Ordering::SeqCst);
+        futex_wake(&self.shared.wakeups, u32::MAX);
         for thread in self.threads.lock().unwrap().drain(..) {
             let _ = thread.join();
         }
@@ -161,7 +161,7 @@ impl Crew {
     }
 }
 
-impl Shared {
+impl PoolShared {
     /// Looks for the next job for a moment after the last: copies of a megabyte come one after the other,
     /// and are over before a sleeper would be awake.
     fn is_offered_soon(&self) -> bool {
@@ -179,8 +179,8 @@ impl Shared {
         HELPS.set(true);
         let mut naps = 0;
         loop {
-            // Before `stop` is looked at: it is set before the bell is rung.
-            let bell = self.bell.load(Ordering::SeqCst);
+            // Before `stop` is looked at: it is set before the wakeups is rung.
+            let wakeups = self.wakeups.load(Ordering::SeqCst);
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
@@ -204,7 +204,7 @@ impl Shared {
             };
             naps += 1;
             resting.fetch_add(1, Ordering::SeqCst);
-            futex_wait(&self.bell, bell, nap);
+            futex_wait(&self.wakeups, wakeups, nap);
             resting.fetch_sub(1, Ordering::SeqCst);
         }
     }

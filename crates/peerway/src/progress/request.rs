@@ -10,15 +10,15 @@ use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
 
 use super::driver::{Driver, SessionDriver};
-use crate::batch::{Direction, Tail, Work};
+use crate::batch::{Direction, Signal, Work};
 use crate::clock;
 use crate::gpu::device::Device;
-use crate::gpu::staging::Staged;
+use crate::gpu::staging::StagedCopy;
 use crate::session::Session;
 use crate::transport::lane::{Body, Lane, Outstanding};
 
 /// See the module.
-pub(crate) struct Flight {
+pub(crate) struct Request {
     pub(crate) slot: SlotId,
     pub(crate) session: Arc<Session>,
     pub(crate) route: Route,
@@ -29,7 +29,7 @@ pub(crate) struct Flight {
     /// Parts whose lane died before they were applied.
     pub(crate) redo: Vec<Cursor>,
     /// Local memory is a GPU's: the processor sends and receives it through pinned buffers.
-    pub(crate) gpu: Option<Box<StagedFlight>>,
+    pub(crate) gpu: Option<Box<StagedRequest>>,
     /// Bytes of a frame or a part.
     pub(crate) piece: u64,
     /// RDMA devices can carry it out: all its memory is registered with them.
@@ -43,9 +43,9 @@ pub(crate) struct Flight {
     pub(crate) bulk: bool,
     pub(crate) posted: u64,
     pub(crate) deadline: u64,
-    pub(crate) tail: Tail,
-    /// The last frame took the tail along.
-    pub(crate) tail_sent: bool,
+    pub(crate) signal: Signal,
+    /// The last frame took the signal along.
+    pub(crate) signal_sent: bool,
     /// Frames that have not been answered.
     pub(crate) unanswered: u32,
     pub(crate) queued: bool,
@@ -55,8 +55,8 @@ pub(crate) struct Flight {
     pub(crate) unfenced: bool,
 }
 
-/// What a flight from or into GPU memory has more than others.
-pub(crate) struct StagedFlight {
+/// What a request from or into GPU memory has more than others.
+pub(crate) struct StagedRequest {
     pub(crate) device: Arc<Device>,
     /// Parts on their way out of GPU memory, in the order in which they are put into frames.
     pub(crate) fetched: VecDeque<Fetched>,
@@ -64,20 +64,20 @@ pub(crate) struct StagedFlight {
     pub(crate) puts: u32,
 }
 
-impl StagedFlight {
+impl StagedRequest {
     pub(crate) fn new(device: Arc<Device>) -> Box<Self> {
         Box::new(Self { device, fetched: VecDeque::new(), puts: 0 })
     }
 }
 
-/// A part of a flight on its way out of GPU memory.
+/// A part of a request on its way out of GPU memory.
 pub(crate) struct Fetched {
     pub(crate) part: Cursor,
-    pub(crate) staged: Staged,
+    pub(crate) staged: StagedCopy,
     pub(crate) begun: u64,
 }
 
-/// How lanes carry a flight.
+/// How lanes carry a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Route {
     /// Payload goes out in frames.
@@ -87,7 +87,7 @@ pub(crate) enum Route {
     /// The peer copies from our memory.
     Pull,
     /// No payload.
-    Tail,
+    SignalOnly,
 }
 
 impl Route {
@@ -100,11 +100,11 @@ impl Route {
     }
 }
 
-impl Flight {
+impl Request {
     /// Whether it carries no bytes, so that none of it can change memory whatever the peer does: a notification that may still come is
     /// no fence's affair.
     pub(crate) fn is_bare(&self) -> bool {
-        self.route == Route::Tail
+        self.route == Route::SignalOnly
     }
 
     /// Whether something is left to put into frames.
@@ -156,9 +156,9 @@ impl Flight {
 }
 
 impl Driver {
-    /// The flight of a slot, unless that transfer is over.
-    pub(super) fn flight(&mut self, slot: SlotId) -> Option<&mut Flight> {
-        self.flights[slot.index as usize].as_mut().filter(|f| f.slot == slot)
+    /// The request of a slot, unless that transfer is over.
+    pub(super) fn request(&mut self, slot: SlotId) -> Option<&mut Request> {
+        self.requests[slot.index as usize].as_mut().filter(|f| f.slot == slot)
     }
 
     /// A frame of a transfer was answered.
@@ -170,11 +170,11 @@ impl Driver {
     ) {
         let bytes = entry.part.left();
         let fence = self.endpoint.config.fence;
-        let Some(flight) = self.flight(entry.slot) else { return };
-        flight.unanswered -= 1;
+        let Some(request) = self.request(entry.slot) else { return };
+        request.unanswered -= 1;
         match entry.kind {
-            Kind::Notify => flight.tail.notify = None,
-            Kind::Count => flight.tail.count = None,
+            Kind::Notify => request.signal.notify = None,
+            Kind::Count => request.signal.count = None,
             _ => {}
         }
         match result {
@@ -184,94 +184,94 @@ impl Driver {
             }
             Err(error) => {
                 let until = clock::after(clock::now(), fence);
-                flight.ending.get_or_insert((Reason::Failed(error), until));
+                request.ending.get_or_insert((Reason::Failed(error), until));
                 self.timers.end_by(until);
             }
         }
         self.settle(s, entry.slot);
     }
 
-    /// Ends a flight if nothing more is to be waited for, or sends what follows its bytes.
+    /// Ends a request if nothing more is to be waited for, or sends what follows its bytes.
     pub(super) fn settle(&mut self, s: &mut SessionDriver, slot: SlotId) {
-        let Some(flight) = self.flight(slot) else { return };
-        if flight.unfenced {
-            if flight.is_quiet() {
+        let Some(request) = self.request(slot) else { return };
+        if request.unfenced {
+            if request.is_quiet() {
                 self.endpoint.slots.fenced(slot);
                 self.forget(slot);
             }
             return;
         }
-        if let Some((reason, _)) = flight.ending {
-            if flight.is_quiet() {
+        if let Some((reason, _)) = request.ending {
+            if request.is_quiet() {
                 self.end(slot, Ended { reason, fence: Fence::Held });
             }
             return;
         }
-        if flight.unanswered > 0 || flight.has_more() {
+        if request.unanswered > 0 || request.has_more() {
             return;
         }
-        if (flight.tail.is_empty() || flight.tail_sent) && !flight.must_flush() {
-            let shown = flight.show().map_err(|error| {
+        if (request.signal.is_empty() || request.signal_sent) && !request.must_flush() {
+            let shown = request.show().map_err(|error| {
                 tracing::error!(%error, "what was read cannot be shown to a GPU");
                 Reason::Failed(TransferError::Device)
             });
             let reason = shown.map_or_else(|reason| reason, |()| Reason::Done);
             self.end(slot, Ended { reason, fence: Fence::Held });
-        } else if !s.tails.contains(&slot) {
+        } else if !s.signals.contains(&slot) {
             // Sent when every lane is in its place: one of them is out while it works.
-            s.tails.push(slot);
+            s.signals.push(slot);
         }
     }
 
     /// Sends the notification and the count that follow a transfer's bytes, which have all been
     /// answered for. Kept until they are answered for themselves: a lane may take them with it.
-    pub(super) fn send_tail(&mut self, s: &mut SessionDriver, slot: SlotId) {
+    pub(super) fn send_signal(&mut self, s: &mut SessionDriver, slot: SlotId) {
         if self.flush_queues(s, slot) {
             return;
         }
-        let nothing = self.flight(slot).is_some_and(|f| f.tail.is_empty() || f.tail_sent);
+        let nothing = self.request(slot).is_some_and(|f| f.signal.is_empty() || f.signal_sent);
         if nothing {
             // It only waited for queue pairs to be asked, and those are gone.
             self.settle(s, slot);
             return;
         }
         let Some(lane) = s.latency_lane() else { return };
-        let Some(flight) = self.flight(slot).filter(|f| f.ending.is_none()) else { return };
-        flight.tail_sent = true;
-        if let Some(message) = &flight.tail.notify {
+        let Some(request) = self.request(slot).filter(|f| f.ending.is_none()) else { return };
+        request.signal_sent = true;
+        if let Some(message) = &request.signal.notify {
             let mut head = Header::new(Kind::Notify);
             head.transfer = slot.to_bits().into();
             let window = message.len() as u64;
             head.sequence = lane.remember(Kind::Notify, slot, Cursor::default(), window).into();
             lane.push_with(head, message);
-            flight.unanswered += 1;
+            request.unanswered += 1;
         }
-        if let Some(id) = flight.tail.count {
+        if let Some(id) = request.signal.count {
             let mut head = Header::new(Kind::Count);
             head.transfer = slot.to_bits().into();
             head.immediate = id.into();
             head.sequence = lane.remember(Kind::Count, slot, Cursor::default(), 0).into();
             lane.push(&head);
-            flight.unanswered += 1;
+            request.unanswered += 1;
         }
         s.dirty = true;
     }
 
-    /// Stops a flight: nothing more of it is put into frames, and it ends when what was sent has
+    /// Stops a request: nothing more of it is put into frames, and it ends when what was sent has
     /// been answered for.
     pub(super) fn stop(&mut self, s: &mut SessionDriver, slot: SlotId, reason: Reason, now: u64) {
         let until = clock::after(now, self.endpoint.config.fence);
         self.timers.end_by(until);
-        let Some(flight) = self.flight(slot) else { return };
-        if flight.ending.is_some() || flight.unfenced {
+        let Some(request) = self.request(slot) else { return };
+        if request.ending.is_some() || request.unfenced {
             return;
         }
-        flight.ending = Some((reason, until));
+        request.ending = Some((reason, until));
         // Waits for the copies: the memory is the caller's again.
-        flight.gpu.iter_mut().for_each(|gpu| gpu.fetched.clear());
-        let pulls = flight.route == Route::Pull;
+        request.gpu.iter_mut().for_each(|gpu| gpu.fetched.clear());
+        let pulls = request.route == Route::Pull;
         for lane in s.lanes.iter_mut().flatten() {
-            if let Some(work) = &flight.work {
+            if let Some(work) = &request.work {
                 release_source(lane, slot, work);
             }
             let has_pulls = pulls && lane.outstanding.iter().any(|e| e.slot == slot && !e.answered);
@@ -289,11 +289,11 @@ impl Driver {
         self.settle(s, slot);
     }
 
-    /// Ends a flight for the user. With an open fence its memory stays ours.
+    /// Ends a request for the user. With an open fence its memory stays ours.
     pub(super) fn end(&mut self, slot: SlotId, ended: Ended) {
         if ended.fence == Fence::Open {
-            if let Some(flight) = self.flight(slot) {
-                flight.unfenced = true;
+            if let Some(request) = self.request(slot) {
+                request.unfenced = true;
             }
         } else {
             self.forget(slot);
@@ -301,9 +301,9 @@ impl Driver {
         self.endpoint.slots.end(slot, ended);
     }
 
-    /// Drops the flight and the memory it kept.
+    /// Drops the request and the memory it kept.
     pub(super) fn forget(&mut self, slot: SlotId) {
-        self.flights[slot.index as usize] = None;
+        self.requests[slot.index as usize] = None;
         if let Some(at) = self.active.iter().position(|s| *s == slot) {
             self.active.swap_remove(at);
         }
@@ -314,7 +314,7 @@ impl Driver {
 /// that the transfer's memory is the caller's again.
 pub(super) fn release_source(lane: &mut Lane, slot: SlotId, work: &Work) {
     let Some(frame) = &mut lane.frame else { return };
-    let Body::Flight { slot: of, at } = &mut frame.body else { return };
+    let Body::Request { slot: of, at } = &mut frame.body else { return };
     if *of != slot {
         return;
     }

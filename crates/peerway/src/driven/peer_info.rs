@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use super::space::Window;
 
 const VERSION: u16 = 2;
-/// Windows that a card may name: more than anybody has, and few enough that a peer's card cannot fill memory.
+/// Windows that a peer info may name: more than anybody has, and few enough that a peer's peer info cannot fill memory.
 pub(crate) const MAX_WINDOWS: usize = 64;
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub(crate) struct Card {
+pub(crate) struct PeerInfo {
     version: u16,
     /// The endpoint's, for threads that want lanes of their own.
     pub(crate) metadata: Bytes,
@@ -24,7 +24,7 @@ pub(crate) struct Card {
 /// A descriptor.
 pub(crate) type Bytes = Vec<u8>;
 
-impl Card {
+impl PeerInfo {
     pub(crate) fn new(
         metadata: Bytes,
         windows: Vec<(Window, [u8; DESCRIPTOR_LEN])>,
@@ -47,20 +47,20 @@ impl Card {
         postcard::to_allocvec(self).expect("memory is there, and nothing else can fail")
     }
 
-    /// `None` for bytes that are no card of this version.
+    /// `None` for bytes that are no peer info of this version.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        // A card of so many windows is shorter than this; nothing longer is looked at.
+        // A peer info of so many windows is shorter than this; nothing longer is looked at.
         if bytes.len() > (MAX_WINDOWS + 16) * 128 {
             return None;
         }
-        let (card, rest) = postcard::take_from_bytes::<Self>(bytes).ok()?;
-        let sound = card.version == VERSION
+        let (info, rest) = postcard::take_from_bytes::<Self>(bytes).ok()?;
+        let sound = info.version == VERSION
             && rest.is_empty()
-            && card.windows.len() <= MAX_WINDOWS
-            && card.windows.iter().all(|(_, bytes)| bytes.len() == DESCRIPTOR_LEN)
-            && card.counter_words.len() == DESCRIPTOR_LEN
-            && card.counters as usize <= peerway_core::command::MAX_COUNTERS;
-        sound.then_some(card)
+            && info.windows.len() <= MAX_WINDOWS
+            && info.windows.iter().all(|(_, bytes)| bytes.len() == DESCRIPTOR_LEN)
+            && info.counter_words.len() == DESCRIPTOR_LEN
+            && info.counters as usize <= peerway_core::command::MAX_COUNTERS;
+        sound.then_some(info)
     }
 }
 
@@ -71,17 +71,22 @@ mod tests {
     #[test]
     fn what_is_cut_off_or_of_another_kind_is_no_card() {
         let window = Window { base: 0, len: 4096 };
-        let card =
-            Card::new(vec![9; 40], vec![(window, [3; DESCRIPTOR_LEN])], 16, 7, [5; DESCRIPTOR_LEN]);
-        let bytes = card.to_bytes();
-        assert_eq!(Card::from_bytes(&bytes), Some(card.clone()));
+        let info = PeerInfo::new(
+            vec![9; 40],
+            vec![(window, [3; DESCRIPTOR_LEN])],
+            16,
+            7,
+            [5; DESCRIPTOR_LEN],
+        );
+        let bytes = info.to_bytes();
+        assert_eq!(PeerInfo::from_bytes(&bytes), Some(info.clone()));
         for cut in 0..bytes.len() {
-            assert_eq!(Card::from_bytes(&bytes[..cut]), None, "{cut}");
+            assert_eq!(PeerInfo::from_bytes(&bytes[..cut]), None, "{cut}");
         }
-        assert_eq!(Card::from_bytes(&[&bytes[..], &[0]].concat()), None);
-        let other = Card { version: VERSION + 1, ..card.clone() };
-        assert_eq!(Card::from_bytes(&other.to_bytes()), None);
-        let short = Card { counter_words: vec![1; 63], ..card };
-        assert_eq!(Card::from_bytes(&short.to_bytes()), None);
+        assert_eq!(PeerInfo::from_bytes(&[&bytes[..], &[0]].concat()), None);
+        let other = PeerInfo { version: VERSION + 1, ..info.clone() };
+        assert_eq!(PeerInfo::from_bytes(&other.to_bytes()), None);
+        let short = PeerInfo { counter_words: vec![1; 63], ..info };
+        assert_eq!(PeerInfo::from_bytes(&short.to_bytes()), None);
     }
 }

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 
 use super::copiers::{Copiers, Pending};
-use super::target::Target;
-use crate::batch::Tail;
+use super::target::PeerTarget;
+use crate::batch::Signal;
 use crate::error::PostError;
 use crate::transfer::{self, Transfer};
 use peerway_core::abi::FaultCode;
 use peerway_core::work::Pair;
 
 /// See the module.
-pub(crate) struct Flight {
+pub(crate) struct ProxyRequest {
     /// Sequence number of the first command of it, at its peer.
     pub(crate) first: u64,
     /// Where that one came from.
-    pub(crate) origin: Origin,
+    pub(crate) origin: PutOrigin,
     pub(crate) bytes: u64,
-    state: State,
+    state: ProxyRequestState,
     /// Counters that go up after the bytes, one for each time they are named.
     counts: Vec<u16>,
     /// The list of what was posted, to be used again.
@@ -31,13 +31,13 @@ pub(crate) type List = Arc<[Pair]>;
 
 /// Which command it was.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Origin {
+pub(crate) struct PutOrigin {
     pub(crate) ring: u32,
     pub(crate) op: u8,
     pub(crate) position: u64,
 }
 
-enum State {
+enum ProxyRequestState {
     /// A GPU copies; the windows of the peer whose gates are held meanwhile.
     Copying {
         pending: Pending,
@@ -54,12 +54,12 @@ enum State {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gates(u64);
 
-const _: () = assert!(super::card::MAX_WINDOWS <= 64);
+const _: () = assert!(super::peer_info::MAX_WINDOWS <= 64);
 
 impl Gates {
     /// Enters the gate of a window unless that was done; false where it is closed.
     #[inline]
-    pub(crate) fn enter(&mut self, target: &Target, window: usize) -> bool {
+    pub(crate) fn enter(&mut self, target: &PeerTarget, window: usize) -> bool {
         let bit = 1u64 << window;
         if self.0 & bit != 0 {
             return true;
@@ -71,7 +71,7 @@ impl Gates {
         admitted
     }
 
-    pub(crate) fn leave(&mut self, target: &Target) {
+    pub(crate) fn leave(&mut self, target: &PeerTarget) {
         while self.0 != 0 {
             let window = self.0.trailing_zeros() as usize;
             self.0 &= self.0 - 1;
@@ -82,57 +82,64 @@ impl Gates {
     }
 }
 
-impl Flight {
+impl ProxyRequest {
     pub(crate) fn copying(
-        (first, origin, bytes): (u64, Origin, u64),
+        (first, origin, bytes): (u64, PutOrigin, u64),
         pending: Pending,
         gates: Gates,
         counts: Vec<u16>,
     ) -> Self {
-        let state = State::Copying { pending, gates };
+        let state = ProxyRequestState::Copying { pending, gates };
         Self { first, origin, bytes, state, counts, list: None }
     }
 
     pub(crate) fn posted(
-        (first, origin, bytes): (u64, Origin, u64),
+        (first, origin, bytes): (u64, PutOrigin, u64),
         transfer: Transfer,
         list: Option<List>,
     ) -> Self {
-        Self { first, origin, bytes, state: State::Posted(transfer), counts: Vec::new(), list }
+        Self {
+            first,
+            origin,
+            bytes,
+            state: ProxyRequestState::Posted(transfer),
+            counts: Vec::new(),
+            list,
+        }
     }
 
     /// Whether it has ended, as far as it was looked at.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.state, State::Over)
+        matches!(self.state, ProxyRequestState::Over)
     }
 
     /// Looks whether it has ended now, and how; the end is told once.
     pub(crate) fn poll(
         &mut self,
-        target: &Target,
+        target: &PeerTarget,
         copiers: &Copiers,
     ) -> Option<Result<(), FaultCode>> {
         match &mut self.state {
-            State::Copying { pending, gates } => match copiers.is_done(pending) {
+            ProxyRequestState::Copying { pending, gates } => match copiers.is_done(pending) {
                 Ok(false) => None,
                 Ok(true) => {
                     gates.leave(target);
-                    self.state = State::Over;
+                    self.state = ProxyRequestState::Over;
                     self.count(target)
                 }
                 Err(error) => {
                     gates.leave(target);
                     tracing::error!(%error, "a copy by a GPU failed");
-                    self.state = State::Over;
+                    self.state = ProxyRequestState::Over;
                     Some(Err(FaultCode::Failed))
                 }
             },
-            State::Posted(transfer) => {
+            ProxyRequestState::Posted(transfer) => {
                 let ended = transfer.ended()?;
-                self.state = State::Over;
+                self.state = ProxyRequestState::Over;
                 Some(outcome(ended))
             }
-            State::Counting(transfers) => {
+            ProxyRequestState::Counting(transfers) => {
                 let mut failed = None;
                 transfers.retain(|transfer| match transfer.ended() {
                     None => true,
@@ -142,7 +149,7 @@ impl Flight {
                     }
                 });
                 if let Some(code) = failed {
-                    self.state = State::Over;
+                    self.state = ProxyRequestState::Over;
                     return Some(Err(code));
                 }
                 if !self.counts.is_empty() {
@@ -151,17 +158,17 @@ impl Flight {
                 if !transfers.is_empty() {
                     return None;
                 }
-                self.state = State::Over;
+                self.state = ProxyRequestState::Over;
                 Some(Ok(()))
             }
-            State::Over => None,
+            ProxyRequestState::Over => None,
         }
     }
 
     /// The bytes are there: raises the counters, or has the endpoint do it.
-    fn count(&mut self, target: &Target) -> Option<Result<(), FaultCode>> {
-        let mut transfers = match std::mem::replace(&mut self.state, State::Over) {
-            State::Counting(transfers) => transfers,
+    fn count(&mut self, target: &PeerTarget) -> Option<Result<(), FaultCode>> {
+        let mut transfers = match std::mem::replace(&mut self.state, ProxyRequestState::Over) {
+            ProxyRequestState::Counting(transfers) => transfers,
             _ => Vec::new(),
         };
         // Puts of one batch mostly count on one counter.
@@ -179,20 +186,20 @@ impl Flight {
         if transfers.is_empty() && self.counts.is_empty() {
             return Some(Ok(()));
         }
-        self.state = State::Counting(transfers);
+        self.state = ProxyRequestState::Counting(transfers);
         None
     }
 
     /// Moves the endpoint along where that is what it waits for.
     pub(crate) fn help(&self) {
         match &self.state {
-            State::Posted(transfer) => drop(transfer.poll()),
-            State::Counting(transfers) => {
+            ProxyRequestState::Posted(transfer) => drop(transfer.poll()),
+            ProxyRequestState::Counting(transfers) => {
                 if let Some(transfer) = transfers.first() {
                     transfer.poll();
                 }
             }
-            State::Copying { .. } | State::Over => {}
+            ProxyRequestState::Copying { .. } | ProxyRequestState::Over => {}
         }
     }
 
@@ -207,9 +214,9 @@ impl Flight {
     }
 
     /// Nobody will look any more, and copiers are through with it.
-    pub(crate) fn give_up(&mut self, target: &Target) {
-        let state = std::mem::replace(&mut self.state, State::Over);
-        if let State::Copying { pending, mut gates } = state {
+    pub(crate) fn give_up(&mut self, target: &PeerTarget) {
+        let state = std::mem::replace(&mut self.state, ProxyRequestState::Over);
+        if let ProxyRequestState::Copying { pending, mut gates } = state {
             // The driver's copy is waited for.
             drop(pending);
             gates.leave(target);
@@ -229,7 +236,7 @@ pub(crate) enum Raised {
 
 /// Adds one to a counter of the peer's, at once where it is mapped.
 #[inline]
-pub(crate) fn raise_once(target: &Target, counter: u16) -> Result<Raised, FaultCode> {
+pub(crate) fn raise_once(target: &PeerTarget, counter: u16) -> Result<Raised, FaultCode> {
     match target.raise(counter, 1) {
         Some(raised) => raised.map(|()| Raised::Done),
         None => carry(target, counter),
@@ -237,9 +244,9 @@ pub(crate) fn raise_once(target: &Target, counter: u16) -> Result<Raised, FaultC
 }
 
 /// Has the endpoint add one to a counter.
-fn carry(target: &Target, counter: u16) -> Result<Raised, FaultCode> {
-    let tail = Tail { notify: None, count: Some(target.first_id + u32::from(counter)) };
-    match transfer::post_tail(target.endpoint(), target.session(), tail) {
+fn carry(target: &PeerTarget, counter: u16) -> Result<Raised, FaultCode> {
+    let signal = Signal { notify: None, count: Some(target.first_id + u32::from(counter)) };
+    match transfer::post_signal(target.endpoint(), target.session(), signal) {
         Ok(transfer) => Ok(Raised::Carried(transfer)),
         Err(PostError::Busy { .. }) => Ok(Raised::NoRoom),
         Err(PostError::PeerGone) => Err(FaultCode::PeerGone),
@@ -253,7 +260,7 @@ fn carry(target: &Target, counter: u16) -> Result<Raised, FaultCode> {
 /// Adds to a counter of the peer's, at once where it is mapped; else what carries it there, one by one, is put to the others, which are no
 /// more than [`CARRIED`]. How many of them found room.
 pub(crate) fn raise(
-    target: &Target,
+    target: &PeerTarget,
     counter: u16,
     by: u64,
     carried: &mut Vec<Transfer>,
@@ -274,7 +281,7 @@ pub(crate) fn raise(
     Ok(by)
 }
 
-/// Counts of one flight that are on their way at a time: the endpoint's slots are everybody's.
+/// Counts of one request that are on their way at a time: the endpoint's slots are everybody's.
 const CARRIED: usize = 64;
 
 /// How a transfer ended, as a kernel is told.

@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 
 use peerway_core::command::{Command, CommandError, Op};
 
-use super::ring::{HostMemory, Producer, PushError};
-use super::worker::Shared;
+use super::ring::{CommandProducer, HostMemory, PushError};
+use super::worker::ProxyShared;
 
 /// Pushes commands into one ring, from any thread.
 #[derive(Clone)]
-pub struct Pusher {
-    shared: Arc<Shared>,
+pub struct HostProducer {
+    shared: Arc<ProxyShared>,
     ring: u32,
-    producer: Producer<HostMemory>,
+    producer: CommandProducer<HostMemory>,
 }
 
 /// What a kernel would be told.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PusherError {
+pub enum HostProducerError {
     /// The rings lie in a GPU's reach and are its kernels' alone.
     #[error("the rings of this proxy are for kernels: make one without a GPU to push from here")]
     OfAGpu,
@@ -49,17 +49,17 @@ pub enum PusherError {
     Failed,
 }
 
-impl Pusher {
-    pub(crate) fn new(shared: &Arc<Shared>, ring: u32) -> Result<Self, PusherError> {
-        let shape = shared.board.shape();
+impl HostProducer {
+    pub(crate) fn new(shared: &Arc<ProxyShared>, ring: u32) -> Result<Self, HostProducerError> {
+        let shape = shared.memory.shape();
         below("ring", ring, shape.rings)?;
-        let words = shared.board.host_ring(ring as usize).ok_or(PusherError::OfAGpu)?;
-        let producer = Producer::new(words, shape.log2_slots);
+        let words = shared.memory.host_ring(ring as usize).ok_or(HostProducerError::OfAGpu)?;
+        let producer = CommandProducer::new(words, shape.log2_slots);
         Ok(Self { shared: shared.clone(), ring, producer })
     }
 
     /// Bytes of ours into the peer's memory.
-    pub fn put(&self, peer: u16, dst: u64, src: u64, len: u64) -> Result<(), PusherError> {
+    pub fn put(&self, peer: u16, dst: u64, src: u64, len: u64) -> Result<(), HostProducerError> {
         self.push(Command { op: Op::Put, peer, counter: 0, src, dst, len }).map(drop)
     }
 
@@ -71,37 +71,37 @@ impl Pusher {
         src: u64,
         len: u64,
         counter: u16,
-    ) -> Result<(), PusherError> {
+    ) -> Result<(), HostProducerError> {
         self.push(Command { op: Op::PutCount, peer, counter, src, dst, len }).map(drop)
     }
 
     /// A counter of the peer goes up by one. It is not held back for earlier puts: see [`Self::quiet`].
-    pub fn signal(&self, peer: u16, counter: u16) -> Result<(), PusherError> {
+    pub fn signal(&self, peer: u16, counter: u16) -> Result<(), HostProducerError> {
         self.push(Command { op: Op::Signal, peer, counter, ..Command::NOP }).map(drop)
     }
 
     /// Waits until everything that was pushed here before for the peer is in its memory.
-    pub fn quiet(&self, peer: u16) -> Result<(), PusherError> {
+    pub fn quiet(&self, peer: u16) -> Result<(), HostProducerError> {
         let position = self.push(Command { op: Op::Quiet, peer, ..Command::NOP })?;
         self.wait_answer(peer, position, self.timeout())
     }
 
     /// Waits for the answer to an [`Op::Quiet`] that was pushed here and got that position, for so long: [`Self::quiet`] in
-    /// two steps, of which this one can be done again after [`PusherError::TimedOut`].
+    /// two steps, of which this one can be done again after [`HostProducerError::TimedOut`].
     pub fn wait_answer(
         &self,
         peer: u16,
         position: u64,
         timeout: Duration,
-    ) -> Result<(), PusherError> {
-        below("peer", peer.into(), self.shared.board.shape().peers)?;
+    ) -> Result<(), HostProducerError> {
+        below("peer", peer.into(), self.shared.memory.shape().peers)?;
         let (ring, peer) = (self.ring as usize, usize::from(peer));
-        let board = &self.shared.board;
+        let memory = &self.shared.memory;
         let want = position.saturating_add(1).saturating_mul(2);
-        if !wait_for(timeout, || board.answered(ring, peer) >= want) {
-            return Err(PusherError::TimedOut);
+        if !wait_for(timeout, || memory.answered(ring, peer) >= want) {
+            return Err(HostProducerError::TimedOut);
         }
-        if board.answered(ring, peer) & 1 == 1 { Err(PusherError::Failed) } else { Ok(()) }
+        if memory.answered(ring, peer) & 1 == 1 { Err(HostProducerError::Failed) } else { Ok(()) }
     }
 
     /// Waits until a counter of ours has come to a value. With a peer, its failure ends the wait.
@@ -110,7 +110,7 @@ impl Pusher {
         counter: u16,
         value: u64,
         peer: Option<u16>,
-    ) -> Result<(), PusherError> {
+    ) -> Result<(), HostProducerError> {
         self.wait_counter_for(counter, value, peer, self.timeout())
     }
 
@@ -121,8 +121,8 @@ impl Pusher {
         value: u64,
         peer: Option<u16>,
         timeout: Duration,
-    ) -> Result<(), PusherError> {
-        let shape = self.shared.board.shape();
+    ) -> Result<(), HostProducerError> {
+        let shape = self.shared.memory.shape();
         below("counter", counter.into(), shape.counters)?;
         if let Some(peer) = peer {
             below("peer", peer.into(), shape.peers)?;
@@ -130,17 +130,17 @@ impl Pusher {
         let there = || self.shared.counters.value(counter.into()) >= value;
         let failed = || {
             peer.is_some_and(|peer| {
-                self.shared.board.peer_fault(peer.into()).load(Ordering::Acquire) != 0
+                self.shared.memory.peer_fault(peer.into()).load(Ordering::Acquire) != 0
             })
         };
         if !wait_for(timeout, || there() || failed()) {
-            return Err(PusherError::TimedOut);
+            return Err(HostProducerError::TimedOut);
         }
-        if there() { Ok(()) } else { Err(PusherError::Failed) }
+        if there() { Ok(()) } else { Err(HostProducerError::Failed) }
     }
 
     /// Pushes any command; its position.
-    pub fn push(&self, command: Command) -> Result<u64, PusherError> {
+    pub fn push(&self, command: Command) -> Result<u64, HostProducerError> {
         self.push_unless(command, || false)
     }
 
@@ -149,8 +149,8 @@ impl Pusher {
         &self,
         command: Command,
         mut interrupted: impl FnMut() -> bool,
-    ) -> Result<u64, PusherError> {
-        below("peer", command.peer.into(), self.shared.board.shape().peers)?;
+    ) -> Result<u64, HostProducerError> {
+        below("peer", command.peer.into(), self.shared.memory.shape().peers)?;
         let words = command.encode()?;
         let mut start = Instant::now();
         let (timeout, mut looks, mut giving_back) = (self.timeout(), 0u32, false);
@@ -174,7 +174,7 @@ impl Pusher {
 
     /// Pushes commands of consecutive positions, as a warp does, bits and all: for tests and benchmarks.
     #[doc(hidden)]
-    pub fn push_words(&self, commands: &[[u64; 2]]) -> Result<u64, PusherError> {
+    pub fn push_words(&self, commands: &[[u64; 2]]) -> Result<u64, HostProducerError> {
         Ok(self.producer.push(commands, || {
             std::hint::spin_loop();
             true
@@ -183,19 +183,19 @@ impl Pusher {
 
     /// The proxy's time-out.
     pub fn timeout(&self) -> Duration {
-        Duration::from_nanos(self.shared.board.shape().timeout_ns)
+        Duration::from_nanos(self.shared.memory.shape().timeout_ns)
     }
 }
 
-impl fmt::Debug for Pusher {
+impl fmt::Debug for HostProducer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pusher(ring {})", self.ring)
+        write!(f, "HostProducer(ring {})", self.ring)
     }
 }
 
-fn below(what: &'static str, number: u32, count: usize) -> Result<(), PusherError> {
+fn below(what: &'static str, number: u32, count: usize) -> Result<(), HostProducerError> {
     let count = count as u32;
-    if number < count { Ok(()) } else { Err(PusherError::NoSuch { what, number, count }) }
+    if number < count { Ok(()) } else { Err(HostProducerError::NoSuch { what, number, count }) }
 }
 
 /// Looks until something is so, or for so long; whether it is. Spins at first, as a kernel would all the time.

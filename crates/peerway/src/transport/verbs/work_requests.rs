@@ -5,7 +5,7 @@
 use peerway_sys::verbs::ffi::*;
 
 /// See the module.
-pub(super) struct Requests {
+pub(super) struct WorkRequests {
     /// All places, those in use first.
     requests: Box<[ibv_send_wr]>,
     /// The memory of each.
@@ -13,7 +13,7 @@ pub(super) struct Requests {
     count: usize,
 }
 
-impl Requests {
+impl WorkRequests {
     /// Places for so many.
     pub(super) fn new(places: usize) -> Self {
         let requests = vec![ibv_send_wr::zeroed(); places].into_boxed_slice();

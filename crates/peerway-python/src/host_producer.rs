@@ -1,6 +1,6 @@
-//! `Pusher`: a processor in a kernel's place.
+//! `HostProducer`: a processor in a kernel's place.
 
-use peerway::driven::{self, Command, Op, PusherError};
+use peerway::driven::{self, Command, HostProducerError, Op};
 use pyo3::prelude::*;
 
 use crate::arguments::Int;
@@ -12,15 +12,15 @@ use crate::{arguments, errors};
 ///
 /// Offsets are those of windows (``window.base`` and more) and, as lengths, multiples of four bytes.
 #[pyclass(frozen, module = "peerway")]
-pub(crate) struct Pusher {
+pub(crate) struct HostProducer {
     proxy: Py<Proxy>,
-    pusher: driven::Pusher,
+    producer: driven::HostProducer,
     ring: u32,
 }
 
-impl Pusher {
-    pub(crate) fn new(proxy: Py<Proxy>, pusher: driven::Pusher, ring: u32) -> Self {
-        Self { proxy, pusher, ring }
+impl HostProducer {
+    pub(crate) fn new(proxy: Py<Proxy>, producer: driven::HostProducer, ring: u32) -> Self {
+        Self { proxy, producer, ring }
     }
 
     fn push(&self, py: Python<'_>, command: Command) -> PyResult<u64> {
@@ -29,10 +29,10 @@ impl Pusher {
         let mut listener = Listener::default();
         let pushed = py.detach(|| {
             let interrupted = || listener.hears() || proxy.is_closed();
-            self.pusher.push_unless(command, interrupted)
+            self.producer.push_unless(command, interrupted)
         });
         listener.raise()?;
-        pushed.map_err(|error| errors::pusher(py, error))
+        pushed.map_err(|error| errors::host_producer(py, error))
     }
 
     /// Waits in steps for what the engine says, for the proxy's time-out unless another is given; None is too late.
@@ -40,21 +40,21 @@ impl Pusher {
         &self,
         py: Python<'_>,
         timeout: Option<f64>,
-        mut step: impl FnMut(std::time::Duration) -> Result<(), PusherError> + Send,
+        mut step: impl FnMut(std::time::Duration) -> Result<(), HostProducerError> + Send,
     ) -> PyResult<Option<()>> {
         let proxy = self.proxy.get();
         let timeout = match timeout {
             Some(seconds) => arguments::seconds("timeout", seconds)?,
-            None => self.pusher.timeout(),
+            None => self.producer.timeout(),
         };
         let ended = waiting::until(py, Some(timeout), |left| match step(left) {
-            Err(PusherError::TimedOut) => proxy.is_closed().then_some(None),
+            Err(HostProducerError::TimedOut) => proxy.is_closed().then_some(None),
             ended => Some(Some(ended)),
         })?;
         match ended {
             None => Ok(None),
             Some(Some(ended)) => {
-                ended.map(Some).map_err(|error: PusherError| errors::pusher(py, error))
+                ended.map(Some).map_err(|error: HostProducerError| errors::host_producer(py, error))
             }
             Some(None) => proxy.open(py).map(|_| None),
         }
@@ -62,7 +62,7 @@ impl Pusher {
 }
 
 #[pymethods]
-impl Pusher {
+impl HostProducer {
     /// Its ring.
     #[getter]
     fn ring(&self) -> u32 {
@@ -108,7 +108,7 @@ impl Pusher {
     fn quiet(&self, py: Python<'_>, peer: Int<u16>, timeout: Option<f64>) -> PyResult<()> {
         let Int(peer) = peer;
         let position = self.push(py, Command { op: Op::Quiet, peer, ..Command::NOP })?;
-        let wait = |left| self.pusher.wait_answer(peer, position, left);
+        let wait = |left| self.producer.wait_answer(peer, position, left);
         self.wait(py, timeout, wait)?.ok_or_else(|| {
             let what = format!("no answer about peer {peer} in time: is the proxy armed?");
             errors::raise(py, "CommandTimeout", what)
@@ -127,7 +127,7 @@ impl Pusher {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let (Int(counter), Int(value), peer) = (counter, value, peer.map(|peer| peer.0));
-        let wait = |left| self.pusher.wait_counter_for(counter, value, peer, left);
+        let wait = |left| self.producer.wait_counter_for(counter, value, peer, left);
         self.wait(py, timeout, wait)?.ok_or_else(|| {
             let what = format!("counter {counter} did not come to {value} in time");
             errors::raise(py, "CounterTimeout", what)
@@ -135,6 +135,6 @@ impl Pusher {
     }
 
     fn __repr__(&self) -> String {
-        format!("<peerway.Pusher of ring {}>", self.ring)
+        format!("<peerway.HostProducer of ring {}>", self.ring)
     }
 }

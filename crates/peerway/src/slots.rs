@@ -115,6 +115,14 @@ impl Slots {
         (word & ENDED != 0).then(|| Ended::from_bits(slot.ended.load(Ordering::Relaxed)))
     }
 
+    /// Whether the transfer has ended, or another thread has seen its end and given its slot away.
+    #[inline]
+    pub(crate) fn has_ended(&self, id: SlotId) -> bool {
+        let slot = self.slot(id);
+        slot.generation.load(Ordering::Relaxed) != id.generation
+            || slot.word.load(Ordering::Relaxed) & ENDED != 0
+    }
+
     /// Ends a transfer. With an open fence the slot stays taken until [`Self::fenced`].
     pub(crate) fn end(&self, id: SlotId, ended: Ended) {
         let slot = self.slot(id);

@@ -228,6 +228,12 @@ impl Transfer {
             if left == Duration::ZERO {
                 return ended();
             }
+            // The end of a job comes from the copy pool, which signals no event source.
+            if job.is_none()
+                && session.shard.lead_until(*slot, || ended().is_some(), deadline)
+            {
+                return ended();
+            }
             session.shard.hand_over();
             endpoint.slots.sleep(*slot, left);
             now = clock::now();

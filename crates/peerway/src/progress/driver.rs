@@ -837,6 +837,9 @@ impl Driver {
     /// The progress thread polls again: peers need not signal, and the next turn asks epoll what
     /// ended the wait.
     pub(super) fn end_block(&mut self) {
+        if self.armed_until == 0 {
+            return;
+        }
         self.armed_until = 0;
         self.next_socket_look = 0;
         for at in 0..self.rings.len() {
@@ -868,6 +871,10 @@ impl Driver {
             return false;
         }
         std::mem::take(&mut self.unarmed) || self.timers.next() < self.armed_until
+    }
+
+    pub(super) fn has_ended(&self, slot: SlotId) -> bool {
+        self.endpoint.slots.has_ended(slot)
     }
 
     pub(super) fn next_timer(&self) -> u64 {

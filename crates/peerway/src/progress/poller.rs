@@ -1,47 +1,66 @@
 //! The poller of a shard: which thread polls the driver, and which thread blocks.
 //!
 //! A thread polls the driver under a try-lock. A thread that does not get the lock puts its command
-//! into a queue, and the holder executes it. The *progress thread* polls when no other thread does.
-//! It is in one of three modes:
+//! into a queue, and the holder executes it.
 //!
-//! | mode | what the progress thread does | what ends it |
-//! |---|---|---|
-//! | `Awake` | polls, or is about to | nothing to do for the spin budget |
-//! | `Watching` | sleeps for [`WATCH`], because other threads poll | the time, `notify` |
-//! | `Blocked` | waits in epoll with every event source armed | an event, a timer, `notify` |
+//! At most one thread holds the *role*: the right to arm the event sources and to block in epoll.
+//! The *progress thread* holds it by default. A *waiter* polls for its spin budget. Then it takes
+//! the role if it is free, and blocks in epoll until its own request ends (leader); one event
+//! wakes it, and no second thread. If another thread has the role, the waiter blocks on the slot of
+//! its transfer (follower), and the thread with the role ends the transfer and wakes it.
 //!
-//! A *waiter* polls for its spin budget and then blocks on the slot of its transfer. It never arms
-//! an event source and never waits in epoll.
+//! ```text
+//!                 others poll, or a waiter has the role
+//!            +---------------------------------------------+
+//!            |                                             v
+//!  progress thread: polls  --- idle, takes the role --->  blocked in epoll
+//!            ^                                             |
+//!            +----- pauses for WATCH or WATCH_LED <--------+ an event, a timer, `notify`
 //!
-//! Four rules keep wake-ups from being lost. The loom tests run this code, and one of them fails
+//!  waiter: polls -- spin budget over --> role free? -- yes --> blocked in epoll (leader)
+//!                                            |                     | own request ended:
+//!                                            no                    v releases the role
+//!                                            v
+//!                                    blocked on its slot (follower)
+//! ```
+//!
+//! Five rules keep wake-ups from being lost. The loom tests run this code, and one of them fails
 //! when any rule is removed.
 //!
-//! 1. *Arm, look, publish, under the lock.* Only the progress thread arms event sources. It looks
-//!    at them once more after arming, and stores `Blocked` before it releases the lock.
+//! 1. *Arm, look, publish, under the lock.* Only the thread with the role arms event sources. It
+//!    looks at them once more after arming, and sets `blocked` before it releases the lock.
 //! 2. *Release, fence, look at the queue.* Commands may have come while the lock was held.
 //! 3. *Leave no work behind.* A thread that releases the lock while there is work that no armed
-//!    event source announces notifies the progress thread if that is `Blocked`.
-//! 4. *A waiter hands over before it blocks.* It says so and then notifies the progress thread if
-//!    that is `Watching`. The progress thread looks for such waiters after it has stored
-//!    `Watching`.
+//!    event source announces notifies the blocked thread.
+//! 4. *A waiter hands over before it blocks on its slot.* It sets `waiter_blocks` and then wakes
+//!    the progress thread if that pauses and no thread has the role. The progress thread looks for
+//!    such waiters before it pauses, and a leader looks for them after it has released the role.
+//! 5. *A leader learns of its end.* A thread that ends the leader's request while the leader is
+//!    blocked notifies it.
 //!
-//! Why rule 3 needs no fence: mode and work change under the lock. A thread that sees `Awake` after
-//! its release knows that the progress thread takes the lock once more before it blocks.
+//! Why rule 3 needs no fence: `blocked` and work change under the lock. A thread that sees no
+//! blocked thread after its release knows that the next one takes the lock before it blocks.
+//!
+//! A leader does not wake the progress thread when it releases the role and no waiter blocks. The
+//! progress thread looks again after its pause. This bounds how late it sees an event that comes
+//! just after the last waiter has gone.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::sync::{AtomicBool, AtomicU8, AtomicU32, CommandQueue, fence, now_ns};
+use super::sync::{AtomicBool, AtomicU32, AtomicU64, CommandQueue, fence, now_ns};
 use crate::clock;
 use crate::os::process;
 
-/// How long the progress thread sleeps while other threads poll. Waking it for every post costs the
+/// How long the progress thread pauses while other threads poll. Waking it for every post costs the
 /// posting thread 16 to 40 µs where processors are virtual; this bounds how late it sees an event
 /// that no polling thread sees.
 const WATCH: Duration = Duration::from_micros(250);
-/// After so many of them without a polling thread, the progress thread blocks.
+/// How long it pauses while a waiter has the role.
+const WATCH_LED: Duration = Duration::from_millis(1);
+/// After so many pauses without a polling thread, the progress thread blocks.
 const WATCHES: u32 = if cfg!(loom) { 1 } else { 4 };
 /// Polls of other threads after which the progress thread leaves work that goes on to them.
 const OFTEN: u32 = 8;
@@ -64,15 +83,16 @@ pub(crate) trait Polled {
     /// Whether the next poll has work that no armed event source announces.
     fn has_work(&self) -> bool;
 
-    /// Whether since the last call an event source was used up that only the progress thread arms
-    /// again, or a timer was set that is due before the progress thread wakes.
+    /// Whether since the last call an event source was used up that only the blocked thread arms
+    /// again, or a timer was set that is due before that thread wakes.
     fn take_unarmed(&mut self) -> bool;
 
     /// Arms every event source for a thread that blocks until `until`. True when there is something
     /// to do already.
     fn arm(&mut self, until: u64) -> bool;
 
-    /// Takes that back. The next poll looks at sockets, too: one of them may have ended the wait.
+    /// Disarms what `arm` has armed, if anything. The next poll looks at sockets, too: one of them
+    /// may have ended the wait.
     fn end_block(&mut self);
 
     /// When the next timer is due.
@@ -80,33 +100,46 @@ pub(crate) trait Polled {
 
     /// How often work must be polled that no event can announce, such as copies by a GPU.
     fn poll_every(&self) -> Option<Duration>;
+
+    /// Whether the request of this number has ended.
+    fn has_ended(&self, request: u64) -> bool;
 }
 
-/// How the progress thread waits. A notification stays until the progress thread has seen it.
+/// How threads block. A notification stays until the thread that it is for has seen it.
 pub(crate) trait Events {
-    /// Waits for an armed event source, a notification or the time.
+    /// The thread with the role waits for an armed event source, a notification or the time.
     fn wait(&self, timeout: Option<Duration>);
 
-    /// Waits for a notification or the time.
+    /// Ends a `wait`, or the next one.
+    fn notify(&self);
+
+    /// The progress thread waits for `resume` or the time.
     fn pause(&self, timeout: Duration);
 
-    fn notify(&self);
+    /// Ends a `pause`, or the next one.
+    fn resume(&self);
 }
 
-const AWAKE: u8 = 0;
-const WATCHING: u8 = 1;
-const BLOCKED: u8 = 2;
+/// No waiter has the role.
+const NO_REQUEST: u64 = u64::MAX;
 
 /// See the module.
 pub(crate) struct Poller<P: Polled, E> {
     polled: UnsafeCell<P>,
     locked: AtomicBool,
     commands: CommandQueue<P::Command>,
-    /// The mode of the progress thread.
-    mode: AtomicU8,
+    /// A thread has the role.
+    role: AtomicBool,
+    /// The thread with the role is in epoll, with every event source armed.
+    blocked: AtomicBool,
+    /// The request that the waiter with the role waits for.
+    led: AtomicU64,
+    /// The progress thread pauses.
+    watching: AtomicBool,
     /// Changes whenever another thread polls.
     polls: AtomicU32,
-    /// A waiter has blocked, or is about to, since the progress thread last looked.
+    /// A waiter has blocked on its slot, or is about to, since the progress thread last took the
+    /// role.
     waiter_blocks: AtomicBool,
     stop: AtomicBool,
     pub(super) events: E,
@@ -128,7 +161,10 @@ impl<P: Polled, E: Events> Poller<P, E> {
             polled: UnsafeCell::new(polled),
             locked: AtomicBool::new(false),
             commands: CommandQueue::new(),
-            mode: AtomicU8::new(AWAKE),
+            role: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
+            led: AtomicU64::new(NO_REQUEST),
+            watching: AtomicBool::new(false),
             polls: AtomicU32::new(0),
             waiter_blocks: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -195,26 +231,31 @@ impl<P: Polled, E: Events> Poller<P, E> {
         self.execute_if_free();
     }
 
-    /// Wakes the progress thread if it is blocked: there is work in the driver that no event
+    /// Wakes the thread that is blocked in epoll, if any: there is work in the driver that no event
     /// announces, and this thread does not poll. For a thread that has just submitted that work.
     #[inline]
     pub(crate) fn notify_if_blocked(&self) {
-        if self.mode.load(Ordering::Relaxed) == BLOCKED && !self.breaks(Rule::LeaveNoWork) {
+        if self.blocked.load(Ordering::Relaxed) && !self.breaks(Rule::LeaveNoWork) {
             self.events.notify();
         }
     }
 
-    /// This thread is about to block until a request of its own ends. The progress thread polls
-    /// from here on.
+    /// This thread is about to block on the slot of a request. The progress thread, or the leader,
+    /// polls from here on.
     pub(crate) fn hand_over(&self) {
-        // pairs with the swap in `run`, which reads `polls` afterwards
         self.waiter_blocks.store(true, Ordering::Release);
         if !self.breaks(Rule::HandOver) {
-            // Rule 4. pairs with the fence in `watch`
+            // Rule 4. pairs with the fences in `watch` and `lead_until`
             fence(Ordering::SeqCst);
         }
-        if self.mode.load(Ordering::Relaxed) == WATCHING && !self.is_inherited() {
-            self.events.notify();
+        if self.watching.load(Ordering::Relaxed) && !self.role.load(Ordering::Relaxed) {
+            self.resume();
+        }
+    }
+
+    fn resume(&self) {
+        if !self.is_inherited() {
+            self.events.resume();
         }
     }
 
@@ -278,21 +319,72 @@ impl<P: Polled, E: Events> Poller<P, E> {
         true
     }
 
+    /// The waiter for a request blocks in epoll until `over` holds, or the deadline. True when
+    /// `over` holds. False at once when another thread has the role or polls: that thread serves
+    /// this waiter, which blocks on its slot.
+    pub(crate) fn lead_until(&self, request: u64, over: impl Fn() -> bool, deadline: u64) -> bool {
+        // pairs with the store below
+        if self.is_inherited() || self.role.swap(true, Ordering::AcqRel) {
+            return over();
+        }
+        self.led.store(request, Ordering::Relaxed);
+        let mut was_blocked = false;
+        while let Some(mut guard) = self.try_lock() {
+            if was_blocked {
+                guard.end_block();
+            }
+            guard.leaves_work = true;
+            let mut now = now_ns();
+            loop {
+                guard.execute_queued();
+                if !guard.poll(now) || over() || now >= deadline || self.is_stopped() {
+                    break;
+                }
+                now = now_ns();
+            }
+            // A GPU's copies announce no end: the progress thread looks for it in time.
+            if over() || now >= deadline || self.is_stopped() || guard.poll_every().is_some() {
+                break;
+            }
+            self.block(guard, now, deadline, false);
+            was_blocked = true;
+        }
+        self.led.store(NO_REQUEST, Ordering::Relaxed);
+        self.role.store(false, Ordering::Release);
+        // Rule 4. pairs with the fences in `hand_over` and `watch`: that waiter sees that the role
+        // is free, or this thread sees that it blocks; this thread sees that the progress thread
+        // pauses, or that one sees that the role is free.
+        fence(Ordering::SeqCst);
+        if self.waiter_blocks.load(Ordering::Relaxed)
+            && self.watching.load(Ordering::Relaxed)
+            && !self.breaks(Rule::ReleaseThenResume)
+        {
+            self.resume();
+        }
+        over()
+    }
+
     /// The progress thread.
     pub(crate) fn run(&self) {
-        let (mut polls, mut watches, mut was_blocked) = (0, 0, false);
+        let (mut polls, mut watches, mut has_role) = (0, 0, false);
         while !self.is_stopped() {
+            if !has_role && self.role.load(Ordering::Relaxed) {
+                self.watch(None, WATCH_LED);
+                continue;
+            }
             // pairs with the store in `hand_over`
-            let handed_over = self.waiter_blocks.swap(false, Ordering::Acquire);
+            let handed_over = self.waiter_blocks.load(Ordering::Acquire);
             if handed_over {
                 // It polled before; now it relies on this thread.
                 (polls, watches) = (self.polls.load(Ordering::Relaxed), 0);
             }
-            let Some(mut guard) = self.try_lock() else {
+            let guard = self.try_lock();
+            let Some(mut guard) = guard else {
+                self.release_role(&mut has_role);
                 self.watch(None, WATCH);
                 continue;
             };
-            if std::mem::take(&mut was_blocked) {
+            if has_role {
                 guard.end_block();
             }
             // A waiter that blocks has just polled for the spin budget in vain.
@@ -300,14 +392,27 @@ impl<P: Polled, E: Events> Poller<P, E> {
             let now = self.poll_while_busy(&mut guard, polls, spin);
             let seen = std::mem::replace(&mut polls, self.polls.load(Ordering::Relaxed));
             watches = if seen == polls { u32::saturating_sub(watches, 1) } else { WATCHES };
-            match guard.poll_every() {
-                Some(every) => self.watch(Some(guard), every),
-                None if watches > 0 => self.watch(Some(guard), WATCH),
-                None => {
-                    self.block(guard, now);
-                    was_blocked = true;
+            let pause = match guard.poll_every() {
+                None if watches == 0 => {
+                    if has_role || !self.role.swap(true, Ordering::AcqRel) {
+                        has_role = true;
+                        self.block(guard, now, u64::MAX, true);
+                        continue;
+                    }
+                    WATCH_LED
                 }
-            }
+                None => WATCH,
+                Some(every) => every,
+            };
+            self.release_role(&mut has_role);
+            self.watch(Some(guard), pause);
+        }
+    }
+
+    /// The progress thread gives the role up, if it has it, before it pauses.
+    fn release_role(&self, has_role: &mut bool) {
+        if std::mem::take(has_role) {
+            self.role.store(false, Ordering::Release);
         }
     }
 
@@ -343,36 +448,44 @@ impl<P: Polled, E: Events> Poller<P, E> {
 
     /// The progress thread leaves the polling to other threads for a while.
     fn watch(&self, guard: Option<PollGuard<'_, P, E>>, time: Duration) {
-        self.mode.store(WATCHING, Ordering::SeqCst);
+        self.watching.store(true, Ordering::SeqCst);
         drop(guard);
-        // Rule 4. pairs with the fence in `hand_over`: either that thread sees the mode, or this
-        // one sees that it blocks.
+        // Rule 4. pairs with the fences in `hand_over` and `lead_until`: either those threads see
+        // that this one pauses, or this one sees what they stored.
         fence(Ordering::SeqCst);
-        if !self.waiter_blocks.load(Ordering::Relaxed) {
+        let is_needed = self.waiter_blocks.load(Ordering::Relaxed)
+            && !self.role.load(Ordering::Relaxed)
+            && !self.locked.load(Ordering::Relaxed);
+        if !is_needed {
             self.events.pause(time);
         }
-        self.mode.store(AWAKE, Ordering::SeqCst);
+        self.watching.store(false, Ordering::SeqCst);
     }
 
-    /// The progress thread blocks, unless there is something to do.
-    fn block(&self, mut guard: PollGuard<'_, P, E>, now: u64) {
-        let timer = guard.next_timer();
-        if guard.arm(timer) && !self.breaks(Rule::ArmThenLook) {
+    /// The thread with the role blocks until `until` at the latest, unless there is something to do.
+    fn block(&self, mut guard: PollGuard<'_, P, E>, now: u64, until: u64, is_progress: bool) {
+        let until = guard.next_timer().min(until);
+        if guard.arm(until) && !self.breaks(Rule::ArmThenLook) {
             return;
         }
+        if is_progress {
+            // The progress thread serves waiters that have blocked on their slots from here on.
+            self.waiter_blocks.store(false, Ordering::Relaxed);
+        }
         // Rule 1: the release of the lock publishes it.
-        self.mode.store(BLOCKED, Ordering::SeqCst);
+        self.blocked.store(true, Ordering::SeqCst);
         // Executes what was queued meanwhile, and notifies this thread itself if that leaves work.
         drop(guard);
-        let timeout = (timer != u64::MAX).then(|| clock::until(timer, now));
+        let timeout = (until != u64::MAX).then(|| clock::until(until, now));
         self.events.wait(timeout);
-        self.mode.store(AWAKE, Ordering::SeqCst);
+        self.blocked.store(false, Ordering::SeqCst);
     }
 
     /// Ends [`Self::run`].
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.events.notify();
+        self.events.resume();
     }
 
     fn is_stopped(&self) -> bool {
@@ -414,6 +527,8 @@ pub(super) enum Rule {
     ReleaseThenLook,
     LeaveNoWork,
     HandOver,
+    ReleaseThenResume,
+    TellLeader,
 }
 
 /// The right to poll.
@@ -436,6 +551,17 @@ impl<P: Polled, E: Events> PollGuard<'_, P, E> {
         }
         self.leaves_work |= any;
         any
+    }
+
+    /// Whether the request has ended that a blocked leader waits for.
+    #[inline]
+    fn has_ended_leader(&self) -> bool {
+        // Relaxed: the leader stored both before it released the lock that this thread holds.
+        let poller = self.poller;
+        poller.blocked.load(Ordering::Relaxed)
+            && !poller.breaks(Rule::TellLeader)
+            && Some(poller.led.load(Ordering::Relaxed))
+                .is_some_and(|request| request != NO_REQUEST && self.has_ended(request))
     }
 }
 
@@ -462,10 +588,14 @@ impl<P: Polled, E: Events> Drop for PollGuard<'_, P, E> {
     fn drop(&mut self) {
         let poller = self.poller;
         let leaves_work = self.take_unarmed() | (self.leaves_work && self.has_work());
+        let ended = self.has_ended_leader();
         poller.locked.store(false, Ordering::Release);
         if leaves_work {
             // Rule 3.
             poller.notify_if_blocked();
+        } else if ended {
+            // Rule 5.
+            poller.events.notify();
         }
         if !poller.breaks(Rule::ReleaseThenLook) {
             // Rule 2. pairs with the fence in `submit_with`

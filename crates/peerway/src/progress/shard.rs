@@ -3,6 +3,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::driver::{Driver, NewSession, PORT};
 use super::poller::{Events, Polled, Poller};
 use super::request::Request;
 use crate::inner::Inner;
-use crate::os::wake::EventFd;
+use crate::os::wake::{EventFd, futex_wait, futex_wake};
 use crate::session::Session;
 use crate::threads;
 use crate::transport::pull::PullOrigin;
@@ -104,6 +105,11 @@ impl Polled for Seat {
     fn poll_every(&self) -> Option<Duration> {
         self.driver.as_ref().and_then(Driver::poll_every)
     }
+
+    fn has_ended(&self, request: u64) -> bool {
+        let slot = SlotId::from_bits(request);
+        self.driver.as_ref().is_none_or(|driver| driver.has_ended(slot))
+    }
 }
 
 impl Seat {
@@ -117,57 +123,63 @@ impl Seat {
     }
 }
 
-/// The event sources of a shard, in epoll, and the descriptor that wakes its progress thread.
+/// The event sources of a shard, in epoll, and what wakes the threads that block.
 ///
-/// The progress thread waits by epoll alone: `poll` fails where a process may open no more files.
+/// Threads wait by epoll and futex alone: `poll` fails where a process may open no more files.
 struct EpollEvents {
     /// What every polling thread asks: sockets, completion channels, links.
     sources: OwnedFd,
-    /// `wake_fd` alone. No other thread asks it, so none takes a notification from the progress
-    /// thread.
-    wake: OwnedFd,
-    /// Both of them.
+    /// `sources` and `wake_fd`. Only the thread with the role waits on it, so no other thread takes
+    /// a notification from it.
     all: OwnedFd,
     wake_fd: EventFd,
+    /// Changes with every `resume`.
+    resumes: AtomicU32,
+    /// `resumes` as the progress thread last saw it.
+    seen_resumes: AtomicU32,
 }
 
 impl EpollEvents {
     fn new() -> std::io::Result<Self> {
         let epoll = || epoll::create(epoll::CreateFlags::CLOEXEC);
-        let (sources, wake, all, wake_fd) = (epoll()?, epoll()?, epoll()?, EventFd::new()?);
+        let (sources, all, wake_fd) = (epoll()?, epoll()?, EventFd::new()?);
         let data = epoll::EventData::new_u64(0);
-        epoll::add(&wake, wake_fd.as_fd(), data, epoll::EventFlags::IN)?;
-        epoll::add(&all, wake.as_fd(), data, epoll::EventFlags::IN)?;
+        epoll::add(&all, wake_fd.as_fd(), data, epoll::EventFlags::IN)?;
         epoll::add(&all, sources.as_fd(), data, epoll::EventFlags::IN)?;
-        Ok(Self { sources, wake, all, wake_fd })
+        let (resumes, seen_resumes) = (AtomicU32::new(0), AtomicU32::new(0));
+        Ok(Self { sources, all, wake_fd, resumes, seen_resumes })
     }
+}
 
-    /// Waits until `epoll` has an event. Takes none of the sources': the driver asks for them when
-    /// it polls.
-    fn wait_on(&self, epoll: &OwnedFd, timeout: Option<Duration>) {
+impl Events for EpollEvents {
+    /// Takes no event of the sources: the driver asks for them when it polls.
+    fn wait(&self, timeout: Option<Duration>) {
         let timeout = timeout.map(|time| rustix::event::Timespec {
             tv_sec: time.as_secs() as i64,
             tv_nsec: i64::from(time.subsec_nanos()),
         });
         let mut events = [const { MaybeUninit::uninit() }; 2];
-        if epoll::wait(epoll, &mut events, timeout.as_ref()).is_ok_and(|(some, _)| !some.is_empty())
+        if epoll::wait(&self.all, &mut events, timeout.as_ref())
+            .is_ok_and(|(some, _)| !some.is_empty())
         {
             self.wake_fd.drain();
         }
     }
-}
-
-impl Events for EpollEvents {
-    fn wait(&self, timeout: Option<Duration>) {
-        self.wait_on(&self.all, timeout);
-    }
-
-    fn pause(&self, timeout: Duration) {
-        self.wait_on(&self.wake, Some(timeout));
-    }
 
     fn notify(&self) {
         self.wake_fd.signal();
+    }
+
+    fn pause(&self, timeout: Duration) {
+        let seen = self.seen_resumes.load(Ordering::Relaxed);
+        // The futex compares again: a `resume` in between ends the wait at once.
+        let _ = futex_wait(&self.resumes, seen, Some(timeout));
+        self.seen_resumes.store(self.resumes.load(Ordering::Acquire), Ordering::Relaxed);
+    }
+
+    fn resume(&self) {
+        self.resumes.fetch_add(1, Ordering::Release);
+        futex_wake(&self.resumes, 1);
     }
 }
 
@@ -275,6 +287,11 @@ impl Shard {
     /// See [`Poller::hand_over`].
     pub(crate) fn hand_over(&self) {
         self.poller.hand_over();
+    }
+
+    /// See [`Poller::lead_until`].
+    pub(crate) fn lead_until(&self, slot: SlotId, over: impl Fn() -> bool, deadline: u64) -> bool {
+        self.poller.lead_until(slot.to_bits(), over, deadline)
     }
 
     /// See [`Poller::poll_once`].

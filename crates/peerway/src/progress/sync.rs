@@ -1,7 +1,7 @@
 //! Atomics and the queue of the poller: the real ones, or loom's in its tests.
 
 #[cfg(not(loom))]
-pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, fence};
+pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 
 #[cfg(not(loom))]
 pub(super) use crate::clock::now as now_ns;
@@ -45,7 +45,7 @@ mod modelled {
         };
     }
     stored_by_swap!(AtomicBool, bool);
-    stored_by_swap!(AtomicU8, u8);
+    stored_by_swap!(AtomicU64, u64);
 
     /// Time stands still: a model must do the same in every run.
     pub(crate) fn now_ns() -> u64 {

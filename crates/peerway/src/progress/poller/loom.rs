@@ -33,6 +33,7 @@ struct Kernel {
 struct Descriptors {
     source: bool,
     wake: bool,
+    resume: bool,
 }
 
 impl Kernel {
@@ -41,39 +42,41 @@ impl Kernel {
         self.changed.notify_all();
     }
 
-    /// Blocks while no descriptor that is watched is readable. A reader that was faster leaves it
-    /// blocked.
-    fn wait(&self, watched: impl Fn(&Descriptors) -> bool) {
+    /// Blocks until `take` takes something. A reader that was faster leaves it blocked.
+    fn wait(&self, take: impl Fn(&mut Descriptors) -> bool) {
         let mut descriptors = self.descriptors.lock().unwrap();
-        while !watched(&descriptors) {
+        while !take(&mut descriptors) {
             descriptors = self.changed.wait(descriptors).unwrap();
         }
-        descriptors.wake = false;
     }
 }
 
 struct ModelEvents {
     kernel: Arc<Kernel>,
-    /// Pauses end by themselves. Where they do not, only a notification ends them.
-    timed: bool,
+    /// Pauses up to this long end by themselves. Only a `resume` ends longer ones.
+    timed: Duration,
 }
 
 impl Events for ModelEvents {
     fn wait(&self, timeout: Option<Duration>) {
         assert_eq!(timeout, None, "the model has no timers");
-        self.kernel.wait(|descriptors| descriptors.source || descriptors.wake);
-    }
-
-    fn pause(&self, _: Duration) {
-        if self.timed {
-            thread::yield_now();
-        } else {
-            self.kernel.wait(|descriptors| descriptors.wake);
-        }
+        self.kernel.wait(|descriptors| std::mem::take(&mut descriptors.wake) || descriptors.source);
     }
 
     fn notify(&self) {
         self.kernel.signal(|descriptors| descriptors.wake = true);
+    }
+
+    fn pause(&self, timeout: Duration) {
+        if timeout <= self.timed {
+            thread::yield_now();
+        } else {
+            self.kernel.wait(|descriptors| std::mem::take(&mut descriptors.resume));
+        }
+    }
+
+    fn resume(&self) {
+        self.kernel.signal(|descriptors| descriptors.resume = true);
     }
 }
 
@@ -113,11 +116,23 @@ impl Ends {
     }
 }
 
-impl Polled for ModelDriver {
-    type Command = ();
+/// What threads ask of the driver.
+#[derive(Clone, Copy)]
+enum ModelCommand {
+    /// Send something, in the next poll.
+    Send,
+    /// End a request at once, as a cancel does.
+    End,
+}
 
-    fn execute(&mut self, (): ()) {
-        self.to_send.set(self.to_send.get() + 1);
+impl Polled for ModelDriver {
+    type Command = ModelCommand;
+
+    fn execute(&mut self, command: ModelCommand) {
+        match command {
+            ModelCommand::Send => self.to_send.set(self.to_send.get() + 1),
+            ModelCommand::End => self.ends.add(1),
+        }
     }
 
     fn poll(&mut self, _: u64) -> bool {
@@ -160,6 +175,10 @@ impl Polled for ModelDriver {
     fn poll_every(&self) -> Option<Duration> {
         None
     }
+
+    fn has_ended(&self, request: u64) -> bool {
+        self.ends.is(request as u32)
+    }
 }
 
 /// The other side of the source.
@@ -186,7 +205,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(timed: bool, broken: Option<Rule>) -> Self {
+    fn new(timed: Duration, broken: Option<Rule>) -> Self {
         let kernel = Arc::new(Kernel::default());
         let source = Arc::new(Source { sent: AtomicU32::new(0), armed: AtomicU32::new(0) });
         let ends = Arc::new(Ends::default());
@@ -225,7 +244,7 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 /// A peer sends, and no thread but the progress thread polls.
 fn arrivals_are_served(broken: Option<Rule>) {
     explore(move || {
-        Model::new(true, broken).run(|model| {
+        Model::new(Duration::MAX, broken).run(|model| {
             model.peer.send();
             model.ends.wait_for(1);
         });
@@ -235,9 +254,9 @@ fn arrivals_are_served(broken: Option<Rule>) {
 /// Two threads post what neither of them polls for.
 fn posts_are_sent(broken: Option<Rule>) {
     explore(move || {
-        Model::new(true, broken).run(|model| {
+        Model::new(Duration::MAX, broken).run(|model| {
             let post = |poller: &Poller<ModelDriver, ModelEvents>| {
-                poller.submit(());
+                poller.submit(ModelCommand::Send);
                 poller.notify_if_blocked();
             };
             let poller = model.poller.clone();
@@ -253,7 +272,7 @@ fn posts_are_sent(broken: Option<Rule>) {
 /// pause of the progress thread.
 fn waiters_are_woken(broken: Option<Rule>) {
     explore(move || {
-        let Model { poller, peer, ends } = Model::new(false, broken);
+        let Model { poller, peer, ends } = Model::new(Duration::ZERO, broken);
         let waiter = {
             let (poller, ends) = (poller.clone(), ends.clone());
             thread::spawn(move || {
@@ -270,11 +289,73 @@ fn waiters_are_woken(broken: Option<Rule>) {
     });
 }
 
+/// Polls, and blocks until `count` requests have ended: as a leader where the role is free.
+fn wait_as_leader(poller: &Poller<ModelDriver, ModelEvents>, ends: &Ends, count: u32) {
+    let over = || ends.is(count);
+    if !poller.poll_until(over, 1, 0, Duration::ZERO)
+        && !poller.lead_until(count.into(), over, u64::MAX)
+    {
+        poller.hand_over();
+        ends.wait_for(count);
+    }
+}
+
+/// A waiter takes the role where it is free. What it waits for comes by an event.
+fn leaders_are_woken(broken: Option<Rule>) {
+    explore(move || {
+        let Model { poller, peer, ends } = Model::new(WATCH, broken);
+        let waiter = {
+            let (poller, ends) = (poller.clone(), ends.clone());
+            thread::spawn(move || wait_as_leader(&poller, &ends, 1))
+        };
+        Model { poller, peer, ends }.run(|model| {
+            model.peer.send();
+            waiter.join().unwrap();
+        });
+    });
+}
+
+/// Another thread ends the request that a leader waits for, and no event announces it.
+fn leaders_learn_of_their_end(broken: Option<Rule>) {
+    explore(move || {
+        let Model { poller, peer, ends } = Model::new(WATCH, broken);
+        let waiter = {
+            let (poller, ends) = (poller.clone(), ends.clone());
+            thread::spawn(move || wait_as_leader(&poller, &ends, 1))
+        };
+        Model { poller, peer, ends }.run(|model| {
+            model.poller.submit(ModelCommand::End);
+            waiter.join().unwrap();
+        });
+    });
+}
+
+/// A leader leaves while another waiter is blocked on its slot. The progress thread, whose pause
+/// only a `resume` ends, serves that waiter.
+fn followers_are_served(broken: Option<Rule>) {
+    explore(move || {
+        let Model { poller, peer, ends } = Model::new(WATCH, broken);
+        let leader = {
+            let (poller, ends) = (poller.clone(), ends.clone());
+            thread::spawn(move || {
+                poller.lead_until(1, || ends.is(1), u64::MAX);
+            })
+        };
+        Model { poller, peer, ends }.run(|model| {
+            model.peer.send();
+            model.poller.hand_over();
+            leader.join().unwrap();
+            model.peer.send();
+            model.ends.wait_for(2);
+        });
+    });
+}
+
 /// A thread polls once, takes the event of a source that the progress thread had armed, and leaves.
 #[test]
 fn an_event_that_another_thread_takes_is_armed_again() {
     explore(|| {
-        Model::new(true, None).run(|model| {
+        Model::new(Duration::MAX, None).run(|model| {
             let poller = model.poller.clone();
             let passer = thread::spawn(move || {
                 poller.poll_once(1);
@@ -314,6 +395,39 @@ fn not_if_the_queue_is_not_looked_at_after_the_release() {
 #[should_panic(expected = "deadlock")]
 fn not_if_nobody_tells_it_of_work() {
     posts_are_sent(Some(Rule::LeaveNoWork));
+}
+
+#[test]
+fn a_leader_is_woken() {
+    leaders_are_woken(None);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn not_if_a_leader_does_not_look_after_arming() {
+    leaders_are_woken(Some(Rule::ArmThenLook));
+}
+
+#[test]
+fn a_leader_learns_of_its_end() {
+    leaders_learn_of_their_end(None);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn not_if_other_threads_do_not_tell_it() {
+    leaders_learn_of_their_end(Some(Rule::TellLeader));
+}
+
+#[test]
+fn a_follower_is_served_when_the_leader_leaves() {
+    followers_are_served(None);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn not_if_the_leader_does_not_look_for_followers() {
+    followers_are_served(Some(Rule::ReleaseThenResume));
 }
 
 #[test]

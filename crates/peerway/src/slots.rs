@@ -1,4 +1,4 @@
-//! The table of transfers inrequest.
+//! The table of transfers in flight.
 //!
 //! A slot is named by index and generation, so a handle can never reach the slot's next tenant. The
 //! state word is a futex: whoever ends a transfer wakes its waiters. A slot is reused only when it

@@ -229,9 +229,7 @@ impl Transfer {
                 return ended();
             }
             // The end of a job comes from the copy pool, which signals no event source.
-            if job.is_none()
-                && session.shard.lead_until(*slot, || ended().is_some(), deadline)
-            {
+            if job.is_none() && session.shard.lead_until(*slot, || ended().is_some(), deadline) {
                 return ended();
             }
             session.shard.hand_over();

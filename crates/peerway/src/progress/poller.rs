@@ -67,9 +67,12 @@ const OFTEN: u32 = 8;
 /// While nothing happens the clock is read at every so many polls: `perf` showed it as the
 /// costliest part of a poll that finds nothing.
 const POLLS_PER_CLOCK: u32 = 8;
-/// A thread that has found nothing for this long offers its processor to others between polls: the
+/// A waiter that has found nothing for this long offers its processor to others between polls: the
 /// peer may need it.
-const YIELD_AFTER_NS: u64 = 10_000;
+const WAITER_YIELDS_AFTER_NS: u64 = 10_000;
+/// The progress thread does so sooner. On one processor with its peer, 10 µs cost a write of 4 KiB
+/// by local-ring 25 µs instead of 15; on two, 0 cost it 1.51 µs instead of 1.41.
+const PROGRESS_YIELDS_AFTER_NS: u64 = 1_000;
 
 /// What is polled under the lock: a shard's driver.
 pub(crate) trait Polled {
@@ -302,7 +305,7 @@ impl<P: Polled, E: Events> Poller<P, E> {
                     if idle > spin || now >= deadline || self.is_stopped() {
                         break;
                     }
-                    rest(idle);
+                    rest(idle, WAITER_YIELDS_AFTER_NS);
                     polls = polls.wrapping_add(1);
                     if progress || polls.is_multiple_of(POLLS_PER_CLOCK) {
                         now = now_ns();
@@ -313,7 +316,7 @@ impl<P: Polled, E: Events> Poller<P, E> {
             if idle > spin || now >= deadline {
                 return over();
             }
-            rest(idle);
+            rest(idle, WAITER_YIELDS_AFTER_NS);
             now = now_ns();
         }
         true
@@ -438,7 +441,7 @@ impl<P: Polled, E: Events> Poller<P, E> {
             if others > 0 || idle >= spin.as_nanos() as u64 || self.is_stopped() {
                 return now;
             }
-            rest(idle);
+            rest(idle, PROGRESS_YIELDS_AFTER_NS);
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(POLLS_PER_CLOCK) {
                 now = now_ns();
@@ -606,8 +609,8 @@ impl<P: Polled, E: Events> Drop for PollGuard<'_, P, E> {
 }
 
 /// Between two polls.
-fn rest(idle_ns: u64) {
-    if idle_ns < YIELD_AFTER_NS {
+fn rest(idle_ns: u64, yields_after_ns: u64) {
+    if idle_ns < yields_after_ns {
         std::hint::spin_loop();
     } else {
         std::thread::yield_now();

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""GPU memory to GPU memory on one GPU: NIXL with UCX, NIXL with Peerway, and NCCL. To set beside `peerway bench --memory gpu`.
+"""Measure GPU memory to GPU memory on one GPU with NIXL over UCX, NIXL over Peerway, and NCCL.
 
-    gpu/peers.py [nixl] [nixl-peerway] [nccl]        nixl and nccl by default; what cannot be imported is left out
+Compare the results with `peerway bench --memory gpu`.
 
-Two processes, one batch at a time, medians. NIXL's figures are of `transfer` until its state is done; NCCL's of a
-`send` here and a `recv` there until the stream is through. The bytes are compared at the end. Run it under MPS, as
-contexts of two processes are else served in turns of milliseconds.
+    gpu/peers.py [nixl] [nixl-peerway] [nccl]    nixl and nccl by default; packages that cannot be imported are skipped
+
+Two processes run one batch at a time; the results are medians. NIXL's time runs from `transfer` until its state is
+done. NCCL's time runs from a `send` in one process and a `recv` in the other until the stream is done. The program
+compares the bytes at the end. Run it under MPS: otherwise the GPU serves the contexts of two processes in turns of
+milliseconds.
 """
 
 import json
@@ -29,7 +32,7 @@ def ask(child, line: bytes) -> bytes:
 
 
 def told(child) -> bytes:
-    """The next answer; libraries print to the same place."""
+    """Return the next answer. Skip other lines, because libraries print to the same stream."""
     for line in child.stdout:
         if line.startswith(b"answer "):
             return bytes.fromhex(line.split()[1].decode())
@@ -109,7 +112,7 @@ def nixl_rows(backend: str = "UCX") -> list:
 def nccl_group(rank: int, port: str):
     import torch.distributed as dist
 
-    # Two ranks on one GPU are refused unless they seem to be on two hosts.
+    # NCCL refuses two ranks on one GPU unless they seem to be on two hosts.
     os.environ.update(NCCL_HOSTID=f"host{rank}", NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1", NCCL_SOCKET_IFNAME="lo")
     dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     return dist

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# What a machine with a GPU runs of the bundle that `cargo xtask gpu-test` makes: tests, the sanitizer, tables.
+# Runs the bundle of `cargo xtask gpu-test` on a machine with a GPU: tests, the sanitizer and
+# benchmarks.
 #
-#   gpu/run.sh [tests] [sanitizer] [bench] [driven] [upstream]     all but upstream by default
+#   gpu/run.sh [tests] [sanitizer] [bench] [driven] [upstream]   all but upstream by default
 #
-# It needs the bundle (its own directory, target/gpu of its checkout, or BUNDLE), the CUDA driver, and for some parts compute-sanitizer,
-# nvidia-cuda-mps-control and Python with torch. Results go to OUT (default: the current directory).
+# It needs the bundle and the CUDA driver. The bundle is the script's own directory, target/gpu of
+# its checkout, or BUNDLE. Some parts need compute-sanitizer, nvidia-cuda-mps-control and Python
+# with torch. Results go to OUT (default: the current directory).
 set -uo pipefail
 
 beside=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 here=$(dirname "$beside")
-# The script stands in the bundle, or in a checkout that the bundle was made of.
+# The script is in the bundle, or in the checkout that the bundle was built from.
 [ -x "$beside/gpu-tests" ] && bundle=$beside || bundle=${BUNDLE:-$here/target/gpu}
 out=${OUT:-.}
 parts=("$@")
@@ -20,9 +22,9 @@ has() { [[ " ${parts[*]} " == *" $1 "* ]]; }
 say() { printf '\n=== %s\n' "$*"; }
 
 if has tests; then
-    # Without MPS: a client that is killed can take others with it there.
+    # Without MPS: under MPS a killed client can take other clients with it.
     say "tests"
-    # Tests that need a GPU are ignored elsewhere; some need still more.
+    # Tests that need a GPU are ignored elsewhere. Some have further requirements.
     which=(--ignored --skip owner)
     if [ "$(nvidia-smi --list-gpus 2> /dev/null | wc -l)" -lt 2 ]; then
         which+=(--skip memories_of_two_gpus)
@@ -41,7 +43,7 @@ fi
 if has sanitizer && command -v compute-sanitizer > /dev/null; then
     say "compute-sanitizer"
     for tool in memcheck initcheck; do
-        # A fabric is tried and refused, which is no error of ours.
+        # The tests try a fabric and the driver refuses it, which is not an error.
         timeout 300 compute-sanitizer --tool "$tool" --report-api-errors no --target-processes all --error-exitcode 9 \
             "$bundle/gpu-tests" --ignored --test-threads=1 every_shape another_process > "$out/sanitizer-$tool.txt" 2>&1
         status=$?
@@ -55,14 +57,15 @@ fi
 
 mps() {
     [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || return 0
-    # Contexts of two processes are served in turns of milliseconds without it: no latency could be measured.
+    # Without MPS, the GPU serves the contexts of two processes in turns of milliseconds, so
+    # latencies cannot be measured.
     export CUDA_MPS_PIPE_DIRECTORY=/tmp/peerway-mps CUDA_MPS_LOG_DIRECTORY=/tmp/peerway-mps-log
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
     nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT
 }
 
 if has driven; then
-    # One process first: MPS only makes it slower to start.
+    # One process first: MPS only slows down its start.
     say "bench gpu-local"
     "$bundle/peerway" bench gpu-local --json "$out/gpu-local.json" || failed=1
     mps

@@ -1,5 +1,5 @@
-// What kernels and the proxy agree on. Written by `cargo xtask device-header` from crates/peerway-core/src/abi.rs;
-// changes belong there.
+// The interface between kernels and the proxy. `cargo xtask device-header` generates this file
+// from crates/peerway-core/src/abi.rs; edit that file.
 #ifndef PEERWAY_ABI_H
 #define PEERWAY_ABI_H
 
@@ -37,65 +37,65 @@ typedef unsigned long long peerway_u64;
 #define PEERWAY_FAULT_FAILED 0x9ull
 #define PEERWAY_FAULT_UNFENCED 0xaull
 
-// One ring. Addresses are the kernel's.
+// One ring. Addresses are those of the kernel.
 struct peerway_ring {
     // Slots of 16 bytes, in host memory.
     peerway_u64 slots;
-    // Positions consumed, in host memory.
+    // The number of consumed positions, in host memory.
     peerway_u64 credit;
-    // Answers to `quiet`, of this ring: for each peer PEERWAY_LINES lines, in host memory.
+    // Answers to `quiet` for this ring: PEERWAY_LINES lines for each peer, in host memory.
     peerway_u64 completed;
-    // Positions claimed, in the kernel's memory.
+    // The number of claimed positions, in the kernel's memory.
     peerway_u64 claim;
-    // Credit as last read, in the kernel's memory; its top bit: the ring is dead.
+    // The credit as last read, in the kernel's memory. The top bit is set if the ring is dead.
     peerway_u64 cached;
-    // There are 1 << log2_slots slots.
+    // The ring has 1 << log2_slots slots.
     peerway_u32 log2_slots;
-    // Zero.
+    // Always zero.
     peerway_u32 reserved;
 };
 static_assert(sizeof(peerway_ring) == 48, "layout");
 
-// All that a kernel is given.
+// The structure that a kernel receives.
 struct peerway_proxy {
     // PEERWAY_MAGIC.
     peerway_u32 magic;
     // PEERWAY_VERSION.
     peerway_u32 version;
-    // How many rings.
+    // The number of rings.
     peerway_u32 rings;
-    // Peers that may be named: numbers below this.
+    // The number of peers. Valid peer numbers are below this.
     peerway_u32 peers;
-    // Counters of our own that may be waited for.
+    // The number of local counters that a kernel can wait for.
     peerway_u32 counters;
-    // Zero.
+    // Always zero.
     peerway_u32 reserved;
     // The rings: an array of peerway_ring.
     peerway_u64 ring_table;
     // Counters, PEERWAY_LINES lines each, in host memory.
     peerway_u64 counter_words;
-    // For each peer a word that is not zero once it has failed, in host memory.
+    // For each peer, a word that becomes nonzero when the peer fails, in host memory.
     peerway_u64 peer_faults;
     // The first fault, in host memory: a peerway_fault.
     peerway_u64 fault;
-    // Nanoseconds that a wait takes at most.
+    // The maximum duration of a wait in nanoseconds.
     peerway_u64 timeout_ns;
 };
 static_assert(sizeof(peerway_proxy) == 64, "layout");
 
-// The first thing that went wrong, written by the proxy, the code last.
+// The first fault. The proxy writes the code last.
 struct peerway_fault {
     // One of PEERWAY_FAULT_*, or zero.
     peerway_u32 code;
-    // Whom the command was for.
+    // The peer of the failed command.
     peerway_u32 peer;
-    // The ring it came from.
+    // The ring of the command.
     peerway_u32 ring;
-    // Its operation.
+    // The operation of the command.
     peerway_u32 op;
-    // Its position in that ring.
+    // The position of the command in the ring.
     peerway_u64 position;
-    // Faults so far, this one included.
+    // The number of faults so far, including this one.
     peerway_u64 count;
 };
 static_assert(sizeof(peerway_fault) == 32, "layout");

@@ -1,47 +1,60 @@
 // Transfers that a kernel issues itself.
 //
-// A kernel is given a `const peerway_proxy *`, made by the host (peerway.gpu, the C library or the Rust crate). It writes commands
-// into one of the proxy's rings; threads of the host carry them out. Offsets are in the windows that the host registered
-// here and that each peer advertised; the host hands them out.
+// The host creates a proxy (peerway.gpu, the C library or the Rust crate) and passes a `const
+// peerway_proxy *` to the kernel. The kernel writes commands into one of the proxy's rings, and
+// threads of the host carry them out. Offsets refer to windows: source offsets to the windows that
+// the host registered, destination offsets to the windows that the peer advertised. The host knows
+// them.
 //
-//   peerway_put(proxy, ring, peer, dst, src, bytes)             bytes into the peer's memory
-//   peerway_put_with_count(..., counter)                        and one more on a counter of the peer, after them
-//   peerway_signal(proxy, ring, peer, counter)                  only the counter: it waits for no earlier put, so quiet first where that matters
-//   peerway_put_warp / _with_count_warp / _signal_warp          the same by all 32 lanes, a command each: one claim, one fence
-//   peerway_quiet(proxy, ring, peer)                            waits until everything before it, on that ring to that peer, is
-//                                                               in the peer's memory
-//   peerway_wait_counter(proxy, counter, value, peer)           waits until a counter of ours has come to a value
+//   peerway_put(proxy, ring, peer, dst, src, bytes)
+//       Writes bytes to the peer's memory.
+//   peerway_put_with_count(..., counter)
+//       The same, and then raises a counter of the peer by one.
+//   peerway_signal(proxy, ring, peer, counter)
+//       Raises a counter of the peer by one. It does not wait for earlier puts: call peerway_quiet
+//       first if the order matters.
+//   peerway_put_warp / _with_count_warp / _signal_warp
+//       The same by all 32 lanes, with one command per lane, one claim and one fence.
+//   peerway_quiet(proxy, ring, peer)
+//       Waits until all earlier commands of that ring to that peer are in the peer's memory.
+//   peerway_wait_counter(proxy, counter, value, peer)
+//       Waits until a counter of this proxy reaches a value.
 //
-// Every call returns PEERWAY_OK or says why not, within the proxy's time-out; nothing traps. Offsets and lengths are multiples of
-// four bytes, a put is shorter than 16 MiB. All stores of the calling thread (of the warp's lanes for the _warp calls) before a put are
-// in what it sends. Any number of threads may use a ring, but a ring for every few warps is much faster than one for all: see
-// peerway_ring_for_warp. Positions are claimed when the kernel runs, so captured graphs can be launched again.
+// Every call returns PEERWAY_OK or an error code within the proxy's time-out. No call traps.
+// Offsets and lengths are multiples of four bytes, and a put is shorter than 16 MiB. A put sends
+// all stores that the calling thread made before it (for the _warp calls: the stores of all lanes).
 //
-// A kernel that waits holds up what CUDA does only when no kernel runs: have the code of every kernel loaded before (cudaFuncGetAttributes does), allocate
-// nothing meanwhile, and under MPS set CUDA_DEVICE_MAX_CONNECTIONS=32.
+// Any number of threads may use a ring. A ring for every few warps is much faster than one ring for
+// all: see peerway_ring_for_warp. Positions are claimed when the kernel runs, so a captured graph
+// can be launched again.
 //
-// Needs no header of CUDA's, so NVRTC compiles it as it is. Compiled for a processor, it is the same protocol on plain memory.
+// While a kernel waits, CUDA cannot do work that requires an idle GPU. Therefore load the code of
+// every kernel before (cudaFuncGetAttributes does), allocate no memory while a kernel waits, and
+// set CUDA_DEVICE_MAX_CONNECTIONS=32 under MPS.
+//
+// This header needs no CUDA header, so NVRTC compiles it as it is. A host compiler can compile it
+// too: it then implements the same protocol on plain memory.
 #ifndef PEERWAY_DEVICE_CUH
 #define PEERWAY_DEVICE_CUH
 
 #include "peerway_abi.h"
 
 #define PEERWAY_OK 0
-// The ring was full for longer than the time-out: is the proxy armed?
+// The ring was full for longer than the time-out. Check that the proxy is armed.
 #define PEERWAY_FULL 1
-// A push was abandoned while the ring was full; the ring is of no more use.
+// A push was abandoned while the ring was full. The ring can no longer be used.
 #define PEERWAY_RING_DEAD 2
-// An answer or a counter did not come in time.
+// The answer did not arrive, or the counter did not reach its value, within the time-out.
 #define PEERWAY_TIMED_OUT 3
-// A command before this one failed; the proxy's fault says which first.
+// An earlier command failed. The proxy's fault describes the first such command.
 #define PEERWAY_FAILED 4
-// The arguments cannot be meant: no such ring, peer or counter, an offset or length that does not fit.
+// An argument is invalid: no such ring, peer or counter, or an offset or length out of range.
 #define PEERWAY_BAD_ARGUMENT 5
 
-// For peerway_wait_counter: whoever raises it.
+// For peerway_wait_counter: any peer may raise the counter.
 #define PEERWAY_ANY_PEER 0xffffffffu
 
-// Cycles until the host can have answered a command: on an H200 the answer is there after some 0.9 µs.
+// Cycles before the first poll for an answer. On an H200 the answer arrives after about 0.9 µs.
 #ifndef PEERWAY_ANSWER_CYCLES
 #define PEERWAY_ANSWER_CYCLES 900
 #endif
@@ -49,8 +62,8 @@
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define PEERWAY_CALL static __device__ __forceinline__
 
-// What the host wrote before the kernel began and never changes: not volatile, so that the compiler reads it once and not again after every
-// fence.
+// Loads a value that the host wrote before the kernel began and that never changes. The load is not
+// volatile, so that the compiler does not repeat it after every fence.
 PEERWAY_CALL peerway_u64 peerway__fixed(const peerway_u64 *at) {
     peerway_u64 value;
     asm("ld.global.nc.u64 %0, [%1];" : "=l"(value) : "l"(at));
@@ -66,7 +79,7 @@ PEERWAY_CALL peerway_u64 peerway__load(peerway_u64 at) {
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
-// And what is read after it is at least as new.
+// Acquire: later reads are at least as new as the loaded value.
 PEERWAY_CALL peerway_u64 peerway__load_acquire(peerway_u64 at) {
     peerway_u64 value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
@@ -77,7 +90,7 @@ PEERWAY_CALL peerway_u32 peerway__load_u32(peerway_u64 at) {
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
     return value;
 }
-// Our own memory's words: other threads of the GPU use them, nobody else.
+// The _near functions access words in GPU memory that only threads of this GPU use.
 PEERWAY_CALL peerway_u64 peerway__load_near(peerway_u64 at) {
     peerway_u64 value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
@@ -99,11 +112,11 @@ PEERWAY_CALL void peerway__max_near(peerway_u64 at, peerway_u64 value) {
 PEERWAY_CALL void peerway__or_near(peerway_u64 at, peerway_u64 bits) {
     asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(at), "l"(bits) : "memory");
 }
-// Both halves of a slot. They may arrive one after the other: each has its phase bit.
+// Stores both halves of a slot. They may become visible one after the other: each has a phase bit.
 PEERWAY_CALL void peerway__store_slot(peerway_u64 at, peerway_u64 first, peerway_u64 second) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(first), "l"(second) : "memory");
 }
-// Everything before it, for the host and every device, before everything after it.
+// The host and every device see all accesses before the fence before those after it.
 PEERWAY_CALL void peerway__fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 PEERWAY_CALL peerway_u64 peerway__nanoseconds() {
     peerway_u64 now;
@@ -117,7 +130,7 @@ PEERWAY_CALL void peerway__pause(peerway_u32 cycles) {
     while (now - start < cycles);
 }
 
-#else // a processor
+#else // compiled for the CPU
 #include <sched.h>
 #include <time.h>
 #define PEERWAY_CALL static inline
@@ -152,7 +165,7 @@ PEERWAY_CALL peerway_u64 peerway__nanoseconds() {
 PEERWAY_CALL void peerway__pause(peerway_u32) {}
 #endif
 
-// A ring, in registers.
+// Reads a ring into registers.
 PEERWAY_CALL peerway_ring peerway__ring(const peerway_proxy *proxy, peerway_u32 number) {
     const peerway_ring *at = (const peerway_ring *)peerway__fixed(&proxy->ring_table) + number;
     peerway_ring ring;
@@ -166,12 +179,12 @@ PEERWAY_CALL peerway_ring peerway__ring(const peerway_proxy *proxy, peerway_u32 
     return ring;
 }
 
-// Whether positions [first, first + count) have room, by what is known of the credit.
+// Whether positions [first, first + count) have room at this credit.
 PEERWAY_CALL bool peerway__fits(const peerway_ring &ring, peerway_u64 first, peerway_u32 count, peerway_u64 credit) {
     return first + count <= credit + (1ull << ring.log2_slots);
 }
 
-// The claim had no room at first: waits for it, or takes the claim back.
+// Waits for room for a claim, or takes the claim back after the time-out.
 PEERWAY_CALL int peerway__wait_for_room(const peerway_proxy *proxy, const peerway_ring &ring, peerway_u64 first, peerway_u32 count) {
     peerway_u64 start = peerway__nanoseconds(), bound = peerway__fixed(&proxy->timeout_ns);
     for (;;) {
@@ -185,7 +198,8 @@ PEERWAY_CALL int peerway__wait_for_room(const peerway_proxy *proxy, const peerwa
             return PEERWAY_OK;
         }
         peerway_u64 waited = peerway__nanoseconds() - start;
-        // Those behind wait for the same room and give back first.
+        // The swap succeeds only for the last claim. Later claims wait for the same room, and are
+        // taken back first.
         if (waited > bound && peerway__swap_near(ring.claim, first + count, first)) return PEERWAY_FULL;
         if (waited > 2 * bound) {
             peerway__or_near(ring.cached, PEERWAY_DEAD);
@@ -194,11 +208,12 @@ PEERWAY_CALL int peerway__wait_for_room(const peerway_proxy *proxy, const peerwa
     }
 }
 
-// Takes positions; with `fenced`, all that the thread has seen before is visible to everybody afterwards.
+// Claims positions. With `fenced`, all earlier stores of the thread are visible to the host and
+// every device before the command is stored.
 PEERWAY_CALL int peerway__claim(const peerway_proxy *proxy, const peerway_ring &ring, peerway_u32 count, bool fenced, peerway_u64 *first) {
     *first = peerway__add_near(ring.claim, count);
     peerway_u64 cached = peerway__load_near(ring.cached);
-    // While the two are on their way.
+    // The fence overlaps with the latency of the two accesses above.
     if (fenced) peerway__fence();
     if (!(cached & PEERWAY_DEAD) && peerway__fits(ring, *first, count, cached)) return PEERWAY_OK;
     return peerway__wait_for_room(proxy, ring, *first, count);
@@ -226,7 +241,8 @@ PEERWAY_CALL bool peerway__sound(const peerway_proxy *proxy, peerway_u32 ring, p
            src < PEERWAY_MAX_SPACE && bytes <= PEERWAY_MAX_LEN && counter <= 0xffff;
 }
 
-// One command by one thread; `fenced` where bytes go with it. The position it has got, for peerway_quiet.
+// Pushes one command from one thread, `fenced` if bytes go with it. peerway_quiet needs the
+// position.
 PEERWAY_CALL int peerway__push(const peerway_proxy *proxy, peerway_u32 ring, peerway_u64 first, peerway_u64 second, bool fenced,
                                peerway_u64 *position) {
     const peerway_ring to = peerway__ring(proxy, ring);
@@ -256,7 +272,8 @@ PEERWAY_CALL int peerway_signal(const peerway_proxy *proxy, peerway_u32 ring, pe
     return peerway__one(proxy, ring, PEERWAY_OP_SIGNAL, peer, 0, 0, 0, counter);
 }
 
-// Whether a wait is over without what it waits for: `failed` is a word that says so, or zero.
+// Whether a wait must end without success: PEERWAY_OK means that it goes on. `failed` is the
+// address of a word that is not zero after a failure, or zero for none.
 PEERWAY_CALL int peerway__given_up(const peerway_proxy *proxy, peerway_u64 failed, peerway_u64 start) {
     if (failed && peerway__load_u32(failed)) return PEERWAY_FAILED;
     if (peerway__nanoseconds() - start > peerway__fixed(&proxy->timeout_ns)) return PEERWAY_TIMED_OUT;
@@ -266,7 +283,8 @@ PEERWAY_CALL int peerway__given_up(const peerway_proxy *proxy, peerway_u64 faile
     return PEERWAY_OK;
 }
 
-// Which of a word's copies this thread looks at: reads of one line by many are served one after the other.
+// The copy of a word that this thread polls. Reads of one cache line by many threads are
+// serialised, so threads are spread over several copies.
 PEERWAY_CALL peerway_u64 peerway__copy_of(peerway_u64 words) {
     peerway_u32 spread = 0;
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -278,8 +296,9 @@ PEERWAY_CALL peerway_u64 peerway__copy_of(peerway_u64 words) {
     return words + spread % PEERWAY_LINES * PEERWAY_LINE;
 }
 
-// Waits until a word is at least `want`; what is read afterwards is at least as new. One read at a time: it takes 1.2 µs across PCIe, and a first one
-// that is sent too early costs another, hence the pause before it.
+// Waits until a word is at least `want`. Later reads are at least as new. Only one read is in
+// flight, and a read across PCIe takes 1.2 µs. A first read that is too early costs another one,
+// hence the pause before it.
 PEERWAY_CALL int peerway__await(const peerway_proxy *proxy, peerway_u64 words, peerway_u64 want, peerway_u64 failed, peerway_u32 pause,
                                 peerway_u64 *seen) {
     peerway_u64 word = peerway__copy_of(words), start = peerway__nanoseconds();
@@ -294,21 +313,23 @@ PEERWAY_CALL int peerway__await(const peerway_proxy *proxy, peerway_u64 words, p
     }
 }
 
-// Call it by one thread. What the peer does after it is told of it (a signal, a counter) sees the bytes.
+// Call it from one thread. If this kernel then notifies the peer (by a signal or a counter), the
+// peer sees the bytes.
 PEERWAY_CALL int peerway_quiet(const peerway_proxy *proxy, peerway_u32 ring, peerway_u32 peer) {
     if (!peerway__sound(proxy, ring, peer, 0, 0, 0, 0)) return PEERWAY_BAD_ARGUMENT;
     peerway_u64 position, seen;
-    // It sends nothing, so nothing need be visible before it.
+    // A quiet sends no bytes, so it needs no fence.
     int pushed = peerway__push(proxy, ring, peerway__first(PEERWAY_OP_QUIET, peer, 0, 0, 0), 0, false, &position);
     if (pushed != PEERWAY_OK) return pushed;
     peerway_u64 words = peerway__ring(proxy, ring).completed + (peerway_u64)peer * PEERWAY_LINES * PEERWAY_LINE;
-    // An answer is twice the position behind the question, and odd where something failed.
+    // The answer is twice the position after the quiet. It is odd if a command failed.
     int answered = peerway__await(proxy, words, 2 * (position + 1), 0, PEERWAY_ANSWER_CYCLES, &seen);
     if (answered != PEERWAY_OK) return answered;
     return seen & 1 ? PEERWAY_FAILED : PEERWAY_OK;
 }
 
-// Call it by one thread; after a barrier the others of its block may read what arrived, too. With a peer, its failure ends the wait.
+// Call it from one thread. After a barrier, the other threads of its block may read the arrived
+// bytes too. If `peer` is given, a failure of that peer ends the wait.
 PEERWAY_CALL int peerway_wait_counter(const peerway_proxy *proxy, peerway_u32 counter, peerway_u64 value, peerway_u32 peer) {
     bool any = peer == PEERWAY_ANY_PEER;
     if (counter >= peerway__fixed(&proxy->counters) || (!any && peer >= peerway__fixed(&proxy->peers))) return PEERWAY_BAD_ARGUMENT;
@@ -316,7 +337,7 @@ PEERWAY_CALL int peerway_wait_counter(const peerway_proxy *proxy, peerway_u32 co
     return peerway__await(proxy, words, value, any ? 0 : peerway__fixed(&proxy->peer_faults) + 4ull * peer, 0, &seen);
 }
 
-// Where a counter of ours is now.
+// The current value of a counter of this proxy.
 PEERWAY_CALL peerway_u64 peerway_counter(const peerway_proxy *proxy, peerway_u32 counter) {
     if (counter >= peerway__fixed(&proxy->counters)) return 0;
     return peerway__load_acquire(peerway__fixed(&proxy->counter_words) + (peerway_u64)counter * PEERWAY_LINES * PEERWAY_LINE);
@@ -324,7 +345,7 @@ PEERWAY_CALL peerway_u64 peerway_counter(const peerway_proxy *proxy, peerway_u32
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 
-// A ring for this warp: neighbours in the grid use different ones.
+// A ring for this warp. Neighbouring warps in the grid use different rings.
 PEERWAY_CALL peerway_u32 peerway_ring_for_warp(const peerway_proxy *proxy) {
     peerway_u32 warps = (blockDim.x * blockDim.y * blockDim.z + 31) / 32;
     peerway_u32 thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
@@ -332,7 +353,8 @@ PEERWAY_CALL peerway_u32 peerway_ring_for_warp(const peerway_proxy *proxy) {
     return (block * warps + thread / 32) % peerway__fixed(&proxy->rings);
 }
 
-// A command from each lane that has one (`mine`), all 32 lanes calling, on one ring: one claim and one fence for all.
+// Pushes one command per lane whose `mine` is set, with one claim and one fence for all. All 32
+// lanes must call it. All commands go to the ring of the first lane that sends.
 PEERWAY_CALL int peerway__warp(const peerway_proxy *proxy, peerway_u32 ring, peerway_u64 op, peerway_u32 peer, peerway_u64 dst,
                                peerway_u64 src, peerway_u64 bytes, peerway_u32 counter, bool mine) {
     const peerway_u32 all = 0xffffffffu;
@@ -342,11 +364,11 @@ PEERWAY_CALL int peerway__warp(const peerway_proxy *proxy, peerway_u32 ring, pee
     if (senders == 0) return status;
     peerway_u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    // Every lane's stores, before the one fence.
+    // Order the stores of every lane before the single fence.
     __syncwarp(all);
     peerway_u64 first = 0;
     int claimed = PEERWAY_OK;
-    // A sender's ring, which is known to be one.
+    // Use the ring of a lane that sends, because its arguments have been checked.
     peerway_u32 leader = __ffs(senders) - 1;
     ring = __shfl_sync(all, ring, leader);
     const peerway_ring to = peerway__ring(proxy, ring);

@@ -1,56 +1,57 @@
 #!/usr/bin/env bash
 #
-# rdma-vm.sh: run a command on a machine with four RDMA devices, without RDMA
-# hardware, privileges in the host kernel, or anything but Debian packages.
+# rdma-vm.sh: runs a command on a machine with four RDMA devices.  It needs no RDMA
+# hardware, no privileges in the host kernel, and only Debian packages.
 #
-# It boots Debian's own kernel in QEMU (software emulation unless told
-# otherwise), loads soft-RoCE (rdma_rxe) there, and runs the command in that
-# guest with a host directory mounted read-write at the same path.  Its exit
-# status, standard output and standard error are the command's own.
+# It boots Debian's kernel in QEMU (with software emulation by default) and loads
+# soft-RoCE (rdma_rxe) there.  It runs the command in that guest, with a host directory
+# mounted read-write at the same path.  Exit status, standard output and standard
+# error are those of the command.
 #
 #   rdma-vm.sh [options] [--] COMMAND [ARG...]
-#   rdma-vm.sh [options] --setup          only install, download and build
+#   rdma-vm.sh [options] --setup            only install, download and build
 #
-#   -d DIR    host directory the guest sees at the same path (default: the
+#   -d DIR    host directory that the guest sees at the same path (default: the
 #             current one); it is also the command's working directory
-#   -w DIR    where kernel and guest root are kept between runs
+#   -w DIR    directory that keeps kernel and guest root between runs
 #             (default: $RDMA_VM_WORK, or target/rdma-vm of this project)
-#   -p PKGS   further Debian packages in the guest root ("python3 strace")
-#   -H        no guest root of its own: the host's / is the guest's, read-only
-#             under a tmpfs, so the guest has every library the host has.
+#   -p PKGS   additional Debian packages in the guest root ("python3 strace")
+#   -H        use the host's / as the guest root, read-only under a tmpfs, so the
+#             guest has every library of the host.
 #             Needs ip and rdma (iproute2) on the host.
-#   -e N=V    set a variable in the command's environment (may be repeated)
-#   -n NETEM  impair both wires both ways, as tc-netem(8) takes it ("loss 1%")
+#   -e N=V    set a variable in the command's environment (can be repeated)
+#   -n NETEM  impair both wires in both directions, in the syntax of tc-netem(8)
+#             ("loss 1%")
 #   -t SEC    stop the guest after SEC seconds, exit status 124 (default 600)
-#   -m MIB    guest memory (default 1024)       -c N  processors (default 2)
-#   -k PKG    kernel package (default: what linux-image-6.12-amd64 depends on, or
-#             linux-image-amd64 where there is none: in Linux 6.1 soft-RoCE says
-#             that reads are done which a retransmission left undone)
+#   -m MIB    guest memory (default 1024)     -c N  processors (default 2)
+#   -k PKG    kernel package (default: the dependency of linux-image-6.12-amd64, or of
+#             linux-image-amd64 if that does not exist).  Soft-RoCE in Linux 6.1 reports
+#             reads as done although a retransmission left them incomplete.
 #   -a ACCEL  tcg (default), kvm, or auto: kvm if a guest boots with it
-#   -v        on standard error, say what takes how long; show the console
+#   -v        print timings and the console on standard error
 #
-# In the guest, two wires (veth pairs), so two sides with two NICs each:
-#   rxe0 on va0, 10.77.0.1      rxe1 on vb0, 10.77.0.2
-#   rxe2 on va1, 10.78.0.1      rxe3 on vb1, 10.78.0.2
-# GID index 1 is the IPv4 RoCE v2 one, index 0 the link-local one (UCX 1.13 wants
-# that: UCX_IB_GID_INDEX=0); the path MTU is 4096.  All ends are in one network
-# namespace, as rxe in this kernel knows only the first one.  Policy routing sends
-# what goes to 10.77.0.2 out by va0, and what goes to 10.77.0.1 out by vb0, unless
-# sender and receiver are the same address: so packets do cross a wire, netem can
-# drop, delay and reorder them, and an rdma_cm client leaves by the other device
+# The guest has two wires (veth pairs), so two sides with two NICs each:
+#   rxe0 on va0, 10.77.0.1    rxe1 on vb0, 10.77.0.2
+#   rxe2 on va1, 10.78.0.1    rxe3 on vb1, 10.78.0.2
+# GID index 1 is the IPv4 RoCE v2 one.  Index 0 is the link-local one, which UCX 1.13
+# needs (UCX_IB_GID_INDEX=0).  The path MTU is 4096.  All ends are in one network
+# namespace, because rxe in this kernel knows only the first one.  Policy routing
+# sends packets for 10.77.0.2 out by va0 and packets for 10.77.0.1 out by vb0, unless
+# sender and receiver have the same address.  Packets therefore cross a wire, and
+# netem can drop, delay and reorder them.  An rdma_cm client leaves by the other device
 # than the one whose address it connects to.  A device also reaches itself.
 #
-# "ip link set va1 down" cuts the second wire for verbs and sockets alike: nothing
-# takes a short cut.  After "ip link set va1 up" its routes are back a moment later.
+# "ip link set va1 down" cuts the second wire for verbs and sockets: no packet takes
+# another path.  After "ip link set va1 up" its routes return a moment later.
 #
-# Exit status 125: no guest, or the guest ended before the command did (its
-# console is then shown).  Run twice, it uses what the first run left in -w.
+# Exit status 125 means that there is no guest, or that it ended before the command
+# (its console is then shown).  A second run reuses the files of the first in -w.
 
 set -euo pipefail
 
 die()  { printf 'rdma-vm: %s\n' "$*" >&2; exit 125; }
 say()  { [ -z "$verbose" ] || printf 'rdma-vm: %5ss  %s\n' "$SECONDS" "$*" >&2; }
-# "--help" is the comment above
+# "--help" prints the comment above
 help() { sed -n '3,/^$/s/^# \{0,1\}//p' "$0"; }
 
 hostdir=$PWD
@@ -82,17 +83,17 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ -n "$setup_only" ] || [ $# -gt 0 ] || die 'no command (try --help)'
-hostdir=$(realpath -e -- "$hostdir") || die 'no such host directory'
+hostdir=$(realpath -e -- "$hostdir") || die 'the host directory does not exist'
 [ "$hostdir" != / ] || die 'the host directory cannot be /'
-case $hostdir in *[,:\ ]*) die "cannot share $hostdir: comma, colon or blank in its name" ;; esac
+case $hostdir in *[,:\ ]*) die "cannot share $hostdir: its name contains a comma, a colon or a blank" ;; esac
 mkdir -p "$work"
 work=$(realpath "$work")
 
 # ---------------------------------------------------------------- packages --
 
-# What the guest root is made of, beside what these depend on.  busybox-static
-# is also the initramfs's only program, and fills in for small commands that
-# the list leaves out (awk, ping, ...); xz and zstd unpack the kernel.
+# The packages of the guest root, without their dependencies.  busybox-static is also the
+# only program of the initramfs, and replaces small commands that the list omits (awk,
+# ping, ...); xz and zstd unpack the kernel.
 guest_pkgs="bash coreutils iproute2 procps busybox-static xz-utils zstd
     libibverbs1 ibverbs-providers ibverbs-utils librdmacm1 rdmacm-utils
     perftest $more_pkgs"
@@ -107,8 +108,8 @@ apt_update() {
     updated=1
 }
 
-# apt on a machine that has nothing installed yet, with a cache of our own: it
-# then names and downloads the whole closure of a package.  No root needed.
+# Runs apt as on a machine without installed packages, with a separate cache.  apt then
+# names and downloads all dependencies of a package.  This needs no root.
 apt_void() {
     local tool=$1; shift
     "$tool" -qq -o Dir::State::status="$work/apt/status" \
@@ -130,12 +131,12 @@ fetch_packages() {
     mkdir -p "$work/apt/archives/partial"
     : >"$work/apt/status"
     apt_void apt-cache show linux-image-amd64 >/dev/null 2>&1 || apt_update ||
-        die 'apt knows no linux-image-amd64: is this Debian?'
+        die 'apt does not know linux-image-amd64: this script needs Debian'
     if [ -z "$kernel_pkg" ]; then
         kernel_pkg=$(apt_void apt-cache depends linux-image-6.12-amd64 linux-image-amd64 2>/dev/null |
             sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1) || true
     fi
-    [ -n "$kernel_pkg" ] || die 'cannot tell which kernel package to use'
+    [ -n "$kernel_pkg" ] || die 'cannot determine the kernel package: pass one with -k'
     say "downloading $kernel_pkg and the guest's packages"
     # shellcheck disable=SC2086
     download() {
@@ -144,7 +145,7 @@ fetch_packages() {
             mkdir -p "$work/apt/kernel" && rm -f "$work"/apt/kernel/*.deb &&
             (cd "$work/apt/kernel" && apt_void apt-get download "$kernel_pkg")
     }
-    # A package index that is out of date names files that are gone.
+    # An outdated package index names files that no longer exist.
     download >"$work/apt.log" 2>&1 ||
         { apt_update && download >"$work/apt.log" 2>&1; } ||
         { cat "$work/apt.log" >&2; die 'cannot download packages'; }
@@ -166,8 +167,8 @@ build_root() {
                 --exclude './usr/share/doc/*' --exclude './usr/share/man/*' \
                 --exclude './usr/share/locale/*'
     done
-    # No maintainer script runs; of what they would do, a link made by
-    # update-alternatives is missed (libfabric needs one such library).
+    # No maintainer script runs.  Only the links of update-alternatives matter
+    # (libfabric needs a library behind one), so the loop below creates them.
     for deb in "$work"/apt/archives/*.deb; do
         { dpkg-deb --ctrl-tarfile "$deb" | tar -xO ./postinst 2>/dev/null || true; } |
             sed -e :a -e '/\\$/{N;s/\\\n//;ba' -e '}' |
@@ -195,16 +196,16 @@ build_root() {
 
 # ------------------------------------------------------ kernel and modules --
 
-# A program of the guest root, run here with the libraries it came with.
+# Runs a program of the guest root on the host, with the guest's libraries.
 guest_tool() {
     local lib=$work/root/usr/lib/x86_64-linux-gnu tool=$1; shift
     "$lib/ld-linux-x86-64.so.2" --library-path "$lib" "$work/root/usr/bin/$tool" "$@"
 }
 
-# The kernel image unpacked: QEMU starts an ELF kernel by its PVH entry, which
-# under emulation saves the six seconds that the kernel takes to unpack itself.
-# Where the compressed part lies is in the boot protocol's header: setup_sects
-# at 0x1f1, payload_offset and payload_length at 0x248 and 0x24c.
+# Unpacks the kernel image.  QEMU starts an ELF kernel at its PVH entry, which under
+# emulation saves the six seconds that the kernel needs to unpack itself.  The header of
+# the boot protocol locates the compressed part: setup_sects at 0x1f1, payload_offset
+# and payload_length at 0x248 and 0x24c.
 unpack_kernel() {
     local image=$1 out=$2 sects off len magic
     field() { od -An -t "u$2" -j "$1" -N "$2" "$image" | tr -d ' '; }
@@ -218,7 +219,7 @@ unpack_kernel() {
         28b52ffd) unpack='guest_tool zstd -dc' ;;
         1f8b*)    unpack='gzip -dc' ;;
     esac
-    # Anything else: QEMU gets the image as it is.
+    # With any other format, QEMU gets the image as it is.
     if dd if="$image" bs=64K iflag=skip_bytes,count_bytes skip="$off" count="$len" \
             status=none 2>/dev/null | $unpack >"$out" 2>/dev/null &&
         [ "$(head -c 4 "$out" | tr -d '\177')" = ELF ]
@@ -227,9 +228,9 @@ unpack_kernel() {
     cp "$image" "$out"
 }
 
-# Loaded in this order, each after what its own "depends" field names.  The
-# carry-less multiply versions of crc32 stay out: emulated, they are slower than
-# the table (rxe checks and makes a CRC for every packet).
+# Loaded in this order, each after the modules in its "depends" field.  The carry-less
+# multiply versions of crc32 are left out: emulated, they are slower than the table (rxe
+# computes a CRC for every packet).
 modules="virtio_pci 9pnet_virtio 9p overlay
     crc32_generic veth udp_tunnel rdma_rxe ib_umad rdma_ucm sch_netem"
 
@@ -251,7 +252,7 @@ build_initramfs() {
         path[${name//-/_}]=$file
     done < <(find "$tree" -name '*.ko' -o -name '*.ko.xz')
     find "$tree" -name modules.builtin -exec cat {} + | tr '-' '_' >"$tree/builtin"
-    # place NAME: that module and, first, those it needs
+    # place NAME: adds the module, after the modules that it needs
     place() {
         local mod=${1//-/_} dep
         [ -z "${placed[$mod]:-}" ] || return 0
@@ -278,7 +279,7 @@ build_initramfs() {
     rm -rf "$tree" "$init"
 }
 
-# The guest's first and only service.
+# The guest's init, its only service.
 guest_init() {
     cat <<'EOF'
 #!/bin/busybox sh
@@ -320,9 +321,9 @@ mount --move /proc /root/proc
 mount --move /sys /root/sys
 
 in_root() { chroot /root /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
-# wire N: its names and numbers
+# wire N: sets the names and numbers of the wire
 wire() { a=va$1 b=vb$1 net=10.$((77 + $1)).0 mac=02:00:00:00:0$1 out=$((101 + 2 * $1)) back=$((102 + 2 * $1)); }
-# paths N: what the kernel forgets when an end goes down
+# paths N: prints the settings that the kernel drops when an end goes down
 paths() {
     wire $1
     cat <<-BATCH
@@ -364,7 +365,7 @@ in_root rdma -b /run/rxe || fail 'no rxe'
 if [ -n "$netem" ]; then
     for d in va0 vb0 va1 vb1; do in_root tc qdisc add dev $d root netem $netem || fail "netem: $netem"; done
 fi
-# A device's addresses become GIDs a little after it is there.
+# The addresses of a device become GIDs shortly after it appears.
 for d in rxe0/0a4d:0001 rxe1/0a4d:0002 rxe2/0a4e:0001 rxe3/0a4e:0002; do
     for n in $(seq 100); do
         case $(cat /root/sys/class/infiniband/${d%/*}/ports/1/gids/1 2>/dev/null) in
@@ -374,7 +375,7 @@ for d in rxe0/0a4d:0001 rxe1/0a4d:0002 rxe2/0a4e:0001 rxe3/0a4e:0002; do
     done
     fail "no GID on ${d%/*}"
 done
-# A link that comes up again gets its paths back; for one that is down they are refused.
+# Restore the paths of a link that comes up.  The kernel refuses them for a link that is down.
 in_root ip -o monitor link | while read -r _; do
     { paths 0; paths 1; } | in_root ip -force -batch - 2>/dev/null
 done &
@@ -392,7 +393,7 @@ EOF
 
 # ------------------------------------------------------------------- setup --
 
-# Made again when the packages asked for, or this script, change.
+# Built again when the requested packages or this script change.
 want="$(cksum <"$0") / $more_pkgs / $kernel_pkg"
 exec 9>"$work/lock"
 flock 9    # two first runs at once: the second waits for the first's
@@ -416,7 +417,7 @@ exec 9>&-
 root=$work/root
 if [ -n "$hostroot" ]; then
     root=/
-    { command -v ip && command -v rdma; } >/dev/null || die 'with -H, ip and rdma (iproute2) must be on the host'
+    { command -v ip && command -v rdma; } >/dev/null || die '-H needs ip and rdma (iproute2) on the host'
 fi
 
 ctl=$(mktemp -d "${TMPDIR:-/tmp}/rdma-vm.XXXXXX")
@@ -435,7 +436,7 @@ printf 'hostdir=%q\nnetem=%q\n' "$hostdir" "$netem" >"$ctl/config"
     echo 'export HOME=/root LANG=C.UTF-8 TERM=dumb RDMA_VM=1'
     echo 'export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin'
     for e in "${envs[@]}"; do printf 'export %q\n' "$e"; done
-    # The command's own shell's limits; registered memory counts against -l.
+    # The limits of the command's shell; registered memory counts against -l.
     echo 'ulimit -l unlimited'
     printf 'cd %q || exit 125\n' "$hostdir"
     [ $# -eq 0 ] || { printf 'exec'; printf ' %q' "$@"; echo; }
@@ -447,7 +448,7 @@ share() {  # TAG PATH [more]: a directory by 9p
 }
 start() {  # ACCEL: QEMU in the background, its id in $qemu
     local cpu=host a=$1
-    # What emulation does slowly is hidden, or the guest would prefer it.
+    # Hide features that are slow under emulation, because the guest would prefer them.
     if [ "$a" = tcg ]; then a=tcg,thread=multi cpu=max,-erms,-fsrm,-pclmulqdq; fi
     local args=(-M pc -accel "$a" -cpu "$cpu" -smp "$cpus" -m "$mem"
         -nodefaults -no-user-config -display none -no-reboot
@@ -466,7 +467,7 @@ if [ "$accel" = auto ]; then
     accel=tcg
     if [ -w /dev/kvm ]; then
         if [ ! -e "$work/kvm" ]; then
-            say 'does a guest boot with kvm?'
+            say 'checking whether a guest boots with kvm'
             echo 'exit 0' >"$ctl/probe"; mv "$ctl/command" "$ctl/kept"; mv "$ctl/probe" "$ctl/command"
             saved=$limit; limit=10; start kvm; limit=$saved
             wait "$qemu" || true
@@ -478,8 +479,8 @@ if [ "$accel" = auto ]; then
     fi
 fi
 
-# A kernel that dies as it boots has run nothing, and is started again: now and then
-# emulation of two processors is caught by the kernel patching its own code.
+# A kernel that dies during boot has run nothing, so it is started again.  Emulation of
+# two processors sometimes fails while the kernel patches its own code.
 for boot in 1 2 3; do
     say "starting the guest ($accel)"
     start "$accel"
@@ -501,7 +502,7 @@ for boot in 1 2 3; do
     cat "$ctl/qemu.log" >&2
     tail -n 40 "$ctl/console" >&2 2>/dev/null || true
     [ ! -e "$ctl/begun" ] || break
-    echo "rdma-vm: the guest died as it booted (try $boot of 3)" >&2
+    echo "rdma-vm: the guest died during boot (attempt $boot of 3)" >&2
     rm -f "$ctl/console"
 done
-die "the guest ended before the command did (qemu: $rc)"
+die "the guest ended before the command (qemu exit status $rc)"

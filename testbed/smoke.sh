@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 #
-# smoke.sh: is the guest of rdma-vm.sh what it says?  Runs in the guest: four
-# devices are up, perftest writes across both wires, and with one wire cut the
-# other works.
+# smoke.sh: checks the guest of rdma-vm.sh.  It runs in the guest and checks that
+# four devices are up, that perftest writes cross both wires, and that one wire
+# works while the other is cut.
 
 set -euo pipefail
 
 log=$(mktemp)
 fail() { echo "smoke: $*" >&2; cat "$log" >&2; exit 1; }
 
-# state DEVICE: what "rdma link" says of it
+# state DEVICE: the state that "rdma link" reports
 state() { rdma link show "$1/1" | sed -n 's/.* state \([A-Z]*\).*/\1/p'; }
 
-# becomes DEVICE is|not: waits until it is ACTIVE, or is not
+# becomes DEVICE is|not: waits until the device is ACTIVE, or until it is not
 becomes() {
     local n now
     for n in $(seq 100); do
@@ -22,13 +22,13 @@ becomes() {
         sleep 0.1
     done
     rdma link >"$log"
-    fail "$1 is $now"
+    fail "$1 is still $now"
 }
 
 sent() { cat "/sys/class/net/$1/statistics/tx_bytes"; }
 
 size=65536 writes=50 port=18515
-# writes_cross FROM TO LINK ADDRESS: by perftest, the bytes counted on the link
+# writes_cross FROM TO LINK ADDRESS: writes with perftest and counts the bytes on the link
 writes_cross() {
     local options before server n
     port=$((port + 1))
@@ -42,9 +42,9 @@ writes_cross() {
         sleep 0.1
     done
     timeout 60 ib_write_bw -d "$1" "${options[@]}" "$4" >>"$log" 2>&1 || fail "ib_write_bw $1 -> $2"
-    wait "$server" || fail "ib_write_bw $1 -> $2: the server"
-    [ $(($(sent "$3") - before)) -ge $((size * writes)) ] || fail "$1 -> $2 did not go by $3"
-    echo "smoke: ib_write_bw $1 -> $2 by $3, $writes x $size B: $(average) MB/s"
+    wait "$server" || fail "ib_write_bw $1 -> $2: the server failed"
+    [ $(($(sent "$3") - before)) -ge $((size * writes)) ] || fail "the bytes $1 -> $2 did not cross $3"
+    echo "smoke: ib_write_bw $1 -> $2 over $3, $writes x $size B: $(average) MB/s"
 }
 average() { awk -v size="$size" '$1 == size { found = $4 } END { print found }' "$log"; }
 
@@ -55,7 +55,7 @@ writes_cross rxe2 rxe3 va1 10.78.0.2
 
 ip link set va1 down
 becomes rxe2 not
-if ping -c 1 -W 1 10.78.0.2 >/dev/null 2>&1; then fail 'va1 is down and 10.78.0.2 answers'; fi
+if ping -c 1 -W 1 10.78.0.2 >/dev/null 2>&1; then fail 'va1 is down, but 10.78.0.2 still answers'; fi
 echo "smoke: va1 down: rxe2 $(state rxe2), rxe3 $(state rxe3)"
 writes_cross rxe0 rxe1 va0 10.77.0.2
 
@@ -66,5 +66,5 @@ for n in $(seq 100); do
     if ip route get 10.78.0.2 >/dev/null 2>&1 && ip route get 10.78.0.1 >/dev/null 2>&1; then break; fi
     sleep 0.1
 done
-echo 'smoke: va1 up again'
+echo 'smoke: va1 is up again'
 writes_cross rxe2 rxe3 va1 10.78.0.2

@@ -1,6 +1,6 @@
-//! How the shared library is linked. It has the name that it is installed and found under: with the first number of the
-//! version, which changes with the binary interface. It is never unloaded, because an endpoint's threads may still run when a program
-//! that opened the library closes it.
+//! Link options of the shared library. Its soname contains the major version, which changes with
+//! the binary interface. The library is never unloaded (`nodelete`), because an endpoint's threads
+//! may still run after a program calls `dlclose`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,5 +1,5 @@
-//! The library stays once it is loaded, as libcuda does: a stream's thread may still be on its way out
-//! when the program closes the library, and would return into nothing.
+//! Links the library so that it is never unloaded, like libcuda. A stream's thread may still be
+//! ending when the program closes the library, and would return into unmapped code.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

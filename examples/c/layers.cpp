@@ -1,4 +1,5 @@
-// C++: handles that free themselves, failures that are thrown, and layers that go while the next one is computed.
+// C++: handles that free themselves, failures as exceptions, and layers that are sent while the
+// next one is computed.
 //
 //   c++ -std=c++17 layers.cpp $(pkg-config --cflags --libs peerway) -o layers && ./layers
 #include <peerway.h>
@@ -20,7 +21,7 @@ void must(peerway_status status) {
     }
 }
 
-// Owns a handle. The call that frees it is part of the type, so one is as large as a pointer.
+// Owns a handle. The _free call is part of the type, so the owner is as large as a pointer.
 template <auto Free>
 struct Freed {
     template <typename T>
@@ -38,7 +39,8 @@ using Remote = Owned<peerway_remote, peerway_remote_free>;
 using Batch = Owned<peerway_batch, peerway_batch_free>;
 using Staged = Owned<peerway_staged, peerway_staged_free>;
 
-// make<Region>(peerway_region_allocate, endpoint, bytes): the call with a place for the handle at its end.
+// make<Region>(peerway_region_allocate, endpoint, bytes): makes the call with the handle's address
+// as its last argument.
 template <typename Handle, typename Call, typename... Arguments>
 Handle make(Call call, Arguments... arguments) {
     typename Handle::pointer made = nullptr;
@@ -46,7 +48,7 @@ Handle make(Call call, Arguments... arguments) {
     return Handle(made);
 }
 
-// A struct of the library's, empty and with its size.
+// A zeroed struct of the library with its size set.
 template <typename T>
 T sized() {
     T value{};
@@ -66,14 +68,14 @@ void run() {
     std::array<std::uint8_t, PEERWAY_DESCRIPTOR_LEN> descriptor{};
     must(peerway_region_advertise(theirs.get(), 0, UINT64_MAX, PEERWAY_ACCESS_WRITE, nullptr, descriptor.data()));
     std::size_t len = 0;
-    if (peerway_endpoint_metadata(owner.get(), nullptr, 0, &len) != PEERWAY_STATUS_TOO_SMALL) throw std::runtime_error("no length");
+    if (peerway_endpoint_metadata(owner.get(), nullptr, 0, &len) != PEERWAY_STATUS_TOO_SMALL) throw std::runtime_error("expected TOO_SMALL with the length of the metadata");
     std::vector<std::uint8_t> metadata(len);
     must(peerway_endpoint_metadata(owner.get(), metadata.data(), metadata.size(), &len));
 
     Peer peer = make<Peer>(peerway_endpoint_connect, sender.get(), metadata.data(), metadata.size(), std::uint64_t{0});
     Remote remote = make<Remote>(peerway_peer_import, peer.get(), descriptor.data(), descriptor.size());
 
-    // A layer each, with a counter of its own for whoever waits for it.
+    // One batch per layer. Each has its own counter, which the receiver of the layer waits for.
     std::vector<Batch> layers;
     std::vector<const peerway_batch *> handles;
     for (std::size_t layer = 0; layer < LAYERS; layer++) {
@@ -96,19 +98,19 @@ void run() {
         std::vector<std::uint8_t> bytes(BYTES);
         must(peerway_region_copy_out(theirs.get(), layer * BYTES, bytes.data(), bytes.size()));
         for (auto byte : bytes) {
-            if (byte != layer + 1) throw std::runtime_error("layer " + std::to_string(layer) + " is not what was sent");
+            if (byte != layer + 1) throw std::runtime_error("layer " + std::to_string(layer) + " differs from the sent bytes");
         }
     }
     auto ended = sized<peerway_end>();
     must(peerway_staged_wait(staged.get(), 30 * SECOND, &ended));
     std::printf("%zu layers of %zu bytes, fence %s\n", LAYERS, BYTES, ended.fence_open ? "open" : "held");
 
-    // A failure is an exception with the library's own words.
+    // A failure is an exception with the library's error message.
     try {
         make<Remote>(peerway_peer_import, peer.get(), descriptor.data(), descriptor.size() - 1);
-        throw std::logic_error("half a descriptor was taken");
+        throw std::logic_error("a truncated descriptor was accepted");
     } catch (const std::runtime_error &refused) {
-        std::printf("refused as it should be: %s\n", refused.what());
+        std::printf("refused as expected: %s\n", refused.what());
     }
 }
 

@@ -1,7 +1,9 @@
-// A kernel that sends by itself: the host makes a proxy, the kernel writes commands into its rings.
+// A kernel that sends by itself: the host creates a proxy, and the kernel writes commands into its
+// rings.
 //
-// Two endpoints of one process stand for two hosts. Kernel `send` puts tokens into the second one's memory and counts them there; kernel
-// `receive`, on the other side, waits for the count and looks at what has come.
+// Two endpoints of one process stand for two hosts. The kernel `send` puts tokens into the memory
+// of the second endpoint and counts them there. The kernel `receive`, on the other side, waits for
+// the count and compares the tokens.
 //
 //   nvcc -std=c++17 -arch=sm_90 driven.cu $(pkg-config --cflags --libs peerway) -o driven && ./driven
 #include <peerway.h>
@@ -34,18 +36,18 @@ void must(cudaError_t error, const char *what) {
     std::exit(1);
 }
 
-// A warp for each token: all its lanes write the token, one of them sends it.
+// One warp per token. All its lanes write the token, and one lane sends it.
 __global__ void send(const peerway_proxy *proxy, unsigned char *tokens, peerway_u64 src, peerway_u64 dst, int *status) {
     unsigned token = blockIdx.x;
     for (unsigned at = threadIdx.x; at < TOKEN_BYTES; at += 32) tokens[token * TOKEN_BYTES + at] = static_cast<unsigned char>(token + at);
-    // Each lane has one command, or none; what all lanes wrote goes with it.
+    // Each lane has one command or none. The put includes the stores of all lanes.
     peerway_u64 offset = static_cast<peerway_u64>(token) * TOKEN_BYTES;
     int pushed = peerway_put_with_count_warp(proxy, peerway_ring_for_warp(proxy), PEER, dst + offset, src + offset, TOKEN_BYTES, COUNTER,
                                              threadIdx.x == 0);
     if (pushed != PEERWAY_OK) *status = pushed;
 }
 
-// Waits for all tokens, whoever sends them, and compares them.
+// Waits for all tokens, from any peer, and compares them.
 __global__ void receive(const peerway_proxy *proxy, const unsigned char *tokens, int *status) {
     __shared__ int came;
     if (threadIdx.x == 0) came = peerway_wait_counter(proxy, COUNTER, TOKENS, PEERWAY_ANY_PEER);
@@ -70,7 +72,7 @@ struct Side {
     peerway_endpoint *endpoint = nullptr;
     peerway_region *region = nullptr;
     peerway_proxy_host *proxy = nullptr;
-    const peerway_proxy *kernel = nullptr; // what kernels are given
+    const peerway_proxy *kernel = nullptr; // the argument for kernels
     peerway_window window{};
     unsigned char *memory = nullptr;
 };
@@ -102,7 +104,8 @@ int main() {
     must(cudaSetDevice(0), "cudaSetDevice");
     Side sender = make_side(), receiver = make_side();
 
-    // The receiver hands over its metadata and its info; on another host, by any means.
+    // The receiver passes on its metadata and its peer info. To another host, send them by any
+    // means.
     std::vector<unsigned char> metadata(4096), info(65536);
     std::size_t metadata_len = 0, info_len = 0;
     MUST(peerway_endpoint_metadata(receiver.endpoint, metadata.data(), metadata.size(), &metadata_len));
@@ -113,18 +116,18 @@ int main() {
     peerway_window theirs{};
     MUST(peerway_proxy_peer_window(sender.proxy, PEER, 0, &theirs));
 
-    // CUDA loads a kernel's code when it is first asked for, and waits for kernels that run before it does: one that waits for another must not be
-    // launched before the other's code is there.
+    // CUDA loads a kernel's code on first use, and the load waits for running kernels. So if a
+    // kernel waits for another one, the code of both must be loaded before the first launch.
     cudaFuncAttributes loaded;
     must(cudaFuncGetAttributes(&loaded, send), "cudaFuncGetAttributes");
     must(cudaFuncGetAttributes(&loaded, receive), "cudaFuncGetAttributes");
 
-    // Armed from before the kernels are launched until after they have ended.
+    // Arm the proxy before the kernels are launched, and disarm it after they have ended.
     int *status = nullptr;
     must(cudaMallocManaged(&status, sizeof *status), "cudaMallocManaged");
     *status = PEERWAY_OK;
     MUST(peerway_proxy_arm(sender.proxy));
-    // Streams that wait for no other: one kernel waits for what the other sends.
+    // Non-blocking streams, because one kernel waits for the bytes that the other sends.
     cudaStream_t sending, receiving;
     must(cudaStreamCreateWithFlags(&sending, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     must(cudaStreamCreateWithFlags(&receiving, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
@@ -143,7 +146,7 @@ int main() {
         std::fprintf(stderr, "command %llu of ring %u: %s\n", static_cast<unsigned long long>(fault.position), fault.ring, text);
         return 1;
     }
-    std::printf("%u tokens of %u bytes, %llu counted, kernels say %d\n", TOKENS, TOKEN_BYTES, static_cast<unsigned long long>(arrived),
+    std::printf("%u tokens of %u bytes, %llu counted, status of the kernels %d\n", TOKENS, TOKEN_BYTES, static_cast<unsigned long long>(arrived),
                 *status);
     int failed = *status != PEERWAY_OK;
     cudaStreamDestroy(sending);

@@ -1,11 +1,11 @@
-"""Sends tokens to another process from inside a kernel, which waits for no host.
+"""Sends tokens to another process from inside a kernel, without waiting for the host.
 
     python driven_puts.py --rounds 10 --tokens 64 --token-bytes 4096
 
-In every round the sender's kernel makes its tokens and puts each into the receiver's memory itself, with a count;
-the receiver's kernel waits for all of them and answers with a count of its own. The kernels are text, compiled here.
-Without a GPU (or with --cpu) processors push the same commands. The sender reads the receiver's memory back and looks
-at every byte.
+In each round, the sender's kernel makes tokens and puts each into the receiver's memory with a
+count. The receiver's kernel waits for all tokens and answers with a count. The example compiles the
+kernels from source text. Without a GPU (or with --cpu), host threads push the same commands. The
+sender reads the receiver's memory back and checks every byte.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 import numpy
 import peerway
 
-#: Counters: of the receiver's, tokens that arrived; of the sender's, rounds that were answered.
+#: The receiver's counter of arrived tokens, and the sender's counter of answered rounds.
 ARRIVED, ANSWERED = 0, 1
-#: How each side numbers the other.
+#: The number that each side uses for the other.
 PEER = 0
-#: Nothing is waited for longer, in seconds.
+#: The limit of every wait, in seconds.
 PATIENCE = 60.0
 
 KERNELS = """
 #include "peerway_device.cuh"
 
-// A block for each token. Tokens arrive in the opposite order of places.
+// One block per token. The receiver stores the tokens in reverse order.
 extern "C" __global__ void send(const peerway_proxy *proxy, peerway_u32 *ours, peerway_u64 dst, peerway_u64 src,
                                 peerway_u32 words, peerway_u32 round) {
     peerway_u32 token = blockIdx.x, last = gridDim.x - 1;
@@ -45,7 +45,7 @@ extern "C" __global__ void send(const peerway_proxy *proxy, peerway_u32 *ours, p
     peerway_put_with_count(proxy, token % proxy->rings, 0, dst + (last - token) * bytes, src + token * bytes, bytes, 0);
 }
 
-// What a consumer would do: wait, use what has arrived, tell the sender.
+// A consumer waits, uses the tokens, and signals the sender.
 extern "C" __global__ void answer(const peerway_proxy *proxy, peerway_u64 arrived) {
     if (peerway_wait_counter(proxy, 0, arrived, 0) == PEERWAY_OK) peerway_signal(proxy, 0, 0, 1);
 }
@@ -54,7 +54,7 @@ extern "C" __global__ void answer(const peerway_proxy *proxy, peerway_u64 arrive
 
 @dataclass(frozen=True)
 class Shape:
-    """What both sides know beforehand."""
+    """The settings that both sides know."""
 
     rounds: int
     tokens: int
@@ -66,7 +66,7 @@ class Shape:
         return self.tokens * self.token_bytes
 
     def tokens_of(self, round: int) -> numpy.ndarray:
-        """The tokens of a round, one in each row, as the sender has them."""
+        """The tokens of a round in the sender's order, one per row."""
         words = numpy.arange(1, self.nbytes // 4 + 1, dtype="uint32") * numpy.uint32(2654435761)
         return (words + numpy.uint32(round)).reshape(self.tokens, -1)
 
@@ -74,7 +74,7 @@ class Shape:
 def main() -> int:
     shape = arguments()
     context = multiprocessing.get_context("spawn")
-    # The pipes stand for your rendezvous.
+    # The pipe replaces your rendezvous.
     to_receiver, to_sender = context.Pipe()
     sides = [
         context.Process(target=sender, args=(shape, to_receiver), name="sender"),
@@ -82,7 +82,7 @@ def main() -> int:
     ]
     for side in sides:
         side.start()
-    # Theirs alone from here on, so that when one side dies the other one hears of it.
+    # Only the two sides keep the pipe open, so that each notices when the other dies.
     to_receiver.close()
     to_sender.close()
     for side in sides:
@@ -110,7 +110,7 @@ def sender(shape: Shape, receiver: Connection) -> None:
             push = by_kernel(shape, module, proxy, region, window, theirs)
         found = numpy.empty((shape.tokens, shape.token_bytes // 4), "uint32")
         for round in range(1, shape.rounds + 1):
-            # The proxy's threads look for commands while kernels may push some, and sleep otherwise.
+            # The proxy's threads poll for commands while kernels can push, and sleep otherwise.
             with proxy.armed():
                 push(round)
                 proxy.wait_counter(ANSWERED, round, PATIENCE)
@@ -119,19 +119,19 @@ def sender(shape: Shape, receiver: Connection) -> None:
                 sys.exit(f"sender: {fault}")
             peer.read(found, descriptor)
             if not numpy.array_equal(found[::-1], shape.tokens_of(round)):
-                sys.exit(f"sender: the receiver does not have what was sent in round {round}")
+                sys.exit(f"sender: the receiver's memory differs from the tokens of round {round}")
         if gpu is not None:
-            peerway.gpu.synchronize(gpu=gpu)  # a proxy goes after its kernels
+            peerway.gpu.synchronize(gpu=gpu)  # a proxy must be closed after its kernels have ended
         stats = proxy.stats
         receiver.send("done")
-    who = "processors" if gpu is None else f"kernels of GPU {gpu}"
+    who = "host threads" if gpu is None else f"kernels of GPU {gpu}"
     print(f"{who} pushed {stats['puts']} puts of {shape.token_bytes} bytes, {stats['faults']} failed, verified")
 
 
 def by_processor(
     shape: Shape, proxy: peerway.Proxy, region: peerway.Region, ours: peerway.Window, theirs: peerway.Window
 ) -> Callable[[int], None]:
-    """What the kernel ``send`` does, step by step."""
+    """Does the work of the kernel ``send`` on the host."""
     memory = numpy.frombuffer(region, "uint32").reshape(shape.tokens, -1)
     producers = [proxy.host_producer(ring) for ring in range(proxy.rings)]
 
@@ -157,7 +157,8 @@ def by_kernel(
     words = shape.token_bytes // 4
 
     def push(round: int) -> None:
-        # A number is as wide as the kernel takes it; a region is its address, a proxy its handle.
+        # An int gets the size of the kernel's parameter. A region passes its address, a proxy its
+        # handle.
         send(shape.tokens, min(words, 256), proxy, region, theirs.base, ours.base, words, round)
 
     return push
@@ -183,11 +184,11 @@ def receiver(shape: Shape, sender: Connection) -> None:
                 else:
                     proxy.wait_counter(ARRIVED, arrived, PATIENCE)
                     proxy.host_producer().signal(PEER, ANSWERED)
-            sender.recv()  # both sides stay until the other one needs them no more
+            sender.recv()  # keep the endpoint open until the sender has finished
 
 
 def kernels(shape: Shape) -> Any:
-    """The kernels on GPU 0, or None where processors are to push."""
+    """The kernels on GPU 0, or None if host threads push."""
     if shape.cpu:
         return None
     try:
@@ -197,7 +198,7 @@ def kernels(shape: Shape) -> Any:
     try:
         return peerway.gpu.compile(KERNELS, "driven_puts.cu", gpu=0)
     except peerway.NoCompiler as error:
-        print(f"processors push, for there is a GPU but no compiler: {error}", file=sys.stderr)
+        print(f"host threads push, because there is a GPU but no compiler: {error}", file=sys.stderr)
         return None
 
 
@@ -206,16 +207,16 @@ def arguments() -> Shape:
     parser.add_argument("--rounds", type=positive, default=5, help="how often all tokens are sent [5]")
     parser.add_argument("--tokens", type=positive, default=64, help="tokens in each round [64]")
     parser.add_argument("--token-bytes", type=positive, default=4096, help="bytes of a token, a multiple of 4 [4096]")
-    parser.add_argument("--cpu", action="store_true", help="have processors push, even where there is a GPU")
+    parser.add_argument("--cpu", action="store_true", help="push from the host, even if there is a GPU")
     shape = Shape(**vars(parser.parse_args()))
     if shape.token_bytes % 4 or shape.token_bytes >= 1 << 24:
-        parser.error("--token-bytes: a put is a multiple of 4 bytes, and less than 16 MiB")
+        parser.error("--token-bytes: must be a multiple of 4 and less than 16 MiB")
     return shape
 
 
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer")
     return int(text)
 
 

@@ -2,10 +2,10 @@
 
     python kv_handover.py --layers 16 --blocks 512 --block-bytes 32768
 
-Both processes keep their cache in blocks that lie scattered over a pool, with a block table that says where.
-Decode allocates blocks for the request and advertises its cache; prefill writes each layer into them as soon
-as it is computed. A counter per layer tells decode that the layer is there, so it works on layer i while
-layer i + 1 is still being computed.
+Each process keeps its cache in blocks that are scattered over a pool, with a block table. Decode
+allocates blocks for the request and advertises its cache. Prefill writes each layer into them as
+soon as it is computed. A counter per layer shows decode that the layer has arrived. So decode works
+on layer i while prefill still computes layer i + 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import peerway
 
 @dataclass(frozen=True)
 class Shape:
-    """What both sides know beforehand."""
+    """The settings that both sides know."""
 
     layers: int
     blocks: int
@@ -34,14 +34,14 @@ class Shape:
 
     @property
     def pool(self) -> int:
-        """Blocks of the whole cache: other requests would have the rest."""
+        """Blocks of the whole cache. The rest would belong to other requests."""
         return 2 * self.blocks
 
 
 def main() -> int:
     shape = arguments()
     context = multiprocessing.get_context("spawn")
-    # The pipe stands for your scheduler: what travels over it is a few hundred bytes and the block table.
+    # The pipe replaces your scheduler. It carries a few hundred bytes and the block table.
     to_decode, to_prefill = context.Pipe()
     sides = [
         context.Process(target=prefill, args=(shape, to_decode), name="prefill"),
@@ -49,7 +49,7 @@ def main() -> int:
     ]
     for side in sides:
         side.start()
-    # Theirs alone from here on, so that when one side dies the other one hears of it.
+    # Only the two sides keep the pipe open, so that each notices when the other dies.
     to_decode.close()
     to_prefill.close()
     for side in sides:
@@ -70,8 +70,8 @@ def prefill(shape: Shape, decode: Connection) -> None:
         peer = endpoint.connect(metadata)
         remote = peer.remote(descriptor)
 
-        # Everything is checked once, before the first token is computed. A layer is one transfer of all its
-        # blocks, and counts under the layer's number when it has arrived.
+        # Check all transfers once, before the first token is computed. A layer is one transfer of
+        # all its blocks. It increments the counter with the layer's number when it has arrived.
         layer_bytes = shape.pool * shape.block_bytes
         parts = []
         for layer in range(shape.layers):
@@ -84,10 +84,10 @@ def prefill(shape: Shape, decode: Connection) -> None:
         for layer in range(shape.layers):
             compute(shape, cache, table, layer)
             released.append(time.monotonic())
-            staged.release(layer)  # returns at once: the next layer is computed while this one moves
+            staged.release(layer)  # returns at once, so the next layer is computed while this one moves
         staged.wait()
         decode.send((released, peer.path))
-        decode.recv()  # both sides stay until the other one needs them no more
+        decode.recv()  # keep the endpoint open until decode has finished
 
 
 def decode(shape: Shape, prefill: Connection) -> None:
@@ -101,7 +101,7 @@ def decode(shape: Shape, prefill: Connection) -> None:
         for layer in range(shape.layers):
             endpoint.wait_counter(layer, 1, timeout=60)
             arrived.append(time.monotonic())
-            # Here attention over this layer starts: all of its bytes are there.
+            # All bytes of this layer have arrived, so attention over it can start here.
         released, path = prefill.recv()
         prefill.send("done")
     check(shape, cache, table)
@@ -109,29 +109,29 @@ def decode(shape: Shape, prefill: Connection) -> None:
 
 
 def check(shape: Shape, cache: Any, table: numpy.ndarray) -> None:
-    """Looks at every byte of the pool."""
+    """Checks every byte of the pool."""
     others = numpy.delete(numpy.arange(shape.pool), table)
     for layer in range(shape.layers):
         if not numpy.array_equal(blocks_of(cache, layer)[table], keys_and_values(shape, layer)):
-            sys.exit(f"decode: layer {layer} is not what prefill computed")
+            sys.exit(f"decode: layer {layer} differs from the layer that prefill computed")
         if blocks_of(cache, layer)[others].any():
             sys.exit(f"decode: layer {layer} has bytes in blocks of other requests")
 
 
 def new_cache(shape: Shape) -> Any:
-    """Memory that a peer on this host can map: nothing is copied twice. NumPy array or torch tensor alike."""
+    """A NumPy array or torch tensor that a peer on this host can map, which saves a copy."""
     dtype: Any = "uint8"
     if shape.torch:
         import torch
 
         dtype = torch.uint8
     cache = peerway.empty((shape.layers, shape.pool, shape.block_bytes), dtype)
-    cache[:] = 0  # once, so that no transfer waits for the kernel to find pages
+    cache[:] = 0  # touch all pages now, so that no transfer waits for page faults
     return cache
 
 
 def block_table(shape: Shape, seed: int) -> numpy.ndarray:
-    """Which blocks of the pool the request has, in order: scattered, as after hours of service."""
+    """The request's blocks in the pool, in order. They are scattered, as after hours of service."""
     return numpy.random.default_rng(seed).permutation(shape.pool)[: shape.blocks].astype("uint32")
 
 
@@ -141,13 +141,13 @@ def blocks_of(cache: Any, layer: int) -> numpy.ndarray:
 
 
 def compute(shape: Shape, cache: Any, table: numpy.ndarray, layer: int) -> None:
-    """What a model would do for milliseconds: fills the request's blocks of a layer."""
+    """Fills the request's blocks of a layer, in place of a model's computation."""
     time.sleep(shape.compute_ms / 1e3)
     blocks_of(cache, layer)[table] = keys_and_values(shape, layer)
 
 
 def keys_and_values(shape: Shape, layer: int) -> numpy.ndarray:
-    """What the request's blocks of a layer must hold: random bytes that both sides can make."""
+    """The content of the request's blocks of a layer: random bytes that both sides can compute."""
     content = numpy.random.default_rng(layer).bytes(shape.blocks * shape.block_bytes)
     return numpy.frombuffer(content, "uint8").reshape(shape.blocks, shape.block_bytes)
 
@@ -180,7 +180,7 @@ def arguments() -> Shape:
 
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer")
     return int(text)
 
 

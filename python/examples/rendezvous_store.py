@@ -1,9 +1,10 @@
-"""Rendezvous through the store of torch.distributed; no process group is needed.
+"""Rendezvous through the store of torch.distributed, without a process group.
 
     python rendezvous_store.py --ranks 4
 
-Each rank puts its metadata and a descriptor under its own key, gets those of the others, and writes into their
-memory. Between machines, give TCPStore the host and port of rank 0 as you would for a process group.
+Each rank stores its metadata and a descriptor under its own key. It gets those of the other ranks
+and writes into their memory. Between machines, pass TCPStore the host and port of rank 0, as for a
+process group.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 #: Bytes that each rank writes into each other rank's memory.
 SLOT = 1 << 20
-#: Seconds that a rank waits for another one. Importing torch takes long on a busy machine.
+#: Seconds that a rank waits for another one. The import of torch takes long on a busy machine.
 PATIENCE = 120.0
-#: The counter under which arrivals are counted.
+#: The counter of arrivals.
 ARRIVED = 1
 
 
 def main() -> int:
     ranks = arguments().ranks
-    # The store would listen on all addresses; given a socket, it listens on that one. Whoever connects before
-    # the store is there waits for it.
+    # Without a socket, the store would listen on all addresses. A rank that connects before the
+    # store exists waits for it.
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     context = multiprocessing.get_context("spawn")
@@ -51,7 +52,7 @@ def main() -> int:
 
 
 def open_store(port: int, listener: socket.socket | None) -> TCPStore:
-    """The store, served by whoever has the listener."""
+    """The store. The rank with the listener serves it."""
     from torch.distributed import TCPStore
 
     patience = timedelta(seconds=PATIENCE)
@@ -81,15 +82,15 @@ def run(rank: int, ranks: int, port: int, listener: socket.socket | None = None)
         endpoint.wait_counter(ARRIVED, len(others), timeout=PATIENCE)
         for other in others:
             if not numpy.array_equal(inbox[other], message(other, rank)):
-                sys.exit(f"rank {rank}: what came from rank {other} is not what it sent")
+                sys.exit(f"rank {rank}: the bytes from rank {other} differ from the bytes that it sent")
 
         # A rank keeps its endpoint until every other rank has finished its transfers.
         store.set(f"peerway/done/{rank}", b"1")
         await_keys(store, rank, [f"peerway/done/{other}" for other in others])
 
-        # Rank 0 hosts the store, so it must leave last. Each other rank sets a key as its last use of the store,
-        # and rank 0 waits for these keys. If rank 0 left after `done` alone, the store would vanish while another
-        # rank still waits for `done` keys.
+        # Rank 0 hosts the store, so it must leave last. Each other rank sets a key as its last use
+        # of the store, and rank 0 waits for these keys. If rank 0 left after `done` alone, the
+        # store would vanish while another rank still waits for `done` keys.
         if rank == 0:
             await_keys(store, rank, [f"peerway/left/{other}" for other in others])
         else:
@@ -97,7 +98,7 @@ def run(rank: int, ranks: int, port: int, listener: socket.socket | None = None)
 
 
 def await_keys(store: TCPStore, rank: int, keys: list[str]) -> None:
-    """Waits until other ranks have set all of these keys; ends the process if they do not."""
+    """Waits until other ranks have set all of these keys. Ends the process if they do not."""
     try:
         store.wait(keys, timedelta(seconds=PATIENCE))
     except RuntimeError as error:  # torch raises DistStoreError and DistNetworkError, which are RuntimeErrors
@@ -105,7 +106,7 @@ def await_keys(store: TCPStore, rank: int, keys: list[str]) -> None:
 
 
 def message(sender: int, receiver: int) -> numpy.ndarray:
-    """What one rank sends to another; no two messages are alike."""
+    """The message of one rank to another. All messages differ."""
     return numpy.random.default_rng([sender, receiver]).integers(0, 256, SLOT, dtype="uint8")
 
 

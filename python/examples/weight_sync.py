@@ -2,9 +2,10 @@
 
     python weight_sync.py --readers 4 --versions 5 --megabytes 256
 
-The weights are registered and advertised once. For each version the trainer changes them in place and notifies
-its readers, who read them straight out of its memory and answer when they have them. With --kill-one a reader
-is killed in the middle of a read; the trainer drops it, and the others do not notice.
+The trainer registers and advertises the weights once. For each version, it changes them in place
+and notifies the readers. The readers read the weights from the trainer's memory and then answer.
+With --kill-one, a reader is killed in the middle of a read. The trainer drops it, and the other
+readers are not affected.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 import numpy
 import peerway
 
-#: Longer than this nobody waits for anybody.
+#: The limit of every wait, in seconds.
 PATIENCE = 60.0
 
 
@@ -31,9 +32,9 @@ def main() -> int:
     processes = []
     with peerway.Endpoint() as endpoint:
         region = endpoint.register(weights)
-        # Readers may read, and nothing else.
+        # Readers get read access only.
         descriptor = region.advertise("r")
-        # Arguments of the process stand for your own way to tell processes of each other.
+        # The process arguments replace your own rendezvous.
         for rank in range(args.readers):
             killed_in = args.versions // 2 + 1 if args.kill_one and rank == 0 else None
             what = rank, endpoint.metadata, descriptor, weights.size, killed_in
@@ -47,7 +48,8 @@ def main() -> int:
             readers = publish(version, weights.nbytes, readers)
             lost += before - len(readers)
         for peer in readers:
-            # A reader leaves as soon as it has heard this, which may be before its answer was.
+            # A reader ends when it receives this, possibly before it has acknowledged the
+            # notification.
             with contextlib.suppress(peerway.PeerGone):
                 peer.notify(b"end").wait()
         for process in processes:
@@ -60,13 +62,16 @@ def main() -> int:
         print(f"failed: {failed}, killed: {killed}, lost: {lost}", file=sys.stderr)
         return 1
     if killed:
-        print(f"{killed[0]} was killed in the middle of a read; the others went on")
+        print(f"{killed[0]} was killed in the middle of a read; the others continued")
     print(f"synced {args.versions} versions of {weights.nbytes / 1e6:.0f} MB to {len(readers)} readers, verified")
     return 0
 
 
 def publish(version: int, nbytes: int, readers: list[peerway.Peer]) -> list[peerway.Peer]:
-    """Has all readers read this version; returns those that did. Afterwards the weights may change again."""
+    """Lets all readers read this version and returns the readers that did.
+
+    Then the weights may change.
+    """
     start = time.monotonic()
     have_it = []
     for peer in readers:
@@ -75,7 +80,7 @@ def publish(version: int, nbytes: int, readers: list[peerway.Peer]) -> list[peer
         except peerway.PeerGone:
             continue
         have_it.append(peer)
-    # A notification from a peer that has ended never comes: waiting for it ends at once.
+    # A wait for a notification ends at once when the peer is gone.
     have_it = [peer for peer in have_it if answer(peer, version)]
     spent = time.monotonic() - start
     rate = len(have_it) * nbytes / spent / 1e9
@@ -85,10 +90,10 @@ def publish(version: int, nbytes: int, readers: list[peerway.Peer]) -> list[peer
 
 
 def answer(peer: peerway.Peer, version: int) -> bool:
-    """Waits until a reader has the version; False when it has ended instead."""
+    """Waits until a reader has the version. False if the reader has ended."""
     note = peer.notification(PATIENCE)
     if note is None and peer.alive:
-        sys.exit(f"{peer} does not answer")
+        sys.exit(f"{peer} did not answer within {PATIENCE:g} s")
     return note is not None and note.message == b"have %d" % version
 
 
@@ -109,14 +114,18 @@ def reader(rank: int, metadata: bytes, descriptor: bytes, size: int, killed_in: 
             if version == killed_in:
                 os.kill(os.getpid(), signal.SIGKILL)
             transfer.wait(PATIENCE)
-            # From now on the trainer may change its weights again; this copy is ours.
+            # After this notification, the trainer may change its weights. The reader has its own
+            # copy.
             trainer.notify(b"have %d" % version).wait()
             if not numpy.array_equal(weights, content(size, version)):
-                sys.exit(f"reader {rank}: version {version} is not what the trainer published")
+                sys.exit(f"reader {rank}: version {version} differs from the version that the trainer published")
 
 
 def content(size: int, version: int) -> numpy.ndarray:
-    """The weights of a version: both sides can make them, and versions differ in every number."""
+    """The weights of a version.
+
+    Both sides can compute them, and versions differ in every number.
+    """
     return numpy.arange(size, dtype="float32") * numpy.float32(version) + numpy.float32(version)
 
 
@@ -128,13 +137,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kill-one", action="store_true", help="kill a reader in the middle of a read")
     args = parser.parse_args()
     if args.kill_one and args.readers < 2:
-        parser.error("--kill-one needs two readers or more: one must be left")
+        parser.error("--kill-one needs at least two readers, because one must remain")
     return args
 
 
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer")
     return int(text)
 
 

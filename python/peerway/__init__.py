@@ -1,4 +1,4 @@
-"""Peerway moves bytes between the memories of two processes by one-sided reads and writes.
+"""Peerway moves bytes between the memory of two processes by one-sided reads and writes.
 
 >>> import peerway
 >>> a, b = peerway.Endpoint(), peerway.Endpoint()

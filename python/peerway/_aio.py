@@ -1,4 +1,4 @@
-"""Awaiting transfers: one descriptor per event loop, no thread per transfer."""
+"""Awaiting transfers: one file descriptor per event loop, no thread per transfer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peerway._native import Transfer, Wakeups
 
 
 class _Ends:
-    """The transfers that tasks of one loop wait for."""
+    """The transfers that tasks of one event loop await."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._wakeups = Wakeups()
@@ -22,7 +22,7 @@ class _Ends:
         loop.add_reader(self._wakeups.fileno(), self._heard)
 
     def of(self, transfer: Transfer, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """A future that is done when the transfer has ended, however."""
+        """A future that is done when the transfer has ended, with success or with an error."""
         future: asyncio.Future[None] = loop.create_future()
         token = next(self._tokens)
         self._waiting[token] = future
@@ -32,7 +32,7 @@ class _Ends:
         return future
 
     def close(self) -> None:
-        """Lets go of the descriptor, and of the futures that nobody will run any more."""
+        """Closes the descriptor and drops the futures, whose event loop no longer runs."""
         self._waiting.clear()
         self._wakeups.close()
 
@@ -47,10 +47,10 @@ _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ends] = WeakKeyDictionary(
 
 
 def wait(transfer: Transfer) -> Generator[Any, None, None]:
-    """What ``await transfer`` runs.
+    """Implements ``await transfer``.
 
-    A task that is cancelled meanwhile cancels the transfer and leaves when its memory is quiet, or cannot be
-    made so within the fence deadline.
+    Cancelling the task cancels the transfer. The task then waits until the transfer has ended, with
+    the fence held or, after the fence deadline, open.
     """
     loop = asyncio.get_running_loop()
     ends = _loops.get(loop)
@@ -62,8 +62,8 @@ def wait(transfer: Transfer) -> Generator[Any, None, None]:
         yield from ends.of(transfer, loop)
     except asyncio.CancelledError as cancelled:
         transfer.cancel()
-        # It ends within the fence deadline, and until then its memory is not quiet, however often the task is
-        # cancelled.
+        # The transfer ends within the fence deadline. Until then it may still change memory, so the
+        # task keeps waiting however often it is cancelled.
         while not transfer.done():
             with suppress(asyncio.CancelledError):
                 yield from ends.of(transfer, loop)

@@ -14,28 +14,28 @@ from peerway._native import GpuMemory, Memory
 def empty(
     shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any = "uint8", *, gpu: SupportsIndex | None = None
 ) -> Any:
-    """Zeroed memory that local peers can map, as an array: the fastest path between two processes.
+    """Allocates zeroed memory that local peers can map, as an array.
 
-    A ``torch.dtype`` gives a torch tensor, anything else that NumPy takes for a dtype a NumPy array, or with
-    ``gpu`` (a number) a :class:`GpuArray`. The memory lives as long as the array or a region registered from it (or
-    from a part of it).
+    Such memory allows the fastest path between two processes. A ``torch.dtype`` returns a torch
+    tensor. Any NumPy dtype returns a NumPy array, or with ``gpu`` (a number) a :class:`GpuArray`.
+    The memory lives as long as the array, or a region registered from the array or a part of it.
     """
     try:
         sizes = (index(shape),) if hasattr(shape, "__index__") else tuple(index(size) for size in shape)
     except TypeError:
         sizes = (-1,)
     if any(size < 0 for size in sizes):
-        raise ValueError(f"shape: {shape} is not a shape; give integers, 0 or more")
+        raise ValueError(f"shape: {shape} is not a shape; give integers of 0 or more")
     if type(dtype).__module__.partition(".")[0] == "torch":
         return _tensor(sizes, dtype) if gpu is None else _cuda_tensor(sizes, dtype, index(gpu))
     return _array(sizes, dtype, None if gpu is None else index(gpu))
 
 
 class GpuArray:
-    """Memory of a GPU with a shape and a type.
+    """GPU memory with a shape and a type.
 
-    It has ``__cuda_array_interface__`` and ``__dlpack__``, by which CuPy, Numba, JAX and torch make arrays of it
-    without a copy.
+    CuPy, Numba, JAX and torch make arrays of it without a copy, by ``__cuda_array_interface__`` or
+    ``__dlpack__``.
     """
 
     __slots__ = ("__weakref__", "_memory", "dtype", "shape")
@@ -47,7 +47,7 @@ class GpuArray:
 
     @property
     def memory(self) -> GpuMemory:
-        """What it lies in."""
+        """The memory that holds the array."""
         return self._memory
 
     @property
@@ -57,12 +57,12 @@ class GpuArray:
 
     @property
     def address(self) -> int:
-        """Address of the first byte, which only GPUs can use."""
+        """Address of the first byte. Only GPUs can use it."""
         return self._memory.address
 
     @property
     def size(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -84,20 +84,20 @@ class GpuArray:
     def __dlpack__(self, **_options: Any) -> Any:
         code = _DLPACK_CODES.get(self.dtype.kind)
         if code is None or not self.dtype.isnative:
-            raise BufferError(f"DLPack has no word for {self.dtype}")
-        # No stream needs to wait: nothing is queued on the memory.
+            raise BufferError(f"DLPack has no type code for {self.dtype}; use a native numeric dtype")
+        # No stream needs to wait, because no work is pending on the memory.
         return self._memory.dlpack(self.shape, code, 8 * self.dtype.itemsize)
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("an array without axes has no length")
+            raise TypeError("an array without dimensions has no length")
         return self.shape[0]
 
     def __repr__(self) -> str:
         return f"<peerway.GpuArray {self.shape} of {self.dtype} on GPU {self.gpu}>"
 
 
-#: What DLPack calls NumPy's kinds of numbers.
+#: DLPack's type codes by NumPy's kind letters.
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 
@@ -106,7 +106,7 @@ def _array(shape: tuple[int, ...], dtype: Any, gpu: int | None) -> Any:
 
     dtype = numpy.dtype(dtype)
     if dtype.hasobject:
-        raise ValueError(f"dtype: {dtype} holds Python objects, which are no bytes to move")
+        raise ValueError(f"dtype: {dtype} holds Python objects, which cannot be transferred; use a numeric dtype")
     if gpu is not None:
         return GpuArray(GpuMemory(prod(shape) * dtype.itemsize, gpu), shape, dtype)
     return numpy.ndarray(shape, dtype, Memory(prod(shape) * dtype.itemsize))
@@ -125,10 +125,10 @@ def _cuda_tensor(shape: tuple[int, ...], dtype: Any, gpu: int) -> Any:
     import torch
 
     if not torch.cuda.is_available():
-        raise NoCuda("dtype: this torch has no CUDA; give a NumPy dtype for an array that is not torch's")
+        raise NoCuda("dtype: this build of torch has no CUDA; pass a NumPy dtype for a GpuArray")
     device = torch.device("cuda", gpu)
     if prod(shape) == 0:
         return torch.empty(shape, dtype=dtype, device=device)
-    # The tensor's storage keeps the memory.
+    # The tensor's storage keeps the memory alive.
     memory = GpuMemory(prod(shape) * dtype.itemsize, gpu)
     return torch.as_tensor(memory, device=device).view(dtype).reshape(shape)

@@ -1,30 +1,30 @@
-"""What can go wrong, by kind. The native module raises these; each message is a whole sentence."""
+"""The exceptions of Peerway. The native module raises them."""
 
 from __future__ import annotations
 
 
 class PeerwayError(Exception):
-    """Anything that Peerway reports."""
+    """The base class of all errors of Peerway."""
 
 
 class BuildError(PeerwayError):
-    """An endpoint could not be made."""
+    """An endpoint could not be built."""
 
 
 class InvalidSetting(BuildError, ValueError):
-    """A setting of the environment or of the constructor cannot be used."""
+    """A setting of the environment or of the constructor is not valid."""
 
 
 class InvalidMetadata(PeerwayError, ValueError):
-    """The bytes are no endpoint's metadata."""
+    """The bytes are not the metadata of an endpoint."""
 
 
 class InvalidDescriptor(PeerwayError, ValueError):
-    """The bytes are no descriptor."""
+    """The bytes are not a descriptor."""
 
 
 class InvalidWork(PeerwayError, ValueError):
-    """A transfer that makes no sense: ranges that leave their regions, lengths that differ."""
+    """A transfer is not valid: for example, a range leaves its region, or lengths differ."""
 
 
 class RegisterError(PeerwayError):
@@ -32,15 +32,15 @@ class RegisterError(PeerwayError):
 
 
 class GpuError(RegisterError):
-    """A GPU refused, or memory is not the GPU memory that it was said to be."""
+    """A GPU operation failed, or memory is not GPU memory as declared."""
 
 
 class NoCuda(GpuError, TypeError):
-    """GPU memory, and no GPU that this process can use."""
+    """The call needs a GPU, but this process can use none."""
 
 
 class NoSuchGpu(GpuError, ValueError):
-    """The process sees no GPU of that number."""
+    """The process sees no GPU with this number."""
 
 
 class ConnectError(PeerwayError, ConnectionError):
@@ -52,31 +52,31 @@ class ConnectTimeout(ConnectError, TimeoutError):
 
 
 class PeerIncompatible(ConnectError):
-    """Whoever answered does not speak this protocol, or another version of it."""
+    """The remote side does not speak this protocol, or speaks another version of it."""
 
 
 class PathUnavailable(ConnectError):
-    """A pinned path cannot be had."""
+    """A pinned path is not available."""
 
 
 class AcceptTimeout(PeerwayError, TimeoutError):
-    """Nobody connected in time."""
+    """No peer connected in time."""
 
 
 class CounterTimeout(PeerwayError, TimeoutError):
-    """A counter did not get there in time."""
+    """A counter did not reach the value in time."""
 
 
 class WaitTimeout(PeerwayError, TimeoutError):
-    """A transfer has not ended in the time that was waited; it goes on."""
+    """A transfer has not ended within the timeout of the wait. It continues."""
 
 
 class ProxyError(PeerwayError):
-    """A proxy, or a command pushed to one, could not do what was asked."""
+    """A call of a proxy, or a command pushed to one, failed."""
 
 
 class InvalidCommand(ProxyError, ValueError):
-    """What cannot be meant: no such ring, peer or counter, an offset that is no multiple of four, a senseless rule."""
+    """A ring, peer, counter, offset, length or forwarding rule is not valid."""
 
 
 class InvalidPeerInfo(ProxyError, ValueError):
@@ -91,35 +91,35 @@ class ProxyClosed(ProxyError):
 
 
 class RingFull(ProxyError, TimeoutError):
-    """Nobody made room in a ring in time: is the proxy armed?"""
+    """A ring stayed full for the proxy's time-out. Check that the proxy is armed."""
 
 
 class RingDead(ProxyError):
-    """A push was abandoned while the ring was full; the ring is of no more use."""
+    """A producer abandoned a push while the ring was full. The ring cannot be used any more."""
 
 
 class CommandTimeout(ProxyError, TimeoutError):
-    """An answer to ``quiet`` did not come in time."""
+    """The answer to ``quiet`` did not arrive in time."""
 
 
 class CommandFailed(ProxyError):
-    """A command failed; ``Proxy.take_fault`` says which, and why."""
+    """A command failed. ``Proxy.take_fault`` returns the command and the reason."""
 
 
 class CompileError(PeerwayError):
-    """A kernel could not be compiled; the compiler's words are in the message."""
+    """A kernel could not be compiled. The message contains the compiler's output."""
 
 
 class NoCompiler(CompileError):
-    """There is nothing to compile with, and the kernel was not compiled earlier."""
+    """There is no compiler, and the kernel is not in the cache."""
 
 
 class InvalidSource(CompileError, ValueError):
-    """A text or an option that no compiler can be given."""
+    """A source text or an option cannot be passed to the compiler."""
 
 
 class NoKernel(CompileError, LookupError):
-    """The program has no kernel of that name."""
+    """The program has no kernel with this name."""
 
 
 class Busy(PeerwayError):
@@ -127,7 +127,7 @@ class Busy(PeerwayError):
 
 
 class TransferError(PeerwayError):
-    """A transfer ended otherwise than done."""
+    """A transfer ended without success."""
 
 
 class EndpointClosed(TransferError):
@@ -135,11 +135,11 @@ class EndpointClosed(TransferError):
 
 
 class PeerGone(TransferError, ConnectionError):
-    """The peer's process ended, or every lane to it broke, or another endpoint has its address now."""
+    """The peer's process ended, every lane to it broke, or another endpoint has its address now."""
 
 
 class PeerSilent(PeerGone):
-    """Nothing was heard from the peer for longer than the detection time."""
+    """The peer sent nothing for longer than the detection time."""
 
 
 class PeerMisbehaved(TransferError):
@@ -147,7 +147,7 @@ class PeerMisbehaved(TransferError):
 
 
 class AccessDenied(TransferError, PermissionError):
-    """The peer refused: unknown region, wrong token, wrong direction, or not for us."""
+    """The peer refused access: unknown region, wrong token, wrong direction, or another's grant."""
 
 
 class OutOfBounds(AccessDenied):
@@ -167,15 +167,15 @@ class CountersFull(TransferError):
 
 
 class MemoryFault(TransferError):
-    """Registered memory was unmapped while it was registered."""
+    """Memory was unmapped while it was registered."""
 
 
 class DeliveryUnknown(TransferError):
-    """A lane broke and it is not known whether the notification was delivered."""
+    """A lane broke, so it is not known whether the notification was delivered."""
 
 
 class DeviceError(TransferError):
-    """An RDMA device refused a request before it went out."""
+    """An RDMA device refused a work request before it sent it."""
 
 
 class TransferCancelled(TransferError):
@@ -187,10 +187,10 @@ class TransferTimeout(TransferError, TimeoutError):
 
 
 class Unfenced(TransferError):
-    """The transfer ended, but the peer may still touch its memory; that memory is kept alive.
+    """The transfer ended, but the peer may still access its memory, which is kept alive.
 
-    What such a transfer raises is of this class and of the class of its reason: both ``except Unfenced`` and
-    ``except PeerGone`` catch a peer that was stopped in the middle of a write.
+    The exception also has the class of the reason. Both ``except Unfenced`` and ``except PeerGone``
+    catch a peer that was stopped in the middle of a write.
     """
 
 

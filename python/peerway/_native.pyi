@@ -1,4 +1,4 @@
-"""What the extension module offers; `peerway` exports all of it. Times are seconds."""
+"""The API of the extension module. Times are in seconds."""
 
 from collections.abc import Generator, Sequence
 from os import PathLike
@@ -10,23 +10,24 @@ from typing_extensions import Buffer
 Access: TypeAlias = Literal["r", "w", "rw"]
 Kind: TypeAlias = Literal["auto", "latency", "bulk"]
 
-#: What can stand for local memory in a transfer: a region, a part of one, or any contiguous buffer on the host or
-#: on a GPU (the buffer protocol, ``__array_interface__``, ``__cuda_array_interface__``, ``__dlpack__``, torch's
-#: ``data_ptr()``), which is registered for that transfer and kept alive by it.
+#: Local memory of a transfer: a region, a part of one, or any contiguous buffer on the host or on a
+#: GPU (the buffer protocol, ``__array_interface__``, ``__cuda_array_interface__``, ``__dlpack__``,
+#: torch's ``data_ptr()``). The transfer registers such a buffer and keeps it alive.
 Local: TypeAlias = Region | LocalSlice | BlockList | Buffer | Any
-#: What can stand for the peer's memory: an imported region, a part of one, or a 64-byte descriptor.
+#: The peer's memory in a transfer: an imported region, a part of one, or a 64-byte descriptor.
 Remote: TypeAlias = RemoteRegion | RemoteSlice | BlockList | bytes
-#: Where arrivals come from or are forwarded to.
+#: The source or a destination of a forwarding rule.
 Place: TypeAlias = Region | LocalSlice | tuple[Region, int, int]
-#: Blocks or threads, in up to three directions.
+#: The number of blocks or threads, in one to three dimensions.
 Extent: TypeAlias = int | Sequence[int]
 
 __version__: str
 
 class Endpoint:
-    """One end of transfers: it listens, connects, and owns registered memory.
+    """Listens for peers, connects to them, and owns registered memory.
 
-    What is not given comes from the environment (``peerway doctor --config`` lists the variables).
+    Settings that are not given come from the environment. ``peerway doctor --config`` lists
+    the variables.
     """
 
     def __init__(
@@ -48,47 +49,54 @@ class Endpoint:
     ) -> None: ...
     @property
     def metadata(self) -> bytes:
-        """What others need to connect: hand it over by any means."""
+        """The bytes that a peer needs to connect. Send them to the peer by any means."""
     @property
     def incarnation(self) -> str:
-        """The name of this life of the endpoint."""
+        """The identity of this incarnation of the endpoint. A restart changes it."""
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Where peers can connect, best first."""
+        """The addresses at which peers can connect, best first."""
     @property
     def closed(self) -> bool:
-        """Whether it has been closed, or belongs to the parent process."""
+        """True after ``close()``, and in a child process after a fork."""
     @property
     def stats(self) -> dict[str, Any]:
-        """How the endpoint runs: ``cpus``, the processors that its threads may run on, and ``quarantine``, as
-        ``peerway.quarantine()`` tells it."""
+        """``cpus``: the processors that the endpoint's threads may run on. ``quarantine``: the
+        result of ``peerway.quarantine()``.
+        """
     def connect(self, to: bytes | str | tuple[str, int], timeout: float | None = None) -> Peer:
-        """Connects to an endpoint's metadata, or to whoever listens at ``"host:port"`` or ``(host, port)``.
+        """Connects to an endpoint by its metadata, ``"host:port"`` or ``(host, port)``.
 
         A second connect to the same incarnation returns the same peer.
         """
     def accept(self, timeout: float | None = None) -> Peer:
-        """The next peer that connected to us. Raises ``AcceptTimeout``."""
+        """Returns the next peer that connected to this endpoint. Raises ``AcceptTimeout``."""
     def peers(self) -> list[Peer]:
-        """Every live peer."""
+        """Returns every live peer."""
     def register(self, buffer: Any) -> Region:
-        """Registers writable, contiguous memory; the region keeps the object alive."""
+        """Registers writable, contiguous memory. The region keeps the object alive."""
     def register_address(self, address: int, nbytes: int, owner: object = None) -> Region:
-        """Registers memory by address. ``owner`` is kept alive; without one, keeping the memory valid until
-        the region and all its transfers are gone is the caller's promise."""
+        """Registers memory by address. The region keeps ``owner`` alive. Without an owner, the
+        caller must keep the memory valid until the region and all its transfers are gone.
+        """
     def allocate(self, nbytes: int, *, gpu: int | None = None) -> Region:
-        """Zeroed memory that local peers can map, on the host or on a GPU; the region offers it by the buffer
-        protocol or by ``__cuda_array_interface__``."""
+        """Allocates zeroed memory that local peers can map, on the host or on a GPU.
+
+        The region exposes host memory by the buffer protocol and GPU memory by
+        ``__cuda_array_interface__``.
+        """
     def notification(self, timeout: float | None = 0.0) -> Notification | None:
-        """The oldest notification, waiting for one for so long (``None``: for ever)."""
+        """Returns the oldest notification, or None after ``timeout`` seconds. ``None`` as the
+        timeout waits without limit.
+        """
     def counter(self, id: int) -> int:
-        """Arrivals counted under this id."""
+        """Returns the number of arrivals counted under this id."""
     def wait_counter(self, id: int, n: int, timeout: float | None = None) -> int:
-        """Waits for at least ``n`` arrivals; returns how many there are. Raises ``CounterTimeout``."""
+        """Waits for at least ``n`` arrivals and returns the count. Raises ``CounterTimeout``."""
     def reset_counter(self, id: int) -> int:
-        """Forgets a counter and returns what it had."""
+        """Removes a counter and returns its last value."""
     def close(self) -> None:
-        """Ends transfers, threads and sockets."""
+        """Ends all transfers, stops the endpoint's threads and closes its sockets."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -98,7 +106,7 @@ class Endpoint:
     ) -> None: ...
 
 class Region:
-    """Registered local memory. Its advertisements end with the object."""
+    """Registered local memory. Its advertisements end when this object is destroyed."""
 
     @property
     def address(self) -> int:
@@ -108,13 +116,15 @@ class Region:
         """Bytes in the region."""
     @property
     def writable(self) -> bool:
-        """Whether bytes may be put into it: False for memory that was registered by address and is read-only."""
+        """Whether transfers may write into the region. False for read-only memory that was
+        registered by address.
+        """
     @property
     def shareable(self) -> bool:
-        """Whether local peers can map it."""
+        """Whether local peers can map the region."""
     @property
     def gpu(self) -> int | None:
-        """The number of the GPU whose memory it is; None for host memory."""
+        """The number of the GPU that holds the memory; None for host memory."""
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __len__(self) -> int: ...
@@ -123,16 +133,20 @@ class Region:
     def blocks(
         self, indices: Sequence[int] | Buffer, nbytes: int, *, stride: int | None = None, base: int = 0
     ) -> BlockList:
-        """Blocks of ``nbytes`` bytes; block ``i`` starts at ``base + indices[i] * stride``."""
+        """Selects blocks of ``nbytes`` bytes. Block ``i`` starts at ``base + indices[i] *
+        stride``.
+        """
     def advertise(
         self, access: Access = "rw", *, start: int = 0, stop: int | None = None, to: Peer | None = None
     ) -> bytes:
-        """The 64-byte descriptor that lets a peer (or only ``to``) reach these bytes."""
+        """Returns a 64-byte descriptor that lets any peer, or only ``to``, access these bytes."""
     def revoke(self) -> bool:
-        """Ends every advertisement. True: no peer touches the memory any more (the fence is held).
+        """Ends every advertisement of the region. True: the fence is held, and no peer accesses
+        the memory any more.
 
-        False: a peer may still be inside. The memory stays alive until that peer leaves or dies, even
-        when the region and its endpoint are gone (see ``quarantine``); another call asks again.
+        False: a peer may still access the memory. The memory stays allocated until that peer
+        leaves or dies, even after the region and its endpoint are gone (see ``quarantine``).
+        Call again to wait again.
         """
 
 class LocalSlice:
@@ -151,19 +165,23 @@ class RemoteRegion:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the descriptor names."""
+        """Bytes that the descriptor covers."""
     @property
     def access(self) -> Access:
-        """What the owner allows."""
+        """The access that the owner allows: ``r``, ``w`` or ``rw``."""
     @property
     def direct_path(self) -> str | None:
-        """The path by which this process reaches it alone; None when it goes over lanes."""
+        """The path by which this process accesses the memory on its own; None when transfers go
+        over lanes.
+        """
     def __len__(self) -> int: ...
     def __getitem__(self, bytes: slice) -> RemoteSlice: ...
     def blocks(
         self, indices: Sequence[int] | Buffer, nbytes: int, *, stride: int | None = None, base: int = 0
     ) -> BlockList:
-        """Blocks of ``nbytes`` bytes; block ``i`` starts at ``base + indices[i] * stride``."""
+        """Selects blocks of ``nbytes`` bytes. Block ``i`` starts at ``base + indices[i] *
+        stride``.
+        """
 
 class RemoteSlice:
     """A part of a peer's memory."""
@@ -174,7 +192,7 @@ class RemoteSlice:
         """Bytes in the slice."""
 
 class BlockList:
-    """Equal blocks of a region or a remote region: paged KV cache."""
+    """Equal blocks of a region or a remote region, for example of a paged KV cache."""
 
     def __init__(
         self,
@@ -189,13 +207,13 @@ class BlockList:
     def nbytes(self) -> int:
         """Bytes of all blocks together."""
     def __len__(self) -> int:
-        """How many blocks."""
+        """Number of blocks."""
 
 class Peer:
-    """One remote endpoint incarnation. A restarted peer is another peer."""
+    """One incarnation of a remote endpoint. A restarted peer is a different peer."""
 
     def remote(self, descriptor: bytes) -> RemoteRegion:
-        """Turns a descriptor that the peer advertised into memory that can be read and written."""
+        """Imports a descriptor that this peer advertised and returns the memory that it names."""
     def write(
         self,
         local: Local | Sequence[Local],
@@ -208,8 +226,9 @@ class Peer:
     ) -> None:
         """Writes local bytes into the peer's memory and waits until they are there.
 
-        Sequences of equal length are one transfer of many pieces. ``notify`` is a message and ``count`` a
-        counter of the peer's, both seen after the bytes, once.
+        Two sequences of equal length make one transfer of many pieces. ``notify`` sends a
+        message and ``count`` increments a counter of the peer. The peer sees both after the
+        bytes, exactly once.
         """
     def read(
         self,
@@ -221,7 +240,7 @@ class Peer:
         deadline: float | None = None,
         kind: Kind = "auto",
     ) -> None:
-        """Reads the peer's memory into local memory and waits."""
+        """Reads the peer's memory into local memory and waits until the bytes are there."""
     def post_write(
         self,
         local: Local | Sequence[Local],
@@ -232,7 +251,7 @@ class Peer:
         deadline: float | None = None,
         kind: Kind = "auto",
     ) -> Transfer:
-        """As ``write``, returning at once."""
+        """As ``write``, but returns at once."""
     def post_read(
         self,
         local: Local | Sequence[Local],
@@ -243,7 +262,7 @@ class Peer:
         deadline: float | None = None,
         kind: Kind = "auto",
     ) -> Transfer:
-        """As ``read``, returning at once."""
+        """As ``read``, but returns at once."""
     def prepare_write(
         self,
         local: Local | Sequence[Local],
@@ -254,7 +273,7 @@ class Peer:
         deadline: float | None = None,
         kind: Kind = "auto",
     ) -> Prepared:
-        """Checks a write once, to be posted many times, from any thread."""
+        """Checks a write once. Any thread can then post it many times."""
     def prepare_read(
         self,
         local: Local | Sequence[Local],
@@ -265,9 +284,11 @@ class Peer:
         deadline: float | None = None,
         kind: Kind = "auto",
     ) -> Prepared:
-        """Checks a read once, to be posted many times, from any thread."""
+        """Checks a read once. Any thread can then post it many times."""
     def stage(self, stages: Sequence[Prepared]) -> Staged:
-        """Parts that go when they are released: layer-wise streaming."""
+        """Groups prepared transfers as stages that the caller releases one by one: layer-wise
+        streaming.
+        """
     def post_addresses(
         self,
         op: Literal["read", "write"],
@@ -276,116 +297,139 @@ class Peer:
         sizes: Sequence[int],
         descriptors: Sequence[bytes],
     ) -> Transfer:
-        """One transfer of pieces given by local address; each lies in its region, and each descriptor says
-        where the piece's remote side starts. All five have one length."""
+        """Posts one transfer of pieces that are given by local address.
+
+        Each piece lies in its region. Each descriptor names where the remote side of its piece
+        starts. The four sequences have the same length.
+        """
     def notify(self, message: bytes) -> Transfer:
         """Sends a message to the peer's notification queue."""
     def count(self, id: int) -> Transfer:
-        """Adds one to a counter of the peer's."""
+        """Adds one to a counter of the peer."""
     def notification(self, timeout: float | None = 0.0) -> Notification | None:
-        """The oldest notification from this peer."""
+        """Returns the oldest notification from this peer; None after ``timeout`` seconds, or when
+        the peer is gone.
+        """
     @property
     def path(self) -> str:
-        """The best path both sides can speak."""
+        """The best path that both sides support."""
     @property
     def why(self) -> str:
-        """Why this path and not a better one."""
+        """Why this path was chosen and not a better one."""
     @property
     def trusted(self) -> bool:
-        """Whether the path binds honest peers only."""
+        """Whether access limits on this path bind only honest peers."""
     @property
     def address(self) -> tuple[str, int]:
-        """The address the session was made with."""
+        """The address with which the session was established."""
     @property
     def incarnation(self) -> str:
-        """The name of this life of the peer."""
+        """The identity of this incarnation of the peer."""
     @property
     def initiator(self) -> bool:
-        """Whether we opened the session."""
+        """Whether this side opened the session."""
     @property
     def alive(self) -> bool:
-        """Whether transfers can be posted."""
+        """Whether transfers can be posted to the peer."""
     @property
     def stats(self) -> dict[str, int]:
-        """Transfers posted, bytes that lanes moved each way, and lanes that broke."""
+        """``transfers`` posted; bytes that lanes moved for this side (``bytes_written``,
+        ``bytes_read``) and for the peer (``bytes_served``, ``bytes_landed``); ``lanes_lost``.
+        """
     def remove(self) -> None:
-        """Closes the session; its transfers end."""
+        """Closes the session. Its transfers end."""
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 
 class Transfer:
-    """A posted transfer. Dropping it lets it go on. Awaitable."""
+    """A posted transfer. It continues when this object is dropped. It can be awaited."""
 
     def done(self) -> bool:
-        """Whether it has ended, however."""
+        """Whether the transfer has ended, with success or with an error."""
     def wait(self, timeout: float | None = None) -> None:
-        """Waits for the end; raises what it ended with, or ``WaitTimeout`` when it has not ended in time."""
+        """Waits for the end. Raises the transfer's error, or ``WaitTimeout`` when it has not ended
+        in time.
+        """
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits as ``wait`` does and returns what that would raise."""
+        """Waits as ``wait`` does, but returns the transfer's error, or None after success. Raises
+        only ``WaitTimeout``.
+        """
     def cancel(self) -> None:
-        """Asks it to stop; it ends within the fence deadline."""
+        """Asks the transfer to stop. It ends within the fence deadline."""
     def cancelled(self) -> bool:
-        """Whether it ended because it was cancelled."""
+        """Whether the transfer ended because it was cancelled."""
     @property
     def fenced(self) -> bool | None:
-        """True: no byte of it changes memory any more. False: that is not sure. None: it has not ended."""
+        """True: the transfer no longer changes memory. False: it may still change memory. None: it
+        has not ended.
+        """
     @property
     def path(self) -> str:
-        """The path it took."""
+        """The path that the transfer took."""
     @property
     def stats(self) -> dict[str, int | float | None]:
-        """``bytes_done``, ``bytes_total``, ``until_sent``, ``until_ended``."""
+        """``bytes_done`` and ``bytes_total``; ``until_sent`` and ``until_ended`` in seconds, or
+        None.
+        """
     def __await__(self) -> Generator[Any]: ...
 
 class Prepared:
-    """A checked transfer, to be posted many times, from any thread."""
+    """A checked transfer. Any thread can post it many times."""
 
     @property
     def nbytes(self) -> int:
         """Bytes in the transfer."""
     def post(self) -> Transfer:
-        """Posts it."""
+        """Posts the transfer."""
     def run(self) -> None:
-        """Posts it and waits."""
+        """Posts the transfer and waits for its end."""
     def enqueue(self, stream: Any) -> Enqueued:
-        """Puts it into a CUDA stream, or into the graph that the stream is captured into."""
+        """Enqueues the transfer in a CUDA stream, or in the graph that captures the stream."""
 
 class Enqueued:
-    """A transfer in a CUDA stream, or in a graph."""
+    """A transfer that is enqueued in a CUDA stream or captured in a graph."""
 
     @property
     def runs(self) -> int:
-        """How often it has come to its end."""
+        """How many times the transfer has ended."""
     def wait(self, timeout: float | None = None) -> None:
-        """Waits for its end, or for how it ended the last time; raises what that was, or ``WaitTimeout``."""
+        """Waits until the transfer has ended once and is not running. Raises the error of the last
+        run, or ``WaitTimeout``.
+        """
     def release(self) -> None:
-        """Lets go of what was kept for a graph that it was captured into, which must be gone."""
+        """Releases the resources kept for a graph that captured the transfer. That graph must be
+        gone.
+        """
 
 class Staged:
-    """Parts of one transfer that the caller releases one by one."""
+    """Stages of one transfer that the caller releases one by one."""
 
     def __len__(self) -> int: ...
     def release(self, stage: int, *, stream: Any = None, event: Any = None) -> None:
-        """Lets a stage go: now, when a CUDA stream has come so far, or when a CUDA event has happened."""
+        """Releases a stage: at once, when a CUDA stream reaches this point, or when a CUDA event
+        has completed.
+        """
     def done(self, stage: int) -> bool:
         """Whether a stage was released and has ended."""
     def cancel(self) -> None:
-        """Stops every stage that was released; those that were not never go."""
+        """Cancels every released stage. Stages that were not released are never sent."""
     def wait(self, timeout: float | None = None) -> None:
-        """Waits for every released stage; raises what the first that failed ended with, or ``WaitTimeout``."""
+        """Waits for every released stage. Raises the error of the first stage that failed, or
+        ``WaitTimeout``.
+        """
 
 class Notification:
     """A message from a peer."""
 
     @property
     def sender(self) -> str:
-        """The sender's incarnation."""
+        """The incarnation of the sender."""
     @property
     def message(self) -> bytes:
-        """What it says."""
+        """The bytes of the message."""
 
 class Memory:
-    """Zeroed memory that local peers can map, offered by the buffer protocol."""
+    """Zeroed memory that local peers can map. It exposes the buffer protocol."""
 
     def __init__(self, nbytes: int) -> None: ...
     @property
@@ -398,34 +442,36 @@ class Memory:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Gpu:
-    """What is known of a GPU."""
+    """Properties of a GPU."""
 
     @property
     def index(self) -> int:
-        """Its number in this process."""
+        """The GPU's number in this process."""
     @property
     def name(self) -> str:
-        """What its maker calls it."""
+        """The vendor's name for the GPU."""
     @property
     def uuid(self) -> str:
-        """Its name in every process and on every host, as ``nvidia-smi -L`` shows it."""
+        """The GPU's unique name on every host, as ``nvidia-smi -L`` shows it."""
     @property
     def bus_id(self) -> str:
-        """Its PCI address on this host, such as ``0000:4a:00.0``."""
+        """The GPU's PCI address on this host, such as ``0000:4a:00.0``."""
     @property
     def memory(self) -> int:
         """Bytes of memory."""
     @property
     def capability(self) -> tuple[int, int]:
-        """Its compute capability, such as ``(9, 0)``."""
+        """The GPU's compute capability, such as ``(9, 0)``."""
 
 class GpuMemory:
-    """Zeroed memory of a GPU that local peers can map, offered by ``__cuda_array_interface__`` and DLPack."""
+    """Zeroed GPU memory that local peers can map. It exposes ``__cuda_array_interface__`` and
+    DLPack.
+    """
 
     def __init__(self, nbytes: int, gpu: int) -> None: ...
     @property
     def address(self) -> int:
-        """Address of the first byte, which only GPUs can use."""
+        """Address of the first byte. Only GPUs can use it."""
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
@@ -434,12 +480,14 @@ class GpuMemory:
         """The GPU's number in this process."""
     @property
     def kind(self) -> str:
-        """How it was allocated, and so how far it can be handed: ``fabric``, ``posix-fd`` or ``plain``."""
+        """How the memory was allocated, which limits how it can be shared: ``fabric``,
+        ``posix-fd`` or ``plain``.
+        """
     @property
     def why_not_better(self) -> str | None:
-        """Why not a better way, in the driver's words; None where it is the best."""
+        """Why the memory is not of a better kind, in the driver's words; None for the best kind."""
     def dlpack(self, shape: Sequence[int], code: int, bits: int) -> Any:
-        """The memory as a tensor: its kind is DLPack's code and bits."""
+        """Returns the memory as a DLPack tensor with DLPack's type ``code`` and ``bits``."""
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __dlpack__(self, **_options: Any) -> Any: ...
@@ -447,31 +495,37 @@ class GpuMemory:
     def __len__(self) -> int: ...
 
 def quarantine() -> dict[str, int]:
-    """Memory of this process that was released while a peer may still reach it.
+    """Reports memory of this process that was released while a peer might still access it.
 
-    ``regions`` and ``bytes`` are in quarantine now, over all endpoints and those that are gone; their
-    objects stay alive until the peer leaves them or dies. ``entries_ever`` counts since the start.
+    ``regions`` and ``bytes`` count the memory in quarantine now, over all endpoints,
+    including closed ones. The objects stay alive until the peer leaves the memory or dies.
+    ``entries_ever`` counts all entries since the process started.
     """
 
 def gpus() -> list[Gpu]:
-    """The GPUs that the process sees, by number. Binds the process to the driver. Raises ``NoCuda``."""
+    """Lists the GPUs that the process sees, by number. Initialises the CUDA driver. Raises
+    ``NoCuda``.
+    """
 
 def gpu_in_use() -> bool:
-    """Whether something in the process uses a GPU. Initialises nothing."""
+    """Whether some code in the process uses a GPU. The call initialises nothing."""
 
 def open_gpu(gpu: int) -> None:
-    """Takes a GPU into use, so that GPU memory of peers on this host is mapped for it."""
+    """Opens a GPU, so that GPU memory of peers on this host is mapped for it."""
 
 def gpu_buffer_at(address: int) -> int | None:
-    """The driver's name for the GPU allocation at an address, never given to another; None for all else."""
+    """Returns the driver's id of the GPU allocation at an address, which the driver never
+    reuses; None for other memory.
+    """
 
 class Proxy:
-    """Rings that kernels push commands into, and threads that carry them out.
+    """Command rings that kernels push into, and threads that execute the commands.
 
-    ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without one, processors do, by a
-    ``HostProducer``. ``copier`` is how GPUs copy what they reach: ``launched``, ``resident`` (sooner, and takes two
-    multiprocessors for each thread) or ``engines``. Close it, or leave its ``with`` block, when every kernel that
-    was given it has ended.
+    ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without a GPU,
+    host threads push by a ``HostProducer``. ``copier`` selects how GPUs copy memory that
+    they can access: ``launched``, ``resident`` (lower latency, but takes two
+    multiprocessors for each thread) or ``engines``. Close the proxy, or leave its ``with``
+    block, after every kernel that uses it has ended.
     """
 
     def __init__(
@@ -489,35 +543,44 @@ class Proxy:
     ) -> None: ...
     @property
     def handle(self) -> int:
-        """What a kernel is given: the address of a ``peerway_proxy`` (``peerway_device.cuh``)."""
+        """The address of a ``peerway_proxy`` (``peerway_device.cuh``): the argument for kernels."""
     @property
     def gpu(self) -> int | None:
-        """The GPU whose kernels push; None where processors do."""
+        """The GPU whose kernels push commands; None when host threads push."""
     @property
     def rings(self) -> int:
-        """Rings that there are."""
+        """Number of rings."""
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the proxy was closed."""
     def window(self, memory: Any) -> Window:
-        """Makes memory a window: commands name it by offset, and so do those of peers that get a later ``peer_info``.
+        """Makes memory a window, which commands address by offset.
 
-        A region, or an object with memory, which is registered and kept.
+        Peers that receive a later ``peer_info`` can address it, too. ``memory`` is a region, or
+        an object with memory, which the proxy registers and keeps alive.
         """
     def peer_info(self) -> bytes:
-        """What a peer's proxy needs to send to this one: the windows that there are now, and the counters."""
+        """Returns the bytes that a peer's proxy needs to send to this one: the current windows and
+        the counters.
+        """
     def card(self) -> bytes:
         """The former name of ``peer_info``."""
     def add_peer(self, number: int, peer: Peer, info: bytes) -> list[Window]:
-        """Sends commands for ``number`` to this peer; ``info`` is its proxy's ``peer_info()``. Returns the peer's windows."""
+        """Sends commands for ``number`` to this peer and returns the peer's windows. ``info`` is
+        the result of ``peer_info()`` of the peer's proxy.
+        """
     def arm(self) -> Armed:
-        """Has the threads look for commands, until the answer's ``disarm()``."""
+        """Makes the threads poll for commands until ``disarm()`` of the returned object."""
     def armed(self) -> Armed:
-        """For a ``with`` statement: the threads look for commands inside it, and sleep outside."""
+        """For a ``with`` statement: the threads poll for commands inside the block and sleep
+        outside it.
+        """
     def counter(self, counter: int) -> int:
-        """Where a counter of ours is."""
+        """Returns the value of a counter of this proxy."""
     def wait_counter(self, counter: int, value: int, timeout: float | None = None) -> int:
-        """Waits until a counter of ours has come to a value; returns where it is. Raises ``CounterTimeout``."""
+        """Waits until a counter of this proxy reaches ``value`` and returns the counter's value.
+        Raises ``CounterTimeout``.
+        """
     def forward(
         self,
         counter: int,
@@ -526,142 +589,164 @@ class Proxy:
         count: Sequence[int] = (),
         answer: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Whenever ``counter`` rises, the bytes of ``source`` have arrived: they are copied to each of ``to``, then
-        counters of ours (``count``) and of peers (``answer``: pairs of peer and counter) go up. While it is armed.
+        """Copies the bytes of ``source`` to each of ``to`` whenever ``counter`` rises, while the
+        proxy is armed.
 
-        Places are regions, parts of regions, or ``(region, offset, nbytes)``.
+        A rise of the counter means that the bytes of ``source`` have arrived. After the copies,
+        the proxy increments its own counters in ``count`` and the peers' counters in ``answer``
+        (pairs of peer and counter). Places are regions, parts of regions, or ``(region, offset,
+        nbytes)``.
         """
     def stop_forwarding(self, counter: int) -> bool:
-        """Takes the rule of a counter away; False where it had none."""
+        """Removes the forwarding rule of a counter. Returns False when the counter has no rule."""
     def take_fault(self) -> Fault | None:
-        """The first command that failed since the last time this was asked. This starts a new fault epoch: a
-        later ``quiet`` reports only commands that fail after this call.
+        """Returns the first command that failed since the last call, or None. This starts a new
+        fault epoch: a later ``quiet`` reports only commands that fail after this call.
         """
     @property
     def stats(self) -> dict[str, int]:
-        """``commands``, ``puts``, ``bytes``, ``counts``, ``requests`` (submissions that carried puts; also as ``flights``, its former name), ``faults``."""
+        """Counts of ``commands``, ``puts``, ``bytes``, ``counts``, ``requests`` (submissions that
+        carried puts; also under the former name ``flights``) and ``faults``.
+        """
     def host_producer(self, ring: int = 0) -> HostProducer:
-        """A processor in a kernel's place, on one of the rings."""
+        """Returns a producer that pushes commands into one ring from the host, as a kernel does."""
     def pusher(self, ring: int = 0) -> HostProducer:
         """The former name of ``host_producer``."""
     def close(self) -> None:
-        """Ends its threads and gives its memory back. Kernels that have its handle must have ended."""
+        """Stops the threads and frees the memory. Every kernel that has the handle must have
+        ended.
+        """
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
 class Window:
-    """Memory that commands name: ``base`` is what is added to an offset in it."""
+    """Memory that commands address. An address is ``base`` plus the offset within the window."""
 
     @property
     def base(self) -> int:
-        """The offset of its first byte."""
+        """The offset of the window's first byte."""
     @property
     def nbytes(self) -> int:
-        """Bytes in it."""
+        """Bytes in the window."""
     def __len__(self) -> int: ...
 
 class Armed:
-    """Has a proxy's threads look for commands: from before kernels are launched until after they have ended."""
+    """Makes a proxy's threads poll for commands. Keep the proxy armed from before kernels are
+    launched until after they have ended.
+    """
 
     @property
     def active(self) -> bool:
-        """Whether it holds the proxy armed."""
+        """Whether this object keeps the proxy armed."""
     def disarm(self) -> None:
-        """Lets the threads sleep, unless another holds the proxy armed."""
+        """Lets the threads sleep, unless another object keeps the proxy armed."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
 class Fault:
-    """A command of a kernel's that failed."""
+    """A command of a kernel that failed."""
 
     @property
     def code(self) -> int:
-        """Why, as one of the numbers ``PEERWAY_FAULT_*``."""
+        """The reason, as one of the numbers ``PEERWAY_FAULT_*``."""
     @property
     def reason(self) -> str:
-        """Why, in a word: ``operation``, ``peer``, ``source``, ``destination`` or ``counter`` names what there is none
-        of; ``peer-gone``, ``refused``, ``timed-out`` and ``failed`` say what became of the transfer.
+        """The reason in a word. ``operation``, ``peer``, ``source``, ``destination`` or
+        ``counter`` names the field of the command that is not valid. ``peer-gone``,
+        ``refused``, ``timed-out`` or ``failed`` says how the transfer ended.
         """
     @property
     def peer(self) -> int:
-        """Whom it was for, by number."""
+        """The number of the peer that the command was for."""
     @property
     def ring(self) -> int:
-        """The ring it came from."""
+        """The ring that the command came from."""
     @property
     def op(self) -> int:
-        """Its operation, as one of the numbers ``PEERWAY_OP_*``."""
+        """The operation of the command, as one of the numbers ``PEERWAY_OP_*``."""
     @property
     def position(self) -> int:
-        """Its position in the ring; of commands that went together, the first one's."""
+        """The position of the command in the ring; for commands submitted together, the position
+        of the first.
+        """
 
 class HostProducer:
     """Pushes commands into one ring, from any thread: the calls of ``peerway_device.cuh``.
 
-    Offsets are those of windows (``window.base`` and more) and, as lengths, multiples of four bytes.
+    An offset is ``window.base`` plus the position within the window. Offsets and lengths
+    are multiples of four bytes.
     """
 
     @property
     def ring(self) -> int:
-        """Its ring."""
+        """The number of the ring."""
     def put(self, peer: int, dst: int, src: int, nbytes: int) -> None:
-        """Bytes of ours into the peer's memory."""
+        """Copies local bytes into the peer's memory."""
     def put_with_count(self, peer: int, dst: int, src: int, nbytes: int, counter: int) -> None:
-        """The same, and a counter of the peer goes up by one after them."""
+        """As ``put``, and then increments a counter of the peer by one."""
     def signal(self, peer: int, counter: int) -> None:
-        """A counter of the peer goes up by one. It waits for no earlier put: ``quiet`` first where that matters."""
+        """Increments a counter of the peer by one. It does not wait for earlier puts; call
+        ``quiet`` first if the order matters.
+        """
     def quiet(self, peer: int, timeout: float | None = None) -> None:
-        """Waits until everything pushed here before for the peer is in its memory. Raises ``CommandFailed`` where
-        something failed (``Proxy.take_fault`` says what), ``CommandTimeout`` after ``timeout`` or the proxy's own.
+        """Waits until all commands pushed here earlier for the peer have reached its memory.
+
+        Raises ``CommandFailed`` when a command failed (``Proxy.take_fault`` says which), and
+        ``CommandTimeout`` after ``timeout`` or, without one, the proxy's time-out.
         """
     def wait_counter(self, counter: int, value: int, peer: int | None = None, timeout: float | None = None) -> None:
-        """Waits until a counter of ours has come to a value; with ``peer``, its failure ends the wait
-        (``CommandFailed``). Raises ``CounterTimeout`` after ``timeout`` or the proxy's own.
+        """Waits until a counter of this proxy reaches ``value``. With ``peer``, a failure of that
+        peer ends the wait (``CommandFailed``). Raises ``CounterTimeout`` after ``timeout`` or,
+        without one, the proxy's time-out.
         """
 
 class Module:
-    """A compiled program on a GPU. Hold it, or one of its kernels, until every launch has ended and every graph
-    that has one is gone.
+    """A compiled program on a GPU. Keep it, or one of its kernels, until every launch has
+    ended and every graph that contains one is gone.
     """
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel of that name, ready to be launched. One declared ``extern "C"`` has the name that is written."""
+        """Returns the kernel with this name, ready to launch. A kernel declared ``extern "C"`` has
+        the name in the source.
+        """
     @property
     def gpu(self) -> int:
-        """The GPU it is on."""
+        """The GPU that the program is loaded on."""
     @property
     def architecture(self) -> str:
-        """What it was compiled for, such as ``sm_90``."""
+        """The architecture that the program was compiled for, such as ``sm_90``."""
     @property
     def compiler(self) -> str:
-        """Which compiler made it."""
+        """The compiler that made the program."""
     @property
     def cached(self) -> bool:
-        """Whether it was found on disk (``PEERWAY_KERNEL_CACHE``), compiled earlier."""
+        """Whether the program came from the cache on disk (``PEERWAY_KERNEL_CACHE``)."""
 
 class Kernel:
-    """A kernel of a compiled program: call it to launch it."""
+    """A kernel of a compiled program. Call it to launch it."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The kernel's name."""
     @property
     def gpu(self) -> int:
-        """The GPU it is on."""
+        """The GPU that the kernel is loaded on."""
     @property
     def parameters(self) -> list[int] | None:
-        """Bytes of each parameter; None where the driver does not tell (before CUDA 12.4)."""
+        """The size of each parameter in bytes; None where the driver does not report it (before
+        CUDA 12.4).
+        """
     @property
     def handle(self) -> int:
-        """The driver's handle, a ``CUfunction``, for others who launch it."""
+        """The driver's handle, a ``CUfunction``, for other code that launches the kernel."""
     def __call__(self, grid: Extent, block: Extent, *args: Any, stream: Any = None, shared: int = 0) -> None: ...
 
 def device_headers() -> dict[str, str]:
-    """The headers for kernels that issue transfers, by the names they are included by."""
+    """Returns the headers for kernels that issue transfers, by the names to include."""
 
 def compile_kernels(
     source: str,
@@ -671,22 +756,28 @@ def compile_kernels(
     gpu: Any,
     compiler: PathLike[str] | str | None,
 ) -> Module:
-    """Compiles a program for a GPU and loads it there. ``compiler`` is where a libnvrtc is, for want of one that is
-    named in PEERWAY_NVRTC_SO.
+    """Compiles a program for a GPU and loads it there. ``compiler`` is the path of a libnvrtc,
+    used when PEERWAY_NVRTC_SO names none.
     """
 
 def synchronize(stream: Any = None, gpu: Any = 0) -> None:
-    """Waits until a stream of a GPU has done everything that is in it: torch's current one, unless another is given."""
+    """Waits until a stream of a GPU has completed all its work. The default is torch's current
+    stream.
+    """
 
 class Wakeups:
-    """Ends of transfers for one event loop: a descriptor that turns readable, and which ones ended."""
+    """Reports ended transfers to one event loop: a file descriptor becomes readable, and
+    ``take`` says which ended.
+    """
 
     def __init__(self) -> None: ...
     def fileno(self) -> int:
-        """The descriptor."""
+        """The file descriptor."""
     def watch(self, transfer: Transfer, token: int) -> bool:
-        """Has ``token`` reported when the transfer ends; False when it has ended already."""
+        """Reports ``token`` when the transfer ends. Returns False when the transfer has ended
+        already.
+        """
     def take(self) -> list[int]:
-        """Tokens reported since the last call."""
+        """Returns the tokens reported since the last call."""
     def close(self) -> None:
-        """Closes the descriptor; nothing is reported any more."""
+        """Closes the file descriptor. No more tokens are reported."""

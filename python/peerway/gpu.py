@@ -1,7 +1,8 @@
-"""Kernels: compiled from text, launched, and able to issue transfers themselves.
+"""Compile and launch kernels that can issue transfers themselves.
 
-A kernel includes ``peerway_device.cuh`` and is given a :class:`peerway.Proxy`. It can be compiled here, with nothing
-but this package and NVRTC, or by whoever compiles your kernels otherwise (:func:`include_dir`, :func:`device_headers`).
+A kernel includes ``peerway_device.cuh`` and takes a :class:`peerway.Proxy` as an argument.
+:func:`compile` needs only this package and NVRTC. For another compiler, use :func:`include_dir` or
+:func:`device_headers`.
 
 >>> module = peerway.gpu.compile('extern "C" __global__ void twice(int *x) { *x *= 2; }')
 >>> module.kernel("twice")(1, 1, tensor)  # on torch's current stream
@@ -55,7 +56,7 @@ __all__ = [
 
 
 def include_dir() -> Path:
-    """The directory of ``peerway_device.cuh`` and ``peerway_abi.h``, for compilers that read files."""
+    """The directory of ``peerway_device.cuh`` and ``peerway_abi.h``, for other compilers."""
     return Path(__file__).parent / "include"
 
 
@@ -68,16 +69,19 @@ def compile(
 ) -> Module:
     """Compiles CUDA C++ for a GPU (a number or a ``torch.device``) and loads it there.
 
-    What was compiled once is kept on disk (``PEERWAY_KERNEL_CACHE``). ``headers`` are texts by the names that the
-    program includes them by; ``peerway_device.cuh`` and ``peerway_abi.h`` are always there. ``options`` are NVRTC's.
+    Compiled programs are cached on disk (``PEERWAY_KERNEL_CACHE``). ``headers`` maps the name in an
+    ``#include`` to the text; ``peerway_device.cuh`` and ``peerway_abi.h`` are always available.
+    ``options`` are options of NVRTC.
 
-    Raises ``CompileError`` with what the compiler said, and ``NoCompiler`` where there is none: it is looked for in
-    ``PEERWAY_NVRTC_SO``, in the ``nvidia`` packages of this environment, and where the system finds libraries.
+    Raises ``CompileError`` with the compiler's messages, and ``NoCompiler`` when there is no
+    compiler. The compiler is searched for in ``PEERWAY_NVRTC_SO``, in the ``nvidia`` packages of
+    this environment, and in the library path of the system.
     """
     return compile_kernels(source, name, list((headers or {}).items()), options, gpu, _compiler())
 
 
-#: Directories of ``nvidia`` that have an NVRTC: CUDA 13's packages share one, before each had its own.
+#: Directories of ``nvidia`` that contain NVRTC. CUDA 13's packages share one; earlier packages have
+#: one each.
 _PACKAGES = ("cu13", "cuda_nvrtc")
 
 

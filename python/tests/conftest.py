@@ -1,4 +1,4 @@
-"""Shared by the tests: pairs of endpoints, peers in other processes, and a limit on every wait."""
+"""Fixtures of the tests: endpoints, peers in other processes, and a time limit for every test."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import peerway
 import pytest
 from far import Far
 
-# Started in the background, a shell has it ignored, and then no test can be interrupted.
+# A background shell job starts with SIGINT ignored. Then no test could be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: No test waits longer than this for anything; a hang is dumped and ends the process. Under valgrind it is set higher.
+#: The limit for a test, in seconds. A test that hangs dumps its stacks and ends the process. Runs
+#: under valgrind set a higher limit.
 PATIENCE = float(os.environ.get("PEERWAY_TEST_PATIENCE", "180"))
 
 
@@ -33,7 +34,7 @@ def endpoint() -> Iterator[peerway.Endpoint]:
 
 @pytest.fixture
 def far() -> Iterator[Far]:
-    """A peer in a process of its own."""
+    """A peer in another process."""
     with Far() as far:
         yield far
 

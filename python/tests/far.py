@@ -1,4 +1,4 @@
-"""A peer in another process, told what to do one call at a time."""
+"""A peer in another process that runs one call at a time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ ANSWER_WITHIN = float(os.environ.get("PEERWAY_TEST_PATIENCE", "180")) / 2
 
 
 class Far:
-    """Starts a process with an endpoint of its own. ``far(function, *args)`` runs the function there, with a
-    dictionary that lives as long as the process as its first argument, and returns what it returns."""
+    """A process with its own endpoint.
+
+    ``far(function, *args)`` runs the function in that process and returns its result. The first
+    argument of the function is a dictionary that lives as long as the process.
+    """
 
     def __init__(self, **options: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -26,7 +29,7 @@ class Far:
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         self._pipe.send((function, args))
         if not self._pipe.poll(ANSWER_WITHIN):
-            raise TimeoutError(f"{function.__name__} did not answer")
+            raise TimeoutError(f"{function.__name__} did not answer within {ANSWER_WITHIN:g} s")
         ok, value = self._pipe.recv()
         if not ok:
             raise value
@@ -47,7 +50,7 @@ class Far:
         self.process.join(ANSWER_WITHIN)
 
     def kill_in(self, seconds: float) -> None:
-        # Only the signal: two threads that wait for one process get in each other's way.
+        # Only send the signal. Two threads that wait for one process would interfere.
         threading.Timer(seconds, os.kill, (self.process.pid, signal.SIGKILL)).start()
 
     def __enter__(self) -> Far:
@@ -79,12 +82,12 @@ def _serve(pipe: Any, options: dict[str, Any]) -> None:
             return
         try:
             pipe.send((True, function(here, *args)))
-        except Exception as error:  # sent to whoever asked
+        except Exception as error:  # the caller raises it
             pipe.send((False, error))
 
 
 def advertise(here: dict[str, Any], nbytes: int, fill: int = 0, access: str = "rw", shared: bool = True) -> bytes:
-    """Registers memory there, filled with one byte, and advertises it."""
+    """Registers memory, filled with one byte value, and advertises it."""
     import numpy
     import peerway
 
@@ -97,7 +100,7 @@ def advertise(here: dict[str, Any], nbytes: int, fill: int = 0, access: str = "r
 
 
 def content(here: dict[str, Any]) -> bytes:
-    """What the memory that was advertised last holds."""
+    """The contents of the memory that was advertised last."""
     return here["array"].tobytes()
 
 
@@ -115,7 +118,7 @@ def revoke(here: dict[str, Any]) -> bool:
 
 
 def write_over_and_over(here: dict[str, Any], metadata: bytes, descriptor: bytes, nbytes: int) -> None:
-    """Starts a thread that writes into a peer's memory until that fails."""
+    """Starts a thread that writes into a peer's memory until a write fails."""
     import peerway
 
     peer = here["endpoint"].connect(metadata)

@@ -1,6 +1,6 @@
-"""GPU memory for tests, by the driver alone: the real one, or the fake that ``PEERWAY_CUDA_SO`` names.
+"""GPU memory for tests, from the real driver or from the fake that ``PEERWAY_CUDA_SO`` names.
 
-No framework is needed, so what the tests hand over is what frameworks offer, made by hand.
+The tests need no framework. They use hand-made objects with the same interfaces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 
 def need() -> None:
-    """Skips where there is neither a GPU nor a fake."""
+    """Skips the test if there is neither a GPU nor a fake driver."""
     try:
         peerway.gpus()
     except peerway.NoCuda as error:
@@ -73,7 +73,7 @@ class Driver:
 
 
 class GpuBuffer:
-    """Bytes on GPU 0, in a part of an allocation: ``before`` bytes come before it."""
+    """Bytes on GPU 0, inside an allocation, with ``before`` bytes in front of them."""
 
     def __init__(self, data: bytes | int, before: int = 0) -> None:
         data = bytes(data) if isinstance(data, int) else data
@@ -98,7 +98,7 @@ class GpuBuffer:
 
 
 class PinnedBuffer:
-    """Host memory that is pinned for GPUs. It is never given back: there is little of it."""
+    """Pinned host memory. It is never freed, because the tests use little of it."""
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
@@ -113,7 +113,7 @@ class PinnedBuffer:
 
 
 class ByInterface:
-    """As CuPy's and Numba's arrays."""
+    """An object like an array of CuPy or Numba."""
 
     def __init__(self, buffer: Any, **items: Any) -> None:
         self.buffer = buffer
@@ -126,7 +126,7 @@ class ByInterface:
 
 
 class ByPointer:
-    """A tensor of whatever is not torch."""
+    """A tensor of a framework other than torch."""
 
     def __init__(self, buffer: Any, **attributes: Any) -> None:
         self.buffer = buffer
@@ -166,7 +166,7 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 class ByDlpack:
-    """As JAX's arrays; its first byte is given as an offset."""
+    """An object like an array of JAX, whose first byte has an offset."""
 
     def __init__(self, buffer: Any, device: int = 2, strides: list[int] | None = None) -> None:
         self.buffer, self._device = buffer, device

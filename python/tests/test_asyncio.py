@@ -74,7 +74,7 @@ def test_failure_and_cancel() -> None:
             transfer = peer.post_read(ours, remote)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(wrapped(transfer), 0.1)
-            # The cancelled task left only when the buffer was quiet.
+            # The cancelled task waited until the transfer no longer changed the buffer.
             assert transfer.done() and transfer.cancelled() and transfer.fenced
             far.resume()
 
@@ -156,7 +156,7 @@ def test_loops_that_end_leave_no_descriptors(far: Far, endpoint: peerway.Endpoin
 
     before = rounds(3)
     left, until = rounds(20), time.monotonic() + 60
-    # What a loop leaves behind is let go of when its last transfer has ended.
+    # The resources of a closed loop are released when its last transfer has ended.
     while left > before + 3:
         assert time.monotonic() < until, f"{left} descriptors, {before} before"
         time.sleep(0.05)

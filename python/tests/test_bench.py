@@ -1,4 +1,4 @@
-"""``python -m peerway.bench``: its rows, its figures, and what it refuses."""
+"""``python -m peerway.bench``: its rows, its figures, and its errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_rows_of_every_path(tmp_path: Path) -> None:
 
     keys = [(row["path"], row["op"], row["iovs"], row["size"]) for row in found["rows"]]
     measured = list(dict.fromkeys(key[0] for key in keys))
-    # A path that this machine does not have is a note; these two are everywhere.
+    # A path that this machine does not support is a note. Every machine supports these two.
     assert {"local-ring", "tcp"} <= set(measured)
     assert all(f"{path}: not measured" in ran.stdout for path in PATHS if path not in measured)
     assert keys == [
@@ -101,13 +101,14 @@ def test_a_hundred_thousand_blocks() -> None:
     what = "--sizes 4K --iovs 100000 --op write --paths local-map --json - --no-compare"
     ran = bench(*QUICK, *what.split())
     assert ran.returncode == 0, ran.stderr
-    # The JSON is all of standard output; the table went to standard error.
+    # Standard output contains only the JSON; the table is on standard error.
     found = json.loads(ran.stdout)
     assert "inside the posting call" in ran.stderr
     assert [(row["iovs"], row["size"]) for row in found["rows"]] == [(100_000, 4096)] * len(found["rows"])
     for row in found["posting"]:
         assert (row["iovs"], row["size"]) == (100_000, 4096)
-        # A Python loop over the blocks would take ten milliseconds and more; moving them, more still.
+        # A Python loop over the blocks would take more than ten milliseconds, and moving them even
+        # more.
         assert 0 < row["post_us"] < 10_000 and row["blocks_us"] > 0 and row["prepare_us"] > 0
     assert found["posting"]
 
@@ -139,7 +140,7 @@ def test_bad_arguments(line: str, text: str) -> None:
     assert ran.returncode == 2 and text in one_line(ran), ran.stderr
 
 
-def test_what_cannot_be_done_is_one_line(tmp_path: Path) -> None:
+def test_a_failure_prints_one_line(tmp_path: Path) -> None:
     ran = bench(*QUICK, "--json", str(tmp_path / "no" / "such.json"))
     assert ran.returncode == 1 and "cannot write" in one_line(ran)
     ran = bench(*QUICK, "--sizes", "100T", "--iovs", "1")
@@ -150,7 +151,7 @@ SMALL = [*QUICK, "--sizes", "256", "--iovs", "1", "--op", "write", "--paths", "l
 
 
 def rust(folder: Path, script: str) -> str:
-    """A program in the place of the Rust one."""
+    """A script that replaces the Rust program."""
     program = folder / "peerway"
     program.write_text(f"#!{sys.executable}\nimport json, sys\n{script}\n")
     program.chmod(0o755)
@@ -183,7 +184,7 @@ def test_beside_the_rust_program(tmp_path: Path) -> None:
 def test_a_rust_program_that_fails(tmp_path: Path, script: str) -> None:
     program = rust(tmp_path, script)
     ran = bench(*SMALL, "--compare", program)
-    # Ours is printed all the same.
+    # The table of the Python benchmark is still printed.
     assert ran.returncode == 1 and ran.stderr.count("\n") == 1 and "local-ring  write" in ran.stdout
     assert program in ran.stderr
     ran = bench(*SMALL, env={**os.environ, "PATH": str(tmp_path)})
@@ -203,7 +204,7 @@ def test_progress_on_a_terminal() -> None:
 
 
 def test_threads_do_not_grow_with_transfers(far: Far) -> None:
-    # A path on which transfers are under way when the call returns.
+    # On this path, transfers are still pending when the posting call returns.
     with peerway.Endpoint(transport="tcp", slots=4096) as endpoint:
         peer = endpoint.connect(far.metadata)
         size, most = awaited.SIZE, 2000
@@ -215,7 +216,8 @@ def test_threads_do_not_grow_with_transfers(far: Far) -> None:
             local, theirs = zip(*pieces[:count], strict=True)
             found.append(awaited.measure(peer, "tcp", local, theirs))
         assert [one.transfers for one in found] == [10, 100, 1000, most]
-        # Threads of earlier tests may end meanwhile. A thread for each transfer would be hundreds.
+        # Threads of earlier tests may end during this test. One thread per transfer would be
+        # hundreds.
         assert found[-1].threads_during <= found[0].threads_during + 2, found
         assert far(there.content) == bytes([1]) * most * size
 
@@ -235,7 +237,7 @@ def test_sizes() -> None:
 
 
 def test_the_plan_is_that_of_the_rust_program() -> None:
-    # 10 single sizes, 7 of 128 pieces (to 1M), and the block list; twice.
+    # Per operation: 10 single sizes, 7 sizes of 128 pieces (up to 1M), and the block list.
     made = plan.make(["write", "read"], [], [])
     assert len(made.rows) == 2 * (10 + 7 + 1) and made.largest == 409_600_000
     assert made.left_out == ["128 x 10M", "128 x 16M", "128 x 100M"]

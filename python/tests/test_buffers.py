@@ -1,4 +1,4 @@
-"""Every kind of memory that Python has, without a copy, kept alive while it is used."""
+"""Every kind of Python memory is used without a copy and kept alive while it is in use."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_memory_is_kept_while_it_is_registered_and_no_longer(endpoint: peerway.E
     resizable.extend(b"x")
 
 
-def test_what_cannot_be_moved_is_refused(near) -> None:
+def test_memory_that_cannot_be_transferred_is_refused(near) -> None:
     peer, remote, _ = near
     not_contiguous = [
         numpy.zeros((64, 2), "uint8")[:, 0],
@@ -182,7 +182,7 @@ def test_a_tensor_that_is_given_other_storage_keeps_what_was_registered(near) ->
         with pytest.raises(RuntimeError, match="resiz"):
             kept.resize_(1 << 20)
     conjugated = torch().ones(4, dtype=torch().complex64).conj()
-    with pytest.raises(TypeError, match="local: .*cannot be had"):
+    with pytest.raises(TypeError, match="local: .*does not expose its bytes"):
         peer.write(conjugated, remote)
 
 

@@ -1,4 +1,7 @@
-"""Transfers that kernels issue, with processors in the kernels' place; with a GPU or a fake, proxies of GPUs too."""
+"""Transfers that kernels issue.
+
+Host producers replace the kernels; a GPU or a fake adds GPU proxies.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def side(endpoint: peerway.Endpoint, **options: Any) -> Side:
 
 @pytest.fixture
 def two() -> Iterator[tuple[Side, Side]]:
-    """Two of them in this process, which know each other as peer 0."""
+    """Two sides in this process. Each is peer 0 of the other."""
     with peerway.Endpoint() as one, peerway.Endpoint() as other:
         sides = side(one, timeout=1.0), side(other)
         for ours, theirs in [sides, sides[::-1]]:
@@ -88,7 +91,10 @@ def test_puts_signals_and_counters(two: tuple[Side, Side]) -> None:
 
 
 def fill(producer: peerway.HostProducer, counter: int) -> None:
-    """Pushes until nobody makes room. Threads look for commands a moment longer than they are armed."""
+    """Pushes until the ring stays full.
+
+    The threads poll for a short time after they are disarmed.
+    """
     while True:
         for _ in range(128):
             producer.signal(0, counter)
@@ -98,10 +104,10 @@ def fill(producer: peerway.HostProducer, counter: int) -> None:
 def test_unarmed_it_sleeps(two: tuple[Side, Side]) -> None:
     ours, theirs = two
     producer = ours.proxy.host_producer()
-    # Threads look for commands for a moment after they were started, and then sleep.
+    # The threads poll for commands for a short time after their start, and then sleep.
     pushed, until = 0, time.monotonic() + SOON
     while theirs.proxy.counter(3) == pushed:
-        assert time.monotonic() < until, "it never sleeps"
+        assert time.monotonic() < until, "the proxy never sleeps"
         time.sleep(0.2)
         producer.signal(0, 3)
         pushed += 1
@@ -120,14 +126,14 @@ def test_unarmed_it_sleeps(two: tuple[Side, Side]) -> None:
     with pytest.raises(peerway.RingFull, match="armed"):
         fill(producer, 3)
     assert time.monotonic() - started >= 1.0, "the proxy's time-out"
-    # What was pushed is not lost.
+    # The pushed commands are not lost.
     with armed:
         producer.quiet(0)
     assert theirs.proxy.counter(3) == ours.proxy.stats["counts"] > 64
 
 
 def test_a_signal_ends_a_wait(two: tuple[Side, Side]) -> None:
-    """Every wait, of which the first is for room in a ring."""
+    """Interrupts every kind of wait. The first is the wait for room in a ring."""
     patient = peerway.Proxy(two[0].endpoint, threads=1, slots=32, timeout=SOON * 6)
     peer = two[0].endpoint.connect(two[1].endpoint.metadata)
     patient.add_peer(0, peer, two[1].proxy.peer_info())
@@ -144,7 +150,7 @@ def test_a_signal_ends_a_wait(two: tuple[Side, Side]) -> None:
             threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             wait()
         assert time.monotonic() - started < SOON
-    # Claims were given back, so the ring goes on.
+    # The interrupted pushes gave their claims back, so the ring still works.
     with patient.armed():
         producer.quiet(0)
     assert two[1].proxy.counter(1) == patient.stats["counts"] >= 32
@@ -205,16 +211,16 @@ def test_a_fault_is_reported_once_and_starts_a_new_epoch(two: tuple[Side, Side])
             assert str(fault).startswith(f"command {fault.position} of ring 1 (operation {fault.op}, peer {peer}): ")
             assert str(fault) in repr(fault)
         producer.quiet(0)
-    # The question about a peer that is not there is the fifth.
+    # The `quiet` for the unknown peer is the fifth fault.
     assert ours.proxy.stats["faults"] == 5 and not theirs.memory.any()
 
 
-def test_commands_that_cannot_be_meant(two: tuple[Side, Side]) -> None:
+def test_invalid_commands_are_refused(two: tuple[Side, Side]) -> None:
     ours, _ = two
     producer = ours.proxy.host_producer()
     for call, why in [
-        (lambda: producer.put(0, 2, 0, 4), "destination 2 is no multiple of 4"),
-        (lambda: producer.put(0, 0, 0, 6), "length 6 is no multiple"),
+        (lambda: producer.put(0, 2, 0, 4), "destination 2 is not a multiple of 4"),
+        (lambda: producer.put(0, 0, 0, 6), "length 6 is not a multiple"),
         (lambda: producer.put(0, 0, 0, 1 << 24), "too large"),
         (lambda: producer.put(64, 0, 0, 4), "no peer 64: there are 64"),
         (lambda: producer.wait_counter(1024, 1), "no counter 1024"),
@@ -236,7 +242,7 @@ def test_commands_that_cannot_be_meant(two: tuple[Side, Side]) -> None:
             call()
 
 
-def test_numbers_and_cards(two: tuple[Side, Side], endpoint: peerway.Endpoint) -> None:
+def test_invalid_settings_and_peer_infos_are_refused(two: tuple[Side, Side], endpoint: peerway.Endpoint) -> None:
     with pytest.raises(ValueError, match="pigeon.*launched, resident or engines"):
         peerway.Proxy(endpoint, copier="pigeon")
     for options, what in [
@@ -378,7 +384,7 @@ def test_a_peer_that_dies() -> None:
             with pytest.raises(peerway.CommandFailed):
                 while True:
                     producer.wait_counter(0, 1, peer=0, timeout=SOON)
-        # What is pushed now is refused, and named.
+        # The proxy refuses later commands, and the fault names them.
         with mine.proxy.armed():
             producer.signal(0, 0)
             with pytest.raises(peerway.CommandFailed):
@@ -399,7 +405,10 @@ extern "C" int run(const peerway_proxy *proxy, peerway_u64 dst, peerway_u64 src)
 
 
 def test_the_package_has_the_headers(two: tuple[Side, Side], tmp_path: Path) -> None:
-    """As files and as texts; and what is compiled with them speaks with the proxy that its handle names."""
+    """The headers exist as files and as texts.
+
+    A program that uses them works with a proxy's handle.
+    """
     texts = peerway.gpu.device_headers()
     assert set(texts) == {"peerway_device.cuh", "peerway_abi.h"}
     for name, text in texts.items():
@@ -426,7 +435,7 @@ def gpu() -> int:
 
 
 class Device:
-    """As a ``torch.device``."""
+    """An object like a ``torch.device``."""
 
     def __init__(self, type: str, index: int | None) -> None:
         self.type, self.index = type, index
@@ -436,7 +445,7 @@ def test_a_proxy_of_a_gpu(endpoint: peerway.Endpoint, gpu: int) -> None:
     with peerway.Proxy(endpoint, gpu, threads=1, rings=4) as proxy, peerway.Proxy(endpoint, Device("cuda", 0)) as other:
         assert proxy.gpu == other.gpu == 0 and "GPU 0" in repr(proxy)
         assert proxy.handle != other.handle
-        # What a kernel finds there, by the driver's copy.
+        # The driver copies the words that a kernel finds at the handle.
         words = numpy.frombuffer(gpu_support.driver().get(proxy.handle, 24), "uint32")
         assert words.tolist() == [0x50574456, 1, 4, 64, 1024, 0]
         window = proxy.window(endpoint.allocate(4096, gpu=gpu))
@@ -453,7 +462,7 @@ def test_a_proxy_of_a_gpu(endpoint: peerway.Endpoint, gpu: int) -> None:
         peerway.Proxy(endpoint, "cuda:0")
 
 
-#: Kernels that the fake can do, as the engine's own are declared.
+#: Kernels that the fake can run, with the declarations of the engine's kernels.
 KERNELS = """
 #include "peerway_device.cuh"
 struct Run { peerway_u64 src, dst, len; };
@@ -505,7 +514,7 @@ def test_a_kernel_is_compiled_and_launched(compiled: peerway.gpu.Module) -> None
         kernel((1, 1), [256], runs_as(runs), count, **options)
         gpu_support.driver()("cuCtxSynchronize")
         assert bytes(target) == data
-    # Kept on disk, and found there; a kernel outlives its module.
+    # The second compilation finds the program on disk. A kernel keeps its module alive.
     again = peerway.gpu.compile(KERNELS, options=("--std=c++17",), gpu=Device("cuda", 0))
     assert again.cached or os.environ.get("PEERWAY_KERNEL_CACHE") == "off"
     kernel = again.kernel("peerway_copy_runs")
@@ -540,7 +549,7 @@ def test_structures_are_given_by_value(compiled: peerway.gpu.Module) -> None:
 def test_tensors_on_the_host_are_refused(compiled: peerway.gpu.Module) -> None:
     torch = pytest.importorskip("torch")
     kernel = compiled.kernel("peerway_copy_runs")
-    with pytest.raises(ValueError, match="argument 0: the tensor is in memory of the host"):
+    with pytest.raises(ValueError, match="argument 0: the tensor is in host memory"):
         kernel(1, 1, torch.zeros(8), 0)
     kernel(1, 1, None, numpy.uint32(0))
     assert peerway.gpu.compile(KERNELS, options=["--std=c++17"], gpu=torch.device("cuda", 0)).gpu == 0
@@ -565,20 +574,20 @@ def test_arguments_of_wrong_kinds(compiled: peerway.gpu.Module, endpoint: peerwa
     with pytest.raises(TypeError, match="stream must be a CUDA stream"):
         kernel(1, 1, None, 0, stream="default")
     proxy = peerway.Proxy(endpoint, threads=1)
-    with pytest.raises(peerway.InvalidCommand, match="argument 0: the proxy is for processors"):
+    with pytest.raises(peerway.InvalidCommand, match="argument 0: the proxy is for host threads"):
         kernel(1, 1, proxy, 0)
     proxy.close()
     with pytest.raises(peerway.ProxyClosed):
         kernel(1, 1, proxy, 0)
-    # A tensor that says that it is on the host.
-    with pytest.raises(ValueError, match="argument 0: the tensor is in memory of the host"):
+    # This tensor declares that it is on the host.
+    with pytest.raises(ValueError, match="argument 0: the tensor is in host memory"):
         kernel(1, 1, gpu_support.ByPointer(gpu_support.GpuBuffer(8), is_cuda=False), 0)
 
 
 def test_arguments_of_wrong_numbers_and_sizes(compiled: peerway.gpu.Module) -> None:
     kernel = compiled.kernel("peerway_copy_runs")
     if kernel.parameters is None:
-        pytest.skip("the driver does not tell what kernels take")
+        pytest.skip("the driver does not report the parameters of kernels")
     for arguments, why in [
         ((), "takes 2 arguments and was given 0"),
         ((None,), "takes 2 arguments and was given 1"),
@@ -594,7 +603,7 @@ def test_arguments_of_wrong_numbers_and_sizes(compiled: peerway.gpu.Module) -> N
             kernel(1, 1, *arguments)
 
 
-def test_what_does_not_compile(compiled: peerway.gpu.Module) -> None:
+def test_programs_that_do_not_compile_are_refused(compiled: peerway.gpu.Module) -> None:
     with pytest.raises(peerway.CompileError, match=r"(?s)wrong\.cu does not compile for .*no_such_thing"):
         peerway.gpu.compile("__global__ void f() { no_such_thing(); }", "wrong.cu")
     program = '#include "mine.h"\n#include "peerway_device.cuh"\nextern "C" __global__ void f() { int x = MINE; }'
@@ -612,7 +621,10 @@ def test_what_does_not_compile(compiled: peerway.gpu.Module) -> None:
 
 
 def test_the_example_compiles(compiled: peerway.gpu.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernels, and that of the documentation: a fake GPU can load them, but has none to run them."""
+    """The kernels of the example and of the documentation compile.
+
+    A fake GPU loads but cannot run them.
+    """
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
     import driven_puts
 
@@ -624,13 +636,13 @@ def test_the_example_compiles(compiled: peerway.gpu.Module, monkeypatch: pytest.
 
 def documented() -> str:
     """The program in the documentation."""
-    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
-    section = text.partition("## Transfers from kernels\n")[2].partition("\n## ")[0]
+    text = (Path(__file__).parents[2] / "docs/book/src/guide/kernels.md").read_text()
+    section = text.partition("## From Python\n")[2].partition("\n## ")[0]
     return section.partition("```python\n")[2].partition("```")[0]
 
 
 def test_the_documentation_is_right() -> None:
-    """As a user runs it: on the GPU that there is, or without."""
+    """Runs the documented program as a user would, with or without a GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "PEERWAY_CUDA_SO"}
     command = [sys.executable, "-c", documented()]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -647,7 +659,10 @@ def test_a_stream_is_waited_for(gpu: int) -> None:
 
 
 def test_without_a_compiler(gpu: int, tmp_path: Path) -> None:
-    """It is said where one was looked for. Another process: what this one has found, it keeps."""
+    """The error names the searched paths.
+
+    It needs a new process, because a process keeps its compiler.
+    """
     (tmp_path / "nvidia" / "cuda_nvrtc" / "lib").mkdir(parents=True)
     fake = tmp_path / "nvidia" / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"
     fake.write_text("no library")
@@ -665,7 +680,7 @@ except peerway.NoCompiler as error:
     environment = {name: value for name, value in os.environ.items() if name != "PEERWAY_NVRTC_SO"} | variables
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    # A machine with a toolkit has another one.
+    # A machine with a CUDA toolkit finds another compiler.
     assert ("there is no compiler" in ran.stdout and str(fake) in ran.stdout) or "compiled by" in ran.stdout, ran.stdout
 
 

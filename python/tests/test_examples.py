@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-#: Importing torch or starting Ray takes long on a small machine with much to do.
+#: The import of torch or the start of Ray takes long on a small, busy machine.
 PATIENCE = 300.0
 
 
@@ -70,7 +70,7 @@ def test_weight_sync_goes_on_without_a_reader(path: str, monkeypatch: pytest.Mon
     monkeypatch.setenv("PEERWAY_TRANSPORT", path)
     out = passes("weight_sync.py", "--readers", "3", "--versions", "4", "--megabytes", "8", "--kill-one")
     assert "version 3: 2 of 3 readers" in out and "version 4: 2 of 2 readers" in out, out
-    assert "reader 0 was killed in the middle of a read; the others went on" in out
+    assert "reader 0 was killed in the middle of a read; the others continued" in out
     assert "synced 4 versions of 8 MB to 2 readers, verified" in out
 
 
@@ -78,8 +78,8 @@ def test_weight_sync_goes_on_without_a_reader(path: str, monkeypatch: pytest.Mon
 def test_driven_puts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERWAY_TRANSPORT", path)
     out = passes("driven_puts.py", "--rounds", "3", "--tokens", "20", "--token-bytes", "100")
-    assert re.fullmatch(r"(processors|kernels of GPU 0) pushed 60 puts of 100 bytes, 0 failed, verified\n", out), out
-    assert "processors pushed 1 puts of 4 bytes" in passes(
+    assert re.fullmatch(r"(host threads|kernels of GPU 0) pushed 60 puts of 100 bytes, 0 failed, verified\n", out), out
+    assert "host threads pushed 1 puts of 4 bytes" in passes(
         "driven_puts.py", "--cpu", "--rounds", "1", "--tokens", "1", "--token-bytes", "4"
     )
 
@@ -90,10 +90,10 @@ def test_rendezvous_store() -> None:
 
 
 class Store:
-    """A rank's view of a store that ends when rank 0 leaves. It stands in for torch's TCPStore.
+    """A rank's view of a store that ends when rank 0 leaves. It replaces torch's TCPStore.
 
-    Ranks other than 0 are slow at the end: once such a rank is done, it makes each call only when rank 0 has left,
-    or waits for a key that is not there yet.
+    Ranks other than 0 are slow at the end. After such a rank is done, each of its calls waits until
+    rank 0 has left, or waits for a key that is not set yet.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Store:
             if self.left.is_set():
                 raise RuntimeError("rank 0 has left, and the store with it")
             if not there:
-                raise RuntimeError(f"nobody has set {keys}")
+                raise RuntimeError(f"no rank has set {keys}")
 
     def has(self, keys: list[str]) -> bool:
         return all(key in self.shared for key in keys)
@@ -148,7 +148,7 @@ def test_rank_0_serves_the_store_until_every_rank_has_left(ranks: int, monkeypat
     example = load("rendezvous_store.py")
     shared: dict[str, bytes] = {}
     changed, left = threading.Condition(), threading.Event()
-    # The ports that `run` is given stand for ranks here.
+    # The ports that `run` gets are ranks here.
     monkeypatch.setattr(example, "open_store", lambda port, _: Store(port, shared, changed, left))
     failures = []
 
@@ -186,7 +186,7 @@ def test_rendezvous_ray() -> None:
 
 
 def test_without_ray_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A module that cannot be imported, found before the real one.
+    # This module, whose import fails, is found before the real one.
     (tmp_path / "ray.py").write_text("raise ImportError('not here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert passes("rendezvous_ray.py") == "skipped: ray is not installed (pip install ray)\n"

@@ -1,4 +1,4 @@
-"""What goes wrong is an exception of its kind, in bounded time, and the endpoint goes on."""
+"""Every failure raises its own exception, in bounded time, and the endpoint keeps working."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_stopped_peer_times_out_and_says_that_its_fence_is_open() -> None:
         started = time.monotonic()
         with pytest.raises(peerway.TransferTimeout) as raised:
             peer.write(numpy.zeros(BIG // 8, "uint8"), remote, deadline=0.3)
-        assert 0.25 < time.monotonic() - started < 60, "silence would take two minutes"
+        assert 0.25 < time.monotonic() - started < 60, "the detection of a silent peer would take two minutes"
         assert isinstance(raised.value, peerway.Unfenced) and isinstance(raised.value, TimeoutError)
         far.resume()
 
@@ -80,7 +80,7 @@ def test_nonsense_is_refused_by_name(far: Far, endpoint: peerway.Endpoint) -> No
         (TypeError, "local", lambda: peer.write("text", remote)),
         (TypeError, "local and remote", lambda: peer.write([region], remote)),
         (ValueError, "1 pieces against 2", lambda: peer.write([region], [remote, remote])),
-        (peerway.InvalidWork, "99 local bytes against 100", lambda: peer.write(region[:99], remote)),
+        (peerway.InvalidWork, "99 local bytes do not match 100", lambda: peer.write(region[:99], remote)),
         (ValueError, "step", lambda: region[::2]),
         (BufferError, "local", lambda: peer.write(numpy.zeros((100, 2), "uint8")[:, 0], remote)),
         (BufferError, "read-only", lambda: peer.read(b"x" * 100, remote)),
@@ -136,7 +136,7 @@ def test_nonsense_is_refused_by_name(far: Far, endpoint: peerway.Endpoint) -> No
         with pytest.raises(kind, match=text or None):
             call()
             pytest.fail(f"case {number} ({text}) was accepted")
-    peer.write(region, remote)  # and it still works
+    peer.write(region, remote)  # valid transfers still work
 
 
 def test_other_protocols_are_told_apart(endpoint: peerway.Endpoint) -> None:
@@ -174,7 +174,7 @@ def test_cancel(pinned: str) -> None:
         transfer = peer.post_write(ours, remote)
         transfer.cancel()
         error = transfer.exception(60)
-        # It may have been quicker than the cancel.
+        # The transfer may have ended before the cancel.
         assert error is None or isinstance(error, peerway.TransferCancelled)
         assert transfer.cancelled() == (error is not None) and transfer.fenced
         with pytest.raises(peerway.WaitTimeout):
@@ -235,8 +235,9 @@ def test_ctrl_c_is_heard_at_once(what: str) -> None:
         with pytest.raises(KeyboardInterrupt):
             timer.start()
             calls[what]()
-        # A write is cancelled and fenced first, which takes the fence deadline with a stopped peer. It would end
-        # by itself only when the peer has been silent for two minutes.
+        # The write is cancelled and fenced first, which takes the fence deadline with a stopped
+        # peer. Without the signal, it would end only after the peer has been silent for two
+        # minutes.
         assert time.monotonic() - started < 60
         timer.join()
         far.resume()
@@ -272,7 +273,7 @@ def test_ended_transfers_that_are_kept_take_no_slots() -> None:
         assert all(transfer.done() and transfer.stats["bytes_done"] == 1 << 20 for transfer in kept)
 
 
-def test_waiting_for_what_the_parent_posted(far: Far) -> None:
+def test_a_forked_child_cannot_wait_for_a_transfer_of_its_parent(far: Far) -> None:
     with peerway.Endpoint(transport="tcp", detect=30) as endpoint, Far(transport="tcp") as far:
         peer = endpoint.connect(far.metadata)
         remote = peer.remote(far(there.advertise, BIG // 8))
@@ -305,7 +306,7 @@ def test_a_closed_endpoint_says_so_and_not_that_its_peer_is_gone() -> None:
 
 
 def test_advertising_and_importing_many_parts_is_quick(far: Far, endpoint: peerway.Endpoint) -> None:
-    # Quadratic costs would take minutes here; nothing tighter is meant.
+    # Quadratic costs would take minutes here. The test sets no tighter limit.
     peer = endpoint.connect(far.metadata)
     descriptors = far(_advertise_parts, 20_000)
     ours = endpoint.allocate(20_000)
@@ -324,7 +325,7 @@ def _advertise_parts(here, count: int) -> list[bytes]:
 
 
 def test_memory_that_a_stopped_writer_may_write_outlives_region_and_endpoint() -> None:
-    # A writer that is stopped at any time is mostly inside a copy of this length.
+    # With this length, a writer that is stopped at a random time is usually inside a copy.
     nbytes = 64 << 20
     with Far() as far:
         for _ in range(50):
@@ -344,7 +345,7 @@ def test_memory_that_a_stopped_writer_may_write_outlives_region_and_endpoint() -
             pytest.fail("the writer was never stopped inside a copy")
         assert region.revoke() is False
         endpoint.close()
-        assert region.revoke() is False, "held without proof"
+        assert region.revoke() is False, "the fence was reported as held without proof"
         del array, region, endpoint
         kept = peerway.quarantine()
         assert (kept["regions"], kept["bytes"]) == (1, nbytes)

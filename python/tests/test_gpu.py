@@ -1,4 +1,4 @@
-"""Memory of GPUs: every way to name it, every path it takes, and what is refused. A fake driver is enough."""
+"""GPU memory: every interface, every path, and the errors. A fake driver is enough."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ KINDS = {
     ),
     "dlpack": ByDlpack,
     "data_ptr": ByPointer,
-    "data_ptr that says where": lambda buffer: ByPointer(buffer, is_cuda=True),
+    "data_ptr with is_cuda": lambda buffer: ByPointer(buffer, is_cuda=True),
 }
 
 
@@ -106,7 +106,7 @@ def test_memory_pinned_for_gpus_is_host_memory(near) -> None:
     assert registered.gpu is None and registered.writable
 
 
-def test_what_is_read_only_is_only_read(near) -> None:
+def test_read_only_memory_is_only_read(near) -> None:
     peer, owner = near
     buffer = GpuBuffer(pattern(6))
     fixed, theirs = ByInterface(buffer, data=(buffer.ptr, True)), owner.allocate(SIZE)
@@ -118,7 +118,7 @@ def test_what_is_read_only_is_only_read(near) -> None:
         owner.register(fixed)
 
 
-def test_what_is_no_plain_memory_is_refused(endpoint: peerway.Endpoint) -> None:
+def test_objects_without_plain_memory_are_refused(endpoint: peerway.Endpoint) -> None:
     buffer = GpuBuffer(64)
     for array in [
         ByInterface(buffer, shape=(32,), strides=(2,)),
@@ -152,7 +152,7 @@ class Host:
         self.ptr, self.size = self._memory.ctypes.data, 4096
 
 
-def test_what_is_not_memory_of_a_gpu_is_refused(endpoint: peerway.Endpoint) -> None:
+def test_memory_that_is_not_on_a_gpu_is_refused(endpoint: peerway.Endpoint) -> None:
     for wrong in [ByInterface(Host()), ByDlpack(Host()), ByPointer(Host(), is_cuda=True)]:
         with pytest.raises(peerway.GpuError, match="buffer: .*not memory of a GPU.*host memory"):
             endpoint.register(wrong)
@@ -204,14 +204,14 @@ def test_gpus_that_are_not_there(endpoint: peerway.Endpoint) -> None:
             peerway.empty(64, gpu=wrong)  # type: ignore[arg-type]
     with pytest.raises(peerway.GpuError, match="cannot allocate"):
         endpoint.allocate(1 << 50, gpu=0)
-    assert len(endpoint.allocate(64, gpu=0)) == 64, "and it goes on"
+    assert len(endpoint.allocate(64, gpu=0)) == 64, "the endpoint still works"
 
 
 def test_allocated(near) -> None:
     peer, owner = near
     region = owner.allocate(SIZE, gpu=0)
     assert region.gpu == 0 and region.nbytes == SIZE and "of GPU 0" in repr(region) and not region.shareable
-    assert driver().get(region.address, SIZE) == bytes(SIZE), "it is zeroed"
+    assert driver().get(region.address, SIZE) == bytes(SIZE), "the memory is not zeroed"
     with pytest.raises(BufferError, match="GPU 0.*__cuda_array_interface__"):
         memoryview(region)
     interface = region.__cuda_array_interface__
@@ -239,7 +239,7 @@ def test_arrays(near) -> None:
     assert back.tobytes() == pattern(8, 4000)
     with pytest.raises(ValueError, match="Python objects"):
         peerway.empty(3, object, gpu=0)
-    with pytest.raises(BufferError, match="no word"):
+    with pytest.raises(BufferError, match="no type code"):
         peerway.empty(3, "M8[s]", gpu=0).__dlpack__()
     with pytest.raises(TypeError, match="no length"):
         len(peerway.empty((), gpu=0))
@@ -288,7 +288,7 @@ def test_a_capsule_that_was_taken_over_is_freed_by_its_taker() -> None:
     assert _native.gpu_buffer_at(address) is None
 
 
-def test_what_the_producer_has_queued_is_waited_for(endpoint: peerway.Endpoint) -> None:
+def test_registration_waits_for_pending_work_of_the_producer(endpoint: peerway.Endpoint) -> None:
     buffer, stream = GpuBuffer(4096), driver().stream()
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -334,7 +334,7 @@ def test_torch_tensors(endpoint: peerway.Endpoint, monkeypatch: pytest.MonkeyPat
     with pytest.raises(peerway.NoCuda, match="torch"):
         peerway.empty(3, torch.float32, gpu=0)
 
-    # A tensor that says of itself what one on a GPU says.
+    # This tensor declares that it is on a GPU.
     buffer = GpuBuffer(pattern(9, 4000))
     waited = []
 
@@ -358,7 +358,7 @@ def test_torch_tensors(endpoint: peerway.Endpoint, monkeypatch: pytest.MonkeyPat
 
 
 def allocate(here: dict[str, Any], seed: int, before: int, interface: bool) -> bytes:
-    """Puts memory on the GPU there and advertises it."""
+    """Allocates GPU memory and advertises it."""
     buffer = GpuBuffer(pattern(seed), before)
     region = here["endpoint"].register(ByInterface(buffer) if interface else ByPointer(buffer))
     here["buffer"], here["region"] = buffer, region
@@ -406,7 +406,7 @@ def test_between_a_host_and_the_gpu_of_another_process(endpoint: peerway.Endpoin
 
 
 def test_from_a_process_that_uses_no_gpu(endpoint: peerway.Endpoint) -> None:
-    """Its bytes go over a lane, and the owner of the memory moves them."""
+    """The bytes go over a lane, and the owner of the GPU memory moves them."""
     with Far() as far:
         mine = GpuBuffer(SIZE)
         region = endpoint.register(ByInterface(mine))
@@ -428,7 +428,7 @@ def in_use(here: dict[str, Any]) -> bool:
 
 
 def test_over_every_path(pinned: str) -> None:
-    """Paths that do not reach a GPU go through memory that does."""
+    """Paths that cannot access a GPU use a staging buffer."""
     with Far(transport=pinned) as far, peerway.Endpoint(transport=pinned) as endpoint:
         peer = endpoint.connect(far.metadata)
         remote = peer.remote(far(allocate, 15, 100, True))
@@ -444,13 +444,13 @@ def test_over_every_path(pinned: str) -> None:
 
 
 class Stream:
-    """A stream as frameworks show theirs."""
+    """A stream with the interface of the frameworks."""
 
     def __init__(self) -> None:
         self.cuda_stream = driver().stream()
 
     def fill(self, address: int, value: int, size: int) -> None:
-        """Sets bytes when the stream comes to it."""
+        """Enqueues a memset in the stream."""
         stream = ctypes.c_void_p(self.cuda_stream)
         driver()("cuMemsetD8Async", ctypes.c_uint64(address), value, ctypes.c_size_t(size), stream)
 

@@ -1,4 +1,4 @@
-"""What is so without a GPU, and for those who did not ask for one."""
+"""Behaviour without a GPU, and in processes that do not use one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(code: str, **environment: str) -> str:
 
 
 def test_without_a_driver_it_is_said() -> None:
-    """As on a machine without one; the driver of one that has GPUs is told to show none."""
+    """Simulates a machine without GPUs: on a machine with GPUs, the driver is told to hide them."""
     said = run(
         """
 import peerway
@@ -43,7 +43,7 @@ endpoint.register(bytearray(64))
     assert lines[1].startswith("buffer: ")
 
 
-def test_nobody_is_bound_to_the_driver_who_did_not_ask() -> None:
+def test_host_transfers_do_not_initialise_the_driver() -> None:
     code = """
 import peerway
 from peerway import _native

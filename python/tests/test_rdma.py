@@ -1,4 +1,4 @@
-"""RDMA: what can be said without a device, and the path with one (soft-RoCE is enough)."""
+"""RDMA: the error without a device, and the path with one (soft-RoCE is enough)."""
 
 from __future__ import annotations
 

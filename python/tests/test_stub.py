@@ -1,4 +1,4 @@
-"""The type stub and the extension say the same."""
+"""The type stub agrees with the extension."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peerway import _native
 STUB = ast.parse((Path(peerway.__file__).parent / "_native.pyi").read_text())
 CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
 FUNCTIONS = {node.name: node for node in STUB.body if isinstance(node, ast.FunctionDef)}
-#: Read through other names at run time.
+#: Members that have other names at run time.
 SPECIAL = {"__init__", "__buffer__"}
 
 
@@ -43,7 +43,7 @@ def test_members(name: str) -> None:
         if member in SPECIAL or member.startswith("__"):
             continue
         found = getattr(kind, member)
-        assert ast.get_docstring(node), f"{member} is not described"
+        assert ast.get_docstring(node), f"{member} has no docstring"
         assert inspect.getdoc(found) == ast.get_docstring(node), member
         if any(isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list):
             assert inspect.isgetsetdescriptor(found), member

@@ -1,4 +1,4 @@
-"""On which processors the engine's threads run."""
+"""The processors that the engine's threads run on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 import peerway
 import pytest
 
-# Pins the interpreter's thread between the import and the first endpoint, as frameworks pin their workers.
+# Pins the interpreter's thread between the import and the first endpoint, as frameworks pin their
+# workers.
 PINNED = """
 import os, sys, time
 import peerway
@@ -31,7 +32,7 @@ def masks():
             if name.startswith("peerway-"):
                 found[name, task] = os.sched_getaffinity(int(task))
         except (FileNotFoundError, ProcessLookupError):
-            pass  # It has ended.
+            pass  # the thread has ended
     return found
 
 until = time.monotonic() + 60

@@ -1,4 +1,4 @@
-//! `include/peerway.h`, out of the Rust files whose functions it declares.
+//! Generates `include/peerway.h` from the Rust files whose functions it declares.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use cbindgen::{
 pub(crate) const FILE: &str = "include/peerway.h";
 const SOURCES: &str = "crates/peerway-c/src";
 
-/// The files in the order in which their calls are declared.
+/// The source files, in the order of their declarations in the header.
 const ORDER: &[&str] = &[
     "version",
     "status",
@@ -33,29 +33,39 @@ const ORDER: &[&str] = &[
 ];
 
 const INTRODUCTION: &str = "\
-// Peerway for C and C++: bytes between the memories of two processes, by one-sided reads and writes.
+// Peerway for C and C++: transfers between the memories of two processes, by one-sided reads and
+// writes.
 //
-// Written by `cargo xtask c-header` from crates/peerway-c/src; changes belong there.
+// `cargo xtask c-header` generates this file from crates/peerway-c/src; edit those files.
 //
-// - Calls answer with a peerway_status; peerway_last_error() is a sentence about the last one of the thread that failed. Nothing is
-//   thrown and nothing ends the process: what should not happen inside is PEERWAY_STATUS_PANIC.
-// - Handles (pointers to structs that have no members) are made by calls and freed by the calls that end in _free, in any order. They
-//   are numbers and not addresses: one that was freed, or is of another kind, is PEERWAY_STATUS_BAD_HANDLE. Any thread may use any
-//   handle, several at once too; one that is freed while another thread is in a call with it stays until that call returns.
-// - Results go where the last arguments say; these must not be null unless it is said that they may. A handle that is not made is null.
-// - Structs with a `size` grow in later versions. Set all of them to zero and `size` to sizeof the struct; zero means \"as usual\".
-// - Times are in nanoseconds, PEERWAY_FOREVER among them.
-// - Numbers that name one of several things are passed as uint32_t, and a number that names none is PEERWAY_STATUS_BAD_ARGUMENT.
-// - After a fork the child's handles to endpoints and to what belongs to them are of no more use: calls say PEERWAY_STATUS_FORKED.
+// - Calls return a peerway_status. peerway_last_error() describes the last failed call of the
+//   thread. No call throws an exception or ends the process: an internal error is
+//   PEERWAY_STATUS_PANIC.
+// - Calls create handles (pointers to structs without members). The calls that end in _free free
+//   them, in any order. Handles are numbers, not addresses: a freed handle or one of another kind
+//   gives PEERWAY_STATUS_BAD_HANDLE. Any thread may use any handle, and several threads may use one
+//   at once. A handle that is freed during a call of another thread stays until that call returns.
+// - The last arguments receive the results. They must not be null unless the call allows it. If a
+//   call creates no handle, it sets the handle to null.
+// - Structs with a `size` grow in later versions. Set all bytes to zero and `size` to sizeof the
+//   struct. Zero means the default.
+// - Times are in nanoseconds, including PEERWAY_FOREVER.
+// - Enumerations are passed as uint32_t. A number without a meaning gives
+//   PEERWAY_STATUS_BAD_ARGUMENT.
+// - After a fork, the child cannot use its handles to endpoints and to the objects that belong to
+//   them: calls return PEERWAY_STATUS_FORKED.
 //
-// What a caller owes: pointers lead to memory of the length that is given, which nobody else changes meanwhile, and texts end with a
-// zero byte. Everything else is checked.
+// The caller guarantees that pointers lead to memory of the given length, that no other thread
+// changes this memory during the call, and that texts end with a zero byte. The library checks
+// everything else.
 //
-//   struct peerway_endpoint *endpoint;
-//   if (peerway_endpoint_new(NULL, &endpoint) != PEERWAY_STATUS_OK) fprintf(stderr, \"%s\\n\", peerway_last_error());
+//     struct peerway_endpoint *endpoint;
+//     if (peerway_endpoint_new(NULL, &endpoint) != PEERWAY_STATUS_OK) {
+//         fprintf(stderr, \"%s\\n\", peerway_last_error());
+//     }
 ";
 
-/// Names that changed. The old ones stay.
+/// Renamed identifiers. The old names stay available.
 const FORMER_NAMES: &str = "\
 // Former names.
 #define PEERWAY_STATUS_NOT_A_CARD PEERWAY_STATUS_NOT_PEER_INFO
@@ -85,7 +95,8 @@ fn text(workspace: &Path) -> anyhow::Result<String> {
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
         if text.contains("no_mangle") && !ORDER.contains(&name.as_ref()) {
             bail!(
-                "{name}.rs has calls and no place in the header: name it in xtask/src/c_header.rs"
+                "{name}.rs defines calls but is not in the header: add it to ORDER in \
+                 xtask/src/c_header.rs"
             );
         }
     }
@@ -113,7 +124,7 @@ fn config() -> Config {
         line_length: 120,
         tab_width: 4,
         sort_by: SortKey::None,
-        // Those that calls take as numbers are in no declaration.
+        // Enumerations that calls take as numbers appear in no declaration.
         export: ExportConfig {
             include: strings(&[
                 "peerway_access",
@@ -143,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_is_what_the_sources_say() {
+    fn the_header_matches_the_sources() {
         run(crate::workspace(), true).unwrap();
     }
 

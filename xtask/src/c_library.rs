@@ -1,4 +1,4 @@
-//! The library for C: put under a prefix as other programs find it, and tested from there.
+//! The library for C: installation under a prefix, and tests from there.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::{c_header, kernels, steps, uccl_library};
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const HEADERS: &[&str] = &["peerway.h", "peerway_abi.h", "peerway_device.cuh"];
 
-/// What rustc's standard library needs of the system: `--print native-static-libs` names these.
+/// The system libraries that Rust's standard library needs, from `--print native-static-libs`.
 const SYSTEM: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 
 const TOOLS: &[Tool] = &[
@@ -29,7 +29,7 @@ const TOOLS: &[Tool] = &[
     Tool { program: "objcopy", package: "binutils", why: "the symbols of the library" },
 ];
 
-/// How the library is built.
+/// The build profile of the library.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Profile {
     Debug,
@@ -45,7 +45,8 @@ impl Profile {
     }
 }
 
-/// Builds the library and puts it, its headers and its pkg-config file under `prefix`: all or none.
+/// Builds the library and installs it, its headers and its pkg-config file under `prefix`: all
+/// files or none.
 pub(crate) fn install(
     workspace: &Path,
     target: &Path,
@@ -55,11 +56,11 @@ pub(crate) fn install(
     let mut files = FileSet::default();
     stage(&mut files, workspace, target, prefix, profile)?;
     files.commit()?;
-    println!("libpeerway {VERSION} ({}) is in {}", profile.directory(), prefix.display());
+    println!("installed libpeerway {VERSION} ({}) in {}", profile.directory(), prefix.display());
     Ok(())
 }
 
-/// Builds the library and adds what belongs under `prefix` to the files that are to be put there.
+/// Builds the library and adds the files for `prefix` to `files`.
 pub(crate) fn stage(
     files: &mut FileSet,
     workspace: &Path,
@@ -86,7 +87,7 @@ pub(crate) fn stage(
     files.add(&pkgconfig.join("peerway.pc"), |new| fs::write(new, pkg_config()))
 }
 
-/// Builds the library, and returns the directory that it is in.
+/// Builds the library and returns its directory.
 pub(crate) fn build(target: &Path, profile: Profile) -> anyhow::Result<PathBuf> {
     match profile {
         Profile::Debug => debug_build()?,
@@ -95,13 +96,13 @@ pub(crate) fn build(target: &Path, profile: Profile) -> anyhow::Result<PathBuf> 
     Ok(target.join(profile.directory()))
 }
 
-/// The shared library's file, and the name that programs ask for: its soname, which peerway-c's build script sets.
+/// The file name of the shared library and its soname, which the build script of peerway-c sets.
 fn shared_names() -> [String; 2] {
     let major = VERSION.split('.').next().unwrap_or(VERSION);
     [format!("libpeerway.so.{VERSION}"), format!("libpeerway.so.{major}")]
 }
 
-/// Finds the prefix from where it lies itself, so that the whole of it can be moved.
+/// The pkg-config file. It derives the prefix from its own location, so the prefix can be moved.
 fn pkg_config() -> String {
     format!(
         "prefix=${{pcfiledir}}/../..\n\
@@ -117,20 +118,20 @@ fn pkg_config() -> String {
 }
 
 pub(crate) fn put(from: &Path, to: &Path) -> anyhow::Result<()> {
-    // Not written over: a program that runs has it mapped.
+    // Remove the file instead of overwriting it, because a running program may have it mapped.
     let _ = fs::remove_file(to);
     fs::copy(from, to).with_context(|| format!("cannot copy {from:?} to {to:?}"))?;
     Ok(())
 }
 
-/// An archive of one object that shows its own calls alone: two libraries in Rust, or other versions of what they are made of, may
-/// be linked into one program.
+/// Creates an archive of one object that exports only its own calls. Two libraries in Rust, or
+/// different versions of their dependencies, can then be linked into one program.
 fn make_archive(from: &Path, to: &Path) -> anyhow::Result<()> {
     let whole = to.with_extension("o").display().to_string();
     let (from, to) = (from.display().to_string(), to.display().to_string());
     let _ = fs::remove_file(&to);
     output(Command::new("ld").args(["-r", "--whole-archive", "-o", &whole, &from]))?;
-    // Rust's own library brings intermediate code along, which makes no sense any more when it is joined.
+    // Rust's standard library contains intermediate code, which is useless after linking.
     let intermediate = ["--remove-section=.llvmbc", "--remove-section=.llvmcmd"];
     let calls = ["--wildcard", "--keep-global-symbol=peerway_*"];
     output(Command::new("objcopy").args(intermediate).args(calls).arg(&whole))?;
@@ -138,7 +139,8 @@ fn make_archive(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::remove_file(&whole).with_context(|| format!("cannot remove {whole:?}"))
 }
 
-/// The part `c`: header, symbols, examples and tests, each run as it is and under valgrind. `fake` is the library that plays GPUs.
+/// The part `c`: header, symbols, examples and tests. Each program runs directly and under
+/// valgrind. `fake` is the fake CUDA library.
 pub(crate) fn test(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Result<()> {
     TOOLS.iter().try_for_each(setup::have)?;
     c_header::run(workspace, true)?;
@@ -178,16 +180,16 @@ const SOURCES: &[&str] = &[
     "crates/peerway-c/tests/lost.c",
     "crates/peerway-c/tests/driven.cpp",
 ];
-/// Loads the library by itself, and leaves endpoints behind.
+/// Loads the library itself and leaves endpoints open.
 const UNLOADS: &str = "crates/peerway-c/tests/unload.c";
-/// Not under valgrind: memory of the GPUs that are played is memory that nobody may touch.
+/// Not under valgrind: the memory of fake GPUs is not accessible to the process.
 const OF_GPUS: &str = "crates/peerway-c/tests/gpu.c";
 const CUDA_EXAMPLE: &str = "examples/cuda/driven.cu";
-/// What valgrind says of no mistake.
+/// Suppressions for valgrind reports that are not errors.
 const SUPPRESSIONS: &str = "crates/peerway-c/tests/valgrind.supp";
 pub(crate) const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-g"];
 
-/// The calls of the header are what both libraries show, and nothing else is.
+/// Checks that both libraries export exactly the calls of the header.
 fn check_symbols(workspace: &Path, prefix: &Path) -> anyhow::Result<()> {
     let file = workspace.join(c_header::FILE);
     let header = fs::read_to_string(&file).with_context(|| format!("cannot read {file:?}"))?;
@@ -197,15 +199,16 @@ fn check_symbols(workspace: &Path, prefix: &Path) -> anyhow::Result<()> {
         let listed = output(Command::new("nm").args([which, "--defined-only", &library]))?;
         let shown: BTreeSet<&str> = listed.lines().filter_map(|l| l.split(' ').nth(2)).collect();
         let more: Vec<_> = shown.difference(&declared).collect();
-        ensure!(more.is_empty(), "{name} shows {more:?}, which its header does not declare");
+        ensure!(more.is_empty(), "{name} exports {more:?}, which its header does not declare");
         let less: Vec<_> = declared.difference(&shown).collect();
-        ensure!(less.is_empty(), "{name} lacks {less:?}, which its header declares");
-        println!("{name} shows its {} calls and nothing else", shown.len());
+        ensure!(less.is_empty(), "{name} does not export {less:?}, which its header declares");
+        println!("{name} exports its {} calls and nothing else", shown.len());
     }
     Ok(())
 }
 
-/// Names that a header declares as functions: they start a line's declaration, not a comment.
+/// The names of the functions that a header declares. Declarations start in the first column,
+/// unlike comments and members.
 fn declared(header: &str) -> impl Iterator<Item = &str> {
     let lines = header.lines().filter(|line| !line.starts_with("//") && !line.starts_with(' '));
     lines.filter_map(|line| {
@@ -218,14 +221,14 @@ fn declared(header: &str) -> impl Iterator<Item = &str> {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Linked {
     Shared,
-    /// With our library for UCCL's interface too.
+    /// Also against the library with UCCL's interface.
     Uccl,
     Static,
-    /// Only by itself, when it runs.
+    /// Not at all: the program loads the library at run time.
     Not,
 }
 
-/// Where programs are compiled and run.
+/// The place where programs are compiled and run.
 pub(crate) struct Bench<'a> {
     pub(crate) workspace: &'a Path,
     pub(crate) place: &'a Path,
@@ -249,7 +252,7 @@ impl Bench<'_> {
         Ok(program)
     }
 
-    /// As users find the library.
+    /// The flags from pkg-config, as users get them.
     fn pkg_config(&self, linked: Linked) -> anyhow::Result<String> {
         let mut command = Command::new("pkg-config");
         command.env("PKG_CONFIG_PATH", self.prefix.join("lib/pkgconfig"));
@@ -259,7 +262,7 @@ impl Bench<'_> {
             Linked::Not => &["--cflags"],
         });
         let flags = output(command.arg("peerway"))?;
-        // pkg-config knows what else is needed, not which of two libraries of one name is meant.
+        // pkg-config cannot select between two libraries with one name.
         let archive = self.prefix.join("lib/libpeerway.a").display().to_string();
         Ok(match linked {
             Linked::Shared | Linked::Not => flags,
@@ -284,10 +287,11 @@ impl Bench<'_> {
         let mut command = Command::new("valgrind");
         command
             .args(["--quiet", "--error-exitcode=99", "--trace-children=yes"])
-            // What pointers into the middle of a block, as hash tables have, is no leak.
+            // A pointer into the middle of a block, as hash tables have, is not a leak.
             .args(["--leak-check=full", "--show-leak-kinds=definite,indirect"])
             .arg("--errors-for-leak-kinds=definite,indirect")
-            // One thread at a time runs: waiters that spin must not keep those they wait for from their turn.
+            // Only one thread runs at a time. Spinning waiters must not starve the threads they
+            // wait for.
             .arg("--fair-sched=yes")
             .arg(format!("--suppressions={SUPPRESSIONS}"))
             .arg(format!("--log-file={}.%p", log.display()))
@@ -301,12 +305,12 @@ impl Bench<'_> {
             println!("{line}");
         }
         match logs.first() {
-            Some(line) => Err(error.context(format!("valgrind says: {line}"))),
+            Some(line) => Err(error.context(format!("valgrind reports: {line}"))),
             None => Err(error),
         }
     }
 
-    /// What valgrind wrote, of all processes.
+    /// The lines of valgrind's logs for all processes.
     fn logs(&self, log: &Path) -> anyhow::Result<Vec<String>> {
         let name = log.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut lines = Vec::new();
@@ -319,7 +323,7 @@ impl Bench<'_> {
         Ok(lines)
     }
 
-    /// An object is all that can be had without a GPU.
+    /// Compiles only an object, because running it needs a GPU.
     fn compile_for_gpus(&self, nvcc: &Path) -> anyhow::Result<()> {
         let object = self.place.join("driven.o").display().to_string();
         let include = self.prefix.join("include").display().to_string();
@@ -335,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn declarations_are_told_from_comments_and_types() {
+    fn declarations_are_separated_from_comments_and_types() {
         let header = "// peerway_in_a_comment(x)\n\
                       typedef struct peerway_end {\n    int peerway_field(int);\n} peerway_end;\n\
                       enum peerway_status peerway_batch_range(uint32_t direction,\n\

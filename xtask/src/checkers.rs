@@ -1,7 +1,8 @@
-//! Miri and AddressSanitizer: tools that see undefined behaviour, run where they are installed.
+//! Miri and AddressSanitizer: tools that detect undefined behaviour, if they are installed.
 //!
-//! Neither is part of `cargo xtask test`: both need a nightly compiler. A command whose tool is not installed
-//! says so and ends with [`NotInstalled::EXIT_CODE`], so that nobody takes it for a pass.
+//! Neither is part of `cargo xtask test`, because both need a nightly compiler. If its tool is
+//! missing, a command says so and exits with [`NotInstalled::EXIT_CODE`], so that the result does
+//! not look like a pass.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,25 +10,26 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// Modules of `peerway` whose tests Miri can run: they make no system call that Miri does not know.
+/// Modules of `peerway` whose tests Miri can run: they make only system calls that Miri supports.
 const MIRI_MODULES: [&str; 6] =
-    ["driven::board", "driven::ring", "hooks", "os::pages", "os::ring", "slots"];
+    ["driven::proxy_memory", "driven::ring", "hooks", "os::pages", "os::ring", "slots"];
 
-/// What AddressSanitizer runs: all unit tests, transfers over every path, and the simulated proxy.
+/// The tests that run with AddressSanitizer: all unit tests, transfers over every path, and the
+/// simulated proxy.
 const SANITIZED: [&[&str]; 2] = [
     &["--package", "peerway-core", "--lib", "--tests"],
     &["--package", "peerway", "--lib", "--test", "driven", "--test", "paths", "--test", "awaiting"],
 ];
 
-/// The triple is named so that cargo leaves build scripts and procedural macros alone.
+/// An explicit target makes cargo leave build scripts and procedural macros alone.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// A tool that this machine does not have.
+/// A tool that this machine lacks.
 #[derive(Debug)]
 pub(crate) struct NotInstalled(String);
 
 impl NotInstalled {
-    /// How a command ends whose tool is missing: neither a pass nor a failed test.
+    /// The exit code if the tool is missing: neither a pass nor a failed test.
     pub(crate) const EXIT_CODE: u8 = 2;
 }
 
@@ -39,7 +41,7 @@ impl fmt::Display for NotInstalled {
 
 impl std::error::Error for NotInstalled {}
 
-/// Runs Miri over `peerway-core` and over the memory that threads and processes share.
+/// Runs Miri on `peerway-core` and on the memory that threads and processes share.
 pub(crate) fn miri(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     if !Toolchain::Nightly.succeeds(&["cargo", "miri", "--version"]) {
         return Err(NotInstalled(
@@ -55,7 +57,7 @@ pub(crate) fn miri(workspace: &Path, target: &Path) -> anyhow::Result<()> {
             .args(arguments)
             .current_dir(workspace)
             .env("CARGO_TARGET_DIR", target.join("miri"))
-            // Tests read the clock and the environment; tables hold addresses as numbers.
+            // Tests read the clock and the environment. Tables store addresses as numbers.
             .env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-permissive-provenance")
             .env("PROPTEST_CASES", "8");
         run(&mut command)
@@ -65,14 +67,15 @@ pub(crate) fn miri(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     cargo(&modules.iter().chain(&MIRI_MODULES).copied().collect::<Vec<_>>())
 }
 
-/// Runs tests with AddressSanitizer, which also looks for leaks.
+/// Runs tests with AddressSanitizer, which also detects leaks.
 pub(crate) fn sanitize(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     let has_runtime = |toolchain: &Toolchain| toolchain.sanitizer().is_some();
     let Some(toolchain) = [Toolchain::Nightly, Toolchain::Pinned].into_iter().find(has_runtime)
     else {
         return Err(NotInstalled(format!(
-            "nothing was checked: neither the nightly toolchain nor the one of this workspace has the runtime \
-             of AddressSanitizer for {TARGET}. Run `rustup toolchain install nightly`, then this command again."
+            "nothing was checked: neither the nightly toolchain nor the one of this workspace has the \
+             AddressSanitizer runtime for {TARGET}. Run `rustup toolchain install nightly`, then this \
+             command again."
         ))
         .into());
     };
@@ -88,11 +91,11 @@ pub(crate) fn sanitize(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where a compiler with options that are not stable comes from.
+/// The source of a compiler with unstable options.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Toolchain {
     Nightly,
-    /// The workspace's own, told to take such options too.
+    /// The toolchain of the workspace, with unstable options enabled.
     Pinned,
 }
 
@@ -110,7 +113,7 @@ impl Toolchain {
                 command
             }
         };
-        // Set by the cargo that runs this program, and not for another toolchain.
+        // The running cargo sets these variables for its own toolchain.
         command.env_remove("CARGO").env_remove("RUSTC");
         if self == Self::Nightly {
             command.env_remove("RUSTUP_TOOLCHAIN");
@@ -122,7 +125,7 @@ impl Toolchain {
         self.command(words).output().is_ok_and(|output| output.status.success())
     }
 
-    /// The runtime of AddressSanitizer, if the toolchain has it.
+    /// The AddressSanitizer runtime, if the toolchain has it.
     fn sanitizer(self) -> Option<PathBuf> {
         let output = self.command(&["rustc", "--print", "sysroot"]).output().ok()?;
         let root = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_tool_is_told_from_a_failed_test() {
+    fn a_missing_tool_is_not_a_failed_test() {
         let error = anyhow::Error::from(NotInstalled("nothing was checked".to_owned()));
         assert!(error.is::<NotInstalled>());
         assert!(!anyhow::anyhow!("a test failed").is::<NotInstalled>());

@@ -1,23 +1,23 @@
-//! Finds in the output of test programs which test failed, and why.
+//! Finds the test that failed, and the reason, in the output of test programs.
 //!
-//! The formats are those of cargo and of the test harness of Rust, of pytest, of
-//! `peerway-conformance` and of rustfmt. [`first`] looks for them in this order.
+//! It knows the formats of cargo and Rust's test harness, of pytest, of `peerway-conformance` and
+//! of rustfmt. [`first`] searches for them in this order.
 
 use std::fmt;
 
 /// A test that failed.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Failure {
-    /// Its name, and where it is found.
+    /// The name of the test and its location.
     test: String,
-    /// The first line of what it says, empty where it says nothing.
+    /// The first line of its message. Empty if there is none.
     why: String,
-    /// How many others failed too.
+    /// The number of other tests that failed.
     others: usize,
 }
 
 impl Failure {
-    /// What it says, in one line.
+    /// The message in one line.
     pub(crate) fn why(&self) -> &str {
         &self.why
     }
@@ -37,7 +37,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The first failure that the output tells of.
+/// The first failure in the output.
 pub(crate) fn first(output: &str) -> Option<Failure> {
     let output = plain(output);
     let lines: Vec<&str> = output.lines().collect();
@@ -47,12 +47,12 @@ pub(crate) fn first(output: &str) -> Option<Failure> {
     Some(Failure { others, ..failures.swap_remove(0) })
 }
 
-/// The last line that says anything.
+/// The last line that is not blank.
 pub(crate) fn last_line(output: &str) -> Option<String> {
     plain(output).lines().map(str::trim).rfind(|line| !line.is_empty()).map(str::to_owned)
 }
 
-/// The text without the sequences that colour it.
+/// The text without colour sequences.
 fn plain(output: &str) -> String {
     let output = output.replace("\x1b(B", "");
     let mut parts = output.split("\x1b[");
@@ -75,7 +75,7 @@ fn rust_tests(lines: &[&str]) -> Vec<Failure> {
         if *line == "failures:" {
             (listing, names) = (true, Vec::new());
         } else if line.starts_with("---- ") {
-            // These failures are told of, and listed afterwards.
+            // The output of a failed test follows. The list of names comes later.
             listing = false;
         } else if line.starts_with("test result: FAILED") {
             let rerun = lines[at..].iter().take(4).find_map(|line| rerun(line));
@@ -85,8 +85,8 @@ fn rust_tests(lines: &[&str]) -> Vec<Failure> {
             names.push(name);
         }
     }
-    // A test that runs itself in another process fails there first, in a program that cargo knows
-    // nothing of.
+    // A test that runs itself in another process first fails there, in a program that cargo does
+    // not know.
     let is_told_again = |name, at: usize| found[at + 1..].iter().any(|(again, _)| *again == name);
     let mut failures = Vec::new();
     for (at, (name, rerun)) in found.iter().enumerate() {
@@ -98,7 +98,7 @@ fn rust_tests(lines: &[&str]) -> Vec<Failure> {
     failures
 }
 
-/// What a test said as it failed. A test that runs itself in another process says it there first.
+/// The message of a failed test. A test that runs itself in another process first prints it there.
 fn reason(lines: &[&str], test: &str) -> String {
     let by = format!("thread '{test}' ");
     let panicked =
@@ -107,7 +107,7 @@ fn reason(lines: &[&str], test: &str) -> String {
         let place = lines[at].split("panicked at ").nth(1).unwrap_or_default();
         let mut said = lines[at + 1..].iter().skip_while(|line| line.trim().is_empty());
         let mut why = said.next().map_or("", |line| line.trim()).to_owned();
-        // What was compared.
+        // The compared values.
         for line in said.take(2).map(|line| line.trim()) {
             if line.starts_with("left: ") || line.starts_with("right: ") {
                 why.push_str(&format!(", {line}"));
@@ -122,12 +122,12 @@ fn reason(lines: &[&str], test: &str) -> String {
     error.map_or_else(String::new, |line| (*line).to_owned())
 }
 
-/// The arguments by which cargo says that one program of tests can be run again.
+/// The arguments with which cargo reruns one test program.
 fn rerun(line: &str) -> Option<&str> {
     line.strip_prefix("error: test failed, to rerun pass `")?.strip_suffix('`')
 }
 
-/// Programs of tests that ended before they could say which test it was.
+/// Test programs that ended before they could name the test.
 fn crashes(lines: &[&str]) -> Vec<Failure> {
     let of = |at: usize| {
         let program = rerun(lines[at])?;
@@ -138,7 +138,7 @@ fn crashes(lines: &[&str]) -> Vec<Failure> {
     (0..lines.len()).filter_map(of).collect()
 }
 
-/// pytest closes with a line for each test that failed.
+/// pytest ends with one line for each failed test.
 fn pytest(lines: &[&str]) -> Vec<Failure> {
     let of = |line: &&str| {
         let told = line.strip_prefix("FAILED ").or_else(|| line.strip_prefix("ERROR "))?;
@@ -153,13 +153,13 @@ fn pytest(lines: &[&str]) -> Vec<Failure> {
     lines.iter().filter_map(of).collect()
 }
 
-/// The first line of an error, which the closing line may have cut off.
+/// The first line of an error, which the final line may truncate.
 fn pytest_reason<'a>(lines: &[&'a str], name: &str) -> Option<&'a str> {
     let is_heading = |line: &str| line.starts_with("__") && line.ends_with("__");
     let of_test = |line: &str| {
         let words = line.trim_matches('_').trim();
-        // A test of a class is `Class.test`, one that was not set up `ERROR at setup of test`, and
-        // one in whose process nothing is left `file::test`.
+        // The heading of a test in a class is `Class.test`. A failed setup has `ERROR at setup of
+        // test`, and a crashed worker `file::test`.
         let word = words.rsplit(' ').next().unwrap_or(words);
         word == name || word.ends_with(&format!(".{name}")) || word.ends_with(&format!("::{name}"))
     };
@@ -171,7 +171,7 @@ fn pytest_reason<'a>(lines: &[&'a str], name: &str) -> Option<&'a str> {
     })
 }
 
-/// `peerway-conformance` says `TRANSPORT SCENARIO FAIL N ms WHY`, and says it again at the end.
+/// `peerway-conformance` prints `TRANSPORT SCENARIO FAIL N ms WHY`, and repeats it at the end.
 fn conformance(lines: &[&str]) -> Vec<Failure> {
     let mut found: Vec<Failure> = Vec::new();
     for line in lines {
@@ -186,7 +186,7 @@ fn conformance(lines: &[&str]) -> Vec<Failure> {
     found
 }
 
-/// Errors of the compiler, and lints.
+/// Compiler errors and lints.
 fn compiler(lines: &[&str]) -> Vec<Failure> {
     let of = |(at, line): (usize, &&str)| {
         let (kind, why) = line.split_once(": ")?;
@@ -203,7 +203,7 @@ fn compiler(lines: &[&str]) -> Vec<Failure> {
 fn formatting(lines: &[&str]) -> Vec<Failure> {
     let of = |line: &&str| {
         let place = line.strip_prefix("Diff in ")?.trim_end_matches(':');
-        Some(failure(place, "is not as `cargo fmt --all` writes it"))
+        Some(failure(place, "is not formatted: run `cargo fmt --all`"))
     };
     lines.iter().filter_map(of).collect()
 }
@@ -263,7 +263,7 @@ error: test failed, to rerun pass `-p peerway --test errors`
     }
 
     #[test]
-    fn a_test_that_runs_itself_elsewhere_is_told_by_what_it_said_there() {
+    fn a_test_that_runs_itself_in_another_process_has_the_message_from_there() {
         let output = "\
 thread 'quiet' (12) panicked at tests/quiet.rs:60:9:
 a service thread woke 166 times
@@ -283,7 +283,7 @@ test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
 ";
         assert_eq!(shown(output), "quiet: a service thread woke 166 times (tests/quiet.rs:60:9)");
         let inner = "failures:\n    quiet\n\ntest result: FAILED. 0 passed; 1 failed\n";
-        assert_eq!(shown(&format!("{inner}{output}")), shown(output), "told once");
+        assert_eq!(shown(&format!("{inner}{output}")), shown(output), "reported once");
     }
 
     #[test]
@@ -378,7 +378,7 @@ error: could not compile `peerway` (lib) due to 1 previous error
 ";
         assert_eq!(shown(output), "crates/peerway/src/inner.rs:7:9: mismatched types");
         let output = "Diff in /w/crates/peerway/src/inner.rs:7:\n-a\n+b\n";
-        let told = "/w/crates/peerway/src/inner.rs:7: is not as `cargo fmt --all` writes it";
+        let told = "/w/crates/peerway/src/inner.rs:7: is not formatted: run `cargo fmt --all`";
         assert_eq!(shown(output), told);
     }
 

@@ -1,5 +1,5 @@
-//! A bundle for a machine with a GPU and without Rust: test programs, the command, the wheel, and a script that
-//! runs them.
+//! A bundle for a machine with a GPU and without Rust: test programs, the command, the wheel, and a
+//! script that runs them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,11 +11,11 @@ use serde_json::Value;
 
 use crate::python::step;
 
-/// Test programs, and how the bundle calls them.
+/// Test programs and their names in the bundle.
 const TESTS: &[(&str, &str)] =
     &[("gpu", "gpu-tests"), ("copier", "copier-tests"), ("driven_gpu", "driven-tests")];
 
-/// Builds the bundle in `target/gpu` and says how it is run.
+/// Builds the bundle in `target/gpu` and prints how to run it.
 pub(crate) fn bundle(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     let bundle = target.join("gpu");
     if bundle.exists() {
@@ -37,7 +37,7 @@ pub(crate) fn bundle(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     let script = bundle.join("run.sh");
     fs::copy(workspace.join("gpu/run.sh"), &script).context("cannot copy gpu/run.sh")?;
     println!(
-        "{} is the bundle; on the machine with a GPU run `gpu/run.sh` in it:",
+        "the bundle is in {}; copy it to the machine with a GPU and run `run.sh` there:",
         bundle.display()
     );
     for entry in fs::read_dir(&bundle)? {
@@ -47,7 +47,7 @@ pub(crate) fn bundle(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs cargo and finds the program of that name that it made.
+/// Runs cargo and returns the path of the program with that name.
 fn built(workspace: &Path, arguments: &[&str], name: &str) -> anyhow::Result<PathBuf> {
     println!("$ cargo {}", arguments.join(" "));
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -67,14 +67,14 @@ fn built(workspace: &Path, arguments: &[&str], name: &str) -> anyhow::Result<Pat
         .filter(|message| message["target"]["name"] == name)
         .filter_map(|message| message["executable"].as_str().map(PathBuf::from));
     let found = found.next_back();
-    found.with_context(|| format!("cargo made no program {name}"))
+    found.with_context(|| format!("cargo built no program {name}"))
 }
 
-/// Copies a program without its debugging information, which is most of it.
+/// Copies a program and strips its debugging information, which is most of its size.
 fn put(program: &Path, to: &Path) -> anyhow::Result<()> {
     fs::copy(program, to).with_context(|| format!("cannot copy {}", program.display()))?;
     fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
-    // Only to make it smaller.
+    // Without `strip` the program is only larger.
     let _ = Command::new("strip").arg(to).status();
     Ok(())
 }

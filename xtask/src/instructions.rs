@@ -1,15 +1,16 @@
-//! `cargo xtask instructions`: what hot operations cost, in instructions.
+//! `cargo xtask instructions`: the cost of hot operations in instructions.
 //!
-//! Seconds on a shared machine move by tens of percent and can gate nothing; instructions counted by
-//! callgrind are the same from run to run. Every figure of `peerway-count` is compared with
-//! `docs/instructions.txt` and may be at most [`ALLOWED`] percent above it.
+//! Times on a shared machine vary by tens of percent and cannot gate a change. Instruction counts
+//! from callgrind are the same in every run. Every figure of `peerway-count` is compared with
+//! `docs/instructions.txt` and may exceed it by at most [`ALLOWED`] percent.
 //!
-//! What the count could still depend on is held fixed: the compiler is pinned by `rust-toolchain.toml`,
-//! and [`PLAIN_COPIES`] has the C library copy in one way on every processor. The bytes of a transfer
-//! are few besides: with AVX, which valgrind passes on where there is any, 256 B take 44 fewer.
+//! Two other influences are fixed. `rust-toolchain.toml` pins the compiler, and [`PLAIN_COPIES`]
+//! makes the C library copy in the same way on every processor. Transfers are also small. Valgrind
+//! passes AVX through if the processor has it; with AVX, 256 B take 44 fewer instructions.
 //!
-//! RDMA figures use the fake device of `peerway-fakeverbs`. What it does itself, and has done for it, is
-//! taken out: the profile has the instructions of every call into its library.
+//! RDMA figures use the fake device of `peerway-fakeverbs`. Its instructions, including the
+//! functions it calls, are subtracted: the profile has the instructions of every call into its
+//! library.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -27,15 +28,15 @@ const ALLOWED: f64 = 10.0;
 const VALGRIND: Tool =
     Tool { program: "valgrind", package: "valgrind", why: "counting instructions" };
 
-/// The only function in which callgrind collects; see `peerway-count`.
+/// The only function in which callgrind collects. See `peerway-count`.
 const COLLECTED: &str = "--toggle-collect=*peerway_count::counted*";
-/// The baseline's copies: without wide registers, which not every processor has. Each glibc knows one
-/// of the first two names and ignores the other.
+/// The copies of the baseline, without wide registers, which not every processor has. Each glibc
+/// knows one of the first two names and ignores the other.
 const PLAIN_COPIES: &str = "glibc.cpu.hwcaps=-AVX2_Usable,-AVX2,-AVX_Fast_Unaligned_Load,-SSSE3";
-/// How `peerway-count` ends where a path cannot be had.
+/// The exit code of `peerway-count` if a path is not available.
 const NOT_HERE: i32 = 77;
 
-/// What is counted, as it was built.
+/// The programs to count.
 pub(crate) struct Built {
     /// `peerway-count`.
     pub(crate) program: PathBuf,
@@ -43,11 +44,11 @@ pub(crate) struct Built {
     pub(crate) fake: PathBuf,
 }
 
-/// Counts, shows the table and fails where a figure grew, or writes the figures down as the new
-/// baseline.
+/// Counts, prints the table and fails if a figure grew. With `bless`, writes the figures as the new
+/// baseline instead.
 pub(crate) fn run(root: &Path, built: &Built, bless: bool) -> anyhow::Result<()> {
     if !cfg!(target_arch = "x86_64") {
-        return Err(Ignored(format!("the baseline in {FILE} is of x86_64")).into());
+        return Err(Ignored(format!("the baseline in {FILE} is for x86_64")).into());
     }
     if let Err(why) = setup::have(&VALGRIND) {
         return Err(Ignored(format!("{why:#}")).into());
@@ -64,20 +65,20 @@ pub(crate) fn run(root: &Path, built: &Built, bless: bool) -> anyhow::Result<()>
         return Ok(());
     }
     bail!(
-        "more than {ALLOWED} % above {FILE} or not in it: {}; where that is meant, run \
-         `cargo xtask instructions --bless` and say why in the commit",
+        "more than {ALLOWED} % above {FILE} or not in it: {}; if that is intended, run \
+         `cargo xtask instructions --bless` and give the reason in the commit",
         grown.join(", ")
     )
 }
 
-/// A figure and its instructions per operation; `None` where it cannot be had here.
+/// A figure and its instructions per operation. `None` if this machine cannot run it.
 struct Count {
     name: String,
     about: String,
     per_operation: Option<f64>,
 }
 
-/// Counts every figure that the program names.
+/// Counts every figure that the program lists.
 fn count_all(built: &Built) -> anyhow::Result<Vec<Count>> {
     let listed = Command::new(&built.program).output().context("cannot start peerway-count")?;
     let listed = String::from_utf8(listed.stdout)?;
@@ -88,13 +89,14 @@ fn count_all(built: &Built) -> anyhow::Result<Vec<Count>> {
         Ok(Count { name: name.to_owned(), about: about.trim().to_owned(), per_operation })
     });
     let counts = counts.collect();
-    // A leftover in the directory for such is no failure.
+    // A leftover in the temporary directory is harmless.
     let _ = fs::remove_file(&out);
     counts
 }
 
 fn count(built: &Built, name: &str, out: &PathBuf) -> anyhow::Result<Option<f64>> {
-    // Only what is named after datagrams is to have such devices, and only what polls one that is done already.
+    // Only figures named after datagrams use datagram devices. Only figures that poll use a device
+    // whose requests are already complete.
     let script = if name.starts_with("efa") {
         "efa"
     } else if name.ends_with("-poll") {
@@ -119,7 +121,7 @@ fn count(built: &Built, name: &str, out: &PathBuf) -> anyhow::Result<Option<f64>
         return Ok(None);
     }
     if !run.status.success() {
-        bail!("it ended with {}:\n{said}", run.status);
+        bail!("peerway-count ended with {}:\n{said}", run.status);
     }
     let operations: f64 = String::from_utf8(run.stdout)?.trim().parse()?;
     let profile = fs::read_to_string(out).context("cannot read callgrind's profile")?;
@@ -128,18 +130,18 @@ fn count(built: &Built, name: &str, out: &PathBuf) -> anyhow::Result<Option<f64>
             let of_fake = inclusive(&profile, &built.fake.to_string_lossy());
             Ok(Some((total - of_fake) as f64 / operations))
         }
-        _ => bail!("callgrind collected nothing; was `counted` inlined?"),
+        _ => bail!("callgrind collected nothing; check that `counted` is not inlined"),
     }
 }
 
-/// All instructions of a profile.
+/// The total instructions of a profile.
 fn total(profile: &str) -> Option<u64> {
     profile.lines().find_map(|line| line.strip_prefix("totals:"))?.trim().parse().ok()
 }
 
-/// Instructions of calls from elsewhere into this object file, with all that they call.
+/// The inclusive instructions of calls from other object files into this one.
 fn inclusive(profile: &str, object: &str) -> u64 {
-    // A name is written once, after its number, and called by the number from then on.
+    // The profile writes a name once, after its number, and then uses the number.
     let mut names = BTreeMap::new();
     let mut is_it = |text: &str| {
         let (number, name) = text.split_once(' ').unwrap_or((text, ""));
@@ -156,7 +158,7 @@ fn inclusive(profile: &str, object: &str) -> u64 {
         } else if let Some(text) = line.strip_prefix("cob=") {
             callee = Some(is_it(text));
         } else if line.starts_with("calls=") {
-            // The next line is where it is called, and what that cost.
+            // The next line has the call site and the inclusive cost.
             let cost = lines.next().and_then(|line| line.split(' ').nth(1)?.parse::<u64>().ok());
             if callee.take().unwrap_or(inside) && !inside {
                 sum += cost.unwrap_or(0);
@@ -166,11 +168,11 @@ fn inclusive(profile: &str, object: &str) -> u64 {
     sum
 }
 
-/// The file: a figure a line, its name and its instructions per operation.
+/// The file: one figure per line, with its name and its instructions per operation.
 fn page(counts: &[Count]) -> String {
     let mut page = String::from(
-        "# Instructions per operation, counted by callgrind; written by `cargo xtask instructions --bless`.\n\
-         # verbs-* and efa-* are without those of the fake device that stands in for hardware.\n",
+        "# Instructions per operation, counted by callgrind. `cargo xtask instructions --bless` writes this file.\n\
+         # The figures of verbs-* and efa-* exclude the fake device that replaces the hardware.\n",
     );
     for Count { name, per_operation, .. } in counts {
         // Writing to a string cannot fail.
@@ -192,7 +194,7 @@ fn parse(page: &str) -> anyhow::Result<BTreeMap<&str, f64>> {
     figures.collect()
 }
 
-/// The table, and the figures that fail.
+/// The table and the figures that fail.
 fn compare(counts: &[Count], baseline: &BTreeMap<&str, f64>) -> (String, Vec<String>) {
     let (mut table, mut grown) = (String::new(), Vec::new());
     // Writing to a string cannot fail.
@@ -217,7 +219,11 @@ fn compare(counts: &[Count], baseline: &BTreeMap<&str, f64>) -> (String, Vec<Str
             change.map_or_else(|| "-".to_owned(), |change| format!("{change:+.1} %"))
         );
         if per_operation.is_none() {
-            let _ = writeln!(table, "{:<20} this machine does not allow it: not compared", "");
+            let _ = writeln!(
+                table,
+                "{:<20} this machine does not allow the operation: not compared",
+                ""
+            );
         }
     }
     (table, grown)
@@ -232,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn a_written_page_parses_back() {
         let counts = [count("a-write", Some(545.04)), count("gone", None), count("b", Some(7.0))];
         let page = page(&counts);
         let back = parse(&page).unwrap();

@@ -1,8 +1,8 @@
-//! Device code: the PTX that is loaded, out of its sources, and whether all of it compiles, with every compiler and for every GPU
-//! that is met.
+//! Compiles device code: the PTX files that the engine loads, and all device code with every
+//! supported compiler and for every supported GPU.
 //!
-//! Device code is every `.cu` file of the engine's kernels and the header for users' kernels, where there is one. No
-//! GPU is needed.
+//! Device code is every `.cu` file of the engine's kernels and the header for users' kernels, if it
+//! exists. No GPU is needed.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -15,14 +15,15 @@ use crate::python::step;
 use crate::setup::{self, Tool};
 use crate::wheels::{self, Wheels};
 
-/// What is loaded as PTX, committed beside its source: copies, and what measures and tests the GPU-driven engine.
+/// Sources whose PTX is committed beside them and loaded: copies, and the tests and measurements of
+/// the GPU-driven engine.
 const LOADED: &[&str] = &["copy.cu", "driven.cu"];
-/// The oldest GPUs that the kernels are for: what that PTX is for.
+/// The oldest supported GPUs, which the PTX targets.
 const OLDEST: Architecture = Architecture::ptx(80);
-/// GPUs that all device code must compile for, to the last instruction.
+/// GPUs that all device code must compile for, down to machine code.
 const GPUS: &[Architecture] =
     &[Architecture::code(80), Architecture::code(90), Architecture::code(100)];
-/// What nvcc compiles for.
+/// The target of nvcc.
 pub(crate) const NVCC_GPU: &str = "-arch=sm_90";
 pub(crate) const STANDARD: &str = "-std=c++17";
 /// The header for users' kernels.
@@ -31,13 +32,13 @@ const DEVICE_HEADER: &str = "peerway_device.cuh";
 const HOST_COMPILER: Tool =
     Tool { program: "g++", package: "g++", why: "nvcc, and headers that hosts compile too" };
 
-/// Compiles everything; writes the PTX files, or only compares them.
+/// Compiles all device code. Writes the PTX files, or only compares them.
 pub(crate) fn run(workspace: &Path, target: &Path, check: bool) -> anyhow::Result<()> {
     let code = DeviceCode::read(workspace)?;
     let old = Compiler::load(&Wheels::have(workspace, target, &wheels::OLD)?.nvrtc())?;
     for name in LOADED {
         let unit = code.sources.iter().find(|unit| unit.name == *name);
-        let unit = unit.with_context(|| format!("no {name}"))?;
+        let unit = unit.with_context(|| format!("{KERNELS} has no {name}"))?;
         let mut ptx = old.compile(unit, &code.headers, OLDEST)?;
         ptx.retain(|byte| *byte != 0);
         if ptx.last() != Some(&b'\n') {
@@ -47,7 +48,7 @@ pub(crate) fn run(workspace: &Path, target: &Path, check: bool) -> anyhow::Resul
         if !check {
             fs::write(&file, ptx).with_context(|| format!("cannot write {file:?}"))?;
         } else if fs::read(&file).with_context(|| format!("cannot read {file:?}"))? != ptx {
-            bail!("{file:?} is not what {name} compiles to: run `cargo xtask kernels`");
+            bail!("{file:?} differs from the compiled {name}: run `cargo xtask kernels`");
         }
     }
 
@@ -64,12 +65,12 @@ pub(crate) fn run(workspace: &Path, target: &Path, check: bool) -> anyhow::Resul
     code.compile_as_files(workspace, target, &thirteen.nvcc())
 }
 
-/// Where the engine's kernels are.
+/// The directory of the engine's kernels.
 const KERNELS: &str = "crates/peerway/kernels";
-/// Where headers for users are.
+/// The directory of the headers for users.
 const INCLUDE: &str = "include";
 
-/// A file, or one that would include a header.
+/// A source file, or a generated file that includes a header.
 struct Unit {
     name: String,
     text: String,
@@ -90,7 +91,7 @@ impl DeviceCode {
         Ok(Self { sources, headers })
     }
 
-    /// By nvcc, and by the host's compiler what is for it too.
+    /// Compiles the sources with nvcc, and headers for hosts with the host's compiler.
     fn compile_as_files(&self, workspace: &Path, target: &Path, nvcc: &Path) -> anyhow::Result<()> {
         setup::have(&HOST_COMPILER)?;
         let directory = target.join("kernels");
@@ -117,18 +118,20 @@ impl DeviceCode {
     }
 }
 
-/// Whether the host's compiler is to read it: plain headers, and those that ask who reads them.
+/// Whether the host's compiler must accept the header: plain headers, and headers that test
+/// `__CUDACC__`.
 fn is_for_hosts(header: &Unit) -> bool {
     header.name.ends_with(".h") || header.text.contains("__CUDACC__")
 }
 
-/// A file that does nothing but include a header.
+/// A file that only includes a header.
 fn includes(header: &str, extension: &str) -> Unit {
     let name = format!("includes_{}.{extension}", header.replace('.', "_"));
     Unit { name, text: format!("#include \"{header}\"\n") }
 }
 
-/// The files of a directory with these endings, by name; none where there is no directory.
+/// The files of a directory with these extensions, sorted by name. Empty if the directory does not
+/// exist.
 fn read(directory: &Path, endings: &[&str]) -> anyhow::Result<Vec<Unit>> {
     if !directory.is_dir() {
         return Ok(Vec::new());
@@ -147,7 +150,7 @@ fn read(directory: &Path, endings: &[&str]) -> anyhow::Result<Vec<Unit>> {
     units.collect()
 }
 
-/// A compiler for run time.
+/// An NVRTC library.
 struct Compiler {
     nvrtc: Nvrtc,
     version: String,
@@ -157,13 +160,13 @@ struct Compiler {
 impl Compiler {
     fn load(library: &Path) -> anyhow::Result<Self> {
         let nvrtc = Nvrtc::load(Some(library.into()))?;
-        ensure!(nvrtc.found().passed_over.is_empty(), "{library:?} is not usable");
+        ensure!(nvrtc.found().passed_over.is_empty(), "{library:?} cannot be loaded as NVRTC");
         let (major, minor) = nvrtc.version()?;
-        let knows = nvrtc.architectures().context("which GPUs it knows is not said")?;
+        let knows = nvrtc.architectures().context("NVRTC does not report the supported GPUs")?;
         Ok(Self { nvrtc, version: format!("{major}.{minor}"), knows })
     }
 
-    /// Compiles where the compiler knows the GPU, and says so.
+    /// Compiles if the compiler supports the GPU, and prints the result.
     fn compile(
         &self,
         unit: &Unit,
@@ -172,7 +175,7 @@ impl Compiler {
     ) -> anyhow::Result<Vec<u8>> {
         let (name, version) = (&unit.name, &self.version);
         if !self.knows.contains(&architecture.number()) {
-            println!("{name} for {architecture}: NVRTC {version} does not know it");
+            println!("{name} for {architecture}: NVRTC {version} does not support it");
             return Ok(Vec::new());
         }
         let texts: Vec<(CString, CString)> = headers
@@ -197,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_are_found_and_directories_that_are_not_there_are_empty() {
+    fn the_kernels_are_found_and_missing_directories_are_empty() {
         let kernels = read(&crate::workspace().join(KERNELS), &["cu"]).unwrap();
         assert!(kernels.iter().any(|unit| unit.name == "copy.cu"));
         assert!(kernels.iter().all(|unit| unit.name.ends_with(".cu")));

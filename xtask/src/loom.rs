@@ -1,7 +1,7 @@
-//! The models that loom runs through every interleaving.
+//! Runs the models that loom checks for every interleaving.
 //!
-//! Each runs in a process of its own, two at once: loom maps a stack for every thread of every interleaving, and
-//! in one process the models would wait for each other's maps, most of the time.
+//! Each model runs in its own process, two at once. Loom maps a stack for every thread of every
+//! interleaving. In one process the models would mostly wait for each other's mappings.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,8 @@ use crate::failures;
 use crate::programs::Programs;
 use crate::python::output;
 
-/// What is modelled is compiled as for other tests; what looks for interleavings must be fast.
+/// The modelled code is compiled as for other tests. The code that searches for interleavings must
+/// be fast.
 const BUILD: &str = "cargo test --package peerway --lib --no-run --config profile.dev.debug=0 \
     --config profile.dev.package.loom.opt-level=3 --config profile.dev.package.generator.opt-level=3";
 
@@ -23,14 +24,14 @@ const AT_ONCE: usize = 2;
 
 /// Builds and runs every test that has `loom` in its name.
 pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
-    // A directory of its own: the flag would otherwise rebuild everything, twice per run.
+    // A separate directory: otherwise the flag would rebuild everything, twice per run.
     let target = target.join("loom").display().to_string();
     let variables = [("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", target.as_str())];
     let program = Programs::build_with(workspace, BUILD, &variables)?.find("peerway", "peerway")?;
     let listed = output(Command::new(&program).args(["--list", "loom"]))?;
     let models: Vec<&str> = listed.lines().filter_map(|line| line.strip_suffix(": test")).collect();
     if models.is_empty() {
-        bail!("there are no models in {}", program.display());
+        bail!("{} has no tests with `loom` in their names", program.display());
     }
     println!("running {} models", models.len());
     let next = AtomicUsize::new(0);
@@ -54,7 +55,7 @@ pub(crate) fn run(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Runs one model, and shows what it said where it failed.
+/// Runs one model and shows its output if it failed.
 fn check(program: &Path, model: &str) -> anyhow::Result<()> {
     let began = Instant::now();
     let ran = Command::new(program).args(["--exact", model]).output();
@@ -66,7 +67,7 @@ fn check(program: &Path, model: &str) -> anyhow::Result<()> {
         println!("model {model} ... FAILED\n{said}");
         match failures::first(&said) {
             Some(failure) => bail!("{failure}"),
-            None => bail!("it ended with {}", ran.status),
+            None => bail!("the model ended with {}", ran.status),
         }
     }
     println!("model {model} ... ok, {seconds:.1} s");

@@ -1,5 +1,7 @@
-//! `cargo xtask`: the project's own chores, written in Rust so that a clone needs nothing else.
+//! `cargo xtask`: the project's maintenance tasks, written in Rust so that a clone needs no other
+//! tool.
 
+mod book;
 mod c_header;
 mod c_library;
 mod checkers;
@@ -30,7 +32,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use file_set::FileSet;
 
-/// Chores of the Peerway workspace.
+/// Maintenance tasks of the Peerway workspace.
 #[derive(Parser)]
 #[command(name = "cargo xtask", max_term_width = 100)]
 struct Cli {
@@ -40,57 +42,66 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run every check, each part timed, and stop at the first that fails.
+    /// Run all checks, time each part, and stop at the first failure.
     Test(test::TestArgs),
     /// Write docs/configuration.md from the table of settings.
     ConfigDocs {
-        /// Write nothing; fail where the file differs from the table.
+        /// Write nothing; fail if the file differs from the table.
         #[arg(long)]
         check: bool,
     },
-    /// Write include/peerway_abi.h from its definition in Rust. A test of peerway-core compares the two.
+    /// Build the book into target/book, if mdbook is installed, after checking the links of every
+    /// Markdown file.
+    Docs,
+    /// Write include/peerway_abi.h from its definition in Rust. A test of peerway-core compares the
+    /// two.
     DeviceHeader,
     /// Write include/peerway.h from crates/peerway-c.
     CHeader {
-        /// Write nothing; fail where the file differs from the sources.
+        /// Write nothing; fail if the file differs from the sources.
         #[arg(long)]
         check: bool,
     },
-    /// Build the library for C as it is released, and put it, its headers and its pkg-config file under a prefix.
+    /// Build the release library for C and install it, its headers and its pkg-config file under a
+    /// prefix.
     InstallC {
-        /// Where to: DIR/include, DIR/lib and DIR/lib/pkgconfig.
+        /// The prefix: the command installs into DIR/include, DIR/lib and DIR/lib/pkgconfig.
         #[arg(long, value_name = "DIR")]
         prefix: PathBuf,
-        /// Put libuccl_p2p and its headers there too: UCCL's interface for C++, on ours.
+        /// Also install libuccl_p2p and its headers: UCCL's interface for C++, implemented by
+        /// Peerway.
         #[arg(long)]
         uccl: bool,
     },
-    /// Compile NIXL's own UCCL plugin against ours, and run two agents of NIXL's wheel, which is fetched, over it.
+    /// Compile NIXL's UCCL plugin against libuccl_p2p and run two agents of the downloaded NIXL
+    /// wheel over it.
     NixlUccl {
-        /// A checkout of NIXL.
+        /// A NIXL checkout.
         #[arg(long, value_name = "DIR")]
         nixl: PathBuf,
     },
-    /// Run NIXL's own tests, and UCCL's benchmark of it, on our plugin for NIXL.
+    /// Run NIXL's tests, and UCCL's benchmark of NIXL, on Peerway's plugin for NIXL.
     NixlUpstream(nixl_upstream::Args),
     /// Count the instructions of hot operations and compare them with docs/instructions.txt.
     Instructions {
-        /// Compare nothing; write the counts down as the new baseline.
+        /// Compare nothing; write the counts as the new baseline.
         #[arg(long)]
         bless: bool,
     },
-    /// Compile the device code of crates/peerway/kernels to the PTX that is loaded. and all device code with several
-    /// compilers.
+    /// Compile the device code of crates/peerway/kernels to the PTX that the engine loads, and all
+    /// device code with several compilers.
     Kernels {
-        /// Write nothing; fail where the file differs from what the source compiles to.
+        /// Write nothing; fail if a file differs from the compiled source.
         #[arg(long)]
         check: bool,
     },
-    /// Run Miri, where it is installed, over the tests of peerway-core, rings, slots and the proxy's memory.
+    /// Run Miri, if it is installed, on the tests of peerway-core, the rings, the slots and the
+    /// proxy's memory.
     Miri,
-    /// Run tests with AddressSanitizer, where its runtime is installed.
+    /// Run tests with AddressSanitizer, if its runtime is installed.
     Sanitize,
-    /// Build what a machine with a GPU and without Rust needs to test and measure: target/gpu, run by gpu/run.sh.
+    /// Build target/gpu, the bundle that a machine with a GPU and without Rust needs for tests and
+    /// measurements. gpu/run.sh runs it.
     GpuTest,
 }
 
@@ -100,6 +111,7 @@ fn main() -> ExitCode {
         Command::Test(args) => return test::run(&args),
         Command::ConfigDocs { check: false } => config_docs::write(workspace()),
         Command::ConfigDocs { check: true } => config_docs::check(workspace()),
+        Command::Docs => book::check(workspace()).and_then(|()| book::build(workspace())),
         Command::DeviceHeader => device_header(),
         Command::CHeader { check } => c_header::run(workspace(), check),
         Command::InstallC { prefix, uccl } => install_c(&prefix, uccl),
@@ -131,8 +143,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has SIGPIPE end this program where whoever reads its output has gone (`cargo xtask test | head`).
-/// Rust's start-up code ignores the signal, and printing panics instead.
+/// Lets SIGPIPE end this program when the reader of its output has exited (`cargo xtask test |
+/// head`). Rust's start-up code ignores the signal, and printing panics instead.
 fn end_with_the_reader() {
     // SAFETY: no other thread runs yet, and the default action runs no code of this process. This
     // program has no sockets whose peers could raise the signal.
@@ -157,7 +169,7 @@ fn device_header() -> anyhow::Result<()> {
         .context("cannot write include/peerway_abi.h")
 }
 
-/// The root of the workspace, wherever the command was started.
+/// The root of the workspace, independent of the current directory.
 fn workspace() -> &'static Path {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().unwrap_or(xtask)

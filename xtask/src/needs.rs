@@ -1,8 +1,9 @@
-//! Tests that need something that not every machine has.
+//! Tests with requirements that not every machine meets.
 //!
-//! Such tests are `#[ignore]`d and stand in a module called `needs_<what>`, beside a test `probe` that passes where
-//! it is there. `cargo test` calls them ignored, and says why. Here each probe is run first: where it passes the tests
-//! of its module are run, and where it fails they are reported as ignored.
+//! Such tests are `#[ignore]`d and live in a module called `needs_<requirement>`. A test `probe` in
+//! the same module passes if the machine meets the requirement. `cargo test` reports them as
+//! ignored, with the reason. This module runs each probe first. If the probe passes, it runs the
+//! tests of the module; otherwise it reports them as ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,10 +16,10 @@ use crate::programs::Programs;
 use crate::python::output;
 use crate::steps;
 
-/// What `cargo xtask test` itself provides: tests that need it must run.
+/// The requirements that `cargo xtask test` itself provides. Tests that need them must run.
 const PROVIDED: &[&str] = &["needs_cuda_header", "needs_nvrtc", "needs_rdma_headers"];
 
-/// Runs the tests of all programs that need something that is here.
+/// Runs the tests of all programs whose requirements are met.
 pub(crate) fn run(programs: &Programs, variables: &[(&str, String)]) -> anyhow::Result<()> {
     let mut found = BTreeSet::new();
     for program in programs.all() {
@@ -43,12 +44,12 @@ pub(crate) fn run(programs: &Programs, variables: &[(&str, String)]) -> anyhow::
         }
     }
     match PROVIDED.iter().find(|what| !found.contains(**what)) {
-        Some(what) => bail!("no program has tests of {what}"),
+        Some(what) => bail!("no test program has a module {what}"),
         None => Ok(()),
     }
 }
 
-/// Modules of tests that need something, by their whole names, and their tests without probes.
+/// The `needs_` modules by their full names, with their tests except probes.
 fn modules(listed: &str) -> BTreeMap<&str, Vec<&str>> {
     let mut modules: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for test in listed.lines().filter_map(|line| line.strip_suffix(": test")) {
@@ -61,7 +62,7 @@ fn modules(listed: &str) -> BTreeMap<&str, Vec<&str>> {
     modules
 }
 
-/// Whether what a module needs is here, or why not.
+/// Runs the probe of a module. The inner error says why the requirement is not met.
 fn probe(
     program: &Path,
     directory: &Path,
@@ -88,10 +89,10 @@ fn command(program: &Path, directory: &Path, variables: &[(&str, String)]) -> Co
     command
 }
 
-/// A program of tests.
+/// A test program.
 pub(crate) struct Program {
     pub(crate) file: PathBuf,
-    /// Of its package, where cargo runs it.
+    /// The directory of its package, where cargo runs it.
     pub(crate) directory: PathBuf,
 }
 
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tests_are_found_by_the_module_that_they_stand_in() {
+    fn tests_are_found_by_their_module() {
         let listed = "\
 os::vma::tests::needs_huge_pages::probe: test
 os::vma::tests::needs_huge_pages::they_are_files: test

@@ -1,4 +1,5 @@
-//! The NIXL backend, tested in the NIXL that its users have: the wheels, the oldest, one between and the newest.
+//! Tests the NIXL backend in the published NIXL wheels: the oldest supported one, one in between,
+//! and the newest.
 
 use std::env;
 use std::path::Path;
@@ -7,7 +8,7 @@ use crate::python::{self, step_with};
 use crate::test::{Built, debug_build};
 use crate::wheels::{NIXL, Wheels};
 
-/// Installs the plugin into each wheel by the command that users have, and runs the tests there.
+/// Installs the plugin into each wheel with the users' command and runs the tests there.
 pub(crate) fn run(
     workspace: &Path,
     target: &Path,
@@ -23,7 +24,7 @@ pub(crate) fn run(
     for (nth, set) in NIXL.iter().enumerate() {
         let wheel = Wheels::have(workspace, target, set)?.path().display().to_string();
         let newest = nth + 1 == NIXL.len();
-        // Every order of ending once, and with the newest the thousand that were asked for.
+        // Run every order of shutdown once, and 1000 rounds with the newest wheel.
         let rounds = if newest || soak { "1000" } else { "120" };
         let variables = [("PYTHONPATH", wheel.as_str()), ("PEERWAY_NIXL_ROUNDS", rounds)];
         let install = ["nixl-install", "--python", &interpreter, "--plugin", &plugin];
@@ -33,7 +34,8 @@ pub(crate) fn run(
         let shown = ["--show-capture=stderr", "-m", which, &tests];
         step_with(&variables, &python, &env::temp_dir(), &[&pytest[..], &shown].concat())?;
         if newest {
-            // With GPUs that are played, in a run of its own: the others are to show what is so without any.
+            // The tests with fake GPUs run separately. The tests above check the behaviour without
+            // GPUs.
             let fake = built.fake_gpus().display().to_string();
             let variables = [("PYTHONPATH", wheel.as_str()), ("PEERWAY_CUDA_SO", &fake)];
             let of_gpus = format!("{tests}/test_gpu.py");

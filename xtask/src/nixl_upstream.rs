@@ -1,5 +1,6 @@
-//! NIXL's own tests, and UCCL's benchmark of it, on our plugin: compiled and run in a release of NIXL. Copies of what does not fit are changed,
-//! as little as can be; a text that is not found where it is to be changed is an error.
+//! Runs NIXL's tests, and UCCL's benchmark of NIXL, on Peerway's plugin in a NIXL release. Small
+//! changes are applied to copies of files that do not fit. It is an error if a text to replace is
+//! missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use crate::setup::{self, Tool};
 use crate::test::cargo;
 use crate::uccl_library::nixl_headers;
 
-/// What stands in for Abseil, and shows the tests NIXL's log.
+/// Replacements for Abseil headers. They also show NIXL's log to the tests.
 const STAND_INS: &str = "plugins/nixl/tests/upstream";
 
 const GTEST: Tool = Tool {
@@ -24,10 +25,10 @@ const GTEST: Tool = Tool {
     why: "NIXL's tests in C++",
 };
 
-/// Takes the place of NIXL's backend for UCX in its tests.
+/// Replaces NIXL's UCX backend in its tests.
 const OURS_FOR_UCX: (&str, &str) = ("\"UCX\",", "\"PEERWAY\",");
 
-/// Parameters that UCX has and we have not.
+/// Removes parameters that only the UCX backend has.
 const WITHOUT_UCX: &[(&str, &str)] = &[
     OURS_FOR_UCX,
     ("EXPECT_EQ(ucx_err_handling_mode_peer, params[ucx_err_handling_mode_key]);", ""),
@@ -36,20 +37,22 @@ const WITHOUT_UCX: &[(&str, &str)] = &[
     ("params[\"split_batch_size\"] = \"0\";", ""),
 ];
 
-/// Whether UCX has calls for GPUs, which releases before 1.5 do not say and a test asks.
+/// A test asks whether UCX has calls for GPUs. Releases before 1.5 do not have this attribute.
 const NOT_OF_ALL: (&str, &str) =
     ("bindings.HAVE_UCX_GPU_DEVICE_API", "getattr(bindings, \"HAVE_UCX_GPU_DEVICE_API\", False)");
 
-/// Memory is listed twice where an agent is made a second time, which NIXL allows no backend.
+/// The test lists memory twice if it creates an agent a second time. NIXL does not allow that for
+/// any backend.
 const LISTED_ONCE: &[(&str, &str)] = &[(
     "nixl::fillRegList(m_dlist, m_desc, m_data);",
     "m_dlist.clear(); nixl::fillRegList(m_dlist, m_desc, m_data);",
 )];
 
-/// The failures are what those tests are about, and NIXL logs them as errors.
+/// Those tests provoke failures, which NIXL logs as errors.
 const LOGGED: &str = "const LogIgnoreGuard expected(\"remote agent 'target' was disconnected\");";
 
-/// The benchmark's check passes for zeros, looks at the wrong side of a read, and does not fail the program.
+/// The benchmark's check passes for zeros, inspects the wrong side of a read, and does not fail the
+/// program.
 const CHECKED: &[(&str, &str)] = &[
     (
         "if \"server\" in args.role:\n            for",
@@ -65,20 +68,21 @@ const CHECKED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Bytes per transfer. Each has its own two processes: from one size to the next the benchmark's client may talk to the socket that
-/// the server is about to close, and both wait for ever.
+/// Bytes per transfer. Each size has its own two processes. Between two sizes the benchmark's
+/// client may talk to a socket that the server is about to close, and both then wait forever.
 const SIZES: &[&str] = &["256", "65536", "1048576", "104857600"];
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A checkout of NIXL.
+    /// A NIXL checkout.
     #[arg(long, value_name = "DIR")]
     nixl: PathBuf,
-    /// A checkout of UCCL, for its benchmark of NIXL.
+    /// A UCCL checkout, for its benchmark of NIXL.
     #[arg(long, value_name = "DIR")]
     uccl: Option<PathBuf>,
-    /// The release of NIXL to run them in, which is fetched: the checkout's, or one whose interface is the same.
+    /// The NIXL release to download and test: the release of the checkout, or one with the same
+    /// interface.
     #[arg(long, value_name = "VERSION", default_value = "1.4.1")]
     release: String,
     /// A Python with pip, numpy, torch and pytest, and with pyzmq for the benchmark.
@@ -86,12 +90,12 @@ pub(crate) struct Args {
     python: PathBuf,
 }
 
-/// Builds the plugin and runs everything, one after the other.
+/// Builds the plugin and runs all tests in turn.
 pub(crate) fn run(workspace: &Path, target: &Path, args: &Args) -> anyhow::Result<()> {
     setup::have(&GTEST)?;
     cargo(&["build", "--release", "--package", "peerway-nixl"], &[])?;
     let place = target.join("nixl-upstream");
-    // Where the tests look for the backends that they name.
+    // The tests search for the backends here.
     let plugins = place.join("src/plugins");
     let built = target.join("release/libplugin_PEERWAY.so");
     for (directory, name) in [("ucx", "PEERWAY"), ("uccl", "UCCL")] {
@@ -109,13 +113,13 @@ pub(crate) fn run(workspace: &Path, target: &Path, args: &Args) -> anyhow::Resul
     }
 }
 
-/// NIXL's packages, put where nothing else is.
+/// NIXL's packages in a separate directory.
 struct Wheel {
     packages: PathBuf,
     libraries: PathBuf,
 }
 
-/// Fetches the wheel for the CUDA that torch was built for: NIXL imports no other.
+/// Downloads the wheel for torch's CUDA version, because NIXL imports no other.
 fn fetch(place: &Path, args: &Args) -> anyhow::Result<Wheel> {
     let find = "import torch; print((torch.version.cuda or '12').split('.')[0])";
     let cuda = output(Command::new(&args.python).args(["-c", find]))?;
@@ -144,7 +148,7 @@ impl Judge<'_> {
         self.place.join("src/plugins").join(directory).display().to_string()
     }
 
-    /// The tests of NIXL's interface for Python.
+    /// Runs the tests of NIXL's Python interface.
     fn in_python(&self) -> anyhow::Result<()> {
         let plugins = self.plugins("ucx");
         let packages = self.wheel.packages.display().to_string();
@@ -158,7 +162,7 @@ impl Judge<'_> {
         step_with(&variables, &self.args.python, self.place, &pytest)
     }
 
-    /// The tests of the backend for UCCL, those too that are switched off there.
+    /// Runs the tests of the UCCL backend, including the disabled ones.
     fn of_uccl(&self) -> anyhow::Result<()> {
         let text = read(&self.args.nixl.join("test/gtest/plugins/uccl/uccl_test.cpp"))?;
         let copy = self.copy("uccl_test.cpp", &changed(&switched_on(&text)?, LISTED_ONCE)?)?;
@@ -166,7 +170,7 @@ impl Judge<'_> {
         step_with(&[("NIXL_PLUGIN_DIR", &self.plugins("uccl"))], &program, self.place, &[])
     }
 
-    /// Transfers and failures as the backend for UCX is tested.
+    /// Runs the transfer and failure tests of the UCX backend.
     fn of_ucx(&self) -> anyhow::Result<()> {
         let gtest = self.args.nixl.join("test/gtest");
         let failures = changed(&read(&gtest.join("error_handling.cpp"))?, WITHOUT_UCX)?;
@@ -179,7 +183,7 @@ impl Judge<'_> {
         step_with(&[("NIXL_PLUGIN_DIR", &self.plugins("ucx"))], &program, self.place, &[])
     }
 
-    /// UCCL's benchmark of its backend, each of the two ways, its check mended.
+    /// Runs UCCL's benchmark of its backend in both directions, with a corrected check.
     fn benchmark(&self, uccl: &Path) -> anyhow::Result<()> {
         let text = read(&uccl.join("p2p/benchmarks/benchmark_nixl.py"))?;
         let program = self.copy("benchmark_nixl.py", &changed(&text, CHECKED)?)?;
@@ -209,7 +213,7 @@ impl Judge<'_> {
         Ok(file)
     }
 
-    /// Compiles these with what NIXL's tests have in common, and links them with the release.
+    /// Compiles the sources with the common files of NIXL's tests and links them with the release.
     fn compile(&self, name: &str, sources: &[PathBuf]) -> anyhow::Result<PathBuf> {
         let program = self.place.join(name);
         let gtest = self.args.nixl.join("test/gtest");
@@ -228,7 +232,7 @@ impl Judge<'_> {
         flags.extend([format!("-L{libraries}"), format!("-Wl,-rpath,{libraries}")]);
         flags
             .extend(["-lnixl", "-lnixl_build", "-lserdes", "-lgtest", "-lgmock"].map(String::from));
-        // The release brings the libraries it needs; and its log is to find our fwrite().
+        // The release brings its own libraries. Its log must use this program's fwrite().
         flags.push("-Wl,--allow-shlib-undefined,--export-dynamic-symbol=fwrite".into());
         flags.extend(["-o".into(), program.display().to_string()]);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
@@ -237,7 +241,7 @@ impl Judge<'_> {
     }
 }
 
-/// Waits for both. Where one fails, or neither ends, what is left is ended.
+/// Waits for both processes. If one fails or the time is over, kills the remaining ones.
 fn both(mut server: Child, mut client: Child) -> anyhow::Result<()> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -247,7 +251,7 @@ fn both(mut server: Child, mut client: Child) -> anyhow::Result<()> {
         }
         if ended.iter().flatten().any(|status| !status.success()) || Instant::now() > until {
             for mut left in [server, client] {
-                // Fails where it has ended.
+                // The call fails if the process has already ended.
                 let _ = left.kill();
                 left.wait()?;
             }
@@ -261,18 +265,19 @@ fn read(file: &Path) -> anyhow::Result<String> {
     fs::read_to_string(file).with_context(|| format!("cannot read {file:?}"))
 }
 
-/// The text with every one of these put in the place of the other.
+/// Applies all replacements to the text.
 fn changed(text: &str, changes: &[(&str, &str)]) -> anyhow::Result<String> {
     changes.iter().try_fold(text.to_owned(), |text, (from, to)| {
-        ensure!(text.contains(from), "the text to be changed is not there: {from}");
+        ensure!(text.contains(from), "the text to replace was not found: {from}");
         Ok(text.replace(from, to))
     })
 }
 
-/// The text with the tests that are commented out at its end, which expect failures and that they are logged.
+/// Enables the tests that are commented out at the end of the text. They expect failures and log
+/// messages about them.
 fn switched_on(text: &str) -> anyhow::Result<String> {
     let marked = "// TODO: Enable failure tests";
-    let (before, after) = text.split_once(marked).context("no tests are switched off")?;
+    let (before, after) = text.split_once(marked).context("the file has no disabled tests")?;
     let mut all = before.to_owned();
     for line in after.lines().skip(1) {
         let line = line.strip_prefix("// ").unwrap_or(line);
@@ -288,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_there_is_not_changed_in_silence() {
+    fn a_missing_text_is_an_error() {
         assert_eq!(changed("a b a", &[("a", "c"), ("b", "d")]).unwrap(), "c d c");
         assert!(changed("a b a", &[("a", "c"), ("a", "d")]).is_err());
     }

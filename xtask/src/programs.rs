@@ -1,7 +1,7 @@
-//! The programs that `cargo test --workspace` runs, to be run otherwise: elsewhere, or with other variables.
+//! The test programs of `cargo test --workspace`, for runs elsewhere or with other variables.
 //!
-//! They are built as that builds them, all at once. To name one package or one test would give what they are made of
-//! other features, and all of it would be compiled again.
+//! One command builds all of them, in the same way as `cargo test --workspace`. Selecting one
+//! package or one test would change the features of the dependencies and recompile all of them.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use anyhow::Context;
 use crate::needs::Program;
 use crate::steps;
 
-/// What cargo said of them, a JSON object a line.
+/// Cargo's messages about the programs, one JSON object per line.
 pub(crate) struct Programs(String);
 
 impl Programs {
-    /// Builds them where they are not there yet.
+    /// Builds the programs that are missing or outdated.
     pub(crate) fn build(workspace: &Path) -> anyhow::Result<Self> {
         Self::build_with(workspace, "cargo test --workspace --no-run", &[])
     }
 
-    /// Builds others, by this command and with these variables.
+    /// Builds other programs with this command and these variables.
     pub(crate) fn build_with(
         workspace: &Path,
         shown: &str,
@@ -34,23 +34,23 @@ impl Programs {
         steps::capture(&mut command, shown).map(Self)
     }
 
-    /// The program with the tests of a package's target.
+    /// The test program of a package's target.
     pub(crate) fn find(&self, package: &str, target: &str) -> anyhow::Result<PathBuf> {
         let mut found = self
             .named()
             .filter(|(name, program)| name == target && program.directory.ends_with(package));
-        let (_, program) = found
-            .next()
-            .with_context(|| format!("cargo made no program of {package}'s tests in {target}"))?;
+        let (_, program) = found.next().with_context(|| {
+            format!("cargo built no test program for the target {target} of {package}")
+        })?;
         Ok(program.file)
     }
 
-    /// All programs with tests.
+    /// All test programs.
     pub(crate) fn all(&self) -> impl Iterator<Item = Program> {
         self.named().map(|(_, program)| program)
     }
 
-    /// With the names of their targets.
+    /// All test programs with the names of their targets.
     fn named(&self) -> impl Iterator<Item = (String, Program)> {
         self.0.lines().filter_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).ok()?;

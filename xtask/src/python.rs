@@ -9,18 +9,18 @@ use anyhow::{Context, bail};
 
 use crate::steps;
 
-/// Libraries that the extension may need; any Linux with Python has them.
+/// The libraries that the extension may need. Any Linux with Python has them.
 const ALLOWED: &[&str] =
     &["linux-vdso", "libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "ld-linux"];
 
 /// The directory that the package is installed into.
 const ENVIRONMENT: &str = "python";
 
-/// Tests of GPU memory, which run on whatever `PEERWAY_CUDA_SO` names too.
+/// Tests of GPU memory, which also run on the library in `PEERWAY_CUDA_SO`.
 const GPU_TESTS: &[&str] =
     &["test_gpu.py", "test_driven.py", "test_no_gpu.py", "uccl/test_uccl_gpu.py"];
 
-/// Builds, installs, checks and tests the package; `fake` is the library that plays GPUs.
+/// Builds, installs, checks and tests the package. `fake` is the fake CUDA library.
 pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Result<()> {
     let environment = target.join(ENVIRONMENT);
     let python = make(workspace, target)?;
@@ -31,7 +31,7 @@ pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Resul
         workspace,
         &[&["-m", "ruff", "format", "--check", "--quiet"], &code[..]].concat(),
     )?;
-    // Anywhere but in the sources, so that what was installed is what is imported.
+    // Outside of the sources, so that Python imports the installed package.
     let elsewhere = environment.as_path();
     step(&python, elsewhere, &["-c", "import peerway, uccl.p2p"])?;
     check_libraries(&python, elsewhere)?;
@@ -40,7 +40,7 @@ pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Resul
     let pytest = [&PYTEST[..], &["--durations=5", "--rootdir", &root]].concat();
     let all = tests.display().to_string();
     step(&python, elsewhere, &[&pytest[..], &[&all]].concat())?;
-    // With GPUs that are played, in a run of its own: the others are to show what is so without any.
+    // The tests with fake GPUs run separately. The tests above check the behaviour without GPUs.
     let of_gpus: Vec<_> = GPU_TESTS.iter().map(|t| tests.join(t).display().to_string()).collect();
     let of_gpus: Vec<_> = of_gpus.iter().map(String::as_str).collect();
     let fake = fake.display().to_string();
@@ -48,7 +48,7 @@ pub(crate) fn run(workspace: &Path, target: &Path, fake: &Path) -> anyhow::Resul
     step_with(&variables, &python, elsewhere, &[&pytest[..], &of_gpus].concat())
 }
 
-/// The package as it is now and as users get it, in the environment of the tests.
+/// Installs the current package into the test environment, as users would.
 fn make(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     let python = environment(workspace, target)?;
     let anew = ["--force-reinstall", "--no-deps", ".", "./compat/uccl"];
@@ -56,25 +56,27 @@ fn make(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     Ok(python)
 }
 
-/// The interpreter of that environment, for whoever needs the package as it is there, or at all.
+/// The interpreter of the test environment with some build of the package. Installs the package if
+/// it is missing.
 pub(crate) fn have(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     let python = environment(workspace, target)?;
-    // Anywhere but beside a directory of that name.
+    // Outside of a directory with the same name.
     let import = ["-c", "import peerway"];
     let there = output(Command::new(&python).args(import).current_dir(target)).is_ok();
     if there { Ok(python) } else { make(workspace, target) }
 }
 
-/// Three at once, because tests wait more than they work.
+/// Three processes at once, because tests mostly wait.
 pub(crate) const PYTEST: [&str; 5] = ["-m", "pytest", "-q", "--numprocesses=3", "--dist=worksteal"];
 
 pub(crate) const PIP_INSTALL: [&str; 5] =
     ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
 
-/// Held by whoever makes the environment.
+/// Serialises the creation of the environment.
 static MAKING: Mutex<()> = Mutex::new(());
 
-/// An interpreter that has what the tests use, made where there is none yet, or one for other tests.
+/// An interpreter with the packages that the tests use. Creates the environment if it is missing or
+/// its packages differ.
 pub(crate) fn environment(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     let environment = target.join(ENVIRONMENT);
     let python = environment.join("bin/python");
@@ -93,11 +95,11 @@ pub(crate) fn environment(workspace: &Path, target: &Path) -> anyhow::Result<Pat
     Ok(python)
 }
 
-/// Prints the packages that `pyproject.toml` names for tests, and which Python it is.
+/// Prints the test packages of `pyproject.toml` and the Python version.
 const USED_BY_TESTS: &str = "import sys, tomllib; \
     print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['test']); \
     print(sys.executable, sys.version)";
-/// Says what an environment was made of.
+/// A file with the contents of an environment.
 const STAMP: &str = "packages.txt";
 
 pub(crate) fn step(program: &Path, directory: &Path, arguments: &[&str]) -> anyhow::Result<()> {
@@ -117,7 +119,7 @@ pub(crate) fn step_with(
     steps::run(&mut command, shown.trim_end()).map(drop)
 }
 
-/// The extension must load where there is no CUDA, no RDMA and no Rust.
+/// Checks that the extension loads on a machine without CUDA, RDMA and Rust.
 fn check_libraries(python: &Path, directory: &Path) -> anyhow::Result<()> {
     let find = "import peerway._native as native; print(native.__file__)";
     let found = output(Command::new(python).args(["-c", find]).current_dir(directory))?;
@@ -125,7 +127,7 @@ fn check_libraries(python: &Path, directory: &Path) -> anyhow::Result<()> {
     for line in needed.lines() {
         println!("{}", line.trim());
         if !ALLOWED.iter().any(|name| line.contains(name)) {
-            bail!("the extension needs more than any Linux has: {}", line.trim());
+            bail!("the extension needs a library that not every Linux has: {}", line.trim());
         }
     }
     Ok(())

@@ -1,9 +1,10 @@
 //! `cargo xtask test --rdma`: verbs on soft-RoCE devices, in the guest of `testbed/rdma-vm.sh`.
 //!
-//! The guest has no cargo: test programs are built here and copied, with `testbed/smoke.sh`, into the one
-//! directory that the guest sees. Tests that need devices are ignored elsewhere and run here; each program must have
-//! run some. Then the conformance program runs there over verbs: on sound wires, on wires that lose packets and on
-//! ones that reorder them.
+//! The guest has no cargo. This module builds the test programs, copies them with
+//! `testbed/smoke.sh` into a directory, and shares only that directory with the guest. Tests that
+//! need devices are ignored elsewhere and run here; each program must run at least one. Then the
+//! conformance program runs over verbs: on intact wires, on wires that lose packets, and on wires
+//! that reorder them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,7 +15,7 @@ use anyhow::{Context, bail};
 use crate::programs::Programs;
 use crate::{setup, steps};
 
-/// A package and one of its tests, to be run in the guest.
+/// A package and one of its tests, for the guest.
 const TESTS: &[(&str, &str)] = &[
     ("peerway-sys", "device"),
     ("peerway", "verbs"),
@@ -22,29 +23,30 @@ const TESTS: &[(&str, &str)] = &[
     ("peerway", "verbs_link"),
 ];
 
-/// No test by itself: another one starts it as its second process.
+/// Not a test: another test starts it as its second process.
 const OTHER_PROCESS: &str = "the_other_process";
 
-/// The devices of the two sides, on two wires, and the link of one of the wires.
+/// The devices of the two sides on two wires, and the link of one wire.
 const DEVICES: &str = "rxe0,rxe2/rxe1,rxe3";
 const LINK: &str = "va1";
 
-/// Seconds for the guest; a run takes a minute or two, and a hang must not take ten.
+/// The time limit for the guest in seconds. A run takes one or two minutes; a hang must not take
+/// ten.
 const LIMIT: &str = "540";
-/// Seconds for a run of everything, by a machine that is emulated.
+/// The time limit for a soak, which runs everything on an emulated machine.
 const SOAK_LIMIT: &str = "7200";
 
 /// A run of the conformance program.
 struct Conformance {
     devices: &'static str,
-    /// What is wrong with the wires, as tc-netem(8) takes it.
+    /// The impairment of the wires, in the syntax of tc-netem(8).
     netem: Option<&'static str>,
-    /// Scenarios; all of them when it is a soak.
+    /// The scenarios. A soak runs all of them.
     only: &'static str,
 }
 
-/// What differs on real devices, where minutes count. Reordering makes soft-RoCE go back to the first packet
-/// that is missing, over and over: there a few bytes are enough.
+/// The scenarios that differ on real devices. Time is short here. Reordering makes soft-RoCE return
+/// to the first missing packet again and again, so few bytes are enough there.
 const CONFORMANCE: &[Conformance] = &[
     Conformance {
         devices: DEVICES,
@@ -60,10 +62,10 @@ const CONFORMANCE: &[Conformance] = &[
     },
 ];
 
-/// Makes the guest, where there is none yet.
+/// Builds the guest if it is missing.
 pub(crate) fn fetch(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        bail!("the guest is an x86-64 Linux and runs what is built for that");
+        bail!("the guest runs x86-64 Linux programs, so this part needs an x86-64 Linux host");
     }
     let _installing = setup::INSTALLING.lock();
     let mut setup = vm(workspace, target);
@@ -74,7 +76,7 @@ pub(crate) fn fetch(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The script that runs guests, and where it keeps them.
+/// The script that runs guests, with its working directory.
 fn vm(workspace: &Path, target: &Path) -> Command {
     let mut vm = Command::new(workspace.join("testbed/rdma-vm.sh"));
     if env::var_os("RDMA_VM_WORK").is_none() {
@@ -83,7 +85,8 @@ fn vm(workspace: &Path, target: &Path) -> Command {
     vm
 }
 
-/// Builds the tests and runs them in the guest, after a check of the guest itself; then the conformance program.
+/// Builds the tests and runs them in the guest after a check of the guest itself. Then runs the
+/// conformance program.
 pub(crate) fn run(
     workspace: &Path,
     target: &Path,
@@ -117,17 +120,17 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Where and how guests run.
+/// How guests run.
 struct Guest<'a> {
     workspace: &'a Path,
     target: &'a Path,
-    /// What they see of this machine.
+    /// The directory of this machine that the guest sees.
     shared: &'a Path,
     soak: bool,
 }
 
 impl Guest<'_> {
-    /// Boots one, has it run a script, and returns what that said.
+    /// Boots a guest, runs a script in it, and returns its output.
     fn run(
         &self,
         variables: &[String],
@@ -149,7 +152,7 @@ impl Guest<'_> {
     }
 }
 
-/// What the guest runs. One thread, so that what a test says stands beside its name.
+/// The script for the guest. It uses one thread, so that the output of a test follows its name.
 fn script(tests: &[&str]) -> String {
     let options = format!("--ignored --skip {OTHER_PROCESS} --test-threads=1 --nocapture");
     let tests = tests.iter().map(|test| format!(" && ./{test} {options} 2>&1"));
@@ -162,7 +165,7 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many tests passed in each program.
+/// The number of tests that passed in each program.
 fn passed<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<usize> {
     let results = lines.filter_map(|line| line.strip_prefix("test result: "));
     let count = |result: &str| {
@@ -172,13 +175,13 @@ fn passed<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<usize> {
     results.map(|result| count(result).unwrap_or(0)).collect()
 }
 
-/// Fails where nothing was tested. A test that failed has failed its program already.
+/// Fails if a program ran no test. A failed test has already failed its program.
 fn verdict(passed: &[usize], programs: usize) -> anyhow::Result<()> {
     if passed.len() != programs {
-        bail!("{} of {programs} test programs said how they ended", passed.len());
+        bail!("{} of {programs} test programs reported a result", passed.len());
     }
     if passed.contains(&0) {
-        bail!("a program ran none of its tests; tests that need devices must be ignored elsewhere");
+        bail!("a test program ran none of its tests; mark tests that need devices with #[ignore]");
     }
     Ok(())
 }

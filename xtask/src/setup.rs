@@ -1,4 +1,5 @@
-//! What the tests need beyond Rust: looked for, and installed where that is possible.
+//! The tools that tests need besides Rust. This module finds them and installs missing ones if
+//! possible.
 
 use std::env;
 use std::process::Command;
@@ -6,7 +7,7 @@ use std::sync::Mutex;
 
 use anyhow::{Context, bail};
 
-/// A program, or a file by its full path, and the Debian package it comes in.
+/// A program, or a file by its full path, and its Debian package.
 pub(crate) struct Tool {
     pub(crate) program: &'static str,
     pub(crate) package: &'static str,
@@ -29,7 +30,7 @@ const TOOLS: &[Tool] = &[
 const PYTHON_VENV: &str = "python3-venv";
 const VERBS_HEADER: &str = "/usr/include/infiniband/efadv.h";
 
-/// Makes sure that every tool is there.
+/// Ensures that every tool is available.
 pub(crate) fn run() -> anyhow::Result<()> {
     let missing: Vec<&Tool> = TOOLS.iter().filter(|tool| !is_there(tool)).collect();
     if missing.is_empty() {
@@ -40,7 +41,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     install(&missing)
 }
 
-/// Whether a tool is there; of Python also what makes environments, which Debian has in a package of its own.
+/// Whether a tool is available. Python also needs the module that creates environments, which
+/// Debian has in a separate package.
 fn is_there(tool: &Tool) -> bool {
     let makes_environments = || {
         let import = Command::new(tool.program).args(["-c", "import ensurepip"]).output();
@@ -49,12 +51,12 @@ fn is_there(tool: &Tool) -> bool {
     on_path(tool.program) && (tool.package != PYTHON_VENV || makes_environments())
 }
 
-/// Makes sure of a tool that one part alone needs.
+/// Ensures that a tool of a single part is available.
 pub(crate) fn have(tool: &Tool) -> anyhow::Result<()> {
     if on_path(tool.program) { Ok(()) } else { install(&[tool]) }
 }
 
-/// Held by whoever has apt install something: it does so for one at a time.
+/// Serialises package installations, because apt allows one at a time.
 pub(crate) static INSTALLING: Mutex<()> = Mutex::new(());
 
 fn install(missing: &[&Tool]) -> anyhow::Result<()> {
@@ -64,7 +66,7 @@ fn install(missing: &[&Tool]) -> anyhow::Result<()> {
     }
     let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
     if !is_root() || !on_path("apt-get") {
-        bail!("install the packages {} and run this again", packages.join(" "));
+        bail!("install the packages {} and run this command again", packages.join(" "));
     }
     println!("installing {}", packages.join(" "));
     apt_get(&["update"])?;
@@ -83,13 +85,13 @@ fn apt_get(arguments: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a program is found where the shell would look, or a file at its full path.
+/// Whether a program is on the search path, or a file exists at its full path.
 fn on_path(program: &str) -> bool {
     let paths = env::var_os("PATH").unwrap_or_default();
-    // Administrators' programs are not on everyone's path and can still be run.
+    // Administration programs are not on every user's path, but can still be run.
     env::split_paths(&paths)
         .chain(["/usr/sbin".into(), "/sbin".into()])
-        // Joined to a directory, a full path stays itself.
+        // A full path replaces the directory it is joined to.
         .any(|dir| dir.join(program).is_file())
 }
 

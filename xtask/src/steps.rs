@@ -1,4 +1,4 @@
-//! Steps of parts: programs whose output is shown as it comes, and kept to name the test that failed.
+//! Runs programs, shows their output as it arrives, and keeps it to name the test that failed.
 
 use std::ffi::OsStr;
 use std::io::{IsTerminal as _, PipeReader, Read as _, Write as _};
@@ -10,12 +10,12 @@ use anyhow::{Context, bail};
 
 use crate::failures;
 
-/// How long the output of a program may stay open after its end. Processes that a program leaves behind inherit
-/// its output, and must not hold up the run.
+/// How long the output of a program may stay open after its end. Processes that a program leaves
+/// behind inherit its output and must not block the run.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Runs a program to its good end, and returns what it wrote: both streams, in their order. `shown` names it in
-/// errors.
+/// Runs a program, requires success, and returns both output streams in order. `shown` names the
+/// program in errors.
 pub(crate) fn run(command: &mut Command, shown: &str) -> anyhow::Result<String> {
     run_and(true, command, shown)
 }
@@ -28,7 +28,7 @@ fn run_and(show: bool, command: &mut Command, shown: &str) -> anyhow::Result<Str
     finish(&mut child, shown, &output)
 }
 
-/// As [`run`], but returns only what the program wrote to its standard output, without showing it.
+/// As [`run`], but returns only the standard output and does not show it.
 pub(crate) fn capture(command: &mut Command, shown: &str) -> anyhow::Result<String> {
     let (ours, theirs) = std::io::pipe().context("cannot make a pipe")?;
     let (errors, their_errors) = std::io::pipe().context("cannot make a pipe")?;
@@ -41,7 +41,7 @@ pub(crate) fn capture(command: &mut Command, shown: &str) -> anyhow::Result<Stri
 
 fn start(command: &mut Command, shown: &str) -> anyhow::Result<Child> {
     if std::io::stdout().is_terminal() {
-        // Programs see a pipe and would leave colours away.
+        // Programs see a pipe and would omit colours.
         let colours = OsStr::new("CARGO_TERM_COLOR");
         if std::env::var_os(colours).is_none()
             && command.get_envs().all(|(name, _)| name != colours)
@@ -49,22 +49,22 @@ fn start(command: &mut Command, shown: &str) -> anyhow::Result<Child> {
             command.env(colours, "always");
         }
     }
-    // What a program in Python says is to be seen when it is said.
+    // Show the output of Python programs immediately.
     command.env("PYTHONUNBUFFERED", "1");
     let child = command.spawn().with_context(|| format!("cannot start `{shown}`"));
-    // The command owns the ends of pipes that are the child's. They must not stay open here.
+    // The command owns the child's ends of the pipes. They must not stay open in this process.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     child
 }
 
-/// Reads all of it on a thread; `show` says whether it is shown, too.
+/// Reads all output on a thread. Also shows it if `show` is set.
 fn collect(mut from: PipeReader, show: bool) -> Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut buffer = vec![0; 1 << 16];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             if show {
-                // Nobody may be reading any more. What is kept still matters.
+                // The reader of standard output may have exited. The kept output still matters.
                 let mut out = std::io::stdout().lock();
                 let _ = out.write_all(&buffer[..count]).and_then(|()| out.flush());
             }
@@ -91,7 +91,7 @@ fn finish(child: &mut Child, shown: &str, output: &Receiver<Vec<u8>>) -> anyhow:
     }
 }
 
-/// What was collected. The program has ended.
+/// The collected output. The program has ended.
 fn text(output: &Receiver<Vec<u8>>) -> String {
     let (mut bytes, until) = (Vec::new(), Instant::now() + GRACE);
     while let Ok(more) = output.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -139,9 +139,9 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_left_behind_does_not_hold_up_the_step() {
+    fn a_process_that_was_left_behind_does_not_block_the_step() {
         let begun = Instant::now();
-        // It holds the pipe for ten minutes, unless it is ended.
+        // The process holds the pipe for ten minutes unless it is killed.
         let output = run(&mut shell("sleep 600 & echo $!"), "x").unwrap();
         let left = output.trim().to_owned();
         assert!(begun.elapsed() < Duration::from_secs(300));

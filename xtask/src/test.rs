@@ -1,8 +1,9 @@
 //! `cargo xtask test`: every check of the project, in one command.
 //!
-//! Parts run in order, each timed, and the first that fails ends the run; a closing table gives the
-//! minutes of each. Where a part failed, the last line says which test it was, and why. What later parts need from
-//! elsewhere is fetched while earlier ones compile. What continuous integration runs is this and nothing else.
+//! Parts run in order and are timed. The first failure ends the run. A final table shows the
+//! minutes of each part. If a part fails, the last line names the test and the reason. A thread
+//! downloads the files of later parts while earlier ones compile. Continuous integration runs this
+//! command and nothing else.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -17,11 +18,11 @@ use clap::Args;
 use crate::programs::Programs;
 use crate::wheels::{self, Wheels};
 use crate::{
-    c_library, config_docs, instructions, kernels, loom, needs, nixl, python, rdma, setup, steps,
-    workspace,
+    book, c_library, config_docs, instructions, kernels, loom, needs, nixl, python, rdma, setup,
+    steps, workspace,
 };
 
-/// Which parts to run.
+/// The parts to run.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -29,27 +30,27 @@ Examples:
   cargo xtask test --only fmt --only clippy
   cargo xtask test --skip loom
   cargo xtask test --rdma                  only verbs, in a guest with soft-RoCE devices
-  cargo xtask test --skip rdma             without that guest
-  cargo xtask test --soak                  hours instead of minutes")]
+  cargo xtask test --skip rdma             everything without that guest
+  cargo xtask test --soak                  the long profiles: hours instead of minutes")]
 pub(crate) struct TestArgs {
-    /// Run this part; may be given more than once.
+    /// Run this part. The option can be repeated.
     #[arg(long, value_name = "PART", value_parser = part_names(), conflicts_with = "skip")]
     only: Vec<String>,
-    /// Leave this part out; may be given more than once.
+    /// Skip this part. The option can be repeated.
     #[arg(long, value_name = "PART", value_parser = part_names())]
     skip: Vec<String>,
-    /// Run the part `rdma`, alone or with those of `--only`.
+    /// Run the part `rdma`, alone or with the parts of `--only`.
     #[arg(long, conflicts_with = "skip")]
     rdma: bool,
     /// Run the long profiles.
     #[arg(long)]
     soak: bool,
-    /// Name the parts and run none.
+    /// List the parts and run none.
     #[arg(long)]
     list: bool,
 }
 
-/// Runs the chosen parts.
+/// Runs the selected parts.
 pub(crate) fn run(args: &TestArgs) -> ExitCode {
     let chosen: Vec<&Part> = PARTS.iter().filter(|part| part.is_chosen(args)).collect();
     if args.list {
@@ -64,7 +65,7 @@ pub(crate) fn run(args: &TestArgs) -> ExitCode {
     let mut fetching = None;
     for part in &chosen {
         if part.name != SETUP {
-            // Now there is what it takes to fetch.
+            // The setup part has installed the tools that downloads need.
             fetching.get_or_insert_with(|| Fetching::start(&chosen));
         }
         println!("\n=== {}: {}", part.name, part.about);
@@ -84,7 +85,7 @@ pub(crate) fn run(args: &TestArgs) -> ExitCode {
             break;
         }
     }
-    // It may have to say that it waits, and nothing is to follow the verdict.
+    // The thread may print that it waits. That line must come before the verdict.
     drop(fetching);
     let verdict = failed.map(|(part, error)| verdict(part, &error));
     if let Some((details, _)) = &verdict {
@@ -100,7 +101,7 @@ pub(crate) fn run(args: &TestArgs) -> ExitCode {
     }
 }
 
-/// Why a part, or a command, cannot run on this machine: an error that is no failure.
+/// Why a part or a command cannot run on this machine. This error is not a failure.
 #[derive(Debug)]
 pub(crate) struct Ignored(pub(crate) String);
 
@@ -112,7 +113,7 @@ impl fmt::Display for Ignored {
 
 impl std::error::Error for Ignored {}
 
-/// What became of a part.
+/// The outcome of a part.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Passed,
@@ -120,7 +121,7 @@ enum Outcome {
     Failed,
 }
 
-/// What is said of a part that failed: details before the table, if there are any, and one line to close with.
+/// The texts for a failed part: optional details before the table, and one final line.
 fn verdict(part: &str, error: &anyhow::Error) -> (String, String) {
     let whole = format!("{error:#}");
     let mut lines = whole.trim().lines();
@@ -130,7 +131,7 @@ fn verdict(part: &str, error: &anyhow::Error) -> (String, String) {
     (details, line)
 }
 
-/// A thread that fetches what parts need, in their order.
+/// A thread that downloads the files that parts need, in the order of the parts.
 struct Fetching {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -145,7 +146,7 @@ impl Fetching {
             be_nice();
             for fetch in fetches {
                 if !is_over.load(Ordering::Relaxed) {
-                    // A part that lacks something fetches it by itself, and says what is wrong.
+                    // A part that lacks a file downloads it itself and reports the error.
                     drop(fetch());
                 }
             }
@@ -155,17 +156,18 @@ impl Fetching {
 }
 
 impl Drop for Fetching {
-    /// What it has begun is waited for: the next run is to find it whole, and nobody at work on it.
+    /// Waits for the download in progress, so that the next run finds it complete and no thread at
+    /// work on it.
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take().filter(|thread| !thread.is_finished()) {
-            println!("waiting for what is still being fetched");
+            println!("waiting for a download to finish");
             let _ = thread.join();
         }
     }
 }
 
-/// What this thread starts gives way to tests. Only a favour to them.
+/// Lowers the priority of this thread's programs, so that tests run first. A failure is harmless.
 fn be_nice() {
     let thread = fs::read_link("/proc/thread-self").unwrap_or_default();
     if let Some(thread) = thread.file_name() {
@@ -176,7 +178,7 @@ fn be_nice() {
 struct Part {
     name: &'static str,
     about: &'static str,
-    /// Fetches what it needs from elsewhere, as it would by itself.
+    /// Downloads the files that the part needs, as the part itself would.
     fetch: Option<fn() -> anyhow::Result<()>>,
     run: fn(soak: bool) -> anyhow::Result<()>,
 }
@@ -204,13 +206,13 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "config-docs",
-        about: "docs/configuration.md against the table of settings",
+        about: "docs/configuration.md matches the table of settings",
         fetch: None,
         run: |_| config_docs::check(workspace()),
     },
     Part {
         name: "clippy",
-        about: "lints, warnings are errors",
+        about: "lints; warnings are errors",
         fetch: None,
         run: |_| {
             cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"], &[])
@@ -221,9 +223,9 @@ const PARTS: &[Part] = &[
         about: "unit, integration, property and fuzz tests, and the examples in the documentation",
         fetch: Some(|| fetch(&[&wheels::OLD, &wheels::CUDA_12])),
         run: |soak| {
-            // 256 cases are proptest's default and take seconds; a soak looks at more.
+            // 256 cases are the default of proptest and take seconds. A soak runs more.
             let cases = if soak { "20000" } else { "256" };
-            // Compiled before wheels are waited for.
+            // Compile before waiting for wheels.
             let programs = Programs::build(workspace())?;
             let have = |set| Wheels::have(workspace(), &target_directory(), set);
             let variables = [
@@ -231,7 +233,7 @@ const PARTS: &[Part] = &[
                 ("PEERWAY_TEST_CUDA_INCLUDE", have(&wheels::OLD)?.include().display().to_string()),
                 ("PEERWAY_TEST_NVRTC", have(&wheels::CUDA_12)?.nvrtc().display().to_string()),
             ];
-            // All programs of tests are run, so that one run tells of every test that fails.
+            // Run all test programs, so that one run reports every failed test.
             cargo(&["test", "--workspace", "--no-fail-fast"], &variables)?;
             needs::run(&programs, &variables)
         },
@@ -246,7 +248,7 @@ const PARTS: &[Part] = &[
             let fake = debug_fake_gpus().display().to_string();
             let programs = Programs::build(workspace())?;
             let package = workspace().join("crates/peerway-cli");
-            // Of the command's own tests those that need a GPU, which elsewhere are ignored.
+            // The tests of the command that need a GPU, which are ignored elsewhere.
             [("peerway", &[][..]), ("bench", &["--ignored"])].into_iter().try_for_each(
                 |(target, which)| {
                     let program = programs.find("peerway-cli", target)?;
@@ -257,28 +259,29 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "docs",
-        about: "documentation, warnings are errors",
+        about: "links of the book and the other pages; API documentation, warnings are errors",
         fetch: None,
         run: |_| {
+            book::check(workspace())?;
             let flags = ("RUSTDOCFLAGS", "--deny warnings".into());
             cargo(&["doc", "--workspace", "--no-deps"], &[flags])
         },
     },
     Part {
         name: "loom",
-        about: "every interleaving of the rings and queues",
+        about: "all interleavings of the rings and queues",
         fetch: None,
         run: |_| loom::run(workspace(), &target_directory()),
     },
     Part {
         name: "instructions",
-        about: "instructions of hot operations against docs/instructions.txt",
+        about: "instruction counts of hot operations match docs/instructions.txt",
         fetch: None,
         run: |_| instructions(false),
     },
     Part {
         name: "conformance",
-        about: "the contract, for every transport, between processes; RDMA with fake devices",
+        about: "the contract for every transport, between processes; RDMA with fake devices",
         fetch: None,
         run: conformance,
     },
@@ -318,9 +321,9 @@ fn part_names() -> Vec<&'static str> {
     PARTS.iter().map(|part| part.name).collect()
 }
 
-/// Builds every program and library, as `cargo test --workspace` has built what they are made of: of the whole workspace and with
-/// its tests, because a package by itself, or without what its tests use, has other features of what it depends on, and all of
-/// that would be compiled again.
+/// Builds every program and library with the features that `cargo test --workspace` uses: the whole
+/// workspace with its tests. A single package, or one without its test dependencies, would select
+/// other features and recompile everything.
 pub(crate) fn debug_build() -> anyhow::Result<()> {
     cargo(&["build", "--workspace", "--all-targets"], &[])
 }
@@ -330,16 +333,16 @@ fn fetch(sets: &[&wheels::Set]) -> anyhow::Result<()> {
     sets.iter().try_for_each(|set| have(set).map(drop))
 }
 
-/// The library that plays GPUs, after [`debug_build`].
+/// The fake CUDA library, after [`debug_build`].
 fn debug_fake_gpus() -> PathBuf {
     target_directory().join("debug/libpeerway_fakecuda.so")
 }
 
-/// What tests need as it is released, built at once for the same reason.
+/// The release programs that tests need. One command builds them, for the same reason.
 pub(crate) struct Built(PathBuf);
 
 impl Built {
-    /// Builds it, where it is not there yet.
+    /// Builds the programs that are missing or outdated.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let packages = ["peerway-testkit", "peerway-fakeverbs", "peerway-fakecuda", "peerway-nixl"];
         let named: Vec<&str> = packages.iter().flat_map(|name| ["--package", name]).collect();
@@ -351,12 +354,12 @@ impl Built {
         self.0.join(name)
     }
 
-    /// The library that plays RDMA devices.
+    /// The fake RDMA devices.
     fn fake_devices(&self) -> PathBuf {
         self.0.join("libpeerway_fakeverbs.so")
     }
 
-    /// The library that plays GPUs.
+    /// The fake CUDA library.
     pub(crate) fn fake_gpus(&self) -> PathBuf {
         self.0.join("libpeerway_fakecuda.so")
     }
@@ -367,7 +370,7 @@ impl Built {
     }
 }
 
-/// Counts the instructions of what is released.
+/// Counts the instructions of the release build.
 pub(crate) fn instructions(bless: bool) -> anyhow::Result<()> {
     let built = Built::new()?;
     let counted =
@@ -375,12 +378,13 @@ pub(crate) fn instructions(bless: bool) -> anyhow::Result<()> {
     instructions::run(workspace(), &counted, bless)
 }
 
-/// The contract for the transports of every machine, and for RDMA with fake devices.
+/// Runs the conformance program for the transports of every machine, and for RDMA with fake
+/// devices.
 fn conformance(soak: bool) -> anyhow::Result<()> {
     let profile = if soak { "soak" } else { "ci" };
     let built = Built::new()?;
     let program = built.program("peerway-conformance");
-    // Scenarios wait more than they work: each keeps a processor busy for a quarter of its time.
+    // Scenarios mostly wait: each uses a processor for a quarter of its time.
     let jobs = if soak { "1" } else { "2" };
     let run = |transport: &str, variables: &[(&str, &str)]| {
         let arguments = ["--transport", transport, "--profile", profile, "--jobs", jobs];
@@ -418,7 +422,7 @@ pub(crate) fn target_directory() -> PathBuf {
     }
 }
 
-/// The closing table, and the line that a reader or a program looks for.
+/// Prints the final table and the line that readers and programs look for.
 fn summarise(results: &[(&str, Duration, Outcome)], chosen: usize) {
     println!("\n{:<12} {:>7}  result", "part", "minutes");
     for (name, elapsed, outcome) in results {
@@ -463,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_is_a_part_and_can_be_asked_for() {
+    fn the_guest_is_a_part_and_can_be_selected() {
         assert!(chosen(&args(&[], &[])).contains(&RDMA));
         assert!(!chosen(&args(&[], &[RDMA])).contains(&RDMA));
         assert_eq!(chosen(&args(&[RDMA], &[])), [RDMA]);

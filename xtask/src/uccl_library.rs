@@ -1,5 +1,5 @@
-//! UCCL's interface for C++ on our library: `libuccl_p2p.so` and its headers, put beside `libpeerway` and tested from there; and NIXL's
-//! own plugin for UCCL, compiled against them.
+//! UCCL's interface for C++ on Peerway: builds `libuccl_p2p.so` and its headers, installs them
+//! beside `libpeerway` and tests them there. Also compiles NIXL's UCCL plugin against them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +25,8 @@ const TESTS: &[&str] = &[
 ];
 const OF_GPUS: &str = "compat/uccl/tests/gpu.cpp";
 
-/// Builds the library and puts it and its headers beside the libpeerway that `prefix` has: all or none.
+/// Builds the library and installs it and its headers beside the libpeerway in `prefix`: all files
+/// or none.
 pub(crate) fn install(
     workspace: &Path,
     target: &Path,
@@ -37,7 +38,7 @@ pub(crate) fn install(
     files.commit()
 }
 
-/// Builds the library and adds what belongs under `prefix` to the files that are to be put there.
+/// Builds the library and adds the files for `prefix` to `files`.
 pub(crate) fn stage(
     files: &mut FileSet,
     workspace: &Path,
@@ -53,17 +54,18 @@ pub(crate) fn stage(
     for header in ["uccl_engine.h", "common.h"] {
         files.add_copy(&workspace.join(HEADERS).join(header), &include.join(header))?;
     }
-    // Not beside cargo's own libraries: cargo has programs look there first, and libpeerway is not.
+    // Not beside cargo's libraries: cargo makes programs search there first, and libpeerway is not
+    // there.
     let place = peerway.join("uccl");
     fs::create_dir_all(&place).with_context(|| format!("cannot make {place:?}"))?;
     let made = place.join(LIBRARY);
     let sources = files_in(&workspace.join(SOURCES), "cpp")?;
     let exports = format!("-Wl,--version-script={EXPORTS}");
     let library = made.display().to_string();
-    // By its file, because that is not called libpeerway.so here. The name in it is.
+    // Link by file name, because the file is not called libpeerway.so here. Its soname is.
     let linked = peerway.join("libpeerway_c.so").display().to_string();
     let [ours, uccls] = ["include", HEADERS].map(|d| format!("-I{}", workspace.join(d).display()));
-    // It finds libpeerway beside itself, wherever the two are moved to.
+    // The library finds libpeerway beside itself, wherever the two are moved.
     let names = ["-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined", "-Wl,-soname,libuccl_p2p.so"];
     let options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", &ours, &uccls];
     let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
@@ -73,7 +75,8 @@ pub(crate) fn stage(
     files.add_copy(&made, &lib.join(LIBRARY))
 }
 
-/// Symbols and tests, each run as it is and under valgrind. `fake` is the library that plays GPUs.
+/// Checks the symbols and runs the tests, directly and under valgrind. `fake` is the fake CUDA
+/// library.
 pub(crate) fn test(bench: &Bench<'_>, fake: &Path) -> anyhow::Result<()> {
     install(bench.workspace, &target_directory(), bench.prefix, Profile::Debug)?;
     check_symbols(bench)?;
@@ -86,7 +89,7 @@ pub(crate) fn test(bench: &Bench<'_>, fake: &Path) -> anyhow::Result<()> {
     bench.run(&program, &[("PEERWAY_CUDA_SO", &fake.display().to_string())], &[])
 }
 
-/// The names that UCCL's callers ask for are what the library shows, and nothing else is.
+/// Checks that the library exports exactly the names that UCCL's callers use.
 fn check_symbols(bench: &Bench<'_>) -> anyhow::Result<()> {
     let file = bench.workspace.join(EXPORTS);
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file:?}"))?;
@@ -95,19 +98,19 @@ fn check_symbols(bench: &Bench<'_>) -> anyhow::Result<()> {
     let listed = output(Command::new("nm").args(["--dynamic", "--defined-only", &library]))?;
     let shown: BTreeSet<&str> = listed.lines().filter_map(|l| l.split(' ').nth(2)).collect();
     let more: Vec<_> = shown.difference(&wanted).collect();
-    ensure!(more.is_empty(), "{LIBRARY} shows {more:?}, which is not UCCL's");
+    ensure!(more.is_empty(), "{LIBRARY} exports {more:?}, which UCCL does not have");
     let less: Vec<_> = wanted.difference(&shown).collect();
-    ensure!(less.is_empty(), "{LIBRARY} lacks {less:?}");
-    println!("{LIBRARY} shows UCCL's {} calls and nothing else", shown.len());
+    ensure!(less.is_empty(), "{LIBRARY} does not export {less:?}");
+    println!("{LIBRARY} exports UCCL's {} calls and nothing else", shown.len());
     Ok(())
 }
 
-/// Names in a linker's list of what is to be seen.
+/// The names in a linker's version script.
 fn exported(list: &str) -> impl Iterator<Item = &str> {
     list.lines().filter_map(|line| line.trim().strip_suffix(';')).filter(|n| n.starts_with("_Z"))
 }
 
-/// Compiles NIXL's plugin for UCCL, as it is, and runs two agents of NIXL's wheel over it.
+/// Compiles NIXL's unchanged UCCL plugin and runs two agents of NIXL's wheel over it.
 pub(crate) fn run_nixl(workspace: &Path, target: &Path, nixl: &Path) -> anyhow::Result<()> {
     let nixl = nixl.join("src");
     let place = target.join("nixl");
@@ -120,7 +123,7 @@ pub(crate) fn run_nixl(workspace: &Path, target: &Path, nixl: &Path) -> anyhow::
     let python = environment.join("bin/python");
     step(Path::new("python3"), workspace, &["-m", "venv", &environment.display().to_string()])?;
     step(&python, workspace, &[&PIP_INSTALL[..], &["numpy"]].concat())?;
-    // Without torch, which the wheel asks for and these agents do not use.
+    // Without torch, which the wheel requires but these agents do not use.
     step(&python, workspace, &[&PIP_INSTALL[..], &["--no-deps", "nixl", "nixl-cu12"]].concat())?;
     let find = "import nixl_cu12, os; print(os.path.dirname(os.path.dirname(nixl_cu12.__file__)))";
     let packages = output(Command::new(&python).args(["-c", find]))?;
@@ -143,21 +146,22 @@ pub(crate) fn run_nixl(workspace: &Path, target: &Path, nixl: &Path) -> anyhow::
     step_with(&variables, &python, workspace, &["compat/uccl/tests/nixl/two_agents.py"])
 }
 
-/// How a compiler finds the headers in NIXL's sources. Ours stand before those that it would take from Abseil.
+/// Compiler flags that find the headers in NIXL's sources. Peerway's stand-ins precede the Abseil
+/// headers.
 pub(crate) fn nixl_headers(workspace: &Path, nixl: &Path) -> Vec<String> {
     let ours = workspace.join("compat/uccl/tests/nixl");
     let theirs = ["api/cpp", "utils", "core", "core/telemetry", "infra"].map(|of| nixl.join(of));
     [ours].iter().chain(&theirs).map(|directory| format!("-I{}", directory.display())).collect()
 }
 
-/// The files of a directory with this extension, in order.
+/// The files of a directory with this extension, sorted.
 fn files_in(directory: &Path, extension: &str) -> anyhow::Result<Vec<String>> {
     let found = fs::read_dir(directory).with_context(|| format!("cannot read {directory:?}"))?;
     let found = found.map(|entry| entry.map(|e| e.path())).collect::<Result<Vec<_>, _>>()?;
     let fitting = found.iter().filter(|path| path.extension().is_some_and(|e| e == extension));
     let mut named: Vec<_> = fitting.map(|path| path.display().to_string()).collect();
     named.sort();
-    ensure!(!named.is_empty(), "there is no .{extension} file in {directory:?}");
+    ensure!(!named.is_empty(), "{directory:?} has no .{extension} file");
     Ok(named)
 }
 
@@ -166,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_from_the_rest_of_the_list() {
+    fn names_are_separated_from_the_rest_of_the_list() {
         let list = "/* _Zcomment; */\n{\nglobal:\n    _Z1av;\n    _Z2bcPv;\nlocal:\n    *;\n};\n";
         assert_eq!(exported(list).collect::<Vec<_>>(), ["_Z1av", "_Z2bcPv"]);
     }

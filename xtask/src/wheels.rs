@@ -1,5 +1,5 @@
-//! What others publish as wheels for Python and tests need of it: NVIDIA's compilers and headers, so that no toolkit need be installed,
-//! and NIXL.
+//! Python wheels that tests need: NVIDIA's compilers and headers, so that no toolkit must be
+//! installed, and NIXL.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use anyhow::Context;
 
 use crate::python::{PIP_INSTALL, output, step};
 
-/// Wheels that are unpacked into one directory.
+/// Wheels that share one directory.
 pub(crate) struct Set {
     directory: &'static str,
     packages: &'static [&'static str],
 }
 
-/// The compiler that `copy.ptx` is made with, an old one, because a driver reads the PTX of its own age and older; and
-/// `cuda.h`, which the layouts of the driver's structures are compared with.
+/// The compiler for `copy.ptx`, and `cuda.h` for the comparison of structure layouts. The compiler
+/// is old, because a driver reads only PTX that is not newer than itself.
 pub(crate) const OLD: Set = Set {
     directory: "cuda",
     packages: &["nvidia-cuda-nvrtc-cu12==12.1.105", "nvidia-cuda-runtime-cu12==12.9.79"],
@@ -27,7 +27,7 @@ pub(crate) const OLD: Set = Set {
 pub(crate) const CUDA_12: Set =
     Set { directory: "cuda-12", packages: &["nvidia-cuda-nvrtc-cu12==12.9.86"] };
 
-/// CUDA 13: the compiler for run time and nvcc, with what nvcc calls and includes.
+/// CUDA 13: NVRTC and nvcc, with the programs and headers that nvcc uses.
 pub(crate) const CUDA_13: Set = Set {
     directory: "cuda-13",
     packages: &[
@@ -39,24 +39,24 @@ pub(crate) const CUDA_13: Set = Set {
     ],
 };
 
-/// NIXL, from the oldest version that the backend is for to the newest.
+/// NIXL, from the oldest supported version to the newest.
 pub(crate) const NIXL: &[Set] = &[
     Set { directory: "nixl-1.3", packages: &["nixl-cu12==1.3.0"] },
     Set { directory: "nixl-1.4", packages: &["nixl-cu12==1.4.1"] },
     Set { directory: "nixl-1.5", packages: &["nixl-cu12==1.5.1"] },
 ];
 
-/// A set that is there.
+/// A downloaded set.
 pub(crate) struct Wheels(PathBuf);
 
-/// Names the packages that were unpacked, so that others are fetched when the list changes and none otherwise.
+/// A file with the names of the unpacked packages. A changed list triggers a download.
 const STAMP: &str = "packages.txt";
 
-/// Held by whoever fetches: what one thread has begun another waits for.
+/// Serialises downloads: a second thread waits for the first.
 static FETCHING: Mutex<()> = Mutex::new(());
 
 impl Wheels {
-    /// Fetches the set where it is not there yet.
+    /// Downloads the set if it is missing.
     pub(crate) fn have(workspace: &Path, target: &Path, set: &Set) -> anyhow::Result<Self> {
         let wheels = Self(target.join(set.directory));
         let packages = set.packages.join("\n");
@@ -73,7 +73,7 @@ impl Wheels {
             fs::remove_dir_all(&wheels.0)
                 .with_context(|| format!("cannot remove {:?}", wheels.0))?;
         }
-        // A machine's own Python may have no pip.
+        // The system's Python may have no pip.
         let environment = target.join("cuda-pip");
         let python = environment.join("bin/python");
         if output(Command::new(&python).args(["-m", "pip", "--version"])).is_err() {
@@ -87,23 +87,23 @@ impl Wheels {
         Ok(wheels)
     }
 
-    /// Where the packages are.
+    /// The directory of the packages.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Where the headers of CUDA 12 are, `cuda.h` among them.
+    /// The directory of the CUDA 12 headers, including `cuda.h`.
     pub(crate) fn include(&self) -> PathBuf {
         self.0.join("nvidia/cuda_runtime/include")
     }
 
-    /// The compiler for run time.
+    /// The NVRTC library.
     pub(crate) fn nvrtc(&self) -> PathBuf {
         let twelve = self.0.join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
         if twelve.is_file() { twelve } else { self.0.join("nvidia/cu13/lib/libnvrtc.so.13") }
     }
 
-    /// The compiler for files, which CUDA 13 has.
+    /// nvcc, which only the CUDA 13 set has.
     pub(crate) fn nvcc(&self) -> PathBuf {
         self.0.join("nvidia/cu13/bin/nvcc")
     }

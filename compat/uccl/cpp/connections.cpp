@@ -1,4 +1,4 @@
-// Connections: made, accepted, let go.
+// Opens, accepts and destroys connections.
 #include "engine.hpp"
 
 #include <cstring>
@@ -7,12 +7,13 @@
 
 namespace shim {
 
-// How long the greeting after a connect may take. The session stands by then: only a stopped peer needs longer.
+// How long the greeting after a connect may take. The session exists already, so only a stopped
+// peer needs longer.
 static constexpr uint64_t GREETING_NS = 5'000'000'000;
 
 std::shared_ptr<Conn> conn_of(uccl_conn_t *handle, const char *call) {
     auto conn = Handles<Conn>::all().get(handle);
-    if (!conn) complain(call, "there is no such connection: it is null, or was destroyed");
+    if (!conn) complain(call, "no such connection: the handle is null or was destroyed");
     return conn;
 }
 
@@ -27,21 +28,22 @@ static peerway_status greet(const peerway_peer *peer) {
 
 static Peer connect_to(const peerway_endpoint *endpoint, const std::string &address) {
     Peer peer;
-    // A session that is found may be the last one's, on its way out: then there is another, or nobody.
+    // The connect may find an old session that is closing. The second attempt then opens a new
+    // session, or fails because the peer is gone.
     for (int attempt = 0; attempt < 2; ++attempt) {
         if (peerway_endpoint_connect_address(endpoint, address.c_str(), 0, out(peer)) != PEERWAY_STATUS_OK) return {};
         const auto status = greet(peer.get());
         if (status == PEERWAY_STATUS_OK) return peer;
         if (status != PEERWAY_STATUS_PEER_GONE) {
-            // It is connected all the same; only its accept learns of it later.
-            complain("uccl_engine_connect", address + " was connected to, but not greeted: " + peerway_last_error());
+            // The session works. The accept on the other side only returns later.
+            complain("uccl_engine_connect", "connected to " + address + ", but the greeting failed: " + peerway_last_error());
             return peer;
         }
     }
     return {};
 }
 
-// "host:port" as libpeerway takes it: an address of IPv6 is in brackets.
+// "host:port" in libpeerway's format, with IPv6 addresses in brackets.
 static std::string address_of(const std::string &host, int port) {
     const bool bare = host.find(':') != host.npos && host.front() != '[';
     return (bare ? "[" + host + "]" : host) + ":" + std::to_string(port);
@@ -62,7 +64,7 @@ uccl_conn_t *uccl_engine_connect(uccl_engine_t *handle, char const *ip_addr, cha
     const auto engine = engine_of(handle, CALL);
     if (!engine) return nullptr;
     if (!ip_addr || !*ip_addr || remote_port < 1 || remote_port > 65535) {
-        complain(CALL, "\"" + std::string(ip_addr ? ip_addr : "") + "\" and " + std::to_string(remote_port) + " are no address and port");
+        complain(CALL, "\"" + std::string(ip_addr ? ip_addr : "") + "\" and " + std::to_string(remote_port) + " are not an address and a port");
         return nullptr;
     }
     Peer peer = connect_to(engine->endpoint(), address_of(ip_addr, remote_port));
@@ -79,7 +81,7 @@ uccl_conn_t *uccl_engine_accept(uccl_engine_t *handle, char *ip_addr_buf, size_t
     static const char *const CALL = "uccl_engine_accept";
     const auto engine = engine_of(handle, CALL);
     if (!engine) return nullptr;
-    // One that is gone again is not told.
+    // Skip a peer that is gone already.
     for (;;) {
         auto arrival = engine->reception().next_arrival();
         if (!arrival) return nullptr;
@@ -123,6 +125,7 @@ bool uccl_engine_conn_is_local(uccl_conn_t *handle) {
 void uccl_engine_conn_destroy(uccl_conn_t *handle) {
     const auto conn = Handles<Conn>::all().remove(handle);
     if (!conn || !conn->opened || conn->engine->closed(conn->name) != 0) return;
-    // A session that the peer connected by too may carry its transfers: it stays until either engine goes.
+    // If the peer has connected too, the session may carry the peer's transfers. It then stays open
+    // until one of the engines is destroyed.
     if (!conn->engine->reception().has_greeted(conn->name)) peerway_peer_remove(conn->peer.get());
 }

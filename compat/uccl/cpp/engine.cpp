@@ -1,4 +1,4 @@
-// An engine: made, named to others, ended.
+// Engines: creation, metadata, registrations, destruction.
 #include "engine.hpp"
 
 #include <algorithm>
@@ -57,7 +57,7 @@ void Engine::close() {
 
 std::shared_ptr<Engine> engine_of(uccl_engine_t *handle, const char *call) {
     auto engine = Handles<Engine>::all().get(handle);
-    if (!engine) complain(call, "there is no such engine: it is null, or was destroyed");
+    if (!engine) complain(call, "no such engine: the handle is null or was destroyed");
     return engine;
 }
 
@@ -81,11 +81,11 @@ void uccl_engine_destroy(uccl_engine_t *handle) {
 
 int uccl_engine_get_metadata(uccl_engine_t *handle, char **metadata) {
     static const char *const CALL = "uccl_engine_get_metadata";
-    if (!metadata) return complain(CALL, "there is no place for the text");
+    if (!metadata) return complain(CALL, "metadata is null");
     *metadata = nullptr;
     const auto engine = engine_of(handle, CALL);
     if (!engine) return -1;
-    // An address of IPv6 with its zone, brackets and port is shorter.
+    // An IPv6 address with zone, brackets and port is shorter.
     char address[256];
     size_t len;
     if (peerway_endpoint_address(engine->endpoint(), 0, address, sizeof address, &len) != PEERWAY_STATUS_OK) return complain_of_engine(CALL);

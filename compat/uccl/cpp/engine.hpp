@@ -1,4 +1,4 @@
-// What an engine and a connection are.
+// Engines and connections.
 #pragma once
 
 #include <map>
@@ -34,32 +34,32 @@ class Engine {
 
     uccl_mr_t add(std::shared_ptr<const Registration> registration);
     std::shared_ptr<const Registration> registration(uccl_mr_t mr) const;
-    // The newest that starts at this address.
+    // The newest registration that starts at this address.
     std::shared_ptr<const Registration> registered_at(uintptr_t address) const;
     std::shared_ptr<const Registration> remove(uccl_mr_t mr);
 
-    // How many connections were made to a peer from here: counted up, and down. The last one gives 0.
+    // Counts the connections that this engine opened to a peer. `closed` returns how many are left.
     void opened(const Incarnation &peer);
     size_t closed(const Incarnation &peer);
 
-    // Ends everything. Calls that are at work with the engine fail.
+    // Closes the endpoint and ends all registrations. Calls in progress with the engine fail.
     void close();
 
   private:
     const Endpoint endpoint_;
     Reception reception_;
     mutable std::mutex lock_;
-    // In the order in which they were made.
+    // In order of creation, because the numbers ascend.
     std::map<uccl_mr_t, std::shared_ptr<const Registration>> registrations_;
     std::map<Incarnation, size_t> opened_;
 };
 
-// A connection: several may share one session of the endpoint.
+// A connection. Several connections may share one session of the endpoint.
 struct Conn {
     std::shared_ptr<Engine> engine;
     Peer peer;
     Incarnation name;
-    // Whether it was made from here.
+    // Whether this engine opened it. False if the peer did.
     bool opened;
     Imports imports;
     Transfers transfers;
@@ -68,7 +68,7 @@ struct Conn {
         : engine(std::move(of)), peer(std::move(to)), name(whose), opened(from_here), imports(peer.get()) {}
 };
 
-// What a handle stands for; null, and a complaint, where it stands for nothing.
+// The object of a handle. If there is none, they log an error and return null.
 std::shared_ptr<Engine> engine_of(uccl_engine_t *handle, const char *call);
 std::shared_ptr<Conn> conn_of(uccl_conn_t *handle, const char *call);
 

@@ -7,12 +7,12 @@ namespace shim {
 using namespace std::string_view_literals;
 
 static constexpr std::string_view PREFIX = "\0peerway.uccl\0"sv;
-// Greetings are short and of a fixed form.
+// Greetings are short and have a fixed format.
 static constexpr size_t LONGEST = 512;
-// Numbers of GPUs are below this.
+// GPU numbers are below this.
 static constexpr int GPUS = 1 << 16;
 
-// Either kind of accept that a peer in Python may be waiting in is told.
+// "either" wakes both kinds of accept that a Python peer may wait in.
 std::string greeting() {
     return std::string(PREFIX) + R"({"gpu": 0, "bdf": ")" + GPU_NAME + R"(", "way": "either"})";
 }

@@ -1,7 +1,8 @@
-// What an engine says to one that it has connected to, so that each connect is seen by an accept: the peer-to-peer engine below has one
-// session for two endpoints, whoever connects and how often.
+// The greeting: an engine sends it after every connect, so that every connect gives one accept on
+// the other side. libpeerway has only one session between two endpoints, however often and from
+// whichever side they connect.
 //
-// It is the greeting of peerway.uccl, the Python package: both may be connected to each other.
+// The Python package peerway.uccl uses the same greeting, so both can connect to each other.
 #pragma once
 
 #include <optional>
@@ -10,16 +11,17 @@
 
 namespace shim {
 
-// What stands for the PCI address of a GPU: engines are not of one, and nothing is looked up by it.
+// A placeholder for the PCI address of a GPU. An engine does not belong to a GPU, and no code looks
+// this address up.
 inline constexpr const char *GPU_NAME = "ffff:00:00.0";
 
-// Our greeting.
+// The greeting of this library.
 std::string greeting();
 
-// Whether a notification is a greeting, well-formed or not.
+// Whether a notification is a greeting, also a malformed one.
 bool is_greeting(std::string_view message);
 
-// The number of the GPU in a greeting; none where it is malformed.
+// The number of the GPU in a greeting. None if the greeting is malformed.
 std::optional<int> gpu_in_greeting(std::string_view message);
 
 } // namespace shim

@@ -1,6 +1,7 @@
-// What callers hold: numbers in the place of addresses, so that a handle that was destroyed is refused instead of followed.
+// Handles: numbers instead of addresses, so that a destroyed handle is refused and not
+// dereferenced.
 //
-// A thing lives until it is destroyed and no call is at work with it.
+// An object lives until its handle is destroyed and no call uses it any more.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,13 @@
 
 namespace shim {
 
-// A number that was never given before in this process, from 1 on.
+// A number that this process has not used before, starting with 1.
 uint64_t fresh_number();
 
 template <typename Thing> class Handles {
   public:
-    // The table of the process. It is never destroyed: at exit, threads may still be in calls.
+    // The table of the process. It is never destroyed, because threads may still be in calls at
+    // exit.
     static Handles &all() {
         static Handles *const table = new Handles;
         return *table;
@@ -36,7 +38,7 @@ template <typename Thing> class Handles {
         return found == things_.end() ? nullptr : found->second;
     }
 
-    // Takes a thing out: null where it is not there any more.
+    // Removes and returns an object. Null if it does not exist any more.
     std::shared_ptr<Thing> remove(const void *handle) {
         std::unique_lock lock(lock_);
         const auto found = things_.extract(reinterpret_cast<uintptr_t>(handle));

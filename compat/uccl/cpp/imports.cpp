@@ -4,7 +4,7 @@
 
 namespace shim {
 
-// Grants that are kept at most.
+// The most cached grants.
 static constexpr size_t MOST = 1 << 14;
 
 peerway_status Imports::import(const FifoItem &item, Remote &remote) {
@@ -21,7 +21,7 @@ void Imports::keep(const FifoItem &item) {
     Remote remote;
     if (peerway_peer_import(peer_, &item, sizeof item, out(remote)) != PEERWAY_STATUS_OK) return;
     if (++since_sweep_ > kept_.size() / 2) {
-        // What its owner has taken back must not stay mapped here.
+        // Drop revoked grants, so that their memory does not stay mapped.
         for (auto at = kept_.begin(); at != kept_.end();) {
             auto facts = sized<peerway_remote_facts>();
             const bool gone = peerway_remote_describe(at->second.get(), &facts) != PEERWAY_STATUS_OK || facts.revoked;

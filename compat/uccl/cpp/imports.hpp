@@ -1,4 +1,5 @@
-// A peer's memory by the 64 bytes that name it. What was imported once is kept, so that only the first use of it asks the peer.
+// Imports a peer's memory by its 64-byte item. Imports are cached, so that only the first use of an
+// item sends a request to the peer.
 #pragma once
 
 #include <mutex>
@@ -14,7 +15,7 @@ class Imports {
   public:
     explicit Imports(const peerway_peer *peer) : peer_(peer) {}
 
-    // What an item names; the status says why not.
+    // Imports the memory of an item. The status tells why it failed.
     peerway_status import(const FifoItem &item, Remote &remote);
 
   private:
@@ -22,7 +23,7 @@ class Imports {
 
     const peerway_peer *const peer_;
     std::mutex lock_;
-    // By all of an item but address and size, which callers change.
+    // The key is the item without address and size, which callers change.
     std::unordered_map<std::string, Remote> kept_;
     size_t since_sweep_ = 0;
 };

@@ -1,4 +1,4 @@
-// The name of one life of a peer.
+// The identity of one life of a peer.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ using Incarnation = std::array<uint8_t, 16>;
 
 Incarnation incarnation(const peerway_incarnation &from);
 
-// Who a peer is; none where it cannot be asked.
+// The identity of a peer. None if the peer handle cannot be queried.
 std::optional<Incarnation> who(const peerway_peer *peer);
 
 } // namespace shim

@@ -12,12 +12,12 @@ FifoItem item_of(const char *ipc_buf) {
     IpcInfo info;
     std::memcpy(&info, ipc_buf, sizeof info);
     info.handle.addr += info.offset;
-    // Longer than can be said: all that follows.
+    // A size that does not fit becomes UINT32_MAX, which means the rest of the memory.
     info.handle.size = static_cast<uint32_t>(std::min<uint64_t>(info.size, UINT32_MAX));
     return info.handle;
 }
 
-// As libpeerway reads the variables, which also keeps transfers off local paths then.
+// Reads the variables as libpeerway does, which then also avoids local paths.
 static bool is_disabled() {
     for (const char *name : {"PEERWAY_DISABLE_IPC", "UCCL_P2P_DISABLE_IPC"})
         if (const char *set = std::getenv(name); set && *set) {
@@ -33,12 +33,12 @@ using namespace shim;
 
 int uccl_engine_get_ipc_info(uccl_engine_t *handle, uintptr_t addr, char *ipc_buf, bool *has_ipc) {
     static const char *const CALL = "uccl_engine_get_ipc_info";
-    if (!ipc_buf || !has_ipc) return complain(CALL, "there is no place for the info");
+    if (!ipc_buf || !has_ipc) return complain(CALL, "ipc_buf or has_ipc is null");
     *has_ipc = false;
     const auto engine = engine_of(handle, CALL);
     if (!engine) return -1;
     const auto registration = engine->registered_at(addr);
-    if (!registration) return complain(CALL, "no memory was registered that starts there");
+    if (!registration) return complain(CALL, "no registration starts at this address");
     if (!registration->on_gpu || is_disabled()) return 0;
     IpcInfo info{};
     if (peerway_region_advertise(registration->region.get(), 0, registration->len, PEERWAY_ACCESS_READ_WRITE, nullptr,
@@ -53,8 +53,8 @@ int uccl_engine_get_ipc_info(uccl_engine_t *handle, uintptr_t addr, char *ipc_bu
 
 int uccl_engine_update_ipc_info(char *ipc_buf, uintptr_t addr, uintptr_t base_addr, size_t size) {
     static const char *const CALL = "uccl_engine_update_ipc_info";
-    if (!ipc_buf) return complain(CALL, "there is no info");
-    if (addr < base_addr) return complain(CALL, "the part starts before the memory");
+    if (!ipc_buf) return complain(CALL, "ipc_buf is null");
+    if (addr < base_addr) return complain(CALL, "addr is below base_addr");
     IpcInfo info;
     std::memcpy(&info, ipc_buf, sizeof info);
     info.offset += addr - base_addr;

@@ -1,11 +1,12 @@
-// What describes memory of a GPU to processes of the host. The handle in it is an item, which is just as long, and is all that a transfer needs.
+// IPC info: describes GPU memory to processes on the same host. Its handle is an item, which has
+// the same length and suffices for a transfer.
 #pragma once
 
 #include "uccl_engine.h"
 
 namespace shim {
 
-// IPC_INFO_SIZE bytes of it are sent; the rest of them is zero.
+// IPC_INFO_SIZE bytes are sent. The unused bytes are zero.
 struct IpcInfo {
     FifoItem handle;
     uint64_t offset;
@@ -13,9 +14,9 @@ struct IpcInfo {
     int32_t gpu;
     char unused[IPC_INFO_SIZE - 64 - 8 - 8 - 4];
 };
-static_assert(sizeof(IpcInfo) == IPC_INFO_SIZE, "the layout is what peers are sent");
+static_assert(sizeof(IpcInfo) == IPC_INFO_SIZE, "peers receive this layout");
 
-// The item of the part that IPC info names.
+// The item for the memory that IPC info describes.
 FifoItem item_of(const char *ipc_buf);
 
 } // namespace shim

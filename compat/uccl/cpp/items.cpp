@@ -1,4 +1,4 @@
-// The 64 bytes that name a piece of a peer's memory.
+// Items: 64 bytes that name a piece of a peer's memory.
 #include "log.hpp"
 #include "uccl_engine.h"
 

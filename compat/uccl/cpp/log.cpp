@@ -8,7 +8,8 @@
 
 namespace shim {
 
-// Everything that is written is an error: only levels above that silence it. libpeerway reads the same variables.
+// All messages are errors, so only levels above "error" silence them. libpeerway reads the same
+// variables.
 static bool is_silent() {
     for (const char *name : {"PEERWAY_LOG_LEVEL", "UCCL_P2P_LOG_LEVEL", "UCCL_DEBUG"}) {
         const char *level = std::getenv(name);

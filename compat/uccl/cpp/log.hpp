@@ -1,14 +1,15 @@
-// What went wrong, on standard error: an interface of ints and bools has no other place for it.
+// Errors on standard error. The interface returns only ints and bools, so it has no other place for
+// messages.
 #pragma once
 
 #include <string>
 
 namespace shim {
 
-// Says that a call failed, and why. -1, which is what most calls answer then.
+// Logs that a call failed, and why. Returns -1, which most calls return on failure.
 int complain(const char *call, const std::string &why);
 
-// The same, with the words of libpeerway for the call of it that this thread made last.
+// The same, with the message of this thread's last failed call to libpeerway.
 int complain_of_engine(const char *call);
 
 } // namespace shim

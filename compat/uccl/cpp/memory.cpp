@@ -1,4 +1,4 @@
-// Memory of ours: registered, offered to peers, taken back.
+// Local memory: registration, items for peers, and the end of a registration.
 #include "engine.hpp"
 
 #include <cstdio>
@@ -6,12 +6,12 @@
 
 namespace shim {
 
-// Whether the whole range is memory of this process. Where the kernel does not say, it is believed.
+// Whether the whole range is memory of this process. True if /proc/self/maps cannot be read.
 static bool is_mapped(uintptr_t address, size_t len) {
     if (len > UINTPTR_MAX - address) return false;
     std::ifstream maps("/proc/self/maps");
     if (!maps) return true;
-    // Mappings are in the order of their addresses; several may hold the range together.
+    // The mappings are sorted by address. Several mappings together may cover the range.
     const uintptr_t end = address + len;
     uintptr_t start, stop;
     for (std::string line; address < end && std::getline(maps, line);) {
@@ -42,8 +42,8 @@ int uccl_engine_reg(uccl_engine_t *handle, uintptr_t data, size_t size, uccl_mr_
         return complain_of_engine(CALL);
     auto facts = sized<peerway_region_facts>();
     if (peerway_region_describe(region.get(), &facts) != PEERWAY_STATUS_OK) return complain_of_engine(CALL);
-    // The driver knows memory of a GPU; the kernel does not.
-    if (!facts.on_gpu && !is_mapped(data, size)) return complain(CALL, range(data, size) + " are memory neither of this process nor of a GPU");
+    // GPU memory does not appear in /proc/self/maps. The driver has checked it.
+    if (!facts.on_gpu && !is_mapped(data, size)) return complain(CALL, range(data, size) + " belong neither to this process nor to a GPU");
     mr_id = engine->add(std::make_shared<Registration>(Registration{std::move(region), data, size, facts.on_gpu != 0, facts.gpu}));
     return 0;
 }
@@ -59,14 +59,14 @@ void uccl_engine_mr_destroy(uccl_engine_t *handle, uccl_mr_t mr) {
     else if (peerway_region_revoke(registration->region.get(), &open) != PEERWAY_STATUS_OK)
         complain_of_engine(CALL);
     else if (open)
-        complain(CALL, "registration " + std::to_string(mr) + " ended, but a peer may still be inside its memory");
+        complain(CALL, "registration " + std::to_string(mr) + " ended, but a peer may still access its memory");
 }
 
 int uccl_engine_prepare_fifo(uccl_engine_t *handle, uccl_mr_t mr, void const *data, size_t size, char *fifo_buf) {
     static const char *const CALL = "uccl_engine_prepare_fifo";
     const auto engine = engine_of(handle, CALL);
     if (!engine) return -1;
-    if (!fifo_buf) return complain(CALL, "there is no place for the item");
+    if (!fifo_buf) return complain(CALL, "fifo_buf is null");
     const auto registration = engine->registration(mr);
     if (!registration) return complain(CALL, "this engine has no registration " + std::to_string(mr));
     const auto address = reinterpret_cast<uintptr_t>(data);

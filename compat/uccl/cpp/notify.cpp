@@ -1,16 +1,16 @@
-// Notifications: sent to a peer, and fetched for the whole process.
+// Notifications: sending to a peer, and fetching for the whole process.
 #include "engine.hpp"
 
 #include <algorithm>
 
 namespace shim {
 
-// Sends a notification of the engine, and waits until it is there. Its deadline ends that.
+// Sends a notification of libpeerway and waits until it arrives. Its deadline bounds the wait.
 static bool deliver(Conn &conn, std::string_view message) {
     Transfer transfer;
     auto status = peerway_peer_notify(conn.peer.get(), message.data(), message.size(), out(transfer));
     if (status == PEERWAY_STATUS_BUSY) {
-        // As for reads and writes.
+        // Free the slots of ended transfers, as for reads and writes.
         conn.transfers.look();
         status = peerway_peer_notify(conn.peer.get(), message.data(), message.size(), out(transfer));
     }
@@ -20,7 +20,7 @@ static bool deliver(Conn &conn, std::string_view message) {
 static int send(const char *call, uccl_conn_t *handle, const NotifyMsg &note) {
     const auto conn = conn_of(handle, call);
     if (!conn) return -1;
-    if (conn->transfers.take_failure()) return complain(call, "it is not sent, because the transfer before it failed");
+    if (conn->transfers.take_failure()) return complain(call, "the notification was not sent, because a previous transfer of this thread failed");
     if (std::max(note.name.size(), note.msg.size()) > LONGEST_NOTE || note.name.size() + note.msg.size() > LONGEST_NOTE - NOTIFY_MSG_HDR_SIZE)
         return complain(call, "the notification is longer than " + std::to_string(LONGEST_NOTE) + " bytes");
     const bool sent = in_parts(serialize_notify_msg(note), [&](std::string_view message) { return deliver(*conn, message); });
@@ -39,7 +39,7 @@ static std::vector<NotifyMsg> every_note() {
 static void put(char (&into)[MSG_SIZE], const std::string &text, const char *what) {
     if (text.size() > MSG_SIZE)
         complain("uccl_engine_get_notifs", std::string("a ") + what + " of " + std::to_string(text.size()) +
-                                               " bytes is cut to 256: uccl_engine_get_notifs_v gives all of it");
+                                               " bytes is cut to 256: uccl_engine_get_notifs_v returns all of it");
     std::memcpy(into, text.data(), std::min<size_t>(text.size(), MSG_SIZE));
 }
 
@@ -49,14 +49,14 @@ using namespace shim;
 
 int uccl_engine_send_notif(uccl_conn_t *conn, notify_msg_t *notify_msg) {
     static const char *const CALL = "uccl_engine_send_notif";
-    if (!notify_msg) return complain(CALL, "there is no notification");
+    if (!notify_msg) return complain(CALL, "notify_msg is null");
     const char *name = notify_msg->name;
     return send(CALL, conn, {0, std::string(name, strnlen(name, MSG_SIZE)), std::string(notify_msg->msg, MSG_SIZE)});
 }
 
 int uccl_engine_send_notif_v(uccl_conn_t *conn, notify_msg_v_t const *notify_msg) {
     static const char *const CALL = "uccl_engine_send_notif_v";
-    if (!notify_msg) return complain(CALL, "there is no notification");
+    if (!notify_msg) return complain(CALL, "notify_msg is null");
     return send(CALL, conn, {0, notify_msg->name, notify_msg->msg});
 }
 

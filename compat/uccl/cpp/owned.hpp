@@ -1,4 +1,4 @@
-// Handles of libpeerway that are freed by themselves.
+// Handles of libpeerway that free themselves.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ using Batch = std::unique_ptr<peerway_batch, Free<peerway_batch_free>>;
 using Transfer = std::unique_ptr<peerway_transfer, Free<peerway_transfer_free>>;
 using Notification = std::unique_ptr<peerway_notification, Free<peerway_notification_free>>;
 
-// Calls that make something of this kind put it here: out(handle) is their last argument.
+// Receives a handle that a call creates: pass out(handle) as the last argument of the call.
 template <typename Owned> class Out {
   public:
     explicit Out(Owned &owned) : owned_(owned) {}
@@ -34,7 +34,7 @@ template <typename Owned> class Out {
 
 template <typename Owned> Out<Owned> out(Owned &owned) { return Out<Owned>(owned); }
 
-// A struct of libpeerway with its size set and all else zero.
+// A zeroed struct of libpeerway with its size set.
 template <typename Struct> Struct sized() {
     Struct made{};
     made.size = sizeof made;

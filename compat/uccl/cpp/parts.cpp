@@ -12,9 +12,9 @@ using namespace std::string_view_literals;
 
 static constexpr std::string_view PREFIX = "\0peerway.uccl.part\0"sv;
 static constexpr size_t HEAD = PREFIX.size() + 2 * sizeof(uint64_t);
-// Bytes of a note in a part: few enough to share the peer's queue with others.
+// Bytes of a note per part. A part leaves room for other notifications in the peer's queue.
 static constexpr size_t PART = 512 << 10;
-// Notes that can be unfinished at once.
+// The most unfinished notes at the same time.
 static constexpr size_t MOST = 1024;
 
 bool in_parts(const std::string &note, const std::function<bool(std::string_view)> &send) {
@@ -38,14 +38,14 @@ std::optional<std::string> Unfinished::take(const Incarnation &from, std::string
         std::memcpy(&whole, message.data() + PREFIX.size() + sizeof number, sizeof whole);
     }
     if (whole == 0 || whole > LONGEST_NOTE) {
-        complain(CALL, "a malformed part of a notification was dropped");
+        complain(CALL, "dropped a malformed part of a notification");
         return {};
     }
     const std::string_view bytes = message.substr(HEAD);
     const bool is_new = notes_.count({from, number}) == 0;
     if (bytes_ + bytes.size() > LONGEST_NOTE || (is_new && notes_.size() >= MOST)) {
-        // Senders that were lost never finish theirs.
-        complain(CALL, std::to_string(notes_.size()) + " unfinished notifications and a part of one were dropped");
+        // A sender that is gone never finishes its note, so unfinished notes would accumulate.
+        complain(CALL, "too many unfinished notifications: dropped " + std::to_string(notes_.size()) + " of them and a part of one");
         notes_.clear();
         bytes_ = 0;
         return {};
@@ -57,7 +57,7 @@ std::optional<std::string> Unfinished::take(const Incarnation &from, std::string
     auto node = notes_.extract(found);
     bytes_ -= node.mapped().size();
     if (node.mapped().size() == whole) return std::move(node.mapped());
-    complain(CALL, "a notification came with more bytes than it was said to have, and was dropped");
+    complain(CALL, "dropped a notification with more bytes than its announced length");
     return {};
 }
 

@@ -1,7 +1,9 @@
-// Notifications that are longer than the engine's: sent as several, and put together again.
+// Notes that are longer than a notification of libpeerway. They are sent as several notifications,
+// and reassembled at the receiver.
 //
-// A part is a reserved prefix, the note's number at its sender, its whole length (64 bits each), and bytes. The next part is sent when the last
-// has arrived, so parts of one note come in order; those of several may be mixed.
+// A part consists of a reserved prefix, the note's number at its sender, its total length (64 bits
+// each), and bytes. A sender sends the next part when the previous one has arrived, so parts of one
+// note come in order. Parts of several notes may interleave.
 #pragma once
 
 #include <functional>
@@ -14,19 +16,20 @@
 
 namespace shim {
 
-// The longest note that is taken.
+// The maximum length of a note.
 inline constexpr size_t LONGEST_NOTE = 64 << 20;
 
-// Gives the notifications that carry a note, one after the other, until one is not sent: one, the note itself, where that is short enough.
+// Calls `send` with the notifications of a note, one after the other, until one fails. A short note
+// is a single notification. Returns whether all were sent.
 bool in_parts(const std::string &note, const std::function<bool(std::string_view)> &send);
 
-// Whether a notification is a part, well-formed or not.
+// Whether a notification is a part, also a malformed one.
 bool is_part(std::string_view message);
 
-// Notes of which parts are missing.
+// Notes that still miss parts.
 class Unfinished {
   public:
-    // Takes a part; the note, where it was the last one.
+    // Adds a part. Returns the whole note after its last part.
     std::optional<std::string> take(const Incarnation &from, std::string_view message);
 
   private:

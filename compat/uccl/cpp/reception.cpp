@@ -11,16 +11,19 @@ namespace shim {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// How long a peer that connected may take to greet. One that does not is no engine of this kind: it is told without its GPU.
+// How long a connected peer may take to greet. A peer that does not is another kind of endpoint:
+// accept returns it without a GPU.
 static constexpr milliseconds GRACE(1000);
-// How often a waiting caller looks whether it is to stop, and for peers that connected by a session that was there.
+// How often a waiting caller checks for `stop`, and for peers that connected through an existing
+// session.
 static constexpr milliseconds LOOK(100);
-// And while somebody is about to greet.
+// The same, while a greeting is expected.
 static constexpr milliseconds SOON(2);
-// What is kept here for an application that does not fetch it. More stays in the endpoint's queue, whose bound senders are told.
+// The most notes and bytes that are kept for the application. Further notifications stay in the
+// endpoint's queue, whose senders get an error when it is full.
 static constexpr size_t MOST_NOTES = 1 << 16;
 static constexpr size_t MOST_BYTES = 64 << 20;
-// Peers that greeted are remembered; from so many on, only those that live.
+// From this number of greeted peers on, peers that are gone are removed.
 static constexpr size_t MOST_GREETED = 4096;
 
 std::optional<Arrival> Reception::next_arrival() {
@@ -43,7 +46,8 @@ std::optional<Arrival> Reception::next_arrival() {
         if (status == PEERWAY_STATUS_OK) {
             met(std::move(peer));
         } else if (status != PEERWAY_STATUS_PENDING && !stopped_) {
-            // The endpoint is of no use, as after a fork; callers that ask again at once are not to spin.
+            // The endpoint cannot accept any more, for example after a fork. Sleep, so that a
+            // caller that retries at once does not spin.
             lock.unlock();
             complain_of_engine("uccl_engine_accept");
             std::this_thread::sleep_for(LOOK);
@@ -70,7 +74,7 @@ bool Reception::has_greeted(const Incarnation &peer) {
     return greeted_.count(peer) != 0;
 }
 
-// Puts everything that has come where it belongs.
+// Sorts everything that has arrived.
 void Reception::sort() {
     for (Peer peer; peerway_endpoint_accept(endpoint_, 0, out(peer)) == PEERWAY_STATUS_OK;) met(std::move(peer));
     while (!is_full()) {
@@ -91,7 +95,7 @@ void Reception::sort() {
     tell_of_silent();
 }
 
-// A peer opened a session. Who has greeted is announced by that.
+// A peer opened a session. If it has greeted already, the greeting has announced it.
 void Reception::met(Peer peer) {
     const auto name = who(peer.get());
     if (name && !greeted_.count(*name)) silent_[*name] = {std::move(peer), steady_clock::now()};
@@ -114,7 +118,7 @@ void Reception::tell_of_silent() {
 void Reception::greeted_by(const Incarnation &from, std::string_view message) {
     const auto gpu = gpu_in_greeting(message);
     if (!gpu) {
-        complain("uccl_engine_accept", "a malformed greeting was dropped");
+        complain("uccl_engine_accept", "dropped a malformed greeting");
         return;
     }
     silent_.erase(from);
@@ -122,7 +126,7 @@ void Reception::greeted_by(const Incarnation &from, std::string_view message) {
     if (Peer peer = find(from)) arrivals_.push_back({std::move(peer), *gpu});
 }
 
-// The live peer of that name. Who greeted and lives no more is forgotten, now and then.
+// The live peer with that identity. If there are many, it also removes greeted peers that are gone.
 Peer Reception::find(const Incarnation &wanted) {
     std::vector<peerway_peer *> peers(64);
     size_t count = 0;
@@ -140,7 +144,7 @@ Peer Reception::find(const Incarnation &wanted) {
     return found;
 }
 
-// One that came in another form has no name and is given whole.
+// A notification in another format becomes a note without a name.
 void Reception::noted(std::string message) {
     NotifyMsg note;
     if (!deserialize_notify_msg(message, note)) note.msg = std::move(message);

@@ -1,7 +1,8 @@
-// Who arrived and what they said: an endpoint's one queue of notifications, sorted.
+// Sorts what arrives at an endpoint: new peers, and notifications from its single queue.
 //
-// It has no thread of its own: whoever asks for something puts all that has come where it belongs. What nobody fetches stays below, where
-// it is bounded and senders are told.
+// It has no thread. Every call first sorts everything that has arrived. If the application does not
+// fetch its notes, further notifications stay in the endpoint's queue, which is bounded, and whose
+// senders get an error when it is full.
 #pragma once
 
 #include <chrono>
@@ -20,7 +21,7 @@
 
 namespace shim {
 
-// A peer that connected to us, and the number of its GPU, -1 where it is not known.
+// A peer that connected to this endpoint, and the number of its GPU. -1 if unknown.
 struct Arrival {
     Peer peer;
     int gpu = -1;
@@ -30,20 +31,21 @@ class Reception {
   public:
     explicit Reception(const peerway_endpoint *endpoint) : endpoint_(endpoint) {}
 
-    // Waits for the next peer that connects; none once this was stopped, or where the endpoint is of no use.
+    // Waits for the next peer that connects. None after `stop`, or if the endpoint cannot accept
+    // any more.
     std::optional<Arrival> next_arrival();
 
-    // Has everybody who waits give up, from now on.
+    // From now on, every `next_arrival` returns none.
     void stop();
 
-    // What peers have said until now.
+    // The notes that have arrived so far.
     std::vector<NotifyMsg> notes();
 
-    // Whether this peer has connected to us.
+    // Whether this peer has connected to this endpoint.
     bool has_greeted(const Incarnation &peer);
 
   private:
-    // All with the lock held.
+    // The caller of each of these holds the lock.
     void sort();
     void met(Peer peer);
     void tell_of_silent();
@@ -53,9 +55,9 @@ class Reception {
     bool is_full() const;
 
     const peerway_endpoint *const endpoint_;
-    // For all that follows. Never held while something is waited for.
+    // Protects all members below. No thread holds it while it waits.
     std::mutex lock_;
-    // Peers that opened a session and have not greeted yet, with when that was.
+    // Peers that opened a session and have not greeted yet, with the time of the session's start.
     std::map<Incarnation, std::pair<Peer, std::chrono::steady_clock::time_point>> silent_;
     std::set<Incarnation> greeted_;
     std::deque<Arrival> arrivals_;

@@ -22,14 +22,16 @@ static int post(const char *call, Conn &conn, peerway_direction direction, const
     std::vector<peerway_pair> pairs;
     for (size_t i = 0; i < pieces.size(); ++i) {
         const Piece &piece = pieces[i];
-        // The same registration often follows.
+        // Consecutive pieces often have the same registration.
         auto registration = i > 0 && pieces[i - 1].mr == piece.mr ? kept.back() : conn.engine->registration(piece.mr);
         if (!registration) return complain(call, nth(i) + ": the engine has no registration " + std::to_string(piece.mr));
-        // Sizes of items are of 32 bits: one that was cut to them is caught here, and not told as a success of fewer bytes.
+        // The size of an item has 32 bits. This check catches a truncated size, which would
+        // otherwise succeed with fewer bytes.
         if (piece.len > piece.item.size && piece.item.size != UINT32_MAX)
-            return complain(call, nth(i) + ": it is of " + std::to_string(piece.len) + " bytes and its item of " + std::to_string(piece.item.size));
+            return complain(call, nth(i) + " has " + std::to_string(piece.len) + " bytes, but its item has only " + std::to_string(piece.item.size));
         if (conn.imports.import(piece.item, remotes[i]) != PEERWAY_STATUS_OK) return complain(call, nth(i) + ": " + peerway_last_error());
-        // What leaves the registration, below it too, is refused when the batch is made.
+        // libpeerway refuses a range outside the registration when the batch is made. A range below
+        // it wraps to a large offset.
         const uint64_t offset = reinterpret_cast<uintptr_t>(piece.data) - registration->address;
         pairs.push_back({registration->region.get(), offset, remotes[i].get(), 0, piece.len});
         kept.push_back(std::move(registration));
@@ -39,7 +41,7 @@ static int post(const char *call, Conn &conn, peerway_direction direction, const
     Transfer transfer;
     auto status = peerway_peer_post(conn.peer.get(), batch.get(), out(transfer));
     if (status == PEERWAY_STATUS_BUSY) {
-        // Transfers that have ended and were never asked about stand in the way: looking at them is enough.
+        // Ended transfers that were not polled occupy slots. Polling them frees the slots.
         conn.transfers.look();
         status = peerway_peer_post(conn.peer.get(), batch.get(), out(transfer));
     }
@@ -51,7 +53,7 @@ static int post(const char *call, Conn &conn, peerway_direction direction, const
 static int post_one(const char *call, uccl_conn_t *handle, peerway_direction direction, const Piece &piece, uint64_t *transfer_id) {
     const auto conn = conn_of(handle, call);
     if (!conn) return -1;
-    if (!transfer_id) return complain(call, "there is no place for the transfer's id");
+    if (!transfer_id) return complain(call, "transfer_id is null");
     return post(call, *conn, direction, {piece}, transfer_id);
 }
 
@@ -65,11 +67,11 @@ static int post_vector(const char *call, uccl_conn_t *handle, peerway_direction 
                        uint64_t *transfer_id, const std::vector<char *> &infos) {
     const auto conn = conn_of(handle, call);
     if (!conn) return -1;
-    if (!transfer_id) return complain(call, "there is no place for the transfer's id");
-    if (count <= 0) return complain(call, std::to_string(count) + " pieces are no transfer");
+    if (!transfer_id) return complain(call, "transfer_id is null");
+    if (count <= 0) return complain(call, "num_iovs is " + std::to_string(count) + ": expected at least 1");
     const size_t wanted = static_cast<size_t>(count);
     if (mrs.size() < wanted || data.size() < wanted || lens.size() < wanted || std::max(items.size(), infos.size()) < wanted)
-        return complain(call, "lists are shorter than the " + std::to_string(count) + " pieces that are said to be in them");
+        return complain(call, "a list is shorter than the " + std::to_string(count) + " pieces of num_iovs");
     std::vector<Piece> pieces;
     for (size_t i = 0; i < wanted; ++i) {
         const bool has_item = i < items.size() && !is_blank(items[i]);
@@ -103,7 +105,8 @@ int uccl_engine_write_vector(uccl_conn_t *conn, std::vector<uccl_mr_t> mr_ids, s
 }
 
 bool uccl_engine_xfer_status(uccl_conn_t *handle, uint64_t transfer_id) {
-    // Nothing is under way on a connection that is no more: who is told "not yet" asks for ever.
+    // A destroyed connection has no transfers in flight. "Ended" keeps a polling caller from
+    // waiting forever.
     const auto conn = conn_of(handle, "uccl_engine_xfer_status");
     return !conn || conn->transfers.has_ended(transfer_id);
 }

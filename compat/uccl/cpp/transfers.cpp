@@ -17,7 +17,8 @@ uint64_t Transfers::add(Transfer transfer) {
 }
 
 bool Transfers::has_ended(uint64_t number) {
-    // A handle that another thread frees meanwhile is a number that means nothing: the end was reported there.
+    // Another thread may free the handle during the poll. libpeerway then refuses the number, and
+    // that thread has reported the end.
     const peerway_transfer *transfer = nullptr;
     {
         std::unique_lock lock(lock_);
@@ -26,13 +27,13 @@ bool Transfers::has_ended(uint64_t number) {
     }
     const auto status = transfer ? peerway_transfer_poll(transfer, nullptr) : PEERWAY_STATUS_BAD_HANDLE;
     if (status == PEERWAY_STATUS_PENDING) {
-        // Callers ask in a loop; where cores are scarce, this one is what the transfer waits for.
+        // Callers poll in a loop. On a machine with few cores, the transfer may need this core.
         sched_yield();
         return false;
     }
     std::unique_lock lock(lock_);
     if (under_way_.erase(number) == 0) {
-        // Who is told "not yet" of what will never end asks for ever.
+        // "Ended" keeps a caller with a wrong number from polling forever.
         complain(CALL, "there is no transfer " + std::to_string(number) + ", or its end has been reported");
     } else if (status != PEERWAY_STATUS_OK) {
         complain(CALL, "transfer " + std::to_string(number) + " failed: " + peerway_last_error());

@@ -1,4 +1,4 @@
-// The transfers of a connection by number, and whom a failed one was reported to.
+// The transfers of a connection by number, and the threads that a failure was reported to.
 #pragma once
 
 #include <mutex>
@@ -12,16 +12,17 @@ namespace shim {
 
 class Transfers {
   public:
-    // A number for a transfer that was posted.
+    // Assigns a number to a posted transfer.
     uint64_t add(Transfer transfer);
 
-    // Whether it has ended. One that has is forgotten; one that failed is told, and remembered against this thread.
+    // Whether a transfer has ended. An ended transfer is removed. A failure is logged, and recorded
+    // for this thread.
     bool has_ended(uint64_t number);
 
-    // Whether this thread heard of a failure since it asked this last.
+    // Whether a failure was recorded for this thread since its last call.
     bool take_failure();
 
-    // Looks at every transfer: a place is kept for one that has ended until somebody does.
+    // Polls every transfer. An ended transfer occupies its slot until it is polled.
     void look();
 
   private:

@@ -1,8 +1,8 @@
-// Sends and receives, which UCCL has taken out of its engine: the names are left, and nothing behind them.
+// Sends and receives. UCCL has removed them from its engine and kept only the names.
 #include "log.hpp"
 #include "uccl_engine.h"
 
-static int refuse(const char *call) { return shim::complain(call, "there are no two-sided transfers: use a write, or a notification"); }
+static int refuse(const char *call) { return shim::complain(call, "two-sided transfers are not supported: use a write or a notification"); }
 
 int uccl_engine_send(uccl_conn_t *, uccl_mr_t, void const *, size_t, uint64_t *) { return refuse("uccl_engine_send"); }
 

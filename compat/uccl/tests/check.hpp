@@ -1,4 +1,5 @@
-// What the tests of uccl_engine.h have in common: conditions, complaints on standard error that are looked at, and two processes.
+// Helpers of the tests of uccl_engine.h: conditions, checks of messages on standard error, and two
+// processes.
 #pragma once
 
 #include <chrono>
@@ -15,12 +16,12 @@
 #include <uccl_engine.h>
 
 #define TRUE(condition) holds((condition), #condition, __FILE__, __LINE__)
-// Does something during which these words are written to standard error.
+// Runs a statement that must write these words to standard error.
 #define SAYS(words, ...) says((words), [&] { __VA_ARGS__; }, __FILE__, __LINE__)
 
 inline void holds(bool yes, const char *condition, const char *file, int line) {
     if (yes) return;
-    std::fprintf(stderr, "%s:%d: not so: %s\n", file, line, condition);
+    std::fprintf(stderr, "%s:%d: false: %s\n", file, line, condition);
     std::exit(1);
 }
 
@@ -33,11 +34,11 @@ inline void says(const std::string &words, const std::function<void()> &act, con
     TRUE(pread(written, said.data(), said.size(), 0) == static_cast<ssize_t>(said.size()));
     close(kept), close(written);
     if (said.find(words) != said.npos) return;
-    std::fprintf(stderr, "%s:%d: \"%s\" was not said, but: %s\n", file, line, words.c_str(), said.c_str());
+    std::fprintf(stderr, "%s:%d: \"%s\" is missing on standard error: %s\n", file, line, words.c_str(), said.c_str());
     std::exit(1);
 }
 
-// Generous: valgrind is slow, and machines are busy.
+// The time limit is generous, because valgrind is slow and machines are busy.
 inline void until(const char *what, const std::function<bool()> &condition) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
     while (!condition()) {
@@ -45,15 +46,15 @@ inline void until(const char *what, const std::function<bool()> &condition) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
             continue;
         }
-        std::fprintf(stderr, "%s: did not happen\n", what);
+        std::fprintf(stderr, "timed out waiting for %s\n", what);
         std::exit(1);
     }
 }
 
-// Ends a process that hangs.
+// Ends the process if it hangs.
 inline void watch() { alarm(240); }
 
-// "ip:port?gpu", as programs take it apart.
+// The parts of the metadata "ip:port?gpu".
 struct Address {
     std::string host, gpu;
     int port;

@@ -1,12 +1,13 @@
-// A transfer that fails while its peer lives: it ends, its failure is written, and the notification that would have followed is refused, once and
-// for the thread that was told. Over TCP, and IPv6 where the machine has it: addresses are in brackets.
+// A transfer fails while its peer lives. It ends, the failure is logged, and the next notification
+// of the same thread is refused once. The test uses TCP, with IPv6 if the machine has it (addresses
+// in brackets).
 #include "check.hpp"
 
 #include <arpa/inet.h>
 #include <csignal>
 #include <vector>
 
-// More than sockets take while nobody reads.
+// More bytes than sockets buffer while the peer does not read.
 static const size_t BYTES = 64 << 20;
 
 struct Invitation {
@@ -26,7 +27,7 @@ static void owner(int socket) {
     invitation.port = address.port;
     invitation.item = prepared(engine, mr, memory.data(), BYTES);
     TRUE(write(socket, &invitation, sizeof invitation) == sizeof invitation);
-    // Two notifications are all that ever come.
+    // Exactly two notifications arrive.
     size_t came = 0;
     until("notifications", [&] {
         for (auto &note : uccl_engine_get_notifs_v()) TRUE(note.msg == "of another thread" || note.msg == "later"), ++came;
@@ -61,7 +62,7 @@ int main() {
     setenv("PEERWAY_DEADLINE", "3s", 1);
     uccl_engine_t *engine = uccl_engine_create(4, false);
     TRUE(invitation.host == shown);
-    // With brackets and without.
+    // The address with and without brackets.
     uccl_conn_t *conn = uccl_engine_connect(engine, shown.c_str(), "", invitation.port);
     uccl_conn_t *again = uccl_engine_connect(engine, host.c_str(), "", invitation.port);
     TRUE(conn && again && !uccl_engine_conn_is_local(conn));
@@ -71,7 +72,7 @@ int main() {
     const uccl_mr_t mr = registered(engine, memory.data(), BYTES);
     notify_msg_v_t note{"user", "done"};
     uint64_t id = 0;
-    // What the item grants is asked for before the peer is stopped.
+    // The first transfer imports the item, before the peer is stopped.
     TRUE(uccl_engine_read(conn, mr, memory.data(), 1, invitation.item, &id) == 0);
     finish(conn, id);
     TRUE(kill(child, SIGSTOP) == 0);
@@ -79,13 +80,13 @@ int main() {
     SAYS("the deadline passed", finish(conn, id));
     TRUE(kill(child, SIGCONT) == 0);
 
-    // Nobody else is refused anything.
+    // A notification of another thread is not refused.
     std::thread other([&] {
         notify_msg_v_t theirs{"user", "of another thread"};
         TRUE(uccl_engine_send_notif_v(conn, &theirs) == 0);
     });
     other.join();
-    SAYS("the transfer before it failed", TRUE(uccl_engine_send_notif_v(conn, &note) == -1));
+    SAYS("a previous transfer of this thread failed", TRUE(uccl_engine_send_notif_v(conn, &note) == -1));
     note.msg = "later";
     TRUE(uccl_engine_send_notif_v(conn, &note) == 0);
     char done;

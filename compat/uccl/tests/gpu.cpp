@@ -1,4 +1,5 @@
-// Memory of GPUs, on whatever driver PEERWAY_CUDA_SO names: the tests' own, which needs no GPU. Its IPC info is as good as an item.
+// GPU memory, with the driver that PEERWAY_CUDA_SO names. The tests use a stand-in driver, which
+// needs no GPU. IPC info works like an item.
 #include "check.hpp"
 
 #include <cstring>
@@ -8,7 +9,7 @@
 
 static const size_t BYTES = 65536;
 
-// Memory on a GPU, and where.
+// GPU memory and its address.
 struct Gpu {
     peerway_region *region = nullptr;
     uintptr_t address = 0;
@@ -40,14 +41,14 @@ int main() {
     const uccl_mr_t mr = registered(one, mine, BYTES);
     const uccl_mr_t their_mr = registered(two, reinterpret_cast<void *>(theirs.address), BYTES);
 
-    // By its item.
+    // A write by item.
     uint64_t id = 0;
     const FifoItem item = prepared(two, their_mr, reinterpret_cast<void *>(theirs.address), BYTES);
     TRUE(uccl_engine_write(conn, mr, mine, 4096, item, &id) == 0);
     finish(conn, id);
     TRUE(theirs.at(0) == 4 && theirs.at(4095) == 4 && theirs.at(4096) == 1);
 
-    // By its IPC info alone: a part of it.
+    // A write to a part of the memory, by IPC info alone.
     char info[IPC_INFO_SIZE];
     bool has = false;
     TRUE(uccl_engine_get_ipc_info(two, theirs.address, info, &has) == 0 && has);
@@ -55,7 +56,7 @@ int main() {
     TRUE(uccl_engine_write_vector(conn, {mr}, {mine}, {4096}, {}, 1, &id, {info}) == 0);
     finish(conn, id);
     TRUE(theirs.at(8191) == 1 && theirs.at(8192) == 4 && theirs.at(8192 + 4095) == 4 && theirs.at(8192 + 4096) == 1);
-    SAYS("its item of 4096", TRUE(uccl_engine_write_vector(conn, {mr}, {mine}, {4097}, {FifoItem{}}, 1, &id, {info}) == -1));
+    SAYS("its item has only 4096", TRUE(uccl_engine_write_vector(conn, {mr}, {mine}, {4097}, {FifoItem{}}, 1, &id, {info}) == -1));
     setenv("UCCL_P2P_DISABLE_IPC", "1", 1);
     TRUE(uccl_engine_get_ipc_info(two, theirs.address, info, &has) == 0 && !has);
 

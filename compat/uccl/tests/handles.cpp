@@ -1,4 +1,4 @@
-// One process: accept that is stopped, engines beside each other, an engine with itself, and everything that is no handle.
+// One process: a stopped accept, two engines, an engine connected to itself, and invalid handles.
 #include "check.hpp"
 
 #include <atomic>
@@ -17,14 +17,15 @@ static void accept_is_stopped() {
     TRUE(ended == 2 && uccl_engine_accept(engine, nullptr, 0, nullptr) == nullptr);
     uccl_engine_destroy(engine);
 
-    // An engine that is destroyed takes whoever waits along.
+    // Destroying an engine ends a waiting accept.
     engine = uccl_engine_create(4, true);
     std::thread thread([&] { TRUE(uccl_engine_accept(engine, nullptr, 0, nullptr) == nullptr); });
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     SAYS("", uccl_engine_destroy(engine); thread.join());
 }
 
-// Each connect is seen by an accept, the second one between the same two engines as well, and destroying one leaves the other.
+// Every connect gives one accept, also the second connect between the same two engines. Destroying
+// one connection does not affect the other.
 static void connections_are_told_apart() {
     uccl_engine_t *one = uccl_engine_create(4, false), *two = uccl_engine_create(4, false);
     const Address at_one(one), at_two(two);
@@ -35,7 +36,7 @@ static void connections_are_told_apart() {
     TRUE(seen && gpu == 0 && at_two.host == host);
     uccl_conn_t *back = connect_to(two, at_one);
     uccl_conn_t *also_seen;
-    // No room for the address is no reason not to accept.
+    // The accept succeeds even if the address does not fit into the buffer.
     SAYS("no room for", TRUE((also_seen = uccl_engine_accept(one, host, 2, nullptr)) != nullptr && host[0] == 0));
     TRUE(uccl_engine_conn_is_local(there) && uccl_engine_conn_is_local(also_seen));
 
@@ -45,13 +46,13 @@ static void connections_are_told_apart() {
     TRUE(mine != yours);
     const FifoItem item = prepared(two, yours, theirs, sizeof theirs);
     uint64_t id = 0;
-    // A registration of another engine is none.
+    // A registration of another engine is refused.
     SAYS("no registration", TRUE(uccl_engine_write(there, yours, theirs, 8, item, &id) == -1));
     TRUE(uccl_engine_write(also_seen, mine, ours, sizeof ours, item, &id) == 0);
     finish(also_seen, id);
     TRUE(std::memcmp(ours, theirs, sizeof ours) == 0);
 
-    // One connection that goes leaves the others of the same session.
+    // Destroying one connection leaves the others of the same session.
     uccl_engine_conn_destroy(there);
     SAYS("no such connection", TRUE(uccl_engine_write(there, mine, ours, 8, item, &id) == -1));
     TRUE(uccl_engine_write(also_seen, mine, ours, 8, item, &id) == 0);
@@ -60,10 +61,10 @@ static void connections_are_told_apart() {
     TRUE(uccl_engine_send_notif_v(back, &note) == 0);
     note = {"one", "to two"};
     TRUE(uccl_engine_send_notif_v(also_seen, &note) == 0);
-    // All that came to engines of this process, whichever it was.
+    // The call returns the notifications of all engines of this process.
     TRUE(uccl_engine_get_notifs_v().size() == 2 && uccl_engine_get_notifs().empty());
 
-    // What is taken back is refused; and a notification that would follow is not sent.
+    // A write to revoked memory fails, and the next notification is not sent.
     uccl_engine_mr_destroy(two, yours);
     SAYS("uccl_engine_", {
         if (uccl_engine_write(also_seen, mine, ours, 8, item, &id) == 0) {
@@ -78,7 +79,7 @@ static void connections_are_told_apart() {
     uccl_engine_destroy(one);
 }
 
-// As NIXL's plugin does it for memory of its own agent: with IPC infos that are all zeros.
+// NIXL's plugin does this for memory of its own agent, with IPC info that is all zeros.
 static void engine_with_itself() {
     uccl_engine_t *engine = uccl_engine_create(4, true);
     const Address address(engine);
@@ -125,7 +126,7 @@ static void what_is_no_handle() {
     for (uccl_conn_t *bad : {static_cast<uccl_conn_t *>(nullptr), no_conn}) {
         SAYS("no such connection", TRUE(uccl_engine_read(bad, 1, memory, 1, FifoItem{}, &id) == -1));
         SAYS("no such connection", TRUE(uccl_engine_write_vector(bad, {}, {}, {}, {}, 1, &id) == -1));
-        // Nothing is under way there, so nothing is waited for.
+        // An invalid connection has no transfers in flight, so the transfer counts as ended.
         SAYS("no such connection", TRUE(uccl_engine_xfer_status(bad, 1)));
         SAYS("no such connection", TRUE(uccl_engine_send_notif(bad, &note) == -1));
         SAYS("no such connection", TRUE(uccl_engine_send_notif_v(bad, &any) == -1));
@@ -133,25 +134,25 @@ static void what_is_no_handle() {
         SAYS("no such connection", TRUE(!uccl_engine_conn_is_local(bad)));
         uccl_engine_conn_destroy(bad);
     }
-    SAYS("no two-sided transfers", TRUE(uccl_engine_send(conn, 1, memory, 1, &id) == -1));
-    SAYS("no two-sided transfers", TRUE(uccl_engine_send_vector(conn, {}, {}, {}, 1, &id) == -1));
-    SAYS("no two-sided transfers", TRUE(uccl_engine_recv(conn, 1, memory, 1) == -1));
-    SAYS("no place", TRUE(uccl_engine_get_metadata(engine, nullptr) == -1));
-    SAYS("no place", TRUE(uccl_engine_get_ipc_info(engine, 1, nullptr, nullptr) == -1));
-    SAYS("no memory was registered", TRUE(uccl_engine_get_ipc_info(engine, 1, info, &has) == -1));
-    SAYS("there is no info", TRUE(uccl_engine_update_ipc_info(nullptr, 1, 1, 1) == -1));
-    SAYS("starts before", TRUE(uccl_engine_update_ipc_info(info, 1, 2, 1) == -1));
-    SAYS("no notification", TRUE(uccl_engine_send_notif(conn, nullptr) == -1 && uccl_engine_send_notif_v(conn, nullptr) == -1));
-    SAYS("no address and port", TRUE(!uccl_engine_connect(engine, nullptr, nullptr, 1)));
-    SAYS("no address and port", TRUE(!uccl_engine_connect(engine, "127.0.0.1", nullptr, 65536)));
+    SAYS("two-sided transfers are not supported", TRUE(uccl_engine_send(conn, 1, memory, 1, &id) == -1));
+    SAYS("two-sided transfers are not supported", TRUE(uccl_engine_send_vector(conn, {}, {}, {}, 1, &id) == -1));
+    SAYS("two-sided transfers are not supported", TRUE(uccl_engine_recv(conn, 1, memory, 1) == -1));
+    SAYS("metadata is null", TRUE(uccl_engine_get_metadata(engine, nullptr) == -1));
+    SAYS("is null", TRUE(uccl_engine_get_ipc_info(engine, 1, nullptr, nullptr) == -1));
+    SAYS("no registration starts", TRUE(uccl_engine_get_ipc_info(engine, 1, info, &has) == -1));
+    SAYS("ipc_buf is null", TRUE(uccl_engine_update_ipc_info(nullptr, 1, 1, 1) == -1));
+    SAYS("below base_addr", TRUE(uccl_engine_update_ipc_info(info, 1, 2, 1) == -1));
+    SAYS("notify_msg is null", TRUE(uccl_engine_send_notif(conn, nullptr) == -1 && uccl_engine_send_notif_v(conn, nullptr) == -1));
+    SAYS("not an address and a port", TRUE(!uccl_engine_connect(engine, nullptr, nullptr, 1)));
+    SAYS("not an address and a port", TRUE(!uccl_engine_connect(engine, "127.0.0.1", nullptr, 65536)));
     SAYS("uccl_engine_connect: ", TRUE(!uccl_engine_connect(engine, "not an address", nullptr, 1)));
     SAYS("uccl_engine_connect: ", TRUE(!uccl_engine_connect(engine, "::1", nullptr, 1)));
-    SAYS("neither of this process nor of a GPU", TRUE(uccl_engine_reg(engine, 4096, 4096, mr) == -1));
+    SAYS("neither to this process nor to a GPU", TRUE(uccl_engine_reg(engine, 4096, 4096, mr) == -1));
     SAYS("uccl_engine_reg: ", TRUE(uccl_engine_reg(engine, UINTPTR_MAX - 10, 4096, mr) == -1));
     mr = registered(engine, memory, sizeof memory);
     SAYS("not inside registration", TRUE(uccl_engine_prepare_fifo(engine, mr, memory, 65, item) == -1));
     SAYS("not inside registration", TRUE(uccl_engine_prepare_fifo(engine, mr, memory - 1, 1, item) == -1));
-    SAYS("no place", TRUE(uccl_engine_prepare_fifo(engine, mr, memory, 64, nullptr) == -1));
+    SAYS("fifo_buf is null", TRUE(uccl_engine_prepare_fifo(engine, mr, memory, 64, nullptr) == -1));
     SAYS("no registration 0", TRUE(uccl_engine_prepare_fifo(engine, 0, memory, 64, item) == -1));
     SAYS("no registration 0", uccl_engine_mr_destroy(engine, 0));
     uccl_engine_mr_destroy(engine, mr);
@@ -172,7 +173,7 @@ static void notes_as_bytes() {
     std::string other = bytes;
     other[0] ^= 1;
     TRUE(!deserialize_notify_msg(other, back));
-    // Lengths whose sum would be right if it were of 32 bits.
+    // Lengths whose sum would be right modulo 2^32.
     other = bytes;
     std::memset(&other[8], 0xff, 8);
     TRUE(!deserialize_notify_msg(other, back));

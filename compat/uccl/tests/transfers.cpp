@@ -1,4 +1,5 @@
-// Two processes: connect and accept, writes, reads and vectors, notifications both ways, and a peer that is killed.
+// Two processes: connect and accept, writes, reads and vectors, notifications in both directions,
+// and a killed peer.
 #include "check.hpp"
 
 #include <csignal>
@@ -7,7 +8,7 @@
 
 static const size_t BYTES = 1 << 20;
 
-// What the owner of memory tells the user of it, by a socket.
+// The owner of the memory sends this to the user through a socket.
 struct Invitation {
     char host[256];
     int port;
@@ -21,7 +22,7 @@ static notify_msg_t fixed(const char *name, const char *message) {
     return note;
 }
 
-// More than one notification of the engine holds.
+// Longer than one notification of libpeerway.
 static std::string long_message() {
     std::string text(5 << 19, '\0');
     for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i / 1000);
@@ -56,7 +57,7 @@ static void owner(int socket) {
     uccl_conn_t *conn = uccl_engine_accept(engine, host, sizeof host, &gpu);
     TRUE(conn && host[0] && gpu == 0 && uccl_engine_start_listener(conn) == 0);
 
-    // In the order in which they were sent, of any length, with zeros in them.
+    // Notifications arrive in order, with any length, and may contain zero bytes.
     const auto said = notes(4);
     TRUE(said[0].name == "user" && said[0].msg.size() == MSG_SIZE && std::strcmp(said[0].msg.c_str(), "written") == 0);
     TRUE(said[1].msg == std::string("a\0b", 3));
@@ -64,7 +65,7 @@ static void owner(int socket) {
     TRUE(said[3].name == "long" && said[3].msg == long_message());
     TRUE(memory[0] == 7 && memory[BYTES - 1] == 7);
 
-    // The one who accepted may send, too.
+    // The accepting side can send too.
     std::fill(memory.begin(), memory.end(), 9);
     notify_msg_t note = fixed("owner", "read it");
     TRUE(uccl_engine_send_notif(conn, &note) == 0);
@@ -88,19 +89,19 @@ static void vectors(uccl_conn_t *conn, uccl_mr_t mr, std::vector<unsigned char> 
     TRUE(uccl_engine_write_vector(conn, mrs, data, sizes, items, count, &id) == 0);
     finish(conn, id);
     std::fill(memory.begin(), memory.end(), 0);
-    // Read back in the same places, the other way round; one registration, many pieces.
+    // Read the pieces back in reverse order: one registration, many pieces.
     for (size_t i = 0; i < count; ++i) data[i] = &memory[(count - 1 - i) * step];
     TRUE(uccl_engine_read_vector(conn, mrs, data, sizes, items, count, &id) == 0);
     finish(conn, id);
     for (size_t i = 0; i < count; ++i) TRUE(memory[i * step] == count - 1 - i && memory[i * step + piece - 1] == count - 1 - i && memory[i * step + piece] == 0);
 
-    // Lists that are too short, and pieces that are not where they are said to be.
+    // Lists that are too short, and pieces without an item.
     uint64_t none = 77;
     sizes.pop_back();
     SAYS("shorter than the 100 pieces", TRUE(uccl_engine_read_vector(conn, mrs, data, sizes, items, count, &none) == -1));
-    SAYS("0 pieces", TRUE(uccl_engine_write_vector(conn, {}, {}, {}, {}, 0, &none) == -1));
+    SAYS("num_iovs is 0", TRUE(uccl_engine_write_vector(conn, {}, {}, {}, {}, 0, &none) == -1));
     SAYS("neither an item nor IPC info", TRUE(uccl_engine_write_vector(conn, {mr}, {memory.data()}, {8}, {FifoItem{}}, 1, &none) == -1));
-    SAYS("no place for the transfer's id", TRUE(uccl_engine_write_vector(conn, {mr}, {memory.data()}, {8}, {whole}, 1, nullptr) == -1));
+    SAYS("transfer_id is null", TRUE(uccl_engine_write_vector(conn, {mr}, {memory.data()}, {8}, {whole}, 1, nullptr) == -1));
     TRUE(none == 77);
 }
 
@@ -123,7 +124,7 @@ int main() {
 
     TRUE(uccl_engine_write(conn, mr, memory.data(), BYTES, invitation.item, &id) == 0 && id != 0);
     finish(conn, id);
-    // An end is reported once; what has none is not waited for.
+    // An end is reported once. After that, the transfer counts as ended.
     SAYS("its end has been reported", TRUE(uccl_engine_xfer_status(conn, id)));
     notify_msg_t note = fixed("user", "written");
     TRUE(uccl_engine_send_notif(conn, &note) == 0);
@@ -136,7 +137,7 @@ int main() {
     any.msg.resize(64 << 20);
     SAYS("longer than", TRUE(uccl_engine_send_notif_v(conn, &any) == -1));
 
-    // What does not fit into 256 bytes is cut, aloud.
+    // A message that does not fit into 256 bytes is truncated, and an error is logged.
     std::vector<notify_msg_t> said;
     SAYS("of 257 bytes is cut to 256", until("notifications", [&] {
              for (auto &found : uccl_engine_get_notifs()) said.push_back(found);
@@ -150,20 +151,20 @@ int main() {
 
     vectors(conn, mr, memory, invitation.item);
 
-    // Outside what was offered, or of what was registered; a length that 32 bits have cut.
+    // Ranges outside the item or the registration, and a length that was truncated to 32 bits.
     FifoItem item = invitation.item;
     SAYS("beyond the address space", TRUE(uccl_engine_update_fifo(item, UINT64_MAX, 8) == -1));
     TRUE(uccl_engine_update_fifo(item, item.addr + BYTES, 8) == 0);
     SAYS("piece 0", TRUE(uccl_engine_write(conn, mr, memory.data(), 8, item, &id) == -1));
     TRUE(uccl_engine_update_fifo(item, invitation.item.addr, static_cast<uint32_t>((UINT64_C(1) << 32) + 8)) == 0);
-    SAYS("its item of 8", TRUE(uccl_engine_write(conn, mr, memory.data(), 4096, item, &id) == -1));
+    SAYS("its item has only 8", TRUE(uccl_engine_write(conn, mr, memory.data(), 4096, item, &id) == -1));
     SAYS("uccl_engine_write: ", TRUE(uccl_engine_write(conn, mr, memory.data() + BYTES - 8, 16, invitation.item, &id) == -1));
     SAYS("uccl_engine_write: ", TRUE(uccl_engine_write(conn, mr, memory.data() - 8, 16, invitation.item, &id) == -1));
     SAYS("no registration 12345", TRUE(uccl_engine_read(conn, 12345, memory.data(), 16, invitation.item, &id) == -1));
     item.padding[0] = static_cast<char>(item.padding[0] ^ 1);
     SAYS("uccl_engine_read: ", TRUE(uccl_engine_read(conn, mr, memory.data(), 8, item, &id) == -1));
 
-    // The peer is killed. What was posted ends, and what would have followed it is not said.
+    // The peer is killed. Posted transfers end, and the next notification is not sent.
     TRUE(kill(child, SIGKILL) == 0 && waitpid(child, nullptr, 0) == child);
     bool refused = false;
     SAYS("the peer is gone", until("the end of the peer", [&] {

@@ -1,4 +1,4 @@
-//! What is to be transferred.
+//! Batches: the work of a transfer.
 
 use std::ffi::c_void;
 
@@ -11,111 +11,113 @@ use crate::region::{self, peerway_region};
 use crate::remote::{self, peerway_remote};
 use crate::status::{Answer, Failure, peerway_status};
 
-/// Work to be posted: checked once, posted any number of times, by any thread.
+/// The work of a transfer. It is checked once, and any thread may post it any number of times.
 pub struct peerway_batch {
     _private: (),
 }
 
 handle!(peerway_batch, Batch, "a batch", 5);
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum peerway_direction {
-    /// From our memory into the peer's.
+    /// From local memory to the peer's memory.
     Write = 0,
-    /// From the peer's memory into ours.
+    /// From the peer's memory to local memory.
     Read = 1,
 }
 
-/// Which lane a transfer takes.
+/// The lane of a transfer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum peerway_class {
-    /// By size: small ones take the latency lane.
+    /// By size: small transfers take the latency lane.
     Auto = 0,
-    /// Ahead of bulk.
+    /// The latency lane, which goes ahead of bulk transfers.
     Latency = 1,
-    /// Never in the way of latency.
+    /// A bulk lane, which does not delay latency transfers.
     Bulk = 2,
 }
 
-/// What else there is to say about a batch.
+/// Options of a batch.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_batch_options {
     /// sizeof(struct peerway_batch_options).
     pub size: usize,
-    /// Ends the transfer, whatever its state, so long after it was posted; zero for the endpoint's.
+    /// The transfer ends this long after its post, whatever its state. Zero means the endpoint's
+    /// deadline.
     pub deadline_ns: u64,
-    /// A message that the peer sees after the bytes, once; null for none. It is copied.
+    /// A notification that the peer receives once, after the bytes. Null for none. The library
+    /// copies it.
     pub notify: *const c_void,
-    /// Its bytes.
+    /// The length of the notification in bytes.
     pub notify_len: usize,
-    /// Not zero: a counter of the peer goes up by one after the bytes, once.
+    /// If not zero, a counter of the peer rises by one, once, after the bytes.
     pub counts: u32,
-    /// And which.
+    /// The id of that counter.
     pub counter: u32,
     /// A peerway_class.
     pub lane_class: u32,
-    /// Zero.
+    /// Must be zero.
     pub reserved: u32,
 }
 
-// SAFETY: repr(C), its size first, and numbers and pointers only.
+// SAFETY: repr(C), the size first, and only integers and pointers.
 unsafe impl Versioned for peerway_batch_options {
     const FIRST: usize = 48;
     const NAME: &'static str = "struct peerway_batch_options";
 }
 
-/// One range of a vector. This struct stays as it is.
+/// One range of a vector. This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_pair {
-    /// Our memory.
+    /// Local memory.
     pub local: *const peerway_region,
-    /// The first byte in it.
+    /// The offset of the first byte in it.
     pub local_offset: u64,
     /// The peer's memory.
     pub remote: *const peerway_remote,
-    /// The first byte in it.
+    /// The offset of the first byte in it.
     pub remote_offset: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
-/// Equal blocks of a region: block `i` starts at base + indices[i] * stride.
+/// Blocks of equal length in a region. Entry `i` starts at base + indices[i] * stride.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_blocks {
     /// sizeof(struct peerway_blocks).
     pub size: usize,
-    /// Where block 0 starts.
+    /// The offset of block 0.
     pub base: u64,
-    /// From one block to the next.
+    /// The distance from one block to the next, in bytes.
     pub stride: u64,
-    /// Bytes of a block.
+    /// The length of a block in bytes.
     pub len: u64,
-    /// Which blocks, in which order. They are copied.
+    /// The blocks, in the order of the transfer. The library copies the list.
     pub indices: *const u32,
-    /// How many.
+    /// The number of indices.
     pub count: usize,
 }
 
-// SAFETY: repr(C), its size first, and numbers and pointers only.
+// SAFETY: repr(C), the size first, and only integers and pointers.
 unsafe impl Versioned for peerway_blocks {
     const FIRST: usize = 48;
     const NAME: &'static str = "struct peerway_blocks";
 }
 
 fn is_write(direction: u32) -> Answer<bool> {
-    // A number of C's need not be one of the enum's, so it is not taken as one.
+    // C can pass any number, so the argument is an integer and not an enum.
     const WRITE: u32 = peerway_direction::Write as u32;
     const READ: u32 = peerway_direction::Read as u32;
     match direction {
         WRITE => Ok(true),
         READ => Ok(false),
-        _ => Err(Failure::bad(format!("direction: {direction} is no peerway_direction"))),
+        _ => Err(Failure::bad(format!("direction: {direction} is not a peerway_direction"))),
     }
 }
 
@@ -127,22 +129,22 @@ fn class(given: u32) -> Answer<Class> {
         AUTO => Ok(Class::Auto),
         LATENCY => Ok(Class::Latency),
         BULK => Ok(Class::Bulk),
-        _ => Err(Failure::bad(format!("lane_class: {given} is no peerway_class"))),
+        _ => Err(Failure::bad(format!("lane_class: {given} is not a peerway_class"))),
     }
 }
 
-/// Hands a batch out, with what its options say.
+/// Applies the options to a batch and returns a handle to it.
 ///
 /// # Safety
 ///
-/// `options` is null or as its size says.
+/// `options` follows the C contract.
 unsafe fn finish(
     batch: Result<Batch, PostError>,
     options: *const peerway_batch_options,
     out: Out<*mut peerway_batch>,
 ) -> Answer {
     let mut batch = batch?;
-    // SAFETY: the caller's promise.
+    // SAFETY: required of the caller.
     if let Some(options) = unsafe { arguments::read_if_any(options) }? {
         if options.reserved != 0 {
             return Err(Failure::bad("reserved must be zero"));
@@ -152,7 +154,7 @@ unsafe fn finish(
             batch = batch.deadline(deadline);
         }
         if !options.notify.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: required of the caller.
             let message = unsafe { arguments::bytes(options.notify, options.notify_len, "notify") };
             batch = batch.notify(message?)?;
         } else if options.notify_len != 0 {
@@ -166,7 +168,7 @@ unsafe fn finish(
     Ok(())
 }
 
-/// One range. `direction` is a peerway_direction; options may be null.
+/// Creates a batch of one range. `direction` is a peerway_direction. `options` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_batch_range(
     direction: u32,
@@ -179,19 +181,19 @@ pub unsafe extern "C" fn peerway_batch_range(
     batch: *mut *mut peerway_batch,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(batch, "batch") }?;
         let write = is_write(direction)?;
         let local = region::part(local, local_offset, len)?;
         let remote = remote::part(remote, remote_offset, len)?;
         let batch =
             if write { Batch::write(&local, &remote) } else { Batch::read(&local, &remote) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { finish(batch, options, out) }
     })
 }
 
-/// Many ranges.
+/// Creates a batch of many ranges.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_batch_vector(
     direction: u32,
@@ -201,7 +203,7 @@ pub unsafe extern "C" fn peerway_batch_vector(
     batch: *mut *mut peerway_batch,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let (out, given) = unsafe {
             (arguments::handle(batch, "batch")?, arguments::list(pairs, count, "pairs")?)
         };
@@ -217,12 +219,13 @@ pub unsafe extern "C" fn peerway_batch_vector(
         });
         let slices: Vec<_> = slices.collect::<Answer<_>>()?;
         let batch = if write { Batch::write_vector(&slices) } else { Batch::read_vector(&slices) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { finish(batch, options, out) }
     })
 }
 
-/// Blocks of one region from or into blocks of another: as many on both sides, and of the same length.
+/// Creates a batch that copies blocks of one region from or to blocks of another. Both sides have
+/// the same number of blocks, of the same length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_batch_blocks(
     direction: u32,
@@ -234,14 +237,14 @@ pub unsafe extern "C" fn peerway_batch_blocks(
     batch: *mut *mut peerway_batch,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(batch, "batch") }?;
         let write = is_write(direction)?;
         let (local, remote) = (get(local)?, get(remote)?);
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let (ours, theirs) =
             unsafe { (arguments::read(local_blocks)?, arguments::read(remote_blocks)?) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let indices = |blocks: &peerway_blocks| unsafe {
             arguments::list(blocks.indices, blocks.count, "indices")
         };
@@ -252,26 +255,26 @@ pub unsafe extern "C" fn peerway_batch_blocks(
         } else {
             Batch::read_blocks(local, remote)
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { finish(batch, options, out) }
     })
 }
 
-/// Bytes of a batch.
+/// Sets *bytes to the total bytes of a batch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_batch_total(
     batch: *const peerway_batch,
     bytes: *mut u64,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(bytes, "bytes", 0) }?;
         out.set(get(batch)?.total());
         Ok(())
     })
 }
 
-/// Frees a batch. What was posted or prepared of it goes on.
+/// Frees a batch. Its posted transfers continue, and its prepared transfers stay usable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_batch_free(batch: *mut peerway_batch) -> peerway_status {
     call(|| handles::free(batch).map(drop))

@@ -1,4 +1,5 @@
-//! Ends of transfers for an event loop: which have ended, and a descriptor that turns readable when some have.
+//! Completions for an event loop: a queue of ended transfers, with a file descriptor that becomes
+//! readable when the queue is not empty.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -15,17 +16,17 @@ use crate::handles::{self, get, handle};
 use crate::status::{Answer, Failure, peerway_status};
 use crate::transfer::peerway_transfer;
 
-/// Ends of transfers, in the order in which they came.
+/// A queue of completions, in the order of arrival.
 pub struct peerway_completions {
     _private: (),
 }
 
 handle!(peerway_completions, Arc<Queue>, "completions", 8);
 
-/// Tokens of transfers that have ended.
+/// The tokens of ended transfers.
 pub struct Queue {
     tokens: SegQueue<u64>,
-    /// The descriptor is readable and nobody has looked yet.
+    /// Whether the file descriptor is readable and `take` has not read it yet.
     signalled: AtomicBool,
     wake_fd: OwnedFd,
 }
@@ -33,16 +34,17 @@ pub struct Queue {
 impl Queue {
     fn push(&self, token: u64) {
         self.tokens.push(token);
-        // pairs with the swap in `take`: a token pushed before it is taken out there, one pushed after it rings again.
+        // Pairs with the swap in `take`. A token pushed before that swap is popped there. A token
+        // pushed after it signals again.
         if !self.signalled.swap(true, Ordering::SeqCst) {
             signal(&self.wake_fd);
         }
     }
 
-    /// Tokens, as many as there is room for; what stays keeps the descriptor readable.
+    /// Takes up to `room` tokens. If tokens remain, the file descriptor stays readable.
     fn take(&self, room: usize, mut into: impl FnMut(usize, u64)) -> usize {
         let _ = rustix::io::read(&self.wake_fd, &mut [0; 8]);
-        // pairs with the swap in `push`
+        // Pairs with the swap in `push`.
         self.signalled.swap(false, Ordering::SeqCst);
         let mut taken = 0;
         while taken < room
@@ -59,17 +61,17 @@ impl Queue {
 }
 
 fn signal(wake_fd: &OwnedFd) {
-    // Only full, which is readable too.
+    // A write fails only if the counter is full, and then the eventfd is readable already.
     let _ = rustix::io::write(wake_fd, &1u64.to_ne_bytes());
 }
 
-/// Who is told of a transfer's end.
+/// A watcher of a transfer's end.
 pub(crate) enum Watch {
     Token(Arc<Queue>, u64),
     WakeFd(OwnedFd),
 }
 
-/// All who are told of one transfer's end: the engine wakes one waker, and this is it.
+/// All watchers of one transfer's end. The engine wakes a single waker, and this is that waker.
 #[derive(Default)]
 pub(crate) struct Watchers {
     waiting: Mutex<Vec<Watch>>,
@@ -80,7 +82,7 @@ impl Watchers {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(watch);
     }
 
-    /// Tells everybody who has not been told.
+    /// Notifies all watchers that have not been notified yet.
     pub(crate) fn tell(&self) {
         let waiting =
             std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
@@ -99,13 +101,15 @@ impl Wake for Watchers {
     }
 }
 
-/// A descriptor of our own for an eventfd of C's. Nothing else is taken: whoever ends transfers must not be held up by a full pipe.
+/// Duplicates an eventfd of C. Other file descriptors are refused, because a full pipe would block
+/// the thread that completes transfers.
 pub(crate) fn eventfd_of(given: c_int) -> Answer<OwnedFd> {
     let not_one = |why: String| Failure::bad(format!("{given} is not an eventfd: {why}"));
     if given < 0 {
         return Err(not_one("it is negative".into()));
     }
-    // SAFETY: only used in this call; what it names is asked of the system, which refuses what is not open.
+    // SAFETY: the borrow ends in this call. If the descriptor is not open, the system refuses to
+    // duplicate it.
     let borrowed = unsafe { BorrowedFd::borrow_raw(given) };
     let ours =
         rustix::io::fcntl_dupfd_cloexec(borrowed, 3).map_err(|error| not_one(error.to_string()))?;
@@ -117,38 +121,43 @@ pub(crate) fn eventfd_of(given: c_int) -> Answer<OwnedFd> {
     }
 }
 
-/// A queue of ends with its descriptor.
+/// Creates a queue of completions with its file descriptor.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_completions_new(
     completions: *mut *mut peerway_completions,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(completions, "completions") }?;
-        let wake_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Failure::new(peerway_status::Os, format!("eventfd: {error}")))?;
+        let wake_fd =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+                Failure::new(peerway_status::Os, format!("cannot create an eventfd: {error}"))
+            })?;
         let queue = Queue { tokens: SegQueue::new(), signalled: AtomicBool::new(false), wake_fd };
         out.set(handles::new(Arc::new(queue))?);
         Ok(())
     })
 }
 
-/// The descriptor, which is readable while ends are there to be taken, and now and then once too often, when an end was taken while it
-/// was being told. It belongs to the queue and is closed with it; to be polled, not read.
+/// Sets *fd to the queue's file descriptor. It is readable while the queue is not empty. Rarely it
+/// is readable once although the queue is empty, when a token is taken while it is being signalled.
+///
+/// The descriptor belongs to the queue and is closed with it. Poll it, but do not read it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_completions_fd(
     completions: *const peerway_completions,
     fd: *mut c_int,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(fd, "fd", -1) }?;
         out.set(get(completions)?.wake_fd.as_raw_fd());
         Ok(())
     })
 }
 
-/// Has a transfer's token in the queue when it ends, at once where it has. The transfer's handle may be freed before.
+/// Puts `token` into the queue when the transfer ends, or at once if it has ended. The transfer's
+/// handle may be freed before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_completions_watch(
     completions: *const peerway_completions,
@@ -162,7 +171,7 @@ pub unsafe extern "C" fn peerway_completions_watch(
     })
 }
 
-/// Takes tokens out of the queue, at most `room`; *count becomes their number. Does not wait.
+/// Takes at most `room` tokens out of the queue, and sets *count to their number. Does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_completions_take(
     completions: *const peerway_completions,
@@ -171,20 +180,21 @@ pub unsafe extern "C" fn peerway_completions_take(
     count: *mut usize,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(count, "count", 0) }?;
         let queue = get(completions)?;
         if room > 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the C contract.
             unsafe { Out::new(tokens, "tokens", 0) }?;
         }
-        // SAFETY: there is room, by the caller's promise.
+        // SAFETY: the C contract, and `take` returns at most `room` tokens.
         out.set(queue.take(room, |at, token| unsafe { tokens.add(at).write(token) }));
         Ok(())
     })
 }
 
-/// Frees a queue and closes its descriptor, once no transfer is left whose end it is to hear of.
+/// Frees the handle to a queue. The queue and its file descriptor go away once all watched
+/// transfers have ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_completions_free(
     completions: *mut peerway_completions,
@@ -207,11 +217,11 @@ mod tests {
         assert_eq!(
             rustix::io::read(&queue.wake_fd, &mut [0; 8]),
             Ok(8),
-            "signalled again for the rest"
+            "signalled again for the remaining tokens"
         );
         assert_eq!(queue.take(9, |_, token| seen.push(token)), 3);
         assert_eq!(seen, [0, 1, 2, 3, 4]);
-        assert!(rustix::io::read(&queue.wake_fd, &mut [0; 8]).is_err(), "quiet");
+        assert!(rustix::io::read(&queue.wake_fd, &mut [0; 8]).is_err(), "readable although empty");
     }
 
     #[test]

@@ -16,14 +16,14 @@ use crate::notification::peerway_notification;
 use crate::peer::peerway_peer;
 use crate::status::{Answer, Failure, peerway_status};
 
-/// One end of transfers: it listens, connects, and owns registered memory.
+/// One end of transfers. An endpoint listens, connects, and owns registered memory.
 pub struct peerway_endpoint {
     _private: (),
 }
 
 handle!(peerway_endpoint, Endpoint, "an endpoint", 1);
 
-/// The name of one life of an endpoint: a restarted one has another.
+/// The identity of one life of an endpoint. A restarted endpoint has another one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct peerway_incarnation {
@@ -37,80 +37,82 @@ impl From<peerway::Incarnation> for peerway_incarnation {
     }
 }
 
-/// Settings of an endpoint. What is zero or null comes from the environment (`peerway doctor --config` lists the variables), and
-/// where that says nothing, from the defaults.
+/// Settings of an endpoint. A field that is zero or null takes its value from the environment
+/// (`peerway doctor --config` lists the variables), or else the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_endpoint_options {
     /// sizeof(struct peerway_endpoint_options).
     pub size: usize,
-    /// Where to listen: an IP address, with or without a port ("10.0.0.1:5000", "[::1]:0").
+    /// The address to listen on: an IP address, with or without a port ("10.0.0.1:5000",
+    /// "[::1]:0").
     pub bind: *const c_char,
-    /// The IP address that peers are told instead.
+    /// The IP address to advertise to peers instead of the bound one.
     pub advertise: *const c_char,
     /// Network interfaces to use: prefixes of names, separated by commas.
     pub interfaces: *const c_char,
     /// RDMA devices to use: names or numbers, separated by commas.
     pub rdma_devices: *const c_char,
-    /// The one transport that is allowed: auto, local, local-map, local-cma, local-ring, tcp, ib or efa.
+    /// The only allowed transport: auto, local, local-map, local-cma, local-ring, tcp, ib or efa.
     pub transport: *const c_char,
-    /// Deadline of transfers that name none.
+    /// The deadline of transfers that set none.
     pub deadline_ns: u64,
-    /// Silence after which a peer is held dead.
+    /// The time of silence after which a peer counts as dead.
     pub detect_ns: u64,
     /// How long a cancel or revoke waits for its fence.
     pub fence_ns: u64,
     /// How long a connect or an import may take.
     pub connect_timeout_ns: u64,
-    /// How long a waiter polls before it sleeps.
+    /// How long a waiting thread polls before it blocks.
     pub spin_ns: u64,
-    /// Bytes of notifications kept until they are taken.
+    /// Bytes of notifications that the endpoint keeps for the application.
     pub notify_bytes: u64,
-    /// Transfers that can be in flight.
+    /// The most transfers in flight.
     pub slots: u32,
-    /// Bulk lanes per TCP peer, at most 64, as for the next two.
+    /// Bulk lanes per TCP peer. At most 64, as for the next two fields.
     pub lanes: u16,
-    /// Service threads; peers are spread over them.
+    /// The number of progress threads. Peers are spread over them.
     pub shards: u16,
     /// Threads that may copy for one large local transfer.
     pub copy_threads: u16,
-    /// Zero.
+    /// Must be zero.
     pub reserved: [u16; 3],
-    /// Any other setting, or one of the above as text; null for none. What is given above wins.
+    /// Any other setting, or a setting above as text. Null if there are none. The fields above take
+    /// precedence.
     pub settings: *const peerway_setting,
-    /// How many.
+    /// The number of settings.
     pub settings_count: usize,
 }
 
-/// A setting by its name in the environment. This struct stays as it is.
+/// A setting by the name of its environment variable. This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_setting {
-    /// The name ("PEERWAY_DEADLINE"): docs/configuration.md lists them.
+    /// The name ("PEERWAY_DEADLINE"). docs/configuration.md lists the names.
     pub name: *const c_char,
-    /// The value as it would be in the environment ("5s"). Empty is as usual.
+    /// The value, as in the environment ("5s"). Empty means the default.
     pub value: *const c_char,
 }
 
-// SAFETY: repr(C), its size first, and numbers and pointers only.
+// SAFETY: repr(C), the size first, and only integers and pointers.
 unsafe impl Versioned for peerway_endpoint_options {
     const FIRST: usize = 112;
     const NAME: &'static str = "struct peerway_endpoint_options";
 }
 
-/// Makes an endpoint, which listens when this returns. Options may be null.
+/// Creates an endpoint. It listens when this call returns. `options` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_new(
     options: *const peerway_endpoint_options,
     endpoint: *mut *mut peerway_endpoint,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise, for all of these.
+        // SAFETY: the C contract.
         let (out, options) =
             unsafe { (arguments::handle(endpoint, "endpoint")?, arguments::read_if_any(options)?) };
         log::start();
         let builder = match &options {
-            // SAFETY: the caller's promise for the texts.
+            // SAFETY: the C contract, for the texts.
             Some(options) => unsafe { builder(options) }?,
             None => Endpoint::builder(),
         };
@@ -121,15 +123,15 @@ pub unsafe extern "C" fn peerway_endpoint_new(
 
 /// # Safety
 ///
-/// The texts are null or strings.
+/// The texts and lists of `options` follow the C contract.
 unsafe fn builder(options: &peerway_endpoint_options) -> Answer<peerway::Builder> {
     if options.reserved != [0; 3] {
         return Err(Failure::bad("reserved must be zero"));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: required of the caller.
     let text = |at, name| unsafe { arguments::text(at, name) };
     let mut builder = Endpoint::builder();
-    // SAFETY: the caller's promise.
+    // SAFETY: required of the caller.
     for setting in unsafe { arguments::list(options.settings, options.settings_count, "settings") }?
     {
         let (name, value) = (text(setting.name, "name")?, text(setting.value, "value")?);
@@ -137,7 +139,7 @@ unsafe fn builder(options: &peerway_endpoint_options) -> Answer<peerway::Builder
         builder = builder.setting(name.ok_or_else(missing)?, value.unwrap_or_default());
     }
     if let Some(text) = text(options.bind, "bind")? {
-        // A port of its own choice where none is named.
+        // Port 0 lets the system choose, if the text has no port.
         let addr = match text.parse::<IpAddr>() {
             Ok(ip) => Ok(SocketAddr::new(ip, 0)),
             Err(_) => text.parse(),
@@ -195,7 +197,8 @@ unsafe fn builder(options: &peerway_endpoint_options) -> Answer<peerway::Builder
     Ok(builder)
 }
 
-/// Closes an endpoint: its transfers end, its threads stop, its sockets close. The handle stays until it is freed.
+/// Closes an endpoint: its transfers end, its threads stop, its sockets close. The handle stays
+/// valid until it is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_close(
     endpoint: *const peerway_endpoint,
@@ -206,34 +209,34 @@ pub unsafe extern "C" fn peerway_endpoint_close(
     })
 }
 
-/// Closes an endpoint and frees its handle. Null is nothing to free, here and in all such calls.
+/// Closes an endpoint and frees its handle. Here and in all _free calls, null has no effect.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_free(endpoint: *mut peerway_endpoint) -> peerway_status {
     call(|| {
         if let Some(endpoint) = handles::free(endpoint)? {
-            // Also where another thread is in a call with it.
+            // Close explicitly, because another thread in a call may keep the value alive.
             endpoint.close();
         }
         Ok(())
     })
 }
 
-/// Whether an endpoint was closed, or belongs to the parent process.
+/// Sets *closed to whether an endpoint is closed or belongs to the parent process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_is_closed(
     endpoint: *const peerway_endpoint,
     closed: *mut bool,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(closed, "closed", true) }?;
         out.set(get(endpoint)?.is_closed());
         Ok(())
     })
 }
 
-/// What others need to connect, to be handed over by any means: some hundred bytes. *len becomes their number whether or not
-/// there is room for them.
+/// Copies the metadata that other endpoints need to connect: a few hundred bytes, to be sent by any
+/// means. Sets *len to the number of bytes whether or not they fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_metadata(
     endpoint: *const peerway_endpoint,
@@ -243,19 +246,19 @@ pub unsafe extern "C" fn peerway_endpoint_metadata(
 ) -> peerway_status {
     call(|| {
         let metadata = get(endpoint)?.metadata();
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { arguments::give(&metadata, buffer, room, len) }
     })
 }
 
-/// The name of this life of the endpoint.
+/// The identity of this life of the endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_incarnation(
     endpoint: *const peerway_endpoint,
     incarnation: *mut peerway_incarnation,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(incarnation, "incarnation", NOBODY) }?;
         out.set(get(endpoint)?.incarnation().into());
         Ok(())
@@ -264,8 +267,8 @@ pub unsafe extern "C" fn peerway_endpoint_incarnation(
 
 pub(crate) const NOBODY: peerway_incarnation = peerway_incarnation { bytes: [0; 16] };
 
-/// Where peers can connect, best first: address number `nth` as text ("10.0.0.1:5000"), with its zero byte. NOTHING where there
-/// are not so many.
+/// The nth address that peers can connect to, best first, as text with its zero byte
+/// ("10.0.0.1:5000"). Returns NOTHING if there are fewer addresses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_address(
     endpoint: *const peerway_endpoint,
@@ -277,35 +280,36 @@ pub unsafe extern "C" fn peerway_endpoint_address(
     call(|| {
         let endpoint = get(endpoint)?;
         let address = endpoint.addresses().get(nth).ok_or(Failure::NOTHING)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { arguments::give_text(&address.to_string(), buffer, room, len) }
     })
 }
 
-/// How an endpoint runs.
+/// Statistics of an endpoint.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_endpoint_stats {
     /// sizeof(struct peerway_endpoint_stats).
     pub size: usize,
-    /// How many processors its threads may run on: peerway_endpoint_cpus says which. 0 where the kernel does not tell.
+    /// The number of processors that its threads may run on. peerway_endpoint_cpus lists them. 0 if
+    /// unknown.
     pub cpus: u64,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_endpoint_stats {
     const FIRST: usize = 16;
     const NAME: &'static str = "struct peerway_endpoint_stats";
 }
 
-/// How an endpoint runs.
+/// Fills in the statistics of an endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_statistics(
     endpoint: *const peerway_endpoint,
     stats: *mut peerway_endpoint_stats,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::new(stats) }?;
         let stats = get(endpoint)?.stats();
         fill.set(peerway_endpoint_stats { size: 0, cpus: stats.cpus.len() as u64 });
@@ -313,8 +317,8 @@ pub unsafe extern "C" fn peerway_endpoint_statistics(
     })
 }
 
-/// The processors that the endpoint's threads may run on, as text ("0-3,8"), with its zero byte. Empty where the kernel
-/// does not tell.
+/// The processors that the endpoint's threads may run on, as text with its zero byte ("0-3,8").
+/// Empty if unknown.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_cpus(
     endpoint: *const peerway_endpoint,
@@ -325,12 +329,12 @@ pub unsafe extern "C" fn peerway_endpoint_cpus(
     call(|| {
         let cpus: Vec<usize> =
             get(endpoint)?.stats().cpus.into_iter().map(|cpu| cpu as usize).collect();
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { arguments::give_text(&show_cpus(&cpus), buffer, room, len) }
     })
 }
 
-/// Checks metadata without connecting: the name of the life of the endpoint that gave it.
+/// Checks metadata without connecting, and sets *incarnation to the identity of its endpoint.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_metadata_incarnation(
     metadata: *const c_void,
@@ -338,7 +342,7 @@ pub unsafe extern "C" fn peerway_metadata_incarnation(
     incarnation: *mut peerway_incarnation,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise, for both.
+        // SAFETY: the C contract.
         let (out, metadata) = unsafe {
             let nobody = peerway_incarnation { bytes: [0; 16] };
             (
@@ -352,8 +356,9 @@ pub unsafe extern "C" fn peerway_metadata_incarnation(
     })
 }
 
-/// Connects to the endpoint that gave this metadata; a second connect to the same life of it gives a second handle to the same
-/// peer. A time-out of zero is the endpoint's own.
+/// Connects to the endpoint that gave this metadata. A second connect to the same incarnation gives
+/// a second handle to the same peer. If timeout_ns is zero, the endpoint's connect time-out
+/// applies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_connect(
     endpoint: *const peerway_endpoint,
@@ -363,7 +368,7 @@ pub unsafe extern "C" fn peerway_endpoint_connect(
     peer: *mut *mut peerway_peer,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let (out, metadata) = unsafe {
             (arguments::handle(peer, "peer")?, arguments::bytes(metadata, len, "metadata")?)
         };
@@ -374,7 +379,7 @@ pub unsafe extern "C" fn peerway_endpoint_connect(
     })
 }
 
-/// Connects to whichever endpoint listens at "host:port" ("[::1]:5000").
+/// Connects to the endpoint that listens at "host:port" ("[::1]:5000"), whatever its identity.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_connect_address(
     endpoint: *const peerway_endpoint,
@@ -383,7 +388,7 @@ pub unsafe extern "C" fn peerway_endpoint_connect_address(
     peer: *mut *mut peerway_peer,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let (out, text) =
             unsafe { (arguments::handle(peer, "peer")?, arguments::text(address, "address")?) };
         let text =
@@ -395,16 +400,18 @@ pub unsafe extern "C" fn peerway_endpoint_connect_address(
     })
 }
 
-/// Tries every address that a name stands for while nobody answers, each for its share of the time
-/// that looking up the name has left.
+/// Tries the addresses of a name one after the other, until one answers. Each gets an equal share
+/// of the time that remains after the lookup of the name.
 fn connect_to(endpoint: &Endpoint, text: &str, timeout: Duration) -> Answer<peerway::Peer> {
     let start = Instant::now();
     let found = text.to_socket_addrs().map_err(|error| {
-        Failure::bad(format!("address: '{text}' is not host:port, or not found: {error}"))
+        Failure::bad(format!(
+            "address: '{text}' is not host:port, or the host cannot be resolved: {error}"
+        ))
     })?;
     let addresses: Vec<SocketAddr> = found.collect();
     let mut untried = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-    let mut failure = Failure::bad(format!("address: '{text}' has no address"));
+    let mut failure = Failure::bad(format!("address: the host of '{text}' has no address"));
     for address in addresses {
         let share = timeout.saturating_sub(start.elapsed()) / untried.max(1);
         untried = untried.saturating_sub(1);
@@ -419,8 +426,8 @@ fn connect_to(endpoint: &Endpoint, text: &str, timeout: Duration) -> Answer<peer
     Err(failure)
 }
 
-/// The next peer that connected to us, waiting for one for so long: PENDING where none came. Peers are accepted whether or not
-/// anybody asks; this only hands them out.
+/// Returns the next peer that connected to this endpoint. Waits at most timeout_ns; PENDING if none
+/// connected. The endpoint accepts peers in any case; this call only returns them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_accept(
     endpoint: *const peerway_endpoint,
@@ -428,7 +435,7 @@ pub unsafe extern "C" fn peerway_endpoint_accept(
     peer: *mut *mut peerway_peer,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(peer, "peer") }?;
         let endpoint = get(endpoint)?;
         let peer = until(timeout_ns, |left| match endpoint.accept(left) {
@@ -440,7 +447,8 @@ pub unsafe extern "C" fn peerway_endpoint_accept(
     })
 }
 
-/// A handle to every live peer, each to be freed. *count becomes their number; where there is not room for so many there is none.
+/// Fills in a handle to every live peer. The caller frees each. Sets *count to the number of peers.
+/// If there is not enough room, no handle is made.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_peers(
     endpoint: *const peerway_endpoint,
@@ -450,27 +458,27 @@ pub unsafe extern "C" fn peerway_endpoint_peers(
 ) -> peerway_status {
     call(|| {
         let live = get(endpoint)?.peers();
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { Out::new(count, "count", live.len()) }?;
         if live.len() > room {
-            let sentence = format!("there is room for {room} peers, and there are {}", live.len());
+            let sentence = format!("there is room for {room} peers, but there are {}", live.len());
             return Err(Failure::new(peerway_status::TooSmall, sentence));
         }
         if live.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { Out::new(peers, "peers", std::ptr::null_mut()) }?;
         for (at, peer) in live.into_iter().enumerate() {
             let handle = handles::new(peer)?;
-            // SAFETY: there is room for it.
+            // SAFETY: the C contract, and there is room for `live.len()` handles.
             unsafe { peers.add(at).write(handle) };
         }
         Ok(())
     })
 }
 
-/// The oldest notification, waiting for one for so long: PENDING where there is none.
+/// Returns the oldest notification. Waits at most timeout_ns; PENDING if there is none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_notification(
     endpoint: *const peerway_endpoint,
@@ -478,7 +486,7 @@ pub unsafe extern "C" fn peerway_endpoint_notification(
     notification: *mut *mut peerway_notification,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(notification, "notification") }?;
         let endpoint = get(endpoint)?;
         let found = until(timeout_ns, |left| {
@@ -494,7 +502,7 @@ pub(crate) fn closed() -> Failure {
     Failure::new(peerway_status::EndpointClosed, "the endpoint is closed")
 }
 
-/// Arrivals counted under this id.
+/// Sets *value to the number of arrivals that the counter has counted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_counter(
     endpoint: *const peerway_endpoint,
@@ -502,15 +510,15 @@ pub unsafe extern "C" fn peerway_endpoint_counter(
     value: *mut u64,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(value, "value", 0) }?;
         out.set(get(endpoint)?.counter(id));
         Ok(())
     })
 }
 
-/// Waits until at least `wanted` arrivals have been counted; PENDING where they have not in time. *value, which may be null, becomes
-/// how many have.
+/// Waits until the counter has counted at least `wanted` arrivals. PENDING if it has not within
+/// timeout_ns. Sets *value to the count. `value` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_wait_counter(
     endpoint: *const peerway_endpoint,
@@ -527,14 +535,15 @@ pub unsafe extern "C" fn peerway_endpoint_wait_counter(
             (count >= wanted).then_some(Ok(())).or_else(closed)
         });
         if !value.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the C contract.
             unsafe { Out::new(value, "value", 0) }?.set(endpoint.counter(id));
         }
         reached
     })
 }
 
-/// Forgets a counter, so that its id can be used afresh. *value, which may be null, becomes what it had.
+/// Removes a counter, so that its id can be used again from zero. Sets *value to its last count.
+/// `value` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_endpoint_reset_counter(
     endpoint: *const peerway_endpoint,
@@ -544,7 +553,7 @@ pub unsafe extern "C" fn peerway_endpoint_reset_counter(
     call(|| {
         let count = get(endpoint)?.reset_counter(id);
         if !value.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the C contract.
             unsafe { Out::new(value, "value", count) }?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The way in: every call of C's goes through [`call`].
+//! The entry point: every call from C goes through [`call`].
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -11,9 +11,11 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Runs a call's body: a failure is written down for this thread, a panic does not leave the library.
+/// Runs the body of a call. Stores the message of a failure for this thread. A panic does not leave
+/// the library.
 pub(crate) fn call(body: impl FnOnce() -> Answer) -> peerway_status {
-    // Whatever a panic left half done is behind the engine's own locks, which refuse from then on.
+    // State that a panic leaves inconsistent is behind the engine's own locks, which refuse access
+    // afterwards.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => peerway_status::Ok,
         Ok(Err(Failure { status, sentence })) => {
@@ -24,7 +26,7 @@ pub(crate) fn call(body: impl FnOnce() -> Answer) -> peerway_status {
         }
         Err(panic) => {
             remember(format!("the library panicked: {}", words(&*panic)));
-            // What was thrown may itself panic when it is dropped.
+            // The panic's payload may itself panic when it is dropped.
             std::mem::forget(panic);
             peerway_status::Panic
         }
@@ -33,25 +35,25 @@ pub(crate) fn call(body: impl FnOnce() -> Answer) -> peerway_status {
 
 fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a word")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 fn remember(sentence: String) {
     let mut bytes = sentence.into_bytes();
     bytes.retain(|byte| *byte != 0);
     let sentence = CString::new(bytes).unwrap_or_default();
-    // A thread that is ending has no place for it, and nobody to read it.
+    // While a thread exits, its storage is gone. No later call of the thread can read the message.
     let _ = LAST.try_with(|last| *last.borrow_mut() = sentence);
 }
 
-/// What went wrong in the last call of this thread that failed: a sentence, never null, and empty where none has. It stays until
-/// the next call that fails in this thread.
+/// The error message of the last call of this thread that failed. Never null; empty if no call has
+/// failed. The text stays valid until the next call of this thread that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerway_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// The name of a status (PEERWAY_STATUS_BUSY is "BUSY"); "?" for a number that is none.
+/// The name of a status ("BUSY" for PEERWAY_STATUS_BUSY). "?" if the number is not a status.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerway_status_name(status: i32) -> *const c_char {
     peerway_status::name(status).unwrap_or(c"?").as_ptr()
@@ -64,7 +66,7 @@ mod tests {
     use super::*;
 
     fn last() -> String {
-        // SAFETY: a string of this thread, and no call comes between.
+        // SAFETY: the string belongs to this thread, and no call replaces it before the copy.
         unsafe { CStr::from_ptr(peerway_last_error()) }.to_str().unwrap().to_owned()
     }
 
@@ -76,7 +78,7 @@ mod tests {
         assert_eq!(last(), "zeroinside");
         assert_eq!(call(|| Err(Failure::PENDING)), peerway_status::Pending);
         assert_eq!(call(|| Ok(())), peerway_status::Ok);
-        assert_eq!(last(), "zeroinside", "neither is a failure");
+        assert_eq!(last(), "zeroinside", "neither OK nor PENDING is a failure");
         std::thread::spawn(|| assert_eq!(last(), "")).join().unwrap();
     }
 }

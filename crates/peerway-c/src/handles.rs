@@ -1,25 +1,25 @@
-//! What C holds: numbers in the place of pointers.
+//! Handles: numbers that C holds instead of pointers.
 //!
-//! A handle says of what kind it is, where its value is kept, and which of the values that were kept there it means. It is
-//! never an address: one that was freed, that is of another kind or that is no handle at all is answered with a status, and a program
-//! that looks behind one is stopped by the processor.
+//! A handle encodes its kind, the index of its place in a table, and the generation of that place.
+//! It is never an address. The library answers a freed handle, a handle of another kind, or any
+//! other number with a status. A program that dereferences a handle faults.
 //!
-//! A call keeps what its handles mean for as long as it runs, so a handle may be freed while another thread is in a call
-//! with it.
+//! A call keeps the values of its handles alive while it runs, so a program may free a handle while
+//! another thread is in a call with it.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::status::{Answer, Failure, peerway_status};
 
-/// Bits of a handle: where, from the lowest, then which, then the kind.
+/// The bits of a handle, from the lowest: the index, the generation, the kind.
 const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 34;
 const GENERATIONS: u64 = 1 << GENERATION_BITS;
 
-/// The first chunk has 64 places, each further one twice as many as the one before.
+/// The first chunk has 64 places. Each further chunk has twice as many as the previous one.
 const FIRST_CHUNK: u32 = 64;
 const CHUNKS: usize = 18;
-/// Handles of one kind that there can be at a time.
+/// The most handles of one kind at the same time.
 const MOST: u32 = FIRST_CHUNK * ((1 << CHUNKS) - 1);
 
 // A handle fits into a pointer, and an index into its bits.
@@ -27,13 +27,14 @@ const _: () = assert!(size_of::<usize>() == 8 && MOST < 1 << INDEX_BITS);
 
 /// A type that C knows as an incomplete struct.
 pub(crate) trait Handle: Sized + 'static {
-    /// What a handle of it means.
+    /// The value behind a handle.
     type Value: Send + Sync;
-    /// Where those are kept.
+    /// The table of the values.
     fn table() -> &'static Table<Self::Value>;
 }
 
-/// Makes types handles: what they mean, in words, and their kinds, which are numbers from 1 to 63.
+/// Makes a type a handle. Takes the type, its value, a name for messages, and a unique kind from 1
+/// to 63.
 macro_rules! handle {
     ($handle:ty, $value:ty, $what:literal, $kind:literal) => {
         impl $crate::handles::Handle for $handle {
@@ -48,32 +49,32 @@ macro_rules! handle {
 }
 pub(crate) use handle;
 
-/// What a handle means.
+/// The value behind a handle.
 pub(crate) fn get<H: Handle>(handle: *const H) -> Answer<Arc<H::Value>> {
     H::table().get(handle as u64)
 }
 
-/// What a handle means, where there is one.
+/// The value behind a handle. `None` if the handle is null.
 pub(crate) fn get_if_any<H: Handle>(handle: *const H) -> Answer<Option<Arc<H::Value>>> {
     if handle.is_null() { Ok(None) } else { get(handle).map(Some) }
 }
 
-/// A handle for a value.
+/// Creates a handle for a value.
 pub(crate) fn new<H: Handle>(value: H::Value) -> Answer<*mut H> {
     Ok(H::table().add(value)? as *mut H)
 }
 
-/// Ends a handle; what it meant, or `None` for null.
+/// Frees a handle and returns its value. `None` if the handle is null.
 pub(crate) fn free<H: Handle>(handle: *mut H) -> Answer<Option<Arc<H::Value>>> {
     if handle.is_null() { Ok(None) } else { H::table().remove(handle as u64).map(Some) }
 }
 
-/// Values of one kind.
+/// The values of one kind.
 pub(crate) struct Table<T> {
     what: &'static str,
     kind: u64,
     most: u32,
-    /// Places stay where they are once they are there.
+    /// A place never moves, so threads access places without the lock of `free`.
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<Free>,
 }
@@ -87,7 +88,7 @@ struct Place<T> {
 
 struct Free {
     places: Vec<u32>,
-    /// Places from here on were never used.
+    /// Places from this index on were never used.
     unused: u32,
 }
 
@@ -120,7 +121,8 @@ impl<T> Table<T> {
             return Ok(index);
         }
         if free.unused == self.most {
-            let sentence = format!("there are {} handles to {} already", self.most, self.what);
+            let sentence =
+                format!("the maximum of {} handles to {} exists already", self.most, self.what);
             return Err(Failure::new(peerway_status::TooManyHandles, sentence));
         }
         let index = free.unused;
@@ -177,7 +179,7 @@ impl<T> Table<T> {
     }
 }
 
-/// The chunk of a place, and where in it.
+/// The chunk of a place, and its index in the chunk.
 fn whereabouts(index: u32) -> (usize, usize) {
     let nth = index / FIRST_CHUNK + 1;
     let chunk = nth.ilog2();
@@ -237,7 +239,7 @@ mod tests {
         let handles: Vec<u64> = (0..70).map(|n| table.add(n).unwrap()).collect();
         let full = table.add(70).unwrap_err();
         assert_eq!(full.status, peerway_status::TooManyHandles);
-        assert_eq!(full.sentence.unwrap(), "there are 70 handles to a number already");
+        assert_eq!(full.sentence.unwrap(), "the maximum of 70 handles to a number exists already");
         table.remove(handles[3]).unwrap();
         assert_eq!(*table.get(table.add(71).unwrap()).unwrap(), 71);
         assert!(table.add(72).is_err());
@@ -262,6 +264,6 @@ mod tests {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(table.free.lock().unwrap().unused < 64, "places are used again");
+        assert!(table.free.lock().unwrap().unused < 64, "places are not reused");
     }
 }

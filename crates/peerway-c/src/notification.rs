@@ -10,7 +10,7 @@ use crate::entry::call;
 use crate::handles::{self, get, handle};
 use crate::status::peerway_status;
 
-/// The longest notification.
+/// The maximum length of a notification in bytes.
 pub const PEERWAY_MAX_NOTIFICATION: usize = 1 << 20;
 
 const _: () = assert!(PEERWAY_MAX_NOTIFICATION == peerway::MAX_NOTIFICATION);
@@ -22,7 +22,8 @@ pub struct peerway_notification {
 
 handle!(peerway_notification, Notification, "a notification", 2);
 
-/// What a notification says, until it is freed, and who sent it, where that is not null.
+/// Sets *message and *len to the bytes of a notification, which stay valid until it is freed. Sets
+/// *from to its sender. `from` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_notification_message(
     notification: *const peerway_notification,
@@ -31,15 +32,15 @@ pub unsafe extern "C" fn peerway_notification_message(
     from: *mut peerway_incarnation,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise, for all of these.
+        // SAFETY: the C contract.
         let (message, len) =
             unsafe { (Out::new(message, "message", std::ptr::null())?, Out::new(len, "len", 0)?) };
         let notification = get(notification)?;
-        // It does not move, and the handle keeps it.
+        // The handle keeps the notification alive, and its bytes do not move.
         message.set(notification.message.as_ptr().cast());
         len.set(notification.message.len());
         if !from.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the C contract.
             unsafe { Out::new(from, "from", notification.from.into()) }?;
         }
         Ok(())

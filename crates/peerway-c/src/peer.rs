@@ -16,20 +16,20 @@ use crate::status::{Failure, peerway_status};
 use crate::stream::peerway_prepared;
 use crate::transfer::{Transfer, end, peerway_end, peerway_transfer};
 
-/// A connected peer: one life of one remote endpoint.
+/// A connected peer: one incarnation of a remote endpoint.
 pub struct peerway_peer {
     _private: (),
 }
 
 handle!(peerway_peer, Peer, "a peer", 6);
 
-/// A way to a peer.
+/// A path to a peer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum peerway_path {
     /// Both endpoints live in this process.
     SameProcess = 0,
-    /// The peer's memory is mapped here.
+    /// This process maps the peer's memory.
     LocalMap = 1,
     /// The kernel copies between the two processes.
     LocalCma = 2,
@@ -37,13 +37,13 @@ pub enum peerway_path {
     LocalRing = 3,
     /// TCP connections.
     Tcp = 4,
-    /// RDMA devices, by reliable connections (InfiniBand, RoCE).
+    /// RDMA devices with reliable connections (InfiniBand, RoCE).
     Verbs = 5,
-    /// RDMA devices, by reliable datagrams (AWS EFA).
+    /// RDMA devices with reliable datagrams (AWS EFA).
     Efa = 6,
     /// A GPU copies.
     GpuIpc = 7,
-    /// One that this library's header does not know.
+    /// A path that this header does not know.
     Other = 127,
 }
 
@@ -63,7 +63,7 @@ impl From<PathKind> for peerway_path {
     }
 }
 
-/// The name of a peerway_path ("local-map"); "?" for a number that is none.
+/// The name of a peerway_path ("local-map"). "?" if the number is not a path.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerway_path_name(path: u32) -> *const c_char {
     const NAMES: [&CStr; 8] = [
@@ -85,58 +85,60 @@ pub extern "C" fn peerway_path_name(path: u32) -> *const c_char {
 pub struct peerway_peer_facts {
     /// sizeof(struct peerway_peer_facts).
     pub size: usize,
-    /// The name of this life of it.
+    /// The identity of its incarnation.
     pub incarnation: peerway_incarnation,
-    /// The best way to it: a peerway_path. Memory that is not shareable takes the next one.
+    /// The best path to the peer: a peerway_path. Memory that is not shareable takes the next best
+    /// path.
     pub path: u32,
-    /// Whether limits that the owner of memory sets bind honest peers only on that path.
+    /// Whether an owner's limits on its memory bind only peers that follow the protocol, on that
+    /// path.
     pub trusted: u32,
     /// Whether transfers can be posted.
     pub alive: u32,
-    /// Whether we connected to it, and not it to us.
+    /// Whether this endpoint opened the connection. Zero if the peer did.
     pub initiator: u32,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_peer_facts {
     const FIRST: usize = 40;
     const NAME: &'static str = "struct peerway_peer_facts";
 }
 
-/// What went to and from a peer. Bytes that this process copied by itself count under `transfers` alone.
+/// Statistics of a peer. A transfer that this process copied itself counts only in `transfers`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_peer_stats {
     /// sizeof(struct peerway_peer_stats).
     pub size: usize,
-    /// Transfers posted.
+    /// Posted transfers.
     pub transfers: u64,
     /// Bytes that lanes wrote to the peer.
     pub bytes_written: u64,
-    /// Bytes that lanes read from it.
+    /// Bytes that lanes read from the peer.
     pub bytes_read: u64,
-    /// Bytes that it read from us by lanes.
+    /// Bytes that the peer read from this endpoint through lanes.
     pub bytes_served: u64,
-    /// Bytes that it wrote to us by lanes.
+    /// Bytes that the peer wrote to this endpoint through lanes.
     pub bytes_landed: u64,
     /// Lanes that broke.
     pub lanes_lost: u64,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_peer_stats {
     const FIRST: usize = 56;
     const NAME: &'static str = "struct peerway_peer_stats";
 }
 
-/// Who a peer is and how it is reached.
+/// Fills in the facts about a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_describe(
     peer: *const peerway_peer,
     facts: *mut peerway_peer_facts,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::new(facts) }?;
         let peer = get(peer)?;
         fill.set(peerway_peer_facts {
@@ -151,7 +153,7 @@ pub unsafe extern "C" fn peerway_peer_describe(
     })
 }
 
-/// The way to a peer and why it is this one, as a sentence with its zero byte.
+/// The path to a peer and the reason for its choice, as text with its zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_path(
     peer: *const peerway_peer,
@@ -161,12 +163,12 @@ pub unsafe extern "C" fn peerway_peer_path(
 ) -> peerway_status {
     call(|| {
         let path = get(peer)?.path().to_string();
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { arguments::give_text(&path, buffer, room, len) }
     })
 }
 
-/// The address that the session was made with, as text with its zero byte.
+/// The address of the peer in this session, as text with its zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_address(
     peer: *const peerway_peer,
@@ -176,19 +178,19 @@ pub unsafe extern "C" fn peerway_peer_address(
 ) -> peerway_status {
     call(|| {
         let address = get(peer)?.address().to_string();
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { arguments::give_text(&address, buffer, room, len) }
     })
 }
 
-/// What went to and fro.
+/// Fills in the statistics of a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_statistics(
     peer: *const peerway_peer,
     stats: *mut peerway_peer_stats,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::new(stats) }?;
         let stats = get(peer)?.stats();
         fill.set(peerway_peer_stats {
@@ -204,7 +206,8 @@ pub unsafe extern "C" fn peerway_peer_statistics(
     })
 }
 
-/// Closes the session with a peer: its transfers end, and connecting again makes a new one. The handle stays until it is freed.
+/// Closes the session with a peer. Its transfers end, and a new connect opens a new session. The
+/// handle stays valid until it is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_remove(peer: *const peerway_peer) -> peerway_status {
     call(|| {
@@ -213,13 +216,14 @@ pub unsafe extern "C" fn peerway_peer_remove(peer: *const peerway_peer) -> peerw
     })
 }
 
-/// Frees a handle to a peer. The session stays.
+/// Frees a handle to a peer. The session stays open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_free(peer: *mut peerway_peer) -> peerway_status {
     call(|| handles::free(peer).map(drop))
 }
 
-/// Turns a descriptor that the peer advertised into memory that can be read and written. The first import of one asks the peer.
+/// Turns a descriptor of the peer into remote memory that transfers can use. The first import of a
+/// descriptor sends a request to the peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_import(
     peer: *const peerway_peer,
@@ -228,7 +232,7 @@ pub unsafe extern "C" fn peerway_peer_import(
     remote: *mut *mut peerway_remote,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let (out, descriptor) = unsafe {
             (arguments::handle(remote, "remote")?, arguments::bytes(descriptor, len, "descriptor")?)
         };
@@ -237,7 +241,7 @@ pub unsafe extern "C" fn peerway_peer_import(
     })
 }
 
-/// Writes one range of our memory into the peer's and waits.
+/// Writes one range of local memory to the peer's memory, and waits for the end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_write(
     peer: *const peerway_peer,
@@ -255,7 +259,7 @@ pub unsafe extern "C" fn peerway_peer_write(
     })
 }
 
-/// Reads one range of the peer's memory into ours and waits.
+/// Reads one range of the peer's memory into local memory, and waits for the end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_read(
     peer: *const peerway_peer,
@@ -273,7 +277,7 @@ pub unsafe extern "C" fn peerway_peer_read(
     })
 }
 
-/// Posts a batch; returns within microseconds whatever its size.
+/// Posts a batch. Returns within microseconds for any size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_post(
     peer: *const peerway_peer,
@@ -281,7 +285,7 @@ pub unsafe extern "C" fn peerway_peer_post(
     transfer: *mut *mut peerway_transfer,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(transfer, "transfer") }?;
         let posted = get(peer)?.post(&*get(batch)?)?;
         out.set(handles::new(Transfer::new(posted))?);
@@ -289,7 +293,7 @@ pub unsafe extern "C" fn peerway_peer_post(
     })
 }
 
-/// Posts a batch and waits for its end, which the status is of. `ended` may be null.
+/// Posts a batch, waits for the transfer's end and returns its status. `ended` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_run(
     peer: *const peerway_peer,
@@ -297,13 +301,13 @@ pub unsafe extern "C" fn peerway_peer_run(
     ended: *mut peerway_end,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
         end(get(peer)?.run(&*get(batch)?)?, fill)
     })
 }
 
-/// Keeps a checked batch to be posted many times, with everything made ready that can be.
+/// Prepares a batch that is posted many times: checks it, and does all work that a post can reuse.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_prepare(
     peer: *const peerway_peer,
@@ -311,7 +315,7 @@ pub unsafe extern "C" fn peerway_peer_prepare(
     prepared: *mut *mut peerway_prepared,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(prepared, "prepared") }?;
         let made: Prepared = get(peer)?.prepare((*get(batch)?).clone())?;
         out.set(handles::new(made)?);
@@ -328,7 +332,7 @@ pub unsafe extern "C" fn peerway_peer_notify(
     transfer: *mut *mut peerway_transfer,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let (out, message) = unsafe {
             (arguments::handle(transfer, "transfer")?, arguments::bytes(message, len, "message")?)
         };
@@ -345,14 +349,15 @@ pub unsafe extern "C" fn peerway_peer_count(
     transfer: *mut *mut peerway_transfer,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(transfer, "transfer") }?;
         out.set(handles::new(Transfer::new(get(peer)?.count(id)?))?);
         Ok(())
     })
 }
 
-/// The oldest notification of this peer, waiting for one for so long: PENDING where there is none.
+/// Returns the oldest notification of this peer. Waits at most timeout_ns; PENDING if there is
+/// none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_notification(
     peer: *const peerway_peer,
@@ -360,13 +365,14 @@ pub unsafe extern "C" fn peerway_peer_notification(
     notification: *mut *mut peerway_notification,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(notification, "notification") }?;
         let peer = get(peer)?;
         let found = until(timeout_ns, |left| {
             let over = !peer.is_alive();
             let found = peer.notification(left).map(Ok);
-            // What it sent before it went was looked for after it had gone.
+            // `over` was read first, so this poll includes everything that the peer sent before it
+            // went.
             found.or_else(|| over.then(|| Err(gone())))
         })?;
         out.set(handles::new(found)?);
@@ -375,6 +381,6 @@ pub unsafe extern "C" fn peerway_peer_notification(
 }
 
 fn gone() -> Failure {
-    let sentence = "the peer is gone, and nothing of it is left to be read";
+    let sentence = "the peer is gone, and no notification of it is left";
     Failure::new(peerway_status::PeerGone, sentence)
 }

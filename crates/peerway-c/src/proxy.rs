@@ -1,4 +1,4 @@
-//! The host's side of the GPU-driven engine.
+//! The host side of the GPU-driven engine.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
@@ -15,68 +15,73 @@ use crate::peer::peerway_peer;
 use crate::region::{self, peerway_region};
 use crate::status::{Answer, Failure, peerway_status};
 
-/// What a kernel is given: its layout is in peerway_abi.h, for peerway_device.cuh. The host only hands its address on.
+/// The argument of a kernel. peerway_abi.h has its layout, for peerway_device.cuh. The host only
+/// passes its address on.
 pub struct peerway_proxy {
     _private: (),
 }
 
-/// The host's handle to a proxy: rings that kernels write commands into, threads that carry them out, windows (registered memory that
-/// commands name by offset), and counters that peers raise and kernels wait for. It has another name than what kernels are given,
-/// because that is a struct of its own.
+/// The host's handle to a proxy. A proxy has rings that kernels write commands into, threads that
+/// carry them out, windows (registered memory that commands name by offset), and counters that
+/// peers raise and kernels wait for.
+///
+/// The kernels' argument is a different struct, peerway_proxy.
 pub struct peerway_proxy_host {
     _private: (),
 }
 
 handle!(peerway_proxy_host, Host, "a proxy", 12);
 
-/// A proxy and what C cannot hold of it.
+/// A proxy, with the state that C cannot hold.
 pub struct Host {
-    /// Disarmed before the proxy goes.
+    /// Dropped before the proxy, because fields drop in order of declaration.
     armed: Mutex<Vec<Armed>>,
     windows: Mutex<HashMap<u16, Vec<Window>>>,
     proxy: Proxy,
 }
 
-/// Settings of a proxy. What is zero is as usual.
+/// Settings of a proxy. Zero means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_proxy_options {
     /// sizeof(struct peerway_proxy_options).
     pub size: usize,
-    /// Not zero: rings for kernels of a GPU. Else for processors, with peerway_device.cuh compiled for them.
+    /// If not zero, the rings are for kernels of a GPU. Otherwise they are for CPU threads, which
+    /// compile peerway_device.cuh for the CPU.
     pub on_gpu: u32,
-    /// And which.
+    /// The number of that GPU.
     pub gpu: u32,
-    /// Threads that drain rings: a quarter of the processors, at most four, as usual.
+    /// Threads that drain rings. Default: a quarter of the processors, at most four.
     pub threads: u32,
-    /// Rings, dealt to the threads: eight for each, as usual.
+    /// Rings, which are divided among the threads. Default: eight per thread.
     pub rings: u32,
-    /// Commands that a ring holds: 2048 as usual.
+    /// Commands that a ring holds. Default: 2048.
     pub slots: u32,
-    /// Peers that can be numbered: 64 as usual.
+    /// The most peers. Default: 64.
     pub peers: u32,
-    /// Counters that peers can raise: 1024 as usual.
+    /// Counters that peers can raise. Default: 1024.
     pub counters: u32,
-    /// How GPUs copy what they reach: a peerway_copier.
+    /// How a GPU copies between buffers that it can access: a peerway_copier.
     pub copier: u32,
-    /// The longest that a kernel waits for room, an answer or a counter: 10 s as usual.
+    /// The longest wait of a kernel for room, an answer or a counter. Default: 10 s.
     pub timeout_ns: u64,
 }
 
-/// How a GPU copies what it reaches.
+/// How a GPU copies between buffers that it can access.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum peerway_copier {
-    /// A kernel is launched for every list.
+    /// Launch a kernel for every list of copies.
     Launched = 0,
-    /// A kernel stays on the GPU while there is something to do: sooner, and takes two multiprocessors for each thread of the proxy.
+    /// Keep a kernel on the GPU while there is work. It starts copies sooner, but takes two
+    /// multiprocessors per proxy thread.
     Resident = 1,
-    /// The driver copies, by copy engines where it can.
+    /// Use the driver's copies, with copy engines where possible.
     Engines = 2,
 }
 
 fn copier(given: u32) -> Answer<CopierKind> {
-    // A number of C's need not be one of the enum's, so it is not taken as one.
+    // C can pass any number, so the argument is an integer and not an enum.
     const LAUNCHED: u32 = peerway_copier::Launched as u32;
     const RESIDENT: u32 = peerway_copier::Resident as u32;
     const ENGINES: u32 = peerway_copier::Engines as u32;
@@ -84,23 +89,23 @@ fn copier(given: u32) -> Answer<CopierKind> {
         LAUNCHED => Ok(CopierKind::Launched),
         RESIDENT => Ok(CopierKind::Resident),
         ENGINES => Ok(CopierKind::Engines),
-        _ => Err(Failure::bad(format!("copier: {given} is no peerway_copier"))),
+        _ => Err(Failure::bad(format!("copier: {given} is not a peerway_copier"))),
     }
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_proxy_options {
     const FIRST: usize = 48;
     const NAME: &'static str = "struct peerway_proxy_options";
 }
 
-/// Where a window is in its side's space of offsets. This struct stays as it is.
+/// The place of a window in the offset space of its side. This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_window {
-    /// What a kernel adds to an offset in the window.
+    /// The base that a kernel adds to an offset in the window.
     pub base: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
@@ -112,19 +117,19 @@ impl From<Window> for peerway_window {
 
 const NO_WINDOW: peerway_window = peerway_window { base: 0, len: 0 };
 
-/// A part of a region. This struct stays as it is.
+/// A part of a region. This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_place {
     /// The region.
     pub region: *const peerway_region,
-    /// The first byte in it.
+    /// The offset of the first byte in it.
     pub offset: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
-/// A counter of a numbered peer. This struct stays as it is.
+/// A counter of a numbered peer. This struct never changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_answer {
@@ -134,33 +139,35 @@ pub struct peerway_answer {
     pub counter: u16,
 }
 
-/// What is to happen when a counter of ours rises: what has arrived is copied on, and then others are told.
+/// A forwarding rule. When a counter of this proxy rises, the proxy copies the arrived bytes on,
+/// and then raises other counters.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_forward {
     /// sizeof(struct peerway_forward).
     pub size: usize,
-    /// What has arrived when the counter rises.
+    /// The bytes that have arrived when the counter rises.
     pub from: peerway_place,
-    /// It is copied to all of these, which are as long.
+    /// The destinations of the copies. Each has the same length as `from`.
     pub to: *const peerway_place,
-    /// How many.
+    /// The number of destinations.
     pub to_count: usize,
-    /// Then these counters of ours go up by one.
+    /// Counters of this proxy that rise by one after the copies.
     pub then: *const u16,
-    /// How many.
+    /// The number of these counters.
     pub then_count: usize,
-    /// And these of peers: how a sender learns that the bytes went all the way.
+    /// Counters of peers that rise by one after the copies. They tell a sender that its bytes have
+    /// reached all destinations.
     pub answers: *const peerway_answer,
-    /// How many.
+    /// The number of these counters.
     pub answer_count: usize,
-    /// The counter. One counter has one rule.
+    /// The counter that triggers the rule. A counter has at most one rule.
     pub counter: u16,
-    /// Zero.
+    /// Must be zero.
     pub reserved: [u16; 3],
 }
 
-// SAFETY: repr(C), its size first, and numbers and pointers only.
+// SAFETY: repr(C), the size first, and only integers and pointers.
 unsafe impl Versioned for peerway_forward {
     const FIRST: usize = 88;
     const NAME: &'static str = "struct peerway_forward";
@@ -172,25 +179,26 @@ unsafe impl Versioned for peerway_forward {
 pub struct peerway_proxy_fault {
     /// sizeof(struct peerway_proxy_fault).
     pub size: usize,
-    /// Its position in the ring. Of commands that went together, the first.
+    /// The position of the command in its ring. If several commands were submitted together, the
+    /// first position.
     pub position: u64,
-    /// Why: one of PEERWAY_FAULT_* in peerway_abi.h. peerway_fault_text has its words.
+    /// The reason: one of PEERWAY_FAULT_* in peerway_abi.h. peerway_fault_text describes it.
     pub code: u32,
-    /// Whom it was for, by number.
+    /// The number of the command's peer.
     pub peer: u32,
-    /// The ring it came from.
+    /// The ring of the command.
     pub ring: u32,
-    /// Its operation: one of PEERWAY_OP_* in peerway_abi.h.
+    /// The operation: one of PEERWAY_OP_* in peerway_abi.h.
     pub op: u32,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_proxy_fault {
     const FIRST: usize = 32;
     const NAME: &'static str = "struct peerway_proxy_fault";
 }
 
-/// What a proxy did.
+/// Statistics of a proxy.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_proxy_stats {
@@ -198,25 +206,25 @@ pub struct peerway_proxy_stats {
     pub size: usize,
     /// Commands taken out of rings.
     pub commands: u64,
-    /// Puts submitted.
+    /// Submitted puts.
     pub puts: u64,
-    /// And their bytes.
+    /// Bytes of these puts.
     pub bytes: u64,
-    /// Counters of peers raised.
+    /// How often counters of peers were raised.
     pub counts: u64,
-    /// Submissions that puts went in; those that a thread of the proxy copied by itself are not among them.
+    /// Requests that carried puts. Puts that a proxy thread copied itself are not included.
     pub flights: u64,
     /// Commands that failed.
     pub faults: u64,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_proxy_stats {
     const FIRST: usize = 56;
     const NAME: &'static str = "struct peerway_proxy_stats";
 }
 
-/// Makes a proxy of an endpoint, with its threads asleep. Options may be null.
+/// Creates a proxy of an endpoint. Its threads sleep until it is armed. `options` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_new(
     endpoint: *const peerway_endpoint,
@@ -224,7 +232,7 @@ pub unsafe extern "C" fn peerway_proxy_new(
     proxy: *mut *mut peerway_proxy_host,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let (out, options) =
             unsafe { (arguments::handle(proxy, "proxy")?, arguments::read_if_any(options)?) };
         let mut builder = Proxy::builder(&*get(endpoint)?);
@@ -233,7 +241,7 @@ pub unsafe extern "C" fn peerway_proxy_new(
             if options.on_gpu != 0 {
                 builder = builder.gpu(options.gpu);
             } else if options.gpu != 0 {
-                return Err(Failure::bad("gpu is given and on_gpu is zero"));
+                return Err(Failure::bad("gpu is set but on_gpu is zero: set on_gpu to 1"));
             }
             for (value, set) in [
                 (options.threads, peerway::driven::ProxyBuilder::threads as fn(_, usize) -> _),
@@ -258,42 +266,43 @@ pub unsafe extern "C" fn peerway_proxy_new(
     })
 }
 
-/// Stops a proxy's threads and frees it. No kernel uses it any more.
+/// Stops the threads of a proxy and frees it. No kernel may use it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_free(proxy: *mut peerway_proxy_host) -> peerway_status {
     call(|| handles::free(proxy).map(drop))
 }
 
-/// What kernels are given, until the proxy is freed.
+/// Sets *kernel to the argument for kernels. It is valid until the proxy is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_handle(
     proxy: *const peerway_proxy_host,
     kernel: *mut *const peerway_proxy,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(kernel, "kernel", std::ptr::null()) }?;
         out.set(get(proxy)?.proxy.handle() as *const peerway_proxy);
         Ok(())
     })
 }
 
-/// How many rings there are.
+/// Sets *rings to the number of rings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_rings(
     proxy: *const peerway_proxy_host,
     rings: *mut u32,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(rings, "rings", 0) }?;
         out.set(get(proxy)?.proxy.rings());
         Ok(())
     })
 }
 
-/// Makes registered memory a window, which the proxy keeps registered: commands name it from then on, and so do those of peers that
-/// are given peer info made after this.
+/// Makes a region a window. The proxy keeps the memory registered. Local commands can name the
+/// window at once. Commands of a peer can name it if the peer received peer info that was made
+/// after this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_window(
     proxy: *const peerway_proxy_host,
@@ -301,15 +310,16 @@ pub unsafe extern "C" fn peerway_proxy_window(
     window: *mut peerway_window,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(window, "window", NO_WINDOW) }?;
         out.set(get(proxy)?.proxy.window(&*get(region)?)?.into());
         Ok(())
     })
 }
 
-/// What a peer needs to send to us, to be handed over by any means: it grants the windows, for writing, and the counters. *len becomes
-/// the number of bytes whether or not there is room for them.
+/// Copies the peer info that a peer needs to send to this proxy, to be sent by any means. It grants
+/// write access to the windows, and access to the counters. Sets *len to the number of bytes
+/// whether or not they fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_peer_info(
     proxy: *const peerway_proxy_host,
@@ -319,7 +329,7 @@ pub unsafe extern "C" fn peerway_proxy_peer_info(
 ) -> peerway_status {
     call(|| {
         let info = get(proxy)?.proxy.peer_info()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { arguments::give(&info, buffer, room, len) }
     })
 }
@@ -332,11 +342,12 @@ pub unsafe extern "C" fn peerway_proxy_card(
     room: usize,
     len: *mut usize,
 ) -> peerway_status {
-    // SAFETY: the caller's promise, which is the same.
+    // SAFETY: the C contract, which is the same for both calls.
     unsafe { peerway_proxy_peer_info(proxy, buffer, room, len) }
 }
 
-/// Has commands to `number` go to this peer, whose proxy gave the info. *windows, which may be null, becomes how many it has.
+/// Makes `number` stand for this peer in commands. The peer's proxy made `info`. Sets *windows to
+/// the number of the peer's windows. `windows` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_add_peer(
     proxy: *const peerway_proxy_host,
@@ -347,21 +358,21 @@ pub unsafe extern "C" fn peerway_proxy_add_peer(
     windows: *mut usize,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let info = unsafe { arguments::bytes(info, len, "info") }?;
         let host = get(proxy)?;
         let theirs = host.proxy.add_peer(number, &*get(peer)?, info)?;
         let count = theirs.len();
         host.windows.lock().unwrap_or_else(PoisonError::into_inner).insert(number, theirs);
         if !windows.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the C contract.
             unsafe { Out::new(windows, "windows", count) }?;
         }
         Ok(())
     })
 }
 
-/// A window of a peer: number `nth` in the order in which the peer made them. NOTHING where there is none.
+/// The nth window of a peer, in the order in which the peer made them. NOTHING if there is none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_peer_window(
     proxy: *const peerway_proxy_host,
@@ -370,7 +381,7 @@ pub unsafe extern "C" fn peerway_proxy_peer_window(
     window: *mut peerway_window,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(window, "window", NO_WINDOW) }?;
         let host = get(proxy)?;
         let windows = host.windows.lock().unwrap_or_else(PoisonError::into_inner);
@@ -380,8 +391,9 @@ pub unsafe extern "C" fn peerway_proxy_peer_window(
     })
 }
 
-/// Has the proxy's threads look for commands: from before a kernel is launched until after it has ended. While it is armed by nobody
-/// they sleep. To be taken back as often as it was done.
+/// Arms the proxy: its threads poll the rings for commands. Arm it before a kernel is launched, and
+/// disarm it after the kernel has ended. The threads sleep while the proxy is not armed. Each arm
+/// needs one disarm.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_arm(proxy: *const peerway_proxy_host) -> peerway_status {
     call(|| {
@@ -391,7 +403,7 @@ pub unsafe extern "C" fn peerway_proxy_arm(proxy: *const peerway_proxy_host) -> 
     })
 }
 
-/// Takes one peerway_proxy_arm back.
+/// Undoes one peerway_proxy_arm.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_disarm(proxy: *const peerway_proxy_host) -> peerway_status {
     call(|| {
@@ -406,15 +418,16 @@ pub unsafe extern "C" fn peerway_proxy_disarm(proxy: *const peerway_proxy_host) 
     })
 }
 
-/// From now on, whenever the rule's counter rises, what has arrived is copied on, and then others are told; by the proxy's threads,
-/// while it is armed.
+/// Adds a forwarding rule. From now on, whenever the rule's counter rises, the proxy copies the
+/// arrived bytes on and then raises the rule's counters. The proxy's threads do this while the
+/// proxy is armed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_forward(
     proxy: *const peerway_proxy_host,
     rule: *const peerway_forward,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise, for the struct and its lists.
+        // SAFETY: the C contract, for the struct and its lists.
         let (rule, to, then, answers) = unsafe {
             let rule = arguments::read(rule)?;
             let to = arguments::list(rule.to, rule.to_count, "to")?;
@@ -436,7 +449,7 @@ pub unsafe extern "C" fn peerway_proxy_forward(
     })
 }
 
-/// Takes the rule of a counter away; NOTHING where it had none.
+/// Removes the rule of a counter. NOTHING if it has none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_stop_forwarding(
     proxy: *const peerway_proxy_host,
@@ -445,7 +458,7 @@ pub unsafe extern "C" fn peerway_proxy_stop_forwarding(
     call(|| get(proxy)?.proxy.stop_forwarding(counter).then_some(()).ok_or(Failure::NOTHING))
 }
 
-/// Where a counter of ours is.
+/// Sets *value to the value of a counter of this proxy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_counter(
     proxy: *const peerway_proxy_host,
@@ -453,14 +466,15 @@ pub unsafe extern "C" fn peerway_proxy_counter(
     value: *mut u64,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(value, "value", 0) }?;
         out.set(get(proxy)?.proxy.counter(counter));
         Ok(())
     })
 }
 
-/// Waits until a counter of ours has come to a value; PENDING where it has not in time. *value, which may be null, becomes where it is.
+/// Waits until a counter of this proxy reaches `wanted`. PENDING if it does not within timeout_ns.
+/// Sets *value to the counter's value. `value` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_wait_counter(
     proxy: *const peerway_proxy_host,
@@ -475,22 +489,24 @@ pub unsafe extern "C" fn peerway_proxy_wait_counter(
             (host.proxy.wait_counter(counter, wanted, left) >= wanted).then_some(Ok(()))
         });
         if !value.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the C contract.
             unsafe { Out::new(value, "value", 0) }?.set(host.proxy.counter(counter));
         }
         reached
     })
 }
 
-/// The first command that failed since this was asked last; NOTHING where none has. The call starts a new fault epoch: a later quiet of a kernel
-/// reports only commands that fail after it, except for peers that are gone.
+/// Fills in the first command that failed since the last such call. NOTHING if none has failed.
+///
+/// The call starts a new fault epoch. A later quiet of a kernel reports only commands that fail
+/// after this call, except for peers that are gone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_take_fault(
     proxy: *const peerway_proxy_host,
     fault: *mut peerway_proxy_fault,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::new(fault) }?;
         let fault = get(proxy)?.proxy.take_fault().ok_or(Failure::NOTHING)?;
         fill.set(peerway_proxy_fault {
@@ -505,7 +521,7 @@ pub unsafe extern "C" fn peerway_proxy_take_fault(
     })
 }
 
-/// What a fault's code means, as text with its zero byte; NOTHING for a number that is none.
+/// Describes the code of a fault, as text with its zero byte. NOTHING if the number is not a code.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_fault_text(
     code: u32,
@@ -515,19 +531,19 @@ pub unsafe extern "C" fn peerway_fault_text(
 ) -> peerway_status {
     call(|| {
         let code = FaultCode::from_number(code).ok_or(Failure::NOTHING)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         unsafe { arguments::give_text(&code.to_string(), buffer, room, len) }
     })
 }
 
-/// What a proxy did so far.
+/// Fills in the statistics of a proxy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_proxy_statistics(
     proxy: *const peerway_proxy_host,
     stats: *mut peerway_proxy_stats,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::new(stats) }?;
         let stats = get(proxy)?.proxy.stats();
         fill.set(peerway_proxy_stats {

@@ -1,11 +1,11 @@
-//! Memory that was released while a peer may still reach it.
+//! Memory that was released while a peer may still access it.
 
 use crate::arguments::{Fill, Versioned};
 use crate::entry::call;
 use crate::status::peerway_status;
 
-/// Memory of this process that was released while a peer may still reach it. It stays allocated, or
-/// its release function is not called, until the peer leaves it, closes its link or dies.
+/// Memory of this process that was released while a peer may still access it. It stays allocated,
+/// or its release function is not called, until the peer stops using it, closes its link or dies.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_quarantine_stats {
@@ -19,19 +19,19 @@ pub struct peerway_quarantine_stats {
     pub entries_ever: u64,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_quarantine_stats {
     const FIRST: usize = 32;
     const NAME: &'static str = "struct peerway_quarantine_stats";
 }
 
-/// What is in quarantine in this process, over all its endpoints and those it had.
+/// Fills in what this process has in quarantine, for all its current and former endpoints.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_quarantine(
     stats: *mut peerway_quarantine_stats,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::new(stats) }?;
         let now = peerway::quarantine();
         fill.set(peerway_quarantine_stats {

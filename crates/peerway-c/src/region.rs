@@ -1,4 +1,4 @@
-//! Memory of our own.
+//! Local memory.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::handles::{self, get, get_if_any, handle};
 use crate::peer::peerway_peer;
 use crate::status::{Answer, Failure, peerway_status};
 
-/// Bytes of a descriptor.
+/// The length of a descriptor in bytes.
 pub const PEERWAY_DESCRIPTOR_LEN: usize = 64;
 
 const _: () = assert!(PEERWAY_DESCRIPTOR_LEN == peerway::DESCRIPTOR_LEN);
@@ -43,13 +43,13 @@ pub enum peerway_access {
 pub struct peerway_region_facts {
     /// sizeof(struct peerway_region_facts).
     pub size: usize,
-    /// Its first byte; for memory of a GPU an address that only GPUs can use.
+    /// The address of the first byte. Only GPUs can use the address of GPU memory.
     pub address: u64,
-    /// Its bytes.
+    /// The length in bytes.
     pub len: u64,
-    /// Whether it is memory of a GPU.
+    /// Whether it is GPU memory.
     pub on_gpu: u32,
-    /// And which, by its number in this process.
+    /// The number of the GPU in this process, for GPU memory.
     pub gpu: u32,
     /// Whether peers on this host can map it.
     pub shareable: u32,
@@ -57,13 +57,13 @@ pub struct peerway_region_facts {
     pub reserved: u32,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_region_facts {
     const FIRST: usize = 40;
     const NAME: &'static str = "struct peerway_region_facts";
 }
 
-/// Allocates zeroed memory that peers on this host can map: the fastest path there is.
+/// Allocates zeroed memory that peers on this host can map. This allows the fastest path.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_allocate(
     endpoint: *const peerway_endpoint,
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn peerway_region_allocate(
     region: *mut *mut peerway_region,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(region, "region") }?;
         out.set(handles::new(get(endpoint)?.allocate(len)?)?);
         Ok(())
@@ -87,17 +87,19 @@ pub unsafe extern "C" fn peerway_region_allocate_gpu(
     region: *mut *mut peerway_region,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(region, "region") }?;
         out.set(handles::new(get(endpoint)?.allocate_gpu(gpu, len)?)?);
         Ok(())
     })
 }
 
-/// Registers memory that the caller keeps: the host's, or a GPU's where the process uses one already.
+/// Registers memory that the caller owns: host memory, or GPU memory if the process already uses a
+/// GPU.
 ///
-/// It must stay valid until the region is freed and every transfer that uses it has ended, with its fence held: peers read and write
-/// it at any time. peerway_region_register_owned says when that is.
+/// The memory must stay valid until the region is freed and every transfer that uses it has ended
+/// with a held fence. Until then, peers may read and write it at any time.
+/// peerway_region_register_owned reports that moment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_register(
     endpoint: *const peerway_endpoint,
@@ -106,16 +108,17 @@ pub unsafe extern "C" fn peerway_region_register(
     region: *mut *mut peerway_region,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(region, "region") }?;
-        // SAFETY: the caller's promise, as the header says.
+        // SAFETY: the C contract, and the header requires that the memory stays valid.
         let registered = unsafe { get(endpoint)?.register_raw(memory.cast(), len) }?;
         out.set(handles::new(registered)?);
         Ok(())
     })
 }
 
-/// Registers memory of a GPU that the caller keeps, as peerway_region_register; which GPU's it is, the driver is asked.
+/// Registers GPU memory that the caller owns, as peerway_region_register does. The driver tells
+/// which GPU it belongs to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_register_gpu(
     endpoint: *const peerway_endpoint,
@@ -124,18 +127,21 @@ pub unsafe extern "C" fn peerway_region_register_gpu(
     region: *mut *mut peerway_region,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(region, "region") }?;
-        // SAFETY: the caller's promise, as the header says.
+        // SAFETY: the C contract, and the header requires that the memory stays valid.
         let registered = unsafe { get(endpoint)?.register_gpu_raw(address, len) }?;
         out.set(handles::new(registered)?);
         Ok(())
     })
 }
 
-/// Registers memory that the library lets go of by `release(context)`: once the region is freed and nothing, not a transfer
-/// whose fence is open either, can touch it any more. It is called once, by any thread, must not call the library and not throw;
-/// never where this call fails.
+/// Registers memory that the library releases with `release(context)`. The library calls it once
+/// the region is freed and nothing can access the memory any more, not even a transfer with an open
+/// fence.
+///
+/// Any thread may make the call, and makes it only once. `release` must not call the library and
+/// must not throw. If this call fails, `release` is never called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_register_owned(
     endpoint: *const peerway_endpoint,
@@ -146,13 +152,13 @@ pub unsafe extern "C" fn peerway_region_register_owned(
     region: *mut *mut peerway_region,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(region, "region") }?;
         let release =
             release.ok_or_else(|| Failure::new(peerway_status::NullArgument, "release is null"))?;
         let endpoint = get(endpoint)?;
         if memory.is_null() && len > 0 || (memory as usize).checked_add(len).is_none() {
-            let sentence = format!("{memory:p} + {len} is not a range of memory");
+            let sentence = format!("{memory:p} + {len} bytes is not a range of memory");
             return Err(Failure::new(peerway_status::BadRange, sentence));
         }
         let armed = Arc::new(AtomicBool::new(false));
@@ -165,22 +171,24 @@ pub unsafe extern "C" fn peerway_region_register_owned(
     })
 }
 
-/// Memory that C lets go of when it is told so.
+/// Memory of C with its release function.
 struct Owned {
     memory: *mut u8,
     len: usize,
     release: unsafe extern "C" fn(*mut c_void),
     context: *mut c_void,
-    /// The call that registered it has not failed.
+    /// Set once the registering call succeeds. `release` must not run if that call fails.
     armed: Arc<AtomicBool>,
 }
 
-// SAFETY: the header says that any thread may call, and the pointers are only handed on.
+// SAFETY: the header allows any thread to call `release`, and this type only passes the pointers
+// on.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
 unsafe impl Sync for Owned {}
 
-// SAFETY: the memory is C's, stays until `release` by its promise, and no Rust reference to it exists.
+// SAFETY: the header requires that the memory stays valid until `release`, and no Rust reference to
+// it exists.
 unsafe impl OwnedMemory for Owned {
     fn bytes(&mut self) -> (*mut u8, usize) {
         (self.memory, self.len)
@@ -190,20 +198,20 @@ unsafe impl OwnedMemory for Owned {
 impl Drop for Owned {
     fn drop(&mut self) {
         if self.armed.load(Ordering::Acquire) {
-            // SAFETY: the caller of `peerway_region_register_owned` promised that it can be called so, once.
+            // SAFETY: the caller of `peerway_region_register_owned` allows one such call.
             unsafe { (self.release)(self.context) };
         }
     }
 }
 
-/// Where a region is, and what it is.
+/// Fills in the facts about a region.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_describe(
     region: *const peerway_region,
     facts: *mut peerway_region_facts,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::new(facts) }?;
         let region = get(region)?;
         let gpu = region.gpu();
@@ -220,7 +228,8 @@ pub unsafe extern "C" fn peerway_region_describe(
     })
 }
 
-/// Copies bytes out of a region, the memory of a GPU too. Bytes that a peer changes meanwhile may be torn.
+/// Copies bytes out of a region, also from GPU memory. Bytes that a peer changes during the call
+/// may be torn.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_copy_out(
     region: *const peerway_region,
@@ -230,12 +239,12 @@ pub unsafe extern "C" fn peerway_region_copy_out(
 ) -> peerway_status {
     call(|| {
         let region = get(region)?;
-        // SAFETY: the caller's promise; bytes have no bad values.
+        // SAFETY: the C contract. The result is only checked and not read.
         unsafe { arguments::bytes(into, len, "into") }?;
         if len == 0 {
             return Ok(());
         }
-        // SAFETY: not null, and the caller's promise.
+        // SAFETY: the pointer is not null. The C contract covers the rest.
         Ok(region.read_at(offset, unsafe { std::slice::from_raw_parts_mut(into.cast(), len) })?)
     })
 }
@@ -250,12 +259,12 @@ pub unsafe extern "C" fn peerway_region_copy_in(
 ) -> peerway_status {
     call(|| {
         let region = get(region)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         Ok(region.write_at(offset, unsafe { arguments::bytes(from, len, "from") }?)?)
     })
 }
 
-/// Sets bytes of a region.
+/// Sets bytes of a region to a value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_fill(
     region: *const peerway_region,
@@ -266,8 +275,11 @@ pub unsafe extern "C" fn peerway_region_fill(
     call(|| Ok(get(region)?.fill(offset, len, value)?))
 }
 
-/// Advertises a part of a region, by PEERWAY_DESCRIPTOR_LEN bytes: to one peer, or, where that is null, to whoever holds them. The
-/// same part, rights and peer give the same bytes again. `access` is a peerway_access; a length of UINT64_MAX means all from the offset on.
+/// Advertises a part of a region, and fills in a descriptor of PEERWAY_DESCRIPTOR_LEN bytes. Only
+/// `to` can use it; if `to` is null, any peer that has the bytes can use it.
+///
+/// The same part, rights and peer give the same descriptor again. `access` is a peerway_access. A
+/// length of UINT64_MAX means the rest of the region from the offset on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_advertise(
     region: *const peerway_region,
@@ -278,7 +290,7 @@ pub unsafe extern "C" fn peerway_region_advertise(
     descriptor: *mut u8,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise: there is room for a descriptor.
+        // SAFETY: the C contract, and the header requires room for a descriptor.
         let out =
             unsafe { Out::new(descriptor.cast(), "descriptor", [0; PEERWAY_DESCRIPTOR_LEN]) }?;
         let (region, to) = (get(region)?, get_if_any(to)?);
@@ -300,7 +312,7 @@ fn rights(access: u32) -> Answer<Access> {
         READ => Ok(Access::READ),
         WRITE => Ok(Access::WRITE),
         READ_WRITE => Ok(Access::READ_WRITE),
-        _ => Err(Failure::bad(format!("access: {access} is no peerway_access"))),
+        _ => Err(Failure::bad(format!("access: {access} is not a peerway_access"))),
     }
 }
 
@@ -308,8 +320,8 @@ fn outside(offset: u64, len: u64) -> Failure {
     Failure::new(peerway_status::Outside, format!("range {offset}+{len} leaves the region"))
 }
 
-/// Takes back everything that was advertised of a region. *open, which may be null, becomes whether somebody could not be kept from
-/// it within the fence's deadline.
+/// Revokes all advertisements of a region. Sets *open to whether a peer may still access it after
+/// the fence's deadline. `open` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_revoke(
     region: *const peerway_region,
@@ -318,21 +330,21 @@ pub unsafe extern "C" fn peerway_region_revoke(
     call(|| {
         let fence = get(region)?.revoke();
         if !open.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the C contract.
             unsafe { Out::new(open, "open", fence == Fence::Open) }?;
         }
         Ok(())
     })
 }
 
-/// Ends a registration and what was advertised of it. Transfers that use the memory go on; memory that the library allocated stays
-/// until they have ended.
+/// Ends a registration and its advertisements. Transfers that use the memory continue. Memory that
+/// the library allocated stays allocated until they end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_region_free(region: *mut peerway_region) -> peerway_status {
     call(|| handles::free(region).map(drop))
 }
 
-/// A part of our memory.
+/// A part of local memory.
 pub(crate) fn part(region: *const peerway_region, offset: u64, len: u64) -> Answer<LocalSlice> {
     let region = get(region)?;
     let all = region.len();

@@ -8,7 +8,7 @@ use crate::handles::{self, get, handle};
 use crate::peer::peerway_path;
 use crate::status::{Answer, Failure, peerway_status};
 
-/// Memory of a peer that it advertised.
+/// Memory that a peer advertised.
 pub struct peerway_remote {
     _private: (),
 }
@@ -21,32 +21,32 @@ handle!(peerway_remote, RemoteRegion, "a remote region", 4);
 pub struct peerway_remote_facts {
     /// sizeof(struct peerway_remote_facts).
     pub size: usize,
-    /// Its bytes.
+    /// The length in bytes.
     pub len: u64,
-    /// What we may do: a peerway_access.
+    /// The granted access: a peerway_access.
     pub access: u32,
-    /// Whether its owner has taken it back.
+    /// Whether the owner has revoked it.
     pub revoked: u32,
-    /// Whether this process reaches it by itself.
+    /// Whether this process can access the memory directly, without lanes.
     pub is_direct: u32,
-    /// And how: a peerway_path.
+    /// The path of direct access: a peerway_path. 0 without direct access.
     pub path: u32,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_remote_facts {
     const FIRST: usize = 32;
     const NAME: &'static str = "struct peerway_remote_facts";
 }
 
-/// What a remote region is.
+/// Fills in the facts about a remote region.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_remote_describe(
     remote: *const peerway_remote,
     facts: *mut peerway_remote_facts,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::new(facts) }?;
         let remote = get(remote)?;
         let direct = remote.direct_path();
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn peerway_remote_describe(
     })
 }
 
-/// Frees a remote region. Transfers that use it go on.
+/// Frees a remote region. Transfers that use it continue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_remote_free(remote: *mut peerway_remote) -> peerway_status {
     call(|| handles::free(remote).map(drop))

@@ -1,4 +1,4 @@
-//! Transfers whose parts go when the caller says so.
+//! Staged transfers: the caller releases the stages one by one.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -13,14 +13,16 @@ use crate::peer::peerway_peer;
 use crate::status::{Answer, peerway_status};
 use crate::transfer::{end_if_any, peerway_end};
 
-/// Parts of one transfer, checked in advance: layer `i` goes while layer `i + 1` is still being computed.
+/// A transfer in stages that are checked in advance. For example, the transfer of layer `i` runs
+/// while layer `i + 1` is computed.
 pub struct peerway_staged {
     _private: (),
 }
 
 handle!(peerway_staged, Staged, "a staged transfer", 11);
 
-/// A transfer in parts, which are released one by one. The batches may be freed.
+/// Creates a staged transfer. Each batch is a stage, and the stages are released one by one. The
+/// batches may be freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_peer_stage(
     peer: *const peerway_peer,
@@ -29,7 +31,7 @@ pub unsafe extern "C" fn peerway_peer_stage(
     staged: *mut *mut peerway_staged,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let (out, given) = unsafe {
             (arguments::handle(staged, "staged")?, arguments::list(batches, count, "batches")?)
         };
@@ -40,7 +42,7 @@ pub unsafe extern "C" fn peerway_peer_stage(
     })
 }
 
-/// Lets a part go.
+/// Releases a stage: its transfer starts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_staged_release(
     staged: *const peerway_staged,
@@ -49,30 +51,32 @@ pub unsafe extern "C" fn peerway_staged_release(
     call(|| Ok(get(staged)?.release(stage)?))
 }
 
-/// Lets a part go when a CUDA stream has come so far. The stream is alive, of the GPU whose memory is transferred, and not being
-/// captured.
+/// Releases a stage when a CUDA stream reaches this point. The stream must be valid, belong to the
+/// GPU whose memory is transferred, and not be in capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_staged_release_in(
     staged: *const peerway_staged,
     stage: usize,
     stream: *mut c_void,
 ) -> peerway_status {
-    // SAFETY: the caller's promise about the stream.
+    // SAFETY: the header requires a valid stream.
     call(|| Ok(unsafe { get(staged)?.release_in(stage, stream) }?))
 }
 
-/// Lets a part go when a CUDA event has happened. The event is alive, was recorded, and is of the GPU whose memory is transferred.
+/// Releases a stage when a CUDA event completes. The event must be valid, recorded, and belong to
+/// the GPU whose memory is transferred.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_staged_release_when(
     staged: *const peerway_staged,
     stage: usize,
     event: *mut c_void,
 ) -> peerway_status {
-    // SAFETY: the caller's promise about the event.
+    // SAFETY: the header requires a valid event.
     call(|| Ok(unsafe { get(staged)?.release_when(stage, event) }?))
 }
 
-/// How a part ended; PENDING where it was not released or has not. Answers as peerway_transfer_poll.
+/// Returns how a stage ended. PENDING if it was not released or still runs. Otherwise the same as
+/// peerway_transfer_poll.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_staged_poll(
     staged: *const peerway_staged,
@@ -80,7 +84,7 @@ pub unsafe extern "C" fn peerway_staged_poll(
     ended: *mut peerway_end,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
         let staged = get(staged)?;
         let stages = staged.len();
@@ -91,8 +95,9 @@ pub unsafe extern "C" fn peerway_staged_poll(
     })
 }
 
-/// Waits for all parts that were released, and for those that a stream or an event will release. The first that did not end as done
-/// is the answer, and the fence is open if any part's is.
+/// Waits for all stages that were released, and for those that a stream or an event will release.
+/// Returns the status of the first stage that failed. The fence is open if the fence of any stage
+/// is open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_staged_wait(
     staged: *const peerway_staged,
@@ -100,13 +105,13 @@ pub unsafe extern "C" fn peerway_staged_wait(
     ended: *mut peerway_end,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
         end_if_any(get(staged)?.wait(Duration::from_nanos(timeout_ns)), fill)
     })
 }
 
-/// Stops every part that was released; the others never go.
+/// Cancels every released stage. The other stages never start.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_staged_cancel(staged: *const peerway_staged) -> peerway_status {
     call(|| {
@@ -115,7 +120,7 @@ pub unsafe extern "C" fn peerway_staged_cancel(staged: *const peerway_staged) ->
     })
 }
 
-/// Frees it. Parts that were released go on.
+/// Frees a staged transfer. Released stages continue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_staged_free(staged: *mut peerway_staged) -> peerway_status {
     call(|| handles::free(staged).map(drop))

@@ -1,4 +1,4 @@
-//! What a call answers: a status for programs, a sentence for people.
+//! The result of a call: a status for the program, and an error message for its user.
 
 use std::ffi::CStr;
 
@@ -9,118 +9,122 @@ use peerway::{
     TransferError, WorkError,
 };
 
-/// How a call went. Everything but OK, PENDING and NOTHING has a sentence in peerway_last_error().
+/// The result of a call. For every status but OK, PENDING and NOTHING, peerway_last_error() returns
+/// a message.
 ///
-/// Numbers stay what they are; later versions may add some.
+/// The numbers never change. Later versions may add some.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum peerway_status {
-    /// Done.
+    /// Success.
     Ok = 0,
-    /// Not yet: the transfer has not ended, the counter is not there, nobody has connected in the time given.
+    /// Not yet: within the time-out the transfer has not ended, the counter has not reached its
+    /// value, or no peer has connected.
     Pending = 1,
-    /// There is none: no notification, no fault, nothing of that number.
+    /// There is none: no fault, or no object of that number.
     Nothing = 2,
 
-    /// A pointer that must not be null was.
+    /// A pointer is null that must not be null.
     NullArgument = 10,
-    /// A handle that was freed, is of another kind, or never was one.
+    /// The handle was freed, has another type, or is not a handle.
     BadHandle = 11,
-    /// A struct's size is none that this library knows, or it has fields set that this library does not know.
+    /// The size field of a struct is wrong, or fields are set that this library does not know.
     BadSize = 12,
-    /// A value that cannot be meant.
+    /// An argument has an invalid value.
     BadArgument = 13,
-    /// The buffer is too small; its length argument says what is needed.
+    /// The buffer is too small. The length argument holds the needed size.
     TooSmall = 14,
-    /// More handles of one kind than there can be.
+    /// The maximum number of handles of one type exists already.
     TooManyHandles = 15,
-    /// The library failed in a way it should not have; the sentence says where. The handle that was used may be of no more use.
+    /// The library has a bug and panicked. The message says where. The handle that was used may no
+    /// longer work.
     Panic = 16,
 
-    /// A setting makes no sense.
+    /// A setting has an unknown name or an invalid value.
     InvalidSetting = 20,
     /// The pinned transport is not part of this build.
     TransportUnavailable = 21,
-    /// RDMA is pinned and cannot be used.
+    /// RDMA is pinned but cannot be used.
     NoRdma = 22,
-    /// The address cannot be listened on.
+    /// The endpoint cannot listen on the address.
     Listen = 23,
     /// No network interface has that name.
     NoInterface = 24,
-    /// The operating system refused something.
+    /// A system call failed.
     Os = 25,
     /// The endpoint is closed.
     EndpointClosed = 26,
     /// The endpoint belongs to the parent process.
     Forked = 27,
 
-    /// A range that leaves its region.
+    /// The range exceeds its region.
     Outside = 30,
-    /// Not a range of memory.
+    /// The pointer and the length are not a range of memory.
     BadRange = 31,
     /// The table of advertisements is full.
     TooManyAdvertisements = 32,
-    /// Memory could not be allocated.
+    /// Memory cannot be allocated.
     Allocate = 33,
-    /// The operating system gave no random bytes.
+    /// The operating system returned no random bytes.
     NoRandomness = 34,
 
-    /// No driver for GPUs, or none that can be used.
+    /// There is no usable GPU driver.
     NoDriver = 40,
-    /// No GPU of that number.
+    /// There is no GPU with that number.
     NoSuchGpu = 41,
-    /// A GPU, or memory that is said to be one's.
+    /// A GPU operation failed, or the address is not GPU memory.
     Gpu = 42,
 
-    /// The bytes are no metadata.
+    /// The bytes are not endpoint metadata.
     InvalidMetadata = 50,
-    /// Nobody answers at the peer's addresses.
+    /// No address of the peer can be reached.
     Unreachable = 51,
     /// The peer did not answer in time.
     TimedOut = 52,
-    /// The peer speaks another version.
+    /// The peer has an incompatible version.
     PeerIncompatible = 53,
-    /// The peer does not follow the protocol.
+    /// The peer violated the protocol.
     PeerMisbehaved = 54,
-    /// Another life of the endpoint: it was restarted.
+    /// The metadata or descriptor comes from another incarnation: the endpoint was restarted.
     OtherIncarnation = 55,
-    /// The peer takes no more sessions.
+    /// The peer accepts no more sessions.
     PeerFull = 56,
-    /// A pinned path cannot be had.
+    /// A pinned path is not available.
     PathUnavailable = 57,
-    /// The peer refuses.
+    /// The peer refused the connection.
     PeerRefuses = 58,
-    /// The bytes are no descriptor.
+    /// The bytes are not a descriptor.
     InvalidDescriptor = 59,
     /// The peer's memory cannot be mapped.
     Map = 60,
 
-    /// The work makes no sense: lengths differ, lists are of different length, or too long.
+    /// The batch is invalid: lengths or list lengths differ, or a list is too long.
     InvalidWork = 70,
     /// All transfer slots are in use.
     Busy = 71,
     /// The region was not advertised for that direction.
     Access = 72,
-    /// A region of another peer.
+    /// The remote region belongs to another peer.
     OtherPeer = 73,
-    /// A notification over the cap.
+    /// The notification is longer than PEERWAY_MAX_NOTIFICATION.
     NotificationTooLong = 74,
-    /// Local memory of several GPUs in one transfer.
+    /// One transfer uses local memory of several GPUs.
     MixedGpus = 75,
-    /// No stage of that number.
+    /// There is no stage with that number.
     NoSuchStage = 76,
     /// The stage was released already.
     AlreadyReleased = 77,
 
-    /// The peer is gone.
+    /// The peer is gone: its process ended, or every lane to it broke.
     PeerGone = 80,
-    /// The peer has been silent for too long.
+    /// The peer has sent nothing for too long.
     PeerSilent = 81,
-    /// The owner refused: no such region, another token or direction, or not for us.
+    /// The owner refused: it has no such region, the token or the direction is wrong, or the region
+    /// is advertised to another peer.
     RemoteAccess = 82,
-    /// Outside what the peer advertised.
+    /// The range exceeds the memory that the peer advertised.
     OutOfBounds = 83,
-    /// The peer took its region back.
+    /// The peer revoked its region.
     Revoked = 84,
     /// The peer's queue of notifications is full.
     NotificationsFull = 85,
@@ -128,7 +132,7 @@ pub enum peerway_status {
     CountersFull = 86,
     /// Registered memory was unmapped.
     Fault = 87,
-    /// A lane broke, and whether the notification was delivered is not known.
+    /// A lane broke. The notification may or may not have been delivered.
     DeliveryUnknown = 88,
     /// A device refused or failed the request.
     Device = 89,
@@ -137,30 +141,30 @@ pub enum peerway_status {
     /// The transfer's deadline passed.
     Deadline = 91,
 
-    /// A number for a proxy is out of its range.
+    /// A number for a proxy is out of range.
     OutOfRange = 100,
-    /// A rule about arrivals makes no sense.
+    /// A forwarding rule is invalid.
     BadRule = 101,
-    /// No room for another window.
+    /// There is no room for another window.
     NoRoom = 102,
-    /// The peer's number is taken.
+    /// The peer number is in use.
     Taken = 103,
     /// The bytes are not the peer info of a proxy.
     NotPeerInfo = 104,
     /// The endpoint has no room for another proxy.
     TooManyProxies = 105,
-    /// A thread could not be started.
+    /// A thread cannot be started.
     Thread = 106,
     /// The proxy is not armed.
     NotArmed = 107,
 
-    /// An error of a kind that this library's header does not know; the sentence says what.
+    /// An error that this header has no number for. The message describes it.
     Other = 127,
 }
 
 use peerway_status as Status;
 
-/// Every status by the end of its name.
+/// Every status with its name, without the prefix.
 const NAMES: [(Status, &CStr); 66] = [
     (Status::Ok, c"OK"),
     (Status::Pending, c"PENDING"),
@@ -231,17 +235,17 @@ const NAMES: [(Status, &CStr); 66] = [
 ];
 
 impl Status {
-    /// The end of the name of a number that C holds.
+    /// The name of a number that C passed, without the prefix.
     pub(crate) fn name(number: i32) -> Option<&'static CStr> {
         NAMES.iter().find(|(status, _)| *status as i32 == number).map(|(_, name)| *name)
     }
 }
 
-/// A call that did not do what it was asked for.
+/// The result of a call that did not succeed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
-    /// `None` where it is an answer and no error.
+    /// The error message. `None` if the status is not an error.
     pub(crate) sentence: Option<String>,
 }
 
@@ -250,9 +254,9 @@ impl Failure {
         Self { status, sentence: Some(sentence.into()) }
     }
 
-    /// Not yet.
+    /// The result is not there yet.
     pub(crate) const PENDING: Self = Self { status: Status::Pending, sentence: None };
-    /// There is none.
+    /// There is no such object.
     pub(crate) const NOTHING: Self = Self { status: Status::Nothing, sentence: None };
 
     pub(crate) fn bad(sentence: impl Into<String>) -> Self {
@@ -260,7 +264,7 @@ impl Failure {
     }
 }
 
-/// What the body of a call returns.
+/// The result of the body of a call.
 pub(crate) type Answer<T = ()> = Result<T, Failure>;
 
 fn of_gpu(error: &GpuError) -> Status {
@@ -399,7 +403,7 @@ fn of_proxy(error: &ProxyError) -> Status {
     }
 }
 
-/// The status that an end is told by.
+/// The status that reports the end of a transfer.
 pub(crate) fn of_end(ended: Ended) -> Status {
     match ended.reason {
         Reason::Done => Status::Ok,
@@ -409,7 +413,7 @@ pub(crate) fn of_end(ended: Ended) -> Status {
     }
 }
 
-/// An error of the engine with the function that gives its status.
+/// Converts errors of the engine. Each entry names an error and the function that gives its status.
 macro_rules! failures {
     ($($error:ty => $status:expr,)*) => {
         $(impl From<$error> for Failure {

@@ -1,4 +1,4 @@
-//! Transfers that are posted many times, also by CUDA streams.
+//! Prepared transfers, and transfers in CUDA streams.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -12,35 +12,35 @@ use crate::handles::{self, get, handle};
 use crate::status::{Failure, peerway_status};
 use crate::transfer::{Transfer, end, end_if_any, peerway_end, peerway_transfer};
 
-/// A batch that is ready to be posted to its peer, any number of times, by any thread.
+/// A batch that is prepared for its peer. Any thread may post it any number of times.
 pub struct peerway_prepared {
     _private: (),
 }
 
 handle!(peerway_prepared, Prepared, "a prepared transfer", 9);
 
-/// A transfer that was put into a CUDA stream.
+/// A transfer that was enqueued in a CUDA stream.
 pub struct peerway_enqueued {
     _private: (),
 }
 
 handle!(peerway_enqueued, Enqueued, "a transfer in a stream", 10);
 
-/// Posts it.
+/// Posts a prepared transfer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_prepared_post(
     prepared: *const peerway_prepared,
     transfer: *mut *mut peerway_transfer,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(transfer, "transfer") }?;
         out.set(handles::new(Transfer::new(get(prepared)?.post()?))?);
         Ok(())
     })
 }
 
-/// Posts it with this message after its bytes, whatever it was prepared with.
+/// Posts a prepared transfer with this notification after its bytes, instead of the prepared one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_prepared_post_notifying(
     prepared: *const peerway_prepared,
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn peerway_prepared_post_notifying(
     transfer: *mut *mut peerway_transfer,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let (out, message) = unsafe {
             (arguments::handle(transfer, "transfer")?, arguments::bytes(message, len, "message")?)
         };
@@ -58,36 +58,39 @@ pub unsafe extern "C" fn peerway_prepared_post_notifying(
     })
 }
 
-/// Posts it and waits for its end, which the status is of. `ended` may be null.
+/// Posts a prepared transfer, waits for its end and returns its status. `ended` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_prepared_run(
     prepared: *const peerway_prepared,
     ended: *mut peerway_end,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
         end(get(prepared)?.run()?, fill)
     })
 }
 
-/// Bytes of it.
+/// Sets *bytes to the total bytes of a prepared transfer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_prepared_total(
     prepared: *const peerway_prepared,
     bytes: *mut u64,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(bytes, "bytes", 0) }?;
         out.set(get(prepared)?.total());
         Ok(())
     })
 }
 
-/// Puts it into a CUDA stream (a CUstream or cudaStream_t, alive and of the GPU whose memory is transferred): it begins when the
-/// stream has come to it, and what is put there later waits for its end. In a stream that is being captured it becomes part of
-/// the graph. A transfer that fails lets the stream go on; the handle says how it ended.
+/// Enqueues a prepared transfer in a CUDA stream. The stream is a valid CUstream or cudaStream_t of
+/// the GPU whose memory is transferred.
+///
+/// The transfer starts when the stream reaches it, and later work in the stream waits for its end.
+/// In a stream that is being captured, the transfer becomes part of the graph. If the transfer
+/// fails, the stream continues, and the handle tells how the transfer ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_prepared_enqueue(
     prepared: *const peerway_prepared,
@@ -95,36 +98,38 @@ pub unsafe extern "C" fn peerway_prepared_enqueue(
     enqueued: *mut *mut peerway_enqueued,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { arguments::handle(enqueued, "enqueued") }?;
-        // SAFETY: the caller's promise about the stream.
+        // SAFETY: the header requires a valid stream.
         let put = unsafe { get(prepared)?.enqueue(stream) }?;
         out.set(handles::new(put)?);
         Ok(())
     })
 }
 
-/// Frees it. What was posted goes on.
+/// Frees a prepared transfer. Its posted transfers continue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_prepared_free(prepared: *mut peerway_prepared) -> peerway_status {
     call(|| handles::free(prepared).map(drop))
 }
 
-/// How often it has come to its end: more than once only in a graph that is launched again.
+/// Sets *runs to how often the enqueued transfer has ended. More than once is possible only in a
+/// graph that is launched several times.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_enqueued_runs(
     enqueued: *const peerway_enqueued,
     runs: *mut u64,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(runs, "runs", 0) }?;
         out.set(get(enqueued)?.runs());
         Ok(())
     })
 }
 
-/// How it ended the last time, waiting for so long for the first. Answers as peerway_transfer_poll.
+/// Returns how the last run of an enqueued transfer ended. Waits at most timeout_ns for the first
+/// run. Returns the same as peerway_transfer_poll.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_enqueued_wait(
     enqueued: *const peerway_enqueued,
@@ -132,19 +137,20 @@ pub unsafe extern "C" fn peerway_enqueued_wait(
     ended: *mut peerway_end,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
         end_if_any(get(enqueued)?.wait(Duration::from_nanos(timeout_ns)), fill)
     })
 }
 
-/// Frees the handle. What was captured into a graph is kept for it.
+/// Frees the handle. If a graph captured the transfer, the library keeps what the graph needs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_enqueued_free(enqueued: *mut peerway_enqueued) -> peerway_status {
     call(|| handles::free(enqueued).map(drop))
 }
 
-/// Frees the handle and what was kept for graphs: none that it was captured into is launched, or running, any more.
+/// Frees the handle and what the library keeps for graphs. No graph that captured the transfer may
+/// run or be launched any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_enqueued_release(
     enqueued: *mut peerway_enqueued,
@@ -153,16 +159,17 @@ pub unsafe extern "C" fn peerway_enqueued_release(
         let Some(enqueued) = handles::free(enqueued)? else { return Ok(()) };
         let enqueued = std::sync::Arc::into_inner(enqueued).ok_or_else(|| {
             Failure::bad(
-                "another thread is in a call with it: it was freed, and is kept for its graph",
+                "another thread is in a call with the enqueued transfer: the handle was freed, but what its graph needs is kept",
             )
         })?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the header requires that no graph with this transfer runs or is launched again.
         unsafe { enqueued.release() };
         Ok(())
     })
 }
 
-/// Has everything ready on a GPU that a stream which is being captured may not ask for.
+/// Prepares a GPU for stream capture: allocates everything now that must not be allocated during a
+/// capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_gpu_warm_up(gpu: u32) -> peerway_status {
     call(|| Ok(peerway::gpu::warm_up(gpu)?))

@@ -1,4 +1,4 @@
-//! Transfers that were posted.
+//! Posted transfers.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::handles::{self, get, handle};
 use crate::peer::peerway_path;
 use crate::status::{Answer, Failure, of_end, peerway_status};
 
-/// A posted transfer. It goes on when its handle is freed; every transfer has a deadline.
+/// A posted transfer. It continues after its handle is freed. Every transfer has a deadline.
 pub struct peerway_transfer {
     _private: (),
 }
 
 handle!(peerway_transfer, Transfer, "a transfer", 7);
 
-/// A transfer and who is to be told of its end.
+/// A transfer and the watchers of its end.
 pub struct Transfer {
     pub(crate) transfer: peerway::Transfer,
     watchers: Arc<Watchers>,
@@ -31,7 +31,7 @@ impl Transfer {
         Self { transfer, watchers: Arc::default() }
     }
 
-    /// Has somebody told of the end, at once where it has come.
+    /// Adds a watcher. It is notified when the transfer ends, or at once if the transfer has ended.
     pub(crate) fn watch(&self, watch: Watch) {
         self.watchers.add(watch);
         if !self.transfer.on_end(&self.watchers.clone().into()) {
@@ -40,34 +40,35 @@ impl Transfer {
     }
 }
 
-/// Whether bytes of a transfer that has ended may still change memory.
+/// Whether bytes of an ended transfer may still change memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum peerway_fence {
-    /// No byte of it changes memory any more.
+    /// No byte of the transfer changes memory any more.
     Held = 0,
-    /// Bytes of it may still change memory. Ask again: the answer turns to HELD when the peer drains
-    /// or dies.
+    /// Bytes of the transfer may still change memory. Call again: the result becomes HELD when the
+    /// peer drains or dies.
     Open = 1,
-    /// Bytes of it may still change memory, and no proof can arrive any more that they cannot.
+    /// Bytes of the transfer may still change memory, and no proof of the contrary can arrive any
+    /// more.
     Lost = 2,
 }
 
-/// How a transfer ended.
+/// The end of a transfer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct peerway_end {
     /// sizeof(struct peerway_end).
     pub size: usize,
-    /// Why: a peerway_status. OK where every byte is where it was meant to be.
+    /// The result: a peerway_status. OK if every byte has arrived.
     pub status: i32,
-    /// Not zero: bytes of it may still change memory, because the peer did not answer for them in time. Memory that the library
-    /// allocated is kept until they cannot; other memory must be. peerway_transfer_fence() tells
-    /// when they no longer can.
+    /// If not zero, bytes of the transfer may still change memory, because the peer did not answer
+    /// in time. The library keeps memory that it allocated until they cannot. The caller must keep
+    /// other memory valid until peerway_transfer_fence() returns HELD.
     pub fence_open: u32,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_end {
     const FIRST: usize = 16;
     const NAME: &'static str = "struct peerway_end";
@@ -79,27 +80,28 @@ unsafe impl Versioned for peerway_end {
 pub struct peerway_transfer_stats {
     /// sizeof(struct peerway_transfer_stats).
     pub size: usize,
-    /// Bytes known to have arrived.
+    /// Bytes that are known to have arrived.
     pub bytes_done: u64,
-    /// Bytes asked for.
+    /// Bytes of the batch.
     pub bytes_total: u64,
-    /// From the post to the first byte that was handed to the path; zero where that is not known.
+    /// Time from the post to the first byte on the path. Zero if unknown.
     pub until_sent_ns: u64,
-    /// From the post to the end; zero where that is not known.
+    /// Time from the post to the end. Zero if unknown.
     pub until_ended_ns: u64,
-    /// The path it took: a peerway_path.
+    /// The path of the transfer: a peerway_path.
     pub path: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-// SAFETY: repr(C), its size first, and numbers only.
+// SAFETY: repr(C), the size first, and only integers.
 unsafe impl Versioned for peerway_transfer_stats {
     const FIRST: usize = 48;
     const NAME: &'static str = "struct peerway_transfer_stats";
 }
 
-/// An end as a call answers it: a status, a sentence where it is not done, and the fence for who asked.
+/// Returns the end of a transfer as the result of a call, with a message if it failed. Fills in
+/// `peerway_end` if the caller passed one.
 pub(crate) fn end(ended: Ended, fill: Option<Fill<peerway_end>>) -> Answer {
     let status = of_end(ended);
     if let Some(fill) = fill {
@@ -112,7 +114,7 @@ pub(crate) fn end(ended: Ended, fill: Option<Fill<peerway_end>>) -> Answer {
     }
 }
 
-/// As [`end`], of what may not have ended.
+/// As [`end`], for a transfer that may still run.
 pub(crate) fn end_if_any(ended: Option<Ended>, fill: Option<Fill<peerway_end>>) -> Answer {
     match ended {
         Some(ended) => end(ended, fill),
@@ -126,20 +128,22 @@ pub(crate) fn end_if_any(ended: Option<Ended>, fill: Option<Fill<peerway_end>>) 
     }
 }
 
-/// How a transfer ended: OK, or why not; PENDING where it has not. Moves it along a little. `ended` may be null.
+/// Returns how a transfer ended: OK, or the status of its failure. PENDING if it still runs. The
+/// call also makes progress on the transfer. `ended` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_transfer_poll(
     transfer: *const peerway_transfer,
     ended: *mut peerway_end,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
         end_if_any(get(transfer)?.transfer.poll(), fill)
     })
 }
 
-/// Waits for the end, for so long; the calling thread works for the transfer meanwhile. Answers as peerway_transfer_poll.
+/// Waits at most timeout_ns for the end of a transfer, and makes progress on it. Returns the same
+/// as peerway_transfer_poll.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_transfer_wait(
     transfer: *const peerway_transfer,
@@ -147,7 +151,7 @@ pub unsafe extern "C" fn peerway_transfer_wait(
     ended: *mut peerway_end,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
         let transfer = get(transfer)?;
         let found = match timeout_ns {
@@ -158,22 +162,22 @@ pub unsafe extern "C" fn peerway_transfer_wait(
     })
 }
 
-/// Whether bytes of a transfer that has ended may still change memory: *fence becomes a
-/// peerway_fence. PENDING where it has not ended.
+/// Sets *fence to whether bytes of an ended transfer may still change memory: a peerway_fence.
+/// PENDING if the transfer has not ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_transfer_fence(
     transfer: *const peerway_transfer,
     fence: *mut u32,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let out = unsafe { Out::new(fence, "fence", peerway_fence::Open as u32) }?;
         let transfer = get(transfer)?;
         let ended = || transfer.transfer.poll().map(|ended| ended.fence);
         let found = match ended().ok_or(Failure::PENDING)? {
             Fence::Held => peerway_fence::Held,
             Fence::Open if transfer.transfer.is_fence_pending() => peerway_fence::Open,
-            // Asked again: the fence may have turned to held since it was read.
+            // Poll again: the fence may have become held since the first poll.
             Fence::Open if ended() == Some(Fence::Held) => peerway_fence::Held,
             Fence::Open => peerway_fence::Lost,
         };
@@ -182,7 +186,8 @@ pub unsafe extern "C" fn peerway_transfer_fence(
     })
 }
 
-/// Asks for a transfer to stop. It ends within the fence's deadline, and says then whether anything of it can still change memory.
+/// Cancels a transfer. It ends within the fence's deadline. Its end tells whether its bytes may
+/// still change memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_transfer_cancel(
     transfer: *const peerway_transfer,
@@ -193,8 +198,8 @@ pub unsafe extern "C" fn peerway_transfer_cancel(
     })
 }
 
-/// Adds one to an eventfd when the transfer ends, at once where it has. The descriptor is duplicated: closing it is the
-/// caller's own affair, at any time.
+/// Adds one to an eventfd when the transfer ends, or at once if it has ended. The library
+/// duplicates the file descriptor, so the caller may close it at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_transfer_signal(
     transfer: *const peerway_transfer,
@@ -206,14 +211,14 @@ pub unsafe extern "C" fn peerway_transfer_signal(
     })
 }
 
-/// The path that a transfer took, its bytes and its times.
+/// Fills in the path, the bytes and the times of a transfer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_transfer_statistics(
     transfer: *const peerway_transfer,
     stats: *mut peerway_transfer_stats,
 ) -> peerway_status {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the C contract.
         let fill = unsafe { Fill::new(stats) }?;
         let transfer = get(transfer)?;
         let stats = transfer.transfer.stats();
@@ -233,7 +238,7 @@ pub unsafe extern "C" fn peerway_transfer_statistics(
     })
 }
 
-/// Frees a handle to a transfer, which goes on. Its slot is free once it has ended.
+/// Frees a handle to a transfer. The transfer continues, and its slot becomes free when it ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_transfer_free(transfer: *mut peerway_transfer) -> peerway_status {
     call(|| handles::free(transfer).map(drop))

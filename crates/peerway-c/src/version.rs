@@ -2,22 +2,22 @@
 
 use std::ffi::{CStr, c_char};
 
-/// The version that this header is of.
+/// The version of this header.
 pub const PEERWAY_VERSION_MAJOR: u32 = 0;
-/// The version that this header is of.
+/// The version of this header.
 pub const PEERWAY_VERSION_MINOR: u32 = 1;
-/// The version that this header is of.
+/// The version of this header.
 pub const PEERWAY_VERSION_PATCH: u32 = 0;
 
 const TEXT: &CStr = {
     const BYTES: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
     match CStr::from_bytes_with_nul(BYTES.as_bytes()) {
         Ok(text) => text,
-        Err(_) => panic!("a version has no zero byte"),
+        Err(_) => panic!("the version must not contain a zero byte"),
     }
 };
 
-/// The version of the library: major, minor and patch in eight bits each, from the third byte down.
+/// The version of the library: major << 16 | minor << 8 | patch.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerway_version() -> u32 {
     PEERWAY_VERSION_MAJOR << 16 | PEERWAY_VERSION_MINOR << 8 | PEERWAY_VERSION_PATCH

@@ -1,4 +1,4 @@
-// What callers get wrong, and what they are told.
+// Invalid arguments: the status and the error message of each.
 #define _GNU_SOURCE
 #include <assert.h>
 #include <signal.h>
@@ -10,9 +10,9 @@
 
 #define BYTES 65536
 
-// The layouts of version 0.1: a program that was compiled then must work for ever.
+// The layouts of version 0.1. A program that was compiled with it must always work.
 static_assert(sizeof(struct peerway_endpoint_options) == 128, "grown");
-static_assert(offsetof(struct peerway_endpoint_options, settings) == 112, "the first version was as long");
+static_assert(offsetof(struct peerway_endpoint_options, settings) == 112, "the length of the first version");
 static_assert(sizeof(struct peerway_setting) == 16, "must stay");
 static_assert(sizeof(struct peerway_batch_options) == 48, "grown");
 static_assert(sizeof(struct peerway_blocks) == 48, "grown");
@@ -40,21 +40,21 @@ static void null_and_stale_handles(void) {
     SAYS(peerway_region_allocate(endpoint, 64, NULL), PEERWAY_STATUS_NULL_ARGUMENT, "region is null");
     OK(peerway_region_allocate(endpoint, 64, &region));
 
-    // Of another kind.
+    // A handle of another kind.
     SAYS(peerway_endpoint_close((const struct peerway_endpoint *)(const void *)region), PEERWAY_STATUS_BAD_HANDLE,
          "not a handle to an endpoint");
-    // Freed, once and twice; and after others have been made.
+    // A handle that is freed, freed twice, and used after new handles were made.
     struct peerway_region *freed = region, *others[100];
     OK(peerway_region_free(region));
     SAYS(peerway_region_free(freed), PEERWAY_STATUS_BAD_HANDLE, "was it freed already?");
     for (int i = 0; i < 100; i++) OK(peerway_region_allocate(endpoint, 64, &others[i]));
     SAYS(peerway_region_fill(freed, 0, 1, 1), PEERWAY_STATUS_BAD_HANDLE, "not a handle to a region");
     for (int i = 0; i < 100; i++) OK(peerway_region_free(others[i]));
-    // Never one.
+    // A pointer that never was a handle.
     int on_the_stack = 0;
     SAYS(peerway_region_free((struct peerway_region *)(void *)&on_the_stack), PEERWAY_STATUS_BAD_HANDLE, "");
     SAYS(peerway_peer_remove((struct peerway_peer *)UINTPTR_MAX), PEERWAY_STATUS_BAD_HANDLE, "not a handle to a peer");
-    // Nothing to free.
+    // Freeing null has no effect.
     OK(peerway_region_free(NULL));
     OK(peerway_transfer_free(NULL));
     OK(peerway_proxy_free(NULL));
@@ -73,7 +73,7 @@ static void sizes_of_structs(void) {
     memset(&options, 0, sizeof options);
     struct peerway_endpoint *endpoint;
     SAYS(peerway_endpoint_new(&options.known, &endpoint), PEERWAY_STATUS_BAD_SIZE, "set it to sizeof(struct peerway_endpoint_options)");
-    // As long as in the first version, and shorter.
+    // The size of the first version, and a smaller one.
     const size_t first = offsetof(struct peerway_endpoint_options, settings);
     options.known.size = first;
     OK(peerway_endpoint_new(&options.known, &endpoint));
@@ -82,7 +82,8 @@ static void sizes_of_structs(void) {
     SAYS(peerway_endpoint_new(&options.known, &endpoint), PEERWAY_STATUS_BAD_SIZE, "is given as 111");
     options.known.size = (size_t)-1;
     SAYS(peerway_endpoint_new(&options.known, &endpoint), PEERWAY_STATUS_BAD_SIZE, "peerway_endpoint_options");
-    // A program that is newer than the library, with and without something that only it knows.
+    // A program that is newer than the library, with and without a field that the library does not
+    // know.
     options.known.size = sizeof options;
     options.later = 1;
     SAYS(peerway_endpoint_new(&options.known, &endpoint), PEERWAY_STATUS_BAD_SIZE, "has fields set that this library does not know");
@@ -146,7 +147,7 @@ static void meeting(void) {
     SAYS(peerway_endpoint_connect_address(endpoint, "127.0.0.1:1", SECOND, &peer), PEERWAY_STATUS_UNREACHABLE, "127.0.0.1:1");
     TRUE(peer == NULL);
 
-    // Nobody, nothing, not yet.
+    // No peer, no notification, no count.
     SAYS(peerway_endpoint_accept(endpoint, 0, &peer), PEERWAY_STATUS_PENDING, NULL);
     SAYS(peerway_endpoint_accept(endpoint, SECOND / 100, &peer), PEERWAY_STATUS_PENDING, NULL);
     SAYS(peerway_endpoint_notification(endpoint, 0, &notification), PEERWAY_STATUS_PENDING, NULL);
@@ -157,7 +158,7 @@ static void meeting(void) {
     OK(peerway_endpoint_peers(endpoint, NULL, 0, &count));
     TRUE(count == 0);
 
-    // By address, and the other side's view.
+    // A connection by address, and the view of the other side.
     OK(peerway_endpoint_new(NULL, &other));
     SAYS(peerway_endpoint_address(other, 99, text, sizeof text, &len), PEERWAY_STATUS_NOTHING, NULL);
     OK(peerway_endpoint_address(other, 0, text, sizeof text, &len));
@@ -170,7 +171,7 @@ static void meeting(void) {
     OK(peerway_peer_describe(accepted, &facts));
     OK(peerway_endpoint_incarnation(endpoint, &incarnation));
     TRUE(memcmp(&facts.incarnation, &incarnation, sizeof incarnation) == 0 && facts.alive && !facts.initiator);
-    SAYS(peerway_endpoint_peers(other, NULL, 0, &count), PEERWAY_STATUS_TOO_SMALL, "room for 0 peers, and there are 1");
+    SAYS(peerway_endpoint_peers(other, NULL, 0, &count), PEERWAY_STATUS_TOO_SMALL, "room for 0 peers, but there are 1");
     struct peerway_peer *all[4];
     OK(peerway_endpoint_peers(other, all, 4, &count));
     TRUE(count == 1);
@@ -211,7 +212,7 @@ static void memory(void) {
     SAYS(peerway_region_copy_in(two.ours, 0, NULL, 1), PEERWAY_STATUS_NULL_ARGUMENT, "from is null");
     SAYS(peerway_region_fill(two.ours, 1, BYTES, 0), PEERWAY_STATUS_OUTSIDE, "");
     OK(peerway_region_copy_out(two.ours, BYTES, NULL, 0));
-    SAYS(peerway_region_advertise(two.ours, 0, 64, 9, NULL, descriptor), PEERWAY_STATUS_BAD_ARGUMENT, "9 is no peerway_access");
+    SAYS(peerway_region_advertise(two.ours, 0, 64, 9, NULL, descriptor), PEERWAY_STATUS_BAD_ARGUMENT, "9 is not a peerway_access");
     SAYS(peerway_region_advertise(two.ours, BYTES - 1, 2, PEERWAY_ACCESS_READ, NULL, descriptor), PEERWAY_STATUS_OUTSIDE, "leaves");
     SAYS(peerway_region_advertise(two.ours, UINT64_MAX, 2, PEERWAY_ACCESS_READ, NULL, descriptor), PEERWAY_STATUS_OUTSIDE, "leaves");
     SAYS(peerway_region_advertise(two.ours, 0, 2, PEERWAY_ACCESS_READ, NULL, NULL), PEERWAY_STATUS_NULL_ARGUMENT, "descriptor");
@@ -220,11 +221,11 @@ static void memory(void) {
     SAYS(peerway_peer_import(two.peer, descriptor, 63, &remote), PEERWAY_STATUS_INVALID_DESCRIPTOR, "64 bytes, not 63");
     enum peerway_status garbage = peerway_peer_import(two.peer, descriptor, sizeof descriptor, &remote);
     TRUE(garbage == PEERWAY_STATUS_INVALID_DESCRIPTOR || garbage == PEERWAY_STATUS_OTHER_INCARNATION);
-    // Of the wrong endpoint.
+    // A descriptor of the wrong endpoint.
     OK(peerway_region_advertise(two.ours, 0, 64, PEERWAY_ACCESS_READ, NULL, descriptor));
     SAYS(peerway_peer_import(two.peer, descriptor, sizeof descriptor, &remote), PEERWAY_STATUS_OTHER_INCARNATION, "not made by this peer");
 
-    // For one direction only.
+    // A grant for one direction only.
     struct peerway_remote *readable = import(two.peer, two.theirs, PEERWAY_ACCESS_READ);
     SAYS(peerway_peer_write(two.peer, two.ours, 0, readable, 0, 64), PEERWAY_STATUS_ACCESS, "for read only");
     OK(peerway_peer_read(two.peer, two.ours, 0, readable, 0, 64));
@@ -232,14 +233,14 @@ static void memory(void) {
     OK(peerway_remote_describe(readable, &facts));
     TRUE(facts.len == BYTES && facts.access == PEERWAY_ACCESS_READ && !facts.revoked);
 
-    // Taken back.
+    // A revoked grant.
     bool open = true;
     OK(peerway_region_revoke(two.theirs, &open));
     TRUE(!open);
     SAYS(peerway_peer_read(two.peer, two.ours, 0, readable, 0, 64), PEERWAY_STATUS_REVOKED, "revoked");
     OK(peerway_remote_free(readable));
 
-    // Memory that is let go of, once, and not where it was never taken.
+    // The release function runs once, and never if the registration fails.
     static unsigned char owned[4096];
     int released = 0;
     SAYS(peerway_region_register_owned(two.here, owned, sizeof owned, NULL, &released, &region), PEERWAY_STATUS_NULL_ARGUMENT, "release");
@@ -259,13 +260,13 @@ static void work(void) {
     struct peerway_transfer *transfer;
     struct peerway_batch_options options = {.size = sizeof options};
 #define RANGE(direction, from, to, len) peerway_batch_range(direction, two.ours, from, two.remote, to, len, &options, &batch)
-    SAYS(RANGE(9, 0, 0, 64), PEERWAY_STATUS_BAD_ARGUMENT, "9 is no peerway_direction");
+    SAYS(RANGE(9, 0, 0, 64), PEERWAY_STATUS_BAD_ARGUMENT, "9 is not a peerway_direction");
     SAYS(RANGE(PEERWAY_DIRECTION_READ, BYTES - 1, 0, 2), PEERWAY_STATUS_OUTSIDE, "range 65535+2 leaves the region of 65536 bytes");
     SAYS(RANGE(PEERWAY_DIRECTION_READ, 0, 1, BYTES), PEERWAY_STATUS_OUTSIDE, "range 1+65536 leaves the peer's region");
     SAYS(RANGE(PEERWAY_DIRECTION_READ, UINT64_MAX, 0, 2), PEERWAY_STATUS_OUTSIDE, "leaves");
     SAYS(RANGE(PEERWAY_DIRECTION_READ, 0, 2, UINT64_MAX), PEERWAY_STATUS_OUTSIDE, "leaves");
     options.lane_class = 3;
-    SAYS(RANGE(PEERWAY_DIRECTION_READ, 0, 0, 2), PEERWAY_STATUS_BAD_ARGUMENT, "3 is no peerway_class");
+    SAYS(RANGE(PEERWAY_DIRECTION_READ, 0, 0, 2), PEERWAY_STATUS_BAD_ARGUMENT, "3 is not a peerway_class");
     options.lane_class = PEERWAY_CLASS_LATENCY, options.notify_len = 3;
     SAYS(RANGE(PEERWAY_DIRECTION_READ, 0, 0, 2), PEERWAY_STATUS_NULL_ARGUMENT, "notify is null");
     options.notify = &options, options.notify_len = PEERWAY_MAX_NOTIFICATION + 1;
@@ -299,14 +300,14 @@ static void work(void) {
     OK(peerway_transfer_wait(transfer, PEERWAY_FOREVER, &ended));
     TRUE(ended.status == PEERWAY_STATUS_OK && !ended.fence_open && ended.size == sizeof ended);
 
-    // Eventfds only.
+    // Only eventfds are accepted.
     int pipes[2];
     TRUE(pipe(pipes) == 0);
     SAYS(peerway_transfer_signal(transfer, pipes[1]), PEERWAY_STATUS_BAD_ARGUMENT, "is not an eventfd");
     SAYS(peerway_transfer_signal(transfer, -1), PEERWAY_STATUS_BAD_ARGUMENT, "negative");
     SAYS(peerway_transfer_signal(transfer, 123456), PEERWAY_STATUS_BAD_ARGUMENT, "123456 is not an eventfd");
     close(pipes[0]), close(pipes[1]);
-    // It has ended: told at once.
+    // The transfer has ended, so the eventfd is signalled at once.
     int event = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     uint64_t rung = 0;
     OK(peerway_transfer_signal(transfer, event));
@@ -353,7 +354,7 @@ static void work(void) {
     OK(peerway_prepared_free(prepared));
     OK(peerway_batch_free(batch));
 
-    // A peer that has been sent away.
+    // A removed peer.
     OK(peerway_peer_remove(two.peer));
     SAYS(peerway_peer_write(two.peer, two.ours, 0, two.remote, 0, 64), PEERWAY_STATUS_PEER_GONE, "the peer is gone");
     struct peerway_notification *notification;
@@ -362,7 +363,7 @@ static void work(void) {
     free_two(&apart);
 }
 
-// What belongs to an endpoint may be freed after it; nothing of it works any more.
+// Objects of an endpoint may be freed after the endpoint. They no longer work then.
 static void freed_in_any_order(void) {
     struct peerway_endpoint_options options = {.size = sizeof options, .transport = "tcp"};
     struct two two = two_with(&options, BYTES);
@@ -393,7 +394,7 @@ static void freed_in_any_order(void) {
 }
 
 static void exhaustion(void) {
-    // Slots: two transfers that nobody looks at.
+    // Slots: two transfers that are not polled.
     struct peerway_endpoint_options options = {.size = sizeof options, .transport = "tcp", .slots = 2, .notify_bytes = 64};
     struct two two = two_with(&options, 1 << 22);
     struct peerway_batch *batch;
@@ -426,7 +427,8 @@ static void exhaustion(void) {
     OK(peerway_transfer_free(transfers[1]));
     OK(peerway_batch_free(batch));
 
-    // Notifications: 64 bytes are kept, half of them for one peer once it has some.
+    // Notifications: the endpoint keeps 64 bytes. A peer with queued notifications gets at most
+    // half.
     char message[48] = "kept";
     OK(peerway_peer_notify(two.peer, message, sizeof message, &transfers[0]));
     OK(peerway_transfer_wait(transfers[0], PEERWAY_FOREVER, NULL));
@@ -446,7 +448,7 @@ static void exhaustion(void) {
     free_two(&two);
 }
 
-// Times that no clock can count to mean "never", and counts beyond what helps are taken as the most that does.
+// Times that no clock can reach mean "never". Counts above the maximum are reduced to the maximum.
 static void extremes(void) {
     struct peerway_endpoint_options options = {.size = sizeof options,
                                                .deadline_ns = UINT64_MAX,
@@ -478,7 +480,7 @@ static void extremes(void) {
     OK(peerway_proxy_free(proxy));
     struct peerway_proxy_options copiers = {.size = sizeof copiers, .copier = 3};
     SAYS(peerway_proxy_new(two.here, &copiers, &proxy), PEERWAY_STATUS_BAD_ARGUMENT, "peerway_copier");
-    // Nothing to move is moved.
+    // Empty transfers.
     OK(peerway_peer_write(two.peer, two.ours, BYTES, two.remote, BYTES, 0));
     OK(peerway_batch_vector(PEERWAY_DIRECTION_WRITE, NULL, 0, NULL, &batch));
     enum peerway_status empty = peerway_peer_run(two.peer, batch, NULL);
@@ -498,7 +500,8 @@ static void after_a_fork(void) {
         struct peerway_region *region;
         SAYS(peerway_region_allocate(endpoint, 64, &region), PEERWAY_STATUS_FORKED, "belongs to the parent process");
         TRUE(write(pipes[1], "y", 1) == 1);
-        // By force: what the parent's threads held is nobody's in a child that has no such threads, and valgrind would call it lost.
+        // Kill the child: it lacks the parent's threads, so valgrind would report their memory as
+        // lost.
         raise(SIGKILL);
     }
     close(pipes[1]);
@@ -550,7 +553,7 @@ static void proxies(void) {
 }
 
 int main(void) {
-    // So that no GPU of the machine's is found.
+    // The tests must not find a GPU of this machine.
     setenv("PEERWAY_CUDA_SO", "/nonexistent/libcuda.so", 1);
     null_and_stale_handles();
     sizes_of_structs();
@@ -563,6 +566,6 @@ int main(void) {
     extremes();
     after_a_fork();
     proxies();
-    puts("bad input: all of it was answered for");
+    puts("bad input: every call returned the expected status");
     return 0;
 }

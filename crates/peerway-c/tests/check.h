@@ -1,4 +1,4 @@
-// What the tests in C have in common: calls whose status, and words, are known beforehand.
+// Helpers of the C tests: they check the status and the error message of a call.
 #ifndef PEERWAY_TESTS_CHECK_H
 #define PEERWAY_TESTS_CHECK_H
 
@@ -10,30 +10,30 @@
 
 #define SECOND 1000000000ull
 #define OK(call) says((call), PEERWAY_STATUS_OK, NULL, #call, __FILE__, __LINE__)
-// Fails with this status, and a sentence in which these words are.
+// The call must return this status, with an error message that contains these words.
 #define SAYS(call, status, words) says((call), (status), (words), #call, __FILE__, __LINE__)
 #define TRUE(condition) holds((condition), #condition, __FILE__, __LINE__)
 
 static inline void says(enum peerway_status got, enum peerway_status wanted, const char *words, const char *call, const char *file,
                         int line) {
     if (got != wanted) {
-        fprintf(stderr, "%s:%d: %s\n  is %s and not %s: %s\n", file, line, call, peerway_status_name(got), peerway_status_name(wanted),
+        fprintf(stderr, "%s:%d: %s\n  returned %s instead of %s: %s\n", file, line, call, peerway_status_name(got), peerway_status_name(wanted),
                 peerway_last_error());
         exit(1);
     }
     if (words && !strstr(peerway_last_error(), words)) {
-        fprintf(stderr, "%s:%d: %s\n  says \"%s\" and not \"%s\"\n", file, line, call, peerway_last_error(), words);
+        fprintf(stderr, "%s:%d: %s\n  the message \"%s\" lacks \"%s\"\n", file, line, call, peerway_last_error(), words);
         exit(1);
     }
 }
 
 static inline void holds(int yes, const char *condition, const char *file, int line) {
     if (yes) return;
-    fprintf(stderr, "%s:%d: not so: %s\n", file, line, condition);
+    fprintf(stderr, "%s:%d: false: %s\n", file, line, condition);
     exit(1);
 }
 
-// Two endpoints of this process, and memory of the second that the first has imported.
+// Two endpoints of this process. The first has imported memory of the second.
 struct two {
     struct peerway_endpoint *here, *there;
     struct peerway_peer *peer;

@@ -1,6 +1,7 @@
-// The host's side of the GPU-driven engine, with a processor in the kernel's place: the header for kernels compiled for it.
+// The host side of the GPU-driven engine. A CPU thread pushes the commands instead of a kernel,
+// with the kernels' header compiled for the CPU.
 //
-// That header comes first here, and second in examples/cuda: neither order may matter.
+// That header is included first here, and second in examples/cuda: both orders must work.
 #include "peerway_device.cuh"
 
 #include "check.h"
@@ -22,7 +23,7 @@ static Side side(const peerway_endpoint *endpoint, const peerway_region *region)
     peerway_proxy_options options{};
     options.size = sizeof options;
     options.threads = 1, options.rings = 2, options.peers = 4, options.counters = 8;
-    // Valgrind is slow.
+    // A long time-out, because valgrind is slow.
     options.timeout_ns = 60 * SECOND;
     OK(peerway_proxy_new(endpoint, &options, &side.proxy));
     OK(peerway_proxy_handle(side.proxy, &side.kernel));
@@ -55,7 +56,8 @@ static void puts_and_forwards(const char *transport) {
     SAYS(peerway_proxy_peer_window(here.proxy, 0, 1, &theirs), PEERWAY_STATUS_NOTHING, nullptr);
     OK(peerway_proxy_peer_window(here.proxy, 0, 0, &theirs));
 
-    // What arrives in the first half is copied to the second, counted there, and answered for here.
+    // The rule copies arrivals in the first half to the second half, raises a counter there, and
+    // answers this side.
     peerway_place to{pair.theirs, BYTES / 2, 4096};
     uint16_t then = 5;
     peerway_answer answer{3, 2};
@@ -73,10 +75,10 @@ static void puts_and_forwards(const char *transport) {
 
     for (unsigned round = 1; round <= 20; round++) {
         OK(peerway_region_fill(pair.ours, 0, 4096, static_cast<uint8_t>(round)));
-        // What a kernel does.
+        // The kernel's part.
         TRUE(peerway_put_with_count(here.kernel, round % 2, 0, theirs.base, here.window.base, 4096, 4) == PEERWAY_OK);
         TRUE(peerway_wait_counter(here.kernel, 2, round, 0) == PEERWAY_OK);
-        // And what the other side sees.
+        // The result on the other side.
         uint64_t value = 0;
         OK(peerway_proxy_wait_counter(there.proxy, 5, round, 120 * SECOND, &value));
         TRUE(value == round);
@@ -87,7 +89,7 @@ static void puts_and_forwards(const char *transport) {
     TRUE(peerway_quiet(here.kernel, 0, 0) == PEERWAY_OK && peerway_quiet(here.kernel, 1, 0) == PEERWAY_OK);
     OK(peerway_proxy_stop_forwarding(there.proxy, 4));
 
-    // A command that cannot be meant fails alone, and by name.
+    // An invalid command fails alone, and the fault names it.
     TRUE(peerway_put(here.kernel, 1, 0, theirs.base + BYTES, here.window.base, 4096) == PEERWAY_OK);
     TRUE(peerway_quiet(here.kernel, 1, 0) == PEERWAY_FAILED);
     peerway_proxy_fault fault{};
@@ -107,7 +109,7 @@ static void puts_and_forwards(const char *transport) {
     TRUE(counter == 20 && peerway_counter(there.kernel, 4) == 20);
     OK(peerway_proxy_disarm(here.proxy));
     OK(peerway_proxy_free(here.proxy));
-    // Armed still: freeing it is enough.
+    // This proxy is still armed. Freeing it also disarms it.
     OK(peerway_proxy_free(there.proxy));
     OK(peerway_peer_free(back));
     free_two(&pair);
@@ -116,6 +118,6 @@ static void puts_and_forwards(const char *transport) {
 int main() {
     puts_and_forwards("auto");
     puts_and_forwards("tcp");
-    puts("driven: every command was carried out or named");
+    puts("driven: every command was carried out or reported as a fault");
     return 0;
 }

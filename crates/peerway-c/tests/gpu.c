@@ -1,4 +1,5 @@
-// GPU memory and CUDA streams, on whatever driver PEERWAY_CUDA_SO names: the tests' own, which needs no GPU.
+// GPU memory and CUDA streams, with the driver that PEERWAY_CUDA_SO names. The tests use a stand-in
+// driver, which needs no GPU.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
@@ -6,7 +7,7 @@
 
 #define BYTES 65536
 
-// What of the driver's interface is needed for a stream.
+// The driver functions that a stream needs.
 static struct {
     int (*init)(unsigned);
     int (*retain)(void **, int);
@@ -56,7 +57,7 @@ int main(void) {
     two.peer = connect_to(two.here, two.there);
     two.remote = import(two.peer, two.theirs, PEERWAY_ACCESS_READ_WRITE);
 
-    // A part of an allocation is found by its address; what is no GPU's memory is refused.
+    // A part of an allocation is registered by its address. Memory of the host is refused.
     struct peerway_region_facts facts = {.size = sizeof facts};
     OK(peerway_region_describe(two.ours, &facts));
     TRUE(facts.on_gpu == 1 && facts.gpu == 0 && facts.len == BYTES);
@@ -70,7 +71,7 @@ int main(void) {
     OK(peerway_peer_write(two.peer, two.ours, 0, two.remote, 0, BYTES));
     TRUE(byte_of(two.theirs, 5000) == 9);
 
-    // In a stream, again and again.
+    // Transfers in a stream, several times.
     struct peerway_batch *batch;
     struct peerway_prepared *prepared;
     OK(peerway_batch_range(PEERWAY_DIRECTION_WRITE, two.ours, 0, two.remote, 0, BYTES, NULL, &batch));
@@ -88,7 +89,7 @@ int main(void) {
         OK(round == 1 ? peerway_enqueued_release(enqueued) : peerway_enqueued_free(enqueued));
     }
 
-    // A stage that a stream lets go.
+    // A stage that a stream releases.
     struct peerway_staged *staged;
     const struct peerway_batch *stages[1] = {batch};
     OK(peerway_peer_stage(two.peer, stages, 1, &staged));
@@ -113,6 +114,6 @@ int main(void) {
     OK(peerway_batch_free(batch));
     free_two(&two);
     TRUE(cuda.destroy(ours) == 0);
-    puts("gpu: streams and memory did as they should");
+    puts("gpu: memory and streams work");
     return 0;
 }

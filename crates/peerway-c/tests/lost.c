@@ -1,4 +1,5 @@
-// A peer that is stopped, and one that is killed, while transfers to it are under way: they end, in time, and say how.
+// A peer is stopped, and then killed, while transfers to it are in flight. The transfers end in
+// time, with the right status and fence.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <sys/socket.h>
@@ -21,7 +22,7 @@ static const struct peerway_endpoint_options OPTIONS = {.size = sizeof OPTIONS,
                                                         .detect_ns = 120 * SECOND,
                                                         .fence_ns = SECOND / 2};
 
-// Owns memory until somebody ends it.
+// Owns memory until the process is killed.
 static void owner(int socket) {
     struct peerway_endpoint *endpoint;
     struct peerway_region *region;
@@ -62,7 +63,8 @@ int main(void) {
     OK(peerway_peer_import(peer, invitation.descriptor, sizeof invitation.descriptor, &remote));
     OK(peerway_batch_range(PEERWAY_DIRECTION_WRITE, region, 0, remote, 0, BYTES, NULL, &batch));
 
-    // Stopped: the deadline ends it, and what was sent and not answered for may still land.
+    // Stopped: the deadline ends the transfer. Bytes that the peer has not acknowledged may still
+    // arrive.
     TRUE(kill(child, SIGSTOP) == 0);
     double start = seconds();
     OK(peerway_peer_post(peer, batch, &transfer));
@@ -76,7 +78,7 @@ int main(void) {
     uint32_t fence = PEERWAY_FENCE_HELD;
     OK(peerway_transfer_fence(transfer, &fence));
     TRUE(fence == PEERWAY_FENCE_OPEN);
-    // Running again, it answers, and the same handle says that the fence holds.
+    // The peer runs again and answers. The same handle then reports a held fence.
     TRUE(kill(child, SIGCONT) == 0);
     while (fence == PEERWAY_FENCE_OPEN && seconds() - start < 60) {
         OK(peerway_transfer_fence(transfer, &fence));
@@ -88,7 +90,7 @@ int main(void) {
     OK(peerway_transfer_free(transfer));
     TRUE(kill(child, SIGSTOP) == 0 && waitpid(child, NULL, WUNTRACED) == child);
 
-    // Killed: its end is known, and holds.
+    // Killed: the transfer ends because the peer is gone.
     OK(peerway_peer_post(peer, batch, &transfer));
     TRUE(kill(child, SIGKILL) == 0);
     SAYS(peerway_transfer_wait(transfer, PEERWAY_FOREVER, &ended), PEERWAY_STATUS_PEER_GONE, "the peer is gone");

@@ -1,4 +1,5 @@
-// Handles that several threads use at once, ends of transfers for a loop, and handles that are freed under a call.
+// Several threads use one handle, an event loop takes completions, and handles are freed during
+// calls.
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -14,7 +15,7 @@
 static struct two two;
 static struct peerway_completions *completions;
 
-// Posts to its own half, watches by token, and gets its own errors.
+// Posts to its own part of the memory, watches each transfer by token, and checks its own errors.
 static void *poster(void *argument) {
     uint64_t me = *(const uint64_t *)argument;
     TRUE(strcmp(peerway_last_error(), "") == 0);
@@ -25,7 +26,7 @@ static void *poster(void *argument) {
         struct peerway_transfer *transfer;
         OK(peerway_peer_post(two.peer, batch, &transfer));
         OK(peerway_completions_watch(completions, transfer, me << 32 | round));
-        // The end is told all the same.
+        // The completion arrives although the handle is freed.
         OK(peerway_transfer_free(transfer));
         if (me == 0) SAYS(peerway_batch_total(NULL, NULL), PEERWAY_STATUS_NULL_ARGUMENT, "bytes is null");
         else SAYS(peerway_region_fill(two.ours, 1, UINT64_MAX, 0), PEERWAY_STATUS_OUTSIDE, "leaves");
@@ -65,7 +66,8 @@ static void posts_from_two_threads(const char *transport) {
         OK(peerway_endpoint_reset_counter(two.there, (uint32_t)i, &arrived));
         TRUE(arrived == ROUNDS);
     }
-    // Nothing is left, and nothing is told twice. The descriptor may say so once too often, when an end was taken while it was told.
+    // The queue is empty, and no token comes twice. The descriptor may be readable once more if a
+    // token was taken while it was being signalled.
     struct pollfd quiet = {.fd = fd, .events = POLLIN};
     for (int looks = 0;; looks++) {
         uint64_t token;
@@ -81,7 +83,7 @@ static void posts_from_two_threads(const char *transport) {
 static void *acceptor(void *argument) {
     struct peerway_peer *peer;
     enum peerway_status status = peerway_endpoint_accept(argument, PEERWAY_FOREVER, &peer);
-    // Freed before the call found it, or under it.
+    // The endpoint is freed before the call finds it, or during the call.
     TRUE(status == PEERWAY_STATUS_ENDPOINT_CLOSED || status == PEERWAY_STATUS_BAD_HANDLE);
     return NULL;
 }
@@ -105,7 +107,7 @@ static void *frees(void *argument) {
     return NULL;
 }
 
-// Only one of two is the one that frees.
+// If two threads free a handle, only one of them succeeds.
 static void freed_by_two(void) {
     struct peerway_endpoint *endpoint;
     OK(peerway_endpoint_new(NULL, &endpoint));
@@ -125,6 +127,6 @@ int main(void) {
     posts_from_two_threads("tcp");
     freed_under_a_call();
     freed_by_two();
-    puts("threads: all of it came to its end");
+    puts("threads: every transfer and call ended");
     return 0;
 }

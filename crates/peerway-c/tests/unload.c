@@ -1,4 +1,5 @@
-// A program that loads the library and lets go of it again while its threads run, as plugins do: the library stays.
+// A program loads the library and closes it while its threads run, as plugins do. The library stays
+// loaded.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -16,8 +17,8 @@ int main(int count, char **arguments) {
     if (count != 2) return 2;
     void *library = load(arguments[1]);
     if (!library || dlclose(library) != 0) return 1;
-    // Only asks whether it is still there.
-    if (!dlopen(arguments[1], RTLD_NOW | RTLD_NOLOAD)) return fprintf(stderr, "it was unloaded\n"), 1;
+    // RTLD_NOLOAD only tests whether the library is still loaded.
+    if (!dlopen(arguments[1], RTLD_NOW | RTLD_NOLOAD)) return fprintf(stderr, "the library was unloaded\n"), 1;
     for (int round = 0; round < 3; round++) {
         library = load(arguments[1]);
         enum peerway_status (*make)(const struct peerway_endpoint_options *, struct peerway_endpoint **);
@@ -25,9 +26,9 @@ int main(int count, char **arguments) {
         struct peerway_endpoint *endpoint;
         if (!make || make(NULL, &endpoint) != PEERWAY_STATUS_OK) return 1;
         dlclose(library);
-        // Its threads are still there, and need their code.
+        // The endpoint's threads still run, and need the library's code.
         usleep(50000);
     }
-    puts("unload: it stayed");
+    puts("unload: the library stayed loaded");
     return 0;
 }

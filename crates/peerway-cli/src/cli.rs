@@ -10,7 +10,7 @@ use crate::bench::{self, BenchArgs};
 use crate::doctor::{self, DoctorArgs};
 use crate::nixl::{self, InstallArgs};
 
-/// One-sided memory transfers between processes: measure them, and see what this machine offers.
+/// One-sided memory transfers between processes: measure them, and check this machine.
 #[derive(Debug, Parser)]
 #[command(
     name = "peerway",
@@ -19,16 +19,16 @@ use crate::nixl::{self, InstallArgs};
     arg_required_else_help = true,
     after_help = "\
 Examples:
-  peerway doctor                        what this machine offers, and what is missing and why
-  peerway doctor --config               every setting, its value and where it came from
-  peerway bench                         measure every path that works here
-  peerway bench --json rows.json        the same, also as rows for a program
-  peerway nixl-install                  programs with NIXL can ask for the backend PEERWAY
+  peerway doctor                        show what this machine supports, what is missing and why
+  peerway doctor --config               show every setting, its value and its source
+  peerway bench                         measure every path that works on this machine
+  peerway bench --json rows.json        the same, and write the rows to a file as JSON
+  peerway nixl-install                  install the backend PEERWAY into NIXL
 
-Settings come from PEERWAY_* variables; UCCL_P2P_* names are understood too.
+Settings come from PEERWAY_* environment variables. UCCL_P2P_* names are accepted too.
 
-Exit codes: 0 done, or whoever read standard output closed it; 1 failed, with one line on standard
-error that begins with `peerway:`; 2 the command line was not understood."
+Exit codes: 0 success, or the reader closed standard output; 1 failure, with one line on standard
+error that begins with `peerway:`; 2 invalid command line."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -36,7 +36,7 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// Runs what was asked for.
+    /// Runs the subcommand.
     pub(crate) fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Bench(args) => bench::run(*args),
@@ -53,16 +53,17 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure transfers over every path that works here, against the limit of the machine.
+    /// Measure transfers over every path that works here, and compare them with the machine's
+    /// limit.
     Bench(Box<BenchArgs>),
-    /// Say what this machine offers, what is missing and why.
+    /// Show what this machine supports, what is missing and why.
     Doctor(DoctorArgs),
-    /// Put the backend for NIXL where a NIXL finds it.
+    /// Install Peerway's backend into NIXL.
     NixlInstall(InstallArgs),
-    /// `bench gpu-local`, as UCCL's prototype of the GPU-driven engine calls it.
+    /// `bench gpu-local`, under the name that UCCL's prototype of the GPU-driven engine uses.
     #[command(name = "benchmark_local", hide = true)]
     BenchmarkLocal(Box<LocalArgs>),
-    /// `bench gpu-remote`, as UCCL's prototype of the GPU-driven engine calls it.
+    /// `bench gpu-remote`, under the name that UCCL's prototype of the GPU-driven engine uses.
     #[command(name = "benchmark_remote", hide = true)]
     BenchmarkRemote {
         /// 0 sends, 1 receives.
@@ -74,7 +75,8 @@ enum Command {
     },
 }
 
-/// The words of the command line. A name of UCCL's prototype that this program was started by (through a link) is the subcommand.
+/// The words of the command line. If the program was started through a link that has a name of
+/// UCCL's prototype, that name is inserted as the subcommand.
 pub(crate) fn words(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = words.into_iter().collect();
     let started_by = words.first().and_then(|word| Path::new(word).file_name().map(OsString::from));

@@ -1,8 +1,8 @@
-//! Files that are put into their places all together, or not at all.
+//! Installs several files as one transaction: all of them, or none.
 //!
-//! Every file is first made under a temporary name in its directory. [`FileSet::commit`] then
-//! renames them one after the other. Where a step fails, what was replaced is put back, and what was
-//! made is removed, directories included. A program that has an old file mapped keeps it.
+//! Every file is first written under a temporary name in its directory. [`FileSet::commit`] then
+//! renames the files one after the other. If a step fails, the old files are restored and the new
+//! files and directories are removed. A program that has mapped an old file keeps its mapping.
 //!
 //! `xtask` includes this file too, for `install-c`.
 
@@ -16,54 +16,54 @@ use anyhow::Context;
 #[derive(Debug, Default)]
 pub(crate) struct FileSet {
     steps: Vec<Step>,
-    /// Directories that were made, in that order.
+    /// Directories that this set created, in order of creation.
     made: Vec<PathBuf>,
 }
 
 #[derive(Debug)]
 struct Step {
-    /// The place of the file.
+    /// The final path of the file.
     place: PathBuf,
-    /// The new file; none where the place is to be empty.
+    /// The temporary path of the new file. `None` if the step removes the file.
     new: Option<PathBuf>,
-    /// What was in the place, from the moment it is replaced.
+    /// The temporary path of the old file. It is set when the step replaces or removes the file.
     old: Option<PathBuf>,
-    /// Whether the place has its new content.
+    /// Whether the step is complete.
     done: bool,
 }
 
 impl FileSet {
-    /// Makes a directory, and those above it that do not exist.
+    /// Creates a directory and its missing parents.
     ///
     /// # Errors
     ///
-    /// Where the operating system refuses.
-    #[allow(dead_code, reason = "of the two programs that include this file, one needs it")]
+    /// If the operating system refuses to create a directory.
+    #[allow(dead_code, reason = "only one of the two programs that include this file needs it")]
     pub(crate) fn make_directory(&mut self, directory: &Path) -> anyhow::Result<()> {
         let is_missing = |d: &&Path| !d.as_os_str().is_empty() && !d.exists();
         let missing: Vec<&Path> = directory.ancestors().take_while(is_missing).collect();
         for directory in missing.into_iter().rev() {
             fs::create_dir(directory)
-                .with_context(|| format!("cannot make {}", directory.display()))?;
+                .with_context(|| format!("cannot create directory {}", directory.display()))?;
             self.made.push(directory.to_owned());
         }
         Ok(())
     }
 
-    /// Adds a file, which `make` makes under the name that it is given.
+    /// Adds a file. `make` writes it to the temporary path that it receives.
     ///
     /// # Errors
     ///
-    /// Where `make` fails.
+    /// If `make` fails.
     pub(crate) fn add(
         &mut self,
         place: &Path,
         make: impl FnOnce(&Path) -> io::Result<()>,
     ) -> anyhow::Result<()> {
         let new = beside(place, "new");
-        // Left by a process of the same number that was killed.
+        // A killed process with the same process id may have left this file.
         let _ = fs::remove_file(&new);
-        // Pushed first: what a failed call leaves behind is removed with the rest.
+        // Pushed before the call, so that `Drop` also removes what a failed `make` leaves behind.
         self.steps.push(Step { place: place.into(), new: Some(new), old: None, done: false });
         make(&beside(place, "new")).with_context(|| format!("cannot write {}", place.display()))
     }
@@ -72,23 +72,23 @@ impl FileSet {
     ///
     /// # Errors
     ///
-    /// Where it cannot be read or written.
+    /// If the file cannot be read or written.
     pub(crate) fn add_copy(&mut self, from: &Path, place: &Path) -> anyhow::Result<()> {
         self.add(place, |new| fs::copy(from, new).map(drop))
             .with_context(|| format!("cannot copy {}", from.display()))
     }
 
     /// Adds the removal of a file that exists.
-    #[allow(dead_code, reason = "of the two programs that include this file, one needs it")]
+    #[allow(dead_code, reason = "only one of the two programs that include this file needs it")]
     pub(crate) fn remove(&mut self, place: &Path) {
         self.steps.push(Step { place: place.into(), new: None, old: None, done: false });
     }
 
-    /// Puts every file into its place.
+    /// Moves every file to its final path.
     ///
     /// # Errors
     ///
-    /// Where one cannot be. Everything is as it was then, as far as the operating system allows.
+    /// If a step fails. The previous state is then restored, as far as the operating system allows.
     pub(crate) fn commit(mut self) -> anyhow::Result<()> {
         for step in &mut self.steps {
             step.run().with_context(|| match step.new {
@@ -98,7 +98,8 @@ impl FileSet {
         }
         for step in self.steps.drain(..) {
             if let Some(old) = step.old {
-                // The new files are in place. An old one that stays under its temporary name does no harm.
+                // The new files are in place. An old file that keeps its temporary name does no
+                // harm.
                 let _ = fs::remove_file(old);
             }
         }
@@ -109,7 +110,7 @@ impl FileSet {
 
 impl Drop for FileSet {
     fn drop(&mut self) {
-        // After a commit there is nothing left to take back.
+        // After a commit both lists are empty.
         while let Some(step) = self.steps.pop() {
             step.undo();
         }
@@ -126,8 +127,8 @@ impl Step {
                 return Err(io::ErrorKind::IsADirectory.into());
             }
             let old = beside(&self.place, "old");
-            // A second name keeps the place filled until the new file takes it. Some file systems
-            // have no second names.
+            // A hard link keeps the file in place until the new file replaces it. Some file systems
+            // do not support hard links.
             if self.new.is_none() || fs::hard_link(&self.place, &old).is_err() {
                 fs::rename(&self.place, &old)?;
             }
@@ -140,11 +141,12 @@ impl Step {
         Ok(())
     }
 
-    /// Takes it back, whether it was carried out, half of it, or not at all. Best effort: the error
-    /// that is reported is the one that led here.
+    /// Reverts the step, whether it is complete, partial or not started. Errors are ignored: the
+    /// caller reports the error that caused the revert.
     fn undo(self) {
         if let Some(old) = &self.old {
-            // Renaming one name of a file onto another name of it does nothing, so both are handled.
+            // If both paths are hard links of one file, `rename` does nothing, so the old path must
+            // be removed too.
             let _ = fs::rename(old, &self.place);
             let _ = fs::remove_file(old);
         } else if self.done {
@@ -156,7 +158,7 @@ impl Step {
     }
 }
 
-/// A temporary name in the directory of a file.
+/// A temporary path in the directory of `place`.
 fn beside(place: &Path, word: &str) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     place.with_file_name(format!(".{name}.{word}.{}", std::process::id()))
@@ -179,7 +181,7 @@ mod tests {
             Self(place)
         }
 
-        /// Every file and what it contains.
+        /// Every file with its content.
         fn files(&self) -> BTreeMap<String, String> {
             let entries = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap());
             let pairs = entries.map(|entry| {
@@ -209,7 +211,7 @@ mod tests {
         files.add(&place.0.join("replaced"), written("after")).unwrap();
         files.add(&place.0.join("put"), written("after")).unwrap();
         files.remove(&place.0.join("removed"));
-        assert!(!place.0.join("put").exists(), "nothing is in place before the commit");
+        assert!(!place.0.join("put").exists(), "the file is in place before the commit");
         files.commit().unwrap();
         let after = ["put", "replaced"].map(|name| (name.into(), "after".into()));
         assert_eq!(place.files(), BTreeMap::from(after));
@@ -221,7 +223,7 @@ mod tests {
         for name in ["removed", "replaced", "untouched"] {
             fs::write(place.0.join(name), "before").unwrap();
         }
-        // A directory is not replaced by a file.
+        // A file cannot replace a directory.
         fs::create_dir(place.0.join("blocked")).unwrap();
         let before = place.files();
         let mut files = FileSet::default();

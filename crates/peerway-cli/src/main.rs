@@ -1,9 +1,9 @@
-//! `peerway`: measure what the engine does here, and say what this machine offers it.
+//! The `peerway` program: measures transfers on this machine and reports what the machine supports.
 //!
-//! This file only joins the pieces: parse, run, one line for an error, an exit code. The command line
-//! is in `cli`, each subcommand in a directory of its own.
+//! `main` parses the command line, runs the subcommand, prints an error as one line and sets the
+//! exit code. The command line is defined in `cli`. Each subcommand has its own directory.
 
-// These macros panic where the reader is gone: see `output`.
+// These macros panic when the reader has closed the pipe: see `output`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod bench;
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     log::start();
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads our output has seen enough (`peerway doctor | head`).
+        // The reader closed the pipe before the end (`peerway doctor | head`).
         Err(error) if error.is::<output::Closed>() => ExitCode::SUCCESS,
         Err(error) => {
             output::report_line(format_args!("peerway: {}", one_line(&error)));

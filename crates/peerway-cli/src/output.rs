@@ -1,16 +1,16 @@
 //! Text on standard output and standard error.
 //!
-//! A reader may close its end at any time (`peerway doctor | head`). On standard output that is
-//! [`Closed`], which `main` turns into a quiet exit. On standard error nobody can be told, so the
-//! line is dropped. The macros of the standard library panic in both cases; a lint forbids them in
-//! this program.
+//! A reader may close its end at any time (`peerway doctor | head`). On standard output this gives
+//! [`Closed`], which `main` turns into a quiet exit. On standard error the line is dropped, because
+//! there is no other place to report the failure. The macros of the standard library panic in both
+//! cases, so a lint forbids them in this program.
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 
 use anyhow::Context;
 
-/// Whoever read standard output has closed it.
+/// The reader has closed standard output.
 #[derive(Debug)]
 pub(crate) struct Closed;
 
@@ -26,7 +26,7 @@ impl std::error::Error for Closed {}
 ///
 /// # Errors
 ///
-/// [`Closed`] where nobody reads it, or what else failed.
+/// [`Closed`] if the reader closed standard output, or the error of the failed write.
 pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     let written = write!(out, "{text}").and_then(|()| out.flush());
@@ -45,13 +45,13 @@ pub(crate) fn print_line(line: impl Display) -> anyhow::Result<()> {
     print(format_args!("{line}\n"))
 }
 
-/// Writes a text to standard error, where that can be done.
+/// Writes a text to standard error. Write errors are ignored.
 pub(crate) fn report(text: impl Display) {
-    // One call, so that lines of several threads do not mix.
+    // A single call, so that lines of several threads do not interleave.
     let _ = io::stderr().lock().write_all(text.to_string().as_bytes());
 }
 
-/// Writes a line to standard error, where that can be done.
+/// Writes a line to standard error. Write errors are ignored.
 pub(crate) fn report_line(line: impl Display) {
     report(format_args!("{line}\n"));
 }

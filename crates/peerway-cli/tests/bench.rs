@@ -1,4 +1,4 @@
-//! `peerway bench` as a user runs it: two processes, real transfers, and what happens when one is killed.
+//! `peerway bench` as a user runs it: two processes, real transfers, and a process that is killed.
 
 use std::fs;
 use std::io::Read;
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Generous: nothing here is about speed.
+/// A generous limit: these tests do not measure speed.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
 fn bench(line: &str) -> Command {
@@ -16,13 +16,13 @@ fn bench(line: &str) -> Command {
     command
 }
 
-/// Waits for the end, and kills what does not come to it.
+/// Waits for the process, and kills it if it does not end in time.
 fn finish(mut child: Child) -> Output {
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > WATCHDOG {
             child.kill().unwrap();
-            panic!("not over after {WATCHDOG:?}: {:?}", child.wait_with_output());
+            panic!("still running after {WATCHDOG:?}: {:?}", child.wait_with_output());
         }
         thread::sleep(Duration::from_millis(20));
     }
@@ -37,19 +37,20 @@ fn children(pid: u32) -> Vec<u32> {
 
 fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The state follows the name, which is in parentheses; Z is a corpse.
+    // The state follows the name, which is in parentheses. Z is a zombie.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
-/// Waits until a process is in the middle of its work: far more of the processor's time than its start takes.
+/// Waits until a process is in the middle of its work: it has used much more CPU time than its
+/// start takes.
 fn wait_for_work(pid: u32) {
     let ticks = || -> Option<u64> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // User and system time, counted from the state on; see proc_pid_stat(5).
+        // User and system time. Fields are numbered from the state on: see proc_pid_stat(5).
         let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
         Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
     };
-    wait_until("the second process does not work", || ticks().is_some_and(|ticks| ticks >= 50));
+    wait_until("the second process is idle", || ticks().is_some_and(|ticks| ticks >= 50));
 }
 
 fn wait_until(what: &str, done: impl Fn() -> bool) {
@@ -84,7 +85,7 @@ fn large_rows_of_cma_tell_what_the_kernel_reaches() {
     assert!(output.status.success(), "{table}");
     let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
     for row in &rows {
-        // Where the kernel forbids the path there is no such row at all.
+        // If the kernel forbids the path, there is no such row.
         let told = row["path"] == "local-cma" && row["size"] == 1 << 20;
         assert_eq!(row["kernel_gbps"].as_f64().is_some_and(|gbps| gbps > 0.0), told, "{row}");
         assert!(told || row["kernel_gbps"].is_null(), "{row}");
@@ -103,7 +104,7 @@ fn a_round_trip_is_measured() {
     assert!(rows.len() == 6 && rows.iter().all(|row| row["op"] == "pingpong"), "{rows:?}");
 }
 
-/// Whether it is one line that says why there is no GPU, and says it once.
+/// Whether the text is a single line with the reason for the missing GPU, and has the reason once.
 fn no_gpu(told: &str) -> bool {
     let reason = ["peerway: no GPU can be used: ", "peerway: there is no GPU 0: "];
     told.lines().count() == 1
@@ -120,7 +121,7 @@ fn what_needs_a_gpu_is_refused_in_one_line_without_one() {
         "peer-copy --seconds 0.01 --sizes 256 --json -",
     ];
     for line in lines {
-        // The driver of a machine with GPUs shows none of them then.
+        // With these variables the driver of a machine with GPUs shows none of them.
         let mut command = bench(line);
         command.env_remove("PEERWAY_CUDA_SO").env("CUDA_VISIBLE_DEVICES", "");
         let output = finish(command.spawn().unwrap());
@@ -134,7 +135,7 @@ fn what_needs_a_gpu_is_refused_in_one_line_without_one() {
 #[ignore = "needs a GPU or a stand-in for one: cargo xtask test --only gpu"]
 fn gpu_memory_is_measured() {
     let all = ["gpu-ipc", "local-ring", "tcp"];
-    // All at once: most of a run of this length is the second in which both sides rest.
+    // The runs execute in parallel, because most of a run this short is the second of idle time.
     let runs = [
         ("gpu", "", &all[..]),
         ("gpu-plain,host", "--paths auto", &all[..1]),
@@ -230,11 +231,11 @@ fn two_ranks_are_measured_without_a_gpu_on_every_path() {
     }
 }
 
-/// A port that is free, below those that the kernel hands out: no other socket gets it by chance.
+/// A free port below the kernel's ephemeral range, so that no other socket gets it by chance.
 fn free_port() -> u16 {
     let mut ports = (0..1000).map(|at| 20_000 + (std::process::id() as u16 % 9000) + at);
     let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    ports.find(is_free).expect("a port is free")
+    ports.find(is_free).expect("no port is free")
 }
 
 #[test]
@@ -251,7 +252,7 @@ fn a_killed_second_process_ends_the_run_with_one_line() {
     let pid = child.id();
     wait_until("no second process", || !children(pid).is_empty());
     let second = children(pid)[0];
-    // Into the row, which lasts for minutes.
+    // Wait until the row runs. It lasts for minutes.
     wait_for_work(second);
     Command::new("kill").args(["-9", &second.to_string()]).status().unwrap();
     let output = finish(child);
@@ -270,7 +271,7 @@ fn a_killed_first_process_leaves_no_second_one() {
     wait_for_work(second);
     child.kill().unwrap();
     child.wait().unwrap();
-    wait_until("the second process lives on", || !is_alive(second));
+    wait_until("the second process is still alive", || !is_alive(second));
 }
 
 #[test]
@@ -279,7 +280,7 @@ fn two_sides_meet_over_tcp() {
     let mut told = Vec::new();
     let mut byte = [0];
     let address = loop {
-        // Byte by byte: the rest of what it says comes later, or never.
+        // Read byte by byte, because the rest of the output may never come.
         assert_eq!(server.stdout.as_mut().unwrap().read(&mut byte).unwrap(), 1);
         told.push(byte[0]);
         let text = String::from_utf8_lossy(&told);
@@ -296,7 +297,7 @@ fn two_sides_meet_over_tcp() {
     let table = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{table}");
     let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
-    // The first choice between two processes of one host is a mapping; then tcp.
+    // Between two processes of one host, `auto` selects a mapping. The second path is tcp.
     let paths: Vec<&str> = rows.iter().map(|row| row["path"].as_str().unwrap()).collect();
     assert_eq!(paths, ["local-map", "local-map", "tcp", "tcp"], "{table}");
 }
@@ -312,7 +313,7 @@ fn what_cannot_be_measured_is_one_line_with_the_reason() {
 }
 
 #[test]
-fn nobody_there_is_one_line() {
+fn an_address_without_a_server_is_one_line() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let output = finish(bench(&format!("connect {free}")).spawn().unwrap());
     assert_eq!(output.status.code(), Some(1));

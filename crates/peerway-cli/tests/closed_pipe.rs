@@ -1,4 +1,4 @@
-//! A reader that has gone: no command panics, and what a command does besides printing is done.
+//! The reader closes the pipe: no command panics, and a command still completes its other work.
 
 use std::fs;
 use std::io::PipeWriter;
@@ -7,10 +7,10 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Generous: nothing here is about speed.
+/// A generous limit: these tests do not measure speed.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
-/// A pipe that nobody reads.
+/// The writing end of a pipe whose reading end is closed.
 fn closed() -> PipeWriter {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -23,7 +23,7 @@ fn peerway(line: &str) -> Command {
     command
 }
 
-/// Runs a command whose output and errors nobody reads.
+/// Runs a command with closed standard output and standard error.
 fn run(mut command: Command) -> ExitStatus {
     let mut child = command.stdout(closed()).stderr(closed()).spawn().unwrap();
     let start = Instant::now();
@@ -34,14 +34,14 @@ fn run(mut command: Command) -> ExitStatus {
         if start.elapsed() > WATCHDOG {
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("{command:?} is not over after {WATCHDOG:?}");
+            panic!("{command:?} is still running after {WATCHDOG:?}");
         }
         thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn no_command_panics_where_nobody_reads() {
+fn no_command_panics_when_its_output_is_closed() {
     for line in [
         "",
         "--help",
@@ -60,20 +60,20 @@ fn no_command_panics_where_nobody_reads() {
         "nixl-install --into /no-such-directory",
     ] {
         let status = run(peerway(line));
-        // 101 is a panic; none is a signal.
+        // 101 means a panic. No code means a signal.
         assert!(matches!(status.code(), Some(0..=2)), "peerway {line}: {status}");
     }
 }
 
 #[test]
-fn a_reader_that_has_gone_is_no_failure() {
+fn a_closed_output_is_no_failure() {
     for line in ["doctor --config", "bench --paths local-map --sizes 256 --seconds 0.01"] {
         let status = run(peerway(line));
         assert!(status.success(), "peerway {line}: {status}");
     }
 }
 
-/// A directory of plugins, and a file that passes for ours.
+/// A plugin directory with a file that looks like Peerway's plugin.
 struct Place(PathBuf);
 
 impl Place {
@@ -101,7 +101,7 @@ impl Drop for Place {
 }
 
 #[test]
-fn an_installation_that_nobody_reads_about_is_whole() {
+fn an_installation_with_closed_output_is_complete() {
     let place = Place::new();
     let install = |line| {
         let mut command = peerway(line);

@@ -1,20 +1,22 @@
-//! What kernels and the proxy agree on: structures by which a kernel finds rings, counters and answers.
+//! The interface between kernels and the proxy: the structures through which a kernel finds rings,
+//! counters and answers.
 //!
-//! They are defined once, here. `include/peerway_abi.h` is written from this definition by `cargo xtask device-header`,
-//! and a test compares the two.
+//! This module is the only definition. `cargo xtask device-header` generates
+//! `include/peerway_abi.h` from it, and a test compares the two.
 
 use crate::command;
 
-/// Says that memory holds a [`RawProxy`] of this layout.
+/// Marks memory that holds a [`RawProxy`] of this layout.
 pub const MAGIC: u32 = 0x5057_4456;
-/// Of the layout.
+/// The version of the layout.
 pub const VERSION: u32 = 1;
-/// Copies of every word that kernels wait for, a cache line each, over which warps spread: reads of one line by many are
-/// served one after the other.
+/// The number of copies of every word that kernels wait for, one cache line each. Warps spread over
+/// the copies, because reads of one line by many warps are serialised.
 pub const LINES: usize = 4;
-/// In a ring's cached credit: the ring has a hole, and is of no more use.
+/// A flag in a ring's cached credit. A producer abandoned a claim, so the ring has a hole and is
+/// unusable.
 pub const DEAD: u64 = 1 << 63;
-/// Bytes between those copies.
+/// The distance between those copies in bytes.
 pub const LINE: usize = 64;
 
 macro_rules! structures {
@@ -29,7 +31,7 @@ macro_rules! structures {
                 $($(#[doc = $field_doc])+ pub $field: $type,)*
             }
 
-            // No padding: both compilers lay it out alike.
+            // There is no padding, so both compilers use the same layout.
             const _: () = assert!(size_of::<$name>() == 0 $(+ size_of::<$type>())*);
         )*
 
@@ -51,63 +53,63 @@ macro_rules! structures {
 }
 
 structures! {
-    /// One ring. Addresses are the kernel's.
+    /// One ring. Addresses are those of the kernel.
     RawRing = "peerway_ring" {
         /// Slots of 16 bytes, in host memory.
         slots: u64,
-        /// Positions consumed, in host memory.
+        /// The number of consumed positions, in host memory.
         credit: u64,
-        /// Answers to `quiet`, of this ring: for each peer PEERWAY_LINES lines, in host memory.
+        /// Answers to `quiet` for this ring: PEERWAY_LINES lines for each peer, in host memory.
         completed: u64,
-        /// Positions claimed, in the kernel's memory.
+        /// The number of claimed positions, in the kernel's memory.
         claim: u64,
-        /// Credit as last read, in the kernel's memory; its top bit: the ring is dead.
+        /// The credit as last read, in the kernel's memory. The top bit is set if the ring is dead.
         cached: u64,
-        /// There are 1 << log2_slots slots.
+        /// The ring has 1 << log2_slots slots.
         log2_slots: u32,
-        /// Zero.
+        /// Always zero.
         reserved: u32,
     }
 
-    /// All that a kernel is given.
+    /// The structure that a kernel receives.
     RawProxy = "peerway_proxy" {
         /// PEERWAY_MAGIC.
         magic: u32,
         /// PEERWAY_VERSION.
         version: u32,
-        /// How many rings.
+        /// The number of rings.
         rings: u32,
-        /// Peers that may be named: numbers below this.
+        /// The number of peers. Valid peer numbers are below this.
         peers: u32,
-        /// Counters of our own that may be waited for.
+        /// The number of local counters that a kernel can wait for.
         counters: u32,
-        /// Zero.
+        /// Always zero.
         reserved: u32,
         /// The rings: an array of peerway_ring.
         ring_table: u64,
         /// Counters, PEERWAY_LINES lines each, in host memory.
         counter_words: u64,
-        /// For each peer a word that is not zero once it has failed, in host memory.
+        /// For each peer, a word that becomes nonzero when the peer fails, in host memory.
         peer_faults: u64,
         /// The first fault, in host memory: a peerway_fault.
         fault: u64,
-        /// Nanoseconds that a wait takes at most.
+        /// The maximum duration of a wait in nanoseconds.
         timeout_ns: u64,
     }
 
-    /// The first thing that went wrong, written by the proxy, the code last.
+    /// The first fault. The proxy writes the code last.
     RawFault = "peerway_fault" {
         /// One of PEERWAY_FAULT_*, or zero.
         code: u32,
-        /// Whom the command was for.
+        /// The peer of the failed command.
         peer: u32,
-        /// The ring it came from.
+        /// The ring of the command.
         ring: u32,
-        /// Its operation.
+        /// The operation of the command.
         op: u32,
-        /// Its position in that ring.
+        /// The position of the command in the ring.
         position: u64,
-        /// Faults so far, this one included.
+        /// The number of faults so far, including this one.
         count: u64,
     }
 }
@@ -117,25 +119,25 @@ structures! {
 #[non_exhaustive]
 #[repr(u32)]
 pub enum FaultCode {
-    /// There is no such operation.
+    /// The operation does not exist.
     Operation = 1,
-    /// There is no peer of that number.
+    /// No peer has this number.
     Peer = 2,
-    /// The source leaves our windows.
+    /// The source is outside the local windows.
     Source = 3,
-    /// The destination leaves the peer's windows.
+    /// The destination is outside the peer's windows.
     Destination = 4,
     /// The peer has no such counter.
     Counter = 5,
     /// The peer is gone.
     PeerGone = 6,
-    /// The peer took its memory back, or does not allow it.
+    /// The peer revoked its memory, or does not allow the access.
     Refused = 7,
     /// The transfer did not end in time.
     TimedOut = 8,
-    /// The transfer failed otherwise; the log says how.
+    /// The transfer failed for another reason. The log has the details.
     Failed = 9,
-    /// It did not end in time, and may still change the peer's memory.
+    /// The transfer did not end in time and may still change the peer's memory.
     Unfenced = 10,
 }
 
@@ -153,7 +155,7 @@ impl FaultCode {
         Self::Unfenced,
     ];
 
-    /// The code of that number.
+    /// The code with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|code| *code as u32 == number)
     }
@@ -177,25 +179,27 @@ impl FaultCode {
 impl std::fmt::Display for FaultCode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Operation => "there is no such operation",
-            Self::Peer => "there is no peer of that number",
-            Self::Source => "the source is not inside one of our windows",
+            Self::Operation => "the operation does not exist",
+            Self::Peer => "no peer has this number",
+            Self::Source => "the source is not inside one of the local windows",
             Self::Destination => "the destination is not inside one of the peer's windows",
-            Self::Counter => "the peer has no such counter",
+            Self::Counter => "the peer does not have this counter",
             Self::PeerGone => "the peer is gone",
-            Self::Refused => "the peer took its memory back, or does not allow it",
-            Self::TimedOut => "it did not end in time",
-            Self::Failed => "the transfer failed",
-            Self::Unfenced => "it did not end in time, and may still change the peer's memory",
+            Self::Refused => "the peer revoked its memory, or does not allow the access",
+            Self::TimedOut => "the transfer did not end in time",
+            Self::Failed => "the transfer failed; see the log",
+            Self::Unfenced => {
+                "the transfer did not end in time and may still change the peer's memory"
+            }
         })
     }
 }
 
-/// `include/peerway_abi.h`.
+/// The content of `include/peerway_abi.h`.
 pub fn header() -> String {
     let mut text = String::from(
-        "// What kernels and the proxy agree on. Written by `cargo xtask device-header` from crates/peerway-core/src/abi.rs;\n\
-         // changes belong there.\n\
+        "// The interface between kernels and the proxy. `cargo xtask device-header` generates this file\n\
+         // from crates/peerway-core/src/abi.rs; edit that file.\n\
          #ifndef PEERWAY_ABI_H\n#define PEERWAY_ABI_H\n\n\
          typedef unsigned int peerway_u32;\ntypedef unsigned long long peerway_u64;\n\n",
     );
@@ -246,7 +250,7 @@ mod tests {
     #[test]
     fn the_committed_header_is_this_definition() {
         let committed = include_str!("../../../include/peerway_abi.h");
-        assert!(committed == header(), "run `cargo xtask device-header`");
+        assert!(committed == header(), "the header is outdated: run `cargo xtask device-header`");
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! Commands that a kernel writes into a ring: 16 bytes, of which one bit in each half says whose lap it is.
+//! Commands that a GPU kernel writes into a ring. A command has 16 bytes; one bit in each half is
+//! its phase bit.
 //!
-//! | word | bits | what |
+//! | word | bits | content |
 //! |---|---|---|
 //! | 0 | 0-3 | operation |
 //! | 0 | 4-15 | peer, by its number |
@@ -11,22 +12,24 @@
 //! | 1 | 36-62 | destination, lower 27 bits |
 //! | both | 63 | phase: see [`phase`] |
 //!
-//! Source and destination are offsets in the address spaces of the two sides' windows, 256 GiB each. Units of four bytes
-//! are what makes 16 bytes enough for windows as large as a GPU's memory; every element type worth sending is a multiple.
+//! Source and destination are offsets in the address spaces of the two sides' windows, 256 GiB
+//! each. Units of four bytes make 16 bytes enough for windows as large as a GPU's memory. The sizes
+//! of all element types in use are multiples of four bytes.
 //!
-//! Whatever bits come, decoding gives a command or a reason; nothing is indexed by it here.
+//! Decoding accepts any bits: it returns a command or an error. This module uses no decoded value
+//! as an index.
 
 /// Bytes of one unit of offsets and lengths.
 pub const UNIT: u64 = 4;
-/// Peers that can be named.
+/// The number of peers that a command can name.
 pub const MAX_PEERS: usize = 1 << PEER_BITS;
-/// Counters that can be named.
+/// The number of counters that a command can name.
 pub const MAX_COUNTERS: usize = 1 << COUNTER_BITS;
-/// Bytes of one side's windows together.
+/// The size of all windows of one side together, in bytes.
 pub const MAX_SPACE: u64 = UNIT << OFFSET_BITS;
 /// The longest put: 16 MiB less four bytes.
 pub const MAX_LEN: u64 = ((1 << LEN_BITS) - 1) * UNIT;
-/// The bit that says whose lap it is, in each half.
+/// The phase bit in each half: see [`phase`].
 pub const PHASE: u64 = 1 << 63;
 
 const OP_BITS: u32 = 4;
@@ -43,7 +46,7 @@ const LEN_AT: u32 = COUNTER_AT + COUNTER_BITS;
 const HIGH_AT: u32 = LEN_AT + LEN_BITS;
 const LOW_AT: u32 = OFFSET_BITS;
 
-/// Where the fields are, for those who write commands in another language: of the first word, then of the second.
+/// The shifts of the fields, for producers in other languages. Fields of the first word come first.
 pub const SHIFTS: &[(&str, u32)] = &[
     ("PEER_AT", PEER_AT),
     ("COUNTER_AT", COUNTER_AT),
@@ -55,76 +58,76 @@ pub const SHIFTS: &[(&str, u32)] = &[
 
 const _: () = assert!(HIGH_AT + HIGH_BITS == 63 && LOW_AT + LOW_BITS == 63);
 
-/// What is to be done.
+/// The operation of a command.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[repr(u8)]
 pub enum Op {
-    /// Nothing. It is consumed and counted.
+    /// Does nothing. The consumer still consumes and counts it.
     Nop = 0,
-    /// Bytes of ours into the peer's memory.
+    /// Writes local bytes into the peer's memory.
     Put = 1,
-    /// The same, and a counter of the peer goes up by one after them.
+    /// Writes local bytes into the peer's memory, then adds one to a counter of the peer.
     PutCount = 2,
-    /// A counter of the peer goes up by one.
+    /// Adds one to a counter of the peer.
     Signal = 3,
-    /// An answer when all earlier commands of this ring to the peer are done.
+    /// Asks for an answer when all earlier commands of this ring to the peer are done.
     Quiet = 4,
 }
 
 /// One command. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Command {
-    /// What.
+    /// The operation.
     pub op: Op,
-    /// Whom it goes to, by number.
+    /// The number of the peer.
     pub peer: u16,
-    /// The counter that follows, for those that have one.
+    /// The counter to raise, for operations that raise one.
     pub counter: u16,
-    /// Where in our windows.
+    /// The source offset in the local windows.
     pub src: u64,
-    /// Where in the peer's.
+    /// The destination offset in the peer's windows.
     pub dst: u64,
-    /// How much.
+    /// The number of bytes.
     pub len: u64,
 }
 
-/// A command that cannot be written down.
+/// Why a command cannot be encoded.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// No such peer can be named.
-    #[error("peer {0} cannot be named in a command: there are at most {MAX_PEERS}")]
+    /// The peer number does not fit.
+    #[error("peer {0} does not fit in a command: peer numbers are below {MAX_PEERS}")]
     Peer(u16),
-    /// Offsets and lengths come in units.
-    #[error("{what} {value} is no multiple of {UNIT} bytes")]
+    /// An offset or a length is not a whole number of units.
+    #[error("{what} {value} is not a multiple of {UNIT} bytes")]
     Unaligned {
-        /// Which of them.
+        /// The field.
         what: &'static str,
-        /// As it was given.
+        /// The value that the caller passed.
         value: u64,
     },
     /// An offset or a length is too large.
-    #[error("{what} {value} is too large for a command: less than {limit} bytes fit")]
+    #[error("{what} {value} is too large for a command: it must be below {limit} bytes")]
     TooLarge {
-        /// Which of them.
+        /// The field.
         what: &'static str,
-        /// As it was given.
+        /// The value that the caller passed.
         value: u64,
-        /// What it must be below.
+        /// The exclusive upper limit.
         limit: u64,
     },
 }
 
-/// Bits that are no command: the operation is unknown.
+/// Bits that encode no command, because the operation is unknown.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("there is no operation {0}")]
+#[error("unknown command operation {0}")]
 pub struct UnknownOp(pub u8);
 
 impl Command {
     /// A command that does nothing.
     pub const NOP: Self = Self { op: Op::Nop, peer: 0, counter: 0, src: 0, dst: 0, len: 0 };
 
-    /// The two words, with the phase bits clear.
+    /// Encodes the command into two words with clear phase bits.
     pub fn encode(&self) -> Result<[u64; 2], CommandError> {
         if usize::from(self.peer) >= MAX_PEERS {
             return Err(CommandError::Peer(self.peer));
@@ -141,7 +144,7 @@ impl Command {
         Ok([first, second])
     }
 
-    /// What two words say; the phase bits are passed over.
+    /// Decodes two words. Ignores the phase bits.
     #[inline]
     pub fn decode([first, second]: [u64; 2]) -> Result<Self, UnknownOp> {
         let op = match first & mask(OP_BITS) {
@@ -165,14 +168,16 @@ impl Command {
     }
 }
 
-/// The peer that a command's first word names.
+/// The peer number in a command's first word.
 #[inline]
 pub fn peer_of(first: u64) -> u16 {
     ((first >> PEER_AT) & mask(PEER_BITS)) as u16
 }
 
-/// The phase bit of a position in a ring of `1 << log2` slots: it alternates from lap to lap and is set in the first, so that
-/// zeroed memory holds no command, and what is left of the last lap none of this one.
+/// The phase bit for a position in a ring of `1 << log2` slots.
+///
+/// The phase alternates from lap to lap and is set in the first lap. Zeroed memory therefore holds
+/// no command, and a slot left over from the previous lap is not taken for one of this lap.
 #[inline]
 pub fn phase(position: u64, log2: u32) -> u64 {
     if (position >> log2) & 1 == 0 { PHASE } else { 0 }
@@ -222,9 +227,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(command in commands(), phases in 0..4u64) {
+        fn an_encoded_command_decodes_to_itself(command in commands(), phases in 0..4u64) {
             let [first, second] = command.encode().unwrap();
-            prop_assert_eq!((first | second) & PHASE, 0, "phases are the ring's");
+            prop_assert_eq!((first | second) & PHASE, 0, "`encode` leaves the phase bits clear");
             let words = [first | phases << 63, second | (phases >> 1) << 63];
             prop_assert_eq!(Command::decode(words), Ok(command));
             prop_assert_eq!(peer_of(words[0]), command.peer);
@@ -240,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn a_field_that_does_not_fit_is_named() {
         let put = Command { op: Op::Put, ..Command::NOP };
         let unaligned = CommandError::Unaligned { what: "source", value: 6 };
         assert_eq!(Command { src: 6, ..put }.encode(), Err(unaligned));

@@ -1,13 +1,19 @@
 //! The configuration: one table of settings, and the values an endpoint starts with.
 //!
-//! [`SETTINGS`] is the only place where a setting has a name, a default and a meaning. Parsing,
-//! `peerway doctor --config` and `docs/configuration.md` all walk that table, so none of them can
-//! disagree with another. Invariants: every default parses; a `PEERWAY_*` name is preferred to its
-//! aliases; an empty value counts as unset; nothing is ever replaced silently, a value that cannot be
-//! used is a [`ConfigError`] naming the variable, the value and what is allowed.
+//! [`SETTINGS`] is the only place that defines a setting's name, default and meaning. Parsing,
+//! `peerway doctor --config` and `docs/configuration.md` all read that table, so they cannot
+//! disagree.
 //!
-//! Called by the endpoint builder, the command line program and `xtask`. The environment itself is
-//! read by the caller and handed in as a function, so this module stays free of IO.
+//! Invariants:
+//!
+//! - Every default parses.
+//! - A `PEERWAY_*` name takes precedence over its aliases.
+//! - An empty value counts as unset.
+//! - No value is replaced silently. An invalid value is a [`ConfigError`] that names the variable,
+//!   the value and the allowed values.
+//!
+//! The endpoint builder, the command line program and `xtask` use this module. The caller reads the
+//! environment and passes it in as a function, so this module does no IO.
 
 mod parse;
 mod pin;
@@ -19,86 +25,90 @@ pub use parse::{parse_bytes, parse_duration};
 pub use pin::{LogLevel, Pin};
 pub use settings::{FoundSetting, Kind, SETTINGS, Setting, Status};
 
-/// What an endpoint starts with. [`Config::default`] is the table's defaults.
+/// The configuration of an endpoint. [`Config::default`] holds the defaults of the table.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
-    /// The transport every peer must be reached by.
+    /// The transport that the endpoint uses for every peer.
     pub transport: Pin,
-    /// Where to listen: an address, with or without a port. `None`: loopback and the chosen interface.
+    /// The address to listen on, with or without a port. `None`: loopback and the chosen
+    /// interfaces.
     pub bind: Option<String>,
-    /// The address told to peers, where it differs from the bound one (containers, NAT).
+    /// The address that peers connect to, if it differs from the bound one (containers, NAT).
     pub advertise: Option<String>,
-    /// Which network interfaces to use, as prefixes; see the setting's documentation.
+    /// The network interfaces to use, as prefixes. See the documentation of the setting.
     pub interfaces: Option<String>,
-    /// Bulk lanes per tcp peer. `None`: one on loopback, four on a network.
+    /// Bulk lanes per TCP peer. `None`: one on loopback; on a network four, or one for each rail if
+    /// there are more.
     pub lanes: Option<u16>,
-    /// Service threads of an endpoint, each with its own epoll.
+    /// Progress threads of an endpoint, each with its own epoll.
     pub shards: u16,
-    /// Threads that may copy for one large local transfer at the same time.
+    /// The number of threads that may copy for one large local transfer at the same time.
     pub copy_threads: u16,
-    /// Processors that engine threads run on, in order. `None`: those that the process started with.
+    /// The processors that engine threads run on, in ascending order. `None`: the processors that
+    /// the process started with.
     pub cpus: Option<Vec<usize>>,
-    /// Transfers that can be in flight on one endpoint.
+    /// The number of transfers that can be in flight on one endpoint.
     pub slots: u32,
-    /// How long a peer may be silent before it is held dead.
+    /// How long a peer may be silent before the endpoint declares it dead.
     pub detect: Duration,
-    /// How long a cancel or revoke waits for its fence.
+    /// How long a cancel or a revoke waits for its fence.
     pub fence: Duration,
-    /// The deadline of a transfer that names none.
+    /// The deadline of a transfer that sets none.
     pub deadline: Duration,
-    /// How long a connection may take to be made.
+    /// How long connection setup may take.
     pub connect_timeout: Duration,
-    /// How long a waiter polls before it sleeps.
+    /// How long a waiting thread polls before it blocks.
     pub spin: Duration,
-    /// How much is logged.
+    /// The log level.
     pub log_level: LogLevel,
-    /// Whether peers on this host are reached over a network transport too.
+    /// Whether the endpoint reaches peers on this host over a network transport too.
     pub disable_ipc: bool,
-    /// Bytes of notifications kept for the application; no more are accepted.
+    /// The number of bytes of notifications that an endpoint stores for the application. It rejects
+    /// more.
     pub notify_bytes: u64,
-    /// Operations on the wire at once per lane. `None`: the transport's own bound.
+    /// The number of operations on the wire at once per lane. `None`: the transport's limit.
     pub max_inflight_ops: Option<u32>,
-    /// How RDMA devices are used.
+    /// RDMA settings.
     pub rdma: Rdma,
 }
 
-/// How RDMA devices are used.
+/// RDMA settings.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Rdma {
-    /// Which devices, by name or number. `None`: all that can be used.
+    /// The devices to use, by name or number. `None`: all usable devices.
     pub devices: Option<String>,
-    /// The GID's index. `None`: the best one.
+    /// The GID index. `None`: the best one.
     pub gid_index: Option<u32>,
-    /// Service level. `None`: 3, on EFA 8.
+    /// The service level. `None`: 3, or 8 on EFA.
     pub service_level: Option<u8>,
-    /// Traffic class.
+    /// The traffic class.
     pub traffic_class: u8,
-    /// Reads that a queue pair has under way.
+    /// The number of outstanding reads that a queue pair starts.
     pub max_rd_atomic: u8,
-    /// Reads that a queue pair serves at a time.
+    /// The number of outstanding reads that a queue pair serves.
     pub max_dest_rd_atomic: u8,
-    /// Queue pairs for large transfers per device and peer.
+    /// The number of queue pairs for large transfers per device and peer.
     pub queue_pairs: u16,
-    /// How often a packet is repeated.
+    /// How often a device retransmits a packet.
     pub retries: u8,
-    /// How long an acknowledgement is waited for.
+    /// How long a device waits for an acknowledgement.
     pub timeout: Duration,
 }
 
 impl Config {
-    /// The configuration that the variables found by `lookup` describe, and sentences about those that
-    /// were found and have no effect.
+    /// Builds the configuration from the variables that `lookup` finds. Also returns warnings about
+    /// variables that have no effect.
     ///
-    /// For each setting its `PEERWAY_*` name is looked up first, then its aliases in the order of the
-    /// table. An unset or empty variable leaves the default. When two names of one setting are set
-    /// to different values, the one that lost is named in a warning.
+    /// For each setting, this function looks up the `PEERWAY_*` name first, then the aliases in the
+    /// order of the table. An unset or empty variable leaves the default. If two names of one
+    /// setting hold different values, a warning names the ignored one.
     ///
     /// # Errors
     ///
-    /// The first value that does not parse or is out of range, or two settings that contradict each
-    /// other.
+    /// Returns an error for the first value that does not parse or is out of range, and for two
+    /// settings that contradict each other.
     ///
     /// # Examples
     ///
@@ -114,7 +124,8 @@ impl Config {
     /// })?;
     /// assert_eq!(config.transport, Pin::Tcp);
     ///
-    /// let error = Config::from_env(|name| (name == "PEERWAY_DETECT").then(|| "2".into())).unwrap_err();
+    /// let error = Config::from_env(|name| (name == "PEERWAY_DETECT").then(|| "2".into()))
+    ///     .unwrap_err();
     /// assert!(error.to_string().contains("PEERWAY_DETECT"));
     /// # Ok::<(), peerway_core::config::ConfigError>(())
     /// ```
@@ -134,7 +145,8 @@ impl Config {
             }
             match setting.status {
                 Status::Used => setting.apply(&mut config, found.name, &found.value)?,
-                // Variables of NCCL are meant for NCCL; clusters set them for everyone.
+                // Cluster administrators set NCCL variables for NCCL, so Peerway does not warn
+                // about them.
                 Status::Reserved(_) if found.name.starts_with("NCCL_") => {}
                 Status::Reserved(transport) => {
                     reserved.push(format!("{} ({transport})", found.name));
@@ -146,7 +158,7 @@ impl Config {
         }
         if !reserved.is_empty() {
             warnings.push(format!(
-                "set for transports that are not in this build yet, so without effect: {}",
+                "these variables have no effect because this build lacks their transport or feature: {}",
                 reserved.join(", ")
             ));
         }
@@ -160,7 +172,7 @@ impl Config {
         Ok((config, warnings))
     }
 
-    /// The state before the table's defaults are applied; never seen outside [`Config::default`].
+    /// The state before the defaults of the table are applied. Only [`Config::default`] sees it.
     fn blank() -> Self {
         Self {
             transport: Pin::Auto,
@@ -200,55 +212,56 @@ impl Default for Config {
     fn default() -> Self {
         let mut config = Self::blank();
         for setting in SETTINGS.iter().filter(|setting| !setting.default.is_empty()) {
-            // A default is a constant of the table, and `every_default_parses` holds it to its own rules.
+            // The defaults are constants. The test
+            // `every_default_parses_and_nothing_set_is_the_default` proves that they parse.
             if let Err(error) = setting.apply(&mut config, setting.name, setting.default) {
-                unreachable!("a default of the table does not parse: {error}");
+                unreachable!("a default in the table of settings does not parse: {error}");
             }
         }
         config
     }
 }
 
-/// Why a configuration cannot be used.
+/// Why a configuration is invalid.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A value that its setting does not accept.
-    #[error("{name}={value:?} is not usable: expected {allowed}")]
+    /// A setting does not accept its value.
+    #[error("{name}={value:?} is invalid: expected {allowed}")]
     BadValue {
-        /// The variable that held it.
+        /// The variable.
         name: &'static str,
-        /// The value, cut to a readable length.
+        /// The value, truncated to a readable length.
         value: String,
-        /// What would have been accepted.
+        /// The values that the setting accepts.
         allowed: String,
     },
-    /// Two settings that cannot both be met.
+    /// Two settings contradict each other.
     #[error("{one}={value} and {other} contradict each other: unset one of them")]
     Contradiction {
         /// The first setting.
         one: &'static str,
         /// Its value.
         value: String,
-        /// The second setting, a switch that is on.
+        /// The second setting: a flag that is on.
         other: &'static str,
     },
-    /// A name that is no setting's.
+    /// No setting has this name.
     #[error("{sentence}")]
     Unknown {
-        /// Which, and what may have been meant.
+        /// A sentence with the name and, if one is close, the likely setting.
         sentence: String,
     },
 }
 
 impl ConfigError {
-    /// A name that is no setting's.
+    /// Creates the error for a name that no setting has.
     pub fn unknown(name: &str) -> Self {
         Self::Unknown { sentence: not_a_setting(name) }
     }
 
     fn bad_value(name: &'static str, value: &str, allowed: String) -> Self {
-        // 80 characters show what was meant; a variable can hold megabytes.
+        // 80 characters are enough to recognise a value. A variable can hold megabytes.
         let value = match value.char_indices().nth(80) {
             Some((cut, _)) => format!("{}...", &value[..cut]),
             None => value.to_owned(),
@@ -257,8 +270,8 @@ impl ConfigError {
     }
 }
 
-/// Sentences about names among `names` that look like a setting of ours and are none, for example
-/// because of a typing mistake.
+/// Returns a sentence for each name in `names` that starts with `PEERWAY_` but is not a setting,
+/// for example because of a typing mistake.
 ///
 /// # Examples
 ///
@@ -275,7 +288,7 @@ pub fn unknown(names: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> 
         .collect()
 }
 
-/// Whether a setting has this name, be it an alias.
+/// Whether a setting has this name or alias.
 pub fn is_setting(name: &str) -> bool {
     SETTINGS.iter().any(|setting| setting.names().any(|other| other == name))
 }
@@ -289,7 +302,8 @@ fn not_a_setting(name: &str) -> String {
         .iter()
         .map(|setting| (parse::distance(name, setting.name), setting.name))
         .min()
-        // Two slips, one of them a swap of neighbours (which counts double): more is a guess.
+        // Allow two typing mistakes, one of them a swap of neighbours, which counts as two edits. A
+        // more distant name is only a guess.
         .filter(|(distance, _)| *distance <= 3);
     match nearest {
         Some((_, nearest)) => format!("{name} is not a setting; did you mean {nearest}?"),
@@ -370,7 +384,7 @@ mod tests {
             UCCL_DEBUG_SUBSYS UCCL_DEBUG_VLOG_LEVEL USE_DIETGPU UCCL_GPU_RT UCCL_GPU_RT_LIB \
             UCCL_RCMODE UCCL_IB_HCA NCCL_IB_GID_INDEX NCCL_IB_HCA";
         for name in upstream.split_whitespace() {
-            assert!(known.contains(name), "{name} is not answered");
+            assert!(known.contains(name), "{name} is not in the table");
         }
     }
 

@@ -1,12 +1,12 @@
 //! Arrival counters and the high-water mark of a lane.
 //!
-//! A counter never fires early: it is raised only after the bytes it speaks of. It never fires
-//! twice: a lane numbers its frames and applies each number once, and what was applied last can be
-//! asked for when the lane is lost.
+//! A counter never rises early: the receiver raises it only after the bytes it reports. It never
+//! rises twice: a lane numbers its frames and the receiver applies each number once. After a lane
+//! is lost, the sender can ask for the last number that the receiver applied.
 
 use std::collections::HashMap;
 
-/// Counters named by 32-bit ids, bounded in number.
+/// Counters with 32-bit ids. The number of counters is bounded.
 #[derive(Debug)]
 pub struct Counters {
     values: HashMap<u32, u64>,
@@ -14,12 +14,13 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// No counters yet; at most `max_ids` distinct ones ever.
+    /// Creates an empty set that holds at most `max_ids` counters at a time.
     pub fn new(max_ids: usize) -> Self {
         Self { values: HashMap::new(), max_ids }
     }
 
-    /// Adds one arrival. `None` when the id is new and there is no room.
+    /// Adds one arrival and returns the new value. Returns `None` if the id is new and the set is
+    /// full.
     pub fn arrive(&mut self, id: u32) -> Option<u64> {
         if let Some(value) = self.values.get_mut(&id) {
             *value += 1;
@@ -32,23 +33,23 @@ impl Counters {
         Some(1)
     }
 
-    /// Arrivals so far.
+    /// The number of arrivals so far.
     pub fn value(&self, id: u32) -> u64 {
         self.values.get(&id).copied().unwrap_or(0)
     }
 
-    /// Forgets a counter and returns what it had.
+    /// Removes a counter and returns its value.
     pub fn reset(&mut self, id: u32) -> u64 {
         self.values.remove(&id).unwrap_or(0)
     }
 }
 
-/// The last frame applied from a lane: each number is taken once, in order.
+/// The number of the last frame applied from a lane. Each number is accepted once, in order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HighWater(u64);
 
 impl HighWater {
-    /// Takes `sequence` if it is the next one.
+    /// Accepts `sequence` if it is the next number.
     pub fn take(&mut self, sequence: u64) -> bool {
         let next = self.0.checked_add(1) == Some(sequence);
         if next {
@@ -57,7 +58,7 @@ impl HighWater {
         next
     }
 
-    /// The last one taken; 0 before the first.
+    /// The last accepted number, or 0 before the first.
     pub fn last(self) -> u64 {
         self.0
     }

@@ -1,6 +1,6 @@
-//! A byte and frame window: how much a lane may have unacknowledged.
+//! A window in bytes and frames: how much unacknowledged data a lane may have.
 
-/// What is on the way and what may be.
+/// The unacknowledged bytes and frames of a lane, and their limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     bytes: u64,
@@ -15,8 +15,9 @@ impl Window {
         Self { bytes: 0, frames: 0, max_bytes, max_frames }
     }
 
-    /// How many bytes one more frame may carry; 0 means wait. An idle window takes a frame of any
-    /// allowed size, so that progress never depends on how the limit was set.
+    /// The number of bytes that one more frame may carry. 0 means that the sender must wait. An
+    /// idle window accepts a frame of any size, so progress does not depend on the configured
+    /// limit.
     pub fn room(&self) -> u64 {
         if self.frames >= self.max_frames {
             0
@@ -27,20 +28,20 @@ impl Window {
         }
     }
 
-    /// A frame went out.
+    /// Accounts for a frame that was sent.
     pub fn take(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.frames += 1;
     }
 
-    /// A frame was answered.
+    /// Accounts for a frame that was acknowledged.
     pub fn put_back(&mut self, bytes: u64) {
         debug_assert!(self.frames > 0 && self.bytes >= bytes);
         self.bytes = self.bytes.saturating_sub(bytes);
         self.frames = self.frames.saturating_sub(1);
     }
 
-    /// Whether nothing is on the way.
+    /// Whether no frame is unacknowledged.
     pub fn is_idle(&self) -> bool {
         self.frames == 0
     }

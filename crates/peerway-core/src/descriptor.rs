@@ -1,8 +1,8 @@
-//! The 64 bytes by which memory is named to a peer.
+//! Descriptors: 64 bytes that name memory to a peer.
 //!
-//! A descriptor is a bearer capability: whoever holds its token may use what it grants. `addr` and
-//! `size` lie where `uccl` puts them and its clients rewrite them to point inside the region; they
-//! are hints that the owner checks against the grant, never proof of anything.
+//! A descriptor is a bearer capability: any holder of its token may use the grant. `addr` and
+//! `size` are at the offsets that `uccl` uses. Its clients rewrite them to point inside the region.
+//! They are hints that the owner checks against the grant, never proof.
 
 use std::fmt;
 
@@ -12,11 +12,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::ids::{Incarnation, SlotId};
 use crate::region::{Access, Span};
 
-/// Bytes in a descriptor.
+/// The length of a descriptor in bytes.
 pub const DESCRIPTOR_LEN: usize = 64;
 
 const VERSION: u8 = 1;
-/// In `size`: the length does not fit, look at `length`.
+/// The value of `size` if the length does not fit in 32 bits. The range then extends from `addr` to
+/// the end of the advertisement.
 const SIZE_IN_LENGTH: u32 = u32::MAX;
 
 #[derive(Clone, Copy, FromBytes, Immutable, IntoBytes, KnownLayout)]
@@ -38,24 +39,24 @@ struct Layout {
 
 const _: () = assert!(size_of::<Layout>() == DESCRIPTOR_LEN);
 
-/// What a peer advertised: see the module.
+/// An advertisement of memory: see the module documentation.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub struct Descriptor {
-    /// Address the holder wants to start at, in the owner's address space.
+    /// The address at which the holder wants to start, in the owner's address space.
     pub addr: u64,
-    /// Bytes the holder wants from there.
+    /// The number of bytes that the holder wants from there.
     pub len: u64,
-    /// What the owner allows.
+    /// The rights that the owner grants.
     pub access: Access,
     /// The owner's entry for this advertisement.
     pub grant: SlotId,
-    /// Distinguishes the owner's lives; the handshake compares the whole incarnation.
+    /// Distinguishes the incarnations of the owner. The handshake compares the whole incarnation.
     pub incarnation_check: u32,
-    /// The secret.
+    /// The secret token.
     pub token: [u8; 16],
-    /// First advertised address.
+    /// The first advertised address.
     pub base: u64,
-    /// Advertised bytes from `base`.
+    /// The number of advertised bytes from `base`.
     pub advertised: u64,
 }
 
@@ -73,10 +74,10 @@ impl Descriptor {
         Self { addr: base, len, access, grant, incarnation_check, token, base, advertised: len }
     }
 
-    /// The bytes to hand to a peer.
+    /// Encodes the descriptor for a peer.
     pub fn to_bytes(&self) -> [u8; DESCRIPTOR_LEN] {
-        // `size` is what a client may rewrite; when it can hold the length it does, and `length`
-        // always says how much was advertised.
+        // A client may rewrite `size`. It holds the length if the length fits in 32 bits; `length`
+        // always holds the number of advertised bytes.
         let size = u32::try_from(self.len).unwrap_or(SIZE_IN_LENGTH);
         let layout = Layout {
             addr: self.addr.into(),
@@ -95,7 +96,7 @@ impl Descriptor {
         zerocopy::transmute!(layout)
     }
 
-    /// Parses what somebody handed over.
+    /// Parses the bytes of a descriptor.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, DescriptorError> {
         let layout =
             Layout::read_from_bytes(bytes).map_err(|_| DescriptorError::Length(bytes.len()))?;
@@ -108,7 +109,7 @@ impl Descriptor {
         let addr = layout.addr.get();
         let whole = Span { offset: base, len: advertised };
         let len = match layout.size.get() {
-            // Everything from addr to the end: what could not be said in 32 bits.
+            // The range extends from addr to the end, because its length did not fit in 32 bits.
             SIZE_IN_LENGTH => {
                 let end = whole.end().ok_or(DescriptorError::Outside)?;
                 end.checked_sub(addr).ok_or(DescriptorError::Outside)?
@@ -130,14 +131,14 @@ impl Descriptor {
         })
     }
 
-    /// What `addr` and `len` name, relative to the start of the advertisement.
+    /// The range that `addr` and `len` select, relative to the start of the advertisement.
     pub fn window(&self) -> Span {
         Span { offset: self.addr - self.base, len: self.len }
     }
 }
 
 impl fmt::Debug for Descriptor {
-    /// Leaves the token out: debug output ends up in logs.
+    /// Omits the token, because debug output ends up in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Descriptor")
             .field("addr", &format_args!("{:#x}", self.addr))
@@ -148,23 +149,23 @@ impl fmt::Debug for Descriptor {
     }
 }
 
-/// Bytes that are no descriptor.
+/// Why bytes are not a valid descriptor.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// Not 64 bytes.
-    #[error("a descriptor is {DESCRIPTOR_LEN} bytes, not {0}")]
+    /// The input does not have 64 bytes.
+    #[error("a descriptor has {DESCRIPTOR_LEN} bytes, not {0}")]
     Length(usize),
-    /// Made by another version, or not a descriptor at all.
+    /// Another version of Peerway encoded the descriptor, or the bytes are not a descriptor.
     #[error(
-        "descriptor version {0} is not known here (this is version {VERSION}); are these bytes a descriptor?"
+        "descriptor version {0} is not supported (this build reads version {VERSION}), or the bytes are not a descriptor"
     )]
     Version(u8),
-    /// Rights that do not exist.
-    #[error("descriptor names access rights {0:#x}, which do not exist")]
+    /// The access bits are invalid.
+    #[error("the descriptor has invalid access rights {0:#x}")]
     Access(u8),
-    /// Rewritten to point outside what was advertised.
-    #[error("descriptor points outside what its owner advertised")]
+    /// The range is outside the advertised memory.
+    #[error("the descriptor points outside the memory that its owner advertised")]
     Outside,
 }
 

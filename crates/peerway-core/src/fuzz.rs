@@ -1,6 +1,6 @@
-//! Fuzz targets: every parser of bytes from outside, as a plain function.
+//! Fuzz targets: one plain function for each parser of external bytes.
 //!
-//! `cargo test` runs them with a seeded mutator; the `fuzz/` directory wraps them for libFuzzer.
+//! `cargo test` runs them with a seeded mutator. The `fuzz/` directory wraps them for libFuzzer.
 
 use zerocopy::FromBytes;
 
@@ -8,14 +8,14 @@ use crate::descriptor::Descriptor;
 use crate::metadata::Metadata;
 use crate::wire::{Control, HEADER_LEN, Header, MAX_PAYLOAD};
 
-/// A name and the function to feed.
+/// The name of a target and the function that receives the input.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] =
     &[("descriptor", descriptor), ("metadata", metadata), ("header", header), ("control", control)];
 
-/// A descriptor that parses names a window inside itself and survives a round trip.
+/// A descriptor that parses names a window inside its advertisement and survives a round trip.
 pub fn descriptor(data: &[u8]) {
     if let Ok(parsed) = Descriptor::from_bytes(data) {
         let window = parsed.window();
@@ -33,7 +33,7 @@ pub fn metadata(data: &[u8]) {
     }
 }
 
-/// A header that checks is within its caps.
+/// A header that passes [`Header::check`] is within its caps.
 pub fn header(data: &[u8]) {
     if let Some(bytes) = data.first_chunk::<HEADER_LEN>()
         && let Ok(header) = Header::read_from_bytes(bytes)
@@ -60,7 +60,7 @@ mod tests {
     use crate::region::Access;
     use crate::wire::{Kind, Refusal};
 
-    /// xorshift64*: small, seeded, the same everywhere.
+    /// xorshift64*: small, seeded, and identical on every platform.
     struct Random(u64);
 
     impl Random {

@@ -1,41 +1,41 @@
-//! Names of things: transfer slots, grants and endpoint incarnations.
+//! Identifiers: transfer slots, grants and endpoint incarnations.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A slot in a table together with the use count of that slot.
+/// A slot in a table, together with the use count of that slot.
 ///
-/// A handle whose generation is not the slot's current one names something that has ended; it can
-/// never reach the slot's next tenant.
+/// A handle whose generation differs from the slot's current generation names something that has
+/// ended. Such a handle can never reach the slot's next user.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct SlotId {
     /// Position in the table.
     pub index: u32,
-    /// How often the slot had been taken when this id was made.
+    /// The number of times that the slot had been taken when this id was created.
     pub generation: u32,
 }
 
 impl SlotId {
-    /// Both halves as one word, as it travels on the wire.
+    /// Both halves as one word, as on the wire.
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// The inverse of [`Self::to_bits`]. Any word is a valid id; whether it names something live
-    /// is for the table to say.
+    /// The inverse of [`Self::to_bits`]. Any word is a valid id; only the table knows whether the
+    /// id is live.
     pub fn from_bits(bits: u64) -> Self {
         Self { index: bits as u32, generation: (bits >> 32) as u32 }
     }
 }
 
-/// The random name of one life of an endpoint. A restarted endpoint has another one.
+/// The random name of one lifetime of an endpoint. A restarted endpoint has a new incarnation.
 #[derive(Clone, Copy, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Incarnation(pub [u8; 16]);
 
 impl Incarnation {
-    /// Four bytes that tell incarnations apart in a descriptor, where there is no room for more.
-    /// Not a secret and not unique: the handshake compares the whole.
+    /// Four bytes that tell incarnations apart in a descriptor, which has no room for more. They
+    /// are neither secret nor unique; the handshake compares the whole incarnation.
     pub fn check(&self) -> u32 {
         u32::from_le_bytes([self.0[0], self.0[1], self.0[2], self.0[3]])
     }

@@ -1,8 +1,9 @@
-//! Leases: a receiver applies nothing once its peer may have given it up.
+//! Leases: a receiver stops applying bytes before its peer may have given up on it.
 //!
-//! Each side sends its own clock in its heartbeats and echoes the last clock it heard. A receiver's
-//! lease runs from the newest clock of its **own** that came back: bytes and heartbeats that waited
-//! in a socket while the process was stopped cannot renew it, because what they echo is old.
+//! Each side sends its own clock in its heartbeats and echoes the last clock that it received. A
+//! receiver's lease starts at the newest value of its **own** clock that the peer echoed. Bytes and
+//! heartbeats that waited in a socket while the process was stopped carry an old echo. They cannot
+//! renew the lease.
 
 use std::time::Duration;
 
@@ -15,15 +16,15 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease of `detect` less a quarter: the sender gives up after `detect`, so the receiver has
-    /// stopped by then even if the two clocks run at slightly different rates.
+    /// Creates a lease of three quarters of `detect`. The sender gives up after `detect`. The
+    /// receiver has stopped by then, even if the two clocks run at slightly different rates.
     pub fn new(detect: Duration, now: u64) -> Self {
         let length = detect.as_nanos().min(u128::from(u64::MAX / 4)) as u64;
         Self { length: length - length / 4, echoed: now, heard: now }
     }
 
-    /// A heartbeat arrived that echoes our clock `echo`. An echo from the future is nonsense and
-    /// ignored.
+    /// Records a heartbeat that echoes the local clock value `echo`. Ignores an echo from the
+    /// future, because no correct peer sends one.
     pub fn beat(&mut self, echo: u64, now: u64) {
         self.heard = now;
         if echo <= now && echo > self.echoed {
@@ -31,12 +32,12 @@ impl Lease {
         }
     }
 
-    /// Anything arrived.
+    /// Records the arrival of any bytes.
     pub fn heard(&mut self, now: u64) {
         self.heard = now;
     }
 
-    /// Whether bytes may still be applied.
+    /// Whether the receiver may still apply bytes.
     pub fn is_valid(&self, now: u64) -> bool {
         now.saturating_sub(self.echoed) <= self.length
     }
@@ -57,7 +58,7 @@ mod tests {
     fn stale_beats_do_not_renew() {
         let mut lease = Lease::new(Duration::from_secs(2), 10 * S);
         assert!(lease.is_valid(11 * S));
-        // The process was stopped at 11 s and goes on at 20 s; a beat waited in the socket.
+        // The process is stopped at 11 s and continues at 20 s. A heartbeat waited in the socket.
         lease.beat(10 * S + S / 2, 20 * S);
         assert!(!lease.is_valid(20 * S));
         // A fresh round trip renews it.

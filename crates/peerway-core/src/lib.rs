@@ -1,10 +1,11 @@
 //! The part of Peerway that does no input or output.
 //!
-//! Ids, region arithmetic, the shapes of work and their cursors, the striping rule, wire frames,
-//! credits, counters, leases, the nearness of devices, the configuration table and the words in which a
-//! transfer ends.
-//! Everything here is deterministic and free of `unsafe`, so that it can be tested and fuzzed
-//! without a peer. The `peerway` crate drives it.
+//! This crate holds ids, region arithmetic, the shapes of work and their cursors, the striping
+//! rule, wire frames, credits, counters, leases, device locality, the configuration table and
+//! transfer outcomes.
+//!
+//! Everything here is deterministic and free of `unsafe`, so tests and fuzzers run it without a
+//! peer. The `peerway` crate drives it.
 
 #![forbid(unsafe_code)]
 

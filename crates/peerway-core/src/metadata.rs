@@ -1,6 +1,7 @@
-//! What an endpoint says of itself so that others can connect: its incarnation and its addresses.
+//! Endpoint metadata: the incarnation and the addresses that a peer needs to connect.
 //!
-//! `"PWMD" | version u8 | incarnation[16] | count u8 | count x (family u8, ip 4 or 16, port u16 BE)`
+//! The encoding is `"PWMD" | version u8 | incarnation[16] | count u8`, followed by `count`
+//! addresses of `family u8 | ip 4 or 16 bytes | port u16 BE`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,20 +9,20 @@ use crate::ids::Incarnation;
 
 const MAGIC: &[u8; 4] = b"PWMD";
 const VERSION: u8 = 1;
-/// More addresses than any machine names; a bound for what is parsed.
+/// The maximum number of addresses. No machine has more, and it bounds the parser's work.
 const MAX_ADDRESSES: usize = 16;
 
-/// An endpoint's name and where to find it.
+/// The identity and the addresses of an endpoint.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Metadata {
-    /// Which life of the endpoint.
+    /// The incarnation of the endpoint.
     pub incarnation: Incarnation,
-    /// Where it listens, best first.
+    /// The addresses it listens on, best first.
     pub addresses: Vec<SocketAddr>,
 }
 
 impl Metadata {
-    /// The bytes to hand over by any means.
+    /// Encodes the metadata. The application passes the bytes to peers by its own means.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(22 + 19 * self.addresses.len());
         out.extend_from_slice(MAGIC);
@@ -45,7 +46,7 @@ impl Metadata {
         out
     }
 
-    /// Parses what somebody handed over; every byte must be accounted for.
+    /// Parses metadata bytes. Every byte must be part of the encoding.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, MetadataError> {
         let mut rest = bytes;
         if take::<4>(&mut rest)? != *MAGIC {
@@ -83,15 +84,15 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], MetadataError> {
     Ok(*head)
 }
 
-/// Bytes that are no endpoint metadata.
+/// Why bytes are not endpoint metadata.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MetadataError {
-    /// Truncated, overlong or something else.
-    #[error("these bytes are not Peerway endpoint metadata (truncated, or made by something else)")]
+    /// The bytes are truncated, too long, or not metadata.
+    #[error("these bytes are not Peerway endpoint metadata (truncated or corrupted)")]
     NotMetadata,
-    /// Made by another version.
-    #[error("endpoint metadata version {0} is not known here (this is version {VERSION})")]
+    /// Another version of Peerway encoded the metadata.
+    #[error("endpoint metadata version {0} is not supported: this build reads version {VERSION}")]
     Version(u8),
 }
 

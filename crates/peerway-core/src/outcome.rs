@@ -1,21 +1,21 @@
-//! How a transfer ends, in values small enough for a slot.
+//! Transfer outcomes, in values small enough for a slot.
 
 use std::fmt;
 
-/// The end of a transfer: why, and whether its memory is quiet.
+/// The outcome of a transfer: its reason, and whether its memory is quiet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Ended {
     /// Why it ended.
     pub reason: Reason,
-    /// Whether any byte of it may still change memory.
+    /// Whether bytes of the transfer may still change memory.
     pub fence: Fence,
 }
 
 impl Ended {
-    /// Done, and nothing in flight.
+    /// Completed, with nothing in flight.
     pub const DONE: Self = Self { reason: Reason::Done, fence: Fence::Held };
 
-    /// `Ok` when done, otherwise the end as an error.
+    /// `Ok` if the transfer completed, otherwise the outcome as an error.
     pub fn ok(self) -> Result<(), EndedError> {
         match self.reason {
             Reason::Done => Ok(()),
@@ -23,7 +23,7 @@ impl Ended {
         }
     }
 
-    /// Packs the end into one word.
+    /// Packs the outcome into one word.
     pub fn to_bits(self) -> u64 {
         let (tag, error) = match self.reason {
             Reason::Done => (0, 0),
@@ -64,9 +64,9 @@ impl fmt::Display for Ended {
 /// Why a transfer ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Reason {
-    /// Every byte is where it was meant to be.
+    /// All bytes are at their destination.
     Done,
-    /// It could not be carried out.
+    /// The transfer failed.
     Failed(TransferError),
     /// The caller cancelled it.
     Cancelled,
@@ -74,17 +74,17 @@ pub enum Reason {
     TimedOut,
 }
 
-/// Whether anything of an ended transfer may still change memory.
+/// Whether bytes of an ended transfer may still change memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fence {
-    /// No byte of it changes memory any more.
+    /// No byte of the transfer changes memory any more.
     Held,
-    /// That could not be had within the fence deadline: what could still be written is kept alive
-    /// by the endpoint until the peer drains or dies.
+    /// The engine could not guarantee that within the fence deadline. The endpoint keeps the
+    /// affected memory alive until the peer drains or dies.
     Open,
 }
 
-/// A transfer that ended otherwise than done.
+/// The outcome of a transfer that did not complete.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct EndedError(pub Ended);
@@ -94,17 +94,20 @@ pub struct EndedError(pub Ended);
 #[non_exhaustive]
 #[repr(u8)]
 pub enum TransferError {
-    /// The peer closed, was killed, or its last lane broke.
+    /// The peer closed, its process was killed, or its last lane broke.
     #[error("the peer is gone: its process ended or every lane to it broke")]
     PeerGone = 1,
-    /// Nothing was heard from the peer for longer than the detection time.
+    /// The peer sent nothing for longer than the detection time.
     #[error("the peer has been silent for longer than the detection time")]
     PeerSilent = 2,
-    /// The owner refused: unknown region, wrong token, wrong direction or bound to another peer.
-    #[error("the peer refused access: unknown region, wrong token, wrong direction or not for us")]
+    /// The owner refused access: unknown region, wrong token, wrong direction, or bound to another
+    /// peer.
+    #[error(
+        "the peer refused access: unknown region, wrong token, wrong direction, or granted to another peer"
+    )]
     RemoteAccess = 3,
-    /// The owner refused: outside the advertised range.
-    #[error("the range lies outside what the peer advertised")]
+    /// The owner refused access: the range is outside the advertised range.
+    #[error("the range lies outside the memory that the peer advertised")]
     OutOfBounds = 4,
     /// The owner revoked the region.
     #[error("the peer revoked the region")]
@@ -115,7 +118,7 @@ pub enum TransferError {
     /// The peer has no room for another arrival counter.
     #[error("the peer has no room for another arrival counter id")]
     CountersFull = 7,
-    /// Memory that was registered could not be read or written (unmapped under us).
+    /// Registered memory could not be read or written because the process unmapped it.
     #[error("registered memory could not be accessed: it was unmapped while registered")]
     Fault = 8,
     /// The peer sent bytes that do not follow the protocol.
@@ -124,19 +127,21 @@ pub enum TransferError {
     /// The local endpoint was closed.
     #[error("the local endpoint was closed")]
     EndpointClosed = 10,
-    /// A lane broke after the operation may have been delivered; repeating it could apply its
+    /// A lane broke after the peer may have received the operation. A retry could deliver its
     /// notification twice.
     #[error("a lane broke and it is not known whether the notification was delivered")]
     DeliveryUnknown = 11,
-    /// An RDMA device refused a request before it went out, or a GPU's copy failed.
+    /// An RDMA device rejected a work request, or a GPU copy failed.
     #[error(
-        "a device (RDMA or GPU) refused or failed the request; the log has its words; was memory freed?"
+        "an RDMA device or a GPU rejected or failed the request; see the log for the device's error \
+         and check that the memory was not freed"
     )]
     Device = 12,
 }
 
 impl TransferError {
-    /// The error with this code; codes of a later version read as a protocol fault.
+    /// The error with this code. Unknown codes, such as those of a later version, become
+    /// [`Self::PeerMisbehaved`].
     pub fn from_code(code: u8) -> Self {
         use TransferError::*;
         [

@@ -1,12 +1,13 @@
-//! Region arithmetic and access rights. All of it is checked: the numbers come from outside.
+//! Region arithmetic and access rights. All arithmetic is checked because the numbers come from
+//! peers and callers.
 
 use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Where memory lives. Only host memory exists today; the field travels with every place so that
-/// device memory needs no new shapes.
+/// Where memory lives. Every place carries this field, so host and device memory share one set of
+/// shapes.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -34,12 +35,12 @@ impl Access {
         self.0 & other.0 == other.0
     }
 
-    /// The bits as they travel.
+    /// The bits of the wire encoding.
     pub fn bits(self) -> u8 {
         self.0
     }
 
-    /// Parses travelled bits: unknown bits or none at all are refused.
+    /// Parses bits from the wire. Returns `None` for unknown bits and for no bits at all.
     pub fn from_bits(bits: u8) -> Option<Self> {
         (bits != 0 && bits & !3 == 0).then_some(Self(bits))
     }
@@ -65,17 +66,17 @@ pub struct Span {
 }
 
 impl Span {
-    /// The span of a Rust range, unless it runs backwards.
+    /// The span of a Rust range, or `None` if the range ends before it starts.
     pub fn of(range: Range<u64>) -> Option<Self> {
         Some(Self { offset: range.start, len: range.end.checked_sub(range.start)? })
     }
 
-    /// One past the last byte, unless that overflows.
+    /// One past the last byte, or `None` on overflow.
     pub fn end(self) -> Option<u64> {
         self.offset.checked_add(self.len)
     }
 
-    /// Whether `inner` lies wholly in `self`. An empty span at either border is inside.
+    /// Whether `inner` lies entirely in `self`. An empty span at either end counts as inside.
     pub fn contains(self, inner: Self) -> bool {
         match (self.end(), inner.end()) {
             (Some(end), Some(inner_end)) => inner.offset >= self.offset && inner_end <= end,

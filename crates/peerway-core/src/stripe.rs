@@ -1,18 +1,20 @@
-//! How a transfer is cut over lanes.
+//! How a transfer is divided into pieces for lanes.
 //!
-//! Lanes take the next piece when they have room, so a slow lane takes fewer; what is decided here
-//! is only the size of a piece. Pieces keep alignment and together are exactly the whole.
+//! A lane takes the next piece when it has room, so a slow lane takes fewer pieces. This module
+//! decides only the size of a piece. Pieces are aligned and together cover exactly the whole
+//! transfer.
 
 use crate::region::Span;
 
-/// Cuts start on multiples of this: a page, below which peers' NICs and copies lose speed.
+/// Pieces start on multiples of a page. Below that, NICs and copies lose speed.
 pub const ALIGN: u64 = 4096;
-/// Smaller pieces cost more in headers than they win in parallelism.
+/// Smaller pieces cost more in headers than they gain in parallelism.
 const MIN_PIECE: u64 = 64 << 10;
 
-/// Bytes of a piece of a transfer of `total` bytes over `lanes` lanes, at most `max`.
+/// The length of one piece of a transfer of `total` bytes over `lanes` lanes, at most `max`.
 ///
-/// Small transfers are not cut; others are cut so that every lane has at least one piece.
+/// A small transfer is one piece. A larger transfer has one piece for each lane, unless the pieces
+/// would be shorter than the minimum or longer than `max`.
 pub fn piece_len(total: u64, lanes: usize, max: u64) -> u64 {
     if total <= MIN_PIECE {
         return MIN_PIECE.min(max);
@@ -22,8 +24,8 @@ pub fn piece_len(total: u64, lanes: usize, max: u64) -> u64 {
     aligned.clamp(MIN_PIECE.min(max), max)
 }
 
-/// The pieces of `whole`, in order; the first is short when `whole` starts off a border, so that
-/// all others start on one.
+/// The pieces of `whole`, in order. The first piece is short if `whole` does not start on an
+/// [`ALIGN`] boundary, so all other pieces start on one.
 pub fn pieces(whole: Span, piece: u64) -> impl Iterator<Item = Span> {
     let piece = piece.max(1);
     let mut done = 0;

@@ -1,37 +1,37 @@
-//! Which NICs are near: an order of devices by where they and the memory are plugged in.
+//! Device locality: an order of NICs by their distance from memory.
 //!
-//! A device is its path through the PCI tree and its NUMA node, both as the kernel tells them and both
-//! possibly unknown. Nearness to a [`Place`] is the part of the machine that bytes must cross, from a
-//! shared PCIe switch to the link between sockets. What is unknown is neither near nor far: it ranks
-//! before what is known to be on another node, and equals everything else that is unknown, so that
-//! virtual devices and virtual machines get an order by name and nothing else.
+//! A device has a path through the PCI tree and a NUMA node. Both come from the kernel and may be
+//! unknown. Nearness to a [`Place`] is the part of the machine that bytes must cross, from a shared
+//! PCIe switch to the link between sockets. A device with unknown location ranks before a device on
+//! another node, and equals every other unknown device. Virtual devices and virtual machines are
+//! therefore ordered by name alone.
 //!
-//! Invariants: the order is total and does not depend on the order in which devices were found; equally
-//! near devices stand together, in the order of their names (`mlx5_2` before `mlx5_10`).
+//! Invariants: the order is total and does not depend on the order of discovery. Equally near
+//! devices stand together, ordered by name (`mlx5_2` before `mlx5_10`).
 //!
-//! Pure functions of facts; whoever reads `/sys` calls them.
+//! All functions are pure. The caller reads `/sys`.
 
 use std::cmp::Ordering;
 
-/// A device and where it is plugged in.
+/// A device and its location.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Device {
-    /// What the kernel calls it.
+    /// The kernel's name for the device.
     pub name: String,
-    /// From the root complex down to the function itself, such as `pci0000:16`, `0000:16:01.0`,
-    /// `0000:17:00.0`. Empty where the device is not on the PCI bus.
+    /// The path from the root complex down to the function itself, such as `pci0000:16`,
+    /// `0000:16:01.0`, `0000:17:00.0`. Empty if the device is not on the PCI bus.
     pub pci: Vec<String>,
-    /// None where the kernel does not say.
+    /// The NUMA node. `None` if the kernel does not report one.
     pub numa: Option<u16>,
 }
 
-/// Where memory is.
+/// The location of memory.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Place {
-    /// Anywhere: every device is as near as any other.
+    /// Unknown: all devices are equally near.
     #[default]
     Unknown,
-    /// Memory of a NUMA node, or a processor of it.
+    /// Memory or a processor of a NUMA node.
     Node(u16),
     /// Memory of a PCI function, such as a GPU.
     Function {
@@ -42,24 +42,25 @@ pub enum Place {
     },
 }
 
-/// How far two things are from each other; the lesser the nearer.
+/// The distance between two locations. A smaller value is nearer.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Nearness {
-    /// Below one port of the root complex: bytes stay in the switches there.
+    /// Both are below one port of the root complex. Bytes stay in the switches there.
     Switch(Shared),
     /// Bytes cross one root complex.
     RootComplex,
     /// Bytes cross the node, from one root complex to another or to its memory.
     Node,
-    /// It cannot be told.
+    /// The distance is unknown.
     Unknown,
     /// Bytes cross the link between nodes.
     OtherNode,
 }
 
-/// How much of their way down from the root complex two functions share; more is less, that is nearer.
+/// The number of steps from the root complex that two functions share. A larger number compares as
+/// less, because it is nearer.
 ///
-/// Two of these compare well only for one and the same place.
+/// Comparing two values is meaningful only for the same place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Shared(pub usize);
 
@@ -81,7 +82,7 @@ pub fn nearness(device: &Device, place: &Place) -> Nearness {
         Place::Unknown => return Nearness::Unknown,
         Place::Node(node) => Some(*node),
         Place::Function { pci, numa } => {
-            // The first of them is the root complex.
+            // The first element is the root complex.
             match device.pci.iter().zip(pci).take_while(|(one, other)| one == other).count() {
                 0 => *numa,
                 1 => return Nearness::RootComplex,
@@ -96,7 +97,7 @@ pub fn nearness(device: &Device, place: &Place) -> Nearness {
     }
 }
 
-/// All of `devices`, the nearest to `place` first.
+/// All `devices`, ordered by nearness to `place`.
 pub fn nearest<'a>(devices: &'a [Device], place: &Place) -> Vec<&'a Device> {
     let mut ordered: Vec<&Device> = devices.iter().collect();
     ordered.sort_by(|one, other| {
@@ -106,8 +107,8 @@ pub fn nearest<'a>(devices: &'a [Device], place: &Place) -> Vec<&'a Device> {
     ordered
 }
 
-/// Those of `devices` that no other is nearer to `place` than: what to stripe over. All of them where
-/// the place is unknown, none where there are none.
+/// The `devices` that are nearest to `place`, which a transfer stripes over. All devices if the
+/// place is unknown; empty if there are no devices.
 pub fn nearest_group<'a>(devices: &'a [Device], place: &Place) -> Vec<&'a Device> {
     let mut ordered = nearest(devices, place);
     let Some(first) = ordered.first().map(|device| nearness(device, place)) else { return ordered };
@@ -115,7 +116,7 @@ pub fn nearest_group<'a>(devices: &'a [Device], place: &Place) -> Vec<&'a Device
     ordered
 }
 
-/// The order of names in which numbers count as numbers: `mlx5_2` before `mlx5_10`.
+/// Orders names and compares numbers in them by value: `mlx5_2` before `mlx5_10`.
 pub fn by_name(one: &str, other: &str) -> Ordering {
     let (mut left, mut right) = (one, other);
     loop {
@@ -123,7 +124,7 @@ pub fn by_name(one: &str, other: &str) -> Ordering {
         if !left_number.is_empty() && !right_number.is_empty() {
             left = &left[left_number.len()..];
             right = &right[right_number.len()..];
-            // Without zeros in front, a longer number is a greater one, however long.
+            // Without leading zeros, the longer number is the greater one, whatever its length.
             let (one, other) =
                 (left_number.trim_start_matches('0'), right_number.trim_start_matches('0'));
             let order = one.len().cmp(&other.len()).then_with(|| one.cmp(other));
@@ -134,7 +135,7 @@ pub fn by_name(one: &str, other: &str) -> Ordering {
         }
         let (mut left_chars, mut right_chars) = (left.chars(), right.chars());
         match (left_chars.next(), right_chars.next()) {
-            // `a1` and `a01` are different names of the same number.
+            // `a1` and `a01` are different names with the same number.
             (None, None) => return one.cmp(other),
             (one, other) if one != other => return one.cmp(&other),
             _ => (left, right) = (left_chars.as_str(), right_chars.as_str()),
@@ -146,11 +147,12 @@ fn digits(text: &str) -> &str {
     &text[..text.bytes().take_while(u8::is_ascii_digit).count()]
 }
 
-/// More processors than any kernel is built for: a list that names one beyond is garbage.
+/// More processors than any kernel supports. A list that names a higher number is invalid.
 const MAX_CPUS: usize = 1 << 16;
 
-/// The processors in a list as the kernel writes it, such as `0-15,32-47`, in order and without
-/// repetition; an empty list has none. None where any part is something else.
+/// Parses a list of processors in the kernel's format, such as `0-15,32-47`. The result is
+/// ascending and has no duplicates. An empty list gives an empty result. Returns `None` if any part
+/// is invalid.
 pub fn parse_cpus(list: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     let list = list.trim();
@@ -164,7 +166,7 @@ pub fn parse_cpus(list: &str) -> Option<Vec<usize>> {
             return None;
         }
         cpus.extend(first..=last);
-        // A list of many large ranges that overlap: no kernel writes that.
+        // Reject a list of many large overlapping ranges. No kernel writes one.
         if cpus.len() > MAX_CPUS {
             return None;
         }
@@ -174,7 +176,7 @@ pub fn parse_cpus(list: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// The list of these processors, which are in order, as [`parse_cpus`] reads it: `0-15,32-47`.
+/// Formats an ascending list of processors for [`parse_cpus`]: `0-15,32-47`.
 ///
 /// ```
 /// assert_eq!(peerway_core::topology::show_cpus(&[0, 1, 2, 8]), "0-2,8");
@@ -189,7 +191,7 @@ pub fn show_cpus(cpus: &[usize]) -> String {
     runs.map(show).collect::<Vec<_>>().join(",")
 }
 
-/// As `parse`, without the sign that it would take.
+/// As `parse`, but rejects a sign.
 fn number(text: &str) -> Option<usize> {
     (digits(text) == text).then(|| text.parse().ok()).flatten()
 }
@@ -213,7 +215,7 @@ mod tests {
         devices.iter().map(|device| device.name.as_str()).collect()
     }
 
-    /// One of each class, seen from [`HERE`].
+    /// One device of each class, as seen from [`HERE`].
     fn one_of_each() -> Vec<Device> {
         vec![
             device("other_node", "pci0000:80 0000:80:01.0 0000:81:00.0", Some(1)),
@@ -221,7 +223,7 @@ mod tests {
             device("node", "pci0000:40 0000:40:01.0 0000:41:00.0", Some(0)),
             device("root_complex", "pci0000:16 0000:16:03.0 0000:1f:00.0", Some(0)),
             device("upper_switch", "pci0000:16 0000:16:01.0 0000:17:00.0 0000:18:02.0", Some(0)),
-            // Behind a bridge of its own, as some NICs are; still at the same switch.
+            // This NIC is behind its own bridge, as some NICs are, but still at the same switch.
             device(
                 "switch_2",
                 "pci0000:16 0000:16:01.0 0000:17:00.0 0000:18:00.0 0000:19:00.0 0000:1a:00.0 \
@@ -255,7 +257,7 @@ mod tests {
         assert_eq!(names(&nearest_group(&devices, &here)), ["switch_2", "switch_10"]);
         let of = |name| {
             let device = devices.iter().find(|device| device.name == name);
-            nearness(device.expect("it is one of them"), &here)
+            nearness(device.expect("the name is in the list"), &here)
         };
         assert_eq!(of("upper_switch"), Nearness::Switch(Shared(3)));
         assert_eq!(of("root_complex"), Nearness::RootComplex);
@@ -264,11 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_a_node_is_near_what_is_on_it() {
+    fn memory_of_a_node_is_near_devices_on_that_node() {
         let devices = one_of_each();
         assert_eq!(names(&nearest_group(&devices, &Place::Node(1))), ["other_node"]);
         assert_eq!(nearest(&devices, &Place::Node(1))[1].name, "virtual");
-        // All that is known to be elsewhere; what is unknown may be here.
+        // All devices with a known location are on other nodes. The unknown one may be on this
+        // node.
         assert_eq!(names(&nearest_group(&devices, &Place::Node(7))), ["virtual"]);
     }
 
@@ -338,7 +341,7 @@ mod tests {
         }
 
         #[test]
-        fn the_order_does_not_depend_on_who_was_found_first(
+        fn the_order_does_not_depend_on_the_order_of_discovery(
             devices in Just(one_of_each()).prop_shuffle(),
         ) {
             let here = gpu(HERE, Some(0));

@@ -1,10 +1,12 @@
-//! Frames: what travels on a lane, be it a TCP connection or a shared ring.
+//! Frames: the units that travel on a lane, over a TCP connection or a shared ring.
 //!
-//! A frame is a 64-byte header and `body` bytes: first a table of `segments` entries of 12 bytes
-//! (20 for a pull), then the payload. Frames that change something at the peer carry a sequence
-//! number; a lane processes them in order, so one cumulative acknowledgement covers many.
+//! A frame is a 64-byte header and `body` bytes. The body starts with a table of `segments` entries
+//! of 12 bytes (20 for a pull); the payload follows. Frames that change something at the peer carry
+//! a sequence number. A lane processes them in order, so one cumulative acknowledgement covers
+//! many.
 //!
-//! Nothing here allocates by what a peer says: lengths are capped per kind by [`Header::check`].
+//! This module never allocates a length that a peer announces: [`Header::check`] caps lengths per
+//! kind.
 
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -16,52 +18,55 @@ use crate::region::{Access, MemoryKind};
 
 /// `"PW"`.
 pub const MAGIC: u16 = 0x5750;
-/// The protocol spoken here. Peers of another version are refused at the handshake.
+/// The protocol version of this build. The handshake refuses peers of another version.
 pub const VERSION: u8 = 2;
 /// Bytes in a header.
 pub const HEADER_LEN: usize = size_of::<Header>();
-/// Bytes of payload in one data frame: one large socket send (512 KiB to 1 MiB measured best).
+/// The maximum payload of one data frame: one large socket send (512 KiB to 1 MiB measured best).
 pub const MAX_PAYLOAD: u64 = 1 << 20;
-/// Segments in one data frame: enough for 128 blocks of 4 KiB twice over, and well under IOV_MAX.
+/// The maximum number of segments in one data frame: enough for 128 blocks of 4 KiB twice over, and
+/// well under IOV_MAX.
 pub const MAX_SEGMENTS: usize = 256;
-/// Bytes of one pull frame's work: large enough that two pullers stay busy, small enough that a
-/// cancel waits for little.
+/// The maximum bytes that one pull frame moves: large enough to keep two pullers busy, small enough
+/// that a cancel waits only briefly.
 pub const MAX_PULL: u64 = 16 << 20;
-/// Longest notification.
+/// The maximum length of a notification.
 pub const MAX_NOTIFICATION: usize = 1 << 20;
-/// In the `status` of `Write` and `Pull`: when the frame has been applied, the counter `immediate` goes up
-/// by one. Bytes and count are one frame, so they are applied together, once, or not at all.
+/// A flag in the `status` of `Write` and `Pull`: after the peer applies the frame, it adds one to
+/// the counter `immediate`. Bytes and count are one frame, so the peer applies both once or
+/// neither.
 pub const COUNTS: u16 = 1;
-/// Longest control message.
+/// The maximum length of a control message.
 pub const MAX_CONTROL: usize = 16 << 10;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Kind {
     /// Payload for the peer's memory.
     Write = 1,
-    /// Asks for bytes of the peer's memory.
+    /// Requests bytes of the peer's memory.
     Read = 2,
-    /// The bytes a read asked for.
+    /// The bytes that a read requested.
     ReadData = 3,
-    /// Asks the peer to copy from our memory into its own.
+    /// Asks the peer to copy from the sender's memory into its own.
     Pull = 4,
     /// A message for the peer's notification queue.
     Notify = 5,
-    /// Adds one to a counter of the peer.
+    /// Adds one to a counter of the receiver.
     Count = 6,
-    /// All sequenced frames up to `sequence` were applied.
+    /// The receiver applied all sequenced frames up to `sequence`.
     Ack = 7,
-    /// The frame `sequence` was refused; `status` says why.
+    /// The receiver refused the frame `sequence`; `status` holds the reason.
     Nack = 8,
     /// The pull `sequence` is done.
     Pulled = 9,
-    /// Alive: `sequence` is our clock, `transfer` the last clock heard from the peer.
+    /// Heartbeat: `sequence` is the sender's clock, `transfer` is the last clock it received from
+    /// the peer.
     Beat = 10,
-    /// A control message, postcard-encoded.
+    /// A control message, encoded with postcard.
     Control = 11,
-    /// Stop working on `transfer`.
+    /// Asks the peer to stop working on `transfer`.
     Cancel = 12,
 }
 
@@ -73,37 +78,38 @@ impl Kind {
             .find(|k| *k as u8 == code)
     }
 
-    /// Whether the lane counts this frame and the peer acknowledges it.
+    /// Whether the frame has a sequence number and the peer acknowledges it.
     pub fn is_sequenced(self) -> bool {
         use Kind::*;
         matches!(self, Write | Read | Pull | Notify | Count | Cancel)
     }
 }
 
-/// The head of every frame.
+/// The header of every frame.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct Header {
     magic: U16,
     version: u8,
     kind: u8,
-    /// Why a frame was refused (a `TransferError` code), in `Nack`; [`COUNTS`] in `Write` and `Pull`.
+    /// In `Nack`, the reason for the refusal (a `TransferError` code). In `Write` and `Pull`,
+    /// [`COUNTS`] or 0.
     pub status: U16,
     segments: U16,
     body: U32,
-    /// The owner's grant.
+    /// The index of the owner's grant.
     pub grant: U32,
-    /// Its generation.
+    /// The generation of the grant.
     pub generation: U32,
-    /// Counter id, in `Count` and in frames that count.
+    /// The counter id, in `Count` and in frames with [`COUNTS`].
     pub immediate: U32,
-    /// Number of this frame on its lane, or of the one it answers.
+    /// The number of this frame on its lane, or of the frame that it answers.
     pub sequence: U64,
-    /// The sender's transfer.
+    /// The sender's transfer id.
     pub transfer: U64,
-    /// Where the payload starts in the advertisement when there is no table.
+    /// The offset of the payload in the advertisement if the frame has no table.
     pub offset: U64,
-    /// The capability.
+    /// The token of the grant.
     pub token: [u8; 16],
 }
 
@@ -112,18 +118,18 @@ const _: () = assert!(size_of::<Header>() == 64);
 /// A header that passed [`Header::check`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Checked {
-    /// What it is.
+    /// The kind of the frame.
     pub kind: Kind,
-    /// Entries in the table.
+    /// The number of table entries.
     pub segments: usize,
-    /// Bytes of the table.
+    /// The length of the table in bytes.
     pub table: usize,
-    /// Bytes after the table.
+    /// The length of the payload after the table in bytes.
     pub payload: usize,
 }
 
 impl Header {
-    /// A header of this kind, everything else zero.
+    /// Creates a header of this kind with all other fields zero.
     pub fn new(kind: Kind) -> Self {
         Self {
             magic: MAGIC.into(),
@@ -142,20 +148,20 @@ impl Header {
         }
     }
 
-    /// The counter that a `Write` or `Pull` adds to when it has been applied.
+    /// The counter that a `Write` or `Pull` raises after the receiver applies it.
     pub fn counts(&self) -> Option<u32> {
         (self.status.get() == COUNTS).then(|| self.immediate.get())
     }
 
-    /// Sets the lengths of what follows.
+    /// Sets the lengths of the table and the payload.
     pub fn set_body(&mut self, segments: usize, table: usize, payload: usize) {
         debug_assert!(segments <= MAX_SEGMENTS);
         self.segments = (segments as u16).into();
         self.body = ((table + payload) as u32).into();
     }
 
-    /// Whether these bytes can be a header of ours, and what follows it. All later arithmetic on
-    /// the lengths relies on the caps checked here.
+    /// Checks that these bytes are a valid header and returns the lengths of the body. All later
+    /// arithmetic on the lengths relies on the caps that this function enforces.
     pub fn check(&self) -> Result<Checked, FrameError> {
         if self.magic.get() != MAGIC {
             return Err(FrameError::NotPeerway);
@@ -186,28 +192,29 @@ impl Header {
     }
 }
 
-/// A table entry of `Write` and `Read`: a run of the peer's memory.
+/// A table entry of `Write` and `Read`: a range of the peer's memory.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct Segment {
-    /// First byte in the advertisement.
+    /// The offset in the advertisement.
     pub offset: U64,
-    /// How many bytes.
+    /// The length in bytes.
     pub len: U32,
 }
 
 /// Bytes of a [`Segment`].
 pub const SEGMENT_LEN: usize = size_of::<Segment>();
 
-/// A table entry of `Pull`: a run of the peer's memory and where its bytes are in ours.
+/// A table entry of `Pull`: a range of the peer's memory and the address of its bytes in the
+/// sender.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 pub struct PullSegment {
-    /// First byte in the advertisement.
+    /// The offset in the advertisement.
     pub offset: U64,
-    /// How many bytes.
+    /// The length in bytes.
     pub len: U32,
-    /// Address in the sender of the frame.
+    /// The address in the process that sends the frame.
     pub source: U64,
 }
 
@@ -215,116 +222,115 @@ pub struct PullSegment {
 pub const PULL_SEGMENT_LEN: usize = size_of::<PullSegment>();
 const _: () = assert!(SEGMENT_LEN == 12 && PULL_SEGMENT_LEN == 20);
 
-/// Bytes that are no frame of ours. A lane that carries them is closed.
+/// Why bytes are not a valid frame. The receiver closes a lane that carries such bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Some other protocol.
-    #[error(
-        "the other side does not speak Peerway's protocol (is this the port of something else?)"
-    )]
+    /// The bytes belong to another protocol.
+    #[error("the remote side does not speak the Peerway protocol; check the address and the port")]
     NotPeerway,
-    /// Another version.
-    #[error("the other side speaks protocol version {0}, this is version {VERSION}")]
+    /// The remote side uses another protocol version.
+    #[error("the remote side speaks protocol version {0}, but this build speaks version {VERSION}")]
     Version(u8),
-    /// An unknown kind of frame.
+    /// The kind of the frame is unknown.
     #[error("unknown frame kind {0}")]
     Kind(u8),
-    /// Longer than its kind may be, or with a table that does not fit.
-    #[error("frame of kind {kind} with a body of {body} bytes is out of bounds")]
+    /// The frame is longer than its kind allows, or its table does not fit in the body.
+    #[error("a frame of kind {kind} has an invalid body length of {body} bytes")]
     TooLong {
-        /// Kind code.
+        /// The kind code.
         kind: u8,
-        /// Bytes announced.
+        /// The announced length of the body.
         body: usize,
     },
-    /// A control message that does not parse, or comes at the wrong time.
-    #[error("malformed or misplaced control message")]
+    /// A control message does not parse or arrives at the wrong time.
+    #[error("malformed or unexpected control message")]
     Control,
-    /// A frame that makes no sense here (wrong sequence, answer to nothing).
-    #[error("frame out of order")]
+    /// The frame is not valid in this state: a wrong sequence number, or an answer without a
+    /// request.
+    #[error("frame out of sequence, or an answer without a request")]
     Order,
 }
 
-/// Control messages: rare, versioned by the header, capped by [`MAX_CONTROL`].
+/// Control messages. They are rare, versioned by the header, and capped by [`MAX_CONTROL`].
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[non_exhaustive]
 pub enum Control {
     /// Opens a session: the first frame on a connection.
     Hello(Hello),
-    /// Adds a lane to a session: the first frame on a further connection.
+    /// Adds a lane to a session: the first frame on an additional connection.
     OpenLane {
-        /// Which session.
+        /// The session.
         session: [u8; 16],
-        /// Which lane of it.
+        /// The lane of the session.
         lane: u16,
     },
-    /// The session (or lane) is open.
+    /// The session is open.
     Welcome(Welcome),
-    /// The lane has been added.
+    /// The lane is open.
     LaneOpened,
-    /// Sent by the opener when it has tried every way, and returned when the acceptor agrees.
+    /// The opener sends it after it has tried all paths. The acceptor returns it when it agrees.
     Ready(Ready),
-    /// It is not, and why.
+    /// The acceptor refuses the session or the lane, with the reason.
     Refuse(Refusal),
-    /// Asks what a descriptor grants and how it can be reached directly.
+    /// Asks what a descriptor grants and how to reach the memory directly.
     Import {
-        /// Chosen by the asker, returned in the answer.
+        /// Chosen by the requester, returned in the answer.
         request: u64,
         /// The descriptor's bytes.
         descriptor: Vec<u8>,
     },
-    /// The answer takes time: the memory is being registered with devices.
+    /// The answer takes time because the owner is registering the memory with devices.
     Importing {
-        /// The request that is being answered.
+        /// The request in progress.
         request: u64,
     },
-    /// The answer.
+    /// The answer to an import request.
     Imported {
-        /// The request answered.
+        /// The answered request.
         request: u64,
-        /// What was granted, or why not (a `TransferError` code).
+        /// The grant, or the reason for the refusal (a `TransferError` code).
         result: Result<Import, u8>,
     },
-    /// The sender lost this lane; what was the last frame that was applied from it?
+    /// The sender lost this lane and asks for the last frame that the receiver applied from it.
     LaneLost {
-        /// Which lane.
+        /// The lane.
         lane: u16,
     },
-    /// Nothing more is applied from that lane; this was the last.
+    /// The sender applies no more frames from that lane.
     LaneFenced {
-        /// Which lane.
+        /// The lane.
         lane: u16,
-        /// Sequence of the last frame that was dealt with.
+        /// The sequence number of the last frame that the sender processed.
         applied: u64,
-        /// Those among the last of them that were refused, and why (a `TransferError` code).
+        /// The refused frames among the most recent ones, with the reason (a `TransferError` code).
         refused: Vec<(u64, u8)>,
-        /// How many immediates came by it; only queue pairs bring any.
+        /// The number of immediates that arrived on the lane. Only queue pairs carry immediates.
         immediates: u64,
     },
-    /// Asks for a queue pair at the far end of each of these: on the opener's handshake connection,
-    /// and later for lanes that were lost.
+    /// Asks the peer to create a queue pair for each offer. The opener sends it on its handshake
+    /// connection, and later to replace lost lanes.
     OpenQueues {
-        /// What they are to be lanes of, and our end of each.
+        /// One offer for each lane, with the sender's queue pair.
         queues: Vec<QueueOffer>,
     },
-    /// The far ends, in the same order, or why there is none.
+    /// The peer's queue pairs, in the order of the offers, or the reason for each failure.
     QueuesOpened {
-        /// One for each offer.
+        /// One entry for each offer: the lane and the result.
         queues: Vec<(u16, Result<QueueEnd, String>)>,
     },
-    /// The sender closes the session on purpose.
+    /// The sender closes the session deliberately.
     Bye,
 }
 
 impl Control {
     /// Encodes into at most [`MAX_CONTROL`] bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        // Serialising into a Vec of plain data cannot fail.
+        // Serialising plain data into a Vec cannot fail.
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
-    /// Parses; every byte must be used.
+    /// Parses a control message. Every byte must be part of the encoding.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, FrameError> {
         if bytes.len() > MAX_CONTROL {
             return Err(FrameError::Control);
@@ -336,169 +342,172 @@ impl Control {
     }
 }
 
-/// One more session between two endpoints.
+/// An additional session between two endpoints.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub struct SubSession {
-    /// From 1 on.
+    /// The number of the sub-session. Numbers start at 1.
     pub number: u16,
-    /// The session that it belongs to. Only the two know its name, so nobody else can add to it.
+    /// The session that it belongs to. Only its two endpoints know its name, so no other endpoint
+    /// can add to it.
     pub of: [u8; 16],
 }
 
-/// Who wants to open a session.
+/// The request to open a session.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Hello {
-    /// The opener.
+    /// The incarnation of the opener.
     pub incarnation: Incarnation,
-    /// The incarnation it means to reach, when it knows it.
+    /// The incarnation that the opener expects, if it knows one.
     pub expects: Option<Incarnation>,
-    /// Random name of the session.
+    /// The random name of the session.
     pub session: [u8; 16],
-    /// The session between the two that is over for the opener. Only the two know its name, so it
-    /// proves to the acceptor that its goodbye is on the way.
+    /// The previous session between the two, if it is over for the opener. Only the two endpoints
+    /// know its name. It proves to the acceptor that the opener's `Bye` is on its way.
     pub replaces: Option<[u8; 16]>,
-    /// Set where it is one more session for a thread that wants lanes of its own.
+    /// Set for a sub-session: a thread of the opener wants its own lanes.
     pub sub_session: Option<SubSession>,
-    /// How many bulk lanes it will open.
+    /// The number of bulk lanes that the opener will open.
     pub lanes: u16,
-    /// Its detection time in milliseconds; both use the longer one.
+    /// The opener's detection time in milliseconds. Both sides use the longer one.
     pub detect_ms: u32,
-    /// The opener's metadata bytes, so that the acceptor knows its address.
+    /// The opener's metadata, which tells the acceptor its address.
     pub metadata: Vec<u8>,
-    /// What it says of its host: for local paths.
+    /// The opener's description of its host, to decide on local paths.
     pub host: Vec<u8>,
-    /// The local socket on which it could pass file descriptors; empty when it offers no local path.
+    /// The local socket that can pass file descriptors. Empty if the opener offers no local path.
     pub local: String,
-    /// Its RDMA ports; none when it offers none.
+    /// The opener's RDMA ports. Empty if it offers none.
     pub rdma: Vec<RdmaPort>,
 }
 
-/// A port of an RDMA device, as its peer must know it.
+/// The properties of an RDMA port that a peer needs.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct RdmaPort {
-    /// Its address.
+    /// The GID of the port.
     pub gid: [u8; 16],
-    /// Its address on an InfiniBand subnet; 0 on Ethernet.
+    /// The LID on an InfiniBand subnet. 0 on Ethernet.
     pub lid: u16,
-    /// The largest packet, as verbs number it (1: 256 bytes ... 5: 4096).
+    /// The maximum packet size in the numbering of verbs (1: 256 bytes ... 5: 4096).
     pub mtu: u8,
-    /// Whether it is reached through the global address only.
+    /// Whether the port is reachable only by its GID.
     pub ethernet: bool,
-    /// Whether its queue pairs are reliable datagrams (EFA) and not connections.
+    /// Whether its queue pairs use reliable datagrams (EFA) instead of connections.
     pub datagrams: bool,
 }
 
-/// One end of a queue pair.
+/// One end of a queue pair connection.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct QueueEnd {
-    /// Which of its owner's ports it uses.
+    /// The index of the owner's port that it uses.
     pub port: u8,
-    /// Its number.
+    /// The queue pair number.
     pub number: u32,
-    /// The number of its first packet.
+    /// The sequence number of its first packet.
     pub first_packet: u32,
-    /// What datagrams to it must carry.
+    /// The key that datagrams to it must carry.
     pub key: u32,
-    /// The number of the end that it is connected to; 0 in an offer.
+    /// The queue pair number of the connected end. 0 in an offer.
     pub to: u32,
-    /// Reads that it serves at a time.
+    /// The number of outstanding reads that it serves.
     pub reads: u8,
-    /// Receives that are always posted.
+    /// The number of receives that the owner keeps posted.
     pub receives: u16,
-    /// Eight bytes that the far side may read to learn that what it wrote before has arrived.
+    /// The address of eight bytes. A read of them by the peer proves that the peer's earlier writes
+    /// have arrived.
     pub flush_addr: u64,
-    /// Their key.
+    /// The key of those bytes.
     pub flush_key: u32,
 }
 
-/// An end of a queue pair that looks for another.
+/// A queue pair that the sender offers to connect.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct QueueOffer {
-    /// The lane that the pair is to be.
+    /// The lane that the connection becomes.
     pub lane: u16,
-    /// Which of the far side's ports it is meant for.
+    /// The index of the receiver's port that the offer is for.
     pub to_port: u8,
-    /// It is for small transfers.
+    /// Whether the lane is for small transfers.
     pub latency: bool,
-    /// Our end.
+    /// The sender's end.
     pub end: QueueEnd,
 }
 
-/// The answer to a hello.
+/// The answer to a `Hello`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Welcome {
-    /// The acceptor.
+    /// The incarnation of the acceptor.
     pub incarnation: Incarnation,
-    /// Its detection time in milliseconds.
+    /// The acceptor's detection time in milliseconds.
     pub detect_ms: u32,
     /// The acceptor's metadata bytes.
     pub metadata: Vec<u8>,
-    /// What it says of its host.
+    /// The acceptor's description of its host.
     pub host: Vec<u8>,
-    /// Its local socket; empty when it offers no local path.
+    /// The acceptor's local socket. Empty if it offers no local path.
     pub local: String,
-    /// Why it offers none.
+    /// Why the acceptor offers no local path.
     pub local_why: String,
-    /// Its RDMA ports; none when it offers none.
+    /// The acceptor's RDMA ports. Empty if it offers none.
     pub rdma: Vec<RdmaPort>,
-    /// Why it offers none.
+    /// Why the acceptor offers no RDMA port.
     pub rdma_why: String,
 }
 
-/// What the opener found out about local paths.
+/// The paths that the opener found.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Ready {
-    /// Both endpoints live in one process.
+    /// Both endpoints are in one process.
     pub same_process: bool,
-    /// The shared segment is attached.
+    /// The opener has attached the shared segment.
     pub linked: bool,
     /// The opener can and may copy from the acceptor's memory.
     pub opener_pulls: bool,
-    /// The queue pairs that were opened are the path.
+    /// The session uses the queue pairs that were opened.
     pub queues: bool,
     /// Why there is no better path.
     pub why: String,
 }
 
-/// Why a session was refused.
+/// Why the acceptor refuses a session.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Another incarnation lives here: the one that was meant is gone.
+    /// The endpoint at this address has another incarnation. The expected one no longer exists.
     OtherIncarnation,
-    /// There is a session between the two already, or one being opened the other way. The acceptor
-    /// names itself, since the opener may only know its address.
+    /// A session between the two exists, or the acceptor is opening one in the other direction. The
+    /// acceptor names itself because the opener may know only its address.
     Exists(Incarnation),
-    /// No such session to add a lane to.
+    /// The session that the lane belongs to does not exist.
     UnknownSession,
-    /// The endpoint takes no more peers.
+    /// The endpoint accepts no more peers.
     Full,
-    /// The transport pins of the two sides cannot both be met.
+    /// No transport satisfies the pins of both sides.
     Pinned(String),
 }
 
-/// What an import gives.
+/// The result of an import.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Import {
-    /// Rights.
+    /// The granted rights.
     pub access: Access,
-    /// Advertised bytes.
+    /// The length of the advertised memory in bytes.
     pub len: u64,
-    /// Address of the first one in the owner: for CMA.
+    /// The address of the first byte in the owner's process, for CMA.
     pub base: u64,
-    /// Entry of the session's gate table that guards direct access; `None` when there is none.
+    /// The entry of the session's gate table that guards direct access. `None` if there is no such
+    /// entry.
     pub gate: Option<u32>,
-    /// The gate's value while the grant lives.
+    /// The value of the gate entry while the grant is live.
     pub pass: u32,
-    /// A mapping is offered: the file descriptor follows on the local socket.
+    /// The owner offers a mapping. The file descriptor follows on the local socket.
     pub mapping: Option<MappingOffer>,
-    /// The key of the memory on each of the owner's RDMA ports; none when it is not reached by them.
+    /// The key of the memory on each of the owner's RDMA ports. Empty if the ports cannot reach it.
     pub keys: Vec<u32>,
-    /// What RDMA devices wrote into it is there only once some of it was read.
+    /// RDMA writes to this memory become visible only after a read from it.
     pub flush: bool,
-    /// Where it lives.
+    /// Where the memory lives.
     pub kind: MemoryKind,
-    /// It is memory of a GPU that the importer may map.
+    /// Set if the memory belongs to a GPU and the importer may map it.
     pub gpu: Option<GpuOffer>,
 }
 
@@ -510,38 +519,38 @@ impl Import {
     }
 }
 
-/// How to map advertised memory of a GPU.
+/// How to map advertised GPU memory.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub struct GpuOffer {
-    /// Which GPU, by the name that it has everywhere.
+    /// The UUID of the GPU. It is the same in all processes.
     pub uuid: [u8; 16],
-    /// What opens the allocation.
+    /// The handle that opens the allocation.
     pub handle: GpuHandle,
-    /// Length of the allocation.
+    /// The length of the allocation in bytes.
     pub len: u64,
-    /// Where the advertisement starts in it.
+    /// The offset of the advertisement in the allocation.
     pub offset: u64,
-    /// The allocation's name in its owner, never given to another.
+    /// The owner's id of the allocation. The owner never reuses an id.
     pub buffer: u64,
 }
 
-/// What opens an allocation of a GPU in another process. Handles have 64 bytes.
+/// The handle that opens a GPU allocation in another process. Handles have 64 bytes.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum GpuHandle {
-    /// For an NVLink fabric.
+    /// A handle for an NVLink fabric.
     Fabric([[u8; 32]; 2]),
     /// A file descriptor, which follows on the local socket.
     PosixFd,
-    /// For the driver's own IPC.
+    /// A handle for the driver's IPC.
     Ipc([[u8; 32]; 2]),
 }
 
-/// How to map advertised memory.
+/// How to map advertised host memory.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub struct MappingOffer {
-    /// Length of the file.
+    /// The length of the file in bytes.
     pub file_len: u64,
-    /// Where the advertisement starts in it.
+    /// The offset of the advertisement in the file.
     pub offset: u64,
 }
 

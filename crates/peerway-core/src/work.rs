@@ -1,21 +1,21 @@
-//! The shapes of work and a cursor over them.
+//! The shapes of work, and a cursor over them.
 //!
-//! A transfer is a range, a vector of pairs or a block list. None is expanded: a [`Cursor`] walks
-//! the shape and yields contiguous pieces on demand, so that 100,000 blocks cost an index array and
-//! nothing else. Adjacent pieces are joined while walking. Shapes are checked once, when made;
-//! walking them cannot leave the regions.
+//! A transfer is a range, a vector of pairs, or a block list. The engine never expands a shape: a
+//! [`Cursor`] walks it and yields contiguous pieces on demand. 100,000 blocks therefore cost one
+//! index array and nothing else. The walk joins adjacent pieces. The constructors check a shape
+//! once, so a walk cannot leave the regions.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::region::{MemoryKind, Span};
 
-/// A place in one of the regions that a transfer names.
+/// A position in one of a transfer's regions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Place {
-    /// Which of the transfer's regions on that side.
+    /// The index of the region among the transfer's regions on that side.
     pub region: u32,
-    /// First byte in it.
+    /// The offset of the first byte in the region.
     pub offset: u64,
     /// Where that memory lives.
     pub kind: MemoryKind,
@@ -24,27 +24,27 @@ pub struct Place {
 /// One contiguous piece of work.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Pair {
-    /// Where it is here.
+    /// The local position.
     pub local: Place,
-    /// Where it is at the peer.
+    /// The position at the peer.
     pub remote: Place,
-    /// How many bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
-/// Equal-sized blocks of one region, named by index: block `i` starts at
-/// `base + indices[i] * stride`. This is a paged KV cache.
+/// Equal-sized blocks of one region, selected by index: block `i` starts at `base + indices[i] *
+/// stride`. A paged KV cache has this layout.
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    /// Which of the transfer's regions on that side.
+    /// The index of the region among the transfer's regions on that side.
     pub region: u32,
-    /// Offset of block 0.
+    /// The offset of block 0.
     pub base: u64,
-    /// Distance between blocks.
+    /// The distance between the starts of two blocks.
     pub stride: u64,
-    /// Bytes in a block.
+    /// The length of a block in bytes.
     pub len: u64,
-    /// Which blocks, in order.
+    /// The indices of the blocks, in order.
     pub indices: Arc<[u32]>,
     /// Where that memory lives.
     pub kind: MemoryKind,
@@ -56,10 +56,10 @@ impl Blocks {
         Place { region: self.region, offset, kind: self.kind }
     }
 
-    /// Checks every index against the region, once.
+    /// Checks every index against the region.
     fn check(&self, side: Side, region: Span) -> Result<(), WorkError> {
         let bad = |item: usize| WorkError::BlockOutside { side, item, index: self.indices[item] };
-        // The farthest block decides, so one pass for the maximum is enough.
+        // The block with the highest index ends last, so it is enough to check that one.
         let Some((item, &max)) = self.indices.iter().enumerate().max_by_key(|(_, i)| **i) else {
             return Ok(());
         };
@@ -70,71 +70,73 @@ impl Blocks {
     }
 }
 
-/// Which side of a transfer an error is about.
+/// The side of a transfer that an error concerns.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Side {
-    /// Our memory.
+    /// Local memory.
     Local,
     /// The peer's memory.
     Remote,
 }
 
-/// Work that cannot be carried out as described.
+/// Why work cannot be carried out.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkError {
-    /// A range leaves its region.
-    #[error("{side:?} range {offset}+{len} (item {item}) leaves its region")]
+    /// A range extends beyond its region.
+    #[error(
+        "{side:?} range of {len} bytes at offset {offset} (item {item}) extends beyond its region"
+    )]
     Outside {
-        /// Whose memory.
+        /// The side.
         side: Side,
-        /// Which item of a vector.
+        /// The item of the vector.
         item: usize,
-        /// First byte asked for.
+        /// The offset of the first byte.
         offset: u64,
-        /// Bytes asked for.
+        /// The length in bytes.
         len: u64,
     },
-    /// A block lies outside its region.
-    #[error("{side:?} block index {index} (item {item}) leaves its region")]
+    /// A block extends beyond its region.
+    #[error("{side:?} block with index {index} (item {item}) extends beyond its region")]
     BlockOutside {
-        /// Whose memory.
+        /// The side.
         side: Side,
-        /// Position in the index list.
+        /// The position in the index list.
         item: usize,
-        /// The index there.
+        /// The block index at that position.
         index: u32,
     },
     /// The two sides have different numbers of pieces.
-    #[error("{local} local pieces against {remote} remote ones")]
+    #[error("{local} local pieces do not match {remote} remote pieces")]
     CountMismatch {
-        /// Pieces here.
+        /// The number of local pieces.
         local: usize,
-        /// Pieces there.
+        /// The number of remote pieces.
         remote: usize,
     },
     /// The two sides of a piece have different lengths.
-    #[error("item {item}: {local} local bytes against {remote} remote ones")]
+    #[error("item {item}: {local} local bytes do not match {remote} remote bytes")]
     LengthMismatch {
-        /// Which item.
+        /// The item.
         item: usize,
-        /// Bytes here.
+        /// The local length in bytes.
         local: u64,
-        /// Bytes there.
+        /// The remote length in bytes.
         remote: u64,
     },
-    /// A GPU failed, or its memory is gone.
-    #[error("{side:?} memory of a GPU could not be reached (the log has the driver's words)")]
+    /// A GPU failed, or its memory no longer exists.
+    #[error("{side:?} GPU memory cannot be accessed: it was freed or the GPU failed; see the log")]
     Device {
-        /// Whose memory.
+        /// The side.
         side: Side,
     },
-    /// All lengths together do not fit in 64 bits.
-    #[error("the transfer's total length overflows")]
+    /// The sum of all lengths does not fit in 64 bits.
+    #[error("the total length of the transfer does not fit in 64 bits")]
     TooLong,
 }
 
-/// The shape of a transfer, checked.
+/// The checked shape of a transfer.
 #[derive(Clone, Debug)]
 pub struct Shape {
     inner: Inner,
@@ -148,7 +150,7 @@ enum Inner {
     Blocks { local: Blocks, remote: Blocks },
 }
 
-/// The first `count` of a list that may be longer, so that whoever has one can use it again.
+/// The first `count` entries of a list that may be longer. The owner can then reuse a longer list.
 #[derive(Clone, Debug)]
 struct Pairs {
     list: Arc<[Pair]>,
@@ -171,7 +173,7 @@ impl Shape {
         Ok(Self { total: pair.len, inner: Inner::Range(pair) })
     }
 
-    /// A vector of ranges; `local(i)` and `remote(i)` give the extent of region `i` of a side.
+    /// A vector of ranges. `local(i)` and `remote(i)` return the extent of region `i` of that side.
     pub fn vector(
         pairs: Arc<[Pair]>,
         local: impl Fn(u32) -> Span,
@@ -181,7 +183,8 @@ impl Shape {
         Self::vector_of(pairs, count, local, remote)
     }
 
-    /// As [`Self::vector`], of the first `count` ranges of the list, or of all if there are fewer.
+    /// As [`Self::vector`], with the first `count` ranges of the list, or all of them if there are
+    /// fewer.
     pub fn vector_of(
         list: Arc<[Pair]>,
         count: usize,
@@ -195,7 +198,7 @@ impl Shape {
             check_pair(item, pair, local(pair.local.region), remote(pair.remote.region))?;
             total = total.checked_add(pair.len).ok_or(WorkError::TooLong)?;
         }
-        // One is a range, which is walked with less ado.
+        // A single pair is a range, which is cheaper to walk.
         let inner = match *pairs {
             [pair] => Inner::Range(pair),
             _ => Inner::Vector(pairs),
@@ -203,7 +206,7 @@ impl Shape {
         Ok(Self { inner, total })
     }
 
-    /// Two block lists of the same number and size of blocks.
+    /// Two block lists with the same number of blocks and the same block size.
     pub fn blocks(
         local: Blocks,
         local_region: Span,
@@ -231,12 +234,12 @@ impl Shape {
         Ok(Self { inner: Inner::Blocks { local, remote }, total })
     }
 
-    /// All bytes of the transfer.
+    /// The total length of the transfer in bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// How many pieces were asked for.
+    /// The number of pieces that the caller specified.
     pub fn items(&self) -> usize {
         match &self.inner {
             Inner::Range(_) => 1,
@@ -245,7 +248,7 @@ impl Shape {
         }
     }
 
-    /// The block lists and which of their entries the cursor covers, if it covers whole blocks.
+    /// The block lists and the entries that the cursor covers, if it covers whole blocks.
     pub fn whole_blocks(&self, at: &Cursor) -> Option<(&Blocks, &Blocks, Range<usize>)> {
         let Inner::Blocks { local, remote } = &self.inner else { return None };
         if at.within != 0 || local.len == 0 || !at.left.is_multiple_of(local.len) {
@@ -262,7 +265,7 @@ impl Shape {
         cursor
     }
 
-    /// The largest contiguous piece at the cursor, of at most `max` bytes; `None` at the end.
+    /// The largest contiguous piece at the cursor, of at most `max` bytes. `None` at the end.
     pub fn peek(&self, at: &Cursor, max: u64) -> Option<Pair> {
         let max = max.min(at.left);
         if max == 0 {
@@ -304,8 +307,8 @@ impl Shape {
         Some(Pair { len: pair.len.min(max), ..pair })
     }
 
-    /// Moves the cursor on by `bytes`, no more than are left. The time it takes grows with the pieces of a vector that
-    /// are crossed; a block list is crossed at once.
+    /// Advances the cursor by `bytes`, which must not exceed the bytes left. The time grows with
+    /// the number of vector pieces that the cursor crosses; in a block list it is constant.
     pub fn advance(&self, at: &mut Cursor, bytes: u64) {
         debug_assert!(bytes <= at.left);
         at.left -= bytes;
@@ -313,7 +316,7 @@ impl Shape {
             Inner::Range(_) => at.within += bytes,
             Inner::Blocks { local, .. } => {
                 let within = at.within + bytes;
-                // One block at a time is the common step; the division is for joined runs.
+                // Crossing one block is the common step. Joined runs need the division.
                 if within < local.len {
                     at.within = within;
                 } else if within == local.len {
@@ -344,7 +347,7 @@ impl Shape {
     }
 }
 
-/// A position in a [`Shape`]. Only meaningful with the shape that made it.
+/// A position in a [`Shape`]. It is meaningful only with the shape that created it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Cursor {
     item: usize,
@@ -353,12 +356,12 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Bytes from here to the end.
+    /// The number of bytes from here to the end.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// The same position, ending after `bytes`: a view of the next part of the work.
+    /// The same position, with an end after `bytes`: a view of the next part of the work.
     pub fn limited(&self, bytes: u64) -> Self {
         Self { left: self.left.min(bytes), ..*self }
     }

@@ -1,43 +1,43 @@
-//! Where device addresses come from: reservations that nobody may touch.
+//! The source of device addresses: reservations that the host cannot access.
 //!
-//! They are taken from the system in large pieces and never given back to it, so that an address that
-//! once meant device memory never becomes memory of the host: a program that follows such a pointer
-//! always crashes, and one that gives it to a system call always gets `EFAULT`. Addresses that are free
-//! are given out again, the lowest first, so that one which a program kept too long soon means
-//! something else.
+//! The arena takes them from the system in large pieces and never returns them. An address that
+//! once meant device memory therefore never becomes host memory. A program that dereferences such a
+//! pointer always crashes, and a system call with it always fails with `EFAULT`. The arena reuses
+//! free addresses, the lowest first, so that a stale device pointer soon means something else.
 
 use std::collections::BTreeMap;
 use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-/// What all reservations are multiples of, as on a GPU.
+/// The granularity of all reservations, as on a GPU.
 pub(crate) const GRANULE: u64 = 2 << 20;
 
-/// What is taken from the system at once. It costs nothing but addresses.
+/// The size of a piece taken from the system. It costs only addresses.
 const PIECE: u64 = 16 << 30;
 
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     /// Start and length of each piece.
     pieces: Vec<(u64, u64)>,
-    /// Free ranges by start, with their lengths; no two touch.
+    /// Free ranges: lengths by start. No two ranges are adjacent.
     free: BTreeMap<u64, u64>,
 }
 
 impl Arena {
-    /// Whether an address is, was or will be that of device memory.
+    /// Whether an address belongs to the arena: it is, was or will be that of device memory.
     pub(crate) fn contains(&self, address: u64) -> bool {
         self.pieces.iter().any(|(start, len)| address.wrapping_sub(*start) < *len)
     }
 
-    /// Whether any byte of a range is.
+    /// Whether any byte of a range belongs to the arena.
     pub(crate) fn touches(&self, address: u64, len: u64) -> bool {
         let end = address.saturating_add(len);
         self.pieces.iter().any(|(start, size)| address < start + size && *start < end)
     }
 
-    /// A range of so many granules' bytes at a multiple of `align`, which is a power of two.
+    /// Reserves a range of `len` bytes, a multiple of the granule, at a multiple of `align`, a
+    /// power of two.
     pub(crate) fn reserve(&mut self, len: u64, align: u64) -> Option<u64> {
         debug_assert!(len > 0 && len.is_multiple_of(GRANULE) && align.is_power_of_two());
         let align = align.max(GRANULE);
@@ -84,7 +84,8 @@ impl Arena {
         let len = len.checked_next_multiple_of(GRANULE)?;
         let size = usize::try_from(len + GRANULE).ok()?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping, wherever there is room; it is never unmapped.
+        // SAFETY: without MAP_FIXED, mmap creates a new mapping and touches no existing one. It is
+        // never unmapped.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), size, ProtFlags::empty(), flags) };
         let start = (mapped.ok()?.addr() as u64).next_multiple_of(GRANULE);
         self.pieces.push((start, len));

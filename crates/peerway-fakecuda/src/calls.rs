@@ -1,8 +1,8 @@
-//! The way into every function: it is counted, failed where the script says so, and held back where
-//! CUDA would.
+//! The entry of every function: it counts the call, fails it if the script says so, and checks the
+//! conditions that CUDA checks.
 //!
-//! A function of the library has its name here once more, in the list; a name that is called and not
-//! listed is found by the first test that calls it.
+//! Every function of the library is also in the list of this file. The first test that calls an
+//! unlisted function fails.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};
@@ -15,15 +15,15 @@ use crate::context;
 use crate::device::Device;
 use crate::machine::{Machine, machine, script};
 
-/// What a function does: nothing to say, or the number of an error.
+/// The result of a function: nothing, or an error number.
 pub(crate) type Answer = Result<(), CUresult>;
 
-/// A call that needs the driver and no context.
+/// A call that needs the driver but no context.
 pub(crate) fn call(name: &'static str, body: impl FnOnce(&'static Machine) -> Answer) -> CUresult {
     guarded(name, || body(machine()?))
 }
 
-/// A call in the context that is current. Refused once that context has failed.
+/// A call in the current context. It is refused once that context has failed.
 pub(crate) fn call_in_context(
     name: &'static str,
     body: impl FnOnce(&'static Machine, &'static Device) -> Answer,
@@ -36,7 +36,8 @@ pub(crate) fn call_in_context(
     })
 }
 
-/// A call that gives something back. It is done in a failed context too, which it says.
+/// A call that releases something. It also works in a failed context, but then returns that
+/// context's error.
 pub(crate) fn call_to_give_back(
     name: &'static str,
     body: impl FnOnce(&'static Machine) -> Answer,
@@ -49,7 +50,7 @@ pub(crate) fn call_to_give_back(
     })
 }
 
-/// A call that may come before `cuInit`, and in a forked child.
+/// A call that is allowed before `cuInit` and in a forked child.
 pub(crate) fn call_before_init(name: &'static str, body: impl FnOnce() -> Answer) -> CUresult {
     guarded(name, body)
 }
@@ -57,7 +58,7 @@ pub(crate) fn call_before_init(name: &'static str, body: impl FnOnce() -> Answer
 fn guarded(name: &'static str, body: impl FnOnce() -> Answer) -> CUresult {
     let answer = catch_unwind(AssertUnwindSafe(|| {
         let (_, counter) = listed(name).ok_or(CUDA_ERROR_UNKNOWN)?;
-        // Counts order nothing.
+        // The counters order no other memory accesses.
         let number = counter.fetch_add(1, Ordering::Relaxed) + 1;
         let failures = script().as_ref().map_or(&[][..], |script| &script.fail);
         if let Some(failure) = failures.iter().find(|one| one.call == name && one.at == number) {
@@ -76,43 +77,43 @@ fn guarded(name: &'static str, body: impl FnOnce() -> Answer) -> CUresult {
 }
 
 thread_local! {
-    /// Whether this thread is inside a function of the program that a stream called; CUDA permits no
-    /// call there.
+    /// Whether this thread is inside a function of the program that a stream called. CUDA permits
+    /// no call there.
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs what the program put on a stream.
+/// Runs a function that the program has put on a stream.
 pub(crate) fn in_callback(body: impl FnOnce()) {
     IN_CALLBACK.set(true);
     body();
     IN_CALLBACK.set(false);
 }
 
-/// Fills what the caller wants filled.
+/// Writes a result to the caller's memory.
 ///
 /// # Safety
 ///
-/// `out` is null, or the caller's place for a `T`.
+/// `out` is null, or valid for a write of a `T`.
 pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Answer {
     if out.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: by this function's contract. CUDA asks for no alignment where it takes a `void *`.
+    // SAFETY: by this function's contract. CUDA requires no alignment where it takes a `void *`.
     unsafe { out.write_unaligned(value) };
     Ok(())
 }
 
-/// True, or an invalid value.
+/// Returns `CUDA_ERROR_INVALID_VALUE` unless `so` is true.
 pub(crate) fn valid(so: bool) -> Answer {
     if so { Ok(()) } else { Err(CUDA_ERROR_INVALID_VALUE) }
 }
 
-/// How often the program called a function of this library, by its name with or without the `_v2`;
-/// refused calls too. Zero for a name that is not known.
+/// How often the program has called a function of this library, including refused calls. The name
+/// may omit the `_v2`. Zero for an unknown name.
 ///
 /// # Safety
 ///
-/// `name` is a string.
+/// `name` is a zero-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fakecuda_calls(name: *const c_char) -> u64 {
     // SAFETY: by this function's contract.

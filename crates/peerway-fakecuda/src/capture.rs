@@ -1,8 +1,8 @@
-//! A capture under way: what is put on its streams goes into a list instead.
+//! A stream capture in progress: work for its streams goes into a list instead.
 //!
-//! The list is in the order of the calls, which respects every dependency there can be. What is kept
-//! besides is which stream knows how much of the others, so that a branch that was not joined is an
-//! error as in CUDA.
+//! The list is in call order, which respects every possible dependency. The capture also records
+//! how much each stream knows of the others, so that a branch that was not joined is an error, as
+//! in CUDA.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -14,12 +14,12 @@ use crate::errors::{CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_UNMATCHED};
 use crate::lock;
 use crate::work::Work;
 
-/// How many pieces of work of each stream came before a point.
+/// How much work of each stream came before a point.
 pub(crate) type Clock = BTreeMap<u64, u64>;
 
 #[derive(Debug)]
 pub(crate) struct Capture {
-    /// The stream that it began on.
+    /// The stream on which the capture began.
     origin: u64,
     state: Mutex<State>,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Capture {
 #[derive(Debug, Default)]
 struct State {
     work: Vec<Work>,
-    /// What each stream of the capture knows of all of them.
+    /// How much work each stream of the capture knows of, by stream.
     clocks: BTreeMap<u64, Clock>,
     broken: bool,
     ended: bool,
@@ -43,12 +43,12 @@ impl Capture {
         lock(&self.state).ended
     }
 
-    /// Nothing can come of it any more.
+    /// Invalidates the capture.
     pub(crate) fn break_off(&self) {
         lock(&self.state).broken = true;
     }
 
-    /// Work on one of its streams.
+    /// Adds work of one of its streams.
     pub(crate) fn push(&self, stream: u64, work: Work) -> Answer {
         let mut state = lock(&self.state);
         if state.broken {
@@ -59,12 +59,12 @@ impl Capture {
         Ok(())
     }
 
-    /// What an event that is recorded on a stream now stands for.
+    /// The clock of a stream, for an event that is recorded on it now.
     pub(crate) fn clock(&self, stream: u64) -> Clock {
         lock(&self.state).clocks.get(&stream).cloned().unwrap_or_default()
     }
 
-    /// A stream waits for such an event, and belongs to the capture from then on.
+    /// Makes a stream wait for such an event. The stream belongs to the capture from then on.
     pub(crate) fn join(&self, stream: u64, seen: &Clock) {
         let mut state = lock(&self.state);
         let clock = state.clocks.entry(stream).or_default();
@@ -74,7 +74,7 @@ impl Capture {
         }
     }
 
-    /// Ends it: what was captured.
+    /// Ends the capture and returns the captured work.
     pub(crate) fn end(&self, stream: u64) -> Result<Vec<Work>, CUresult> {
         if stream != self.origin {
             return Err(CAPTURE_UNMATCHED);

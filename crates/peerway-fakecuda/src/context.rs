@@ -1,7 +1,7 @@
-//! The primary contexts, and which of them is current in a thread.
+//! The primary contexts, and the current context of each thread.
 //!
-//! A context is there while it is held. With the last hold goes all that was made in it: streams,
-//! events, modules, `cuMemAlloc` memory, pinned memory and what was opened by IPC.
+//! A context exists while it is retained. The last release destroys everything that was created in
+//! it: streams, events, modules, `cuMemAlloc` memory, pinned memory, and memory opened by IPC.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
@@ -15,7 +15,7 @@ use crate::errors::CONTEXT_IS_DESTROYED;
 use crate::machine::Machine;
 use crate::{host, lock};
 
-/// Contexts are numbers from here on; below all other handles.
+/// The first number of a context handle. All other handles have larger numbers.
 const FIRST: usize = 0x1000;
 
 fn handle(device: &Device) -> CUcontext {
@@ -27,7 +27,7 @@ fn device_of(machine: &Machine, context: CUcontext) -> Option<&Device> {
 }
 
 thread_local! {
-    /// The contexts that this thread made current, the current one last.
+    /// The contexts that this thread has pushed; the last one is current.
     static STACK: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn of_device(machine: &Machine, index: u32) -> CUcontext {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
     context: *mut CUcontext,
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
 ) -> CUresult {
     call("cuDevicePrimaryCtxRetain", |machine| {
         let device = machine.device(device)?;
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(context, handle(device)) }?;
         *lock(&device.held) += 1;
         Ok(())
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUresult {
     call("cuDevicePrimaryCtxRelease_v2", |machine| {
@@ -100,7 +100,7 @@ fn tear_down(machine: &'static Machine, device: &Device) {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
     device: CUdevice,
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
 ) -> CUresult {
     call("cuDevicePrimaryCtxGetState", |machine| {
         let held = *lock(&machine.device(device)?.held);
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe {
             put(flags, 0)?;
             put(active, (held > 0).into())
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     call("cuCtxPushCurrent_v2", |machine| {
@@ -139,14 +139,14 @@ fn usable(machine: &Machine, context: CUcontext) -> Result<u32, CUresult> {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> CUresult {
     call("cuCtxPopCurrent_v2", |machine| {
         let popped = STACK.with_borrow_mut(Vec::pop).ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let popped = of_device(machine, popped);
         if !context.is_null() {
-            // SAFETY: the caller's, to be filled.
+            // SAFETY: by the pointers contract.
             unsafe { context.write(popped) };
         }
         Ok(())
@@ -155,19 +155,19 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut CUcontext) -> CUresult
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut CUcontext) -> CUresult {
     call("cuCtxGetCurrent", |machine| {
         let found = top().map_or(ptr::null_mut(), |index| of_device(machine, index));
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(context, found) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
     call("cuCtxSetCurrent", |machine| {
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxSynchronize() -> CUresult {
     call_in_context("cuCtxSynchronize", |machine, device| {
@@ -191,24 +191,24 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> CUresult {
     })
 }
 
-/// Waits for everything in the streams of a device. Calls that a GPU's driver may wait in do so too, so that who makes one
-/// of them while a stream waits for it hangs here as there.
+/// Waits for all work in the streams of a device. Calls in which a real driver may wait also wait
+/// here. A program that makes such a call while a stream waits for the program hangs here as well.
 pub(crate) fn drain(machine: &Machine, device: &Device) -> Answer {
     let mut streams = machine.streams.all();
     streams.retain(|stream| stream.device.index == device.index);
     streams.extend(lock(&device.null_stream).clone());
-    // One that is captured into has nothing under way.
+    // A capturing stream has no pending work.
     streams.iter().try_for_each(|stream| match stream.synchronize() {
         Err(error) if (900..=907).contains(&error) => Ok(()),
         other => other,
     })
 }
 
-/// There is nothing to wait for: who writes into device memory does so at once.
+/// There is nothing to flush: writes to device memory take effect at once.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint) -> CUresult {
     call_in_context("cuFlushGPUDirectRDMAWrites", |_, device| {
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uin
 
 const TO_ALL_DEVICES: c_uint = 200;
 
-/// The answer where a call names something of another context than the current one.
+/// Fails if a call names an object of another context than the current one.
 pub(crate) fn same(device: &Device, other: u32) -> Answer {
     if device.index == other { Ok(()) } else { Err(crate::errors::INVALID_HANDLE) }
 }

@@ -1,8 +1,9 @@
 //! Copies and fills.
 //!
-//! Where CUDA says that a copy with pageable memory is synchronous for the host, it is: into such
-//! memory the call waits for the copy, and out of it the bytes are taken at the call. With pinned
-//! memory nothing is waited for, and the bytes are those that are there when the stream comes to it.
+//! Where CUDA documents a copy with pageable memory as synchronous for the host, it is. A call that
+//! copies into such memory waits for the copy. A call that copies from it reads the bytes before it
+//! returns. A call with pinned memory does not wait, and the stream reads the bytes when it reaches
+//! the copy.
 
 use std::ffi::c_void;
 use std::io;
@@ -21,7 +22,7 @@ use crate::work::{Source, Target, Work};
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyAsync(
     to: CUdeviceptr,
@@ -34,11 +35,12 @@ pub unsafe extern "C" fn cuMemcpyAsync(
     })
 }
 
-/// As it was in CUDA 12.8. All of its copies are done in the order of the list, where CUDA promises none.
+/// The signature of CUDA 12.8. It does all copies in the order of the list, although CUDA
+/// guarantees no order.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyBatchAsync(
     to: *mut CUdeviceptr,
@@ -53,23 +55,23 @@ pub unsafe extern "C" fn cuMemcpyBatchAsync(
 ) -> CUresult {
     call_in_context("cuMemcpyBatchAsync", |machine, device| {
         valid(!failed.is_null())?;
-        // SAFETY: the caller's, to be filled: of no copy in particular.
+        // SAFETY: by the pointers contract. `usize::MAX` means that no particular copy failed.
         unsafe { failed.write(usize::MAX) };
         // SAFETY: by this function's contract.
         let batch = unsafe { Batch::read(to, from, sizes, count, attributes, firsts, sets) }?;
         batch.submit(machine, device, stream).map_err(|(at, code)| {
-            // SAFETY: as above.
+            // SAFETY: by the pointers contract.
             unsafe { failed.write(at) };
             code
         })
     })
 }
 
-/// As it is since CUDA 13.0.
+/// The signature since CUDA 13.0.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyBatchAsync_v2(
     to: *const CUdeviceptr,
@@ -98,7 +100,7 @@ struct Batch<'a> {
 impl Batch<'_> {
     /// # Safety
     ///
-    /// The pointers are null, or to lists of so many entries.
+    /// The pointers are null, or point to lists of the given lengths.
     unsafe fn read(
         to: *const CUdeviceptr,
         from: *const CUdeviceptr,
@@ -115,10 +117,11 @@ impl Batch<'_> {
         let (attributes, firsts) = unsafe {
             (std::slice::from_raw_parts(attributes, sets), std::slice::from_raw_parts(firsts, sets))
         };
-        // An order for the sources has to be chosen, and the sets begin with the first copy and rise.
+        // Each set needs an access order for the sources. The sets start at the first copy, in
+        // ascending order.
         valid(attributes.iter().all(|set| (1..=3).contains(&set.srcAccessOrder)))?;
         valid(firsts[0] == 0 && firsts.is_sorted_by(|one, next| one < next))?;
-        // SAFETY: as above.
+        // SAFETY: by this function's contract.
         unsafe {
             Ok(Self {
                 to: std::slice::from_raw_parts(to, count),
@@ -128,14 +131,14 @@ impl Batch<'_> {
         }
     }
 
-    /// Which copy it failed at, and with what.
+    /// Submits the copies. The error names the copy that failed, and the code.
     fn submit(
         &self,
         machine: &'static Machine,
         device: &'static Device,
         stream: CUstream,
     ) -> Result<(), (usize, CUresult)> {
-        // Not for the default streams.
+        // CUDA refuses the default streams here.
         let named = valid(stream.addr() > 2).and_then(|()| machine.stream(device, stream));
         let stream = named.map_err(|code| (usize::MAX, code))?;
         if let Some(nothing) = self.sizes.iter().position(|size| *size == 0) {
@@ -151,7 +154,7 @@ impl Batch<'_> {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(
     to: CUdeviceptr,
@@ -166,7 +169,7 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(
     to: *mut c_void,
@@ -219,7 +222,7 @@ fn copy(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8Async(
     at: CUdeviceptr,
@@ -235,7 +238,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8_v2(at: CUdeviceptr, value: u8, len: usize) -> CUresult {
     call_in_context("cuMemsetD8_v2", |machine, device| {
@@ -245,7 +248,7 @@ pub unsafe extern "C" fn cuMemsetD8_v2(at: CUdeviceptr, value: u8, len: usize) -
     })
 }
 
-/// What is in pageable memory. Memory that is not there is an invalid value and no crash.
+/// Reads pageable memory. An address that is not mapped gives an invalid value instead of a crash.
 fn read_host(address: u64, len: usize) -> Result<Arc<[u8]>, CUresult> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(len).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -254,7 +257,7 @@ fn read_host(address: u64, len: usize) -> Result<Arc<[u8]>, CUresult> {
     Ok(bytes.into())
 }
 
-/// Writes into pageable memory. False where it is not there.
+/// Writes to pageable memory. Returns false if it is not mapped.
 pub(crate) fn write_host(address: usize, from: *mut u8, len: usize) -> bool {
     transfer(address, from, len, Way::Write)
 }
@@ -265,8 +268,8 @@ enum Way {
     Write,
 }
 
-/// Copies between memory of this library and memory of the program, through the kernel, which looks
-/// whether the latter is there.
+/// Copies between memory of this library and memory of the program, through the kernel, which
+/// checks that the latter is mapped.
 fn transfer(address: usize, ours: *mut u8, len: usize, way: Way) -> bool {
     let process = std::process::id().cast_signed();
     let theirs: *mut u8 = std::ptr::with_exposed_provenance_mut(address);
@@ -277,7 +280,7 @@ fn transfer(address: usize, ours: *mut u8, len: usize, way: Way) -> bool {
             iov_len: len - done,
         };
         let (local, remote) = (part(ours), part(theirs));
-        // SAFETY: our side is memory of the caller of this function; the other may be anything.
+        // SAFETY: `ours` is valid memory of the caller. The kernel checks the other address.
         let count = unsafe {
             match way {
                 Way::Read => libc::process_vm_readv(process, &local, 1, &remote, 1, 0),
@@ -291,12 +294,12 @@ fn transfer(address: usize, ours: *mut u8, len: usize, way: Way) -> bool {
         if io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) {
             return false;
         }
-        // A sandbox that does not allow the call: the program's word has to do.
+        // A sandbox forbids the call. Trust the program instead.
         let (from, to) = match way {
             Way::Read => (theirs, ours),
             Way::Write => (ours, theirs),
         };
-        // SAFETY: the program says that its memory is there.
+        // SAFETY: by the pointers contract, the program's memory is mapped.
         unsafe { std::ptr::copy(from.wrapping_add(done), to.wrapping_add(done), len - done) };
         return true;
     }

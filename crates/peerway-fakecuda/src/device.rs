@@ -1,4 +1,4 @@
-//! The devices: what each is, and what can be asked about it.
+//! The devices, and the queries about them.
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -14,13 +14,13 @@ use crate::stream::Stream;
 /// One GPU, with its primary context.
 pub(crate) struct Device {
     pub(crate) index: u32,
-    /// How often its context is held; it is there while this is not zero.
+    /// How often its context is retained. The context exists while this is not zero.
     pub(crate) held: Mutex<u32>,
-    /// The NULL stream of the context, once it was used.
+    /// The NULL stream of the context, once it has been used.
     pub(crate) null_stream: Mutex<Option<Arc<Stream>>>,
-    /// The error that its context ended with. It stays, as on a GPU, until the process ends.
+    /// The error that its context failed with. It stays until the process ends, as on a GPU.
     failed: AtomicI32,
-    /// Bytes of its memory that are given out.
+    /// Bytes of its memory that are allocated.
     used: AtomicU64,
 }
 
@@ -39,18 +39,19 @@ impl Device {
         self.index.cast_signed()
     }
 
-    /// The error that its context ended with.
+    /// Fails if the context has failed, with that error.
     pub(crate) fn failed(&self) -> Answer {
-        // Pairs with the store below: who sees the error also sees what was done before it.
+        // Pairs with the store in `fail`: a thread that sees the error also sees what was done
+        // before it.
         match self.failed.load(Ordering::Acquire) {
             CUDA_SUCCESS => Ok(()),
             code => Err(code),
         }
     }
 
-    /// Ends its context with an error. The first one stays.
+    /// Fails its context with an error. The first error stays.
     pub(crate) fn fail(&self, code: CUresult) {
-        // Pairs with the load above.
+        // Pairs with the load in `failed`.
         let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
         let _ = self.failed.compare_exchange(CUDA_SUCCESS, code, release, relaxed);
     }
@@ -59,10 +60,10 @@ impl Device {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Takes memory out of what there is.
+    /// Allocates memory of the device, if enough is left.
     pub(crate) fn take(&self, bytes: u64, script: &Script) -> Answer {
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= script.memory);
-        // A count of its own, which orders nothing.
+        // This counter orders no other memory accesses.
         let relaxed = Ordering::Relaxed;
         let taken = self.used.try_update(relaxed, relaxed, fits);
         taken.map(|_| ()).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
@@ -86,30 +87,30 @@ impl Device {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> CUresult {
     call("cuDeviceGetCount", |machine| {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(count, machine.devices.len() as c_int) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) -> CUresult {
     call("cuDeviceGet", |machine| {
         let found = machine.device(ordinal)?.ordinal();
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(device, found) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(
     name: *mut c_char,
@@ -118,14 +119,14 @@ pub unsafe extern "C" fn cuDeviceGetName(
 ) -> CUresult {
     call("cuDeviceGetName", |machine| {
         let text = format!("Fake GPU {}", machine.device(device)?.index);
-        // SAFETY: the caller's place for so many bytes.
+        // SAFETY: by the pointers contract, `name` has space for `len` bytes.
         unsafe { put_text(name, len, &text) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetPCIBusId(
     name: *mut c_char,
@@ -134,21 +135,21 @@ pub unsafe extern "C" fn cuDeviceGetPCIBusId(
 ) -> CUresult {
     call("cuDeviceGetPCIBusId", |machine| {
         let text = format!("0000:{:02X}:00.0", machine.device(device)?.bus());
-        // SAFETY: the caller's place for so many bytes.
+        // SAFETY: by the pointers contract, `name` has space for `len` bytes.
         unsafe { put_text(name, len, &text) }
     })
 }
 
-/// Fills in as much as there is room for, with a zero at the end.
+/// Copies as much of the text as fits, with a terminating zero.
 ///
 /// # Safety
 ///
-/// `out` is null, or a place for `len` bytes.
+/// `out` is null, or has space for `len` bytes.
 unsafe fn put_text(out: *mut c_char, len: c_int, text: &str) -> Answer {
     let room = usize::try_from(len).unwrap_or(0);
     valid(room > 0 && !out.is_null())?;
     for (at, byte) in text.bytes().take(room - 1).chain([0]).enumerate() {
-        // SAFETY: at most `room` bytes, by this function's contract.
+        // SAFETY: by this function's contract; the loop writes at most `room` bytes.
         unsafe { out.add(at).write(byte.cast_signed()) };
     }
     Ok(())
@@ -156,36 +157,36 @@ unsafe fn put_text(out: *mut c_char, len: c_int, text: &str) -> Answer {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) -> CUresult {
     call("cuDeviceGetUuid_v2", |machine| {
         let bytes = machine.device(device)?.uuid().map(|byte| byte as c_char);
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(uuid, CUuuid { bytes }) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) -> CUresult {
     call("cuDeviceTotalMem_v2", |machine| {
         machine.device(device)?;
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(bytes, machine.script.memory as usize) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CUresult {
     call_in_context("cuMemGetInfo_v2", |machine, device| {
         let memory = machine.script.memory;
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe {
             put(free, (memory - device.used()) as usize)?;
             put(total, memory as usize)
@@ -195,7 +196,7 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(
     value: *mut c_int,
@@ -204,12 +205,12 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
 ) -> CUresult {
     call("cuDeviceGetAttribute", |machine| {
         let found = attribute_of(machine, machine.device(device)?, attribute)?;
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(value, found) }
     })
 }
 
-// Attributes that nobody else asks for by name.
+// Attributes that only this file names.
 const MAX_THREADS_PER_BLOCK: u32 = 1;
 const WARP_SIZE: u32 = 10;
 const CAN_MAP_HOST_MEMORY: u32 = 19;
@@ -221,7 +222,7 @@ const HOST_POINTER_FOR_REGISTERED: u32 = 91;
 const HOST_REGISTER: u32 = 99;
 const STREAM_MEM_OPS_64: u32 = 122;
 const WAIT_VALUE_NOR: u32 = 123;
-/// The last one that CUDA 13 has.
+/// The last attribute of CUDA 13.
 const LAST_ATTRIBUTE: u32 = 147;
 
 fn attribute_of(machine: &Machine, device: &Device, attribute: u32) -> Result<c_int, CUresult> {

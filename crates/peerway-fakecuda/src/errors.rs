@@ -1,4 +1,4 @@
-//! The numbers of errors, their names and their words.
+//! The error numbers, their names and their texts.
 
 use std::ffi::{CStr, c_char};
 
@@ -6,7 +6,7 @@ use peerway_sys::cuda::ffi::*;
 
 use crate::calls::{call_before_init, put};
 
-// Those that only this library needs by name.
+// Error numbers that only this library names.
 pub(crate) const INVALID_PTX: CUresult = 218;
 pub(crate) const INVALID_HANDLE: CUresult = 400;
 pub(crate) const CONTEXT_IS_DESTROYED: CUresult = 709;
@@ -37,28 +37,48 @@ const WORDS: &[(CUresult, &CStr, &CStr)] = &[
     (
         CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
         c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
-        c"some of the memory is registered already",
+        c"part or all of the memory is already registered",
     ),
     (
         HOST_MEMORY_NOT_REGISTERED,
         c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
-        c"the pointer is not that of registered memory",
+        c"the pointer does not belong to registered memory",
     ),
     (CUDA_ERROR_NOT_PERMITTED, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
     (CUDA_ERROR_NOT_SUPPORTED, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
-    (CAPTURE_UNSUPPORTED, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"not while capturing"),
-    (CAPTURE_INVALIDATED, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"the capture failed before"),
-    (CAPTURE_MERGE, c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"two captures would become one"),
-    (CAPTURE_UNMATCHED, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"not the stream it began on"),
-    (CAPTURE_UNJOINED, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"a branch was not joined"),
-    (CAPTURE_ISOLATION, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"it depends on work outside"),
+    (
+        CAPTURE_UNSUPPORTED,
+        c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        c"not permitted while the stream is capturing",
+    ),
+    (
+        CAPTURE_INVALIDATED,
+        c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        c"an earlier error invalidated the capture",
+    ),
+    (CAPTURE_MERGE, c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"the call would merge two captures"),
+    (
+        CAPTURE_UNMATCHED,
+        c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+        c"the capture began on another stream",
+    ),
+    (
+        CAPTURE_UNJOINED,
+        c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
+        c"the capture has a branch that was not joined",
+    ),
+    (
+        CAPTURE_ISOLATION,
+        c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+        c"the capture would depend on uncaptured work",
+    ),
     (CAPTURED_EVENT, c"CUDA_ERROR_CAPTURED_EVENT", c"the event was recorded in a capture"),
     (CUDA_ERROR_UNKNOWN, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(error: CUresult, name: *mut *const c_char) -> CUresult {
     call_before_init("cuGetErrorName", || words(error, name, |known| known.1))
@@ -66,7 +86,7 @@ pub unsafe extern "C" fn cuGetErrorName(error: CUresult, name: *mut *const c_cha
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(error: CUresult, text: *mut *const c_char) -> CUresult {
     call_before_init("cuGetErrorString", || words(error, text, |known| known.2))
@@ -78,7 +98,7 @@ fn words(
     pick: fn(&(CUresult, &'static CStr, &'static CStr)) -> &'static CStr,
 ) -> Result<(), CUresult> {
     let known = WORDS.iter().find(|known| known.0 == error);
-    // SAFETY: the caller's, to be filled.
+    // SAFETY: by the pointers contract.
     unsafe { put(out, known.map_or(std::ptr::null(), |known| pick(known).as_ptr())) }?;
     known.map(|_| ()).ok_or(CUDA_ERROR_INVALID_VALUE)
 }

@@ -1,8 +1,8 @@
 //! Events: marks on streams.
 //!
-//! Every recording has a number, and an event knows which recordings its streams have come to; who
-//! waits, waits for the number that was the last when it asked, as CUDA has it. An event that was never
-//! recorded is complete.
+//! Every recording has a number, and an event knows which recordings its streams have reached. A
+//! waiter waits for the recording that was the last one when it called, as in CUDA. An event that
+//! was never recorded is complete.
 
 use std::ffi::c_uint;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -25,11 +25,11 @@ pub(crate) struct Event {
 struct Marks {
     recorded: u64,
     done: u64,
-    /// Where the last recording was in a capture, and not on a stream.
+    /// Set if the last recording was in a capture instead of on a stream.
     captured: Option<(Arc<Capture>, Clock)>,
 }
 
-/// What the last recording of an event was.
+/// The last recording of an event.
 #[derive(Clone, Debug)]
 pub(crate) enum Mark {
     Recorded(u64),
@@ -41,7 +41,7 @@ impl Event {
         Self { device, marks: Mutex::default(), reached: Condvar::new() }
     }
 
-    /// The number of a new recording.
+    /// Starts a new recording and returns its number.
     pub(crate) fn record(&self) -> u64 {
         let mut marks = lock(&self.marks);
         marks.captured = None;
@@ -49,7 +49,7 @@ impl Event {
         marks.recorded
     }
 
-    /// A new recording in a capture.
+    /// Starts a new recording in a capture.
     pub(crate) fn record_captured(&self, capture: Arc<Capture>, clock: Clock) {
         lock(&self.marks).captured = Some((capture, clock));
     }
@@ -62,14 +62,14 @@ impl Event {
         }
     }
 
-    /// A stream has come to a recording.
+    /// Marks a recording as reached by its stream.
     pub(crate) fn reach(&self, number: u64) {
         let mut marks = lock(&self.marks);
         marks.done = marks.done.max(number);
         self.reached.notify_all();
     }
 
-    /// Waits until a stream has come to a recording.
+    /// Waits until a stream has reached a recording.
     pub(crate) fn wait(&self, number: u64) {
         let waiting = |marks: &mut Marks| marks.done < number;
         let waited = self.reached.wait_while(lock(&self.marks), waiting);
@@ -86,21 +86,21 @@ impl Event {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> CUresult {
     call_in_context("cuEventCreate", |machine, device| {
-        // Blocking, without times; between processes there are none.
+        // Only "blocking synchronization" and "no timing". Interprocess events are not supported.
         valid(flags & !3 == 0 && !event.is_null())?;
         let made = machine.events.add(Arc::new(Event::new(device.index)));
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(event, made) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventDestroy_v2(event: CUevent) -> CUresult {
     call_to_give_back("cuEventDestroy_v2", |machine| machine.events.remove(event).map(drop))
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn cuEventDestroy_v2(event: CUevent) -> CUresult {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
     call_in_context("cuEventRecord", |machine, device| {
@@ -119,11 +119,11 @@ pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUre
     })
 }
 
-/// The event says which context it is about; none has to be current.
+/// The event determines the context, so no context has to be current.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
     call("cuEventQuery", |machine| {
@@ -135,11 +135,11 @@ pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
     })
 }
 
-/// As above.
+/// The event determines the context, as in [`cuEventQuery`].
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
     call("cuEventSynchronize", |machine| {

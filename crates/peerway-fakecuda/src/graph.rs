@@ -1,4 +1,4 @@
-//! Graphs: captured work that is put on a stream as often as it is launched.
+//! Graphs: captured work that every launch puts on a stream.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use peerway_sys::cuda::ffi::*;
 use crate::calls::{call_in_context, call_to_give_back, put, valid};
 use crate::work::Work;
 
-/// Work in the order in which it is done.
+/// Work in execution order.
 #[derive(Debug)]
 pub(crate) struct Graph {
     work: Vec<Work>,
@@ -16,34 +16,34 @@ pub(crate) struct Graph {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint) -> CUresult {
     call_in_context("cuStreamBeginCapture_v2", |machine, _| {
         valid(mode <= 2)?;
-        // Not the NULL stream, which has no handle.
+        // The NULL stream has no handle, so it is refused.
         machine.streams.get(stream)?.begin_capture()
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(stream: CUstream, graph: *mut *mut c_void) -> CUresult {
     call_in_context("cuStreamEndCapture", |machine, _| {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(graph, std::ptr::null_mut()) }?;
         let work = machine.streams.get(stream)?.end_capture()?;
         let made = machine.graphs.add(Arc::new(Graph { work }));
-        // SAFETY: as above.
+        // SAFETY: by the pointers contract.
         unsafe { put(graph, made) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     executable: *mut *mut c_void,
@@ -53,14 +53,14 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     call_in_context("cuGraphInstantiateWithFlags", |machine, _| {
         valid(!executable.is_null())?;
         let made = machine.executables.add(machine.graphs.get(graph)?);
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(executable, made) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphLaunch(executable: *mut c_void, stream: CUstream) -> CUresult {
     call_in_context("cuGraphLaunch", |machine, device| {
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn cuGraphLaunch(executable: *mut c_void, stream: CUstream
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphExecDestroy(executable: *mut c_void) -> CUresult {
     call_to_give_back("cuGraphExecDestroy", |machine| {
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn cuGraphExecDestroy(executable: *mut c_void) -> CUresult
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphDestroy(graph: *mut c_void) -> CUresult {
     call_to_give_back("cuGraphDestroy", |machine| machine.graphs.remove(graph).map(drop))

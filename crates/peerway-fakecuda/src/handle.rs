@@ -1,7 +1,7 @@
-//! Handles: numbers that look like pointers, and what they stand for.
+//! Handles: numbers that look like pointers, and the objects that they name.
 //!
-//! A handle is never followed and never used again for something else, so one that is wrong, or was
-//! given back, is an error and no crash.
+//! A handle is never dereferenced and never reused. A wrong or destroyed handle therefore gives an
+//! error instead of a crash.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ use peerway_sys::cuda::ffi::*;
 use crate::errors::INVALID_HANDLE;
 use crate::lock;
 
-/// What is there of one kind.
+/// The existing objects of one kind.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     known: Mutex<HashMap<usize, Arc<T>>>,
@@ -41,7 +41,7 @@ impl<T> Handles<T> {
         lock(&self.known).remove(&handle.addr()).ok_or(INVALID_HANDLE)
     }
 
-    /// Removes those that a question is answered with yes for, and gives them out.
+    /// Removes and returns the objects for which `question` is true.
     pub(crate) fn take(&self, question: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         lock(&self.known).extract_if(|_, value| question(value)).map(|(_, value)| value).collect()
     }
@@ -55,10 +55,10 @@ impl<T> Handles<T> {
     }
 }
 
-/// Above the special streams (1 and 2), and above the contexts.
+/// Starts above the special streams (1 and 2) and above the contexts.
 static NEXT: AtomicUsize = AtomicUsize::new(0x10_0000);
 
 fn next() -> usize {
-    // Numbers order nothing; a step of 16 looks like a pointer.
+    // The numbers order no other memory accesses. A step of 16 makes them look like pointers.
     NEXT.fetch_add(16, Ordering::Relaxed)
 }

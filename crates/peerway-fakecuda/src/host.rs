@@ -1,6 +1,6 @@
-//! Host memory that a GPU reaches: made pinned, or pinned later.
+//! Host memory that a GPU can access: allocated as pinned, or registered later.
 //!
-//! It stays for the copies that are under way: giving it back waits for those that have begun.
+//! Running copies keep it alive: releasing it waits for the copies that have begun.
 
 use std::ffi::{c_uint, c_void};
 use std::ptr;
@@ -22,19 +22,19 @@ const PAGE: usize = 4096;
 /// A range of pinned memory.
 #[derive(Debug)]
 pub(crate) struct Pinned {
-    /// The number of the allocation.
+    /// The allocation's identifier.
     pub(crate) id: u64,
     /// The device in whose context it was pinned.
     pub(crate) device: u32,
     pub(crate) start: *mut u8,
     pub(crate) len: usize,
-    /// Whether it was made here, and not registered.
+    /// Whether this library allocated it; otherwise the program registered it.
     made: bool,
 }
 
-// SAFETY: the memory is not tied to a thread, and touched by raw copies only.
+// SAFETY: the memory does not belong to a thread, and only raw copies access it.
 unsafe impl Send for Pinned {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
@@ -46,14 +46,14 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.made {
-            // SAFETY: mapped by `make`, and nobody has a hold on it any more.
+            // SAFETY: `make` created the mapping, and no `Arc` of this value is left.
             let _ = unsafe { munmap(self.start.cast(), self.len.next_multiple_of(PAGE)) };
         }
     }
 }
 
-/// Lets go of pinned memory that is out of the table: waits for copies that have begun. They end by
-/// themselves, as nothing is waited for while memory is held.
+/// Releases pinned memory that was removed from the table: waits for copies that have begun. They
+/// always end, because no thread waits for anything while it holds memory.
 pub(crate) fn give_back(pinned: Arc<Pinned>) {
     while Arc::strong_count(&pinned) > 1 {
         std::thread::sleep(Duration::from_micros(20));
@@ -62,7 +62,7 @@ pub(crate) fn give_back(pinned: Arc<Pinned>) {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(
     pointer: *mut *mut c_void,
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     flags: c_uint,
 ) -> CUresult {
     call_in_context("cuMemHostAlloc", |machine, device| {
-        // Portable, mapped, write-combined.
+        // The flags portable, mapped and write-combined.
         valid(flags & !7 == 0)?;
         crate::context::drain(machine, device)?;
         make(machine, device, pointer, len)
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAllocHost_v2(pointer: *mut *mut c_void, len: usize) -> CUresult {
     call_in_context("cuMemAllocHost_v2", |machine, device| make(machine, device, pointer, len))
@@ -89,19 +89,19 @@ fn make(machine: &Machine, device: &Device, pointer: *mut *mut c_void, len: usiz
     valid(len > 0 && !pointer.is_null())?;
     let size = len.checked_next_multiple_of(PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let rights = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping, wherever there is room.
+    // SAFETY: without MAP_FIXED, mmap creates a new mapping and touches no existing one.
     let start = unsafe { mmap_anonymous(ptr::null_mut(), size, rights, MapFlags::PRIVATE) };
     let start = start.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
     let (id, device) = (next_id(), device.index);
     let pinned = Pinned { id, device, start: start.cast(), len, made: true };
     lock(&machine.space).pinned.insert(pinned.address(), Arc::new(pinned));
-    // SAFETY: the caller's, to be filled.
+    // SAFETY: by the pointers contract.
     unsafe { put(pointer, start) }
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     call_to_give_back("cuMemFreeHost", |machine| {
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
 
 /// # Safety
 ///
-/// As CUDA documents it; the memory stays until it is unregistered.
+/// The caller keeps the contract of CUDA, and keeps the memory mapped until it is unregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostRegister_v2(
     pointer: *mut c_void,
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(
     flags: c_uint,
 ) -> CUresult {
     call_in_context("cuMemHostRegister_v2", |machine, device| {
-        // Portable, mapped, of a device, only to read.
+        // The flags portable, mapped, I/O memory and read-only.
         valid(len > 0 && flags & !15 == 0)?;
         crate::context::drain(machine, device)?;
         let (address, size) = (pointer.addr() as u64, len as u64);
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostUnregister(pointer: *mut c_void) -> CUresult {
     call_to_give_back("cuMemHostUnregister", |machine| {
@@ -161,17 +161,17 @@ fn take(machine: &Machine, pointer: *mut c_void, made: bool, or: CUresult) -> An
     Ok(())
 }
 
-/// Whether there is memory in all of a range.
+/// Whether a whole range is mapped.
 fn is_mapped(pointer: *mut c_void, len: usize) -> bool {
     let within = pointer.addr() % PAGE;
     let start = pointer.wrapping_byte_sub(within);
     let size = len.saturating_add(within);
     let mut pages = vec![0u8; size.div_ceil(PAGE).min(1 << 16)];
-    // In steps, so that the answer has room.
+    // In steps, so that the result fits into `pages`.
     (0..size).step_by(PAGE << 16).all(|at| {
         let count = (size - at).min(PAGE << 16);
-        // SAFETY: writes a byte for each page into a place with room for that; a range that is not
-        // mapped is an error.
+        // SAFETY: mincore writes one byte per page to `pages`, which has that much space. It fails
+        // for a range that is not mapped.
         unsafe { libc::mincore(start.wrapping_byte_add(at), count, pages.as_mut_ptr()) == 0 }
     })
 }

@@ -1,28 +1,29 @@
-//! What a module is loaded from: PTX, or code that was compiled for a GPU. Neither is run: the names of the kernels in it
-//! are all that is looked for.
+//! The image of a module: PTX, or code compiled for a GPU. The library runs neither. It only reads
+//! the names of the kernels.
 
 use std::ffi::{CStr, c_char, c_void};
 
-/// The start of code: an ELF file, whose header tells its parts.
+/// The first bytes of compiled code, which is an ELF file.
 const ELF: &[u8; 4] = b"\x7fELF";
-/// The section of a kernel begins so, and ends with its name.
+/// The prefix of a kernel's section name; the kernel's name follows.
 const KERNEL: &str = ".text.";
 
-/// The names of the kernels in an image; `None` for what is no image.
+/// The names of the kernels in an image; `None` if it is not an image.
 ///
 /// # Safety
 ///
-/// `image` is a string, or an ELF file that is all there.
+/// `image` is a zero-terminated string, or a complete ELF file.
 pub(crate) unsafe fn kernels(image: *const c_void) -> Option<Vec<String>> {
     let image: *const u8 = image.cast();
     // A string may end before the fourth byte.
-    // SAFETY: a byte is looked at only when those before it are not the end of a string.
+    // SAFETY: `all` stops at the first difference, so it reads a byte only if the bytes before it
+    // do not end a string.
     let is_elf = ELF.iter().enumerate().all(|(i, byte)| unsafe { *image.add(i) } == *byte);
     if is_elf {
-        // SAFETY: the caller's promise.
+        // SAFETY: by this function's contract.
         return unsafe { of_code(image) };
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: by this function's contract.
     of_ptx(&unsafe { CStr::from_ptr(image.cast::<c_char>()) }.to_string_lossy())
 }
 
@@ -38,14 +39,14 @@ fn of_ptx(text: &str) -> Option<Vec<String>> {
 
 /// # Safety
 ///
-/// An ELF file that is all there.
+/// `image` is a complete ELF file.
 unsafe fn of_code(image: *const u8) -> Option<Vec<String>> {
-    // SAFETY: what the file's own headers say is inside it, by this function's contract.
+    // SAFETY: by this function's contract, the ranges that the file's headers name are inside it.
     let bytes = |at: u64, len: u64| unsafe {
         std::slice::from_raw_parts(image.add(at as usize), len as usize)
     };
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, b| sum << 8 | u64::from(*b));
-    // The header of a file with 64-bit addresses, and of a section: System V ABI, chapter 4.
+    // The 64-bit file header and the section headers: System V ABI, chapter 4.
     let header = bytes(0, 64);
     if header[4] != 2 {
         return None;
@@ -80,7 +81,7 @@ mod tests {
 
     #[test]
     fn kernels_are_found_in_code() {
-        // Two sections: the names, and a kernel's.
+        // Three sections: the section names, a kernel, and another section.
         let names = b"\0.shstrtab\0.text.one\0.nv.info.one\0";
         let mut file = vec![0; 64];
         file[..4].copy_from_slice(ELF);
@@ -96,11 +97,11 @@ mod tests {
             file.extend_from_slice(&section);
         }
         file.extend_from_slice(names);
-        // SAFETY: a file that is all there.
+        // SAFETY: the file is complete.
         let found = unsafe { kernels(file.as_ptr().cast()) };
         assert_eq!(found, Some(vec!["one".to_owned()]));
         file[4] = 1;
-        // SAFETY: as above.
+        // SAFETY: the file is complete.
         assert_eq!(unsafe { kernels(file.as_ptr().cast()) }, None);
     }
 }

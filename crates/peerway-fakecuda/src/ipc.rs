@@ -1,8 +1,8 @@
 //! Legacy IPC: `cuMemAlloc` memory for other processes.
 //!
-//! A handle is of an allocation, whichever address inside it is given, and opening it gives the address
-//! of the allocation's start. What is opened is the segment's file; a second file, the ticket, is there
-//! only as long as the allocation, so that a handle which came too late is known.
+//! A handle names an allocation, whichever address inside it was given. Opening the handle returns
+//! the address of the allocation's start. The opener maps the segment's file. A second file, the
+//! ticket, exists only as long as the allocation. It shows whether a handle is still valid.
 
 use std::ffi::{c_char, c_uint};
 use std::os::fd::{AsRawFd, RawFd};
@@ -19,7 +19,7 @@ use crate::space::{Kind, Mapping};
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcGetMemHandle(
     handle: *mut CUipcMemHandle,
@@ -52,14 +52,14 @@ pub unsafe extern "C" fn cuIpcGetMemHandle(
             size: mapping.size,
         };
         let reserved = made.encode().map(|byte| byte as c_char);
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(handle, CUipcMemHandle { reserved }) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
     pointer: *mut CUdeviceptr,
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
                 && *known == ticket
             {
                 *count += 1;
-                // SAFETY: the caller's, to be filled.
+                // SAFETY: by the pointers contract.
                 return unsafe { put(pointer, *start) };
             }
         }
@@ -101,14 +101,14 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
         let id = next_id();
         let mapping = Mapping { size, physical, offset, id, readers: bits, writers: bits, kind };
         space.mappings.insert(base + offset, mapping);
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(pointer, base + offset) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcCloseMemHandle(pointer: CUdeviceptr) -> CUresult {
     call_to_give_back("cuIpcCloseMemHandle", |machine| {
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn cuIpcCloseMemHandle(pointer: CUdeviceptr) -> CUresult {
     })
 }
 
-/// What is in the 64 bytes of a handle.
+/// The contents of the 64 bytes of a handle.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct IpcHandle {
     process: u32,

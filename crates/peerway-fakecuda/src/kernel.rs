@@ -1,8 +1,8 @@
-//! The kernels that this library knows, done by the CPU.
+//! The kernels that this library knows, executed by the CPU.
 //!
-//! They are references for those that are compiled for GPUs: the same arguments, and bytes copied one
-//! run after the other. The order of the runs is chosen by the dice, as a GPU promises none. Whatever
-//! the grid is, all of it is done once.
+//! They are references for the kernels compiled for GPUs: they take the same arguments and copy one
+//! run after the other. The random generator chooses the order of the runs, because a GPU
+//! guarantees none. They do all the work once, whatever the grid is.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::resident::Resident;
 use crate::script::Dice;
 use crate::work::Engine;
 
-/// Which kernel.
+/// The kernels.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Which {
     Runs,
@@ -81,7 +81,7 @@ pub(crate) enum Kernel {
     Resident(Resident),
 }
 
-/// Blocks at multiples of a stride, by numbers in a table.
+/// Blocks at multiples of a stride, selected by a table of indices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks {
     start: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Blocks {
     index: u64,
 }
 
-/// A copy, as it is in memory.
+/// One copy, with the layout that it has in memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
@@ -100,7 +100,7 @@ pub(crate) struct Run {
 
 const RUN: usize = size_of::<Run>();
 
-/// Copies that are passed as an argument, by value.
+/// Copies that are passed by value, as an argument.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Few {
@@ -110,17 +110,17 @@ pub(crate) struct Few {
 }
 
 impl Kernel {
-    /// Takes the arguments, which may be gone after the call.
+    /// Copies the arguments, which the caller may free after the call.
     ///
     /// # Safety
     ///
-    /// `params` is null, or the caller's array of pointers to the arguments of this kernel.
+    /// `params` is null, or an array of pointers to the arguments of this kernel.
     pub(crate) unsafe fn new(
         which: Which,
         blocks: u32,
         params: *mut *mut c_void,
     ) -> Result<Self, CUresult> {
-        // SAFETY: by this function's contract, in all of the below.
+        // SAFETY: by this function's contract, for all arguments.
         unsafe {
             Ok(match which {
                 Which::Runs => {
@@ -143,7 +143,7 @@ impl Kernel {
                 Which::List => {
                     let (runs, count) = (argument(params, 0)?, argument(params, 1)?);
                     let ended: u64 = argument(params, 2)?;
-                    // One block counts nothing.
+                    // A single block does not use the counter.
                     let ended = (blocks > 1).then_some(ended);
                     let (flag, value) = (argument(params, 3)?, argument(params, 4)?);
                     Self::List { runs, count, ended, flag, value }
@@ -166,7 +166,8 @@ impl Kernel {
             Self::Runs { runs, count } => copy_all(engine, dice, &listed(engine, *runs, *count)?),
             Self::List { runs, count, ended, flag, value } => {
                 copy_all(engine, dice, &listed(engine, *runs, *count)?)?;
-                // The blocks count from zero, or no last one would find itself.
+                // The counter must start at zero; otherwise no block would see that it is the last
+                // one.
                 if let Some(ended) = ended
                     && engine.read(*ended, 4)? != [0; 4]
                 {
@@ -185,7 +186,7 @@ impl Kernel {
                 copy_all(engine, dice, &runs)
             }
             Self::Few { few, flag, value } => {
-                // More than there are: a GPU would read on behind its arguments.
+                // With a larger count, a GPU would read beyond its arguments.
                 let runs = few.runs.get(..few.count as usize).ok_or(CUDA_ERROR_ILLEGAL_ADDRESS)?;
                 copy_all(engine, dice, runs)?;
                 engine.store(*flag, *value)
@@ -195,7 +196,7 @@ impl Kernel {
 }
 
 impl Blocks {
-    /// The addresses of so many blocks.
+    /// The addresses of the first `count` blocks of the table.
     fn all(&self, engine: &Engine<'_>, count: u32) -> Result<Vec<u64>, CUresult> {
         let table = engine.read(self.index, u64::from(count) * 4)?;
         let numbers = table.as_chunks::<4>().0.iter().map(|bytes| u32::from_ne_bytes(*bytes));
@@ -228,12 +229,12 @@ fn copy_all(engine: &Engine<'_>, dice: &mut Dice, runs: &[Run]) -> Answer {
 ///
 /// # Safety
 ///
-/// `params` is null, or has a pointer to a `T` at this place, or null.
+/// `params` is null, or its entry `at` is null or points to a `T`.
 unsafe fn argument<T: Copy>(params: *mut *mut c_void, at: usize) -> Result<T, CUresult> {
     valid(!params.is_null())?;
     // SAFETY: by this function's contract.
     let place = unsafe { params.add(at).read() };
     valid(!place.is_null())?;
-    // SAFETY: as above; nobody promised that it is aligned.
+    // SAFETY: by this function's contract. The argument may be unaligned.
     Ok(unsafe { place.cast::<T>().read_unaligned() })
 }

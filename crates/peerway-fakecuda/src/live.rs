@@ -1,13 +1,13 @@
-//! What is there, for tests that look for leaks.
+//! Counts the existing objects, for tests that look for leaks.
 
 use crate::lock;
 use crate::machine::{Machine, machine_if_any};
 use crate::space::Kind;
 
-/// How much of a kind the process has: 0 active contexts, 1 streams, 2 events, 3 physical allocations
-/// (of `cuMemCreate` and imported, and those of `cuMemAlloc`), 4 reservations of addresses, 5 mappings
-/// by `cuMemMap`, 6 allocations opened by IPC, 7 pinned host ranges, 8 modules. NULL streams are not
-/// counted. Zero for others.
+/// The number of objects of a kind that the process has: 0 active contexts, 1 streams, 2 events, 3
+/// physical allocations (of `cuMemCreate`, imported, and of `cuMemAlloc`), 4 address reservations,
+/// 5 mappings by `cuMemMap`, 6 allocations opened by IPC, 7 pinned host ranges, 8 modules. NULL
+/// streams are not counted. Zero for other kinds.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_live(kind: u32) -> u64 {
     machine_if_any().map_or(0, |machine| live(machine, kind))

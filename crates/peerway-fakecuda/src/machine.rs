@@ -1,8 +1,8 @@
-//! The machine that a process sees: made by its `cuInit`, from the script.
+//! The machine that a process sees. `cuInit` creates it from the script.
 //!
-//! A process that forked has the memory of its parent's driver and none of its threads, so it has no
-//! driver: every call there is answered as before `cuInit`, before any lock is taken that the parent
-//! may have held.
+//! A forked child has the memory of its parent's driver but none of its threads, so it has no
+//! driver. Every call in it returns as before `cuInit`, before it takes a lock that the parent may
+//! have held.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,19 +20,19 @@ use crate::script::Script;
 use crate::space::Space;
 use crate::stream::Stream;
 
-/// All that there is.
+/// The devices and all objects of the process.
 pub(crate) struct Machine {
     pub(crate) script: Script,
     pub(crate) devices: Vec<Device>,
-    /// What addresses mean. Taken for look-ups only: nothing is copied and nobody is waited for under
-    /// it.
+    /// The meaning of addresses. Threads hold this lock only for look-ups: they neither copy nor
+    /// wait under it.
     pub(crate) space: Mutex<Space>,
     pub(crate) streams: Handles<Stream>,
     pub(crate) events: Handles<Event>,
     pub(crate) modules: Handles<Module>,
     pub(crate) functions: Handles<Function>,
     pub(crate) graphs: Handles<Graph>,
-    /// Graphs that can be launched.
+    /// Instantiated graphs, which can be launched.
     pub(crate) executables: Handles<Graph>,
 }
 
@@ -58,25 +58,25 @@ impl Machine {
     }
 }
 
-/// The process that called `cuInit` with success; zero before.
+/// The process that called `cuInit` successfully; zero before.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 static MACHINE: OnceLock<Machine> = OnceLock::new();
 
-/// The machine, where this process has initialised it.
+/// The machine, if this process has initialized it.
 pub(crate) fn machine() -> Result<&'static Machine, CUresult> {
-    // Pairs with the store in `cuInit`; the machine itself is behind its own lock.
+    // Pairs with the store in `cuInit`. `OnceLock` synchronizes the machine itself.
     if OWNER.load(Ordering::Acquire) != std::process::id() {
         return Err(CUDA_ERROR_NOT_INITIALIZED);
     }
     MACHINE.get().ok_or(CUDA_ERROR_NOT_INITIALIZED)
 }
 
-/// The machine, whoever asks: for what is given back when the last use of it ends.
+/// The machine, in any process. It is needed to release objects when their last use ends.
 pub(crate) fn machine_if_any() -> Option<&'static Machine> {
     MACHINE.get()
 }
 
-/// The script of this process, read once.
+/// The script of this process, which is read once.
 pub(crate) fn script() -> &'static Result<Script, String> {
     static SCRIPT: OnceLock<Result<Script, String>> = OnceLock::new();
     SCRIPT.get_or_init(|| {
@@ -91,7 +91,7 @@ pub(crate) fn script() -> &'static Result<Script, String> {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuInit(flags: c_uint) -> CUresult {
     call_before_init("cuInit", || {
@@ -116,12 +116,12 @@ pub unsafe extern "C" fn cuInit(flags: c_uint) -> CUresult {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> CUresult {
     call_before_init("cuDriverGetVersion", || {
         let says = script().as_ref().map_or(13_000, |script| script.version);
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(version, says) }
     })
 }

@@ -1,8 +1,8 @@
-//! The files that hold device memory, and how another process knows them for what they are.
+//! The files that hold device memory, and how another process recognizes them.
 //!
-//! All that an importer has to know of a file is in its name, which the kernel shows in `/proc`: whose
-//! memory it is, and a number that no other file has. A file with another name is none of ours; one
-//! with another number is a descriptor that was closed and used again.
+//! The name of a file, which the kernel shows in `/proc`, holds everything that an importer must
+//! know: the owning device, and a unique number. A file with another name does not belong to this
+//! library. A file with another number means that the descriptor was closed and reused.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -11,14 +11,14 @@ use rustix::fs::{MemfdFlags, Mode, OFlags};
 
 const PREFIX: &str = "peerway-fakecuda";
 
-/// What a file is, as its name says it.
+/// The facts about a file that its name holds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Name {
     pub(crate) what: What,
     pub(crate) device: u32,
-    /// The kinds of handle that the memory was made for.
+    /// The handle types that the memory was created for.
     pub(crate) types: u32,
-    /// Whether it was made for GPUDirect RDMA.
+    /// Whether it was created for GPUDirect RDMA.
     pub(crate) rdma: bool,
     /// A random number.
     pub(crate) nonce: u64,
@@ -30,7 +30,7 @@ pub(crate) enum What {
     Created,
     /// A segment of `cuMemAlloc` memory.
     Segment,
-    /// No memory: it is there as long as an allocation that an IPC handle was made for.
+    /// No memory: it exists as long as an allocation for which an IPC handle was created.
     Ticket,
 }
 
@@ -64,41 +64,41 @@ impl Name {
         words.next().is_none().then_some(Self { what, device, types, rdma, nonce })
     }
 
-    /// What the descriptor of a process is; none where it is nothing of ours.
+    /// The name of a process's descriptor; `None` if the file does not belong to this library.
     fn read(process: &str, fd: RawFd) -> Option<Self> {
         let link = std::fs::read_link(format!("/proc/{process}/fd/{fd}")).ok()?;
         Self::parse(link.to_str()?)
     }
 }
 
-/// A new file of this name and length.
+/// Creates a file with this name and length.
 pub(crate) fn create(name: Name, len: u64) -> Option<OwnedFd> {
     let fd = rustix::fs::memfd_create(name.to_string(), MemfdFlags::CLOEXEC).ok()?;
     rustix::fs::ftruncate(&fd, len).ok()?;
     Some(fd)
 }
 
-/// Another descriptor of a file of ours, which a number in this process stands for.
+/// Duplicates a descriptor of this process, if its file belongs to this library.
 pub(crate) fn adopt(fd: RawFd) -> Option<(OwnedFd, Name)> {
     if fd < 0 {
         return None;
     }
-    // SAFETY: a system call with numbers only; a number that is no descriptor gives an error.
+    // SAFETY: fcntl takes only numbers here; an invalid descriptor gives an error.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
     if copy < 0 {
         return None;
     }
-    // SAFETY: made above, and held by nobody else.
+    // SAFETY: fcntl has just created the descriptor, and no other value owns it.
     let copy = unsafe { OwnedFd::from_raw_fd(copy) };
     let name = Name::read("self", copy.as_raw_fd())?;
     Some((copy, name))
 }
 
-/// The file that a descriptor of another process stands for, where it has this number.
+/// Opens the file of another process's descriptor, if it has this nonce.
 pub(crate) fn open(process: u32, fd: RawFd, nonce: u64) -> Option<(OwnedFd, Name)> {
     let process = process.to_string();
     let expected = |name: &Name| name.nonce == nonce;
-    // First by its name alone: opening something else could do anything.
+    // Check the name first: opening an unknown file could have side effects.
     Name::read(&process, fd).filter(expected)?;
     let path = format!("/proc/{process}/fd/{fd}");
     let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
@@ -106,12 +106,12 @@ pub(crate) fn open(process: u32, fd: RawFd, nonce: u64) -> Option<(OwnedFd, Name
     Some((opened, name))
 }
 
-/// Whether a descriptor of another process still stands for the file with this number.
+/// Whether another process's descriptor still refers to the file with this nonce.
 pub(crate) fn is_there(process: u32, fd: RawFd, nonce: u64) -> bool {
     Name::read(&process.to_string(), fd).is_some_and(|name| name.nonce == nonce)
 }
 
-/// The same file, with a position of its own.
+/// Opens the same file again, with its own position.
 pub(crate) fn at(fd: &OwnedFd, position: u64) -> Option<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
@@ -126,7 +126,7 @@ pub(crate) fn len(fd: BorrowedFd<'_>) -> Option<u64> {
 /// A random number.
 pub(crate) fn nonce() -> Option<u64> {
     let mut bytes = [0u8; 8];
-    // SAFETY: writes into these bytes.
+    // SAFETY: the buffer has the given length, and the call writes to it.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     (got == 8).then_some(u64::from_ne_bytes(bytes))
 }
@@ -137,14 +137,14 @@ mod tests {
 
     #[test]
     fn a_file_says_what_it_is() {
-        let nonce = nonce().expect("there is randomness");
+        let nonce = nonce().expect("the kernel has randomness");
         let name = Name { what: What::Created, device: 3, types: 9, rdma: true, nonce };
-        let file = create(name, 4096).expect("it can be made");
-        let (copy, read) = adopt(file.as_raw_fd()).expect("it is ours");
+        let file = create(name, 4096).expect("the file can be created");
+        let (copy, read) = adopt(file.as_raw_fd()).expect("the file belongs to this library");
         assert_eq!(read, name);
         let (number, process) = (copy.as_raw_fd(), std::process::id());
         assert!(is_there(process, number, nonce) && !is_there(process, number, nonce ^ 1));
-        let (again, read) = open(process, number, nonce).expect("it is there");
+        let (again, read) = open(process, number, nonce).expect("the file exists");
         assert_eq!((read, len(rustix::fd::AsFd::as_fd(&again))), (name, Some(4096)));
         assert!(open(process, number, nonce ^ 1).is_none());
     }
@@ -152,7 +152,8 @@ mod tests {
     #[test]
     fn other_files_are_not_ours() {
         let flags = MemfdFlags::CLOEXEC;
-        let other = rustix::fs::memfd_create("peerway-fakecuda:x", flags).expect("it can be made");
+        let other =
+            rustix::fs::memfd_create("peerway-fakecuda:x", flags).expect("the file can be created");
         assert!(adopt(other.as_raw_fd()).is_none());
         assert!(adopt(-1).is_none() && adopt(1 << 20).is_none());
         for text in ["/memfd:peerway-fakecuda:created:0:0:0:zz", "/memfd:peerway-fakecuda", "/x"] {

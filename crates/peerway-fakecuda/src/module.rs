@@ -1,4 +1,4 @@
-//! Modules: images that are only looked at for the names of kernels that this library knows.
+//! Modules: images from which the library only reads the names of the kernels that it knows.
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::sync::Arc;
@@ -27,7 +27,8 @@ pub(crate) struct Function {
 
 /// # Safety
 ///
-/// As CUDA documents it; the image is a string, or code with its headers.
+/// The caller keeps the contract of CUDA. The image is a zero-terminated string or a complete ELF
+/// file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CUresult {
     call_in_context("cuModuleLoadData", |machine, device| {
@@ -36,14 +37,14 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut CUmodule, image: *const c
         let kernels = unsafe { crate::image::kernels(image) }.ok_or(INVALID_PTX)?;
         crate::context::drain(machine, device)?;
         let made = machine.modules.add(Arc::new(Module { device: device.index, kernels }));
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(module, made) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleUnload(module: CUmodule) -> CUresult {
     call_to_give_back("cuModuleUnload", |machine| {
@@ -55,7 +56,7 @@ pub unsafe extern "C" fn cuModuleUnload(module: CUmodule) -> CUresult {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(
     function: *mut CUfunction,
@@ -65,20 +66,20 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     call_in_context("cuModuleGetFunction", |machine, _| {
         valid(!function.is_null() && !name.is_null())?;
         let found = machine.modules.get(module)?;
-        // SAFETY: the caller's string.
+        // SAFETY: by the pointers contract, `name` is a zero-terminated string.
         let name = unsafe { CStr::from_ptr(name) }.to_str().ok();
         let name = name.filter(|name| found.kernels.iter().any(|kernel| kernel == name));
         let which = name.and_then(Which::by_name);
         let which = which.ok_or(CUDA_ERROR_NOT_FOUND)?;
         let made = Function { device: found.device, module: module.addr(), which };
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(function, machine.functions.add(Arc::new(made))) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFuncLoad(function: CUfunction) -> CUresult {
     call_in_context("cuFuncLoad", |machine, _| machine.functions.get(function).map(drop))
@@ -86,7 +87,7 @@ pub unsafe extern "C" fn cuFuncLoad(function: CUfunction) -> CUresult {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFuncGetParamInfo(
     function: CUfunction,
@@ -98,10 +99,10 @@ pub unsafe extern "C" fn cuFuncGetParamInfo(
         valid(!offset.is_null())?;
         let sizes = machine.functions.get(function)?.which.parameters();
         let asked = *sizes.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        // Each lies where its size allows, behind the ones before.
+        // Each parameter follows the previous ones, aligned to its size but at most to 8 bytes.
         let aligned = |at: usize, size: usize| at.next_multiple_of(size.min(8));
         let before = sizes[..index].iter().fold(0, |at, size| aligned(at, *size) + size);
-        // SAFETY: the caller's, to be filled; the second may be null.
+        // SAFETY: by the pointers contract; `size` may be null.
         unsafe {
             put(offset, aligned(before, asked))?;
             if size.is_null() { Ok(()) } else { put(size, asked) }
@@ -109,12 +110,12 @@ pub unsafe extern "C" fn cuFuncGetParamInfo(
     })
 }
 
-/// What one block may have.
+/// Most threads of one block.
 const MAX_THREADS: u64 = 1024;
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchKernel(
     function: CUfunction,
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         if !extra.is_null() {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
-        // SAFETY: the caller's arguments, for this kernel.
+        // SAFETY: by the pointers contract, `params` holds the arguments of this kernel.
         let kernel = unsafe { Kernel::new(function.which, grid_x, params) }?;
         stream.submit(Work::Launch(Arc::new(kernel))).map(drop)
     })

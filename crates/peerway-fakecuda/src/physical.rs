@@ -1,4 +1,4 @@
-//! Device memory itself: a memfd, and where this process has mapped it to work on it.
+//! Device memory: a memfd, and the mapping through which this process accesses it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
@@ -10,30 +10,30 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::machine::{Machine, machine_if_any};
 use crate::memfd::{self, Name, What};
 
-/// A piece of device memory. It is there as long as a handle, a mapping or a running copy holds it.
+/// A piece of device memory. It lives as long as a handle, a mapping or a running copy holds it.
 #[derive(Debug)]
 pub(crate) struct Physical {
-    /// Which no other allocation of this process has or had.
+    /// A number that no other allocation of this process has or had.
     pub(crate) id: u64,
     pub(crate) name: Name,
     pub(crate) fd: OwnedFd,
     pub(crate) size: u64,
-    /// Where the bytes are. Streams, and other processes, read and write them as they like, so they are
-    /// touched by pointer only.
+    /// The address of the bytes. Streams and other processes read and write them at any time, so
+    /// they are accessed only through raw pointers.
     shadow: *mut u8,
-    /// What to give back to the device in the end.
+    /// The number of bytes to return to the device's account on drop.
     taken: u64,
 }
 
-// SAFETY: the pointer is to a mapping that is not tied to a thread and goes with the value; the bytes
-// are touched by raw copies only, whose order is the program's business as on a GPU.
+// SAFETY: the pointer refers to a mapping that belongs to no thread and lives as long as the value.
+// Only raw copies access the bytes. As on a GPU, the program has to order them.
 unsafe impl Send for Physical {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Physical {}
 
 impl Physical {
-    /// New memory of a device. `charged` is what of it the device has to find now; the rest is
-    /// accounted for by who asks.
+    /// Creates memory of a device. `charged` bytes are taken from the device's account now. The
+    /// caller accounts for the rest.
     pub(crate) fn create(
         machine: &Machine,
         name: Name,
@@ -49,7 +49,7 @@ impl Physical {
         })
     }
 
-    /// Memory of another process, or of this one again.
+    /// Maps memory of another process, or of this one again.
     pub(crate) fn import(fd: OwnedFd, name: Name) -> Result<Self, CUresult> {
         let size = memfd::len(fd.as_fd()).filter(|size| *size > 0);
         size.and_then(|size| Self::map(fd, name, size, 0)).ok_or(CUDA_ERROR_INVALID_VALUE)
@@ -58,19 +58,19 @@ impl Physical {
     fn map(fd: OwnedFd, name: Name, size: u64, taken: u64) -> Option<Self> {
         let len = usize::try_from(size).ok()?;
         let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, wherever there is room.
+        // SAFETY: without MAP_FIXED, mmap creates a new mapping and touches no existing one.
         let shadow =
             unsafe { mmap(ptr::null_mut(), len, rights, MapFlags::SHARED, &fd, 0) }.ok()?;
         Some(Self { id: next_id(), name, fd, size, shadow: shadow.cast(), taken })
     }
 
-    /// Where `len` bytes from `offset` on are.
+    /// The address of `len` bytes at `offset`.
     pub(crate) fn place(&self, offset: u64, len: u64) -> *mut u8 {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.size));
         self.shadow.wrapping_add(offset as usize)
     }
 
-    /// The name for new memory.
+    /// A name for new memory.
     pub(crate) fn name(what: What, device: u32, types: u32, rdma: bool) -> Result<Name, CUresult> {
         let nonce = memfd::nonce().ok_or(CUDA_ERROR_UNKNOWN)?;
         Ok(Name { what, device, types, rdma, nonce })
@@ -79,7 +79,8 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nobody has a pointer any more, as all pointers come with a hold.
+        // SAFETY: `map` created the mapping. Every user of a pointer into it holds an `Arc` of this
+        // value, so none is left.
         let _ = unsafe { munmap(self.shadow.cast(), self.size as usize) };
         if let Some(device) =
             machine_if_any().and_then(|machine| machine.devices.get(self.name.device as usize))
@@ -89,9 +90,9 @@ impl Drop for Physical {
     }
 }
 
-/// A number for an allocation. Never used again.
+/// A unique number for an allocation.
 pub(crate) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // Numbers order nothing.
+    // The numbers order no other memory accesses.
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

@@ -1,8 +1,8 @@
 //! `cuMemAlloc`: many allocations in few segments.
 //!
-//! As on a GPU, small allocations share segments of 2 MiB and begin at multiples of 512 bytes: what is
-//! exported is a segment, and where an allocation is in it has to be said. No small one begins where
-//! its segment does, so that nobody takes the one for the other.
+//! As on a GPU, small allocations share segments of 2 MiB and start at multiples of 512 bytes. An
+//! export names a segment, so it must also name the allocation's offset in it. No small allocation
+//! starts at the start of its segment, so that a program that confuses the two fails.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::memfd::What;
 use crate::physical::{Physical, next_id};
 use crate::space::{Kind, Mapping};
 
-/// What allocations are multiples of.
+/// The granularity of allocations.
 const UNIT: u64 = 512;
 
-/// Larger allocations have a segment to themselves, and begin where it does.
+/// Larger allocations have their own segment and start at its start.
 const SMALL: u64 = 1 << 20;
 
 /// The segments, by start.
@@ -32,13 +32,13 @@ pub(crate) struct Segments {
 #[derive(Debug)]
 struct Segment {
     physical: Arc<Physical>,
-    /// Free ranges: lengths by offset. No two touch.
+    /// Free ranges: lengths by offset. No two ranges are adjacent.
     free: BTreeMap<u64, u64>,
     allocations: u32,
 }
 
 impl Segments {
-    /// A place for so many bytes: its address, the memory, and where in that it is.
+    /// Allocates `len` bytes. Returns the address, the memory, and the offset in it.
     fn allocate(
         &mut self,
         arena: &mut Arena,
@@ -72,7 +72,7 @@ impl Segments {
         Ok((start + offset, physical, offset))
     }
 
-    /// Takes an allocation back, and the segment with its last one.
+    /// Frees an allocation, and its segment with the last allocation in it.
     pub(crate) fn release(&mut self, arena: &mut Arena, address: u64, len: u64) {
         let Some((start, segment)) = self.segments.range_mut(..=address).next_back() else {
             return;
@@ -116,7 +116,7 @@ impl Segment {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut CUdeviceptr, len: usize) -> CUresult {
     call_in_context("cuMemAlloc_v2", |machine, device| {
@@ -133,14 +133,14 @@ pub unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut CUdeviceptr, len: usize) ->
         let id = next_id();
         let mapping = Mapping { size, physical, offset, id, readers: bit, writers: bit, kind };
         space.mappings.insert(address, mapping);
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(pointer, address) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     call_to_give_back("cuMemFree_v2", |machine| {
@@ -158,9 +158,9 @@ mod tests {
 
     #[test]
     fn free_ranges_become_one_again() {
-        let name = Physical::name(What::Segment, 0, 0, true).expect("there is randomness");
+        let name = Physical::name(What::Segment, 0, 0, true).expect("the kernel has randomness");
         let fd = crate::memfd::create(name, GRANULE).expect("there is memory");
-        let physical = Arc::new(Physical::import(fd, name).expect("it can be mapped"));
+        let physical = Arc::new(Physical::import(fd, name).expect("the memory can be mapped"));
         let free = BTreeMap::from([(UNIT, GRANULE - UNIT)]);
         let mut segment = Segment { physical, free: free.clone(), allocations: 0 };
         let taken: Vec<u64> = (0..3).map(|_| segment.take(UNIT).expect("there is room")).collect();

@@ -1,4 +1,4 @@
-//! What a program can ask about a pointer.
+//! Queries about pointers.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::space::{Kind, Space};
 use crate::{context, lock};
 
-// Attributes that nobody else asks for by name.
+// Attributes that only this file names.
 const CONTEXT: c_uint = 1;
 const DEVICE_POINTER: c_uint = 3;
 const HOST_POINTER: c_uint = 4;
@@ -19,18 +19,18 @@ const ACCESS_FLAGS: c_uint = 16;
 const MAPPING_SIZE: c_uint = 18;
 const MAPPING_BASE: c_uint = 19;
 
-/// What CUDA says of the device of a pointer that it does not know.
+/// The device of an unknown pointer, according to CUDA.
 const NO_DEVICE: c_int = -2;
 
-/// What is known of a pointer; of one that is not known, nothing.
+/// The facts about a pointer. An unknown pointer has none.
 #[derive(Debug)]
 struct Facts {
     memory_type: c_uint,
     device: Option<u32>,
     id: u64,
-    /// The allocation, or the reservation that memory can be mapped into.
+    /// The allocation, or the reservation that the address is in.
     range: (u64, u64),
-    /// What is mapped there.
+    /// The mapping that the address is in.
     mapping: (u64, u64),
     mapped: bool,
     legacy_ipc: bool,
@@ -85,11 +85,11 @@ impl Facts {
         facts
     }
 
-    /// Fills in an attribute, in the type that it has.
+    /// Writes an attribute, in its own type.
     ///
     /// # Safety
     ///
-    /// `out` is null, or a place for that type.
+    /// `out` is null, or valid for a write of the attribute's type.
     unsafe fn put(
         &self,
         machine: &Machine,
@@ -130,12 +130,11 @@ impl Facts {
     }
 }
 
-/// Answers for any pointer: one that CUDA does not know has zeros, and a device of -2. No context is
-/// needed.
+/// Works for any pointer: an unknown one has zeros, and the device -2. No context is needed.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuPointerGetAttributes(
     count: c_uint,
@@ -147,7 +146,8 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
         valid(count > 0 && !attributes.is_null() && !data.is_null())?;
         let facts = Facts::of(&lock(&machine.space), pointer);
         for index in 0..count as usize {
-            // SAFETY: the caller's arrays of so many, with places for what is asked.
+            // SAFETY: by the pointers contract, both arrays have `count` entries, and each entry of
+            // `data` has space for its attribute.
             unsafe {
                 let (attribute, out) = (attributes.add(index).read(), data.add(index).read());
                 facts.put(machine, attribute, pointer, out)?;
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuPointerSetAttribute(
     value: *const c_void,
@@ -172,11 +172,11 @@ pub unsafe extern "C" fn cuPointerSetAttribute(
     })
 }
 
-/// The allocation that an address is in; of `cuMemCreate` memory, what is mapped there.
+/// The allocation that an address is in; for `cuMemCreate` memory, the mapping.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetAddressRange_v2(
     base: *mut CUdeviceptr,
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn cuMemGetAddressRange_v2(
         if !facts.mapped {
             return Err(CUDA_ERROR_NOT_FOUND);
         }
-        // SAFETY: the caller's, to be filled; each may be null.
+        // SAFETY: by the pointers contract; each pointer may be null.
         unsafe {
             if !base.is_null() {
                 put(base, facts.mapping.0)?;

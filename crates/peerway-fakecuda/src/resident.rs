@@ -1,7 +1,8 @@
-//! The copy kernel that stays, done by the CPU: `peerway_copy_resident`.
+//! The resident copy kernel `peerway_copy_resident`, executed by the CPU.
 //!
-//! One thread is all of its blocks in turns. The words in host memory are those of the kernel for GPUs, and so is when a
-//! block takes tasks and when it leaves; how many it takes at once and how late the next one comes is up to the dice.
+//! One thread executes all of its blocks in turns. The words in host memory are the same as for the
+//! kernel on GPUs, and so are the rules for taking tasks and leaving. The random generator decides
+//! how many tasks a block takes at once and how late it looks again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,18 +16,18 @@ use crate::work::Engine;
 
 const LINE: u64 = 128;
 const SLOT: u64 = 32;
-/// Where a word has its phase.
+/// The bit of a word that holds its phase.
 const PHASE: u32 = 63;
-/// In the word of the length: a wish that the launch ends.
+/// In the length word: the host asks the launch to end.
 const LEAVE: u64 = 1 << 62;
-/// What a warp reads at once.
+/// Most tasks that a warp reads at once.
 const MOST: u64 = 32;
 
 /// `peerway_copy_resident(u64 base, Together *together, u32 slots, u32 launch, u64 idle, u64 stay)`
 #[derive(Debug)]
 pub(crate) struct Resident {
     pub(crate) base: u64,
-    /// How its blocks agree; there has to be memory of the device.
+    /// The state that the blocks share; it must be memory of the device.
     pub(crate) together: u64,
     pub(crate) slots: u32,
     pub(crate) launch: u32,
@@ -35,7 +36,7 @@ pub(crate) struct Resident {
     pub(crate) blocks: u32,
 }
 
-/// What all blocks know.
+/// The state that all blocks share.
 struct Together {
     start: Instant,
     active: Instant,
@@ -47,7 +48,7 @@ struct Block {
     line: u64,
     ring: u64,
     position: u64,
-    /// The host wishes that the launch ends.
+    /// Whether the host has asked the launch to end.
     asked: bool,
     first: bool,
     gone: bool,
@@ -81,7 +82,7 @@ impl Resident {
         Ok(())
     }
 
-    /// A block takes what there is and copies it, or leaves, or does nothing.
+    /// Executes one turn of a block: it copies ready tasks, leaves, or does nothing.
     fn turn(
         &self,
         engine: &Engine<'_>,
@@ -116,7 +117,7 @@ impl Resident {
         engine.write_value(block.line, block.position)
     }
 
-    /// Tasks from the block's position on that are there without a gap.
+    /// The ready tasks from the block's position on, without a gap.
     fn ready(
         &self,
         engine: &Engine<'_>,
@@ -129,7 +130,7 @@ impl Resident {
             for at in block.position..block.position + most {
                 let phase = ((at / slots) & 1) ^ 1;
                 let slot = ((at & (slots - 1)) * SLOT / 8) as usize;
-                // Pairs with the host's stores of them.
+                // Pairs with the host's stores of the words.
                 let task = [0, 1, 2].map(|word| words[slot + word].load(Ordering::Acquire));
                 if task.iter().any(|word| word >> PHASE != phase) {
                     break;

@@ -1,25 +1,26 @@
-//! What the machine has, what goes wrong, and when: the seeded script of `PEERWAY_FAKE_CUDA`.
+//! The seeded script of `PEERWAY_FAKE_CUDA`: the machine's features, its faults, and when they
+//! occur.
 //!
-//! Items are separated by commas; each is `name=value`. Times have a unit (`us`, `ms`, `s`). The table
-//! of items is at the top of the crate. A script that does not parse gives no driver: a test that runs
-//! without the faults it asked for would prove nothing.
+//! Items are separated by commas; each is `name=value`. Times have a unit (`us`, `ms`, `s`). The
+//! crate's documentation lists the items. A script that does not parse gives no driver: a test
+//! without the faults that it asked for would prove nothing.
 
 use std::time::Duration;
 
 use peerway_sys::cuda::ffi::*;
 
-/// A parsed script. The default is one GPU where nothing goes wrong, and where nothing is done at once.
+/// A parsed script. The default is one GPU without faults, on which no operation is instant.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Script {
     pub(crate) seed: u64,
     pub(crate) devices: u32,
-    /// Bytes of each device.
+    /// Bytes of memory of each device.
     pub(crate) memory: u64,
-    /// How long every operation of a stream waits before it is done.
+    /// The delay before every operation of a stream.
     pub(crate) latency: Duration,
-    /// The most that the dice add to it.
+    /// The largest random delay in addition.
     pub(crate) jitter: Duration,
-    /// Bytes that are copied in a nanosecond.
+    /// Bytes copied per nanosecond.
     pub(crate) gbps: Option<u64>,
     pub(crate) fabric: Mode,
     pub(crate) fd: Mode,
@@ -33,11 +34,11 @@ pub(crate) struct Script {
     pub(crate) no_init: Option<CUresult>,
 }
 
-/// What happens when memory is made for a kind of handle.
+/// The result of creating memory for a kind of handle.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
     Ok,
-    /// The device can, this process may not.
+    /// The device supports it, but this process is not permitted.
     Refused,
     Unsupported,
 }
@@ -52,11 +53,11 @@ impl Mode {
     }
 }
 
-/// A call that fails.
+/// A call that the script fails.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Failure {
     pub(crate) call: &'static str,
-    /// Counted from 1.
+    /// The number of the call, counted from 1.
     pub(crate) at: u64,
     pub(crate) code: CUresult,
 }
@@ -68,7 +69,7 @@ impl Default for Script {
             devices: 1,
             memory: 4 << 30,
             latency: Duration::ZERO,
-            // Long enough that a host which does not wait is always first.
+            // Long enough that a host that does not wait is always first.
             jitter: Duration::from_micros(50),
             gbps: None,
             fabric: Mode::Refused,
@@ -86,11 +87,11 @@ impl Default for Script {
 }
 
 impl Script {
-    /// Reads a script; `call` is the full name of a function that is known.
+    /// Parses a script. `call` returns the full name of a known function.
     ///
     /// # Errors
     ///
-    /// A sentence that names the item.
+    /// A text that names the item and its mistake.
     pub(crate) fn parse(
         text: &str,
         call: impl Fn(&str) -> Option<&'static str>,
@@ -107,21 +108,21 @@ impl Script {
         item: &str,
         call: &impl Fn(&str) -> Option<&'static str>,
     ) -> Result<(), String> {
-        let (name, value) = item.split_once('=').ok_or("not NAME=VALUE")?;
+        let (name, value) = item.split_once('=').ok_or("the item must be NAME=VALUE")?;
         match name {
             "seed" => self.seed = number(value)?,
             "devices" => {
                 self.devices = u32::try_from(number(value)?)
                     .ok()
                     .filter(|count| *count <= 64)
-                    .ok_or("at most 64")?;
+                    .ok_or("must be at most 64")?;
             }
             "memory" => self.memory = number(value)?,
             "latency" => self.latency = time(value)?,
             "jitter" => self.jitter = time(value)?,
             "gbps" => {
                 self.gbps = Some(number(value)?).filter(|rate| *rate > 0);
-                self.gbps.ok_or("nothing would ever arrive")?;
+                self.gbps.ok_or("the rate must be greater than 0")?;
             }
             "fabric" => self.fabric = mode(value)?,
             "fd" => self.fd = mode(value)?,
@@ -133,16 +134,17 @@ impl Script {
             "version" => self.version = code(value)?,
             "no_init" => self.no_init = Some(code(value)?),
             "fail" => {
-                let (name, rest) = value.split_once('@').ok_or("not CALL@N")?;
+                let (name, rest) =
+                    value.split_once('@').ok_or("the value must be CALL@N[:CODE]")?;
                 let (at, code) = match rest.split_once(':') {
                     Some((at, given)) => (number(at)?, code(given)?),
                     None => (number(rest)?, CUDA_ERROR_OUT_OF_MEMORY),
                 };
-                let call =
-                    call(name).ok_or_else(|| format!("`{name}` is no call of this library"))?;
+                let call = call(name)
+                    .ok_or_else(|| format!("`{name}` is not a function of this library"))?;
                 self.fail.push(Failure { call, at, code });
             }
-            _ => return Err("no such name".to_owned()),
+            _ => return Err("unknown item".to_owned()),
         }
         Ok(())
     }
@@ -161,7 +163,7 @@ fn mode(text: &str) -> Result<Mode, String> {
         "ok" => Ok(Mode::Ok),
         "refused" => Ok(Mode::Refused),
         "unsupported" => Ok(Mode::Unsupported),
-        _ => Err("not ok, refused or unsupported".to_owned()),
+        _ => Err("the value must be `ok`, `refused` or `unsupported`".to_owned()),
     }
 }
 
@@ -169,7 +171,7 @@ fn yes(text: &str) -> Result<bool, String> {
     match text {
         "yes" => Ok(true),
         "no" => Ok(false),
-        _ => Err("not yes or no".to_owned()),
+        _ => Err("the value must be `yes` or `no`".to_owned()),
     }
 }
 
@@ -185,7 +187,7 @@ fn time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The dice of one stream: the same script and the same calls throw the same.
+/// The random generator of one stream: the same script and the same calls give the same results.
 #[derive(Debug)]
 pub(crate) struct Dice(u64);
 
@@ -194,12 +196,13 @@ impl Dice {
         Self(seed)
     }
 
-    /// A number below this one, or zero. The bounds here are far below 2^64, so the bias does not show.
+    /// A random number below `bound`, or zero. The bounds are far below 2^64, so the bias does not
+    /// show.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 { 0 } else { self.next() % bound }
     }
 
-    /// SplitMix64: small, and good enough to be late.
+    /// SplitMix64: small, and good enough for random delays.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -222,7 +225,7 @@ mod tests {
         let text = "seed=7,devices=3, memory=9000,latency=3us,jitter=2ms,gbps=5,fabric=ok,\
                     fd=unsupported,vmm=no,rdma_vmm=no,dmabuf=no,ordered=no,ipc=no,version=11070,\
                     fail=cuMemMap@1:999,fail=cuMemMap@4,no_init=100";
-        let read = parse(text).expect("all of it is known");
+        let read = parse(text).expect("every item is known");
         let failure = |at, code| Failure { call: "cuMemMap", at, code };
         let expected = Script {
             seed: 7,
@@ -248,17 +251,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn an_invalid_item_is_named() {
         for (text, words) in [
             ("latency=5", "`latency=5`: `5` is not a time in us, ms or s"),
-            ("sped=1", "`sped=1`: no such name"),
-            ("vmm", "`vmm`: not NAME=VALUE"),
-            ("vmm=maybe", "`vmm=maybe`: not yes or no"),
-            ("fabric=no", "`fabric=no`: not ok, refused or unsupported"),
-            ("fail=cuMemMap", "`fail=cuMemMap`: not CALL@N"),
-            ("fail=cuMemNap@1", "`fail=cuMemNap@1`: `cuMemNap` is no call of this library"),
-            ("devices=1000", "`devices=1000`: at most 64"),
-            ("gbps=0", "`gbps=0`: nothing would ever arrive"),
+            ("sped=1", "`sped=1`: unknown item"),
+            ("vmm", "`vmm`: the item must be NAME=VALUE"),
+            ("vmm=maybe", "`vmm=maybe`: the value must be `yes` or `no`"),
+            ("fabric=no", "`fabric=no`: the value must be `ok`, `refused` or `unsupported`"),
+            ("fail=cuMemMap", "`fail=cuMemMap`: the value must be CALL@N[:CODE]"),
+            ("fail=cuMemNap@1", "`fail=cuMemNap@1`: `cuMemNap` is not a function of this library"),
+            ("devices=1000", "`devices=1000`: must be at most 64"),
+            ("gbps=0", "`gbps=0`: the rate must be greater than 0"),
             ("no_init=x", "`no_init=x`: `x` is not a number"),
         ] {
             assert_eq!(parse(text), Err(words.to_owned()));

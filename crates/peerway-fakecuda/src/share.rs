@@ -1,7 +1,7 @@
 //! `cuMemCreate` memory for other processes, and memory for NICs.
 //!
-//! A descriptor is one of the memfd. A fabric handle, which on real machines names memory of another
-//! host, says which process of this host has the memfd, and where.
+//! A descriptor handle is a descriptor of the memfd. A fabric handle names memory of another host
+//! on real machines. Here it holds the process of this host that has the memfd, and the descriptor.
 
 use std::ffi::{c_uint, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -21,7 +21,7 @@ const FABRIC: c_uint = CU_MEM_HANDLE_TYPE_FABRIC;
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemExportToShareableHandle(
     shareable: *mut c_void,
@@ -37,12 +37,13 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
         match kind {
             FD => {
                 let fd = physical.fd.try_clone().map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-                // SAFETY: the caller's place for an int, with a handle of this kind.
+                // SAFETY: by the pointers contract, `shareable` has space for an int for this kind
+                // of handle.
                 unsafe { put(shareable.cast(), fd.into_raw_fd()) }
             }
             FABRIC => {
                 let data = FabricHandle::of(&physical).encode();
-                // SAFETY: the caller's place for such a structure.
+                // SAFETY: by the pointers contract, `shareable` has space for the structure.
                 unsafe { put(shareable.cast(), CUmemFabricHandle { data }) }
             }
             _ => Err(CUDA_ERROR_INVALID_VALUE),
@@ -52,7 +53,7 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemImportFromShareableHandle(
     handle: *mut CUmemGenericAllocationHandle,
@@ -71,7 +72,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
             FABRIC => {
                 machine.script.fabric.allowed()?;
                 valid(!shareable.is_null())?;
-                // SAFETY: the caller's structure, of which any bytes will do.
+                // SAFETY: by the pointers contract; any bytes are valid for the structure.
                 let bytes = unsafe { shareable.cast::<CUmemFabricHandle>().read_unaligned() }.data;
                 FabricHandle::decode(&bytes).and_then(open).ok_or(CUDA_ERROR_INVALID_VALUE)?
             }
@@ -96,11 +97,11 @@ fn import(
     machine.device(name.device.cast_signed())?;
     let physical = Physical::import(fd, name)?;
     let number = lock(&machine.space).hold(Arc::new(physical));
-    // SAFETY: the caller's, to be filled.
+    // SAFETY: by the pointers contract.
     unsafe { put(handle, number) }
 }
 
-/// What is in the 64 bytes of a fabric handle.
+/// The contents of the 64 bytes of a fabric handle.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct FabricHandle {
     process: u32,
@@ -137,11 +138,11 @@ impl FabricHandle {
 
 const PAGE: u64 = 4096;
 
-/// A dma-buf of a range: the memfd, opened anew. Its position says where the range starts.
+/// Creates a dma-buf of a range: the memfd, opened again. Its position is the start of the range.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
     handle: *mut c_void,
@@ -158,20 +159,20 @@ pub unsafe extern "C" fn cuMemGetHandleForAddressRange(
         let size = size as u64;
         valid(size > 0 && size.is_multiple_of(PAGE) && pointer.is_multiple_of(PAGE))?;
         let space = lock(&machine.space);
-        // The first page of an allocation may begin before it does.
+        // The first page of an allocation may start before the allocation does.
         let last = pointer.checked_add(size - 1).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let found = space.mapping_at(pointer).or_else(|| space.mapping_before(last));
         let (start, mapping) = found.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let offset = (mapping.offset + pointer).checked_sub(start);
         let offset = offset.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        // Allocations share segments, and so the pages at their ends.
+        // Allocations share segments, and therefore also the pages at their ends.
         let end = match mapping.kind {
             Kind::Mapped => mapping.offset + mapping.size,
             _ => mapping.physical.size,
         };
         valid(offset + size <= end)?;
         let fd = memfd::at(&mapping.physical.fd, offset).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        // SAFETY: the caller's place for an int, with a handle of this kind.
+        // SAFETY: by the pointers contract, `handle` has space for an int for this kind of handle.
         unsafe { put(handle.cast(), fd.into_raw_fd()) }
     })
 }

@@ -1,8 +1,8 @@
-//! What addresses mean: the one table that copies, kernels and questions look into.
+//! The meaning of addresses: the one table that copies, kernels and queries use.
 //!
-//! An address of the arena means what is mapped there; an address of the host means pinned memory, or
-//! nothing that a GPU could reach. A look-up gives pieces of memory together with holds on them, so
-//! that they stay for as long as somebody works on them, whatever is unmapped meanwhile.
+//! An arena address means the memory mapped there. A host address means pinned memory, or memory
+//! that a GPU cannot access. A look-up returns pieces of memory together with references that keep
+//! them alive. They stay valid during the work, whatever is unmapped meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -19,18 +19,18 @@ use crate::plain::Segments;
 #[derive(Debug, Default)]
 pub(crate) struct Space {
     pub(crate) arena: Arena,
-    /// What `cuMemAddressReserve` gave out: lengths by start.
+    /// The reservations of `cuMemAddressReserve`: lengths by start.
     pub(crate) reservations: BTreeMap<u64, u64>,
-    /// What device addresses mean, by start. No two overlap.
+    /// The mapped device memory, by start. No two mappings overlap.
     pub(crate) mappings: BTreeMap<u64, Mapping>,
-    /// Host memory that a GPU reaches, by start. No two overlap.
+    /// Host memory that a GPU can access, by start. No two ranges overlap.
     pub(crate) pinned: BTreeMap<u64, Arc<Pinned>>,
-    /// Handles of `cuMemCreate` memory, by its number.
+    /// The handles of `cuMemCreate` memory, by the memory's number.
     pub(crate) handles: HashMap<u64, Held>,
     pub(crate) segments: Segments,
 }
 
-/// A handle that the program has, as often as it was given to it.
+/// A handle that the program holds, and how many times.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) physical: Arc<Physical>,
@@ -42,13 +42,13 @@ pub(crate) struct Held {
 pub(crate) struct Mapping {
     pub(crate) size: u64,
     pub(crate) physical: Arc<Physical>,
-    /// Where in that it begins.
+    /// The offset in `physical`.
     pub(crate) offset: u64,
-    /// The number of the allocation, as `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
+    /// The allocation's number, as `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     pub(crate) id: u64,
-    /// Devices that may read it, one bit each.
+    /// The devices that may read it, one bit each.
     pub(crate) readers: u64,
-    /// Devices that may write it.
+    /// The devices that may write it, one bit each.
     pub(crate) writers: u64,
     pub(crate) kind: Kind,
 }
@@ -57,36 +57,41 @@ pub(crate) struct Mapping {
 pub(crate) enum Kind {
     /// An allocation of `cuMemAlloc`.
     Plain {
-        /// Made with the first IPC handle: the file, and its number.
+        /// The ticket file and its nonce, created with the first IPC handle.
         ticket: Option<(OwnedFd, u64)>,
-        /// What to give back to the device.
+        /// The number of bytes to return to the device's account.
         taken: u64,
     },
-    /// By `cuMemMap`.
+    /// Memory mapped by `cuMemMap`.
     Mapped,
-    /// An allocation of another process.
+    /// An allocation of another process, opened by IPC.
     Opened {
-        /// The number of its ticket.
+        /// The nonce of its ticket.
         ticket: u64,
-        /// How often it was opened.
+        /// How many times it was opened.
         count: u32,
         /// The device in whose context it was opened.
         by: u32,
-        /// The reservation that is its alone.
+        /// The reservation that only this mapping uses.
         area: (u64, u64),
     },
 }
 
-/// Who wants to touch memory, and how.
+/// An access to memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
     pub(crate) device: u32,
     pub(crate) write: bool,
-    /// By the driver, which copies between devices by itself; and not by a kernel.
+    /// Whether the driver copies, which may access other devices. Otherwise a kernel accesses the
+    /// memory.
     pub(crate) copy: bool,
 }
 
-/// A piece of memory that stays as long as this does.
+/// A piece of memory.
+///
+/// **Span contract.** The `len` bytes at `start` stay mapped and readable as long as the span
+/// lives, and writable if `resolve` was asked for a write. Other threads may access them at the
+/// same time; as on a GPU, the program has to order the accesses.
 pub(crate) struct Span {
     pub(crate) start: *mut u8,
     pub(crate) len: usize,
@@ -100,11 +105,11 @@ enum Hold {
 }
 
 impl Space {
-    /// The memory of a range, for a stream of a device.
+    /// The memory of a range, for an access by a device.
     ///
     /// # Errors
     ///
-    /// An illegal address.
+    /// `CUDA_ERROR_ILLEGAL_ADDRESS` if part of the range is not mapped or not allowed.
     pub(crate) fn resolve(
         &self,
         access: Access,
@@ -146,7 +151,7 @@ impl Space {
         Some(vec![Span { start, len: len as usize, _hold: hold }])
     }
 
-    /// The mapping that an address is in.
+    /// The mapping that contains an address.
     pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
         let (start, mapping) = self.mappings.range(..=address).next_back()?;
         (address - start < mapping.size).then_some((*start, mapping))
@@ -157,14 +162,14 @@ impl Space {
         self.mappings.range(..=address).next_back().map(|(start, mapping)| (*start, mapping))
     }
 
-    /// The pinned memory that all of a range is in.
+    /// The pinned memory that contains a whole range.
     pub(crate) fn pinned_at(&self, address: u64, len: u64) -> Option<&Arc<Pinned>> {
         let (start, pinned) = self.pinned.range(..=address).next_back()?;
         let end = address.checked_add(len.max(1))?;
         (end <= start + pinned.len as u64).then_some(pinned)
     }
 
-    /// The reservation that an address is in: start and length.
+    /// The reservation that contains an address: start and length.
     pub(crate) fn reservation_at(&self, address: u64) -> Option<(u64, u64)> {
         let (start, len) = self.reservations.range(..=address).next_back()?;
         (address - start < *len).then_some((*start, *len))
@@ -174,8 +179,8 @@ impl Space {
         self.reservation_at(address).is_some_and(|(start, len)| end <= start + len)
     }
 
-    /// Removes what was made in the context of a device. Pinned memory is to be given back by the
-    /// caller.
+    /// Removes everything that was created in the context of a device. The caller must release the
+    /// returned pinned memory.
     pub(crate) fn leave(&mut self, machine: &Machine, device: u32) -> Vec<Arc<Pinned>> {
         let of_context = |mapping: &Mapping| match mapping.kind {
             Kind::Plain { .. } => mapping.physical.name.device == device,
@@ -192,7 +197,7 @@ impl Space {
         starts.iter().filter_map(|start| self.pinned.remove(start)).collect()
     }
 
-    /// Removes a mapping with all that is its own.
+    /// Removes a mapping and releases what only it uses.
     pub(crate) fn remove(&mut self, machine: &Machine, start: u64) {
         let Some(mapping) = self.mappings.remove(&start) else { return };
         match mapping.kind {

@@ -1,8 +1,8 @@
-//! Streams: each a list of work, and a thread that does it in order, later than it was asked for.
+//! Streams: each is a list of work and a thread that executes it in order, later than the call.
 //!
-//! The thread starts with the first work and ends when the stream is destroyed and all is done. Nothing
-//! is done at the call, so a program that does not wait for what it put on a stream finds the old
-//! bytes. Once the context has failed, work is taken off the list and not done.
+//! The thread starts with the first work. It ends when the stream is destroyed and all work is
+//! done. No work is done during the call, so a program that does not wait sees the old bytes. Once
+//! the context has failed, the thread removes work from the list without executing it.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
@@ -27,14 +27,14 @@ use crate::script::Dice;
 use crate::work::Work;
 
 pub(crate) struct Stream {
-    /// Counted from 0 in the process.
+    /// The stream's number in the process, counted from 0.
     number: u64,
     pub(crate) device: &'static Device,
     machine: &'static Machine,
     list: Mutex<List>,
-    /// The thread has something to do.
+    /// Signalled when the thread has something to do.
     more: Condvar,
-    /// It has done something.
+    /// Signalled when the thread has finished work.
     done: Condvar,
 }
 
@@ -52,7 +52,7 @@ impl Stream {
     pub(crate) fn new(machine: &'static Machine, device: &'static Device) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
-            // Numbers order nothing.
+            // The numbers order no other memory accesses.
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             device,
             machine,
@@ -62,7 +62,7 @@ impl Stream {
         }
     }
 
-    /// Puts work at the end of the list, or into the capture. Its number, to wait for.
+    /// Appends work to the list, or to the capture. Returns the number to wait for.
     pub(crate) fn submit(self: &Arc<Self>, work: Work) -> Result<u64, CUresult> {
         let mut list = lock(&self.list);
         if let Some(capture) = list.capture() {
@@ -72,7 +72,7 @@ impl Stream {
         self.push(&mut list, [work])
     }
 
-    /// Puts all of a graph there at once.
+    /// Appends all work of a graph at once.
     pub(crate) fn submit_all(self: &Arc<Self>, work: Vec<Work>) -> Answer {
         let mut list = lock(&self.list);
         if let Some(capture) = list.capture() {
@@ -101,14 +101,14 @@ impl Stream {
         Ok(list.submitted)
     }
 
-    /// Waits until work of this number is done.
+    /// Waits until the work with this number is done.
     pub(crate) fn wait(&self, number: u64) -> Answer {
         let waiting = |list: &mut List| list.finished < number;
         drop(wait_while(&self.done, lock(&self.list), waiting));
         self.device.failed()
     }
 
-    /// Waits until all is done that was put there before.
+    /// Waits until all work submitted so far is done.
     pub(crate) fn synchronize(&self) -> Answer {
         let mut list = lock(&self.list);
         list.refuse_capture()?;
@@ -121,7 +121,7 @@ impl Stream {
         lock(&self.list).capture().is_some()
     }
 
-    /// Records an event behind the work that is there.
+    /// Records an event after the work submitted so far.
     pub(crate) fn record(self: &Arc<Self>, event: &Arc<Event>) -> Answer {
         let mut list = lock(&self.list);
         if let Some(capture) = list.capture() {
@@ -129,12 +129,12 @@ impl Stream {
             event.record_captured(capture, clock);
             return Ok(());
         }
-        // Numbered under the lock of the list, so that they are in its order.
+        // The number is taken under the lock of the list, so that recordings are in list order.
         let number = event.record();
         self.push(&mut list, [Work::Record(Arc::clone(event), number)]).map(drop)
     }
 
-    /// Lets the work that comes wait for the last recording of an event.
+    /// Makes later work wait for the last recording of an event.
     fn wait_event(self: &Arc<Self>, event: &Arc<Event>) -> Answer {
         let mut list = lock(&self.list);
         match (event.mark(), list.capture()) {
@@ -179,7 +179,7 @@ impl Stream {
         ended
     }
 
-    /// No more work will come; the thread ends when what is there is done.
+    /// Accepts no more work. The thread ends when the submitted work is done.
     pub(crate) fn close(&self) {
         let mut list = lock(&self.list);
         if let Some(capture) = list.capture() {
@@ -189,7 +189,7 @@ impl Stream {
         self.more.notify_all();
     }
 
-    /// The thread.
+    /// The main function of the thread.
     fn run(&self) {
         precise_sleep();
         let script = &self.machine.script;
@@ -202,7 +202,7 @@ impl Stream {
             let jitter = dice.below(script.jitter.as_nanos() as u64);
             rest(script.latency + Duration::from_nanos(jitter));
             let perform = || work.perform(self.machine, self.device, &mut dice);
-            // A panic is a bug here; whoever waits for the stream is told.
+            // A panic is a bug of this library. It fails the context, so that waiters see it.
             let done = catch_unwind(AssertUnwindSafe(perform)).unwrap_or(Err(CUDA_ERROR_UNKNOWN));
             if let Err(code) = done {
                 self.device.fail(code);
@@ -214,13 +214,13 @@ impl Stream {
 }
 
 impl List {
-    /// The capture under way; one that ended elsewhere is forgotten.
+    /// The capture in progress. Drops a capture that has ended on another stream.
     fn capture(&mut self) -> Option<Arc<Capture>> {
         self.capture.take_if(|capture| capture.is_over());
         self.capture.clone()
     }
 
-    /// Nothing of a capture can be waited for.
+    /// Refuses to wait for captured work, and invalidates the capture.
     fn refuse_capture(&mut self) -> Answer {
         let Some(capture) = self.capture() else { return Ok(()) };
         capture.break_off();
@@ -242,20 +242,20 @@ pub(crate) fn rest(time: Duration) {
     }
 }
 
-/// Lets this thread sleep for microseconds: the system's default adds 50 of them to every sleep.
+/// Makes short sleeps of this thread precise: by default the system adds 50 µs to every sleep.
 fn precise_sleep() {
-    // SAFETY: sets a number of this thread.
+    // SAFETY: prctl takes only numbers here and changes only this thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
 }
 
 impl Machine {
-    /// The stream of a handle, for work in the context of a device: one of that context.
+    /// The stream of a handle, which must belong to the context of `device`.
     pub(crate) fn stream(
         &'static self,
         device: &'static Device,
         handle: CUstream,
     ) -> Result<Arc<Stream>, CUresult> {
-        // Null, the legacy one and that of the thread.
+        // The NULL stream, the legacy stream and the per-thread stream.
         if handle.addr() <= 2 {
             let mut stream = lock(&device.null_stream);
             let made = || Arc::new(Stream::new(self, device));
@@ -266,7 +266,7 @@ impl Machine {
         Ok(stream)
     }
 
-    /// As above, of any context.
+    /// The stream of a handle, of any context.
     fn any_stream(
         &'static self,
         device: &'static Device,
@@ -278,22 +278,22 @@ impl Machine {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CUresult {
     call_in_context("cuStreamCreate", |machine, device| {
         valid(flags & !CU_STREAM_NON_BLOCKING == 0 && !stream.is_null())?;
         let made = machine.streams.add(Arc::new(Stream::new(machine, device)));
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(stream, made) }
     })
 }
 
-/// All streams have a thread of their own here, so none has to go first.
+/// Every stream has its own thread here, so priorities have no effect.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreateWithPriority(
     stream: *mut CUstream,
@@ -303,16 +303,16 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
     call_in_context("cuStreamCreateWithPriority", |machine, device| {
         valid(flags & !CU_STREAM_NON_BLOCKING == 0 && !stream.is_null())?;
         let made = machine.streams.add(Arc::new(Stream::new(machine, device)));
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(stream, made) }
     })
 }
 
-/// Does not wait: what is on the stream is done, and its thread ends then.
+/// Returns without waiting. The submitted work is still done, and then the thread ends.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     call_to_give_back("cuStreamDestroy_v2", |machine| {
@@ -323,7 +323,7 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamSynchronize(stream: CUstream) -> CUresult {
     call_in_context("cuStreamSynchronize", |machine, device| {
@@ -333,7 +333,7 @@ pub unsafe extern "C" fn cuStreamSynchronize(stream: CUstream) -> CUresult {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamQuery(stream: CUstream) -> CUresult {
     call_in_context("cuStreamQuery", |machine, device| {
@@ -348,7 +348,7 @@ pub unsafe extern "C" fn cuStreamQuery(stream: CUstream) -> CUresult {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamWaitEvent(
     stream: CUstream,
@@ -364,19 +364,19 @@ pub unsafe extern "C" fn cuStreamWaitEvent(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) -> CUresult {
     call_in_context("cuStreamIsCapturing", |machine, device| {
         let capturing = machine.any_stream(device, stream)?.is_capturing();
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(status, capturing.into()) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it; what the function touches stays until it was called.
+/// The caller keeps the contract of CUDA. `data` stays valid until the function has been called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchHostFunc(
     stream: CUstream,

@@ -1,4 +1,4 @@
-//! Streams that wait for words in memory, and write them.
+//! Streams that wait for words in memory, or write them.
 
 use std::ffi::c_uint;
 
@@ -10,13 +10,13 @@ use crate::work::Work;
 const EQ: c_uint = 1;
 const AND: c_uint = 2;
 const NOR: c_uint = 3;
-/// Write without a barrier; writes here have one all the same.
+/// Write without a barrier. Writes here always have one.
 const NO_BARRIER: c_uint = 1;
 
-/// Whether what is waited for has come.
+/// Whether the condition of a wait holds.
 pub(crate) fn reached(found: u64, value: u64, how: c_uint) -> bool {
     match how {
-        // As a difference, so that counters may wrap.
+        // As a difference, so that counters may wrap around.
         CU_STREAM_WAIT_VALUE_GEQ => found.wrapping_sub(value).cast_signed() >= 0,
         EQ => found == value,
         AND => found & value != 0,
@@ -24,11 +24,12 @@ pub(crate) fn reached(found: u64, value: u64, how: c_uint) -> bool {
     }
 }
 
-/// Not with a flush of remote writes, which the attribute of the device says it cannot.
+/// The flag for a flush of remote writes is refused, because the device's attribute says that it is
+/// not supported.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamWaitValue64_v2(
     stream: CUstream,
@@ -45,7 +46,7 @@ pub unsafe extern "C" fn cuStreamWaitValue64_v2(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamWriteValue64_v2(
     stream: CUstream,

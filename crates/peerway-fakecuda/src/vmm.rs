@@ -1,4 +1,4 @@
-//! Virtual memory management: memory, addresses, and what brings them together.
+//! Virtual memory management: physical memory, address ranges, and mappings of one to the other.
 
 use std::collections::HashSet;
 use std::ffi::{c_uint, c_void};
@@ -14,18 +14,18 @@ use crate::memfd::What;
 use crate::physical::Physical;
 use crate::space::{Held, Kind, Mapping, Space};
 
-/// Answers for a machine that has none of this.
+/// Fails if the machine has no virtual memory management.
 pub(crate) fn supported(machine: &Machine) -> Answer {
     if machine.script.vmm { Ok(()) } else { Err(CUDA_ERROR_NOT_SUPPORTED) }
 }
 
-/// What the properties of an allocation ask for: the device, and whether the machine has it.
+/// Checks the properties of an allocation against the machine's features, and returns them.
 fn check(
     machine: &Machine,
     prop: *const CUmemAllocationProp,
 ) -> Result<CUmemAllocationProp, CUresult> {
     valid(!prop.is_null())?;
-    // SAFETY: the caller's structure.
+    // SAFETY: by the pointers contract.
     let prop = unsafe { prop.read() };
     let device_memory = prop.type_ == CU_MEM_ALLOCATION_TYPE_PINNED
         && prop.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE;
@@ -41,7 +41,7 @@ fn check(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetAllocationGranularity(
     granularity: *mut usize,
@@ -52,14 +52,14 @@ pub unsafe extern "C" fn cuMemGetAllocationGranularity(
         supported(machine)?;
         valid(option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)?;
         check(machine, prop)?;
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(granularity, GRANULE as usize) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemCreate(
     handle: *mut CUmemGenericAllocationHandle,
@@ -87,13 +87,13 @@ pub unsafe extern "C" fn cuMemCreate(
         let name = Physical::name(What::Created, device, types, rdma)?;
         let physical = Physical::create(machine, name, size, size)?;
         let number = lock(&machine.space).hold(Arc::new(physical));
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(handle, number) }
     })
 }
 
 impl Space {
-    /// Gives the program a handle of memory, once more where it has one.
+    /// Gives the program a handle of memory, or counts one that it already has.
     pub(crate) fn hold(&mut self, physical: Arc<Physical>) -> CUmemGenericAllocationHandle {
         let id = physical.id;
         self.handles.entry(id).or_insert(Held { physical, count: 0 }).count += 1;
@@ -109,14 +109,14 @@ impl Space {
         Ok(&held.physical)
     }
 
-    /// How much `cuMemCreate` memory there is, by handle or mapped.
+    /// The number of `cuMemCreate` allocations that have a handle or are mapped.
     pub(crate) fn created(&self) -> usize {
         let mapped = self.mappings.values().filter(|mapping| matches!(mapping.kind, Kind::Mapped));
         let ids = mapped.map(|mapping| mapping.physical.id);
         ids.chain(self.handles.keys().copied()).collect::<HashSet<_>>().len()
     }
 
-    /// The starts of the mappings that make up a range, all of it and nothing else.
+    /// The starts of the mappings that together form exactly this range.
     fn mapped_within(&self, address: u64, size: u64) -> Result<Vec<u64>, CUresult> {
         let wrong = CUDA_ERROR_INVALID_VALUE;
         let end = address.checked_add(size).filter(|_| size > 0).ok_or(wrong)?;
@@ -134,7 +134,7 @@ impl Space {
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> CUresult {
     call("cuMemRelease", |machine| {
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> C
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRetainAllocationHandle(
     handle: *mut CUmemGenericAllocationHandle,
@@ -166,16 +166,16 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(
         let (_, mapping) = mapped.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let physical = Arc::clone(&mapping.physical);
         let number = space.hold(physical);
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(handle, number) }
     })
 }
 
-/// The address that is asked for is not looked at, which CUDA allows.
+/// The requested address is ignored, which CUDA allows.
 ///
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAddressReserve(
     pointer: *mut CUdeviceptr,
@@ -193,14 +193,14 @@ pub unsafe extern "C" fn cuMemAddressReserve(
         let start = space.arena.reserve(size, (alignment as u64).max(1));
         let start = start.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         space.reservations.insert(start, size);
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { put(pointer, start) }
     })
 }
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAddressFree(pointer: CUdeviceptr, size: usize) -> CUresult {
     call("cuMemAddressFree", |machine| {
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn cuMemAddressFree(pointer: CUdeviceptr, size: usize) -> 
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemMap(
     pointer: CUdeviceptr,
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn cuMemMap(
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemUnmap(pointer: CUdeviceptr, size: usize) -> CUresult {
     call("cuMemUnmap", |machine| {
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn cuMemUnmap(pointer: CUdeviceptr, size: usize) -> CUresu
 
 /// # Safety
 ///
-/// As CUDA documents it.
+/// The caller keeps the contract of CUDA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemSetAccess(
     pointer: CUdeviceptr,
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn cuMemSetAccess(
         let mut space = lock(&machine.space);
         let starts = space.mapped_within(pointer, size as u64)?;
         for index in 0..count {
-            // SAFETY: the caller's array of so many.
+            // SAFETY: by the pointers contract, the array has `count` entries.
             let desc = unsafe { descs.add(index).read() };
             valid(desc.location.type_ == CU_MEM_LOCATION_TYPE_DEVICE)?;
             let bit = 1 << machine.device(desc.location.id)?.index;

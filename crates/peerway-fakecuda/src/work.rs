@@ -1,7 +1,8 @@
-//! What a stream's thread does, one piece at a time.
+//! The work of a stream's thread, one piece at a time.
 //!
-//! Addresses are looked up when the work is done and not when it was asked for, so what is unmapped
-//! meanwhile is an illegal address. No lock is held while bytes are copied or somebody is waited for.
+//! Addresses are looked up when the work is executed, not when it is submitted. Memory that is
+//! unmapped in between is therefore an illegal address. The thread holds no lock while it copies or
+//! waits.
 
 use std::ptr;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::space::{Access, Span};
 use crate::stream::rest;
 use crate::values::reached;
 
-/// How often a word is looked at that a stream waits for.
+/// Interval at which a waiting stream reads its word.
 const POLL: Duration = Duration::from_micros(20);
 
 #[derive(Clone, Debug)]
@@ -38,7 +39,7 @@ pub(crate) enum Work {
         len: u64,
     },
     Launch(Arc<Kernel>),
-    /// A function of the program, with what it wants.
+    /// A function of the program, and its argument.
     Call(CUhostFn, usize),
     WaitValue {
         at: u64,
@@ -54,42 +55,43 @@ pub(crate) enum Work {
     Await(Arc<Event>, u64),
 }
 
-/// Where a copy comes from.
+/// The source of a copy.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// Memory that a GPU reaches.
+    /// Memory that a GPU can access.
     Gpu(u64),
-    /// What was in pageable memory at the call.
+    /// The bytes that pageable memory held at the call.
     Bytes(Arc<[u8]>),
 }
 
-/// Where a copy goes.
+/// The target of a copy.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     Gpu(u64),
-    /// Pageable memory of a caller that waits, and its answer if that is not there.
+    /// Pageable memory of a caller that waits, and the error to report if it is not mapped.
     Pageable(usize, Arc<AtomicI32>),
 }
 
 impl Work {
-    /// Does it.
+    /// Executes the work.
     ///
     /// # Errors
     ///
-    /// What the context ends with.
+    /// The error that the context fails with.
     pub(crate) fn perform(&self, machine: &Machine, device: &Device, dice: &mut Dice) -> Answer {
         let engine = Engine { machine, device };
         match self {
             Self::Record(event, number) => event.reach(*number),
             Self::Await(event, number) => event.wait(*number),
-            // Nothing is done in a context that failed.
+            // No work is executed in a failed context.
             _ if device.failed().is_err() => {}
             Self::Copy { to, from, len } => return engine.copy_any(to, from, *len),
             Self::Fill { at, value, len } => return engine.fill(*at, *value, *len),
             Self::Launch(kernel) => return kernel.perform(&engine, dice),
             Self::Call(function, data) => {
                 let data = ptr::with_exposed_provenance_mut(*data);
-                // SAFETY: the program's promise when it gave them.
+                // SAFETY: the program promised `cuLaunchHostFunc` that function and argument are
+                // valid.
                 in_callback(|| unsafe { function(data) });
             }
             Self::WaitValue { at, value, how } => return engine.wait_value(*at, *value, *how),
@@ -99,7 +101,7 @@ impl Work {
     }
 }
 
-/// A device at work.
+/// A device that executes work.
 pub(crate) struct Engine<'a> {
     machine: &'a Machine,
     device: &'a Device,
@@ -127,7 +129,8 @@ impl Engine<'_> {
                 let mut at = *address;
                 for (start, count) in sources {
                     if !write_host(at, start, count) {
-                        // Read by the caller once the stream has finished this, which orders the two.
+                        // The caller reads it after the stream has finished this work, which orders
+                        // the two accesses.
                         answer.store(CUDA_ERROR_INVALID_VALUE, Ordering::Relaxed);
                         break;
                     }
@@ -140,13 +143,13 @@ impl Engine<'_> {
 
     fn fill(&self, at: u64, value: u8, len: u64) -> Answer {
         for span in self.spans(at, len, true, true)? {
-            // SAFETY: memory that the span holds; who else uses it is the program's business.
+            // SAFETY: by the span contract.
             unsafe { span.start.write_bytes(value, span.len) };
         }
         Ok(())
     }
 
-    /// A copy as kernels make it.
+    /// Copies as a kernel does.
     pub(crate) fn copy(&self, to: u64, from: u64, len: u64) -> Answer {
         let sources = self.spans(from, len, false, false)?;
         let targets = self.spans(to, len, true, false)?;
@@ -162,36 +165,38 @@ impl Engine<'_> {
         Ok(bytes)
     }
 
-    /// Stores a flag, behind all that was copied before.
+    /// Stores a flag after everything that was copied before.
     pub(crate) fn store(&self, at: u64, value: u32) -> Answer {
         let spans = self.spans(at, 4, true, false)?;
         let place = aligned::<u32>(&spans)?;
-        // SAFETY: aligned memory that the span holds. Pairs with the load of whoever waits for the flag.
+        // SAFETY: by the span contract, and `aligned` checked the alignment. Pairs with the load of
+        // the thread that waits for the flag.
         unsafe { AtomicU32::from_ptr(place) }.store(value, Ordering::Release);
         Ok(())
     }
 
-    /// Sleeps for as long as copying so much takes.
+    /// Sleeps for the time that a copy of `len` bytes takes.
     pub(crate) fn pace(&self, len: u64) {
         if let Some(rate) = self.machine.script.gbps {
             rest(Duration::from_nanos(len / rate));
         }
     }
 
-    /// Whether the context has ended: who waits for something would wait for ever.
+    /// Whether the context has failed. A waiting kernel must then stop, because it would wait for
+    /// ever.
     pub(crate) fn failed(&self) -> bool {
         self.device.failed().is_err()
     }
 
-    /// A word that others write.
+    /// Loads a word that other threads write.
     pub(crate) fn load(&self, at: u64) -> Result<u64, CUresult> {
         let mut value = 0;
-        // Pairs with the store of whoever writes it.
+        // Pairs with the store of the thread that writes the word.
         self.with_words(at, 1, |words| value = words[0].load(Ordering::Acquire))?;
         Ok(value)
     }
 
-    /// Looks at words that others write.
+    /// Gives access to words that other threads write.
     pub(crate) fn with_words(
         &self,
         at: u64,
@@ -203,7 +208,8 @@ impl Engine<'_> {
         if spans.len() != 1 {
             return Err(CUDA_ERROR_ILLEGAL_ADDRESS);
         }
-        // SAFETY: aligned memory of that length that the span holds, and that all use as words.
+        // SAFETY: by the span contract, and `aligned` checked the alignment. All threads access
+        // these words as atomics.
         look(unsafe { std::slice::from_raw_parts(place, count as usize) });
         Ok(())
     }
@@ -211,18 +217,19 @@ impl Engine<'_> {
     pub(crate) fn write_value(&self, at: u64, value: u64) -> Answer {
         let spans = self.spans(at, 8, true, false)?;
         let place = aligned::<u64>(&spans)?;
-        // SAFETY: aligned memory that the span holds. Pairs with the load of whoever waits for the
-        // value.
+        // SAFETY: by the span contract, and `aligned` checked the alignment. Pairs with the load of
+        // the thread that waits for the value.
         unsafe { AtomicU64::from_ptr(place) }.store(value, Ordering::Release);
         Ok(())
     }
 
-    /// Looks at a word until it has come so far. Ends with the context, too.
+    /// Polls a word until it meets the condition, or until the context fails.
     fn wait_value(&self, at: u64, value: u64, how: u32) -> Answer {
         while self.device.failed().is_ok() {
             let spans = self.spans(at, 8, false, false)?;
             let place = aligned::<u64>(&spans)?;
-            // SAFETY: aligned memory that the span holds. Pairs with the store of whoever is waited for.
+            // SAFETY: by the span contract, and `aligned` checked the alignment. Pairs with the
+            // store of the thread that writes the word.
             let found = unsafe { AtomicU64::from_ptr(place) }.load(Ordering::Acquire);
             drop(spans);
             if reached(found, value, how) {
@@ -234,7 +241,7 @@ impl Engine<'_> {
     }
 }
 
-/// Where a word is, if it is in one piece and where words may be.
+/// The address of a word, if it is in one piece and aligned.
 fn aligned<T>(spans: &[Span]) -> Result<*mut T, CUresult> {
     let place = spans.first().filter(|span| span.len >= size_of::<T>());
     let place = place.map(|span| span.start.cast::<T>()).filter(|place| place.is_aligned());
@@ -248,14 +255,14 @@ fn pieces(spans: &[Span]) -> Vec<Bytes> {
     spans.iter().map(|span| (span.start, span.len)).collect()
 }
 
-/// Copies what is in some pieces to others of the same total length. What overlaps within a piece is
-/// moved right, which nobody may count on.
+/// Copies the bytes of some pieces to others of the same total length. Overlap within a piece is
+/// copied correctly, but CUDA does not guarantee that.
 fn copy(to: &[Bytes], from: &[Bytes]) {
     let (mut targets, mut sources) = (to.iter().copied(), from.iter().copied());
     let (mut target, mut source) = (targets.next(), sources.next());
     while let (Some((into, room)), Some((start, left))) = (target, source) {
         let count = room.min(left);
-        // SAFETY: both are memory that a span of the caller holds, or its own bytes.
+        // SAFETY: by the span contract, or the pieces are bytes that the caller owns.
         unsafe { ptr::copy(start, into, count) };
         target = advance((into, room), count).or_else(|| targets.next());
         source = advance((start, left), count).or_else(|| sources.next());

@@ -1,5 +1,6 @@
-//! GPU memory that is allocated the best way that works, with a driver that refuses one step after the other: what is
-//! taken instead, what is said, and that nothing is left behind. The points that a review of such code raises are tests here.
+//! GPU memory that the engine allocates in the best way that works, with a driver that refuses one
+//! step after the other. The tests check which way the engine takes instead, what it reports, and
+//! that nothing leaks.
 
 mod support;
 
@@ -7,44 +8,44 @@ use std::process::Command;
 
 use peerway::gpu::{DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions, ImportedMemory};
 
-/// Runs a test of this file in a process that has this script; what it said.
+/// Runs a test of this file in a process with this script, and returns its output.
 fn with(script: &str, test: &str) -> String {
-    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
         .args(["--exact", test, "--nocapture"])
         .env("PEERWAY_CUDA_SO", support::library())
         .env("PEERWAY_FAKE_CUDA", script)
         .env("ALLOCATION_TEST", "1")
         .output()
-        .expect("this program runs again");
+        .expect("the test program starts again");
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert!(output.status.success(), "`{script}`: {}\n{said}", output.status);
     said
 }
 
-/// Whether this process is one that `with` has started.
+/// Whether `with` has started this process.
 fn is_inner() -> bool {
     std::env::var_os("ALLOCATION_TEST").is_some()
 }
 
-/// How much of each kind the driver has given out: see `fakecuda_live`.
+/// The number of objects of each kind that the driver has: see `fakecuda_live`.
 fn live() -> Vec<u64> {
-    // SAFETY: the library is loaded already, and the function has this type.
+    // SAFETY: the library is already loaded, and the function has this type.
     let live = unsafe {
-        let library = libloading::Library::new(support::library()).expect("it is loaded");
+        let library = libloading::Library::new(support::library()).expect("the library is loaded");
         let function = library.get::<extern "C" fn(u32) -> u64>(b"fakecuda_live\0");
-        *function.expect("it is exported")
+        *function.expect("the symbol is exported")
     };
     [3, 4, 5, 6].map(|kind| live(kind)).to_vec()
 }
 
-/// Not a test: allocates, says how, and that nothing is left.
+/// A helper, not a test: allocates, prints the result, and checks that nothing leaks.
 #[test]
 fn allocate() {
     if !is_inner() {
         return;
     }
     let before = {
-        // The first use of a GPU keeps some things for good.
+        // The first use of a GPU creates some objects that stay.
         let warm = DeviceMemoryOptions::default().from(DeviceMemoryKind::Plain);
         let _ = DeviceMemory::allocate(0, 1, &warm);
         live()
@@ -64,37 +65,40 @@ fn every_step_that_fails_leads_to_the_next_way_and_leaves_nothing() {
     if is_inner() {
         return;
     }
-    // The attribute says yes and the attempt says no.
+    // The attribute says that fabric handles are supported, but the attempt is refused.
     let said = with("fabric=refused", "allocate");
     assert!(said.contains("kind posix-fd") && said.contains("IMEX"), "{said}");
     let said = with("fabric=ok", "allocate");
     assert!(said.contains("kind fabric why None"), "{said}");
     let said = with("fabric=unsupported,fd=unsupported", "allocate");
     assert!(said.contains("kind plain"), "{said}");
-    assert!(said.contains("fabric: ") && said.contains("posix-fd: "), "both are told: {said}");
+    assert!(
+        said.contains("fabric: ") && said.contains("posix-fd: "),
+        "both kinds are named: {said}"
+    );
     for call in ["cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"] {
-        // The first such call is the descriptor's: the fabric is refused before it.
+        // The first such call is for the descriptor kind: the fabric kind is refused before it.
         let said = with(&format!("fabric=unsupported,fail={call}@1:999"), "allocate");
         let expected = if call == "cuMemCreate" {
-            // Tried again without access for NICs, which works.
+            // The engine tries again without access for NICs, which works.
             "kind posix-fd"
         } else {
             "kind plain"
         };
         assert!(said.contains(expected), "{call}: {said}");
         if expected == "kind plain" {
-            assert!(said.contains(call) && said.contains("999"), "{call} is named: {said}");
+            assert!(said.contains(call) && said.contains("999"), "{call} is not named: {said}");
         }
     }
     let said = with("fabric=unsupported,fail=cuMemGetAllocationGranularity@1", "allocate");
     assert!(said.contains("kind "), "{said}");
-    // Memory that NICs cannot reach is still memory.
+    // Memory without access for NICs is still usable.
     let said = with("fabric=unsupported,rdma_vmm=no", "allocate");
     assert!(said.contains("kind posix-fd"), "{said}");
 }
 
 #[test]
-fn what_cannot_be_had_is_told_in_a_sentence() {
+fn a_failed_allocation_gives_one_sentence() {
     if is_inner() {
         return;
     }
@@ -112,7 +116,7 @@ fn what_cannot_be_had_is_told_in_a_sentence() {
     assert!(said.contains("no GPU can be used"), "{said}");
 }
 
-/// Not a test: two GPUs, each with its own facts, used at once by many threads.
+/// A helper, not a test: many threads use two GPUs with different attributes at once.
 #[test]
 fn many() {
     if !is_inner() {
@@ -127,14 +131,18 @@ fn many() {
                     let options = DeviceMemoryOptions::default().peers(&peers);
                     let memory =
                         DeviceMemory::allocate(gpu, 10_000, &options).expect("there is room");
-                    assert_eq!(memory.gpu(), gpu, "on the GPU that was named, whatever is current");
+                    assert_eq!(
+                        memory.gpu(),
+                        gpu,
+                        "the memory is on the named GPU, whichever context is current"
+                    );
                 }
             });
         }
     });
     let exported = DeviceMemory::allocate(0, 5_000, &DeviceMemoryOptions::default());
-    let exported = exported.expect("there is room").export().expect("it can be handed over");
-    let imported = ImportedMemory::open(1, &exported).expect("for the other GPU, too");
+    let exported = exported.expect("there is room").export().expect("the memory can be exported");
+    let imported = ImportedMemory::open(1, &exported).expect("the other GPU can import it");
     assert_eq!((imported.len(), imported.gpu()), (5_000, 1));
     let mut garbage = exported;
     garbage.bytes.truncate(10);

@@ -1,4 +1,4 @@
-//! Lists of copies in one call, as two versions of CUDA have them.
+//! Lists of copies in one call, in the two versions that CUDA has.
 
 mod support;
 
@@ -9,7 +9,7 @@ use peerway_sys::cuda::ffi::*;
 
 use support::*;
 
-/// A list as the driver wants it.
+/// A list in the form that the driver takes.
 struct List {
     to: Vec<u64>,
     from: Vec<u64>,
@@ -31,7 +31,7 @@ impl List {
         }
     }
 
-    /// As in CUDA 12.8, with the copy that it failed at.
+    /// The call of CUDA 12.8. Returns also the copy that failed.
     fn old(&mut self, stream: CUstream) -> (CUresult, usize) {
         let mut failed = 7;
         let (to, from, sizes) =
@@ -51,7 +51,7 @@ impl List {
         (result, failed)
     }
 
-    /// As in CUDA 13.0.
+    /// The call of CUDA 13.0.
     fn new_one(&mut self, stream: CUstream) -> CUresult {
         let (to, from, sizes) = (self.to.as_ptr(), self.from.as_ptr(), self.sizes.as_ptr());
         let (count, attributes, first) = (self.sizes.len(), &mut self.attributes, &mut self.first);
@@ -70,7 +70,8 @@ fn lists_are_copied_in_stream_order() {
     let (a, b) = (allocate(1000), allocate(1000));
     let host = Pinned::new(1000);
     upload(a, &bytes);
-    // The second list reads what the first has written; both read their lists at the call alone.
+    // The second list reads what the first has written. Both calls read their lists before they
+    // return.
     let gate = Gate::close(stream);
     ok(List::new(&[(b, a, 600), (b + 600, a + 600, 400)]).new_one(stream));
     let mut list = List::new(&[(host.address() + 10, b + 10, 990), (host.address(), b, 10)]);
@@ -91,10 +92,11 @@ fn lists_that_make_no_sense_are_refused() {
     let (a, b) = (allocate(100), allocate(100));
     let good = [(b, a, 50), (b + 50, a + 50, 50)];
     let refused = CUDA_ERROR_INVALID_VALUE;
-    // By the script, and then no more.
+    // The script refuses the first call only.
     assert_eq!(List::new(&good).new_one(stream), CUDA_ERROR_NOT_SUPPORTED);
     ok(List::new(&good).new_one(stream));
-    // Nothing to copy, which copy it is; no stream of the program's own; no order; no copies.
+    // An empty copy, whose number is reported; the NULL stream; no access order; a wrong first
+    // copy; no copies.
     assert_eq!(List::new(&[good[0], (b, a, 0)]).old(stream), (refused, 1));
     assert_eq!(List::new(&good).old(ptr::null_mut()), (refused, usize::MAX));
     let mut list = List::new(&good);

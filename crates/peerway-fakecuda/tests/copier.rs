@@ -1,7 +1,7 @@
-//! The tests that the engine has for copiers, on this library: where copies are late, where the driver has no lists, and
-//! where it fails.
+//! Runs the engine's tests for copiers on this library: with late copies, with a driver without
+//! copy lists, and with a failing driver.
 //!
-//! Every test runs in a process of its own, as a process reads its script once.
+//! Every test runs in its own process, because a process reads its script once.
 
 mod support;
 
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use peerway::gpu::{Copier, CopierKind, CopierOptions, GpuError, PinnedMemory, Run};
 
-/// Set where a test of this file is the process that it has started.
+/// Set in the processes that a test of this file has started.
 const INSIDE: &str = "PEERWAY_FAKECUDA_COPIER";
 
-/// Runs tests of this program with this script; what they said.
+/// Runs tests of this program with this script, and returns their output.
 fn pass(script: &str, which: &str) -> String {
-    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
         .args([which, "--include-ignored", "--nocapture", "--test-threads=1"])
         .env("PEERWAY_CUDA_SO", support::library())
         .env("PEERWAY_FAKE_CUDA", script)
@@ -26,7 +26,7 @@ fn pass(script: &str, which: &str) -> String {
         .env("RUST_LOG", "peerway=debug")
         .env("NO_COLOR", "1")
         .output()
-        .expect("this program runs again");
+        .expect("the test program starts again");
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said).into_owned();
     assert!(output.status.success(), "`{script}`: {}\n{said}", output.status);
@@ -40,12 +40,14 @@ fn is_inside() -> bool {
 
 /// How often the program has called a function of the library that the engine has opened.
 fn calls(name: &std::ffi::CStr) -> u64 {
-    // SAFETY: it is loaded already; loading it runs nothing.
-    let library = unsafe { libloading::Library::new(support::library()) }.expect("it is there");
+    // SAFETY: the library is already loaded, and loading it runs no code.
+    let library =
+        unsafe { libloading::Library::new(support::library()) }.expect("the library is loaded");
     type Calls = unsafe extern "C" fn(*const std::ffi::c_char) -> u64;
     // SAFETY: the function has this type.
-    let calls = unsafe { library.get::<Calls>(b"fakecuda_calls\0") }.expect("it is exported");
-    // SAFETY: a string.
+    let calls =
+        unsafe { library.get::<Calls>(b"fakecuda_calls\0") }.expect("the symbol is exported");
+    // SAFETY: `name` is a zero-terminated string.
     unsafe { calls(name.as_ptr()) }
 }
 
@@ -76,23 +78,23 @@ fn they_pass_where_the_driver_has_no_lists_or_refuses_them() {
         let said = pass(&format!("jitter=5us,{script}"), "ten_thousand");
         assert_eq!(said.contains("copies go one by one"), script.starts_with("fail"), "{said}");
     }
-    // As it was before CUDA 13.
+    // The signature before CUDA 13.
     pass("jitter=5us,version=12080", "ten_thousand");
 }
 
-/// Pinned memory with something to copy, and a task for it.
+/// Pinned memory with bytes to copy, and a task for it.
 fn task() -> (PinnedMemory, Run) {
-    let memory = PinnedMemory::allocate(8192).expect("there is some");
+    let memory = PinnedMemory::allocate(8192).expect("pinned memory is available");
     let src = memory.ptr() as u64;
     (memory, Run { src, dst: src + 4096, len: 4096 })
 }
 
 fn submit(copier: &mut Copier, run: Run) -> Result<u64, GpuError> {
-    // SAFETY: the tests keep their memory for as long as the copier.
+    // SAFETY: the tests keep their memory as long as the copier.
     unsafe { copier.submit(&[run]) }.map(|ticket| ticket.expect("there is room"))
 }
 
-/// The calls that a driver is asked for while the kernel stays, leaves and comes back.
+/// Counts the driver calls while the resident kernel stays, leaves and comes back.
 #[test]
 fn the_resident_kernel_stays_leaves_and_comes_back() {
     if !is_inside() {
@@ -102,28 +104,28 @@ fn the_resident_kernel_stays_leaves_and_comes_back() {
     let (_memory, run) = task();
     let mut options = CopierOptions::default();
     (options.idle, options.stay) = (Duration::from_millis(100), Duration::from_secs(100));
-    let mut copier = Copier::new(0, CopierKind::Resident, &options).expect("it starts");
+    let mut copier = Copier::new(0, CopierKind::Resident, &options).expect("the copier starts");
     let launched = calls(c"cuLaunchKernel");
     let begun = Instant::now();
     for _ in 0..50 {
-        let ticket = submit(&mut copier, run).expect("it is taken");
-        copier.wait(ticket).expect("it is copied");
+        let ticket = submit(&mut copier, run).expect("the task is accepted");
+        copier.wait(ticket).expect("the task completes");
     }
-    // One launch for all of them, unless this machine was held up for longer than the kernel stays.
+    // One launch for all tasks, unless this machine was delayed for longer than the kernel stays.
     let rounds = calls(c"cuLaunchKernel") - launched;
     assert!(rounds == 1 || begun.elapsed() > options.idle, "{rounds} launches");
     for round in 1..4 {
         let before = calls(c"cuLaunchKernel");
         std::thread::sleep(3 * options.idle);
-        // It is gone: who waits for all work on the GPU need not wait.
-        drop(PinnedMemory::allocate(4096).expect("there is some"));
-        let ticket = submit(&mut copier, run).expect("it is taken");
-        copier.wait(ticket).expect("it is copied");
+        // The kernel has left, so a call that waits for all work on the GPU does not block.
+        drop(PinnedMemory::allocate(4096).expect("pinned memory is available"));
+        let ticket = submit(&mut copier, run).expect("the task is accepted");
+        copier.wait(ticket).expect("the task completes");
         assert_eq!(calls(c"cuLaunchKernel") - before, 1, "round {round}");
     }
 }
 
-/// However long the kernel would stay, it is told to go when its copier is dropped.
+/// A copier that is dropped ends its kernel, however long the kernel would stay.
 #[test]
 fn a_dropped_copier_takes_its_kernel_with_it() {
     if !is_inside() {
@@ -135,18 +137,18 @@ fn a_dropped_copier_takes_its_kernel_with_it() {
     (options.idle, options.stay) = (Duration::from_secs(600), Duration::from_secs(600));
     let begun = Instant::now();
     for _ in 0..3 {
-        let mut copier = Copier::new(0, CopierKind::Resident, &options).expect("it starts");
-        let ticket = submit(&mut copier, run).expect("it is taken");
-        copier.wait(ticket).expect("it is copied");
+        let mut copier = Copier::new(0, CopierKind::Resident, &options).expect("the copier starts");
+        let ticket = submit(&mut copier, run).expect("the task is accepted");
+        copier.wait(ticket).expect("the task completes");
     }
     assert!(begun.elapsed() < options.idle);
 }
 
-/// A launch or a copy that is refused is an error, at once and from then on.
+/// A refused launch or copy gives an error, at once and from then on.
 #[test]
 fn a_refused_call_is_an_error_and_no_hang() {
     if !is_inside() {
-        // Four launches load the kernels, and the resident one is tried out with a fifth.
+        // Four launches load the kernels, and a fifth tests the resident one.
         let cases = [
             ("launched", "cuLaunchKernel@6:719"),
             ("resident", "cuLaunchKernel@7:719"),
@@ -155,13 +157,14 @@ fn a_refused_call_is_an_error_and_no_hang() {
         ];
         for (kind, call) in cases {
             let script = format!("jitter=5us,fail={call}");
-            let output = Command::new(std::env::current_exe().expect("this program has a file"))
-                .args(["a_refused_call_is_an_error_and_no_hang", "--nocapture"])
-                .env("PEERWAY_CUDA_SO", support::library())
-                .env("PEERWAY_FAKE_CUDA", &script)
-                .env(INSIDE, kind)
-                .output()
-                .expect("this program runs again");
+            let output =
+                Command::new(std::env::current_exe().expect("the test program has a path"))
+                    .args(["a_refused_call_is_an_error_and_no_hang", "--nocapture"])
+                    .env("PEERWAY_CUDA_SO", support::library())
+                    .env("PEERWAY_FAKE_CUDA", &script)
+                    .env(INSIDE, kind)
+                    .output()
+                    .expect("the test program starts again");
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{kind} with `{script}`: {said}");
         }
@@ -169,17 +172,17 @@ fn a_refused_call_is_an_error_and_no_hang() {
     }
     let kind: CopierKind = std::env::var(INSIDE).unwrap_or_default().parse().expect("a kind");
     let (memory, run) = task();
-    let mut copier = Copier::new(0, kind, &CopierOptions::default()).expect("it starts");
+    let mut copier = Copier::new(0, kind, &CopierOptions::default()).expect("the copier starts");
     let ticket = submit(&mut copier, run).expect("the first is taken");
     copier.wait(ticket).expect("the first is copied");
-    // The resident kernel is launched again only when it was gone.
+    // The resident kernel is launched again only after it has left.
     let begun = Instant::now();
     let error = loop {
         std::thread::sleep(Duration::from_millis(20));
         if let Err(error) = submit(&mut copier, run).and_then(|ticket| copier.wait(ticket)) {
             break error;
         }
-        assert!(begun.elapsed() < support::WATCHDOG, "nothing was refused");
+        assert!(begun.elapsed() < support::WATCHDOG, "no call was refused");
     };
     assert!(matches!(&error, GpuError::Driver(error) if error.code == 719), "{error}");
     assert_eq!(copier.poll(), Err(error.clone()));
@@ -188,18 +191,19 @@ fn a_refused_call_is_an_error_and_no_hang() {
     drop((copier, memory));
 }
 
-/// A kernel that touches what is not there takes the context with it; who waits learns it.
+/// A kernel that accesses an unmapped address fails its context, and waiters get the error.
 #[test]
 fn an_illegal_address_is_an_error_and_no_hang() {
     if !is_inside() {
         for kind in CopierKind::ALL {
-            let output = Command::new(std::env::current_exe().expect("this program has a file"))
-                .args(["an_illegal_address_is_an_error_and_no_hang", "--nocapture"])
-                .env("PEERWAY_CUDA_SO", support::library())
-                .env("PEERWAY_FAKE_CUDA", "")
-                .env(INSIDE, kind.to_string())
-                .output()
-                .expect("this program runs again");
+            let output =
+                Command::new(std::env::current_exe().expect("the test program has a path"))
+                    .args(["an_illegal_address_is_an_error_and_no_hang", "--nocapture"])
+                    .env("PEERWAY_CUDA_SO", support::library())
+                    .env("PEERWAY_FAKE_CUDA", "")
+                    .env(INSIDE, kind.to_string())
+                    .output()
+                    .expect("the test program starts again");
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{kind}: {said}");
         }
@@ -207,14 +211,17 @@ fn an_illegal_address_is_an_error_and_no_hang() {
     }
     let kind: CopierKind = std::env::var(INSIDE).unwrap_or_default().parse().expect("a kind");
     let (memory, run) = task();
-    let mut copier = Copier::new(0, kind, &CopierOptions::default()).expect("it starts");
-    // The driver does not know the page behind it.
+    let mut copier = Copier::new(0, kind, &CopierOptions::default()).expect("the copier starts");
+    // The range is longer than the registered memory.
     let wrong = Run { len: 1 << 40, ..run };
     let few = [run, wrong, run];
-    // SAFETY: refused, or ended with the context; the library reaches nothing that is not there.
+    // SAFETY: the driver refuses the task or fails the context. The library accesses no unmapped
+    // memory.
     let submitted = unsafe { copier.submit(&few) };
     let error = match submitted {
-        Ok(ticket) => copier.wait(ticket.expect("there is room")).expect_err("it cannot be copied"),
+        Ok(ticket) => {
+            copier.wait(ticket.expect("there is room")).expect_err("the task cannot be copied")
+        }
         Err(error) => error,
     };
     assert!(matches!(&error, GpuError::Driver(_)), "{error}");
@@ -222,7 +229,7 @@ fn an_illegal_address_is_an_error_and_no_hang() {
     drop((copier, memory));
 }
 
-/// Without kernels there is one copier left, and the others say so.
+/// Without kernels one copier remains, and the others report that.
 #[test]
 fn a_gpu_without_our_kernels_copies_by_engines() {
     if !is_inside() {
@@ -231,11 +238,11 @@ fn a_gpu_without_our_kernels_copies_by_engines() {
     }
     let options = CopierOptions::default();
     for kind in [CopierKind::Launched, CopierKind::Resident] {
-        let error = Copier::new(0, kind, &options).expect_err("it has no kernels");
+        let error = Copier::new(0, kind, &options).expect_err("the GPU has no kernels");
         assert_eq!(error, GpuError::NoKernels { gpu: 0 });
     }
     let (_memory, run) = task();
-    let mut copier = Copier::new(0, CopierKind::Engines, &options).expect("it starts");
-    let ticket = submit(&mut copier, run).expect("it is taken");
-    copier.wait(ticket).expect("it is copied");
+    let mut copier = Copier::new(0, CopierKind::Engines, &options).expect("the copier starts");
+    let ticket = submit(&mut copier, run).expect("the task is accepted");
+    copier.wait(ticket).expect("the task completes");
 }

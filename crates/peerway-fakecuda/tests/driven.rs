@@ -1,4 +1,4 @@
-//! The tests of the GPU-driven engine on GPU memory, on this library: also where copies are late.
+//! Runs the tests of the GPU-driven engine with GPU memory on this library, also with late copies.
 
 mod support;
 
@@ -7,7 +7,7 @@ mod engine;
 
 use std::process::Command;
 
-/// Tests of kernels that this library does not run. They are left to a GPU.
+/// Tests that need kernels which this library does not run. They run only on a GPU.
 const OF_KERNELS: [&str; 4] = [
     "a_kernel_puts_and_is_told_when_it_is_there",
     "quiet_waits_for_completions_that_are_late",
@@ -15,15 +15,16 @@ const OF_KERNELS: [&str; 4] = [
     "a_kernel_that_waits_for_a_peer_is_told_when_it_is_gone",
 ];
 
-/// Runs the engine's tests with this script, in a process of its own, as a process reads its script once.
+/// Runs the engine's tests with this script in its own process, because a process reads its script
+/// once.
 fn pass(script: &str) {
-    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
         .args(["engine::", "--ignored", "--nocapture", "--test-threads=1"])
         .args(OF_KERNELS.iter().flat_map(|test| ["--skip", test]))
         .env("PEERWAY_CUDA_SO", support::library())
         .env("PEERWAY_FAKE_CUDA", script)
         .output()
-        .expect("this program runs again");
+        .expect("the test program starts again");
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said).into_owned();
     assert!(output.status.success(), "`{script}`: {}\n{said}", output.status);

@@ -1,7 +1,7 @@
-//! The tests that the engine has for GPUs, on this library: where copies are late, where ways to share memory are
-//! missing, and where the driver fails.
+//! Runs the engine's tests for GPUs on this library: with late copies, without some ways to share
+//! memory, and with a failing driver.
 //!
-//! Every test runs in a process of its own, as a process reads its script once.
+//! Every test runs in its own process, because a process reads its script once.
 
 mod support;
 
@@ -10,12 +10,14 @@ mod engine;
 
 use std::process::Command;
 
-/// What needs a second process, a second GPU or a compiler. Tests name those that they have all of that for.
+/// Tests that need a second process, a second GPU or a compiler. Tests that have these name them
+/// explicitly.
 const NEEDY: [&str; 3] = ["owner", "memories_of_two_gpus", "a_kernel_that_is_compiled_now"];
 
-/// Runs the engine's tests of this name, or all but needy ones, with this script; what they said.
+/// Runs the engine's tests of this name with this script, or all except the needy ones. Returns
+/// their output.
 fn pass(script: &str, which: &str) -> String {
-    let mut command = Command::new(std::env::current_exe().expect("this program has a file"));
+    let mut command = Command::new(std::env::current_exe().expect("the test program has a path"));
     if let Some(nvrtc) = std::env::var_os("PEERWAY_TEST_NVRTC") {
         command.env("PEERWAY_NVRTC_SO", nvrtc);
     }
@@ -28,7 +30,7 @@ fn pass(script: &str, which: &str) -> String {
         .env("RUST_LOG", "peerway=debug")
         .env("NO_COLOR", "1")
         .output()
-        .expect("this program runs again");
+        .expect("the test program starts again");
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said).into_owned();
     assert!(output.status.success(), "`{script}`: {}\n{said}", output.status);
@@ -66,7 +68,7 @@ fn they_pass_with_plain_memory_alone() {
 
 #[test]
 fn they_pass_where_memory_cannot_be_shared() {
-    // Bytes go through pinned buffers then, also between processes of one host.
+    // Bytes then go through pinned buffers, also between processes of one host.
     let said = pass("vmm=no,ipc=no", "every_shape");
     assert!(!said.contains("panicked"), "{said}");
 }
@@ -89,7 +91,8 @@ mod needs_nvrtc {
     #[test]
     #[ignore = "needs NVRTC, named by PEERWAY_TEST_NVRTC: cargo xtask test --only test"]
     fn a_driver_that_cannot_load_a_kernel_says_so() {
-        // Of what the engine loads itself nothing is asked for twice.
+        // The engine's own kernels do not use this call, so the first call is for the compiled
+        // kernel.
         let said = pass("fail=cuFuncLoad@1:209", "a_kernel_that_is_compiled_now");
         assert!(said.contains("cuFuncLoad"), "{said}");
     }

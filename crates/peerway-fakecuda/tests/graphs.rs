@@ -1,4 +1,4 @@
-//! What is put on a capturing stream is done when the graph is launched, and as often.
+//! Work for a capturing stream is done when the graph is launched, once per launch.
 
 mod support;
 
@@ -40,7 +40,7 @@ fn a_graph_is_launched_twice() {
     ok(cu!(cuMemcpyAsync(device, from.address(), 64, stream)));
     ok(cu!(cuMemcpyAsync(to.address(), device, 32, stream)));
     ok(cu!(cuStreamWriteValue64_v2(stream, count.address(), 5, 0)));
-    let graph = end(stream).expect("it was captured");
+    let graph = end(stream).expect("the capture succeeds");
     assert!(!capturing(stream));
     let mut executable = ptr::null_mut();
     ok(cu!(cuGraphInstantiateWithFlags(&mut executable, graph, 0)));
@@ -83,7 +83,7 @@ fn branches_join() {
     ok(cu!(cuStreamWaitEvent(main, join, 0)));
     ok(cu!(cuMemsetD8Async(device, 0, 64, main)));
     assert_eq!(end(side), Err(903));
-    let graph = end(main).expect("both are joined");
+    let graph = end(main).expect("both branches are joined");
     assert!(!capturing(main) && !capturing(side));
     let mut executable = ptr::null_mut();
     ok(cu!(cuGraphInstantiateWithFlags(&mut executable, graph, 0)));
@@ -94,7 +94,7 @@ fn branches_join() {
         assert_eq!(to.read(), [round; 64]);
         assert_eq!(download(device, 64), [0; 64]);
     }
-    // Events are for streams again.
+    // After the capture, events work on streams again.
     ok(cu!(cuEventRecord(join, side)));
     ok(cu!(cuEventSynchronize(join)));
 }
@@ -118,13 +118,13 @@ fn a_capture_that_is_not_right_fails() {
     assert_eq!(end(main), Err(904));
     assert!(!capturing(side));
 
-    // Waiting for what is captured.
+    // A wait for captured work.
     ok(cu!(cuStreamBeginCapture_v2(main, 2)));
     assert_eq!(cu!(cuStreamSynchronize(main)), 900);
     assert_eq!(cu!(cuMemsetD8Async(device, 0, 64, main)), 901);
     assert_eq!(end(main), Err(901));
 
-    // Depending on what is outside.
+    // A dependency on uncaptured work.
     ok(cu!(cuEventRecord(outside, side)));
     ok(cu!(cuStreamBeginCapture_v2(main, 2)));
     assert_eq!(cu!(cuStreamWaitEvent(main, outside, 0)), 905);
@@ -141,5 +141,5 @@ fn a_capture_that_is_not_right_fails() {
     ok(cu!(cuStreamBeginCapture_v2(main, 2)));
     let pageable = [0u8; 8];
     assert_eq!(cu!(cuMemcpyAsync(device, pageable.as_ptr() as u64, 8, main)), 900);
-    end(main).expect("the rest can be captured");
+    end(main).expect("the capture itself stays valid");
 }

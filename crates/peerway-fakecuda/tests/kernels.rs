@@ -1,4 +1,4 @@
-//! Kernels against a plain reference, and modules.
+//! Kernels compared with a plain reference, and modules.
 
 mod support;
 
@@ -40,7 +40,7 @@ impl Few {
     }
 }
 
-/// Numbers that are the same in every run of the test.
+/// Pseudo-random numbers that are the same in every run of the test.
 struct Numbers(u64);
 
 impl Numbers {
@@ -77,13 +77,13 @@ fn launch(function: CUfunction, stream: CUstream, arguments: &mut [*mut c_void])
 
 fn bytes_of<T: Copy>(values: &[T]) -> Vec<u8> {
     let len = size_of_val(values);
-    // SAFETY: integers without holes between them.
+    // SAFETY: the values consist of integers without padding.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), len) }.to_vec()
 }
 
 const LEN: usize = 200_000;
 
-/// Runs of odd lengths at odd places that do not overlap where they are written, and what they make of
+/// Runs of odd lengths at odd addresses whose targets do not overlap. Writes the expected result to
 /// `to`.
 fn runs(numbers: &mut Numbers, count: usize, from: (u64, &[u8]), to: (u64, &mut [u8])) -> Vec<Run> {
     let mut at = 0;
@@ -105,7 +105,7 @@ fn runs_are_copied() {
         return;
     }
     start();
-    let function = find(load(), c"peerway_copy_runs").expect("it is there");
+    let function = find(load(), c"peerway_copy_runs").expect("the kernel exists");
     let (stream, mut numbers) = (stream(), Numbers(1));
     let (from, to) = (allocate(LEN), allocate(LEN));
     let (host_from, host_to) = (Pinned::new(LEN), Pinned::new(LEN));
@@ -113,7 +113,7 @@ fn runs_are_copied() {
     upload(from, &source);
     host_from.write(0, &source);
     for (round, count) in [1, 2, 7, 100, 3000, 0].into_iter().enumerate() {
-        // The table, the source and the target each once in device memory and once in the host's.
+        // The table, the source and the target alternate between device memory and host memory.
         let source_at = if round % 2 == 0 { from } else { host_from.address() };
         let target_at = if round % 3 == 0 { to } else { host_to.address() };
         let mut expected = vec![0; LEN];
@@ -150,7 +150,7 @@ fn blocks_are_copied() {
         return;
     }
     start();
-    let function = find(load(), c"peerway_copy_blocks").expect("it is there");
+    let function = find(load(), c"peerway_copy_blocks").expect("the kernel exists");
     let mut numbers = Numbers(2);
     for (len, source_stride, target_stride) in
         [(1u64, 3u64, 1u64), (100, 101, 128), (1000, 1000, 1003)]
@@ -162,7 +162,7 @@ fn blocks_are_copied() {
         ok(cu!(cuMemsetD8_v2(to, 0, LEN)));
         let mut expected = vec![0; LEN];
         let sources: Vec<u32> = (0..count).map(|_| numbers.below(190) as u32).collect();
-        // Each block once, in some order.
+        // Each target block once, in a scrambled order.
         let targets: Vec<u32> = (0..count as u32).map(|at| at * 7 % 61 + 3).collect();
         for (s, t) in sources.iter().zip(&targets) {
             let s = 5 + *s as usize * source_stride as usize;
@@ -196,14 +196,14 @@ fn a_few_are_copied_and_then_a_flag_is_set() {
         return;
     }
     start();
-    let function = find(load(), c"peerway_copy_few").expect("it is there");
+    let function = find(load(), c"peerway_copy_few").expect("the kernel exists");
     let (stream, mut numbers) = (stream(), Numbers(3));
     let (from, to) = (allocate(LEN), Pinned::new(LEN));
     let source = pattern(4, LEN);
     upload(from, &source);
     let flag = Pinned::new(4);
     flag.fill(0);
-    // SAFETY: pinned, aligned, and there until the end.
+    // SAFETY: the word is pinned, aligned, and lives until the end of the test.
     let seen = unsafe { AtomicU32::from_ptr(flag.start.cast()) };
     for (value, count) in [(1u32, 1usize), (2, 64), (3, 33)] {
         to.fill(0);
@@ -214,7 +214,7 @@ fn a_few_are_copied_and_then_a_flag_is_set() {
         let flag_at = flag.address();
         let mut arguments = [argument(&*few), argument(&flag_at), argument(&value)];
         ok(launch(function, stream, &mut arguments));
-        // By value: the caller may give it back at once.
+        // The argument is passed by value: the caller may free it at once.
         drop(few);
         let begun = std::time::Instant::now();
         while seen.load(Ordering::Acquire) != value {
@@ -223,7 +223,7 @@ fn a_few_are_copied_and_then_a_flag_is_set() {
         }
         assert!(to.read() == expected, "{count} runs");
     }
-    // More than fit: the kernel would read what is not its own.
+    // A count beyond the array: the kernel would read beyond its argument.
     let few = Few::empty(65);
     let (flag_at, value) = (flag.address(), 9u32);
     let mut arguments = [argument(&few), argument(&flag_at), argument(&value)];
@@ -232,7 +232,7 @@ fn a_few_are_copied_and_then_a_flag_is_set() {
     assert_eq!(seen.load(Ordering::Acquire), 3);
 }
 
-/// Each on a device of its own, as each ends its context.
+/// Each case uses its own device, because each fails its context.
 #[test]
 fn kernels_reach_only_what_a_gpu_reaches() {
     if !scripted("kernels_reach_only_what_a_gpu_reaches", "devices=4") {
@@ -243,7 +243,7 @@ fn kernels_reach_only_what_a_gpu_reaches() {
     let pageable = [0u8; 64];
     for case in 1..4 {
         enter(case);
-        let function = find(load(), c"peerway_copy_runs").expect("it is there");
+        let function = find(load(), c"peerway_copy_runs").expect("the kernel exists");
         let (device, table) = (allocate(64), Pinned::new(24));
         let good = Run { src: device, dst: device + 32, len: 32 };
         let bad = match case {
@@ -273,7 +273,7 @@ fn modules_have_what_their_text_has() {
     let module = load();
     assert_eq!(find(module, c"unknown_here"), Err(CUDA_ERROR_NOT_FOUND));
     assert_eq!(find(module, c"peerway_copy"), Err(CUDA_ERROR_NOT_FOUND));
-    let function = find(module, c"peerway_copy_runs").expect("it is there");
+    let function = find(module, c"peerway_copy_runs").expect("the kernel exists");
     let (table, count) = (0u64, 0u32);
     let mut arguments = [argument(&table), argument(&count)];
     ok(launch(function, ptr::null_mut(), &mut arguments));
@@ -289,7 +289,7 @@ fn modules_have_what_their_text_has() {
         invalid
     );
     assert_eq!(launch(function, ptr::null_mut(), &mut [none, none]), invalid);
-    // Not in the context of another device, nor when it is gone.
+    // Refused in the context of another device, and after the module is unloaded.
     enter(1);
     assert_eq!(launch(function, ptr::null_mut(), &mut arguments), 400);
     leave(1);
@@ -301,14 +301,14 @@ fn modules_have_what_their_text_has() {
 }
 
 #[test]
-fn parameters_are_told_one_by_one() {
-    if !scripted("parameters_are_told_one_by_one", "") {
+fn parameters_are_reported_one_by_one() {
+    if !scripted("parameters_are_reported_one_by_one", "") {
         return;
     }
     start();
     let module = load();
     let told = |name: &CStr| {
-        let function = find(module, name).expect("it is there");
+        let function = find(module, name).expect("the kernel exists");
         let mut all = Vec::new();
         let (mut offset, mut size) = (0, 0);
         while cu!(cuFuncGetParamInfo(function, all.len(), &mut offset, &mut size)) == CUDA_SUCCESS {

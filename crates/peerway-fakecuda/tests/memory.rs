@@ -1,4 +1,4 @@
-//! Device memory: where it is, what is known about it, and what is refused.
+//! Device memory: its addresses, its attributes, and refused calls.
 
 mod support;
 
@@ -22,16 +22,16 @@ fn the_host_cannot_touch_device_memory() {
     let address = allocate(10_000);
     let handle = create(GRANULE, 0);
     let mapped = map(handle, GRANULE);
-    let (_reader, writer) = rustix::pipe::pipe().expect("there are descriptors");
+    let (_reader, writer) = rustix::pipe::pipe().expect("a pipe can be created");
     for at in [address, address + 9_999, mapped] {
         use std::os::fd::AsRawFd as _;
-        // SAFETY: the kernel reads, if it can.
+        // SAFETY: the kernel checks the address before it reads.
         let wrote = unsafe { libc::write(writer.as_raw_fd(), at as *const c_void, 1) };
         assert_eq!(wrote, -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
         assert_eq!(read_by_kernel(at), Some(libc::EFAULT));
     }
-    // An address that is given back does not become the host's.
+    // A freed address does not become host memory.
     ok(cu!(cuMemFree_v2(address)));
     unmap(mapped, GRANULE);
     assert_eq!(read_by_kernel(address), Some(libc::EFAULT));
@@ -56,14 +56,14 @@ fn small_allocations_share_a_segment() {
         let end = address + len as u64;
         assert_ne!(cu!(cuMemGetAddressRange_v2(&mut base, &mut size, end)), CUDA_SUCCESS);
     }
-    // Bytes stay apart.
+    // The allocations do not overlap.
     upload(first, &[1; 100]);
     upload(second, &pattern(3, 700));
     upload(large, &pattern(5, 3 << 20));
     assert_eq!(download(first, 100), [1; 100]);
     assert_eq!(download(second, 700), pattern(3, 700));
     assert_eq!(download(large, 3 << 20), pattern(5, 3 << 20));
-    // The place is used again, the number is not.
+    // The address is reused, the number is not.
     let before = buffer_id(second);
     ok(cu!(cuMemFree_v2(second)));
     assert_eq!(cu!(cuMemFree_v2(second)), INVALID);
@@ -130,7 +130,7 @@ fn pointers_say_what_they_are() {
     assert_eq!(facts(plain + 999), (2, 1, 0, plain, 1000, id, 0, 1));
     assert_eq!(facts(plain + 1000), unknown);
     leave(1);
-    // All that was made in the context went with it.
+    // The context destroyed all memory that was created in it.
     assert_eq!(facts(plain), unknown);
 
     let types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -170,7 +170,7 @@ fn memory_is_mapped_and_unmapped() {
     ok(cu!(cuMemAddressReserve(&mut address, 4 * GRANULE, 64 << 20, 0, 0)));
     assert!(address.is_multiple_of(64 << 20));
     ok(cu!(cuMemMap(address, GRANULE, 0, first, 0)));
-    // Not twice, not outside, not more than there is, not a part.
+    // Refused: twice, outside the reservation, more than the memory, misaligned, unknown handle.
     assert_eq!(cu!(cuMemMap(address, GRANULE, 0, second, 0)), INVALID);
     assert_eq!(cu!(cuMemMap(address + 4 * size, GRANULE, 0, second, 0)), INVALID);
     assert_eq!(cu!(cuMemMap(address + size, 2 * GRANULE, 0, second, 0)), INVALID);
@@ -182,7 +182,7 @@ fn memory_is_mapped_and_unmapped() {
     assert_eq!(cu!(cuMemAddressFree(address, 4 * GRANULE)), INVALID);
     grant(address, 2 * GRANULE, 0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
-    // A copy may cross from one to the other.
+    // A copy may cross from one mapping to the next.
     let bytes = pattern(9, 10_001);
     upload(address + size - 5_000, &bytes);
     assert_eq!(download(address + size - 5_000, 10_001), bytes);
@@ -190,7 +190,7 @@ fn memory_is_mapped_and_unmapped() {
     let alias = map(second, GRANULE);
     assert_eq!(download(alias, 5_001), bytes[5_000..]);
 
-    // Memory stays while it is mapped, and its handle can be had again.
+    // Memory stays while it is mapped, and the program can retain its handle again.
     ok(cu!(cuMemRelease(second)));
     assert_eq!(cu!(cuMemRelease(second)), INVALID);
     let mut again = 0;
@@ -209,8 +209,8 @@ fn memory_is_mapped_and_unmapped() {
 }
 
 #[test]
-fn what_cannot_be_created_is_refused() {
-    if !scripted("what_cannot_be_created_is_refused", "memory=8388608") {
+fn impossible_allocations_are_refused() {
+    if !scripted("impossible_allocations_are_refused", "memory=8388608") {
         return;
     }
     start();
@@ -227,7 +227,7 @@ fn what_cannot_be_created_is_refused() {
     other.type_ = 0;
     assert_eq!(try_create(GRANULE, &other), Err(INVALID));
 
-    // What is there is 8 MiB.
+    // The device has 8 MiB.
     let handle = create(3 * GRANULE, 0);
     assert_eq!(try_create(2 * GRANULE, &good), Err(CUDA_ERROR_OUT_OF_MEMORY));
     let rest = allocate(GRANULE - 512);
@@ -269,7 +269,7 @@ fn host_memory_is_pinned_once() {
         ok(cu!(cuMemHostUnregister(part(at))));
     }
     assert_eq!(cu!(cuMemFreeHost(part(0))), INVALID);
-    // Neither device memory nor nothing can be pinned.
+    // Neither device memory nor unmapped memory can be pinned.
     assert_eq!(cu!(cuMemHostRegister_v2(device as *mut c_void, 512, 0)), INVALID);
     assert_eq!(cu!(cuMemHostRegister_v2(ptr::without_provenance_mut(4096), 512, 0)), INVALID);
     let pinned = Pinned::new(10);
@@ -290,28 +290,29 @@ fn a_dmabuf_has_the_bytes() {
     let dmabuf = |address: u64, len: usize| {
         let mut fd = -1;
         match cu!(cuMemGetHandleForAddressRange((&raw mut fd).cast(), address, len, kind, 0)) {
-            // SAFETY: made for this process, and held by nobody else.
+            // SAFETY: the call has created the descriptor for this process, and no other value owns
+            // it.
             CUDA_SUCCESS => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
             code => Err(code),
         }
     };
-    let fd = dmabuf(address, 8192).expect("it is all of one mapping");
+    let fd = dmabuf(address, 8192).expect("the range is inside one mapping");
     let mut bytes = vec![0; 8192];
     assert_eq!(rustix::io::read(&fd, &mut bytes), Ok(8192));
     assert_eq!(bytes, pattern(1, 8192));
-    let fd = dmabuf(address + 4096, 4096).expect("so is a part");
+    let fd = dmabuf(address + 4096, 4096).expect("a part is inside one mapping too");
     assert_eq!(rustix::io::read(&fd, &mut bytes[..4096]), Ok(4096));
     assert_eq!(bytes[..4096], pattern(1, 8192)[4096..]);
     dmabuf(allocate(3 << 20), 3 << 20).expect("a large allocation starts a segment");
     assert_eq!(dmabuf(address, 100).err(), Some(INVALID));
     assert_eq!(dmabuf(address + 100, 4096).err(), Some(INVALID));
     assert_eq!(dmabuf(address, GRANULE + 4096).err(), Some(INVALID));
-    // A small allocation, by the pages that it lies in.
+    // A small allocation, by the pages that contain it.
     let small = allocate(8192);
     assert_ne!(small % 4096, 0);
     upload(small, &pattern(2, 8192));
     let (page, before) = (small & !4095, (small & 4095) as usize);
-    let fd = dmabuf(page, 3 * 4096).expect("they are of its segment");
+    let fd = dmabuf(page, 3 * 4096).expect("the pages belong to its segment");
     let mut bytes = vec![0; 3 * 4096];
     assert_eq!(rustix::io::read(&fd, &mut bytes), Ok(3 * 4096));
     assert_eq!(bytes[before..before + 8192], pattern(2, 8192));

@@ -17,7 +17,7 @@ const FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 const FABRIC: u32 = CU_MEM_HANDLE_TYPE_FABRIC;
 const PEERS: u32 = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
 
-/// The other process: lines go to it and come from it.
+/// The other process, which exchanges lines with this one.
 struct Far {
     process: Killed,
     output: BufReader<ChildStdout>,
@@ -27,23 +27,24 @@ impl Far {
     fn start(test: &str) -> Self {
         let script = std::env::var("PEERWAY_FAKE_CUDA").unwrap_or_default();
         let mut command = child(test, &script, "far");
-        let mut process = command.stdout(Stdio::piped()).spawn().expect("this program runs again");
-        let output = BufReader::new(process.stdout.take().expect("it is a pipe"));
+        let mut process =
+            command.stdout(Stdio::piped()).spawn().expect("the test program starts again");
+        let output = BufReader::new(process.stdout.take().expect("the child has a pipe"));
         Self { process: Killed(process), output }
     }
 
     fn say(&mut self, words: &str) {
-        let input = self.process.0.stdin.as_mut().expect("it is a pipe");
+        let input = self.process.0.stdin.as_mut().expect("the child has a pipe");
         input.write_all(format!("{words}\n").as_bytes()).expect("the other side reads");
     }
 
-    /// The next line that is an answer; test harnesses print lines of their own.
+    /// The next line that is an answer. Test harnesses also print other lines.
     fn hear(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
             assert!(
-                self.output.read_line(&mut line).expect("it can be read") > 0,
+                self.output.read_line(&mut line).expect("the output can be read") > 0,
                 "no answer came"
             );
             if let Some(at) = line.find("@ ") {
@@ -92,7 +93,7 @@ fn ipc_open(handle: [u8; 64]) -> Result<u64, CUresult> {
     }
 }
 
-/// Opens handles that it is told, and says what it found.
+/// Opens the handles that it receives, and reports what it finds.
 fn serve_ipc() {
     start();
     loop {
@@ -137,7 +138,7 @@ fn ipc_gives_the_allocation() {
     let (first, second) = (allocate(1000), allocate(2000));
     upload(first, &pattern(1, 1000));
     upload(second, &pattern(2, 2000));
-    // The handle is that of the allocation, from wherever in it.
+    // The handle names the allocation, whichever address inside it was given.
     let handle = ipc_handle(second + 1999);
     assert_eq!(handle, ipc_handle(second));
     assert_ne!(handle, ipc_handle(first));
@@ -147,16 +148,16 @@ fn ipc_gives_the_allocation() {
     assert_eq!(far.ask(&format!("range {}", address + 1999)), format!("{address} 2000"));
     assert_eq!(far.ask(&format!("read {address}")), hex(&pattern(2, 64)));
     assert_eq!(far.ask(&format!("read {}", address + 1936)), hex(&pattern(2, 2000)[1936..]));
-    // Twice is the same, with a count.
+    // Opening twice returns the same address and counts.
     assert_eq!(far.ask(&format!("open {}", hex(&handle))), opened);
     assert_eq!(far.ask(&format!("close {address}")), "0 1");
-    // Both write.
+    // Both processes write.
     assert_eq!(far.ask(&format!("fill {address}")), "done");
     assert_eq!(download(second, 65), [&[0x99; 64][..], &pattern(2, 65)[64..]].concat());
     upload(second, &pattern(3, 64));
     assert_eq!(far.ask(&format!("read {address}")), hex(&pattern(3, 64)));
 
-    // Given back, it can be read by who has it, and opened by nobody.
+    // After the free, the opener can still read the memory, but no process can open the handle.
     ok(cu!(cuMemFree_v2(second)));
     assert_eq!(far.ask(&format!("read {address}")), hex(&pattern(3, 64)));
     assert_eq!(far.ask(&format!("open {}", hex(&handle))), "error 1");
@@ -168,7 +169,7 @@ fn ipc_gives_the_allocation() {
     assert_eq!(far.ask(&format!("close {address}")), "1 0");
     assert_eq!(far.ask(&format!("close {first}")), "1 0");
 
-    // Garbage of all kinds.
+    // Invalid handles of all kinds.
     let good = ipc_handle(first);
     assert_eq!(far.ask(&format!("open {}", hex(&[0xff; 64]))), "error 1");
     for at in 0..56 {
@@ -176,8 +177,7 @@ fn ipc_gives_the_allocation() {
         bad[at] ^= 0x41;
         let answer = far.ask(&format!("open {}", hex(&bad)));
         match at {
-            // What is not looked at, and the place and size, which another segment of this size could
-            // have.
+            // Unused bytes, and the offset and size, which may also be valid for this segment.
             20..24 | 40..56 => {
                 if let Ok(address) = answer.parse::<u64>() {
                     far.ask(&format!("close {address}"));
@@ -187,11 +187,11 @@ fn ipc_gives_the_allocation() {
         }
     }
 
-    // An owner that is gone.
+    // The owner's process is gone.
     let theirs = unhex(&far.ask("own"));
-    let address = ipc_open(theirs).expect("it is there");
-    far.process.0.kill().expect("it runs");
-    far.process.0.wait().expect("it ended");
+    let address = ipc_open(theirs).expect("the allocation exists");
+    far.process.0.kill().expect("the process runs");
+    far.process.0.wait().expect("the process ended");
     assert_eq!(ipc_open(theirs), Err(CUDA_ERROR_INVALID_VALUE));
     assert_eq!(download(address, 64), [0; 64]);
     assert_eq!(live()[6], 1);
@@ -199,7 +199,7 @@ fn ipc_gives_the_allocation() {
     let mut out = 0;
     let handle = CUipcMemHandle { reserved: theirs.map(|byte| byte as c_char) };
     assert_eq!(cu!(cuIpcOpenMemHandle_v2(&mut out, handle, 0)), CUDA_ERROR_INVALID_VALUE);
-    // Only memory of `cuMemAlloc` has handles.
+    // Only `cuMemAlloc` memory has IPC handles.
     let mut none = CUipcMemHandle::zeroed();
     let mapped = map(create(GRANULE, FD), GRANULE);
     assert_eq!(cu!(cuIpcGetMemHandle(&mut none, mapped)), CUDA_ERROR_INVALID_VALUE);
@@ -220,16 +220,16 @@ fn export_fd(handle: u64) -> i32 {
     fd
 }
 
-/// Maps what it imports, says what is in it, and writes something else.
+/// Maps the memory that it imports, reports its contents, and writes other bytes.
 fn serve_mapped(import: impl Fn(&str) -> Result<u64, CUresult>) {
     start();
-    let handle = import(&hear()).expect("it can be imported");
+    let handle = import(&hear()).expect("the memory can be imported");
     let address = map(handle, GRANULE);
     say(&hex(&download(address + 4096, 64)));
     ok(cu!(cuMemsetD8_v2(address, 0x42, 4096)));
     say("done");
     hear();
-    // The exporter gave everything back; this is still here.
+    // The exporter has released everything; the importer still has the memory.
     say(&hex(&download(address, 64)));
     unmap(address, GRANULE);
     ok(cu!(cuMemRelease(handle)));
@@ -238,7 +238,7 @@ fn serve_mapped(import: impl Fn(&str) -> Result<u64, CUresult>) {
     say("end");
 }
 
-/// The exporter's side of the above.
+/// The exporter's side of [`serve_mapped`].
 fn offer(test: &str, types: u32, words: impl Fn(u64) -> String) {
     start();
     let handle = create(GRANULE, types);
@@ -269,7 +269,7 @@ fn a_descriptor_gives_the_memory() {
     }
     offer("a_descriptor_gives_the_memory", FD, |handle| {
         let fd = export_fd(handle);
-        // SAFETY: a descriptor of this process, which the other is to inherit.
+        // SAFETY: fcntl takes only numbers here. The other process is to inherit the descriptor.
         assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
         fd.to_string()
     });
@@ -292,22 +292,22 @@ fn a_fabric_handle_gives_the_memory() {
 }
 
 #[test]
-fn handles_that_are_none_are_refused() {
-    if !scripted("handles_that_are_none_are_refused", "fabric=ok") {
+fn invalid_handles_are_refused() {
+    if !scripted("invalid_handles_are_refused", "fabric=ok") {
         return;
     }
     start();
     let invalid = Err(CUDA_ERROR_INVALID_VALUE);
     let number = |fd: i32| ptr::without_provenance_mut(fd as usize);
-    let file = std::fs::File::open("/dev/null").expect("it is everywhere");
+    let file = std::fs::File::open("/dev/null").expect("/dev/null exists");
     assert_eq!(import(number(file.as_raw_fd()), FD), invalid);
     assert_eq!(import(number(100_000), FD), invalid);
     assert_eq!(import(number(-1), FD), invalid);
     assert_eq!(import([0xffu8; 64].as_mut_ptr().cast(), FABRIC), invalid);
     assert_eq!(import(ptr::null_mut(), FABRIC), invalid);
     assert_eq!(import(ptr::null_mut(), 2), invalid);
-    // Memory that was made for one kind has no handle of another, nor a dma-buf of `cuMemAlloc` memory
-    // one at all.
+    // Memory created for one kind of handle has no handle of another kind. A dma-buf of
+    // `cuMemAlloc` memory cannot be imported at all.
     let handle = create(GRANULE, FD);
     let mut fabric = CUmemFabricHandle::zeroed();
     let out = (&raw mut fabric).cast();
@@ -316,12 +316,12 @@ fn handles_that_are_none_are_refused() {
     let mut fd = -1;
     ok(cu!(cuMemGetHandleForAddressRange((&raw mut fd).cast(), plain, GRANULE, 1, 0)));
     assert_eq!(import(number(fd), FD), invalid);
-    // This process may import what is its own: other addresses, the same bytes.
+    // A process may import its own memory: another address, the same bytes.
     let (first, second) = (map(handle, GRANULE), import(number(export_fd(handle)), FD));
-    let second = map(second.expect("it is ours"), GRANULE);
+    let second = map(second.expect("the memory belongs to this process"), GRANULE);
     upload(first, &pattern(8, 100));
     assert_eq!(download(second, 100), pattern(8, 100));
-    // A fabric handle of memory that is gone.
+    // A fabric handle of memory that was released.
     let handle = create(GRANULE, FABRIC);
     ok(cu!(cuMemExportToShareableHandle(out, handle, FABRIC, 0)));
     ok(cu!(cuMemRelease(handle)));

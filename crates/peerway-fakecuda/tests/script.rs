@@ -56,8 +56,8 @@ fn a_machine_by_default() {
         assert_eq!(attribute(which), value, "{which}");
     }
     assert_eq!(try_create(GRANULE, &prop(0, FABRIC)), Err(NOT_PERMITTED));
-    try_create(GRANULE, &prop(0, FD)).expect("descriptors are fine");
-    try_create(GRANULE, &rdma_prop()).expect("and NICs");
+    try_create(GRANULE, &prop(0, FD)).expect("memory with descriptors can be created");
+    try_create(GRANULE, &rdma_prop()).expect("memory for NICs can be created");
     let mut value = 0;
     assert_eq!(cu!(cuDeviceGetAttribute(&mut value, 10_000, 0)), CUDA_ERROR_INVALID_VALUE);
 }
@@ -78,10 +78,10 @@ fn devices_are_told_apart() {
     assert_eq!(cu!(cuDeviceGet(&mut device, -1)), CUDA_ERROR_INVALID_DEVICE);
     let text = |call: unsafe extern "C" fn(*mut c_char, i32, i32) -> CUresult, room: i32| {
         let mut into = [1 as c_char; 64];
-        // SAFETY: there is room.
+        // SAFETY: `into` has space for `room` bytes.
         ok(unsafe { call(into.as_mut_ptr(), room, 2) });
-        // SAFETY: it ends with a zero.
-        unsafe { CStr::from_ptr(into.as_ptr()) }.to_str().expect("plain letters").to_owned()
+        // SAFETY: the call has written a terminating zero.
+        unsafe { CStr::from_ptr(into.as_ptr()) }.to_str().expect("the text is ASCII").to_owned()
     };
     assert_eq!(text(cuDeviceGetName, 64), "Fake GPU 2");
     assert_eq!(text(cuDeviceGetName, 5), "Fake");
@@ -100,7 +100,7 @@ fn fabric_is_ok() {
     if scripted("fabric_is_ok", "fabric=ok") {
         start();
         assert_eq!(attribute(FABRIC_ATTRIBUTE), 1);
-        try_create(GRANULE, &prop(0, FABRIC | FD)).expect("both");
+        try_create(GRANULE, &prop(0, FABRIC | FD)).expect("memory with both kinds can be created");
     }
 }
 
@@ -154,7 +154,7 @@ fn there_is_no_virtual_memory_management() {
     let out = (&raw mut fd).cast();
     assert_eq!(cu!(cuMemExportToShareableHandle(out, 1, FD, 0)), NOT_SUPPORTED);
     assert_eq!(cu!(cuMemImportFromShareableHandle(&mut address, out, FD)), NOT_SUPPORTED);
-    // The rest works.
+    // Plain memory still works.
     upload(allocate(100), &[1; 100]);
 }
 
@@ -186,9 +186,9 @@ fn there_are_no_dmabufs_and_no_ipc() {
 }
 
 #[test]
-fn calls_fail_when_they_are_told_to() {
+fn calls_fail_as_the_script_says() {
     let script = "fail=cuMemMap@1:999,fail=cuMemAlloc@2,fail=cuMemAlloc_v2@3:719,fail=cuInit@1:100";
-    if !scripted("calls_fail_when_they_are_told_to", script) {
+    if !scripted("calls_fail_as_the_script_says", script) {
         return;
     }
     assert_eq!(cu!(cuInit(0)), CUDA_ERROR_NO_DEVICE);
@@ -229,17 +229,17 @@ fn a_script_that_does_not_parse() {
         return;
     }
     let mut child = child("a_script_that_does_not_parse", "latncy=1us", "test");
-    let output = child.output().expect("this program runs again");
+    let output = child.output().expect("the test program starts again");
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{words}");
     assert_eq!(
-        words.matches("PEERWAY_FAKE_CUDA: `latncy=1us`: no such name").count(),
+        words.matches("PEERWAY_FAKE_CUDA: `latncy=1us`: unknown item").count(),
         1,
         "{words}"
     );
 }
 
-/// What some calls answer.
+/// The results of some calls.
 fn without_a_driver() -> [CUresult; 4] {
     let (mut count, mut context, mut address) = (0, ptr::null_mut(), 0);
     [
@@ -260,17 +260,17 @@ fn a_process_without_a_driver() {
     start();
     let address = allocate(8);
     upload(address, &[1; 8]);
-    // SAFETY: the child calls nothing that waits for a lock, and leaves without cleaning up.
+    // SAFETY: the child calls only functions that take no lock there, and exits without clean-up.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
         let nothing = without_a_driver() == [CUDA_ERROR_NOT_INITIALIZED; 4];
         let again = cu!(cuInit(0)) == CUDA_ERROR_NOT_INITIALIZED;
-        // SAFETY: ends this process.
+        // SAFETY: `_exit` ends this process without running exit handlers.
         unsafe { libc::_exit(i32::from(!(nothing && again))) };
     }
     let mut status = -1;
-    // SAFETY: a child of this process.
+    // SAFETY: `status` is valid, and the process was forked by this one.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
     assert_eq!(download(address, 8), [1; 8]);
@@ -307,10 +307,10 @@ fn contexts_are_held_and_current() {
     ok(cu!(cuCtxPushCurrent_v2(first)));
     ok(cu!(cuCtxPushCurrent_v2(second)));
     assert_eq!(current(), second);
-    // Another thread has its own.
+    // Another thread has its own current context.
     std::thread::spawn(move || assert_eq!(cu!(cuCtxSynchronize()), none))
         .join()
-        .expect("it passed");
+        .expect("the thread's check passed");
     let mut popped = ptr::null_mut();
     ok(cu!(cuCtxPopCurrent_v2(&mut popped)));
     assert_eq!((popped, current()), (second, first));
@@ -321,7 +321,7 @@ fn contexts_are_held_and_current() {
     ok(cu!(cuCtxSetCurrent(first)));
     assert_eq!(cu!(cuCtxPushCurrent_v2(ptr::dangling_mut())), none);
 
-    // With the last hold goes all that was made.
+    // The last release destroys everything that was created in the context.
     let address = allocate(100);
     let (stream, event, pinned) = (stream(), event(), Pinned::new(10));
     ok(cu!(cuMemcpyAsync(address, pinned.address(), 10, stream)));
@@ -339,12 +339,13 @@ fn contexts_are_held_and_current() {
 fn errors_have_names() {
     let words = |call: unsafe extern "C" fn(CUresult, *mut *const c_char) -> CUresult, code| {
         let mut text = ptr::null();
-        // SAFETY: a place for a pointer.
+        // SAFETY: `text` is valid for the write of a pointer.
         let answer = unsafe { call(code, &mut text) };
-        // SAFETY: a string that is never freed.
+        // SAFETY: the pointer refers to a static string.
         (
             answer,
-            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().expect("letters")),
+            (!text.is_null())
+                .then(|| unsafe { CStr::from_ptr(text) }.to_str().expect("the text is ASCII")),
         )
     };
     assert_eq!(words(cuGetErrorName, 2), (0, Some("CUDA_ERROR_OUT_OF_MEMORY")));

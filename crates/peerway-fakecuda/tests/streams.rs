@@ -1,4 +1,4 @@
-//! Streams are late and in order, and fail for good.
+//! Streams execute work late and in order, and a failed stream stays failed.
 
 mod support;
 
@@ -32,7 +32,7 @@ fn copies_are_late_until_an_event_is_waited_for() {
     assert_eq!(cu!(cuEventQuery(event)), CUDA_ERROR_NOT_READY);
     assert_eq!(cu!(cuStreamQuery(stream)), CUDA_ERROR_NOT_READY);
     assert_eq!(to.read(), [0xee; 1000]);
-    // The source is read by the stream, too.
+    // The stream reads the source late, too.
     from.write(0, &pattern(2, 1000));
     let begun = Instant::now();
     gate.open();
@@ -55,7 +55,7 @@ fn pageable_memory_is_copied_at_the_call() {
     let mut host = pattern(1, 1000);
     let gate = Gate::close(stream);
     ok(cu!(cuMemcpyAsync(device, host.as_ptr() as u64, 1000, stream)));
-    // The call may return before the bytes are there, but not before they were read.
+    // The call may return before the copy is done, but not before it has read the bytes.
     assert_eq!(cu!(cuStreamQuery(stream)), CUDA_ERROR_NOT_READY);
     host.fill(0);
     let begun = Instant::now();
@@ -63,7 +63,7 @@ fn pageable_memory_is_copied_at_the_call() {
     ok(cu!(cuMemcpyAsync(host.as_mut_ptr() as u64, device, 1000, stream)));
     assert!(begun.elapsed() >= Duration::from_millis(40));
     assert_eq!(host, pattern(1, 1000));
-    // Memory that is not there is no crash.
+    // Unmapped memory gives an error, not a crash.
     assert_eq!(cu!(cuMemcpyAsync(device, 4096, 8, stream)), CUDA_ERROR_INVALID_VALUE);
     assert_eq!(cu!(cuMemcpyAsync(4096, device, 8, stream)), CUDA_ERROR_INVALID_VALUE);
     ok(cu!(cuMemcpyAsync(0, 0, 0, stream)));
@@ -91,7 +91,7 @@ fn a_stream_waits_for_an_event_of_another() {
         ok(cu!(cuStreamSynchronize(second)));
         assert_eq!(to.read(), [round; 64]);
     }
-    // One that was never recorded, and one that is destroyed while it is waited for.
+    // An event that was never recorded, and one that is destroyed while a stream waits for it.
     let never = support::event();
     ok(cu!(cuStreamWaitEvent(second, never, 0)));
     ok(cu!(cuEventSynchronize(never)));
@@ -100,7 +100,7 @@ fn a_stream_waits_for_an_event_of_another() {
     ok(cu!(cuEventDestroy_v2(never)));
     assert_eq!(cu!(cuEventQuery(never)), 400);
     ok(cu!(cuStreamSynchronize(second)));
-    // What is on a stream that is destroyed is done all the same.
+    // Work on a destroyed stream is still done.
     from.fill(0x77);
     ok(cu!(cuMemcpyAsync(to.address(), from.address(), 64, first)));
     ok(cu!(cuEventRecord(event, first)));
@@ -146,7 +146,7 @@ fn functions_and_values() {
     word.write(0, &6u64.to_ne_bytes());
     ok(cu!(cuStreamSynchronize(second)));
     assert_eq!(CALLED.load(Ordering::Acquire), 42);
-    // No call is permitted in there.
+    // No call is permitted in a callback.
     assert_eq!(ANSWER.load(Ordering::Relaxed), CUDA_ERROR_NOT_PERMITTED);
     let odd = word.address() + 4;
     assert_eq!(cu!(cuStreamWaitValue64_v2(first, odd, 5, 0)), CUDA_ERROR_INVALID_VALUE);
@@ -169,20 +169,20 @@ fn an_illegal_address_is_for_ever() {
     ok(cu!(cuEventRecord(event, stream)));
     gate.open();
     assert_eq!(cu!(cuStreamSynchronize(stream)), ILLEGAL);
-    // What was behind it is not done.
+    // The work behind it is not done.
     assert_eq!(to.read(), [1; 8]);
     assert_eq!(cu!(cuEventSynchronize(event)), ILLEGAL);
     assert_eq!(cu!(cuEventQuery(event)), ILLEGAL);
     let mut address = 0;
     assert_eq!(cu!(cuMemAlloc_v2(&mut address, 8)), ILLEGAL);
     assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL);
-    // The other device goes on.
+    // The other device still works.
     enter(1);
     let other = allocate(8);
     upload(other, &[3; 8]);
     assert_eq!(download(other, 8), [3; 8]);
     leave(1);
-    // Giving back says so, and is done.
+    // Calls that release something return the error, but take effect.
     assert_eq!(cu!(cuMemFree_v2(device)), ILLEGAL);
     assert_eq!(cu!(cuEventDestroy_v2(event)), ILLEGAL);
     assert_eq!(cu!(cuStreamDestroy_v2(stream)), ILLEGAL);
@@ -193,7 +193,7 @@ fn an_illegal_address_is_for_ever() {
     assert_eq!(cu!(cuMemAlloc_v2(&mut address, 8)), ILLEGAL);
 }
 
-/// Each in a device of its own, as each ends its context.
+/// Each case uses its own device, because each fails its context.
 #[test]
 fn addresses_that_are_illegal() {
     if !scripted("addresses_that_are_illegal", "devices=9") {
@@ -212,28 +212,28 @@ fn addresses_that_are_illegal() {
         ok(cu!(cuMemMap(reserved, GRANULE, 0, handle, 0)));
         let fill = |at: u64, len: usize| ok(cu!(cuMemsetD8Async(at, 1, len, stream)));
         match case {
-            // Mapped, but for nobody.
+            // Mapped, but no device has access.
             0 => fill(reserved, 1),
-            // For another device.
+            // Only another device has access.
             1 => {
                 grant(reserved, GRANULE, 0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
                 fill(reserved, 1);
             }
-            // Only to read.
+            // Read-only access.
             2 => {
                 grant(reserved, GRANULE, case, 1);
                 ok(cu!(cuMemcpyAsync(device, reserved, 8, stream)));
                 ok(cu!(cuStreamSynchronize(stream)));
                 fill(reserved, 1);
             }
-            // Beyond what is mapped.
+            // Beyond the mapping.
             3 => {
                 grant(reserved, GRANULE, case, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
                 fill(reserved, GRANULE);
                 ok(cu!(cuStreamSynchronize(stream)));
                 fill(reserved + 1, GRANULE);
             }
-            // Given back.
+            // Freed memory.
             4 => {
                 ok(cu!(cuMemFree_v2(device)));
                 ok(cu!(cuMemcpyAsync(device, device, 8, stream)));
@@ -243,7 +243,7 @@ fn addresses_that_are_illegal() {
                 assert_eq!(allocate(4096), device + 4096);
                 fill(device + 4095, 2);
             }
-            // Memory of the host that is not pinned.
+            // Host memory that is not pinned.
             6 => fill(word, 1),
             _ => ok(cu!(cuStreamWaitValue64_v2(stream, word, 1, 0))),
         }
@@ -267,13 +267,13 @@ fn special_streams_and_wrong_ones() {
     }
     assert_eq!(live()[1], 1);
     enter(1);
-    // Work in one context, the stream of another; and the event.
+    // Work in one context on a stream of another, and the same for an event.
     assert_eq!(cu!(cuMemsetD8Async(device, 1, 8, other)), 400);
     assert_eq!(cu!(cuEventRecord(event, stream())), 400);
-    // But it can be waited for, and by any.
+    // Waiting for them works from any context.
     ok(cu!(cuStreamSynchronize(other)));
     ok(cu!(cuStreamWaitEvent(stream(), event, 0)));
-    // And the driver copies from any device.
+    // The driver copies from any device.
     let here = allocate(8);
     ok(cu!(cuMemcpyAsync(here, device, 8, ptr::null_mut())));
     assert_eq!(download(here, 8), [2; 8]);

@@ -1,4 +1,4 @@
-//! Address handles: a far port, for requests without a connection.
+//! Address handles: they name a remote port, for requests without a connection.
 
 use std::ffi::c_int;
 
@@ -9,17 +9,17 @@ use crate::pd::FakePd;
 use crate::qp::{Peer, peer};
 use crate::wire;
 
-/// An address handle. Begins with what the program sees of it.
+/// An address handle. It starts with the structure that the program sees.
 #[repr(C)]
 pub(crate) struct FakeAh {
     raw: ibv_ah,
-    /// The far device, and the fabric it is on.
+    /// The remote device and its fabric.
     device: u32,
     fabric: &'static str,
 }
 
 impl FakeAh {
-    /// A queue pair behind the address; nothing where there is no address.
+    /// The queue pair `number` behind the address; `None` if there is no address.
     ///
     /// # Safety
     ///
@@ -34,7 +34,7 @@ impl FakeAh {
         Some(Peer { address, device: ah.device, number })
     }
 
-    /// The number by which the device names the far port.
+    /// The number by which the device names the remote port.
     ///
     /// # Safety
     ///
@@ -47,10 +47,10 @@ impl FakeAh {
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    // SAFETY: the caller's domain is one of this library, and the attributes are there.
+    // SAFETY: by the handles and pointers contracts.
     let (domain, attr) = unsafe { (FakePd::of(pd), &*attr) };
     let device = domain.nic.device;
     if device.is_removed() {
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
         Err(errno) => return fail(errno),
     };
     domain.add_user();
-    // SAFETY: as above.
+    // SAFETY: by the handles contract.
     let context = unsafe { (*pd).context };
     let raw = ibv_ah { context, pd, handle: found.device };
     let fabric = device.fabric.name.as_str();
@@ -70,10 +70,11 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: made above and not used again; its domain is still there.
+    // SAFETY: by the handles and destroy contracts. The handle counts as a user of its domain, so
+    // the domain still exists.
     let (ah, domain) = unsafe { (Box::from_raw(ah.cast::<FakeAh>()), FakePd::of((*ah).pd)) };
     drop(ah);
     domain.remove_user();

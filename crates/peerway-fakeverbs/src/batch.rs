@@ -1,7 +1,12 @@
-//! Extended queue pairs: requests that are built by calls and posted together.
+//! Extended queue pairs: function calls build work requests, which are posted together.
 //!
-//! From `wr_start` to `wr_complete` or `wr_abort` the queue pair's own mutex is held, as drivers do, so the
-//! requests of two threads do not mix. A mistake is noted and reported at the end; nothing is posted then.
+//! From `wr_start` to `wr_complete` or `wr_abort` the calling thread holds the queue pair's own
+//! mutex, as drivers do. The requests of two threads therefore do not mix. A mistake is recorded
+//! and reported at the end, and then nothing is posted.
+//!
+//! **Batch contract.** Verbs demand that a program calls the functions of this file only for a
+//! queue pair of this library. All but `wr_start` require that the same thread has called
+//! `wr_start` before and holds the mutex. SAFETY comments refer to this by name.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -13,7 +18,7 @@ use crate::post::{check, list, submit};
 use crate::qp::{FakeQp, Kind, Local, Request};
 use crate::stats::{COUNTERS, count};
 
-/// Requests under construction. Belongs to the thread that holds the queue pair's mutex.
+/// Requests under construction. Only the thread that holds the queue pair's mutex may touch them.
 #[derive(Default)]
 pub(crate) struct Batch(UnsafeCell<Building>);
 
@@ -25,15 +30,15 @@ struct Building {
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    // SAFETY: the caller's queue pair is one of this library.
+    // SAFETY: by the handles contract.
     let extended = unsafe { FakeQp::of(qp) }.extended;
     if extended { qp.cast() } else { std::ptr::null_mut() }
 }
 
-/// Fills the table, with the operations that were asked for.
+/// Fills the function table with the operations that the program requested.
 pub(crate) fn fill(ex: &mut ibv_qp_ex, operations: u64, kind: Kind) {
     let asked = |bit: u64| operations & bit != 0;
     ex.wr_start = Some(start);
@@ -76,14 +81,14 @@ pub(crate) fn fill(ex: &mut ibv_qp_ex, operations: u64, kind: Kind) {
 ///
 /// # Safety
 ///
-/// The calling thread is between `wr_start` and the end of the batch on a queue pair of this library.
+/// The batch contract holds, and the calling thread holds the mutex.
 unsafe fn building<'a>(qp: *mut ibv_qp_ex) -> &'a mut Building {
-    // SAFETY: by this function's contract the mutex makes this the only reference.
+    // SAFETY: by this function's contract, the mutex makes this the only reference.
     unsafe { &mut *(*qp.cast::<FakeQp>()).batch.0.get() }
 }
 
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller's queue pair is one of this library; a mutex of zeros is one that is free.
+    // SAFETY: by the batch contract. A zeroed pthread mutex is initialized and free.
     unsafe {
         libc::pthread_mutex_lock(&raw mut (*qp).qp_base.mutex);
         *building(qp) = Building::default();
@@ -91,7 +96,7 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: the caller has started a batch, as verbs demand.
+    // SAFETY: by the batch contract.
     let (built, fake) = unsafe { (std::mem::take(building(qp)), FakeQp::of(qp.cast())) };
     count(&COUNTERS.doorbells, 1);
     let finished: Result<Vec<Request>, c_int> =
@@ -101,20 +106,20 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
         Ok(requests) => submit(fake, requests, true).map_or_else(|(errno, _)| errno, |()| 0),
         Err(errno) => errno,
     };
-    // SAFETY: taken in `start` by this thread.
+    // SAFETY: this thread locked the mutex in `start`.
     unsafe { libc::pthread_mutex_unlock(&raw mut (*qp).qp_base.mutex) };
     returned
 }
 
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: the caller has started a batch, as verbs demand.
+    // SAFETY: by the batch contract.
     unsafe {
         *building(qp) = Building::default();
         libc::pthread_mutex_unlock(&raw mut (*qp).qp_base.mutex);
     }
 }
 
-/// Begins a request.
+/// Appends a request to the batch.
 ///
 /// # Safety
 ///
@@ -127,7 +132,7 @@ unsafe fn next<'a>(qp: *mut ibv_qp_ex, opcode: u32) -> &'a mut Request {
     &mut built.requests[last]
 }
 
-/// Changes the last request; a call without one is a mistake.
+/// Changes the last request. A call without a request is a mistake.
 ///
 /// # Safety
 ///
@@ -142,30 +147,30 @@ unsafe fn last(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Request)) {
 }
 
 unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, key: u32, address: u64) {
-    // SAFETY: the caller has started a batch, as verbs demand.
+    // SAFETY: by the batch contract.
     let request = unsafe { next(qp, IBV_WR_RDMA_WRITE) };
     (request.key, request.address) = (key, address);
 }
 
 unsafe extern "C" fn rdma_write_imm(qp: *mut ibv_qp_ex, key: u32, address: u64, immediate: u32) {
-    // SAFETY: as in `rdma_write`.
+    // SAFETY: by the batch contract.
     let request = unsafe { next(qp, IBV_WR_RDMA_WRITE_WITH_IMM) };
     (request.key, request.address, request.immediate) = (key, address, immediate);
 }
 
 unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, key: u32, address: u64) {
-    // SAFETY: as in `rdma_write`.
+    // SAFETY: by the batch contract.
     let request = unsafe { next(qp, IBV_WR_RDMA_READ) };
     (request.key, request.address) = (key, address);
 }
 
 unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
-    // SAFETY: as in `rdma_write`.
+    // SAFETY: by the batch contract.
     unsafe { next(qp, IBV_WR_SEND) };
 }
 
 unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, immediate: u32) {
-    // SAFETY: as in `rdma_write`.
+    // SAFETY: by the batch contract.
     unsafe { next(qp, IBV_WR_SEND_WITH_IMM) }.immediate = immediate;
 }
 
@@ -175,7 +180,7 @@ unsafe extern "C" fn bind_mw(
     rkey: u32,
     info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: as in `rdma_write`; window and region are of this library.
+    // SAFETY: by the batch contract; window and region are valid by the handles contract.
     unsafe {
         let number = FakeQp::of(qp.cast()).number();
         next(qp, IBV_WR_BIND_MW).bind(mw, rkey, &*info, number);
@@ -183,32 +188,32 @@ unsafe extern "C" fn bind_mw(
 }
 
 unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: as in `rdma_write`.
+    // SAFETY: by the batch contract.
     unsafe { next(qp, IBV_WR_LOCAL_INV) }.key = rkey;
 }
 
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, qkey: u32) {
-    // SAFETY: the caller's handle is one of this library.
+    // SAFETY: by the handles contract.
     let peer = unsafe { FakeAh::peer(ah, number) };
-    // SAFETY: as in `rdma_write`.
+    // SAFETY: by the batch contract.
     unsafe { last(qp, |request| request.to = peer.map(|peer| (peer, qkey))) };
 }
 
 unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     let piece = ibv_sge { addr, length, lkey };
-    // SAFETY: as in `rdma_write`; the list is one piece long.
+    // SAFETY: by the batch contract; the list has one piece.
     unsafe { set_sge_list(qp, 1, &piece) };
 }
 
 unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, pieces: usize, first: *const ibv_sge) {
-    // SAFETY: the caller's queue pair is one of this library.
+    // SAFETY: by the handles contract.
     let most = unsafe { FakeQp::of(qp.cast()) }.cap.max_send_sge as usize;
     if pieces > most {
-        // SAFETY: as in `rdma_write`.
+        // SAFETY: by the batch contract.
         unsafe { building(qp) }.mistake = true;
         return;
     }
-    // SAFETY: the caller's list has so many pieces; else as in `rdma_write`.
+    // SAFETY: by the batch contract; the list has `pieces` entries by the pointers contract.
     unsafe {
         let pieces = list(first, pieces);
         last(qp, |request| request.local = Local::Memory(pieces));
@@ -217,7 +222,7 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, pieces: usize, first: *con
 
 unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, start: *mut c_void, length: usize) {
     let buffer = ibv_data_buf { addr: start, length };
-    // SAFETY: as in `rdma_write`; the list is one buffer long.
+    // SAFETY: by the batch contract; the list has one buffer.
     unsafe { set_inline_data_list(qp, 1, &buffer) };
 }
 
@@ -228,7 +233,8 @@ unsafe extern "C" fn set_inline_data_list(
 ) {
     let mut bytes = Vec::new();
     for index in 0..buffers {
-        // SAFETY: the caller's list has so many buffers, and they can be read now.
+        // SAFETY: by the pointers contract, the list has `buffers` entries whose bytes are readable
+        // now.
         unsafe {
             let buffer = &*first.add(index);
             if buffer.length > 0 {
@@ -237,6 +243,6 @@ unsafe extern "C" fn set_inline_data_list(
             }
         }
     }
-    // SAFETY: as in `rdma_write`.
+    // SAFETY: by the batch contract.
     unsafe { last(qp, |request| request.local = Local::Inline(bytes)) };
 }

@@ -1,7 +1,7 @@
 //! Open devices: the structure with the function tables, and asynchronous events.
 //!
-//! The layout is the interface: `ibv_context` is the last part of a `verbs_context`, and a program finds
-//! the rest by going back from it.
+//! The memory layout is the interface: `ibv_context` is the last part of a `verbs_context`, and
+//! programs find the other parts at negative offsets from it.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -15,7 +15,7 @@ use crate::events::Event;
 use crate::nic::Nic;
 use crate::{cq, lists, lock, post, qp, window};
 
-/// An open device. Begins with what the program sees of it.
+/// An open device. It starts with the structure that the program sees.
 #[repr(C)]
 pub(crate) struct FakeContext {
     table: verbs_context,
@@ -36,19 +36,19 @@ impl FakeContext {
     }
 }
 
-/// Sets `errno` and gives the null pointer that goes with it.
+/// Sets `errno` and returns a null pointer.
 pub(crate) fn fail<T>(errno: c_int) -> *mut T {
-    // SAFETY: the thread's own errno.
+    // SAFETY: `errno` belongs to the calling thread.
     unsafe { *libc::__errno_location() = errno };
     ptr::null_mut()
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: the caller's device is one of this library.
+    // SAFETY: by the handles contract.
     let device = unsafe { Device::of(device) };
     if device.is_removed() {
         return fail(libc::ENODEV);
@@ -74,16 +74,16 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     table.context.ops.post_send = Some(post::post_send);
     table.context.ops.post_recv = Some(post::post_recv);
     let context = Box::into_raw(Box::new(FakeContext { table, nic }));
-    // SAFETY: just made.
+    // SAFETY: `Box::into_raw` returned this pointer.
     unsafe { &raw mut (*context).table.context }
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: opened above and not used again.
+    // SAFETY: by the handles and destroy contracts.
     let context = unsafe { Box::from_raw(FakeContext::around(context)) };
     context.nic.stop();
     0
@@ -91,13 +91,13 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     let nic = unsafe { FakeContext::nic(context) };
     loop {
         let Event { kind, port, id } = match nic.events.take() {
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
         } else {
             element.port_num = port.cast_signed();
         }
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { event.write(ibv_async_event { element, event_type: kind }) };
         return 0;
     }
@@ -124,10 +124,11 @@ pub unsafe extern "C" fn ibv_get_async_event(
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: the caller's event was filled above; a queue in it is kept until this.
+    // SAFETY: the program passes an event that `ibv_get_async_event` filled. A completion queue in
+    // it lives until this acknowledgement.
     unsafe {
         if (*event).event_type == IBV_EVENT_CQ_ERR {
             cq::CqShared::of((*event).element.cq).events_acknowledged(1);

@@ -1,9 +1,12 @@
 //! Completion queues and their channels.
 //!
-//! Invariants: completions come out in the order in which they were put in; one that is late holds back
-//! those after it. A queue that is armed makes exactly one event, for the next completion of the kind it
-//! was armed for, and is then not armed; arming and putting are under one lock, so none is missed.
-//! The lock of a queue is taken inside the lock of its context, never the other way round.
+//! Invariants:
+//! - Completions come out in the order in which they were put in. A late completion holds back all
+//!   completions after it.
+//! - An armed queue raises exactly one event, for the next completion of the kind that it was armed
+//!   for. It is then no longer armed. Arming and putting happen under one lock, so no event is
+//!   missed.
+//! - A thread takes the lock of a queue inside the lock of its context, never the other way round.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
@@ -21,7 +24,7 @@ use crate::lock;
 use crate::nic::Nic;
 use crate::stats::{COUNTERS, count};
 
-/// A completion channel. Begins with what the program sees of it.
+/// A completion channel. It starts with the structure that the program sees.
 #[repr(C)]
 struct FakeChannel {
     raw: ibv_comp_channel,
@@ -31,11 +34,11 @@ struct FakeChannel {
 #[derive(Debug)]
 struct Channel {
     pipe: EventPipe,
-    /// The queues that its events may name: those that are still there.
+    /// The existing queues, which events of this channel may name.
     queues: Mutex<HashMap<u64, Arc<CqShared>>>,
 }
 
-/// A completion queue. Begins with what the program sees of it.
+/// A completion queue. It starts with the structure that the program sees.
 #[repr(C)]
 pub(crate) struct FakeCq {
     raw: ibv_cq,
@@ -43,7 +46,7 @@ pub(crate) struct FakeCq {
     nic: Arc<Nic>,
 }
 
-/// What the device and the program share of a queue.
+/// The part of a queue that the device and the program share.
 #[derive(Debug)]
 pub(crate) struct CqShared {
     pub(crate) id: u64,
@@ -62,7 +65,7 @@ struct Queue {
     room: usize,
     armed: Armed,
     overrun: bool,
-    /// Queue pairs that put completions here.
+    /// Number of uses as the send or receive queue of a queue pair.
     users: u32,
 }
 
@@ -81,13 +84,13 @@ enum Armed {
     Next,
 }
 
-/// What became of a completion.
+/// The result of putting a completion into a queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Put {
     Done,
-    /// It comes later: [`CqShared::release`].
+    /// The completion appears later; see [`CqShared::release`].
     Late,
-    /// The queue was full, for the first time.
+    /// The queue overran, for the first time.
     Overrun,
 }
 
@@ -123,7 +126,7 @@ impl CqShared {
         Put::Done
     }
 
-    /// Shows completions whose time has come, and says when the next one's does.
+    /// Shows the completions that are due, and returns when the next one is due.
     pub(crate) fn release(&self, now: Instant) -> Option<Instant> {
         let mut queue = self.queue();
         while let Some(late) = queue.late.front() {
@@ -145,7 +148,8 @@ impl CqShared {
             Armed::Next => true,
         };
         if let Some(channel) = self.channel.as_ref().filter(|_| due) {
-            // A channel that nobody reads takes no more: then it stays armed.
+            // A channel that the program does not read is full at some point. The queue then stays
+            // armed.
             if channel.pipe.put(Event { kind: 0, port: 0, id: self.id }) {
                 count(&COUNTERS.events, 1);
                 queue.armed = Armed::No;
@@ -165,7 +169,7 @@ impl CqShared {
         taken as c_int
     }
 
-    /// Forgets the completions of a queue pair that is gone.
+    /// Drops the completions of a destroyed queue pair.
     pub(crate) fn purge(&self, number: u32) {
         let mut queue = self.queue();
         queue.ready.retain(|wc| wc.qp_num != number);
@@ -180,7 +184,7 @@ impl CqShared {
         self.queue().users -= 1;
     }
 
-    /// An event of this queue was given to the program.
+    /// Counts an event of this queue that the program has received.
     pub(crate) fn event_taken(&self) {
         *lock(&self.unacknowledged) += 1;
     }
@@ -191,7 +195,8 @@ impl CqShared {
         self.acknowledged.notify_all();
     }
 
-    /// As verbs have it: what an event was taken of is kept until that is acknowledged.
+    /// Waits until the program has acknowledged all events of this queue, as verbs demand before a
+    /// queue is destroyed.
     fn wait_for_acknowledgements(&self) {
         let mut open = lock(&self.unacknowledged);
         while *open > 0 {
@@ -206,7 +211,7 @@ impl CqShared {
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_channel(
     context: *mut ibv_context,
@@ -221,23 +226,23 @@ pub unsafe extern "C" fn ibv_create_comp_channel(
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let channel = channel.cast::<FakeChannel>();
-    // SAFETY: made above and not given back yet, as the caller vouches.
+    // SAFETY: by the handles contract.
     let shared = unsafe { &(*channel).shared };
     if !lock(&shared.queues).is_empty() {
         return libc::EBUSY;
     }
-    // SAFETY: as above, and not used again.
+    // SAFETY: by the destroy contract.
     drop(unsafe { Box::from_raw(channel) });
     0
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
@@ -246,12 +251,12 @@ pub unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     let nic = unsafe { FakeContext::nic(context) };
     if nic.device.is_removed() {
         return fail(libc::EIO);
     }
-    // SAFETY: as above.
+    // SAFETY: by the handles contract.
     let vectors = unsafe { (*context).num_comp_vectors };
     if !(1..=MAX_CQE).contains(&entries) || !(0..vectors).contains(&vector) {
         return fail(libc::EINVAL);
@@ -262,7 +267,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     raw.cq_context = cookie;
     raw.cqe = entries;
     let shared = (!channel.is_null()).then(|| {
-        // SAFETY: the caller's channel is one of this library.
+        // SAFETY: by the handles contract.
         unsafe { Arc::clone(&(*channel.cast::<FakeChannel>()).shared) }
     });
     let mut place = Box::<FakeCq>::new_uninit();
@@ -287,10 +292,10 @@ pub unsafe extern "C" fn ibv_create_cq(
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
-    // SAFETY: the caller's queue is one of this library.
+    // SAFETY: by the handles contract.
     let shared = unsafe { CqShared::of(cq) };
     let mut queue = shared.queue();
     let held = queue.ready.len() + queue.late.len();
@@ -298,18 +303,18 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
         return libc::EINVAL;
     }
     queue.room = entries as usize;
-    // SAFETY: as above; only this call writes it.
+    // SAFETY: by the handles contract; only this call writes the field.
     unsafe { (*cq).cqe = entries };
     0
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let fake = cq.cast::<FakeCq>();
-    // SAFETY: the caller's queue is one of this library.
+    // SAFETY: by the handles contract.
     let (shared, nic) = unsafe { (&(*fake).shared, &(*fake).nic) };
     if shared.queue().users > 0 {
         return libc::EBUSY;
@@ -319,21 +324,21 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         lock(&channel.queues).remove(&shared.id);
     }
     shared.wait_for_acknowledgements();
-    // SAFETY: as above, and not used again.
+    // SAFETY: by the handles and destroy contracts.
     drop(unsafe { Box::from_raw(fake) });
     0
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cookie: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's channel is one of this library.
+    // SAFETY: by the handles contract.
     let shared = unsafe { &(*channel.cast::<FakeChannel>()).shared };
     loop {
         let event = match shared.pipe.take() {
@@ -346,8 +351,9 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         let queues = lock(&shared.queues);
         let Some(found) = queues.get(&event.id) else { continue };
         found.event_taken();
-        // SAFETY: the places are the caller's; the queue is there, as it is in the table, and stays until
-        // the event that was just counted is acknowledged.
+        // SAFETY: the output pointers are valid by the pointers contract. The queue exists, because
+        // it is in the table. It stays until the program acknowledges the event that was just
+        // counted.
         unsafe {
             *cq = found.place();
             *cookie = (*found.place()).cq_context;
@@ -358,23 +364,23 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
-    // SAFETY: the caller's queue is one of this library, kept until this.
+    // SAFETY: by the handles contract; the queue stays until its events are acknowledged.
     unsafe { CqShared::of(cq) }.events_acknowledged(events);
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, into: *mut ibv_wc) -> c_int {
     count(&COUNTERS.polls, 1);
     let room = usize::try_from(room).unwrap_or(0);
     if room == 0 {
         return 0;
     }
-    // SAFETY: the caller's queue is one of this library, and it has room for so many.
+    // SAFETY: by the handles and pointers contracts, `into` has space for `room` completions.
     let (shared, into) = unsafe {
         (&(*cq.cast::<FakeCq>()).shared, std::slice::from_raw_parts_mut(into.cast(), room))
     };
@@ -385,15 +391,15 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, into: *mut
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: the caller's queue is one of this library.
+    // SAFETY: by the handles contract.
     let FakeCq { shared, nic, .. } = unsafe { &*cq.cast::<FakeCq>() };
     if solicited_only != 0 && nic.device.is_efa() {
         return libc::EOPNOTSUPP;
     }
     let mut queue = shared.queue();
-    // Asking for less does not take back what was asked for before.
+    // A weaker request does not cancel an earlier, stronger one.
     if solicited_only == 0 {
         queue.armed = Armed::Next;
     } else if queue.armed == Armed::No {

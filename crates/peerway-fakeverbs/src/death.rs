@@ -1,6 +1,6 @@
-//! The death of a process as peers see it on a device. A kernel stops the threads of a process, and may then
-//! give back its registrations before its queue pairs and its sockets: for a while all memory is refused, and
-//! nobody is there to say why.
+//! The death of a process, as its peers see it on a device. A kernel stops the threads of a
+//! process. It may then release the registrations before the queue pairs and sockets. For a while,
+//! all memory accesses are refused and no process is left to explain why.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -8,10 +8,10 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How long memory is refused before the process is gone.
+/// How long memory accesses are refused before the process is gone.
 const AGONY: Duration = Duration::from_millis(2500);
 
-/// How often peers may still touch memory.
+/// How many more times peers may access memory before the process dies.
 #[derive(Debug, Default)]
 pub(crate) struct Death(Cell<Option<u64>>);
 
@@ -20,8 +20,8 @@ impl Death {
         Self(Cell::new(touches))
     }
 
-    /// Counts a touch; true where it is refused, because the process is dying. Called by the thread of the
-    /// device, with its lock held: no thread that is stopped has it.
+    /// Counts a memory access. Returns true if it is refused because the process is dying. The
+    /// device's thread calls this with its lock held, so no stopped thread holds that lock.
     pub(crate) fn refuses(&self) -> bool {
         match self.0.get() {
             None => false,
@@ -38,7 +38,7 @@ impl Death {
     }
 }
 
-/// Has the kernel end the process, whatever its threads do.
+/// Makes the kernel end the process after [`AGONY`], whatever its threads do.
 fn die_soon() {
     let after = libc::timeval {
         tv_sec: AGONY.as_secs() as libc::time_t,
@@ -46,7 +46,7 @@ fn die_soon() {
     };
     let once = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let timer = libc::itimerval { it_interval: once, it_value: after };
-    // SAFETY: the signal ends a process that does not handle it; the timer is read.
+    // SAFETY: the default action of SIGALRM ends the process. `timer` is valid and only read.
     unsafe {
         libc::signal(libc::SIGALRM, libc::SIG_DFL);
         libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut());
@@ -55,16 +55,17 @@ fn die_soon() {
 
 static STOPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// Stops all threads but this one, for good.
+/// Stops all threads except the calling one, for good.
 fn stop_the_others() {
-    // SAFETY: asks for numbers.
+    // SAFETY: both calls only return numbers.
     let (process, ours) = unsafe { (libc::getpid(), libc::gettid()) };
-    // SAFETY: the handler does nothing that a handler may not.
+    // SAFETY: the handler calls only `pause` and touches one atomic, which is async-signal-safe.
     unsafe { libc::signal(libc::SIGUSR2, stop as *const () as libc::sighandler_t) };
     let listed = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let threads = listed.filter_map(|task| task.file_name().to_str()?.parse::<i32>().ok());
     let signal = |thread: &i32| {
-        // SAFETY: a number of a thread, which may be over: then nothing happens.
+        // SAFETY: tgkill takes no pointers. If the thread has ended, the call fails and has no
+        // effect.
         *thread != ours
             && unsafe { libc::syscall(libc::SYS_tgkill, process, *thread, libc::SIGUSR2) } == 0
     };
@@ -77,7 +78,7 @@ fn stop_the_others() {
 extern "C" fn stop(_signal: c_int) {
     STOPPED.fetch_add(1, Ordering::SeqCst);
     loop {
-        // SAFETY: waits for signals.
+        // SAFETY: pause takes no arguments and only waits for signals.
         unsafe { libc::pause() };
     }
 }

@@ -1,9 +1,9 @@
-//! The devices of this process: which there are, what they say of themselves, when their links are down.
+//! The devices of this process: their number, their attributes, and when their links are down.
 //!
-//! They are made once, from the script, and never freed: contexts name them by pointer. Each has one
-//! port. As RoCE devices they have two GIDs, a link-local one and one that maps 127.88.0.(n+1); as EFA
-//! devices only the first. Programs that look into sysfs find a directory like the kernel's under the
-//! temporary directory.
+//! They are created once, from the script, and never freed, because contexts refer to them by
+//! pointer. Each has one port. A RoCE device has two GIDs: a link-local one and one that maps
+//! 127.88.0.(n+1). An EFA device has only the first. Programs that read sysfs find a directory like
+//! the kernel's under the temporary directory.
 
 use std::ffi::{c_char, c_int};
 use std::sync::OnceLock;
@@ -25,16 +25,16 @@ pub(crate) const MAX_READS: u8 = 16;
 /// Longest unreliable datagram, and longest send on EFA.
 pub(crate) const DATAGRAM: u64 = 4096;
 
-/// All devices, and what is true for all of them.
+/// Settings that all devices share.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) script: Script,
-    /// Processes of one name reach each other.
+    /// Processes with the same fabric name reach each other.
     pub(crate) name: String,
     loaded: Instant,
 }
 
-/// A device. Begins with what the program sees of it.
+/// A device. It starts with the structure that the program sees.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -64,7 +64,9 @@ pub(crate) fn devices() -> &'static [Device] {
         match Script::parse(&text) {
             Ok(script) => make(script),
             Err(why) => {
-                eprintln!("peerway-fakeverbs: PEERWAY_FAKE_VERBS has {why}; there are no devices");
+                eprintln!(
+                    "peerway-fakeverbs: no devices, because PEERWAY_FAKE_VERBS is invalid: {why}"
+                );
                 Vec::new()
             }
         }
@@ -72,7 +74,7 @@ pub(crate) fn devices() -> &'static [Device] {
 }
 
 fn make(script: Script) -> Vec<Device> {
-    // SAFETY: asks for a number.
+    // SAFETY: getuid only returns a number.
     let user = unsafe { libc::getuid() };
     let name = env::var("PEERWAY_FAKE_VERBS_FABRIC").ok().filter(|name| !name.is_empty());
     let name = name.map_or_else(|| format!("user{user}"), |name| name.chars().take(32).collect());
@@ -102,7 +104,10 @@ fn make(script: Script) -> Vec<Device> {
             down: down.map(|(_, from, to)| (*from, *to)).collect(),
         };
         if let Err(error) = device.write_files(&path) {
-            eprintln!("peerway-fakeverbs: {}: {error}; {name} has no files", path.display());
+            eprintln!(
+                "peerway-fakeverbs: cannot write the sysfs files of {name} to {}: {error}",
+                path.display()
+            );
         }
         device
     };
@@ -114,7 +119,8 @@ impl Device {
     ///
     /// `raw` is a device of this library.
     pub(crate) unsafe fn of(raw: *mut ibv_device) -> &'static Self {
-        // SAFETY: by this function's contract; devices begin with what the program sees, and stay.
+        // SAFETY: by this function's contract. A device starts with the `ibv_device` and is never
+        // freed.
         unsafe { &*raw.cast::<Self>() }
     }
 
@@ -126,12 +132,12 @@ impl Device {
         self.fabric.script.efa
     }
 
-    /// Whether the script took it away.
+    /// Whether the script has removed the device.
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Counts a request. True for the one with which the device goes away.
+    /// Counts a request. Returns true for the request that removes the device.
     pub(crate) fn count_request(&self) -> bool {
         let count = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
         count >= self.remove_after && !self.removed.swap(true, Ordering::AcqRel)
@@ -142,8 +148,7 @@ impl Device {
         self.down.iter().any(|(from, to)| (*from..*to).contains(&time))
     }
 
-    /// When the link goes down and comes back: the first change after a time, and whether it is for the
-    /// worse.
+    /// The first change of the link after `time`, and whether the link goes down.
     pub(crate) fn link_change_after(&self, time: Instant) -> Option<(Instant, bool)> {
         let changes = self.down.iter().flat_map(|(from, to)| [(*from, true), (*to, false)]);
         let changes = changes.map(|(moment, down)| (self.fabric.loaded + moment, down));
@@ -178,7 +183,7 @@ impl Device {
         attr.sys_image_guid = attr.node_guid;
         attr.max_mr_size = u64::MAX;
         attr.page_size_cap = 0xffff_f000;
-        // Amazon's number for EFA, else nobody's.
+        // Amazon's vendor number for EFA, otherwise no vendor.
         attr.vendor_id = if self.is_efa() { 0x1d0f } else { 0 };
         attr.vendor_part_id = if self.is_efa() { 0xefa1 } else { 0 };
         attr.max_qp = 65536;
@@ -216,7 +221,7 @@ impl Device {
         attr.max_msg_sz = if self.is_efa() { DATAGRAM } else { MAX_MESSAGE } as u32;
         attr.pkey_tbl_len = 1;
         attr.max_vl_num = 1;
-        // Four lanes of 25 Gbit/s, and the words for a link that is up or looking.
+        // Four lanes of 25 Gbit/s, and the physical states "link up" and "polling".
         attr.active_width = 2;
         attr.active_speed = 32;
         attr.phys_state = if down { 2 } else { 5 };
@@ -225,8 +230,8 @@ impl Device {
         attr
     }
 
-    /// What programs read about a device in sysfs. Processes write the same, so none is in another's
-    /// way.
+    /// Writes the sysfs files that programs read about a device. All processes write the same
+    /// contents, so they do not disturb each other.
     fn write_files(&self, path: &std::path::Path) -> io::Result<()> {
         let port = path.join("ports/1");
         for directory in ["gids", "gid_attrs/types", "gid_attrs/ndevs"] {
@@ -261,7 +266,7 @@ pub(crate) fn link_local(device: u32) -> [u8; 16] {
     gid
 }
 
-/// The device behind a GID, on any fabric.
+/// The device that has a GID, on any fabric.
 pub(crate) fn device_of(gid: &[u8; 16]) -> Option<u32> {
     let host = if gid[..14] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0x02, 0x50, 0x57, 0xff, 0xfe, 0] {
         u32::from(u16::from_be_bytes([gid[14], gid[15]]))
@@ -273,7 +278,7 @@ pub(crate) fn device_of(gid: &[u8; 16]) -> Option<u32> {
     host.checked_sub(1)
 }
 
-/// Fills a fixed array with a string, its end included.
+/// Copies a string and its terminating zero into a fixed array.
 fn text(into: &mut [c_char], from: &str) {
     let room = into.len() - 1;
     for (to, from) in into[..room].iter_mut().zip(from.bytes()) {
@@ -289,7 +294,7 @@ mod tests {
     fn both_gids_lead_back_to_their_device() {
         for device in make(Script { devices: 3, ..Script::default() }) {
             for index in 0..device.gids() {
-                let gid = device.gid(index).expect("as many as it says");
+                let gid = device.gid(index).expect("the device has `gids()` GIDs");
                 assert_eq!(device_of(&gid), Some(device.index));
             }
             assert_eq!(device.gid(2), None);

@@ -1,4 +1,4 @@
-//! What libefa adds: SRD queue pairs, and what the device says about them.
+//! The functions of libefa: SRD queue pairs, and the EFA attributes of a device.
 
 use std::ffi::c_int;
 
@@ -13,7 +13,7 @@ use crate::qp::{Kind, create};
 
 /// # Safety
 ///
-/// As libefa documents it.
+/// The caller keeps the contract of libefa.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn efadv_create_qp_ex(
     context: *mut ibv_context,
@@ -21,14 +21,14 @@ pub unsafe extern "C" fn efadv_create_qp_ex(
     efa: *mut efadv_qp_init_attr,
     size: u32,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     if !unsafe { FakeContext::nic(context) }.device.is_efa() {
         return fail(libc::EOPNOTSUPP);
     }
     let mut wanted = efadv_qp_init_attr::zeroed();
-    // SAFETY: the caller's structure has `size` bytes.
+    // SAFETY: by the pointers contract, the program's structure has `size` bytes.
     unsafe { fill(efa, &mut wanted, size as usize) };
-    // SAFETY: the caller's attributes.
+    // SAFETY: by the pointers contract.
     let attr = unsafe { &mut *attr };
     let kind = (attr.qp_type, wanted.driver_qp_type);
     if kind != (IBV_QPT_DRIVER, EFADV_QP_DRIVER_TYPE_SRD)
@@ -37,20 +37,20 @@ pub unsafe extern "C" fn efadv_create_qp_ex(
     {
         return fail(libc::EINVAL);
     }
-    // SAFETY: the caller's contract.
+    // SAFETY: by this function's contract.
     unsafe { create(attr, Kind::Srd) }
 }
 
 /// # Safety
 ///
-/// As libefa documents it.
+/// The caller keeps the contract of libefa.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn efadv_query_device(
     context: *mut ibv_context,
     attr: *mut efadv_device_attr,
     size: u32,
 ) -> c_int {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     let device = unsafe { FakeContext::nic(context) }.device;
     if !device.is_efa() {
         return libc::EOPNOTSUPP;
@@ -65,14 +65,14 @@ pub unsafe extern "C" fn efadv_query_device(
         | EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE
         | EFADV_DEVICE_ATTR_CAPS_RNR_RETRY;
     full.max_rdma_size = MAX_MESSAGE as u32;
-    // SAFETY: the caller has room for `size` bytes.
+    // SAFETY: by the pointers contract, `attr` has space for `size` bytes.
     unsafe { fill(&full, attr, size as usize) };
     0
 }
 
 /// # Safety
 ///
-/// As libefa documents it.
+/// The caller keeps the contract of libefa.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn efadv_query_ah(
     ah: *mut ibv_ah,
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn efadv_query_ah(
     size: u32,
 ) -> c_int {
     let mut full = efadv_ah_attr::zeroed();
-    // SAFETY: the caller's handle is one of this library, and there is room for `size` bytes.
+    // SAFETY: by the handles and pointers contracts, `attr` has space for `size` bytes.
     unsafe {
         full.ahn = FakeAh::number(ah);
         fill(&full, attr, size as usize);

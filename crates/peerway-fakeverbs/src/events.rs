@@ -1,22 +1,22 @@
 //! Events that a program reads from a descriptor: completion channels and asynchronous events.
 //!
-//! A pipe, because programs make the descriptor non-blocking and put it into their own epoll. Events name
-//! what they are about by number, and the number is looked up when the event is taken: an event of
-//! something that is gone by then is passed over, as the kernel does.
+//! They travel through a pipe, because programs make the descriptor non-blocking and add it to
+//! their own epoll. An event names its object by number, which is looked up when the program takes
+//! the event. An event of an object that is gone by then is skipped, as the kernel does.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// A queue of records of 16 bytes, which a pipe moves whole.
+/// A queue of records of 16 bytes. A pipe never splits records of this size.
 #[derive(Debug)]
 pub(crate) struct EventPipe {
     read: OwnedFd,
     write: OwnedFd,
 }
 
-/// What happened, and to what.
+/// What happened, and the number of the object that it happened to.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Event {
     pub(crate) kind: u32,
@@ -32,12 +32,12 @@ impl EventPipe {
         Ok(Self { read, write })
     }
 
-    /// The descriptor for the program.
+    /// The descriptor that the program reads.
     pub(crate) fn fd(&self) -> RawFd {
         self.read.as_raw_fd()
     }
 
-    /// False where thousands of events wait unread.
+    /// Queues an event. Returns false if the pipe is full of unread events.
     pub(crate) fn put(&self, event: Event) -> bool {
         let mut record = [0; 16];
         record[..4].copy_from_slice(&event.kind.to_ne_bytes());
@@ -46,7 +46,7 @@ impl EventPipe {
         rustix::io::write(&self.write, &record) == Ok(record.len())
     }
 
-    /// The next event; waits where the program left the descriptor blocking.
+    /// Takes the next event. Blocks if the program left the descriptor blocking.
     pub(crate) fn take(&self) -> io::Result<Event> {
         let mut record = [0; 16];
         if rustix::io::read(&self.read, &mut record)? != record.len() {

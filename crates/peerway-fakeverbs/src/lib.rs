@@ -1,56 +1,74 @@
-//! A libibverbs and libefa that need no device: the fabric is this host's Unix sockets.
+//! A libibverbs and libefa that need no device: the fabric consists of Unix sockets of this host.
 //!
-//! Built as `libpeerway_fakeverbs.so` and named in `PEERWAY_IBV_SO` (and `PEERWAY_EFA_SO`), it lets an
-//! unchanged engine run its RDMA transports in tests, in one process or several, with the faults that a
-//! script asks for. It stands in for what cannot be had in CI, and takes the place of no test on
-//! devices.
+//! It is built as `libpeerway_fakeverbs.so`. If `PEERWAY_IBV_SO` (and `PEERWAY_EFA_SO`) name it, an
+//! unchanged engine runs its RDMA transports in tests. The tests use one process or several, with
+//! the faults that a script defines. It stands in for devices that CI does not have, and does not
+//! replace tests on real devices.
 //!
-//! # Shape
+//! # Structure
 //!
-//! Every open device has a thread that plays the NIC (`nic.rs`). It sleeps in epoll until a packet, a
-//! posted request or a timer wakes it. Every queue pair has a socket (`wire.rs`). Memory is checked and
-//! copied under the context's lock (`memory.rs`).
+//! Every open device has a thread that emulates the NIC (`nic.rs`). It blocks in epoll until a
+//! packet, a posted request or a timer wakes it. Every queue pair has a socket (`wire.rs`). Memory
+//! is checked and copied under the context's lock (`memory.rs`).
 //!
 //! # The script
 //!
-//! `PEERWAY_FAKE_VERBS` has items, separated by commas:
+//! `PEERWAY_FAKE_VERBS` holds items separated by commas:
 //!
-//! | item | default | what |
+//! | item | default | meaning |
 //! |---|---|---|
-//! | `seed=N` | 1 | what the dice start from |
-//! | `devices=N` | 2 | `fake0`, `fake1`, ... |
-//! | `efa` | | the devices are EFA: SRD and UD, no RC |
-//! | `drop=P%` | 0% | a packet is lost |
-//! | `reorder=P%` | 0% | a packet is held back by `delay`, and overtaken |
-//! | `latency=T` | 0us | how long every packet travels |
-//! | `rnr=P%` | 0% | a message that takes a receive is refused although there is one |
-//! | `late=P%` | 0% | a completion appears `delay` after its effect |
-//! | `delay=T` | 1ms | for `reorder` and `late` |
-//! | `flush_after=N` | | a queue pair fails when it comes to its N-th request |
+//! | `seed=N` | 1 | seed of the random faults |
+//! | `devices=N` | 2 | number of devices: `fake0`, `fake1`, ... |
+//! | `efa` | | the devices are EFA devices: SRD and UD, no RC |
+//! | `drop=P%` | 0% | chance that a packet is lost |
+//! | `reorder=P%` | 0% | chance that a packet is delayed by `delay`, so that others overtake it |
+//! | `latency=T` | 0us | travel time of every packet |
+//! | `rnr=P%` | 0% | chance of a "receiver not ready" refusal although a receive is posted |
+//! | `late=P%` | 0% | chance that a completion appears `delay` after its effect |
+//! | `delay=T` | 1ms | the delay of `reorder` and `late` |
+//! | `flush_after=N` | | a queue pair fails when it begins its N-th request |
 //! | `memlock=BYTES` | | registering more than this on a device fails, as beyond `ulimit -l` |
-//! | `dmabuf=no` | | dma-bufs cannot be registered: EOPNOTSUPP, as before Linux 5.12 |
-//! | `posted` | | what peers write into a dma-buf is in it once some is read, as with GPUs that do not order writes |
-//! | `prompt` | | a post returns when its queue pair has nothing left to do, as where the processor that posts is the device |
-//! | `remove=DEV@N` | | the device goes away with its N-th request in a process |
-//! | `die=N` | | when peers touch memory for the N-th time the process dies, as kernels end one: registrations go first, connections a while later |
-//! | `linkdown=DEV@MS..MS` | | its packets are lost from one time after loading to another |
-//! | `patience=T` | 1s | how long a peer that is there but silent is waited for, per retry |
+//! | `dmabuf=no` | | registering a dma-buf fails with EOPNOTSUPP, as before Linux 5.12 |
+//! | `posted` | | a peer's writes to a dma-buf land only when a peer reads some dma-buf, as with GPUs that do not order writes |
+//! | `prompt` | | a post returns only when its queue pair is idle, as if the posting processor were the device |
+//! | `remove=DEV@N` | | the device disappears with its N-th request in a process |
+//! | `die=N` | | the process dies at the N-th memory access by peers, as kernels end one: registrations go first, connections later |
+//! | `linkdown=DEV@MS..MS` | | the device loses all packets between these times after loading |
+//! | `patience=T` | 1s | how long to wait per retry for a peer that exists but is silent |
 //!
-//! The dice of a context start from the seed and from how many contexts the process opened before, so a
-//! process that does the same in the same order meets the same faults; threads and other processes come
-//! in between as they like. `delay`, `latency` and the rest apply to what this process sends.
+//! The random generator of a context starts from the seed and from the number of contexts that the
+//! process opened before. A process that does the same in the same order therefore meets the same
+//! faults, apart from the timing of threads and other processes. `delay`, `latency` and the other
+//! packet faults apply to packets that this process sends.
 //!
-//! `PEERWAY_FAKE_VERBS_FABRIC` names the fabric; processes of one name reach each other. It is the
-//! user's by default.
+//! `PEERWAY_FAKE_VERBS_FABRIC` names the fabric. Processes with the same fabric name reach each
+//! other. By default the name is derived from the user.
 //!
-//! # Where it differs from a device
+//! # Differences from a device
 //!
-//! - Packets are taken by a thread of the peer's process: a stopped process answers nobody, where a NIC
-//!   would. Such a peer is waited for, by the script's patience, as long as its process is there.
-//! - What is sent again is sent again sooner than the time-out says; time-outs only decide when to give up.
-//! - A region must stay mapped: a device keeps the pages, a thread finds none.
-//! - A dma-buf is a file that can be mapped, such as a memfd. It starts at the position of the descriptor.
-//! - No atomics, shared receive queues, SQD, type 1 windows, multicast, or events of queue pairs.
+//! - A thread of the peer's process receives the packets, so a stopped process does not answer,
+//!   where a NIC would. The requester waits for such a peer, by the script's patience, as long as
+//!   its process exists.
+//! - Packets are retransmitted sooner than the time-out says. Time-outs only decide when to give
+//!   up.
+//! - A region must stay mapped: a device pins the pages, but a thread cannot access unmapped
+//!   memory.
+//! - A dma-buf is a mappable file, such as a memfd. It starts at the position of the descriptor.
+//! - There are no atomics, shared receive queues, SQD, type 1 windows, multicast, or events of
+//!   queue pairs.
+//!
+//! # Safety contracts
+//!
+//! Verbs put these duties on the program that calls the library. SAFETY comments refer to them by
+//! name:
+//!
+//! - **handles**: every device, context, domain, region, window, queue, channel, queue pair and
+//!   address handle comes from this library and is not destroyed. Each fake structure is `repr(C)`
+//!   and starts with the structure that the program sees, so the handle points to the whole.
+//! - **pointers**: structures, lists and buffers that the program passes have the length that the
+//!   call names. They are readable, or writable where the call fills them.
+//! - **destroy**: the program never uses a handle again after it has passed it to a destroy
+//!   function, which therefore may free it.
 
 mod address;
 mod batch;
@@ -87,7 +105,8 @@ pub use self::stats::{Stats, peerway_fakeverbs_stats};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Takes a lock. A panic while it was held is a bug here, and hanging the program would hide it.
+/// Takes a lock. A panic under a lock is a bug of this library. Ignoring the poison avoids a hang
+/// that would hide it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The list of devices, and questions about a device that need no lock.
+//! The list of devices, and queries about a device that need no lock.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
@@ -10,13 +10,13 @@ use crate::device::{Device, devices};
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(len: *mut c_int) -> *mut *mut ibv_device {
     let mut list: Vec<*mut ibv_device> =
         devices().iter().filter(|device| !device.is_removed()).map(Device::as_ptr).collect();
     if !len.is_null() {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { *len = list.len() as c_int };
     }
     list.push(ptr::null_mut());
@@ -25,11 +25,12 @@ pub unsafe extern "C" fn ibv_get_device_list(len: *mut c_int) -> *mut *mut ibv_d
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     let mut length = 1;
-    // SAFETY: made above, with a null at its end; not used again.
+    // SAFETY: `ibv_get_device_list` created the list, with a null at its end. It is freed once by
+    // the destroy contract.
     unsafe {
         while !(*list.add(length - 1)).is_null() {
             length += 1;
@@ -40,23 +41,23 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: the caller's device is one of this library.
+    // SAFETY: by the handles contract.
     unsafe { (&raw const (*device).name).cast() }
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: the caller's device is one of this library.
+    // SAFETY: by the handles contract.
     unsafe { Device::of(device) }.guid().to_be()
 }
 
-/// Nothing here minds a fork, as long as the child leaves it alone.
+/// This library does not mind a fork, as long as the child does not use it.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_fork_init() -> c_int {
     0
@@ -64,32 +65,32 @@ pub extern "C" fn ibv_fork_init() -> c_int {
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_device(
     context: *mut ibv_context,
     attr: *mut ibv_device_attr,
 ) -> c_int {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     let device = unsafe { FakeContext::nic(context) }.device;
     if device.is_removed() {
         return libc::EIO;
     }
-    // SAFETY: the caller's, to be filled.
+    // SAFETY: by the pointers contract.
     unsafe { attr.write(device.attr()) };
     0
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     _input: *const ibv_query_device_ex_input,
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     let device = unsafe { FakeContext::nic(context) }.device;
     if device.is_removed() {
         return libc::EIO;
@@ -97,34 +98,35 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     let mut full = ibv_device_attr_ex::zeroed();
     full.orig_attr = device.attr();
     full.phys_port_cnt_ex = 1;
-    // SAFETY: the caller has room for `size` bytes.
+    // SAFETY: by the pointers contract, `attr` has space for `size` bytes.
     unsafe { fill(&full, attr, size) };
     0
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,
     port: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
-    // SAFETY: the caller's contract; the call without a size has room up to the last field.
+    // SAFETY: by this function's contract. The version without a size has space up to the last
+    // field.
     unsafe { query_port(context, port, attr, std::mem::offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 pub(crate) unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     let device = unsafe { FakeContext::nic(context) }.device;
     if device.is_removed() {
         return libc::EIO;
@@ -132,14 +134,14 @@ pub(crate) unsafe extern "C" fn query_port(
     if port != 1 {
         return libc::EINVAL;
     }
-    // SAFETY: the caller has room for `size` bytes.
+    // SAFETY: by the pointers contract, `attr` has space for `size` bytes.
     unsafe { fill(&device.port_attr(), attr, size) };
     0
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid(
     context: *mut ibv_context,
@@ -147,21 +149,21 @@ pub unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     let device = unsafe { FakeContext::nic(context) }.device;
     let found = u32::try_from(index).ok().and_then(|index| device.gid(index));
     let Some(raw) = found.filter(|_| port == 1) else {
         fail::<()>(libc::EINVAL);
         return -1;
     };
-    // SAFETY: the caller's, to be filled.
+    // SAFETY: by the pointers contract.
     unsafe { gid.write(ibv_gid { raw }) };
     0
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_ex(
     context: *mut ibv_context,
@@ -171,7 +173,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     _flags: u32,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     let device = unsafe { FakeContext::nic(context) }.device;
     let Some(raw) = device.gid(index).filter(|_| port == 1) else { return libc::EINVAL };
     let mut full = ibv_gid_entry::zeroed();
@@ -179,18 +181,18 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     full.gid_index = index;
     full.port_num = port;
     full.gid_type = if device.is_efa() { IBV_GID_TYPE_IB } else { IBV_GID_TYPE_ROCE_V2 };
-    // The loopback interface is the first of every network namespace.
+    // Interface 1 is the loopback interface in every network namespace.
     full.ndev_ifindex = if device.is_efa() { 0 } else { 1 };
-    // SAFETY: the caller has room for `size` bytes.
+    // SAFETY: by the pointers contract, `entry` has space for `size` bytes.
     unsafe { fill(&full, entry, size) };
     0
 }
 
-/// Copies as much as there is room for; structures grow at their end.
+/// Copies as many bytes as `size` allows. The structures grow only at their end.
 ///
 /// # Safety
 ///
-/// Both have `size` bytes, or all of a `T`.
+/// `from` and `into` each have `size` bytes, or a whole `T`.
 pub(crate) unsafe fn fill<T>(from: *const T, into: *mut T, size: usize) {
     let count = size.min(size_of::<T>());
     // SAFETY: by this function's contract.

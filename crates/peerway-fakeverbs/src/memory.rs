@@ -1,8 +1,12 @@
-//! Registered memory: who may touch what, and the copies themselves.
+//! Registered memory: access checks and copies.
 //!
-//! Invariants: every access of the device goes through [`Regions::find`] and is over before the lock of
-//! the context is let go, and `ibv_dereg_mr` takes that lock. So when it returns, nothing touches the
-//! memory any more. Regions are found by key alone and belong to one protection domain.
+//! Invariants: every access by the device goes through [`Regions::find`] and ends before it
+//! releases the lock of the context. `ibv_dereg_mr` takes that lock, so after it returns no access
+//! touches the memory. A region is found by its key alone and belongs to one protection domain.
+//!
+//! **Region contract.** A pointer that [`Regions::find`] returns covers bytes of a registered
+//! region that allows the access. The program keeps registered memory mapped, as verbs demand.
+//! SAFETY comments refer to this by name.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,7 +25,7 @@ pub(crate) struct Regions {
     by_key: HashMap<u32, Region>,
     windows: Windows,
     made: u32,
-    /// Written and not yet there, in order. Only regions that are `posted` have some.
+    /// Writes that have not landed yet, in order. Only regions that are `posted` have them.
     held: RefCell<Vec<(usize, Vec<u8>)>>,
     death: Death,
 }
@@ -33,17 +37,18 @@ struct Region {
     length: u64,
     access: u32,
     pd: u32,
-    /// What peers write is there only once one such region is read.
+    /// Peers' writes land only when a peer reads such a region.
     posted: bool,
 }
 
 impl Regions {
-    /// None, in a process that dies when peers have touched its memory so often.
+    /// No regions, in a process that dies after peers have accessed its memory `touches` times.
     pub(crate) fn until(touches: Option<u64>) -> Self {
         Self { death: Death::after(touches), ..Self::default() }
     }
 
-    /// Enters a region and gives its key, for both sides. Keys do not come again soon.
+    /// Adds a region and returns its key, which serves as local and remote key. Keys are not reused
+    /// soon.
     pub(crate) fn add(
         &mut self,
         pd: u32,
@@ -57,7 +62,7 @@ impl Regions {
         key
     }
 
-    /// Holds back what peers write into a region.
+    /// Makes a region hold back peers' writes.
     pub(crate) fn post_writes(&mut self, key: u32) {
         self.by_key.entry(key).and_modify(|region| region.posted = true);
     }
@@ -66,17 +71,17 @@ impl Regions {
         self.by_key.get(&key).is_some_and(|region| region.posted)
     }
 
-    /// Puts what was held back where it belongs.
+    /// Writes the held bytes to their regions.
     fn land(&self) {
         for (place, bytes) in self.held.borrow_mut().drain(..) {
             let place = ptr::with_exposed_provenance_mut(place);
-            // SAFETY: inside a region that is registered for this: it was found there, and a region is not
-            // taken out before what is held back has landed.
+            // SAFETY: by the region contract. `write` found the place, and `remove` lands held
+            // bytes before it removes a region.
             unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
         }
     }
 
-    /// Bytes in all regions.
+    /// Total length of all regions.
     pub(crate) fn bytes(&self) -> u64 {
         self.by_key.values().map(|region| region.length).sum()
     }
@@ -84,7 +89,7 @@ impl Regions {
     fn next_key(&mut self) -> u32 {
         loop {
             self.made = self.made.wrapping_add(1);
-            // The low byte differs from region to region, as hardware has it.
+            // The low byte differs from region to region, as on hardware.
             let key = (self.made << 8) | (self.made.wrapping_mul(0x9d) & 0xff);
             if key >> 8 != 0 && !self.by_key.contains_key(&key) && !self.windows.has(key) {
                 return key;
@@ -92,7 +97,7 @@ impl Regions {
         }
     }
 
-    /// Takes a region out; false where a window is bound to it.
+    /// Removes a region. Returns false if a window is bound to it.
     pub(crate) fn remove(&mut self, key: u32) -> bool {
         self.land();
         !self.windows.are_on(key) && self.by_key.remove(&key).is_some()
@@ -108,7 +113,7 @@ impl Regions {
         self.windows.remove(key);
     }
 
-    /// Binds a window, where the region lets it.
+    /// Binds a window, if the region allows it.
     pub(crate) fn bind(&mut self, pd: u32, key: u32, bound: Bound) -> bool {
         let needed = IBV_ACCESS_MW_BIND
             | if bound.access & IBV_ACCESS_REMOTE_WRITE == 0 { 0 } else { IBV_ACCESS_LOCAL_WRITE };
@@ -116,17 +121,18 @@ impl Regions {
         there && self.windows.bind(pd, key, bound)
     }
 
-    /// Takes back the key of a window.
+    /// Invalidates the key of a window.
     pub(crate) fn invalidate(&mut self, pd: u32, key: u32) -> bool {
         self.windows.invalidate(pd, key)
     }
 
-    /// Takes back the keys that a queue pair bound.
+    /// Invalidates the keys that a queue pair has bound.
     pub(crate) fn forget(&mut self, qp: u32) {
         self.windows.forget(qp);
     }
 
-    /// Where `length` bytes at `iova` are, if the region of `key` has them all and allows `access`.
+    /// The address of `length` bytes at `iova`, if the region of `key` contains them all and allows
+    /// `access`.
     pub(crate) fn find(
         &self,
         key: u32,
@@ -143,7 +149,7 @@ impl Regions {
             .then(|| ptr::with_exposed_provenance_mut(region.address + offset as usize))
     }
 
-    /// Whether local memory may be used for all of `pieces`.
+    /// Whether the local memory of all `pieces` allows `access`.
     pub(crate) fn check(&self, pieces: &[ibv_sge], pd: u32, access: u32) -> bool {
         pieces.iter().all(|piece| {
             piece.length == 0
@@ -151,7 +157,7 @@ impl Regions {
         })
     }
 
-    /// Appends `length` bytes from `offset` on of what `pieces` name to `into`.
+    /// Appends `length` bytes, starting at `offset` of the memory that `pieces` name, to `into`.
     pub(crate) fn gather(
         &self,
         pieces: &[ibv_sge],
@@ -163,8 +169,8 @@ impl Regions {
         self.walk(pieces, pd, 0, offset, length, |place, _, count| {
             into.reserve(count);
             let end = into.len();
-            // SAFETY: `walk` gives memory of a region that is registered, and the room was reserved. The
-            // owner may write at the same time, as with a device: the bytes are then either.
+            // SAFETY: by the region contract, and `into` has the reserved space. The program may
+            // write at the same time, as with a device; the bytes are then old or new.
             unsafe {
                 ptr::copy_nonoverlapping(place, into.as_mut_ptr().add(end), count);
                 into.set_len(end + count);
@@ -172,7 +178,7 @@ impl Regions {
         })
     }
 
-    /// Puts `bytes` at `offset` of what `pieces` name.
+    /// Writes `bytes` to `offset` of the memory that `pieces` name.
     pub(crate) fn scatter(&self, pieces: &[ibv_sge], pd: u32, offset: u64, bytes: &[u8]) -> bool {
         let done = self.walk(
             pieces,
@@ -181,18 +187,18 @@ impl Regions {
             offset,
             bytes.len(),
             |place, at, count| {
-                // SAFETY: `walk` gives memory of a region that is registered for writing, and the slice
-                // has `count` bytes at `at`.
+                // SAFETY: by the region contract for writing, and the slice has `count` bytes at
+                // `at`.
                 unsafe { ptr::copy_nonoverlapping(bytes[at..].as_ptr(), place, count) };
             },
         );
-        // What polls the memory sees the bytes of one packet before those of the next.
+        // A thread that polls the memory sees the bytes of one packet before those of the next.
         fence(Ordering::Release);
         done
     }
 
-    /// Calls `each` with place, position and count for every piece of the range; false where some of it
-    /// is not to be had.
+    /// Calls `each` with address, position and count for every piece of the range. Returns false if
+    /// part of it is not accessible.
     fn walk(
         &self,
         pieces: &[ibv_sge],
@@ -223,7 +229,7 @@ impl Regions {
         at == length
     }
 
-    /// Puts `bytes` where a peer's key allows it to write. The whole of its message must be allowed.
+    /// Writes `bytes` for a peer. The peer's key must allow its whole message.
     pub(crate) fn write(&self, target: &Target, offset: u64, bytes: &[u8]) -> bool {
         if target.length == 0 {
             return true;
@@ -235,13 +241,13 @@ impl Regions {
             self.held.borrow_mut().push((place.expose_provenance(), bytes.to_vec()));
             return true;
         }
-        // SAFETY: inside a region that is registered for this, by `remote`.
+        // SAFETY: by the region contract; `remote` found the place.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
         fence(Ordering::Release);
         true
     }
 
-    /// Appends what a peer's key allows it to read to `into`.
+    /// Appends bytes that a peer's key allows it to read to `into`.
     pub(crate) fn read(
         &self,
         target: &Target,
@@ -260,7 +266,7 @@ impl Regions {
         }
         into.reserve(count);
         let end = into.len();
-        // SAFETY: inside a region that is registered for this, by `remote`; the room was reserved.
+        // SAFETY: by the region contract; `remote` found the place. `into` has the reserved space.
         unsafe {
             ptr::copy_nonoverlapping(place, into.as_mut_ptr().add(end), count);
             into.set_len(end + count);
@@ -282,7 +288,7 @@ impl Regions {
     }
 }
 
-/// What a peer's request is about: all of its message, however it is cut into packets.
+/// The memory that a peer's request names: the range of its whole message, in all packets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) pd: u32,
@@ -293,8 +299,8 @@ pub(crate) struct Target {
     pub(crate) length: u64,
 }
 
-/// Brings the pages of a range in, as pinning them would, and says whether they are there and, for
-/// `write`, writable. Kernels before 5.14 can only tell the first.
+/// Faults the pages of a range in, as pinning them would. Returns whether they are mapped and, for
+/// `write`, writable. Before Linux 5.14 only the first can be checked.
 pub(crate) fn populate(address: usize, length: usize, write: bool) -> bool {
     static KNOWN: LazyLock<bool> = LazyLock::new(|| {
         let ours = 0u8;
@@ -308,14 +314,16 @@ pub(crate) fn populate(address: usize, length: usize, write: bool) -> bool {
         return advise(first, size, advice);
     }
     let mut pages = vec![0u8; size / PAGE];
-    // SAFETY: one byte per page of the range, wherever it points.
+    // SAFETY: mincore writes one byte per page to `pages`, which has that length. It does not
+    // access the range itself.
     unsafe { libc::mincore(ptr::without_provenance_mut(first), size, pages.as_mut_ptr()) == 0 }
 }
 
 const PAGE: usize = 4096;
 
 fn advise(start: usize, size: usize, advice: i32) -> bool {
-    // SAFETY: the advice given here changes no contents and unmaps nothing, wherever it points.
+    // SAFETY: the advice that this file uses changes no contents and unmaps nothing, at any
+    // address.
     unsafe { libc::madvise(ptr::without_provenance_mut(start), size, advice) == 0 }
 }
 
@@ -352,7 +360,7 @@ mod tests {
         let mut back = Vec::new();
         assert!(regions.gather(&pieces, 1, 1, 8, &mut back));
         assert_eq!(back, b"\0abcdef\0");
-        assert!(!regions.scatter(&pieces, 1, 8, b"abcdef"), "longer than the pieces");
+        assert!(!regions.scatter(&pieces, 1, 8, b"abcdef"), "the bytes are longer than the pieces");
         assert!(!regions.check(&pieces, 2, 0) && regions.check(&pieces, 1, 0));
     }
 
@@ -365,7 +373,7 @@ mod tests {
         let (gpu, host) = (add(&mut regions, 0), add(&mut regions, 64));
         regions.post_writes(gpu);
         let target = |key, address| Target { pd: 1, qp: 1, key, address, length: 1 };
-        // SAFETY: the first byte of memory that lives for ever.
+        // SAFETY: the memory is leaked, so its first byte is always valid.
         let seen = || unsafe { ptr::with_exposed_provenance::<u8>(start).read_volatile() };
         let mut back = Vec::new();
         assert!(regions.write(&target(gpu, 0), 0, &[7]));
@@ -374,7 +382,7 @@ mod tests {
         assert!(regions.read(&target(gpu, 9), 0, 1, &mut back));
         assert_eq!(seen(), 7);
         assert!(regions.write(&target(gpu, 0), 0, &[8]) && regions.remove(gpu));
-        assert_eq!(seen(), 8, "nothing lands after the region is gone");
+        assert_eq!(seen(), 8, "held bytes land before the region is removed");
     }
 
     #[test]

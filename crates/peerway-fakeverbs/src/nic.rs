@@ -1,10 +1,13 @@
-//! The thread that plays the NIC of an open device, and what it shares with callers.
+//! The thread that emulates the NIC of an open device, and the state that it shares with callers.
 //!
-//! Invariants: everything that queue pairs and regions are is under one lock, held for a packet or a
-//! post at a time. Callers come first: the thread looks after every packet whether one waits, as the
-//! lock itself is not fair. The thread says under the lock that it goes to sleep, and who gives it
-//! work looks under the lock whether it does, so no work waits for a sleeper. With nothing to do it
-//! sleeps in epoll without a time-out.
+//! Invariants:
+//! - One lock protects all queue pairs and regions. A thread holds it for one packet or one post at
+//!   a time.
+//! - Callers come first: the lock is not fair, so the thread checks after every packet whether a
+//!   caller waits.
+//! - The thread announces under the lock that it goes to sleep. A caller that adds work checks this
+//!   under the lock, so no work waits for a sleeping thread.
+//! - With nothing to do, the thread blocks in epoll without a time-out.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,10 +28,10 @@ use crate::memory::Regions;
 use crate::qp::Qp;
 use crate::wire::{Header, PAYLOAD, Wire};
 
-/// In epoll, what is no queue pair.
+/// The epoll data of the wake descriptor, which is no queue pair's number.
 const WAKE: u64 = u64::MAX;
 
-/// Packets taken from one socket before the others have their turn.
+/// Packets taken from one socket before the other sockets get their turn.
 const TURN: usize = 16;
 
 /// An open device.
@@ -41,32 +44,32 @@ pub(crate) struct Nic {
     pub(crate) epoll: OwnedFd,
     wake: OwnedFd,
     state: Mutex<State>,
-    /// Callers who want the lock.
+    /// Number of callers that wait for the lock.
     waiting: AtomicUsize,
     ids: AtomicU64,
     stopping: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the lock is for.
+/// The state that the lock protects.
 pub(crate) struct State {
     pub(crate) qps: HashMap<u32, Qp>,
     pub(crate) regions: Regions,
     pub(crate) wire: Wire,
-    /// Queue pairs that have something to do, or wait for something with a time.
+    /// Queue pairs that have work or wait for a time.
     active: Vec<u32>,
     /// Completion queues that hold late completions.
     late: Vec<Arc<CqShared>>,
     asleep: bool,
-    /// How often a caller brought work.
+    /// How many times callers have added work.
     calls: u64,
-    /// The program was told that the device is gone.
+    /// The program has received the event that the device is gone.
     gone: bool,
-    /// Changes of the link up to here were told to the program.
+    /// The program has received all changes of the link up to this time.
     link_told: Instant,
 }
 
-/// What a queue pair needs of its device while it works.
+/// The parts of a device that a queue pair needs for its work.
 pub(crate) struct Env<'a> {
     pub(crate) nic: &'a Nic,
     pub(crate) regions: &'a mut Regions,
@@ -78,7 +81,7 @@ pub(crate) struct Env<'a> {
 impl Nic {
     pub(crate) fn start(device: &'static Device) -> io::Result<Arc<Self>> {
         static OPENED: AtomicU64 = AtomicU64::new(0);
-        // Contexts of one process throw different dice, the same ones every time.
+        // Contexts of one process use different random sequences, which are the same in every run.
         let opened = OPENED.fetch_add(1, Ordering::Relaxed);
         let seed = device.fabric.script.seed ^ (opened << 32);
         let state = State {
@@ -115,18 +118,18 @@ impl Nic {
         Ok(nic)
     }
 
-    /// Ends the thread.
+    /// Ends the device's thread.
     pub(crate) fn stop(self: &Arc<Self>) {
         lock(all()).retain(|nic| !Arc::ptr_eq(nic, self));
         self.stopping.store(true, Ordering::Release);
         self.ring();
         if let Some(thread) = lock(&self.thread).take() {
-            // A thread that panicked has said so.
+            // A panic of the thread has already aborted the process; see `Loud`.
             let _ = thread.join();
         }
     }
 
-    /// For callers: the lock, ahead of the device's thread.
+    /// Takes the lock for a caller, ahead of the device's thread.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let guard = lock(&self.state);
@@ -142,7 +145,7 @@ impl Nic {
         self.wake.as_raw_fd()
     }
 
-    /// Has the queue pair looked at. Called with the lock held.
+    /// Schedules the queue pair for work. The caller holds the lock.
     pub(crate) fn activate(&self, state: &mut State, number: u32) {
         let State { qps, active, asleep, calls, .. } = state;
         *calls += 1;
@@ -156,7 +159,7 @@ impl Nic {
     }
 
     fn ring(&self) {
-        // Full means that it rings already.
+        // A full eventfd is already readable.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -184,8 +187,8 @@ impl Nic {
         }
     }
 
-    /// Sleeps until something is there or the time is over. By the newer call, because timers here are of
-    /// microseconds; without it they become milliseconds.
+    /// Blocks until an event arrives or the time is over. It uses epoll_pwait2, because timers here
+    /// last microseconds. Without that call they are rounded up to milliseconds.
     fn wait(&self, events: &mut [libc::epoll_event], wait: Option<Duration>) -> io::Result<usize> {
         let (fd, room) = (self.epoll.as_raw_fd(), events.len() as i32);
         let time = wait.map(|wait| libc::timespec {
@@ -194,20 +197,20 @@ impl Nic {
         });
         let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let mask = std::ptr::null::<libc::sigset_t>();
-        // SAFETY: `events` has that much room, and the time outlives the call.
+        // SAFETY: `events` has `room` entries, and `time` outlives the call.
         let mut count = unsafe {
             libc::syscall(libc::SYS_epoll_pwait2, fd, events.as_mut_ptr(), room, time, mask, 8)
         };
         if count < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
             let round_up = |wait: Duration| wait.as_micros().div_ceil(1000) as i32;
             let time = wait.map_or(-1, round_up);
-            // SAFETY: as above.
+            // SAFETY: `events` has `room` entries.
             count = unsafe { libc::epoll_wait(fd, events.as_mut_ptr(), room, time) }.into();
         }
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Takes packets of one queue pair.
+    /// Receives packets of one queue pair.
     fn receive(&self, number: u32, packet: &mut Vec<u8>) {
         packet.resize(Header::SIZE + PAYLOAD, 0);
         for _ in 0..TURN {
@@ -225,8 +228,8 @@ impl Nic {
         }
     }
 
-    /// Everything that is not a packet: sends what there is to send, looks at the timers, and says when
-    /// the next of them is due.
+    /// Does everything that is not a packet: sends, checks the timers, and returns when the next
+    /// timer is due.
     fn turn(&self) -> Option<Instant> {
         self.let_callers_pass();
         let mut state = lock(&self.state);
@@ -261,7 +264,7 @@ impl Nic {
             next.is_some()
         });
         state.late.append(&mut late);
-        // A caller may have come in between and found this thread awake.
+        // A caller may have added work in between and seen this thread awake.
         if state.calls != calls {
             return Some(now);
         }
@@ -269,7 +272,7 @@ impl Nic {
         due
     }
 
-    /// What happens to the device as a whole.
+    /// Handles removal of the device and changes of its link.
     fn device_events(&self, state: &mut State, now: Instant) -> Option<Instant> {
         if self.device.is_removed() && !state.gone {
             state.gone = true;
@@ -303,8 +306,8 @@ impl Nic {
     }
 }
 
-/// Ends the process when the device's thread panics: a program that waits for a dead device would only
-/// hang.
+/// Aborts the process when the device's thread panics. Otherwise a program that waits for the dead
+/// device would hang.
 struct Loud;
 
 impl Drop for Loud {
@@ -315,7 +318,7 @@ impl Drop for Loud {
     }
 }
 
-/// Wakes every context of a device that went away.
+/// Wakes every context of a device that was removed.
 pub(crate) fn wake_all(device: &Device) {
     for nic in lock(all()).iter().filter(|nic| nic.device.index == device.index) {
         nic.ring();
@@ -328,7 +331,8 @@ fn all() -> &'static Mutex<Vec<Arc<Nic>>> {
 }
 
 impl State {
-    /// The parts that a queue pair works with, and the queue pairs.
+    /// The parts that a queue pair needs for its work, the queue pairs, and the list of active
+    /// ones.
     pub(crate) fn split<'a>(
         &'a mut self,
         nic: &'a Nic,
@@ -337,7 +341,7 @@ impl State {
         (Env { nic, regions, wire, now: Instant::now(), late }, qps, active)
     }
 
-    /// Has a completion queue's late completions looked after no more.
+    /// Removes a queue pair from the list of active ones.
     pub(crate) fn forget(&mut self, number: u32) {
         self.active.retain(|active| *active != number);
     }

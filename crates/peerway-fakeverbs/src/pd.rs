@@ -11,13 +11,13 @@ use crate::memory::populate;
 use crate::nic::Nic;
 use crate::stats::{COUNTERS, count};
 
-/// A protection domain. Begins with what the program sees of it.
+/// A protection domain. It starts with the structure that the program sees.
 #[repr(C)]
 pub(crate) struct FakePd {
     raw: ibv_pd,
     pub(crate) nic: Arc<Nic>,
     pub(crate) id: u32,
-    /// What was made in it and is still there.
+    /// Number of objects that were created in it and still exist.
     users: AtomicU32,
 }
 
@@ -41,10 +41,10 @@ impl FakePd {
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: the caller's context is one of this library.
+    // SAFETY: by the handles contract.
     let nic = unsafe { FakeContext::nic(context) };
     if nic.device.is_removed() {
         return fail(libc::EIO);
@@ -56,21 +56,21 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: the caller's domain is one of this library.
+    // SAFETY: by the handles contract.
     if unsafe { FakePd::of(pd) }.users.load(Ordering::Relaxed) > 0 {
         return libc::EBUSY;
     }
-    // SAFETY: as above, and not used again.
+    // SAFETY: by the handles and destroy contracts.
     drop(unsafe { Box::from_raw(pd.cast::<FakePd>()) });
     0
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
@@ -78,13 +78,13 @@ pub unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's contract.
+    // SAFETY: by this function's contract.
     unsafe { ibv_reg_mr_iova2(pd, address, length, address.addr() as u64, access.cast_unsigned()) }
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
@@ -93,16 +93,16 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's contract.
+    // SAFETY: by this function's contract.
     unsafe { register(pd, address, length, iova, access, None) }
 }
 
-/// Maps the memory and registers that. A real dma-buf has its own way into a device; what can be mapped,
-/// such as a memfd, stands in for one, from the position of the descriptor on.
+/// Maps the memory and registers the mapping. A real dma-buf has its own way into a device. Here a
+/// mappable file such as a memfd stands in for it, starting at the position of the descriptor.
 ///
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pd: *mut ibv_pd,
@@ -113,11 +113,11 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     const PAGE: u64 = 4096;
-    // SAFETY: the caller's domain is one of this library.
+    // SAFETY: by the handles contract.
     if !unsafe { FakePd::of(pd) }.nic.device.fabric.script.dmabuf {
         return fail(libc::EOPNOTSUPP);
     }
-    // SAFETY: a number, and nothing of this process.
+    // SAFETY: lseek takes no pointers.
     let position = unsafe { libc::lseek(fd, 0, libc::SEEK_CUR) };
     if position < 0 {
         return fail(libc::EBADF);
@@ -132,25 +132,25 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     let size = length.saturating_add(within);
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let place = std::ptr::null_mut();
-    // SAFETY: a new mapping, wherever there is room.
+    // SAFETY: without MAP_FIXED, mmap creates a new mapping and touches no existing one.
     let mapped = unsafe { libc::mmap(place, size, rights, libc::MAP_SHARED, fd, start) };
     if mapped == libc::MAP_FAILED {
         return std::ptr::null_mut();
     }
     let mapping = Mapping { start: mapped, size };
     let address = mapped.wrapping_byte_add(within);
-    // SAFETY: the caller's contract for the domain; the mapping is kept with the region.
+    // SAFETY: by this function's contract; the mapping lives as long as the region.
     unsafe { register(pd, address, length, iova, access.cast_unsigned(), Some(mapping)) }
 }
 
-/// A region. Begins with what the program sees of it.
+/// A region. It starts with the structure that the program sees.
 #[repr(C)]
 struct FakeMr {
     raw: ibv_mr,
     mapping: Option<Mapping>,
 }
 
-/// Memory that was mapped here for a region.
+/// A mapping that was created for a region.
 struct Mapping {
     start: *mut c_void,
     size: usize,
@@ -158,7 +158,7 @@ struct Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped for this alone; the region that it was for is gone.
+        // SAFETY: the mapping was created for one region, which is gone.
         unsafe { libc::munmap(self.start, self.size) };
     }
 }
@@ -180,7 +180,7 @@ unsafe fn register(
         | IBV_ACCESS_REMOTE_READ
         | IBV_ACCESS_MW_BIND
         | IBV_ACCESS_OPTIONAL_RANGE;
-    // SAFETY: the caller's domain is one of this library.
+    // SAFETY: by the handles contract.
     let domain = unsafe { FakePd::of(pd) };
     if domain.nic.device.is_removed() {
         return fail(libc::EIO);
@@ -213,20 +213,21 @@ unsafe fn register(
     Box::into_raw(Box::new(FakeMr { raw, mapping })).cast()
 }
 
-/// `EBUSY` where a window is bound to it. Else nothing touches the memory any more when this returns: every copy is made under the lock that is taken
-/// here.
+/// Fails with `EBUSY` if a window is bound to the region. Otherwise no access touches the memory
+/// after this returns: every copy happens under the lock that this function takes.
 ///
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: registered above; its domain is still there.
+    // SAFETY: by the handles contract. The region counts as a user of its domain, so the domain
+    // still exists.
     let (key, domain) = unsafe { ((*mr.cast::<FakeMr>()).raw.lkey, FakePd::of((*mr).pd)) };
     if !domain.nic.lock().regions.remove(key) {
         return libc::EBUSY;
     }
-    // SAFETY: as above, and not used again.
+    // SAFETY: by the destroy contract.
     let FakeMr { mapping, .. } = *unsafe { Box::from_raw(mr.cast::<FakeMr>()) };
     drop(mapping);
     domain.remove_user();

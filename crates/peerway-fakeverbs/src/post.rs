@@ -1,7 +1,7 @@
-//! Posting: from the program's structures to requests on a queue.
+//! Posting: it turns the program's structures into requests on a queue.
 //!
-//! Structures and inline bytes are read before the lock is taken; under it only the queue grows. What is
-//! wrong with a request is found here where a driver would find it, and by the device otherwise.
+//! Structures and inline bytes are read before the lock is taken; under the lock only the queue
+//! grows. Errors that a driver would find are found here. The device finds the others.
 
 use std::ffi::c_int;
 
@@ -16,13 +16,13 @@ use crate::window::Bound;
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 pub(crate) unsafe extern "C" fn post_send(
     raw: *mut ibv_qp,
     first: *mut ibv_send_wr,
     rejected: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller's queue pair is one of this library.
+    // SAFETY: by the handles contract.
     let qp = unsafe { FakeQp::of(raw) };
     count(&COUNTERS.doorbells, 1);
     let mut requests = Vec::new();
@@ -30,7 +30,7 @@ pub(crate) unsafe extern "C" fn post_send(
     let mut returned = 0;
     let mut next = first;
     while !next.is_null() {
-        // SAFETY: a list of the caller's.
+        // SAFETY: by the pointers contract, `next` is an entry of the program's list.
         match unsafe { read(qp, &*next) } {
             Ok(request) => {
                 requests.push(request);
@@ -41,7 +41,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 break;
             }
         }
-        // SAFETY: as above.
+        // SAFETY: by the pointers contract.
         next = unsafe { (*next).next };
     }
     let posted = submit(qp, requests, false);
@@ -50,7 +50,7 @@ pub(crate) unsafe extern "C" fn post_send(
         next = places.get(taken).copied().unwrap_or(next);
     }
     if returned != 0 {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: by the pointers contract.
         unsafe { *rejected = next };
     }
     returned
@@ -58,13 +58,13 @@ pub(crate) unsafe extern "C" fn post_send(
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 pub(crate) unsafe extern "C" fn post_recv(
     raw: *mut ibv_qp,
     first: *mut ibv_recv_wr,
     rejected: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller's queue pair is one of this library.
+    // SAFETY: by the handles contract.
     let fake = unsafe { FakeQp::of(raw) };
     count(&COUNTERS.receive_doorbells, 1);
     let mut state = fake.nic.lock();
@@ -73,7 +73,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     let mut next = first;
     let mut returned = 0;
     while !next.is_null() {
-        // SAFETY: a list of the caller's.
+        // SAFETY: by the pointers contract, `next` is an entry of the program's list.
         let receive = unsafe { &*next };
         let pieces = usize::try_from(receive.num_sge).unwrap_or(usize::MAX);
         returned = if pieces > qp.cap.max_recv_sge as usize || qp.state == IBV_QPS_RESET {
@@ -86,11 +86,11 @@ pub(crate) unsafe extern "C" fn post_recv(
             0
         };
         if returned != 0 {
-            // SAFETY: the caller's, to be filled.
+            // SAFETY: by the pointers contract.
             unsafe { *rejected = next };
             break;
         }
-        // SAFETY: the caller's list has so many entries.
+        // SAFETY: by the pointers contract, the list has `pieces` entries.
         let pieces = unsafe { list(receive.sg_list, pieces) };
         let posted = Receive { id: receive.wr_id, pieces };
         count(&COUNTERS.receives, 1);
@@ -102,17 +102,17 @@ pub(crate) unsafe extern "C" fn post_recv(
         next = receive.next;
     }
     if qp.state == IBV_QPS_ERR {
-        // Flushed completions may be late ones, which the device's thread looks after.
+        // Flushed completions may be late. The device's thread then delivers them.
         fake.nic.activate(&mut state, fake.number());
     }
     returned
 }
 
-/// Puts requests on the send queue: all, or with `whole` unset as many as there is room for.
+/// Puts requests on the send queue: all of them if `whole` is set, otherwise as many as fit.
 ///
 /// # Errors
 ///
-/// The error number, and how many were taken.
+/// The error number, and how many requests were accepted.
 pub(crate) fn submit(
     fake: &FakeQp,
     requests: Vec<Request>,
@@ -161,11 +161,11 @@ pub(crate) fn submit(
     if full { Err((libc::ENOMEM, taken)) } else { Ok(()) }
 }
 
-/// A request as the program wrote it.
+/// Reads a work request as the program wrote it.
 ///
 /// # Safety
 ///
-/// What it points to is there.
+/// The pointers and handles in `wr` are valid.
 unsafe fn read(qp: &FakeQp, wr: &ibv_send_wr) -> Result<Request, c_int> {
     let count = usize::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;
     if count > qp.cap.max_send_sge as usize {
@@ -174,7 +174,7 @@ unsafe fn read(qp: &FakeQp, wr: &ibv_send_wr) -> Result<Request, c_int> {
     // SAFETY: by this function's contract.
     let pieces = unsafe { list(wr.sg_list, count) };
     let local = if wr.send_flags & IBV_SEND_INLINE != 0 {
-        // SAFETY: by this function's contract, the bytes of an inline request can be read now.
+        // SAFETY: by this function's contract, the bytes of an inline request are readable now.
         Local::Inline(unsafe { copy(&pieces) })
     } else {
         Local::Memory(pieces)
@@ -189,14 +189,14 @@ unsafe fn read(qp: &FakeQp, wr: &ibv_send_wr) -> Result<Request, c_int> {
             unsafe { request.bind(mw, rkey, &bind_info, qp.number()) };
         }
         Kind::Rc => {
-            // SAFETY: every part of the union is integers; sends do not look at them.
+            // SAFETY: every member of the union consists of integers; sends do not use the values.
             let rdma = unsafe { wr.wr.rdma };
             (request.address, request.key) = (rdma.remote_addr, rdma.rkey);
         }
         Kind::Ud | Kind::Srd => {
-            // SAFETY: requests on these queue pairs fill this part of the union.
+            // SAFETY: requests on these queue pairs fill this member of the union.
             let ud = unsafe { wr.wr.ud };
-            // SAFETY: the handle is one of this library, by this function's contract.
+            // SAFETY: the address handle is of this library, by this function's contract.
             let to = unsafe { FakeAh::peer(ud.ah, ud.remote_qpn) }.ok_or(libc::EINVAL)?;
             request.to = Some((to, ud.remote_qkey));
         }
@@ -204,11 +204,11 @@ unsafe fn read(qp: &FakeQp, wr: &ibv_send_wr) -> Result<Request, c_int> {
     check(qp, request)
 }
 
-/// Finishes a request that is otherwise filled.
+/// Checks a filled request and completes it.
 ///
 /// # Errors
 ///
-/// `EINVAL` for what a driver refuses.
+/// `EINVAL` for requests that a driver refuses.
 pub(crate) fn check(qp: &FakeQp, mut request: Request) -> Result<Request, c_int> {
     let allowed = match qp.kind {
         Kind::Rc if request.opcode == IBV_WR_BIND_MW => request.bind.is_some(),
@@ -259,11 +259,11 @@ impl Request {
 }
 
 impl Request {
-    /// What a window is to be bound to; nothing where it makes no sense.
+    /// Sets what a window is to be bound to. Leaves the request without a binding if it is invalid.
     ///
     /// # Safety
     ///
-    /// Window and region are null or of this library.
+    /// `mw` and `info.mr` are null or of this library.
     pub(crate) unsafe fn bind(
         &mut self,
         mw: *mut ibv_mw,
@@ -285,7 +285,7 @@ impl Request {
 
 /// # Safety
 ///
-/// `start` has `count` entries, unless that is none.
+/// `start` has `count` entries, unless `count` is zero.
 pub(crate) unsafe fn list(start: *const ibv_sge, count: usize) -> Vec<ibv_sge> {
     if count == 0 {
         return Vec::new();
@@ -296,7 +296,7 @@ pub(crate) unsafe fn list(start: *const ibv_sge, count: usize) -> Vec<ibv_sge> {
 
 /// # Safety
 ///
-/// What the pieces name can be read.
+/// The memory that the pieces name is readable.
 unsafe fn copy(pieces: &[ibv_sge]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for piece in pieces.iter().filter(|piece| piece.length > 0) {

@@ -1,7 +1,8 @@
-//! Queue pairs: what they are made of, and what happens to all kinds of them alike.
+//! Queue pairs: their parts, and the behaviour that all kinds share.
 //!
-//! The program holds a [`FakeQp`]; what the device works with is a [`Qp`] in the context's table, under
-//! its lock. Numbers are unique on the fabric because a socket of the number's name is bound.
+//! The program holds a [`FakeQp`]. The device works with a [`Qp`] in the context's table, under the
+//! context's lock. Numbers are unique on the fabric, because each queue pair binds a socket with
+//! its number as the name.
 
 mod create;
 mod modify;
@@ -29,7 +30,7 @@ pub(crate) use self::modify::peer;
 pub use self::modify::{ibv_modify_qp, ibv_query_qp};
 pub(crate) use self::request::{Arrived, Local, Receive, Request};
 
-/// A queue pair. Begins with what the program sees of it.
+/// A queue pair. It starts with the structure that the program sees.
 #[repr(C)]
 pub(crate) struct FakeQp {
     pub(crate) ex: ibv_qp_ex,
@@ -54,7 +55,7 @@ impl FakeQp {
         self.ex.qp_base.qp_num
     }
 
-    /// Whether requests have not ended.
+    /// Whether some requests have not completed.
     pub(crate) fn is_at_work(&self) -> bool {
         self.nic.lock().qps.get(&self.number()).is_some_and(|qp| qp.outstanding() > 0)
     }
@@ -66,11 +67,11 @@ pub(crate) enum Kind {
     Rc,
     /// Unreliable datagrams.
     Ud,
-    /// Reliable datagrams in no order.
+    /// Reliable datagrams without an order.
     Srd,
 }
 
-/// What the device has of a queue pair.
+/// The device's part of a queue pair.
 pub(crate) struct Qp {
     pub(crate) number: u32,
     pub(crate) kind: Kind,
@@ -78,28 +79,28 @@ pub(crate) struct Qp {
     /// `IBV_QPS_*`.
     pub(crate) state: u32,
     pub(crate) cap: ibv_qp_cap,
-    /// What was set by modifying it.
+    /// Attributes set by `ibv_modify_qp`.
     pub(crate) attr: ibv_qp_attr,
     pub(crate) send_cq: Arc<CqShared>,
     pub(crate) recv_cq: Arc<CqShared>,
     pub(crate) socket: Arc<UnixDatagram>,
-    /// It is in the list of those that have something to do.
+    /// Whether it is in the list of active queue pairs.
     pub(crate) active: bool,
-    /// Changes when it is reset, so that packets of the time before are known.
+    /// Changes at every reset, so that packets from before a reset can be recognized.
     pub(crate) life: u64,
     /// The other end of a connection.
     pub(crate) peer: Option<Peer>,
     pub(crate) receives: VecDeque<Receive>,
-    /// Requests that were begun, for the script.
+    /// Number of requests begun, for the script.
     pub(crate) begun: u64,
-    /// The peer's queue is full: nothing is sent before this.
+    /// The peer's socket queue is full: send nothing before this time.
     pub(crate) blocked_until: Option<Instant>,
-    /// How often in a row it was.
+    /// How many times in a row the peer's queue was full.
     pub(crate) blocks: u32,
     /// The two halves of a connection.
     pub(crate) tx: Requester,
     pub(crate) rx: Responder,
-    /// What there is instead without a connection.
+    /// The state of a queue pair without a connection.
     pub(crate) datagrams: Datagrams,
 }
 
@@ -116,7 +117,7 @@ impl Qp {
         Header::new(kind, self.number, device, self.life)
     }
 
-    /// A packet has come.
+    /// Handles a packet that has arrived.
     pub(crate) fn packet(&mut self, env: &mut Env<'_>, header: &Header, payload: &[u8]) {
         match self.kind {
             Kind::Rc => self.rc_packet(env, header, payload),
@@ -125,7 +126,7 @@ impl Qp {
         }
     }
 
-    /// Does what there is to do now, and says when to look again; nothing where it is idle.
+    /// Does the work that is due, and returns when to call again; `None` if the queue pair is idle.
     pub(crate) fn work(&mut self, env: &mut Env<'_>) -> Option<Instant> {
         match self.kind {
             Kind::Rc => self.rc_work(env),
@@ -134,7 +135,7 @@ impl Qp {
         }
     }
 
-    /// Takes a request onto the send queue.
+    /// Puts a request on the send queue.
     pub(crate) fn push(&mut self, request: Request) {
         match self.kind {
             Kind::Rc => self.tx.push(request),
@@ -142,18 +143,18 @@ impl Qp {
         }
     }
 
-    /// Requests that have not ended.
+    /// Number of requests that have not completed.
     pub(crate) fn outstanding(&self) -> usize {
         self.tx.queue.len() + self.datagrams.outstanding()
     }
 
-    /// Leaves a full peer alone for a while, and for longer if it stays full.
+    /// Sends nothing to a full peer for a while, and for longer if it stays full.
     pub(crate) fn block(&mut self, now: Instant) {
         self.blocked_until = Some(now + wire::BLOCKED * (1 << self.blocks.min(5)));
         self.blocks += 1;
     }
 
-    /// Ends a request.
+    /// Completes a request.
     pub(crate) fn complete(&self, env: &mut Env<'_>, request: &Request, status: u32) {
         if status == IBV_WC_SUCCESS && !request.signalled {
             return;
@@ -175,7 +176,7 @@ impl Qp {
         env.complete(&self.send_cq, wc, false);
     }
 
-    /// Ends a receive that did not get what it was for.
+    /// Completes a receive that got no message.
     pub(crate) fn complete_receive(&self, env: &mut Env<'_>, receive: &Receive, status: u32) {
         let mut wc = ibv_wc::zeroed();
         wc.wr_id = receive.id;
@@ -185,7 +186,7 @@ impl Qp {
         env.complete(&self.recv_cq, wc, false);
     }
 
-    /// Ends a receive with a message.
+    /// Completes a receive with a message.
     pub(crate) fn deliver(
         &self,
         env: &mut Env<'_>,
@@ -217,7 +218,7 @@ impl Qp {
         env.complete(&self.recv_cq, wc, header.has(wire::flag::SOLICITED));
     }
 
-    /// What a peer's packet is about.
+    /// The memory that a peer's packet names.
     pub(crate) fn target(&self, header: &Header) -> Target {
         Target {
             pd: self.pd,
@@ -228,7 +229,8 @@ impl Qp {
         }
     }
 
-    /// Goes to the error state: whatever is posted ends, in order, unsignalled requests too.
+    /// Enters the error state: everything posted is flushed in order, including unsignalled
+    /// requests.
     pub(crate) fn fail(&mut self, env: &mut Env<'_>) {
         if matches!(self.state, IBV_QPS_RESET) {
             return;
@@ -245,7 +247,7 @@ impl Qp {
         self.rx = Responder::new(0);
     }
 
-    /// Back to the beginning: whatever is posted is forgotten.
+    /// Enters the reset state: everything posted is dropped without a completion.
     pub(crate) fn reset(&mut self, env: &mut Env<'_>) {
         self.state = IBV_QPS_RESET;
         self.tx = Requester::new(0);

@@ -1,8 +1,9 @@
 //! Reliable connections.
 //!
-//! Requests are cut into packets that are numbered in one row from the agreed number on; the responder
-//! executes them in that order and acknowledges by the number it expects next. A read is one packet of
-//! the row, and its answers name that number. Requests end in the order in which they were posted.
+//! Requests are split into packets with consecutive sequence numbers, beginning at the negotiated
+//! one. The responder executes them in that order and acknowledges with the number that it expects
+//! next. A read is one packet of the sequence, and its responses name its number. Requests complete
+//! in the order in which they were posted.
 
 mod requester;
 mod responder;
@@ -17,8 +18,8 @@ use crate::nic::Env;
 use crate::qp::Qp;
 use crate::wire::{self, Header, kind};
 
-/// Packets under way at once. Two sockets that are connected to each other queue as much as the sender's
-/// buffer has room for; a megabyte keeps both sides busy.
+/// Packets in flight at once. Two connected sockets queue as much as the sender's buffer holds; a
+/// megabyte keeps both sides busy.
 pub(crate) const WINDOW: u64 = 32;
 
 impl Qp {
@@ -42,7 +43,7 @@ impl Qp {
         }
     }
 
-    /// Lets a requester know that nobody takes its packets.
+    /// Tells a requester that its packets are not accepted here.
     fn rc_notice(&self, env: &mut Env<'_>, header: &Header) {
         let fabric = &env.nic.device.fabric.name;
         let Ok(address) = wire::address(fabric, header.device, header.source) else { return };

@@ -1,46 +1,47 @@
-//! What goes wrong, and when: the seeded script of `PEERWAY_FAKE_VERBS`.
+//! The seeded script of `PEERWAY_FAKE_VERBS`: which faults occur, and when.
 //!
 //! Items are separated by commas; each is a word or `name=value`. Chances are percentages (`1%`,
-//! `0.5%`), times have a unit (`us`, `ms`, `s`). The table of items is at the top of the crate. A
-//! script that does not parse gives no devices: a test that runs without the faults it asked for would
+//! `0.5%`), times have a unit (`us`, `ms`, `s`). The crate's documentation lists the items. A
+//! script that does not parse gives no devices: a test without the faults that it asked for would
 //! prove nothing.
 
 use std::time::Duration;
 
-/// A parsed script. The default is a fabric where nothing goes wrong.
+/// A parsed script. The default is a fabric without faults.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Script {
     pub(crate) seed: u64,
     pub(crate) devices: u32,
     pub(crate) efa: bool,
-    /// Chance that a packet is held back by `delay`, and so overtaken.
+    /// Chance that a packet is delayed by `delay`, so that others overtake it.
     pub(crate) reorder: f64,
     /// Chance that a packet is lost.
     pub(crate) drop: f64,
-    /// Chance that a message which takes a receive is refused although there is one.
+    /// Chance that a message is refused as "receiver not ready" although a receive is posted.
     pub(crate) rnr: f64,
-    /// Chance that a completion appears only `delay` after its effect.
+    /// Chance that a completion appears `delay` after its effect.
     pub(crate) late: f64,
     pub(crate) delay: Duration,
-    /// How long every packet travels.
+    /// Travel time of every packet.
     pub(crate) latency: Duration,
-    /// How long a peer that is there but silent is waited for, per retry.
+    /// How long to wait per retry for a peer that exists but is silent.
     pub(crate) patience: Duration,
-    /// A queue pair fails when it comes to its request of this number.
+    /// A queue pair fails when it begins the request with this number.
     pub(crate) flush_after: Option<u64>,
-    /// Bytes that a process may have registered on a device.
+    /// Bytes that a process may register on a device.
     pub(crate) memlock: u64,
     /// Whether dma-bufs can be registered.
     pub(crate) dmabuf: bool,
-    /// What is written into dma-bufs is held back until some of them is read.
+    /// Peers' writes to dma-bufs are held back until a peer reads one.
     pub(crate) posted: bool,
-    /// A post returns when its queue pair has nothing left to do, as where the processor that posts is the device.
+    /// A post returns only when its queue pair is idle, as if the posting processor were the
+    /// device.
     pub(crate) prompt: bool,
-    /// Devices that go away after so many requests.
+    /// Devices that disappear, and after how many requests.
     pub(crate) remove: Vec<(String, u64)>,
-    /// The process dies when peers have touched memory of a device so often.
+    /// The process dies after peers have accessed memory of a device this many times.
     pub(crate) die: Option<u64>,
-    /// Devices whose link is down from one time after loading to another.
+    /// Devices whose link is down between two times after loading.
     pub(crate) linkdown: Vec<(String, Duration, Duration)>,
 }
 
@@ -72,7 +73,7 @@ impl Default for Script {
 impl Script {
     /// # Errors
     ///
-    /// A sentence that names the item.
+    /// A text that names the item and its mistake.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut script = Self::default();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
@@ -82,7 +83,7 @@ impl Script {
         let named = script.remove.iter().map(|(name, _)| name);
         for name in named.chain(script.linkdown.iter().map(|(name, ..)| name)) {
             if !known(name) {
-                return Err(format!("`{name}`: there is no such device"));
+                return Err(format!("`{name}`: unknown device"));
             }
         }
         Ok(script)
@@ -94,7 +95,7 @@ impl Script {
                 "efa" => self.efa = true,
                 "posted" => self.posted = true,
                 "prompt" => self.prompt = true,
-                _ => return Err("no such word".to_owned()),
+                _ => return Err("unknown item".to_owned()),
             }
             return Ok(());
         };
@@ -104,7 +105,7 @@ impl Script {
                 self.devices = u32::try_from(number(value)?)
                     .ok()
                     .filter(|count| *count <= 200)
-                    .ok_or("at most 200")?;
+                    .ok_or("must be at most 200")?;
             }
             "reorder" => self.reorder = chance(value)?,
             "drop" => self.drop = chance(value)?,
@@ -115,25 +116,26 @@ impl Script {
             "patience" => self.patience = time(value)?,
             "memlock" => self.memlock = number(value)?,
             "dmabuf" if value == "no" => self.dmabuf = false,
-            "dmabuf" => return Err("not `no`".to_owned()),
+            "dmabuf" => return Err("the value must be `no`".to_owned()),
             "die" => self.die = Some(number(value)?),
             "flush_after" => self.flush_after = Some(number(value)?),
             "remove" => {
-                let (device, after) = value.split_once('@').ok_or("not DEVICE@REQUESTS")?;
+                let (device, after) =
+                    value.split_once('@').ok_or("the value must be DEVICE@REQUESTS")?;
                 self.remove.push((device.to_owned(), number(after)?));
             }
             "linkdown" => {
-                let words = "not DEVICE@MS..MS";
+                let words = "the value must be DEVICE@MS..MS";
                 let (device, range) = value.split_once('@').ok_or(words)?;
                 let (from, to) = range.split_once("..").ok_or(words)?;
                 let (from, to) = (number(from)?, number(to)?);
                 if from >= to {
-                    return Err("it ends before it begins".to_owned());
+                    return Err("the range ends before it begins".to_owned());
                 }
                 let times = (Duration::from_millis(from), Duration::from_millis(to));
                 self.linkdown.push((device.to_owned(), times.0, times.1));
             }
-            _ => return Err("no such name".to_owned()),
+            _ => return Err("unknown item".to_owned()),
         }
         Ok(())
     }
@@ -163,7 +165,7 @@ fn time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The dice of one context: the same script and the same calls throw the same.
+/// The random generator of one context: the same script and the same calls give the same results.
 #[derive(Debug)]
 pub(crate) struct Dice(u64);
 
@@ -172,8 +174,8 @@ impl Dice {
         Self(seed)
     }
 
-    /// True with this chance. A chance of zero throws nothing, so that faults which are not asked for do
-    /// not change when the others come.
+    /// True with this chance. A chance of zero consumes no random number, so that unused faults do
+    /// not change when the others occur.
     pub(crate) fn hit(&mut self, chance: f64) -> bool {
         chance > 0.0 && ((self.next() >> 11) as f64) < chance * (1u64 << 53) as f64
     }
@@ -197,7 +199,7 @@ mod tests {
         let text = "seed=7,devices=3, reorder=20%,delay=2ms,rnr=5%,drop=0.5%,late=10%,\
                     flush_after=1000,remove=fake1@500,efa,latency=3us,linkdown=fake0@10..20,patience=2s,memlock=9000,\
                     dmabuf=no,posted,prompt,die=40";
-        let script = Script::parse(text).expect("all of it is known");
+        let script = Script::parse(text).expect("every item is known");
         assert_eq!((script.seed, script.devices, script.efa), (7, 3, true));
         assert_eq!((script.reorder, script.rnr, script.drop, script.late), (0.2, 0.05, 0.005, 0.1));
         assert_eq!(script.delay, Duration::from_millis(2));
@@ -213,18 +215,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn an_invalid_item_is_named() {
         for (text, words) in [
             ("drop=1", "`drop=1`: `1` is not a percentage"),
             ("drop=101%", "`drop=101%`: `101%` is not a percentage"),
             ("delay=5", "`delay=5`: `5` is not a time in us, ms or s"),
-            ("sped=1", "`sped=1`: no such name"),
-            ("effa", "`effa`: no such word"),
-            ("dmabuf=yes", "`dmabuf=yes`: not `no`"),
-            ("remove=fake0", "`remove=fake0`: not DEVICE@REQUESTS"),
-            ("remove=fake9@1", "`fake9`: there is no such device"),
-            ("linkdown=fake0@20..10", "`linkdown=fake0@20..10`: it ends before it begins"),
-            ("devices=1000", "`devices=1000`: at most 200"),
+            ("sped=1", "`sped=1`: unknown item"),
+            ("effa", "`effa`: unknown item"),
+            ("dmabuf=yes", "`dmabuf=yes`: the value must be `no`"),
+            ("remove=fake0", "`remove=fake0`: the value must be DEVICE@REQUESTS"),
+            ("remove=fake9@1", "`fake9`: unknown device"),
+            ("linkdown=fake0@20..10", "`linkdown=fake0@20..10`: the range ends before it begins"),
+            ("devices=1000", "`devices=1000`: must be at most 200"),
         ] {
             assert_eq!(Script::parse(text), Err(words.to_owned()));
         }

@@ -1,19 +1,19 @@
-//! What to do while a peer does not answer: send again, and at some time give up.
+//! Time-outs for a peer that does not answer: when to retransmit, and when to give up.
 //!
-//! Packets are sent again sooner than real devices would, because a lost one then costs only a few
-//! milliseconds. What counts as a retry is what a real device counts: a time-out. A peer that is there and
-//! merely slow (a busy machine) is given the script's patience for each; a packet that is known to be
-//! lost, or that nobody takes, counts as soon as the time-out is over.
+//! Packets are retransmitted sooner than on real devices, so that a lost packet costs only a few
+//! milliseconds. A retry is what a real device counts: a time-out. A peer that exists but is slow,
+//! on a busy machine, gets the script's patience for each retry. A packet that is known to be lost
+//! or refused counts as soon as the time-out is over.
 
 use std::time::{Duration, Instant};
 
 use crate::script::Script;
 
-/// How long to wait for an answer before packets are sent again, at first and at most.
+/// The first and the longest wait for an answer before packets are retransmitted.
 const FIRST: Duration = Duration::from_millis(4);
 const MOST: Duration = Duration::from_millis(64);
 
-/// A peer that owes an answer.
+/// The silence of a peer that owes an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Silence {
     /// When the last retry was counted, or the silence began.
@@ -23,26 +23,26 @@ pub(crate) struct Silence {
     retries: u8,
 }
 
-/// What is to be done about it now.
+/// The action that is due now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Due {
     Nothing,
-    /// What is not answered is sent again.
+    /// Retransmit the unanswered packets.
     Again,
-    /// The peer is given up.
+    /// Give the peer up.
     End,
 }
 
 impl Silence {
-    /// A time-out of none waits for ever.
+    /// Starts a silence. Without a time-out it lasts for ever.
     pub(crate) fn new(now: Instant, timeout: Option<Duration>, script: &Script) -> Self {
         let most = timeout.unwrap_or(FIRST).max(Duration::from_millis(1));
         let wait = FIRST.min(most) + 2 * script.latency + script.delay;
         Self { since: now, resend: now + wait, wait, retries: 0 }
     }
 
-    /// Looks at the clock. `lost` says whether a packet is known to be lost, and is taken back when that
-    /// was counted.
+    /// Checks the time. `lost` says whether a packet is known to be lost, and is cleared when a
+    /// retry counts it.
     pub(crate) fn check(
         &mut self,
         now: Instant,
@@ -75,7 +75,7 @@ impl Silence {
 mod tests {
     use super::*;
 
-    /// How often something is sent again, and how long it takes to give up.
+    /// How many times packets are retransmitted, and how long it takes to give up.
     fn run(lost: bool, timeout: u64, retries: u8) -> (u32, Duration) {
         let script = Script::default();
         let timeout = Some(Duration::from_millis(timeout));

@@ -1,9 +1,9 @@
 //! EFA's reliable datagrams: every request arrives once, in no order among requests.
 //!
-//! A request is a message with a number of its own. Its packets are acknowledged one by one, and it ends
-//! alone: whatever goes wrong with it, the queue pair goes on. A message takes effect once: the responder
-//! remembers the numbers that are done, down to the lowest that the requester has not ended with,
-//! which every packet says.
+//! A request is a message with its own number. Its packets are acknowledged one by one. If it
+//! fails, only this request fails; the queue pair continues. A message takes effect once: the
+//! responder remembers the completed numbers, down to the lowest number that the requester has not
+//! completed. Every packet carries that number.
 
 mod requester;
 mod responder;
@@ -19,19 +19,19 @@ use crate::nic::Env;
 use crate::qp::{Peer, Qp, Request};
 use crate::wire::{self, Header, Sent, kind};
 
-/// What a queue pair without a connection has under way.
+/// The pending work of a queue pair without a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Datagrams {
-    /// Requests that are not begun.
+    /// Requests that have not begun.
     pub(crate) queue: VecDeque<Request>,
-    /// Requests that are, by number.
+    /// Requests that have begun, by number.
     open: BTreeMap<u64, Open>,
     next: u64,
     /// Packets that are not answered.
     under_way: usize,
-    /// Who sent here, by device, number and life.
+    /// The senders, by device, number and life.
     sources: HashMap<(u32, u32, u64), Source>,
-    /// Acknowledgements and refusals to be sent.
+    /// Acknowledgements and refusals to send.
     replies: VecDeque<(Peer, Header)>,
     answers: VecDeque<Answer>,
 }
@@ -83,7 +83,7 @@ impl Qp {
         [self.blocked_until, timer].into_iter().flatten().min()
     }
 
-    /// Sends what is owed to requesters: acknowledgements first, then bytes that were asked for.
+    /// Sends pending replies to requesters: acknowledgements first, then read responses.
     fn srd_respond(&mut self, env: &mut Env<'_>) {
         while let Some((peer, header)) = self.datagrams.replies.pop_front() {
             let sent = env.wire.send_header(&self.socket, &peer.address, &header, env.now);

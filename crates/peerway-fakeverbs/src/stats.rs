@@ -1,19 +1,19 @@
-//! Counts for gates: how many doorbells, requests and completions a process made.
+//! Counters for tests: how many doorbells, requests and completions a process made.
 //!
-//! Counted per process, over all devices. They are read through the exported
-//! `peerway_fakeverbs_stats`, which a program that opened the library by name looks up there.
+//! They count per process, over all devices. A program that opened the library by name reads them
+//! through the exported function `peerway_fakeverbs_stats`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What `peerway_fakeverbs_stats` fills. Grows only at its end.
+/// The structure that `peerway_fakeverbs_stats` fills. It grows only at its end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Stats {
-    /// Calls that handed requests to the device: `ibv_post_send`, and `wr_complete` of a batch.
+    /// Calls that passed requests to the device: `ibv_post_send`, and `wr_complete` of a batch.
     pub doorbells: u64,
     /// Requests on send queues.
     pub requests: u64,
-    /// Those of them that were to make a completion.
+    /// Requests on send queues that ask for a completion.
     pub signalled: u64,
     /// Calls of `ibv_post_recv`.
     pub receive_doorbells: u64,
@@ -21,27 +21,27 @@ pub struct Stats {
     pub receives: u64,
     /// Calls of `ibv_poll_cq`.
     pub polls: u64,
-    /// Completions that polls gave out.
+    /// Completions that polls returned.
     pub completions: u64,
     /// Completion events raised.
     pub events: u64,
     /// Memory regions registered.
     pub registrations: u64,
-    /// Memory regions given back.
+    /// Memory regions deregistered.
     pub deregistrations: u64,
-    /// Queue pairs that are there now.
+    /// Queue pairs that exist now.
     pub queue_pairs: u64,
     /// Packets sent, whether they arrived or not.
     pub packets: u64,
-    /// Packets that were sent again.
+    /// Retransmissions, each of one or more packets.
     pub retransmissions: u64,
-    /// Requests on send queues that carried their bytes themselves.
+    /// Requests on send queues with inline data.
     pub inlined: u64,
 }
 
 macro_rules! counters {
     ($($field:ident),* $(,)?) => {
-        /// The counts of this process.
+        /// The counters of this process.
         #[derive(Debug, Default)]
         pub(crate) struct Counters { $( pub(crate) $field: AtomicU64, )* }
 
@@ -76,16 +76,16 @@ counters!(
 
 pub(crate) static COUNTERS: Counters = Counters::new();
 
-/// Adds to a count. Counts order nothing, so relaxed.
+/// Adds to a counter. Counters order no other memory accesses, so relaxed suffices.
 pub(crate) fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// Fills `out` with the counts of this process.
+/// Fills `out` with the counters of this process.
 ///
 /// # Safety
 ///
-/// `out` is a place for a [`Stats`].
+/// `out` is valid for a write of a [`Stats`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_fakeverbs_stats(out: *mut Stats) {
     // SAFETY: by this function's contract.

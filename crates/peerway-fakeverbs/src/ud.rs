@@ -1,4 +1,4 @@
-//! Unreliable datagrams: one packet each, sent once, lost where nobody receives.
+//! Unreliable datagrams: one packet each, sent once, and lost if no receive is posted.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ impl Qp {
             return;
         }
         let Some(receive) = self.receives.pop_front() else { return };
-        // What the network would have put in front.
+        // The network header that hardware puts in front of the message.
         let mut bytes = [0; size_of::<ibv_grh>()];
         bytes[0] = 0x60;
         bytes[8..24].copy_from_slice(&link_local(header.device));
@@ -75,11 +75,11 @@ impl Qp {
 }
 
 impl Env<'_> {
-    /// Puts a packet together in the wire's scratch.
+    /// Builds a packet in the wire's scratch buffer.
     ///
     /// # Errors
     ///
-    /// The memory is not to be had.
+    /// The local memory is not accessible.
     pub(crate) fn pack(
         &mut self,
         header: &Header,

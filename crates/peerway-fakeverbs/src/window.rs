@@ -1,8 +1,9 @@
-//! Memory windows of type 2B: keys to part of a region, given and taken by work requests.
+//! Memory windows of type 2B: keys to part of a region, bound and invalidated by work requests.
 //!
-//! Invariants: the upper three bytes of a window's key are its own for as long as it is there, the lowest
-//! is the program's and changes with every bind. A key opens what it was bound to, to the peer of the
-//! queue pair that bound it, until it is invalidated. A region with a window on it is not given back.
+//! Invariants: the upper three bytes of a window's key never change. The program chooses the lowest
+//! byte, which changes with every bind. A key grants access to its range, only to the peer of the
+//! queue pair that bound it, until it is invalidated. A region with a bound window cannot be
+//! deregistered.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint};
@@ -23,7 +24,7 @@ struct Window {
     bound: Option<Bound>,
 }
 
-/// What a window is bound to.
+/// The range that a window is bound to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     /// The key of the region.
@@ -52,7 +53,7 @@ impl Windows {
         self.0.remove(&(key >> 8));
     }
 
-    /// False for a window that is not there, is bound already, or gets the key that it had.
+    /// Binds a window. Returns false if it does not exist, is already bound, or would keep its key.
     pub(crate) fn bind(&mut self, pd: u32, key: u32, bound: Bound) -> bool {
         match self.0.get_mut(&(key >> 8)) {
             Some(window) if window.pd == pd && window.bound.is_none() && window.key != key => {
@@ -76,7 +77,7 @@ impl Windows {
         }
     }
 
-    /// The region behind a key, where the key allows all of the range.
+    /// The region behind a key, if the key allows access to the whole range.
     pub(crate) fn find(
         &self,
         key: u32,
@@ -96,9 +97,9 @@ impl Windows {
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
-    // SAFETY: the caller's domain is one of this library.
+    // SAFETY: by the handles contract.
     let domain = unsafe { FakePd::of(pd) };
     if kind != IBV_MW_TYPE_2 || domain.nic.device.is_efa() {
         return fail(libc::EOPNOTSUPP);
@@ -108,16 +109,17 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
     }
     let rkey = domain.nic.lock().regions.add_window(domain.id);
     domain.add_user();
-    // SAFETY: as above.
+    // SAFETY: by the handles contract.
     let context = unsafe { (*pd).context };
     Box::into_raw(Box::new(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind }))
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: made above and not used again; its domain is still there.
+    // SAFETY: by the handles and destroy contracts. The window counts as a user of its domain, so
+    // the domain still exists.
     let (mw, domain) = unsafe { (Box::from_raw(mw), FakePd::of((*mw).pd)) };
     domain.nic.lock().regions.remove_window(mw.rkey);
     domain.remove_user();
@@ -136,7 +138,7 @@ mod tests {
         let bound = Bound { region: 9, address: 0x1000, length: 0x100, access, qp: 7 };
         assert!(!windows.bind(2, 0x501, bound) && !windows.bind(1, 0x500, bound));
         assert!(windows.bind(1, 0x501, bound) && windows.are_on(9));
-        assert!(!windows.bind(1, 0x502, bound), "it is bound");
+        assert!(!windows.bind(1, 0x502, bound), "the window is already bound");
         let find = |windows: &Windows, key, qp, address, length, access| {
             windows.find(key, 1, qp, address, length, access)
         };

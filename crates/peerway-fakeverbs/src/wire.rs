@@ -1,8 +1,8 @@
-//! Packets, and how they travel: one datagram on an abstract Unix socket each.
+//! Packets and their transport: each packet is one datagram on an abstract Unix socket.
 //!
-//! Every queue pair has a socket whose name says fabric, device and number, so whoever knows a GID and
-//! a number can send to it, from this process or another. What the script does to packets it does
-//! here, on the way out. Peers share a host, so numbers go in its byte order.
+//! Every queue pair has a socket whose name consists of fabric, device and number. Any process that
+//! knows a GID and a number can therefore send to it. The script's packet faults apply here, to
+//! outgoing packets. All peers share a host, so numbers use its byte order.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,30 +19,30 @@ use crate::device::{Device, MAX_MESSAGE};
 use crate::script::Dice;
 use crate::stats::{COUNTERS, count};
 
-/// The most payload in a packet. Large enough that system calls are not what large messages cost, small
-/// enough that a message of some hundred kilobytes is many packets.
+/// Largest payload of a packet. It is large enough that system calls do not dominate large
+/// messages, and small enough that a message of a few hundred kilobytes has many packets.
 pub(crate) const PAYLOAD: usize = 32 << 10;
 
-/// How long to leave a socket alone whose peer's queue is full. The kernel tells only connected senders
-/// when there is room again.
+/// How long to wait when the peer's socket queue is full. The kernel reports new room only to
+/// connected senders.
 pub(crate) const BLOCKED: Duration = Duration::from_micros(50);
 
-/// What a packet is.
+/// Packet kinds.
 pub(crate) mod kind {
     /// Part of a write or send.
     pub(crate) const DATA: u8 = 1;
-    /// Asks for bytes.
+    /// Requests bytes.
     pub(crate) const READ: u8 = 2;
-    /// Bytes that were asked for.
+    /// Requested bytes.
     pub(crate) const RESPONSE: u8 = 3;
-    /// Everything before `seq` was executed.
+    /// The responder has executed everything before `seq`.
     pub(crate) const ACK: u8 = 4;
-    /// What `seq` is part of failed with `status`; everything before was executed.
+    /// The request of `seq` failed with `status`. Everything before it was executed.
     pub(crate) const NAK: u8 = 5;
-    /// There is no receive for `seq`: send it again after the time that `status` stands for.
+    /// No receive is posted for `seq`: retransmit after the time that `status` encodes.
     pub(crate) const RNR: u8 = 6;
-    /// Packets are not being taken here. Real responders are silent; this only lets the requester tell a
-    /// silent peer from a slow one.
+    /// This queue pair does not accept packets. Real responders are silent. The notice only lets
+    /// the requester tell an absent peer from a slow one.
     pub(crate) const NOTICE: u8 = 7;
     /// An unreliable datagram.
     pub(crate) const DATAGRAM: u8 = 8;
@@ -55,21 +55,21 @@ pub(crate) mod flag {
     pub(crate) const GAP: u8 = 4;
 }
 
-/// In front of every packet.
+/// The header of every packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 pub(crate) struct Header {
-    /// The packet's number on a connection, the message's without one.
+    /// The packet's number on a connection, or the message's number without one.
     pub(crate) seq: u64,
-    /// Where the whole message is in the responder's memory.
+    /// The address of the whole message in the responder's memory.
     pub(crate) address: u64,
-    /// How long the whole message is.
+    /// The length of the whole message.
     pub(crate) length: u64,
-    /// Where in the message the payload belongs.
+    /// The offset of the payload in the message.
     pub(crate) offset: u64,
-    /// Which life of the sending queue pair this is from.
+    /// The life of the sending queue pair, which changes at every reset.
     pub(crate) life: u64,
-    /// Messages before this one have ended for the sender, without a connection.
+    /// Without a connection: the sender has completed all messages before this one.
     pub(crate) floor: u64,
     pub(crate) source: u32,
     /// The device of the sender.
@@ -77,7 +77,7 @@ pub(crate) struct Header {
     pub(crate) key: u32,
     pub(crate) immediate: u32,
     pub(crate) qkey: u32,
-    /// How many bytes of the message a read wants from `offset` on, in packets.
+    /// How many packets of the message a read requests, starting at `offset`.
     pub(crate) packets: u32,
     pub(crate) kind: u8,
     pub(crate) flags: u8,
@@ -95,7 +95,7 @@ impl Header {
         Self { kind, source, device, life, magic: Self::MAGIC, ..Self::default() }
     }
 
-    /// Header and payload of a datagram; nothing where it is not one of ours.
+    /// Header and payload of a datagram; `None` if it is not a packet of this library.
     pub(crate) fn parse(packet: &[u8]) -> Option<(Self, &[u8])> {
         let (header, payload) = Self::read_from_prefix(packet).ok()?;
         let ours = header.magic == Self::MAGIC && header.length <= MAX_MESSAGE;
@@ -107,51 +107,51 @@ impl Header {
     }
 }
 
-/// How many packets a message of `length` is.
+/// The number of packets of a message of `length` bytes.
 pub(crate) fn packets(length: u64) -> u64 {
     length.div_ceil(PAYLOAD as u64).max(1)
 }
 
-/// Where a queue pair of a device listens.
+/// The socket address of a queue pair.
 pub(crate) fn address(fabric: &str, device: u32, number: u32) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("peerway-fakeverbs/{fabric}/{device}/{number:06x}"))
 }
 
-/// Connects a socket to its peer's. The kernel queues ten packets by default on a datagram socket, but on
-/// one that is connected to the sender as many as the sender's buffer has room for. Where it fails there
-/// is nobody, or it is slower.
+/// Connects a socket to its peer. By default the kernel queues ten packets on a datagram socket. If
+/// the socket is connected to the sender, it queues as many as the sender's buffer holds. A failure
+/// is harmless: the peer does not exist, or the transfer is slower.
 pub(crate) fn connect(socket: &UnixDatagram, peer: &SocketAddr) {
     let _ = socket.connect_addr(peer);
 }
 
-/// Takes [`connect`] back.
+/// Undoes [`connect`].
 pub(crate) fn disconnect(socket: &UnixDatagram) {
     let none = libc::sockaddr { sa_family: libc::AF_UNSPEC as u16, sa_data: [0; 14] };
-    // SAFETY: an open socket and an address of the size that is given.
+    // SAFETY: the socket is open, and the address has the given size.
     unsafe {
         libc::connect(socket.as_raw_fd(), &none, size_of::<libc::sockaddr>() as libc::socklen_t);
     }
 }
 
-/// What became of a packet.
+/// The result of sending a packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Sent {
-    /// It is on its way.
+    /// The packet is on its way.
     Away,
-    /// The peer's queue is full: later.
+    /// The peer's queue is full: try again later.
     Blocked,
-    /// It is lost: the script, the link, or nobody is there.
+    /// The packet is lost: by the script, by the link, or because there is no receiver.
     Lost,
 }
 
-/// The way out of a context.
+/// The outgoing side of a context.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) device: &'static Device,
     pub(crate) dice: Dice,
     held: BinaryHeap<Reverse<Held>>,
     order: u64,
-    /// A packet that is being put together.
+    /// The packet that is being built.
     pub(crate) scratch: Vec<u8>,
 }
 
@@ -174,7 +174,7 @@ impl Wire {
         self.send_scratch(from, to, now)
     }
 
-    /// Sends what is in `scratch`.
+    /// Sends the packet in `scratch`.
     pub(crate) fn send_scratch(
         &mut self,
         from: &Arc<UnixDatagram>,
@@ -197,14 +197,14 @@ impl Wire {
         put(from, to, &self.scratch)
     }
 
-    /// Tells a requester that its packets are not taken; no script touches this, as no real device says
-    /// it.
+    /// Tells a requester that its packets are not accepted. The script's faults do not apply,
+    /// because no real device sends this.
     pub(crate) fn notice(&mut self, from: &UnixDatagram, to: &SocketAddr, header: &Header) {
-        // Where it does not arrive the requester waits a little longer.
+        // If the notice is lost, the requester waits a little longer.
         let _ = put(from, to, header.as_bytes());
     }
 
-    /// Forgets what is under way from a socket.
+    /// Drops the delayed packets of a socket.
     pub(crate) fn forget(&mut self, from: &Arc<UnixDatagram>) {
         self.held.retain(|Reverse(held)| !Arc::ptr_eq(&held.from, from));
     }
@@ -215,7 +215,7 @@ impl Wire {
         self.held.push(Reverse(Held { at, order, from: Arc::clone(from), to: to.clone(), bytes }));
     }
 
-    /// Sends what was held back until now, and says when the next is due.
+    /// Sends the delayed packets that are due, and returns when the next one is due.
     pub(crate) fn release(&mut self, now: Instant) -> Option<Instant> {
         while let Some(Reverse(first)) = self.held.peek() {
             if first.at > now {
@@ -244,7 +244,7 @@ fn put(from: &UnixDatagram, to: &SocketAddr, bytes: &[u8]) -> Sent {
     }
 }
 
-/// A packet that travels slowly.
+/// A delayed packet.
 #[derive(Debug)]
 struct Held {
     at: Instant,

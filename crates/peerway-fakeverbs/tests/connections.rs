@@ -1,4 +1,4 @@
-//! Reliable connections on a fabric where nothing goes wrong, and the errors that a program can make.
+//! Reliable connections on a fabric without faults, and the errors that a program can make.
 
 mod support;
 
@@ -31,7 +31,7 @@ fn large_messages_cross_whole() {
     assert_eq!((wc.wr_id, wc.opcode), (9, IBV_WC_RECV_RDMA_WITH_IMM));
     assert_eq!((wc.byte_len as usize, wc.immediate()), (len, Some(0xabcd)));
     assert_eq!(wc.qp_num, pair.far.number());
-    // The immediate comes after the bytes.
+    // The immediate arrives after the bytes.
     assert!(to.has_pattern(3, 0, len));
     let wc = pair.here.completion();
     assert_eq!((wc.wr_id, wc.opcode, wc.status), (1, IBV_WC_RDMA_WRITE, IBV_WC_SUCCESS));
@@ -58,7 +58,7 @@ fn two_hundred_thousand_small_writes_arrive_in_order() {
         return;
     }
     const WRITES: u64 = 200_000;
-    /// Every so many is signalled.
+    /// Every request whose number is a multiple of this is signalled.
     const STRIDE: u64 = 32;
     let pair = Pair::with(256, |_| {});
     let to = pair.there.buffer(8);
@@ -110,7 +110,7 @@ fn every_kind_of_loopback_works() {
     let here = Node::new("fake0");
     let (from, to) = (here.buffer(100_000), here.buffer(100_000));
     from.pattern(1);
-    // A queue pair with itself, two of one context, two contexts of one device.
+    // A queue pair connected to itself, two of one context, two contexts of one device.
     let own = here.qp(8);
     here.connect(&own, here.gid(), own.number());
     let (one, two) = (here.qp(8), here.qp(8));
@@ -127,7 +127,7 @@ fn every_kind_of_loopback_works() {
     let other = Node::new("fake0");
     let (three, four) = (here.qp(8), other.qp(8));
     // By the link-local address this time.
-    let gid = other.context.gid(1, 0).expect("it has two").raw;
+    let gid = other.context.gid(1, 0).expect("the device has two GIDs").raw;
     here.connect(&three, gid, four.number());
     other.connect(&four, gid, three.number());
     let target = other.buffer(64);
@@ -140,11 +140,12 @@ fn every_kind_of_loopback_works() {
 }
 
 #[test]
-fn what_is_not_allowed_is_refused_and_flushes_both_sides() {
-    if !scripted("what_is_not_allowed_is_refused_and_flushes_both_sides", "") {
+fn a_forbidden_request_is_refused_and_flushes_both_sides() {
+    if !scripted("a_forbidden_request_is_refused_and_flushes_both_sides", "") {
         return;
     }
-    /// Makes one bad request between good ones, and says how it ended.
+    /// Posts one bad request between good ones. Returns its status, and whether the remote side
+    /// failed.
     fn refused(bad: impl Fn(&Pair, &Buffer, &Buffer) -> ibv_send_wr) -> (u32, bool) {
         let pair = Pair::new();
         let (from, to) = (pair.here.buffer(4096), pair.there.buffer(4096));
@@ -155,7 +156,7 @@ fn what_is_not_allowed_is_refused_and_flushes_both_sides() {
         let mut requests = [good(1), bad(&pair, &from, &to), good(3)];
         requests[1].wr_id = 2;
         post(&pair.near, &mut requests);
-        // The first was not signalled; errors always are.
+        // The first request is not signalled; errors always are.
         let second = pair.here.completion();
         assert_eq!(second.wr_id, 2);
         let third = pair.here.completion();
@@ -163,7 +164,7 @@ fn what_is_not_allowed_is_refused_and_flushes_both_sides() {
         let receive = pair.here.completion();
         assert!(receive.wr_id == 50 && receive.status().is_flushed());
         assert_eq!(state(&pair.near), IBV_QPS_ERR);
-        // What is posted from now on is flushed too.
+        // Later posts are flushed too.
         pair.post(good(4));
         let fourth = pair.here.completion();
         assert!(fourth.wr_id == 4 && fourth.status().is_flushed());
@@ -250,10 +251,10 @@ fn states_take_what_they_need_and_nothing_else() {
         assert_eq!(errno(&qp, &attr, mask), Ok(()));
         assert_eq!(state(&qp), next);
     }
-    let (found, made) = qp.query(IBV_QP_STATE).expect("it can be asked");
+    let (found, made) = qp.query(IBV_QP_STATE).expect("the queue pair can be queried");
     assert_eq!((found.dest_qp_num, found.retry_cnt), (qp.number(), 1));
     assert_eq!((made.cap.max_send_wr, made.qp_type), (4, IBV_QPT_RC));
-    // No GID, no such device, a bad index.
+    // No GID, a bad index, an unknown device.
     attr.qp_state = IBV_QPS_RESET;
     assert_eq!(errno(&qp, &attr, IBV_QP_STATE), Ok(()));
     attr.qp_state = IBV_QPS_INIT;
@@ -276,22 +277,22 @@ fn queues_have_the_room_they_were_made_with() {
     }
     let pair = Pair::with(4, |_| {});
     let buffer = pair.there.buffer(64);
-    // The far side has no receive yet, so what is sent stays.
+    // The remote side has no receive yet, so the sends stay pending.
     for id in 0..4 {
         pair.post(ibv_send_wr::send_with_immediate(id, &[], id as u32).with_flags(SIGNALED));
     }
     assert_eq!(try_post(&pair.near, ibv_send_wr::send(4, &[])), Err(libc::ENOMEM));
     let mut chain = [ibv_send_wr::send(5, &[]), ibv_send_wr::send(6, &[])];
     ibv_send_wr::chain(&mut chain);
-    // SAFETY: a chain without memory.
-    let error = unsafe { pair.near.post_send(chain.as_mut_ptr()) }.expect_err("it is full");
+    // SAFETY: the chain is valid and names no memory.
+    let error = unsafe { pair.near.post_send(chain.as_mut_ptr()) }.expect_err("the queue is full");
     assert_eq!((error.errno, error.rejected), (libc::ENOMEM, chain.as_mut_ptr()));
     for id in 0..4 {
         pair.receive(id, &[buffer.sge(0, 64)]);
     }
-    // SAFETY: the buffer is kept.
+    // SAFETY: the receive names no memory.
     let full = unsafe { pair.far.post_recv(&mut ibv_recv_wr::new(9, &[])) };
-    // The first may have been used by now.
+    // The first receive may have been used by now.
     if let Err(error) = full {
         assert_eq!(error.errno, libc::ENOMEM);
     }
@@ -333,18 +334,18 @@ fn missing_receives_are_waited_for_as_often_as_was_asked() {
 }
 
 #[test]
-fn nobody_there_is_retry_exceeded() {
-    if !scripted("nobody_there_is_retry_exceeded", "patience=1000s") {
+fn an_absent_peer_is_retry_exceeded() {
+    if !scripted("an_absent_peer_is_retry_exceeded", "patience=1000s") {
         return;
     }
-    // Known to be lost, all of it: the script's patience is not needed.
+    // All packets are known to be lost, so the script's patience does not apply.
     let exceeded = |node: &Node, qp: &Qp| {
         post(qp, &mut [ibv_send_wr::write(1, &[], 0, 0)]);
         let wc = node.completion();
         assert_eq!(wc.status, IBV_WC_RETRY_EXC_ERR, "{}", wc.status());
     };
     let (here, there) = (Node::new("fake0"), Node::new("fake1"));
-    // A number that nobody has; one that was given back; one that is not ready; one of someone else.
+    // An unused number, a destroyed queue pair, one that is not ready, and one connected elsewhere.
     let qp = here.qp(4);
     here.connect(&qp, there.gid(), 0x00ff_ff00);
     exceeded(&here, &qp);
@@ -359,7 +360,7 @@ fn nobody_there_is_retry_exceeded() {
     here.connect(&qp, there.gid(), taken.number());
     there.connect(&taken, here.gid(), other.number());
     exceeded(&here, &qp);
-    // Both are there and count from different numbers.
+    // Both exist, but count from different numbers.
     for (sent, expected) in [(77, 70), (77, 1000), (77, 200_000)] {
         let (qp, far) = (here.qp(4), there.qp(4));
         here.connect_with(&qp, there.gid(), far.number(), |attr| attr.sq_psn = sent);
@@ -377,10 +378,10 @@ fn an_error_flushes_in_order_and_a_reset_forgets() {
     let to_error = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::zeroed() };
     for id in 0..5 {
         receive(&pair.near, 100 + id, &[]);
-        // Without receives over there these stay.
+        // Without receives at the remote side the sends stay pending.
         pair.post(ibv_send_wr::send(id, &[]));
     }
-    pair.near.modify(&to_error, IBV_QP_STATE).expect("from any state");
+    pair.near.modify(&to_error, IBV_QP_STATE).expect("the error state is reachable from any state");
     let ids: Vec<u64> = (0..10)
         .map(|_| pair.here.completion())
         .inspect(|wc| assert!(wc.status().is_flushed(), "{}", wc.status()))
@@ -390,7 +391,7 @@ fn an_error_flushes_in_order_and_a_reset_forgets() {
 
     let reset = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..ibv_qp_attr::zeroed() };
     for qp in [&pair.near, &pair.far] {
-        qp.modify(&reset, IBV_QP_STATE).expect("from any state");
+        qp.modify(&reset, IBV_QP_STATE).expect("reset is reachable from any state");
     }
     pair.here.connect(&pair.near, pair.there.gid(), pair.far.number());
     pair.there.connect(&pair.far, pair.here.gid(), pair.near.number());
@@ -398,10 +399,10 @@ fn an_error_flushes_in_order_and_a_reset_forgets() {
         receive(&pair.near, id, &[]);
         pair.post(ibv_send_wr::send(id, &[]));
     }
-    pair.near.modify(&reset, IBV_QP_STATE).expect("from any state");
+    pair.near.modify(&reset, IBV_QP_STATE).expect("reset is reachable from any state");
     pair.here.nothing_comes(Duration::from_millis(50));
-    // And it works again, with other numbers.
-    pair.far.modify(&reset, IBV_QP_STATE).expect("from any state");
+    // The queue pairs work again after a reset.
+    pair.far.modify(&reset, IBV_QP_STATE).expect("reset is reachable from any state");
     pair.here.connect(&pair.near, pair.there.gid(), pair.far.number());
     pair.there.connect(&pair.far, pair.here.gid(), pair.near.number());
     pair.receive(1, &[]);
@@ -419,11 +420,11 @@ fn events_come_once_per_arming() {
         return;
     }
     let pair = Pair::new();
-    let channel = pair.there.cq.channel().expect("it was made with one");
+    let channel = pair.there.cq.channel().expect("the queue has a channel");
     let wait = || {
         let begun = std::time::Instant::now();
         while begun.elapsed() < WATCHDOG {
-            if let Some(cookie) = channel.event().expect("it can be asked") {
+            if let Some(cookie) = channel.event().expect("the channel can be read") {
                 return cookie;
             }
             std::thread::yield_now();
@@ -438,25 +439,25 @@ fn events_come_once_per_arming() {
     send(0);
     pair.there.completions(1);
     assert_eq!(channel.event(), Ok(None));
-    pair.there.cq.request_notify(false).expect("it can be armed");
+    pair.there.cq.request_notify(false).expect("the queue can be armed");
     for _ in 0..3 {
         send(0);
     }
     assert_eq!(wait(), COOKIE);
     pair.there.completions(3);
     assert_eq!(channel.event(), Ok(None));
-    // Solicited ones only.
-    pair.there.cq.request_notify(true).expect("it can be armed");
+    // Solicited completions only.
+    pair.there.cq.request_notify(true).expect("the queue can be armed");
     send(0);
     pair.there.completions(1);
     assert_eq!(channel.event(), Ok(None));
     send(IBV_SEND_SOLICITED);
     assert_eq!(wait(), COOKIE);
     pair.there.completions(1);
-    // No wake-up is lost: sleep on the descriptor a thousand times.
+    // No wake-up is lost: repeat arming and waiting a thousand times.
     for round in 0..1000 {
         pair.receive(round, &[]);
-        pair.there.cq.request_notify(false).expect("it can be armed");
+        pair.there.cq.request_notify(false).expect("the queue can be armed");
         send(SIGNALED);
         assert_eq!(wait(), COOKIE);
         pair.there.completions(1);
@@ -471,22 +472,26 @@ fn a_queue_that_overruns_says_so() {
         return;
     }
     let here = Node::new("fake0");
-    let small = Arc::new(Cq::create(&here.context, 2, 0x77, None, 0).expect("a small one"));
+    let small = Arc::new(Cq::create(&here.context, 2, 0x77, None, 0).expect("a small queue"));
     let config = QpConfig { send_cq: &small, ..here.config(8) };
     let qp = Qp::create(&here.pd, &config).expect("a queue pair");
     here.connect(&qp, here.gid(), qp.number());
     for id in 0..3 {
         post(&qp, &mut [ibv_send_wr::write(id, &[], 0, 0).with_flags(SIGNALED)]);
     }
-    let event = here.context.async_event().expect("it can be asked").expect("it waits for one");
+    let event = here
+        .context
+        .async_event()
+        .expect("the device can be asked")
+        .expect("the call blocks for an event");
     let AsyncEvent { kind, subject, .. } = event;
     assert_eq!((kind, subject), (IBV_EVENT_CQ_ERR, Subject::Cq(0x77)));
     assert_eq!(small.poll(&mut [ibv_wc::zeroed(); 4]), Ok(2));
-    let error = small.poll(&mut [ibv_wc::zeroed(); 4]).expect_err("it is broken");
+    let error = small.poll(&mut [ibv_wc::zeroed(); 4]).expect_err("the overrun queue fails");
     assert_eq!(error.errno, libc::EIO);
 }
 
-/// After a region is given back, no write that was under way changes its memory.
+/// After a region is deregistered, no pending write changes its memory.
 #[test]
 fn memory_that_was_given_back_is_not_touched() {
     if !scripted("memory_that_was_given_back_is_not_touched", "") {
@@ -498,9 +503,9 @@ fn memory_that_was_given_back_is_not_touched() {
         from.fill(0xaa);
         let stop = AtomicBool::new(false);
         let target = Box::into_raw(vec![0u8; 256 << 10].into_boxed_slice()).cast::<u8>();
-        // SAFETY: never freed, touched by pointer only.
+        // SAFETY: the memory is never freed, and is accessed only through pointers.
         let mr = unsafe { Mr::register(&pair.there.pd, target.cast(), 256 << 10, ALL) };
-        let mr = mr.expect("it can be registered");
+        let mr = mr.expect("the memory can be registered");
         let (address, rkey) = (target.expose_provenance() as u64, mr.rkey());
         std::thread::scope(|scope| {
             let piece = [from.sge(0, 256 << 10)];
@@ -520,12 +525,13 @@ fn memory_that_was_given_back_is_not_touched() {
             std::thread::sleep(Duration::from_micros(500 + 100 * u64::from(round)));
             drop(mr);
             for at in (0..256 << 10).step_by(4096) {
-                // SAFETY: this process's memory, and nobody else's now.
+                // SAFETY: `at` is inside the leaked memory. No device writes to it after the
+                // deregistration.
                 unsafe { target.add(at).write_volatile(0x55) };
             }
             std::thread::sleep(Duration::from_millis(5));
             for at in (0..256 << 10).step_by(4096) {
-                // SAFETY: as above.
+                // SAFETY: `at` is inside the leaked memory.
                 assert_eq!(unsafe { target.add(at).read_volatile() }, 0x55);
             }
             stop.store(true, Ordering::Relaxed);
@@ -548,9 +554,9 @@ fn a_region_with_a_window_on_it_stays() {
     post(near, &mut [ibv_send_wr::bind_window(1, &mw, key, info).with_flags(SIGNALED)]);
     let wc = here.completions(1)[0];
     assert_eq!((wc.wr_id, wc.opcode), (1, IBV_WC_BIND_MW));
-    let (mr, error) = buffer.mr.close().expect_err("a window is bound to it");
+    let (mr, error) = buffer.mr.close().expect_err("a window is bound to the region");
     assert_eq!(error.errno, libc::EBUSY);
-    // Reads, not writes; a write through it ends the connection.
+    // The key allows reads only; a write through it would end the connection.
     let answer = pair.there.buffer(64);
     let piece = [answer.sge(0, 64)];
     let address = buffer.start.expose_provenance() as u64;
@@ -562,7 +568,7 @@ fn a_region_with_a_window_on_it_stays() {
     post(near, &mut requests);
     here.completions(1);
     pair.there.completions(1);
-    mr.close().expect("nothing is bound to it");
+    mr.close().expect("no window is bound to the region");
     post(far, &mut [ibv_send_wr::read(6, &piece, address, key)]);
     assert_eq!(pair.there.completion().status, IBV_WC_REM_ACCESS_ERR);
 
@@ -583,25 +589,25 @@ fn a_file_in_memory_stands_in_for_a_dma_buf() {
     }
     use std::io::{Read as _, Seek as _};
     let pair = Pair::new();
-    // SAFETY: makes a descriptor, which the file then owns.
+    // SAFETY: memfd_create returns a new descriptor, which the file then owns.
     let mut file = unsafe {
         std::fs::File::from_raw_fd(libc::memfd_create(c"peerway-test".as_ptr(), libc::MFD_CLOEXEC))
     };
     file.set_len(64 << 10).expect("there is memory");
     let (offset, iova) = (5000, 0x7000_0000);
-    // SAFETY: the file is touched by reading alone.
+    // SAFETY: the program only reads the file.
     let mr =
         unsafe { Mr::register_dmabuf(&pair.there.pd, file.as_fd(), offset, 40_000, iova, ALL) };
-    let mr = mr.expect("it can be mapped");
+    let mr = mr.expect("the file can be mapped");
     let from = pair.here.buffer(40_000);
     from.pattern(5);
     let piece = [from.sge(0, 40_000)];
     pair.post(ibv_send_wr::write(1, &piece, iova, mr.rkey()).with_flags(SIGNALED));
     pair.here.completions(1);
-    mr.close().expect("it goes");
+    mr.close().expect("the region can be deregistered");
     let mut bytes = vec![0; 40_000];
-    file.seek(std::io::SeekFrom::Start(offset)).expect("it is that long");
-    file.read_exact(&mut bytes).expect("it is that long");
+    file.seek(std::io::SeekFrom::Start(offset)).expect("the file is that long");
+    file.read_exact(&mut bytes).expect("the file is that long");
     assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == pattern(5, at)));
 }
 
@@ -633,7 +639,7 @@ fn many_threads_and_queue_pairs_share_a_device() {
             let (here, there) = (&here, &there);
             scope.spawn(move || {
                 for round in 0..20u8 {
-                    // Queues and memory come and go while the others work.
+                    // Queues and memory come and go while the other threads work.
                     let cq = Cq::create(&here.context, 64, 0, None, 0).expect("a queue");
                     let cq = Arc::new(cq);
                     let config = QpConfig { send_cq: &cq, recv_cq: &cq, ..here.config(64) };
@@ -654,7 +660,7 @@ fn many_threads_and_queue_pairs_share_a_device() {
                         assert_eq!(wc.qp_num, near.number());
                     }
                     assert!(to.has_pattern(thread ^ round, 0, 50_000));
-                    // Gone with requests under way.
+                    // The queue pairs are destroyed with a pending request.
                     let write = ibv_send_wr::write(9, &piece, to.address(0), to.mr.rkey());
                     post(&near, &mut [write]);
                 }
@@ -680,7 +686,7 @@ fn reads_are_limited_and_fences_wait_for_them() {
         let read = ibv_send_wr::read(id as u64, &local, from.address(id * piece), from.mr.rkey());
         post(&pair.near, &mut [read.with_flags(SIGNALED)]);
     }
-    // Behind the fence the reads have their old bytes, all of them.
+    // The write is behind a fence, so the reads return the old bytes.
     let zero = pair.here.buffer(1 << 18);
     let local = [zero.sge(0, 1 << 18)];
     let write = ibv_send_wr::write(16, &local, from.address(0), from.mr.rkey());

@@ -1,4 +1,4 @@
-//! EFA's reliable datagrams, on a fabric where nothing goes wrong and on one where much does.
+//! EFA's reliable datagrams, on a fabric without faults and on one with many.
 
 mod support;
 
@@ -24,7 +24,7 @@ const OPERATIONS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
 fn srd(node: &Node, depth: u32) -> Qp {
     let attr = efadv_qp_init_attr::zeroed();
     let qp = efa().create_srd(&node.pd, &node.config(depth), OPERATIONS, &attr);
-    let qp = qp.expect("EFA has them");
+    let qp = qp.expect("EFA devices have SRD queue pairs");
     node.bring_up(&qp, KEY);
     qp
 }
@@ -46,37 +46,37 @@ fn two(depth: u32) -> Two {
 
 impl Two {
     fn write(&self, id: u64, piece: ibv_sge, address: u64, key: u32, immediate: Option<u32>) {
-        // SAFETY: the only batch; the tests keep their buffers for ever.
-        let mut batch = unsafe { Batch::start(&self.near) }.expect("it is an extended one");
+        // SAFETY: this is the only batch of the queue pair, and the tests never free their buffers.
+        let mut batch = unsafe { Batch::start(&self.near) }.expect("the queue pair is extended");
         match immediate {
             None => batch.write(id, SIGNALED, address, key),
             Some(word) => batch.write_with_immediate(id, SIGNALED, address, key, word),
         }
         .and_then(|()| batch.to(&self.ah, self.far.number(), KEY))
         .and_then(|()| batch.sge(piece))
-        .expect("it was made for these");
+        .expect("the queue pair allows these operations");
         batch.complete().expect("there is room");
     }
 
     fn read(&self, id: u64, piece: ibv_sge, address: u64, key: u32) {
         // SAFETY: as in `write`.
-        let mut batch = unsafe { Batch::start(&self.near) }.expect("it is an extended one");
+        let mut batch = unsafe { Batch::start(&self.near) }.expect("the queue pair is extended");
         batch
             .read(id, SIGNALED, address, key)
             .and_then(|()| batch.to(&self.ah, self.far.number(), KEY))
             .and_then(|()| batch.sge(piece))
-            .expect("it was made for these");
+            .expect("the queue pair allows these operations");
         batch.complete().expect("there is room");
     }
 
     fn send(&self, id: u64, piece: ibv_sge, immediate: u32, qkey: u32) {
         // SAFETY: as in `write`.
-        let mut batch = unsafe { Batch::start(&self.near) }.expect("it is an extended one");
+        let mut batch = unsafe { Batch::start(&self.near) }.expect("the queue pair is extended");
         batch
             .send_with_immediate(id, SIGNALED, immediate)
             .and_then(|()| batch.to(&self.ah, self.far.number(), qkey))
             .and_then(|()| batch.sge(piece))
-            .expect("it was made for these");
+            .expect("the queue pair allows these operations");
         batch.complete().expect("there is room");
     }
 }
@@ -91,7 +91,7 @@ fn efa_devices_say_what_they_are() {
     assert_eq!(device.transport_type(), IBV_TRANSPORT_UNSPECIFIED);
     let node = Node::new("fake0");
     assert!(node.context.gid(1, 1).is_err());
-    let attr = efa().device_attr(&node.context).expect("it is one");
+    let attr = efa().device_attr(&node.context).expect("the device is an EFA device");
     let caps = EFADV_DEVICE_ATTR_CAPS_RDMA_READ
         | EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE
         | EFADV_DEVICE_ATTR_CAPS_RNR_RETRY;
@@ -137,7 +137,7 @@ fn writes_reads_and_messages_cross() {
     assert_eq!((wc.wr_id, wc.status, wc.opcode), (2, IBV_WC_SUCCESS, IBV_WC_RDMA_READ));
     assert!(back.has_pattern(1, 0, len));
 
-    // No receive yet: it is waited for.
+    // No receive is posted yet: the send waits for it.
     two.send(3, from.sge(0, 100), 9, KEY);
     two.here.nothing_comes(Duration::from_millis(50));
     to.fill(0);
@@ -147,7 +147,7 @@ fn writes_reads_and_messages_cross() {
     assert!(to.has_pattern(1, 0, 100) && wc.immediate() == Some(9));
     assert!(two.here.completion().status().is_success());
 
-    // By structures, as libibverbs allows for sends.
+    // Through structures, as libibverbs allows for sends.
     receive(&two.far, 7, &[to.sge(0, 100)]);
     let piece = [from.sge(0, 8)];
     let send = ibv_send_wr::send(4, &piece).to_datagram(&two.ah, two.far.number(), KEY);
@@ -170,7 +170,7 @@ fn one_request_fails_and_the_others_go_on() {
     two.read(3, from.sge(8, 16), to.address(4090), key);
     two.write(4, ibv_sge { lkey: 1, ..from.sge(0, 8) }, address, key, None);
     two.send(5, from.sge(0, 8), 0, KEY ^ 1);
-    // A queue pair that is not there.
+    // A queue pair that does not exist.
     let nobody = ibv_send_wr::send(6, &[]).to_datagram(&two.ah, 0x00ff_fff0, KEY);
     post(&two.near, &mut [nobody.with_flags(SIGNALED)]);
     two.write(7, from.sge(0, 4096), address, key, None);
@@ -191,7 +191,8 @@ fn one_request_fails_and_the_others_go_on() {
     assert!(to.has_pattern(2, 0, 4096));
 }
 
-/// Immediates come once each, after their own bytes; `in_order` is whether they came as posted.
+/// Checks that each immediate arrives once, after its own bytes. Returns whether they arrived in
+/// order.
 fn shuffle(rounds: u32) -> bool {
     let two = two(64);
     const LEN: usize = 40_000;
@@ -211,7 +212,7 @@ fn shuffle(rounds: u32) -> bool {
         two.read(1000, back.sge(0, LEN), to.address(0), to.mr.rkey());
         let mut last = 0;
         for wc in two.there.completions(32) {
-            let word = wc.immediate().expect("every one has one");
+            let word = wc.immediate().expect("every completion has an immediate");
             assert!(wanted.remove(&word), "{word} came twice");
             let start = word as usize * LEN;
             let whole = (0..LEN).all(|at| to.byte(start + at) == pattern(round as u8, at));
@@ -229,7 +230,7 @@ fn requests_overtake_each_other_and_arrive_once() {
     if !scripted("requests_overtake_each_other_and_arrive_once", "efa,seed=2,reorder=20%") {
         return;
     }
-    assert!(!shuffle(5), "nothing was overtaken");
+    assert!(!shuffle(5), "no request overtook another");
 }
 
 #[test]
@@ -247,14 +248,14 @@ fn garbage_is_passed_over() {
         return;
     }
     let two = two(16);
-    let fabric = std::env::var("PEERWAY_FAKE_VERBS_FABRIC").expect("it was given");
+    let fabric = std::env::var("PEERWAY_FAKE_VERBS_FABRIC").expect("the test sets the fabric");
     let name = format!("peerway-fakeverbs/{fabric}/1/{:06x}", two.far.number());
     let address = SocketAddr::from_abstract_name(name).expect("a name");
     let stranger = UnixDatagram::unbound().expect("a socket");
     let (from, to) = (two.here.buffer(64), two.there.buffer(64));
     for length in 0..200 {
         let bytes: Vec<u8> = (0..length).map(|at| pattern(length as u8, at)).collect();
-        stranger.send_to_addr(&bytes, &address).expect("it is there");
+        stranger.send_to_addr(&bytes, &address).expect("the queue pair's socket exists");
         two.write(1, from.sge(0, 64), to.address(0), to.mr.rkey(), None);
         two.here.completions(1);
     }

@@ -1,5 +1,6 @@
-//! A process that dies on a device. Where its registrations go before its connections, its memory is refused
-//! first; that is the end of a peer, and must not be taken for memory that its owner withdrew.
+//! A process that dies while a device uses its memory. If the kernel releases its registrations
+//! before its connections, its memory is refused first. The engine must report the death of the
+//! peer, not a revoked region.
 
 mod support;
 
@@ -13,7 +14,7 @@ use support::*;
 const LEN: usize = 1 << 20;
 
 fn endpoint(fence: Duration) -> Endpoint {
-    let pin = std::env::var("PEERWAY_TEST_PIN").expect("it is set");
+    let pin = std::env::var("PEERWAY_TEST_PIN").expect("the test sets PEERWAY_TEST_PIN");
     let pin: Pin = pin.parse().expect("`ib` or `efa`");
     let builder = Endpoint::builder().transport(pin).detect(WATCHDOG).fence(fence);
     builder.build().expect("there are devices")
@@ -28,17 +29,17 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-/// The far process: lends its memory, until the script ends it.
+/// The remote process: it grants access to its memory until the script ends it.
 fn lend() {
     let endpoint = endpoint(WATCHDOG);
     let region = endpoint.register(vec![7u8; LEN]).expect("memory registers");
-    let descriptor = region.advertise(Access::READ_WRITE).expect("it can be lent");
+    let descriptor = region.advertise(Access::READ_WRITE).expect("the region can be advertised");
     println!("@ {} {}", hex(&endpoint.metadata()), hex(&descriptor));
-    std::io::stdout().flush().expect("the other side reads");
+    std::io::stdout().flush().expect("the parent reads");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// Uses memory of a process until that dies; the last transfer must end so.
+/// Uses memory of a process until it dies. The last transfer must end with `why`.
 fn use_until_death(test: &str, pin: &str, write: bool, fence: Duration, why: TransferError) {
     let efa = if pin == "efa" { "efa," } else { "" };
     if !scripted_with(test, &format!("{efa}devices=1"), &[("PEERWAY_TEST_PIN", pin)]) {
@@ -48,55 +49,56 @@ fn use_until_death(test: &str, pin: &str, write: bool, fence: Duration, why: Tra
         return lend();
     }
     let mut far = child(test, &format!("{efa}devices=1,die=60"), "far");
-    let mut far = Killed(far.stdout(Stdio::piped()).spawn().expect("this program runs again"));
-    let output = BufReader::new(far.0.stdout.take().expect("it is a pipe"));
-    let mut lines = output.lines().map(|line| line.expect("it can be read"));
-    let line = lines.find(|line| line.contains("@ ")).expect("it says where it is");
-    let mut words = line.split("@ ").nth(1).expect("after the sign").split(' ').map(unhex);
+    let mut far =
+        Killed(far.stdout(Stdio::piped()).spawn().expect("the test program starts again"));
+    let output = BufReader::new(far.0.stdout.take().expect("the child has a pipe"));
+    let mut lines = output.lines().map(|line| line.expect("the output can be read"));
+    let line = lines.find(|line| line.contains("@ ")).expect("the child prints its address");
+    let mut words = line.split("@ ").nth(1).expect("words follow the sign").split(' ').map(unhex);
     let mut next = || words.next().expect("two words");
 
     let endpoint = endpoint(fence);
-    let peer = endpoint.connect(&next()).expect("it connects");
-    let remote = peer.import(&next()).expect("it is lent");
+    let peer = endpoint.connect(&next()).expect("the peer is reachable");
+    let remote = peer.import(&next()).expect("the region can be imported");
     let ours = endpoint.register(vec![1u8; LEN]).expect("memory registers");
     let batch = match write {
         true => Batch::write(&ours.all(), &remote.all()),
         false => Batch::read(&ours.all(), &remote.all()),
     };
-    let batch = batch.expect("both are as long");
+    let batch = batch.expect("both regions have the same length");
     let ended = std::iter::from_fn(|| peer.run(&batch).ok()).find(|e| e.reason != Reason::Done);
-    let ended = ended.expect("a transfer was under way as the peer died");
+    let ended = ended.expect("a transfer was pending when the peer died");
     assert_eq!(ended.reason, Reason::Failed(why));
-    assert_eq!(ended.fence, Fence::Held, "nothing lands any more");
+    assert_eq!(ended.fence, Fence::Held, "no byte can land later");
 }
 
 #[test]
-fn a_read_from_a_dying_process_is_told_of_its_death() {
-    let test = "a_read_from_a_dying_process_is_told_of_its_death";
+fn a_read_from_a_dying_process_reports_its_death() {
+    let test = "a_read_from_a_dying_process_reports_its_death";
     use_until_death(test, "ib", false, WATCHDOG, TransferError::PeerGone);
 }
 
 #[test]
-fn a_write_to_a_dying_process_is_told_of_its_death() {
-    let test = "a_write_to_a_dying_process_is_told_of_its_death";
+fn a_write_to_a_dying_process_reports_its_death() {
+    let test = "a_write_to_a_dying_process_reports_its_death";
     use_until_death(test, "ib", true, WATCHDOG, TransferError::PeerGone);
 }
 
 #[test]
-fn a_datagram_read_from_a_dying_process_is_told_of_its_death() {
-    let test = "a_datagram_read_from_a_dying_process_is_told_of_its_death";
+fn a_datagram_read_from_a_dying_process_reports_its_death() {
+    let test = "a_datagram_read_from_a_dying_process_reports_its_death";
     use_until_death(test, "efa", false, WATCHDOG, TransferError::PeerGone);
 }
 
 #[test]
-fn a_datagram_write_to_a_dying_process_is_told_of_its_death() {
-    let test = "a_datagram_write_to_a_dying_process_is_told_of_its_death";
+fn a_datagram_write_to_a_dying_process_reports_its_death() {
+    let test = "a_datagram_write_to_a_dying_process_reports_its_death";
     use_until_death(test, "efa", true, WATCHDOG, TransferError::PeerGone);
 }
 
-/// A peer that refuses and says nothing does not hold up a read for longer than the fence.
+/// A peer that refuses a read without a reason does not delay it for longer than the fence time.
 #[test]
-fn a_refused_read_that_nobody_explains_ends_by_the_fence() {
-    let test = "a_refused_read_that_nobody_explains_ends_by_the_fence";
+fn a_refused_read_without_a_reason_ends_by_the_fence() {
+    let test = "a_refused_read_without_a_reason_ends_by_the_fence";
     use_until_death(test, "ib", false, Duration::from_millis(50), TransferError::Revoked);
 }

@@ -1,5 +1,5 @@
-//! The tests that `peerway-sys` has for real devices, on this library: on a perfect fabric and on one
-//! where packets overtake each other, receives seem to be missing and completions are late.
+//! Runs the tests of `peerway-sys` for real devices on this library: on a fabric without faults,
+//! and on one with reordered packets, missing receives and late completions.
 
 mod support;
 
@@ -8,14 +8,14 @@ mod device;
 
 use std::process::Command;
 
-/// Runs the tests of `device` in a process that has the library and this script.
+/// Runs the tests of `device` in a process with the library and this script.
 fn pass_with(script: &str) {
-    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
         .args(["device::", "--ignored", "--nocapture"])
         .env("PEERWAY_IBV_SO", support::library())
         .env("PEERWAY_FAKE_VERBS", script)
         .output()
-        .expect("this program runs again");
+        .expect("the test program starts again");
     let words = String::from_utf8_lossy(&output.stderr);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && !said.contains(" 0 passed"), "{said}{words}");

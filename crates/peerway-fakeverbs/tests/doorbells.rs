@@ -1,7 +1,7 @@
-//! What the engine asks of a device for a transfer: doorbells, requests and completions, counted.
+//! Counts the doorbells, requests and completions that the engine needs for a transfer.
 //!
-//! These numbers do not depend on the machine, and each is a cost that hardware has: a doorbell is a write
-//! across PCIe, a signalled request a completion that is written and polled.
+//! These numbers do not depend on the machine, and each is a cost on hardware. A doorbell is a
+//! write across PCIe. A signalled request causes a completion that is written and polled.
 
 mod support;
 
@@ -12,12 +12,12 @@ use peerway_fakeverbs::Stats;
 
 use support::{WATCHDOG, scripted, stats};
 
-/// Requests that the engine posts with one doorbell at most.
+/// Most requests that the engine posts with one doorbell.
 const GROUP: u64 = 32;
-/// Bytes of a request at most.
+/// Most bytes of one request.
 const PART: u64 = 1 << 20;
 
-/// Two endpoints, memory of both, and nothing between them but the transfers of a test.
+/// Two endpoints, memory of both, and no traffic except the transfers of a test.
 struct World {
     peer: Peer,
     ours: Region,
@@ -27,29 +27,30 @@ struct World {
 
 impl World {
     fn new(pin: Pin, len: usize) -> Self {
-        // Heartbeats are an eighth of this apart, so that none falls between two counts.
+        // Heartbeats are an eighth of this apart, so none falls between two counts.
         let make = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600)).build();
-        let (a, b) = (make().expect("the fake has devices"), make().expect("and more"));
+        let (a, b) = (make().expect("the fake has devices"), make().expect("the fake has devices"));
         let peer = a.connect(&b.metadata()).expect("devices reach each other");
         let (ours, owned) = (a.allocate(len).expect("memory"), b.allocate(len).expect("memory"));
-        let descriptor = owned.advertise(Access::READ_WRITE).expect("it can be advertised");
-        let theirs = peer.import(&descriptor).expect("it can be imported");
+        let descriptor = owned.advertise(Access::READ_WRITE).expect("the region can be advertised");
+        let theirs = peer.import(&descriptor).expect("the region can be imported");
         let world = Self { peer, ours, theirs, _kept: (a, b, owned) };
-        // Registrations, and messages of the session's beginning, come before what is counted.
+        // Registrations and the first messages of the session happen before the count.
         world.run(&world.range(len as u64));
         settle();
         world
     }
 
     fn range(&self, len: u64) -> Batch {
-        Batch::write(&self.ours.slice(0..len), &self.theirs.slice(0..len)).expect("it makes sense")
+        Batch::write(&self.ours.slice(0..len), &self.theirs.slice(0..len))
+            .expect("the batch is valid")
     }
 
     fn run(&self, batch: &Batch) {
-        assert_eq!(self.peer.run(batch).expect("it is posted").reason, Reason::Done);
+        assert_eq!(self.peer.run(batch).expect("the transfer is posted").reason, Reason::Done);
     }
 
-    /// What a transfer adds to the counts.
+    /// The counts that a transfer adds.
     fn count(&self, batch: &Batch) -> Stats {
         let before = stats();
         self.run(batch);
@@ -64,7 +65,7 @@ impl World {
     }
 }
 
-/// Waits until nothing is posted any more; what is counted then.
+/// Waits until no more requests are posted, and returns the counts.
 fn settle() -> Stats {
     let begun = Instant::now();
     loop {
@@ -74,7 +75,7 @@ fn settle() -> Stats {
         if (before.requests, before.completions) == (now.requests, now.completions) {
             return now;
         }
-        assert!(begun.elapsed() < WATCHDOG, "it does not come to rest: {now:?}");
+        assert!(begun.elapsed() < WATCHDOG, "the device does not become idle: {now:?}");
     }
 }
 
@@ -101,12 +102,12 @@ fn a_small_datagram_is_one_request() {
     assert_eq!(world.count(&world.range(256)), counts(1, 1, 1, 0));
 }
 
-/// 64 blocks of 256 B, none beside another.
+/// 64 blocks of 256 B, none adjacent to another.
 fn blocks(world: &World) -> Batch {
     let every_second: Vec<u32> = (0..64).map(|i| 2 * i).collect();
     let local = world.ours.blocks(0, 256, 256, &every_second);
     let remote = world.theirs.blocks(0, 256, 256, &every_second);
-    Batch::write_blocks(local, remote).expect("it makes sense")
+    Batch::write_blocks(local, remote).expect("the batch is valid")
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn blocks_as_datagrams_share_doorbells() {
     if !scripted("blocks_as_datagrams_share_doorbells", "efa") {
         return;
     }
-    // Datagrams complete in any order, so each must say that it is done.
+    // Datagrams complete in any order, so each needs its own completion.
     let world = World::new(Pin::Efa, 128 * 256);
     assert_eq!(world.count(&blocks(&world)), counts(64 / GROUP, 64, 64, 0));
 }

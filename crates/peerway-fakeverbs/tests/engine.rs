@@ -1,7 +1,8 @@
-//! The tests that the engine has for real devices, on this library: for connections and for datagrams, on a
-//! perfect fabric and on bad ones.
+//! Runs the engine's tests for real devices on this library: for connections and datagrams, on a
+//! fabric without faults and on bad ones.
 //!
-//! Every test runs in a process of its own, as a script counts and times what one process does.
+//! Every test runs in its own process, because a script counts and times the actions of one
+//! process.
 
 mod support;
 
@@ -10,7 +11,7 @@ mod verbs;
 
 use std::process::Command;
 
-/// All of them, and that all are here is checked.
+/// The names of all tests. `all_tests_are_named` checks that the list is complete.
 const TESTS: [&str; 7] = [
     "commands_of_kernels_are_carried_out_whatever_order_completions_come_in",
     "writes_and_reads_of_every_shape_arrive",
@@ -21,23 +22,23 @@ const TESTS: [&str; 7] = [
     "large_reads_and_writes_arrive_whole",
 ];
 
-/// Connections and datagrams: what the tests are told, and what begins the script.
+/// Connections and datagrams: the pin of the tests, and the beginning of the script.
 const KINDS: [(&str, &str); 2] = [("ib", ""), ("efa", "efa,")];
 
-/// Runs every test with this script, for both kinds of devices. The fault that it makes is seen by this in
-/// the engine's log of at least one of them.
+/// Runs every test with this script, for both kinds of devices. The engine's log of at least one
+/// test must contain `sign`, which shows that the fault occurred.
 fn pass_with(script: &str, sign: &str) {
     for (pin, kind) in KINDS {
         let logs = TESTS.map(|test| pass(test, pin, &format!("{kind}{script}")));
         let seen = logs.iter().any(|log| log.contains(sign));
-        assert!(seen, "`{script}` made no {sign:?} for {pin}");
+        assert!(seen, "`{script}` caused no {sign:?} in the log for {pin}");
     }
 }
 
-/// Runs one test in a process that has the library and this script; what it said.
+/// Runs one test in a process with the library and this script, and returns its output.
 fn pass(test: &str, pin: &str, script: &str) -> String {
     let fabric = format!("{:x}-{pin}-{test}", std::process::id());
-    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
         .args(["--exact", &format!("verbs::{test}"), "--ignored", "--nocapture"])
         .env("PEERWAY_IBV_SO", support::library())
         .env("PEERWAY_EFA_SO", support::library())
@@ -47,7 +48,7 @@ fn pass(test: &str, pin: &str, script: &str) -> String {
         .env("PEERWAY_FAKE_VERBS", script)
         .env("PEERWAY_FAKE_VERBS_FABRIC", fabric.chars().take(30).collect::<String>())
         .output()
-        .expect("this program runs again");
+        .expect("the test program starts again");
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said).into_owned();
     let name = format!("{test} of {pin} with `{script}`");
@@ -58,10 +59,10 @@ fn pass(test: &str, pin: &str, script: &str) -> String {
 
 #[test]
 fn all_tests_are_named() {
-    let output = Command::new(std::env::current_exe().expect("this program has a file"))
+    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
         .args(["--list", "verbs::"])
         .output()
-        .expect("this program runs again");
+        .expect("the test program starts again");
     let listed = String::from_utf8_lossy(&output.stdout);
     let listed = listed.lines().filter_map(|line| line.strip_suffix(": test"));
     let mut listed: Vec<&str> = listed.filter_map(|name| name.strip_prefix("verbs::")).collect();

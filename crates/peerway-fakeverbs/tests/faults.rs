@@ -1,4 +1,4 @@
-//! What the script makes go wrong, each alone and together.
+//! The faults of the script, each alone and together.
 
 mod support;
 
@@ -11,7 +11,8 @@ use support::*;
 
 const LEN: usize = 100_000;
 
-/// Writes with immediates, reads and sends, all checked; what arrives is as on a perfect fabric.
+/// Writes with immediates, reads and sends, all checked. The results must be the same as without
+/// faults.
 fn traffic(pair: &Pair, rounds: usize) {
     let buffers = [&pair.here, &pair.there, &pair.there, &pair.here].map(|node| node.buffer(LEN));
     exchange(pair, &buffers, rounds);
@@ -42,7 +43,7 @@ fn exchange(pair: &Pair, [from, to, inbox, back]: &[Buffer; 4], rounds: usize) {
     }
 }
 
-/// Long retries, so that only the script decides.
+/// A pair with a long time-out, so that only the script causes failures.
 fn patient() -> Pair {
     Pair::with(64, |attr| attr.timeout = 16)
 }
@@ -89,7 +90,7 @@ fn late_completions_come_in_order_after_their_effect() {
     let pair = Pair::new();
     let (from, to) = (pair.here.buffer(8), pair.there.buffer(8));
     from.fill(1);
-    pair.here.cq.request_notify(false).expect("it can be armed");
+    pair.here.cq.request_notify(false).expect("the queue can be armed");
     let begun = Instant::now();
     let piece = [from.sge(0, 8)];
     for id in 0..20 {
@@ -101,9 +102,9 @@ fn late_completions_come_in_order_after_their_effect() {
     }
     let ids: Vec<u64> = pair.here.completions(20).iter().map(|wc| wc.wr_id).collect();
     assert_eq!(ids, (0..20).collect::<Vec<_>>());
-    assert!(begun.elapsed() >= Duration::from_millis(20), "none was late");
-    // The event came with the completion, not with the effect, and once.
-    let channel = pair.here.cq.channel().expect("it was made with one");
+    assert!(begun.elapsed() >= Duration::from_millis(20), "no completion was late");
+    // The event came with the completion, not with the effect, and only once.
+    let channel = pair.here.cq.channel().expect("the queue has a channel");
     assert_eq!(channel.event(), Ok(Some(COOKIE)));
     assert_eq!(channel.event(), Ok(None));
 }
@@ -139,7 +140,12 @@ fn a_device_goes_away() {
         pair.post(write(id));
     }
     assert_eq!(try_post(&pair.near, write(21)), Err(libc::EIO));
-    let event = pair.here.context.async_event().expect("it can be asked").expect("it waits");
+    let event = pair
+        .here
+        .context
+        .async_event()
+        .expect("the device can be asked")
+        .expect("the call blocks for an event");
     assert_eq!((event.kind, event.subject), (IBV_EVENT_DEVICE_FATAL, Subject::Device));
     let wcs: Vec<ibv_wc> = (0..21).map(|_| pair.here.completion()).collect();
     assert!(wcs[19].status().is_flushed() && wcs[20].wr_id == 99);
@@ -147,11 +153,11 @@ fn a_device_goes_away() {
     let names: Vec<String> =
         verbs().devices().expect("a list").iter().map(|device| device.name()).collect();
     assert_eq!(names, ["fake1"]);
-    // The other side finds nobody.
+    // The other side gets no answer.
     post(&pair.far, &mut [ibv_send_wr::write(1, &[], 0, 0)]);
     assert_eq!(pair.there.completion().status, IBV_WC_RETRY_EXC_ERR);
-    // Everything can still be given back.
-    pair.near.close().expect("it goes");
+    // All objects can still be destroyed.
+    pair.near.close().expect("the queue pair can be destroyed");
     let channel = CompChannel::create(&pair.there.context).map(drop);
     assert!(channel.is_ok());
 }
@@ -161,7 +167,7 @@ fn a_short_break_of_the_link_is_survived() {
     if !scripted("a_short_break_of_the_link_is_survived", "linkdown=fake1@2000..2200") {
         return;
     }
-    // Eight times 134 ms is longer than the break.
+    // Eight times 134 ms is longer than the interruption.
     let pair = Pair::with(64, |attr| attr.timeout = 15);
     let buffers = [&pair.here, &pair.there, &pair.there, &pair.here].map(|node| node.buffer(LEN));
     let context = &pair.there.context;
@@ -172,7 +178,7 @@ fn a_short_break_of_the_link_is_survived() {
         assert!(begun.elapsed() < WATCHDOG);
         exchange(&pair, &buffers, 1);
         std::thread::sleep(Duration::from_millis(1));
-        while let Some(event) = context.async_event().expect("it can be asked") {
+        while let Some(event) = context.async_event().expect("the device can be asked") {
             assert_eq!(event.subject, Subject::Port(1));
             events.push(event.kind);
         }
@@ -189,8 +195,8 @@ fn a_long_break_of_the_link_is_not() {
     let pair = Pair::with(64, |attr| attr.retry_cnt = 3);
     std::thread::sleep(Duration::from_millis(60));
     assert_eq!(pair.here.context.port_attr(1).map(|port| port.state), Ok(IBV_PORT_DOWN));
-    // From both sides: ours is the device whose link is down, and the other. Packets are known to be
-    // lost, so the script's patience is not needed.
+    // From both sides: the near device has the broken link, the other one does not. The packets are
+    // known to be lost, so the script's patience does not apply.
     for (node, qp) in [(&pair.here, &pair.near), (&pair.there, &pair.far)] {
         post(qp, &mut [ibv_send_wr::write(1, &[], 0, 0)]);
         let wc = node.completion();
@@ -202,7 +208,8 @@ fn a_long_break_of_the_link_is_not() {
 fn a_script_that_does_not_parse_gives_no_devices_and_says_why() {
     let test = "a_script_that_does_not_parse_gives_no_devices_and_says_why";
     if role().is_empty() {
-        let output = child(test, "drop=lots", "test").output().expect("this program runs again");
+        let output =
+            child(test, "drop=lots", "test").output().expect("the test program starts again");
         let words = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{words}");
         assert!(words.contains("`drop=lots`: `lots` is not a percentage"), "{words}");
@@ -221,8 +228,15 @@ fn as_many_devices_as_the_script_says() {
     for (index, device) in devices.iter().enumerate() {
         assert_eq!(device.name(), format!("fake{index}"));
         assert!(device.sysfs_path().join("ports/1/gids/1").is_file());
-        let context = device.open().expect("it opens");
-        gids.push(context.gid(1, 1).expect("it has two").ipv4().expect("it is one").octets());
+        let context = device.open().expect("the device opens");
+        gids.push(
+            context
+                .gid(1, 1)
+                .expect("the device has two GIDs")
+                .ipv4()
+                .expect("the GID maps IPv4")
+                .octets(),
+        );
         assert!(context.gid(1, 2).is_err());
         let context = std::sync::Arc::new(context);
         assert!(Cq::create(&context, 1, 0, None, 99).is_err());

@@ -1,8 +1,8 @@
-//! Work that no thread waits for by polling, posted just after a thread has polled.
+//! Work that no thread polls for, posted just after a thread has polled.
 //!
-//! The progress thread leaves the polling to other threads while they poll, and comes back within a
+//! While other threads poll, the progress thread leaves the polling to them. It comes back within a
 //! millisecond. Each test repeats a short measurement until it has held several times in a row. A
-//! busy machine spoils single measurements, so the tests allow for any number of those within the
+//! busy machine spoils single measurements, so the tests allow any number of failures within the
 //! watchdog. An engine that loses a wake-up waits for the next heartbeat, which takes minutes here.
 
 mod support;
@@ -17,14 +17,15 @@ use peerway::{Access, Batch, Endpoint, Peer, Pin, Prepared, Reason, Region};
 
 use support::{WATCHDOG, scripted};
 
-/// How long a thread polls before each measurement: the progress thread is watching then.
+/// How long a thread polls before each measurement. The progress thread has then left the polling
+/// to it.
 const POLLED: Duration = Duration::from_millis(2);
 /// More than the progress thread needs to come back, far less than a heartbeat.
 const SOON: Duration = Duration::from_millis(20);
 /// How often in a row a measurement must hold.
 const TIMES: u32 = 8;
 
-/// One test after the other: several would share the processors.
+/// Tests run one after the other, because they would share the processors.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn scripted_alone(test: &str, script: &str) -> bool {
@@ -32,7 +33,7 @@ fn scripted_alone(test: &str, script: &str) -> bool {
     scripted(test, script)
 }
 
-/// Repeats a measurement until it was [`SOON`] for [`TIMES`] times in a row.
+/// Repeats a measurement until it was below [`SOON`] for [`TIMES`] times in a row.
 fn is_soon(what: &str, world: &World, mut once: impl FnMut() -> Duration) {
     let begun = Instant::now();
     let (mut in_a_row, mut tries) = (0, 0);
@@ -59,21 +60,22 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        // No heartbeats meanwhile.
+        // No heartbeats during the test.
         let make =
             || Endpoint::builder().transport(Pin::Ib).detect(Duration::from_secs(600)).build();
-        let (a, b) = (make().expect("the fake has devices"), make().expect("and more"));
+        let (a, b) = (make().expect("the fake has devices"), make().expect("the fake has devices"));
         let memory = |of: &Endpoint| of.allocate(64 << 10).expect("memory");
         let (ours, theirs) = (memory(&a), memory(&b));
         let write = |from: &Endpoint, to: &Endpoint, (local, owned): (&Region, &Region)| {
             let peer = from.connect(&to.metadata()).expect("devices reach each other");
-            let remote = peer.import(&owned.advertise(Access::WRITE).expect("it is advertised"));
-            let remote = remote.expect("it is imported");
+            let remote =
+                peer.import(&owned.advertise(Access::WRITE).expect("the region can be advertised"));
+            let remote = remote.expect("the region can be imported");
             let batch = Batch::write(&local.slice(0..256), &remote.slice(0..256));
-            (peer, batch.expect("it makes sense"))
+            (peer, batch.expect("the batch is valid"))
         };
         let (peer, batch) = write(&a, &b, (&ours, &theirs));
-        let there = peer.prepare(batch).expect("it is prepared");
+        let there = peer.prepare(batch).expect("the batch can be prepared");
         let back = write(&b, &a, (&theirs, &ours));
         Self { a, b, there, back, _kept: [ours, theirs] }
     }
@@ -81,28 +83,28 @@ impl World {
     /// Writes once, and polls `a` until the write has ended.
     fn write_and_poll(&self) {
         let begun = Instant::now();
-        let transfer = self.there.begin().expect("it is posted");
+        let transfer = self.there.begin().expect("the transfer is posted");
         let ended = loop {
             if let Some(ended) = transfer.poll() {
                 break ended;
             }
-            assert!(begun.elapsed() < WATCHDOG, "it never ends");
+            assert!(begun.elapsed() < WATCHDOG, "the write never ends");
         };
         assert_eq!(ended.reason, Reason::Done);
     }
 
-    /// How long it takes until a thread that sleeps for the end of a write is woken.
+    /// How long it takes until a thread that sleeps for the end of a write wakes up.
     fn begin_and_sleep(&self) -> Duration {
-        let transfer = self.there.begin().expect("it is posted");
+        let transfer = self.there.begin().expect("the transfer is posted");
         let begun = Instant::now();
         let unpark = Arc::new(Unpark(thread::current(), AtomicBool::new(false)));
         if transfer.on_end(&Waker::from(unpark.clone())) {
             while !unpark.1.load(Ordering::Acquire) {
-                assert!(begun.elapsed() < WATCHDOG, "it was not woken");
+                assert!(begun.elapsed() < WATCHDOG, "the thread was not woken");
                 thread::park_timeout(WATCHDOG);
             }
         }
-        assert_eq!(transfer.ended().expect("it has ended").reason, Reason::Done);
+        assert_eq!(transfer.ended().expect("the write has ended").reason, Reason::Done);
         begun.elapsed()
     }
 }
@@ -114,13 +116,13 @@ fn an_arrival_is_served_after_a_thread_has_polled() {
     }
     let world = World::new();
     let (peer, batch) = &world.back;
-    let back = peer.prepare(batch.clone().count(7)).expect("it is prepared");
+    let back = peer.prepare(batch.clone().count(7)).expect("the batch can be prepared");
     let mut arrived = 0;
     is_soon("arrivals are served", &world, || {
-        assert_eq!(back.run().expect("it is posted").reason, Reason::Done);
+        assert_eq!(back.run().expect("the transfer is posted").reason, Reason::Done);
         arrived += 1;
         let begun = Instant::now();
-        // Only looks: this thread does not poll.
+        // This loop only reads the counter: it does not poll the engine.
         while world.a.counter(7) < arrived {
             assert!(begun.elapsed() < WATCHDOG, "the count never came");
             thread::yield_now();
@@ -137,11 +139,11 @@ fn a_notification_follows_bytes_that_no_thread_waits_for() {
     let world = World::new();
     is_soon("a notification comes", &world, || {
         let begun = Instant::now();
-        // It is sent when the bytes are known to be there.
-        let transfer = world.there.post_notifying(b"there").expect("it is posted");
+        // The engine sends it once it knows that the bytes have arrived.
+        let transfer = world.there.post_notifying(b"there").expect("the transfer is posted");
         let message = world.b.notification(WATCHDOG);
         let told = begun.elapsed();
-        assert_eq!(message.expect("it comes").message, b"there");
+        assert_eq!(message.expect("the notification arrives").message, b"there");
         assert_eq!(transfer.join().reason, Reason::Done);
         told
     });
@@ -156,7 +158,7 @@ fn a_thread_that_awaits_a_transfer_is_woken() {
     is_soon("the thread is woken", &world, || world.begin_and_sleep());
 }
 
-/// Wakes a thread that is parked.
+/// Wakes a parked thread.
 struct Unpark(Thread, AtomicBool);
 
 impl Wake for Unpark {

@@ -1,4 +1,4 @@
-//! Two processes, one of which may die; and what an idle one costs.
+//! Two processes, one of which may die, and the cost of an idle one.
 
 mod support;
 
@@ -12,7 +12,7 @@ use support::*;
 
 const LEN: usize = 1 << 20;
 
-/// What one side tells the other.
+/// The address that one side tells the other.
 struct Address {
     gid: [u8; 16],
     number: u32,
@@ -26,24 +26,28 @@ impl Address {
         format!("@ {gid} {} {} {}\n", self.number, self.memory, self.key)
     }
 
-    /// From the first line that is an address; test harnesses print lines of their own.
+    /// Reads the first line that is an address. Test harnesses also print other lines.
     fn read(from: &mut impl std::io::BufRead) -> Self {
         let mut line = String::new();
         let at = loop {
             line.clear();
-            assert!(from.read_line(&mut line).expect("it can be read") > 0, "no address came");
+            assert!(
+                from.read_line(&mut line).expect("the output can be read") > 0,
+                "no address came"
+            );
             if let Some(at) = line.find("@ ") {
                 break at;
             }
         };
         let mut words = line[at + 2..].split_whitespace().map(|word| word.parse::<u128>());
-        let mut next = || words.next().expect("four of them").expect("a number");
+        let mut next = || words.next().expect("the address has four words").expect("a number");
         let gid = next().to_be_bytes();
         Self { gid, number: next() as u32, memory: next() as u64, key: next() as u32 }
     }
 }
 
-/// The far process: connects to whoever writes an address, and echoes what it is told to.
+/// The remote process: it connects to the address that it reads, and echoes as many bytes as
+/// requested.
 fn serve() {
     let node = Node::new("fake1");
     let (inbox, qp) = (node.buffer(LEN), node.qp(64));
@@ -57,7 +61,7 @@ fn serve() {
     std::io::stdout().flush().expect("the other side reads");
     let mut input = BufReader::new(std::io::stdin());
     let theirs = Address::read(&mut input);
-    // The other side may write as soon as this is ready to receive.
+    // The other side may write as soon as this side is ready to receive.
     node.connect(&qp, theirs.gid, theirs.number);
     for id in 0..8 {
         receive(&qp, id, &[]);
@@ -67,7 +71,7 @@ fn serve() {
     // Each immediate asks for that many bytes back.
     while let Some(wc) = arrived(&node) {
         if wc.is_receive() && wc.status().is_success() {
-            let len = wc.immediate().expect("it comes with one") as usize;
+            let len = wc.immediate().expect("the completion has an immediate") as usize;
             receive(&qp, 0, &[]);
             let piece = [inbox.sge(0, len)];
             post(
@@ -86,12 +90,12 @@ fn serve() {
     let _ = input.read_to_end(&mut rest);
 }
 
-/// A completion, within the watchdog's time.
+/// Waits for a completion, at most for the watchdog's time.
 fn arrived(node: &Node) -> Option<ibv_wc> {
     let begun = Instant::now();
     let mut into = [ibv_wc::zeroed()];
     while begun.elapsed() < WATCHDOG {
-        if node.cq.poll(&mut into).expect("it can be polled") > 0 {
+        if node.cq.poll(&mut into).expect("the queue can be polled") > 0 {
             return Some(into[0]);
         }
         std::thread::sleep(Duration::from_micros(200));
@@ -109,18 +113,18 @@ impl Far {
         let script = std::env::var("PEERWAY_FAKE_VERBS").unwrap_or_default();
         let mut command = child(test, &script, "far");
         let mut process: Child =
-            command.stdout(Stdio::piped()).spawn().expect("this program runs again");
-        let output = BufReader::new(process.stdout.take().expect("it is a pipe"));
+            command.stdout(Stdio::piped()).spawn().expect("the test program starts again");
+        let output = BufReader::new(process.stdout.take().expect("the child has a pipe"));
         Self { process: Killed(process), output }
     }
 
     fn write(&mut self, address: &Address) {
-        let input = self.process.0.stdin.as_mut().expect("it is a pipe");
+        let input = self.process.0.stdin.as_mut().expect("the child has a pipe");
         input.write_all(address.line().as_bytes()).expect("the other side reads");
     }
 }
 
-/// Runs `near` against another process. The script is that of both.
+/// Runs `near` against another process. Both use the same script.
 fn with_peer(test: &str, script: &str, near: impl FnOnce(Near)) {
     if !scripted(test, script) {
         return;
@@ -141,7 +145,7 @@ fn with_peer(test: &str, script: &str, near: impl FnOnce(Near)) {
         key: memory.mr.rkey(),
     };
     far.write(&ours);
-    // Once more: now it is connected.
+    // The second address says that the remote process is connected.
     let theirs = Address::read(&mut far.output);
     near(Near { far, node, memory, qp, theirs });
 }
@@ -198,8 +202,8 @@ fn two_processes_on_a_bad_fabric() {
 fn a_killed_peer_is_retry_exceeded() {
     with_peer("a_killed_peer_is_retry_exceeded", "patience=1000s", |mut near| {
         near.echo(2);
-        near.far.process.0.kill().expect("it runs");
-        near.far.process.0.wait().expect("it ended");
+        near.far.process.0.kill().expect("the peer runs");
+        near.far.process.0.wait().expect("the peer ended");
         let piece = [near.memory.sge(0, 64)];
         let begun = Instant::now();
         for id in 0..3 {
@@ -208,7 +212,7 @@ fn a_killed_peer_is_retry_exceeded() {
         }
         let first = near.node.completion();
         assert_eq!((first.wr_id, first.status), (0, IBV_WC_RETRY_EXC_ERR), "{}", first.status());
-        // Eight time-outs of 17 ms; the script's patience is for peers that are there.
+        // Eight time-outs of 17 ms: the script's patience is only for peers that exist.
         assert!(begun.elapsed() > Duration::from_millis(100), "{:?}", begun.elapsed());
         assert!(near.node.completion().status().is_flushed());
         assert!(near.node.completion().status().is_flushed());
@@ -225,10 +229,10 @@ fn a_peer_that_dies_in_the_middle_is_retry_exceeded() {
             post(&near.qp, &mut [write.with_flags(SIGNALED)]);
         }
         near.node.completions(1);
-        near.far.process.0.kill().expect("it runs");
+        near.far.process.0.kill().expect("the peer runs");
         let statuses: Vec<u32> = (1..16).map(|_| near.node.completion().status).collect();
         let failed = statuses.iter().position(|status| *status != IBV_WC_SUCCESS);
-        // All sixteen may have been sooner than the signal.
+        // All sixteen writes may have completed before the signal.
         if let Some(at) = failed {
             assert_eq!(statuses[at], IBV_WC_RETRY_EXC_ERR);
             assert!(statuses[at + 1..].iter().all(|status| *status == IBV_WC_WR_FLUSH_ERR));
@@ -241,17 +245,17 @@ fn a_stopped_peer_is_waited_for() {
     with_peer("a_stopped_peer_is_waited_for", "", |near| {
         near.echo(1);
         let process = near.far.process.0.id() as i32;
-        // SAFETY: a process that this one started.
+        // SAFETY: kill takes no pointers, and this process started the other one.
         assert_eq!(unsafe { libc::kill(process, libc::SIGSTOP) }, 0);
         let mut status = 0;
-        // SAFETY: as above; it comes back when all threads have stopped.
+        // SAFETY: `status` is valid. The call returns when all threads have stopped.
         assert_eq!(unsafe { libc::waitpid(process, &mut status, libc::WUNTRACED) }, process);
         let piece = [near.memory.sge(0, LEN)];
         let write = ibv_send_wr::write(1, &piece, near.theirs.memory, near.theirs.key);
         post(&near.qp, &mut [write.with_flags(SIGNALED)]);
-        // Many times the time-out of the queue pair: a real device would answer by itself.
+        // Many times the time-out of the queue pair. A real device would answer by itself.
         near.node.nothing_comes(Duration::from_millis(700));
-        // SAFETY: as above.
+        // SAFETY: kill takes no pointers, and the process is not reaped.
         assert_eq!(unsafe { libc::kill(process, libc::SIGCONT) }, 0);
         near.node.completions(1);
         near.echo(1);
@@ -264,7 +268,7 @@ fn an_idle_device_costs_nothing() {
         near.echo(1);
         let busy = || {
             let mut usage: libc::rusage = empty();
-            // SAFETY: fills the structure.
+            // SAFETY: `usage` is valid, and the call fills it.
             assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) }, 0);
             let time = |time: libc::timeval| {
                 Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
@@ -276,7 +280,7 @@ fn an_idle_device_costs_nothing() {
             let (before, switches) = busy();
             std::thread::sleep(Duration::from_secs(1));
             let (after, woken) = busy();
-            // This thread slept once; a device that polls would wake hundreds of times in every second.
+            // This thread slept once. A polling device would wake hundreds of times per second.
             if after - before < Duration::from_millis(50) && woken - switches < 20 {
                 break;
             }
@@ -287,6 +291,6 @@ fn an_idle_device_costs_nothing() {
 }
 
 fn empty() -> libc::rusage {
-    // SAFETY: integers only.
+    // SAFETY: an rusage consists of integers, for which zero is valid.
     unsafe { std::mem::zeroed() }
 }

@@ -1,5 +1,5 @@
-//! Settings and machines that RDMA cannot be had with: each gives one sentence, which names the setting that
-//! is wrong or the command that helps.
+//! Settings and machines without usable RDMA: each error is one sentence that names the wrong
+//! setting or the command that helps.
 
 mod support;
 
@@ -13,22 +13,22 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use support::{scripted, scripted_with};
 
 fn endpoint(pin: Pin) -> Endpoint {
-    Endpoint::builder().transport(pin).build().expect("it can be made")
+    Endpoint::builder().transport(pin).build().expect("the endpoint can be created")
 }
 
-/// The sentence with which an endpoint is refused.
+/// The error text with which an endpoint is refused.
 fn refusal(pin: Pin) -> String {
     let refused = Endpoint::builder().transport(pin).build();
-    refused.expect_err("it cannot be made").to_string()
+    refused.expect_err("the endpoint cannot be created").to_string()
 }
 
-/// One sentence that says all of these.
+/// Checks that the text is one sentence that contains all of these words.
 #[track_caller]
 fn says(sentence: &str, words: &[&str]) {
     for word in words {
-        assert!(sentence.contains(word), "not {word:?}: {sentence}");
+        assert!(sentence.contains(word), "{word:?} is missing in: {sentence}");
     }
-    assert!(!sentence.contains('\n') && sentence.len() < 400, "no sentence: {sentence}");
+    assert!(!sentence.contains('\n') && sentence.len() < 400, "not one short sentence: {sentence}");
 }
 
 #[test]
@@ -77,10 +77,12 @@ fn a_link_that_is_down_is_left_out() {
     assert_eq!(peer.path().kind, PathKind::Verbs);
 }
 
-/// Has the kernel say that little memory may be locked, as the script has the device do.
+/// Lowers the kernel's limit of locked memory, to match the limit that the script sets on the
+/// device.
 fn little_memory() {
     let kib = Some(64 << 10);
-    setrlimit(Resource::Memlock, Rlimit { current: kib, maximum: kib }).expect("less is allowed");
+    setrlimit(Resource::Memlock, Rlimit { current: kib, maximum: kib })
+        .expect("a lower limit is allowed");
 }
 
 #[test]
@@ -103,13 +105,13 @@ fn too_little_memory_may_be_locked_for_a_peer() {
     says(&refused, &["path 'ib'", "64 KiB", "`ulimit -l unlimited`"]);
 }
 
-/// What is logged.
+/// Collects the log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("nobody panicked").extend_from_slice(bytes);
+        self.0.lock().expect("the lock is not poisoned").extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -131,11 +133,12 @@ fn too_little_memory_may_be_locked_for_a_region() {
     let peer = a.connect(&b.metadata()).expect("queue pairs fit");
     let small = b.allocate(1 << 16).expect("memory");
     let large = b.allocate(64 << 20).expect("memory");
-    peer.import(&small.advertise(Access::READ_WRITE).expect("a grant")).expect("it fits");
+    peer.import(&small.advertise(Access::READ_WRITE).expect("a grant")).expect("the region fits");
     let descriptor = large.advertise(Access::READ_WRITE).expect("a grant");
-    let refused = peer.import(&descriptor).expect_err("it does not").to_string();
+    let refused = peer.import(&descriptor).expect_err("the region exceeds the limit").to_string();
     says(&refused, &["path 'ib'", "owner could not register it", "log"]);
-    let logged = String::from_utf8(log.0.lock().expect("nobody panicked").clone()).expect("text");
+    let logged =
+        String::from_utf8(log.0.lock().expect("the lock is not poisoned").clone()).expect("text");
     assert!(logged.contains("64 KiB") && logged.contains("ulimit -l unlimited"), "{logged}");
 }
 
@@ -145,9 +148,9 @@ fn a_peer_without_devices() {
         return;
     }
     let (a, tcp) = (endpoint(Pin::Ib), endpoint(Pin::Tcp));
-    let refused = a.connect(&tcp.metadata()).expect_err("it has none").to_string();
+    let refused = a.connect(&tcp.metadata()).expect_err("the peer has no RDMA device").to_string();
     says(&refused, &["path 'ib'", "the peer has none", "pinned to tcp"]);
-    let refused = tcp.connect(&a.metadata()).expect_err("it wants them").to_string();
+    let refused = tcp.connect(&a.metadata()).expect_err("the peer requires RDMA").to_string();
     says(&refused, &["refuses", "pinned to ib", "no RDMA device or is pinned to another path"]);
 }
 
@@ -165,14 +168,15 @@ fn no_device() {
     if !scripted_with("no_device", "devices=0", &set) {
         return;
     }
-    let refused = Endpoint::builder().build().expect_err("it cannot be made").to_string();
+    let refused =
+        Endpoint::builder().build().expect_err("the endpoint cannot be created").to_string();
     says(&refused, &["UCCL_P2P_TRANSPORT", "no RDMA device", "`rdma link`"]);
 }
 
 const MISSING: &str = "/nonexistent/libibverbs.so";
 
-/// What is said where the named library is missing: that, or what the machine's own says if it has one. None
-/// where that has devices, and nothing is refused.
+/// The expected error where the named library is missing: its path, or the error of the machine's
+/// own library. `None` if that library has devices, so that nothing is refused.
 fn without_library() -> Option<String> {
     let Ok(own) = Verbs::load(None) else { return Some(MISSING.to_owned()) };
     match own.devices() {
@@ -189,12 +193,13 @@ fn no_library() {
         return;
     }
     let Some(why) = without_library() else { return };
-    let refused = Endpoint::builder().build().expect_err("it cannot be made").to_string();
+    let refused =
+        Endpoint::builder().build().expect_err("the endpoint cannot be created").to_string();
     says(&refused, &["PEERWAY_TRANSPORT=ib", "UCCL_P2P_TRANSPORT", &why]);
 }
 
-/// Without the library nothing else is different: a pair that picks its path itself works, and says why it
-/// is not RDMA.
+/// Without the library everything else still works: a pair that chooses its own path connects, and
+/// the path says why it is not RDMA.
 #[test]
 fn no_library_and_none_needed() {
     let set = [("PEERWAY_IBV_SO", MISSING), ("PEERWAY_DISABLE_IPC", "1")];
@@ -217,7 +222,7 @@ fn no_library_and_none_needed() {
     }
 }
 
-/// The local paths, too.
+/// The same holds for the local paths.
 #[test]
 fn no_library_and_a_local_path() {
     let set = [("PEERWAY_IBV_SO", MISSING)];
@@ -226,7 +231,7 @@ fn no_library_and_a_local_path() {
     }
     for pin in [Pin::Auto, Pin::Local, Pin::LocalMap, Pin::LocalRing] {
         let (a, b) = (endpoint(pin), endpoint(pin));
-        let peer = a.connect(&b.metadata()).expect("it is near");
+        let peer = a.connect(&b.metadata()).expect("the peer is local");
         assert_ne!(peer.path().kind, PathKind::Tcp, "{pin}");
     }
 }

@@ -1,4 +1,4 @@
-//! Arguments that several calls take, checked and named in what they raise.
+//! Arguments that several calls take. Each check raises an exception that names the argument.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySlice};
 
-/// A whole number that fits. pyo3 puts the argument's name before a `TypeError`, and before no other, so a
-/// number that does not fit is one.
+/// An integer that fits into `T`. pyo3 adds the argument's name only to a `TypeError`, so a number
+/// that does not fit raises `TypeError`.
 pub(crate) struct Int<T>(pub(crate) T);
 
 impl<'py, T> FromPyObject<'_, 'py> for Int<T>
@@ -45,7 +45,7 @@ impl<'py> FromPyObject<'_, 'py> for Gpu {
         if !index.is_none() {
             return index.extract::<Int<u32>>().map(|Int(gpu)| Self(gpu));
         }
-        // torch's current one, as everywhere in torch.
+        // A device without an index means torch's current device.
         let cuda = object.py().import("torch")?.getattr("cuda")?;
         Ok(Self(cuda.call_method0("current_device")?.extract()?))
     }
@@ -55,35 +55,35 @@ impl<'py> FromPyObject<'_, 'py> for Gpu {
 pub(crate) fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(PyValueError::new_err(format!(
-            "{name}: {seconds} is not a time; give seconds, 0 or more"
+            "{name}: {seconds} is not a time; give 0 or more seconds"
         )));
     }
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// What a descriptor allows.
+/// The access that a descriptor grants.
 pub(crate) fn access(text: &str) -> PyResult<Access> {
     match text {
         "r" => Ok(Access::READ),
         "w" => Ok(Access::WRITE),
         "rw" => Ok(Access::READ_WRITE),
-        _ => Err(PyValueError::new_err(format!("access: '{text}' is none of 'r', 'w', 'rw'"))),
+        _ => Err(PyValueError::new_err(format!("access: '{text}' is not 'r', 'w' or 'rw'"))),
     }
 }
 
-/// The lane of a transfer.
+/// The lane class of a transfer.
 pub(crate) fn class(text: &str) -> PyResult<Class> {
     match text {
         "auto" => Ok(Class::Auto),
         "latency" => Ok(Class::Latency),
         "bulk" => Ok(Class::Bulk),
-        _ => Err(PyValueError::new_err(format!(
-            "kind: '{text}' is none of 'auto', 'latency', 'bulk'"
-        ))),
+        _ => {
+            Err(PyValueError::new_err(format!("kind: '{text}' is not 'auto', 'latency' or 'bulk'")))
+        }
     }
 }
 
-/// The bytes of a descriptor, of metadata or of a message.
+/// The bytes of a descriptor, a peer info or a message.
 pub(crate) fn bytes<'a>(name: &str, object: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
     object
         .cast::<PyBytes>()
@@ -91,12 +91,12 @@ pub(crate) fn bytes<'a>(name: &str, object: &'a Bound<'_, PyAny>) -> PyResult<&'
         .map_err(|_| wrong_type(name, object, "bytes"))
 }
 
-/// The range of a subscript `[start:stop]` of something that is `len` bytes long.
+/// The range of a subscript `[start:stop]` of `len` bytes.
 pub(crate) fn range(slice: &Bound<'_, PySlice>, len: u64) -> PyResult<std::ops::Range<u64>> {
     let indices = slice.indices(isize::try_from(len).unwrap_or(isize::MAX))?;
     if indices.step != 1 {
         return Err(PyValueError::new_err(
-            "a part of a region has step 1; use blocks() for others",
+            "a slice of a region must have step 1; use blocks() for other steps",
         ));
     }
     let (start, stop) = (indices.start.max(0) as u64, indices.stop.max(0) as u64);

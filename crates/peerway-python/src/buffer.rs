@@ -1,16 +1,17 @@
-//! Python objects as memory: where it is, how much, and what keeps it.
+//! Python objects as memory: its address, its length, and the reference that keeps it alive.
 //!
-//! Whatever an object offers is asked in this order: torch's tensor, the buffer protocol,
-//! `__cuda_array_interface__`, `__array_interface__`, `__dlpack__`, `data_ptr()`. What keeps the memory is a
-//! reference that is let go of when the engine has let go of the memory, on whichever thread: pyo3 puts it off
-//! until the interpreter is at hand.
+//! The protocols are tried in this order: torch's tensor, the buffer protocol,
+//! `__cuda_array_interface__`, `__array_interface__`, `__dlpack__`, `data_ptr()`. The owner
+//! reference is dropped after the engine has released the memory, on any thread. pyo3 defers that
+//! drop until a thread holds the interpreter.
 //!
-//! Peers write this memory whenever they like, and a fault in a copy ends the process. So what keeps it must
-//! keep the *memory*, not only the object (a tensor can be given other storage), and memory that only claims
-//! to be writable is tried.
+//! Peers can write this memory at any time, and a fault in a copy ends the process. The owner must
+//! therefore keep the *memory* alive, not only the object: a tensor can get other storage. Memory
+//! whose writability is only a claim is probed first.
 //!
-//! Memory of a GPU is never touched here: the driver is asked what it is. Work that its producer has queued is
-//! waited for where the object says in which stream that is, since a transfer moves what is there when it runs.
+//! This module never accesses GPU memory; it asks the driver about it. A transfer moves the bytes
+//! that are there when it runs. So registration waits for the producer's pending work if the object
+//! names the stream.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -35,42 +36,44 @@ pub(crate) struct Memory {
     _owner: Py<PyAny>,
 }
 
-/// Where the memory is, as the object says.
+/// The location of the memory, as the object declares it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Place {
-    /// On the host, and whoever said that it is writable is to be believed.
+    /// Host memory whose read-only flag is reliable.
     Host,
-    /// It does not say: host memory that is tried before it is written, unless the driver knows it as a GPU's.
+    /// Not declared. Unless the driver knows it as GPU memory, it is host memory, which is probed
+    /// before it is written.
     Unsaid,
-    /// On a GPU, with work for it perhaps left in this stream (0 is none).
+    /// GPU memory. This stream may have pending work on it; 0 means no stream.
     Gpu { stream: usize },
 }
 
-// SAFETY: the pointer is an address that `_owner` keeps valid; nothing here dereferences it.
+// SAFETY: the pointer is an address that `_owner` keeps valid. No code of this type dereferences
+// it.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-// SAFETY: the owner keeps the memory valid and in place until it is dropped: a memory view or capsule by its own
-// contract, whatever has an array interface because that is what the interface promises of a living object; for
-// memory by address it is the caller's promise. Python code may write it at any time, as peers may; no Rust
-// reference to it is made.
+// SAFETY: `_owner` keeps the memory valid and in place until it is dropped. A memory view or a
+// capsule does so by its contract. An array interface promises it for a live object. For memory by
+// address, the caller of `register_address` promises it. Python code and peers may write the memory
+// at any time, so no Rust reference to it is made.
 unsafe impl OwnedMemory for Memory {
     fn bytes(&mut self) -> (*mut u8, usize) {
         (self.ptr, self.len)
     }
 }
 
-/// What a transfer or a registration does with the memory.
+/// The access that a transfer or a registration needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Use {
-    /// Only read it.
+    /// Read the memory.
     Read,
-    /// Write it, too.
+    /// Read and write the memory.
     Write,
 }
 
-/// Registers an object's memory with an endpoint. `name` is the argument's.
+/// Registers an object's memory with an endpoint. `name` names the argument in errors.
 pub(crate) fn register(
     endpoint: &Endpoint,
     name: &str,
@@ -83,21 +86,23 @@ pub(crate) fn register(
     }
     let (range, place) = (found.range(), found.place);
     let region = registered(object.py(), endpoint, name, found)?;
-    // After the registration, which asks whose memory it is: a GPU's must not be touched.
+    // Probe only after the registration, which finds out whether a GPU holds the memory. GPU memory
+    // must not be probed.
     if needs == Use::Write && place == Place::Unsaid && region.gpu().is_none() {
         try_writing(name, range)?;
     }
     Ok(region)
 }
 
-/// What the kernel is asked about a page, as an access would.
+/// The kind of access to probe a page for.
 #[derive(Clone, Copy)]
 enum Touch {
     Read,
     Write,
 }
 
-/// Whether the page at this address can be read or written; true where the kernel cannot say (before 5.14).
+/// Whether the page at this address can be read or written. True where the kernel cannot tell
+/// (before Linux 5.14).
 fn can(touch: Touch, addr: usize) -> bool {
     fn populate(touch: Touch, addr: usize) -> bool {
         let page = rustix::param::page_size();
@@ -106,8 +111,8 @@ fn can(touch: Touch, addr: usize) -> bool {
             Touch::Read => Advice::LinuxPopulateRead,
             Touch::Write => Advice::LinuxPopulateWrite,
         };
-        // SAFETY: faults a page in as the access would, and changes no byte; an address that is not mapped is
-        // an error.
+        // SAFETY: the call faults a page in, as an access does, and changes no byte. It returns an
+        // error for an address that is not mapped.
         unsafe { rustix::mm::madvise(start, page, advice) }.is_ok()
     }
     static KERNEL_CAN_SAY: OnceLock<bool> = OnceLock::new();
@@ -117,8 +122,8 @@ fn can(touch: Touch, addr: usize) -> bool {
     }
 }
 
-/// Whether the pages at both ends can be touched so, which is what memory that claims to be there gets wrong.
-/// Costs about a microsecond.
+/// The first or last address of the range if its page does not allow this access. Memory that is
+/// declared wrongly usually fails at an end. The probe costs about a microsecond.
 fn unreachable_end(touch: Touch, range: (usize, usize)) -> Option<usize> {
     let (addr, len) = range;
     let ends = (len > 0).then(|| [addr, addr + (len - 1)]);
@@ -132,7 +137,7 @@ fn try_writing(name: &str, range: (usize, usize)) -> PyResult<()> {
     )))
 }
 
-/// Memory that cannot be written, where it would be.
+/// The error for read-only memory in a call that writes it.
 pub(crate) fn refuse_readonly(name: &str) -> PyErr {
     PyBufferError::new_err(format!(
         "{name}: the memory is read-only; copy it into a bytearray or a writable array"
@@ -140,17 +145,18 @@ pub(crate) fn refuse_readonly(name: &str) -> PyErr {
 }
 
 fn registered(py: Python<'_>, endpoint: &Endpoint, name: &str, found: Memory) -> PyResult<Region> {
-    // Nothing of a GPU is needed to move no bytes, and there may be no address.
+    // Empty memory needs no GPU, and may have no address.
     let stream = match found.place {
         Place::Gpu { stream } if found.len > 0 => Some(stream),
         _ => None,
     };
     let region = match (stream, memory::find(found.ptr as u64, found.len as u64)) {
-        // The first one opens the driver and makes a context, which takes its time.
+        // The first registration opens the driver and makes a context, which is slow.
         (Some(stream), _) => py.detach(|| {
             let region = endpoint.register_gpu(found)?;
             if let (Some(index), 1..) = (region.gpu(), stream) {
-                // SAFETY: the stream is the producer's, who keeps it for as long as the object says so.
+                // SAFETY: the producer keeps the stream alive while the object's interface names
+                // it.
                 unsafe { gpu::wait_for_stream(index, stream as *mut c_void) }?;
             }
             Ok(region)
@@ -171,7 +177,7 @@ fn find(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     if is_torch(object) {
         return of_torch(name, object);
     }
-    // SAFETY: a valid object.
+    // SAFETY: `object` is a live Python object, and the interpreter is held.
     if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } != 0 {
         return by_buffer(name, object);
     }
@@ -195,7 +201,8 @@ fn find(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     ))
 }
 
-/// Whether it is a tensor of torch's, which cannot be there without torch.
+/// Whether the object is a torch tensor. Such an object exists only if torch is loaded, so this
+/// imports nothing.
 fn is_torch(object: &Bound<'_, PyAny>) -> bool {
     let Ok(modules) = object.py().import("sys").and_then(|sys| sys.getattr("modules")) else {
         return false;
@@ -212,14 +219,14 @@ fn not_contiguous(name: &str) -> PyErr {
 
 fn by_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let py = object.py();
-    // The view keeps the export: a bytearray cannot be resized under us while it lives.
+    // The view keeps the buffer exported, so a bytearray cannot be resized while the view lives.
     let keeper = match PyMemoryView::from(object) {
         Ok(keeper) => keeper,
-        // A type may have the protocol for those of its objects that are not on a GPU.
+        // A type may support the buffer protocol only for its objects that are not on a GPU.
         Err(_) if object.hasattr("__cuda_array_interface__")? => {
             return by_cuda_interface(name, object);
         }
-        // NumPy has types that the buffer protocol has no letter for.
+        // The buffer protocol has no format code for some NumPy types.
         Err(_) if object.hasattr("__array_interface__")? => {
             return by_array_interface(name, object);
         }
@@ -229,12 +236,12 @@ fn by_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     };
     let mut view = MaybeUninit::<ffi::Py_buffer>::uninit();
     const FLAGS: c_int = ffi::PyBUF_ANY_CONTIGUOUS | ffi::PyBUF_FORMAT;
-    // SAFETY: a valid object and a view to fill, which is released below.
+    // SAFETY: `keeper` is a live object, and `view` is released below.
     if unsafe { ffi::PyObject_GetBuffer(keeper.as_ptr(), view.as_mut_ptr(), FLAGS) } != 0 {
         drop(PyErr::fetch(py));
         return Err(not_contiguous(name));
     }
-    // SAFETY: the call above succeeded, so the view is filled; it is released once.
+    // SAFETY: the call above succeeded, so the view is filled. It is released once.
     let (ptr, len, readonly, objects) = unsafe {
         let filled = view.assume_init_mut();
         let format = filled.format;
@@ -250,11 +257,14 @@ fn by_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
 }
 
 fn holds_objects(name: &str) -> PyErr {
-    PyBufferError::new_err(format!("{name}: it holds Python objects, which are no bytes to move"))
+    PyBufferError::new_err(format!(
+        "{name}: the memory holds Python objects, which cannot be transferred; use a numeric dtype"
+    ))
 }
 
-/// A tensor's bytes, kept by an array that shares its storage: that holds the storage when the tensor is given
-/// another, and keeps it from being resized. On a GPU there is no such array: it is kept by another tensor.
+/// A tensor's bytes. The owner is an array that shares the tensor's storage. It keeps that storage
+/// when the tensor gets another one, and prevents a resize. GPU storage has no such array, so there
+/// the owner is another tensor.
 fn of_torch(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let device: String = tensor.getattr("device")?.getattr("type")?.extract()?;
     match device.as_str() {
@@ -277,16 +287,16 @@ fn of_torch(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
     };
     let bytes = bytes.map_err(|error| {
         let why = error.value(tensor.py());
-        PyTypeError::new_err(format!("{name}: the tensor's bytes cannot be had: {why}"))
+        PyTypeError::new_err(format!("{name}: the tensor does not expose its bytes: {why}"))
     })?;
     if device == "cuda" {
-        // What made the tensor is in the stream that torch has for its device now.
+        // The work that computes the tensor is in torch's current stream of its device.
         let stream =
             torch.getattr("cuda")?.call_method1("current_stream", (tensor.getattr("device")?,))?;
         stream.call_method0("synchronize")?;
         return Ok(Memory { place: Place::Gpu { stream: 0 }, ..by_data_ptr(name, &bytes)? });
     }
-    // torch says of every tensor that it is writable.
+    // torch declares every tensor as writable, so the memory is probed.
     Ok(Memory { place: Place::Unsaid, ..by_buffer(name, &bytes)? })
 }
 
@@ -303,7 +313,7 @@ fn by_data_ptr(name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Memory> {
     Ok(Memory { ptr: ptr as *mut u8, len, readonly: false, place, _owner: owner })
 }
 
-/// Memory by `__cuda_array_interface__`, whose `stream` is what work for it was put into.
+/// Memory by `__cuda_array_interface__`. Its `stream` may have pending work on the memory.
 fn by_cuda_interface(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Memory> {
     const NAME: &str = "__cuda_array_interface__";
     let interface = array.getattr(NAME)?;
@@ -311,15 +321,15 @@ fn by_cuda_interface(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let item = |key: &str| interface.get_item(key).ok().filter(|item| !item.is_none());
     if item("mask").is_some() {
         return Err(PyBufferError::new_err(format!(
-            "{name}: it is masked, which is no plain memory"
+            "{name}: the array is masked; transfer an array without a mask"
         )));
     }
     let stream = item("stream").map(|stream| stream.extract::<usize>()).transpose()?;
     if stream == Some(0) {
-        // By the interface's own rules: it could mean two streams.
+        // The interface forbids 0, because it could mean two streams.
         return Err(PyBufferError::new_err(format!(
-            "{name}: 0 is no stream; 1 is the default one, 2 that of the thread, None says that nothing is to \
-             be waited for"
+            "{name}: 0 is not a valid stream; use 1 for the default stream, 2 for the thread's, or None for \
+             no pending work"
         )));
     }
     Ok(Memory { place: Place::Gpu { stream: stream.unwrap_or(0) }, ..found })
@@ -330,25 +340,26 @@ fn by_array_interface(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Memory> 
     by_interface(name, array, NAME, &array.getattr(NAME)?)
 }
 
-/// What both array interfaces have in common.
+/// The common part of both array interfaces.
 fn by_interface(
     name: &str,
     array: &Bound<'_, PyAny>,
     of: &str,
     interface: &Bound<'_, PyAny>,
 ) -> PyResult<Memory> {
-    let wrong = || PyBufferError::new_err(format!("{name}: its {of} does not name plain memory"));
+    let wrong =
+        || PyBufferError::new_err(format!("{name}: its {of} is not valid for plain memory"));
     let interface = interface.cast::<PyDict>().map_err(|_| wrong())?;
     let item = |key: &str| interface.get_item(key).ok().flatten().filter(|item| !item.is_none());
     let (ptr, readonly): (usize, bool) = item("data").ok_or_else(wrong)?.extract()?;
     let shape: Vec<usize> = item("shape").ok_or_else(wrong)?.extract()?;
     let kind: String = item("typestr").ok_or_else(wrong)?.extract()?;
-    // A time's unit follows its size: `<M8[s]`.
+    // The unit of a time follows the size: `<M8[s]`.
     let digits = kind.get(2..).map(|rest| rest.split('[').next().unwrap_or(rest));
     let size: usize = digits.and_then(|size| size.parse().ok()).ok_or_else(wrong)?;
     match kind.as_bytes()[1] {
         b'O' => return Err(holds_objects(name)),
-        // Bits: their count is no count of bytes.
+        // Bit fields: the size counts bits, not bytes.
         b't' => return Err(wrong()),
         _ => {}
     }
@@ -362,7 +373,7 @@ fn by_interface(
     Ok(Memory { ptr: ptr as *mut u8, len, readonly, place: Place::Unsaid, _owner: owner })
 }
 
-/// Bytes of an array that lies in one piece, in row order; strides are in bytes.
+/// Bytes of an array that is contiguous in row-major order. Strides are in bytes.
 fn contiguous(
     name: &str,
     shape: &[usize],
@@ -381,10 +392,10 @@ fn contiguous(
 }
 
 fn too_long(name: &str) -> PyErr {
-    PyValueError::new_err(format!("{name}: its size overflows"))
+    PyValueError::new_err(format!("{name}: its size in bytes overflows"))
 }
 
-/// DLPack's tensor, as its specification lays it out.
+/// DLPack's tensor, in the layout of its specification.
 #[repr(C)]
 pub(crate) struct DlTensor {
     pub(crate) data: *mut c_void,
@@ -401,21 +412,22 @@ pub(crate) struct DlTensor {
 
 const DL_CPU: i32 = 1;
 pub(crate) const DL_CUDA: i32 = 2;
-/// Host memory that is pinned for GPUs.
+/// Pinned host memory.
 const DL_CUDA_HOST: i32 = 3;
-/// The driver's default stream, as DLPack and the driver name it: what else is queued goes before it.
+/// The driver's default stream, in DLPack and in the driver. It runs after all work queued earlier.
 const DEFAULT_STREAM: usize = 1;
 
 fn by_dlpack(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let device = object.call_method0("__dlpack_device__")?;
     let device = device.extract::<(i32, i32)>().map_err(|_| {
-        PyTypeError::new_err(format!("{name}: its __dlpack_device__ gives no pair of numbers"))
+        PyTypeError::new_err(format!("{name}: its __dlpack_device__ is not a pair of numbers"))
     })?;
     let (device, _) = device;
     let (capsule, place) = match device {
         DL_CPU | DL_CUDA_HOST => (object.call_method0("__dlpack__")?, Place::Unsaid),
         DL_CUDA => {
-            // The producer puts its work before this stream, and we wait for the stream.
+            // The producer orders its work before this stream, and registration waits for the
+            // stream.
             let stream = PyDict::new(object.py());
             stream.set_item("stream", DEFAULT_STREAM)?;
             let capsule = object.call_method("__dlpack__", (), Some(&stream))?;
@@ -423,23 +435,23 @@ fn by_dlpack(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
         }
         _ => {
             return Err(PyTypeError::new_err(format!(
-                "{name}: the memory is on a device of DLPack's kind {device}; copy it to the CPU or to a CUDA GPU \
-                 first"
+                "{name}: the memory is on a DLPack device of kind {device}; copy it to the CPU or to a CUDA \
+                 GPU first"
             )));
         }
     };
-    let plain = || PyBufferError::new_err(format!("{name}: its __dlpack__ gives no plain tensor"));
+    let plain = || PyBufferError::new_err(format!("{name}: its __dlpack__ is not a valid tensor"));
     let holder = capsule.cast::<PyCapsule>().map_err(|_| plain())?;
     let tensor = holder.pointer_checked(Some(c"dltensor")).map_err(|_| plain())?;
-    // SAFETY: a capsule of this name holds a managed tensor, which begins with the tensor, and which lives
-    // until the capsule is dropped: we never take it over.
+    // SAFETY: a capsule of this name holds a managed tensor, which begins with the tensor. It lives
+    // until the capsule is dropped, because this code never takes it over.
     let tensor = unsafe { tensor.cast::<DlTensor>().as_ref() };
     let axes = usize::try_from(tensor.ndim).map_err(|_| plain())?;
     let numbers = |ptr: *const i64| {
         if axes == 0 {
             return Vec::new();
         }
-        // SAFETY: by its specification each array has `ndim` entries.
+        // SAFETY: the DLPack specification gives each array `ndim` entries.
         unsafe { std::slice::from_raw_parts(ptr, axes) }.to_vec()
     };
     let size = usize::from(tensor.bits).div_ceil(8) * usize::from(tensor.lanes);
@@ -453,7 +465,7 @@ fn by_dlpack(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     Ok(Memory { ptr, len, readonly: false, place, _owner: capsule.unbind() })
 }
 
-/// Memory by address, with or without something that keeps it.
+/// Registers memory by address. `owner` keeps it alive; with Python's `None`, the caller does.
 pub(crate) fn at_address(
     py: Python<'_>,
     endpoint: &Endpoint,
@@ -465,13 +477,13 @@ pub(crate) fn at_address(
     let found = Memory { ptr, len, readonly: false, place, _owner: owner };
     let region = registered(py, endpoint, "address", found)?;
     let writable = region.gpu().is_some() || unreachable_end(Touch::Write, (addr, len)).is_none();
-    // Where a GPU's memory was freed, its addresses can stay reserved, and touching them ends the process.
+    // The addresses of freed GPU memory can stay reserved, and an access there ends the process.
     if !writable
         && gpu::is_in_use()
         && let Some(at) = unreachable_end(Touch::Read, (addr, len))
     {
         let what = format!(
-            "address: {at:#x} is memory neither of the host nor of a GPU; it was freed, or never was any"
+            "address: {at:#x} is neither host memory nor GPU memory; it was freed or never allocated"
         );
         return Err(errors::raise(py, "GpuError", what));
     }

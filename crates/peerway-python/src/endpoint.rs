@@ -15,9 +15,10 @@ use crate::peer::Peer;
 use crate::region::Region;
 use crate::{arguments, errors, log, region, waiting};
 
-/// One end of transfers: it listens, connects, and owns registered memory.
+/// Listens for peers, connects to them, and owns registered memory.
 ///
-/// What is not given comes from the environment (``peerway doctor --config`` lists the variables).
+/// Settings that are not given come from the environment. ``peerway doctor --config`` lists
+/// the variables.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Endpoint {
     pub(crate) endpoint: peerway::Endpoint,
@@ -29,11 +30,11 @@ impl Drop for Endpoint {
     }
 }
 
-/// Before a reference to an endpoint is dropped: the last one stops threads, and must not hold up Python's
-/// meanwhile.
+/// Call before dropping a reference to an endpoint. The last drop joins the endpoint's threads,
+/// which must not block Python threads, so this closes the endpoint with the interpreter released.
 pub(crate) fn release(endpoint: &peerway::Endpoint) {
     if endpoint.is_last() {
-        // At the end of the interpreter nobody is held up.
+        // When the interpreter is shutting down, the drop blocks no Python thread.
         Python::try_attach(|py| py.detach(|| endpoint.close()));
     }
 }
@@ -66,7 +67,7 @@ impl Endpoint {
         log::start();
         let mut builder = peerway::Endpoint::builder();
         if let Some(text) = bind {
-            // A port of its own choice where none is named.
+            // Port 0 lets the system choose a port.
             let addr = match text.parse::<IpAddr>() {
                 Ok(ip) => Ok(SocketAddr::new(ip, 0)),
                 Err(_) => text.parse(),
@@ -115,32 +116,32 @@ impl Endpoint {
         Ok(Self { endpoint })
     }
 
-    /// What others need to connect: hand it over by any means.
+    /// The bytes that a peer needs to connect. Send them to the peer by any means.
     #[getter]
     fn metadata<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.endpoint.metadata())
     }
 
-    /// The name of this life of the endpoint.
+    /// The identity of this incarnation of the endpoint. A restart changes it.
     #[getter]
     fn incarnation(&self) -> String {
         self.endpoint.incarnation().to_string()
     }
 
-    /// Where peers can connect, best first.
+    /// The addresses at which peers can connect, best first.
     #[getter]
     fn addresses(&self) -> Vec<(String, u16)> {
         self.endpoint.addresses().iter().map(|a| (a.ip().to_string(), a.port())).collect()
     }
 
-    /// Whether it has been closed, or belongs to the parent process.
+    /// True after ``close()``, and in a child process after a fork.
     #[getter]
     fn closed(&self) -> bool {
         self.endpoint.is_closed()
     }
 
-    /// How the endpoint runs: ``cpus``, the processors that its threads may run on, and ``quarantine``, as
-    /// ``peerway.quarantine()`` tells it.
+    /// ``cpus``: the processors that the endpoint's threads may run on. ``quarantine``: the
+    /// result of ``peerway.quarantine()``.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.endpoint.stats();
@@ -150,7 +151,7 @@ impl Endpoint {
         Ok(dict)
     }
 
-    /// Connects to an endpoint's metadata, or to whoever listens at ``"host:port"`` or ``(host, port)``.
+    /// Connects to an endpoint by its metadata, ``"host:port"`` or ``(host, port)``.
     ///
     /// A second connect to the same incarnation returns the same peer.
     #[pyo3(signature = (to, timeout=None))]
@@ -191,7 +192,7 @@ impl Endpoint {
         }
     }
 
-    /// The next peer that connected to us. Raises ``AcceptTimeout``.
+    /// Returns the next peer that connected to this endpoint. Raises ``AcceptTimeout``.
     #[pyo3(signature = (timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Peer> {
         let timeout = waiting::timeout("timeout", timeout)?;
@@ -204,20 +205,20 @@ impl Endpoint {
         Ok(Peer::new(self.endpoint.clone(), peer))
     }
 
-    /// Every live peer.
+    /// Returns every live peer.
     fn peers(&self) -> Vec<Peer> {
         let peers = self.endpoint.peers();
         peers.into_iter().map(|peer| Peer::new(self.endpoint.clone(), peer)).collect()
     }
 
-    /// Registers writable, contiguous memory; the region keeps the object alive.
+    /// Registers writable, contiguous memory. The region keeps the object alive.
     fn register(&self, buffer: &Bound<'_, PyAny>) -> PyResult<Region> {
         let region = buffer::register(&self.endpoint, "buffer", buffer, Use::Write)?;
         Ok(Region::new(region))
     }
 
-    /// Registers memory by address. ``owner`` is kept alive; without one, keeping the memory valid until
-    /// the region and all its transfers are gone is the caller's promise.
+    /// Registers memory by address. The region keeps ``owner`` alive. Without an owner, the
+    /// caller must keep the memory valid until the region and all its transfers are gone.
     #[pyo3(signature = (address, nbytes, owner=None))]
     fn register_address(
         &self,
@@ -230,8 +231,10 @@ impl Endpoint {
         buffer::at_address(py, &self.endpoint, address.0, nbytes.0, owner)
     }
 
-    /// Zeroed memory that local peers can map, on the host or on a GPU; the region offers it by the buffer
-    /// protocol or by ``__cuda_array_interface__``.
+    /// Allocates zeroed memory that local peers can map, on the host or on a GPU.
+    ///
+    /// The region exposes host memory by the buffer protocol and GPU memory by
+    /// ``__cuda_array_interface__``.
     #[pyo3(signature = (nbytes, *, gpu=None))]
     fn allocate(
         &self,
@@ -249,7 +252,8 @@ impl Endpoint {
         region.map(Region::new)
     }
 
-    /// The oldest notification, waiting for one for so long (``None``: for ever).
+    /// Returns the oldest notification, or None after ``timeout`` seconds. ``None`` as the
+    /// timeout waits without limit.
     #[pyo3(signature = (timeout=Some(0.0)), text_signature = "($self, timeout=0.0)")]
     fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
         let timeout = waiting::timeout("timeout", timeout)?;
@@ -262,12 +266,12 @@ impl Endpoint {
         Ok(found.flatten().map(Notification::from))
     }
 
-    /// Arrivals counted under this id.
+    /// Returns the number of arrivals counted under this id.
     fn counter(&self, id: Int<u32>) -> u64 {
         self.endpoint.counter(id.0)
     }
 
-    /// Waits for at least ``n`` arrivals; returns how many there are. Raises ``CounterTimeout``.
+    /// Waits for at least ``n`` arrivals and returns the count. Raises ``CounterTimeout``.
     #[pyo3(signature = (id, n, timeout=None))]
     fn wait_counter(
         &self,
@@ -294,12 +298,12 @@ impl Endpoint {
         }
     }
 
-    /// Forgets a counter and returns what it had.
+    /// Removes a counter and returns its last value.
     fn reset_counter(&self, id: Int<u32>) -> u64 {
         self.endpoint.reset_counter(id.0)
     }
 
-    /// Ends transfers, threads and sockets.
+    /// Ends all transfers, stops the endpoint's threads and closes its sockets.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.endpoint.close());
     }
@@ -319,7 +323,7 @@ impl Endpoint {
     }
 }
 
-/// Whom to connect to.
+/// The endpoint to connect to.
 enum Target {
     Metadata(Vec<u8>),
     Host(String, u16),
@@ -347,7 +351,7 @@ fn host_and_port(name: &str, text: &str) -> PyResult<(String, u16)> {
     Ok((host.to_owned(), port))
 }
 
-/// Asks the system for a host's address, which can take as long as it likes.
+/// Resolves a host name. The system sets no limit on the time that this takes.
 fn resolve(host: &str, port: u16) -> Result<SocketAddr, String> {
     match (host, port).to_socket_addrs().map(|mut found| found.next()) {
         Ok(Some(addr)) => Ok(addr),
@@ -375,13 +379,13 @@ impl From<peerway::Notification> for Notification {
 
 #[pymethods]
 impl Notification {
-    /// The sender's incarnation.
+    /// The incarnation of the sender.
     #[getter]
     fn sender(&self) -> &str {
         &self.sender
     }
 
-    /// What it says.
+    /// The bytes of the message.
     #[getter]
     fn message<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.message)

@@ -1,4 +1,4 @@
-//! The engine's errors as Python exceptions, whose classes are in `peerway/_errors.py`.
+//! The engine's errors as Python exceptions. `peerway/_errors.py` defines the classes.
 
 use peerway::driven::{HostProducerError, ProxyError, PushError};
 use peerway::gpu::GpuError;
@@ -11,17 +11,17 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-/// An exception of the class with this name, which says `what`.
+/// An exception of the class with this name and the message `what`.
 pub(crate) fn raise(py: Python<'_>, class: &str, what: impl ToString) -> PyErr {
     let made = py.import("peerway._errors").and_then(|errors| {
         let class = errors.getattr(class)?.cast_into::<PyType>()?;
         Ok(PyErr::from_type(class, what.to_string()))
     });
-    // Only a broken installation has no such class.
+    // The class is missing only in a broken installation.
     made.unwrap_or_else(|error| PyRuntimeError::new_err(format!("{} ({error})", what.to_string())))
 }
 
-/// What a transfer that did not end as done raises.
+/// The exception for a transfer that ended without success; `None` for one that is done.
 pub(crate) fn ended(py: Python<'_>, ended: Ended) -> Option<PyErr> {
     let class = match ended.reason {
         Reason::Done => return None,
@@ -54,7 +54,7 @@ fn transfer(error: TransferError) -> &'static str {
     }
 }
 
-/// Why an endpoint could not be made.
+/// Why an endpoint could not be built.
 pub(crate) fn build(py: Python<'_>, error: BuildError) -> PyErr {
     let class = match error {
         BuildError::Config(_) => "InvalidSetting",
@@ -74,7 +74,7 @@ pub(crate) fn register(py: Python<'_>, error: RegisterError) -> PyErr {
     raise(py, class, error)
 }
 
-/// As `register`, where an argument is to blame for what a GPU says.
+/// As `register`, but names the argument that caused a GPU error.
 pub(crate) fn register_argument(py: Python<'_>, name: &str, error: RegisterError) -> PyErr {
     match error {
         RegisterError::Gpu(error) => raise(py, gpu_class(&error), format!("{name}: {error}")),
@@ -110,7 +110,7 @@ pub(crate) fn connect(py: Python<'_>, error: ConnectError) -> PyErr {
     raise(py, class, error)
 }
 
-/// Why nobody was accepted.
+/// Why no peer was accepted.
 pub(crate) fn accept(py: Python<'_>, error: AcceptError) -> PyErr {
     let class = match error {
         AcceptError::TimedOut => "AcceptTimeout",
@@ -119,7 +119,7 @@ pub(crate) fn accept(py: Python<'_>, error: AcceptError) -> PyErr {
     raise(py, class, error)
 }
 
-/// Why a descriptor is of no use.
+/// Why a descriptor could not be imported.
 pub(crate) fn import(py: Python<'_>, error: ImportError) -> PyErr {
     let class = match &error {
         ImportError::Descriptor(_) => "InvalidDescriptor",
@@ -145,7 +145,7 @@ pub(crate) fn post(py: Python<'_>, error: PostError) -> PyErr {
     raise(py, class, error)
 }
 
-/// Why a proxy could not be made.
+/// Why a proxy could not be built.
 pub(crate) fn proxy_made(py: Python<'_>, error: ProxyError) -> PyErr {
     match error {
         ProxyError::OutOfRange { .. } => raise(py, "InvalidSetting", error),
@@ -153,7 +153,7 @@ pub(crate) fn proxy_made(py: Python<'_>, error: ProxyError) -> PyErr {
     }
 }
 
-/// Why a proxy did not do something.
+/// Why a call of a proxy failed.
 pub(crate) fn proxy(py: Python<'_>, error: ProxyError) -> PyErr {
     let class = match error {
         ProxyError::OutOfRange { .. } | ProxyError::Forward { .. } | ProxyError::Taken { .. } => {
@@ -168,7 +168,7 @@ pub(crate) fn proxy(py: Python<'_>, error: ProxyError) -> PyErr {
     raise(py, class, error)
 }
 
-/// Why a command was not pushed, or not answered.
+/// Why a command was not pushed or not answered.
 pub(crate) fn host_producer(py: Python<'_>, error: HostProducerError) -> PyErr {
     let class = match error {
         HostProducerError::OfAGpu

@@ -1,4 +1,4 @@
-//! GPUs: what there are, and memory on them for arrays.
+//! GPUs: their properties, and GPU memory for arrays.
 
 use std::ffi::{CStr, c_void};
 use std::mem::ManuallyDrop;
@@ -13,7 +13,7 @@ use crate::arguments::Int;
 use crate::buffer::{DL_CUDA, DlTensor};
 use crate::errors;
 
-/// What is known of a GPU.
+/// Properties of a GPU.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Gpu {
     index: u32,
@@ -22,19 +22,19 @@ pub(crate) struct Gpu {
 
 #[pymethods]
 impl Gpu {
-    /// Its number in this process.
+    /// The GPU's number in this process.
     #[getter]
     fn index(&self) -> u32 {
         self.index
     }
 
-    /// What its maker calls it.
+    /// The vendor's name for the GPU.
     #[getter]
     fn name(&self) -> &str {
         &self.facts.name
     }
 
-    /// Its name in every process and on every host, as ``nvidia-smi -L`` shows it.
+    /// The GPU's unique name on every host, as ``nvidia-smi -L`` shows it.
     #[getter]
     fn uuid(&self) -> String {
         let hex: String = self.facts.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -42,7 +42,7 @@ impl Gpu {
         format!("GPU-{}", parts.join("-"))
     }
 
-    /// Its PCI address on this host, such as ``0000:4a:00.0``.
+    /// The GPU's PCI address on this host, such as ``0000:4a:00.0``.
     #[getter]
     fn bus_id(&self) -> &str {
         &self.facts.bus_id
@@ -54,7 +54,7 @@ impl Gpu {
         self.facts.memory
     }
 
-    /// Its compute capability, such as ``(9, 0)``.
+    /// The GPU's compute capability, such as ``(9, 0)``.
     #[getter]
     fn capability(&self) -> (u32, u32) {
         self.facts.capability
@@ -65,7 +65,8 @@ impl Gpu {
     }
 }
 
-/// The GPUs that the process sees, by number. Binds the process to the driver. Raises ``NoCuda``.
+/// Lists the GPUs that the process sees, by number. Initialises the CUDA driver. Raises
+/// ``NoCuda``.
 #[pyfunction]
 pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<Gpu>> {
     let found = py.detach(gpu::devices).map_err(|error| errors::gpu(py, error))?;
@@ -73,25 +74,26 @@ pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<Gpu>> {
     Ok(numbered.map(|(index, facts)| Gpu { index, facts }).collect())
 }
 
-/// Whether something in the process uses a GPU. Initialises nothing.
+/// Whether some code in the process uses a GPU. The call initialises nothing.
 #[pyfunction]
 pub(crate) fn gpu_in_use() -> bool {
     gpu::is_in_use()
 }
 
-/// Takes a GPU into use, so that GPU memory of peers on this host is mapped for it.
+/// Opens a GPU, so that GPU memory of peers on this host is mapped for it.
 #[pyfunction]
 pub(crate) fn open_gpu(py: Python<'_>, gpu: Int<u32>) -> PyResult<()> {
     py.detach(|| gpu::open(gpu.0)).map_err(|error| errors::gpu(py, error))
 }
 
-/// The driver's name for the GPU allocation at an address, never given to another; None for all else.
+/// Returns the driver's id of the GPU allocation at an address, which the driver never
+/// reuses; None for other memory.
 #[pyfunction]
 pub(crate) fn gpu_buffer_at(address: Int<u64>) -> Option<u64> {
     gpu::buffer_at(address.0)
 }
 
-/// The `__cuda_array_interface__` of plain bytes, on which nothing is queued.
+/// The `__cuda_array_interface__` of plain bytes that no stream has pending work on.
 pub(crate) fn interface<'py>(
     py: Python<'py>,
     address: u64,
@@ -108,7 +110,8 @@ pub(crate) fn interface<'py>(
     Ok(dict)
 }
 
-/// Zeroed memory of a GPU that local peers can map, offered by ``__cuda_array_interface__`` and DLPack.
+/// Zeroed GPU memory that local peers can map. It exposes ``__cuda_array_interface__`` and
+/// DLPack.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct GpuMemory {
     memory: ManuallyDrop<DeviceMemory>,
@@ -125,18 +128,18 @@ impl GpuMemory {
 
 impl Drop for GpuMemory {
     fn drop(&mut self) {
-        // SAFETY: taken once, here, and not used afterwards.
+        // SAFETY: only `drop` takes the value, and nothing uses it afterwards.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
         without_interpreter(move || drop(memory));
     }
 }
 
-/// Runs what may wait for a GPU, which may itself wait for a function of Python's in one of its streams. Called
-/// by who has the interpreter.
+/// Runs work that may wait for a GPU, with the interpreter released. A stream of that GPU may
+/// itself wait for a Python host function. The caller holds the interpreter.
 pub(crate) fn without_interpreter(run: impl FnOnce() + Send) {
     let mut run = Some(run);
     Python::try_attach(|py| py.detach(|| run.take().map(|run| run())));
-    // At the end of the interpreter nobody is held up.
+    // The interpreter is shutting down: the work blocks no Python thread.
     if let Some(run) = run {
         run();
     }
@@ -149,7 +152,7 @@ impl GpuMemory {
         Self::allocate(py, gpu.0, nbytes.0)
     }
 
-    /// Address of the first byte, which only GPUs can use.
+    /// Address of the first byte. Only GPUs can use it.
     #[getter]
     fn address(&self) -> u64 {
         self.memory.address()
@@ -167,13 +170,14 @@ impl GpuMemory {
         self.memory.gpu()
     }
 
-    /// How it was allocated, and so how far it can be handed: ``fabric``, ``posix-fd`` or ``plain``.
+    /// How the memory was allocated, which limits how it can be shared: ``fabric``,
+    /// ``posix-fd`` or ``plain``.
     #[getter]
     fn kind(&self) -> String {
         self.memory.kind().to_string()
     }
 
-    /// Why not a better way, in the driver's words; None where it is the best.
+    /// Why the memory is not of a better kind, in the driver's words; None for the best kind.
     #[getter]
     fn why_not_better(&self) -> Option<String> {
         self.memory.why_not_better()
@@ -192,7 +196,7 @@ impl GpuMemory {
         (DL_CUDA, self.memory.gpu())
     }
 
-    /// The memory as a tensor: its kind is DLPack's code and bits.
+    /// Returns the memory as a DLPack tensor with DLPack's type ``code`` and ``bits``.
     fn dlpack<'py>(
         &self,
         py: Python<'py>,
@@ -214,7 +218,8 @@ impl GpuMemory {
         capsule(py, Exported::new(&self.memory, shape, code.0, bits.0))
     }
 
-    /// As one row of bytes. The stream is not looked at: nothing is queued on the memory.
+    /// The memory as a one-dimensional tensor of bytes. The stream option has no effect, because no
+    /// work is pending on the memory.
     #[pyo3(signature = (**_options))]
     fn __dlpack__<'py>(
         &self,
@@ -235,7 +240,7 @@ impl GpuMemory {
 const DL_UINT: u8 = 1;
 const FRESH: &CStr = c"dltensor";
 
-/// DLPack's managed tensor, as its specification lays it out, and behind it what it points to.
+/// DLPack's managed tensor in the layout of its specification, followed by the data it points to.
 #[repr(C)]
 struct Exported {
     tensor: DlTensor,
@@ -256,7 +261,7 @@ impl Exported {
             bits,
             lanes: 1,
             shape: shape.as_ptr(),
-            // In row order, without gaps.
+            // Null means row-major order without gaps.
             strides: std::ptr::null(),
             byte_offset: 0,
         };
@@ -265,29 +270,34 @@ impl Exported {
     }
 }
 
-/// Called by whoever took the tensor over, on any thread: nothing of Python is let go of here.
+/// The deleter that the tensor's consumer calls, on any thread. It therefore drops no Python
+/// object.
 unsafe extern "C" fn delete(exported: *mut Exported) {
     if !exported.is_null() {
-        // SAFETY: made by `Box::into_raw` in `capsule`; by DLPack's rules this is called once.
+        // SAFETY: `capsule` made the pointer by `Box::into_raw`. DLPack requires that the deleter
+        // is called once.
         drop(unsafe { Box::from_raw(exported) });
     }
 }
 
-/// A capsule that owns the tensor until a consumer takes it over, which it says by renaming the capsule.
+/// A capsule that owns the tensor until a consumer takes it over. A consumer renames the capsule to
+/// show that it has done so.
 fn capsule(py: Python<'_>, exported: Box<Exported>) -> PyResult<Bound<'_, PyAny>> {
     debug_assert_eq!(exported.tensor.shape, exported.shape.as_ptr());
     unsafe extern "C" fn end(capsule: *mut ffi::PyObject) {
-        // SAFETY: called by the interpreter with the capsule that goes.
+        // SAFETY: the interpreter passes the capsule that it destroys.
         let ours = unsafe { ffi::PyCapsule_IsValid(capsule, FRESH.as_ptr()) != 0 };
         if ours {
-            // SAFETY: as above; it is of that name.
+            // SAFETY: as above; the capsule has this name.
             let exported = unsafe { ffi::PyCapsule_GetPointer(capsule, FRESH.as_ptr()) } as usize;
-            // SAFETY: while the capsule has this name nobody has taken the tensor over.
+            // SAFETY: while the capsule has this name, no consumer has taken the tensor over, so
+            // the deleter has not run.
             without_interpreter(move || unsafe { delete(exported as *mut Exported) });
         }
     }
     let exported = Box::into_raw(exported);
-    // SAFETY: a pointer that is not null and a static name; the new reference is ours, or null and the error set.
+    // SAFETY: the pointer is not null and the name is static. `PyCapsule_New` returns a new
+    // reference, or null with the error set.
     unsafe {
         let made = ffi::PyCapsule_New(exported.cast(), FRESH.as_ptr(), Some(end));
         if made.is_null() {

@@ -1,4 +1,4 @@
-//! `HostProducer`: a processor in a kernel's place.
+//! `HostProducer`: pushes commands from the host, as a kernel does.
 
 use peerway::driven::{self, Command, HostProducerError, Op};
 use pyo3::prelude::*;
@@ -10,7 +10,8 @@ use crate::{arguments, errors};
 
 /// Pushes commands into one ring, from any thread: the calls of ``peerway_device.cuh``.
 ///
-/// Offsets are those of windows (``window.base`` and more) and, as lengths, multiples of four bytes.
+/// An offset is ``window.base`` plus the position within the window. Offsets and lengths
+/// are multiples of four bytes.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct HostProducer {
     proxy: Py<Proxy>,
@@ -35,7 +36,8 @@ impl HostProducer {
         pushed.map_err(|error| errors::host_producer(py, error))
     }
 
-    /// Waits in steps for what the engine says, for the proxy's time-out unless another is given; None is too late.
+    /// Calls `step` until it returns a result. Returns `None` after `timeout`, or after the proxy's
+    /// time-out without one.
     fn wait(
         &self,
         py: Python<'_>,
@@ -63,13 +65,13 @@ impl HostProducer {
 
 #[pymethods]
 impl HostProducer {
-    /// Its ring.
+    /// The number of the ring.
     #[getter]
     fn ring(&self) -> u32 {
         self.ring
     }
 
-    /// Bytes of ours into the peer's memory.
+    /// Copies local bytes into the peer's memory.
     fn put(
         &self,
         py: Python<'_>,
@@ -82,7 +84,7 @@ impl HostProducer {
         self.push(py, Command { op: Op::Put, peer: peer.0, counter: 0, src, dst, len }).map(drop)
     }
 
-    /// The same, and a counter of the peer goes up by one after them.
+    /// As ``put``, and then increments a counter of the peer by one.
     fn put_with_count(
         &self,
         py: Python<'_>,
@@ -96,27 +98,34 @@ impl HostProducer {
         self.push(py, Command { op: Op::PutCount, peer: peer.0, counter, src, dst, len }).map(drop)
     }
 
-    /// A counter of the peer goes up by one. It waits for no earlier put: ``quiet`` first where that matters.
+    /// Increments a counter of the peer by one. It does not wait for earlier puts; call
+    /// ``quiet`` first if the order matters.
     fn signal(&self, py: Python<'_>, peer: Int<u16>, counter: Int<u16>) -> PyResult<()> {
         let (peer, counter) = (peer.0, counter.0);
         self.push(py, Command { op: Op::Signal, peer, counter, ..Command::NOP }).map(drop)
     }
 
-    /// Waits until everything pushed here before for the peer is in its memory. Raises ``CommandFailed`` where
-    /// something failed (``Proxy.take_fault`` says what), ``CommandTimeout`` after ``timeout`` or the proxy's own.
+    /// Waits until all commands pushed here earlier for the peer have reached its memory.
+    ///
+    /// Raises ``CommandFailed`` when a command failed (``Proxy.take_fault`` says which), and
+    /// ``CommandTimeout`` after ``timeout`` or, without one, the proxy's time-out.
     #[pyo3(signature = (peer, timeout=None))]
     fn quiet(&self, py: Python<'_>, peer: Int<u16>, timeout: Option<f64>) -> PyResult<()> {
         let Int(peer) = peer;
         let position = self.push(py, Command { op: Op::Quiet, peer, ..Command::NOP })?;
         let wait = |left| self.producer.wait_answer(peer, position, left);
         self.wait(py, timeout, wait)?.ok_or_else(|| {
-            let what = format!("no answer about peer {peer} in time: is the proxy armed?");
+            let what = format!(
+                "quiet for peer {peer} on ring {} was not answered in time; check that the proxy is armed",
+                self.ring
+            );
             errors::raise(py, "CommandTimeout", what)
         })
     }
 
-    /// Waits until a counter of ours has come to a value; with ``peer``, its failure ends the wait
-    /// (``CommandFailed``). Raises ``CounterTimeout`` after ``timeout`` or the proxy's own.
+    /// Waits until a counter of this proxy reaches ``value``. With ``peer``, a failure of that
+    /// peer ends the wait (``CommandFailed``). Raises ``CounterTimeout`` after ``timeout`` or,
+    /// without one, the proxy's time-out.
     #[pyo3(signature = (counter, value, peer=None, timeout=None))]
     fn wait_counter(
         &self,
@@ -129,7 +138,7 @@ impl HostProducer {
         let (Int(counter), Int(value), peer) = (counter, value, peer.map(|peer| peer.0));
         let wait = |left| self.producer.wait_counter_for(counter, value, peer, left);
         self.wait(py, timeout, wait)?.ok_or_else(|| {
-            let what = format!("counter {counter} did not come to {value} in time");
+            let what = format!("counter {counter} did not reach {value} in time");
             errors::raise(py, "CounterTimeout", what)
         })
     }

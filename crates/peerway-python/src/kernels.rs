@@ -1,4 +1,4 @@
-//! Kernels that are compiled at run time, and launched.
+//! Kernels that are compiled and launched at run time.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -14,20 +14,20 @@ use crate::parameters::{Value, given};
 use crate::transfer::Handle;
 use crate::{errors, waiting};
 
-/// What a kernel includes to issue transfers.
+/// The headers that a kernel includes to issue transfers.
 const HEADERS: [(&str, &str); 2] = [
     ("peerway_device.cuh", include_str!("../../../include/peerway_device.cuh")),
     ("peerway_abi.h", include_str!("../../../include/peerway_abi.h")),
 ];
 
-/// The headers for kernels that issue transfers, by the names they are included by.
+/// Returns the headers for kernels that issue transfers, by the names to include.
 #[pyfunction]
 pub(crate) fn device_headers() -> std::collections::BTreeMap<&'static str, &'static str> {
     HEADERS.into_iter().collect()
 }
 
-/// Compiles a program for a GPU and loads it there. ``compiler`` is where a libnvrtc is, for want of one that is
-/// named in PEERWAY_NVRTC_SO.
+/// Compiles a program for a GPU and loads it there. ``compiler`` is the path of a libnvrtc,
+/// used when PEERWAY_NVRTC_SO names none.
 #[pyfunction]
 pub(crate) fn compile_kernels(
     py: Python<'_>,
@@ -51,7 +51,7 @@ pub(crate) fn compile_kernels(
     if let Some(path) = compiler {
         jit::suggest_compiler(path);
     }
-    // It can take seconds, and cannot be stopped.
+    // Compilation can take seconds and cannot be stopped.
     let made = waiting::aside(py, None, move || {
         let image = jit::compile(&program, Target::Gpu(gpu))?;
         let loaded = Program::load(&image, gpu)?;
@@ -64,7 +64,8 @@ pub(crate) fn compile_kernels(
     Ok(Module { name, image, program: ManuallyDrop::new(program) })
 }
 
-/// Waits until a stream of a GPU has done everything that is in it: torch's current one, unless another is given.
+/// Waits until a stream of a GPU has completed all its work. The default is torch's current
+/// stream.
 #[pyfunction]
 #[pyo3(signature = (stream=None, gpu=Gpu(0)), text_signature = "(stream=None, gpu=0)")]
 pub(crate) fn synchronize(
@@ -78,14 +79,14 @@ pub(crate) fn synchronize(
         None => Handle::current_stream(py, gpu)?,
     };
     let waited = waiting::aside(py, None, move || {
-        // SAFETY: the caller's word that the stream is alive and of the GPU, as for all that takes one in Python.
+        // SAFETY: the Python caller guarantees that the stream is alive and belongs to the GPU.
         unsafe { peerway::gpu::wait_for_stream(gpu, stream.get()) }
     })?;
     waited.unwrap_or(Ok(())).map_err(|error| errors::gpu(py, error))
 }
 
-/// A compiled program on a GPU. Hold it, or one of its kernels, until every launch has ended and every graph
-/// that has one is gone.
+/// A compiled program on a GPU. Keep it, or one of its kernels, until every launch has
+/// ended and every graph that contains one is gone.
 #[pyclass(frozen, module = "peerway.gpu", weakref)]
 pub(crate) struct Module {
     name: String,
@@ -95,7 +96,7 @@ pub(crate) struct Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: taken once, here, and not used afterwards.
+        // SAFETY: only `drop` takes the value, and nothing uses it afterwards.
         let program = unsafe { ManuallyDrop::take(&mut self.program) };
         without_interpreter(move || drop(program));
     }
@@ -103,32 +104,33 @@ impl Drop for Module {
 
 #[pymethods]
 impl Module {
-    /// The kernel of that name, ready to be launched. One declared ``extern "C"`` has the name that is written.
+    /// Returns the kernel with this name, ready to launch. A kernel declared ``extern "C"`` has
+    /// the name in the source.
     fn kernel(&self, py: Python<'_>, name: String) -> PyResult<Kernel> {
         let found = py.detach(|| self.program.kernel(&name));
         let kernel = ManuallyDrop::new(found.map_err(|error| errors::jit(py, error))?);
         Ok(Kernel { name, kernel })
     }
 
-    /// The GPU it is on.
+    /// The GPU that the program is loaded on.
     #[getter]
     fn gpu(&self) -> u32 {
         self.program.gpu()
     }
 
-    /// What it was compiled for, such as ``sm_90``.
+    /// The architecture that the program was compiled for, such as ``sm_90``.
     #[getter]
     fn architecture(&self) -> String {
         self.image.architecture().to_string()
     }
 
-    /// Which compiler made it.
+    /// The compiler that made the program.
     #[getter]
     fn compiler(&self) -> &str {
         self.image.compiler()
     }
 
-    /// Whether it was found on disk (``PEERWAY_KERNEL_CACHE``), compiled earlier.
+    /// Whether the program came from the cache on disk (``PEERWAY_KERNEL_CACHE``).
     #[getter]
     fn cached(&self) -> bool {
         self.image.was_cached()
@@ -140,7 +142,7 @@ impl Module {
     }
 }
 
-/// A kernel of a compiled program: call it to launch it.
+/// A kernel of a compiled program. Call it to launch it.
 #[pyclass(frozen, module = "peerway.gpu", weakref)]
 pub(crate) struct Kernel {
     name: String,
@@ -149,7 +151,7 @@ pub(crate) struct Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // SAFETY: taken once, here, and not used afterwards.
+        // SAFETY: only `drop` takes the value, and nothing uses it afterwards.
         let kernel = unsafe { ManuallyDrop::take(&mut self.kernel) };
         without_interpreter(move || drop(kernel));
     }
@@ -157,25 +159,26 @@ impl Drop for Kernel {
 
 #[pymethods]
 impl Kernel {
-    /// Its name.
+    /// The kernel's name.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// The GPU it is on.
+    /// The GPU that the kernel is loaded on.
     #[getter]
     fn gpu(&self) -> u32 {
         self.kernel.program().gpu()
     }
 
-    /// Bytes of each parameter; None where the driver does not tell (before CUDA 12.4).
+    /// The size of each parameter in bytes; None where the driver does not report it (before
+    /// CUDA 12.4).
     #[getter]
     fn parameters(&self) -> Option<Vec<usize>> {
         self.kernel.parameters().map(<[usize]>::to_vec)
     }
 
-    /// The driver's handle, a ``CUfunction``, for others who launch it.
+    /// The driver's handle, a ``CUfunction``, for other code that launches the kernel.
     #[getter]
     fn handle(&self) -> usize {
         self.kernel.as_raw() as usize
@@ -211,8 +214,9 @@ impl Kernel {
         let launched = py.detach(|| {
             let mut pointers: Vec<*mut c_void> = values.iter_mut().map(Value::as_mut_ptr).collect();
             let (grid, block, stream) = (grid.0, block.0, stream.get());
-            // SAFETY: as many values as the kernel has parameters and of their sizes, where the driver tells. What the kernel
-            // does with them, and that the stream is alive, is the caller's word, as for all that launches from Python.
+            // SAFETY: where the driver reports parameters, the count is checked above and `given`
+            // checks each size. The Python caller guarantees that the stream is alive and that the
+            // kernel handles these values.
             unsafe { self.kernel.launch(grid, block, shared.0, stream, &mut pointers) }
         });
         launched.map_err(|error| errors::jit(py, error))
@@ -223,7 +227,7 @@ impl Kernel {
     }
 }
 
-/// Blocks or threads: a number, or up to three of them.
+/// The number of blocks or threads, in one to three dimensions.
 struct Extent([u32; 3]);
 
 impl<'py> FromPyObject<'_, 'py> for Extent {
@@ -232,7 +236,7 @@ impl<'py> FromPyObject<'_, 'py> for Extent {
     fn extract(object: pyo3::Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let object = &*object;
         let wrong = |_| {
-            let wanted = "a number from 1 on, or up to three of them";
+            let wanted = "a positive number or a sequence of one to three of them";
             PyTypeError::new_err(format!("{object} is not {wanted}"))
         };
         let sizes = match object.extract::<u32>() {

@@ -1,7 +1,7 @@
 //! `peerway._native`: the engine for Python.
 //!
-//! Each file wraps one concept of the engine; nothing here decides anything. Every call that can wait
-//! lets go of the interpreter and comes back to it several times a second, so that Ctrl-C is heard.
+//! Each file wraps one concept of the engine and adds no policy. Every call that can wait releases
+//! the interpreter. It returns to the interpreter several times a second to handle Ctrl-C.
 
 mod arguments;
 mod buffer;

@@ -1,4 +1,5 @@
-//! Shareable memory for arrays: allocated before there is an endpoint, found again by its address.
+//! Shareable memory for arrays. It is allocated without an endpoint, and registration finds it by
+//! its address.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -12,11 +13,11 @@ use pyo3::prelude::*;
 use crate::arguments::Int;
 use crate::errors;
 
-/// Every live allocation by its first address, so that an array made of one is recognised when it is
-/// registered, whichever library made the array.
+/// Every live allocation by its first address. Registration uses it to recognise an array that any
+/// library made from such an allocation.
 static ALL: Mutex<BTreeMap<u64, Weak<SharedMemory>>> = Mutex::new(BTreeMap::new());
 
-/// Zeroed memory that local peers can map, offered by the buffer protocol.
+/// Zeroed memory that local peers can map. It exposes the buffer protocol.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Memory {
     memory: Arc<SharedMemory>,
@@ -64,7 +65,8 @@ impl Memory {
         flags: c_int,
     ) -> PyResult<()> {
         let (ptr, len) = (slf.get().memory.as_ptr(), slf.get().memory.len());
-        // SAFETY: the memory lives as long as the object, which the view keeps.
+        // SAFETY: the interpreter passes a valid view. The memory lives as long as `slf`, and the
+        // view keeps `slf`.
         unsafe { fill(slf.as_any(), view, flags, ptr, len) }
     }
 }
@@ -73,7 +75,7 @@ impl Memory {
 ///
 /// # Safety
 ///
-/// `view` is the interpreter's, and the bytes are valid while `owner` lives.
+/// The interpreter passed `view` to be filled, and the bytes are valid while `owner` lives.
 pub(crate) unsafe fn fill(
     owner: &Bound<'_, PyAny>,
     view: *mut ffi::Py_buffer,
@@ -81,14 +83,14 @@ pub(crate) unsafe fn fill(
     ptr: *mut u8,
     len: u64,
 ) -> PyResult<()> {
-    // SAFETY: as the caller promised; the call takes a reference to `owner`.
+    // SAFETY: the contract of `fill`. The call takes a reference to `owner`.
     let result = unsafe {
         ffi::PyBuffer_FillInfo(view, owner.as_ptr(), ptr.cast(), len as ffi::Py_ssize_t, 0, flags)
     };
     if result == 0 { Ok(()) } else { Err(PyErr::fetch(owner.py())) }
 }
 
-/// The allocation that all of these bytes lie in, and where.
+/// The allocation that contains all of these bytes, and their range in it.
 pub(crate) fn find(addr: u64, len: u64) -> Option<(Arc<SharedMemory>, Range<u64>)> {
     let all = ALL.lock().unwrap();
     let (_, memory) = all.range(..=addr).next_back()?;

@@ -1,12 +1,12 @@
 //! Python objects as arguments of kernels.
 //!
-//! | object | what the kernel gets |
+//! | object | kernel argument |
 //! |---|---|
-//! | `Proxy` | its handle, a `const peerway_proxy *` |
+//! | `Proxy` | the proxy's handle, a `const peerway_proxy *` |
 //! | torch tensor, `data_ptr()`, `__cuda_array_interface__` | the address of the first byte |
-//! | NumPy scalar, `ctypes` value or structure | those bytes |
+//! | NumPy scalar, `ctypes` value or structure | the object's bytes |
 //! | `bool` | one byte |
-//! | `int` | 64 bits; fewer where the driver says that the kernel takes fewer and the number fits |
+//! | `int` | 64 bits; fewer if the driver reports a smaller parameter and the number fits |
 //! | `float` | a double |
 //! | `None` | a null pointer |
 
@@ -21,7 +21,7 @@ use crate::errors;
 use crate::proxy::Proxy;
 use crate::transfer::Handle;
 
-/// An argument: bytes, aligned as any parameter is.
+/// The bytes of an argument, aligned for any type of parameter.
 pub(crate) struct Value {
     words: Vec<u128>,
     len: usize,
@@ -43,7 +43,8 @@ impl Value {
     }
 }
 
-/// What an object is as an argument; `size` is what the kernel takes, where that is known. `at` names the argument.
+/// The argument that an object stands for. `size` is the size of the kernel's parameter, if known.
+/// `at` names the argument in errors.
 pub(crate) fn given(
     at: &str,
     object: &Bound<'_, PyAny>,
@@ -59,25 +60,26 @@ pub(crate) fn given(
         Some(size) if size != value.len => {
             let (found, len) = (object.get_type(), value.len);
             Err(PyTypeError::new_err(format!(
-                "{at}: {found} is {len} bytes and the kernel takes {size}; NumPy's and ctypes' numbers have the size that \
-                 their names say"
+                "{at}: {found} is {len} bytes and the kernel takes {size}; pass a NumPy or ctypes value of \
+                 that size"
             )))
         }
         _ => Ok(value),
     }
 }
 
-/// A plain number: as wide as the kernel takes it.
+/// A Python `int`, as wide as the kernel's parameter.
 fn integer(at: &str, object: &Bound<'_, PyAny>, size: Option<usize>) -> PyResult<Value> {
     let size = size.unwrap_or(8);
     if size > 8 {
         return Err(PyTypeError::new_err(format!(
-            "{at}: the kernel takes {size} bytes, and a number is at most 8"
+            "{at}: the kernel takes {size} bytes, but an int has at most 8; pass a ctypes structure"
         )));
     }
     let bits = 8 * size as u32;
     let number = object.extract::<i128>().ok();
-    // Two's complement, signed or not: the kernel knows which it is.
+    // Accept the signed and the unsigned range: the bits are the same, and the kernel knows the
+    // type.
     let fits = |number: &i128| *number >= -(1 << (bits - 1)) && *number < 1 << bits;
     let number = number.filter(|_| bits > 0).filter(fits).ok_or_else(|| {
         PyTypeError::new_err(format!("{at}: {object} does not fit into {size} bytes"))
@@ -115,47 +117,48 @@ fn bytes_of(at: &str, object: &Bound<'_, PyAny>, gpu: u32, stream: Handle) -> Py
     }
     let found = object.get_type();
     Err(PyTypeError::new_err(format!(
-        "{at}: a kernel cannot be given {found}; it takes a Proxy, memory that the GPU reaches (data_ptr() or \
-         __cuda_array_interface__), numbers (int, float, bool, NumPy's and ctypes') and None"
+        "{at}: a kernel cannot be given {found}; pass a Proxy, memory that the GPU can access (data_ptr() or \
+         __cuda_array_interface__), a number (int, float, bool, NumPy or ctypes) or None"
     )))
 }
 
-/// The address of a tensor that a kernel reaches.
+/// The address of a tensor that a kernel can access.
 fn tensor(at: &str, object: &Bound<'_, PyAny>) -> PyResult<u64> {
     let yes = |name: &str| -> PyResult<Option<bool>> {
         let Ok(found) = object.getattr(name) else { return Ok(None) };
         let found = if found.is_callable() { found.call0()? } else { found };
         found.is_truthy().map(Some)
     };
-    // Pinned memory of the host is reached, too.
+    // Kernels can access pinned host memory, too.
     if yes("is_cuda")? == Some(false) && yes("is_pinned")? != Some(true) {
         return Err(PyValueError::new_err(format!(
-            "{at}: the tensor is in memory of the host that kernels do not reach; copy it to the GPU"
+            "{at}: the tensor is in host memory that kernels cannot access; copy it to the GPU"
         )));
     }
     object.call_method0("data_ptr")?.extract()
 }
 
-/// The address of an array, after what its producer has put into another stream.
+/// The address of an array. Waits first for the stream in which the array's producer has pending
+/// work.
 fn by_interface(at: &str, object: &Bound<'_, PyAny>, gpu: u32, stream: Handle) -> PyResult<u64> {
     let py = object.py();
     let interface = object.getattr("__cuda_array_interface__")?;
-    let wrong = |_| {
-        PyTypeError::new_err(format!("{at}: its __cuda_array_interface__ does not name memory"))
-    };
+    let wrong =
+        |_| PyTypeError::new_err(format!("{at}: the __cuda_array_interface__ is not valid"));
     let data = interface.get_item("data").map_err(wrong)?;
     let (address, _readonly): (u64, bool) = data.extract().map_err(wrong)?;
     let theirs = interface.get_item("stream").ok().filter(|stream| !stream.is_none());
     let theirs: Option<usize> = theirs.map(|stream| stream.extract().map_err(wrong)).transpose()?;
     if let Some(theirs) = theirs.filter(|theirs| *theirs != stream.get() as usize) {
-        // SAFETY: the stream is the producer's, who keeps it for as long as the object says so.
+        // SAFETY: the producer keeps the stream alive while the object's interface names it.
         py.detach(|| unsafe { gpu::wait_for_stream(gpu, theirs as *mut c_void) })
             .map_err(|error| errors::gpu(py, error))?;
     }
     Ok(address)
 }
 
-/// Whether it is a number or a structure of NumPy's or of `ctypes`, none of which is there without its module.
+/// Whether the object is a number or a structure of NumPy or `ctypes`. Such an object exists only
+/// if its module is loaded, so this imports nothing.
 fn is_scalar(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let modules = object.py().import("sys")?.getattr("modules")?;
     for (module, class) in [

@@ -1,4 +1,4 @@
-//! `Peer`: what is asked of one remote endpoint.
+//! `Peer`: transfers, notifications and counters with one remote endpoint.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,11 +16,11 @@ use crate::region::{BlockList, BlockSide, LocalSlice, Region, RemoteRegion, Remo
 use crate::transfer::{Prepared, Staged, Transfer};
 use crate::{arguments, errors, waiting};
 
-/// Advertisements that are kept imported for callers who give descriptors, so that only the first use of
-/// one asks the peer.
+/// The most imports that a peer keeps for callers that pass descriptors. With a kept import, only
+/// the first use of a descriptor needs a request to the peer.
 const KEPT_IMPORTS: usize = 1 << 14;
 
-/// One remote endpoint incarnation. A restarted peer is another peer.
+/// One incarnation of a remote endpoint. A restarted peer is a different peer.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Peer {
     endpoint: peerway::Endpoint,
@@ -28,14 +28,14 @@ pub(crate) struct Peer {
     kept: Mutex<Kept>,
 }
 
-/// Regions imported for callers who give descriptors.
+/// Regions imported for callers that pass descriptors.
 #[derive(Default)]
 struct Kept {
     regions: HashMap<Advertisement, peerway::RemoteRegion>,
     since_sweep: usize,
 }
 
-/// The bytes of a descriptor that name the advertisement, whichever part of it is meant.
+/// The bytes of a descriptor that identify the advertisement. They do not depend on the range.
 type Advertisement = [u8; 32];
 
 fn advertisement(descriptor: &[u8]) -> Option<Advertisement> {
@@ -49,7 +49,7 @@ impl Peer {
 
     fn import(&self, py: Python<'_>, descriptor: &[u8]) -> PyResult<peerway::RemoteRegion> {
         let imported = match self.is_kept(descriptor) {
-            // Nothing is asked, so it takes no thread.
+            // A kept import sends no request, so it needs no other thread.
             true => py.detach(|| self.peer.import(descriptor)),
             false => {
                 let (peer, descriptor) = (self.peer.clone(), descriptor.to_vec());
@@ -60,7 +60,7 @@ impl Peer {
         imported.map_err(|error| errors::import(py, error))
     }
 
-    /// As `import`, of many, for a caller who does not keep them imported.
+    /// As `import`, for many descriptors, and keeps the imports for later calls.
     fn import_and_keep(
         &self,
         py: Python<'_>,
@@ -69,7 +69,7 @@ impl Peer {
         let unknown = descriptors.iter().filter(|descriptor| !self.is_kept(descriptor));
         let unknown: Vec<Vec<u8>> = unknown.map(|descriptor| descriptor.to_vec()).collect();
         if !unknown.is_empty() {
-            // One thread for all that must be asked about.
+            // One thread sends the requests for all unknown descriptors.
             let peer = self.peer.clone();
             let asked = waiting::aside(py, None, move || {
                 let ask = |descriptor: Vec<u8>| peer.import(&descriptor).map(|r| (descriptor, r));
@@ -97,7 +97,7 @@ impl Peer {
         let kept = &mut *self.kept.lock().unwrap();
         kept.since_sweep += 1;
         if kept.since_sweep > kept.regions.len() / 2 {
-            // What the owner has revoked must not keep its memory mapped here.
+            // A kept import must not keep memory mapped that the owner has revoked.
             kept.regions.retain(|_, region| !region.is_revoked());
             kept.since_sweep = 0;
         }
@@ -152,13 +152,13 @@ impl Peer {
         let batch = if is_sequence(local) || is_sequence(remote) {
             if !is_sequence(local) || !is_sequence(remote) {
                 return Err(PyTypeError::new_err(
-                    "local and remote: both are lists or tuples, or neither is",
+                    "local and remote: pass a list or tuple for both or for neither",
                 ));
             }
             let (locals, remotes) = (items(local)?, items(remote)?);
             if locals.len() != remotes.len() {
                 return Err(PyValueError::new_err(format!(
-                    "local and remote: {} pieces against {}",
+                    "local and remote: {} pieces against {}; pass as many local pieces as remote ones",
                     locals.len(),
                     remotes.len()
                 )));
@@ -188,10 +188,10 @@ impl Peer {
                     Batch::read_blocks(local.clone(), remote.clone())
                 }
                 (BlockSide::Remote(_), ..) => {
-                    return Err(PyTypeError::new_err("local: these blocks are of a remote region"));
+                    return Err(PyTypeError::new_err("local: the blocks are of a remote region"));
                 }
                 _ => {
-                    return Err(PyTypeError::new_err("remote: these blocks are of a local region"));
+                    return Err(PyTypeError::new_err("remote: the blocks are of a local region"));
                 }
             }
         } else {
@@ -220,7 +220,7 @@ impl Peer {
     }
 }
 
-/// What may be said of a transfer besides its memory.
+/// Optional settings of a transfer.
 struct Options<'a, 'py> {
     notify: Option<&'a Bound<'py, PyAny>>,
     count: Option<Int<u32>>,
@@ -263,7 +263,7 @@ impl Drop for Peer {
 
 #[pymethods]
 impl Peer {
-    /// Turns a descriptor that the peer advertised into memory that can be read and written.
+    /// Imports a descriptor that this peer advertised and returns the memory that it names.
     fn remote(&self, py: Python<'_>, descriptor: &Bound<'_, PyAny>) -> PyResult<RemoteRegion> {
         let region = self.import(py, arguments::bytes("descriptor", descriptor)?)?;
         Ok(RemoteRegion { region })
@@ -271,8 +271,9 @@ impl Peer {
 
     /// Writes local bytes into the peer's memory and waits until they are there.
     ///
-    /// Sequences of equal length are one transfer of many pieces. ``notify`` is a message and ``count`` a
-    /// counter of the peer's, both seen after the bytes, once.
+    /// Two sequences of equal length make one transfer of many pieces. ``notify`` sends a
+    /// message and ``count`` increments a counter of the peer. The peer sees both after the
+    /// bytes, exactly once.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn write(
@@ -289,7 +290,7 @@ impl Peer {
         self.run(py, &self.batch(Direction::Write, local, remote, options)?)
     }
 
-    /// Reads the peer's memory into local memory and waits.
+    /// Reads the peer's memory into local memory and waits until the bytes are there.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn read(
@@ -306,7 +307,7 @@ impl Peer {
         self.run(py, &self.batch(Direction::Read, local, remote, options)?)
     }
 
-    /// As ``write``, returning at once.
+    /// As ``write``, but returns at once.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn post_write(
@@ -323,7 +324,7 @@ impl Peer {
         self.post(py, &self.batch(Direction::Write, local, remote, options)?)
     }
 
-    /// As ``read``, returning at once.
+    /// As ``read``, but returns at once.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn post_read(
@@ -340,7 +341,7 @@ impl Peer {
         self.post(py, &self.batch(Direction::Read, local, remote, options)?)
     }
 
-    /// Checks a write once, to be posted many times, from any thread.
+    /// Checks a write once. Any thread can then post it many times.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare_write(
@@ -357,7 +358,7 @@ impl Peer {
         self.prepare(py, self.batch(Direction::Write, local, remote, options)?)
     }
 
-    /// Checks a read once, to be posted many times, from any thread.
+    /// Checks a read once. Any thread can then post it many times.
     #[pyo3(signature = (local, remote, *, notify=None, count=None, deadline=None, kind="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare_read(
@@ -374,15 +375,18 @@ impl Peer {
         self.prepare(py, self.batch(Direction::Read, local, remote, options)?)
     }
 
-    /// Parts that go when they are released: layer-wise streaming.
+    /// Groups prepared transfers as stages that the caller releases one by one: layer-wise
+    /// streaming.
     fn stage(&self, py: Python<'_>, stages: Vec<Bound<'_, Prepared>>) -> PyResult<Staged> {
         let stages = stages.iter().map(|stage| stage.get().prepared.clone()).collect();
         let staged = self.peer.stage_prepared(stages).map_err(|error| errors::post(py, error))?;
         Ok(Staged { staged })
     }
 
-    /// One transfer of pieces given by local address; each lies in its region, and each descriptor says
-    /// where the piece's remote side starts. All five have one length.
+    /// Posts one transfer of pieces that are given by local address.
+    ///
+    /// Each piece lies in its region. Each descriptor names where the remote side of its piece
+    /// starts. The four sequences have the same length.
     fn post_addresses(
         &self,
         py: Python<'_>,
@@ -395,7 +399,7 @@ impl Peer {
         let count = regions.len();
         if [addresses.len(), sizes.len(), descriptors.len()] != [count; 3] {
             return Err(PyValueError::new_err(format!(
-                "{count} regions, {} addresses, {} sizes and {} descriptors",
+                "{count} regions, {} addresses, {} sizes and {} descriptors; pass as many of each",
                 addresses.len(),
                 sizes.len(),
                 descriptors.len()
@@ -410,9 +414,9 @@ impl Peer {
             }
             let region = &region.get().region;
             let (start, size) = (addresses[i].0.wrapping_sub(region.addr()), sizes[i].0);
-            // What leaves the region is refused when the batch is made.
+            // `Batch` refuses a piece that is not inside its region.
             let local = region.slice(start..start.saturating_add(size));
-            // A descriptor that is larger than the piece names where it starts.
+            // A descriptor may cover more than the piece. The piece is at its start.
             pairs.push((local, remotes[i].slice(0..size)));
         }
         let batch = match (op, &pairs[..]) {
@@ -436,68 +440,70 @@ impl Peer {
         Ok(Transfer::new(posted))
     }
 
-    /// Adds one to a counter of the peer's.
+    /// Adds one to a counter of the peer.
     fn count(&self, py: Python<'_>, id: Int<u32>) -> PyResult<Transfer> {
         let posted = self.peer.count(id.0).map_err(|error| errors::post(py, error))?;
         Ok(Transfer::new(posted))
     }
 
-    /// The oldest notification from this peer.
+    /// Returns the oldest notification from this peer; None after ``timeout`` seconds, or when
+    /// the peer is gone.
     #[pyo3(signature = (timeout=Some(0.0)), text_signature = "($self, timeout=0.0)")]
     fn notification(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notification>> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let found = waiting::until(py, timeout, |left| {
             let found = self.peer.notification(left);
-            // From a peer that is gone nothing more comes.
+            // A peer that is gone sends no more notifications.
             found.map(Some).or_else(|| (!self.peer.is_alive()).then_some(None))
         })?;
         Ok(found.flatten().map(Notification::from))
     }
 
-    /// The best path both sides can speak.
+    /// The best path that both sides support.
     #[getter]
     fn path(&self) -> String {
         self.peer.path().kind.to_string()
     }
 
-    /// Why this path and not a better one.
+    /// Why this path was chosen and not a better one.
     #[getter]
     fn why(&self) -> &str {
         &self.peer.path().why
     }
 
-    /// Whether the path binds honest peers only.
+    /// Whether access limits on this path bind only honest peers.
     #[getter]
     fn trusted(&self) -> bool {
         self.peer.path().is_trusted()
     }
 
-    /// The address the session was made with.
+    /// The address with which the session was established.
     #[getter]
     fn address(&self) -> (String, u16) {
         let addr = self.peer.address();
         (addr.ip().to_string(), addr.port())
     }
 
-    /// The name of this life of the peer.
+    /// The identity of this incarnation of the peer.
     #[getter]
     fn incarnation(&self) -> String {
         self.peer.incarnation().to_string()
     }
 
-    /// Whether we opened the session.
+    /// Whether this side opened the session.
     #[getter]
     fn initiator(&self) -> bool {
         self.peer.is_initiator()
     }
 
-    /// Whether transfers can be posted.
+    /// Whether transfers can be posted to the peer.
     #[getter]
     fn alive(&self) -> bool {
         self.peer.is_alive()
     }
 
-    /// Transfers posted, bytes that lanes moved each way, and lanes that broke.
+    /// ``transfers`` posted; bytes that lanes moved for this side (``bytes_written``,
+    /// ``bytes_read``) and for the peer (``bytes_served``, ``bytes_landed``); ``lanes_lost``.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.peer.stats();
@@ -511,7 +517,7 @@ impl Peer {
         Ok(dict)
     }
 
-    /// Closes the session; its transfers end.
+    /// Closes the session. Its transfers end.
     fn remove(&self, py: Python<'_>) {
         self.kept.lock().unwrap().regions.clear();
         py.detach(|| self.peer.remove());

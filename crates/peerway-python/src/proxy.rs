@@ -1,4 +1,4 @@
-//! `Proxy`: transfers that kernels issue themselves, and what goes with it.
+//! `Proxy`, for transfers that kernels issue themselves, with `Window`, `Armed` and `Fault`.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,16 +17,17 @@ use crate::peer::Peer;
 use crate::region::{LocalSlice, Region};
 use crate::{arguments, errors, waiting};
 
-/// Rings that kernels push commands into, and threads that carry them out.
+/// Command rings that kernels push into, and threads that execute the commands.
 ///
-/// ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without one, processors do, by a
-/// ``HostProducer``. ``copier`` is how GPUs copy what they reach: ``launched``, ``resident`` (sooner, and takes two
-/// multiprocessors for each thread) or ``engines``. Close it, or leave its ``with`` block, when every kernel that
-/// was given it has ended.
+/// ``gpu`` is the GPU whose kernels push: a number or a ``torch.device``. Without a GPU,
+/// host threads push by a ``HostProducer``. ``copier`` selects how GPUs copy memory that
+/// they can access: ``launched``, ``resident`` (lower latency, but takes two
+/// multiprocessors for each thread) or ``engines``. Close the proxy, or leave its ``with``
+/// block, after every kernel that uses it has ended.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Proxy {
     endpoint: peerway::Endpoint,
-    /// None once it is closed.
+    /// `None` after `close`.
     proxy: Mutex<Option<Arc<driven::Proxy>>>,
     gpu: Option<u32>,
 }
@@ -41,15 +42,17 @@ impl Proxy {
         self.proxy.lock().unwrap().is_none()
     }
 
-    /// What a kernel of that GPU is given; `at` names the argument.
+    /// The handle for a kernel of this GPU. `at` names the argument in errors.
     pub(crate) fn handle_for(&self, py: Python<'_>, at: &str, gpu: u32) -> PyResult<u64> {
         let proxy = self.open(py)?;
         let whose = match self.gpu {
             Some(own) if own == gpu => return Ok(proxy.handle()),
             Some(other) => format!("kernels of GPU {other}"),
-            None => "processors".to_owned(),
+            None => "host threads".to_owned(),
         };
-        let what = format!("{at}: the proxy is for {whose}, and the kernel is on GPU {gpu}");
+        let what = format!(
+            "{at}: the proxy is for {whose}, but the kernel is on GPU {gpu}; make a proxy for GPU {gpu}"
+        );
         Err(errors::raise(py, "InvalidCommand", what))
     }
 
@@ -66,7 +69,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         let proxy = self.proxy.lock().unwrap().take();
-        // The last reference joins threads.
+        // Dropping the last reference joins the proxy's threads.
         without_interpreter(move || drop(proxy));
         release(&self.endpoint);
     }
@@ -120,33 +123,34 @@ impl Proxy {
         Ok(Self { endpoint, proxy: Mutex::new(Some(Arc::new(proxy))), gpu })
     }
 
-    /// What a kernel is given: the address of a ``peerway_proxy`` (``peerway_device.cuh``).
+    /// The address of a ``peerway_proxy`` (``peerway_device.cuh``): the argument for kernels.
     #[getter]
     fn handle(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.open(py)?.handle())
     }
 
-    /// The GPU whose kernels push; None where processors do.
+    /// The GPU whose kernels push commands; None when host threads push.
     #[getter]
     fn gpu(&self) -> Option<u32> {
         self.gpu
     }
 
-    /// Rings that there are.
+    /// Number of rings.
     #[getter]
     fn rings(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.open(py)?.rings())
     }
 
-    /// Whether it was closed.
+    /// Whether the proxy was closed.
     #[getter]
     fn closed(&self) -> bool {
         self.is_closed()
     }
 
-    /// Makes memory a window: commands name it by offset, and so do those of peers that get a later ``peer_info``.
+    /// Makes memory a window, which commands address by offset.
     ///
-    /// A region, or an object with memory, which is registered and kept.
+    /// Peers that receive a later ``peer_info`` can address it, too. ``memory`` is a region, or
+    /// an object with memory, which the proxy registers and keeps alive.
     fn window(&self, py: Python<'_>, memory: &Bound<'_, PyAny>) -> PyResult<Window> {
         let proxy = self.open(py)?;
         let region = match memory.cast::<Region>() {
@@ -159,7 +163,8 @@ impl Proxy {
         Ok(Window { window })
     }
 
-    /// What a peer's proxy needs to send to this one: the windows that there are now, and the counters.
+    /// Returns the bytes that a peer's proxy needs to send to this one: the current windows and
+    /// the counters.
     fn peer_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let info = self.open(py)?.peer_info().map_err(|error| errors::proxy(py, error))?;
         Ok(PyBytes::new(py, &info))
@@ -170,7 +175,8 @@ impl Proxy {
         self.peer_info(py)
     }
 
-    /// Sends commands for ``number`` to this peer; ``info`` is its proxy's ``peer_info()``. Returns the peer's windows.
+    /// Sends commands for ``number`` to this peer and returns the peer's windows. ``info`` is
+    /// the result of ``peer_info()`` of the peer's proxy.
     fn add_peer(
         &self,
         py: Python<'_>,
@@ -188,24 +194,26 @@ impl Proxy {
         Ok(windows.into_iter().map(|window| Window { window }).collect())
     }
 
-    /// Has the threads look for commands, until the answer's ``disarm()``.
+    /// Makes the threads poll for commands until ``disarm()`` of the returned object.
     fn arm(slf: &Bound<'_, Self>) -> PyResult<Armed> {
         let armed = Self::armed(slf);
         armed.arm(slf.py())?;
         Ok(armed)
     }
 
-    /// For a ``with`` statement: the threads look for commands inside it, and sleep outside.
+    /// For a ``with`` statement: the threads poll for commands inside the block and sleep
+    /// outside it.
     fn armed(slf: &Bound<'_, Self>) -> Armed {
         Armed { proxy: slf.clone().unbind(), held: Mutex::new(None) }
     }
 
-    /// Where a counter of ours is.
+    /// Returns the value of a counter of this proxy.
     fn counter(&self, py: Python<'_>, counter: Int<u16>) -> PyResult<u64> {
         Ok(self.counter_of(py, counter.0)?.counter(counter.0))
     }
 
-    /// Waits until a counter of ours has come to a value; returns where it is. Raises ``CounterTimeout``.
+    /// Waits until a counter of this proxy reaches ``value`` and returns the counter's value.
+    /// Raises ``CounterTimeout``.
     #[pyo3(signature = (counter, value, timeout=None))]
     fn wait_counter(
         &self,
@@ -234,10 +242,13 @@ impl Proxy {
         }
     }
 
-    /// Whenever ``counter`` rises, the bytes of ``source`` have arrived: they are copied to each of ``to``, then
-    /// counters of ours (``count``) and of peers (``answer``: pairs of peer and counter) go up. While it is armed.
+    /// Copies the bytes of ``source`` to each of ``to`` whenever ``counter`` rises, while the
+    /// proxy is armed.
     ///
-    /// Places are regions, parts of regions, or ``(region, offset, nbytes)``.
+    /// A rise of the counter means that the bytes of ``source`` have arrived. After the copies,
+    /// the proxy increments its own counters in ``count`` and the peers' counters in ``answer``
+    /// (pairs of peer and counter). Places are regions, parts of regions, or ``(region, offset,
+    /// nbytes)``.
     #[pyo3(signature = (counter, source, to=Vec::new(), count=Vec::new(), answer=Vec::new()), text_signature = "($self, counter, source, to=(), count=(), answer=())")]
     fn forward(
         &self,
@@ -262,18 +273,19 @@ impl Proxy {
         py.detach(|| proxy.forward(rule)).map_err(|error| errors::proxy(py, error))
     }
 
-    /// Takes the rule of a counter away; False where it had none.
+    /// Removes the forwarding rule of a counter. Returns False when the counter has no rule.
     fn stop_forwarding(&self, py: Python<'_>, counter: Int<u16>) -> PyResult<bool> {
         Ok(self.open(py)?.stop_forwarding(counter.0))
     }
 
-    /// The first command that failed since the last time this was asked. This starts a new fault epoch: a
-    /// later ``quiet`` reports only commands that fail after this call.
+    /// Returns the first command that failed since the last call, or None. This starts a new
+    /// fault epoch: a later ``quiet`` reports only commands that fail after this call.
     fn take_fault(&self, py: Python<'_>) -> PyResult<Option<Fault>> {
         Ok(self.open(py)?.take_fault().map(|fault| Fault { fault }))
     }
 
-    /// ``commands``, ``puts``, ``bytes``, ``counts``, ``requests`` (submissions that carried puts; also as ``flights``, its former name), ``faults``.
+    /// Counts of ``commands``, ``puts``, ``bytes``, ``counts``, ``requests`` (submissions that
+    /// carried puts; also under the former name ``flights``) and ``faults``.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.open(py)?.stats();
@@ -288,7 +300,7 @@ impl Proxy {
         Ok(dict)
     }
 
-    /// A processor in a kernel's place, on one of the rings.
+    /// Returns a producer that pushes commands into one ring from the host, as a kernel does.
     #[pyo3(signature = (ring=Int(0)), text_signature = "($self, ring=0)")]
     fn host_producer(slf: &Bound<'_, Self>, ring: Int<u32>) -> PyResult<HostProducer> {
         let py = slf.py();
@@ -303,7 +315,8 @@ impl Proxy {
         Self::host_producer(slf, ring)
     }
 
-    /// Ends its threads and gives its memory back. Kernels that have its handle must have ended.
+    /// Stops the threads and frees the memory. Every kernel that has the handle must have
+    /// ended.
     fn close(&self, py: Python<'_>) {
         let proxy = self.proxy.lock().unwrap().take();
         py.detach(|| drop(proxy));
@@ -319,7 +332,7 @@ impl Proxy {
     }
 
     fn __repr__(&self) -> String {
-        let of = self.gpu.map_or_else(|| "processors".to_owned(), |gpu| format!("GPU {gpu}"));
+        let of = self.gpu.map_or_else(|| "the host".to_owned(), |gpu| format!("GPU {gpu}"));
         match &*self.proxy.lock().unwrap() {
             Some(proxy) => format!("<peerway.Proxy of {of} with {} rings>", proxy.rings()),
             None => format!("<peerway.Proxy of {of}, closed>"),
@@ -327,7 +340,7 @@ impl Proxy {
     }
 }
 
-/// A place that arrivals come from or go to.
+/// The source or a destination of a forwarding rule.
 fn place(name: &str, object: &Bound<'_, PyAny>, needs: Use) -> PyResult<peerway::LocalSlice> {
     let (slice, writable) = if let Ok(region) = object.cast::<Region>() {
         (region.get().region.all(), region.get().writable)
@@ -337,7 +350,7 @@ fn place(name: &str, object: &Bound<'_, PyAny>, needs: Use) -> PyResult<peerway:
         object.extract::<(Bound<'_, Region>, Int<u64>, Int<u64>)>()
     {
         let end = offset.checked_add(nbytes).ok_or_else(|| {
-            PyBufferError::new_err(format!("{name}: {offset} + {nbytes} is no place"))
+            PyBufferError::new_err(format!("{name}: offset {offset} + {nbytes} bytes overflows"))
         })?;
         (region.get().region.slice(offset..end), region.get().writable)
     } else {
@@ -350,7 +363,7 @@ fn place(name: &str, object: &Bound<'_, PyAny>, needs: Use) -> PyResult<peerway:
     Ok(slice)
 }
 
-/// Memory that commands name: ``base`` is what is added to an offset in it.
+/// Memory that commands address. An address is ``base`` plus the offset within the window.
 #[pyclass(frozen, eq, hash, module = "peerway")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Window {
@@ -359,13 +372,13 @@ pub(crate) struct Window {
 
 #[pymethods]
 impl Window {
-    /// The offset of its first byte.
+    /// The offset of the window's first byte.
     #[getter]
     fn base(&self) -> u64 {
         self.window.base
     }
 
-    /// Bytes in it.
+    /// Bytes in the window.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.window.len
@@ -380,7 +393,8 @@ impl Window {
     }
 }
 
-/// Has a proxy's threads look for commands: from before kernels are launched until after they have ended.
+/// Makes a proxy's threads poll for commands. Keep the proxy armed from before kernels are
+/// launched until after they have ended.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Armed {
     proxy: Py<Proxy>,
@@ -397,13 +411,13 @@ impl Armed {
 
 #[pymethods]
 impl Armed {
-    /// Whether it holds the proxy armed.
+    /// Whether this object keeps the proxy armed.
     #[getter]
     fn active(&self) -> bool {
         self.held.lock().unwrap().is_some()
     }
 
-    /// Lets the threads sleep, unless another holds the proxy armed.
+    /// Lets the threads sleep, unless another object keeps the proxy armed.
     fn disarm(&self) {
         drop(self.held.lock().unwrap().take());
     }
@@ -419,7 +433,7 @@ impl Armed {
     }
 }
 
-/// A command of a kernel's that failed.
+/// A command of a kernel that failed.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Fault {
     fault: driven::Fault,
@@ -427,14 +441,15 @@ pub(crate) struct Fault {
 
 #[pymethods]
 impl Fault {
-    /// Why, as one of the numbers ``PEERWAY_FAULT_*``.
+    /// The reason, as one of the numbers ``PEERWAY_FAULT_*``.
     #[getter]
     fn code(&self) -> u32 {
         self.fault.code as u32
     }
 
-    /// Why, in a word: ``operation``, ``peer``, ``source``, ``destination`` or ``counter`` names what there is none
-    /// of; ``peer-gone``, ``refused``, ``timed-out`` and ``failed`` say what became of the transfer.
+    /// The reason in a word. ``operation``, ``peer``, ``source``, ``destination`` or
+    /// ``counter`` names the field of the command that is not valid. ``peer-gone``,
+    /// ``refused``, ``timed-out`` or ``failed`` says how the transfer ended.
     #[getter]
     fn reason(&self) -> &'static str {
         match self.fault.code {
@@ -450,25 +465,26 @@ impl Fault {
         }
     }
 
-    /// Whom it was for, by number.
+    /// The number of the peer that the command was for.
     #[getter]
     fn peer(&self) -> u16 {
         self.fault.peer
     }
 
-    /// The ring it came from.
+    /// The ring that the command came from.
     #[getter]
     fn ring(&self) -> u32 {
         self.fault.ring
     }
 
-    /// Its operation, as one of the numbers ``PEERWAY_OP_*``.
+    /// The operation of the command, as one of the numbers ``PEERWAY_OP_*``.
     #[getter]
     fn op(&self) -> u8 {
         self.fault.op
     }
 
-    /// Its position in the ring; of commands that went together, the first one's.
+    /// The position of the command in the ring; for commands submitted together, the position
+    /// of the first.
     #[getter]
     fn position(&self) -> u64 {
         self.fault.position

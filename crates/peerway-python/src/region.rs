@@ -1,4 +1,4 @@
-//! Regions, parts of them and block lists, on both sides.
+//! Regions, slices of regions and block lists, local and remote.
 
 use std::ffi::c_int;
 
@@ -13,7 +13,7 @@ use crate::arguments::Int;
 use crate::peer::Peer;
 use crate::{arguments, errors, gpu, memory};
 
-/// Registered local memory. Its advertisements end with the object.
+/// Registered local memory. Its advertisements end when this object is destroyed.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Region {
     pub(crate) region: peerway::Region,
@@ -25,7 +25,7 @@ impl Region {
         Self { region, writable: true }
     }
 
-    /// Of memory that may turn out not to be writable.
+    /// For memory that was registered by address and may be read-only.
     pub(crate) fn perhaps_readonly(region: peerway::Region, writable: bool) -> Self {
         Self { region, writable }
     }
@@ -45,19 +45,20 @@ impl Region {
         self.region.len()
     }
 
-    /// Whether bytes may be put into it: False for memory that was registered by address and is read-only.
+    /// Whether transfers may write into the region. False for read-only memory that was
+    /// registered by address.
     #[getter]
     fn writable(&self) -> bool {
         self.writable
     }
 
-    /// Whether local peers can map it.
+    /// Whether local peers can map the region.
     #[getter]
     fn shareable(&self) -> bool {
         self.region.is_shareable()
     }
 
-    /// The number of the GPU whose memory it is; None for host memory.
+    /// The number of the GPU that holds the memory; None for host memory.
     #[getter]
     fn gpu(&self) -> Option<u32> {
         self.region.gpu()
@@ -81,7 +82,8 @@ impl Region {
         Ok(LocalSlice { addr, slice: self.region.slice(range), writable: self.writable })
     }
 
-    /// Blocks of ``nbytes`` bytes; block ``i`` starts at ``base + indices[i] * stride``.
+    /// Selects blocks of ``nbytes`` bytes. Block ``i`` starts at ``base + indices[i] *
+    /// stride``.
     #[pyo3(signature = (indices, nbytes, *, stride=None, base=Int(0)), text_signature = "($self, indices, nbytes, *, stride=None, base=0)")]
     fn blocks(
         &self,
@@ -93,7 +95,7 @@ impl Region {
         local_blocks(self, indices, nbytes.0, stride.map(|s| s.0), base.0)
     }
 
-    /// The 64-byte descriptor that lets a peer (or only ``to``) reach these bytes.
+    /// Returns a 64-byte descriptor that lets any peer, or only ``to``, access these bytes.
     #[pyo3(
         signature = (access="rw", *, start=Int(0), stop=None, to=None),
         text_signature = "($self, access='rw', *, start=0, stop=None, to=None)"
@@ -119,10 +121,12 @@ impl Region {
         Ok(PyBytes::new(py, &descriptor))
     }
 
-    /// Ends every advertisement. True: no peer touches the memory any more (the fence is held).
+    /// Ends every advertisement of the region. True: the fence is held, and no peer accesses
+    /// the memory any more.
     ///
-    /// False: a peer may still be inside. The memory stays alive until that peer leaves or dies, even
-    /// when the region and its endpoint are gone (see ``quarantine``); another call asks again.
+    /// False: a peer may still access the memory. The memory stays allocated until that peer
+    /// leaves or dies, even after the region and its endpoint are gone (see ``quarantine``).
+    /// Call again to wait again.
     fn revoke(&self, py: Python<'_>) -> bool {
         py.detach(|| self.region.revoke()) == Fence::Held
     }
@@ -144,16 +148,17 @@ impl Region {
         let region = &slf.get().region;
         if let Some(gpu) = region.gpu() {
             return Err(PyBufferError::new_err(format!(
-                "the region is on GPU {gpu}, where the processor cannot look: use __cuda_array_interface__"
+                "the region is on GPU {gpu}, which the CPU cannot access; use __cuda_array_interface__"
             )));
         }
         if !region.is_shareable() {
             return Err(PyBufferError::new_err(
-                "the region is of memory that you registered: use the object it was registered from",
+                "the region does not own its memory; use the object it was registered from",
             ));
         }
         let (ptr, len) = (region.addr() as *mut u8, region.len());
-        // SAFETY: shareable memory lives as long as the region, which the view keeps.
+        // SAFETY: the interpreter passes a valid view. Shareable memory lives as long as the
+        // region, and the view keeps `slf`, which owns the region.
         unsafe { memory::fill(slf.as_any(), view, flags, ptr, len) }
     }
 }
@@ -193,13 +198,13 @@ pub(crate) struct RemoteRegion {
 
 #[pymethods]
 impl RemoteRegion {
-    /// Bytes that the descriptor names.
+    /// Bytes that the descriptor covers.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.region.len()
     }
 
-    /// What the owner allows.
+    /// The access that the owner allows: ``r``, ``w`` or ``rw``.
     #[getter]
     fn access(&self) -> &'static str {
         match self.region.access() {
@@ -209,7 +214,8 @@ impl RemoteRegion {
         }
     }
 
-    /// The path by which this process reaches it alone; None when it goes over lanes.
+    /// The path by which this process accesses the memory on its own; None when transfers go
+    /// over lanes.
     #[getter]
     fn direct_path(&self) -> Option<String> {
         self.region.direct_path().map(|kind| kind.to_string())
@@ -224,7 +230,8 @@ impl RemoteRegion {
         Ok(RemoteSlice { slice: self.region.slice(range) })
     }
 
-    /// Blocks of ``nbytes`` bytes; block ``i`` starts at ``base + indices[i] * stride``.
+    /// Selects blocks of ``nbytes`` bytes. Block ``i`` starts at ``base + indices[i] *
+    /// stride``.
     #[pyo3(signature = (indices, nbytes, *, stride=None, base=Int(0)), text_signature = "($self, indices, nbytes, *, stride=None, base=0)")]
     fn blocks(
         &self,
@@ -260,17 +267,17 @@ impl RemoteSlice {
     }
 }
 
-/// Equal blocks of a region or a remote region: paged KV cache.
+/// Equal blocks of a region or a remote region, for example of a paged KV cache.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct BlockList {
     pub(crate) side: BlockSide,
     count: usize,
     nbytes: u64,
-    /// Of local blocks: whether bytes may be read into them.
+    /// Whether a transfer may read bytes into the blocks. Meaningful for local blocks only.
     pub(crate) writable: bool,
 }
 
-/// Whose blocks they are.
+/// The side that holds the blocks.
 pub(crate) enum BlockSide {
     Local(peerway::LocalBlocks),
     Remote(peerway::RemoteBlocks),
@@ -303,7 +310,7 @@ impl BlockList {
         self.nbytes.saturating_mul(self.count as u64)
     }
 
-    /// How many blocks.
+    /// Number of blocks.
     fn __len__(&self) -> usize {
         self.count
     }
@@ -335,8 +342,8 @@ fn remote_blocks(
     Ok(BlockList { side: BlockSide::Remote(blocks), count: indices.len(), nbytes, writable })
 }
 
-/// Block numbers from an array of any integer type, without a Python object per number, or from any
-/// sequence.
+/// Block numbers from a sequence, or from an array of any integer type. An array costs no Python
+/// object per number.
 fn indices_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let py = object.py();
     if let Ok(buffer) = PyBuffer::<u32>::get(object) {
@@ -363,7 +370,7 @@ fn indices_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     }
     of!(i64, i32, u64, u16, i16, u8, i8);
     if object.hasattr("data_ptr")? && object.hasattr("numpy")? {
-        // A tensor gives its numbers as an array, without copying them.
+        // A tensor exposes its numbers as an array without a copy.
         return indices_of(&object.call_method0("numpy")?);
     }
     object
@@ -374,10 +381,11 @@ fn indices_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         .and_then(narrow)
 }
 
-/// Memory of this process that was released while a peer may still reach it.
+/// Reports memory of this process that was released while a peer might still access it.
 ///
-/// ``regions`` and ``bytes`` are in quarantine now, over all endpoints and those that are gone; their
-/// objects stay alive until the peer leaves them or dies. ``entries_ever`` counts since the start.
+/// ``regions`` and ``bytes`` count the memory in quarantine now, over all endpoints,
+/// including closed ones. The objects stay alive until the peer leaves the memory or dies.
+/// ``entries_ever`` counts all entries since the process started.
 #[pyfunction]
 pub(crate) fn quarantine(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let now = peerway::quarantine();

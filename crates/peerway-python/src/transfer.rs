@@ -1,4 +1,4 @@
-//! `Transfer`, `Prepared` and `Staged`.
+//! `Transfer`, `Prepared`, `Enqueued` and `Staged`.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::arguments::Int;
 use crate::wakeups::Watchers;
 use crate::{errors, waiting};
 
-/// A posted transfer. Dropping it lets it go on. Awaitable.
+/// A posted transfer. It continues when this object is dropped. It can be awaited.
 #[pyclass(frozen, module = "peerway", weakref)]
 pub(crate) struct Transfer {
     pub(crate) transfer: peerway::Transfer,
@@ -27,53 +27,57 @@ impl Transfer {
 
 #[pymethods]
 impl Transfer {
-    /// Whether it has ended, however.
+    /// Whether the transfer has ended, with success or with an error.
     fn done(&self, py: Python<'_>) -> bool {
         py.detach(|| self.transfer.poll()).is_some()
     }
 
-    /// Waits for the end; raises what it ended with, or ``WaitTimeout`` when it has not ended in time.
+    /// Waits for the end. Raises the transfer's error, or ``WaitTimeout`` when it has not ended
+    /// in time.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.exception(py, timeout)?.map_or(Ok(()), Err)
     }
 
-    /// Waits as ``wait`` does and returns what that would raise.
+    /// Waits as ``wait`` does, but returns the transfer's error, or None after success. Raises
+    /// only ``WaitTimeout``.
     #[pyo3(signature = (timeout=None))]
     fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyErr>> {
         let timeout = waiting::timeout("timeout", timeout)?;
         match waiting::until(py, timeout, |left| self.transfer.wait(left))? {
             Some(ended) => Ok(errors::ended(py, ended)),
             None => {
-                let what = "the transfer has not ended in this time; it goes on";
+                let what = "the transfer has not ended in this time; it continues";
                 Err(errors::raise(py, "WaitTimeout", what))
             }
         }
     }
 
-    /// Asks it to stop; it ends within the fence deadline.
+    /// Asks the transfer to stop. It ends within the fence deadline.
     fn cancel(&self, py: Python<'_>) {
         py.detach(|| self.transfer.cancel());
     }
 
-    /// Whether it ended because it was cancelled.
+    /// Whether the transfer ended because it was cancelled.
     fn cancelled(&self) -> bool {
         self.transfer.ended().is_some_and(|ended| ended.reason == Reason::Cancelled)
     }
 
-    /// True: no byte of it changes memory any more. False: that is not sure. None: it has not ended.
+    /// True: the transfer no longer changes memory. False: it may still change memory. None: it
+    /// has not ended.
     #[getter]
     fn fenced(&self) -> Option<bool> {
         self.transfer.ended().map(|ended| ended.fence == Fence::Held)
     }
 
-    /// The path it took.
+    /// The path that the transfer took.
     #[getter]
     fn path(&self) -> String {
         self.transfer.path().to_string()
     }
 
-    /// ``bytes_done``, ``bytes_total``, ``until_sent``, ``until_ended``.
+    /// ``bytes_done`` and ``bytes_total``; ``until_sent`` and ``until_ended`` in seconds, or
+    /// None.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.transfer.stats();
@@ -99,7 +103,7 @@ impl Transfer {
     }
 }
 
-/// A checked transfer, to be posted many times, from any thread.
+/// A checked transfer. Any thread can post it many times.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Prepared {
     pub(crate) prepared: peerway::Prepared,
@@ -113,28 +117,28 @@ impl Prepared {
         self.prepared.total()
     }
 
-    /// Posts it.
+    /// Posts the transfer.
     fn post(&self, py: Python<'_>) -> PyResult<Transfer> {
         let posted = self.prepared.post().map_err(|error| errors::post(py, error))?;
         Ok(Transfer::new(posted))
     }
 
-    /// Posts it and waits.
+    /// Posts the transfer and waits for its end.
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         let begun = self.prepared.begin().map_err(|error| errors::post(py, error))?;
         waiting::finish(py, &begun)
     }
 
-    /// Puts it into a CUDA stream, or into the graph that the stream is captured into.
+    /// Enqueues the transfer in a CUDA stream, or in the graph that captures the stream.
     fn enqueue(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<Enqueued> {
         let stream = Handle::of_stream(stream)?;
-        // SAFETY: the caller's word that the stream is alive and of the GPU, as for all that takes one in Python.
+        // SAFETY: the Python caller guarantees that the stream is alive and belongs to the GPU.
         let put = py.detach(|| unsafe { self.prepared.enqueue(stream.get()) });
         Ok(Enqueued { enqueued: Mutex::new(Some(put.map_err(|error| errors::post(py, error))?)) })
     }
 }
 
-/// A transfer in a CUDA stream, or in a graph.
+/// A transfer that is enqueued in a CUDA stream or captured in a graph.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Enqueued {
     enqueued: Mutex<Option<peerway::gpu::Enqueued>>,
@@ -142,13 +146,14 @@ pub(crate) struct Enqueued {
 
 #[pymethods]
 impl Enqueued {
-    /// How often it has come to its end.
+    /// How many times the transfer has ended.
     #[getter]
     fn runs(&self) -> u64 {
         self.enqueued.lock().unwrap().as_ref().map_or(0, peerway::gpu::Enqueued::runs)
     }
 
-    /// Waits for its end, or for how it ended the last time; raises what that was, or ``WaitTimeout``.
+    /// Waits until the transfer has ended once and is not running. Raises the error of the last
+    /// run, or ``WaitTimeout``.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = waiting::timeout("timeout", timeout)?;
@@ -156,22 +161,23 @@ impl Enqueued {
             self.enqueued.lock().unwrap().as_ref().and_then(|enqueued| enqueued.wait(left))
         })?;
         let Some(ended) = ended else {
-            let what = "the stream has not come to the transfer's end in this time; it goes on";
+            let what = "the enqueued transfer has not ended in this time; it continues";
             return Err(errors::raise(py, "WaitTimeout", what));
         };
         errors::ended(py, ended).map_or(Ok(()), Err)
     }
 
-    /// Lets go of what was kept for a graph that it was captured into, which must be gone.
+    /// Releases the resources kept for a graph that captured the transfer. That graph must be
+    /// gone.
     fn release(&self) {
         if let Some(enqueued) = self.enqueued.lock().unwrap().take() {
-            // SAFETY: the caller's word that no such graph is launched any more.
+            // SAFETY: the Python caller guarantees that the graph is gone.
             unsafe { enqueued.release() };
         }
     }
 }
 
-/// A handle of CUDA's, which threads may pass on.
+/// A CUDA handle that can move between threads.
 #[derive(Clone, Copy)]
 pub(crate) struct Handle(usize);
 
@@ -180,7 +186,7 @@ impl Handle {
         self.0 as *mut c_void
     }
 
-    /// A stream: its number, what has a `__cuda_stream__`, or a `torch.cuda.Stream`.
+    /// A stream: its number, an object with `__cuda_stream__`, or a `torch.cuda.Stream`.
     pub(crate) fn of_stream(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(protocol) = object.getattr("__cuda_stream__") {
             let (_version, handle): (u32, usize) = protocol.call0()?.extract()?;
@@ -189,13 +195,13 @@ impl Handle {
         Self::of(object, "stream", "cuda_stream")
     }
 
-    /// The stream that torch has for the GPU now; the default one where torch uses none.
+    /// torch's current stream of the GPU; the default stream if torch does not use CUDA.
     pub(crate) fn current_stream(py: Python<'_>, gpu: u32) -> PyResult<Self> {
         let modules = py.import("sys")?.getattr("modules")?;
         let Ok(cuda) = modules.get_item("torch").and_then(|torch| torch.getattr("cuda")) else {
             return Ok(Self(0));
         };
-        // Nothing is initialised for the sake of an answer.
+        // `current_stream` would initialise CUDA.
         if !cuda.call_method0("is_initialized")?.is_truthy()? {
             return Ok(Self(0));
         }
@@ -217,7 +223,7 @@ impl Handle {
     }
 }
 
-/// Parts of one transfer that the caller releases one by one.
+/// Stages of one transfer that the caller releases one by one.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Staged {
     pub(crate) staged: peerway::Staged,
@@ -229,7 +235,8 @@ impl Staged {
         self.staged.len()
     }
 
-    /// Lets a stage go: now, when a CUDA stream has come so far, or when a CUDA event has happened.
+    /// Releases a stage: at once, when a CUDA stream reaches this point, or when a CUDA event
+    /// has completed.
     #[pyo3(signature = (stage, *, stream=None, event=None))]
     fn release(
         &self,
@@ -242,9 +249,10 @@ impl Staged {
         let event = event.map(Handle::of_event).transpose()?;
         let released = py.detach(|| match (stream, event) {
             (None, None) => Ok(self.staged.release(stage.0)),
-            // SAFETY: the caller's word that the stream is alive and of the GPU.
+            // SAFETY: the Python caller guarantees that the stream is alive and belongs to the GPU.
             (Some(stream), None) => Ok(unsafe { self.staged.release_in(stage.0, stream.get()) }),
-            // SAFETY: the caller's word that the event is alive, recorded, and of the GPU.
+            // SAFETY: the Python caller guarantees that the event is alive, recorded, and of the
+            // GPU.
             (None, Some(event)) => Ok(unsafe { self.staged.release_when(stage.0, event.get()) }),
             (Some(_), Some(_)) => Err(PyTypeError::new_err("give a stream or an event, not both")),
         })?;
@@ -256,17 +264,18 @@ impl Staged {
         py.detach(|| self.staged.poll(stage.0)).is_some()
     }
 
-    /// Stops every stage that was released; those that were not never go.
+    /// Cancels every released stage. Stages that were not released are never sent.
     fn cancel(&self, py: Python<'_>) {
         py.detach(|| self.staged.cancel());
     }
 
-    /// Waits for every released stage; raises what the first that failed ended with, or ``WaitTimeout``.
+    /// Waits for every released stage. Raises the error of the first stage that failed, or
+    /// ``WaitTimeout``.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = waiting::timeout("timeout", timeout)?;
         let Some(ended) = waiting::until(py, timeout, |left| self.staged.wait(left))? else {
-            let what = "the stages have not ended in this time; they go on";
+            let what = "the released stages have not ended in this time; they continue";
             return Err(errors::raise(py, "WaitTimeout", what));
         };
         errors::ended(py, ended).map_or(Ok(()), Err)

@@ -1,4 +1,4 @@
-//! Waiting without the interpreter, but with an ear for signals.
+//! Waits that release the interpreter and still handle signals.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -10,18 +10,18 @@ use pyo3::prelude::*;
 
 use crate::{arguments, errors};
 
-/// A signal is heard this late at most. Each return to the interpreter costs a spin budget of the engine's,
-/// so it must not be much shorter.
+/// The longest time until a signal is handled. Each return to the interpreter makes the engine
+/// spend its spin budget again, so this must not be much shorter.
 const LISTEN_EVERY: Duration = Duration::from_millis(20);
 
-/// Asks `ready` for at most so long at a time until it has an answer, the time is over (`None`), or a signal
-/// handler raises.
+/// Calls `ready` again and again, with a short time limit, until it returns an answer. Returns
+/// `None` after `timeout`, and an error when a signal handler raises.
 pub(crate) fn until<T: Send>(
     py: Python<'_>,
     timeout: Option<Duration>,
     mut ready: impl FnMut(Duration) -> Option<T> + Send,
 ) -> PyResult<Option<T>> {
-    // A time too long to be added to a clock is no limit.
+    // A timeout that overflows the clock means no limit.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         let left = match deadline {
@@ -38,7 +38,7 @@ pub(crate) fn until<T: Send>(
     }
 }
 
-/// Hears signals for a wait that the engine does, without the interpreter.
+/// Checks for signals during a wait inside the engine, without the interpreter.
 #[derive(Default)]
 pub(crate) struct Listener {
     last: Option<Instant>,
@@ -46,7 +46,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Whether a signal handler raised; it is asked several times a second, however often this is called.
+    /// Whether a signal handler raised. However often this is called, it checks signals at most
+    /// once per `LISTEN_EVERY`.
     pub(crate) fn hears(&mut self) -> bool {
         let now = Instant::now();
         let last = *self.last.get_or_insert(now);
@@ -57,26 +58,26 @@ impl Listener {
         self.heard.is_some()
     }
 
-    /// Raises what a handler raised.
+    /// Raises the exception of the signal handler, if any.
     pub(crate) fn raise(self) -> PyResult<()> {
         self.heard.map_or(Ok(()), Err)
     }
 }
 
-/// Has another thread do something that cannot be interrupted, and waits for it. A signal leaves it to
-/// itself: it ends by its own time-out.
+/// Runs `work`, which cannot be interrupted, on another thread and waits for it. After a signal,
+/// `work` continues alone until its own time-out.
 ///
-/// `None` when it takes longer than `timeout`.
+/// Returns `None` when `work` takes longer than `timeout`.
 pub(crate) fn aside<T: Send + 'static>(
     py: Python<'_>,
     timeout: Option<Duration>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<Option<T>> {
     let (sender, receiver) = mpsc::sync_channel(1);
-    // Nobody may be there any more to hear of it.
+    // The send fails when the caller has stopped waiting.
     threads::spawn("peerway-aside", &Cpus::of_process(), move || drop(sender.send(work())))?;
     let receiver = Mutex::new(receiver);
-    // A little more, so that work which keeps the time itself can say what happened.
+    // Wait a little longer, so that work with its own time limit can report what happened.
     let timeout = timeout.map(|timeout| timeout.saturating_add(Duration::from_millis(200)));
     let answer = until(py, timeout, |left| match receiver.lock().unwrap().recv_timeout(left) {
         Ok(answer) => Some(Some(answer)),
@@ -84,23 +85,26 @@ pub(crate) fn aside<T: Send + 'static>(
         Err(RecvTimeoutError::Disconnected) => Some(None),
     })?;
     match answer {
-        Some(None) => Err(PyRuntimeError::new_err("a thread of the engine's panicked")),
+        Some(None) => Err(PyRuntimeError::new_err("a helper thread of the engine panicked")),
         answer => Ok(answer.flatten()),
     }
 }
 
-/// Waits for a transfer that belongs to the calling thread. A signal cancels it, and is raised when its
-/// memory is quiet or cannot be made so.
+/// Waits for a transfer that belongs to the calling thread. A signal cancels the transfer. The
+/// signal's exception is raised after the transfer has ended, with the fence held or open.
 pub(crate) fn finish(py: Python<'_>, transfer: &peerway::Transfer) -> PyResult<()> {
-    // Most small ones are over already, and looking costs less than letting go of the interpreter.
+    // Most small transfers have ended already. This check costs less than releasing the
+    // interpreter.
     let ended = match transfer.ended() {
         Some(ended) => ended,
         None => match until(py, None, |left| transfer.wait(left)) {
             Ok(Some(ended)) => ended,
-            Ok(None) => return Err(errors::raise(py, "WaitTimeout", "it has not ended in time")),
+            Ok(None) => {
+                return Err(errors::raise(py, "WaitTimeout", "the transfer has not ended in time"));
+            }
             Err(signal) => {
                 py.detach(|| transfer.cancel());
-                // A second signal does not wait for the fence.
+                // A second signal ends this wait for the fence.
                 until(py, None, |left| transfer.wait(left))?;
                 return Err(signal);
             }
@@ -109,7 +113,7 @@ pub(crate) fn finish(py: Python<'_>, transfer: &peerway::Transfer) -> PyResult<(
     errors::ended(py, ended).map_or(Ok(()), Err)
 }
 
-/// A time-out argument: seconds, or none.
+/// A time-out argument: seconds, or no limit.
 pub(crate) fn timeout(name: &str, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     seconds.map(|seconds| arguments::seconds(name, seconds)).transpose()
 }

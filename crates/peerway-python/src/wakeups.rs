@@ -1,7 +1,8 @@
-//! Ends of transfers for an event loop, without a thread that waits for them.
+//! Reports ended transfers to an event loop, without a thread that waits for them.
 //!
-//! Whoever ends a transfer, most often a thread of the engine's that knows no Python, puts the transfer's
-//! token into a queue and makes a descriptor readable; the loop takes the tokens out.
+//! The thread that ends a transfer is usually a progress thread without access to Python. It pushes
+//! the transfer's token into a queue and makes a file descriptor readable. The event loop then
+//! takes the tokens from the queue.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,8 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::transfer::Transfer;
 
-/// Ends of transfers for one event loop: a descriptor that turns readable, and which ones ended.
+/// Reports ended transfers to one event loop: a file descriptor becomes readable, and
+/// ``take`` says which ended.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Wakeups {
     queue: Arc<Queue>,
@@ -23,7 +25,7 @@ pub(crate) struct Wakeups {
 
 struct Queue {
     tokens: SegQueue<u64>,
-    /// The descriptor is readable and nobody has looked yet.
+    /// The file descriptor is readable, and `take` has not run since.
     signalled: AtomicBool,
     wake_fd: Mutex<Option<OwnedFd>>,
 }
@@ -31,8 +33,8 @@ struct Queue {
 impl Queue {
     fn push(&self, token: u64) {
         self.tokens.push(token);
-        // pairs with the swap in `take`: a token pushed before it is taken out there, one pushed after it
-        // rings again.
+        // Pairs with the swap in `take`. `take` pops a token that was pushed before its swap. A
+        // token pushed after it makes the descriptor readable again.
         if !self.signalled.swap(true, Ordering::SeqCst)
             && let Some(wake_fd) = &*self.wake_fd.lock().unwrap()
         {
@@ -52,18 +54,19 @@ impl Wakeups {
         Ok(Self { queue: Arc::new(queue) })
     }
 
-    /// The descriptor.
+    /// The file descriptor.
     fn fileno(&self) -> i32 {
         self.queue.wake_fd.lock().unwrap().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
-    /// Has ``token`` reported when the transfer ends; False when it has ended already.
+    /// Reports ``token`` when the transfer ends. Returns False when the transfer has ended
+    /// already.
     fn watch(&self, transfer: &Bound<'_, Transfer>, token: u64) -> bool {
         let Transfer { transfer, watchers } = transfer.get();
         watchers.waiting.lock().unwrap().push((self.queue.clone(), token));
         let pending = transfer.on_end(&Waker::from(watchers.clone()));
         if !pending {
-            // Tokens are each loop's own.
+            // Tokens are unique only within one event loop.
             let ours = |(queue, other): &(Arc<Queue>, u64)| {
                 Arc::ptr_eq(queue, &self.queue) && *other == token
             };
@@ -72,23 +75,24 @@ impl Wakeups {
         pending
     }
 
-    /// Tokens reported since the last call.
+    /// Returns the tokens reported since the last call.
     fn take(&self) -> Vec<u64> {
         if let Some(wake_fd) = &*self.queue.wake_fd.lock().unwrap() {
             let _ = rustix::io::read(wake_fd, &mut [0; 8]);
         }
-        // pairs with the swap in `push`
+        // Pairs with the swap in `push`.
         self.queue.signalled.swap(false, Ordering::SeqCst);
         std::iter::from_fn(|| self.queue.tokens.pop()).collect()
     }
 
-    /// Closes the descriptor; nothing is reported any more.
+    /// Closes the file descriptor. No more tokens are reported.
     fn close(&self) {
         self.queue.wake_fd.lock().unwrap().take();
     }
 }
 
-/// Who is told of a transfer's end: an engine's transfer wakes one waker, and this is it.
+/// The queues to notify when a transfer ends. The engine wakes only one waker per transfer, so all
+/// event loops share this one.
 #[derive(Default)]
 pub(crate) struct Watchers {
     waiting: Mutex<Vec<(Arc<Queue>, u64)>>,

@@ -1,14 +1,14 @@
 //! C structures and constants, declared once and checked against the C compiler.
 //!
-//! [`c_types!`] and [`c_constants!`] declare what a vendor's header declares, under its own names, so
-//! that the vendor's manual pages are the documentation. In tests the same macros list every
-//! structure, field and value that was declared; the test at the bottom of this file prints the same
-//! list from C, out of the vendor's header, and compares. A field cannot be declared and left out.
+//! [`c_types!`] and [`c_constants!`] declare the items of a vendor's header under the header's
+//! names, so the vendor's manual pages are the documentation. In tests, the same macros list every
+//! declared structure, field and value. The test at the end of this file prints the same list from
+//! C with the vendor's header and compares. A declared field cannot escape the comparison.
 //!
-//! Headers grow. What a structure may do in a later header is said where it is declared: `Exact` ones
-//! never change, `Prefix` ones gain fields at the end (their callers pass a size, or the library
-//! allocates them), `Tail` ones gain fields at the front. What an older header does not have yet is
-//! `newer`, and a filler that no header names is `ours`.
+//! Headers grow. Each declaration says how later headers may change the structure. `Exact`
+//! structures never change. `Prefix` structures gain fields at the end: their callers pass a size,
+//! or the library allocates them. `Tail` structures gain fields at the front. `newer` marks items
+//! that older headers lack. `ours` marks padding that no header names.
 
 /// Declares `#[repr(C)]` structures and unions with public fields.
 macro_rules! c_types {
@@ -29,11 +29,11 @@ macro_rules! c_types {
             }
 
             impl $name {
-                /// One with every byte zero, as `memset` would leave it.
+                /// A value with every byte zero, as after `memset`.
                 pub const fn zeroed() -> Self {
-                    // SAFETY: what is declared with this macro holds integers, raw pointers, optional
-                    // function pointers, pthread objects and such structures again; for all of them
-                    // zero is a valid value.
+                    // SAFETY: types declared with this macro contain only integers, raw pointers,
+                    // optional function pointers, pthread objects and other such types. Zero is a
+                    // valid value for all of them.
                     unsafe { std::mem::zeroed() }
                 }
             }
@@ -75,7 +75,7 @@ macro_rules! c_constants {
     };
 }
 
-/// The name in C: the one given, or else the one in Rust.
+/// The name in C: the given one, or the name in Rust.
 #[cfg(test)]
 macro_rules! c_name {
     ($name:ident) => {
@@ -109,10 +109,10 @@ pub(crate) use {c_constants, c_types};
 #[cfg(test)]
 pub(crate) use {c_name, presence};
 
-/// A structure as Rust lays it out.
+/// A structure with its layout in Rust.
 #[cfg(test)]
 pub(crate) struct CType {
-    /// The type in C: a name, or an expression for one that has none.
+    /// The type in C: a name, or an expression for a type without a name.
     pub(crate) c: &'static str,
     pub(crate) growth: Growth,
     pub(crate) size: usize,
@@ -135,27 +135,27 @@ pub(crate) struct CConstant {
     pub(crate) value: i64,
 }
 
-/// What a later header may do to a structure.
+/// How a later header may change a structure.
 #[cfg(test)]
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Growth {
-    /// Nothing.
+    /// It does not change.
     Exact,
-    /// Append fields.
+    /// It gains fields at the end.
     Prefix,
-    /// Put fields in front: what is compared is the distance from the end.
+    /// It gains fields at the front. The test compares distances from the end.
     Tail,
 }
 
-/// Whether a header has an item.
+/// The headers that have an item.
 #[cfg(test)]
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Presence {
-    /// Every header that can be met.
+    /// All supported headers.
     Always,
-    /// Only later ones than the oldest supported.
+    /// Only headers newer than the oldest supported one.
     Newer,
-    /// None: it names what C leaves as padding.
+    /// No header: the item names padding of the C structure.
     Ours,
 }
 
@@ -170,12 +170,12 @@ mod tests {
     use super::*;
     use crate::{cuda, efadv, verbs};
 
-    /// What is compared, and with which headers.
+    /// The items to compare, and their headers.
     struct Headers {
         types: &'static [&'static [CType]],
         constants: &'static [&'static [CConstant]],
         includes: &'static str,
-        /// Where they are, if not where the compiler looks.
+        /// The include directory, if the compiler does not search it by default.
         at: Option<String>,
     }
 
@@ -184,7 +184,7 @@ mod tests {
             self.at.iter().map(|at| format!("-I{at}")).collect()
         }
 
-        /// Whether the compiler finds them, and why not.
+        /// Checks that the compiler finds the headers. The error says why not.
         fn try_them(&self) -> Result<(), String> {
             let source = format!("{}int unused;\n", self.includes);
             cc(&source, &self.flags(), &["-fsyntax-only"])
@@ -214,9 +214,9 @@ mod tests {
         use super::*;
 
         #[test]
-        #[ignore = "tells whether the headers of rdma-core are here"]
+        #[ignore = "probes for the headers of rdma-core"]
         fn probe() {
-            RDMA.try_them().expect("there are no headers of rdma-core");
+            RDMA.try_them().expect("the headers of rdma-core are not installed");
         }
 
         #[test]
@@ -229,7 +229,7 @@ mod tests {
     mod needs_cuda_header {
         use super::*;
 
-        /// `cargo xtask test` fetches the header and says where it is.
+        /// `cargo xtask test` downloads the header and sets the variable.
         fn cuda() -> Headers {
             Headers {
                 types: &[cuda::ffi::TYPES],
@@ -240,9 +240,9 @@ mod tests {
         }
 
         #[test]
-        #[ignore = "tells whether cuda.h is here"]
+        #[ignore = "probes for cuda.h"]
         fn probe() {
-            cuda().try_them().expect("there is no cuda.h");
+            cuda().try_them().expect("cuda.h was not found");
         }
 
         #[test]
@@ -312,7 +312,7 @@ mod tests {
         for line in printed.lines() {
             let (what, value) = line.split_once('\t').expect("a tab in every line");
             let value: i64 = value.parse().expect("a number after the tab");
-            let (growth, ours) = expected.remove(what).expect("only what was asked for");
+            let (growth, ours) = expected.remove(what).expect("a requested item");
             let agrees = match growth {
                 Growth::Exact => value == ours,
                 Growth::Prefix | Growth::Tail => value >= ours,
@@ -339,7 +339,7 @@ mod tests {
             let output = Command::new(&program).output().map_err(|error| error.to_string())?;
             String::from_utf8(output.stdout).map_err(|error| error.to_string())
         });
-        // Gone or never made: either is fine.
+        // The program may not exist if the compiler failed.
         let _ = std::fs::remove_file(&program);
         result
     }
@@ -348,7 +348,7 @@ mod tests {
         path.to_str().expect("a temporary directory with a plain name")
     }
 
-    /// Compiles a translation unit; else the compiler's first words.
+    /// Compiles a translation unit. The error is the compiler's first error line.
     fn cc(source: &str, flags: &[String], arguments: &[&str]) -> Result<(), String> {
         let mut compiler = Command::new("cc")
             .args(["-x", "c", "-"])

@@ -1,13 +1,14 @@
-//! What Peerway calls in other people's libraries, opened at run time.
+//! Bindings to vendor libraries that Peerway opens at run time.
 //!
-//! Nothing here is linked: a machine without RDMA, GPU or vendor software builds and runs all of it,
-//! and learns from [`probe`] in a sentence what is missing. Probing maps a library and asks for its
-//! version where that is harmless; it initialises nothing, creates no context and opens no device.
+//! Peerway links none of them. It builds and runs on a machine without RDMA, GPU or vendor
+//! software, and [`probe`] reports in a sentence which library is missing. Probing maps a library
+//! and asks for its version if that is harmless. It initialises nothing, creates no context and
+//! opens no device.
 //!
-//! - [`verbs`]: RDMA devices, by libibverbs.
-//! - [`cuda`]: NVIDIA GPUs, by libcuda.
+//! - [`verbs`]: RDMA devices, through libibverbs.
+//! - [`cuda`]: NVIDIA GPUs, through libcuda.
 //! - [`nvrtc`]: kernels, compiled at run time.
-//! - [`efadv`]: what AWS EFA devices need beyond verbs, by libefa.
+//! - [`efadv`]: the extensions that AWS EFA devices need beyond verbs, through libefa.
 
 pub mod cuda;
 pub mod efadv;

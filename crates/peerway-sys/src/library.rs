@@ -1,15 +1,15 @@
-//! The vendor libraries: names, where they are looked for, how they are recognised.
+//! The vendor libraries: their names, their search order, and how to recognise them.
 
 use std::ffi::{CStr, OsString};
 use std::fmt;
 
-/// A library that belongs to someone else and is used where it is found.
+/// A vendor library that Peerway uses if the machine has it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum Library {
     /// libibverbs: RDMA devices.
     Ibverbs,
-    /// libefa: what AWS EFA devices need beyond verbs.
+    /// libefa: the extensions that AWS EFA devices need beyond verbs.
     Efa,
     /// libfabric: HPE Slingshot and others.
     Fabric,
@@ -22,11 +22,11 @@ pub enum Library {
 }
 
 impl Library {
-    /// All of them, in the order in which they are reported.
+    /// All libraries, in reporting order.
     pub const ALL: [Self; 6] =
         [Self::Ibverbs, Self::Efa, Self::Fabric, Self::Cuda, Self::Nvrtc, Self::Nccl];
 
-    /// Its usual name.
+    /// The usual name of the library.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ibverbs => "libibverbs",
@@ -38,7 +38,7 @@ impl Library {
         }
     }
 
-    /// What it is needed for.
+    /// The feature that needs the library.
     pub fn purpose(self) -> &'static str {
         match self {
             Self::Ibverbs => "RDMA (InfiniBand, RoCE)",
@@ -50,7 +50,8 @@ impl Library {
         }
     }
 
-    /// The environment variables that may name it, the first that is set wins.
+    /// The environment variables that may name a file for it. The first set variable takes
+    /// precedence.
     pub fn override_variables(self) -> &'static [&'static str] {
         match self {
             Self::Ibverbs => &["PEERWAY_IBV_SO", "UCCL_IBV_SO"],
@@ -62,14 +63,14 @@ impl Library {
         }
     }
 
-    /// The file that the environment names for it.
+    /// The file that the environment names for the library.
     pub fn named(self) -> Option<OsString> {
         let mut names = self.override_variables().iter();
         names.find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
     }
 
-    /// The sonames it is looked for under. Versioned ones only: a bare `.so` belongs to a development
-    /// package and may be of any version.
+    /// The sonames to try. All of them have a version: a bare `.so` belongs to a development
+    /// package and may have any version.
     pub fn sonames(self) -> &'static [&'static str] {
         match self {
             Self::Ibverbs => &["libibverbs.so.1"],
@@ -81,7 +82,7 @@ impl Library {
         }
     }
 
-    /// A symbol that no other library has, by which it is recognised.
+    /// A symbol that only this library has. The probe recognises the library by it.
     pub(crate) fn landmark(self) -> &'static CStr {
         match self {
             Self::Ibverbs => c"ibv_get_device_list",

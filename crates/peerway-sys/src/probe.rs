@@ -1,9 +1,13 @@
-//! Is a library here, which one, and if not, why not.
+//! Finds vendor libraries and reports why one is not usable.
 //!
-//! Invariants: a probe never initialises a library (in particular it never calls `cuInit`, which
-//! would create state that does not survive a fork); a library that was mapped stays mapped, because
-//! vendor libraries leave exit handlers and thread-local destructors behind that must not outlive
-//! their code. Called by `peerway doctor`; the function tables of the transports build on it.
+//! Invariants:
+//!
+//! - A probe never initialises a library. In particular it never calls `cuInit`, which would create
+//!   state that does not survive a fork.
+//! - A mapped library stays mapped. Vendor libraries register exit handlers and thread-local
+//!   destructors, which must not outlive their code.
+//!
+//! `peerway doctor` calls this module, and the function tables of the transports are built on it.
 
 use std::ffi::{CStr, OsStr, OsString, c_int, c_void};
 use std::fmt;
@@ -16,11 +20,11 @@ use libloading::os::unix::{self, RTLD_LAZY, RTLD_LOCAL};
 
 use crate::Library;
 
-/// Looks for `library`: first where an environment variable says, then under its sonames.
+/// Searches for `library`: first at the path in its environment variable, then under its sonames.
 ///
 /// # Errors
 ///
-/// [`LoadError`] with every place that was tried and what was wrong there.
+/// [`LoadError`] with every candidate and the reason why it failed.
 ///
 /// # Examples
 ///
@@ -36,17 +40,17 @@ pub fn probe(library: Library) -> Result<Found, LoadError> {
     probe_with(library, library.named())
 }
 
-/// As [`probe`], with the overriding path given by the caller instead of the environment.
+/// As [`probe`], but the caller passes the overriding path instead of the environment.
 ///
 /// # Errors
 ///
-/// [`LoadError`] with every place that was tried and what was wrong there.
+/// [`LoadError`] with every candidate and the reason why it failed.
 pub fn probe_with(library: Library, named: Option<OsString>) -> Result<Found, LoadError> {
     load_with(library, named, |_| Ok(())).map(|(found, ())| found)
 }
 
-/// As [`probe_with`], taking what `resolve` makes of the library. A candidate that `resolve` refuses is
-/// passed over like one that is not there.
+/// As [`probe_with`], and also returns the result of `resolve`. A candidate that `resolve` refuses
+/// is skipped like a missing one.
 pub(crate) fn load_with<T>(
     library: Library,
     named: Option<OsString>,
@@ -73,19 +77,19 @@ pub(crate) fn load_with<T>(
     Err(LoadError { library, tried })
 }
 
-/// A library that is here.
+/// A usable library.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Found {
-    /// Which one.
+    /// The library.
     pub library: Library,
-    /// The name it was opened by.
+    /// The name that opened it.
     pub soname: String,
-    /// The file behind that name, where the loader tells.
+    /// The file behind that name, if the loader reports one.
     pub path: Option<PathBuf>,
-    /// Its version, where it can be asked without initialising anything.
+    /// The version, if the library reports it without initialisation.
     pub version: Option<String>,
-    /// What was tried before and could not be used, such as an override that names a wrong file.
+    /// The candidates that failed before this one, such as an override that names a wrong file.
     pub passed_over: Vec<Tried>,
 }
 
@@ -102,19 +106,19 @@ impl fmt::Display for Found {
     }
 }
 
-/// A place where a library was looked for in vain.
+/// A candidate that failed.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Tried {
     /// The path or soname.
     pub name: String,
-    /// What was wrong, in the loader's words.
+    /// The reason, usually in the loader's words.
     pub reason: String,
 }
 
 impl fmt::Display for Tried {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The loader mostly begins with the name itself.
+        // The loader usually starts its message with the name.
         if self.reason.starts_with(&self.name) {
             f.write_str(&self.reason)
         } else {
@@ -123,14 +127,14 @@ impl fmt::Display for Tried {
     }
 }
 
-/// A library that is not here, or not usable.
+/// A library that is missing or not usable.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{library} (for {}) is not usable: {}", .library.purpose(), sentence(.tried))]
 #[non_exhaustive]
 pub struct LoadError {
-    /// Which one.
+    /// The library.
     pub library: Library,
-    /// Where it was looked for, and what was wrong there.
+    /// Every candidate and the reason why it failed.
     pub tried: Vec<Tried>,
 }
 
@@ -138,28 +142,28 @@ fn sentence(tried: &[Tried]) -> String {
     tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// A library that was opened. Never unmapped; see the module header.
+/// An open library. It is never unmapped; see the module documentation.
 pub(crate) struct Mapped(ManuallyDrop<unix::Library>);
 
 impl Mapped {
-    /// The address of a symbol, or nothing where the library has none of that name.
+    /// The address of a symbol, or `None` if the library does not have it.
     pub(crate) fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
-        // SAFETY: a raw address is asked for, and given a type only by the caller, who knows it.
+        // SAFETY: this only looks up a raw address. The caller knows the type and casts it.
         let found = unsafe { self.0.get::<*mut c_void>(name.to_bytes_with_nul()) }.ok()?;
         let address = found.into_raw();
         (!address.is_null()).then_some(address)
     }
 
-    /// The address of a symbol that must be there.
+    /// The address of a required symbol.
     pub(crate) fn require(&self, name: &CStr) -> Result<*mut c_void, String> {
         self.symbol(name).ok_or_else(|| format!("has no {}", name.to_string_lossy()))
     }
 }
 
-/// Maps one candidate and recognises it.
+/// Maps a candidate and checks that it is the expected library.
 fn open(library: Library, candidate: &OsString) -> Result<(Mapped, Option<PathBuf>), String> {
-    // SAFETY: opening runs the library's constructors. The candidate is either the soname of a library
-    // made to be loaded this way or a path that the user chose for that purpose.
+    // SAFETY: opening runs the library's constructors. The candidate is either the soname of a
+    // library that is made to be loaded this way, or a path that the user chose for that purpose.
     let handle = unsafe { unix::Library::open(Some(candidate), RTLD_LAZY | RTLD_LOCAL) }
         .map_err(|error| one_line(&error))?;
     let mapped = Mapped(ManuallyDrop::new(handle));
@@ -167,8 +171,8 @@ fn open(library: Library, candidate: &OsString) -> Result<(Mapped, Option<PathBu
     Ok((mapped, file_of(landmark)))
 }
 
-/// The address of a function of a library that something in this process has loaded already; loads nothing. Costs
-/// a tenth of a microsecond where nothing was loaded since it was last not there.
+/// The address of a function in a library that this process has already loaded. This function loads
+/// nothing. It takes a tenth of a microsecond if nothing was loaded since the last failed lookup.
 pub(crate) fn in_process(library: Library, name: &CStr) -> Option<*mut c_void> {
     let sonames = library.sonames().iter().map(OsString::from);
     let candidates: Vec<OsString> = library.named().into_iter().chain(sonames).collect();
@@ -176,14 +180,15 @@ pub(crate) fn in_process(library: Library, name: &CStr) -> Option<*mut c_void> {
         return None;
     }
     let found = candidates.iter().find_map(|candidate| {
-        // SAFETY: with this flag nothing is loaded and nothing runs.
+        // SAFETY: with RTLD_NOLOAD the call loads no library and runs no code of one.
         unsafe { unix::Library::open(Some(candidate), RTLD_LAZY | libc::RTLD_NOLOAD) }.ok()
     })?;
     Mapped(ManuallyDrop::new(found)).symbol(name)
 }
 
-/// Whether a file of one of these names is loaded. To ask the loader for a library that is not there has it look
-/// through all its directories, so its list of what is there is looked through, and only when that has grown.
+/// Whether a file with one of these names is loaded. If the library is missing, `dlopen` searches
+/// all its directories. This function scans the loader's list instead, and only when that list has
+/// grown.
 fn is_loaded(candidates: &[OsString]) -> bool {
     struct Search<'a> {
         candidates: &'a [OsString],
@@ -191,10 +196,10 @@ fn is_loaded(candidates: &[OsString]) -> bool {
         adds: u64,
         found: bool,
     }
-    /// How many libraries had been loaded when none of them was it.
+    /// The number of loaded libraries at the last scan that found no candidate.
     static WITHOUT: AtomicU64 = AtomicU64::new(0);
     unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-        // SAFETY: the loader's description, and the search below.
+        // SAFETY: `dl_iterate_phdr` passes a valid `info` and the `search` of the caller below.
         let (info, search) = unsafe { (&*info, &mut *data.cast::<Search<'_>>()) };
         search.adds = info.dlpi_adds;
         if search.adds == search.without {
@@ -203,7 +208,7 @@ fn is_loaded(candidates: &[OsString]) -> bool {
         if info.dlpi_name.is_null() {
             return 0;
         }
-        // SAFETY: the loader's own string.
+        // SAFETY: the loader owns this NUL-terminated string and keeps it during the callback.
         let path =
             Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes()));
         search.found = search.candidates.iter().any(|candidate| {
@@ -213,7 +218,7 @@ fn is_loaded(candidates: &[OsString]) -> bool {
     }
     let without = WITHOUT.load(Ordering::Relaxed);
     let mut search = Search { candidates, without, adds: 0, found: false };
-    // SAFETY: the function has this type, and its data lives until the call is over.
+    // SAFETY: `look` has the required type, and `search` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
     if !search.found {
         WITHOUT.store(search.adds, Ordering::Relaxed);
@@ -221,7 +226,7 @@ fn is_loaded(candidates: &[OsString]) -> bool {
     search.found
 }
 
-/// The version, from functions that their vendors document to work before any initialisation.
+/// The version, from functions whose vendors document that they work before initialisation.
 fn version(library: Library, mapped: &Mapped) -> Option<String> {
     type OutInt = unsafe extern "C" fn(*mut c_int) -> c_int;
     type OutTwoInts = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
@@ -231,7 +236,8 @@ fn version(library: Library, mapped: &Mapped) -> Option<String> {
         Library::Ibverbs | Library::Efa => None,
         Library::Fabric => {
             let function = mapped.symbol(c"fi_version")?;
-            // SAFETY: `uint32_t fi_version(void)` in every libfabric.so.1; `function` is its address.
+            // SAFETY: `function` is the address of `uint32_t fi_version(void)`, which every
+            // libfabric.so.1 has.
             let packed = unsafe { std::mem::transmute::<*mut c_void, ReturnsU32>(function)() };
             Some(format!("{}.{}", packed >> 16, packed & 0xffff))
         }
@@ -263,25 +269,27 @@ fn version(library: Library, mapped: &Mapped) -> Option<String> {
     }
 }
 
-/// NCCL packs 2.8 and older as `major * 1000 + minor * 100 + patch`, later ones with 10000.
+/// NCCL 2.8 and older pack the version as `major * 1000 + minor * 100 + patch`; later versions use
+/// 10000.
 fn nccl_version(packed: c_int) -> String {
     let major_at = if packed < 10_000 { 1000 } else { 10_000 };
     format!("{}.{}.{}", packed / major_at, packed % major_at / 100, packed % 100)
 }
 
-/// The file that an address was mapped from, with symbolic links resolved: its name carries the full
-/// version where the soname does not.
+/// The file that contains an address, with symbolic links resolved. Its name often has the full
+/// version, which the soname lacks.
 fn file_of(address: *mut c_void) -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: `dladdr` accepts any address and fills `info` when it returns non-zero.
     let known = unsafe { libc::dladdr(address, info.as_mut_ptr()) } != 0;
-    // SAFETY: all-zero is a valid `Dl_info` (null pointers), so it is initialised in either case.
+    // SAFETY: all-zero is a valid `Dl_info` (null pointers), so `info` is initialised in both
+    // cases.
     let info = unsafe { info.assume_init() };
     if !known || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the loader's own NUL-terminated string, alive while the library is mapped, which is for
-    // the rest of the process.
+    // SAFETY: the loader owns this NUL-terminated string and keeps it while the library is mapped.
+    // A [`Mapped`] library is never unmapped.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     let path = Path::new(name.to_str().ok()?);
     Some(path.canonicalize().unwrap_or_else(|_| path.to_owned()))
@@ -300,14 +308,14 @@ fn one_line(error: &dyn std::error::Error) -> String {
 mod tests {
     use super::*;
 
-    /// Where the loader finds the C library, which is on every Linux machine.
+    /// The path of the C library, which every Linux machine has.
     fn libc_path() -> PathBuf {
         file_of(libc::getpid as *mut c_void).expect("the C library is mapped")
     }
 
     #[test]
     fn an_absent_library_is_a_typed_answer_with_every_place_that_was_tried() {
-        // No machine has this file, so the first place always fails; the rest may or may not.
+        // No machine has this file, so the first candidate always fails. The others may exist.
         let missing = "/nonexistent/libnvrtc.so.13";
         let tried = match probe_with(Library::Nvrtc, Some(missing.into())) {
             Ok(found) => found.passed_over,
@@ -357,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_here_says_where() {
+    fn a_found_library_reports_its_path() {
         for library in Library::ALL {
             if let Ok(found) = probe(library) {
                 assert!(found.to_string().starts_with(library.name()));
@@ -368,7 +376,7 @@ mod tests {
 
     #[test]
     fn symbols_are_found_and_missed() {
-        // SAFETY: the C library is already mapped; opening it again runs nothing.
+        // SAFETY: the C library is already mapped, so opening it again runs no code.
         let libc = unsafe { unix::Library::open(Some(libc_path()), RTLD_LAZY | RTLD_LOCAL) };
         let libc = Mapped(ManuallyDrop::new(libc.expect("the C library opens")));
         assert!(libc.symbol(c"getpid").is_some());

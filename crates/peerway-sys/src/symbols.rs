@@ -1,8 +1,8 @@
 //! Tables of the functions that a library exports.
 
-/// Declares a table of function pointers, named and typed as in C, and how it is filled: a library
-/// without one of the required functions is refused with the function's name, one without an
-/// optional function has `None` there.
+/// Declares a table of function pointers, named and typed as in C, and the function that fills it.
+/// `resolve` refuses a library that lacks a required function and names that function. An optional
+/// function that the library lacks is `None`.
 macro_rules! symbol_table {
     (
         $(#[$meta:meta])*
@@ -20,14 +20,15 @@ macro_rules! symbol_table {
         }
 
         impl $table {
-            /// Fills the table from a library of the kind that it describes.
+            /// Fills the table from a library of the matching kind.
             #[allow(non_snake_case, reason = "C names")]
             fn resolve(library: &$crate::probe::Mapped) -> Result<Self, String> {
                 $( let $name = library.require($crate::symbols::c_name!($name))?; )*
                 $( let $opt = library.symbol($crate::symbols::c_name!($opt)); )*
                 Ok(Self {
-                    // SAFETY: the address that the library gives for this name, and the name's type in
-                    // the vendor's header, which is stable: the soname would change with it.
+                    // SAFETY: the address comes from the library's symbol of this name. The type is
+                    // that of the vendor's header, which is stable: a changed type would change the
+                    // soname.
                     $( $name: unsafe { std::mem::transmute::<
                         *mut std::ffi::c_void,
                         unsafe extern "C" fn($($arg),*) $(-> $ret)?,

@@ -1,7 +1,11 @@
-//! The handles on real verbs devices: soft-RoCE is enough. `cargo xtask test --rdma` runs these tests.
+//! Tests of the handles on real verbs devices. Soft-RoCE is enough. `cargo xtask test --rdma` runs
+//! them.
 //!
-//! Two queue pairs of one device, connected to each other, in one process: every kind of request
-//! crosses, and what must be refused is refused by the device.
+//! Each test connects two queue pairs of one device in one process. Every kind of request crosses
+//! the connection, and the device rejects invalid requests.
+//!
+//! SAFETY comments refer to this rule as the *test contract*: posted lists are valid, and each test
+//! waits for the completions of its requests before it drops their buffers and handles.
 
 use std::ffi::c_void;
 use std::os::fd::AsRawFd as _;
@@ -14,7 +18,7 @@ use peerway_sys::verbs::{
     next_rkey,
 };
 
-/// Emulated devices on a busy machine are slow; a hang is minutes.
+/// Emulated devices on a busy machine are slow, but only a hang takes this long.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -27,7 +31,7 @@ fn writes_reads_and_messages_cross() {
     let (from, to) = (Buffer::new(&pair.pd, 1 << 20, ALL), Buffer::new(&pair.pd, 1 << 20, ALL));
     from.fill(7);
 
-    // A chain of three with one completion, the last with an immediate.
+    // A chain of three requests with one completion. The last one carries an immediate.
     pair.receive(100);
     let pieces = [from.sge(0, 4096), from.sge(4096, 1 << 16), from.sge(1 << 19, 1)];
     let mut requests = [
@@ -44,14 +48,14 @@ fn writes_reads_and_messages_cross() {
         assert!(wc.status().is_success(), "{}", wc.status());
         *(if wc.is_receive() { &mut received } else { &mut sent }) = Some(wc);
     }
-    let received = received.expect("both came");
+    let received = received.expect("both completions arrived");
     assert_eq!((received.wr_id, received.immediate()), (100, Some(0xfeed_0001)));
     assert_eq!(received.opcode, IBV_WC_RECV_RDMA_WITH_IMM);
-    assert_eq!(sent.expect("both came").wr_id, 3);
+    assert_eq!(sent.expect("both completions arrived").wr_id, 3);
     assert!(to.holds(0, 4096 + (1 << 16), 7) && to.holds(1 << 19, 1, 7));
     assert!(to.holds(4096 + (1 << 16), 1, 0));
 
-    // A read back into a third place, behind a fence.
+    // Read back into a third buffer, behind a fence.
     let back = Buffer::new(&pair.pd, 8192, ALL);
     let piece = [back.sge(0, 8192)];
     let read = ibv_send_wr::read(4, &piece, to.address(0), to.mr.rkey());
@@ -60,7 +64,7 @@ fn writes_reads_and_messages_cross() {
     assert_eq!((wc.wr_id, wc.opcode, wc.status), (4, IBV_WC_RDMA_READ, IBV_WC_SUCCESS));
     assert!(back.holds(0, 8192, 7));
 
-    // Inline bytes of memory that is not registered.
+    // Inline bytes from memory that is not registered.
     let word = *b"inline";
     let sge = [ibv_sge { addr: word.as_ptr().addr() as u64, length: 6, lkey: 0 }];
     let write = ibv_send_wr::write(5, &sge, to.address(64), to.mr.rkey());
@@ -86,7 +90,7 @@ fn a_wrong_key_fails_the_request_and_flushes_the_queue() {
     assert_eq!((first.wr_id, first.status), (1, IBV_WC_REM_ACCESS_ERR), "{}", first.status());
     let second = pair.completion();
     assert!(second.wr_id == 2 && second.status().is_flushed(), "{}", second.status());
-    let (attr, _) = pair.near.query(IBV_QP_STATE).expect("it can be asked");
+    let (attr, _) = pair.near.query(IBV_QP_STATE).expect("the query succeeds");
     assert_eq!(attr.qp_state, IBV_QPS_ERR);
     assert!(to.holds(0, 4096, 0));
 }
@@ -95,18 +99,18 @@ fn a_wrong_key_fails_the_request_and_flushes_the_queue() {
 #[ignore = "needs RDMA devices with memory windows: cargo xtask test --rdma"]
 fn a_window_opens_and_shuts() {
     let pair = Pair::connect(None);
-    let attr = pair.pd.context().device_attr().expect("it can be asked");
+    let attr = pair.pd.context().device_attr().expect("the query succeeds");
     let kinds = IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
     let device = pair.pd.context().name();
     assert!(attr.device_cap_flags & kinds != 0, "{device} has no memory windows of type 2");
     let from = Buffer::new(&pair.pd, 4096, ALL);
     from.fill(9);
-    // Writable locally and by windows alone.
+    // Writable only locally and through windows.
     let to = Buffer::new(&pair.pd, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
     let mw = Mw::alloc(&pair.pd).expect("the device has windows");
     let key = next_rkey(mw.rkey());
     let info = ibv_mw_bind_info::new(&to.mr, to.address(1024), 1024, IBV_ACCESS_REMOTE_WRITE);
-    // The far side binds, the near side writes.
+    // The remote side binds the window and the local side writes.
     let bind = ibv_send_wr::bind_window(1, &mw, key, info).with_flags(IBV_SEND_SIGNALED);
     pair.far_one(bind);
     let wc = pair.completion();
@@ -126,7 +130,7 @@ fn a_window_opens_and_shuts() {
     let wc = pair.completion();
     assert_eq!((wc.wr_id, wc.status), (4, IBV_WC_REM_ACCESS_ERR), "{}", wc.status());
     assert!(to.holds(0, 4096, 0));
-    mw.close().expect("nothing is bound to it");
+    mw.close().expect("the window is not bound");
 }
 
 #[test]
@@ -143,21 +147,22 @@ fn batches_write_read_and_send() {
     let (address, key) = (to.address(0), to.mr.rkey());
     pair.receive(50);
     pair.receive(51);
-    // SAFETY: the only batch, and the buffers outlive the completions that are waited for below.
-    let mut batch = unsafe { Batch::start(&pair.near) }.expect("it was made extended");
+    // SAFETY: test contract, and this is the only batch.
+    let mut batch = unsafe { Batch::start(&pair.near) }.expect("the queue pair is extended");
     let made = (|| {
         batch.write(1, 0, address, key)?;
         batch.sge(from.sge(0, 4096))?;
         batch.write_with_immediate(2, 0, address + 4096, key, 77)?;
-        // Of one length: the driver of soft-RoCE before rdma-core 64 takes the first's for all.
+        // Equal lengths: the soft-RoCE driver before rdma-core 64 uses the first length for all
+        // pieces.
         batch.sge_list(&[from.sge(0, 512), from.sge(1000, 512)])?;
         batch.send_with_immediate(3, 0, 78)?;
         batch.sge_list(&[])?;
         batch.write(4, IBV_SEND_SIGNALED | IBV_SEND_INLINE, address + 6000, key)?;
         batch.inline_data(b"in line")
     })();
-    made.expect("all of it was asked for");
-    batch.complete().expect("there is room");
+    made.expect("the queue pair supports all operations");
+    batch.complete().expect("the queue has room");
     let mut seen: Vec<(u64, Option<u32>)> = (0..3)
         .map(|_| pair.completion())
         .map(|wc| {
@@ -170,15 +175,15 @@ fn batches_write_read_and_send() {
     assert!(to.holds(0, 4096 + 1024, 3) && to.holds(5120, 800, 0));
     assert_eq!(to.read(6000, 7), *b"in line");
 
-    // SAFETY: the only batch, and nothing of it is posted.
-    let mut batch = unsafe { Batch::start(&pair.near) }.expect("it was made extended");
-    batch.write(9, IBV_SEND_SIGNALED, address, key).expect("it was asked for");
+    // SAFETY: this is the only batch, and it posts nothing.
+    let mut batch = unsafe { Batch::start(&pair.near) }.expect("the queue pair is extended");
+    batch.write(9, IBV_SEND_SIGNALED, address, key).expect("the queue pair supports writes");
     drop(batch);
-    // SAFETY: as for the first.
+    // SAFETY: test contract, and this is the only batch.
     let mut batch = unsafe { Batch::start(&pair.near) }.expect("the lock is free again");
-    batch.read(5, IBV_SEND_SIGNALED, address, key).expect("it was asked for");
+    batch.read(5, IBV_SEND_SIGNALED, address, key).expect("the queue pair supports reads");
     batch.sge(from.sge(4096, 4096)).expect("as before");
-    batch.complete().expect("there is room");
+    batch.complete().expect("the queue has room");
     assert_eq!(pair.completion().wr_id, 5);
 }
 
@@ -186,7 +191,7 @@ fn batches_write_read_and_send() {
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn datagrams_go_where_their_address_says() {
     const KEY: u32 = 0x1111;
-    /// What the device puts in front of a datagram.
+    /// The header that the device puts in front of a datagram.
     const HEADER: usize = size_of::<ibv_grh>();
     let context = Arc::new(open());
     let pd = Arc::new(Pd::alloc(&context).expect("one domain"));
@@ -222,7 +227,7 @@ fn datagrams_go_where_their_address_says() {
 
     let (index, gid) = address(&context);
     let mut attr = ibv_ah_attr { is_global: 1, port_num: 1, ..ibv_ah_attr::zeroed() };
-    attr.dlid = context.port_attr(1).expect("port 1 is there").lid;
+    attr.dlid = context.port_attr(1).expect("port 1 exists").lid;
     attr.grh.dgid.raw = gid.raw;
     attr.grh.sgid_index = index;
     attr.grh.hop_limit = 64;
@@ -233,19 +238,19 @@ fn datagrams_go_where_their_address_says() {
     let piece = [from.sge(0, 64)];
     for (receiver, at) in [(&extended, 0), (&plain, HEADER + 64)] {
         let room = [to.sge(at, (HEADER + 64) as u32)];
-        // SAFETY: the buffer outlives the completions that are waited for below.
+        // SAFETY: test contract.
         unsafe { receiver.post_recv(&mut ibv_recv_wr::new(at as u64, &room)) }.expect("room");
     }
     let mut send =
         ibv_send_wr::send_with_immediate(1, &piece, 6).to_datagram(&ah, extended.number(), KEY);
-    // SAFETY: the buffers and the address outlive the completions that are waited for below.
-    unsafe { plain.post_send(&mut send) }.expect("there is room");
-    // SAFETY: the only batch, and as above.
-    let mut batch = unsafe { Batch::start(&extended) }.expect("it was made extended");
-    batch.send_with_immediate(2, IBV_SEND_SIGNALED, 7).expect("it was asked for");
+    // SAFETY: test contract.
+    unsafe { plain.post_send(&mut send) }.expect("the queue has room");
+    // SAFETY: test contract, and this is the only batch.
+    let mut batch = unsafe { Batch::start(&extended) }.expect("the queue pair is extended");
+    batch.send_with_immediate(2, IBV_SEND_SIGNALED, 7).expect("the queue pair supports sends");
     batch.to(&ah, plain.number(), KEY).expect("datagrams have addresses");
-    batch.sge(piece[0]).expect("as every request");
-    batch.complete().expect("there is room");
+    batch.sge(piece[0]).expect("every request has local memory");
+    batch.complete().expect("the queue has room");
 
     let mut received: Vec<(u32, Option<u32>, u32)> = (0..4)
         .map(|_| completion(&cq))
@@ -261,16 +266,16 @@ fn datagrams_go_where_their_address_says() {
 
 #[test]
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
-fn an_armed_queue_wakes_a_sleeper_once() {
+fn an_armed_queue_wakes_a_blocked_thread_once() {
     let pair = Pair::connect(None);
-    let channel = pair.cq.channel().expect("it was made with one");
+    let channel = pair.cq.channel().expect("the queue has a channel");
     channel.set_nonblocking().expect("a descriptor");
     assert_eq!(channel.event(), Ok(None));
-    pair.cq.request_notify(false).expect("it can be armed");
+    pair.cq.request_notify(false).expect("arming succeeds");
     pair.one(ibv_send_wr::write(1, &[], 0, 0).with_flags(IBV_SEND_SIGNALED));
     let mut waited =
         libc::pollfd { fd: channel.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one descriptor of this process.
+    // SAFETY: one valid entry, with a descriptor of this process.
     let ready = unsafe { libc::poll(&mut waited, 1, WATCHDOG.as_millis() as i32) };
     assert_eq!(ready, 1);
     assert_eq!(channel.event(), Ok(Some(Pair::COOKIE)));
@@ -280,14 +285,14 @@ fn an_armed_queue_wakes_a_sleeper_once() {
 
 #[test]
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
-fn what_the_device_says_of_itself_makes_sense() {
+fn reported_device_attributes_are_plausible() {
     let context = open();
-    let attr = context.device_attr_ex().expect("it can be asked");
+    let attr = context.device_attr_ex().expect("the query succeeds");
     assert!(attr.orig_attr.max_qp > 0 && attr.orig_attr.max_cqe > 0);
-    assert_eq!(attr.orig_attr.max_mr, context.device_attr().expect("it can be asked").max_mr);
+    assert_eq!(attr.orig_attr.max_mr, context.device_attr().expect("the query succeeds").max_mr);
     assert!(context.sysfs_path().join("ports/1").is_dir());
     assert!(context.completion_vectors() > 0);
-    let port = context.port_attr(1).expect("port 1 is there");
+    let port = context.port_attr(1).expect("port 1 exists");
     assert!(matches!(port.link_layer, IBV_LINK_LAYER_INFINIBAND | IBV_LINK_LAYER_ETHERNET));
     assert!((IBV_MTU_256..=IBV_MTU_4096).contains(&port.active_mtu));
     let error = context.port_attr(200).map(|_| ()).expect_err("no device has 200 ports");
@@ -298,12 +303,12 @@ fn what_the_device_says_of_itself_makes_sense() {
     assert_eq!(context.async_event(), Ok(None));
 
     let context = Arc::new(context);
-    let error = Cq::create(&context, i32::MAX, 0, None, 0).map(drop).expect_err("too many");
+    let error = Cq::create(&context, i32::MAX, 0, None, 0).map(drop).expect_err("too many entries");
     assert!(error.to_string().starts_with("ibv_create_cq on "), "{error}");
-    let cq = Cq::create(&context, 16, 0, None, 0).expect("a small one");
+    let cq = Cq::create(&context, 16, 0, None, 0).expect("a small queue");
     assert!(cq.resize(64).is_ok_and(|entries| entries >= 64));
     let pd = Arc::new(Pd::alloc(&context).expect("one domain"));
-    // SAFETY: nothing is mapped at this address, so nothing is registered.
+    // SAFETY: nothing is mapped at this address, so the registration fails.
     let error = unsafe {
         Mr::register(&pd, std::ptr::without_provenance_mut(4096), 4096, IBV_ACCESS_LOCAL_WRITE)
     };
@@ -316,8 +321,8 @@ fn what_the_device_says_of_itself_makes_sense() {
 fn a_child_that_drops_the_handles_leaves_the_parents_alone() {
     let pair = Pair::connect(None);
     let to = Buffer::new(&pair.pd, 4096, ALL);
-    // SAFETY: the child drops what it has and leaves without unwinding; nothing there needs a lock that
-    // another thread may have held, other than the allocator's, which fork keeps usable.
+    // SAFETY: the child drops its copies and exits without unwinding. Its code needs no lock that
+    // another thread may hold, except the allocator's, which fork keeps usable.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop((pair, to));
@@ -325,7 +330,7 @@ fn a_child_that_drops_the_handles_leaves_the_parents_alone() {
         unsafe { libc::_exit(0) };
     }
     let mut status = -1;
-    // SAFETY: waits for the child that was made above.
+    // SAFETY: waits for the child from the fork above.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
     let word = *b"alive";
@@ -338,7 +343,7 @@ fn a_child_that_drops_the_handles_leaves_the_parents_alone() {
 
 /// The first device whose first port is up.
 fn open() -> Context {
-    let verbs = Verbs::load(std::env::var_os("PEERWAY_IBV_SO")).expect("libibverbs is here");
+    let verbs = Verbs::load(std::env::var_os("PEERWAY_IBV_SO")).expect("libibverbs is installed");
     let devices = verbs.devices().expect("the kernel has RDMA");
     let mut opened = devices.iter().filter_map(|device| device.open().ok());
     let up =
@@ -380,15 +385,15 @@ impl Pair {
         };
         let (near, far) = (make(), make());
         let (index, gid) = address(&context);
-        let port = context.port_attr(1).expect("port 1 is there");
+        let port = context.port_attr(1).expect("port 1 exists");
         bring_up(&near, &far, index, &gid, &port);
         bring_up(&far, &near, index, &gid, &port);
         Self { near, far, cq, pd }
     }
 
     fn post(&self, requests: &mut [ibv_send_wr]) {
-        // SAFETY: a chain; the tests wait for what they post before they let go of the buffers.
-        unsafe { self.near.post_send(requests.as_mut_ptr()) }.expect("there is room");
+        // SAFETY: test contract.
+        unsafe { self.near.post_send(requests.as_mut_ptr()) }.expect("the queue has room");
     }
 
     fn one(&self, request: ibv_send_wr) {
@@ -396,14 +401,14 @@ impl Pair {
     }
 
     fn far_one(&self, mut request: ibv_send_wr) {
-        // SAFETY: as for `post`.
-        unsafe { self.far.post_send(&mut request) }.expect("there is room");
+        // SAFETY: test contract.
+        unsafe { self.far.post_send(&mut request) }.expect("the queue has room");
     }
 
-    /// Lets the far side receive one immediate.
+    /// Posts a receive for one immediate on the remote side.
     fn receive(&self, id: u64) {
-        // SAFETY: no memory is named.
-        unsafe { self.far.post_recv(&mut ibv_recv_wr::new(id, &[])) }.expect("there is room");
+        // SAFETY: the request names no memory.
+        unsafe { self.far.post_recv(&mut ibv_recv_wr::new(id, &[])) }.expect("the queue has room");
     }
 
     fn completion(&self) -> ibv_wc {
@@ -414,14 +419,14 @@ impl Pair {
 fn completion(cq: &Cq) -> ibv_wc {
     let mut into = [ibv_wc::zeroed()];
     let begun = Instant::now();
-    while cq.poll(&mut into).expect("it can be polled") == 0 {
-        assert!(begun.elapsed() < WATCHDOG, "no completion came");
+    while cq.poll(&mut into).expect("polling succeeds") == 0 {
+        assert!(begun.elapsed() < WATCHDOG, "no completion arrived");
         std::thread::yield_now();
     }
     into[0]
 }
 
-/// An address to use: an IPv4 one of RoCE v2 where there is one.
+/// The GID to use: RoCE v2 with an IPv4 address if there is one.
 fn address(context: &Context) -> (u8, Gid) {
     let gids: Vec<(u8, Gid)> = (0..16u8)
         .filter_map(|index| Some((index, context.gid(1, u32::from(index)).ok()?)))
@@ -458,8 +463,8 @@ fn bring_up(qp: &Qp, peer: &Qp, sgid_index: u8, gid: &Gid, port: &ibv_port_attr)
     qp.modify(&attr, masks::RC_RTS).expect("to ready to send");
 }
 
-/// Registered memory, touched by pointer only. It is never freed, so that it outlasts the region whatever
-/// happens; the process is the test's.
+/// Registered memory that the test touches only through pointers. It is never freed, so it outlives
+/// the region in all cases. The process belongs to the test.
 struct Buffer {
     mr: Mr,
     start: *mut u8,
@@ -470,9 +475,9 @@ impl Buffer {
     fn new(pd: &Arc<Pd>, len: usize, access: u32) -> Self {
         let start = Box::into_raw(vec![0u8; len].into_boxed_slice()).cast::<u8>();
         let access = access | IBV_ACCESS_RELAXED_ORDERING;
-        // SAFETY: the memory is never freed, and no reference to it is made.
+        // SAFETY: the memory is never freed, and no reference to it is created.
         let mr = unsafe { Mr::register(pd, start.cast::<c_void>(), len, access) };
-        Self { mr: mr.expect("it can be registered"), start, len }
+        Self { mr: mr.expect("registration succeeds"), start, len }
     }
 
     fn address(&self, offset: usize) -> u64 {
@@ -486,14 +491,15 @@ impl Buffer {
     }
 
     fn fill(&self, byte: u8) {
-        // SAFETY: all of the buffer, while nothing is posted on it.
+        // SAFETY: the range is the whole buffer, and no request on it is pending.
         unsafe { self.start.write_bytes(byte, self.len) };
     }
 
     fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= self.len);
         let byte = |at| {
-            // SAFETY: inside the buffer; volatile, as the device wrote it.
+            // SAFETY: `at` is inside the buffer. The read is volatile because the device wrote the
+            // memory.
             unsafe { self.start.add(at).read_volatile() }
         };
         (offset..offset + length).map(byte).collect()

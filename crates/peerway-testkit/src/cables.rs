@@ -1,7 +1,7 @@
 //! Two network namespaces joined by virtual cables.
 //!
-//! The namespaces have no names: each belongs to a process and goes, with its ends of the cables,
-//! when the process does, however that ends. Nothing is left to clean up.
+//! The namespaces have no names. Each belongs to a process and disappears with it, together with
+//! its ends of the cables, however the process ends. Nothing is left to clean up.
 
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// See the module. Ours are the ends `near0`, `near1` and so on, the other's `far0`, `far1`.
+/// The cables between two namespaces. This process has the ends `near0`, `near1`, ...; the other
+/// namespace has `far0`, `far1`, ...
 pub struct Cables {
-    /// Where `ip` and `tc` are.
+    /// The directory of `ip` and `tc`.
     programs: &'static Path,
     /// A process in the other namespace.
     there: u32,
@@ -24,14 +25,14 @@ pub struct Cables {
 /// One end of a cable.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum End {
-    /// In our namespace.
+    /// In the namespace of this process.
     Near,
-    /// In the other.
+    /// In the other namespace.
     Far,
 }
 
 impl End {
-    /// What the names of its interfaces begin with.
+    /// The prefix of this end's interface names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Near => "near",
@@ -39,7 +40,7 @@ impl End {
         }
     }
 
-    /// The address at this end of cable `at`. Every cable is a network of its own.
+    /// The address of this end of cable `at`. Every cable is its own network.
     pub fn addr(self, at: u8) -> IpAddr {
         let host = if self == Self::Near { 1 } else { 2 };
         Ipv4Addr::new(10, 77, at, host).into()
@@ -47,17 +48,17 @@ impl End {
 }
 
 impl Cables {
-    /// Moves the calling thread, and those it starts from now on, to a network namespace of its own.
-    /// `Err` says why that cannot be had here.
+    /// Moves the calling thread, and the threads that it starts from now on, to a new network
+    /// namespace. `Err` says why that is impossible on this machine.
     pub fn leave() -> Result<()> {
         programs()?;
-        // SAFETY: a plain system call that concerns the calling thread.
+        // SAFETY: unshare takes no pointers and concerns only the calling thread.
         let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-        ensure!(rc == 0, "no network namespace: {}", std::io::Error::last_os_error());
+        ensure!(rc == 0, "cannot create a network namespace: {}", std::io::Error::last_os_error());
         Ok(())
     }
 
-    /// Joins our namespace and that of process `there` by so many cables, which are plugged in.
+    /// Joins this namespace and that of process `there` by `count` cables and switches them on.
     pub fn join(there: u32, count: u8) -> Result<Self> {
         let cables = Self { programs: programs()?, there };
         cables.ip(End::Near, "link set lo up")?;
@@ -75,7 +76,8 @@ impl Cables {
         Ok(cables)
     }
 
-    /// Makes every cable a slow one, so that it and no processor bounds what it carries. `Err` where the kernel cannot.
+    /// Limits the rate of every cable, so that the cable and not a processor bounds the throughput.
+    /// `Err` where the kernel cannot do that.
     pub fn slow_down(&self, count: u8, rate: &str) -> Result<()> {
         let ends = || (0..count).flat_map(|at| [(End::Near, at), (End::Far, at)]);
         let bucket = format!("root tbf rate {rate} burst 1mb latency 50ms");
@@ -83,7 +85,7 @@ impl Cables {
             self.run("tc", end, &format!("qdisc add dev {}{at} {bucket}", end.name())).map(drop)
         });
         if slow.is_err() {
-            // All or none: one slow cable would carry little beside a fast one.
+            // All or none: a single slow cable would carry little beside a fast one.
             for (end, at) in ends() {
                 let _ = self.run("tc", end, &format!("qdisc del dev {}{at} root", end.name()));
             }
@@ -91,23 +93,25 @@ impl Cables {
         slow
     }
 
-    /// Switches one end of a cable off. The other has no carrier then.
+    /// Switches one end of a cable off. The other end then has no carrier.
     pub fn unplug(&self, end: End, at: u8) -> Result<()> {
         self.ip(end, &format!("link set {}{at} down", end.name())).map(drop)
     }
 
-    /// Switches it on again, and returns when it carries.
+    /// Switches the end on again, and returns when the cable has a carrier.
     pub fn plug_in(&self, end: End, at: u8) -> Result<()> {
         self.ip(end, &format!("link set {}{at} up", end.name()))?;
         self.wait_up(at)?;
-        // Who was asked for in vain is asked for again only a second later, unless forgotten.
+        // After a failed lookup the kernel waits a second before it asks for a neighbour again.
+        // Flushing the entries avoids that wait.
         for end in [End::Near, End::Far] {
             self.ip(end, &format!("neigh flush dev {}{at}", end.name()))?;
         }
         Ok(())
     }
 
-    /// The kernel tells its queues of a carrier up to a second later, and drops what is sent before.
+    /// Waits until both ends are up. The kernel tells its queues of a carrier up to a second later,
+    /// and drops packets sent before.
     fn wait_up(&self, at: u8) -> Result<()> {
         let until = Instant::now() + Duration::from_secs(10);
         for end in [End::Near, End::Far] {
@@ -119,14 +123,15 @@ impl Cables {
         Ok(())
     }
 
-    /// Bytes that have left by this end.
+    /// Bytes sent by this end.
     pub fn sent(&self, end: End, at: u8) -> Result<u64> {
         let pid = if end == End::Near { std::process::id() } else { self.there };
-        // A namespace's own view, which sysfs gives only to those who mount it there.
+        // /proc shows the namespace of the process. sysfs shows it only where it was mounted in
+        // that namespace.
         let table = fs::read_to_string(format!("/proc/{pid}/net/dev"))?;
         let name = format!("{}{at}:", end.name());
         let line = table.lines().find_map(|line| line.trim_start().strip_prefix(&name));
-        // Eight columns of what was received come first.
+        // The eight columns of received traffic come first.
         let sent = line.and_then(|line| line.split_whitespace().nth(8));
         Ok(sent.with_context(|| format!("no interface {name}"))?.parse()?)
     }
@@ -140,8 +145,8 @@ impl Cables {
         command.args(words.split(' '));
         if end == End::Far {
             let namespace = File::open(format!("/proc/{}/ns/net", self.there))?;
-            // SAFETY: setns is a plain system call, allowed between fork and exec; the descriptor is
-            // the closure's own.
+            // SAFETY: setns is a plain system call, so it may run between fork and exec. The
+            // closure owns the descriptor.
             unsafe {
                 command.pre_exec(move || match libc::setns(namespace.as_raw_fd(), 0) {
                     0 => Ok(()),
@@ -156,11 +161,11 @@ impl Cables {
     }
 }
 
-/// Where `ip` is: administrators' programs are not on everyone's path.
+/// The directory of `ip`. The directories of administrators' programs are often not in `PATH`.
 fn programs() -> Result<&'static Path> {
     let places = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
     match places.into_iter().map(Path::new).find(|path| path.join("ip").is_file()) {
         Some(path) => Ok(path),
-        None => bail!("the program `ip` is not here (package iproute2)"),
+        None => bail!("the program `ip` is missing; install the package iproute2"),
     }
 }

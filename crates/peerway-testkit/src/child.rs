@@ -1,4 +1,5 @@
-//! A process under control: asked by lines, stopped, let go on, killed.
+//! A child process under control of a test: it obeys lines, and the test stops, resumes and kills
+//! it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::procfs;
 
-/// See the module. Killed when dropped.
+/// A child process. Dropping it kills the process.
 pub struct Child {
     process: std::process::Child,
     stdin: ChildStdin,
@@ -18,13 +19,14 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts this very program with `args`; it answers a line on standard output for each line on
-    /// standard input.
+    /// Starts this program with `args`. It must answer every line on standard input with a line on
+    /// standard output.
     pub fn spawn(args: &[&str]) -> Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // SAFETY: prctl is a plain system call, allowed between fork and exec. The child dies with
-        // the thread that made it, so a killed test leaves nobody behind.
+        // SAFETY: prctl is a plain system call that allocates nothing, so it may run between fork
+        // and exec. It makes the child die with the thread that created it, so a killed test leaves
+        // no process behind.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -45,7 +47,7 @@ impl Child {
         Ok(Self { process, stdin, lines })
     }
 
-    /// Its process id.
+    /// The process number.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
@@ -55,7 +57,7 @@ impl Child {
         self.stdin.write_all(format!("{line}\n").as_bytes()).context("the peer process is gone")
     }
 
-    /// The next answer.
+    /// Waits for the next answer.
     pub fn answer(&mut self, within: Duration) -> Result<String> {
         match self.lines.recv_timeout(within) {
             Ok(line) => Ok(line),
@@ -69,18 +71,18 @@ impl Child {
         }
     }
 
-    /// Whether it has ended by itself or by a signal.
+    /// Whether the process has ended, by itself or by a signal.
     pub fn has_ended(&mut self) -> bool {
         !matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// Stops it and waits until it stands.
+    /// Stops the process and waits until it is stopped.
     pub fn stop(&self) -> Result<()> {
         self.signal(libc::SIGSTOP)?;
         self.wait_stopped(Duration::from_secs(5))
     }
 
-    /// Waits until something has stopped it.
+    /// Waits until the process is stopped, by any cause.
     pub fn wait_stopped(&self, within: Duration) -> Result<()> {
         let until = Instant::now() + within;
         while procfs::state(self.pid()) != Some('T') {
@@ -90,27 +92,31 @@ impl Child {
         Ok(())
     }
 
-    /// Lets it go on.
+    /// Resumes the process.
     pub fn go_on(&self) -> Result<()> {
         self.signal(libc::SIGCONT)
     }
 
-    /// Kills it, and returns when it is gone.
+    /// Kills the process and reaps it.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()?;
         self.process.wait()?;
         Ok(())
     }
 
-    /// Kills it without waiting.
+    /// Kills the process without waiting for its end.
     pub fn kill_soon(&self) -> Result<()> {
         self.signal(libc::SIGKILL)
     }
 
     fn signal(&self, signal: i32) -> Result<()> {
-        // SAFETY: sends a signal to our own child, which is not reaped yet.
+        // SAFETY: kill takes no pointers. The child is not reaped, so the number is still its own.
         let rc = unsafe { libc::kill(self.pid() as i32, signal) };
-        ensure!(rc == 0, "signal {signal}: {}", std::io::Error::last_os_error());
+        ensure!(
+            rc == 0,
+            "cannot send signal {signal} to the peer process: {}",
+            std::io::Error::last_os_error()
+        );
         Ok(())
     }
 }

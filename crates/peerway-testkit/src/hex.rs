@@ -1,8 +1,8 @@
-//! Bytes as text, for control lines.
+//! Bytes as hexadecimal text, for control lines.
 
 use anyhow::{Result, ensure};
 
-/// Two digits a byte; `-` for none at all, so that a word is never empty.
+/// Encodes each byte as two digits. An empty slice becomes `-`, so that a word is never empty.
 pub fn encode(bytes: &[u8]) -> String {
     if bytes.is_empty() {
         return "-".to_owned();
@@ -15,7 +15,10 @@ pub fn decode(text: &str) -> Result<Vec<u8>> {
     if text == "-" {
         return Ok(Vec::new());
     }
-    ensure!(text.len().is_multiple_of(2) && text.is_ascii(), "an odd number of hex digits");
+    ensure!(
+        text.len().is_multiple_of(2) && text.is_ascii(),
+        "hex text has an odd length or is not ASCII"
+    );
     (0..text.len() / 2).map(|i| Ok(u8::from_str_radix(&text[2 * i..2 * i + 2], 16)?)).collect()
 }
 

@@ -1,7 +1,7 @@
-//! Pieces that tests of Peerway share: processes under control, a proxy that breaks connections,
-//! seeded randomness, memory that is watched.
+//! Parts that Peerway's tests share: controlled child processes, a proxy that breaks connections,
+//! seeded randomness, and checked memory.
 //!
-//! The program `peerway-conformance` is built of them; it needs nothing but itself to run.
+//! The program `peerway-conformance` uses them and needs no other program to run.
 
 pub mod cables;
 pub mod child;

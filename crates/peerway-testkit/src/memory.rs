@@ -1,4 +1,4 @@
-//! Regions filled with patterns, checked against them, and watched for changes.
+//! Fills regions with patterns, checks them, and watches them for changes.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use peerway::Region;
 
 use crate::random::pattern;
 
-/// Bytes looked at in one go: fits in L2, so that checks run at the speed of memory.
+/// Bytes per step. A step fits in the L2 cache, so that checks run at memory speed.
 const STEP: u64 = 256 << 10;
 
-/// Fills part of a region with the pattern of `seed`, which starts at byte `from` of it.
+/// Fills part of a region with the pattern of `seed`, beginning at byte `from` of the pattern.
 pub fn fill(region: &Region, seed: u64, from: u64, offset: u64, len: u64) -> Result<()> {
     each(offset, len, |at, bytes| {
         pattern(seed, from + (at - offset), bytes);
@@ -18,12 +18,13 @@ pub fn fill(region: &Region, seed: u64, from: u64, offset: u64, len: u64) -> Res
     })
 }
 
-/// Fills all of a region.
+/// Fills a whole region with the pattern of `seed`.
 pub fn fill_all(region: &Region, seed: u64) -> Result<()> {
     fill(region, seed, 0, 0, region.len())
 }
 
-/// Whether part of a region holds the pattern of `seed` from byte `from` of it on.
+/// Fails unless part of a region holds the pattern of `seed`, beginning at byte `from` of the
+/// pattern.
 pub fn check(region: &Region, seed: u64, from: u64, offset: u64, len: u64) -> Result<()> {
     let mut want = vec![0; STEP as usize];
     each(offset, len, |at, bytes| {
@@ -43,7 +44,8 @@ pub fn check(region: &Region, seed: u64, from: u64, offset: u64, len: u64) -> Re
     })
 }
 
-/// Counts bytes that hold the pattern of `new`; fails on one that holds neither `old`'s nor `new`'s.
+/// Counts the bytes that hold the pattern of `new`. Fails on a byte that matches neither `old` nor
+/// `new`.
 pub fn count_new(region: &Region, old: u64, new: u64) -> Result<u64> {
     let (mut a, mut b) = (vec![0; STEP as usize], vec![0; STEP as usize]);
     let mut count = 0;
@@ -66,7 +68,7 @@ pub fn count_new(region: &Region, old: u64, new: u64) -> Result<u64> {
     Ok(count)
 }
 
-/// A sum over part of a region that any change alters.
+/// A hash of part of a region, which changes when the bytes do.
 pub fn hash(region: &Region, offset: u64, len: u64) -> Result<u64> {
     let mut sum = 0xcbf2_9ce4_8422_2325u64;
     each(offset, len, |at, bytes| {
@@ -84,14 +86,14 @@ pub fn hash(region: &Region, offset: u64, len: u64) -> Result<u64> {
     Ok(sum)
 }
 
-/// Fails when the region changes within `time`.
+/// Fails if the region changes within `time`.
 pub fn stays(region: &Region, time: Duration) -> Result<()> {
     let before = hash(region, 0, region.len())?;
     let until = Instant::now() + time;
     loop {
         std::thread::sleep(Duration::from_millis(20));
         if hash(region, 0, region.len())? != before {
-            bail!("memory changed after its fence was said to be held");
+            bail!("memory changed after its fence was reported as held");
         }
         if Instant::now() >= until {
             return Ok(());

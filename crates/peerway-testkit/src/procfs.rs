@@ -1,10 +1,10 @@
-//! What `/proc` says of a process: descriptors, threads, mappings, memory, processor time.
+//! Reads `/proc`: descriptors, threads, mappings, memory and processor time of a process.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// What a process holds.
+/// Resources that a process holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
     /// Open file descriptors.
@@ -17,7 +17,7 @@ pub struct Holdings {
     pub resident_kib: usize,
 }
 
-/// What process `pid` holds now.
+/// The resources that process `pid` holds now.
 pub fn holdings(pid: u32) -> Result<Holdings> {
     let statm = fs::read_to_string(format!("/proc/{pid}/statm")).context("reading statm")?;
     let pages: usize = statm.split(' ').nth(1).context("statm is short")?.parse()?;
@@ -32,16 +32,17 @@ pub fn holdings(pid: u32) -> Result<Holdings> {
     })
 }
 
-/// Processor ticks (10 ms) that `pid` has used, in user and kernel mode.
+/// Processor ticks (10 ms) that `pid` has used in user and kernel mode.
 pub fn ticks(pid: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let field =
         |n: usize| -> Result<u64> { Ok(after_name(&text, n).context("stat is short")?.parse()?) };
-    // Fields 14 and 15 of proc_pid_stat(5); counting starts after the name, which is field 2.
+    // Fields 14 and 15 of proc_pid_stat(5). `after_name` counts from the field after the name,
+    // which is field 2.
     Ok(field(11)? + field(12)?)
 }
 
-/// Ticks of all processors of this machine, and those of them that its host gave to others.
+/// Ticks of all processors of this machine, and the ticks that its host stole from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MachineTime {
     all: u64,
@@ -52,29 +53,30 @@ impl MachineTime {
     fn parse(stat: &str) -> Option<Self> {
         let ticks = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
         let ticks: Vec<u64> = ticks.map(|ticks| ticks.parse().ok()).collect::<Option<_>>()?;
-        // Those of guests are part of the first two, see proc_stat(5).
+        // Guest ticks are already part of the first two fields, see proc_stat(5).
         Some(Self { all: ticks.iter().take(8).sum(), stolen: *ticks.get(7)? })
     }
 
-    /// Percent that was taken in the time since; `None` where no tick has passed.
+    /// Percent of the ticks since `before` that the host stole; `None` if no tick has passed.
     pub fn stolen_since(self, before: Self) -> Option<u64> {
         (100 * self.stolen.saturating_sub(before.stolen))
             .checked_div(self.all.checked_sub(before.all)?)
     }
 }
 
-/// The machine's time so far, where it is told.
+/// The machine's time so far, where `/proc/stat` shows it.
 pub fn machine_time() -> Option<MachineTime> {
     MachineTime::parse(&fs::read_to_string("/proc/stat").ok()?)
 }
 
-/// The state letter of `pid`: `T` when it is stopped; `None` when it is gone.
+/// The state letter of `pid`: `T` when it is stopped, `None` when it is gone.
 pub fn state(pid: u32) -> Option<char> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     after_name(&text, 0)?.chars().next()
 }
 
-/// The name may hold spaces and brackets, so fields are counted from its end.
+/// Field `n` after the process name. The name may hold spaces and brackets, so counting starts at
+/// its end.
 fn after_name(text: &str, n: usize) -> Option<&str> {
     text.rsplit_once(')')?.1.split_whitespace().nth(n)
 }
@@ -91,7 +93,7 @@ pub fn mappings_of(name: &str) -> Result<Vec<(usize, usize)>> {
     Ok(found)
 }
 
-/// Memory of another process of ours, as it is now, whether it runs or not.
+/// Memory of another process of the same user as it is now, whether the process runs or not.
 pub fn memory_of(pid: u32, addr: u64, len: usize) -> Result<Vec<u8>> {
     use std::os::unix::fs::FileExt;
     let mem = fs::File::open(format!("/proc/{pid}/mem")).context("opening a peer's memory")?;

@@ -1,5 +1,5 @@
-//! A TCP proxy that breaks what passes through it: it holds answers back, and kills single
-//! connections after so many bytes.
+//! A TCP proxy that breaks connections: it holds bytes back, and kills single connections after a
+//! given number of bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// See the module. Connections are numbered in the order in which they came.
+/// A proxy in front of one address. Connections are numbered in the order in which they arrive.
 pub struct Proxy {
     addr: SocketAddr,
     shared: Arc<Shared>,
@@ -20,7 +20,7 @@ struct Shared {
     target: SocketAddr,
     links: Mutex<Vec<Arc<Link>>>,
     closed: AtomicBool,
-    /// New connections are dropped.
+    /// Drop new connections.
     barred: AtomicBool,
 }
 
@@ -30,7 +30,7 @@ struct Link {
     server: TcpStream,
     /// Bytes from the opener to the target.
     forth: AtomicU64,
-    /// Forward no more than this many of them: then the connection dies.
+    /// Forward only this many of them, then kill the connection.
     kill_after: AtomicU64,
     hold_forth: AtomicBool,
     hold_back: AtomicBool,
@@ -38,9 +38,9 @@ struct Link {
 }
 
 impl Proxy {
-    /// A proxy in front of `target`.
+    /// Starts a proxy in front of `target`.
     pub fn new(target: SocketAddr) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").context("a proxy's port")?;
+        let listener = TcpListener::bind("127.0.0.1:0").context("binding the proxy's listener")?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared {
             target,
@@ -53,36 +53,36 @@ impl Proxy {
         Ok(Self { addr, shared })
     }
 
-    /// Where to connect.
+    /// The address to connect to.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// How many connections have come.
+    /// How many connections have arrived.
     pub fn connections(&self) -> usize {
         self.shared.links.lock().unwrap().len()
     }
 
-    /// Bytes that went from the opener to the target on a connection.
+    /// Bytes that a connection has carried from the opener to the target.
     pub fn forwarded(&self, connection: usize) -> u64 {
         self.link(connection).map_or(0, |link| link.forth.load(Ordering::SeqCst))
     }
 
-    /// Holds back (or lets go) what the target sends on a connection: acknowledgements, say.
+    /// Holds back (or releases) what the target sends on a connection, such as acknowledgements.
     pub fn hold_back(&self, connection: usize, hold: bool) {
         if let Some(link) = self.link(connection) {
             link.hold_back.store(hold, Ordering::SeqCst);
         }
     }
 
-    /// Holds back (or lets go) what the opener sends.
+    /// Holds back (or releases) what the opener sends on a connection.
     pub fn hold_forth(&self, connection: usize, hold: bool) {
         if let Some(link) = self.link(connection) {
             link.hold_forth.store(hold, Ordering::SeqCst);
         }
     }
 
-    /// Kills a connection when this many more bytes have gone to the target.
+    /// Kills a connection after `bytes` more bytes have gone to the target.
     pub fn kill_after(&self, connection: usize, bytes: u64) {
         if let Some(link) = self.link(connection) {
             link.kill_after.store(link.forth.load(Ordering::SeqCst) + bytes, Ordering::SeqCst);
@@ -96,14 +96,14 @@ impl Proxy {
         }
     }
 
-    /// Kills all.
+    /// Kills all connections.
     pub fn kill_all(&self) {
         for link in self.shared.links.lock().unwrap().iter() {
             link.die();
         }
     }
 
-    /// Takes no more connections.
+    /// Drops all new connections.
     pub fn bar(&self) {
         self.shared.barred.store(true, Ordering::SeqCst);
     }
@@ -117,7 +117,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         self.kill_all();
-        // Wakes the listener's thread.
+        // Wake the listener's thread.
         let _ = TcpStream::connect(self.addr);
     }
 }
@@ -126,9 +126,11 @@ impl Link {
     fn die(&self) {
         self.dead.store(true, Ordering::SeqCst);
         for stream in [&self.client, &self.server] {
-            // A reset instead of a farewell: what the kernel still holds for sending is dropped.
+            // Reset the connection instead of closing it: the kernel drops bytes that it has not
+            // sent yet.
             let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-            // SAFETY: the option's value is a `linger` of that size; the stream owns its descriptor.
+            // SAFETY: the value is a `linger` of the given size, and the stream owns its
+            // descriptor.
             unsafe {
                 libc::setsockopt(
                     stream.as_raw_fd(),

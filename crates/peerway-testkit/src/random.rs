@@ -1,32 +1,32 @@
-//! Seeded randomness, so that a failure can be had again, and byte patterns made of it.
+//! Seeded randomness, so that a failure can be repeated, and byte patterns derived from it.
 
-/// A small generator (splitmix64): good enough to vary tests, the same on every machine.
+/// A small generator (splitmix64): good enough to vary tests, and the same on every machine.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The generator of this seed.
+    /// Creates the generator of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next word.
+    /// The next random word.
     pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
-    /// A number below `n`, which is not 0.
+    /// A random number below `n`, which must not be 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.word() % n.max(1)
     }
 
-    /// True once in `n` times.
+    /// True once in `n` calls on average.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// Random bytes.
+    /// `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         for chunk in out.chunks_mut(8) {
@@ -36,7 +36,7 @@ impl Random {
         out
     }
 
-    /// Changes some bytes: flips, runs of one value, truncation, a repeated part.
+    /// Changes some bytes: flips bits, overwrites runs, truncates, or repeats a part.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..=self.below(4) {
             if bytes.is_empty() {
@@ -61,7 +61,7 @@ impl Random {
     }
 }
 
-/// Fills `into` with the pattern of `seed` as it is from byte `start` on.
+/// Fills `into` with the pattern of `seed`, beginning at byte `start` of the pattern.
 pub fn pattern(seed: u64, start: u64, into: &mut [u8]) {
     let mut word = start / 8;
     let head = ((8 - start % 8) % 8).min(into.len() as u64) as usize;

@@ -1,4 +1,4 @@
-//! A peer made by hand: frames put together outside the engine, right or wrong.
+//! A hand-made peer: it sends frames that are built outside the engine, valid or not.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,27 +12,27 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::random::Random;
 
-/// Longest wait for an answer from an endpoint that may not want to give one.
+/// Longest wait for an answer from an endpoint that may not answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A connection to an endpoint's listener.
 pub struct Raw {
-    /// The connection.
+    /// The TCP stream.
     pub stream: TcpStream,
-    /// The session's name, in a hello.
+    /// The session identifier of the hello.
     pub session: [u8; 16],
-    /// Who we claim to be.
+    /// The identity that the hello claims.
     pub incarnation: Incarnation,
 }
 
 impl Raw {
-    /// Connects and says nothing.
+    /// Connects and sends nothing.
     pub fn connect(addr: SocketAddr, random: &mut Random) -> Result<Self> {
         let stream = TcpStream::connect_timeout(&addr, PATIENCE).context("connecting raw")?;
         Self::over(stream, random)
     }
 
-    /// The same over a connection that is there already.
+    /// Uses an existing connection.
     pub fn over(stream: TcpStream, random: &mut Random) -> Result<Self> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -43,7 +43,7 @@ impl Raw {
         Ok(Self { stream, session, incarnation: Incarnation(incarnation) })
     }
 
-    /// A hello that every endpoint should answer.
+    /// A valid hello, which every endpoint should answer.
     pub fn hello(&self) -> Control {
         let addresses = vec![SocketAddr::from(([127, 0, 0, 1], 9))];
         let metadata = Metadata { incarnation: self.incarnation, addresses }.to_bytes();
@@ -62,17 +62,17 @@ impl Raw {
         })
     }
 
-    /// Says hello and returns the welcome.
+    /// Sends a hello and returns the welcome.
     pub fn greet(&mut self) -> Result<Welcome> {
         let hello = self.hello();
         self.send(&control(&hello))?;
         match self.control()? {
             Control::Welcome(welcome) => Ok(welcome),
-            other => bail!("the endpoint answered a proper hello with {other:?}"),
+            other => bail!("the endpoint answered a valid hello with {other:?}"),
         }
     }
 
-    /// Opens a whole session over TCP alone.
+    /// Opens a complete session over TCP.
     pub fn open(&mut self) -> Result<Welcome> {
         let welcome = self.greet()?;
         let why = String::from("made by hand");
@@ -81,22 +81,22 @@ impl Raw {
         self.send(&control(&Control::Ready(ready)))?;
         match self.control()? {
             Control::Ready(_) => Ok(welcome),
-            other => bail!("the endpoint answered a proper ready with {other:?}"),
+            other => bail!("the endpoint answered a valid ready with {other:?}"),
         }
     }
 
-    /// Sends bytes; an endpoint that has hung up is no error.
+    /// Sends bytes. A connection that the endpoint has closed is not an error.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         match self.stream.write_all(bytes) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                bail!("the endpoint neither reads nor hangs up")
+                bail!("the endpoint neither reads nor closes the connection")
             }
             Err(_) => Ok(()),
         }
     }
 
-    /// The next control message.
+    /// Reads the next control message.
     pub fn control(&mut self) -> Result<Control> {
         let mut head = [0; HEADER_LEN];
         self.stream.read_exact(&mut head).context("no answer")?;
@@ -107,7 +107,7 @@ impl Raw {
         Ok(Control::from_bytes(&body)?)
     }
 
-    /// The status of the next refusal; other frames are passed over.
+    /// Reads the status of the next refusal and skips other frames.
     pub fn nack(&mut self) -> Result<u16> {
         loop {
             let mut head = [0; HEADER_LEN];
@@ -122,7 +122,7 @@ impl Raw {
         }
     }
 
-    /// Whether the endpoint hangs up within `time`, whatever it says before.
+    /// Whether the endpoint closes the connection within `time`, whatever it sends before.
     pub fn is_hung_up(&mut self, time: Duration) -> bool {
         let until = std::time::Instant::now() + time;
         let mut buffer = [0; 4096];
@@ -146,7 +146,7 @@ pub fn control(message: &Control) -> Vec<u8> {
     frame(Kind::Control, |_| {}, &[], &message.to_bytes())
 }
 
-/// A frame of `kind` with a table of `segments` 12-byte entries and a payload.
+/// A frame of `kind` with a table of `(offset, len)` segments, 12 bytes each, and a payload.
 pub fn frame(
     kind: Kind,
     set: impl FnOnce(&mut Header),

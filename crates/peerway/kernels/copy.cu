@@ -1,10 +1,12 @@
-// Copies of many pieces by the GPU's own threads: launched for them, or waiting for them.
+// Copies of many pieces by the GPU's threads: by a kernel launched for them, or by one that waits
+// for them.
 //
-// Addresses are of GPU memory or of pinned host memory; lists may lie in pinned host memory and are read
-// from there once. A warp takes GROUP entries, whose description its first lanes fetch together, and copies
-// one after the other, 16 bytes a lane where both ends are aligned alike. No header is needed to compile this.
+// Addresses are GPU memory or pinned host memory. Lists may be in pinned host memory, and each
+// entry is read once. A warp takes GROUP entries. Its first lanes fetch them together, and the warp
+// copies one entry after the other, 16 bytes per lane if both sides have the same alignment.
+// Compiling this file needs no header.
 //
-// `cargo xtask kernels` makes copy.ptx of it, which is what the engine loads.
+// `cargo xtask kernels` compiles it to copy.ptx, which the engine loads.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -30,8 +32,9 @@ struct alignas(16) Vector {
     u32 x, y, z, w;
 };
 
-// Bytes [0, len) by `lanes` threads of which this is `lane`. Vectors of `T` from the first aligned byte on,
-// eight of them under way per thread; what is before and after goes byte by byte.
+// Copies bytes [0, len) with `lanes` threads, of which this is thread `lane`. It uses vectors of
+// `T` from the first aligned byte on, with eight in flight per thread. Bytes before and after the
+// vectors are copied one by one.
 template <typename T>
 __device__ __forceinline__ void copy_as(u8 *dst, const u8 *src, u64 len, u32 lane, u32 lanes) {
     u64 head = (sizeof(T) - ((u64)dst & (sizeof(T) - 1))) & (sizeof(T) - 1);
@@ -65,7 +68,7 @@ __device__ __forceinline__ void copy(u64 dst, u64 src, u64 len, u32 lane, u32 la
     }
 }
 
-// Listed pieces of any length, by all warps of the grid.
+// Copies a list of pieces of any length with all warps of the grid.
 __device__ __forceinline__ void copy_listed(const Run *runs, u32 count) {
     u32 lane = threadIdx.x % WARP;
     u64 warps = (u64)gridDim.x * blockDim.x / WARP;
@@ -83,30 +86,31 @@ __device__ __forceinline__ void copy_listed(const Run *runs, u32 count) {
     }
 }
 
-// Pieces of any length, listed.
+// Copies a list of pieces of any length.
 extern "C" __global__ void __launch_bounds__(256) peerway_copy_runs(const Run *runs, u32 count) {
     copy_listed(runs, count);
 }
 
-// The same, and the end is told by a word in host memory: by the last block that is done, which they find out by a
-// counter in device memory. It is zero again for the next launch, which the stream puts behind this one.
+// The same, but reports its end by a word in host memory. The last block to finish writes the word;
+// the blocks determine the last one by a counter in device memory. The counter is zero again for
+// the next launch, which follows in the same stream.
 extern "C" __global__ void __launch_bounds__(256)
     peerway_copy_list(const Run *runs, u32 count, u32 *ended, u32 *flag, u32 value) {
     copy_listed(runs, count);
     __syncthreads();
     if (threadIdx.x != 0) return;
-    // The barrier made the block's stores this thread's to publish.
+    // After the barrier, this thread's fence also publishes the other threads' stores.
     __threadfence_system();
     if (gridDim.x > 1) {
         if (atomicAdd(ended, 1) != gridDim.x - 1) return;
         *(volatile u32 *)ended = 0;
-        // What the other blocks published before they counted comes before the word as well.
+        // Stores that the other blocks published before they counted also precede the word.
         __threadfence_system();
     }
     *(volatile u32 *)flag = value;
 }
 
-// Blocks of one length on both sides, named by index.
+// Copies blocks of one length, which are given by index on both sides.
 extern "C" __global__ void __launch_bounds__(256)
     peerway_copy_blocks(u64 src, u64 src_stride, const u32 *src_index, u64 dst, u64 dst_stride,
                         const u32 *dst_index, u64 len, u32 count) {
@@ -128,8 +132,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// A few small pieces, described in the launch itself, by one block. Their end is told by a word in host
-// memory, which is seen sooner than an event.
+// Copies a few small pieces, described in the launch itself, with one block. It reports its end by
+// a word in host memory, which becomes visible sooner than an event.
 extern "C" __global__ void __launch_bounds__(1024) peerway_copy_few(Few few, u32 *flag, u32 value) {
     u32 lane = threadIdx.x % WARP;
     u32 warps = blockDim.x / WARP;
@@ -140,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(1024) peerway_copy_few(Few few, u32
             copy(few.runs[i].dst, few.runs[i].src, few.runs[i].len, lane, WARP);
         }
     }
-    // Every thread's stores before the flag, for the host and for other GPUs.
+    // Order every thread's stores before the flag, for the host and for other GPUs.
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -148,15 +152,16 @@ extern "C" __global__ void __launch_bounds__(1024) peerway_copy_few(Few few, u32
     }
 }
 
-// The copier that stays: blocks that wait for tasks in rings in host memory. The host's half, and why no task is lost
-// when the kernel leaves, is in peer_copy/resident.rs.
+// The resident copier: blocks that wait for tasks in rings in host memory. peer_copy/resident.rs is
+// the host side, and explains why no task is lost when the kernel leaves.
 //
-// At `base` each block has a line: how many tasks it has done in all, and the launch in which it was gone. Behind the
-// lines each has a ring of slots of four words; every word that is used has a phase in its highest bit that turns with
-// every lap, so that words which arrive one by one are told apart from those of the lap before.
+// At `base`, each block has a line with the number of tasks that it has done in total, and the last
+// launch that it has left. After the lines, each block has a ring of slots of four words. The
+// highest bit of every used word is a phase that flips with every lap. Words may arrive one by one,
+// and the phase distinguishes them from words of the previous lap.
 
 struct Together {
-    u64 active;   // When a block last had something to do.
+    u64 active;   // The last time that a block had a task.
     u32 leaving;  // The launch that is ending.
     u32 reserved;
 };
@@ -165,9 +170,11 @@ struct Together {
 #define SLOT 32u
 #define PHASE 63u
 #define VALUE 0x7fffffffffffffffull
-// In the word of the length: no copy, but the wish that the launch named by the first word ends.
+// A flag in the word with the length: the task is no copy, but asks the launch named by the first
+// word to end.
 #define LEAVE (1ull << 62)
-// Slots that are read at once while nothing comes: a line of the bus. As many as a warp can once they were all full.
+// Slots read at once while no tasks come: one line of the bus. After a full read, as many as a warp
+// can read.
 #define NARROW 4u
 #define WIDE 16u
 #define GONE 0xffffffffu
@@ -215,15 +222,16 @@ __device__ __forceinline__ void store_near(u32 *at, u32 value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
-// All that this thread has seen done comes before what it writes next, for the host and for other GPUs. Lighter than
-// __threadfence_system, which also orders it against reads.
+// Orders everything that this thread has observed before its next store, for the host and for other
+// GPUs. It is lighter than __threadfence_system, which also orders reads.
 __device__ __forceinline__ void release() {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-// `slots` is a power of two. Times are in nanoseconds: a launch ends when no block had a task for `idle`, and in any
-// case after `stay`, so that who waits for all work on the GPU waits no longer than that.
-// Half of a multiprocessor's registers at most: others work there too.
+// `slots` is a power of two. Times are in nanoseconds. A launch ends when no block had a task for
+// `idle`, and in any case after `stay`, which bounds the time that callers wait for all work on the
+// GPU. The kernel uses at most half of a multiprocessor's registers, because other kernels run
+// there too.
 extern "C" __global__ void __launch_bounds__(512, 2)
     peerway_copy_resident(u64 base, Together *together, u32 slots, u32 launch, u64 idle, u64 stay) {
     __shared__ Run tasks[WIDE];
@@ -233,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     u32 warps = blockDim.x / WARP;
     u64 line = base + (u64)blockIdx.x * LINE;
     u64 ring = base + (u64)gridDim.x * LINE + (u64)blockIdx.x * slots * SLOT;
-    // What follows is the first warp's alone.
+    // Only the first warp uses these variables.
     u64 position = warp == 0 ? load_host(line) : 0;
     u64 start = now();
     u32 width = NARROW;
@@ -242,32 +250,35 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     for (bool first = true;; first = false) {
         if (warp == 0) {
             u32 found = 0;
-            // Two lanes for each slot, so that one read fetches all of it: a second read of the same line would wait for the first.
+            // Two lanes per slot, so that one read fetches the whole slot: a second read of the
+            // same line would wait for the first.
             u32 place = lane / 2;
             u64 one = 0, two = 0;
-            // A block looks at least once, however late it comes.
+            // A block looks at its ring at least once, however late it starts.
             bool over = __any_sync(ALL, !first && (asked || now() - start > stay));
             while (!over) {
-                // Fetched beside the slots, which are farther; by one lane, which sees what it stored itself.
+                // Fetch these along with the slots, which are farther away. One lane loads them,
+                // because it sees its own stores.
                 u64 active = lane == 0 ? load_near(&together->active) : 0;
                 u32 leaving = lane == 0 ? load_near(&together->leaving) : 0;
                 bool ready = false;
                 if (place < width) {
                     u64 at = position + place;
                     u64 phase = (at / slots & 1) ^ 1;
-                    // Acquired, so that what the host wrote before the task is there too.
+                    // An acquiring load, so that everything that the host wrote before the task is
+                    // visible too.
                     load_host_two(ring + (at & (slots - 1)) * SLOT + lane % 2 * 16, one, two);
-                    // The last word of a slot is not used.
+                    // The last word of a slot is unused.
                     ready = one >> PHASE == phase && (lane % 2 || two >> PHASE == phase);
                 }
                 u32 halves = __ballot_sync(ALL, ready);
-                // Those from the first slot on without a gap.
+                // Count the ready slots from the first one on, without a gap.
                 u32 missing = ~(halves & halves >> 1) & 0x55555555u;
                 found = missing == 0 ? WIDE : (__ffs(missing) - 1) / 2;
                 if (found > 0) break;
                 width = NARROW;
                 u64 time = now();
-                // Another block may have been active later than this one's clock was read.
+                // Another block may have been active after this block read its clock.
                 bool quiet = time > active && time - active > idle;
                 bool end = quiet || leaving == launch || time - start > stay;
                 over = __any_sync(ALL, lane == 0 && end);
@@ -286,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
         __syncthreads();
         u32 count = taken;
         if (count == GONE) break;
-        // A warp for each, or as many as there are.
+        // One warp per task, or several if there are fewer tasks than warps.
         u32 each = count < warps ? warps / count : 1;
         for (u32 i = warp / each; i < count; i += warps / each) {
             Run task = tasks[i];
@@ -294,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
         }
         __syncthreads();
         if (threadIdx.x == 0) {
-            // The barrier made the block's stores this thread's to publish.
+            // After the barrier, this thread's fence also publishes the other threads' stores.
             release();
             store_host(line, position);
             store_near(&together->active, now());
@@ -302,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     }
     if (threadIdx.x == 0) {
         store_near(&together->leaving, launch);
-        // Who sees that the block is gone sees all that it has done.
+        // A host thread that sees that the block has left also sees all of its copies.
         release();
         store_host(line + 8, launch);
     }

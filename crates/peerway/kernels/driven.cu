@@ -1,6 +1,7 @@
-// Kernels that measure and test the GPU-driven engine. What a user's kernel calls is peerway_device.cuh; these only call it.
+// Kernels that measure and test the GPU-driven engine. User kernels include peerway_device.cuh;
+// these kernels only call it.
 //
-// `cargo xtask kernels` makes driven.ptx of it.
+// `cargo xtask kernels` compiles this file to driven.ptx.
 
 #include "peerway_device.cuh"
 
@@ -13,7 +14,8 @@ static __device__ __forceinline__ u64 cycles() {
     return now;
 }
 
-// How long this GPU takes for a cycle: two clocks at the start and the end of a kernel.
+// Readings of two clocks at the start and end of a kernel, which give the duration of a cycle on
+// this GPU.
 struct Clocks {
     u64 cycles;
     u64 nanoseconds;
@@ -29,7 +31,7 @@ static __device__ void end(Clocks *clocks) {
     clocks->nanoseconds = peerway__nanoseconds() - clocks->nanoseconds;
 }
 
-// Pushes of one command by one thread: cycles of each.
+// One thread pushes one command at a time. Records the cycles of each push.
 extern "C" __global__ void driven_push_one(const peerway_proxy *proxy, u64 rounds, u64 *times, Clocks *clocks, int *status) {
     begin(clocks);
     for (u64 i = 0; i < rounds; i++) {
@@ -41,7 +43,7 @@ extern "C" __global__ void driven_push_one(const peerway_proxy *proxy, u64 round
     end(clocks);
 }
 
-// Pushes of 32 by one warp.
+// One warp pushes 32 commands at a time.
 extern "C" __global__ void driven_push_warp(const peerway_proxy *proxy, u64 rounds, u64 *times, Clocks *clocks, int *status) {
     if (threadIdx.x == 0) begin(clocks);
     for (u64 i = 0; i < rounds; i++) {
@@ -53,7 +55,7 @@ extern "C" __global__ void driven_push_warp(const peerway_proxy *proxy, u64 roun
     if (threadIdx.x == 0) end(clocks);
 }
 
-// All warps push commands that do nothing, as fast as they can.
+// All warps push no-op commands as fast as they can.
 extern "C" __global__ void driven_flood(const peerway_proxy *proxy, u64 batches, int *status) {
     u32 ring = peerway_ring_for_warp(proxy);
     for (u64 i = 0; i < batches; i++) {
@@ -62,7 +64,7 @@ extern "C" __global__ void driven_flood(const peerway_proxy *proxy, u64 batches,
     }
 }
 
-// Commands that are answered: cycles until the answer is seen.
+// Commands with a reply. Records the cycles until the reply is visible.
 extern "C" __global__ void driven_round_trip(const peerway_proxy *proxy, u32 peer, u64 rounds, u64 *times, Clocks *clocks, int *status) {
     begin(clocks);
     for (u64 i = 0; i < rounds; i++) {
@@ -74,7 +76,8 @@ extern "C" __global__ void driven_round_trip(const peerway_proxy *proxy, u32 pee
     end(clocks);
 }
 
-// Puts of `len` bytes: each lane of each warp has slots of its own, `stride` apart, on both sides; then quiet.
+// Puts of `len` bytes, then quiet. Each lane of each warp has its own slots, `stride` apart, on
+// both sides.
 extern "C" __global__ void driven_puts(const peerway_proxy *proxy, u32 peer, u64 dst, u64 src, u64 len, u64 stride, u64 slots,
                                        u64 batches, u32 counter, int *status) {
     u32 ring = peerway_ring_for_warp(proxy);
@@ -92,7 +95,7 @@ extern "C" __global__ void driven_puts(const peerway_proxy *proxy, u32 peer, u64
     }
 }
 
-// Writes words of a pattern; a word tells its place and the seed.
+// A pattern whose words encode their position and the seed.
 static __device__ __forceinline__ u32 pattern(u64 word, u32 seed) { return (u32)(word * 2654435761u) ^ seed; }
 
 static __device__ void fill(u32 *at, u64 words, u32 seed, u32 thread, u32 threads) {
@@ -114,8 +117,9 @@ extern "C" __global__ void driven_check(const u32 *at, u64 words, u32 seed, u32 
     if (found) atomicAdd(bad, found);
 }
 
-// One block: sends `len` bytes with a count, and waits for the same back; cycles of a whole round. Every payload is new and is
-// checked by the other side. Messages land in two places in turn, so that the next one does not fall into what is still being checked.
+// One block sends `len` bytes with a count and waits for a reply of the same kind. Records the
+// cycles of each round trip. Every payload is new, and the other side checks it. Messages alternate
+// between two places, so that the next one does not overwrite one that is still being checked.
 extern "C" __global__ void driven_ping(const peerway_proxy *proxy, u32 peer, u64 dst, u64 src, u32 *source, const u32 *landing, u64 len,
                                        u32 counter, u64 first, u64 rounds, u64 *times, Clocks *clocks, u32 *bad, int *status) {
     __shared__ int stop;
@@ -144,14 +148,14 @@ extern "C" __global__ void driven_pong(const peerway_proxy *proxy, u32 peer, u64
     __shared__ int stop;
     if (threadIdx.x == 0) stop = 0;
     for (u64 i = 0; i < rounds; i++) {
-        // Made before it is asked for, so that only the way is measured.
+        // Fill the reply before the request comes, so that only the round trip is measured.
         fill(source, len / 4, ~(u32)(first + i), threadIdx.x, blockDim.x);
         __syncthreads();
         u64 place = (first + i) % 2 * len;
         if (threadIdx.x == 0) {
             int came = peerway_wait_counter(proxy, counter, first + i + 1, peer);
             int pushed = peerway_put_with_count(proxy, 0, peer, dst + place, src, len, counter);
-            // It is filled anew next.
+            // The source is filled again next.
             if (pushed == PEERWAY_OK) pushed = peerway_quiet(proxy, 0, peer);
             if (pushed != PEERWAY_OK || came != PEERWAY_OK) *status = stop = came ? came : pushed;
         }
@@ -162,8 +166,8 @@ extern "C" __global__ void driven_pong(const peerway_proxy *proxy, u32 peer, u64
     }
 }
 
-// A layer of a model: fills its part of a window, and sends it with a count. The step is read from memory, so that a captured graph
-// does something new each time.
+// A layer of a model: fills its part of a window and sends it with a count. It reads the step from
+// memory, so that each launch of a captured graph sends new data.
 extern "C" __global__ void driven_layer(const peerway_proxy *proxy, u32 peer, u64 dst, u64 src, u32 *source, u64 len, u32 counter,
                                         const u64 *step, u32 layer, int *status) {
     fill(source, len / 4, (u32)(*step * 1000 + layer), threadIdx.x, blockDim.x);
@@ -174,12 +178,13 @@ extern "C" __global__ void driven_layer(const peerway_proxy *proxy, u32 peer, u6
     }
 }
 
-// The same without sending, to know what sending adds.
+// The same without sending, to measure the cost of sending.
 extern "C" __global__ void driven_layer_alone(u32 *source, u64 len, const u64 *step, u32 layer) {
     fill(source, len / 4, (u32)(*step * 1000 + layer), threadIdx.x, blockDim.x);
 }
 
-// The next step, at the end of a graph. A layer may only be written again when the other side has read it.
+// Advances the step at the end of a graph. A layer may be written again only after the other side
+// has read it.
 extern "C" __global__ void driven_next_step(const peerway_proxy *proxy, u32 peer, u32 counter, u64 *step, int *status) {
     if (proxy) {
         int came = peerway_wait_counter(proxy, counter, *step + 1, peer);
@@ -188,7 +193,7 @@ extern "C" __global__ void driven_next_step(const peerway_proxy *proxy, u32 peer
     *step += 1;
 }
 
-// The other side: takes each layer as it comes, checks it, and at the end of a step says so.
+// The other side: waits for each layer, checks it, and signals the end of each step.
 extern "C" __global__ void driven_consume(const peerway_proxy *proxy, u32 peer, const u32 *landing, u64 len, u32 layers, u32 first_counter,
                                           u32 done_counter, u64 steps, u32 *bad, int *status) {
     __shared__ int stop;
@@ -215,18 +220,19 @@ extern "C" __global__ void driven_consume(const peerway_proxy *proxy, u32 peer, 
     }
 }
 
-// Waits for a counter; what the wait said.
+// Waits for a counter and stores the result of the wait.
 extern "C" __global__ void driven_wait(const peerway_proxy *proxy, u32 counter, u64 value, u32 peer, int *status) {
     *status = peerway_wait_counter(proxy, counter, value, peer);
 }
 
-// One put and a quiet; what quiet said.
+// Does one put and a quiet, and stores the result of the quiet.
 extern "C" __global__ void driven_put_quiet(const peerway_proxy *proxy, u32 peer, u64 dst, u64 src, u64 len, int *status) {
     int pushed = peerway_put(proxy, 0, peer, dst, src, len);
     *status = pushed ? pushed : peerway_quiet(proxy, 0, peer);
 }
 
-// Sends one put at a time with a count and waits for an answer on another counter: what a forwarded arrival takes.
+// Sends one put at a time with a count, and waits for an answer on another counter. Measures a
+// forwarded arrival.
 extern "C" __global__ void driven_relay(const peerway_proxy *proxy, u32 peer, u64 dst, u64 src, u64 len, u32 counter, u32 answer, u64 first,
                                         u64 rounds, u64 *times, Clocks *clocks, int *status) {
     begin(clocks);

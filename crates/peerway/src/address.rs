@@ -1,4 +1,4 @@
-//! Where an endpoint listens and what it tells its peers.
+//! The addresses on which an endpoint listens, and those that it advertises to peers.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
@@ -7,7 +7,7 @@ use peerway_core::config::{Config, ConfigError};
 use crate::error::BuildError;
 use crate::os::net::{self, Interface};
 
-/// Addresses to bind, to tell, and to send bulk lanes from.
+/// Addresses to bind, to advertise, and to send bulk lanes from.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     pub(crate) bind: Vec<SocketAddr>,
@@ -15,7 +15,7 @@ pub(crate) struct Places {
     advertise: Option<IpAddr>,
 }
 
-/// An address that bulk lanes leave from, and the network it is on.
+/// A source address of bulk lanes, and its network.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Rail {
     pub(crate) addr: IpAddr,
@@ -23,21 +23,21 @@ pub(crate) struct Rail {
 }
 
 impl Rail {
-    /// Whether `ip` is on the rail's own network, so that what goes there takes its link.
+    /// Whether `ip` is on the rail's own network, so that packets to it take the rail's link.
     pub(crate) fn reaches(&self, ip: IpAddr) -> bool {
         net::same_network(self.addr, ip, self.prefix)
     }
 }
 
-/// Decides by what was asked for: the builder first, then the configuration, then loopback and the
-/// interface that the filter or the routing table names.
+/// Chooses the addresses. The builder's settings come first, then the configuration, then loopback
+/// and the interface that the filter or the routing table names.
 pub(crate) fn places(
     config: &Config,
     bind: Option<SocketAddr>,
     advertise: Option<IpAddr>,
 ) -> Result<Places, BuildError> {
     let interfaces = net::interfaces()
-        .map_err(|source| BuildError::Os { what: "listing interfaces", source })?;
+        .map_err(|source| BuildError::Os { what: "cannot list the network interfaces", source })?;
     let advertise = match (advertise, &config.advertise) {
         (Some(addr), _) => Some(addr),
         (None, Some(text)) => Some(resolve("PEERWAY_ADVERTISE", text)?.ip()),
@@ -52,7 +52,7 @@ pub(crate) fn places(
         Some(filter) => {
             let named: Vec<&Interface> =
                 usable(&interfaces).filter(|i| net::matches(filter, &i.name)).collect();
-            // Loopback leads nowhere: a rail only if it is all there is.
+            // Loopback reaches no other host, so it is a rail only if there is no other interface.
             let lone = named.iter().all(|i| i.loopback);
             let rails = named.iter().filter(|i| lone || !i.loopback);
             let rails: Vec<Rail> = rails.map(|i| Rail { addr: i.addr, prefix: i.prefix }).collect();
@@ -66,7 +66,7 @@ pub(crate) fn places(
     let bind = match asked {
         Some(addr) => vec![addr],
         None => {
-            // Every rail: which link packets take depends on where they go, not on where from.
+            // Bind every rail: the destination, not the source, decides which link packets take.
             let mut ips: Vec<IpAddr> = rails.iter().map(|rail| rail.addr).collect();
             ips.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
             if rails.is_empty() {
@@ -74,7 +74,7 @@ pub(crate) fn places(
             }
             let mut bind: Vec<SocketAddr> = Vec::new();
             for ip in ips {
-                // Loopback may be a rail, and is named again; once bound, it is taken.
+                // Loopback may already be in the list as a rail. It can be bound only once.
                 if !bind.iter().any(|addr| addr.ip() == ip) {
                     bind.push(SocketAddr::new(ip, 0));
                 }
@@ -86,7 +86,7 @@ pub(crate) fn places(
 }
 
 impl Places {
-    /// What peers are told, given what was bound: routable addresses before loopback.
+    /// The addresses for peers, given the bound ones: routable addresses before loopback.
     pub(crate) fn advertised(&self, bound: &[SocketAddr]) -> Vec<SocketAddr> {
         let port = bound.first().map_or(0, SocketAddr::port);
         if let Some(addr) = self.advertise {
@@ -112,8 +112,8 @@ fn usable(interfaces: &[Interface]) -> impl Iterator<Item = &Interface> {
     interfaces.iter().filter(|i| i.up)
 }
 
-/// The address that packets to the rest of the world would leave from. Nothing is sent: connecting
-/// a datagram socket only asks the routing table.
+/// The source address of packets to other hosts. Nothing is sent: connecting a datagram socket only
+/// queries the routing table.
 fn routed() -> Option<IpAddr> {
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     // A documentation address (RFC 5737): never a real host.

@@ -1,4 +1,4 @@
-//! What is posted at once: a direction, a shape of work, and what should follow the bytes.
+//! Work that is posted at once: a direction, a shape, and the signal that follows the bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,24 +17,24 @@ use crate::transport::verbs::Rdma;
 use crate::transport::verbs::keys::Registration;
 use crate::transport::verbs::queue::FlushWord;
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Direction {
-    /// From our memory into the peer's.
+    /// From local memory into the peer's memory.
     Write,
-    /// From the peer's memory into ours.
+    /// From the peer's memory into local memory.
     Read,
 }
 
-/// Which lane a transfer takes.
+/// The lane class of a transfer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Class {
-    /// By size: small transfers take the latency lane.
+    /// Chosen by size: small transfers take the latency lane.
     #[default]
     Auto,
-    /// Ahead of bulk.
+    /// Goes ahead of bulk transfers.
     Latency,
-    /// Never in the way of latency.
+    /// Never delays latency transfers.
     Bulk,
 }
 
@@ -66,7 +66,7 @@ pub struct Batch {
     pub(crate) signal: Signal,
 }
 
-/// What is delivered after the bytes.
+/// The notification and the count that follow the bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Signal {
     pub(crate) notify: Option<Arc<[u8]>>,
@@ -80,37 +80,37 @@ impl Signal {
 }
 
 impl Batch {
-    /// One range to write.
+    /// Writes one range.
     pub fn write(local: &LocalSlice, remote: &RemoteSlice) -> Result<Self, PostError> {
         Self::new(Direction::Write, Work::range(local, remote)?)
     }
 
-    /// One range to read.
+    /// Reads one range.
     pub fn read(local: &LocalSlice, remote: &RemoteSlice) -> Result<Self, PostError> {
         Self::new(Direction::Read, Work::range(local, remote)?)
     }
 
-    /// Many ranges to write.
+    /// Writes many ranges.
     pub fn write_vector(pairs: &[(LocalSlice, RemoteSlice)]) -> Result<Self, PostError> {
         Self::new(Direction::Write, Work::vector(pairs)?)
     }
 
-    /// Many ranges to read.
+    /// Reads many ranges.
     pub fn read_vector(pairs: &[(LocalSlice, RemoteSlice)]) -> Result<Self, PostError> {
         Self::new(Direction::Read, Work::vector(pairs)?)
     }
 
-    /// Blocks to write.
+    /// Writes blocks.
     pub fn write_blocks(local: LocalBlocks, remote: RemoteBlocks) -> Result<Self, PostError> {
         Self::new(Direction::Write, Work::blocks(local, remote)?)
     }
 
-    /// Blocks to read.
+    /// Reads blocks.
     pub fn read_blocks(local: LocalBlocks, remote: RemoteBlocks) -> Result<Self, PostError> {
         Self::new(Direction::Read, Work::blocks(local, remote)?)
     }
 
-    /// Work that was put together elsewhere, to write.
+    /// Makes a write from work that another module prepared.
     pub(crate) fn write_of(work: Work) -> Result<Self, PostError> {
         Self::new(Direction::Write, work)
     }
@@ -139,7 +139,7 @@ impl Batch {
         Ok(Self { direction, work, class: Class::Auto, deadline: None, signal: Signal::default() })
     }
 
-    /// Ends the transfer, whatever its state, when this much time has passed since it was posted.
+    /// Ends the transfer, whatever its state, after this much time since the post.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
@@ -151,26 +151,26 @@ impl Batch {
         self
     }
 
-    /// A message that the peer sees after the bytes, once.
+    /// Sends a message to the peer after the bytes, exactly once.
     pub fn notify(mut self, message: &[u8]) -> Result<Self, PostError> {
         check_notification(message)?;
         self.signal.notify = Some(message.into());
         Ok(self)
     }
 
-    /// A counter of the peer that goes up by one after the bytes, once.
+    /// Raises a counter of the peer by one after the bytes, exactly once.
     pub fn count(mut self, id: u32) -> Self {
         self.signal.count = Some(id);
         self
     }
 
-    /// Bytes in the transfer.
+    /// The number of bytes in the transfer.
     pub fn total(&self) -> u64 {
         self.work.shape.total()
     }
 }
 
-/// The cap on notifications, as an error.
+/// Checks a notification against the length limit.
 pub(crate) fn check_notification(message: &[u8]) -> Result<(), PostError> {
     if message.len() > MAX_NOTIFICATION {
         return Err(PostError::NotificationTooLong { len: message.len(), max: MAX_NOTIFICATION });
@@ -184,7 +184,7 @@ pub(crate) struct Work {
     pub(crate) shape: Shape,
     locals: Regions<Arc<RegionInner>>,
     pub(crate) remotes: Regions<Arc<RemoteInner>>,
-    /// Some of it is memory that only a GPU reaches.
+    /// Whether some of it is GPU memory.
     of_gpu: bool,
 }
 
@@ -223,7 +223,7 @@ impl Work {
         Ok(Self::new(shape, Regions::One(memory.clone()), remote))
     }
 
-    /// A shape, checked against them, between two regions.
+    /// Work between two regions. The caller has checked the shape against them.
     pub(crate) fn between(shape: Shape, local: Arc<RegionInner>, remote: Arc<RemoteInner>) -> Self {
         Self::new(shape, Regions::One(local), Regions::One(remote))
     }
@@ -279,8 +279,8 @@ impl Work {
     /// The address of a local place.
     #[inline]
     pub(crate) fn local_addr(&self, place: &Place) -> *mut u8 {
-        // Shapes are checked against their regions' extents when made, so the offset lies inside the region;
-        // wrapping, because memory of a GPU is no allocation that Rust knows of.
+        // `Shape` checks every offset against its region's extent, so the offset lies inside the
+        // region. The addition wraps because GPU memory is not an allocation that Rust knows.
         self.local(place.region).ptr().wrapping_add(place.offset as usize)
     }
 
@@ -290,13 +290,13 @@ impl Work {
         &self.locals.as_slice()[region as usize]
     }
 
-    /// Whether any of it is memory that only a GPU reaches.
+    /// Whether any of it is GPU memory.
     #[inline]
     pub(crate) fn touches_gpu(&self) -> bool {
         self.of_gpu
     }
 
-    /// Refuses local GPU memory that was freed while it was registered.
+    /// Fails if local GPU memory was freed while it was registered.
     pub(crate) fn check_gpu(&self) -> Result<(), GpuError> {
         if !self.of_gpu {
             return Ok(());
@@ -316,8 +316,9 @@ impl Work {
             && self.remotes.as_slice().iter().all(|remote| remote.is_of_gpu())
     }
 
-    /// The GPU that can carry it out by itself: it reaches every region on both sides. Memory of several GPUs in this
-    /// process goes by lanes, as none of them need reach another's.
+    /// The GPU that can do the whole transfer: it can access every region on both sides. Memory of
+    /// several GPUs of this process goes by lanes, because one GPU may not have access to the
+    /// memory of another.
     pub(crate) fn by_gpu(&self) -> Option<Arc<Device>> {
         let remotes = self.remotes.as_slice();
         if !remotes.iter().all(|remote| remote.open_for_gpu()) {
@@ -329,18 +330,18 @@ impl Work {
         devices.all(|device| device.index() == first.index()).then(|| first.clone())
     }
 
-    /// A GPU is about to copy much of it.
+    /// Called before a GPU copies much of it: see `RegionInner::pin_for`.
     pub(crate) fn pin_for(&self, device: &Arc<Device>) {
         self.locals.as_slice().iter().for_each(|local| local.pin_for(device));
         self.remotes.as_slice().iter().for_each(|remote| remote.pin_for(device));
     }
 
-    /// The GPUs whose memory is local, one for each region of theirs.
+    /// The GPUs of the local regions, one entry per region of GPU memory.
     pub(crate) fn local_devices(&self) -> impl Iterator<Item = &Arc<Device>> {
         self.locals.as_slice().iter().filter_map(|local| local.device())
     }
 
-    /// The GPU that local memory is fetched from, and brought to, where the processor does not reach it.
+    /// The GPU that stages local memory which the CPU cannot access.
     pub(crate) fn staged_by(&self) -> Option<Arc<Device>> {
         if !self.of_gpu {
             return None;
@@ -348,12 +349,12 @@ impl Work {
         self.local_devices().next().cloned()
     }
 
-    /// Whether that GPU's threads reach all local memory: its own, and pinned memory of the host.
+    /// Whether the GPU's kernels can access all local memory: its own and pinned host memory.
     pub(crate) fn is_reached_by(&self, device: &Arc<Device>) -> bool {
         self.locals.as_slice().iter().all(|local| local.is_reached_by(device))
     }
 
-    /// The local pieces from a cursor on.
+    /// The local pieces, starting at a cursor.
     pub(crate) fn local_pieces(&self, mut at: Cursor) -> impl Iterator<Item = Piece> {
         std::iter::from_fn(move || {
             let pair = self.next(&mut at, u64::MAX)?;
@@ -361,20 +362,21 @@ impl Work {
         })
     }
 
-    /// The keys of a local place for our RDMA devices.
+    /// The RDMA keys of a local place.
     #[inline]
     pub(crate) fn local_keys(&self, place: &Place) -> Option<&Registration> {
         self.locals.as_slice()[place.region as usize].registered()
     }
 
-    /// Whether RDMA devices can carry it out: the peer's have keys for all of its memory, ours too.
+    /// Whether RDMA devices can do the whole transfer: both sides have keys for all of their
+    /// memory.
     pub(crate) fn fits_devices(&self, rdma: &Rdma) -> bool {
         self.remotes.as_slice().iter().all(|remote| !remote.keys.is_empty())
             && self.locals.as_slice().iter().all(|local| local.register_with(rdma))
     }
 
-    /// Memory of each of the peer's GPUs that must be read before what a device at that port of the peer's wrote into
-    /// it is there.
+    /// One word of memory on each GPU of the peer that needs a flush. A device at port `far_port`
+    /// of the peer must read it before its writes to that GPU are visible.
     pub(crate) fn words(&self, far_port: usize) -> impl Iterator<Item = FlushWord> {
         let remotes = self.remotes.as_slice();
         let first =
@@ -416,11 +418,11 @@ fn same_len(item: usize, local: u64, remote: u64) -> Result<u64, WorkError> {
 /// Regions in the order in which a vector first names them.
 struct Numbered<T> {
     all: Vec<Arc<T>>,
-    /// By address, once there are too many to look through.
+    /// Numbers by address, used once there are too many regions for a scan.
     numbers: HashMap<*const T, u32>,
 }
 
-/// Looking through so many pointers takes no longer than hashing one.
+/// Scanning this many pointers takes no longer than hashing one.
 const FEW: usize = 16;
 
 impl<T> Default for Numbered<T> {
@@ -431,7 +433,8 @@ impl<T> Default for Numbered<T> {
 
 impl<T> Numbered<T> {
     fn number_of(&mut self, one: &Arc<T>) -> u32 {
-        // Vectors name few regions, most often the one before; a backwards scan finds it at once.
+        // A vector names few regions, most often the previous one again. A backwards scan finds
+        // that at once.
         let recent = &self.all[self.all.len().saturating_sub(FEW)..];
         if let Some(at) = recent.iter().rposition(|known| Arc::ptr_eq(known, one)) {
             return (self.all.len() - recent.len() + at) as u32;

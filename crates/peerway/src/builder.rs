@@ -1,4 +1,4 @@
-//! Settings for an endpoint: the builder's word, then the environment's, then the default.
+//! Settings of an endpoint: the builder first, then the environment, then the default.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use peerway_core::config::{self, Config, ConfigError, Pin};
 use crate::endpoint::Endpoint;
 use crate::error::BuildError;
 
-/// Settings of an endpoint to be made. What is not set here comes from the environment
+/// Settings of an endpoint to build. Settings that are absent here come from the environment
 /// (`peerway doctor --config` lists the variables).
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
@@ -31,44 +31,45 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Listens here. Port 0 chooses a free one.
+    /// Listens on this address. Port 0 chooses a free port.
     pub fn bind(mut self, addr: SocketAddr) -> Self {
         self.bind = Some(addr);
         self
     }
 
-    /// Tells peers this address instead of the bound one.
+    /// Advertises this address to peers instead of the bound one.
     pub fn advertise(mut self, addr: IpAddr) -> Self {
         self.advertise = Some(addr);
         self
     }
 
     /// Uses these network interfaces: prefixes of names, separated by commas (`eth0,eth1`). Bulk
-    /// lanes go round them.
+    /// lanes alternate between them.
     pub fn interfaces(mut self, filter: impl Into<String>) -> Self {
         self.interfaces = Some(filter.into());
         self
     }
 
-    /// Uses these RDMA devices: names, or numbers in the order of `peerway doctor`, separated by commas.
+    /// Uses these RDMA devices, separated by commas: names, or numbers in the order of `peerway
+    /// doctor`.
     pub fn rdma_devices(mut self, devices: impl Into<String>) -> Self {
         self.rdma_devices = Some(devices.into());
         self
     }
 
-    /// Allows one transport only; a peer that cannot be reached by it is an error that says why.
+    /// Allows only this transport. A peer that it cannot reach is an error that says why.
     pub fn transport(mut self, pin: Pin) -> Self {
         self.transport = Some(pin);
         self
     }
 
-    /// Deadline of transfers that name none.
+    /// The deadline of transfers that set none.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Silence after which a peer is held dead.
+    /// The time of silence after which a peer counts as dead.
     pub fn detect(mut self, detect: Duration) -> Self {
         self.detect = Some(detect);
         self
@@ -80,13 +81,13 @@ impl Builder {
         self
     }
 
-    /// How long a connect, an import or a half-open connection may take.
+    /// The time limit of a connect, an import and a half-open connection.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
     }
 
-    /// How long a waiter polls before it sleeps.
+    /// How long a waiting thread polls before it blocks.
     pub fn spin(mut self, spin: Duration) -> Self {
         self.spin = Some(spin);
         self
@@ -98,7 +99,7 @@ impl Builder {
         self
     }
 
-    /// Service threads; peers are spread over them.
+    /// The number of progress threads. Peers are spread over them.
     pub fn shards(mut self, shards: u16) -> Self {
         self.shards = Some(shards);
         self
@@ -110,27 +111,29 @@ impl Builder {
         self
     }
 
-    /// Transfers that can be inrequest.
+    /// The most transfers in flight.
     pub fn slots(mut self, slots: u32) -> Self {
         self.slots = Some(slots);
         self
     }
 
-    /// Bytes of notifications kept for the application.
+    /// The most bytes of notifications that wait for the application.
     pub fn notify_bytes(mut self, bytes: u64) -> Self {
         self.notify_bytes = Some(bytes);
         self
     }
 
-    /// Sets what a variable of the environment would (`docs/configuration.md` lists them), here alone and before the
-    /// environment: for programs that are handed their settings as text. The methods above win over it.
+    /// Sets the value of an environment variable for this endpoint alone (`docs/configuration.md`
+    /// lists them). It takes precedence over the environment, and the methods above take precedence
+    /// over it. Use it in programs that get their settings as text.
     ///
     /// ```
     /// use peerway::Endpoint;
     ///
     /// let endpoint = Endpoint::builder().setting("PEERWAY_DEADLINE", "5s").build()?;
     /// let error = Endpoint::builder().setting("PEERWAY_DEADLNE", "5s").build().unwrap_err();
-    /// assert_eq!(error.to_string(), "PEERWAY_DEADLNE is not a setting; did you mean PEERWAY_DEADLINE?");
+    /// let text = error.to_string();
+    /// assert_eq!(text, "PEERWAY_DEADLNE is not a setting; did you mean PEERWAY_DEADLINE?");
     /// # Ok::<(), peerway::BuildError>(())
     /// ```
     pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
@@ -138,7 +141,7 @@ impl Builder {
         self
     }
 
-    /// Makes the endpoint: it listens when this returns.
+    /// Builds the endpoint. It listens when this returns.
     pub fn build(self) -> Result<Endpoint, BuildError> {
         let given = |name: &str| {
             let (_, value) = self.settings.iter().rev().find(|(other, _)| other == name)?;
@@ -162,9 +165,10 @@ impl Builder {
         set(&mut config.detect, self.detect);
         set(&mut config.fence, self.fence);
         set(&mut config.connect_timeout, self.connect_timeout);
-        // A budget, not a way of life: what takes longer sleeps.
+        // Spinning is for short waits. A longer wait must block, so the value is capped.
         config.spin = self.spin.unwrap_or(config.spin).min(Duration::from_secs(1));
-        // The same bounds as in the environment: a peer refuses more lanes, and more threads only compete.
+        // The same bounds as for the environment: a peer refuses more lanes, and more threads only
+        // compete.
         let few = |count: u16| count.clamp(1, 64);
         config.lanes = self.lanes.or(config.lanes).map(few);
         config.shards = few(self.shards.unwrap_or(config.shards));

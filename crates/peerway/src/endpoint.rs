@@ -1,4 +1,4 @@
-//! The endpoint: sockets, registrations, peers and the threads that serve them.
+//! The endpoint: sockets, registrations, peers, and the threads that serve them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -26,10 +26,10 @@ use crate::stats::EndpointStats;
 use crate::threads::Cpus;
 use crate::transport::verbs::Rdma;
 
-/// One end of transfers: it listens, connects, and owns registered memory.
+/// One side of transfers: it listens, connects and owns registered memory.
 ///
-/// Cheap to clone; the endpoint closes when the last clone is dropped or [`Endpoint::close`] is
-/// called. After a fork the child's copy is dead: every call says so.
+/// Cloning is cheap. The endpoint closes when the last clone is dropped or [`Endpoint::close`] is
+/// called. After a fork the child's copy is unusable: its calls fail with an error that says so.
 ///
 /// ```
 /// use peerway::{Access, Endpoint};
@@ -53,7 +53,7 @@ pub struct Endpoint {
     owner: Arc<Owner>,
 }
 
-/// Closes the endpoint when the last user handle is gone.
+/// Closes the endpoint when the last handle of the user is dropped.
 struct Owner {
     inner: Arc<Inner>,
 }
@@ -65,12 +65,12 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint with the settings of the environment.
+    /// Creates an endpoint with the settings of the environment.
     pub fn new() -> Result<Self, BuildError> {
         Self::builder().build()
     }
 
-    /// Settings for an endpoint.
+    /// Starts to configure an endpoint.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -107,7 +107,8 @@ impl Endpoint {
         }
         inner.shards.set(shards.clone());
         let mut acceptor = Some(
-            Acceptor::new(&shards[0], listeners, local).map_err(os("watching the listeners"))?,
+            Acceptor::new(&shards[0], listeners, local)
+                .map_err(os("cannot watch the listeners"))?,
         );
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
         for shard in &shards {
@@ -121,40 +122,40 @@ impl Endpoint {
         &self.owner.inner
     }
 
-    /// What others need to connect: hand it over by any means.
+    /// The bytes that other endpoints need to connect. The application can send them by any means.
     pub fn metadata(&self) -> Vec<u8> {
         self.inner().metadata()
     }
 
-    /// The name of this life of the endpoint.
+    /// The identity of this incarnation of the endpoint.
     pub fn incarnation(&self) -> Incarnation {
         self.inner().incarnation
     }
 
-    /// Where peers can connect.
+    /// The addresses at which peers can connect.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.inner().addresses
     }
 
-    /// Connects to the endpoint that gave this metadata. A second connect to the same incarnation
+    /// Connects to the endpoint that made this metadata. A second connect to the same incarnation
     /// returns the same peer.
     pub fn connect(&self, metadata: &[u8]) -> Result<Peer, ConnectError> {
         self.connect_within(metadata, self.inner().config.connect_timeout)
     }
 
-    /// As [`Self::connect`], giving up after this time. It is one limit for everything: all
-    /// addresses of the peer and every step of the handshake.
+    /// Does [`Self::connect`] with this time limit. It covers everything: all addresses of the peer
+    /// and every step of the handshake.
     pub fn connect_within(&self, metadata: &[u8], timeout: Duration) -> Result<Peer, ConnectError> {
         let metadata = Metadata::from_bytes(metadata)?;
         self.inner().connect_to(metadata.incarnation.into(), &metadata, TimeLimit::new(timeout))
     }
 
-    /// Connects to whichever endpoint listens at `addr`.
+    /// Connects to the endpoint that listens at `addr`.
     pub fn connect_addr(&self, addr: SocketAddr) -> Result<Peer, ConnectError> {
         self.connect_addr_within(addr, self.inner().config.connect_timeout)
     }
 
-    /// As [`Self::connect_addr`], giving up after this time.
+    /// Does [`Self::connect_addr`] with this time limit.
     pub fn connect_addr_within(
         &self,
         addr: SocketAddr,
@@ -164,13 +165,13 @@ impl Endpoint {
         self.inner().connect_at(addr, None, timeout, TimeLimit::new(timeout))
     }
 
-    /// How long connecting may take where no other time is given.
+    /// The time limit of a connect that sets none.
     pub fn connect_timeout(&self) -> Duration {
         self.inner().config.connect_timeout
     }
 
-    /// The next peer that connected to us. Peers are accepted in the background whether or not
-    /// anybody asks; this only hands them out.
+    /// Returns the next peer that connected to this endpoint. The progress thread accepts peers in
+    /// the background; this call only returns them.
     pub fn accept(&self, timeout: Duration) -> Result<Peer, AcceptError> {
         let inner = self.inner();
         let deadline = clock::after(clock::now(), timeout);
@@ -186,50 +187,52 @@ impl Endpoint {
         }
     }
 
-    /// Every live peer.
+    /// All live peers.
     pub fn peers(&self) -> Vec<Peer> {
         let sessions = self.inner().live_sessions();
         let sessions = sessions.into_iter().filter(|session| session.sub_session.is_none());
         sessions.map(|s| Peer::new(self.inner().clone(), s)).collect()
     }
 
-    /// Closes the session with a peer. Its transfers end; connecting again makes a new one.
+    /// Closes the session with a peer and ends its transfers. A new connect opens a new session.
     pub fn remove_peer(&self, peer: &Peer) {
         peer.remove();
     }
 
-    /// Registers memory that the region then owns.
+    /// Registers memory. The region owns it from then on.
     pub fn register(&self, memory: impl OwnedMemory) -> Result<Region, RegisterError> {
         let mut memory: Box<dyn OwnedMemory> = Box::new(memory);
         let (ptr, len) = memory.bytes();
         self.region(ptr, len, Backing::Owned { _memory: memory })
     }
 
-    /// Registers memory that the caller keeps: the host's, or a GPU's where the process uses one already.
+    /// Registers memory that the caller keeps: host memory, or GPU memory if the process already
+    /// uses CUDA.
     ///
     /// # Safety
     ///
-    /// The range must be valid for reads and writes, and no Rust reference may cover any of it,
-    /// until the region and every transfer that uses it are gone: peers read and write it at any
-    /// time. After a transfer or a revoke that ended with an open fence, that is until the peer has
-    /// gone on or died.
+    /// The range must be valid for reads and writes until the region and every transfer that uses
+    /// it are gone. No Rust reference may cover any of it in that time, because peers read and
+    /// write it at any moment. After a transfer or a revoke that ended with an open fence, the
+    /// range must stay valid until the peer has finished or died.
     pub unsafe fn register_raw(&self, ptr: *mut u8, len: usize) -> Result<Region, RegisterError> {
         self.region(ptr, len, Backing::Raw)
     }
 
-    /// Registers memory of a GPU that the region then owns: [`DeviceMemory`](crate::gpu::DeviceMemory), or whatever
-    /// keeps an address that a GPU uses.
+    /// Registers GPU memory. The region owns it from then on. It can be a
+    /// [`DeviceMemory`](crate::gpu::DeviceMemory) or any other owner of a GPU address.
     ///
     /// # Errors
     ///
-    /// [`RegisterError::Gpu`]: no driver, memory that is not a GPU's, or a range that leaves its allocation.
+    /// [`RegisterError::Gpu`]: no driver, memory that is not GPU memory, or a range outside its
+    /// allocation.
     pub fn register_gpu(&self, memory: impl OwnedMemory) -> Result<Region, RegisterError> {
         let mut memory: Box<dyn OwnedMemory> = Box::new(memory);
         let (ptr, len) = memory.bytes();
         self.gpu_region(ptr, len, Backing::Owned { _memory: memory })
     }
 
-    /// Registers memory of a GPU that the caller keeps. Which GPU it is of is asked of the driver.
+    /// Registers GPU memory that the caller keeps. The driver tells which GPU it belongs to.
     ///
     /// # Safety
     ///
@@ -267,7 +270,7 @@ impl Endpoint {
         Ok(Region::new(self.inner(), memory))
     }
 
-    /// Allocates zeroed memory that local peers can map: the fastest path there is.
+    /// Allocates zeroed memory that local peers can map: the fastest path.
     pub fn allocate(&self, len: usize) -> Result<Region, RegisterError> {
         self.register_shared(&SharedMemory::allocate(len)?, 0..len as u64)
     }
@@ -282,7 +285,7 @@ impl Endpoint {
         if range.end < offset || range.end > memory.len() {
             return Err(RegisterError::Outside { offset, len });
         }
-        // In bounds: it was checked against the mapping's length.
+        // The check above keeps the address inside the mapping.
         let ptr = memory.as_ptr().wrapping_add(offset as usize);
         self.region(ptr, len as usize, Backing::Shared { memory: memory.clone(), offset })
     }
@@ -303,22 +306,22 @@ impl Endpoint {
         Ok(Region::new(self.inner(), memory))
     }
 
-    /// The oldest notification, if there is one.
+    /// Takes the oldest notification, if there is one.
     pub fn try_notification(&self) -> Option<Notification> {
         self.inner().inbox.take(None)
     }
 
-    /// The oldest notification, as soon as there is one.
+    /// Waits for a notification and takes the oldest.
     pub fn notification(&self, timeout: Duration) -> Option<Notification> {
         self.inner().wait_notification(None, timeout)
     }
 
-    /// Arrivals counted under this id.
+    /// The number of arrivals counted under this id.
     pub fn counter(&self, id: u32) -> u64 {
         self.inner().inbox.counter(id)
     }
 
-    /// Waits until at least `n` arrivals have been counted; returns how many have.
+    /// Waits until at least `n` arrivals are counted. Returns the count.
     pub fn wait_counter(&self, id: u32, n: u64, timeout: Duration) -> u64 {
         let inner = self.inner();
         let deadline = clock::after(clock::now(), timeout);
@@ -330,22 +333,22 @@ impl Endpoint {
         inner.inbox.counter(id)
     }
 
-    /// Forgets a counter and returns what it had, so that its id can be used afresh.
+    /// Removes a counter and returns its value, so that its id can be used again from zero.
     pub fn reset_counter(&self, id: u32) -> u64 {
         self.inner().inbox.reset_counter(id)
     }
 
-    /// How the endpoint runs.
+    /// Statistics of the endpoint.
     pub fn stats(&self) -> EndpointStats {
         EndpointStats { cpus: self.inner().cpus.numbers(), quarantine: quarantine() }
     }
 
-    /// Whether this is the only clone: dropping it closes the endpoint.
+    /// Whether this is the only clone. Dropping it closes the endpoint.
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.owner) == 1
     }
 
-    /// Whether it has been closed, or belongs to the parent process.
+    /// Whether the endpoint is closed or belongs to the parent process.
     pub fn is_closed(&self) -> bool {
         self.inner().check_open().is_err()
     }
@@ -362,9 +365,10 @@ impl Drop for Owner {
     }
 }
 
-/// Listens on every address under one port, so that one port number names the endpoint.
+/// Listens on every address with one port, so that one port number identifies the endpoint.
 fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketAddr>), BuildError> {
-    // A port that is free on the first address may be taken on the next: another one is tried.
+    // A port that is free on the first address may be in use on the next. Then another port is
+    // tried.
     let mut tries = 16;
     loop {
         tries -= 1;
@@ -378,12 +382,13 @@ fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketA
                     addresses.push(bound);
                     listeners.push(listener);
                 }
-                // An address of another rail may not be usable yet: the first is what counts.
+                // An address of another rail may not be usable yet. Only the first address is
+                // required.
                 Err(source)
                     if source.kind() == io::ErrorKind::AddrNotAvailable
                         && !listeners.is_empty() =>
                 {
-                    tracing::warn!(%addr, %source, "an interface's address cannot be listened on");
+                    tracing::warn!(%addr, %source, "cannot listen on this interface address");
                 }
                 Err(source) => failed = Some(BuildError::Listen { addr, source }),
             }
@@ -396,7 +401,7 @@ fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketA
     }
 }
 
-/// What the operating system refused.
+/// Wraps an error of the operating system.
 pub(crate) fn os(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
     move |source| BuildError::Os { what, source }
 }

@@ -1,4 +1,4 @@
-//! Errors by boundary: what was attempted, who is at fault, what to do.
+//! Errors, one type per operation: what was attempted, which side is at fault, and what to do.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,44 +14,44 @@ use peerway_core::work::WorkError;
 use crate::gpu::GpuError;
 pub use crate::transport::verbs::RdmaError;
 
-/// An endpoint could not be made.
+/// The endpoint could not be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The pinned transport does not exist here.
+    /// The pinned transport is not part of this build.
     #[error(
-        "transport '{0}' is pinned (PEERWAY_TRANSPORT or UCCL_P2P_TRANSPORT) but not part of this build; \
-         unset the pin or choose local or tcp"
+        "transport '{0}' is pinned (PEERWAY_TRANSPORT or UCCL_P2P_TRANSPORT) but not part of \
+         this build; unset the pin or choose local or tcp"
     )]
     TransportUnavailable(String),
-    /// A pin to RDMA that cannot be met.
+    /// An RDMA transport is pinned and cannot be used.
     #[error("PEERWAY_TRANSPORT={pin} (UCCL_P2P_TRANSPORT) cannot be met: {error}")]
     NoRdma {
         /// The pin.
         pin: String,
-        /// Why not.
+        /// Why it cannot be used.
         error: RdmaError,
     },
     /// The listening address could not be used.
     #[error("cannot listen on {addr}: {source}; choose another address or port 0")]
     Listen {
-        /// Which address.
+        /// The address.
         addr: SocketAddr,
-        /// Why not.
+        /// The operating system's reason.
         source: io::Error,
     },
     /// No interface matches the filter.
     #[error("no interface matches '{0}'; `peerway doctor` lists the interfaces")]
     NoInterface(String),
-    /// The operating system refused something else.
+    /// Another operation of the operating system failed.
     #[error("{what}: {source}")]
     Os {
         /// What was attempted.
         what: &'static str,
-        /// Why it failed.
+        /// The operating system's reason.
         source: io::Error,
     },
 }
@@ -60,37 +60,37 @@ pub enum BuildError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// The range leaves the region.
+    /// The range lies outside the region.
     #[error("range {offset}+{len} leaves the region")]
     Outside {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
     /// A null pointer or a length that wraps around the address space.
     #[error("{ptr:#x} + {len} is not a range of memory")]
     BadRange {
-        /// Address.
+        /// Start address.
         ptr: usize,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
     },
     /// The table of advertisements is full.
-    #[error("{max} advertisements exist already; revoke or drop some")]
+    #[error("all {max} advertisements are in use; revoke or drop some")]
     TooMany {
         /// The table's size.
         max: usize,
     },
-    /// The operating system has no memory or no file descriptor for it.
+    /// The operating system has no memory or no file descriptor left.
     #[error("cannot allocate {len} bytes of shareable memory: {source}")]
     Allocate {
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
-        /// Why not.
+        /// The operating system's reason.
         source: io::Error,
     },
-    /// GPU memory could not be had, or is none.
+    /// GPU memory could not be allocated, or the address is not GPU memory.
     #[error(transparent)]
     Gpu(#[from] GpuError),
     /// The random number generator failed.
@@ -100,15 +100,15 @@ pub enum RegisterError {
     #[error("the endpoint is closed")]
     EndpointClosed,
     /// The endpoint was inherited through fork.
-    #[error("the endpoint belongs to the parent process; make one after the fork")]
+    #[error("the endpoint belongs to the parent process; create one after the fork")]
     Forked,
 }
 
-/// A peer could not be reached.
+/// A connect failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The bytes are no metadata.
+    /// The bytes are not metadata.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
     /// No address of the peer answered.
@@ -116,196 +116,200 @@ pub enum ConnectError {
     Unreachable {
         /// The last address tried.
         addr: SocketAddr,
-        /// Why not.
+        /// The operating system's reason.
         source: io::Error,
     },
-    /// Something answered in time but it does not speak this protocol version.
+    /// An endpoint answered in time, but it does not speak this protocol version.
     #[error("the peer at {addr} is incompatible: {why}")]
     PeerIncompatible {
-        /// Where.
+        /// The peer's address.
         addr: SocketAddr,
-        /// How.
+        /// What differs.
         why: FrameError,
     },
-    /// It broke the handshake.
+    /// The peer broke the handshake protocol.
     #[error("the peer at {addr} broke the handshake: {why}")]
     PeerMisbehaved {
-        /// Where.
+        /// The peer's address.
         addr: SocketAddr,
-        /// How.
+        /// What it did wrong.
         why: &'static str,
     },
-    /// The peer restarted: another endpoint lives at its address now.
-    #[error("the endpoint {expected} no longer lives at {addr}; get its new metadata")]
+    /// The peer restarted: another endpoint listens at its address now.
+    #[error("the endpoint {expected} no longer listens at {addr}; get its new metadata")]
     OtherIncarnation {
-        /// Where.
+        /// The address.
         addr: SocketAddr,
-        /// Who was meant.
+        /// The incarnation that the metadata named.
         expected: Incarnation,
     },
-    /// The peer takes no more sessions.
-    #[error("the peer at {addr} takes no more sessions")]
+    /// The peer accepts no more sessions.
+    #[error("the peer at {addr} accepts no more sessions; close some there and try again")]
     PeerFull {
-        /// Where.
+        /// The peer's address.
         addr: SocketAddr,
     },
-    /// A pinned path cannot be had.
-    #[error("path '{pin}' is pinned but cannot be had to {addr}: {why}")]
+    /// The pinned path is not available.
+    #[error("path '{pin}' is pinned but not available to {addr}: {why}")]
     PathUnavailable {
         /// The pin.
         pin: String,
-        /// To whom.
+        /// The peer's address.
         addr: SocketAddr,
-        /// Why not.
+        /// Why it is not available.
         why: String,
     },
-    /// The peer's own pin refuses.
+    /// The peer refuses because of its own pin.
     #[error("the peer at {addr} refuses: {why}")]
     PeerRefuses {
-        /// Where.
+        /// The peer's address.
         addr: SocketAddr,
-        /// Why.
+        /// The peer's reason.
         why: String,
     },
     /// The connect time-out passed.
     #[error("connecting to {addr} timed out after {millis} ms while {stage}")]
     TimedOut {
-        /// Where.
+        /// The peer's address.
         addr: SocketAddr,
-        /// The time that the whole connect was given.
+        /// The time limit of the whole connect.
         millis: u64,
-        /// What the connect was doing at the end of that time, such as "opening the TCP connection".
+        /// What the connect was doing when the time ran out, such as "opening the TCP connection".
         stage: &'static str,
     },
-    /// The operating system refused something local.
+    /// A local operation of the operating system failed.
     #[error("{what}: {source}")]
     Os {
         /// What was attempted.
         what: &'static str,
-        /// Why it failed.
+        /// The operating system's reason.
         source: io::Error,
     },
     /// The endpoint is closed.
     #[error("the endpoint is closed")]
     EndpointClosed,
     /// The endpoint was inherited through fork.
-    #[error("the endpoint belongs to the parent process; make one after the fork")]
+    #[error("the endpoint belongs to the parent process; create one after the fork")]
     Forked,
 }
 
-/// Nobody was accepted.
+/// No peer was accepted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
-    /// Nobody came in time.
+    /// No peer connected in time.
     #[error("no peer connected in time")]
     TimedOut,
     /// The endpoint is closed.
     #[error("the endpoint is closed")]
     EndpointClosed,
     /// The endpoint was inherited through fork.
-    #[error("the endpoint belongs to the parent process; make one after the fork")]
+    #[error("the endpoint belongs to the parent process; create one after the fork")]
     Forked,
 }
 
-/// A descriptor could not be turned into a remote region.
+/// An import failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// The bytes are no descriptor.
+    /// The bytes are not a descriptor.
     #[error(transparent)]
     Descriptor(#[from] DescriptorError),
-    /// It was made by another endpoint, or by an earlier life of this one.
-    #[error("the descriptor was not made by this peer, or by an earlier life of it")]
+    /// Another endpoint made the descriptor, or an earlier incarnation of this peer did.
+    #[error(
+        "the descriptor was not made by this peer, or an earlier incarnation of it made it; \
+         get a new descriptor"
+    )]
     OtherIncarnation,
-    /// The owner says no.
+    /// The owner refused the descriptor.
     #[error(transparent)]
     Refused(TransferError),
-    /// The peer is pinned to a path that cannot reach this memory.
+    /// The pinned path cannot access this memory.
     #[error("path '{pin}' is pinned but cannot reach this region: {why}")]
     PathUnavailable {
         /// The pin.
         pin: String,
-        /// Why not.
+        /// Why it cannot.
         why: String,
     },
     /// The owner did not answer within the connect time-out.
     #[error("the peer did not answer the import in time")]
     TimedOut,
-    /// What it sent cannot be mapped.
+    /// The peer's memory could not be mapped here.
     #[error("the peer's memory cannot be mapped: {0}")]
     Map(io::Error),
     /// The endpoint is closed.
     #[error("the endpoint is closed")]
     EndpointClosed,
     /// The endpoint was inherited through fork.
-    #[error("the endpoint belongs to the parent process; make one after the fork")]
+    #[error("the endpoint belongs to the parent process; create one after the fork")]
     Forked,
 }
 
-/// A transfer could not be posted.
+/// A post failed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The work makes no sense.
+    /// The work is invalid.
     #[error(transparent)]
     Work(#[from] WorkError),
-    /// Every transfer slot is taken, by transfers under way or by ended ones that nobody has looked at.
+    /// All transfer slots are in use, by transfers in progress or by ended ones whose result the
+    /// caller has not taken.
     #[error(
-        "all {slots} transfer slots are in use; wait for some to end, look at those that have, or raise \
-         PEERWAY_SLOTS"
+        "all {slots} transfer slots are in use; wait for some transfers to end, take the results \
+         of ended ones, or raise PEERWAY_SLOTS"
     )]
     Busy {
-        /// How many there are.
+        /// The number of slots.
         slots: usize,
     },
-    /// The region was not advertised for this direction.
+    /// The peer did not advertise the region for this direction.
     #[error("the peer advertised this region for {allowed:?} only")]
     Access {
-        /// What is allowed.
+        /// The advertised access.
         allowed: peerway_core::region::Access,
     },
     /// The remote region belongs to another peer.
-    #[error("a remote region of another peer was used")]
+    #[error("a remote region of another peer was used; import the region from this peer")]
     OtherPeer,
     /// The peer is gone.
     #[error("the peer is gone")]
     PeerGone,
-    /// The notification is longer than the cap.
+    /// The notification is longer than allowed.
     #[error("a notification of {len} bytes is over the cap of {max}")]
     NotificationTooLong {
-        /// Bytes.
+        /// Length of the notification in bytes.
         len: usize,
-        /// Cap.
+        /// The longest allowed length.
         max: usize,
     },
-    /// Local memory of several GPUs in one transfer.
+    /// The transfer names local memory of several GPUs.
     #[error("the transfer names local memory of GPU {first} and of GPU {other}: post one for each")]
     MixedGpus {
-        /// The first that is named.
+        /// The first GPU that it names.
         first: u32,
-        /// One that is not the same.
+        /// Another GPU that it names.
         other: u32,
     },
-    /// A stream was named, and the driver refused it, or the transfer has nothing to do with a GPU.
+    /// The GPU driver refused the stream, or the transfer has no GPU memory.
     #[error(transparent)]
     Gpu(#[from] GpuError),
-    /// A stage number that does not exist.
+    /// The stage does not exist.
     #[error("there is no stage {stage}; there are {stages}")]
     NoSuchStage {
-        /// Asked for.
+        /// The requested stage.
         stage: usize,
-        /// How many exist.
+        /// The number of stages.
         stages: usize,
     },
-    /// A stage released twice.
+    /// The stage was released before.
     #[error("stage {0} was released already")]
     AlreadyReleased(usize),
     /// The endpoint is closed.
     #[error("the endpoint is closed")]
     EndpointClosed,
     /// The endpoint was inherited through fork.
-    #[error("the endpoint belongs to the parent process; make one after the fork")]
+    #[error("the endpoint belongs to the parent process; create one after the fork")]
     Forked,
 }
 
@@ -313,10 +317,10 @@ pub enum PostError {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It could not be posted.
+    /// The transfer could not be posted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// It ended otherwise than done.
+    /// The transfer ended with another result than done.
     #[error(transparent)]
     Ended(#[from] EndedError),
 }

@@ -1,4 +1,4 @@
-//! What arrives besides bytes: notifications and counters, both bounded.
+//! Signals that arrive: notifications and counters, both bounded.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
@@ -10,20 +10,20 @@ use peerway_core::outcome::TransferError;
 
 use crate::driven::{self, FIRST_ID};
 
-/// Messages kept whatever their size: bounds the queue's own overhead.
+/// The most messages, whatever their size. It bounds the queue's own overhead.
 const MAX_MESSAGES: usize = 65_536;
-/// Counter ids an endpoint keeps at a time.
+/// The most counter ids of an endpoint at a time.
 const MAX_COUNTERS: usize = 65_536;
 
-/// Proxies that an endpoint can have: each has ids for as many counters as a command can name.
+/// The most proxies of an endpoint. Each has ids for as many counters as a command can name.
 pub(crate) const MAX_PROXIES: usize = 1 << 14;
 
 /// A message from a peer.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Notification {
-    /// Who sent it.
+    /// The sender.
     pub from: Incarnation,
-    /// What it says.
+    /// The content.
     pub message: Vec<u8>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Inbox {
     state: Mutex<InboxState>,
     changed: Condvar,
     max_bytes: u64,
-    /// Counters that kernels wait for, by their proxy.
+    /// Counters that kernels wait for, by proxy.
     proxies: RwLock<Vec<Option<Arc<driven::Counters>>>>,
 }
 
@@ -40,10 +40,10 @@ struct InboxState {
     bytes: u64,
     bytes_from: HashMap<Incarnation, u64>,
     counters: Counters,
-    /// Threads that sleep until something arrives. To wake nobody is a system call all the same, and who waits
-    /// for a count mostly drives instead of sleeping.
+    /// Threads that are blocked until something arrives. A notify without waiters still costs a
+    /// system call, and a thread that waits for a count mostly polls instead of blocking.
     sleepers: u32,
-    /// The endpoint is closed: no thread sleeps any more.
+    /// The endpoint is closed: no thread blocks here any more.
     closed: bool,
 }
 
@@ -61,7 +61,7 @@ impl Inbox {
         Self { state: Mutex::new(state), changed: Condvar::new(), max_bytes, proxies }
     }
 
-    /// Queues a message, or refuses it when the queue is full. One peer may fill half of it.
+    /// Queues a message, or refuses it if the queue is full. One peer may fill half of the queue.
     pub(crate) fn deliver(&self, from: Incarnation, message: Vec<u8>) -> Result<(), TransferError> {
         let mut state = self.state.lock().unwrap();
         let len = message.len() as u64;
@@ -79,10 +79,10 @@ impl Inbox {
         Ok(())
     }
 
-    /// Gives a proxy's counters ids; the first of them. `None` where there are no more.
+    /// Assigns ids to a proxy's counters and returns the first. `None` if no ids are left.
     pub(crate) fn add_counters(&self, counters: &Arc<driven::Counters>) -> Option<u32> {
         let mut proxies = self.proxies.write().unwrap();
-        // Never a place that was another's: its peers may still count there.
+        // Never reuse the place of a former proxy: its peers may still count there.
         let at = proxies.len();
         if at >= MAX_PROXIES {
             return None;
@@ -109,9 +109,9 @@ impl Inbox {
                     let raised = counters.raise((id & 0xffff) as usize, 1);
                     return raised.then_some(()).ok_or(TransferError::CountersFull);
                 }
-                // Of a proxy that is gone.
+                // The proxy is gone.
                 Some(None) => return Err(TransferError::RemoteAccess),
-                // Where there never was one, any number is the endpoint's own.
+                // There never was such a proxy, so the id is one of the endpoint's own.
                 None => {}
             }
         }
@@ -129,7 +129,7 @@ impl Inbox {
         self.state.lock().unwrap().counters.reset(id)
     }
 
-    /// The oldest message, of one peer or of any.
+    /// Takes the oldest message, of one peer or of any.
     pub(crate) fn take(&self, from: Option<&Incarnation>) -> Option<Notification> {
         let mut state = self.state.lock().unwrap();
         let at = match from {
@@ -153,8 +153,8 @@ impl Inbox {
         Arrivals(self.state.lock().unwrap()).has_message(from)
     }
 
-    /// Sleeps until something arrives or the time is over; `ready` is asked under the lock, so that
-    /// an arrival between the question and the sleep is not missed.
+    /// Blocks until something arrives or the time is over. It calls `ready` under the lock, so that
+    /// it does not miss an arrival between the check and the wait.
     pub(crate) fn sleep_unless(&self, timeout: Duration, ready: impl Fn(&Arrivals<'_>) -> bool) {
         let mut arrivals = Arrivals(self.state.lock().unwrap());
         if arrivals.0.closed || ready(&arrivals) {
@@ -165,13 +165,14 @@ impl Inbox {
         state.sleepers -= 1;
     }
 
-    /// Wakes every thread that sleeps, and lets none sleep again: the endpoint is closed.
+    /// Wakes all blocked threads and lets none block again, because the endpoint is closed.
     pub(crate) fn close(&self) {
         self.state.lock().unwrap().closed = true;
         self.changed.notify_all();
     }
 
-    /// Wakes who sleeps. Whoever goes to sleep says so under the lock that was held for the arrival.
+    /// Wakes blocked threads. A thread registers in `sleepers` under the lock that the arrival
+    /// held.
     fn wake(&self, state: MutexGuard<'_, InboxState>) {
         let any = state.sleepers > 0;
         drop(state);
@@ -181,7 +182,7 @@ impl Inbox {
     }
 }
 
-/// A look at the inbox under its lock.
+/// The inbox under its lock.
 pub(crate) struct Arrivals<'a>(MutexGuard<'a, InboxState>);
 
 impl Arrivals<'_> {
@@ -204,7 +205,7 @@ mod tests {
         let (a, b) = (Incarnation([1; 16]), Incarnation([2; 16]));
         inbox.deliver(a, vec![0; 40]).unwrap();
         let full = Err(TransferError::NotificationsFull);
-        assert_eq!(inbox.deliver(a, vec![0; 20]), full, "one peer may not fill it");
+        assert_eq!(inbox.deliver(a, vec![0; 20]), full, "one peer may fill only half of the queue");
         inbox.deliver(b, vec![0; 50]).unwrap();
         assert_eq!(inbox.deliver(b, vec![0; 20]), full);
         assert_eq!(inbox.take(Some(&b)).unwrap().from, b);
@@ -236,7 +237,7 @@ mod tests {
             }
             inbox.deliver(Incarnation([1; 16]), vec![1]).unwrap();
         });
-        assert!(start.elapsed() < long, "nobody rang");
+        assert!(start.elapsed() < long, "the sleeping thread was not woken");
         assert_eq!(inbox.state.lock().unwrap().sleepers, 0);
     }
 }

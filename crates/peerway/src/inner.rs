@@ -1,4 +1,5 @@
-//! What the parts of an endpoint share: its tables, its peers, its shards, and how it closes.
+//! The state that the parts of an endpoint share: its tables, its peers, its shards, and how it
+//! closes.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -28,11 +29,11 @@ use crate::transfer;
 use crate::transport::stores::Experience;
 use crate::transport::verbs::{Rdma, RdmaError};
 
-/// What the endpoint's parts share.
+/// The state that the parts of an endpoint share.
 pub(crate) struct Inner {
     pub(crate) incarnation: Incarnation,
     pub(crate) config: Config,
-    /// Where its threads run.
+    /// The CPUs on which its threads run.
     pub(crate) cpus: Cpus,
     pub(crate) slots: Slots,
     pub(crate) grants: Grants,
@@ -40,10 +41,10 @@ pub(crate) struct Inner {
     pub(crate) copy_pool: CopyPool,
     pub(crate) experience: Experience,
     pub(crate) local_name: String,
-    /// Local addresses that bulk lanes go round.
+    /// Local addresses that bulk lanes alternate between.
     pub(crate) rails: Vec<Rail>,
     pub(crate) addresses: Vec<SocketAddr>,
-    /// RDMA devices, or why there are none.
+    /// The RDMA devices, or why there are none.
     pub(crate) rdma: Result<Arc<Rdma>, RdmaError>,
     pub(crate) shards: Shards,
     pub(crate) peers: Mutex<Peers>,
@@ -52,23 +53,23 @@ pub(crate) struct Inner {
     fork_generation: u32,
 }
 
-/// Endpoints of this process, so that two of them can find each other's memory.
+/// The endpoints of this process, so that two of them can find each other's memory.
 static HERE: LazyLock<Mutex<HashMap<Incarnation, Weak<Inner>>>> = LazyLock::new(Mutex::default);
 
-/// The endpoint of this process with that name.
+/// Finds the endpoint of this process with that identity.
 pub(crate) fn find(who: &Incarnation) -> Option<Arc<Inner>> {
     HERE.lock().unwrap().get(who)?.upgrade()
 }
 
-/// Random bytes.
+/// Returns random bytes.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    // Without randomness names and tokens would be guessable: there is no way on.
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    // Without randomness, identities and tokens would be guessable, so the process cannot go on.
+    getrandom::fill(&mut bytes).expect("the operating system must provide random bytes");
     bytes
 }
 
-/// Why nothing can be done with an endpoint.
+/// Why an endpoint cannot be used.
 pub(crate) enum Unusable {
     Closed,
     Forked,
@@ -119,7 +120,7 @@ impl Inner {
         })
     }
 
-    /// Lets other endpoints of this process find it.
+    /// Lets other endpoints of this process find this one.
     pub(crate) fn announce(self: &Arc<Self>) {
         HERE.lock().unwrap().insert(self.incarnation, Arc::downgrade(self));
     }
@@ -129,7 +130,7 @@ impl Inner {
         Metadata { incarnation: self.incarnation, addresses }.to_bytes()
     }
 
-    /// Whether the endpoint can be used.
+    /// Fails if the endpoint cannot be used.
     #[inline]
     pub(crate) fn check_open(&self) -> Result<(), Unusable> {
         if process::fork_generation() != self.fork_generation {
@@ -138,14 +139,14 @@ impl Inner {
         if self.closed.load(Ordering::Relaxed) { Err(Unusable::Closed) } else { Ok(()) }
     }
 
-    /// Has every driver leave the gates of barred grants that it holds for slow readers.
+    /// Makes every driver leave the gates of barred grants that it holds for slow readers.
     pub(crate) fn leave_barred_gates(&self) {
         for shard in self.shards.all() {
             shard.submit(DriverCommand::LeaveBarredGates);
         }
     }
 
-    /// Has a lane deliver what follows a transfer that was copied directly.
+    /// Sends the signal of a transfer that was copied directly, on a lane.
     pub(crate) fn send_signal(
         self: &Arc<Self>,
         slot: SlotId,
@@ -181,7 +182,8 @@ impl Inner {
         }
     }
 
-    /// Polls while things happen, then blocks by `sleep`; until `over` or the deadline.
+    /// Polls while there is progress, then blocks with `sleep`, until `over` holds or the deadline
+    /// passes.
     pub(crate) fn wait_until(
         &self,
         deadline: u64,
@@ -205,7 +207,8 @@ impl Inner {
 
     pub(crate) fn shut_down(&self) {
         if process::fork_generation() != self.fork_generation {
-            // The threads and the peers are the parent's: only descriptors are let go of.
+            // The threads and the peers belong to the parent process. The child only closes its
+            // descriptors.
             self.copy_pool.abandon();
             for shard in self.shards.all() {
                 shard.abandon();

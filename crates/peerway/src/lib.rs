@@ -1,15 +1,17 @@
 //! Peerway moves bytes between the memories of two processes by one-sided reads and writes.
 //!
-//! An [`Endpoint`] listens and owns registered memory ([`Region`]). A region is advertised as a
-//! 64-byte descriptor, handed over by any means; the other side connects ([`Peer`]), imports it
-//! ([`RemoteRegion`]) and reads or writes without the owner's code taking part.
+//! An [`Endpoint`] listens and owns registered memory ([`Region`]). The owner advertises a region
+//! as a 64-byte descriptor and sends the descriptor by any means. The other side connects
+//! ([`Peer`]), imports the descriptor ([`RemoteRegion`]) and reads or writes without the owner's
+//! code taking part.
 //!
-//! - Every transfer ends, in bounded time, whatever the peer does ([`Ended`]).
-//! - Nothing lands late, or it is said: [`Fence`].
-//! - Done means there: notifications and counters are seen after the bytes they speak of, once.
-//! - A peer reaches only what was advertised.
+//! - Every transfer ends in bounded time, whatever the peer does ([`Ended`]).
+//! - No byte lands after a transfer has ended, or the result says that it may: [`Fence`].
+//! - A transfer that is done has its bytes in place. Its notification and its count become visible
+//!   after the bytes, exactly once.
+//! - A peer can access only the memory that was advertised.
 //!
-//! `ARCHITECTURE.md` in the repository is the map of how.
+//! `ARCHITECTURE.md` in the repository describes the design.
 
 mod address;
 mod batch;

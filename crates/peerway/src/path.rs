@@ -1,18 +1,19 @@
-//! Paths: by which way bytes reach a peer, and why that one.
+//! Paths: how bytes reach a peer, and why that path was chosen.
 
 use std::fmt;
 
-/// A way to a peer.
+/// A kind of path to a peer.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum PathKind {
-    /// Both endpoints live in this process.
+    /// Both endpoints are in this process.
     SameProcess = 0,
-    /// The peer's memory is mapped here.
+    /// The peer's memory is mapped into this process.
     LocalMap = 1,
-    /// The kernel copies between the two processes: reads, and writes of up to 1 MiB, by whoever asks for
-    /// them, larger writes by the process that owns the destination (`process_vm_readv`, `process_vm_writev`).
+    /// The kernel copies between the two processes. The process that posts copies for reads, and
+    /// for writes of up to 64 KiB in few pieces. For larger writes the process that owns the
+    /// destination copies.
     LocalCma = 2,
     /// A ring in shared memory.
     LocalRing = 3,
@@ -22,7 +23,7 @@ pub enum PathKind {
     Verbs = 5,
     /// RDMA devices, by reliable datagrams (AWS EFA).
     Efa = 6,
-    /// A GPU copies, from or to memory of a GPU that the peer shares with us.
+    /// A GPU copies from or to GPU memory that the peer shares with this process.
     GpuIpc = 7,
 }
 
@@ -40,8 +41,9 @@ impl PathKind {
         }
     }
 
-    /// Whether the owner's limits bind honest peers only. Memory that another process maps or that
-    /// the kernel lets it read cannot be guarded from it; such paths go to the same user alone.
+    /// Whether the owner's limits bind only peers that follow the protocol. Memory that another
+    /// process maps or can read through the kernel cannot be protected from it. Such paths are only
+    /// used between processes of the same user.
     pub fn is_trusted(self) -> bool {
         matches!(self, Self::SameProcess | Self::LocalMap | Self::LocalCma | Self::GpuIpc)
     }
@@ -65,9 +67,9 @@ impl fmt::Display for PathKind {
 /// The path chosen for a peer.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Path {
-    /// The best way both sides can speak. Memory that is not shareable takes the next one.
+    /// The best path that both sides support. Memory that is not shareable takes the next best one.
     pub kind: PathKind,
-    /// Why this one and not a better one.
+    /// Why this path was chosen and not a better one.
     pub why: String,
 }
 

@@ -1,4 +1,4 @@
-//! A peer: one remote endpoint incarnation, and everything that is asked of it.
+//! A peer: one remote endpoint incarnation, and all operations on it.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::staged::Staged;
 use crate::transfer::{self, PostMode, Transfer, TransferMethod};
 use crate::transport::gpu::UserStream;
 
-/// A connected peer. Cheap to clone. A restarted peer is another peer.
+/// A connected peer. Cloning is cheap. A restarted peer is another peer.
 #[derive(Clone)]
 pub struct Peer {
     endpoint: Arc<Inner>,
@@ -46,41 +46,44 @@ impl Peer {
 
     /// Turns a descriptor that the peer advertised into memory that can be read and written.
     ///
-    /// The first import of an advertisement asks the peer, once; later ones are free.
+    /// The first import of an advertisement asks the peer once. Later imports cost nothing.
     pub fn import(&self, descriptor: &[u8]) -> Result<RemoteRegion, ImportError> {
         import::import(&self.endpoint, &self.session, descriptor)
     }
 
-    /// Writes and waits.
+    /// Writes and waits for the end.
     pub fn write(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
         Ok(self.run(&Batch::write(local, remote)?)?.ok()?)
     }
 
-    /// Reads and waits.
+    /// Reads and waits for the end.
     pub fn read(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
         Ok(self.run(&Batch::read(local, remote)?)?.ok()?)
     }
 
-    /// Posts a batch; returns within microseconds whatever its size.
+    /// Posts a batch. It returns within microseconds, whatever the size of the batch.
     pub fn post(&self, batch: &Batch) -> Result<Transfer, PostError> {
         transfer::post(&self.endpoint, &self.session, batch, PostMode::Leaves, None)
     }
 
-    /// Posts a batch and waits for its end in the calling thread, which does the work.
+    /// Posts a batch and waits for its end. The calling thread does the work.
     pub fn run(&self, batch: &Batch) -> Result<Ended, PostError> {
         Ok(self.begin(batch)?.join())
     }
 
-    /// Posts a batch that the calling thread waits for next: no other thread is asked to see to it. One
-    /// that is kept and neither waited for nor polled may stand still. Dropping the handle lets it go
-    /// on; awaiting it, or asking for a wake-up ([`Transfer::on_end`]), has the engine's threads carry it on.
+    /// Posts a batch that the calling thread waits for next. The engine's threads do not work on
+    /// it. A handle that the caller keeps without waiting for it or polling it may make no
+    /// progress. The engine's threads continue the transfer after the caller drops the handle,
+    /// awaits it, or asks for a wake-up ([`Transfer::on_end`]).
     pub fn begin(&self, batch: &Batch) -> Result<Transfer, PostError> {
         transfer::post(&self.endpoint, &self.session, batch, PostMode::Waits, None)
     }
 
-    /// Keeps a checked batch to be posted many times, from any thread, without checking it again. Where RDMA
-    /// devices will carry it out its memory is registered with them now, which else the first post does; for GPU memory
-    /// everything is made ready that a transfer in a stream may not ask the driver for.
+    /// Keeps a checked batch that any thread can post many times without another check.
+    ///
+    /// If RDMA devices will carry it, this call registers its memory with them. Otherwise the first
+    /// post does. For GPU memory it also prepares everything that a transfer in a stream must not
+    /// ask the driver for.
     pub fn prepare(&self, batch: Batch) -> Result<Prepared, PostError> {
         if let Some(remote) = batch.work.remotes.as_slice().first()
             && !Arc::ptr_eq(&remote.session, &self.session)
@@ -92,23 +95,24 @@ impl Peer {
         let prepared = Prepared { peer: self.clone(), batch: Arc::new(batch), way };
         if let Some(device) = prepared.device().filter(|_| of_gpu) {
             if let Err(error) = device.warm_up() {
-                tracing::warn!(%error, "a GPU is not ready for transfers");
+                tracing::warn!(%error, "cannot prepare a GPU for transfers");
             }
-            // It will be used again, or it would not be prepared.
+            // Memory is pinned at its second use. A prepared batch is used repeatedly, so count
+            // both uses now.
             prepared.batch.work.pin_for(&device);
             prepared.batch.work.pin_for(&device);
         }
         Ok(prepared)
     }
 
-    /// A transfer in parts that the caller releases one by one, each with its own counter and
-    /// notification: layer-wise streaming.
+    /// Prepares a transfer in stages that the caller releases one by one. Each stage has its own
+    /// counter and notification. Use it for layer-wise streaming.
     pub fn stage(&self, stages: Vec<Batch>) -> Result<Staged, PostError> {
         let stages: Result<_, _> = stages.into_iter().map(|batch| self.prepare(batch)).collect();
         self.stage_prepared(stages?)
     }
 
-    /// As [`Self::stage`], of parts that are prepared already.
+    /// Does [`Self::stage`] with stages that are already prepared.
     pub fn stage_prepared(&self, stages: Vec<Prepared>) -> Result<Staged, PostError> {
         if stages.iter().any(|stage| stage.peer != *self) {
             return Err(PostError::OtherPeer);
@@ -132,27 +136,27 @@ impl Peer {
         )
     }
 
-    /// The oldest notification from this peer, as soon as there is one.
+    /// Waits for a notification from this peer and takes the oldest.
     pub fn notification(&self, timeout: Duration) -> Option<Notification> {
         self.endpoint.wait_notification(Some(&self.session.incarnation), timeout)
     }
 
-    /// The path to this peer, and why this one.
+    /// The path to this peer, and why it was chosen.
     pub fn path(&self) -> &Path {
         &self.session.path
     }
 
-    /// The name of this life of the peer.
+    /// The identity of this incarnation of the peer.
     pub fn incarnation(&self) -> Incarnation {
         self.session.incarnation
     }
 
-    /// The address the session was made with.
+    /// The address that the session was opened with.
     pub fn address(&self) -> SocketAddr {
         self.session.addr
     }
 
-    /// Whether we opened the session.
+    /// Whether this endpoint opened the session.
     pub fn is_initiator(&self) -> bool {
         self.session.initiator
     }
@@ -167,7 +171,7 @@ impl Peer {
         self.session.remove();
     }
 
-    /// What went to and fro, also by threads of proxies.
+    /// Statistics of this peer, including the sub-sessions of proxy threads.
     pub fn stats(&self) -> PeerStats {
         let mut sum = PeerStats::default();
         let open = self.endpoint.check_open().is_ok();
@@ -194,7 +198,7 @@ impl fmt::Debug for Peer {
 }
 
 impl PartialEq for Peer {
-    /// Two handles to one session.
+    /// Whether both handles name the same session.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.session, &other.session)
     }
@@ -208,8 +212,8 @@ impl Hash for Peer {
     }
 }
 
-/// Counts of one peer. Bytes that this process copied directly are not seen by lanes and count
-/// under `transfers` alone.
+/// Statistics of one peer. Lanes do not see bytes that this process copies directly, so such
+/// transfers count only under `transfers`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct PeerStats {
@@ -217,42 +221,43 @@ pub struct PeerStats {
     pub transfers: u64,
     /// Bytes that lanes wrote to the peer.
     pub bytes_written: u64,
-    /// Bytes that lanes read from it.
+    /// Bytes that lanes read from the peer.
     pub bytes_read: u64,
-    /// Bytes that it read from us by lanes.
+    /// Bytes that the peer read from this endpoint by lanes.
     pub bytes_served: u64,
-    /// Bytes that it wrote to us by lanes.
+    /// Bytes that the peer wrote to this endpoint by lanes.
     pub bytes_landed: u64,
     /// Lanes that broke.
     pub lanes_lost: u64,
 }
 
-/// A batch that is posted many times.
+/// A checked batch that can be posted many times.
 #[derive(Clone)]
 pub struct Prepared {
     peer: Peer,
     batch: Arc<Batch>,
-    /// How it reaches the peer, where that is the same each time.
+    /// How it reaches the peer, if that is the same for each post.
     way: Option<TransferMethod>,
 }
 
 impl Prepared {
-    /// Posts it.
+    /// Posts the batch.
     pub fn post(&self) -> Result<Transfer, PostError> {
         self.post_then(PostMode::Leaves)
     }
 
-    /// Posts it with this message after its bytes, whatever it was prepared with: its list is not made or checked anew.
+    /// Posts the batch with this message after its bytes, instead of the message it was prepared
+    /// with. The list of ranges is neither rebuilt nor checked again.
     pub fn post_notifying(&self, message: &[u8]) -> Result<Transfer, PostError> {
         self.peer.post(&Batch::clone(&self.batch).notify(message)?)
     }
 
-    /// Posts it and waits.
+    /// Posts the batch and waits for its end.
     pub fn run(&self) -> Result<Ended, PostError> {
         Ok(self.begin()?.join())
     }
 
-    /// Posts it for the calling thread to wait for next: see [`Peer::begin`].
+    /// Posts the batch for the calling thread to wait for next: see [`Peer::begin`].
     pub fn begin(&self) -> Result<Transfer, PostError> {
         self.post_then(PostMode::Waits)
     }
@@ -263,15 +268,16 @@ impl Prepared {
         transfer::post(endpoint, session, &self.batch, then, self.way)
     }
 
-    /// Puts it into a CUDA stream: it begins when the stream has come to it, and what is put into the stream later
-    /// waits for its end. In a stream that is being captured it becomes part of the graph, and happens each time the
-    /// graph does.
+    /// Puts the transfer into a CUDA stream. It starts when the stream reaches it, and later work
+    /// in the stream waits for its end. In a stream that is being captured it becomes part of the
+    /// graph and runs each time the graph runs.
     ///
-    /// A transfer that fails lets the stream go on; the handle says how it ended.
+    /// A transfer that fails does not stop the stream. The handle says how it ended.
     ///
     /// # Safety
     ///
-    /// The stream (a `CUstream`, or `cudaStream_t`) is alive and of the GPU whose memory is transferred.
+    /// The stream (a `CUstream`, or `cudaStream_t`) is alive and belongs to the GPU whose memory is
+    /// transferred.
     ///
     /// # Errors
     ///
@@ -281,23 +287,23 @@ impl Prepared {
         unsafe { Enqueued::new(self, stream) }
     }
 
-    /// What [`Self::enqueue`] does where a GPU carries it out by itself.
+    /// The part of [`Self::enqueue`] for transfers that a GPU can do alone.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// As for [`Self::enqueue`].
     pub(crate) unsafe fn post_in(&self, stream: UserStream) -> Result<Option<Transfer>, PostError> {
         // SAFETY: the caller's promise.
         unsafe { transfer::post_in(&self.peer.endpoint, &self.peer.session, &self.batch, stream) }
     }
 
-    /// The GPU whose memory it is about.
+    /// The GPU whose memory the transfer uses.
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
         let work = &self.batch.work;
         work.by_gpu().or_else(|| work.staged_by())
     }
 
-    /// Bytes in the transfer.
+    /// The number of bytes in the transfer.
     pub fn total(&self) -> u64 {
         self.batch.total()
     }

@@ -1,8 +1,8 @@
-//! Who there are sessions with.
+//! The sessions of an endpoint.
 //!
-//! Two endpoints have one session, whichever of them opened it: connecting again gives the same. Where threads of
-//! proxies want lanes of their own there are more, its *sub-sessions*, which are numbered and end with it; whoever asks for
-//! peers sees the first alone.
+//! Two endpoints have one main session, whichever of them opened it. A second connect returns the
+//! same session. Proxy threads that need their own lanes add *sub-sessions*, which are numbered and
+//! end with the main session. The public list of peers shows only the main session.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -19,10 +19,10 @@ use crate::progress::driver::NewSession;
 use crate::progress::shard::DriverCommand;
 use crate::session::Session;
 
-/// Peers that were accepted and not asked for yet.
+/// The most accepted peers that wait for a call to `accept`.
 const MAX_UNASKED: usize = 65_536;
 
-/// Whom a session leads to: the endpoint, and which of the sessions with it.
+/// Identifies a session: the peer's identity and the sub-session number, 0 for the main session.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct Whom {
     pub(crate) who: Incarnation,
@@ -30,7 +30,7 @@ pub(crate) struct Whom {
 }
 
 impl From<Incarnation> for Whom {
-    /// The session that is everybody's.
+    /// The main session.
     fn from(who: Incarnation) -> Self {
         Self { who, sub_session: 0 }
     }
@@ -41,15 +41,15 @@ impl From<Incarnation> for Whom {
 pub(crate) struct Peers {
     /// Live sessions.
     live: HashMap<Whom, Arc<Session>>,
-    /// Sessions of an endpoint with itself, which lead to the same name at both ends.
+    /// Sessions of an endpoint with itself. Both ends have the same identity.
     to_self: Vec<Arc<Session>>,
     accepted: VecDeque<Arc<Session>>,
-    /// The last session with endpoints that there is none with now: who opens anew names it, which
-    /// proves to the other side that the old one is over.
+    /// The last session with each endpoint that has none now. An opener names it in its hello,
+    /// which proves to the acceptor that the old session is over.
     last: HashMap<Whom, [u8; 16]>,
-    /// Endpoints that a connect is under way to.
+    /// Sessions that a local thread is opening.
     opening: HashSet<Whom>,
-    /// Endpoints whose connect has been agreed to, until its session is among the live ones.
+    /// Sessions that the acceptor has agreed to, until they are live.
     accepting: HashSet<Whom>,
 }
 
@@ -58,7 +58,7 @@ impl Peers {
         self.current(whom).is_some() || self.accepting.contains(whom)
     }
 
-    /// A session that lives, and for a sub-session belongs to the one that does.
+    /// The live session. A sub-session counts only if the main session that it belongs to is live.
     fn current(&self, whom: &Whom) -> Option<&Arc<Session>> {
         let session = self.live.get(whom).filter(|session| session.is_alive())?;
         let first = self.live.get(&Whom::from(whom.who));
@@ -68,7 +68,7 @@ impl Peers {
         belongs.then_some(session)
     }
 
-    /// The other sessions that belong to one that is everybody's.
+    /// The sub-sessions of a main session.
     fn sub_sessions_of(&self, session: &Session) -> Vec<Arc<Session>> {
         let is_of = |s: &&Arc<Session>| {
             s.sub_session.is_some_and(|sub_session| sub_session.of == session.id)
@@ -76,7 +76,7 @@ impl Peers {
         self.live.values().filter(is_of).cloned().collect()
     }
 
-    /// The endpoint is closed.
+    /// Forgets all sessions, because the endpoint is closed.
     pub(crate) fn clear(&mut self) {
         self.live.clear();
         self.to_self.clear();
@@ -84,20 +84,20 @@ impl Peers {
     }
 }
 
-/// What became of the wish to open a session.
+/// The result of `begin_opening`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Opening {
-    /// This thread opens it.
+    /// This thread opens the session.
     Begun,
-    /// Another thread's connect has come to an end: there may be a session now.
+    /// Another thread's connect has ended: there may be a session now.
     ElsewhereEnded,
-    /// Another thread's connect outlasted the time limit.
+    /// Another thread's connect took longer than the time limit.
     TimedOut,
 }
 
-/// An endpoint's word that a session is being opened, or accepted, and no other of the kind is
-/// begun meanwhile. Of two endpoints the lower name never gives both words at once, so that of two
-/// attempts that cross one succeeds.
+/// A claim that this endpoint opens or accepts a session. It starts no second attempt of the same
+/// kind meanwhile. When two attempts cross, the endpoint with the lower identity never holds both
+/// kinds of claim at once, so exactly one attempt succeeds.
 pub(crate) struct Claim {
     endpoint: Weak<Inner>,
     whom: Whom,
@@ -116,8 +116,8 @@ impl Drop for Claim {
 }
 
 impl Inner {
-    /// A session that lives. One whose process has just ended is as good as over, though its driver may
-    /// not have noticed.
+    /// The live session. A session whose process has just ended counts as over, even if its driver
+    /// has not noticed.
     pub(crate) fn live_session(&self, whom: &Whom) -> Option<Arc<Session>> {
         let peers = self.peers.lock().unwrap();
         peers.current(whom).filter(|session| !session.is_process_dead()).cloned()
@@ -138,44 +138,44 @@ impl Inner {
         }
     }
 
-    /// The session of the kind that is over, or about to be.
+    /// The id of the last such session, which is over or about to be.
     pub(crate) fn last_session(&self, whom: &Whom) -> Option<[u8; 16]> {
         let peers = self.peers.lock().unwrap();
-        // Never one that lives: it may have been accepted since we looked.
+        // Never a live session: the acceptor may have added it since the caller looked.
         let ending = peers.live.get(whom).filter(|session| !session.is_alive());
         let ending = ending.map(|session| session.id);
         ending.or_else(|| peers.last.get(whom).copied())
     }
 
-    /// The next session that a peer opened, as soon as there is one.
+    /// Waits for the next session that a peer opened.
     pub(crate) fn next_accepted(&self, timeout: Duration) -> Option<Arc<Session>> {
         let mut peers = self.peers.lock().unwrap();
-        // Under the lock, which closing takes before it wakes whoever waits.
+        // The check is under the lock that closing takes before it wakes waiting threads.
         if peers.accepted.is_empty() && self.check_open().is_ok() {
             peers = self.peers_changed.wait_timeout(peers, timeout).unwrap().0;
         }
         peers.accepted.pop_front()
     }
 
-    /// Every session that lives, sub-sessions too.
+    /// All live sessions, including sub-sessions.
     pub(crate) fn live_sessions(&self) -> Vec<Arc<Session>> {
         let peers = self.peers.lock().unwrap();
         peers.live.values().chain(&peers.to_self).cloned().collect()
     }
 
-    /// The sub-sessions of a session.
+    /// The sub-sessions of a main session.
     pub(crate) fn sub_sessions_of(&self, session: &Session) -> Vec<Arc<Session>> {
         self.peers.lock().unwrap().sub_sessions_of(session)
     }
 
-    /// A connect has come to an end.
+    /// Records that a connect has ended.
     pub(crate) fn end_opening(&self, whom: &Whom) {
         self.peers.lock().unwrap().opening.remove(whom);
         self.peers_changed.notify_all();
     }
 
-    /// Notes that a connect is under way. When another thread's is, waits for its end until
-    /// `deadline`.
+    /// Records that a connect is in progress. If another thread connects to the same peer, waits
+    /// for its end until `deadline`.
     pub(crate) fn begin_opening(&self, whom: Whom, deadline: u64) -> Opening {
         let mut peers = self.peers.lock().unwrap();
         if !peers.accepting.contains(&whom) && peers.opening.insert(whom) {
@@ -191,8 +191,9 @@ impl Inner {
         Opening::ElsewhereEnded
     }
 
-    /// As `begin_opening`, for a connect by address, which has only now learned who is there. `None`
-    /// when there is a session with them, or will be. With itself an endpoint may have many.
+    /// Does `begin_opening` for a connect by address, which learns the identity only now. `None` if
+    /// a session with that peer exists or is being opened. An endpoint may have many sessions with
+    /// itself.
     pub(crate) fn learned(self: &Arc<Self>, who: Incarnation) -> Option<Claim> {
         let whom = Whom::from(who);
         let mut peers = self.peers.lock().unwrap();
@@ -201,7 +202,7 @@ impl Inner {
         free.then(|| self.claim(whom, true))
     }
 
-    /// Agrees to a session that somebody has opened; `None` when there is another.
+    /// Agrees to a session that a peer opens. `None` if there is another one.
     pub(crate) fn begin_accepting(self: &Arc<Self>, whom: Whom) -> Option<Claim> {
         let mut peers = self.peers.lock().unwrap();
         let free = whom.who == self.incarnation || !self.is_taken(&peers, &whom);
@@ -211,12 +212,12 @@ impl Inner {
         free.then(|| self.claim(whom, false))
     }
 
-    /// Whether such a session lives, or one that goes first is being opened.
+    /// Whether such a session is live, or a local attempt that has precedence is in progress.
     pub(crate) fn has_or_opens(&self, whom: &Whom) -> bool {
         whom.who != self.incarnation && self.is_taken(&self.peers.lock().unwrap(), whom)
     }
 
-    /// Of two endpoints that open at the same time, the lower name's attempt goes first.
+    /// If two endpoints open at the same time, the attempt of the lower identity has precedence.
     fn is_taken(&self, peers: &Peers, whom: &Whom) -> bool {
         peers.is_settled(whom) || (peers.opening.contains(whom) && self.incarnation < whom.who)
     }
@@ -225,7 +226,7 @@ impl Inner {
         Claim { endpoint: Arc::downgrade(self), whom, opening }
     }
 
-    /// A session we opened is complete.
+    /// Adds a session that this endpoint opened.
     pub(crate) fn opened(self: &Arc<Self>, new: NewSession) -> Peer {
         let session = new.session.clone();
         let mut peers = self.peers.lock().unwrap();
@@ -239,7 +240,8 @@ impl Inner {
         self.peers_changed.notify_all();
         session.shard.submit(DriverCommand::Adopt(Box::new(new)));
         session.shard.notify_if_blocked();
-        // Adopted at once, or as soon as whoever drives looks: without an index nothing can be sent.
+        // The driver sets the index when it adopts the session. Without an index nothing can be
+        // sent.
         while session.index.load(Ordering::Acquire) == usize::MAX
             && session.is_alive()
             && self.check_open().is_ok()
@@ -250,7 +252,7 @@ impl Inner {
         Peer::new(self.clone(), session)
     }
 
-    /// A session that a peer opened is complete.
+    /// Adds a session that a peer opened.
     pub(crate) fn accepted(&self, session: &Arc<Session>) {
         let mut peers = self.peers.lock().unwrap();
         if session.incarnation != self.incarnation {
@@ -264,14 +266,14 @@ impl Inner {
         self.end_if_orphan(session);
     }
 
-    /// The session of a sub-session may have gone while it was opened: then nobody has ended the sub-session.
+    /// Closes a sub-session whose main session ended while the sub-session was being opened.
     fn end_if_orphan(&self, session: &Arc<Session>) {
         if !self.has_session_of(session.incarnation, session.sub_session) {
             session.remove();
         }
     }
 
-    /// Whether the session that a sub-session belongs to lives; true for what is no sub-session.
+    /// Whether the main session of a sub-session is live. True if `sub_session` is `None`.
     pub(crate) fn has_session_of(&self, who: Incarnation, sub_session: Option<SubSession>) -> bool {
         let first = || self.peers.lock().unwrap().live.get(&Whom::from(who)).cloned();
         sub_session.is_none_or(|sub_session| {
@@ -279,14 +281,16 @@ impl Inner {
         })
     }
 
-    /// A session is over. If we `removed` it, so are its sub-sessions; else they end by what ended it, or as they find that it has.
+    /// Removes a session that is over. If this endpoint `removed` it, its sub-sessions are closed
+    /// too. Otherwise the same cause ends them, or they detect it themselves.
     pub(crate) fn peer_gone(&self, session: &Arc<Session>, removed: bool) {
         let mut peers = self.peers.lock().unwrap();
         let same = |s: &Arc<Session>| Arc::ptr_eq(s, session);
         let sub_sessions = peers.sub_sessions_of(session);
         if peers.live.get(&session.whom()).is_some_and(same) {
             peers.live.remove(&session.whom());
-            // Bounded: who is forgotten waits until the other side notices by itself.
+            // The map is bounded. For a forgotten entry the other side must notice the end by
+            // itself.
             if peers.last.len() >= MAX_UNASKED {
                 peers.last.clear();
             }
@@ -299,7 +303,7 @@ impl Inner {
         sub_sessions.iter().filter(|_| removed).for_each(Session::remove);
     }
 
-    /// Who is at the other end of a session of ours with this id.
+    /// The peer of the session with this id.
     pub(crate) fn counterpart(&self, id: &[u8; 16]) -> Option<Incarnation> {
         let peers = self.peers.lock().unwrap();
         peers.live.values().find(|s| s.id == *id).map(|s| s.incarnation)

@@ -1,8 +1,9 @@
-//! The shards of an endpoint: those that sessions are dealt to, and those of sub-sessions.
+//! The shards of an endpoint: the shared ones, among which sessions are distributed, and those of
+//! sub-sessions.
 //!
-//! A sub-session's shard is made when a proxy first has a thread for it, never because a peer asks, and
-//! stays. The proxy's thread that posts there polls it; its own progress thread polls when that
-//! thread does not.
+//! A proxy creates the shard of a sub-session when it first has a thread for it. A peer's request
+//! never creates one. The shard stays. The proxy thread that posts there polls it; its own progress
+//! thread polls it when the proxy thread does not.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +19,7 @@ use crate::progress::shard::Shard;
 use crate::session::acceptor::Acceptor;
 use crate::transport::verbs::port::PortCq;
 
-/// The highest number of a sub-session: proxies have no more threads.
+/// The highest sub-session number. A proxy has no more threads than this.
 pub(crate) const MAX_SUB_SESSIONS: u16 = 64;
 
 /// See the module.
@@ -26,9 +27,9 @@ pub(crate) const MAX_SUB_SESSIONS: u16 = 64;
 pub(crate) struct Shards {
     dealt: OnceLock<Vec<Arc<Shard>>>,
     next: AtomicUsize,
-    /// By the sub-session's number, less one.
+    /// Shards by sub-session number minus one.
     sub_sessions: SubSessions,
-    /// Held while a sub-session's is made.
+    /// Held while the shard of a sub-session is created.
     making: Mutex<()>,
 }
 
@@ -41,22 +42,23 @@ impl Default for SubSessions {
 }
 
 impl Shards {
-    /// Gives the endpoint its shards, once.
+    /// Sets the endpoint's shared shards, once.
     pub(crate) fn set(&self, shards: Vec<Arc<Shard>>) {
         let _ = self.dealt.set(shards);
     }
 
-    /// Those that sessions are dealt to, and that everybody waits on.
+    /// The shared shards. Sessions are distributed among them, and waiting threads poll them.
     pub(crate) fn dealt(&self) -> &[Arc<Shard>] {
         self.dealt.get().map_or(&[], Vec::as_slice)
     }
 
-    /// All of them.
+    /// All shards.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Shard>> {
         self.dealt().iter().chain(self.sub_sessions.0.iter().filter_map(OnceLock::get))
     }
 
-    /// Those that a proxy's thread looks after: the first the ones that everybody has, each other one its sub-session's.
+    /// The shards that a proxy thread polls: the shared ones for the first thread, the shard of its
+    /// sub-session for each other thread.
     pub(crate) fn of_worker(&self, worker: usize) -> Vec<Arc<Shard>> {
         match worker.checked_sub(1) {
             None => self.dealt().to_vec(),
@@ -66,7 +68,8 @@ impl Shards {
         }
     }
 
-    /// The shard for a new session: its sub-session's own if there is one, or the next in turn.
+    /// The shard for a new session: that of its sub-session if there is one, else the next shared
+    /// shard.
     pub(crate) fn of(&self, sub_session: Option<SubSession>) -> Arc<Shard> {
         let place = |sub_session: SubSession| {
             self.sub_sessions.0.get(usize::from(sub_session.number).checked_sub(1)?)
@@ -80,7 +83,7 @@ impl Shards {
 }
 
 impl Inner {
-    /// A shard without a driver, with a completion queue for each RDMA device.
+    /// Creates a shard without a driver, with a completion queue for each RDMA device.
     pub(crate) fn new_shard(&self) -> Result<Arc<Shard>, BuildError> {
         let nics = self.rdma.iter().flat_map(|rdma| &rdma.nics);
         let ports: Result<Vec<_>, _> = nics.map(PortCq::new).collect();
@@ -88,28 +91,29 @@ impl Inner {
             pin: self.config.transport.to_string(),
             error: error.into(),
         })?;
-        Shard::new(self.config.spin, ports).map_err(os("making a shard"))
+        Shard::new(self.config.spin, ports).map_err(os("cannot create a shard"))
     }
 
-    /// Has it served.
+    /// Starts the driver and the progress thread of a shard.
     pub(crate) fn start_shard(
         self: &Arc<Self>,
         shard: &Arc<Shard>,
         acceptor: Option<Acceptor>,
     ) -> Result<(), BuildError> {
         let driver = Driver::new(self.clone(), shard.clone(), acceptor);
-        // Driver and shard hold each other until it is stopped.
+        // The driver and the shard hold each other until the shard is stopped.
         let started = shard.start(self, driver).inspect_err(|_| shard.stop());
-        started.map_err(os("starting a progress thread"))
+        started.map_err(os("cannot start a progress thread"))
     }
 
-    /// Has the shards of so many sub-sessions.
+    /// Ensures that the shards of the first `count` sub-sessions exist.
     pub(crate) fn have_sub_sessions(self: &Arc<Self>, count: usize) -> Result<(), BuildError> {
         let _making = self.shards.making.lock().unwrap();
         for place in
             self.shards.sub_sessions.0.iter().take(count).filter(|place| place.get().is_none())
         {
-            // Whoever closes takes the lock too, so none is made that is not stopped.
+            // `end_making` takes the same lock after the endpoint is closed, so every created shard
+            // is stopped.
             let closed = |_| os("the endpoint is closed")(io::ErrorKind::NotConnected.into());
             self.check_open().map_err(closed)?;
             let shard = self.new_shard()?;
@@ -119,7 +123,7 @@ impl Inner {
         Ok(())
     }
 
-    /// No more shards are made: the endpoint is closed.
+    /// Waits for a shard in creation. The endpoint is closed, so no further one is created.
     pub(crate) fn end_making(&self) {
         drop(self.shards.making.lock().unwrap());
     }

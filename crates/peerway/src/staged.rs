@@ -1,4 +1,4 @@
-//! Transfers whose parts go when the caller says so.
+//! Transfers in stages that the caller releases.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex};
@@ -14,8 +14,8 @@ use crate::gpu::{self, GpuError};
 use crate::peer::Prepared;
 use crate::transfer::Transfer;
 
-/// Parts of one transfer, checked and planned in advance: layer `i` goes while layer `i + 1` is
-/// still being computed.
+/// The stages of one transfer, checked and planned in advance. Layer `i` is sent while layer `i +
+/// 1` is still being computed.
 ///
 /// ```
 /// # use peerway::{Access, Batch, Endpoint, Reason};
@@ -48,14 +48,14 @@ struct StagedInner {
     changed: Condvar,
 }
 
-/// What has become of a stage.
+/// The state of a stage.
 enum Stage {
-    /// Nobody has asked for it.
+    /// Not released.
     Kept,
-    /// A stream will release it.
+    /// A stream or an event will release it.
     Promised,
     Released(Transfer),
-    /// It was released, and could not be posted.
+    /// It was released and could not be posted.
     Failed,
 }
 
@@ -72,7 +72,7 @@ impl StagedInner {
         released[stage] = match posted {
             Ok(transfer) => Stage::Released(transfer),
             Err(error) if promised => {
-                tracing::error!(%error, stage, "a stage in a stream could not be posted");
+                tracing::error!(%error, stage, "cannot post a stage that a CUDA stream released");
                 Stage::Failed
             }
             Err(error) => return Err(error),
@@ -88,27 +88,28 @@ impl Staged {
         Self { inner: Arc::new(StagedInner { stages, released, changed: Condvar::new() }) }
     }
 
-    /// How many stages there are.
+    /// The number of stages.
     pub fn len(&self) -> usize {
         self.inner.stages.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no stages.
     pub fn is_empty(&self) -> bool {
         self.inner.stages.is_empty()
     }
 
-    /// Lets a stage go.
+    /// Posts a stage.
     pub fn release(&self, stage: usize) -> Result<(), PostError> {
         self.inner.release(stage)
     }
 
-    /// Lets a stage go when a CUDA stream has come so far: behind the kernels that compute it.
+    /// Posts a stage when a CUDA stream reaches this point, behind the kernels that compute the
+    /// stage.
     ///
     /// # Safety
     ///
-    /// The stream (a `CUstream`, or `cudaStream_t`) is alive, of the GPU whose memory is transferred, and not being
-    /// captured.
+    /// The stream (a `CUstream`, or `cudaStream_t`) is alive, belongs to the GPU whose memory is
+    /// transferred, and is not being captured.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl Staged {
         let device = self.promise(stage)?;
         let inner = self.inner.clone();
         let go = move || {
-            // Only a stage that was released by hand meanwhile is refused.
+            // It fails only if the caller released the stage meanwhile.
             let _ = inner.release(stage);
         };
         // SAFETY: the caller's promise.
@@ -125,12 +126,12 @@ impl Staged {
             .inspect_err(|_| self.inner.released.lock().unwrap()[stage] = Stage::Kept)?)
     }
 
-    /// Lets a stage go when a CUDA event has happened.
+    /// Posts a stage when a CUDA event has occurred.
     ///
     /// # Safety
     ///
-    /// The event (a `CUevent`, or `cudaEvent_t`) is alive, has been recorded, and is of the GPU whose memory is
-    /// transferred.
+    /// The event (a `CUevent`, or `cudaEvent_t`) is alive, has been recorded, and belongs to the
+    /// GPU whose memory is transferred.
     ///
     /// # Errors
     ///
@@ -140,9 +141,10 @@ impl Staged {
         let prepared = self.inner.stages.get(stage);
         let prepared = prepared.ok_or(PostError::NoSuchStage { stage, stages })?;
         let device = prepared.device().ok_or(GpuError::NotForAStream)?;
-        // One of its own: events need not happen in the order of the stages. Given back as soon as it is through.
+        // Each stage has its own stream, because events may occur in any order. The stream is
+        // destroyed when its work is done.
         let stream = Stream::new(&device.gpu).map_err(GpuError::from)?;
-        // SAFETY: the stream is ours, the event the caller's promise.
+        // SAFETY: this function owns the stream. The event is the caller's promise.
         unsafe {
             device.gpu.wait_event(stream.raw(), event).map_err(GpuError::from)?;
             self.release_in(stage, stream.raw())
@@ -162,7 +164,7 @@ impl Staged {
         Ok(device)
     }
 
-    /// How a stage ended, if it was released and has.
+    /// The result of a stage, if it was released and has ended.
     pub fn poll(&self, stage: usize) -> Option<Ended> {
         match self.inner.released.lock().unwrap().get(stage)? {
             Stage::Released(transfer) => transfer.poll(),
@@ -171,7 +173,7 @@ impl Staged {
         }
     }
 
-    /// Stops every stage that was released; those that were not never go.
+    /// Cancels every released stage. The other stages are never posted.
     pub fn cancel(&self) {
         for stage in self.inner.released.lock().unwrap().iter() {
             if let Stage::Released(transfer) = stage {
@@ -180,8 +182,9 @@ impl Staged {
         }
     }
 
-    /// Waits for every released stage, and for those that a stream or an event will release. The first that did not
-    /// end as done is the answer, and the fence is open if any stage's is.
+    /// Waits for every released stage, and for those that a stream or an event will release. The
+    /// result is that of the first stage that did not end as done. The fence is open if that of any
+    /// stage is.
     pub fn join(&self) -> Ended {
         loop {
             if let Some(ended) = self.wait(Duration::from_secs(1)) {
@@ -190,7 +193,7 @@ impl Staged {
         }
     }
 
-    /// As [`Self::join`], for at most so long.
+    /// Does [`Self::join`] with a time limit.
     pub fn wait(&self, timeout: Duration) -> Option<Ended> {
         let deadline = clock::after(clock::now(), timeout);
         let mut released = self.inner.released.lock().unwrap();
@@ -219,6 +222,6 @@ impl Staged {
     }
 }
 
-/// A stage that a stream released and that could not be posted; the log says why.
+/// The result of a stage that a stream released and that could not be posted. The log says why.
 const NOT_POSTED: Ended =
     Ended { reason: Reason::Failed(TransferError::Device), fence: Fence::Held };

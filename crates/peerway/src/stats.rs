@@ -1,14 +1,15 @@
-//! What an endpoint tells about itself.
+//! Statistics of an endpoint.
 
 use crate::memory::quarantine::QuarantineStats;
 
-/// How an endpoint runs: see [`Endpoint::stats`](crate::Endpoint::stats).
+/// Statistics of an endpoint: see [`Endpoint::stats`](crate::Endpoint::stats).
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct EndpointStats {
-    /// Processors that the endpoint's threads may run on, in order. Threads that work for a device run on those
-    /// among them that are near it. Empty where the kernel does not tell.
+    /// The CPUs on which the endpoint's threads may run, in order. Threads that work for a device
+    /// run on those that are near it. Empty if the kernel does not report them.
     pub cpus: Vec<u32>,
-    /// Memory that was released while a peer may still reach it: of the process, not of this endpoint alone.
+    /// Memory that was released while a peer could still access it. It counts the whole process,
+    /// not only this endpoint.
     pub quarantine: QuarantineStats,
 }

@@ -1,10 +1,11 @@
-//! How the engine starts threads: each under a name, and on the processors of its endpoint.
+//! Starts the engine's threads, each with a name and on the CPUs of its endpoint.
 //!
-//! A thread inherits the mask of the thread that starts it. A program that pins its worker to one core would so
-//! pin all copy threads to that core. Hence every thread of the engine is started here and sets its own mask:
-//! the processors that `PEERWAY_CPUS` names, or else those that the process had when the engine was loaded. Limits
-//! that were set on the process from outside (`taskset`, `numactl`, a container's cpuset) are in that mask. Threads
-//! that work for a device prefer the processors near it, among these.
+//! A thread inherits the CPU mask of the thread that starts it. A program that pins its worker to
+//! one core would thus pin all copy threads to that core. Every thread of the engine is therefore
+//! started here and sets its own mask: the CPUs that `PEERWAY_CPUS` names, or else those that the
+//! process had when the engine was loaded. That mask includes limits from outside (`taskset`,
+//! `numactl`, a container's cpuset). Threads that work for a device prefer the CPUs of the mask
+//! that are near it.
 
 use std::fmt;
 use std::io;
@@ -17,22 +18,23 @@ use peerway_core::topology::show_cpus;
 
 use crate::os::affinity;
 
-/// The setting that names processors.
+/// The setting that names CPUs.
 const SETTING: &str = "PEERWAY_CPUS";
 
-/// Processors that threads may run on.
+/// The CPUs on which threads may run.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Cpus {
-    /// In order. Empty where the kernel does not tell: then threads keep the mask that they inherit.
+    /// In order. Empty if the kernel does not report them: then threads keep the mask that they
+    /// inherit.
     list: Arc<[usize]>,
 }
 
 impl Cpus {
-    /// Those that a setting asks for, or else those that the process started with.
+    /// The CPUs that a setting names, or else those that the process started with.
     ///
     /// # Errors
     ///
-    /// This process may use none of those that are asked for.
+    /// This process may use none of the named CPUs.
     pub fn choose(asked: Option<&[usize]>) -> Result<Self, ConfigError> {
         let Some(asked) = asked else {
             let cpus = Self::at_load();
@@ -51,7 +53,8 @@ impl Cpus {
             asked.iter().copied().filter(|cpu| !usable.contains(cpu)).collect();
         if !left_out.is_empty() {
             tracing::warn!(
-                "{SETTING} names processors that this process may not use: {}. Engine threads run on {}.",
+                "{SETTING} names processors that this process may not use: {}; \
+                 engine threads run on {}",
                 show_cpus(&left_out),
                 show_cpus(&usable)
             );
@@ -59,18 +62,19 @@ impl Cpus {
         Ok(Self { list: usable.into() })
     }
 
-    /// Those of the environment's setting, or else those that the process started with.
+    /// The CPUs of the environment's setting, or else those that the process started with.
     ///
     /// # Errors
     ///
-    /// The setting cannot be used.
+    /// The setting is invalid.
     pub fn of_environment() -> Result<Self, ConfigError> {
         let lookup = |name: &str| std::env::var(name).ok().filter(|_| name == SETTING);
         let (config, _) = Config::from_env(lookup)?;
         Self::choose(config.cpus.as_deref())
     }
 
-    /// For threads that belong to no endpoint. A setting that cannot be used is reported by endpoints.
+    /// The CPUs for threads that belong to no endpoint. Endpoints report an invalid setting, so it
+    /// is ignored here.
     pub fn of_process() -> Self {
         static CPUS: OnceLock<Cpus> = OnceLock::new();
         let choose = || Self::of_environment().unwrap_or_else(|_| Self::at_load());
@@ -81,7 +85,7 @@ impl Cpus {
         Self { list: affinity::at_load().into() }
     }
 
-    /// Those among them that are near something, or all where none is.
+    /// The CPUs that are also in `near`, or all if none is.
     pub(crate) fn near(&self, near: &[usize]) -> Self {
         let both: Arc<[usize]> = if self.list.is_empty() {
             near.into()
@@ -91,7 +95,7 @@ impl Cpus {
         if both.is_empty() { self.clone() } else { Self { list: both } }
     }
 
-    /// Their numbers, in order; none where the kernel does not tell.
+    /// The numbers of the CPUs, in order. Empty if the kernel does not report them.
     pub fn numbers(&self) -> Vec<u32> {
         self.list.iter().filter_map(|cpu| u32::try_from(*cpu).ok()).collect()
     }
@@ -102,12 +106,12 @@ impl Cpus {
             return;
         }
         if let Err(error) = affinity::pin_to(&self.list) {
-            tracing::debug!(%error, cpus = %self, "a thread keeps the processors of its creator");
+            tracing::debug!(%error, cpus = %self, "a thread keeps the CPU mask of its creator");
         }
     }
 
-    /// One processor for all threads is slow. It may be meant so, or the process was pinned before it loaded the
-    /// engine, which cannot be told apart.
+    /// Warns if all threads share one CPU, which is slow. The user may want that, or the process
+    /// was pinned before it loaded the engine. The engine cannot tell the two apart.
     fn warn_of_one(&self) {
         static WARNED: AtomicBool = AtomicBool::new(false);
         if self.list.len() == 1
@@ -116,8 +120,8 @@ impl Cpus {
             && possible.len() > 1
         {
             tracing::warn!(
-                "engine threads share processor {self}, the only one that the process had when it loaded Peerway; \
-                 {SETTING} can name others, such as {}",
+                "engine threads share processor {self}, the only one that the process had when it \
+                 loaded Peerway; set {SETTING} to use others, such as {}",
                 show_cpus(&possible)
             );
         }
@@ -143,7 +147,7 @@ pub fn spawn<T: Send + 'static>(
     Builder::new().name(name.into()).spawn(on(cpus.clone(), work))
 }
 
-/// As [`spawn`], for a thread that ends with its scope.
+/// Does [`spawn`] for a thread that ends with its scope.
 pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: impl Into<String>,
@@ -153,7 +157,7 @@ pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
     Builder::new().name(name.into()).spawn_scoped(scope, on(cpus.clone(), work))
 }
 
-/// What a thread does that runs on these processors.
+/// Wraps `work` so that the thread first sets its CPU mask.
 fn on<T>(cpus: Cpus, work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     move || {
         cpus.enter();
@@ -161,12 +165,13 @@ fn on<T>(cpus: Cpus, work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// All processors that the kernel lets this process use, whatever its threads are pinned to now.
+/// All CPUs that the kernel lets this process use, whatever its threads are pinned to now.
 fn possible() -> Vec<usize> {
     try_mask(&(0..affinity::MOST).collect::<Vec<_>>()).unwrap_or_else(|_| affinity::at_load())
 }
 
-/// Which of these processors the kernel lets a thread of this process use. A thread of its own tries it out.
+/// The CPUs of the list that the kernel lets a thread of this process use. A temporary thread tries
+/// the mask.
 fn try_mask(cpus: &[usize]) -> io::Result<Vec<usize>> {
     let nameable: Vec<usize> = cpus.iter().copied().filter(|cpu| *cpu < affinity::MOST).collect();
     let tried = Builder::new().name("peerway-cpus".into()).spawn(move || {
@@ -187,9 +192,9 @@ mod tests {
     #[test]
     fn a_thread_near_a_device_stays_on_the_endpoints_processors() {
         assert_eq!(cpus(&[0, 1, 2, 3]).near(&[2, 3, 4]), cpus(&[2, 3]));
-        assert_eq!(cpus(&[0, 1]).near(&[8, 9]), cpus(&[0, 1]), "none of them is near");
-        assert_eq!(cpus(&[0, 1]).near(&[]), cpus(&[0, 1]), "nobody knows what is near");
-        assert_eq!(cpus(&[]).near(&[8, 9]), cpus(&[8, 9]), "nobody knows what is allowed");
+        assert_eq!(cpus(&[0, 1]).near(&[8, 9]), cpus(&[0, 1]), "no CPU is near: keep all");
+        assert_eq!(cpus(&[0, 1]).near(&[]), cpus(&[0, 1]), "near CPUs unknown: keep all");
+        assert_eq!(cpus(&[]).near(&[8, 9]), cpus(&[8, 9]), "allowed CPUs unknown: use near ones");
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Threads for work that must not run where it is asked for.
+//! Threads for work that must not run in the thread that requests it.
 //!
-//! A CUDA stream callback may not call CUDA. The thread that holds the driver may not wait for a
-//! GPU, and may not run the destructor of a caller's memory, which could call back into the engine.
+//! A CUDA stream callback must not call CUDA. The thread that holds the driver must not wait for a
+//! GPU. It also must not run the destructor of a caller's memory, which could call back into the
+//! engine.
 
 use std::sync::OnceLock;
 use std::thread::Thread;
@@ -20,15 +21,15 @@ pub(crate) struct Worker {
 #[derive(Default)]
 struct WorkerState {
     tasks: SegQueue<Task>,
-    /// `None` where the thread could not be started.
+    /// `None` if the thread could not be started.
     thread: OnceLock<Option<Thread>>,
 }
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// Posts the transfers that CUDA streams call for.
+/// Posts the transfers that CUDA streams release.
 pub(crate) static CALLER: Worker = Worker::new("peerway-stream");
-/// Frees memory: of a GPU, which waits for all work of the process on it, and of callers.
+/// Frees GPU memory, which waits for all work of the process on that GPU, and memory of callers.
 pub(crate) static REAPER: Worker = Worker::new("peerway-free");
 
 impl Worker {
@@ -49,7 +50,7 @@ impl Worker {
                 state.tasks.push(Box::new(task));
                 thread.unpark();
             }
-            // Without the thread the task runs here rather than never.
+            // Without the thread the task runs here, because it must run.
             None => task(),
         }
     }

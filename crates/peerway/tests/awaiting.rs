@@ -1,4 +1,5 @@
-//! A transfer that was posted with `begin` and is awaited needs no help from the thread that awaits it.
+//! A transfer that was posted with `begin` and is awaited ends without help from the awaiting
+//! thread.
 
 use std::future::Future;
 use std::pin::pin;
@@ -11,11 +12,12 @@ use std::time::Duration;
 use peerway::{Access, Batch, Direction, Ended, Endpoint, Fence, Peer, Pin, Reason, RemoteRegion};
 use peerway::{Region, TransferError};
 
-/// The endpoints send heartbeats every 10 s, the rarest that there is.
+/// The endpoints send heartbeats every 10 s, the longest interval that there is.
 const DETECT: Duration = Duration::from_secs(3600);
-/// Long enough for the progress threads to fall asleep after the previous transfer.
+/// Long enough for the progress threads to block after the previous transfer.
 const REST: Duration = Duration::from_millis(20);
-/// A transfer that waits for heartbeats of either side takes 5 s on average, so this many take twice the watchdog's time.
+/// A transfer that waits for heartbeats of either side takes 5 s on average. This many would take
+/// twice the watchdog's time.
 const ROUNDS: usize = 24;
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -73,7 +75,7 @@ impl Pair {
     }
 }
 
-/// Runs `work` in a thread of its own and fails when it is not over in time.
+/// Runs `work` in its own thread and fails if it does not end in time.
 fn watched(what: String, work: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = mpsc::channel();
     let worker = thread::spawn(move || {
@@ -116,7 +118,7 @@ fn awaited_transfers_through_the_ring_do_not_wait_for_heartbeats() {
 
 #[test]
 fn awaited_copies_of_mapped_memory_end() {
-    // Below and above the size from which `begin` itself asks a copy thread for help.
+    // Below and above the size from which `begin` itself asks the copy pool for help.
     awaited_transfers_end(Pin::LocalMap, 256 << 10, Direction::Write);
     awaited_transfers_end(Pin::LocalMap, 4 << 20, Direction::Read);
 }

@@ -1,6 +1,6 @@
-//! Copiers of every kind, on whatever CUDA driver there is: a GPU's, or the stand-in that `peerway-fakecuda` is.
+//! Copiers of every kind, on any CUDA driver: that of a GPU, or the stand-in `peerway-fakecuda`.
 //!
-//! Every byte is checked, also those around what was copied.
+//! The tests check every byte, including the bytes around the copied ranges.
 
 mod on_gpu;
 
@@ -18,11 +18,11 @@ use on_gpu::require_gpu;
 struct Counting;
 
 thread_local! {
-    /// Allocations of this thread alone: others are not on the hot path.
+    /// Allocations of this thread only. Other threads are not on the hot path.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: passes everything on to the system allocator and only counts.
+// SAFETY: passes every call on to the system allocator and only counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the same argument as for `alloc`.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -41,7 +41,7 @@ static ALLOCATOR: Counting = Counting;
 
 fn options() -> CopierOptions {
     let mut options = CopierOptions::default();
-    // The fewer there are, the sooner a ring is full and a block has several tasks.
+    // With few blocks a ring fills sooner, and a block gets several tasks.
     options.blocks = 3;
     options
 }
@@ -50,7 +50,7 @@ fn new(kind: CopierKind) -> Copier {
     Copier::new(0, kind, &options()).unwrap()
 }
 
-/// Memory of the GPU, whose bytes come and go by the driver's own copies.
+/// GPU memory. The driver's own copies fill and read it.
 struct Memory {
     region: Region,
     address: u64,
@@ -93,16 +93,16 @@ impl Numbers {
     }
 }
 
-/// Submits, where there is no room after some were done.
+/// Submits a list. If there is no room, it polls until some work is done.
 fn submit(copier: &mut Copier, runs: &[Run]) -> u64 {
     let begun = Instant::now();
     loop {
-        // SAFETY: the tests keep their memory until they have waited.
+        // SAFETY: the tests keep their memory until they have waited for the copies.
         if let Some(ticket) = unsafe { copier.submit(runs) }.unwrap() {
             return ticket;
         }
         copier.poll().unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(60), "there is never room");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the copier has had no room for 60 s");
     }
 }
 
@@ -135,7 +135,7 @@ fn every_length_arrives_at_every_alignment_and_nothing_beside_it() {
                 runs.push(Run { src, dst, len: len as u64 });
             }
             to.write(&canary);
-            // Once as one list, once as many.
+            // Once as one list, once as many lists.
             for list in runs.chunks(if pair % 2 == 0 { LENGTHS } else { 37 }) {
                 submit(&mut copier, list);
             }
@@ -156,7 +156,7 @@ fn ten_thousand_tasks_of_mixed_lengths_arrive() {
         let source = numbers.bytes(SOURCE);
         let lengths: Vec<usize> = (0..10_000)
             .map(|task| match task % 1000 {
-                // Some that are cut into parts, of odd lengths.
+                // Some have odd lengths and are cut into parts.
                 7 => 1_000_003 + numbers.below(1_000_000),
                 task if task % 10 == 3 => numbers.below(40_000),
                 _ => numbers.below(600),
@@ -164,10 +164,10 @@ fn ten_thousand_tasks_of_mixed_lengths_arrive() {
             .collect();
         let total: usize = lengths.iter().map(|len| len + 3).sum();
         let mut expected = vec![0xa5; total];
-        // Sources in the GPU's memory, and in the host's.
+        // Sources in GPU memory and in host memory.
         let from = Memory::new(&endpoint, &source);
         let host = PinnedMemory::allocate(SOURCE).unwrap();
-        // SAFETY: all of it, and nobody copies yet.
+        // SAFETY: the range is the whole allocation, and no copy is in progress.
         unsafe { host.ptr().copy_from(source.as_ptr(), SOURCE) };
         let to = Memory::new(&endpoint, &expected);
         let mut runs = Vec::new();
@@ -187,7 +187,7 @@ fn ten_thousand_tasks_of_mixed_lengths_arrive() {
             let count = (1 + numbers.below(900)).min(rest.len());
             let (list, after) = rest.split_at(count);
             let ticket = submit(&mut copier, list);
-            assert!(ticket >= last, "tickets rise");
+            assert!(ticket >= last, "tickets must rise");
             (rest, last) = (after, ticket);
         }
         copier.wait(last).unwrap();
@@ -222,7 +222,7 @@ fn one_source_goes_to_five_places() {
 
 #[test]
 #[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
-fn what_does_not_fit_is_refused_whole_and_fits_later() {
+fn a_list_that_does_not_fit_is_refused_whole_and_fits_later() {
     require_gpu();
     let endpoint = Endpoint::builder().build().unwrap();
     let bytes = Numbers(5).bytes(1 << 20);
@@ -237,19 +237,19 @@ fn what_does_not_fit_is_refused_whole_and_fits_later() {
         let (most, room) = (copier.most(), copier.room());
         assert!(most >= 1024 && room == most, "{kind}: {room} of {most}");
         let too_many: Vec<Run> = (0..=most as u64).map(run).collect();
-        // SAFETY: as in `submit`.
+        // SAFETY: the same argument as in `submit`.
         assert_eq!(unsafe { copier.submit(&too_many) }.unwrap(), None);
         assert_eq!((copier.poll().unwrap(), copier.room()), (0, most));
-        // More than are ever under way.
+        // More lists than can be in progress at a time.
         let (mut refused, mut last) = (0, 0);
         let list: Vec<Run> = (0..100).map(run).collect();
         for _ in 0..600 {
             let before = copier.room();
-            // SAFETY: as in `submit`.
+            // SAFETY: the same argument as in `submit`.
             match unsafe { copier.submit(&list) }.unwrap() {
                 Some(ticket) => last = ticket,
                 None => {
-                    assert!(before < list.len(), "{kind}: no room for 100 where {before} fit");
+                    assert!(before < list.len(), "{kind}: 100 refused, room {before}");
                     refused += 1;
                     last = submit(&mut copier, &list);
                 }
@@ -257,16 +257,16 @@ fn what_does_not_fit_is_refused_whole_and_fits_later() {
         }
         copier.wait(last).unwrap();
         eprintln!("{kind}: {refused} of 600 lists had to wait");
-        // As many as fit at once, and nothing else.
+        // As many tasks as fit at once.
         copy_now(&mut copier, &too_many[1..]);
         assert_eq!(copier.room(), most, "{kind}");
         let all: Vec<Run> = (0..4096).map(run).collect();
         all.chunks(most).for_each(|list| copy_now(&mut copier, list));
         assert!(to.read() == bytes, "{kind}");
-        // Nothing at all is done at once.
+        // An empty list, or a list without bytes, is done at once.
         let last = copier.poll().unwrap();
         let nothing = [Run { len: 0, ..run(0) }; 3];
-        // SAFETY: as in `submit`.
+        // SAFETY: the same argument as in `submit`.
         unsafe {
             assert_eq!(copier.submit(&[]).unwrap(), Some(last));
             assert_eq!(copier.submit(&nothing).unwrap(), Some(last));
@@ -274,7 +274,7 @@ fn what_does_not_fit_is_refused_whole_and_fits_later() {
     }
 }
 
-/// The resident kernel leaves each time, and comes back for the next task.
+/// The resident kernel exits in each pause and starts again for the next task.
 #[test]
 #[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_thousand_pauses_lose_nothing() {
@@ -293,13 +293,13 @@ fn a_thousand_pauses_lose_nothing() {
             for n in 0..count {
                 let at = n * 512;
                 let (src, dst) = (from.ptr() as u64 + at, to.ptr() as u64 + at);
-                // SAFETY: inside, and nothing is being copied.
+                // SAFETY: the address lies inside the memory, and no copy is in progress.
                 unsafe { (src as *mut u64).write_volatile(round << 8 | n) };
                 runs.push(Run { src, dst, len: 8 });
             }
             copy_now(&mut copier, &runs);
             for run in &runs {
-                // SAFETY: as above.
+                // SAFETY: the same argument.
                 let (put, came) = unsafe {
                     (
                         (run.src as *const u64).read_volatile(),
@@ -308,7 +308,7 @@ fn a_thousand_pauses_lose_nothing() {
                 };
                 assert_eq!(put, came, "{kind}, round {round}");
             }
-            // About as long as it stays, sometimes shorter and sometimes longer.
+            // About as long as the kernel stays when idle: sometimes shorter, sometimes longer.
             let begun = Instant::now();
             let pause = idle * numbers.below(8) as u32;
             while begun.elapsed() < pause {
@@ -318,7 +318,7 @@ fn a_thousand_pauses_lose_nothing() {
     }
 }
 
-/// However much there is to do, the kernel makes room for others, and comes back.
+/// The kernel exits after its longest stay even with work left, and starts again.
 #[test]
 #[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn a_resident_kernel_that_may_not_stay_goes_on_where_it_was() {
@@ -399,7 +399,7 @@ fn a_copier_that_is_dropped_has_copied_what_it_was_given() {
         }
         drop(copier);
         assert!(to.read() == bytes, "{kind}");
-        // With nothing under way, and without ever having had something.
+        // Also with no copy in progress, and without any submission.
         copy_now(&mut new(kind), &[Run { src: from.address, dst: to.address, len: 100 }]);
         drop(new(kind));
     }

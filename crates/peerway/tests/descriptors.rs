@@ -1,5 +1,5 @@
-//! An endpoint of a process that is out of file descriptors. Alone in its program, because the limit
-//! is the whole process's.
+//! An endpoint of a process that has no file descriptors left. The test is alone in its program,
+//! because the limit applies to the whole process.
 
 use std::io;
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 const WINDOW: Duration = Duration::from_secs(2);
 const WATCHDOG: Duration = Duration::from_secs(30);
 
-/// What the engine logs.
+/// The log of the engine.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -68,7 +68,7 @@ fn listeners_rest_without_descriptors_and_say_so_once() {
         setrlimit(Resource::Nofile, Rlimit { current, maximum: allowed.maximum }).unwrap();
     };
 
-    // The connection waits in the backlog, which takes no descriptor of the acceptor.
+    // The connection waits in the backlog, which takes no file descriptor of the acceptor.
     let socket =
         socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::STREAM, None);
     let socket = socket.unwrap();
@@ -79,7 +79,7 @@ fn listeners_rest_without_descriptors_and_say_so_once() {
     std::thread::sleep(WINDOW);
     let (used, window) = (processor_time() - before, start.elapsed());
     limit(allowed.current);
-    assert!(used < window / 3, "{used:?} of {window:?} were spent without descriptors");
+    assert!(used < window / 3, "{used:?} of CPU time in {window:?} without descriptors");
     assert_eq!(log.count("WARN", "no connection can be accepted"), 1, "warnings");
 
     wait_for("recovery", || log.count("INFO", "connections are accepted again") > 0);

@@ -1,5 +1,5 @@
-//! The GPU-driven engine inside one process, with processors in the kernels' place. What goes between processes, and what fails
-//! there, is in the conformance program.
+//! The GPU-driven engine inside one process, with CPU threads in place of kernels. The conformance
+//! program covers several processes and their failures.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use peerway::{Access, Endpoint, Peer, Region};
 const LEN: usize = 1 << 20;
 const SOON: Duration = Duration::from_secs(60);
 
-/// Two endpoints with a proxy each, that know each other as peer 0.
+/// Two endpoints with a proxy each. Each proxy knows the other as peer 0.
 struct Two {
     endpoints: [Endpoint; 2],
     proxies: [Proxy; 2],
@@ -68,9 +68,9 @@ fn arrivals_are_forwarded_to_several_places_and_the_sender_is_answered() {
             let [src, dst] = two.windows.map(|window| window.base + slot * 512);
             producer.put_with_count(0, dst, src, 512, slot as u16).unwrap();
         }
-        // The sender's own counter: everything went all the way.
+        // This counter of the sender rises after all copies are done.
         producer.wait_counter(50, 4 * round, Some(0)).unwrap();
-        assert_eq!(two.proxies[1].counter(100), 4 * round, "told before the sender");
+        assert_eq!(two.proxies[1].counter(100), 4 * round, "the receiver counts before the sender");
         for (slot, expert) in (0..4u64).flat_map(|slot| experts.iter().map(move |e| (slot, e))) {
             assert_eq!(bytes(expert, slot * 512, 512), [(round * 4 + slot) as u8; 512]);
         }
@@ -79,7 +79,7 @@ fn arrivals_are_forwarded_to_several_places_and_the_sender_is_answered() {
     producer.signal(0, 2).unwrap();
     producer.quiet(0).unwrap();
     std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(two.proxies[0].counter(50), 800, "a rule that was taken away");
+    assert_eq!(two.proxies[0].counter(50), 800, "a removed rule must not count");
     assert_eq!(two.proxies.each_ref().map(|proxy| proxy.stats().faults), [0, 0]);
 }
 
@@ -99,7 +99,7 @@ fn rules_that_make_no_sense_are_refused() {
         good.clone().to(region.slice(long - 32..long + 32)),
     ];
     for rule in refused {
-        let error = proxy.forward(rule.clone()).expect_err("a bad rule was taken");
+        let error = proxy.forward(rule.clone()).expect_err("a bad rule was accepted");
         assert!(matches!(error, ProxyError::Forward { .. }), "{rule:?}: {error}");
     }
     proxy.forward(good.clone()).unwrap();
@@ -107,7 +107,7 @@ fn rules_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn numbers_and_cards_are_checked() {
+fn numbers_and_peer_info_are_checked() {
     let two = Two::new();
     let endpoint = &two.endpoints[0];
     for builder in [
@@ -123,24 +123,24 @@ fn numbers_and_cards_are_checked() {
     }
     let proxy = &two.proxies[0];
     let card = two.proxies[1].peer_info().unwrap();
-    let taken = proxy.add_peer(0, &two.peers[0], &card).expect_err("a number twice");
+    let taken = proxy.add_peer(0, &two.peers[0], &card).expect_err("a number was accepted twice");
     assert!(matches!(taken, ProxyError::Taken { number: 0 }), "{taken}");
-    assert!(proxy.add_peer(64, &two.peers[0], &card).is_err(), "beyond the peers it was made for");
+    assert!(proxy.add_peer(64, &two.peers[0], &card).is_err(), "number above the limit of peers");
     assert!(matches!(proxy.add_peer(1, &two.peers[0], &card[1..]), Err(ProxyError::NotPeerInfo)));
     assert!(proxy.host_producer(4).is_err());
     let unknown = proxy.host_producer(0).unwrap().put(64, 0, 0, 4);
     assert!(matches!(unknown, Err(HostProducerError::NoSuch { what: "peer", .. })), "{unknown:?}");
-    // A window that is not the one on the card.
+    // A descriptor is not peer info.
     let other = two.endpoints[1].allocate(100).unwrap().advertise(Access::WRITE).unwrap();
     assert!(proxy.add_peer(1, &two.peers[0], &other).is_err());
 }
 
 #[test]
-fn a_proxy_that_nobody_arms_sleeps_and_ends_at_once() {
+fn an_unarmed_proxy_sleeps_and_ends_at_once() {
     let two = Two::new();
     let producer = two.proxies[0].host_producer(1).unwrap();
     producer.signal(0, 3).unwrap();
-    assert_eq!(two.proxies[1].wait_counter(3, 1, Duration::from_millis(100)), 0, "asleep");
+    assert_eq!(two.proxies[1].wait_counter(3, 1, Duration::from_millis(100)), 0, "not armed");
     let armed = two.proxies[0].arm();
     assert_eq!(two.proxies[1].wait_counter(3, 1, SOON), 1);
     drop(armed);
@@ -150,11 +150,12 @@ fn a_proxy_that_nobody_arms_sleeps_and_ends_at_once() {
 }
 
 #[test]
-fn waits_of_a_pusher_can_be_cut_short_and_taken_up_again() {
+fn waits_of_a_host_producer_can_be_interrupted_and_resumed() {
     let two = Two::new();
     let producer = two.proxies[0].host_producer(0).unwrap();
     let signal = Command { op: Op::Signal, peer: 0, counter: 3, ..Command::NOP };
-    // Nobody is armed: the ring fills up, and who waits for room is interrupted long before the time-out.
+    // No proxy is armed, so the ring fills. The wait for room is interrupted long before the
+    // time-out.
     let start = std::time::Instant::now();
     let (mut asked, mut pushed) = (0, 0);
     let refused = loop {
@@ -169,10 +170,10 @@ fn waits_of_a_pusher_can_be_cut_short_and_taken_up_again() {
     };
     assert!(matches!(refused, HostProducerError::Push(PushError::Full)), "{refused}");
     assert!(asked > 0 && start.elapsed() < producer.timeout());
-    // The claim was given back: the ring goes on where it was.
+    // The push gave its claim back, so the ring continues at the same position.
     let _armed = two.proxies[0].arm();
     assert_eq!(two.proxies[1].wait_counter(3, pushed, SOON), pushed);
-    // The other one's threads have been asleep for long.
+    // The threads of the other proxy have been blocked for a long time.
     let producer = two.proxies[1].host_producer(0).unwrap();
     let position = producer.push(Command { op: Op::Quiet, peer: 0, ..Command::NOP }).unwrap();
     let bit = Duration::from_millis(10);
@@ -190,7 +191,8 @@ fn windows_can_be_added_while_it_runs() {
     let two = Two::new();
     let _armed = two.proxies[0].arm();
     let producer = two.proxies[0].host_producer(0).unwrap();
-    // Many, each used at once: the thread may be in the middle of a round, which began when it was not there.
+    // Each of many windows is used at once, while the thread may be in a round that began without
+    // it.
     for turn in 1..=40 {
         let more = two.endpoints[0].register(vec![turn; 4096]).unwrap();
         let window = two.proxies[0].window(&more).unwrap();
@@ -201,9 +203,9 @@ fn windows_can_be_added_while_it_runs() {
     }
 }
 
-/// The header that kernels use, compiled for a processor: the same protocol, from C++.
+/// The header that kernels use, compiled for the CPU: the same protocol from C++.
 #[test]
-fn the_header_for_kernels_speaks_the_proxys_language() {
+fn the_header_for_kernels_follows_the_proxys_protocol() {
     const PROGRAM: &str = r#"
         #include "peerway_device.cuh"
         extern "C" int run(const peerway_proxy *proxy, peerway_u64 dst, peerway_u64 src, peerway_u32 rounds) {
@@ -244,7 +246,7 @@ fn the_header_for_kernels_speaks_the_proxys_language() {
         }
     });
     type Run = unsafe extern "C" fn(u64, u64, u64, u32) -> i32;
-    // SAFETY: the function above, and a proxy that lives.
+    // SAFETY: the signature matches the C++ function above, and the proxy is alive.
     let status = unsafe {
         let run: Run = std::mem::transmute(program.symbol(c"run"));
         run(handle, dst, src, 20_000)
@@ -254,7 +256,7 @@ fn the_header_for_kernels_speaks_the_proxys_language() {
     assert_eq!(two.proxies[1].counter(9), 20_000);
     assert_eq!(bytes(&two.regions[1], 0, 64_000), pattern);
     type Stray = unsafe extern "C" fn(u64, u64, u64) -> i32;
-    // SAFETY: as above.
+    // SAFETY: the signature matches the C++ function above, and the proxy is alive.
     let status = unsafe {
         let stray: Stray = std::mem::transmute(program.symbol(c"stray"));
         stray(handle, dst + LEN as u64, src)
@@ -263,7 +265,7 @@ fn the_header_for_kernels_speaks_the_proxys_language() {
     assert!(two.proxies[0].take_fault().is_some());
 }
 
-/// A library made of C++ text, loaded.
+/// A loaded library that was compiled from C++ text.
 struct Library(*mut c_void);
 
 impl Library {
@@ -292,7 +294,7 @@ impl Library {
             compiled.expect("g++ is needed to test the header: `cargo xtask test` installs it");
         assert!(compiled.success());
         let name = std::ffi::CString::new(made.into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: a library that only has the functions above.
+        // SAFETY: the library has only the functions above and no initialisers.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
         assert!(!library.is_null());
         std::fs::remove_dir_all(directory).unwrap();

@@ -1,5 +1,5 @@
-//! The GPU-driven engine on GPU memory, on whatever CUDA driver there is. Kernels push where there is a GPU; the stand-in's memory is reached by the
-//! same copies, of commands that processors push.
+//! The GPU-driven engine on GPU memory, on any CUDA driver. On a GPU, kernels push commands. On the
+//! stand-in, CPU threads push them, and the same copies move its memory.
 
 mod on_gpu;
 
@@ -16,13 +16,13 @@ use on_gpu::require_gpu;
 
 const LEN: u64 = 4 << 20;
 
-/// A GPU must be there, and run kernels: the library that stands in for one does not run these.
+/// Fails without a GPU that runs kernels. The stand-in does not run these kernels.
 fn require_kernels() {
     require_gpu();
     assert!(std::env::var_os("PEERWAY_FAKE_CUDA").is_none(), "the stand-in does not run kernels");
 }
 
-/// A proxy here whose peer 0 is another endpoint of this process, with a window of GPU memory on each side.
+/// A proxy whose peer 0 is another endpoint of this process. Each side has a window of GPU memory.
 struct Two {
     _endpoints: [Endpoint; 2],
     ours: Proxy,
@@ -91,11 +91,11 @@ fn puts_between_gpu_memories_arrive_whole_with_every_copier() {
         let end = at as usize;
         let got = contents(&two.regions[1], 0, LEN as usize);
         assert!(got[..64] == [0xee; 64] && got[end..].iter().all(|byte| *byte == 0xee), "{copier}");
-        assert!(got[64..end] == bytes[64..end], "{copier}: bytes that were put");
+        assert!(got[64..end] == bytes[64..end], "{copier}: the written bytes");
         assert_eq!(two.theirs.counter(5), counted.div_ceil(3), "{copier}");
         let stats = two.ours.stats();
         assert_eq!((stats.faults, stats.puts), (0, counted), "{copier}");
-        assert!(stats.requests > 0, "{copier}: a GPU copied");
+        assert!(stats.requests > 0, "{copier}: a GPU must copy");
     }
 }
 
@@ -157,7 +157,8 @@ fn a_window_whose_memory_was_freed_fails_its_commands_and_nothing_else() {
     for copier in CopierKind::ALL {
         let two = Two::new(copier, false);
         let memory = DeviceMemory::allocate(0, 65_536, &DeviceMemoryOptions::default()).unwrap();
-        // SAFETY: that it goes before the region is what is tested.
+        // SAFETY: the test frees the memory before the region on purpose. The engine must detect
+        // that before it uses the address.
         let raw = unsafe { two._endpoints[0].register_gpu_raw(memory.address(), 65_536) }.unwrap();
         let window = two.ours.window(&raw).unwrap();
         let _armed = two.ours.arm();
@@ -169,14 +170,14 @@ fn a_window_whose_memory_was_freed_fails_its_commands_and_nothing_else() {
         assert!(producer.quiet(0).is_err(), "{copier}");
         let fault = two.ours.take_fault().unwrap();
         assert_eq!(fault.code, FaultCode::Source, "{copier}: {fault}");
-        assert_eq!(two.theirs.counter(2), 0, "{copier}: a failed put counted");
+        assert_eq!(two.theirs.counter(2), 0, "{copier}: a failed put must not count");
         producer.put_with_count(0, two.to.base, two.from.base, 4096, 2).unwrap();
         producer.quiet(0).unwrap();
-        assert_eq!(two.theirs.counter(2), 1, "{copier}: others go on");
+        assert_eq!(two.theirs.counter(2), 1, "{copier}: other commands still work");
     }
 }
 
-/// Kernels of the engine's tests, and what they write.
+/// The kernels of these tests, and the memory for their status.
 struct Kernels {
     module: Module,
     stream: Stream,
@@ -186,13 +187,13 @@ struct Kernels {
 impl Kernels {
     fn new(endpoint: &Endpoint) -> Self {
         let gpu = Gpu::open(&Cuda::load(Library::Cuda.named()).unwrap(), 0).unwrap();
-        // SAFETY: PTX of the engine's own.
+        // SAFETY: the PTX is the engine's own.
         let module = unsafe { Module::load(&gpu, KERNELS.to_bytes_with_nul()) }.unwrap();
         let status = endpoint.register(peerway::gpu::PinnedMemory::allocate(64).unwrap()).unwrap();
         Self { module, stream: Stream::new(&gpu).unwrap(), status }
     }
 
-    /// Starts a kernel of one thread whose last argument is where it writes a status.
+    /// Starts a kernel of one thread. Its last argument is the address of its status word.
     fn start(&self, name: &std::ffi::CStr, arguments: &[u64]) {
         self.status.write_at(0, &99u32.to_le_bytes()).unwrap();
         let mut all = arguments.to_vec();
@@ -201,7 +202,7 @@ impl Kernels {
             all.iter().map(|argument| (&raw const *argument).cast_mut().cast()).collect();
         let function = self.module.function(name).unwrap();
         let stream = self.stream.raw();
-        // SAFETY: what the kernel takes; memory that it names outlives `end`.
+        // SAFETY: the arguments match the kernel, and the memory that they name outlives `end`.
         unsafe { self.module.launch(function, Grid::row(1, 1), stream, &mut pointers) }.unwrap();
     }
 
@@ -226,15 +227,15 @@ fn a_kernel_puts_and_is_told_when_it_is_there() {
     kernels.start(c"driven_put_quiet", &[handle, 0, two.to.base, two.from.base, 1 << 20]);
     assert_eq!(kernels.end(), 0);
     assert!(contents(&two.regions[1], 0, 1 << 20) == bytes);
-    assert!(two.ours.host_producer(0).is_err(), "rings of a GPU are its kernels'");
-    // Outside the window: the kernel is told, and nothing else happens.
+    assert!(two.ours.host_producer(0).is_err(), "only kernels may push into rings of a GPU");
+    // Outside the window: the kernel gets the failure, and nothing else happens.
     let outside = two.to.base + LEN - 4096;
     kernels.start(c"driven_put_quiet", &[handle, 0, outside, two.from.base, 8192]);
     assert_eq!(kernels.end(), 4, "PEERWAY_FAILED");
     assert!(two.ours.take_fault().is_some());
     kernels.start(c"driven_put_quiet", &[handle, 0, two.to.base, two.from.base, 4096]);
-    assert_eq!(kernels.end(), 0, "a new fault epoch");
-    // Nobody of that number.
+    assert_eq!(kernels.end(), 0, "taking the fault starts a new epoch");
+    // No peer has that number.
     kernels.start(c"driven_put_quiet", &[handle, 63, two.to.base, two.from.base, 4096]);
     assert_eq!(kernels.end(), 4);
 }
@@ -266,7 +267,7 @@ fn a_wait_for_what_never_comes_ends_in_time() {
     let start = Instant::now();
     kernels.start(c"driven_wait", &[two.ours.handle(), 1, 1, u64::from(u32::MAX)]);
     assert_eq!(kernels.end(), 3, "PEERWAY_TIMED_OUT");
-    // The GPU has a clock of its own.
+    // The GPU has its own clock, so the bound is lower.
     assert!(start.elapsed() >= Duration::from_millis(4500));
 }
 
@@ -275,7 +276,7 @@ fn a_wait_for_what_never_comes_ends_in_time() {
 fn a_kernel_that_waits_for_a_peer_is_told_when_it_is_gone() {
     require_kernels();
     if std::env::var_os("PEERWAY_TEST_FAR").is_some() {
-        // The far process: its metadata and card, then it waits to be killed.
+        // The far process prints its metadata and peer info, then waits to be killed.
         let endpoint = Endpoint::new().unwrap();
         let proxy = Proxy::builder(&endpoint).threads(1).build().unwrap();
         let region = endpoint.allocate_gpu(0, 4096).unwrap();
@@ -294,7 +295,7 @@ fn a_kernel_that_waits_for_a_peer_is_told_when_it_is_gone() {
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(far.stdout.take().unwrap()));
     let line = lines
         .find_map(|line| line.unwrap().strip_prefix("far ").map(str::to_owned))
-        .expect("the far process says where it is");
+        .expect("the far process prints its metadata");
     let bytes = |text: &str| -> Vec<u8> {
         (0..text.len())
             .step_by(2)
@@ -318,9 +319,9 @@ fn a_kernel_that_waits_for_a_peer_is_told_when_it_is_gone() {
     far.kill().unwrap();
     assert_eq!(kernels.end(), 4, "PEERWAY_FAILED");
     let took = start.elapsed();
-    assert!(took < Duration::from_secs(3), "told after {took:?}");
-    println!("a waiting kernel was told after {took:?}");
+    assert!(took < Duration::from_secs(3), "the kernel saw the failure only after {took:?}");
+    println!("a waiting kernel saw the failure after {took:?}");
     far.wait().unwrap();
     kernels.start(c"driven_put_quiet", &[proxy.handle(), 0, to.base, from.base, 4096]);
-    assert_eq!(kernels.end(), 4, "to a peer that is gone");
+    assert_eq!(kernels.end(), 4, "a put to a peer that is gone fails");
 }

@@ -1,4 +1,4 @@
-//! What must fail, and how it says so.
+//! Operations that must fail, and their errors.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -111,8 +111,8 @@ fn a_revoked_region_is_gone_for_everyone() {
             assert_eq!(ended.reason, Reason::Failed(TransferError::Revoked), "{pin} {len}");
             let mut bytes = vec![1; len];
             theirs.read_at(0, &mut bytes).unwrap();
-            assert!(bytes.iter().all(|b| *b == 0), "{pin}: something was written");
-            // Advertised anew it works again, under another name.
+            assert!(bytes.iter().all(|b| *b == 0), "{pin}: a revoked region was written");
+            // A new advertisement of the same memory works, with another descriptor.
             let again = theirs.advertise(Access::READ_WRITE).unwrap();
             assert_ne!(again, descriptor);
             let remote = peer.import(&again).unwrap();
@@ -138,7 +138,8 @@ fn dead_addresses_and_other_protocols_are_told_apart_in_time() {
         use std::io::Write;
         let (mut stream, _) = http.accept().unwrap();
         let _ = stream.write_all(&b"HTTP/1.1 400 Bad Request\r\n".repeat(8));
-        // Until the client has hung up: to close a connection with unread bytes would take back what was written.
+        // Wait until the client has closed: closing with unread bytes would discard the written
+        // ones.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let other = a.connect_addr(addr).unwrap_err();
@@ -153,7 +154,7 @@ fn a_restarted_endpoint_on_the_same_port_is_another_one() {
         let addr = std::net::SocketAddr::from(([127, 0, 0, 1], port));
         Endpoint::builder().bind(addr).transport(Pin::Tcp).build()
     };
-    // Below the ports that the kernel hands out, so that nobody else gets it between the two.
+    // Below the kernel's ephemeral ports, so that no other socket gets it between the two binds.
     let mut ports = (0..1000).map(|at| 10_000 + (std::process::id() as u16 % 9000) + at);
     let (port, b) = ports.find_map(|port| Some((port, bind(port).ok()?))).unwrap();
     let old = b.metadata();
@@ -231,10 +232,10 @@ fn a_post_that_finds_no_slot_has_written_nothing() {
     let theirs = b.allocate(8 << 20).unwrap();
     let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
     let ours = a.register(vec![9u8; 8 << 20]).unwrap();
-    // Small enough to be copied by the posting call, with something to follow that needs a slot.
+    // Small enough for the posting call to copy. Its count needs a slot.
     let small = Batch::write(&ours.slice(0..64), &remote.slice(0..64)).unwrap().count(3);
     let rest = Batch::write(&ours.slice(64..8 << 20), &remote.slice(64..8 << 20)).unwrap();
-    // Takes the only slot, and stands still until it is waited for.
+    // Takes the only slot and makes no progress until the test waits for it.
     let first = peer.begin(&rest).unwrap();
     assert_eq!(peer.post(&small).err(), Some(PostError::Busy { slots: 1 }));
     let mut bytes = [1; 64];
@@ -247,11 +248,11 @@ fn a_post_that_finds_no_slot_has_written_nothing() {
 }
 
 #[test]
-fn what_nobody_waits_for_goes_on_when_its_handle_is_dropped() {
+fn a_transfer_goes_on_when_its_handle_is_dropped() {
     for pin in [Pin::Auto, Pin::LocalRing, Pin::Tcp] {
         let (a, b) = (endpoint(pin), endpoint(pin));
         let peer = a.connect(&b.metadata()).unwrap();
-        // Less than the copy pool is called in for, more than the posting call does.
+        // Smaller than the copy pool's threshold, larger than the posting call copies.
         let theirs = b.allocate(500_000).unwrap();
         let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
         let ours = a.register(vec![9u8; 500_000]).unwrap();
@@ -296,18 +297,18 @@ fn closing_an_endpoint_wakes_the_threads_that_wait_on_it() {
     std::thread::scope(|scope| {
         scope.spawn(|| assert!(a.notification(LONG).is_none()));
         scope.spawn(|| assert_eq!(a.wait_counter(1, 1, LONG), 0));
-        // Long enough for both to block; if it is not, the test only proves less.
+        // Long enough for both threads to block. If it is not, the test only proves less.
         std::thread::sleep(Duration::from_millis(200));
         a.close();
     });
-    assert!(begun.elapsed() < LONG / 2, "they waited for their time-outs");
+    assert!(begun.elapsed() < LONG / 2, "the threads waited for their time-outs");
 }
 
 mod needs_ipv6 {
     use super::*;
 
     #[test]
-    #[ignore = "tells whether this machine has IPv6 on loopback"]
+    #[ignore = "checks whether this machine has IPv6 on loopback"]
     fn probe() {
         TcpListener::bind("[::1]:0").expect("this machine has no IPv6 on loopback");
     }

@@ -1,6 +1,7 @@
-//! GPU memory, on whatever CUDA driver there is: a GPU's, or the stand-in that `peerway-fakecuda` is.
+//! GPU memory, on any CUDA driver: that of a GPU, or the stand-in `peerway-fakecuda`.
 //!
-//! Every byte is checked, after the transfer and nothing else: who forgets to wait for a copy reads old ones.
+//! The tests check every byte right after the transfer ends. An engine that forgets to wait for a
+//! copy returns old bytes.
 
 mod on_gpu;
 
@@ -40,7 +41,7 @@ fn contents(region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// Where a test's memory lives.
+/// The kind of a test's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Gpu,
@@ -92,7 +93,7 @@ fn memory_is_allocated_the_best_way_there_is_and_says_which() {
 
 #[test]
 #[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
-fn what_is_no_gpu_memory_is_refused_in_a_sentence() {
+fn memory_that_is_not_gpu_memory_is_refused_in_a_sentence() {
     require_gpu();
     let endpoint = endpoint(Pin::Auto);
     let said = |result: Result<Region, RegisterError>| result.unwrap_err().to_string();
@@ -100,33 +101,33 @@ fn what_is_no_gpu_memory_is_refused_in_a_sentence() {
     let error = said(endpoint.allocate_gpu(count, 4096));
     assert!(error.contains(&format!("no GPU {count}")), "{error}");
     let host = vec![0u8; 4096];
-    // SAFETY: refused, so never used.
+    // SAFETY: the call refuses the address, so nothing uses it.
     let error = said(unsafe { endpoint.register_gpu_raw(host.as_ptr() as u64, 4096) });
     assert!(error.contains("not memory of a GPU"), "{error}");
     let memory = DeviceMemory::allocate(0, 4096, &DeviceMemoryOptions::default()).unwrap();
     let address = memory.address();
-    // SAFETY: it lives as long as `memory`, and is used by nobody else.
+    // SAFETY: it lives as long as `memory`, and only this region uses it.
     let found = unsafe { endpoint.register_raw(address as *mut u8, 4096) }.unwrap();
     assert_eq!(found.gpu(), Some(0), "GPU memory is recognised by its address");
     let options = DeviceMemoryOptions::default().from(DeviceMemoryKind::Plain);
     let plain = DeviceMemory::allocate(0, 4096, &options).unwrap();
-    // SAFETY: refused, so never used.
+    // SAFETY: the call refuses the range, so nothing uses it.
     let error = said(unsafe { endpoint.register_gpu_raw(plain.address(), 1 << 40) });
     assert!(error.contains("leaves the allocation"), "{error}");
     drop((found, memory));
-    // SAFETY: refused, so never used.
+    // SAFETY: the call refuses the address, so nothing uses it.
     let error = said(unsafe { endpoint.register_gpu_raw(address, 4096) });
     assert!(error.contains("not memory of a GPU"), "{error}");
     let total = peerway::gpu::devices().unwrap()[0].memory;
     let error = said(endpoint.allocate_gpu(0, total * 2));
     assert!(error.contains("cannot allocate") && error.contains("cuMemAlloc"), "{error}");
-    // The process lives on.
+    // The process continues to work.
     let region = endpoint.allocate_gpu(0, 4096).unwrap();
     region.fill(0, 4096, 7).unwrap();
     assert_eq!(contents(&region), vec![7; 4096]);
 }
 
-/// Transfers of every shape, of memory of these kinds, both ways.
+/// Transfers of every shape, both ways, between these kinds of memory.
 fn shapes(peer: &Peer, a: &Endpoint, b: &Endpoint, mix: (Kind, Kind), path: PathKind) {
     let (local, remote) = mix;
     for len in [1usize, 63, 4096, 65_537, (1 << 20) + 5, (5 << 20) + 3] {
@@ -144,7 +145,7 @@ fn shapes(peer: &Peer, a: &Endpoint, b: &Endpoint, mix: (Kind, Kind), path: Path
         peer.run(&Batch::read(&here.all(), &imported.all()).unwrap()).unwrap().ok().unwrap();
         assert!(contents(&here) == theirs, "{mix:?} read of {len}");
     }
-    // Blocks, as of a paged cache, in an order of their own on both sides.
+    // Blocks, as of a paged cache, in a different order on each side.
     let (block, count) = (1000u64, 300usize);
     let bytes = pattern(3, block as usize * count);
     let here = memory(a, local, &bytes);
@@ -203,11 +204,11 @@ fn every_shape_arrives_on_wires_that_do_not_reach_gpus() {
     }
 }
 
-/// A GPU rings no bell when a copy is done: somebody must look, however small it is, though nobody waits for it and the next
-/// heartbeat is far away.
+/// A GPU signals no event when a copy is done, so a progress thread must poll for it. This holds
+/// for small copies too, when no thread waits for the transfer and the next heartbeat is far away.
 #[test]
 #[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
-fn a_small_write_that_nobody_waits_for_arrives_at_once() {
+fn a_small_write_without_a_waiting_thread_arrives_at_once() {
     require_gpu();
     for pin in [Pin::Tcp, Pin::LocalRing] {
         let calm = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600));
@@ -217,12 +218,12 @@ fn a_small_write_that_nobody_waits_for_arrives_at_once() {
         let ours = memory(&a, Kind::Gpu, &bytes);
         let theirs = memory(&b, Kind::Host, &[0; 4096]);
         let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
-        // Until everybody sleeps.
+        // Wait until all threads are blocked.
         std::thread::sleep(Duration::from_millis(50));
         let _left_alone = peer.post(&Batch::write(&ours.all(), &remote.all()).unwrap()).unwrap();
         let until = Instant::now() + Duration::from_secs(30);
         while contents(&theirs) != bytes {
-            assert!(Instant::now() < until, "{pin}: it does not arrive");
+            assert!(Instant::now() < until, "{pin}: the write does not arrive");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -238,7 +239,8 @@ fn memory_that_was_freed_while_registered_is_refused_and_the_process_lives_on() 
         let plain = DeviceMemoryOptions::default().from(DeviceMemoryKind::Plain);
         let raw = |endpoint: &Endpoint| {
             let memory = DeviceMemory::allocate(0, 100_000, &plain).unwrap();
-            // SAFETY: it is freed below, on purpose; that this is noticed is what is tested.
+            // SAFETY: the test frees the memory below on purpose and checks that the engine
+            // notices.
             let region = unsafe { endpoint.register_gpu_raw(memory.address(), 100_000) };
             (memory, region.unwrap())
         };
@@ -252,7 +254,7 @@ fn memory_that_was_freed_while_registered_is_refused_and_the_process_lives_on() 
         let error = peer.run(&batch).unwrap_err().to_string();
         assert!(error.contains("was freed while it was registered"), "{pin:?}: {error}");
         if pin == Pin::Tcp {
-            // The owner's, which only the owner can know of.
+            // Freed memory of the owner, which only the owner can detect.
             let (held, theirs) = raw(&b);
             let freed = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
             drop(held);
@@ -280,7 +282,7 @@ fn memory_is_freed_after_what_its_stream_holds() {
         let memory = DeviceMemory::allocate(0, 1 << 20, &options).unwrap();
         mine.fill(memory.address(), 5, 1 << 20);
         mine.copy(kept.addr(), memory.address(), 1 << 20);
-        // SAFETY: the stream lives, and no other uses the memory.
+        // SAFETY: the stream is alive, and no other stream uses the memory.
         unsafe { memory.free_after(mine.raw()).unwrap() };
         mine.stream.synchronize().unwrap();
         assert!(contents(&kept).iter().all(|byte| *byte == 5), "{kind}");
@@ -291,7 +293,7 @@ fn memory_is_freed_after_what_its_stream_holds() {
 #[ignore = "needs two GPUs: cargo xtask gpu-test, then gpu/run.sh tests"]
 fn memories_of_two_gpus_are_told_apart() {
     require_gpu();
-    assert!(peerway::gpu::devices().unwrap().len() >= 2, "there is one GPU alone");
+    assert!(peerway::gpu::devices().unwrap().len() >= 2, "this test needs two GPUs");
     const LEN: usize = 50_000;
     for pin in [Pin::Auto, Pin::Tcp] {
         let (a, b) = (endpoint(pin), endpoint(pin));
@@ -307,7 +309,7 @@ fn memories_of_two_gpus_are_told_apart() {
         let remote = there
             .each_ref()
             .map(|region| peer.import(&region.advertise(Access::READ_WRITE).unwrap()).unwrap());
-        // From one to the other, whether or not either reaches the other's memory.
+        // From one GPU to the other, whether or not they can access each other's memory.
         for i in 0..2 {
             peer.run(&Batch::write(&here[i].all(), &remote[i].all()).unwrap())
                 .unwrap()
@@ -315,13 +317,13 @@ fn memories_of_two_gpus_are_told_apart() {
                 .unwrap();
         }
         assert!(contents(&there[0]) == first && contents(&there[1]) == second, "{pin:?}");
-        // Both in one vector at the far side.
+        // Both GPUs in one vector at the far side.
         let host = a.register(vec![0; 2 * LEN]).unwrap();
         let halves = [host.slice(0..LEN as u64), host.slice(LEN as u64..2 * LEN as u64)];
         let pairs: Vec<_> = halves.into_iter().zip(remote.iter().map(RemoteRegion::all)).collect();
         peer.run(&Batch::read_vector(&pairs).unwrap()).unwrap().ok().unwrap();
         assert!(contents(&host) == [first, second].concat(), "{pin:?}");
-        // And not in one vector here.
+        // Both GPUs in one vector on this side is an error.
         let mixed = [(here[0].all(), remote[0].all()), (here[1].all(), remote[1].all())];
         let error = Batch::write_vector(&mixed).err().unwrap().to_string();
         assert!(error.contains("GPU 0 and of GPU 1"), "{error}");
@@ -354,7 +356,7 @@ fn counts_and_notifications_are_seen_after_the_bytes() {
 
 #[test]
 #[ignore = "needs a GPU: cargo xtask gpu-test, then gpu/run.sh tests"]
-fn what_is_cancelled_or_revoked_is_quiet() {
+fn a_cancelled_or_revoked_transfer_writes_nothing_more() {
     require_gpu();
     const LEN: usize = 64 << 20;
     for pin in [Pin::Auto, Pin::Tcp, Pin::LocalRing] {
@@ -374,7 +376,7 @@ fn what_is_cancelled_or_revoked_is_quiet() {
             let ended = transfer.join();
             assert!(matches!(ended.reason, Reason::Cancelled | Reason::Done), "{pin:?}: {ended:?}");
             assert_eq!(ended.fence, Fence::Held, "{pin:?}");
-            // Nothing of it lands any more: what is written now stays.
+            // No byte of it arrives any more: bytes that are written now stay.
             here.fill(0, LEN as u64, 3).unwrap();
             there.fill(0, LEN as u64, 4).unwrap();
             std::thread::sleep(Duration::from_millis(30));
@@ -392,7 +394,7 @@ fn what_is_cancelled_or_revoked_is_quiet() {
     }
 }
 
-/// A process that owns memory and obeys: lines in, lines out.
+/// A process that owns memory and executes commands: one line in, one line out.
 struct Owner {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
@@ -411,7 +413,7 @@ impl Owner {
         Self { child, out }
     }
 
-    /// The next line that is an answer; test programs print others.
+    /// The next line with an answer. Test programs print other lines too.
     fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -435,7 +437,7 @@ impl Drop for Owner {
     }
 }
 
-/// A test's full name, wherever this file is included.
+/// The full name of a test, wherever this file is included.
 fn name(test: &str) -> String {
     match module_path!().split_once("::") {
         Some((_, module)) => format!("{module}::{test}"),
@@ -452,7 +454,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-/// Not a test: what `Owner` runs.
+/// Not a test: the program that `Owner` starts.
 #[test]
 #[ignore = "run by tests that need a second process"]
 fn owner() {
@@ -466,7 +468,7 @@ fn owner() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| words[at].parse::<u64>().unwrap();
         match words[0] {
-            // kind, length, offset in the allocation, seed
+            // Arguments: kind, length, offset in the allocation, seed.
             "make" => {
                 let (len, offset) = (number(2), number(3));
                 let bytes = pattern(number(4), len as usize);
@@ -483,7 +485,7 @@ fn owner() {
                         let held = DeviceMemory::allocate(0, len + offset, &options).unwrap();
                         let address = held.address() + offset;
                         std::mem::forget(held);
-                        // SAFETY: never freed.
+                        // SAFETY: the memory is never freed.
                         let made = unsafe { endpoint.register_gpu_raw(address, len as usize) };
                         let made = made.unwrap();
                         made.write_at(0, &bytes).unwrap();
@@ -510,7 +512,7 @@ fn owner() {
 fn another_process_is_reached_at_any_offset_of_any_kind_of_memory() {
     require_gpu();
     let a = endpoint(Pin::Auto);
-    // The process uses a GPU: only then are others' mapped.
+    // A process maps GPU memory of its peers only if it uses a GPU itself.
     let warm = a.allocate_gpu(0, 4096).unwrap();
     for kind in ["plain", "best", "host", "shared"] {
         let mut owner = Owner::start("auto");
@@ -533,7 +535,7 @@ fn another_process_is_reached_at_any_offset_of_any_kind_of_memory() {
             let read = peer.post(&Batch::read(&target.all(), &imported.all()).unwrap()).unwrap();
             read.join().ok().unwrap();
             assert!(contents(&target) == pattern(6, len), "{kind} {len}+{offset}");
-            // And host memory of ours.
+            // Also from local host memory.
             let host = a.register(pattern(7, len)).unwrap();
             peer.run(&Batch::write(&host.all(), &imported.all()).unwrap()).unwrap().ok().unwrap();
             assert_eq!(owner.ask("is 7"), "true", "{kind} {len}+{offset}");
@@ -590,7 +592,7 @@ fn a_thousand_allocations_and_transfers_leave_nothing_behind() {
     (0..20).for_each(round);
     let before = fds();
     (0..1000).for_each(round);
-    // Freed by a thread of its own, soon.
+    // Another thread frees the memory soon.
     let begun = std::time::Instant::now();
     while fds() > before + 2 && begun.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(10));
@@ -598,7 +600,7 @@ fn a_thousand_allocations_and_transfers_leave_nothing_behind() {
     assert!(fds() <= before + 2, "{before} file descriptors became {}", fds());
 }
 
-/// A stream of the driver's, made through the same library that the engine uses.
+/// A stream of the driver, made through the same library that the engine uses.
 mod streams {
     use std::ffi::c_void;
     use std::sync::Arc;
@@ -623,14 +625,14 @@ mod streams {
             self.stream.raw()
         }
 
-        /// Sets bytes when the stream comes to it.
+        /// Sets bytes when the stream reaches this point.
         pub(super) fn fill(&self, address: u64, value: u8, len: usize) {
-            // SAFETY: the tests keep the memory until the stream is through.
+            // SAFETY: the tests keep the memory until the stream has finished.
             unsafe { self.gpu.fill(address, value, len, self.raw()).unwrap() };
         }
 
         pub(super) fn copy(&self, to: u64, from: u64, len: usize) {
-            // SAFETY: as above.
+            // SAFETY: the same argument as for `fill`.
             unsafe { self.gpu.copy(to, from, len, self.raw()).unwrap() };
         }
     }
@@ -653,15 +655,15 @@ fn a_transfer_in_a_stream_comes_after_what_is_before_it_and_before_what_is_after
         let mut handles = Vec::new();
         for round in 1..=10u8 {
             mine.fill(here.addr(), round, LEN);
-            // SAFETY: the stream lives, and is of the GPU.
+            // SAFETY: the stream is alive and belongs to the GPU.
             handles.push(unsafe { write.enqueue(mine.raw()).unwrap() });
             mine.copy(seen.addr() + u64::from(round), there.addr(), 1);
-            // The source is free again: the next round overwrites it.
+            // The source is free again, so the next round overwrites it.
             mine.fill(here.addr(), 0, LEN);
         }
         mine.stream.synchronize().unwrap();
         for handle in &handles {
-            let ended = handle.wait(Duration::from_secs(10)).expect("the stream is through");
+            let ended = handle.wait(Duration::from_secs(10)).expect("the stream has finished");
             assert_eq!(ended.reason, Reason::Done, "{pin:?}");
             assert_eq!(handle.runs(), 1);
         }
@@ -689,14 +691,14 @@ fn a_captured_transfer_happens_each_time_its_graph_is_launched() {
         let mut enqueued = None;
         let graph = peerway_sys::cuda::Graph::capture(&mine.stream, || {
             mine.copy(here.addr(), source.addr(), LEN);
-            // SAFETY: the stream lives, and is of the GPU.
+            // SAFETY: the stream is alive and belongs to the GPU.
             enqueued = Some(unsafe { write.enqueue(mine.raw()).unwrap() });
             mine.fill(here.addr(), 0, LEN);
             Ok::<(), peerway_sys::cuda::CudaError>(())
         })
         .unwrap();
         let enqueued = enqueued.unwrap();
-        assert_eq!(enqueued.runs(), 0, "a capture is no launch");
+        assert_eq!(enqueued.runs(), 0, "a capture is not a launch");
         for round in 1..=5u8 {
             source.fill(0, LEN as u64, round).unwrap();
             graph.launch(&mine.stream).unwrap();
@@ -710,14 +712,14 @@ fn a_captured_transfer_happens_each_time_its_graph_is_launched() {
                 u64::from(round)
             );
         }
-        // A transfer that fails lets the stream go on.
+        // A transfer that fails does not stop the stream.
         there.revoke();
         graph.launch(&mine.stream).unwrap();
         mine.stream.synchronize().unwrap();
         let ended = enqueued.wait(Duration::from_secs(10)).unwrap();
         assert_eq!(ended.reason, Reason::Failed(TransferError::Revoked), "{pin:?}");
         drop(graph);
-        // SAFETY: the graph is gone.
+        // SAFETY: the graph is destroyed.
         unsafe { enqueued.release() };
     }
 }
@@ -743,7 +745,7 @@ fn stages_go_when_a_stream_or_an_event_says_so() {
             (0..8).map(|_| peerway_sys::cuda::Event::new(&mine.gpu).unwrap()).collect();
         for i in 0..8u64 {
             mine.fill(here.addr() + i * LAYER, i as u8 + 1, LAYER as usize);
-            // SAFETY: stream and events live until the end of this round.
+            // SAFETY: the stream and the events live until the end of this round.
             unsafe {
                 if i % 2 == 0 {
                     staged.release_in(i as usize, mine.raw()).unwrap();
@@ -774,13 +776,13 @@ fn a_kernel_that_is_compiled_now_runs() {
     let none = program.kernel("no_such_kernel").unwrap_err();
     assert!(matches!(none, JitError::NoKernel { .. }), "{none}");
     let kernel = match program.kernel("peerway_copy_runs") {
-        // Where a script has this fail, it is said and nothing else happens.
+        // If a script makes this call fail, the test only prints the error.
         Err(JitError::Gpu(error)) if error.to_string().contains("cuFuncLoad") => {
             return eprintln!("{error}");
         }
         kernel => kernel.unwrap(),
     };
-    // A kernel keeps its program.
+    // A kernel keeps its program alive.
     drop(program);
 
     const LEN: usize = 10_000;
@@ -788,7 +790,7 @@ fn a_kernel_that_is_compiled_now_runs() {
     let start = memory.ptr() as u64;
     let bytes = pattern(7, LEN);
     let run = [start + 64, start + 64 + LEN as u64, LEN as u64];
-    // SAFETY: inside the memory, which nobody else has.
+    // SAFETY: the range lies inside the memory, and only this test uses it.
     unsafe {
         memory.ptr().cast::<[u64; 3]>().write(run);
         memory.ptr().add(64).copy_from(bytes.as_ptr(), LEN);
@@ -799,13 +801,14 @@ fn a_kernel_that_is_compiled_now_runs() {
     let mut arguments = [(&raw mut runs).cast(), (&raw mut count).cast()];
     if let Some(sizes) = kernel.parameters() {
         assert_eq!(sizes, [8, 4]);
-        // SAFETY: refused.
+        // SAFETY: the call refuses the launch.
         let few = unsafe {
             kernel.launch([1; 3], [1; 3], 0, mine.raw().cast(), &mut arguments[..1]).unwrap_err()
         };
         assert_eq!(few, JitError::Arguments { takes: 2, given: 1 });
     }
-    // SAFETY: the kernel's arguments, which name memory that lives until the stream was waited for.
+    // SAFETY: the arguments match the kernel, and their memory lives until the test waited for the
+    // stream.
     unsafe {
         kernel.launch([1; 3], [256, 1, 1], 0, mine.raw().cast(), &mut arguments).unwrap();
         peerway::gpu::wait_for_stream(0, mine.raw().cast()).unwrap();

@@ -1,4 +1,5 @@
-//! Hot paths do not allocate: counted, for whole round trips with both ends in this process.
+//! Hot paths do not allocate. The test counts allocations of whole round trips, with both ends in
+//! this process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +11,7 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: passes everything on to the system allocator and only counts.
+// SAFETY: passes every call on to the system allocator and only counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
@@ -19,7 +20,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as above.
+        // SAFETY: the same argument as for `alloc`.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -27,7 +28,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test, so that nothing else allocates meanwhile.
+/// One test only, so that no other test allocates meanwhile.
 #[test]
 fn nothing_allocates_on_any_path() {
     prepared_transfers();
@@ -65,8 +66,8 @@ fn prepared_transfers() {
                 prepared.run().unwrap().ok().unwrap();
             }
             let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
-            // Heartbeats and timers may allocate now and then; one in twenty would be the hot path.
-            // A direct transfer with a counter has a job of its own: one allocation each.
+            // Heartbeats and timers may allocate now and then. More than one in twenty would be the
+            // hot path. A direct transfer with a counter has its own job: one allocation each.
             let with_job = n == 3 && !matches!(pin, Pin::LocalCma | Pin::LocalRing | Pin::Tcp);
             let allowed = rounds / 20 + if with_job { rounds } else { 0 };
             assert!(allocations <= allowed, "{pin}, batch {n}: {allocations} in {rounds}");
@@ -74,7 +75,7 @@ fn prepared_transfers() {
     }
 }
 
-/// Puts alone and together, with and without a count, and counts without bytes, by lanes.
+/// Single and batched puts, with and without a count, and counts without bytes, on lanes.
 fn commands_of_proxies() {
     for pin in [Pin::LocalRing, Pin::Tcp] {
         let make = || Endpoint::builder().transport(pin).build().unwrap();

@@ -1,4 +1,4 @@
-//! Reads and writes of every shape, over every path, between two endpoints of this process.
+//! Reads and writes of every shape, on every path, between two endpoints of this process.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ struct Pair {
 }
 
 fn pair(pin: Pin) -> Pair {
-    // RUST_LOG=peerway=debug shows what the engine does.
+    // RUST_LOG=peerway=debug shows the log of the engine.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_test_writer()
@@ -149,14 +149,14 @@ fn notifications_and_counters_follow_the_bytes() {
             let note = b.notification(Duration::from_secs(10)).expect("a notification");
             assert_eq!(note.message, round.to_le_bytes());
             assert_eq!(note.from, a.incarnation());
-            assert!(contents(&theirs) == data, "{pin} round {round}: seen before its bytes");
+            assert!(contents(&theirs) == data, "{pin} round {round}: came before its bytes");
             assert_eq!(transfer.join().reason, Reason::Done);
             assert_eq!(b.wait_counter(9, round, Duration::from_secs(10)), round);
         }
         let big = pattern(1, peerway::MAX_NOTIFICATION);
         peer.notify(&big).unwrap().join().ok().unwrap();
         assert!(b.notification(Duration::from_secs(5)).unwrap().message == big);
-        assert_eq!(b.try_notification(), None, "each is seen once");
+        assert_eq!(b.try_notification(), None, "each notification arrives once");
     }
 }
 

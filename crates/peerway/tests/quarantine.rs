@@ -1,4 +1,4 @@
-//! Memory of callers: where its destructor runs, and when.
+//! Where and when destructors of callers' memory run.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerway::{Access, Batch, Endpoint, OwnedMemory, Peer, Pin, Region};
 
-/// Memory whose destructor calls into the engine, waits for a transfer and tells that it ran.
+/// Memory whose destructor calls into the engine, waits for a transfer and reports that it ran.
 struct Nested {
     bytes: Vec<u8>,
     peer: Peer,
@@ -15,7 +15,7 @@ struct Nested {
     freed: Sender<()>,
 }
 
-// SAFETY: the vector's heap memory does not move with the value and is not otherwise used.
+// SAFETY: the vector's heap memory does not move with the value, and nothing else uses it.
 unsafe impl OwnedMemory for Nested {
     fn bytes(&mut self) -> (*mut u8, usize) {
         (self.bytes.as_mut_ptr(), self.bytes.len())
@@ -24,9 +24,9 @@ unsafe impl OwnedMemory for Nested {
 
 impl Drop for Nested {
     fn drop(&mut self) {
-        // A region inside: its own destructor uses the quarantine.
+        // A region inside the memory: its own destructor uses the quarantine.
         drop(self.inner.take());
-        // A transfer on a lane: it needs the driver.
+        // A transfer on a lane, which needs the driver.
         let ended = self.peer.notify(b"freed").map(|transfer| transfer.join());
         if ended.is_ok_and(|ended| ended.ok().is_ok()) {
             let _ = self.freed.send(());
@@ -34,7 +34,7 @@ impl Drop for Nested {
     }
 }
 
-/// A copy waits between its gate and the copy while this is set.
+/// A copy has entered its gate and waits in `park`. It copies after `MAY_GO_ON` is set.
 static IS_PARKED: AtomicBool = AtomicBool::new(false);
 static MAY_GO_ON: AtomicBool = AtomicBool::new(false);
 
@@ -55,14 +55,14 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 
 struct Owner {
     endpoint: Endpoint,
-    /// Another endpoint, and the session to it.
+    /// Another endpoint, for the session.
     _witness: Endpoint,
     peer: Peer,
     region: Region,
     freed: Receiver<()>,
 }
 
-/// The hook and the quarantine are the process's: one test at a time.
+/// The hook and the quarantine belong to the process, so the tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn owner(pin: Pin) -> Owner {
@@ -100,7 +100,7 @@ fn destructors_of_quarantined_memory_run_under_no_lock() {
     freed.recv_timeout(Duration::from_secs(60)).expect("the destructor did not run to its end");
     wait_until("the quarantine is empty", || peerway::quarantine().regions == 0);
 
-    // The endpoint is alive and well.
+    // The endpoint still works.
     let again = endpoint.connect(&writer.metadata()).unwrap();
     again.notify(b"well").unwrap().join().ok().unwrap();
 }
@@ -112,7 +112,7 @@ fn destructors_of_memory_that_a_transfer_kept_run_under_no_lock() {
     let target = witness.register(vec![0u8; 4096]).unwrap();
     let remote = peer.import(&target.advertise(Access::READ_WRITE).unwrap()).unwrap();
     let batch = Batch::write(&region.all(), &remote.all()).unwrap();
-    // The transfer holds the last reference, and its end drops it inside the driver.
+    // The transfer holds the last reference. Its end drops the memory inside the driver.
     let transfer = peer.post(&batch).unwrap();
     drop((region, batch));
     transfer.join().ok().unwrap();

@@ -1,4 +1,4 @@
-//! One session between two endpoints, however they find each other.
+//! Two endpoints have one session, whichever way they connect.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ fn both_open_at_the_same_moment_and_get_one_session() {
                     (ours.connect(&a, &b), there.join().unwrap())
                 });
                 let (to_b, to_a) = (from_a.expect(&told), from_b.expect(&told));
-                // Whoever was connected to has something to accept: one of the two, not both.
+                // Exactly one of the two endpoints accepted a session.
                 let accepted = [&a, &b].map(|e| e.accept(Duration::ZERO).is_ok());
                 assert!(accepted[0] != accepted[1], "accepted: {accepted:?}; {told}");
                 assert_eq!(a.connect(&b.metadata()).unwrap(), to_b, "{told}");
@@ -74,10 +74,10 @@ fn many_threads_of_both_share_one_session() {
     }
 }
 
-/// A question that is asked just as the service thread goes to sleep must not lie there until a heartbeat:
-/// where these come every few minutes it was not answered in time.
+/// An import that arrives just as the progress thread blocks must not wait for a heartbeat. With
+/// heartbeats minutes apart, such an import timed out.
 #[test]
-fn a_service_thread_does_not_fall_asleep_over_a_question() {
+fn a_progress_thread_does_not_block_with_an_import_pending() {
     let new = || {
         Endpoint::builder()
             .transport(Pin::LocalMap)
@@ -99,8 +99,8 @@ fn a_service_thread_does_not_fall_asleep_over_a_question() {
             std::hint::spin_loop();
         }
         let asked = Instant::now();
-        peer.import(&descriptor).unwrap_or_else(|error| panic!("question {at}: {error}"));
+        peer.import(&descriptor).unwrap_or_else(|error| panic!("import {at}: {error}"));
         let took = asked.elapsed();
-        assert!(took < Duration::from_secs(30), "question {at} took {took:?}");
+        assert!(took < Duration::from_secs(30), "import {at} took {took:?}");
     }
 }

@@ -1,7 +1,7 @@
-//! On which processors the engine's threads run.
+//! The CPUs on which the engine's threads run.
 //!
-//! Each case is a process of its own, because it pins threads, the main thread among them. So this program has no
-//! test harness: it starts itself once for each case.
+//! Each case runs in its own process, because it pins threads, including the main thread. This
+//! program therefore has no test harness: it starts itself once for each case.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,12 +15,12 @@ use peerway_core::topology::{parse_cpus, show_cpus};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
-/// Tells a process which case it is.
+/// Tells a process which case to run.
 const CASE: &str = "PEERWAY_TEST_CASE";
-/// The processors that the case must find its engine threads on.
+/// The CPUs on which the case must find its engine threads.
 const EXPECTED: &str = "PEERWAY_TEST_EXPECTED";
 
-/// A case: its name, what it runs, and on which processors its process starts.
+/// A case: its name, its code, and the CPUs that its process starts with.
 struct Case {
     name: &'static str,
     run: fn(),
@@ -29,9 +29,9 @@ struct Case {
 
 #[derive(Clone, Copy, PartialEq)]
 enum StartsOn {
-    /// All that this process has.
+    /// All CPUs of this process.
     All,
-    /// The first of them alone, as under `taskset`.
+    /// Only the first of them, as under `taskset`.
     First,
 }
 
@@ -63,7 +63,7 @@ const CASES: [Case; 5] = [
             unsafe { std::env::set_var("PEERWAY_CPUS", last.to_string()) };
             pin_to_first();
             use_engine_on(&[last]);
-            // An endpoint's own setting goes before the environment's.
+            // An endpoint's own setting takes precedence over the environment.
             let endpoint = Endpoint::builder().setting("PEERWAY_CPUS", "0-1023").build().unwrap();
             assert!(endpoint.stats().cpus.len() > 1, "{:?}", endpoint.stats());
         },
@@ -90,7 +90,7 @@ const CASES: [Case; 5] = [
 
 fn main() -> ExitCode {
     if let Ok(name) = std::env::var(CASE) {
-        (CASES.iter().find(|case| case.name == name).expect("a case of this program").run)();
+        (CASES.iter().find(|case| case.name == name).expect("a known case").run)();
         return ExitCode::SUCCESS;
     }
     let mut arguments = std::env::args().skip(1);
@@ -130,8 +130,8 @@ fn main() -> ExitCode {
         println!("\nfailures:\n    {}", failed.join("\n    "));
     }
     println!(
-        "\ntest result: {result}. {passed} passed; {} failed; {ignored} ignored; 0 measured; {} filtered out; \
-         finished in {:.2}s\n",
+        "\ntest result: {result}. {passed} passed; {} failed; {ignored} ignored; 0 measured; \
+         {} filtered out; finished in {:.2}s\n",
         failed.len(),
         CASES.len() - cases.len(),
         began.elapsed().as_secs_f64()
@@ -139,13 +139,13 @@ fn main() -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
-/// Runs a case in a process of its own; whether it passed.
+/// Runs a case in its own process. Returns whether it passed.
 fn run_case(case: &Case, all: &[usize]) -> bool {
     let cpus = if case.starts_on == StartsOn::First { &all[..1] } else { all };
     let exe = std::env::current_exe().expect("this program has a file");
     let mut command = Command::new(exe);
     command.env(CASE, case.name).env(EXPECTED, show_cpus(cpus)).env_remove("PEERWAY_CPUS");
-    // A process starts with the mask of the thread that makes it.
+    // A process starts with the mask of the thread that creates it.
     let cpus = cpus.to_vec();
     let started = thread::spawn(move || {
         pin_to(&cpus);
@@ -175,7 +175,7 @@ fn pin_to_first() {
     assert_eq!(allowed().len(), 1);
 }
 
-/// Has every kind of thread started that needs no device, and looks where they may run.
+/// Makes the engine start every kind of thread that needs no device, and checks their masks.
 fn use_engine() {
     use_engine_on(&parse_cpus(&std::env::var(EXPECTED).unwrap()).unwrap());
 }
@@ -185,7 +185,7 @@ fn use_engine_on(expected: &[usize]) {
     for pin in [Pin::LocalMap, Pin::Tcp] {
         let (near, far) = (make(pin), make(pin));
         let peer = near.connect(&far.metadata()).unwrap();
-        // Large enough to be copied by several threads.
+        // Large enough for several threads to copy.
         let len = 64 << 20;
         let (ours, theirs) = (near.allocate(len).unwrap(), far.allocate(len).unwrap());
         let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
@@ -206,8 +206,8 @@ fn use_engine_on(expected: &[usize]) {
     }
 }
 
-/// Waits until threads of all these names are there, and every thread of the engine may run on just these processors.
-/// A thread that was just started may still have the mask and the name of its creator.
+/// Waits until threads of all these names exist, and every thread of the engine may run on exactly
+/// these CPUs. A thread that has just started may still have the mask and the name of its creator.
 fn wait_for_masks(names: &[&str], expected: &[usize]) {
     let began = Instant::now();
     loop {

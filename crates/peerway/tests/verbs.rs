@@ -1,6 +1,6 @@
-//! Transfers by RDMA devices. Soft-RoCE is enough, and so is the fake library of `peerway-fakeverbs`
-//! (`PEERWAY_IBV_SO`), with which that crate runs these tests in every run. `PEERWAY_TEST_PIN=efa` has them
-//! use reliable datagrams.
+//! Transfers by RDMA devices. Soft-RoCE is enough. So is the stand-in library of
+//! `peerway-fakeverbs` (`PEERWAY_IBV_SO`), with which that crate runs these tests in every run.
+//! `PEERWAY_TEST_PIN=efa` makes them use reliable datagrams.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,23 +10,23 @@ use peerway::{Access, Batch, Endpoint, Fence, PathKind, Pin, Reason, Region, Tra
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// The kind of devices that are tested.
+/// The kind of devices to test.
 fn pin() -> Pin {
     let pin = std::env::var("PEERWAY_TEST_PIN").unwrap_or_else(|_| "ib".to_owned());
     pin.parse().expect("PEERWAY_TEST_PIN is `ib` or `efa`")
 }
 
-/// The path that they give.
+/// The path that these devices give.
 fn kind() -> PathKind {
     if pin() == Pin::Efa { PathKind::Efa } else { PathKind::Verbs }
 }
 
-/// Two endpoints that only devices connect.
+/// Two endpoints that only RDMA devices connect.
 fn pair() -> (Endpoint, Endpoint) {
     if std::env::var_os("PEERWAY_TEST_LOG").is_some() {
         let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).try_init();
     }
-    // Devices of the two, such as `rxe0,rxe2/rxe1,rxe3`; all that there are, else.
+    // Devices of the two endpoints, such as `rxe0,rxe2/rxe1,rxe3`. All devices if unset.
     let devices = std::env::var("PEERWAY_TEST_DEVICES").unwrap_or_default();
     let (ours, theirs) = devices.split_once('/').unwrap_or((&devices, &devices));
     let endpoint = |devices: &str| {
@@ -40,12 +40,12 @@ fn pair() -> (Endpoint, Endpoint) {
 
 fn filled(endpoint: &Endpoint, len: usize, seed: u8) -> Region {
     let bytes: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
-    endpoint.register(bytes).expect("memory registers")
+    endpoint.register(bytes).expect("cannot register memory")
 }
 
 fn bytes(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len() as usize];
-    region.read_at(0, &mut bytes).expect("inside");
+    region.read_at(0, &mut bytes).expect("the range lies inside the region");
     bytes
 }
 
@@ -53,7 +53,7 @@ fn bytes(region: &Region) -> Vec<u8> {
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn writes_and_reads_of_every_shape_arrive() {
     let (a, b) = pair();
-    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let peer = a.connect(&b.metadata()).expect("the devices connect");
     assert_eq!(peer.path().kind, kind(), "{}", peer.path());
     for len in [1usize, 64, 129, 4096, 70_001, 1 << 20, (3 << 20) + 17] {
         let (ours, theirs) = (filled(&a, len, 3), filled(&b, len, 9));
@@ -90,7 +90,7 @@ fn writes_and_reads_of_every_shape_arrive() {
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn commands_of_kernels_are_carried_out_whatever_order_completions_come_in() {
     let (a, b) = pair();
-    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let peer = a.connect(&b.metadata()).expect("the devices connect");
     const LEN: usize = 1 << 20;
     let (ours, theirs) = (filled(&a, LEN, 1), filled(&b, LEN, 0));
     let proxy = Proxy::builder(&a).threads(1).rings(2).slots(64).timeout(WATCHDOG).build().unwrap();
@@ -117,20 +117,21 @@ fn commands_of_kernels_are_carried_out_whatever_order_completions_come_in() {
             at += len;
         }
         producers.iter().for_each(|producer| producer.quiet(0).unwrap());
-        assert!(bytes(&theirs) == bytes_now, "round {round}: after quiet");
-        // The bytes are there; a count that a device brought is the peer's to take, and no more than were sent come.
+        assert!(bytes(&theirs) == bytes_now, "round {round}: the bytes after quiet");
+        // The bytes have arrived. The peer polls for counts that devices delivered, and gets
+        // exactly as many as were sent.
         assert_eq!(
             far.wait_counter(3, counted * round, WATCHDOG),
             counted * round,
             "round {round}"
         );
-        // One alone, whose count is looked for: its bytes are there.
+        // A single put with a count: the bytes are there when the count is.
         ours.write_at(0, &[round as u8; 8192]).unwrap();
         producers[0].put_with_count(0, to.base, from.base, 8192, 4).unwrap();
         assert_eq!(far.wait_counter(4, round, WATCHDOG), round);
         assert!(
             bytes(&theirs)[..8192] == [round as u8; 8192],
-            "round {round}: a count before its bytes"
+            "round {round}: a count came before its bytes"
         );
         producers[0].quiet(0).unwrap();
     }
@@ -141,11 +142,11 @@ fn commands_of_kernels_are_carried_out_whatever_order_completions_come_in() {
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn counts_and_notifications_come_after_the_bytes_and_once() {
     let (a, b) = pair();
-    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let peer = a.connect(&b.metadata()).expect("the devices connect");
     let theirs = filled(&b, 3 << 20, 0);
     let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
     for round in 1..=40u64 {
-        // Small ones fit one queue pair, large ones take all of them.
+        // Small writes fit one queue pair. Large writes use all of them.
         let len = if round % 4 == 0 { 3 << 20 } else { 3000 };
         let ours = filled(&a, len, round as u8);
         let batch = Batch::write(&ours.all(), &remote.slice(0..len as u64)).unwrap();
@@ -163,7 +164,7 @@ fn counts_and_notifications_come_after_the_bytes_and_once() {
         let batch = Batch::write(&ours.all(), &remote.slice(0..len as u64)).unwrap();
         let batch = batch.notify(&[round; 5000]).unwrap();
         let transfer = peer.post(&batch).unwrap();
-        let message = b.notification(WATCHDOG).expect("it comes");
+        let message = b.notification(WATCHDOG).expect("the notification arrives");
         assert_eq!(message.message, [round; 5000]);
         let mut landed = vec![0; len];
         theirs.read_at(0, &mut landed).unwrap();
@@ -176,7 +177,7 @@ fn counts_and_notifications_come_after_the_bytes_and_once() {
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn a_revoked_region_is_quiet_at_once_and_others_go_on() {
     let (a, b) = pair();
-    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let peer = a.connect(&b.metadata()).expect("the devices connect");
     let ours = filled(&a, 1 << 20, 1);
     let other = filled(&b, 1 << 20, 0);
     let other_remote = peer.import(&other.advertise(Access::READ_WRITE).unwrap()).unwrap();
@@ -185,7 +186,7 @@ fn a_revoked_region_is_quiet_at_once_and_others_go_on() {
         let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
         let batch = Batch::write(&ours.all(), &remote.all()).unwrap();
         assert_eq!(peer.run(&batch).unwrap().reason, Reason::Done);
-        assert_eq!(theirs.revoke(), Fence::Held, "the registration is given back");
+        assert_eq!(theirs.revoke(), Fence::Held, "a revoke deregisters the memory");
         theirs.fill(0, 1 << 20, 0xEE).unwrap();
         let started = Instant::now();
         let ended = peer.run(&batch).unwrap();
@@ -202,7 +203,7 @@ fn a_revoked_region_is_quiet_at_once_and_others_go_on() {
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn many_threads_and_transfers_share_the_queue_pairs() {
     let (a, b) = pair();
-    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let peer = a.connect(&b.metadata()).expect("the devices connect");
     let theirs = filled(&b, 8 << 16, 0);
     let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
     let done = AtomicU64::new(0);
@@ -232,7 +233,7 @@ fn many_threads_and_transfers_share_the_queue_pairs() {
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn large_reads_and_writes_arrive_whole() {
     let (a, b) = pair();
-    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let peer = a.connect(&b.metadata()).expect("the devices connect");
     let len = (16 << 20) + 1;
     let theirs = filled(&b, len, 9);
     let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
@@ -264,10 +265,10 @@ fn large_reads_and_writes_arrive_whole() {
     }
 }
 
-/// Anonymous memory at an address of its own choosing, or in the place of what was there.
+/// Anonymous memory at an address that the kernel chooses, or in place of an existing mapping.
 fn map(at: Option<*mut u8>, len: usize) -> *mut u8 {
     let fixed = if at.is_some() { libc::MAP_FIXED } else { 0 };
-    // SAFETY: a new mapping, or one over memory of this test alone.
+    // SAFETY: a new mapping, or one over memory that only this test uses.
     let ptr = unsafe {
         libc::mmap(
             at.map_or(std::ptr::null_mut(), <*mut u8>::cast),
@@ -286,34 +287,34 @@ fn map(at: Option<*mut u8>, len: usize) -> *mut u8 {
 #[ignore = "needs RDMA devices: cargo xtask test --rdma"]
 fn memory_mapped_anew_under_a_registration_is_noticed() {
     let (a, b) = pair();
-    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let peer = a.connect(&b.metadata()).expect("the devices connect");
     let len = 1 << 20;
     let theirs = filled(&b, len, 9);
     let remote = peer.import(&theirs.advertise(Access::READ_WRITE).unwrap()).unwrap();
     let ptr = map(None, len);
-    // SAFETY: the mapping is there until the end of the test; that other pages take its place is what is
-    // tested, and only bytes of them are read.
+    // SAFETY: the address stays mapped until the end of the test. The test replaces the pages on
+    // purpose and only reads their bytes.
     let first = unsafe { a.register_raw(ptr, len) }.unwrap();
     assert_eq!(
         peer.run(&Batch::read(&first.all(), &remote.all()).unwrap()).unwrap().reason,
         Reason::Done
     );
     assert!(bytes(&first) == bytes(&theirs));
-    // Freed and mapped anew, as allocators do, while the old region is still held.
+    // Freed and mapped again, as allocators do, while the old region still exists.
     map(Some(ptr), len);
-    // SAFETY: as above.
+    // SAFETY: the same argument as for `first`.
     let second = unsafe { a.register_raw(ptr, len) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: the same argument as for `first`.
     let inside = unsafe { a.register_raw(ptr.wrapping_add(4096), 8192) }.unwrap();
     let part = Batch::read(&inside.all(), &remote.slice(4096..12_288)).unwrap();
     assert_eq!(peer.run(&part).unwrap().reason, Reason::Done);
     assert!(
         bytes(&inside) == bytes(&theirs)[4096..12_288],
-        "what was read went to pages that are gone"
+        "the read went to pages that are no longer mapped"
     );
     assert_eq!(
         peer.run(&Batch::read(&second.all(), &remote.all()).unwrap()).unwrap().reason,
         Reason::Done
     );
-    assert!(bytes(&second) == bytes(&theirs), "what was read went to pages that are gone");
+    assert!(bytes(&second) == bytes(&theirs), "the read went to pages that are no longer mapped");
 }

@@ -1,7 +1,7 @@
-//! GPU memory by RDMA devices, or in frames where they do not reach it.
+//! GPU memory by RDMA devices, or in frames if the devices cannot access it.
 //!
-//! `peerway-fakeverbs` runs these tests on libraries that stand in for both. `PEERWAY_TEST_PIN=efa` has them use
-//! reliable datagrams.
+//! `peerway-fakeverbs` runs these tests on stand-ins for both libraries. `PEERWAY_TEST_PIN=efa`
+//! makes them use reliable datagrams.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn kind() -> PathKind {
     if pin() == Pin::Efa { PathKind::Efa } else { PathKind::Verbs }
 }
 
-/// Two endpoints that only devices connect, the first with the second as its peer.
+/// Two endpoints that only RDMA devices connect. The second is the peer of the first.
 fn pair() -> (Endpoint, Endpoint, Peer) {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
@@ -30,7 +30,7 @@ fn pair() -> (Endpoint, Endpoint, Peer) {
     let endpoint =
         || Endpoint::builder().transport(pin()).build().expect("this test needs RDMA devices");
     let (a, b) = (endpoint(), endpoint());
-    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let peer = a.connect(&b.metadata()).expect("the devices connect");
     assert_eq!(peer.path().kind, kind(), "{}", peer.path());
     (a, b, peer)
 }
@@ -48,32 +48,32 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 fn contents(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len() as usize];
-    region.read_at(0, &mut bytes).expect("inside");
+    region.read_at(0, &mut bytes).expect("the range lies inside the region");
     bytes
 }
 
-/// Where a test's memory lives.
+/// The kind of a test's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Memory that can be handed over.
+    /// Memory that can be shared.
     Gpu,
-    /// Memory by `cuMemAlloc`: small ones share pages with others.
+    /// Memory of `cuMemAlloc`. Small allocations share pages with others.
     Plain,
     Host,
 }
 
 fn plain(len: usize) -> DeviceMemory {
     let options = DeviceMemoryOptions::default().from(DeviceMemoryKind::Plain);
-    DeviceMemory::allocate(0, len as u64, &options).expect("there is memory")
+    DeviceMemory::allocate(0, len as u64, &options).expect("cannot allocate GPU memory")
 }
 
 fn memory(endpoint: &Endpoint, kind: Kind, bytes: &[u8]) -> Region {
     let region = match kind {
-        Kind::Gpu => endpoint.allocate_gpu(0, bytes.len() as u64).expect("there is memory"),
-        Kind::Plain => endpoint.register_gpu(plain(bytes.len())).expect("it is a GPU's"),
+        Kind::Gpu => endpoint.allocate_gpu(0, bytes.len() as u64).expect("GPU memory"),
+        Kind::Plain => endpoint.register_gpu(plain(bytes.len())).expect("it is GPU memory"),
         Kind::Host => return endpoint.register(bytes.to_vec()).expect("memory registers"),
     };
-    region.write_at(0, bytes).expect("inside");
+    region.write_at(0, bytes).expect("the range lies inside the region");
     region
 }
 
@@ -103,7 +103,7 @@ fn every_shape_arrives_between_gpu_and_host() {
             assert_eq!(peer.run(&read).unwrap().reason, Reason::Done);
             assert!(contents(&here) == theirs, "{local:?} from {remote:?}: a read of {len}");
         }
-        // Blocks, as of a paged cache, in an order of their own on both sides.
+        // Blocks, as of a paged cache, in a different order on each side.
         let (block, count) = (1000usize, 300u32);
         let bytes = pattern(3, block * count as usize);
         let here = memory(&a, local, &bytes);
@@ -173,7 +173,7 @@ fn counts_and_notifications_come_after_the_bytes() {
         let imported = peer.import(&there.advertise(access).unwrap()).unwrap();
         let before = b.counter(7);
         for round in 1..=12u64 {
-            // Small ones fit one queue pair, large ones take all of them.
+            // Small writes fit one queue pair. Large writes use all of them.
             let len = if round % 4 == 0 { 2 << 20 } else { 3000 };
             let bytes = pattern(round, len);
             let here = memory(&a, Kind::Gpu, &bytes);
@@ -181,9 +181,9 @@ fn counts_and_notifications_come_after_the_bytes() {
             let batch = if round % 2 == 0 { batch.notify(&[round as u8]).unwrap() } else { batch };
             let transfer = peer.post(&batch).unwrap();
             assert_eq!(b.wait_counter(7, before + round, WATCHDOG), before + round);
-            assert!(contents(&there)[..len] == bytes, "round {round}: a count before its bytes");
+            assert!(contents(&there)[..len] == bytes, "round {round}: count before its bytes");
             if round % 2 == 0 {
-                let note = b.notification(WATCHDOG).expect("it comes");
+                let note = b.notification(WATCHDOG).expect("the notification arrives");
                 assert_eq!(note.message, [round as u8]);
             }
             assert_eq!(transfer.join().reason, Reason::Done);
@@ -205,7 +205,7 @@ fn a_revoked_region_is_quiet() {
     let ended = peer.run(&batch).unwrap();
     assert_eq!(ended.reason, Reason::Failed(TransferError::Revoked));
     assert!(contents(&there).iter().all(|byte| *byte == 0xEE));
-    // It can be advertised anew.
+    // The memory can be advertised again.
     let imported = peer.import(&there.advertise(Access::READ_WRITE).unwrap()).unwrap();
     let batch = Batch::write(&here.all(), &imported.all()).unwrap();
     assert_eq!(peer.run(&batch).unwrap().reason, Reason::Done);
@@ -222,10 +222,10 @@ fn memory_allocated_anew_at_an_address_is_noticed() {
     let imported = peer.import(&there.advertise(Access::READ_WRITE).unwrap()).unwrap();
     let old = plain(LEN);
     let address = old.address();
-    // SAFETY: that other memory takes its place is what is tested; only bytes of that are read.
+    // SAFETY: the test replaces the memory on purpose and only reads bytes of the new memory.
     let register = |endpoint: &Endpoint| unsafe { endpoint.register_raw(address as *mut u8, LEN) };
     let first = register(&a).unwrap();
-    // Registered with the endpoint, and not yet with devices.
+    // Registered with the endpoint, but not yet with the devices.
     let (unused, owned) = (register(&a).unwrap(), register(&b).unwrap());
     let read = |into: &Region| {
         let batch = Batch::read(&into.all(), &imported.all()).unwrap();
@@ -236,14 +236,15 @@ fn memory_allocated_anew_at_an_address_is_noticed() {
     drop(old);
     let new = plain(LEN);
     if new.address() != address {
-        eprintln!("the driver gave another address, so there is nothing to notice");
+        eprintln!("the driver chose another address, so there is nothing to test");
         return;
     }
     let second = register(&a).unwrap();
     second.fill(0, LEN as u64, 0).unwrap();
     read(&second);
-    assert!(contents(&second) == theirs, "what was read went to memory that is gone");
-    // Regions of what was freed are refused, here and by their owner: the memory there now is somebody else's.
+    assert!(contents(&second) == theirs, "the read went to freed memory");
+    // Regions of freed memory are refused, here and by their owner: that address now belongs to
+    // other memory.
     let before = contents(&second);
     let stale = Batch::read(&unused.all(), &imported.all()).unwrap();
     let error = peer.run(&stale).unwrap_err().to_string();
@@ -252,5 +253,5 @@ fn memory_allocated_anew_at_an_address_is_noticed() {
     let here = memory(&a, Kind::Host, &pattern(9, LEN));
     let write = Batch::write(&here.all(), &stale.all()).unwrap();
     assert_eq!(peer.run(&write).unwrap().reason, Reason::Failed(TransferError::Fault));
-    assert!(contents(&second) == before, "a region of freed memory reached what is there now");
+    assert!(contents(&second) == before, "a region of freed memory changed the new memory");
 }

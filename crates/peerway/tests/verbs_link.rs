@@ -1,8 +1,9 @@
-//! A link goes down under transfers that use it, and comes up again: what it carried goes on by the other
-//! device, nothing is lost, late or counted twice, and afterwards it carries its share again.
+//! A link goes down during transfers that use it, and comes up again. The other device continues
+//! its transfers. Nothing is lost, late or counted twice, and afterwards the link carries its share
+//! again.
 //!
-//! Needs two devices a side and a link to cut: `PEERWAY_TEST_DEVICES=rxe0,rxe2/rxe1,rxe3` and
-//! `PEERWAY_TEST_LINK=va1` in the guest of `testbed/rdma-vm.sh`.
+//! The test needs two devices a side and a link to cut: `PEERWAY_TEST_DEVICES=rxe0,rxe2/rxe1,rxe3`
+//! and `PEERWAY_TEST_LINK=va1` in the guest of `testbed/rdma-vm.sh`.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -15,22 +16,22 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 
 fn set(link: &str, state: &str) {
     let status = Command::new("ip").args(["link", "set", link, state]).status();
-    assert!(status.expect("ip is there").success(), "ip link set {link} {state}");
+    assert!(status.expect("the `ip` program starts").success(), "ip link set {link} {state}");
 }
 
 fn sent_by(link: &str) -> u64 {
     let file = format!("/sys/class/net/{link}/statistics/tx_bytes");
-    std::fs::read_to_string(file).expect("the link is there").trim().parse().expect("a number")
+    std::fs::read_to_string(file).expect("the link exists").trim().parse().expect("a number")
 }
 
 fn filled(endpoint: &Endpoint, seed: u8) -> Region {
     let bytes: Vec<u8> = (0..LEN).map(|i| (i as u8).wrapping_mul(7).wrapping_add(seed)).collect();
-    endpoint.register(bytes).expect("memory registers")
+    endpoint.register(bytes).expect("cannot register memory")
 }
 
 fn bytes(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; LEN];
-    region.read_at(0, &mut bytes).expect("inside");
+    region.read_at(0, &mut bytes).expect("the range lies inside the region");
     bytes
 }
 
@@ -39,17 +40,17 @@ fn bytes(region: &Region) -> Vec<u8> {
 fn a_link_goes_down_and_up_under_transfers() {
     let devices = std::env::var("PEERWAY_TEST_DEVICES").expect("it names devices of both sides");
     let link = std::env::var("PEERWAY_TEST_LINK").expect("it names the link to cut");
-    let (ours, theirs) = devices.split_once('/').expect("devices of two sides");
+    let (ours, theirs) = devices.split_once('/').expect("PEERWAY_TEST_DEVICES is `ours/theirs`");
     let endpoint = |devices: &str| {
         let builder = Endpoint::builder().transport(Pin::Ib).rdma_devices(devices);
         builder
             .deadline(WATCHDOG)
             .detect(Duration::from_secs(10))
             .build()
-            .expect("devices are there")
+            .expect("the devices exist")
     };
     let (a, b) = (endpoint(ours), endpoint(theirs));
-    let peer = a.connect(&b.metadata()).expect("devices reach each other");
+    let peer = a.connect(&b.metadata()).expect("the devices connect");
     let target = filled(&b, 0);
     let remote = peer.import(&target.advertise(Access::READ_WRITE).unwrap()).unwrap();
 
@@ -58,28 +59,28 @@ fn a_link_goes_down_and_up_under_transfers() {
         let write = Batch::write(&from.all(), &remote.all()).unwrap().count(1);
         let write = peer.post(&write).unwrap();
         assert_eq!(b.wait_counter(1, round, WATCHDOG), round, "a count was lost");
-        assert!(bytes(&target) == bytes(&from), "round {round}: counted before all had arrived");
+        assert!(bytes(&target) == bytes(&from), "round {round}: a count came before its bytes");
         assert_eq!(write.join().reason, Reason::Done, "round {round}");
         let back = filled(&a, 0);
         let read = peer.post(&Batch::read(&back.all(), &remote.all()).unwrap()).unwrap();
         assert_eq!(read.join().reason, Reason::Done, "round {round}");
-        assert!(bytes(&back) == bytes(&from), "round {round}: a read");
-        assert_eq!(b.counter(1), round, "counted twice");
+        assert!(bytes(&back) == bytes(&from), "round {round}: a read returned other bytes");
+        assert_eq!(b.counter(1), round, "a write was counted twice");
     };
 
     let before = sent_by(&link);
     transfer(1);
-    assert!(sent_by(&link) - before > LEN as u64 / 4, "the link carries no share");
+    assert!(sent_by(&link) - before > LEN as u64 / 4, "the link carries no share of the bytes");
 
     let cut = std::thread::scope(|scope| {
         let cutter = scope.spawn(|| {
-            // In the middle of a transfer: each takes longer than this in the guest.
+            // In the middle of a transfer: each transfer takes longer than this in the guest.
             std::thread::sleep(Duration::from_millis(30));
             set(&link, "down");
             Instant::now()
         });
         (2..ROUNDS).for_each(&transfer);
-        cutter.join().expect("the link was cut")
+        cutter.join().expect("the cutting thread ends")
     });
     let lost = peer.stats().lanes_lost;
     eprintln!(
@@ -92,7 +93,7 @@ fn a_link_goes_down_and_up_under_transfers() {
     set(&link, "up");
     let up = Instant::now();
     let mut round = ROUNDS;
-    // Queue pairs are replaced by and by.
+    // The driver replaces the queue pairs gradually.
     loop {
         let before = sent_by(&link);
         transfer(round);

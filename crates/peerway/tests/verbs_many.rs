@@ -1,5 +1,5 @@
-//! Many peers by one RDMA device: in one process, in two, and 32 of them; and what is left in the kernel when
-//! they are removed.
+//! Many peers on one RDMA device: in one process, in two processes, and 32 peers. The tests also
+//! check that the kernel has no queue pairs left after the peers are removed.
 
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -10,11 +10,11 @@ use peerway::{Access, Batch, Endpoint, PathKind, Peer, Pin, Reason, Region, Remo
 const WATCHDOG: Duration = Duration::from_secs(60);
 const PEERS: usize = 32;
 const LEN: usize = 200_000;
-/// What the second process is told.
+/// The variables for the second process.
 const METADATA: &str = "PEERWAY_TEST_METADATA";
 const DESCRIPTOR: &str = "PEERWAY_TEST_DESCRIPTOR";
 
-/// Queue pairs are counted on the whole machine, so tests take turns.
+/// The tests count the queue pairs of the whole machine, so they run one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// An endpoint on the first device.
@@ -23,7 +23,7 @@ fn endpoint() -> Endpoint {
         .transport(Pin::Ib)
         .rdma_devices("0")
         .connect_timeout(WATCHDOG)
-        // A guest that is emulated may stand still for longer than the default.
+        // An emulated guest may stand still for longer than the default time-out.
         .detect(Duration::from_secs(20))
         .build();
     built.expect("this test needs an RDMA device")
@@ -31,12 +31,12 @@ fn endpoint() -> Endpoint {
 
 fn filled(endpoint: &Endpoint, seed: u8) -> Region {
     let bytes: Vec<u8> = (0..LEN).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
-    endpoint.register(bytes).expect("memory registers")
+    endpoint.register(bytes).expect("cannot register memory")
 }
 
 fn bytes(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len() as usize];
-    region.read_at(0, &mut bytes).expect("inside");
+    region.read_at(0, &mut bytes).expect("the range lies inside the region");
     bytes
 }
 
@@ -51,7 +51,7 @@ fn transfer(endpoint: &Endpoint, peer: &Peer, remote: &RemoteRegion, seed: u8) {
     assert!(bytes(&ours) == bytes(&back), "{seed}");
 }
 
-/// Queue pairs that the kernel has on all devices, if `rdma` can be asked.
+/// The queue pairs of all devices in the kernel. `None` without the `rdma` program.
 fn queue_pairs() -> Option<usize> {
     let listed = Command::new("rdma").args(["resource", "show"]).output().ok()?;
     // `0: rxe0: pd 34 cq 34 qp 53 ...`
@@ -63,7 +63,8 @@ fn queue_pairs() -> Option<usize> {
     listed.status.success().then(|| counts.sum())
 }
 
-/// Waits until there are so many: a queue pair is given back once it has come to rest.
+/// Waits until there are so many queue pairs. The kernel frees a queue pair after its work has
+/// ended.
 fn expect_queue_pairs(expected: usize) {
     let start = Instant::now();
     loop {
@@ -91,7 +92,7 @@ fn many_peers_share_a_device_and_leave_nothing_behind() {
     let remotes: Vec<RemoteRegion> = { peers.iter().zip(&regions) }
         .map(|(peer, region)| peer.import(&region.advertise(Access::READ_WRITE).unwrap()).unwrap())
         .collect();
-    // All at once, from a few threads.
+    // All at once, from several threads.
     std::thread::scope(|scope| {
         for quarter in 0..4 {
             let (hub, peers, remotes) = (&hub, &peers, &remotes);
@@ -104,10 +105,10 @@ fn many_peers_share_a_device_and_leave_nothing_behind() {
     });
     for (at, region) in regions.iter().enumerate() {
         let first = bytes(region)[0];
-        assert_eq!(first, at as u8, "each has its own");
+        assert_eq!(first, at as u8, "each peer has its own bytes");
     }
     if let Some(all) = queue_pairs() {
-        // Both ends are in this process, and each session has at least two.
+        // Both ends are in this process, and each session has at least two queue pairs.
         assert!(all - none >= 2 * 2 * PEERS, "{all} queue pairs");
         let (gone, kept) = peers.split_at(PEERS / 2);
         gone.iter().for_each(|peer| hub.remove_peer(peer));
@@ -126,17 +127,17 @@ fn two_processes_meet_by_one_device() {
     let owner = endpoint();
     let region = filled(&owner, 0);
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let program = std::env::current_exe().expect("this program has a name");
+    let program = std::env::current_exe().expect("this program has a path");
     let other = Command::new(program)
         .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
         .env(METADATA, hex(&owner.metadata()))
         .env(DESCRIPTOR, hex(&region.advertise(Access::READ_WRITE).unwrap()))
         .stdin(Stdio::null())
         .output()
-        .expect("it starts");
+        .expect("the second process starts");
     let said = String::from_utf8_lossy(&other.stdout);
     assert!(other.status.success() && said.contains("1 passed"), "{said}");
-    assert_eq!(bytes(&region)[0], 77, "what the other process wrote");
+    assert_eq!(bytes(&region)[0], 77, "the byte that the other process wrote");
 }
 
 #[test]
@@ -148,7 +149,7 @@ fn the_other_process() {
         (0..text.len()).step_by(2).map(byte).collect()
     };
     let endpoint = endpoint();
-    let peer = endpoint.connect(&unhex(METADATA)).expect("it connects");
-    let remote = peer.import(&unhex(DESCRIPTOR)).expect("it is there");
+    let peer = endpoint.connect(&unhex(METADATA)).expect("the devices connect");
+    let remote = peer.import(&unhex(DESCRIPTOR)).expect("the import succeeds");
     transfer(&endpoint, &peer, &remote, 77);
 }

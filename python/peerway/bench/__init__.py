@@ -1,7 +1,7 @@
-"""``python -m peerway.bench``: the table of ``peerway bench`` from Python calls, so that the binding's cost shows.
+"""``python -m peerway.bench``: the table of ``peerway bench``, measured from Python.
 
-This process asks; a second one, started by `second`, owns the memory that is read and written. `plan` says
-which rows there are, `session` opens a path and measures them beside their limit with `timing`, `calls` and
-`awaited` measure what is no row, and `report` prints it all, beside the rows of the Rust program when
-`compare` finds it.
+It shows the cost of the binding. This process issues the transfers. A second process, started by
+`second`, owns the memory that is read and written. `plan` defines the rows. `session` opens a path
+and measures each row and its limit with `timing`. `calls` and `awaited` measure the other figures.
+`report` prints the result, next to the rows of the Rust program when `compare` finds it.
 """

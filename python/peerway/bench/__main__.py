@@ -10,11 +10,11 @@ from typing import IO
 
 
 def main() -> int:
-    """Measures; returns the exit code: 1 when something could not be measured, 2 for flags that make no sense."""
+    """Runs the benchmark. Returns 1 when a measurement failed, 2 for invalid flags, otherwise 0."""
     try:
         import numpy  # noqa: F401
     except ImportError:
-        return _fail("this needs NumPy: pip install numpy")
+        return _fail("NumPy is not installed: pip install numpy")
     from peerway.bench import arguments, plan
     from peerway.bench.run import Failed, Run
 
@@ -49,7 +49,10 @@ def main() -> int:
 
 
 def _open(args: argparse.Namespace, stack: ExitStack) -> IO[str] | None:
-    """Where the JSON goes. It is made at the start: a wrong name should not cost a whole run."""
+    """The file for the JSON.
+
+    It is opened at the start, so that a wrong name does not cost a run.
+    """
     if args.json is None:
         return None
     return sys.stdout if args.json == "-" else stack.enter_context(open(args.json, "w", encoding="utf-8"))

@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 _EXAMPLES = """\
 examples:
-  python -m peerway.bench                                  everything that works on this machine
+  python -m peerway.bench                                  all paths that work on this machine
   python -m peerway.bench --paths tcp --sizes 256,1M       one path, two sizes
   python -m peerway.bench --sizes 4K --iovs 100000         a block list, scattered on both sides
-  python -m peerway.bench --compare target/release/peerway beside the rows of the Rust program
+  python -m peerway.bench --compare target/release/peerway next to the rows of the Rust program
 
-Every row is timed in turns with its limit and its bytes are compared at the end; the definitions stand
-under the table.
+Each row is measured in alternation with its limit, and its bytes are compared at the end. The text
+under the table defines the columns.
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see --help)\n")
@@ -51,7 +51,7 @@ def ops(op: str) -> list[str]:
 
 
 def rust_flags(args: argparse.Namespace) -> list[str]:
-    """The same run as flags of the Rust program."""
+    """The flags that make the Rust program do the same run."""
     flags = ["--paths", ",".join(args.paths), "--op", args.op, "--seconds", f"{args.seconds:f}"]
     if args.sizes:
         flags += ["--sizes", ",".join(str(size) for size in args.sizes)]
@@ -61,7 +61,7 @@ def rust_flags(args: argparse.Namespace) -> list[str]:
 
 
 def _list(one: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Reads values with commas between them; what is twice there is meant once."""
+    """Parses values that are separated by commas, and drops duplicates."""
 
     def read(text: str) -> list[T]:
         try:
@@ -79,7 +79,7 @@ def _path(text: str) -> str:
 
 
 def _pieces(text: str) -> int:
-    # int() would take "1_0" and blanks too.
+    # int() also accepts "1_0" and blanks.
     count = int(text) if text.isdecimal() and len(text) < 10 else 0
     if not 1 <= count <= plan.MAX_PIECES:
         raise ValueError(f"'{text}': expected a number from 1 to {plan.MAX_PIECES}")
@@ -91,7 +91,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    # An hour for one row is surely a slip.
+    # More than an hour for one row is a mistake.
     if not 0.001 <= seconds <= 3600:
         raise argparse.ArgumentTypeError(f"'{text}': expected seconds from 0.001 to 3600")
     return seconds
@@ -114,24 +114,24 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "type": _list(_pieces),
         "metavar": "N,...",
         "default": [],
-        "help": "pieces of a transfer [1,128, and 100000 of 4K]; more than 1024 go as a block list",
+        "help": "pieces of a transfer [1,128, and 100000 of 4K]; more than 1024 are sent as a block list",
     },
     "--op": {"choices": ["write", "read", "both"], "default": "both", "help": "operations to measure [both]"},
     "--seconds": {
         "type": _seconds,
         "default": 0.6,
-        "help": "seconds for each row [0.6]: 0.4 of it for the call, 0.3 for the prepared transfer, 0.3 for the limit",
+        "help": "seconds for each row [0.6]: 40 %% for the call, 30 %% for the prepared transfer, 30 %% for the limit",
     },
     "--json": {
         "metavar": "FILE",
-        "help": "write the result to FILE as JSON; - is standard output, and the table goes to standard error",
+        "help": "write the result to FILE as JSON; with -, to standard output, and the table to standard error",
     },
 }
 
 _COMPARE: dict[str, dict[str, Any]] = {
     "--compare": {
         "metavar": "PEERWAY",
-        "help": "the Rust program to print the rows of beside ours [the one on PATH, if any]",
+        "help": "the Rust program whose rows to print for comparison [peerway on PATH, if any]",
     },
     "--no-compare": {"action": "store_true", "help": "do not run the Rust program"},
 }

@@ -1,4 +1,4 @@
-"""Many transfers awaited at once on one event loop, and the threads that takes."""
+"""Measures many transfers awaited at once on one event loop, and the number of threads."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from peerway import LocalSlice, Peer, RemoteSlice
 
 TRANSFERS = 1000
 SIZE = 4096
-#: How often it is done; the median is reported.
+#: Number of repetitions. The median is reported.
 REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Awaited:
-    """What a path's awaited transfers came to."""
+    """The result for the awaited transfers of a path."""
 
     path: str
     size: int
     transfers: int
-    #: From the first post until all were awaited: the median of several times.
+    #: Time from the first post to the end of the last await: the median of the repetitions.
     total_ms: float
-    #: Of this process, before the first was posted.
+    #: Threads of this process before the first post.
     threads_before: int
-    #: The same, while they were under way and afterwards: the larger of both.
+    #: The most threads of this process before, during and after the transfers.
     threads_during: int
 
 
 def threads() -> int:
-    """Threads of this process, Python's and others'."""
+    """The number of threads of this process, including threads unknown to Python."""
     return len(os.listdir("/proc/self/task"))
 
 
 def measure(peer: Peer, path: str, local: Sequence[LocalSlice], remote: Sequence[RemoteSlice]) -> Awaited:
-    """Writes all pieces, each awaited by a task of its own."""
+    """Writes all pieces. A separate task awaits each transfer."""
     before = threads()
     seen = [before]
 
@@ -46,7 +46,7 @@ def measure(peer: Peer, path: str, local: Sequence[LocalSlice], remote: Sequence
         await peer.post_write(ours, theirs)
 
     async def look() -> None:
-        # Tasks start in the order in which they are made: by now every transfer is posted.
+        # Tasks start in the order of their creation, so every transfer is posted by now.
         seen.append(threads())
 
     async def all_at_once() -> float:

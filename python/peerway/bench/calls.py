@@ -1,4 +1,4 @@
-"""What one call costs: a write of 256 bytes inside this process against a Python call that does nothing."""
+"""The cost of a call: a write of 256 bytes inside this process, against an empty Python call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from peerway.bench.second import HERE
 from peerway.bench.session import Mismatch
 
 SIZE = 256
-#: Loops of each kind, in turns; the median of their times per call is reported.
+#: Loops of each kind, in alternation. The median of the times per call is reported.
 ROUNDS = 15
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Nanoseconds per call, the loop around it included."""
+    """Nanoseconds per call, including the loop."""
 
     size: int
     #: ``def nothing(local, remote): pass``
@@ -33,12 +33,12 @@ class Calls:
 
     @property
     def overhead_ns(self) -> float:
-        """What a write costs more than a call of nothing; the copy of the bytes is in it."""
+        """The cost of a write beyond an empty call. It includes the copy of the bytes."""
         return self.write_ns - self.empty_ns
 
 
 def measure(seconds: float) -> Calls:
-    """Times the calls for about so long."""
+    """Measures the calls for about ``seconds``."""
     with peerway.Endpoint(bind=HERE) as here, peerway.Endpoint(bind=HERE) as there:
         theirs = peerway.empty(SIZE)
         owner = there.register(theirs)
@@ -52,7 +52,7 @@ def measure(seconds: float) -> Calls:
             lambda count: _loop(peer.write, local, remote, count),
             lambda count: _loop_bare(prepared.run, count),
         ]
-        # A microsecond each is far too much, which only makes the run shorter.
+        # A call takes much less than a microsecond. The estimate only makes the run shorter.
         count = max(100, int(seconds * 1e6 / ROUNDS / len(kinds)))
         spent: list[list[float]] = [[] for _ in kinds]
         for _ in range(ROUNDS):
@@ -61,7 +61,7 @@ def measure(seconds: float) -> Calls:
                 kind(count)
                 times.append((perf_counter_ns() - start) / count)
         if not numpy.array_equal(ours, theirs):
-            raise Mismatch("the bytes that arrived are not those that were sent")
+            raise Mismatch("the received bytes differ from the sent bytes")
         return Calls(SIZE, *(median(times) for times in spent))
 
 

@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-#: A row of it: path, op, size, iovs.
+#: The key of a row: path, op, size, iovs.
 Key = tuple[str, str, int, int]
 
 
 class NoRows(Exception):
-    """The program could not be run, or did not measure."""
+    """The Rust program could not be run, or returned no measurements."""
 
 
 def find() -> str | None:
-    """The program, where the shell would find it."""
+    """The Rust program on ``PATH``."""
     return shutil.which("peerway")
 
 
 def rows(program: str, flags: Sequence[str]) -> dict[Key, dict[str, Any]]:
-    """Runs ``peerway bench`` with these flags."""
+    """Runs ``peerway bench`` with these flags and returns its rows."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "rows.json")
         try:
@@ -39,10 +39,10 @@ def rows(program: str, flags: Sequence[str]) -> dict[Key, dict[str, Any]]:
         except OSError as error:
             raise NoRows(f"cannot run {program}: {error.strerror or error}") from error
         if ran.returncode != 0:
-            last = (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (ran.stderr.strip().splitlines() or ["it printed no error"])[-1]
             raise NoRows(f"{program} bench failed (exit code {ran.returncode}): {last}")
         try:
             found = json.loads(file.read_text())
             return {(row["path"], row["op"], row["size"], row["iovs"]): row for row in found}
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise NoRows(f"{program} bench wrote no rows that can be read") from error
+            raise NoRows(f"{program} bench wrote no valid JSON rows") from error

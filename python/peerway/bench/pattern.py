@@ -1,5 +1,7 @@
-"""What the buffers hold. Words follow from the row's seed and their place, so that whoever received them can
-tell by itself whether every piece is where it belongs."""
+"""The contents of the buffers.
+
+The row's seed and the position determine each word, so the receiver can check every piece alone.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import numpy
 
 from peerway.bench.plan import Row
 
-#: What a destination is set to before a row.
+#: The value of every byte of a destination before a row.
 BLANK = 0xEE
-#: Bytes handled at a time: what stays in a core's cache needs no pages that the kernel must find first.
+#: Bytes handled at a time. A chunk stays in a core's cache, so temporary arrays need no new pages.
 CHUNK = 256 << 10
 _ODD = numpy.uint64(0x9E37_79B9_7F4A_7C15)
 
@@ -30,7 +32,7 @@ def blank(buffer: numpy.ndarray, row: Row) -> None:
 
 
 def arrived(buffer: numpy.ndarray, row: Row, side: str) -> bool:
-    """Whether this side's buffer holds every piece of the row that the other side sent."""
+    """Whether this side's buffer contains every piece of the row that the other side sent."""
     blocks = buffer[: row.total].reshape(row.iovs, row.size)
     source, target = (row.order("ours"), row.order("theirs"))
     if side == "ours":
@@ -42,7 +44,7 @@ def arrived(buffer: numpy.ndarray, row: Row, side: str) -> bool:
 
 
 def _chunks(row: Row) -> Iterator[tuple[slice, slice]]:
-    """All of a row, as some pieces or a part of one at a time."""
+    """All of a row, in steps of several pieces or of a part of one piece."""
     at_once = max(1, CHUNK // row.size)
     for piece in range(0, row.iovs, at_once):
         for start in range(0, row.size, CHUNK):
@@ -50,7 +52,7 @@ def _chunks(row: Row) -> Iterator[tuple[slice, slice]]:
 
 
 def _content(row: Row, blocks: numpy.ndarray, part: slice) -> numpy.ndarray:
-    """What that part of these blocks of the source holds. A part starts with a whole word."""
+    """The contents of this part of these source blocks. A part starts at a word boundary."""
     words = numpy.arange(part.start // 8, -(-part.stop // 8), dtype="uint64")
     words = blocks.astype("uint64")[:, None] * numpy.uint64(-(-row.size // 8)) + words
     words += numpy.uint64(row.seed << 40)

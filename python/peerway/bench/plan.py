@@ -1,4 +1,4 @@
-"""Which rows a run has, and where the pieces of a row lie in the two buffers."""
+"""The rows of a run, and the positions of a row's pieces in the two buffers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy
 
 from peerway.bench import sizes
 
-#: As the Rust program has them.
+#: The same as in the Rust program.
 SIZES = [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 10 << 20, 16 << 20, 100 << 20]
 IOVS = [1, 128]
 PATHS = ["local-map", "local-cma", "local-ring", "tcp"]
 #: The block list of a paged KV cache: 100,000 blocks of 4 KiB.
 BLOCK_LIST = (4096, 100_000)
 
-#: More pieces than this go as a block list: it is what block lists are for.
+#: Transfers of more pieces use a block list, which is made for that.
 MAX_VECTOR = 1024
-#: Rows of several pieces go no further: larger pieces move like single ones.
+#: The largest row of several pieces. Larger pieces perform like single ones.
 MAX_SCATTERED = 512 << 20
 MAX_PIECES = 1 << 22
 
@@ -30,7 +30,7 @@ class Row:
     op: str
     size: int
     iovs: int
-    #: What the order and the contents follow from.
+    #: Determines the order of the pieces and their contents.
     seed: int
 
     @property
@@ -45,8 +45,8 @@ class Row:
     def order(self, side: str) -> numpy.ndarray:
         """Piece ``i`` of the transfer is block ``order[i]`` of this side's buffer.
 
-        Each side has a random order of its own, so that no path profits from neighbours; both processes know
-        it without sending it.
+        Each side has its own random order, so that no path profits from adjacent pieces. Both
+        processes compute it from the seed.
         """
         salt = {"ours": 1, "theirs": 2}[side]
         return numpy.random.default_rng([self.seed, salt]).permutation(self.iovs).astype("uint32")
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows of every path, and what was left out."""
+    """The rows of every path, and the rows that were left out."""
 
     rows: list[Row]
     left_out: list[str]
@@ -65,7 +65,7 @@ class Plan:
 
 
 def make(ops: Sequence[str], chosen_sizes: Sequence[int], chosen_iovs: Sequence[int]) -> Plan:
-    """The rows that the flags ask for; what is not chosen is as the Rust program has it."""
+    """The rows that the flags select. The defaults are those of the Rust program."""
     rows: list[Row] = []
     left_out: list[str] = []
     shapes = [(size, iovs) for iovs in chosen_iovs or IOVS for size in chosen_sizes or SIZES]
@@ -80,5 +80,7 @@ def make(ops: Sequence[str], chosen_sizes: Sequence[int], chosen_iovs: Sequence[
                 rows.append(row)
     left_out = list(dict.fromkeys(left_out))
     if not rows:
-        raise ValueError(f"no row is left to measure: {', '.join(left_out)} are more than {sizes.show(MAX_SCATTERED)}")
+        raise ValueError(
+            f"no row is left to measure: {', '.join(left_out)} exceeds {sizes.show(MAX_SCATTERED)} in total"
+        )
     return Plan(rows, left_out)

@@ -1,4 +1,4 @@
-"""The result: one object for a program, and a table with its definitions for people."""
+"""The result: a JSON object for programs, and a table with definitions for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from peerway.bench.session import Line, Posting
 
 @dataclass
 class Report:
-    """All that a run found."""
+    """The result of a run."""
 
     seconds: float
     clock_cost: int
@@ -26,7 +26,7 @@ class Report:
     calls: Calls | None = None
     #: Rows of the Rust program; None when it was not run.
     rust: dict[Key, dict[str, Any]] | None = None
-    #: Paths that were not or not wholly measured, and why; other remarks.
+    #: Paths that were not measured, or only in part, with the reason; other remarks.
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Report:
     def _head(self) -> str:
         return (
             f"peerway {__version__} bench from Python: one transfer outstanding, "
-            f"{self.seconds:g} s a row in turns with its limit\n"
+            f"{self.seconds:g} s a row, in alternation with its limit\n"
             "GB/s = bytes / p50 time of the call; GB = 10^9 bytes, K = 1024\n"
         )
 
@@ -94,13 +94,13 @@ class Report:
 
     def _legend(self) -> list[str]:
         lines = [
-            "call:      peer.write(local, remote) or read: two slices, two lists of slices, for over 1024 pieces",
-            "           two block lists",
-            "prepared:  prepared.run() of the same transfer, the median",
-            "limit:     numpy.copyto of as many bytes in one piece by one thread inside this process, in turns with",
-            "           the row; on small sizes it is the cost of calling NumPy, not the memory's; none for tcp",
-            "memory:    ours: a NumPy array; theirs: local-map peerway.empty, other paths a NumPy array",
-            f"verified:  the bytes of every row; reading the clock ({self.clock_cost} ns) is taken off each time",
+            "call:      peer.write(local, remote) or peer.read, of two slices or two lists of slices; for more than",
+            "           1024 pieces, of two block lists",
+            "prepared:  median of prepared.run() of the same transfer",
+            "limit:     numpy.copyto of the same number of bytes by one thread inside this process, in alternation",
+            "           with the row; for small sizes it is the cost of the NumPy call; none for tcp",
+            "memory:    local: a NumPy array; remote: peerway.empty for local-map, a NumPy array for other paths",
+            f"verified:  the bytes of every row; times exclude the cost of reading the clock ({self.clock_cost} ns)",
         ]
         if self.rust is not None:
             lines.append("Rust:      peerway bench with the same flags, run afterwards; its transfers are prepared")
@@ -110,7 +110,7 @@ class Report:
         return [
             f"a write of {calls.size} bytes inside this process: {calls.write_ns:.0f} ns a call, "
             f"prepared {calls.prepared_ns:.0f} ns; an empty Python call {calls.empty_ns:.0f} ns",
-            f"so a write costs {calls.overhead_ns:.0f} ns more than a call of nothing, with its copy",
+            f"a write costs {calls.overhead_ns:.0f} ns more than an empty call, including the copy",
         ]
 
     def _postings(self) -> list[str]:
@@ -119,8 +119,8 @@ class Report:
         rows = [[p.path, *(figure(value) for value in (p.blocks_us, p.prepare_us, p.post_us))] for p in self.postings]
         return [
             *_table(header, rows, words=1),
-            f"medians for {first.iovs} x {sizes.show(first.size)}: two NumPy index arrays to block lists, "
-            "checking them, and inside the posting call",
+            f"medians for {first.iovs} x {sizes.show(first.size)}: making block lists of two NumPy index arrays, "
+            "checking them, and the time inside the posting call",
         ]
 
     def _awaited(self) -> list[str]:
@@ -130,12 +130,12 @@ class Report:
         return [
             *_table(header, rows, words=1),
             f"{first.transfers} writes of {sizes.show(first.size)}, all awaited at once on one event loop: "
-            "the time of all, and this process's threads",
+            "the total time, and the threads of this process",
         ]
 
 
 def figure(value: float) -> str:
-    """A number with three digits that say something."""
+    """A number with about three significant digits."""
     for least, digits in ((99.95, 0), (9.995, 1), (0.995, 2), (0.00995, 3)):
         if value >= least:
             return f"{value:.{digits}f}"
@@ -143,7 +143,7 @@ def figure(value: float) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
-    """Lines of a table whose columns are numbers but for the first ``words``."""
+    """The lines of a table. All columns after the first ``words`` are numbers."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:

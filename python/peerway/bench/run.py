@@ -1,4 +1,4 @@
-"""A run from the first path to the last."""
+"""A run over all paths."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from peerway.bench.second import Lost, Refused, Second
 from peerway.bench.session import Mismatch, Session
 from peerway.bench.timing import clock_cost
 
-#: A run has two buffers of the largest row here and one there; a fourth is left to everybody else.
+#: A run needs two buffers of the largest row in this process and one in the second process. A
+#: fourth share of the free memory stays for other programs.
 SHARE = 4
 
-#: What a row or a path can fail with while others still work.
+#: The errors of one row or one path, after which the run continues with the others.
 _TROUBLE = (PeerwayError, Mismatch, Refused, MemoryError)
 
 
 class Failed(Exception):
-    """Nothing was measured, and why."""
+    """The run could not measure anything. The message is the reason."""
 
 
 class Run:
-    """One run: what was asked for, and what went wrong on the way."""
+    """One run, with its settings and its failures."""
 
     def __init__(self, args: argparse.Namespace, plan: Plan) -> None:
         self._args = args
         self._plan = plan
         self.progress = Progress(len(args.paths) * (len(plan.rows) + 1))
-        #: Rows and paths that broke: the result is printed, but the run has failed.
+        #: Rows and paths that failed. The result is printed, but the run counts as failed.
         self.failures: list[str] = []
 
     def measure(self) -> Report:
@@ -42,7 +43,7 @@ class Run:
         report = Report(args.seconds, clock_cost())
         if plan.left_out:
             limit = sizes.show(MAX_SCATTERED)
-            report.notes.append(f"not measured, being more than {limit} in all: {', '.join(plan.left_out)}")
+            report.notes.append(f"not measured, because larger than {limit} in total: {', '.join(plan.left_out)}")
         scratch = numpy.ones(plan.largest, "uint8")
         try:
             with Second() as other:
@@ -62,12 +63,12 @@ class Run:
 
     def _path(self, report: Report, other: Second, pin: str, scratch: numpy.ndarray) -> None:
         self.progress.show(f"opening {pin}")
-        # Room for the awaited transfers, however small the rows are.
+        # The awaited transfers need room, too, even if the rows are smaller.
         nbytes = max(self._plan.largest, awaited.SIZE * awaited.TRANSFERS)
         try:
             session = Session(other, pin, nbytes, report.clock_cost)
         except _TROUBLE as error:
-            # A path that this machine does not have is no failure.
+            # A path that this machine does not support is not a failure.
             report.notes.append(f"{pin}: not measured: {error}")
             self.progress.skip(len(self._plan.rows) + 1)
             return
@@ -90,7 +91,7 @@ class Run:
             session.close()
 
     def _compare(self, report: Report) -> None:
-        """Adds the Rust program's rows; without being asked for, its failure is only a note."""
+        """Adds the Rust program's rows. Without ``--compare``, its failure is only a note."""
         program = self._args.compare or compare.find()
         if self._args.no_compare or program is None:
             return
@@ -105,7 +106,7 @@ class Run:
 
 
 class Progress:
-    """One line on standard error that says what is measured, where that is a terminal."""
+    """A progress line on standard error, if that is a terminal."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._done = steps, 0
@@ -128,7 +129,7 @@ class Progress:
 
 
 def _ensure_room(nbytes: int) -> None:
-    """Refuses rather than being swapped out or killed for it."""
+    """Refuses buffers that would make the system swap or kill this process."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)

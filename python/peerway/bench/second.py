@@ -1,4 +1,7 @@
-"""The second process: it owns the memory that is read and written, and is told what to do over a pipe."""
+"""The second process.
+
+It owns the memory that is read and written, and takes commands over a pipe.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ import peerway
 from peerway.bench import pattern
 from peerway.bench.plan import Row
 
-#: Both sides stay on this machine.
+#: Both processes run on this machine.
 HERE = "127.0.0.1:0"
-#: Filling and comparing half a gigabyte takes a second or two; this is for machines that are very busy.
+#: Filling and comparing half a gigabyte takes one or two seconds. This limit is for busy machines.
 ANSWER_WITHIN = 120.0
 
 
 class Lost(Exception):
-    """The second process is gone or does not answer: nothing more can be measured."""
+    """The second process is gone or does not answer, so the run must end."""
 
 
 class Refused(Exception):
-    """The second process could not do what it was asked; it goes on."""
+    """A command failed in the second process, which continues."""
 
 
 class Second:
-    """The second process, as a context."""
+    """The second process, as a context manager."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -39,11 +42,11 @@ class Second:
         theirs.close()
 
     def ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs a function of this module there."""
+        """Runs a function of this module in the second process."""
         try:
             self._pipe.send((function, args))
             if not self._pipe.poll(ANSWER_WITHIN):
-                raise Lost("the second process does not answer")
+                raise Lost(f"the second process did not answer within {ANSWER_WITHIN:g} s")
             ok, value = self._pipe.recv()
         except (EOFError, OSError) as error:
             self._process.join(5)
@@ -64,7 +67,7 @@ class Second:
 
 
 class Owner:
-    """What the second process has."""
+    """The state of the second process."""
 
     def __init__(self) -> None:
         self.endpoint: peerway.Endpoint | None = None
@@ -78,7 +81,7 @@ class Owner:
 
 
 def open_path(owner: Owner, pin: str, nbytes: int, shared: bool) -> tuple[bytes, bytes]:
-    """A new endpoint with one buffer: its metadata and the buffer's descriptor."""
+    """Opens an endpoint with one buffer. Returns its metadata and the buffer's descriptor."""
     owner.close()
     owner.endpoint = peerway.Endpoint(bind=HERE, transport=pin)
     owner.buffer = peerway.empty(nbytes) if shared else numpy.empty(nbytes, "uint8")
@@ -104,7 +107,7 @@ def close_path(owner: Owner) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    # Ctrl-C reaches both processes; the first one says so, and then the pipe ends.
+    # Ctrl-C reaches both processes. The first process reports it and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     owner = Owner()
     while True:
@@ -115,7 +118,7 @@ def _serve(pipe: Connection) -> None:
             return
         try:
             answer = True, function(owner, *args)
-        except Exception as error:  # whoever asked says what it means
+        except Exception as error:  # the first process reports it
             answer = False, str(error)
         try:
             pipe.send(answer)

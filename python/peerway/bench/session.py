@@ -1,4 +1,4 @@
-"""One path: an endpoint here, one there, a buffer on each side, and the rows measured between them."""
+"""One path: an endpoint and a buffer in each process, and the measurement of rows between them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from peerway.bench.timing import ROUNDS, Times
 
 T = TypeVar("T")
 
-#: Parts of a row's time: the call, the same transfer prepared, and the limit.
+#: Shares of a row's time: the call, the same transfer prepared, and the limit.
 CALLS, PREPARED, LIMIT = 0.4, 0.3, 0.3
-#: Posts made to time one: enough for a median, while each moves hundreds of megabytes.
+#: Number of posts to time: enough for a median, although each moves hundreds of megabytes.
 POSTS = 9
 
 
 class Mismatch(Exception):
-    """What arrived is not what was sent, or it went another way."""
+    """The received bytes differ from the sent bytes, or the transfer took another path."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One measured row; the fields that the Rust program has too are named as there."""
+    """One measured row. Fields that the Rust program also has use its names."""
 
     path: str
     op: str
@@ -39,32 +39,32 @@ class Line:
     p99_us: float
     gbps: float
     prepared_p50_us: float
-    #: None where there is no limit.
+    #: None for a path without a limit.
     limit_gbps: float | None
 
 
 @dataclass(frozen=True)
 class Posting:
-    """What a block list of NumPy index arrays costs before its bytes move: medians of the path's block list."""
+    """The cost of a block list of NumPy index arrays before its bytes move. Values are medians."""
 
     path: str
     size: int
     iovs: int
-    #: Two index arrays made into block lists.
+    #: Making block lists of two index arrays.
     blocks_us: float
-    #: Checking them.
+    #: Checking the block lists.
     prepare_us: float
-    #: Inside the posting call of the prepared list.
+    #: The posting call of the prepared transfer.
     post_us: float
 
 
 class Session:
-    """A path that works, open on both sides."""
+    """An open path between the two processes."""
 
     def __init__(self, other: Second, pin: str, nbytes: int, clock_cost: int) -> None:
         self._other = other
         self._clock_cost = clock_cost
-        # Only a shared mapping needs memory made for it; elsewhere it is an application's own.
+        # Only local-map needs shareable memory. The other paths use ordinary application memory.
         metadata, descriptor = other.ask(second.open_path, pin, nbytes, pin == "local-map")
         self._endpoint = peerway.Endpoint(bind=second.HERE, transport=pin)
         try:
@@ -83,13 +83,14 @@ class Session:
         self._other.ask(second.close_path)
 
     def measure(self, row: Row, scratch: numpy.ndarray, seconds: float) -> Line:
-        """Times one row in turns with its limit, and compares the bytes."""
+        """Measures one row in alternation with its limit, and compares the bytes."""
         local, remote = self._pieces(row)
         self._check_path(row, local, remote)
         writes = row.op == "write"
         call = self._peer.write if writes else self._peer.read
         prepared = (self._peer.prepare_write if writes else self._peer.prepare_read)(local, remote)
-        # Each way by itself first: in the end nobody could tell which of them had brought the bytes.
+        # Verify each call separately first. After the rounds, the bytes do not show which call
+        # moved them.
         self._verified(row, lambda: call(local, remote))
         self._verified(row, prepared.run)
         source, target = self._buffer[: row.total], scratch[: row.total]
@@ -121,7 +122,7 @@ class Session:
         )
 
     def posting(self) -> Posting | None:
-        """How long a block list's calls take; None where the buffers are too small for it."""
+        """Measures the calls for a block list. Returns None if the buffers are too small for it."""
         row = Row("write", *BLOCK_LIST, seed=0)
         if row.total > self._buffer.nbytes:
             return None
@@ -140,13 +141,13 @@ class Session:
         return Posting(self.name, row.size, row.iovs, *(numpy.median(times, axis=0) / 1e3).tolist())
 
     def await_many(self) -> awaited.Awaited:
-        """Transfers awaited at once on one event loop."""
+        """Measures transfers that are awaited at once on one event loop."""
         row = Row("write", awaited.SIZE, awaited.TRANSFERS, seed=0)
         local, remote = self._pieces(row, as_slices=True)
         return self._verified(row, lambda: awaited.measure(self._peer, self.name, local, remote))
 
     def _verified(self, row: Row, transfer: Callable[[], T]) -> T:
-        """Transfers between buffers that differ, and makes sure that afterwards they do not."""
+        """Runs ``transfer`` between buffers that differ, and checks the received bytes."""
         if row.op == "write":
             pattern.fill(self._buffer, row)
             self._other.ask(second.blank, row)
@@ -159,7 +160,7 @@ class Session:
         else:
             arrived = pattern.arrived(self._buffer, row, "ours")
         if not arrived:
-            raise Mismatch("the bytes that arrived are not those that were sent")
+            raise Mismatch("the received bytes differ from the sent bytes")
         return result
 
     def _pieces(self, row: Row, as_slices: bool = False) -> tuple[Any, Any]:
@@ -175,9 +176,9 @@ class Session:
         )
 
     def _check_path(self, row: Row, local: Any, remote: Any) -> None:
-        """Runs it once, and makes sure that it went the way that the row will be named after."""
+        """Runs the row once and checks that the transfer takes the path of this session."""
         post = self._peer.post_write if row.op == "write" else self._peer.post_read
         transfer = post(local, remote)
         transfer.wait()
         if transfer.path != self.name:
-            raise Mismatch(f"it went by {transfer.path}")
+            raise Mismatch(f"the transfer took the path {transfer.path}, not {self.name}")

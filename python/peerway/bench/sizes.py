@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``256``, ``4K``, ``100M``, with K = 1024."""
+"""Sizes with units: ``256``, ``4K``, ``100M``, with K = 1024."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def parse(text: str) -> int:
-    """Reads a size; zero is none."""
+    """Parses a size. Zero is not valid."""
     found = re.fullmatch(r"([0-9]{1,12})([KMGT]?)", text.strip(), re.IGNORECASE)
     size = int(found[1]) << _UNITS[found[2].upper()] if found else 0
     if not 0 < size < 1 << 50:
@@ -17,7 +17,7 @@ def parse(text: str) -> int:
 
 
 def show(size: int) -> str:
-    """A size in the largest unit that divides it, so that it reads as it would be written."""
+    """A size in the largest unit that divides it, in the form that ``parse`` accepts."""
     for unit, shift in reversed(_UNITS.items()):
         if size >= 1 << shift and size % (1 << shift) == 0:
             return f"{size >> shift}{unit}"

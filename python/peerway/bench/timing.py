@@ -1,4 +1,4 @@
-"""Timing: rounds of one thing in turns with rounds of others, so that what disturbs the machine disturbs all."""
+"""Timing in alternating rounds, so that a disturbance of the machine affects all measurements."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from time import perf_counter_ns
 
 import numpy
 
-#: Few enough that the caches a round starts with do not matter, enough that a disturbance hits all alike.
+#: Few enough that cold caches at the start of a round do not matter. Enough that a disturbance
+#: affects all measurements.
 ROUNDS = 5
-#: The part of a round that warms up caches and the other side.
+#: The share of a round that warms up the caches and the peer.
 WARM_UP = 1 / 20
 
 
 class Times:
-    """Times of one thing, in nanoseconds, with the cost of reading the clock taken off."""
+    """The recorded times of one call, in nanoseconds.
+
+    Results exclude the cost of reading the clock.
+    """
 
     def __init__(self, clock_cost: int) -> None:
         self._times = array("q")
         self._clock_cost = clock_cost
 
     def quantile_us(self, part: float) -> float:
-        """What that part of the times stay under, in microseconds."""
+        """The quantile ``part`` of the times, in microseconds."""
         nanos = float(numpy.quantile(numpy.frombuffer(self._times, "int64"), part))
         return max(nanos - self._clock_cost, 1.0) / 1e3
 
@@ -36,7 +40,7 @@ class Times:
         return self.quantile_us(0.99)
 
     def run(self, seconds: float, call: Callable[..., object], *args: object) -> None:
-        """Calls for about so long, at least twice, and records all but the first times."""
+        """Calls for about ``seconds``, at least twice, and records all times after the warm-up."""
         start = perf_counter_ns()
         warm, end = start + int(seconds * WARM_UP * 1e9), start + int(seconds * 1e9)
         record = self._times.append
@@ -53,10 +57,10 @@ class Times:
 
 
 def clock_cost() -> int:
-    """What two readings of the clock with nothing between them differ by, in nanoseconds.
+    """The difference of two consecutive readings of the clock, in nanoseconds.
 
-    The least of several medians: taking off too little only makes times longer, and a moment in which the machine
-    was slow must not make every transfer look fast.
+    It is the minimum of several medians. A value that is too small only makes times longer, but a
+    value from a slow moment would make every transfer look fast.
     """
     medians = []
     for _ in range(50):

@@ -1,7 +1,7 @@
 """Drop-in for the ``uccl`` package: ``p2p`` and ``utils``.
 
-``python -m peerway.uccl script.py`` runs a script that says ``from uccl import p2p`` against it; the distribution
-``peerway-uccl`` installs it under that name.
+``python -m peerway.uccl script.py`` runs a script with ``from uccl import p2p`` on this package.
+The distribution ``peerway-uccl`` installs it under the name ``uccl``.
 """
 
 from pathlib import Path
@@ -20,14 +20,14 @@ __all__ = [
     "utils",
 ]
 
-#: The release of UCCL whose interface this is.
+#: The release of UCCL whose interface this package implements.
 __version__ = "0.1.1"
 
 _DEVICES = Path("/sys/class/infiniband")
 
 
 def has_efa() -> bool:
-    """Whether this host has an EFA network card. It makes no difference to ``p2p``."""
+    """Whether this host has an EFA network card. ``p2p`` does not depend on it."""
     try:
         return any("rdmap" in device.name for device in _DEVICES.iterdir())
     except OSError:
@@ -59,5 +59,5 @@ def efa_nccl_path() -> NoReturn:
 
 def _not_here(name: str) -> NoReturn:
     raise FileNotFoundError(
-        f"{name} belongs to UCCL's collectives, which Peerway does not have: install UCCL itself for it"
+        f"{name} belongs to UCCL's collectives, which Peerway does not provide; install UCCL itself"
     )

@@ -3,8 +3,8 @@
     python -m peerway.uccl script.py [arguments]
     python -m peerway.uccl -m module [arguments]
 
-The program and the processes it starts find this package as ``uccl``; nothing needs to be installed under that
-name.
+The program and its child processes import this package as ``uccl``. No package with that name needs
+to be installed.
 """
 
 import os
@@ -25,14 +25,14 @@ def main(arguments: list[str]) -> None:
     install()
     install_for_children()
     if arguments[0] == "-m":
-        # As the interpreter does: modules are looked for where the program was started.
+        # Like the interpreter, search for modules in the current directory.
         sys.path.insert(0, os.getcwd())
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     script = arguments[0]
     if not os.path.exists(script):
-        sys.exit(f"python -m peerway.uccl: there is no file {script}")
+        sys.exit(f"python -m peerway.uccl: file {script} does not exist")
     sys.argv = arguments
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     runpy.run_path(script, run_name="__main__")

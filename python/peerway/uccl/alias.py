@@ -1,15 +1,15 @@
-"""Under the name ``uccl``, without being installed under it."""
+"""Makes this package importable as ``uccl`` without an installation under that name."""
 
 import os
 import sys
 from pathlib import Path
 
-#: A folder with a package ``uccl`` in it that is this one.
+#: A folder with a package ``uccl`` that is an alias of this one.
 FOLDER = str(Path(__file__).parent / "_alias")
 
 
 def install() -> None:
-    """Makes ``import uccl``, ``uccl.p2p`` and ``uccl.utils`` mean this package in this process."""
+    """Makes ``uccl``, ``uccl.p2p`` and ``uccl.utils`` aliases of this package in this process."""
     import peerway.uccl as package
 
     sys.modules["uccl"] = package
@@ -18,7 +18,7 @@ def install() -> None:
 
 
 def install_for_children() -> None:
-    """The same in processes that this one starts: a launcher's workers, or those of ``multiprocessing``."""
+    """Does the same in child processes, for example of a launcher or of ``multiprocessing``."""
     before = os.environ.get("PYTHONPATH")
     if before is None or FOLDER not in before.split(os.pathsep):
         os.environ["PYTHONPATH"] = FOLDER if not before else FOLDER + os.pathsep + before

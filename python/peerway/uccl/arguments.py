@@ -1,7 +1,8 @@
-"""Checks of what callers hand in, and the second spelling of keyword arguments.
+"""Checks of arguments, and second names of keyword arguments.
 
-The rules are those of the interface we stand in for: an integer that is negative or does not fit 64 bits is a
-``TypeError``. Where it wants exactly ``bytes`` or ``list``, any bytes-like object and any sequence will do.
+The rules are those of ``uccl.p2p``: an integer that is negative or does not fit into 64 bits raises
+``TypeError``. Where ``uccl.p2p`` requires ``bytes`` or ``list``, this accepts any bytes-like object
+and any sequence.
 """
 
 import operator
@@ -10,14 +11,14 @@ from functools import wraps
 from typing import Any, TypeVar
 
 U64_MAX = 2**64 - 1
-#: Stands for "no connection" and "no registration".
+#: Means "no connection" or "no registration".
 NONE_ID = U64_MAX
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def also(**names: str) -> Callable[[F], F]:
-    """Lets callers use another keyword: ``also(dst="ptr")`` takes ``dst=`` for the parameter ``ptr``."""
+    """Adds second names of keywords: ``also(dst="ptr")`` accepts ``dst=`` for ``ptr``."""
 
     def decorate(function: F) -> F:
         @wraps(function)
@@ -27,7 +28,7 @@ def also(**names: str) -> Callable[[F], F]:
                     if other in keywords:
                         if name in keywords:
                             call_name = f"{function.__name__}()"
-                            raise TypeError(f"{call_name} got both {name!r} and {other!r}: they are one argument")
+                            raise TypeError(f"{call_name} got both {name!r} and {other!r}, which are one argument")
                         keywords[name] = keywords.pop(other)
             return function(*args, **keywords)
 
@@ -38,7 +39,7 @@ def also(**names: str) -> Callable[[F], F]:
 
 def u64(value: object, name: str) -> int:
     """An unsigned 64-bit integer."""
-    # What nearly every call hands in, told without a further call.
+    # Nearly every call passes such a value. This check avoids a further call.
     if type(value) is int and 0 <= value <= U64_MAX:
         return value
     return integer(value, name, 0, U64_MAX)
@@ -61,12 +62,12 @@ def integer(value: object, name: str, low: int, high: int) -> int:
 
 
 def seconds(value: object, name: str) -> float | None:
-    """A time to wait; None is for ever."""
+    """A time to wait. None means no limit."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds or None, not {type(value).__name__}")
-    if not value >= 0:  # nor is it no number
+    if not value >= 0:  # also refuses NaN
         raise ValueError(f"{name} must be 0 or more, not {value}")
     return float(value)
 
@@ -79,7 +80,7 @@ def text(value: object, name: str) -> str:
 
 
 def blob(value: object, name: str, size: int | None = None) -> bytes:
-    """Bytes; exactly ``size`` of them where that is given."""
+    """Bytes; exactly ``size`` of them if ``size`` is given."""
     if type(value) is bytes and len(value) == size:
         return value
     if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -91,7 +92,7 @@ def blob(value: object, name: str, size: int | None = None) -> bytes:
 
 
 def items(value: object, name: str) -> list[Any]:
-    """The items of a sequence; strings and bytes are not taken for one."""
+    """The items of a sequence. Strings and bytes are refused."""
     if isinstance(value, list):
         return value
     unfit = isinstance(value, (str, bytes, bytearray, memoryview, Mapping))
@@ -111,12 +112,15 @@ def blobs(value: object, name: str, size: int) -> list[bytes]:
 
 
 def same_length(expected: int, source: str, **sequences: list[Any]) -> None:
-    """``RuntimeError`` unless every sequence has ``expected`` items, as ``source`` says they should."""
+    """Raises ``RuntimeError`` unless every sequence has ``expected`` items.
+
+    ``source`` says in the error where the number comes from.
+    """
     for name, sequence in sequences.items():
         if len(sequence) != expected:
-            raise RuntimeError(f"{name} has {len(sequence)} items, but {source} is {expected}: they must match")
+            raise RuntimeError(f"{name} has {len(sequence)} items, but {source} is {expected}; they must match")
 
 
 def shortened(number: int) -> str:
-    """A number for a message: one with thousands of digits is not printed."""
+    """A number for an error message, without printing thousands of digits."""
     return str(number) if number.bit_length() <= 128 else f"one of {number.bit_length()} bits"

@@ -1,16 +1,17 @@
-"""Finding the endpoint of a GPU on a host, without knowing its port.
+"""Finds the endpoint of a GPU on a host when the port is not known.
 
-Every process with an endpoint takes part, in one thread that sleeps. The first on a host to take the broker's
-port serves it (:mod:`.broker_server`), on the loopback interface and wherever its endpoints are reached; the others
-keep a connection to that one, over which they register. When it drops, whoever takes the port next serves, and the
-rest register there.
+Every process with an endpoint participates, with one thread that is usually blocked. The first
+process on a host that binds the broker's port serves it (:mod:`.broker_server`), on the loopback
+interface and on the addresses of its endpoints. The other processes register over a connection to
+that server. When the connection drops, another process binds the port and serves, and the rest
+register there.
 
 ``PEERWAY_BROKER_PORT`` is the port (default 51780, the same on all hosts); 0 turns the broker off.
-``PEERWAY_BROKER_WAIT`` is for how many seconds a connect waits for an endpoint to appear (default 10).
+``PEERWAY_BROKER_WAIT`` is the time in seconds that a connect waits for an endpoint (default 10).
 
-The broker only tells where to connect. Whoever may use the loopback interface of a host can register endpoints
-there, as they could listen on its ports; what they cannot do is reach memory, which takes a descriptor from its
-owner.
+The broker only returns the address to connect to. Any process with access to the loopback interface
+of a host can register endpoints there, just as it can listen on ports. It cannot access memory,
+because that requires a descriptor from the owner.
 """
 
 import contextlib
@@ -29,12 +30,12 @@ from .log import logger
 _DEFAULT_PORT = 51780
 _DEFAULT_WAIT = 10.0
 _LOOPBACK = "127.0.0.1"
-#: Seconds for one exchange with a broker that is there.
+#: Seconds for one request to a broker that is running.
 _ANSWER_TIME = 2.0
 
 
 def port() -> int:
-    """The broker's port; 0 when there is to be no broker."""
+    """The broker's port; 0 turns the broker off."""
     asked = os.environ.get("PEERWAY_BROKER_PORT", "").strip()
     if not asked:
         return _DEFAULT_PORT
@@ -44,7 +45,7 @@ def port() -> int:
 
 
 def patience() -> float:
-    """For how long to wait for an endpoint to appear."""
+    """How long to wait for an endpoint to appear, in seconds."""
     asked = os.environ.get("PEERWAY_BROKER_WAIT", "").strip()
     try:
         seconds = float(asked) if asked else _DEFAULT_WAIT
@@ -56,7 +57,7 @@ def patience() -> float:
 
 
 def register(entry: Entry, owner: object) -> None:
-    """Makes an endpoint known on this host for as long as ``owner`` lives."""
+    """Registers an endpoint on this host for the lifetime of ``owner``."""
     at = port()
     if at == 0:
         return
@@ -69,7 +70,7 @@ def register(entry: Entry, owner: object) -> None:
 
 
 def unregister(id: str) -> None:
-    """Makes it unknown again."""
+    """Removes the registration of an endpoint."""
     with _agents_lock:
         agents = list(_agents.values())
     for agent in agents:
@@ -77,15 +78,15 @@ def unregister(id: str) -> None:
 
 
 def find(host: str, *, gpu: int | None = None, bdf: str | None = None, but: str | None = None) -> tuple[str, int]:
-    """Where the newest endpoint of that GPU on ``host`` is, leaving out the one with the id ``but``.
+    """The address of the newest endpoint of this GPU on ``host``, without the id ``but``.
 
-    Waits for one to appear. Raises ``LookupError`` when none does, saying why.
+    Waits for one to appear. Raises ``LookupError`` with the reason if none does.
     """
     at, seconds = port(), patience()
     wanted = f"GPU {gpu}" if bdf is None else f"GPU {bdf}"
     if at == 0:
         off = "PEERWAY_BROKER_PORT=0 turns the broker off"
-        raise LookupError(f"cannot look for {wanted} on {host}: {off}; give a port")
+        raise LookupError(f"cannot look for {wanted} on {host}: {off}; pass the port")
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.0, deadline - time.monotonic())
@@ -105,7 +106,7 @@ def find(host: str, *, gpu: int | None = None, bdf: str | None = None, but: str 
 
 
 class Agent:
-    """This process's part in the broker on one port."""
+    """The participation of this process in the broker on one port."""
 
     def __init__(self, at: int) -> None:
         self._port = at
@@ -114,7 +115,7 @@ class Agent:
         self._entries: dict[str, Entry] = {}
         self._thread: threading.Thread | None = None
         self._sockets: set[socket.socket] = set()
-        # Written to when the endpoints of this process change.
+        # `_ring` writes to this pair when the endpoints of this process change, to wake the thread.
         self._bell, self._wake = (self._track(sock) for sock in socket.socketpair())
         self._bell.setblocking(False)
         self._wake.setblocking(False)
@@ -128,7 +129,8 @@ class Agent:
         self._ring()
 
     def remove(self, id: str) -> None:
-        # A forked child's copy may have been locked when it was made, and its endpoints are not its own.
+        # In a forked child, the lock may have been copied in the locked state, and the endpoints
+        # belong to the parent.
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -137,12 +139,15 @@ class Agent:
             self._ring()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the parent's sockets, which would stay open with nobody behind them."""
+        """Closes the parent's sockets in a forked child.
+
+        Otherwise they stay open after the parent ends.
+        """
         for sock in self._sockets:
             sock.close()
 
     def _ring(self) -> None:
-        # A bell that is full has been rung.
+        # A full socket buffer already wakes the thread.
         with contextlib.suppress(OSError):
             self._bell.send(b"!")
 
@@ -168,28 +173,28 @@ class Agent:
             try:
                 took_part = self._serve() or self._follow()
             except Exception:
-                # Whatever it is, endpoints are found by their metadata all the same.
-                logger.exception("the broker's thread goes on after an error")
+                # Endpoints can be found by their metadata even without the broker.
+                logger.exception("the broker thread on port %d continues after an error", self._port)
                 took_part = False
-            # At random, so that of many that lost their broker one comes first; longer where something else has
-            # the port.
+            # Wait a random time, so that one of many processes that lost their broker comes first.
+            # Wait longer if another program has the port.
             pause = 0.05 if took_part else min(1.0, pause * 2)
             select.select([self._wake], [], [], random.uniform(pause / 10, pause))
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)
 
     def _serve(self) -> bool:
-        """Serves, if the port can be had."""
+        """Serves until this process has no endpoint. False if the port is not available."""
         try:
             listener = self._track(listen(_LOOPBACK, self._port))
         except OSError as error:
-            logger.debug("the broker's port %d is not ours: %s", self._port, error)
+            logger.debug("cannot bind the broker's port %d: %s", self._port, error)
             return False
         Server(listener, self._wake, self._ours, self._track, self._drop).run()
         return True
 
     def _follow(self) -> bool:
-        """Registers with the one who serves, until that one goes; False when nobody serves."""
+        """Registers with the serving process until it ends. False if no process serves."""
         try:
             with _Line(_LOOPBACK, self._port, 1.0) as line:
                 self._track(line.sock)
@@ -198,7 +203,7 @@ class Agent:
                 finally:
                     self._sockets.discard(line.sock)
         except (OSError, ValueError) as error:
-            logger.debug("no broker to follow on port %d: %s", self._port, error)
+            logger.debug("cannot register with a broker on port %d: %s", self._port, error)
             return False
         return True
 
@@ -222,14 +227,14 @@ class Agent:
 
 
 class _Line:
-    """A connection to a broker, over which lines go."""
+    """A connection to a broker that carries lines."""
 
     def __init__(self, host: str, at: int, timeout: float) -> None:
         self.sock = socket.create_connection((host, at), timeout)
         self._got = bytearray()
         try:
             if self.receive(timeout) != BANNER:
-                raise ValueError("something else answers there")
+                raise ValueError(f"the program on port {at} is not a Peerway broker")
         except BaseException:
             self.sock.close()
             raise
@@ -238,19 +243,22 @@ class _Line:
         self.sock.sendall(to_line(said))
 
     def receive(self, timeout: float) -> dict[str, object]:
-        """The next line. Raises ``OSError`` when none comes in time, ``ValueError`` for what is no line of ours."""
+        """The next line.
+
+        Raises ``OSError`` if none arrives in time, ``ValueError`` if it is not valid.
+        """
         deadline = time.monotonic() + timeout
         while (end := self._got.find(b"\n")) < 0:
             if len(self._got) > MAX_LINE:
-                raise ValueError("something else answers there")
-            # Each call gets what is left: single bytes cannot prolong the wait.
+                raise ValueError("the answer is too long for a Peerway broker")
+            # Each call gets only the remaining time, so single bytes cannot prolong the wait.
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError("the broker's answer was not complete in time")
             self.sock.settimeout(left)
             data = self.sock.recv(4096)
             if not data:
-                raise ConnectionError("the broker hung up")
+                raise ConnectionError("the broker closed the connection")
             self._got += data
         line = bytes(self._got[:end])
         del self._got[: end + 1]
@@ -269,7 +277,7 @@ _agents_lock = threading.Lock()
 
 
 def _forget_parent() -> None:
-    """After a fork: the child starts without agents, and holds none of the parent's sockets."""
+    """After a fork, the child starts without agents and closes the parent's sockets."""
     global _agents_lock
     for agent in _agents.values():
         agent.abandon()

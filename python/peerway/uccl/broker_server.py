@@ -1,15 +1,17 @@
-"""The serving side of the broker: who is on this host, told to whoever asks.
+"""The serving side of the broker: it returns the endpoints on this host.
 
-Lines of JSON over TCP. The server says ``{"broker": "peerway-uccl", "version": 1}`` first. Then a client may say
+The protocol is lines of JSON over TCP. The server sends ``{"broker": "peerway-uccl", "version":
+1}`` first. Then a client may send
 
-* ``{"op": "register", "id": ..., "gpu": 0, "bdf": ..., "ips": [...], "port": ...}``, from this host only; it
-  holds for as long as the connection does,
+* ``{"op": "register", "id": ..., "gpu": 0, "bdf": ..., "ips": [...], "port": ...}``, from this host only;
+  the registration ends with the connection,
 * ``{"op": "unregister", "id": ...}``,
 * ``{"op": "find", "gpu": 0 or null, "bdf": ... or null, "not": id or null, "wait": seconds}``, answered by
   ``{"ip": ..., "port": ...}`` or, after that time, by ``{"error": ...}``.
 
-One thread serves everybody and never waits for one client: a line that is too long, no JSON or not one of these
-ends the connection, and so does saying nothing for a while.
+One thread serves all clients and never waits for a single one. The server closes a connection when
+a line is too long, is not JSON or is not one of these requests, and when the client is silent for
+too long.
 """
 
 import contextlib
@@ -31,19 +33,20 @@ from .metadata import MAX_GPUS
 BANNER = {"broker": "peerway-uccl", "version": 1}
 #: The longest line: a registration with sixteen IPv6 addresses fits.
 MAX_LINE = 2048
-#: Seconds for which a client may be connected and have said nothing.
+#: Seconds for which a client may be connected without a request.
 SILENCE = 5.0
-#: Seconds for which a question may wait for its answer.
+#: Seconds for which a query may wait for its answer.
 MAX_WAIT = 60.0
-#: Clients that are neither registered nor waiting to be: bounds what strangers can hold.
+#: The most clients without a registration. It bounds the resources that unknown clients can use.
 _MAX_STRANGERS = 512
-#: Endpoints that one connection, which is one process, can register.
+#: The most endpoints that one connection, and so one process, can register.
 _MAX_ENTRIES = 1024
-#: Seconds for which a listener rests when no connection can be accepted: without descriptors, say.
+#: Seconds for which a listener is not polled when accept fails, for example for lack of file
+#: descriptors.
 _REST = 0.1
 #: Seconds between two warnings that no connection can be accepted.
 _WARN_EVERY = 10.0
-#: Errors of accept(2) that are over with the connection they were about.
+#: Errors of accept(2) that concern only the connection, not the listener.
 _OF_CONNECTION = frozenset(
     {
         errno.EAGAIN,
@@ -83,7 +86,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> "Entry":
-        """Raises ``ValueError`` for what is no endpoint."""
+        """Parses a registration. Raises ``ValueError`` if it is not valid."""
         ips = said.get("ips")
         if not isinstance(ips, list) or not 1 <= len(ips) <= 16 or not all(isinstance(ip, str) for ip in ips):
             raise ValueError("ips must be a list of 1 to 16 addresses")
@@ -98,7 +101,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Query:
-    """Somebody looks for an endpoint."""
+    """A client's search for an endpoint."""
 
     gpu: int | None
     bdf: str | None
@@ -126,7 +129,7 @@ class Client:
 
 
 class Server:
-    """Serves until the process has no endpoint any more."""
+    """Serves until this process has no endpoint."""
 
     def __init__(
         self,
@@ -142,16 +145,17 @@ class Server:
         self._track = track
         self._drop = drop
         self._order = count()
-        # By id: when it came, the endpoint, and whose it is (None: of this process).
+        # By id: the order of registration, the endpoint, and its client (None for this process).
         self._entries: dict[str, tuple[int, Entry, Client | None]] = {}
         self._clients: set[Client] = set()
         self._listeners: dict[str, socket.socket] = {"127.0.0.1": listener}
-        # Listeners that are not watched for a while, and until when.
+        # Listeners that are not polled for a while, with the time until then.
         self._resting: dict[socket.socket, float] = {}
-        # The log says that no connection can be accepted, and nothing to the contrary yet.
+        # A warning that accept fails was logged, and no accept has succeeded since.
         self._is_short = False
         self._warned_at = float("-inf")
-        # poll(2) and not epoll(7): a forked child shares no kernel object with us by it.
+        # poll(2) instead of epoll(7), so that a forked child shares no kernel object with this
+        # process.
         self._selector = selectors.PollSelector()
 
     def run(self) -> None:
@@ -176,7 +180,7 @@ class Server:
             self._selector.close()
 
     def _take_ours(self) -> bool:
-        """Brings this process's own endpoints up to date; False when there are none."""
+        """Updates the endpoints of this process. False if there are none."""
         ours = {entry.id: entry for entry in self._ours()}
         for id, (_order, _entry, owner) in list(self._entries.items()):
             if owner is None and id not in ours:
@@ -195,13 +199,14 @@ class Server:
                 self._answer(client, entry)
 
     def _listen(self, ip: str) -> None:
-        """Listens where an endpoint is reached, so that its broker is reached there too."""
+        """Listens on an endpoint's address, so that peers can reach the broker there, too."""
         if ip in self._listeners or ipaddress.ip_address(ip).is_loopback:
             return
         try:
             listener = self._track(listen(ip, self._port))
         except OSError as error:
-            # An address that is advertised and not ours: behind it somebody forwards to us, or nobody does.
+            # The advertised address is not one of this host. Another host may forward it to this
+            # one.
             logger.debug("the broker does not listen on %s: %s", ip, error)
             return
         self._listeners[ip] = listener
@@ -216,7 +221,7 @@ class Server:
             return
         if self._is_short:
             self._is_short = False
-            logger.info("the broker accepts connections again")
+            logger.info("the broker on port %d accepts connections again", self._port)
         self._make_room()
         self._track(sock)
         sock.setblocking(False)
@@ -229,21 +234,24 @@ class Server:
         self._say(client, BANNER)
 
     def _rest(self, listener: socket.socket, error: OSError) -> None:
-        """Leaves a listener alone for a while: the connection that waits there would wake us again at once."""
+        """Stops polling a listener for a while.
+
+        The pending connection would wake the thread at once.
+        """
         now = time.monotonic()
         self._selector.unregister(listener)
         self._resting[listener] = now + _REST
         if not self._is_short and now >= self._warned_at + _WARN_EVERY:
             self._is_short = True
             self._warned_at = now
-            logger.warning("the broker cannot accept a connection (%s); clients wait until it can", error)
+            logger.warning("the broker on port %d cannot accept connections and retries: %s", self._port, error)
 
     def _make_room(self) -> None:
-        """Where there are too many strangers, dismisses the oldest one of the busiest address."""
+        """If too many clients are unregistered, closes the oldest one of the busiest address."""
         strangers = [client for client in self._clients if not client.entries]
         if len(strangers) < _MAX_STRANGERS:
             return
-        # Who has asked something waits for its answer, and is dismissed only where all have.
+        # Close a client with a pending query only if all of them have one.
         candidates = [client for client in strangers if client.query is None] or strangers
         held = Counter(client.address for client in candidates)
         self._dismiss(max(candidates, key=lambda client: (held[client.address], -client.since)))
@@ -266,8 +274,8 @@ class Server:
             del client.got[: end + 1]
             try:
                 self._do(client, from_line(line))
-            except Exception as error:  # whatever a stranger says, the others are served
-                logger.debug("the broker dropped a client: %s", error)
+            except Exception as error:  # an invalid request must not affect other clients
+                logger.debug("the broker closed the connection of %s: %s", client.address, error)
                 self._dismiss(client)
         if len(client.got) > MAX_LINE:
             self._dismiss(client)
@@ -278,7 +286,7 @@ class Server:
             entry = Entry.from_json(said)
             taken = self._entries.get(entry.id)
             if len(client.entries) >= _MAX_ENTRIES or (taken is not None and taken[2] is not client):
-                raise ValueError("too many endpoints, or another's id")
+                raise ValueError(f"id {entry.id} belongs to another client, or the client has too many endpoints")
             client.entries.add(entry.id)
             self._enter(entry, client)
         elif op == "unregister" and (id := short_text(said, "id")) in client.entries:
@@ -288,11 +296,11 @@ class Server:
         elif op == "find":
             self._find(client, said)
         else:
-            raise ValueError("not something that this client may say")
+            raise ValueError(f"operation {op!r} is not allowed for this client")
 
     def _find(self, client: Client, said: dict[str, Any]) -> None:
         wait = said.get("wait")
-        if not isinstance(wait, (int, float)) or not wait >= 0:  # nor is it no number (NaN)
+        if not isinstance(wait, (int, float)) or not wait >= 0:  # also refuses NaN
             raise ValueError("wait must be a number of seconds")
         query = Query(
             None if said.get("gpu") is None else number(said, "gpu", 0, MAX_GPUS - 1),
@@ -306,7 +314,10 @@ class Server:
             self._answer(client, max(fits)[1])
 
     def _answer(self, client: Client, entry: Entry) -> None:
-        """Tells where the endpoint is, by the address that the asker reached us at where that leads to it."""
+        """Sends the endpoint's address.
+
+        If possible, it is the address by which the client connected.
+        """
         ip = client.here if client.here in entry.ips else entry.ips[0]
         self._end_query(client, {"ip": ip, "port": entry.port})
 
@@ -318,7 +329,7 @@ class Server:
     def _say(self, client: Client, said: dict[str, Any]) -> None:
         line = to_line(said)
         try:
-            # A few bytes that do not fit a socket's buffer: this client does not read.
+            # A short line does not fit into the socket buffer, so this client does not read.
             if client.sock.send(line) != len(line):
                 self._dismiss(client)
         except OSError:
@@ -334,7 +345,7 @@ class Server:
         self._drop(client.sock)
 
     def _patience(self) -> float | None:
-        """How long nothing needs to be looked at."""
+        """The time until the next deadline; None if there is none."""
         ends = [c.query.until if c.query else c.deadline for c in self._clients if c.query or not c.entries]
         ends += self._resting.values()
         return max(0.0, min(ends) - time.monotonic()) if ends else None
@@ -347,17 +358,17 @@ class Server:
         for client in list(self._clients):
             if client.query is not None:
                 if client.query.until <= now:
-                    self._end_query(client, {"error": "no such endpoint"})
+                    self._end_query(client, {"error": "no matching endpoint"})
             elif not client.entries and client.deadline <= now:
                 self._dismiss(client)
 
 
 def listen(ip: str, port: int) -> socket.socket:
-    """A listener that does not block."""
+    """A non-blocking listener."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Connections of the last server that are not quite over must not keep the next one out.
+        # Connections of the previous server in TIME_WAIT must not prevent this bind.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -375,27 +386,27 @@ def to_line(said: dict[str, Any]) -> bytes:
 
 
 def from_line(line: bytes) -> dict[str, Any]:
-    """Raises ``ValueError`` for what is no object in JSON."""
+    """Parses a line. Raises ``ValueError`` if it is not a JSON object."""
     if len(line) > MAX_LINE:
-        raise ValueError("a line is too long")
+        raise ValueError("the line is too long")
     try:
         said = json.loads(line)
     except RecursionError:
-        raise ValueError("a line is nested too deep") from None
+        raise ValueError("the line is nested too deeply") from None
     if not isinstance(said, dict):
-        raise ValueError("a line is not an object")
+        raise ValueError("the line is not a JSON object")
     return said
 
 
 def short_text(said: dict[str, Any], name: str) -> str:
     value = said.get(name)
     if not isinstance(value, str) or len(value) > 64:
-        raise ValueError(f"{name} must be a short text")
+        raise ValueError(f"{name} must be a string of at most 64 characters")
     return value
 
 
 def number(said: dict[str, Any], name: str, low: int, high: int) -> int:
     value = said.get(name)
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{name} must be a whole number from {low} to {high}")
+        raise ValueError(f"{name} must be an integer from {low} to {high}")
     return value

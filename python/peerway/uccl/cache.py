@@ -1,21 +1,21 @@
-"""Which keys a registration shows: the rules of a cache of memory registrations.
+"""The keys of registrations, by the rules of a cache of memory registrations.
 
-A request that lies inside a live entry shares the keys of the smallest such entry; any other gets new ones. An
-entry lives while somebody shares it. The keys are names only: each registration is a region of its own in the
-engine, so that ending one never leaves another's memory open.
+A request inside a live entry shares the keys of the smallest such entry. Any other request gets new
+keys. An entry lives while a registration uses it. The keys are only names: each registration is a
+separate region in the engine, so ending one never leaves the memory of another accessible.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 from itertools import count
 
-#: Keys per entry, as many as network cards could be used at once.
+#: Keys per entry: the most network cards that could be used at once.
 SLOTS = 4
 
 
 @dataclass(slots=True)
 class Entry:
-    """One range that keys stand for."""
+    """One range with its keys."""
 
     addr: int
     size: int
@@ -25,24 +25,25 @@ class Entry:
     rkeys: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        # Sixteen numbers an entry, never zero, and no key is both an lkey and an rkey.
+        # Each entry has sixteen numbers, never zero. No key is both an lkey and an rkey.
         base = (0x1000 + 16 * self.serial) & 0xFFFF_FFF0
         self.lkeys = [base + slot for slot in range(SLOTS)]
         self.rkeys = [base + 8 + slot for slot in range(SLOTS)]
 
 
 class KeyCache:
-    """Entries, found by the range they contain. The caller locks."""
+    """Entries by range. The caller holds a lock."""
 
     def __init__(self) -> None:
         self._serials = count()
         self._exact: dict[tuple[int, int], Entry] = {}
-        # By the bit length of the size, sorted by address: a range of n bytes can only lie in entries of its own
-        # class or a larger one, and in each class only those that start close enough before it can reach it.
+        # By the bit length of the size, sorted by address. A range of n bytes can only lie in
+        # entries of its own class or a larger one. In each class, only entries that start close
+        # enough before the range can contain it.
         self._classes: dict[int, list[tuple[int, int]]] = {}
 
     def acquire(self, addr: int, size: int) -> Entry:
-        """The smallest entry that contains the range, made if there is none."""
+        """The smallest entry that contains the range; a new one if there is none."""
         entry = self._exact.get((addr, size)) or self._containing(addr, size)
         if entry is None:
             entry = Entry(addr, size, next(self._serials))
@@ -52,7 +53,7 @@ class KeyCache:
         return entry
 
     def release(self, entry: Entry) -> None:
-        """One user less; the last one takes the entry along."""
+        """Removes one user. The last user removes the entry."""
         entry.users -= 1
         if entry.users:
             return

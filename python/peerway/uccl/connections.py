@@ -1,7 +1,8 @@
 """Connections by number.
 
-The engine has one session for each pair of endpoints, which carries transfers both ways; connecting again finds
-it. Here every connect and every accept gives a number of its own, so several numbers may stand for one session.
+The engine has one session for each pair of endpoints. It carries transfers both ways, and a second
+connect returns it. Here every connect and every accept returns a new number, so several numbers may
+mean one session.
 """
 
 import threading
@@ -15,18 +16,19 @@ from .log import logger, reason
 from .notices import Greeting
 from .reception import Reception
 
-#: How long the greeting after a connect may take. The session stands by then: only a stopped peer needs longer.
+#: Time limit for the greeting after a connect. The session is established by then, so only a
+#: stopped peer needs longer.
 _GREETING_TIME = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One number's meaning."""
+    """The connection of one number."""
 
     id: int
     peer: "peerway.Peer"
     opened: bool
-    #: The metadata it was made from, by which it is found again.
+    #: The metadata it was made from, if any. A later connect by the same metadata finds it.
     metadata: bytes | None = None
 
 
@@ -42,46 +44,51 @@ class Connections:
         self._ids = count()
         self._by_id: dict[int, Connection] = {}
         self._by_metadata: dict[bytes, Connection] = {}
-        #: Whose turn it is to connect to an endpoint.
+        #: One lock per endpoint, so that only one thread connects to it at a time.
         self._opening: dict[bytes, threading.Lock] = {}
 
     def get(self, conn_id: int) -> Connection | None:
         return self._by_id.get(conn_id)
 
     def known(self, metadata: bytes) -> Connection | None:
-        """The connection that was made from this metadata, while its peer lives."""
+        """The connection that was made from this metadata, while its peer is alive."""
         with self._lock:
             connection = self._by_metadata.get(metadata)
             return connection if connection is not None and connection.peer.alive else None
 
     def open_once(self, address: tuple[str, int], way: str, metadata: bytes) -> Connection:
-        """Connects by metadata, unless that was done before: also by another thread, at this moment."""
+        """Connects by metadata, or returns the connection that a thread already made."""
         with self._lock:
             turn = self._opening.setdefault(metadata, threading.Lock())
         with turn:
             return self.known(metadata) or self.open(address, way, metadata)
 
     def open(self, address: tuple[str, int], way: str, metadata: bytes | None = None) -> Connection:
-        """Connects and greets."""
+        """Connects and sends the greeting."""
         greeting = Greeting(self._gpu, self._bdf, way).to_bytes()
         peer = self._native.connect(address)
         try:
             peer.notify(greeting).wait(_GREETING_TIME)
         except peerway.PeerGone:
-            # The session was the last one's, on its way out: there is another now, or nobody.
+            # The session belonged to an endpoint that was closing. Connect to its successor, if
+            # any.
             peer = self._native.connect(address)
             peer.notify(greeting).wait(_GREETING_TIME)
         except ENGINE_ERRORS as error:
-            # It is connected all the same; only its accept() does not learn our GPU.
-            logger.warning("%s was connected to, but not greeted: %s", address, reason(error))
+            # The connection works; only the peer's accept() does not learn the GPU of this
+            # endpoint.
+            logger.warning("connected to %s, but the greeting failed: %s", address, reason(error))
         return self._add(peer, True, metadata)
 
     def accept(self, peer: "peerway.Peer") -> Connection:
-        """A number for a peer that connected to us."""
+        """Adds a number for a peer that connected to this endpoint."""
         return self._add(peer, False, None)
 
     def remove(self, conn_id: int) -> bool:
-        """Forgets a number. With the last of ours, a session that only we use is closed."""
+        """Removes a number.
+
+        The last number of a session closes it, unless the peer uses it, too.
+        """
         with self._lock:
             connection = self._by_id.pop(conn_id, None)
             if connection is None:
@@ -89,7 +96,8 @@ class Connections:
             if connection.metadata is not None and self._by_metadata.get(connection.metadata) is connection:
                 del self._by_metadata[connection.metadata]
             others = any(c.opened and c.peer.incarnation == connection.peer.incarnation for c in self._by_id.values())
-        # A session that the peer connected by too may carry its transfers: it stays until either endpoint goes.
+        # If the peer also connected, the session may carry its transfers. It then stays open until
+        # one of the endpoints closes.
         if connection.opened and not others and not self._reception.has_greeted(connection.peer):
             connection.peer.remove()
         return True

@@ -1,6 +1,7 @@
-"""What the calls of an endpoint have in common: its parts, and how they are asked.
+"""The parts of an endpoint, and the common code of its calls.
 
-Every method here raises :class:`Refused` for what a call answers with ``False``; nothing here is public.
+Where a public call must return ``False``, the methods here raise :class:`Refused`. Nothing here is
+public.
 """
 
 import secrets
@@ -25,25 +26,25 @@ Op = Literal["read", "write"]
 
 
 class Refused(Exception):
-    """A call that is answered with ``False``, and why."""
+    """The reason why a call returns ``False``."""
 
 
 class Core:
-    """An endpoint's parts."""
+    """The parts of an endpoint."""
 
     def __init__(self, local_gpu_idx: int | None = None) -> None:
         gpu = 0 if local_gpu_idx is None else integer(local_gpu_idx, "local_gpu_idx", 0, metadata.MAX_GPUS - 1)
-        # Settings that cannot be used are told before anything starts.
+        # Report invalid settings before anything starts.
         broker.port()
         device = gpus.device(None if local_gpu_idx is None else gpu)
         try:
             native = peerway.Endpoint()
         except ENGINE_ERRORS as error:
-            raise RuntimeError(f"cannot make an endpoint: {reason(error)}") from error
+            raise RuntimeError(f"cannot build an endpoint: {reason(error)}") from error
         apply_environment()
         self._native = native
         self._gpu = gpu
-        #: The GPU that was named, until a transfer has taken it into use.
+        #: The GPU of this endpoint, until a transfer has opened it.
         self._unopened = device
         self._bdf = metadata.gpu_name(gpu) if device is None else device.bus_id
         self._id = secrets.token_hex(8)
@@ -66,7 +67,7 @@ class Core:
 
     def _find(self, host: str, gpu: str | int | None) -> tuple[str, int]:
         if gpu is None:
-            raise ValueError("remote_port or the remote GPU must be given")
+            raise ValueError("remote_port: give a port, or the remote GPU to look for")
         try:
             if isinstance(gpu, str):
                 return broker.find(host, bdf=gpu.lower(), but=self._id)
@@ -84,13 +85,13 @@ class Core:
 
     def _arrival(self, way: str, timeout: float | None) -> Arrival:
         if self._reception.passive:
-            raise Refused("peers are accepted passively since start_passive_accept()")
+            raise Refused("accept is not possible after start_passive_accept()")
         try:
             arrival = self._reception.next_arrival(way, timeout)
         except ENGINE_ERRORS as error:
             raise Refused(reason(error)) from error
         if arrival is None:
-            raise Refused("nobody connected in time, or the endpoint was closed")
+            raise Refused("no peer connected in time, or the endpoint was closed")
         return arrival
 
     def _register(self, addr: int, size: int, float_type: FloatType, owner: object = None) -> Registration:
@@ -102,7 +103,7 @@ class Core:
     def _registered(self, mr_id: int) -> Registration:
         registration = self._registrations.get(mr_id)
         if registration is None:
-            raise Refused(f"there is no registration {mr_id}")
+            raise Refused(f"registration {mr_id} does not exist")
         return registration
 
     def _advertise(self, registration: Registration, addr: int, size: int) -> bytes:
@@ -122,22 +123,24 @@ class Core:
         return IpcInfo(self._advertise(registration, addr, size), 0, size, registration.region.gpu)
 
     def _reach(self, infos: list[IpcInfo]) -> None:
-        """Before a transfer with what these offer: a peer's GPU memory is mapped only where a GPU is in use, and
-        one that was named is meant to be."""
+        """Opens this endpoint's GPU before a transfer with offered GPU memory.
+
+        The engine maps the GPU memory of a peer only if the process uses a GPU.
+        """
         gpu = self._unopened
         if gpu is None or all(info.is_host for info in infos):
             return
         try:
             _native.open_gpu(gpu.index)
         except ENGINE_ERRORS as error:
-            # Its owner moves the bytes then.
-            logger.warning("GPU %d is not used: %s", gpu.index, reason(error))
+            # The owner of the memory then moves the bytes.
+            logger.warning("cannot open GPU %d, so the peer moves the bytes: %s", gpu.index, reason(error))
         self._unopened = None
 
     def _connected(self, conn_id: int) -> "peerway.Peer":
         connection = self._connections.get(conn_id)
         if connection is None:
-            raise Refused(f"there is no connection {conn_id}")
+            raise Refused(f"connection {conn_id} does not exist")
         return connection.peer
 
     def _post(
@@ -155,7 +158,8 @@ class Core:
             try:
                 return peer.post_addresses(op, regions, ptrs, sizes, metas)
             except peerway.Busy:
-                # Transfers that have ended and were never asked about stand in the way: looking at them is enough.
+                # Transfers that have ended but were never polled still hold slots. Polling frees
+                # them.
                 self._transfers.look()
                 return peer.post_addresses(op, regions, ptrs, sizes, metas)
         except ENGINE_ERRORS as error:
@@ -164,7 +168,7 @@ class Core:
     def _post_registered(
         self, op: Op, conn_id: int, mr_ids: list[int], ptrs: list[int], sizes: list[int], metas: list[bytes]
     ) -> Transfer:
-        # What is no number is told before anything that a number does not name.
+        # Check the types of all arguments before looking up any number.
         number, ids = u64(conn_id, "conn_id"), [u64(mr_id, "mr_id") for mr_id in mr_ids]
         starts, lengths = [u64(ptr, "ptr") for ptr in ptrs], [u64(size, "size") for size in sizes]
         peer = self._connected(number)

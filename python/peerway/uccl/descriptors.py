@@ -1,8 +1,8 @@
-"""Transfer descriptors and how a list of them travels.
+"""Transfer descriptors, and the serialized form of a list of them.
 
-A serialized list is ``u64 n`` and n times ``u64 addr | u64 size | u64 k | u32 lkeys[k] | u32 rkeys[k] |
-u64 length | ipc bytes``, little-endian. ``mr_id`` stays behind: it means something only where the memory was
-registered.
+A serialized list is ``u64 n`` and n times ``u64 addr | u64 size | u64 k | u32 lkeys[k] | u32
+rkeys[k] | u64 length | ipc bytes``, little-endian. It does not contain ``mr_id``, which is valid
+only at the endpoint that registered the memory.
 """
 
 import struct
@@ -16,10 +16,11 @@ _FIELDS = ("addr", "size", "mr_id", "lkeys", "rkeys")
 
 
 class XferDesc:
-    """A piece of registered memory, here or at a peer.
+    """A piece of registered memory, local or at a peer.
 
-    ``desc["addr"]`` is ``desc.addr``. Two are equal when all their fields are. The keys are names that follow the
-    registration cache, not keys of a network card; the right to the memory travels beside them.
+    ``desc["addr"]`` is ``desc.addr``. Two descriptors are equal when all their fields are equal.
+    The keys are names from the registration cache, not keys of a network card. The ``ipc bytes``
+    carry the grant for the memory.
     """
 
     __slots__ = ("_addr", "_ipc_info", "_lkeys", "_mr_id", "_rkeys", "_size")
@@ -101,7 +102,7 @@ class XferDesc:
 
 
 class XferHandle:
-    """Names a transfer. Nothing returns one, and none can be made: transfers are named by their ids."""
+    """A part of ``uccl.p2p``'s interface. No call returns one, because ids name transfers."""
 
     __slots__ = ("_conn_id", "_op_name", "_transfer_id")
     _conn_id: int
@@ -109,7 +110,7 @@ class XferHandle:
     _transfer_id: int
 
     def __new__(cls) -> "XferHandle":
-        raise TypeError("XferHandle cannot be made: transfers are named by the ids that transfer() returns")
+        raise TypeError("XferHandle cannot be instantiated; use the transfer id that transfer() returns")
 
     @property
     def conn_id(self) -> int:
@@ -139,7 +140,7 @@ def serialize(desc_list: list[XferDesc]) -> bytes:
     for at, desc in enumerate(desc_list):
         count = len(desc._lkeys)
         if len(desc._rkeys) != count:
-            raise ValueError(f"desc_list[{at}] has {count} lkeys and {len(desc._rkeys)} rkeys: they must match")
+            raise ValueError(f"desc_list[{at}] has {count} lkeys and {len(desc._rkeys)} rkeys; the counts must match")
         parts.append(_HEAD.pack(desc._addr, desc._size, count))
         parts.append(struct.pack(f"<{2 * count}I", *desc._lkeys, *desc._rkeys))
         parts.append(_U64.pack(len(desc._ipc_info)))
@@ -148,26 +149,26 @@ def serialize(desc_list: list[XferDesc]) -> bytes:
 
 
 def deserialize(data: bytes) -> list[XferDesc]:
-    """The descriptors in ``data``. Raises ``RuntimeError`` for bytes that are no such list."""
+    """The descriptors in ``data``. Raises ``RuntimeError`` for bytes that are not such a list."""
     if not data:
         return []
     rest = _Rest(data)
     (n,) = rest.take(_U64)
     found: list[XferDesc] = []
-    # Every descriptor takes bytes, so a count that lies ends at the end of the data.
+    # Every descriptor takes bytes, so a count that is too large fails at the end of the data.
     for _ in range(n):
         addr, size, count = rest.take(_HEAD)
         keys = rest.keys(2 * count)
-        # The last length may be missing, as lists from before it existed have none.
+        # Lists of older versions end without the last length.
         ipc_info = rest.cut(rest.take(_U64)[0]) if rest.left else b""
         found.append(XferDesc.of(addr, size, NONE_ID, list(keys[:count]), list(keys[count:]), ipc_info))
     if rest.left:
-        raise RuntimeError(f"Invalid serialized XferDesc data: {rest.left} bytes too many")
+        raise RuntimeError(f"Invalid serialized XferDesc data: {rest.left} bytes too many at the end")
     return found
 
 
 class _Rest:
-    """What is left to parse. No length is believed before it has been compared with what is there."""
+    """The unparsed rest of the data. Every length is checked against the rest before use."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -179,7 +180,7 @@ class _Rest:
 
     def cut(self, size: int) -> bytes:
         if size > self.left:
-            raise RuntimeError(f"Invalid serialized XferDesc data: {size} bytes are named, {self.left} are there")
+            raise RuntimeError(f"Invalid serialized XferDesc data: {size} bytes expected, {self.left} left")
         start, self._at = self._at, self._at + size
         return self._data[start : self._at]
 

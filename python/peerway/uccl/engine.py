@@ -1,13 +1,13 @@
-"""What can go wrong in the engine, as one tuple to catch.
+"""The errors of the engine, as one tuple to catch.
 
-Nothing here catches ``KeyboardInterrupt``: Ctrl-C ends any wait.
+The tuple does not contain ``KeyboardInterrupt``, so Ctrl-C ends any wait.
 """
 
 import peerway
 
 from .transfers import Transfer
 
-#: What a call into the engine may raise for reasons that this interface answers with ``False``.
+#: Exceptions of the engine for which the calls of this interface return ``False``.
 ENGINE_ERRORS: tuple[type[Exception], ...] = (
     peerway.PeerwayError,
     OSError,
@@ -18,10 +18,10 @@ ENGINE_ERRORS: tuple[type[Exception], ...] = (
 
 
 def run(transfer: Transfer) -> None:
-    """Waits for the end of a transfer; an interrupted wait takes the transfer along.
+    """Waits for the end of a transfer. An interrupted wait cancels the transfer.
 
-    A caller that was interrupted believes its buffers to be its own again, so the transfer is stopped and its fence
-    waited for (the engine bounds that) before the interruption goes on.
+    After an interruption, the caller may reuse its buffers. This therefore cancels the transfer and
+    waits for the fence, within the fence deadline, before it raises the interruption.
     """
     try:
         transfer.wait()

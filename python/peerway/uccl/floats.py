@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class FloatType(Enum):
-    """What the registered bytes are. It is remembered; nothing is compressed in this build."""
+    """The element type of registered memory. It is stored, but this build does not compress."""
 
     kUndefined = 0
     kFloat16 = 1

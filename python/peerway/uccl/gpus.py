@@ -1,11 +1,11 @@
-"""Which GPU an index means.
+"""Maps GPU indices to GPUs.
 
-``PEERWAY_GPU_MAP`` names a GPU for each index, by its number, its UUID or its PCI address: with ``0,0`` the indices 0
-and 1 both mean GPU 0, so that programs for two GPUs run on one. An index that it does not name means the GPU of that
-number.
+``PEERWAY_GPU_MAP`` names a GPU for each index, by its number, its UUID or its PCI address. With
+``0,0`` the indices 0 and 1 both mean GPU 0, so that programs for two GPUs run on one. An index
+beyond the map means the GPU with that number.
 
-Only who names an index asks for a GPU: without one the driver is left alone unless something in the process uses it
-already.
+Without an index, this does not initialise the driver: it looks for a GPU only if the process
+already uses one.
 """
 
 import os
@@ -15,9 +15,9 @@ from peerway import _native
 
 
 def device(index: int | None) -> "peerway.Gpu | None":
-    """The GPU of that index; None where there is none, or none was asked for.
+    """The GPU with this index. None if there is none, or if no index is given and no GPU is in use.
 
-    Raises ``ValueError`` for a map that names what is not there.
+    Raises ``ValueError`` for a map that names a GPU that does not exist.
     """
     names = _map()
     if index is None and not _native.gpu_in_use():
@@ -41,5 +41,5 @@ def _map() -> list[str]:
     asked = os.environ.get("PEERWAY_GPU_MAP", "").strip()
     names = [name.strip().lower() for name in asked.split(",")] if asked else []
     if not all(names):
-        raise ValueError(f"PEERWAY_GPU_MAP must be GPUs separated by commas, such as 0,0, not {asked[:64]!r}")
+        raise ValueError(f"PEERWAY_GPU_MAP must be a list of GPUs with commas, such as 0,0, not {asked[:64]!r}")
     return names

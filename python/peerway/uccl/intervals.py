@@ -1,4 +1,4 @@
-"""Closed intervals with data, found by what they contain or touch."""
+"""Closed intervals with data, and queries by containment or overlap."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -11,8 +11,9 @@ Interval = tuple[Any, Any, Any]
 class ClosedIntervalTree:
     """A set of intervals ``[start, end]``, both ends included, each with some data.
 
-    Kept sorted by start, with the furthest end up to each place: a question looks only at intervals that start
-    in time, from the last one back to where none before reaches the question any more.
+    The intervals are sorted by start, and each position has the largest end so far. A query starts
+    at the last interval that starts early enough, and goes back until no earlier interval can reach
+    it.
     """
 
     def __init__(self) -> None:
@@ -20,16 +21,19 @@ class ClosedIntervalTree:
         self._ends: list[Any] | None = []
 
     def add(self, start: Any, end: Any, data: Any) -> None:
-        """Adds an interval; one that is there with the same data is not added again."""
+        """Adds an interval, unless the same interval with the same data exists."""
         if end < start:
-            raise ValueError(f"start is {start} and end is {end}: an interval cannot end before it starts")
+            raise ValueError(f"start is {start} and end is {end}; end must not be less than start")
         if not any(known == data for _, _, known in self.query_exact_match(start, end)):
             at = bisect_right(self._intervals, (start, end), key=lambda interval: interval[:2])
             self._intervals.insert(at, (start, end, data))
             self._ends = None
 
     def remove(self, start: Any, end: Any, data: Any = None) -> int:
-        """Removes intervals with these ends (and this data, unless it is None); returns how many."""
+        """Removes intervals with these ends (and this data, unless it is None).
+
+        Returns their number.
+        """
         matches = self._positions(start, end, lambda a, b, d: a == start and b == end and (data is None or d == data))
         for at in reversed(matches):
             del self._intervals[at]
@@ -38,7 +42,7 @@ class ClosedIntervalTree:
         return len(matches)
 
     def query_containing(self, query_start: Any, query_end: Any) -> list[Interval]:
-        """Intervals in which ``[query_start, query_end]`` lies."""
+        """Intervals that contain ``[query_start, query_end]``."""
         return self._select(query_start, query_end, lambda a, b, _: a <= query_start and query_end <= b)
 
     def query_overlap(self, query_start: Any, query_end: Any) -> list[Interval]:
@@ -54,7 +58,7 @@ class ClosedIntervalTree:
         )
 
     def clear(self) -> None:
-        """Removes all."""
+        """Removes all intervals."""
         self._intervals.clear()
         self._ends = []
 
@@ -71,7 +75,7 @@ class ClosedIntervalTree:
         return [self._intervals[at] for at in self._positions(start, end, fits)]
 
     def _positions(self, start: Any, end: Any, fits: Any) -> list[int]:
-        """Where intervals that touch ``[start, end]`` and fit are, in order."""
+        """The positions of intervals that overlap ``[start, end]`` and fit, in order."""
         if self._ends is None:
             self._ends = list(accumulate((interval[1] for interval in self._intervals), max))
         found: list[int] = []

@@ -1,14 +1,14 @@
-"""The 104 bytes by which memory is offered to a process on the same host.
+"""The 104 bytes that offer memory to a process on the same host.
 
-``handle[64] | offset u64 | size u64 | operation u32 | is_host u8, 3 unused | gpu_idx i32, 4 unused |
-direct_addr u64``, little-endian. The handle is the engine's own descriptor, which is just as long: it is what the
-owner checks.
+``handle[64] | offset u64 | size u64 | operation u32 | is_host u8, 3 unused | gpu_idx i32, 4 unused
+| direct_addr u64``, little-endian. The handle is the engine's descriptor, which also has 64 bytes.
+The owner checks the descriptor.
 """
 
 import struct
 from dataclasses import dataclass
 
-#: Bytes of a descriptor, the peer's "FIFO item".
+#: Bytes of a descriptor, which UCCL calls a "FIFO item".
 DESCRIPTOR_SIZE = 64
 #: Bytes of an offer.
 IPC_INFO_SIZE = 104
@@ -26,7 +26,8 @@ class IpcInfo:
     descriptor: bytes
     offset: int
     size: int
-    #: The GPU's number where the memory is; None for host memory. What the owner says, and a hint only.
+    #: The number of the GPU that holds the memory; None for host memory. The owner sets it, and it
+    #: is only a hint.
     gpu: int | None = None
 
     @property
@@ -34,7 +35,7 @@ class IpcInfo:
         return self.gpu is None
 
     def to_bytes(self) -> bytes:
-        # -1 is no GPU, and an address of ours is nobody else's business (0).
+        # -1 means no GPU. The last field is 0, so that no address of this process is disclosed.
         gpu = -1 if self.gpu is None else self.gpu
         return _INFO.pack(self.descriptor, self.offset, self.size, _OFFER, self.is_host, gpu, 0)
 
@@ -44,15 +45,21 @@ class IpcInfo:
         return cls(descriptor, offset, size, None if is_host else gpu)
 
     def start(self, size: int) -> bytes:
-        """The descriptor of ``size`` bytes from the offset on. Raises ``ValueError`` when fewer are offered."""
+        """The descriptor of ``size`` bytes at the offset.
+
+        Raises ``ValueError`` if fewer are offered.
+        """
         if size > self.size:
-            raise ValueError(f"{size} bytes are asked for, but info offers {self.size}")
+            raise ValueError(f"the transfer has {size} bytes, but info offers only {self.size}")
         address, _ = _WINDOW.unpack_from(self.descriptor)
         return retarget(self.descriptor, address + self.offset, size)
 
 
 def retarget(descriptor: bytes, address: int, size: int) -> bytes:
-    """The same grant, pointing at ``size`` bytes from ``address``. The owner checks that they were advertised."""
+    """The same grant for ``size`` bytes from ``address``.
+
+    The owner checks that it advertised them.
+    """
     if address + size > 2**64:
-        raise ValueError(f"{size} bytes from {address:#x} go beyond the address space")
+        raise ValueError(f"{size} bytes from {address:#x} exceed the address space")
     return _WINDOW.pack(address, min(size, _LONG)) + descriptor[_WINDOW.size :]

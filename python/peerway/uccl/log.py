@@ -1,4 +1,4 @@
-"""The logger, and how much it says."""
+"""The logger and its level."""
 
 import logging
 import os
@@ -24,14 +24,14 @@ _LEVELS = {
 
 
 def reason(error: BaseException) -> str:
-    """An error as a sentence."""
+    """The text of an error, or the name of its class if it has no text."""
     return str(error) or type(error).__name__
 
 
 def apply_environment() -> None:
-    """Sets the level that the environment asks for, unless the program has set one.
+    """Sets the level from the environment, unless the program has set one.
 
-    The names are those of the engine's own log; it has complained already where one cannot be used.
+    The names are those of the engine's log. The engine has already reported an invalid name.
     """
     if logger.level != logging.NOTSET:
         return

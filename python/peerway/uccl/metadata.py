@@ -1,23 +1,23 @@
-"""The bytes by which an endpoint is named: address, port and GPU.
+"""The metadata of an endpoint: address, port and GPU.
 
-``ip`` (4 or 16 bytes, network order), ``port`` (2 bytes, big-endian), the length of the GPU's name (1 byte), the
-name.
+``ip`` (4 or 16 bytes, network order), ``port`` (2 bytes, big-endian), the length of the GPU's name
+(1 byte), the name.
 """
 
 import ipaddress
 import re
 
-#: Most GPU indices that the stand-in for a PCI address can tell apart.
+#: The number of GPU indices that fit into a substitute PCI address.
 MAX_GPUS = 1 << 16
 
 _HOST_ONLY = re.compile(r"ffff:([0-9a-f]{2}):([0-9a-f]{2})\.0")
 
 
 def gpu_name(index: int) -> str:
-    """The text that stands for the PCI address of GPU ``index`` where there is none: ``ffff:00:03.0`` for GPU 3.
+    """The substitute PCI address of GPU ``index`` without a GPU: ``ffff:00:03.0`` for index 3.
 
-    It has the usual form (12 characters), is the same in every process and on every host, and lies in a PCI domain
-    that real ones do not use.
+    It has the usual form (12 characters) and is the same in every process and on every host. Real
+    GPUs do not use its PCI domain.
     """
     return f"ffff:{index >> 8:02x}:{index & 0xFF:02x}.0"
 
@@ -36,7 +36,7 @@ def pack(ip: str, port: int, gpu: str) -> bytes:
 
 
 def parse(metadata: bytes) -> tuple[str, int, str]:
-    """``(ip, port, gpu name)``. Raises ``RuntimeError`` for bytes that are no metadata."""
+    """``(ip, port, gpu name)``. Raises ``RuntimeError`` for bytes that are not metadata."""
     size = len(metadata)
     if size >= 7 and size == 7 + metadata[6]:
         split = 4

@@ -1,8 +1,8 @@
-"""Messages between endpoints: the greeting after a connect, and what applications send each other.
+"""Messages between endpoints: the greeting after a connect, and the messages of applications.
 
-Both travel as notifications of the engine. A greeting starts with a reserved prefix and is never shown to the
-application. An application's message is ``u32 0xDEADDEAD | u32 type | u32 name length | u32 message length | name |
-message``, little-endian.
+Both are notifications of the engine. A greeting starts with a reserved prefix, and the application
+never sees it. An application's message is ``u32 0xDEADDEAD | u32 type | u32 name length | u32
+message length | name | message``, little-endian.
 """
 
 import json
@@ -14,16 +14,17 @@ from .metadata import MAX_GPUS
 _PREFIX = b"\0peerway.uccl\0"
 _HEAD = struct.Struct("<IIII")
 _MAGIC = 0xDEAD_DEAD
-#: Longer ones are not greetings: theirs is a short, fixed form.
+#: The longest greeting. Greetings have a short, fixed form.
 _MAX_GREETING = 512
 
-#: How a peer reached us, which says who is told: ``accept()``, ``accept_local()``, or whichever asks first.
+#: How a peer connected. It selects the call that returns the peer: ``accept()``,
+#: ``accept_local()``, or the first of both.
 NETWORK, LOCAL, EITHER = "network", "local", "either"
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What an endpoint says to one it has connected to."""
+    """The first message of an endpoint to the endpoint that it connected to."""
 
     gpu: int
     bdf: str
@@ -34,7 +35,7 @@ class Greeting:
 
 
 def is_greeting(message: bytes) -> bool:
-    """Whether a notification is one of ours, well-formed or not."""
+    """Whether a notification is a greeting, well-formed or not."""
     return message.startswith(_PREFIX)
 
 
@@ -61,7 +62,10 @@ def pack_note(name: str, message: bytes) -> bytes:
 
 
 def parse_note(message: bytes) -> tuple[str, bytes]:
-    """``(name, message)``; one that came in another form has no name and is given whole."""
+    """``(name, message)``.
+
+    A notification in another form has an empty name and is returned whole.
+    """
     if len(message) >= _HEAD.size:
         magic, _type, head, body = _HEAD.unpack_from(message)
         if magic == _MAGIC and len(message) == _HEAD.size + head + body:

@@ -1,4 +1,4 @@
-"""Drop-in for ``uccl.p2p``: one-sided reads and writes between registered memories, over Peerway."""
+"""Drop-in for ``uccl.p2p``: one-sided reads and writes of registered memory, over Peerway."""
 
 from .descriptors import XferDesc, XferHandle
 from .endpoint import Endpoint, get_oob_ip

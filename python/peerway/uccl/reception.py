@@ -1,7 +1,7 @@
-"""Who arrived and what they said: the endpoint's one queue of notifications, sorted.
+"""Sorts the endpoint's one queue of notifications into arrivals of peers and notes.
 
-No thread of its own. Whoever waits for something takes the next notification for everybody and puts it where it
-belongs; one caller at a time does, the others wait for what it finds.
+There is no separate thread. One waiting caller at a time takes the next notification and puts it
+into its queue. The other callers wait for its results.
 """
 
 import threading
@@ -17,11 +17,12 @@ from . import notices
 from .log import logger
 from .parts import Unfinished, is_part
 
-#: How long a peer that connected may take to greet. One that does not is not of our kind: its GPU is not known.
+#: Time limit for the greeting of a peer that connected. A peer without a greeting is not an
+#: endpoint of this package, so its GPU is not known.
 GRACE = 1.0
-#: How often a waiting caller looks for peers that do not greet.
+#: How often a waiting caller checks for peers without a greeting.
 _LOOK = 0.25
-#: Notes kept for an application that does not fetch them.
+#: The most notes, and bytes of notes, that are kept until the application fetches them.
 _MAX_NOTES = 65_536
 _MAX_NOTE_BYTES = 64 << 20
 
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A peer that connected to us."""
+    """A peer that connected to this endpoint."""
 
     peer: "peerway.Peer"
     gpu: int
@@ -39,7 +40,7 @@ class Arrival:
 
 
 class Reception:
-    """Arrivals and notes, in the order in which they came."""
+    """Arrivals and notes, in the order in which they arrived."""
 
     def __init__(self, native: "peerway.Endpoint") -> None:
         self._native = native
@@ -51,13 +52,14 @@ class Reception:
         self._notes: deque[tuple[str, bytes]] = deque()
         self._note_bytes = 0
         self._unfinished = Unfinished()
-        # Peers that opened a session and have not greeted yet, with when that was.
+        # Peers that opened a session but have not sent a greeting yet, with the time of the
+        # session.
         self._silent: dict[str, tuple[peerway.Peer, float]] = {}
-        # Peers that greeted: their sessions are announced by that and not by being there.
+        # Peers that sent a greeting. The greeting, not the session, announces them.
         self._greeted: set[str] = set()
 
     def next_arrival(self, way: str, timeout: float | None) -> Arrival | None:
-        """The next peer that came this way; None when nobody did in time or the endpoint is closed."""
+        """The next peer that connected this way; None after the timeout or after ``close``."""
 
         def take() -> Arrival | None:
             for arrival in self._arrivals:
@@ -69,7 +71,7 @@ class Reception:
         return self._wait(take, timeout, lambda: self._passive)
 
     def next_note(self) -> tuple[str, bytes] | None:
-        """The oldest note there is."""
+        """The oldest note, or None."""
 
         def take() -> tuple[str, bytes] | None:
             if not self._notes:
@@ -81,13 +83,13 @@ class Reception:
         return self._wait(take, 0.0)
 
     def has_greeted(self, peer: "peerway.Peer") -> bool:
-        """Whether this peer has connected to us as well."""
-        # Sorts what has come until now; nothing is taken.
+        """Whether this peer has connected to this endpoint, too."""
+        # Sort the notifications that have arrived, without taking any.
         self._wait(lambda: None, 0.0)
         return peer.incarnation in self._greeted
 
     def be_passive(self) -> None:
-        """From now on nobody asks who arrived: they are let in and forgotten."""
+        """Drops the arrivals, now and in future. Peers can still connect."""
         with self._changed:
             self._passive = True
             self._arrivals.clear()
@@ -129,7 +131,7 @@ class Reception:
                     return take()
 
     def _sort(self, timeout: float) -> bool:
-        """Puts one notification where it belongs; False when none came."""
+        """Sorts one notification; False if none arrived."""
         self._meet()
         message = self._native.notification(timeout)
         if message is None:
@@ -143,7 +145,10 @@ class Reception:
         return True
 
     def _meet(self) -> None:
-        """Looks for sessions that peers opened, and announces those whose time to greet is over."""
+        """Finds sessions that peers opened.
+
+        Announces a peer whose time to send a greeting is over.
+        """
         now = time.monotonic()
         while (peer := self._accepted()) is not None:
             if peer.incarnation not in self._greeted:
@@ -163,7 +168,7 @@ class Reception:
     def _greeted_by(self, who: str, message: bytes) -> None:
         greeting = notices.parse_greeting(message)
         if greeting is None:
-            logger.warning("a malformed greeting from %s was dropped", who)
+            logger.warning("dropped a malformed greeting from peer %s", who)
             return
         self._silent.pop(who, None)
         self._remember(who)
@@ -173,7 +178,7 @@ class Reception:
 
     def _remember(self, who: str) -> None:
         if len(self._greeted) >= 4096:
-            # Only those that live can come into question again.
+            # Only peers that are alive can matter again.
             self._greeted &= {peer.incarnation for peer in self._native.peers()}
         self._greeted.add(who)
 
@@ -186,7 +191,7 @@ class Reception:
         try:
             note = self._unfinished.take(who, message)
         except ValueError as error:
-            logger.error("dropped from %s: %s", who, error)
+            logger.error("dropped, from peer %s: %s", who, error)
             return
         if note is not None:
             self._noted(note)
@@ -195,7 +200,7 @@ class Reception:
         note = notices.parse_note(message)
         with self._changed:
             if len(self._notes) >= _MAX_NOTES or self._note_bytes + len(note[1]) > _MAX_NOTE_BYTES:
-                logger.error("a notification was dropped: %d wait to be fetched by get_notifs()", len(self._notes))
+                logger.error("dropped a notification: %d others wait for get_notifs(); call it", len(self._notes))
                 return
             self._notes.append(note)
             self._note_bytes += len(note[1])

@@ -1,7 +1,8 @@
 """Transfers by number.
 
-A transfer that was posted is remembered until ``poll_async`` has reported its end; one that is never polled
-stays for as long as the endpoint. The numbers are a counter, never reused, and 0 is none.
+The endpoint keeps a posted transfer until ``poll_async`` has reported its end. A transfer that is
+never polled stays until the endpoint closes. The numbers come from a counter and are not reused. 0
+means no transfer.
 """
 
 import os
@@ -13,7 +14,7 @@ from .log import reason
 
 
 class Transfer(Protocol):
-    """What is needed of the engine's transfers."""
+    """The methods of the engine's transfers that this package uses."""
 
     def done(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> None: ...
@@ -22,7 +23,7 @@ class Transfer(Protocol):
 
 
 class Nothing:
-    """A transfer of no pieces: it has ended well."""
+    """A transfer without pieces, which has ended with success."""
 
     def done(self) -> bool:
         return True
@@ -38,7 +39,7 @@ class Nothing:
 
 
 class Transfers:
-    """The transfers that somebody may ask about."""
+    """The transfers whose end has not been reported yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,24 +53,28 @@ class Transfers:
             return number
 
     def poll(self, number: int) -> tuple[bool, bool, str]:
-        """``(success, done, why not)``."""
+        """``(success, done, reason of a failure)``."""
         transfer = self._by_id.get(number)
         if transfer is None:
-            return False, True, f"there is no transfer {number}, or its end has been reported"
+            return False, True, f"no transfer {number}: the number is unknown, or its end was already reported"
         if not transfer.done():
-            # Callers ask in a loop; where cores are scarce, this one is what the transfer waits for.
+            # Callers poll in a loop. With few cores, this loop may keep the progress thread from
+            # running.
             os.sched_yield()
             return True, False, ""
-        # Of two threads that find the end, one reports it.
+        # Only one of two threads that see the end reports it.
         if self._by_id.pop(number, None) is None:
-            return False, True, f"the end of transfer {number} has been reported"
+            return False, True, f"no transfer {number}: its end was already reported"
         error = transfer.exception(0.0)
         if error is None:
             return True, True, ""
         return False, True, f"transfer {number}: {reason(error)}"
 
     def look(self) -> None:
-        """Looks at every transfer: the engine keeps a place for one that has ended until somebody does."""
+        """Polls every transfer.
+
+        The engine frees the slot of an ended transfer only after a poll.
+        """
         for transfer in list(self._by_id.values()):
             transfer.done()
 

@@ -1,4 +1,4 @@
-"""Drop-in for ``uccl.utils``: sockets that retry, objects over sockets, intervals."""
+"""Drop-in for ``uccl.utils``: connecting with retries, sending objects over sockets, intervals."""
 
 import pickle
 import resource
@@ -16,7 +16,7 @@ _LENGTH = struct.Struct("!Q")
 
 
 def set_files_limit() -> None:
-    """Raises the limit of open files as far as it may be raised, and says so on standard error."""
+    """Raises the limit of open files to the hard limit and reports it on standard error."""
     try:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
@@ -25,7 +25,7 @@ def set_files_limit() -> None:
         else:
             print(f"open files: the limit is {soft} and cannot be raised", file=sys.stderr)
     except (OSError, ValueError) as error:
-        print(f"open files: the limit stays: {error}", file=sys.stderr)
+        print(f"open files: the limit is not changed: {error}", file=sys.stderr)
 
 
 def create_socket_and_connect(
@@ -37,9 +37,9 @@ def create_socket_and_connect(
     max_delay: float = 10,
     timeout: float | None = None,
 ) -> socket.socket:
-    """Connects by TCP, again and again with growing pauses.
+    """Connects by TCP and retries with growing delays.
 
-    After ``max_retries`` further tries it raises ``OSError``; without them it never gives up.
+    After ``max_retries`` retries it raises ``OSError``. Without a limit it retries without end.
     """
     tries, delay = 0, initial_delay
     while True:
@@ -54,7 +54,7 @@ def create_socket_and_connect(
             tries += 1
             if max_retries is not None and tries > max_retries:
                 raise OSError(f"cannot connect to {host}:{port}, tried {tries} times: {error}") from error
-            print(f"cannot connect to {host}:{port} yet ({error}); again in {delay:.1f} s", file=sys.stderr)
+            print(f"cannot connect to {host}:{port} yet ({error}); retry in {delay:.1f} s", file=sys.stderr)
         except BaseException:
             sock.close()
             raise
@@ -63,22 +63,25 @@ def create_socket_and_connect(
 
 
 def send_obj(sock: socket.socket, obj: Any, *, protocol: int = pickle.HIGHEST_PROTOCOL) -> None:
-    """Sends an object, pickled, after its length."""
+    """Sends the length of the pickled object and then the pickled object."""
     payload = pickle.dumps(obj, protocol=protocol)
     sock.sendall(_LENGTH.pack(len(payload)) + payload)
 
 
 def recv_obj(sock: socket.socket) -> Any:
-    """Receives what :func:`send_obj` sent. Only for peers that are trusted: unpickling runs what they say."""
+    """Receives an object from :func:`send_obj`.
+
+    Use it only with trusted peers: unpickling runs their code.
+    """
     (length,) = _LENGTH.unpack(_recv_exact(sock, _LENGTH.size))
     return pickle.loads(_recv_exact(sock, length)) if length else None
 
 
 def _recv_exact(sock: socket.socket, n: int) -> bytes:
-    """Exactly ``n`` bytes; ``ConnectionError`` when the peer hangs up before."""
+    """Exactly ``n`` bytes. Raises ``ConnectionError`` if the peer closes the connection before."""
     got = bytearray()
     while len(got) < n:
-        # In pieces, so that a length from outside does not decide how much is allocated.
+        # Receive in pieces, so that a length from the peer does not control the allocation.
         piece = sock.recv(min(n - len(got), 1 << 20))
         if not piece:
             raise ConnectionError(f"the connection ended {n - len(got)} bytes early")

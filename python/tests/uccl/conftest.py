@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-# Children that `multiprocessing` spawns look for the tests' modules here too.
+# Child processes of `multiprocessing` also import the tests' modules from here.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from uccl_support import WATCHDOG, Pair, free_port
 
-# A port of our own: what runs beside the tests on this host has a broker too.
+# Use a separate port, because other programs on this host may run a broker.
 os.environ["PEERWAY_BROKER_PORT"] = str(free_port())
 os.environ["PEERWAY_BROKER_WAIT"] = "40"
 
@@ -39,7 +39,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def private_broker(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A port that no endpoint of other tests is known at."""
+    """A broker port that no endpoint of other tests uses."""
     port = free_port()
     monkeypatch.setenv("PEERWAY_BROKER_PORT", str(port))
     return port

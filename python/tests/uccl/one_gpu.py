@@ -1,8 +1,9 @@
-"""Runs a program that was written for several GPUs where there is one: every ``cuda:N`` of torch's means ``cuda:0``.
+"""Runs a program for several GPUs on one GPU: every ``cuda:N`` of torch means ``cuda:0``.
 
     python one_gpu.py script.py [arguments]
 
-For programs that name GPUs to torch by their rank; ``PEERWAY_GPU_MAP`` does the same for endpoints.
+This is for programs that select torch's GPU by rank. ``PEERWAY_GPU_MAP`` does the same for
+endpoints.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Finding an endpoint by its GPU, and what the broker puts up with."""
+"""Finding an endpoint by its GPU, and the broker's defence against bad clients."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from uccl_support import NONE_ID, WATCHDOG, Child, listen, shown
 
 
 def serve_gpu(line: Any, gpu: int) -> None:
-    """A process with an endpoint, which tells its metadata and who connects."""
+    """A process with an endpoint. It sends its metadata and the peers that connect."""
     endpoint = p2p.Endpoint(gpu)
     line.send(endpoint.get_metadata())
     while (said := listen(line)) != "end":
@@ -38,7 +38,7 @@ def whose(metadata: bytes) -> tuple[str, int]:
 def wait_for(what: Any) -> None:
     until = time.monotonic() + WATCHDOG
     while not what():
-        assert time.monotonic() < until, "it did not happen in time"
+        assert time.monotonic() < until, "the condition was not met in time"
         time.sleep(0.01)
 
 
@@ -73,7 +73,7 @@ def test_found_at_the_address_that_is_advertised(private_broker: int) -> None:
     endpoint.close()
 
 
-def test_the_newest_is_meant_and_only_while_it_lives(private_broker: int) -> None:
+def test_the_newest_live_endpoint_is_found(private_broker: int) -> None:
     first, second = p2p.Endpoint(1), p2p.Endpoint(1)
     port = {endpoint: whose(endpoint.get_metadata())[1] for endpoint in (first, second)}
     assert broker.find("127.0.0.1", gpu=1)[1] == port[second]
@@ -107,7 +107,7 @@ def test_a_broker_that_appears_later_is_waited_for(private_broker: int) -> None:
         assert broker.find("127.0.0.1", gpu=9)[1] > 0
 
 
-def test_nobody_is_found_in_time(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_an_endpoint_times_out(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.2")
     endpoint = p2p.Endpoint(0)
     started = time.monotonic()
@@ -116,7 +116,7 @@ def test_nobody_is_found_in_time(private_broker: int, monkeypatch: pytest.Monkey
     endpoint.close()
 
 
-def test_without_a_broker_nobody_is_reached(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_broker_no_endpoint_is_found(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.1")
     with pytest.raises(LookupError, match=f"127.0.0.1:{private_broker}"):
         broker.find("127.0.0.1", gpu=0)
@@ -156,7 +156,7 @@ def test_when_the_serving_process_dies_another_takes_over(private_broker: int) -
             os.kill(first.process.pid, signal.SIGKILL)
             wait_for(lambda: asked(second) + asked(third) == 1)
             for gpu, place in places.items():
-                assert broker.find(place[0], gpu=gpu) == place, "the other one registered again"
+                assert broker.find(place[0], gpu=gpu) == place, "the other process did not register again"
             assert_gone(1)
             with Child(serve_gpu, 4) as fourth:
                 place = whose(fourth.receive())
@@ -230,16 +230,16 @@ def test_garbage_and_slow_clients_are_dropped_and_others_served(
     for said in garbage:
         with socket.create_connection(("127.0.0.1", private_broker), 5) as sock:
             sock.sendall(said)
-            assert ends(sock), f"{said[:60]!r} was put up with"
+            assert ends(sock), f"the broker accepted {said[:60]!r}"
     for sock in (silent, partial):
-        assert ends(sock), "a client that says nothing was put up with"
+        assert ends(sock), "the broker kept a silent client"
         sock.close()
     assert broker.find("127.0.0.1", gpu=0) == ("127.0.0.1", whose(endpoint.get_metadata())[1])
     endpoint.close()
 
 
 def ends(sock: socket.socket) -> bool:
-    """Whether the other side hangs up, after its banner."""
+    """Whether the other side closes the connection after its banner."""
     sock.settimeout(WATCHDOG)
     try:
         while sock.recv(4096):
@@ -271,14 +271,14 @@ def test_many_strangers_do_not_keep_endpoints_out(private_broker: int, monkeypat
     endpoint = p2p.Endpoint(0)
     assert broker.find("127.0.0.1", gpu=0)
     socks = [socket.create_connection(("127.0.0.1", private_broker), 5) for _ in range(10)]
-    assert broker.find("127.0.0.1", gpu=0), "found once the silent ones are dropped"
+    assert broker.find("127.0.0.1", gpu=0), "the endpoint is not found after the silent clients are dropped"
     for sock in socks:
         sock.close()
     endpoint.close()
 
 
 def starve(line: Any) -> None:
-    """Serves the broker, is told to do without descriptors, and says how much processor time that took."""
+    """Serves the broker without free file descriptors and sends the processor time that it used."""
     warnings = []
     broker_server.logger.addHandler(handler := logging.Handler(logging.INFO))
     broker_server.logger.setLevel(logging.INFO)
@@ -286,7 +286,8 @@ def starve(line: Any) -> None:
     endpoint = p2p.Endpoint(6)
     assert broker.find("127.0.0.1", gpu=6)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Not zero, because poll(2) refuses more descriptors than are allowed: what is free is taken instead.
+    # The limit cannot be zero, because poll(2) refuses more descriptors than the limit. Use up the
+    # free descriptors instead.
     most = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, allowed[1]))
     taken = []
@@ -314,7 +315,7 @@ def test_the_broker_rests_without_descriptors(private_broker: int) -> None:
             child.send("measure")
             used, window = child.receive()
             assert used < window / 3, f"{used} s of {window} s were spent"
-            assert waiting.recv(4096).startswith(b'{"broker"'), "who waited is served"
+            assert waiting.recv(4096).startswith(b'{"broker"'), "the waiting client is not served"
         assert broker.find("127.0.0.1", gpu=6)
         child.send("end")
         said = child.receive()
@@ -329,7 +330,7 @@ def test_a_new_client_is_served_beside_silent_ones(private_broker: int, monkeypa
     endpoint = p2p.Endpoint(0)
     assert broker.find("127.0.0.1", gpu=0)
     socks = [socket.create_connection(("127.0.0.1", private_broker), WATCHDOG) for _ in range(10)]
-    assert broker.find("127.0.0.1", gpu=0), "the oldest of the silent ones make room"
+    assert broker.find("127.0.0.1", gpu=0), "the oldest silent clients are not dropped"
     for sock in socks:
         sock.close()
     endpoint.close()
@@ -342,11 +343,11 @@ def test_a_port_that_is_not_a_brokers(private_broker: int, monkeypatch: pytest.M
         with pytest.raises(LookupError):
             broker.find("127.0.0.1", gpu=0)
     monkeypatch.setenv("PEERWAY_BROKER_WAIT", "60")
-    assert broker.find("127.0.0.1", gpu=0), "it is taken as soon as it is free"
+    assert broker.find("127.0.0.1", gpu=0), "the broker does not take the port when it is free"
     endpoint.close()
 
 
-def test_answers_that_are_none(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_answers_of_a_broker_are_refused(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.5")
     for said in (
         b"\xff\xff\n",
@@ -376,7 +377,7 @@ def test_answers_that_are_none(private_broker: int, monkeypatch: pytest.MonkeyPa
 
 
 def forker(line: Any) -> None:
-    """Forks while serving; the parent is killed, the child stays."""
+    """Forks while it serves. The test kills the parent; the child keeps running."""
     endpoint = p2p.Endpoint(6)
     broker.find("127.0.0.1", gpu=6)
     pid = os.fork()
@@ -397,7 +398,7 @@ def forker(line: Any) -> None:
 def test_a_forked_child_does_not_hold_the_port(private_broker: int) -> None:
     with Child(forker) as child:
         assert child.receive() is True
-        # Not joined: the forked child holds the pipe by which its end would be told.
+        # Do not join: the forked child keeps the pipe open that signals the end of the process.
         os.kill(child.process.pid, signal.SIGKILL)
         wait_for(lambda: broker.find("127.0.0.1", gpu=7)[1] > 0)
         assert_gone(6)

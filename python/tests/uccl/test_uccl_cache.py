@@ -22,7 +22,7 @@ def test_the_same_memory_shares_keys_under_another_number(endpoint: p2p.Endpoint
     assert keys(third) == keys(second) and third.mr_id not in (first.mr_id, second.mr_id)
     endpoint.deregister_memory([second, third])
     (fresh,) = endpoint.register_memory([tensor])
-    assert keys(fresh) != keys(second), "with its last user an entry is gone"
+    assert keys(fresh) != keys(second), "the entry stays after its last user"
 
 
 def test_a_part_shares_the_keys_of_the_whole_and_keeps_them(endpoint: p2p.Endpoint) -> None:
@@ -34,7 +34,7 @@ def test_a_part_shares_the_keys_of_the_whole_and_keeps_them(endpoint: p2p.Endpoi
     (again,) = endpoint.register_memory([part])
     assert keys(again) == keys(sub)
     (whole,) = endpoint.register_memory([tensor])
-    assert keys(whole) == keys(sub), "the part keeps the whole's entry"
+    assert keys(whole) == keys(sub), "the part does not keep the entry of the whole"
 
 
 def test_overlap_alone_and_neighbours_share_nothing(endpoint: p2p.Endpoint) -> None:

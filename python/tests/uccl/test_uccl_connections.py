@@ -47,7 +47,7 @@ def test_with_a_port_the_gpu_is_not_looked_at(pair: Pair, spelling: dict) -> Non
     assert pair.a.connect(remote_ip_addr=ip, remote_port=port, **spelling) == (True, 1)
 
 
-def test_connect_to_nobody(endpoint: p2p.Endpoint) -> None:
+def test_connect_without_a_listener_fails(endpoint: p2p.Endpoint) -> None:
     gone = p2p.Endpoint(3)
     ip, port = place(gone)
     gone.close()
@@ -78,10 +78,10 @@ def test_connect_with_nonsense(endpoint: p2p.Endpoint) -> None:
         endpoint.connect("127.0.0.1", remote_gpu_bdf="x", remote_gpu_idx=1)
 
 
-def test_accept_when_nobody_comes(endpoint: p2p.Endpoint) -> None:
+def test_accept_without_a_peer_times_out(endpoint: p2p.Endpoint) -> None:
     assert endpoint.accept(timeout=0.05) == (False, "", -1, NONE_ID)
     assert endpoint.accept_local(timeout=0) == (False, "", NONE_ID)
-    assert "nobody" in endpoint.last_error()
+    assert "no peer" in endpoint.last_error()
 
 
 def test_accept_ends_when_the_endpoint_closes() -> None:
@@ -107,14 +107,14 @@ def test_a_peer_of_another_kind_is_accepted_without_its_gpu(endpoint: p2p.Endpoi
         peer = stranger.connect((ip, port))
         success, from_ip, gpu, conn_id = endpoint.accept(timeout=WATCHDOG)
         assert (success, gpu, conn_id) == (True, -1, 0) and from_ip
-        assert endpoint.accept(timeout=0.6)[0] is False, "it came once"
+        assert endpoint.accept(timeout=0.6)[0] is False, "the peer was accepted twice"
         peer.notify(b"\0peerway.uccl\0{broken").wait(WATCHDOG)
-        assert endpoint.accept(timeout=0.2)[0] is False, "a malformed greeting announces nobody"
+        assert endpoint.accept(timeout=0.2)[0] is False, "a malformed greeting announced a peer"
         peer.notify(Greeting(7, "x", "network").to_bytes()).wait(WATCHDOG)
         assert endpoint.accept(timeout=WATCHDOG)[2:] == (7, 1)
 
 
-def test_one_arrival_goes_to_one_of_those_who_wait() -> None:
+def test_one_arrival_goes_to_one_waiting_accept() -> None:
     a, b = p2p.Endpoint(0), p2p.Endpoint(1)
     answers: list = []
     waiters = [threading.Thread(target=lambda: answers.append(b.accept(timeout=WATCHDOG))) for _ in range(8)]
@@ -186,14 +186,14 @@ def test_adding_forgets_a_peer_that_is_gone(endpoint: p2p.Endpoint) -> None:
 
 
 @pytest.mark.parametrize("metadata", [b"", b"x" * 19, bytes(64)])
-def test_adding_what_is_no_metadata(endpoint: p2p.Endpoint, metadata: bytes) -> None:
+def test_adding_invalid_metadata_is_refused(endpoint: p2p.Endpoint, metadata: bytes) -> None:
     with pytest.raises(RuntimeError, match="metadata"):
         endpoint.add_remote_endpoint(metadata)
     with pytest.raises(TypeError, match="metadata_bytes"):
         endpoint.add_remote_endpoint(metadata.decode())  # type: ignore[arg-type]
 
 
-def test_removing_what_is_not_there(endpoint: p2p.Endpoint) -> None:
+def test_removing_an_unknown_connection_fails(endpoint: p2p.Endpoint) -> None:
     for conn_id in (0, 999999, NONE_ID):
         assert endpoint.remove_remote_endpoint(conn_id) is False
     assert "connection" in endpoint.last_error()
@@ -232,7 +232,7 @@ def test_passive_accept(endpoint: p2p.Endpoint) -> None:
     assert success and moves(other, conn_id, endpoint)
     assert threading.active_count() <= before, "threads of earlier tests may have ended"
     started = time.monotonic()
-    assert endpoint.accept() == (False, "", -1, NONE_ID), "nobody is announced any more, so nobody is waited for"
+    assert endpoint.accept() == (False, "", -1, NONE_ID), "accept must not wait, because peers are not announced"
     assert endpoint.accept_local() == (False, "", NONE_ID)
     assert time.monotonic() - started < WATCHDOG / 2
     other.close()
@@ -311,11 +311,11 @@ def test_notifications(pair: Pair) -> None:
     pair.a._connections.get(pair.at_a).peer.notify(b"plain").wait(WATCHDOG)
     assert pair.b.get_notifs() == [("agent", b"one"), ("", b"x" * 300_000), ("", b"plain")], "greetings are not shown"
     assert pair.b.get_notifs() == []
-    # Longer than the engine's: in parts.
+    # This message is longer than a notification of the engine, so it is sent in parts.
     long = bytes(range(256)) * 10_000
     assert pair.a.send_notif(pair.at_a, "long", long) and pair.b.get_notifs() == [("long", long)]
     assert pair.a.send_notif(pair.at_a, "too long", bytes(64 << 20)) is False and pair.b.get_notifs() == []
-    assert pair.b.accept(timeout=WATCHDOG)[0] is True, "the greeting between them was not lost"
+    assert pair.b.accept(timeout=WATCHDOG)[0] is True, "the greeting between the messages was lost"
     assert pair.b.send_notif(pair.at_b, "back", b"two") and pair.a.get_notifs() == [("back", b"two")]
     assert pair.a.send_notif(99, "agent", b"one") is False
     with pytest.raises(TypeError, match="message"):

@@ -1,4 +1,4 @@
-"""GPU memory by the calls of ``uccl.p2p``. One GPU is enough, and a fake one will do."""
+"""GPU memory in the calls of ``uccl.p2p``. One GPU, real or fake, is enough."""
 
 import itertools
 from typing import Any
@@ -29,7 +29,7 @@ def test_the_address_of_a_gpu_is_its_own() -> None:
     endpoint, nameless = p2p.Endpoint(0), p2p.Endpoint()
     assert bdf(endpoint) == bdf(nameless) == peerway.gpus()[0].bus_id
     none = p2p.Endpoint(len(peerway.gpus()))
-    assert bdf(none).startswith("ffff:"), "where there is none, one is made up"
+    assert bdf(none).startswith("ffff:"), "an index without a GPU has no substitute address"
     for one in (endpoint, nameless, none):
         one.close()
 
@@ -112,8 +112,8 @@ def test_descriptors(pair: Pair) -> None:
     pair.b.deregister_memory(theirs)
 
 
-def test_host_memory_that_is_said_to_be_a_gpus(endpoint: p2p.Endpoint) -> None:
-    with pytest.raises(RuntimeError, match=r"tensor_list\[0\].*not memory of a GPU"):
+def test_host_memory_declared_as_gpu_memory_is_refused(endpoint: p2p.Endpoint) -> None:
+    with pytest.raises(RuntimeError, match=r"tensor_list\[0\].*not GPU memory"):
         endpoint.register_memory([ByPointer(Buffer(64), is_cuda=True)])
 
 
@@ -154,7 +154,7 @@ CALLS = [("", False), ("", True), ("_async", False), ("_async", True)]
 
 
 def serve(line: Any, index: int) -> None:
-    """Offers parts of allocations, and says what is in them whenever it is asked."""
+    """Offers parts of allocations, and sends their contents on request."""
     endpoint = p2p.Endpoint(local_gpu_idx=index)
     line.send(endpoint.get_metadata())
     accepted, gpu, conn_id = endpoint.accept_local(timeout=WATCHDOG)
@@ -210,7 +210,7 @@ def test_ipc_between_processes(private_broker: int, monkeypatch: pytest.MonkeyPa
                     run(f"read_ipc{suffix}", pointer, SIZE, info)
             assert [bytes(b) for b in ours] == theirs
 
-        # The bytes went by the GPU, from an offset of ours to one of theirs.
+        # The GPU copies the bytes, from an offset of the local memory into the remote memory.
         transfer = endpoint._post_ipc("write", conn_id, [pointers[0] + 1000], [500], [infos[1]])
         transfer.wait(WATCHDOG)
         assert transfer.path == "gpu-ipc"  # type: ignore[attr-defined]

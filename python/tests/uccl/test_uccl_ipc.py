@@ -18,7 +18,7 @@ def test_connect_local(private_broker: int, spelling: str) -> None:
         "positional": lambda: a.connect_local(1),
     }[spelling]()
     assert answer == (True, 0), a.last_error()
-    assert b.accept(timeout=0.1)[0] is False, "accept() is for those who came over the network"
+    assert b.accept(timeout=0.1)[0] is False, "accept() returned a peer of connect_local()"
     assert b.accept_local(timeout=WATCHDOG) == (True, shown(0), 0)
     a.close()
     b.close()
@@ -27,13 +27,13 @@ def test_connect_local(private_broker: int, spelling: str) -> None:
 def test_two_endpoints_of_one_gpu_find_each_other(private_broker: int) -> None:
     a, b = p2p.Endpoint(0), p2p.Endpoint(0)
     for one, other in ((a, b), (b, a)):
-        assert one.connect_local(shown(0))[0] is True, "itself is never meant"
+        assert one.connect_local(shown(0))[0] is True, "the endpoint found itself"
         assert other.accept_local(timeout=WATCHDOG)[:2] == (True, shown(0))
     a.close()
     b.close()
 
 
-def test_connect_local_to_nobody(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_local_without_an_endpoint_fails(private_broker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEERWAY_BROKER_WAIT", "0.2")
     endpoint = p2p.Endpoint(0)
     assert endpoint.connect_local("0000:4a:00.0") == (False, NONE_ID)

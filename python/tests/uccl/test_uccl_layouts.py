@@ -1,4 +1,4 @@
-"""Byte layouts, against bytes written out."""
+"""Byte layouts, compared with literal bytes."""
 
 import random
 import struct
@@ -42,7 +42,7 @@ def test_gpu_names(index: int, name: str) -> None:
     "blob",
     [b"", b"\0" * 6, b"\0" * 18, b"\0" * 20, b"\0" * 1000, metadata.pack("1.2.3.4", 5, "x" * 12)[:-1]],
 )
-def test_metadata_that_is_none(blob: bytes) -> None:
+def test_invalid_metadata_is_refused(blob: bytes) -> None:
     with pytest.raises(RuntimeError, match="metadata"):
         p2p.Endpoint.parse_metadata(blob)
 
@@ -115,7 +115,7 @@ def test_serialized_descriptors() -> None:
         b"abc"
     )
     (back,) = deserialize(blob)
-    assert back.mr_id == NONE_ID, "the registration's number stays at home"
+    assert back.mr_id == NONE_ID, "mr_id must not be serialized"
     back.mr_id = 77
     assert back == desc
     (short,) = deserialize(blob[: -len(b"abc") - 8])
@@ -204,7 +204,7 @@ def test_descriptor_attributes() -> None:
     desc.size, desc.mr_id = 6, 9
     assert repr(desc) == "<XferDesc addr=5 size=6 mr_id=9>"
     desc.rkeys.append(1)
-    assert desc.rkeys == [7], "what is given out is a copy"
+    assert desc.rkeys == [7], "the property must return a copy"
     other = p2p.XferDesc()
     assert desc != other and other == p2p.XferDesc() and desc != 5
     with pytest.raises(KeyError):
@@ -230,7 +230,7 @@ def test_parts() -> None:
     of_one, of_two = list(parts.in_parts(one)), list(parts.in_parts(two))
     assert len(of_one) == 3 and all(map(parts.is_part, of_one))
     assert of_one[2][:19] == b"\0peerway.uccl.part\0" and of_one[2][27:] == struct.pack("<Q", len(one)) + b"\1"
-    # Of two senders, and of two messages, in any mixture.
+    # Interleave parts of two senders and of two messages.
     unfinished = parts.Unfinished()
     mixed = [("a", of_one[0]), ("a", of_two[0]), ("b", of_one[0]), ("a", of_one[1]), ("a", of_two[1])]
     assert [unfinished.take(*part) for part in mixed] == [None] * 5
@@ -253,7 +253,7 @@ def test_parts_that_are_wrong() -> None:
             unfinished.take("a", head + bad)
     with pytest.raises(ValueError, match="more bytes"):
         unfinished.take("a", head + struct.pack("<QQ", 1, 4) + b"12345")
-    # Who never finishes does not fill our memory.
+    # A sender that never completes its messages does not fill the memory.
     for number in range(1024):
         assert unfinished.take("a", head + struct.pack("<QQ", number, 4) + b"1") is None
     with pytest.raises(ValueError, match="1024 unfinished"):

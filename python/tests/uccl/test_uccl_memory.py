@@ -52,7 +52,7 @@ def test_regv_is_all_or_nothing(endpoint: p2p.Endpoint) -> None:
     assert success and ids == [1, 2, 3]
     assert endpoint.regv([], []) == (True, [])
     assert endpoint.regv(ptrs=[buffers[0].ptr, 8], sizes=[64, 8]) == (False, [])
-    assert endpoint.dereg(4) is False, "the first of the two did not stay"
+    assert endpoint.dereg(4) is False, "the first registration must not stay"
     with pytest.raises(RuntimeError, match="sizes"):
         endpoint.regv([buffers[0].ptr], [])
     for ptrs, sizes, name in [
@@ -65,7 +65,7 @@ def test_regv_is_all_or_nothing(endpoint: p2p.Endpoint) -> None:
             endpoint.regv(ptrs, sizes)  # type: ignore[arg-type]
 
 
-def test_dereg_of_what_is_not_there(endpoint: p2p.Endpoint) -> None:
+def test_dereg_of_an_unknown_registration_fails(endpoint: p2p.Endpoint) -> None:
     buffer = Buffer(8)
     _, mr_id = endpoint.reg(buffer.ptr, 8)
     assert endpoint.dereg(mr_id=mr_id) is True
@@ -133,13 +133,13 @@ class Wild(Tensor):
         (Wild(8), RuntimeError),
     ],
 )
-def test_what_is_no_tensor(endpoint: p2p.Endpoint, tensor: object, error: type[Exception]) -> None:
+def test_invalid_tensors_are_refused(endpoint: p2p.Endpoint, tensor: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"tensor_list\[1\]"):
         endpoint.register_memory([Tensor(8), tensor])
-    assert all(endpoint.dereg(mr_id) is False for mr_id in range(4)), "the good one did not stay"
+    assert all(endpoint.dereg(mr_id) is False for mr_id in range(4)), "the valid registration must not stay"
 
 
-def test_lists_that_are_none(endpoint: p2p.Endpoint) -> None:
+def test_invalid_lists_are_refused(endpoint: p2p.Endpoint) -> None:
     with pytest.raises(TypeError, match="tensor_list"):
         endpoint.register_memory(Tensor(8))  # type: ignore[arg-type]
     for call in (endpoint.deregister_memory, endpoint.get_serialized_descs):

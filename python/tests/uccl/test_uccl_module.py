@@ -1,4 +1,4 @@
-"""The package as such: names, importing, running scripts, the distribution under the name ``uccl``, settings."""
+"""The package: names, import, running scripts, the distribution ``peerway-uccl``, settings."""
 
 import enum
 import logging
@@ -18,7 +18,7 @@ COMPAT = Path(__file__).parents[3] / "compat" / "uccl" / "src"
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the interpreter, with a clean path but for what is given."""
+    """Runs the interpreter without ``PYTHONPATH``, unless ``environment`` sets it."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [sys.executable, *arguments],
@@ -145,9 +145,9 @@ def test_running_a_module(tmp_path: Path) -> None:
 
 def test_a_script_that_fails_fails(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
-    script.write_text("from uccl import p2p\nraise ValueError('told')\n")
+    script.write_text("from uccl import p2p\nraise ValueError('reason')\n")
     done = python("-m", "peerway.uccl", str(script))
-    assert done.returncode == 1 and "ValueError: told" in done.stderr
+    assert done.returncode == 1 and "ValueError: reason" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m"], ["no/such/file.py"]])
@@ -211,7 +211,7 @@ def test_log_level(monkeypatch: pytest.MonkeyPatch, level: str, shown: int) -> N
     assert log.logger.level == shown
     monkeypatch.setattr(log.logger, "level", logging.ERROR)
     log.apply_environment()
-    assert log.logger.level == logging.ERROR, "what the program has set stays"
+    assert log.logger.level == logging.ERROR, "the level that the program set must stay"
 
 
 RESERVED = [
@@ -279,9 +279,9 @@ def test_variables_that_are_used_say_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("transport", ["ib", "rdma", "efa", "nccl", "tcpx", "cxi", "pigeon"])
-def test_a_transport_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
+def test_an_unavailable_transport_is_an_error(monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
     monkeypatch.setenv("UCCL_P2P_TRANSPORT", transport)
-    # A device that there is none of, whatever the machine has.
+    # No machine has a device with this name.
     monkeypatch.setenv("UCCL_P2P_RDMA_DEV", "no-such-device")
     with pytest.raises(RuntimeError, match="ib" if transport == "rdma" else transport) as error:
         p2p.Endpoint(0)

@@ -27,7 +27,7 @@ def peer(line: Any, environment: dict[str, str]) -> None:
     assert success
     line.send(metas)
     theirs = listen(line)
-    assert bytes(landing) == pattern(SIZE, 1), "what was written to us"
+    assert bytes(landing) == pattern(SIZE, 1), "the bytes that the peer wrote"
     back = Buffer(pattern(SIZE, 3))
     _, mr_id = endpoint.reg(back.ptr, SIZE)
     assert endpoint.write(conn_id, mr_id, back.ptr, SIZE, theirs) is True, endpoint.last_error()
@@ -56,7 +56,7 @@ def test_both_ways(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch)
         success, number = endpoint.write_async(conn_id, ids[0], ours.ptr, SIZE, landing)
         assert success and finish(endpoint, number)
         assert endpoint.read(conn_id, ids[1], got.ptr, SIZE, source) is True
-        assert bytes(got) == pattern(SIZE, 2), "what we read"
+        assert bytes(got) == pattern(SIZE, 2), "the bytes that this side read"
         success, meta = endpoint.advertise(ids[1], got.ptr, SIZE)
         child.send(meta)
         assert child.receive() == "written back" and bytes(got) == pattern(SIZE, 3)
@@ -66,7 +66,7 @@ def test_both_ways(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch)
 
 
 def mutual(line: Any, rounds: int) -> None:
-    """Adds the other, is added, transfers both ways, removes, adds again."""
+    """Adds the peer, is added by it, transfers both ways, removes the peer, and adds it again."""
     endpoint = p2p.Endpoint(0)
     endpoint.start_passive_accept()
     line.send(endpoint.get_metadata())
@@ -120,7 +120,7 @@ def test_two_processes_of_one_gpu_add_each_other_at_once() -> None:
 
 
 def opposite(line: Any) -> None:
-    """Connects to the other and accepts it, in one breath."""
+    """Connects to the peer and accepts it at the same time."""
     for _ in range(6):
         endpoint = p2p.Endpoint(3)
         line.send(endpoint.get_metadata())
@@ -155,7 +155,7 @@ def test_two_processes_connect_to_each_other_and_both_accept() -> None:
 
 
 def owner(line: Any) -> None:
-    """Advertises memory and waits to be ended."""
+    """Advertises memory and waits until the test ends the process."""
     endpoint = p2p.Endpoint(1)
     buffer = Buffer(SIZE)
     _, mr_id = endpoint.reg(buffer.ptr, SIZE)
@@ -189,7 +189,7 @@ def test_a_peer_that_dies_is_a_failure(transport: str, monkeypatch: pytest.Monke
 def test_a_transfer_that_fails_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stopped peer takes no bytes over TCP: what is under way ends with the peer."""
+    """A stopped peer accepts no bytes over TCP, so the pending transfer fails with the peer."""
     monkeypatch.setenv("PEERWAY_TRANSPORT", "tcp")
     monkeypatch.setenv("PEERWAY_DETECT", "500ms")
     monkeypatch.setenv("PEERWAY_FENCE", "200ms")
@@ -211,10 +211,10 @@ def test_a_transfer_that_fails_is_reported_once(
 
 
 def interrupted(line: Any) -> None:
-    """Is interrupted in accept(), then in a read from a peer that does not answer."""
+    """Gets interrupted in accept(), and then in a read from a peer that does not answer."""
     os.environ["PEERWAY_TRANSPORT"] = "tcp"
     endpoint = p2p.Endpoint(0)
-    # An interrupt may come before the call on a busy machine.
+    # On a busy machine, the interrupt may arrive before the call.
     try:
         line.send(endpoint.get_metadata())
         endpoint.accept()

@@ -23,7 +23,7 @@ class Sides:
         assert success
 
     def check(self, op: str, moved: int) -> None:
-        """That the first ``moved`` pieces were moved and nothing else was touched."""
+        """Checks that the first ``moved`` pieces were moved and that no other byte changed."""
         for at, (mine, other) in enumerate(zip(self.ours, self.theirs, strict=True)):
             ours, theirs = pattern(self.size, 100 + at), pattern(self.size, 200 + at)
             if at < moved:
@@ -46,7 +46,7 @@ def sides(pair: Pair) -> Sides:
 
 
 def ended(endpoint: p2p.Endpoint, answer: bool | tuple[bool, int]) -> bool:
-    """How a call ended, or the transfer that it started."""
+    """The result of a call, or of the transfer that it started."""
     if isinstance(answer, bool):
         return answer
     success, number = answer
@@ -215,7 +215,7 @@ def test_polling(sides: Sides) -> None:
             a.poll_async(bad)  # type: ignore[arg-type]
 
 
-def test_transfers_that_nobody_polls_stay(sides: Sides) -> None:
+def test_transfers_that_are_not_polled_stay(sides: Sides) -> None:
     a = sides.pair.a
     numbers = [a.read_async(*sides.one)[1] for _ in range(100)]
     time.sleep(0.05)
@@ -311,7 +311,7 @@ def test_transfers_that_are_refused(pair: Pair) -> None:
     assert pair.a.transfer(pair.at_a, "write", local, foreign) == (False, 0), "not the peer's memory"
     moved = pair.a.deserialize_descs(pair.a.get_serialized_descs(remote))
     moved[0].addr += 1
-    assert pair.a.transfer(pair.at_a, "write", local, moved) == (False, 0), "beyond what was advertised"
+    assert pair.a.transfer(pair.at_a, "write", local, moved) == (False, 0), "beyond the advertised range"
     pair.a.deregister_memory(local)
     assert pair.a.transfer(pair.at_a, "write", local, remote) == (False, 0), "not registered any more"
     assert bytes(theirs[0].buffer) == pattern(1024, 50) and bytes(ours[0].buffer) == pattern(1024, 0)
@@ -356,7 +356,7 @@ def test_transfers_that_are_never_polled_leave_room_for_others(monkeypatch: pyte
         ok, meta = b.advertise(other, theirs.ctypes.data, size)
         for _ in range(40):
             ok, number = a.write_async(conn, mr, ours.ctypes.data, size, meta)
-            while not ok:  # those before may not have ended
+            while not ok:  # earlier transfers may still hold the slots
                 ok, number = a.write_async(conn, mr, ours.ctypes.data, size, meta)
         assert a.write(conn, mr, ours.ctypes.data, size, meta) is True
         while not a.poll_async(number)[1]:

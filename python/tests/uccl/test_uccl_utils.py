@@ -37,7 +37,7 @@ def test_connecting_waits_for_a_listener(capsys: pytest.CaptureFixture[str]) -> 
         with utils.create_socket_and_connect("127.0.0.1", port, initial_delay=0.02, timeout=5) as sock:
             assert sock.gettimeout() == 5
         later.join()
-    assert "again in" in capsys.readouterr().err
+    assert "retry in" in capsys.readouterr().err
 
 
 def test_files_limit_is_raised(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
-"""UCCL's own test programs, unmodified. Those that need a GPU run where torch has one, and one is enough.
+"""UCCL's own test programs, unmodified.
 
-``PEERWAY_UPSTREAM`` names a checkout of UCCL; without it these tests are skipped.
+Programs that need a GPU run if torch has one; one is enough. ``PEERWAY_UPSTREAM`` names a checkout
+of UCCL; without it these tests are skipped.
 """
 
 import os
@@ -14,14 +15,14 @@ from pathlib import Path
 import pytest
 
 UPSTREAM = os.environ.get("PEERWAY_UPSTREAM", "")
-pytestmark = pytest.mark.skipif(not UPSTREAM, reason="PEERWAY_UPSTREAM names no checkout of UCCL")
+pytestmark = pytest.mark.skipif(not UPSTREAM, reason="PEERWAY_UPSTREAM does not name a checkout of UCCL")
 P2P = Path(UPSTREAM) / "p2p"
 RUN = [sys.executable, "-m", "peerway.uccl"]
 TORCHRUN = ["-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
-#: Seconds; some of the programs sleep a lot.
+#: The time limit of a program in seconds. Some of the programs sleep a lot.
 PATIENCE = 120
 
-#: What the programs call of a GPU's runtime, on host memory.
+#: The calls of the GPU runtime that the programs use, implemented with host memory.
 FAKE_HIP = """
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,7 @@ def free_port() -> int:
 
 
 def run(*arguments: str, **environment: str) -> str:
-    """Runs a program to its good end; what it said."""
+    """Runs a program, checks its exit code, and returns its output."""
     done = subprocess.run(
         [*RUN, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=os.environ | environment
     )
@@ -57,13 +58,13 @@ def torchrun(*arguments: str, **environment: str) -> str:
 
 @pytest.fixture
 def gpu() -> None:
-    """Needs a GPU that torch can use."""
+    """Skips the test unless torch can use a GPU."""
     torch = pytest.importorskip("torch")
     if not (torch.version.cuda and torch.cuda.device_count()):
         pytest.skip("torch sees no GPU")
 
 
-#: Endpoints of GPUs 0 and 1 on a machine with one.
+#: Maps the endpoints of GPUs 0 and 1 to one GPU.
 ONE_GPU = {"PEERWAY_GPU_MAP": "0,0"}
 BENCHMARK = str(P2P / "benchmarks/benchmark_uccl.py")
 OPTIONS = [["--float-type", "none"], ["--async-api"], ["--num-iovs", "8"], ["--device", "cpu", "--pinned"]]
@@ -73,7 +74,7 @@ OPTIONS = [["--float-type", "none"], ["--async-api"], ["--num-iovs", "8"], ["--d
 def fake_hip(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("there is no C compiler for the stand-in of the GPU runtime")
+        pytest.skip("there is no C compiler to build the fake GPU runtime")
     folder = tmp_path_factory.mktemp("hip")
     (folder / "hip.c").write_text(FAKE_HIP)
     library = folder / "libfakehip.so"
@@ -82,7 +83,7 @@ def fake_hip(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         check=True,
         timeout=PATIENCE,
     )
-    # The engine remarks on these two variables, which are for the test programs alone.
+    # The engine would warn about these two variables, which only the test programs use.
     return {"UCCL_GPU_RT": "hip", "UCCL_GPU_RT_LIB": str(library), "PEERWAY_LOG_LEVEL": "error"}
 
 
@@ -138,13 +139,16 @@ def test_cross_node_rdma_native(fake_hip: dict[str, str], mode: str) -> None:
 
 
 def wait_for_listener(port: int) -> None:
-    """Waits until somebody listens, without connecting: the program takes the first connection for its peer's."""
+    """Waits for a listener without connecting.
+
+    The program takes the first connection as its peer.
+    """
     import time
 
     listening = f":{port:04X} 00000000:0000 0A"
     until = time.monotonic() + PATIENCE
     while listening not in Path("/proc/net/tcp").read_text():
-        assert time.monotonic() < until, "nobody listens"
+        assert time.monotonic() < until, "no program listens"
         time.sleep(0.02)
 
 
@@ -161,7 +165,10 @@ def test_benchmark_ray_p2p(options: list[str]) -> None:
 
 
 def test_util_interval_tree(tmp_path: Path) -> None:
-    """The program takes ``utils`` from the folder above its own: there it finds ours."""
+    """The program imports ``utils`` from its parent folder.
+
+    The test puts Peerway's ``utils`` there.
+    """
     (tmp_path / "tests").mkdir()
     shutil.copy(P2P / "tests/test_util_interval_tree.py", tmp_path / "tests")
     (tmp_path / "utils.py").write_text("from uccl.utils import *\n")
@@ -171,7 +178,7 @@ def test_util_interval_tree(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("op", ["read", "write"])
 def test_engine_read_and_write(gpu: None, op: str) -> None:
-    # What its processes end with the program does not look at.
+    # The program does not check the exit codes of its processes, so check its output.
     said = run(str(P2P / f"tests/test_engine_{op}.py"))
     assert f"\u2713 Server {op} data correctly" in said and "Traceback" not in said
 
@@ -184,7 +191,7 @@ def test_engine_nvlink_metadata(gpu: None) -> None:
 def test_engine_onesided_ipc(gpu: None) -> None:
     said = torchrun(str(P2P / "tests/test_engine_onesided_ipc.py"), **ONE_GPU)
     assert "All one-sided IPC tests passed!" in said
-    assert said.count("PASSED") == 24, "8 tests, on the GPU and on the host; reads are told by both sides"
+    assert said.count("PASSED") == 24, "8 tests, on the GPU and on the host; both sides report reads"
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=" ".join)

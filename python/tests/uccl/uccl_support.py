@@ -1,4 +1,4 @@
-"""What the tests of the drop-in share: buffers, tensors without torch, and children with a watchdog."""
+"""Helpers of the drop-in's tests: buffers, tensors without torch, child processes."""
 
 import ctypes
 import multiprocessing
@@ -15,13 +15,13 @@ from typing import Any
 
 from peerway.uccl import gpus, metadata, p2p
 
-#: Seconds after which a wait in a test has failed.
+#: The limit of a wait in a test, in seconds.
 WATCHDOG = 60.0
 NONE_ID = 2**64 - 1
 
 
 def pattern(size: int, seed: int) -> bytes:
-    """Bytes that no other seed gives."""
+    """Bytes that depend on the seed."""
     return random.Random(seed).randbytes(size)
 
 
@@ -42,7 +42,7 @@ class Buffer:
 
 
 class Tensor:
-    """What a tensor has that matters here."""
+    """A minimal tensor."""
 
     def __init__(self, data: bytes | int, element: int = 4) -> None:
         self.buffer = Buffer(data)
@@ -84,7 +84,7 @@ def finish(endpoint: p2p.Endpoint, transfer_id: int) -> bool:
         success, done = endpoint.poll_async(transfer_id)
         if done:
             return success
-        assert success, "a transfer that is under way is no failure"
+        assert success, "poll_async() reported a pending transfer as failed"
         time.sleep(0.0005)
     raise AssertionError(f"transfer {transfer_id} did not end")
 
@@ -95,19 +95,19 @@ class Pair:
 
     a: p2p.Endpoint
     b: p2p.Endpoint
-    #: The connection, as each side numbers it.
+    #: The number of the connection on each side.
     at_a: int
     at_b: int
 
 
 def shown(index: int | None) -> str:
-    """What the metadata of an endpoint of that GPU calls it, with a GPU and without."""
+    """The GPU's name in the metadata of an endpoint, with or without a GPU."""
     gpu = gpus.device(index)
     return metadata.gpu_name(index or 0) if gpu is None else gpu.bus_id
 
 
 def free_port() -> int:
-    """A port that is free, below those that the kernel hands out: no socket of other tests gets it by chance."""
+    """A free port below the kernel's ephemeral range, so that no socket of another test gets it."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.SystemRandom().sample(range(10_000, max(first, 10_100)), 100):
         with socket.socket() as sock:
@@ -116,11 +116,11 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise AssertionError("of a hundred ports none is free")
+    raise AssertionError("none of a hundred ports is free")
 
 
 class Child:
-    """A process that runs ``program(line, *arguments)``; ``line`` is a pipe to us."""
+    """A process that runs ``program(line, *arguments)``. ``line`` is a pipe to the test."""
 
     def __init__(self, program: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -133,11 +133,11 @@ class Child:
         self._line.send(what)
 
     def receive(self) -> Any:
-        assert self._line.poll(WATCHDOG), "the child said nothing in time"
+        assert self._line.poll(WATCHDOG), "the child sent nothing in time"
         return self._line.recv()
 
     def end(self) -> None:
-        """Waits for it to end well."""
+        """Waits for the process to end with exit code 0."""
         self.process.join(WATCHDOG)
         assert self.process.exitcode == 0, f"the child ended with {self.process.exitcode}"
 
@@ -146,7 +146,7 @@ class Child:
         self.process.join(WATCHDOG)
 
     def stop(self) -> None:
-        """Stops it, and waits until every thread of it has: on a busy machine that takes a while."""
+        """Stops the process and waits until all its threads have stopped, which takes time."""
         os.kill(self.process.pid, signal.SIGSTOP)
         until = time.monotonic() + WATCHDOG
         while not all(_is_stopped(task) for task in Path(f"/proc/{self.process.pid}/task").iterdir()):
@@ -166,7 +166,7 @@ class Child:
 
 
 def _is_stopped(task: Path) -> bool:
-    # The state follows the name, which stands in parentheses and may contain anything.
+    # The state follows the name, which is in parentheses and may contain any character.
     return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
@@ -179,6 +179,6 @@ def _run(program: Callable[..., None], line: Any, arguments: tuple[Any, ...]) ->
 
 
 def listen(line: Any) -> Any:
-    """A child's wait for its parent."""
-    assert line.poll(WATCHDOG), "the parent said nothing in time"
+    """Waits in a child for a message from the parent."""
+    assert line.poll(WATCHDOG), "the parent sent nothing in time"
     return line.recv()

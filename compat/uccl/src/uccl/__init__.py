@@ -1,4 +1,4 @@
-"""Drop-in for the ``uccl`` package, by Peerway: ``uccl.p2p`` and ``uccl.utils`` are those of ``peerway.uccl``."""
+"""Drop-in for the ``uccl`` package: ``uccl.p2p`` and ``uccl.utils`` over Peerway."""
 
 from ._upstream import refuse_beside_upstream
 

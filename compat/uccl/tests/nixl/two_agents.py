@@ -1,7 +1,8 @@
-"""Two agents of NIXL, each in a process, over NIXL's own UCCL plugin.
+"""Two NIXL agents in two processes, over NIXL's UCCL plugin.
 
-A write, a read, notifications, memory of one agent, and a lost peer. ``NIXL_PLUGIN_DIR`` names the directory of the
-plugin, which is linked to our libuccl_p2p.so. Needs the wheels ``nixl`` and ``nixl-cu12``, and NumPy; no GPU.
+The test covers a write, a read, notifications, a transfer within one agent, and a killed peer.
+``NIXL_PLUGIN_DIR`` names the directory of the plugin, which is linked to Peerway's libuccl_p2p.so.
+The test needs the wheels ``nixl`` and ``nixl-cu12``, and NumPy, but no GPU.
 """
 
 import multiprocessing
@@ -34,7 +35,7 @@ def until(what, condition):
     end = time.monotonic() + PATIENCE
     while not (found := condition()):
         if time.monotonic() > end:
-            raise SystemExit(f"{what}: did not happen in {PATIENCE} s")
+            raise SystemExit(f"{what}: no result within {PATIENCE} s")
         time.sleep(0.001)
     return found
 
@@ -55,7 +56,7 @@ def owner(pipe):
 
     def came():
         for who, messages in made.get_new_notifs(backends=["UCCL"]).items():
-            # The plugin sends a notification after every transfer, an empty one where none was asked for.
+            # The plugin sends a notification after every transfer. It is empty if none was requested.
             seen.extend((who, m) for m in messages if m)
         return len(seen) >= 2
 

@@ -1,17 +1,17 @@
-//! Clocks: wall time without the cost of reading it, and CPU time of this process.
+//! Clocks: wall time minus the cost of reading the clock, and the CPU time of this process.
 
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Times short things: knows what reading the clock itself takes.
+/// Times short intervals, and subtracts the cost of reading the clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stopwatch {
     cost: Duration,
 }
 
 impl Stopwatch {
-    /// Finds out what reading the clock takes here.
+    /// Measures the cost of reading the clock on this machine.
     pub(crate) fn new() -> Self {
         let mut pairs: Vec<Duration> = (0..1001)
             .map(|_| {
@@ -23,7 +23,7 @@ impl Stopwatch {
         Self { cost: pairs[pairs.len() / 2] }
     }
 
-    /// What is taken off every time.
+    /// The cost that is subtracted from every time.
     pub(crate) fn cost(&self) -> Duration {
         self.cost
     }
@@ -35,8 +35,8 @@ impl Stopwatch {
     }
 }
 
-/// CPU seconds of all threads of this process, in user and kernel: what `getrusage` counts, but to the
-/// nanosecond.
+/// CPU seconds of all threads of this process, in user and kernel mode. The same as `getrusage`,
+/// but in nanoseconds.
 pub(crate) fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
@@ -51,7 +51,7 @@ mod tests {
         let before = cpu_seconds();
         let start = Instant::now();
         while cpu_seconds() - before < 0.01 {
-            assert!(start.elapsed() < Duration::from_secs(60), "CPU time stands still");
+            assert!(start.elapsed() < Duration::from_secs(60), "the CPU time does not advance");
         }
     }
 

@@ -1,7 +1,7 @@
-//! What the two processes say to each other: one JSON object a line, one answer to each request.
+//! The control protocol between the two processes: one JSON object per line, one reply per request.
 //!
-//! The asking process writes a [`Request`] and reads a [`Reply`]; the other sleeps in its read in
-//! between. Nothing that is timed goes this way.
+//! The client writes a [`Request`] and reads a [`Reply`]. The serving process blocks in its read
+//! between requests. No timed transfer uses this connection.
 
 use std::error::Error;
 use std::fmt;
@@ -19,51 +19,52 @@ use super::memory::Place;
 use super::perftest::Ask;
 use super::pong::Seen;
 
-/// Longer lines are no request of ours; the longest carries a descriptor and a list of addresses.
+/// The longest accepted line. The longest request carries a descriptor and a list of addresses.
 const MAX_LINE: u64 = 64 << 10;
 
-/// What the serving process is asked for. It has one endpoint at a time, and one buffer that rows are checked in.
+/// A request to the serving process, which has at most one endpoint and one buffer to check rows
+/// in.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) enum Request {
-    /// The first request: both must be of one version.
+    /// The first request. Both sides must have the same version.
     Hello { version: String },
-    /// A new endpoint that is reached by this path only; answered by its metadata.
+    /// Open a new endpoint that accepts only this path. The reply has its metadata.
     Open { pin: String, device: Option<String> },
-    /// The RDMA device that perftest is to use; answered by its name.
+    /// Choose the RDMA device for perftest. The reply has its name.
     Device { named: Option<String> },
-    /// A server of perftest on that device; answered by its address.
+    /// Start a perftest server on that device. The reply has its address.
     Perftest { ask: Ask },
-    /// The end of that server.
+    /// Stop the perftest server.
     StopPerftest,
-    /// A new buffer with its pages in place, host memory being shareable or private; answered by its
-    /// descriptor. The buffers before it go, unless it is one more.
+    /// Allocate a buffer and touch its pages. `shared` selects shareable or private host memory.
+    /// The reply has the descriptor. Unless `more` is set, the earlier buffers are freed.
     Memory { len: u64, shared: bool, place: Place, more: bool },
-    /// The pattern into the buffer.
+    /// Fill the buffer with the pattern of `seed`.
     Fill { len: u64, seed: u64 },
-    /// No pattern in the buffer.
+    /// Fill the buffer with blank bytes.
     Blank { len: u64 },
-    /// The sum of the row's pieces.
+    /// Compute the checksum of the row's pieces.
     Checksum { layout: Layout },
-    /// Where the buffer is, for a process of the same machine.
+    /// Return the process id and the buffer's address, for a process on the same machine.
     Place,
-    /// CPU seconds of the process so far.
+    /// Return the CPU seconds of the process so far.
     Cpu,
-    /// A plain socket that plays the other end of a row's limit; answered by its address.
+    /// Open a plain socket as the other end of a row's limit. The reply has its address.
     Raw { op: Op, len: u64 },
-    /// An application thread that answers each arrival with a write back.
+    /// Start an application thread that answers each arrival with a write back.
     Pong { metadata: Vec<u8>, descriptor: Vec<u8>, size: u64, seen: Seen },
-    /// The end of that thread.
+    /// Stop that thread.
     StopPong,
-    /// Away with buffer and endpoint.
+    /// Free the buffers and close the endpoint.
     Close,
 }
 
-/// The answer to a request.
+/// The reply to a request.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) enum Reply {
     Done,
     Bytes(Vec<u8>),
-    /// A buffer's descriptor, and what the memory came to.
+    /// A buffer's descriptor, and a description of its memory.
     Memory {
         descriptor: Vec<u8>,
         told: String,
@@ -76,30 +77,30 @@ pub(crate) enum Reply {
         pid: u32,
         addr: u64,
     },
-    /// It could not be done, and why.
+    /// The request failed, with the reason.
     Failed(String),
 }
 
-/// The other process cannot be talked to any more, so that no further row makes sense.
+/// The connection to the other process is lost. No further row can be measured.
 #[derive(Debug)]
 pub(crate) struct Lost(String);
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the other side of the benchmark is gone: {}", self.0)
+        write!(f, "lost the connection to the other side of the benchmark: {}", self.0)
     }
 }
 
 impl Error for Lost {}
 
-/// The asking end.
+/// The client's end of the control connection.
 pub(crate) struct Control {
     reader: Box<dyn BufRead + Send>,
     writer: Box<dyn Write + Send>,
 }
 
 impl Control {
-    /// Talks over these two, and checks that the other end is of the same version.
+    /// Uses these two streams, and checks that the other side has the same version.
     pub(crate) fn new(
         reader: impl BufRead + Send + 'static,
         writer: impl Write + Send + 'static,
@@ -109,7 +110,7 @@ impl Control {
         Ok(control)
     }
 
-    /// A request with nothing to tell back.
+    /// Sends a request whose reply has no content.
     pub(crate) fn done(&mut self, request: &Request) -> anyhow::Result<()> {
         match self.ask(request)? {
             Reply::Done => Ok(()),
@@ -117,7 +118,7 @@ impl Control {
         }
     }
 
-    /// A request answered by metadata or a descriptor.
+    /// Sends a request whose reply is metadata or a descriptor.
     pub(crate) fn bytes(&mut self, request: &Request) -> anyhow::Result<Vec<u8>> {
         match self.ask(request)? {
             Reply::Bytes(bytes) => Ok(bytes),
@@ -199,7 +200,7 @@ impl Control {
 }
 
 fn unexpected(reply: &Reply) -> anyhow::Error {
-    Lost(format!("its answer makes no sense ({reply:?})")).into()
+    Lost(format!("unexpected reply {reply:?}")).into()
 }
 
 /// Writes one line.
@@ -210,14 +211,16 @@ pub(crate) fn send(writer: &mut impl Write, message: &impl Serialize) -> io::Res
     writer.flush()
 }
 
-/// Reads one line; `None` at the end.
+/// Reads one line. `None` at the end of the stream.
 pub(crate) fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut line)?;
     match line.last() {
         None => Ok(None),
         Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
-        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a line is cut off or too long")),
+        Some(_) => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "a line is truncated or too long"))
+        }
     }
 }
 
@@ -233,7 +236,7 @@ mod tests {
         send(&mut wire, &Request::Raw { op: Op::Read, len: 7 }).unwrap();
         let mut reader = wire.as_slice();
         let Ok(Some(Request::Checksum { layout: back })) = receive(&mut reader) else {
-            panic!("no checksum");
+            panic!("expected a checksum request");
         };
         assert_eq!(back, layout);
         assert!(matches!(receive(&mut reader), Ok(Some(Request::Raw { op: Op::Read, len: 7 }))));

@@ -1,9 +1,11 @@
-//! The limit of local paths: the best plain copy of the same pieces that this machine does.
+//! The limit of local paths: the fastest plain copy of the same pieces on this machine.
 //!
-//! Plain and non-temporal stores, by one thread and by two, from the client's own buffer into another of
-//! this process; nobody is told anything, so no path that has a peer to tell can reach it on small sizes.
-//! The second thread lives as long as the run: it spins while a round of copies lasts, and sleeps while
-//! transfers are timed, which need its core.
+//! The copies use plain and non-temporal stores, with one thread and with two, from the client's
+//! buffer to another buffer of this process. They notify no peer, so no path can reach this limit
+//! at small sizes.
+//!
+//! The second thread lives as long as the run. It spins during a round of copies, and sleeps while
+//! transfers are timed, because they need its core.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -17,10 +19,11 @@ use super::clock::Stopwatch;
 use super::layout::{Layout, Side};
 use super::measure::{Limit, Times, timed};
 
-/// Copies shorter than this are timed several at once: the clock is no finer.
+/// Copies shorter than this are timed several at once, because the clock is not fine enough.
 const TIMED_BYTES: u64 = 64 << 10;
 
-/// Stores this much slower than the other kind have no chance, and their time is better spent on it.
+/// A kind of store is dropped if the other kind takes less than this fraction of its time. The
+/// saved time goes to the faster kind.
 const HOPELESS: f64 = 0.7;
 
 /// The pieces to copy.
@@ -37,7 +40,8 @@ impl Pieces {
     fn copy(&self, kind: CopyKind, half: Option<usize>) {
         let (mut bytes, mut pieces) = (0..self.size, 0..self.from.len());
         if let Some(half) = half {
-            // One piece is cut in the middle, at a cache line; several are shared out whole.
+            // A single piece is split in the middle, at a cache line. Several pieces are divided
+            // whole.
             match pieces.len() {
                 1 => bytes = cut(self.size, (self.size / 2) & !63, half),
                 count => pieces = cut(count, count / 2, half),
@@ -46,9 +50,10 @@ impl Pieces {
         for i in pieces {
             let source = self.source + self.from[i] as usize * self.size + bytes.start;
             let target = self.target + self.to[i] as usize * self.size + bytes.start;
-            // SAFETY: `Copies::new` was promised two separate buffers of at least the layout's total
-            // that live as long as it does, and both index lists are permutations of the pieces that
-            // fit into it; `Copies` waits for the second thread before it lets go.
+            // SAFETY: the caller of `Copies::new` guarantees two separate buffers of at least the
+            // layout's total, which outlive the `Copies`. Both index lists are permutations of the
+            // pieces, so every range lies inside. `Awake::share` returns only after the second
+            // thread is done.
             unsafe {
                 copy(
                     kind,
@@ -68,13 +73,13 @@ fn cut(len: usize, middle: usize, half: usize) -> Range<usize> {
     if half == 0 { 0..middle } else { middle..len }
 }
 
-/// Something that two threads do together.
+/// Work that two threads share.
 pub(crate) trait Work: Send + Sync {
-    /// The part of one of them, 0 or 1.
+    /// Does the part of thread `who`, which is 0 or 1.
     fn part(&self, who: usize);
 }
 
-/// A copy of all pieces in one way.
+/// A copy of all pieces with one kind of store.
 struct Copying {
     pieces: Arc<Pieces>,
     kind: CopyKind,
@@ -86,10 +91,10 @@ impl Work for Copying {
     }
 }
 
-/// One way to copy.
+/// One method of copying.
 struct Variant {
     kind: CopyKind,
-    /// By two threads, or by one.
+    /// The work for two threads. `None` if one thread copies.
     shared: Option<Arc<dyn Work>>,
     times: Times,
 }
@@ -104,13 +109,14 @@ pub(crate) struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
-    /// Copies the pieces of `layout` from `source` to `target`, with the second thread if there is one.
+    /// Prepares copies of the pieces of `layout` from `source` to `target`, also with the second
+    /// thread if there is one.
     ///
     /// # Safety
     ///
-    /// Both addresses must be of separate memory of at least `layout.total()` bytes, readable and
-    /// writable, of exposed provenance and, while a round lasts, used by nobody else, until the value
-    /// is dropped.
+    /// Until the value is dropped, both addresses must belong to separate memory of at least
+    /// `layout.total()` bytes, readable and writable, with exposed provenance. No other code may
+    /// use it during a round.
     pub(crate) unsafe fn new(
         mate: Option<&'a Mate>,
         layout: &Layout,
@@ -162,8 +168,8 @@ impl Limit for Copies<'_> {
             })?;
         }
         drop(awake);
-        // The best with one thread stays as well as the best with two: which of them wins depends on
-        // who else uses the machine at the moment.
+        // Keep the best variant with one thread and the best with two. Which of them wins depends
+        // on the current load of the machine.
         let best =
             [false, true].map(|two| fastest(variants.iter().filter(|v| v.shared.is_some() == two)));
         variants.retain(|v| best[usize::from(v.shared.is_some())] >= v.times.p50() * HOPELESS);
@@ -189,7 +195,7 @@ pub(crate) struct Mate {
 #[derive(Default)]
 struct Shared {
     mood: AtomicU32,
-    /// Parts handed over and parts done.
+    /// The numbers of parts handed to the thread, and of parts that it has done.
     given: AtomicU64,
     taken: AtomicU64,
     work: Mutex<Option<Arc<dyn Work>>>,
@@ -200,7 +206,7 @@ const AWAKE: u32 = 1;
 const OVER: u32 = 2;
 
 impl Mate {
-    /// Starts the thread, where there is a second core for it.
+    /// Starts the thread if the machine has a second core.
     pub(crate) fn start() -> Option<Self> {
         thread::available_parallelism().ok().filter(|cores| cores.get() > 1)?;
         let shared = Arc::new(Shared::default());
@@ -209,7 +215,7 @@ impl Mate {
         Some(Self { shared, thread: Some(thread.ok()?) })
     }
 
-    /// Wakes it for a round.
+    /// Wakes the thread for a round.
     pub(crate) fn wake(&self) -> Awake<'_> {
         self.shared.mood.store(AWAKE, Ordering::Release);
         if let Some(thread) = &self.thread {
@@ -224,17 +230,17 @@ impl Drop for Mate {
         self.shared.mood.store(OVER, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It panics in no copy; and if it did, the run is over.
+            // The copies do not panic. If one did, the run is over anyway.
             let _ = thread.join();
         }
     }
 }
 
-/// The thread spins until this is dropped.
+/// The second thread spins until this value is dropped.
 pub(crate) struct Awake<'a>(&'a Mate);
 
 impl Awake<'_> {
-    /// Does one part while the other thread does the other; returns when both are done.
+    /// Does part 0 while the second thread does part 1. Returns when both are done.
     pub(crate) fn share(&self, work: &Arc<dyn Work>) {
         let shared = &self.0.shared;
         if let Ok(mut last) = shared.work.lock()
@@ -242,10 +248,10 @@ impl Awake<'_> {
         {
             *last = Some(work.clone());
         }
-        // pairs with the load of `given` in `live`
+        // Pairs with the load of `given` in `live`.
         let ticket = shared.given.fetch_add(1, Ordering::Release) + 1;
         work.part(0);
-        // pairs with the store of `taken` in `live`
+        // Pairs with the store of `taken` in `live`.
         while shared.taken.load(Ordering::Acquire) != ticket {
             std::hint::spin_loop();
         }
@@ -267,7 +273,7 @@ impl Shared {
                 ASLEEP => thread::park(),
                 _ => {}
             }
-            // pairs with the addition in `share`
+            // Pairs with the addition in `share`.
             if self.given.load(Ordering::Acquire) == done {
                 std::hint::spin_loop();
                 continue;
@@ -278,7 +284,7 @@ impl Shared {
             {
                 work.part(1);
             }
-            // pairs with the load in `share`
+            // Pairs with the load in `share`.
             self.taken.store(done, Ordering::Release);
         }
     }
@@ -298,7 +304,7 @@ mod tests {
             let mut target = vec![0u8; total];
             let from = source.as_ptr().expose_provenance();
             let to = target.as_mut_ptr().expose_provenance();
-            // SAFETY: two vectors of that length, which nobody touches until `copies` is dropped.
+            // SAFETY: both vectors have `total` bytes, and no other code uses them during a round.
             let mut copies = unsafe { Copies::new(mate.as_ref(), &layout, from, to) };
             let variants = copies.variants.len();
             copies.round(Duration::from_micros(100), &Stopwatch::new()).unwrap();

@@ -1,8 +1,8 @@
-//! The limit of copies by a GPU: the driver's own copy of as many bytes inside one process.
+//! The limit of copies by a GPU: the driver's copy of the same number of bytes inside one process.
 //!
-//! One `cuMemcpyAsync` and a wait, between two buffers of the same memory as the two sides have; of host memory, pinned
-//! or not, between pinned memory and the GPU, which is the best that a GPU does there. Several pieces
-//! are measured against one of their total.
+//! The limit is one `cuMemcpyAsync` and a wait, between two buffers of the same memory as the two
+//! sides have. For host memory, pinned or not, the buffer is pinned, which is the best case for a
+//! GPU. Several pieces are compared with one copy of their total.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::clock::Stopwatch;
 use super::measure::{Limit, Times, timed};
 use super::memory::{Place, once};
 
-/// Two buffers, one for each side, and a GPU that copies between them.
+/// Two buffers, one per side, and a GPU that copies between them.
 pub(crate) struct Driver {
     gpu: Arc<Gpu>,
     stream: Stream,
@@ -48,8 +48,8 @@ impl Buffer {
 }
 
 impl Driver {
-    /// Buffers of `len` bytes for the memory of the two sides, of which at least one is a GPU's. A GPU of the other
-    /// process is taken to have the same number here.
+    /// Allocates buffers of `len` bytes for the two sides, at least one of which must use GPU
+    /// memory. A GPU of the other process is assumed to have the same number in this process.
     pub(crate) fn new(places: [Place; 2], len: u64) -> anyhow::Result<Self> {
         let place = places.into_iter().find(|place| place.memory.is_gpu());
         let ordinal = place.context("no side has GPU memory")?.gpu;
@@ -61,7 +61,7 @@ impl Driver {
         Ok(Self { gpu, stream, buffers, len })
     }
 
-    /// The limit of a row: out of this side's memory, or into it.
+    /// The limit of a row. A read copies into this side's buffer, any other operation out of it.
     pub(crate) fn limit(&self, op: Op, total: u64) -> Copying<'_> {
         Copying { driver: self, op, total, times: Times::new() }
     }
@@ -70,9 +70,9 @@ impl Driver {
     pub(crate) fn copy(&self, op: Op, total: u64) -> anyhow::Result<()> {
         let [local, remote] = &self.buffers;
         let (to, from) = if op == Op::Read { (local, remote) } else { (remote, local) };
-        ensure!(total <= self.len, "{total} bytes of a buffer of {}", self.len);
-        // SAFETY: both buffers have at least so many bytes, are ours and outlive the wait; the stream is of
-        // this GPU.
+        ensure!(total <= self.len, "{total} bytes exceed the buffer of {}", self.len);
+        // SAFETY: both buffers have at least `total` bytes, belong to this value and outlive the
+        // wait below. The stream belongs to this GPU.
         unsafe { self.gpu.copy(to.address(), from.address(), total as usize, self.stream.raw())? };
         Ok(self.stream.synchronize()?)
     }
@@ -80,7 +80,8 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // The buffers must not go before a copy whose wait failed; if this fails too, nothing runs any more.
+        // After a failed wait a copy may still run, so wait again before the buffers are freed. If
+        // this wait fails too, the GPU runs no more work.
         let _ = self.stream.synchronize();
     }
 }

@@ -1,10 +1,13 @@
-//! What bounds the CMA path: the kernel's own copy between processes, here `process_vm_readv`.
+//! The bound of the CMA path: the kernel's copy between processes, `process_vm_readv`.
 //!
-//! It stores through the caches and pins pages as it goes, so it stays well under the plain copies that
-//! are the limit of every local path. Measured in the same rounds, it tells how much of the distance to
-//! the limit is the kernel's and how much is ours. Quanta are taken in turn by two threads, as the path
-//! does, and by one: where others use the machine, waiting for the second thread can cost more than it
-//! brings. The better of the two counts.
+//! The kernel stores through the caches and pins pages as it copies, so it is much slower than the
+//! plain copies that are the limit of every local path. It is measured in the same rounds. The
+//! result shows how much of the distance to the limit is due to the kernel, and how much to
+//! Peerway.
+//!
+//! The copy is measured with two threads that take quanta in turn, as the path does, and with one
+//! thread. On a busy machine, waiting for the second thread can cost more than it gains. The better
+//! result counts.
 
 use std::io;
 use std::sync::Arc;
@@ -15,10 +18,10 @@ use super::clock::Stopwatch;
 use super::copies::{Mate, Work};
 use super::measure::{Limit, Times, timed};
 
-/// Rows shorter than this are bounded by messages and system calls rather than by the copy.
+/// The smallest row with this bound. Messages and system calls bound shorter rows, not the copy.
 pub(crate) const FROM: u64 = 1 << 20;
 
-/// What a thread takes at a time: the quantum of the path itself.
+/// Bytes that a thread copies at a time. The path uses the same quantum.
 const QUANTUM: usize = 512 << 10;
 
 /// Memory of another process.
@@ -29,9 +32,10 @@ pub(crate) struct Theirs {
 }
 
 impl Theirs {
-    /// Its first bytes; an error where the kernel does not let us, or the process has another number here.
+    /// Reads the first bytes. Fails if the kernel forbids it, or if the process has another id in
+    /// this PID namespace.
     pub(crate) fn first(self, bytes: &mut [u8]) -> io::Result<()> {
-        // SAFETY: the target is a slice that we hold alone.
+        // SAFETY: the target is an exclusively borrowed slice.
         unsafe { self.read(0, bytes.as_mut_ptr(), bytes.len()) }
     }
 
@@ -39,7 +43,7 @@ impl Theirs {
     ///
     /// # Safety
     ///
-    /// `target` must be writable for `len` bytes that nobody else uses meanwhile.
+    /// `target` must be writable for `len` bytes, and no other code may use them during the call.
     unsafe fn read(self, offset: usize, target: *mut u8, len: usize) -> io::Result<()> {
         let pid = libc::pid_t::try_from(self.pid).map_err(io::Error::other)?;
         let mut done = 0;
@@ -48,8 +52,8 @@ impl Theirs {
             let remote = libc::iovec { iov_base: source as *mut _, iov_len: len - done };
             let here = target.wrapping_add(done).cast();
             let local = libc::iovec { iov_base: here, iov_len: len - done };
-            // SAFETY: the kernel writes only to the rest of the target, which the caller vouches for,
-            // and checks the other process's addresses itself.
+            // SAFETY: the kernel writes only to the rest of the target, which the caller guarantees
+            // to be writable. The kernel checks the other process's addresses.
             match unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) } {
                 moved @ 1.. => done += moved as usize,
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -60,26 +64,27 @@ impl Theirs {
     }
 }
 
-/// A read of all bytes by however many threads come along.
+/// A read of all bytes, shared by any number of threads.
 struct Reading {
     theirs: Theirs,
     target: usize,
     len: usize,
-    /// Where the next quantum starts.
+    /// The offset of the next quantum.
     next: AtomicUsize,
-    /// The last failure's number, or 0.
+    /// The error number of the last failure, or 0.
     failed: AtomicI32,
 }
 
 impl Work for Reading {
     fn part(&self, _: usize) {
         loop {
-            // Which bytes are whose is all that is agreed here; they are handed over by the mate's counts.
+            // `Relaxed` is enough: the counter only assigns each quantum to one thread. The counts
+            // of `Mate` order the accesses to the bytes.
             let start = self.next.fetch_add(QUANTUM, Ordering::Relaxed);
             let Some(left) = self.len.checked_sub(start).filter(|left| *left > 0) else { return };
             let target = std::ptr::with_exposed_provenance_mut(self.target + start);
-            // SAFETY: `Kernel::new` was promised a target of that length that nobody else uses, and the
-            // counter gives each quantum to one thread.
+            // SAFETY: the caller of `Kernel::new` guarantees a target of `len` bytes that no other
+            // code uses, and the counter assigns each quantum to one thread.
             if let Err(error) = unsafe { self.theirs.read(start, target, left.min(QUANTUM)) } {
                 self.failed.store(error.raw_os_error().unwrap_or(libc::EIO), Ordering::Relaxed);
                 return;
@@ -93,17 +98,17 @@ pub(crate) struct Kernel<'a> {
     mate: Option<&'a Mate>,
     reading: Arc<Reading>,
     work: Arc<dyn Work>,
-    /// By one thread, and by two.
+    /// The times with one thread and with two.
     times: [Times; 2],
 }
 
 impl<'a> Kernel<'a> {
-    /// Reads `len` bytes to `target`, also with the second thread if there is one.
+    /// Prepares reads of `len` bytes to `target`, also with the second thread if there is one.
     ///
     /// # Safety
     ///
-    /// `target` must be the address, of exposed provenance, of `len` writable bytes that nobody else
-    /// uses while a round lasts, until the value is dropped.
+    /// Until the value is dropped, `target` must be the address of `len` writable bytes with
+    /// exposed provenance. No other code may use them during a round.
     pub(crate) unsafe fn new(
         mate: Option<&'a Mate>,
         theirs: Theirs,
@@ -150,13 +155,14 @@ mod tests {
     #[test]
     fn every_byte_is_read() {
         let mate = Mate::start();
-        // Whole quanta, and one with a rest.
+        // Whole quanta, and a length with a remainder.
         for len in [QUANTUM, 2 * QUANTUM, 5 * QUANTUM + 77] {
             let source: Vec<u8> = (0..len).map(|i| (i * 7 % 251 + 1) as u8).collect();
             let mut target = vec![0u8; len];
             let theirs = Theirs { pid: std::process::id(), addr: source.as_ptr() as u64 };
             let to = target.as_mut_ptr().expose_provenance();
-            // SAFETY: a vector of that length, which nobody touches until `kernel` is dropped.
+            // SAFETY: `target` has `len` bytes, and no other code uses it until `kernel` is
+            // dropped.
             let mut kernel = unsafe { Kernel::new(mate.as_ref(), theirs, to, len) };
             kernel.round(Duration::from_micros(100), &Stopwatch::new()).unwrap();
             assert!(kernel.gbps() > 0.0);
@@ -185,7 +191,7 @@ mod tests {
         let mate = Mate::start();
         let theirs = Theirs { pid: std::process::id(), addr: 8 };
         let to = bytes.as_mut_ptr().expose_provenance();
-        // SAFETY: eight bytes that nobody touches until `kernel` is dropped.
+        // SAFETY: no other code uses the eight bytes until `kernel` is dropped.
         let mut kernel = unsafe { Kernel::new(mate.as_ref(), theirs, to, bytes.len()) };
         assert!(kernel.round(Duration::from_micros(100), &Stopwatch::new()).is_err());
     }

@@ -1,8 +1,8 @@
-//! Kinds of GPU memory beside each other: memory by `cuMemCreate`, which is shared as a file descriptor, and plain
-//! memory by `cuMemAlloc`.
+//! Compares two kinds of GPU memory: `cuMemCreate` memory, shared as a file descriptor, and plain
+//! `cuMemAlloc` memory.
 //!
-//! Every figure is taken in turns, a round of one kind after a round of the other, so that whatever disturbs the machine disturbs both.
-//! It answers whether memory that can be handed over costs anything where no fabric takes it.
+//! Rounds of the two kinds alternate, so that a disturbance of the machine affects both. The result
+//! shows whether shareable memory costs anything on a machine without a fabric.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use super::report::kinds::{Row, What};
 use super::session::Tools;
 use super::{Op, serve, size};
 
-/// The kinds, as flags name them; the second is what the first is compared with.
+/// The compared kinds. The second is the baseline.
 pub(crate) const KINDS: [Memory; 2] = [Memory::GpuFd, Memory::GpuPlain];
 
-/// What is allocated and freed: the unit of such memory, and a tensor.
+/// Bytes to allocate and free: the granularity of such memory, and the size of a tensor.
 const ALLOCATED: [u64; 2] = [2 << 20, 64 << 20];
-/// What is copied and transferred: enough that bandwidth alone counts.
+/// Bytes to copy and transfer: large enough that only bandwidth counts.
 const COPIED: [u64; 2] = [64 << 20, 256 << 20];
 
-/// Turns of a figure, as rows of transfers have.
+/// Rounds per figure, as for rows of transfers.
 const ROUNDS: u32 = 5;
 
-/// Measures all of it between these two GPUs.
+/// Measures all figures between these two GPUs.
 pub(crate) fn measure(tools: &mut Tools<'_>, gpus: [u32; 2]) -> anyhow::Result<Vec<Row>> {
     let places = KINDS.map(|memory| gpus.map(|gpu| Place { memory, gpu }));
     let mut rows = Vec::new();
@@ -68,7 +68,7 @@ pub(crate) fn measure(tools: &mut Tools<'_>, gpus: [u32; 2]) -> anyhow::Result<V
                 let transfer = peer.post(&batch)?;
                 transfer.join().ok()?;
                 let took = transfer.path().to_string();
-                ensure!(took == "gpu-ipc", "{} went by {took}", what.name());
+                ensure!(took == "gpu-ipc", "{} took the path {took}", what.name());
                 prepared.push(peer.prepare(batch)?);
             }
             let once = |kind: usize| Ok(prepared[kind].run()?.ok()?);
@@ -80,7 +80,7 @@ pub(crate) fn measure(tools: &mut Tools<'_>, gpus: [u32; 2]) -> anyhow::Result<V
     Ok(rows)
 }
 
-/// Times the same thing with every kind of memory.
+/// Times one operation with each kind of memory, in alternating rounds.
 fn in_turns(
     tools: &mut Tools<'_>,
     what: What,

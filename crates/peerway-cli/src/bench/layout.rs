@@ -1,8 +1,8 @@
-//! Where the pieces of a row lie in the two buffers.
+//! The positions of a row's pieces in the two buffers.
 //!
-//! One piece lies at the start of both. Several fill both buffers, each side in a random order of its
-//! own that follows from the row's seed, so that no path profits from neighbours and both processes
-//! know the order without sending it.
+//! A single piece lies at the start of both buffers. Several pieces fill both buffers, in a random
+//! order that differs between the sides, so that no path can merge neighbouring pieces. The order
+//! is derived from the row's seed, so both processes know it without sending it.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,21 +13,21 @@ pub(crate) struct Layout {
     pub(crate) size: u64,
     /// How many pieces.
     pub(crate) iovs: u32,
-    /// What the order and the contents follow from.
+    /// The seed of the order and of the contents.
     pub(crate) seed: u64,
 }
 
-/// Whose buffer.
+/// The process that owns a buffer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Side {
-    /// Of the process that asks.
+    /// The process that posts the transfers.
     Client,
-    /// Of the process that owns what is asked for.
+    /// The process whose memory the transfers read and write.
     Server,
 }
 
 impl Layout {
-    /// Bytes of the row; saturates, so that a wild one is larger than any buffer.
+    /// Bytes of the row. It saturates, so that an invalid row exceeds any buffer.
     pub(crate) fn total(&self) -> u64 {
         self.size.saturating_mul(u64::from(self.iovs))
     }
@@ -45,7 +45,7 @@ impl Layout {
     }
 }
 
-/// A word that looks random and follows from another: the finishing steps of SplitMix64.
+/// A pseudo-random word derived from `word`, by the finalizer of SplitMix64.
 pub(crate) fn mix(word: u64) -> u64 {
     let mut z = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

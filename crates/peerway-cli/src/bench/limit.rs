@@ -1,4 +1,4 @@
-//! What a path is measured against.
+//! The kinds of limit that paths are compared with.
 
 use super::memory::Memory;
 
@@ -9,7 +9,7 @@ pub(crate) enum Against {
     Copies,
     /// A blocking socket loop.
     Sockets,
-    /// perftest, where it is asked for and has such a row.
+    /// perftest, if `--perftest` is given and perftest has such a row.
     Perftest,
     /// A copy by the CUDA driver inside one process.
     Driver,
@@ -18,7 +18,7 @@ pub(crate) enum Against {
 }
 
 impl Against {
-    /// By the name that rows have for their path, and the memory of both sides.
+    /// The kind for a path, by its name in rows and the memory of both sides.
     pub(crate) fn of(path: &str, memory: [Memory; 2]) -> Self {
         let gpu = memory.iter().any(|memory| memory.is_gpu());
         match path {

@@ -1,7 +1,7 @@
-//! Timing: rounds of transfers in turns with rounds of the limit.
+//! Timing: rounds of transfers alternate with rounds of the limit.
 //!
-//! A closed loop: the next transfer starts when the last one is over. A row is cut into rounds, ours
-//! and the limit's one after the other, so that whatever disturbs the machine disturbs both.
+//! The loop is closed: the next transfer starts when the previous one is complete. Rounds of
+//! transfers and rounds of the limit alternate, so that a disturbance of the machine affects both.
 
 use std::time::{Duration, Instant};
 
@@ -9,34 +9,34 @@ use hdrhistogram::Histogram;
 
 use super::clock::Stopwatch;
 
-/// Turns of a row. Few enough that the caches a round starts with do not matter, enough that a
-/// disturbance of a tenth of a second does not hit one side alone.
+/// Rounds per row. With few rounds, the initial state of the caches does not matter. With enough
+/// rounds, a disturbance of a tenth of a second does not affect only one side.
 const ROUNDS: u32 = 5;
 
-/// The part of a row's time that goes to transfers; the rest goes to the limit.
+/// The fraction of a row's time for transfers. The rest is for the limit.
 const OURS: f64 = 0.6;
 
-/// The part of a round that warms up caches, windows and the other side's poll loop.
+/// One part in this many of a round warms up caches, windows and the other side's poll loop.
 const WARM_UP: u32 = 20;
 
-/// What a machine does without an engine.
+/// The performance of the machine without an engine.
 pub(crate) trait Limit {
-    /// Measures for about so long.
+    /// Measures for about `budget`.
     fn round(&mut self, budget: Duration, watch: &Stopwatch) -> anyhow::Result<()>;
-    /// Bytes per nanosecond, which is GB/s, of the median.
+    /// Bytes per nanosecond, that is GB/s, at the median time.
     fn gbps(&self) -> f64;
 }
 
-/// Times of one thing.
+/// A histogram of times.
 #[derive(Clone, Debug)]
 pub(crate) struct Times(Histogram<u64>);
 
 impl Times {
-    /// None yet.
+    /// An empty histogram.
     pub(crate) fn new() -> Self {
-        // Three digits from a nanosecond to ten minutes, which no watchdog allows.
+        // Three digits, from a nanosecond to ten minutes. The watchdog ends a run before that.
         let bounds = Histogram::new_with_bounds(1, 600_000_000_000, 3);
-        Self(bounds.expect("the bounds are constants that the histogram accepts"))
+        Self(bounds.expect("the histogram accepts these constant bounds"))
     }
 
     /// Adds a time.
@@ -59,19 +59,19 @@ impl Times {
         self.0.mean().max(1.0)
     }
 
-    /// What 99 of 100 stay under, in nanoseconds.
+    /// The 99th percentile in nanoseconds.
     pub(crate) fn p99(&self) -> f64 {
         self.0.value_at_quantile(0.99).max(1) as f64
     }
 
-    /// The longest in nanoseconds.
+    /// The maximum in nanoseconds.
     pub(crate) fn max(&self) -> f64 {
         self.0.max() as f64
     }
 }
 
-/// Runs `once` for about `budget`, at least twice, and records all but the first times, divided by
-/// `share`. Returns how often it ran.
+/// Runs `once` for about `budget`, at least twice. Records the times after the warm-up, divided by
+/// `share`. Returns the number of runs.
 pub(crate) fn timed(
     budget: Duration,
     watch: &Stopwatch,
@@ -100,29 +100,30 @@ pub(crate) fn timed(
     }
 }
 
-/// What a row came to.
+/// The figures of a row.
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) times: Times,
     pub(crate) limit_gbps: Option<f64>,
-    /// Of the kernel's part alone, where it is told apart.
+    /// The bound by the kernel's copy alone, if it is measured.
     pub(crate) kernel_gbps: Option<f64>,
     pub(crate) cpu_s_per_gb: f64,
 }
 
-/// How a row is timed.
+/// The parameters for the timing of a row.
 pub(crate) struct Rounds<'a> {
     pub(crate) watch: &'a Stopwatch,
     pub(crate) seconds: f64,
     /// Bytes of one run of `once`.
     pub(crate) bytes: u64,
-    /// Parts that a time is divided into: two for a round trip.
+    /// The divisor of each time: two for a round trip.
     pub(crate) share: u64,
 }
 
 impl Rounds<'_> {
-    /// Times `once` in turns with the limit and the kernel's bound, where there are such. `cpu` gives the CPU seconds of both sides so far;
-    /// `beat` is called between the turns.
+    /// Times `once` in rounds that alternate with the limit and the kernel's bound, if they are
+    /// given. `cpu` returns the CPU seconds of both sides so far. `beat` is called after each
+    /// round.
     pub(crate) fn run(
         &self,
         mut limit: Option<&mut dyn Limit>,
@@ -197,7 +198,7 @@ mod tests {
         assert_eq!(figures.limit_gbps, Some(f64::from(ROUNDS)));
         assert_eq!(figures.kernel_gbps, Some(f64::from(10 + ROUNDS)));
         assert!(calls >= 2 * ROUNDS);
-        // A second a round by this clock, and a gigabyte a call.
+        // By this clock a round takes one second. A call moves one gigabyte.
         assert!((figures.cpu_s_per_gb - f64::from(ROUNDS) / f64::from(calls)).abs() < 1e-9);
         assert!(figures.times.p50() >= 190_000.0 && figures.times.p99() >= figures.times.p50());
     }

@@ -1,4 +1,5 @@
-//! Buffers of the host and of GPUs, with their pages in place, refused rather than swapped out or killed for.
+//! Buffers in host and GPU memory, with all pages touched. A buffer that would exhaust the
+//! machine's free memory is refused, so that the kernel neither swaps nor kills a process.
 
 use std::fmt;
 use std::fs;
@@ -11,25 +12,25 @@ use serde::{Deserialize, Serialize};
 
 use super::size;
 
-/// What memory a side's buffer is.
+/// The memory of a side's buffer.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Memory {
-    /// Of the host.
+    /// Host memory.
     #[default]
     Host,
-    /// Of a GPU, allocated in the best way that works there.
+    /// GPU memory, of the best kind that works.
     Gpu,
-    /// Of a GPU, handed over as a file descriptor.
+    /// GPU memory that is shared as a file descriptor.
     GpuFd,
-    /// Of a GPU, by `cuMemAlloc`.
+    /// GPU memory from `cuMemAlloc`.
     GpuPlain,
-    /// Of the host, where GPUs reach it at full speed.
+    /// Pinned host memory, which GPUs access at full speed.
     Pinned,
 }
 
 impl Memory {
-    /// As flags and rows name them.
+    /// The names in flags and rows.
     const NAMES: [(Self, &str); 5] = [
         (Self::Host, "host"),
         (Self::Gpu, "gpu"),
@@ -38,12 +39,12 @@ impl Memory {
         (Self::Pinned, "pinned"),
     ];
 
-    /// Whether only a GPU reaches it.
+    /// Whether it is GPU memory.
     pub(crate) fn is_gpu(self) -> bool {
         matches!(self, Self::Gpu | Self::GpuFd | Self::GpuPlain)
     }
 
-    /// Whether a CUDA driver is needed for it.
+    /// Whether it needs a CUDA driver.
     pub(crate) fn needs_driver(self) -> bool {
         self != Self::Host
     }
@@ -63,12 +64,15 @@ impl FromStr for Memory {
         let found = Self::NAMES.iter().find(|(_, name)| *name == text);
         found.map(|(memory, _)| *memory).ok_or_else(|| {
             let names: Vec<&str> = Self::NAMES.iter().map(|(_, name)| *name).collect();
-            format!("expected one of {}, for both sides or two of them", names.join(", "))
+            format!(
+                "expected one of {} for both sides, or two separated by a comma",
+                names.join(", ")
+            )
         })
     }
 }
 
-/// The memory of a side, and which GPU it is of where it is of one.
+/// The memory of a side, and its GPU number. The number has no meaning for host memory.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) struct Place {
     pub(crate) memory: Memory,
@@ -76,21 +80,22 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Says why not, if this process cannot have such memory.
+    /// Returns an error with the reason if this process cannot allocate such memory.
     pub(crate) fn check(self) -> anyhow::Result<()> {
         if !self.memory.needs_driver() {
             return Ok(());
         }
         let count = peerway::gpu::devices().map_err(once)?.len();
         if !self.memory.is_gpu() {
-            ensure!(count > 0, "pinned memory needs a GPU, and the driver shows none");
+            ensure!(count > 0, "pinned memory needs a GPU, but the driver shows none");
         } else if self.gpu as usize >= count {
-            bail!("there is no GPU {}: the driver shows {count}", self.gpu);
+            bail!("there is no GPU {}: the driver shows {count} GPUs", self.gpu);
         }
         Ok(())
     }
 
-    /// Memory of the GPU, in the way that is asked for and no other, which these GPUs may use too.
+    /// Allocates memory of exactly the requested kind on the GPU. The GPUs in `peers` may access it
+    /// too.
     pub(crate) fn on_gpu(self, len: u64, peers: &[u32]) -> anyhow::Result<DeviceMemory> {
         let from = match self.memory {
             Memory::GpuFd => DeviceMemoryKind::PosixFd,
@@ -101,15 +106,15 @@ impl Place {
         let memory = DeviceMemory::allocate(self.gpu, len, &options).map_err(once)?;
         ensure!(
             self.memory != Memory::GpuFd || memory.kind() == from,
-            "no {from} memory on GPU {}: {}",
+            "cannot allocate {from} memory on GPU {}: {}",
             self.gpu,
             memory.why_not_better().unwrap_or_default()
         );
         Ok(memory)
     }
 
-    /// A region of such memory, and what it came to where that is not known beforehand. Host memory can be
-    /// mapped by local peers if it is to be `shared`.
+    /// Allocates a region of such memory. Also returns a description of the memory if its kind was
+    /// not fixed in advance. With `shared`, local peers can map host memory.
     pub(crate) fn region(
         self,
         endpoint: &Endpoint,
@@ -136,38 +141,39 @@ impl Place {
     }
 }
 
-/// A run has up to three buffers of a size here, with the limit's, and two in its other process.
+/// A run has up to three buffers of one size in this process, including the limit's, and two in the
+/// other process.
 const SHARE: u64 = 5;
 
-/// Private memory, every page of it written once.
+/// Allocates private memory and writes every page once.
 pub(crate) fn touched(len: u64) -> anyhow::Result<Vec<u8>> {
     ensure_room(len)?;
     let len = usize::try_from(len)?;
     let mut memory = Vec::new();
     memory
         .try_reserve_exact(len)
-        .with_context(|| format!("cannot have a buffer of {}", size::show(len as u64)))?;
+        .with_context(|| format!("cannot allocate a buffer of {}", size::show(len as u64)))?;
     advise_huge(&mut memory);
     memory.resize(len, 1);
     Ok(memory)
 }
 
-/// Asks for huge pages where they fit, before the pages exist: as NumPy does for large arrays, so
-/// that private memory is what a user's would be. A kernel that has none ignores it.
+/// Requests huge pages before the pages exist, as NumPy does for large arrays. Private memory then
+/// resembles a user's memory. A kernel without huge pages ignores the request.
 fn advise_huge(memory: &mut Vec<u8>) {
     const HUGE: usize = 2 << 20;
     let start = memory.as_mut_ptr() as usize;
     let (first, end) = (start.next_multiple_of(HUGE), (start + memory.capacity()) & !(HUGE - 1));
     if first < end {
-        // SAFETY: the range lies in the vector's own allocation, which holds no values yet; the
-        // advice changes the size of its pages and nothing else.
+        // SAFETY: the range lies inside the vector's allocation, which holds no values yet. The
+        // advice changes only the size of its pages.
         let _ = unsafe {
             rustix::mm::madvise(first as *mut _, end - first, rustix::mm::Advice::LinuxHugepage)
         };
     }
 }
 
-/// A region with every page written once: `shared` memory can be mapped by local peers.
+/// Allocates a region and writes every page once. With `shared`, local peers can map it.
 pub(crate) fn region(endpoint: &Endpoint, len: u64, shared: bool) -> anyhow::Result<Region> {
     if !shared {
         return Ok(endpoint.register(touched(len)?)?);
@@ -178,7 +184,7 @@ pub(crate) fn region(endpoint: &Endpoint, len: u64, shared: bool) -> anyhow::Res
     Ok(region)
 }
 
-/// The error without its causes, which its sentence has already.
+/// The error without its causes, because its message already includes them.
 pub(crate) fn once(error: GpuError) -> anyhow::Error {
     anyhow!("{error}")
 }
@@ -188,13 +194,13 @@ fn ensure_room(len: u64) -> anyhow::Result<()> {
     let fits = free.is_none_or(|free| len <= free / SHARE);
     ensure!(
         fits,
-        "a buffer of {} is more than a {SHARE}th of the free memory; choose smaller --sizes",
+        "a buffer of {} exceeds 1/{SHARE} of the free memory: choose smaller --sizes",
         size::show(len)
     );
     Ok(())
 }
 
-/// Bytes that the kernel says can be had without swapping.
+/// Bytes that can be allocated without swapping, according to the kernel.
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

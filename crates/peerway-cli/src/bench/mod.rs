@@ -1,11 +1,19 @@
-//! `peerway bench`: what is measured, and the flags that choose it.
+//! `peerway bench`: the flags, and an overview of the modules.
 //!
-//! One process asks, the other owns the memory that is read and written. Alone, the second process is
-//! started here (`second`) and told what to do over its standard input; with two machines it is
-//! `bench serve`, told the same over a TCP connection (`control`, `serve`). A path is opened by
-//! `session`, its rows are timed by `measure` beside their limit (`copies`, `raw`; `kernel` for what bounds CMA; `perftest` for
-//! RDMA devices; `device` and `same` for GPU memory), and the result is
-//! printed by `report` and drawn by `plot`. `kinds` compares the kinds of GPU memory, `peer_copy` those who copy inside a GPU.
+//! Two processes take part. The asking process (the client) posts the transfers. The serving
+//! process owns the memory that they read and write. On one machine the client starts the serving
+//! process (`second`) and sends requests over its standard input. With two machines the serving
+//! process is `bench serve`, and the requests go over a TCP connection (`control`, `serve`).
+//!
+//! `session` opens a path. `measure` times its rows in turns with their limit:
+//!
+//! - `copies` for local paths, `raw` for TCP;
+//! - `perftest` for RDMA devices;
+//! - `device` and `same` for GPU memory;
+//! - `kernel` for the additional bound of CMA.
+//!
+//! `report` prints the result and `plot` draws it. `kinds` compares the kinds of GPU memory.
+//! `peer_copy` compares the copiers inside a GPU.
 
 mod clock;
 mod control;
@@ -43,34 +51,36 @@ use serde::{Deserialize, Serialize};
 
 use memory::{Memory, Place};
 
-/// What to measure and where to put the result.
+/// What to measure and where to write the result.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "\
 Examples:
-  peerway bench                                     everything that works on this machine
+  peerway bench                                     measure everything that works on this machine
   peerway bench --paths tcp --sizes 256,1M,100M     one path, three sizes
   peerway bench --sizes 4K --iovs 100000            a block list, scattered on both sides
-  peerway bench --mode pingpong --sizes 256         half a round trip
-  peerway bench --paths verbs --perftest --rdma-dev mlx5_0,mlx5_1   beside ib_write_bw
+  peerway bench --mode pingpong --sizes 256         latency: half a round trip
+  peerway bench --paths verbs --perftest --rdma-dev mlx5_0,mlx5_1   compare with ib_write_bw
   peerway bench --memory gpu                        GPU memory on both sides
-  peerway bench --memory pinned,gpu --op read       out of a GPU into pinned host memory
-  peerway bench --memory-kinds                      what GPU memory that can be shared costs
-  peerway bench peer-copy --sizes 4K                who copies lists inside a GPU best
-  peerway bench serve                               one machine of two ...
-  peerway bench connect 192.0.2.7:7400 --op read    ... and the other
+  peerway bench --memory pinned,gpu --op read       read GPU memory into pinned host memory
+  peerway bench --memory-kinds                      cost of shareable GPU memory
+  peerway bench peer-copy --sizes 4K                compare the copiers inside a GPU
+  peerway bench serve                               on one machine ...
+  peerway bench connect 192.0.2.7:7400 --op read    ... and on the other
 
-Every row is timed in turns with its limit, the best that this machine does without an engine, and its
-bytes are compared at the end; the definitions stand under the table. Large rows of local-cma are also
-timed in turns with what bounds that path, the kernel's process_vm_readv by one and by two threads:
-kernel_gbps in the JSON, null in other rows.
+The benchmark times every row in turns with its limit: the best that this machine reaches without an
+engine. It compares the bytes at the end of the row. The definitions stand below the table.
 
-With GPU memory the limit of gpu-ipc is one copy of the same bytes by the driver inside one process;
-on other paths it is the same path with host memory, so that the last column is the percentage of that.
+Large rows of local-cma are also timed in turns with the bound of that path: process_vm_readv by one
+and by two threads. The JSON field kernel_gbps has this bound, and is null in other rows.
 
-Rows of RDMA devices have a limit only with --perftest: seven turns or more of ours and of perftest,
-between the same two devices and with as many requests under way, of which the medians are compared."
+With GPU memory, the limit of gpu-ipc is one copy of the same bytes by the CUDA driver inside one
+process. On other paths, the limit is the same path with host memory.
+
+Rows of RDMA devices have a limit only with --perftest. The benchmark then alternates between its own
+transfers and perftest, at least seven times, on the same two devices and with the same number of
+requests in flight. It compares the medians."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -79,30 +89,30 @@ pub(crate) struct BenchArgs {
     pub(crate) measure: Measure,
 }
 
-/// The side to take when the peer is on another machine, or another thing to measure.
+/// The role of this process when the peer is on another machine, or another benchmark.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Role {
     /// Wait for `peerway bench connect` from another machine.
     Serve {
-        /// Where to listen. Further ports of the same address are opened for each run.
+        /// Address to listen on. Each run opens further ports of the same address.
         #[arg(value_name = "ADDR", default_value = serve::DEFAULT_ADDRESS)]
         address: String,
     },
     /// Measure against `peerway bench serve` on another machine.
     Connect {
-        /// Where the other side listens; port 7400 unless it is named.
+        /// Address of `peerway bench serve`. The default port is 7400.
         #[arg(value_name = "ADDR")]
         address: String,
         #[command(flatten)]
         measure: Box<Measure>,
     },
-    /// Measure who copies lists of pieces inside a GPU best: a kernel for each list, a kernel that stays, the driver.
+    /// Compare the copiers inside a GPU: a kernel per list, a resident kernel, the driver's copies.
     PeerCopy(peer_copy::PeerCopy),
-    /// The GPU-driven engine on one GPU: what a push costs, round trips, commands in a second.
+    /// Measure the GPU-driven engine on one GPU: push cost, round trips, commands per second.
     GpuLocal(Box<driven::LocalArgs>),
-    /// The GPU-driven engine between two ranks: latency, puts in a second, arrivals that are forwarded.
+    /// Measure the GPU-driven engine between two ranks: latency, puts per second, forwarding.
     GpuRemote(Box<driven::RemoteArgs>),
-    /// The second process of a run on one machine, told what to do over standard input.
+    /// The second process of a run on one machine. It reads requests from standard input.
     #[command(hide = true)]
     Second,
 }
@@ -110,115 +120,116 @@ pub(crate) enum Role {
 /// What is measured.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Measure {
-    /// Write the rows to FILE as JSON; `-` is standard output, and the table goes to standard error.
+    /// Write the rows to FILE as JSON. With `-`, the JSON goes to standard output and the table to
+    /// standard error.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw the rows to FILE as SVG.
+    /// Draw the rows into FILE as SVG.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Paths to measure [default: local-map,local-cma,local-ring,tcp, and verbs where there
-    /// are RDMA devices; with GPU memory auto,local-ring,tcp; to another machine auto,tcp].
+    /// Paths to measure [default: local-map,local-cma,local-ring,tcp, and verbs if there are RDMA
+    /// devices; with GPU memory auto,local-ring,tcp; to another machine auto,tcp].
     #[arg(long, value_delimiter = ',', value_name = "PATH,...", value_parser = pin)]
     pub(crate) paths: Vec<Pin>,
-    /// Sizes of one piece, such as 4K [default: 256,1K,4K,16K,64K,256K,1M,10M,16M,100M; with GPU
+    /// Sizes of a piece, such as 4K [default: 256,1K,4K,16K,64K,256K,1M,10M,16M,100M; with GPU
     /// memory 256,4K,64K,1M,16M,64M,256M].
     #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = size::parse)]
     pub(crate) sizes: Vec<u64>,
-    /// Pieces that a transfer is made of [default: 1,128, and 100000 of 4K]. More than 1024 go as a
+    /// Pieces per transfer [default: 1,128, and 100000 of 4K]. More than 1024 pieces are sent as a
     /// block list.
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = pieces)]
     pub(crate) iovs: Vec<u32>,
     /// Operations to measure.
     #[arg(long, value_enum, default_value_t = Ops::Both)]
     pub(crate) op: Ops,
-    /// Seconds for each row, three fifths of them for the transfers and the rest for the limit; the
-    /// kernel's bound takes two fifths more where it is measured.
+    /// Seconds per row: three fifths for the transfers, two fifths for the limit. The bound of
+    /// local-cma takes another two fifths.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.6")]
     pub(crate) seconds: f64,
-    /// Memory of this process and, after a comma, of the other one if it differs: host; gpu, in the
-    /// best way that works; gpu-fd, shared as a file descriptor; gpu-plain, by cuMemAlloc; pinned, of
-    /// the host for GPUs.
+    /// Memory of this process and, after a comma, of the other process if it differs. One of host;
+    /// gpu (the best kind that works); gpu-fd (shared as a file descriptor); gpu-plain
+    /// (cuMemAlloc); pinned (host memory pinned for GPUs).
     #[arg(long, value_name = "LOCAL[,REMOTE]", value_parser = memories, default_value = "host")]
     pub(crate) memory: [Memory; 2],
-    /// GPU of this process and, after a comma, of the other one if it differs, by number.
+    /// GPU number of this process and, after a comma, of the other process if it differs.
     #[arg(long, value_name = "N[,M]", value_parser = gpus, default_value = "0")]
     pub(crate) gpu: [u32; 2],
-    /// Measure kinds of GPU memory instead, shared as a file descriptor and plain, in turns: allocating
-    /// and freeing, copies inside a process, transfers to the other one.
+    /// Compare the kinds of GPU memory instead (gpu-fd and gpu-plain): allocation, copies inside
+    /// one process, transfers to the other process.
     #[arg(long, conflicts_with_all = ["plot", "paths", "sizes", "iovs", "op", "memory", "mode"])]
     pub(crate) memory_kinds: bool,
-    /// RDMA device of this process and, after a comma, of the other one, such as mlx5_0,mlx5_1
-    /// [default: all that PEERWAY_RDMA_DEV leaves].
+    /// RDMA device of this process and, after a comma, of the other process, such as mlx5_0,mlx5_1
+    /// [default: all devices that PEERWAY_RDMA_DEV allows].
     #[arg(long, value_delimiter = ',', value_name = "DEV,DEV", num_args = 1)]
     pub(crate) rdma_dev: Vec<String>,
-    /// Run perftest beside rows of RDMA devices: ib_write_bw and ib_read_bw from 64K on, and
-    /// ib_write_lat with --mode pingpong. It must be installed on both sides.
+    /// Compare rows of RDMA devices with perftest: ib_write_bw and ib_read_bw from 64K on, and
+    /// ib_write_lat with --mode pingpong. perftest must be installed on both sides.
     #[arg(long)]
     pub(crate) perftest: bool,
-    /// Also measure what registering memory with RDMA devices costs, per GB and per lookup of memory
-    /// that is registered.
+    /// Also measure the cost of registering memory with RDMA devices: per GB, and per lookup of
+    /// registered memory.
     #[arg(long)]
     pub(crate) registration: bool,
-    /// What to look at.
+    /// What to measure.
     #[arg(long, value_enum, default_value_t = Mode::Bandwidth)]
     pub(crate) mode: Mode,
-    /// With --mode pingpong, wait for counters on every path; else, where RDMA devices write in order, for the
-    /// last byte to change, as ib_write_lat does.
+    /// With --mode pingpong, detect arrivals by counters on every path. By default, small writes on
+    /// verbs are detected by their last byte, as in ib_write_lat.
     #[arg(long)]
     pub(crate) counted: bool,
 }
 
 impl Measure {
-    /// RDMA devices, ours and the other side's.
+    /// The RDMA devices of this side and of the other side.
     pub(crate) fn devices(&self) -> [Option<String>; 2] {
         [self.rdma_dev.first().cloned(), self.rdma_dev.get(1).cloned()]
     }
 
-    /// The memory of this side and of the other one.
+    /// The memory of this side and of the other side.
     pub(crate) fn places(&self) -> [Place; 2] {
         [0, 1].map(|side| Place { memory: self.memory[side], gpu: self.gpu[side] })
     }
 
-    /// Whether a side's memory is a GPU's.
+    /// Whether at least one side uses GPU memory.
     pub(crate) fn has_gpu(&self) -> bool {
         self.memory.iter().any(|memory| memory.is_gpu())
     }
 }
 
-/// Which operations are measured.
+/// The operations to measure.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Ops {
-    /// Into the peer's memory.
+    /// Write to the peer's memory.
     Write,
-    /// Out of the peer's memory.
+    /// Read the peer's memory.
     Read,
-    /// One after the other.
+    /// Write, then read.
     Both,
 }
 
-/// What a run looks at.
+/// What a run measures.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Mode {
-    /// The time of one transfer, and the bytes per second that follow from it.
+    /// The time of one transfer, and the resulting bytes per second.
     Bandwidth,
-    /// A write that the other side answers with a write: half the time until the answer is there.
+    /// Half the time of a round trip: a write, and a write back by the other side.
     Pingpong,
 }
 
-/// What a row measures.
+/// The operation of a row.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Op {
-    /// Into the peer's memory.
+    /// Write to the peer's memory.
     Write,
-    /// Out of the peer's memory.
+    /// Read the peer's memory.
     Read,
-    /// A write there and a write back.
+    /// A write, and a write back by the other side.
     Pingpong,
 }
 
 impl Op {
-    /// As it is printed.
+    /// The name in tables and messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Write => "write",
@@ -228,7 +239,7 @@ impl Op {
     }
 }
 
-/// Runs the benchmark, or the side of it that was asked for.
+/// Runs the benchmark, or the role that the command line names.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     match args.role {
         None => run::alone(&args.measure),
@@ -252,18 +263,18 @@ fn memories(text: &str) -> Result<[Memory; 2], String> {
 
 fn gpus(text: &str) -> Result<[u32; 2], String> {
     let number = |text: &str| {
-        text.parse().map_err(|_| "expected a GPU's number for both sides, or two".to_owned())
+        text.parse().map_err(|_| "expected one GPU number for both sides, or two".to_owned())
     };
     let [local, remote] = sides(text);
     Ok([number(local)?, number(remote)?])
 }
 
-/// One value is for both sides.
+/// Splits a value at the comma. A single value applies to both sides.
 fn sides(text: &str) -> [&str; 2] {
     text.split_once(',').map_or([text, text], |(local, remote)| [local, remote])
 }
 
-/// A block list of four million entries is 16 MiB on each side: more says nothing new.
+/// A block list with this many entries takes 16 MiB on each side. Longer lists show nothing new.
 const MAX_PIECES: u32 = 1 << 22;
 
 fn pieces(text: &str) -> Result<u32, String> {
@@ -272,7 +283,7 @@ fn pieces(text: &str) -> Result<u32, String> {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    // An hour for one row is surely a slip.
+    // More than an hour for one row is a typing error.
     let seconds = text.parse().ok().filter(|seconds| (0.001..=3600.0).contains(seconds));
     seconds.ok_or_else(|| "expected seconds from 0.001 to 3600".to_owned())
 }

@@ -1,20 +1,20 @@
-//! What the buffers hold, and how the two processes compare them without sending them.
+//! The contents of the buffers, and how the two processes compare them without sending them.
 //!
-//! The source of a row is filled with words that follow from the row's seed and their place, the
-//! destination with something else. Afterwards each side adds up its own pieces in the order of the
-//! transfer: equal sums mean that every piece arrived in its place.
+//! Before a row, the source is filled with words derived from the row's seed and their offset, and
+//! the destination with a different byte. After the row, each side computes a checksum of its own
+//! pieces in the order of the transfer. Equal checksums mean that every piece arrived at its place.
 
 use peerway::{Region, WorkError};
 
 use super::layout::{Layout, Side, mix};
 
-/// Bytes handled at a time: inside L2, so that filling costs no more than one pass over memory.
+/// Bytes per step for host memory. They fit into L2, so a fill costs one pass over memory.
 const CHUNK: usize = 64 << 10;
 
-/// The same for memory of a GPU, where every read and write is a copy that is waited for.
+/// Bytes per step for GPU memory, where every read and write is a synchronous copy.
 const GPU_CHUNK: usize = 4 << 20;
 
-/// What a destination is set to before a row: no pattern has a run of it.
+/// The byte that fills a destination before a row. No pattern contains a run of it.
 pub(crate) const BLANK: u8 = 0xEE;
 
 /// Fills the first `len` bytes of the region with the pattern of `seed`.
@@ -34,11 +34,11 @@ pub(crate) fn blank(region: &Region, len: u64) -> Result<(), WorkError> {
     region.fill(0, len, BLANK)
 }
 
-/// The sum of the row's pieces in the order in which they are transferred.
+/// The checksum of the row's pieces in the order of the transfer.
 pub(crate) fn checksum(region: &Region, layout: &Layout, side: Side) -> Result<u64, WorkError> {
     let mut sum = Sum::default();
     if region.gpu().is_some() {
-        // Piece by piece a GPU would be waited for a hundred thousand times.
+        // Reading piece by piece would take up to a hundred thousand synchronous copies.
         let mut all = vec![0; layout.total() as usize];
         for (i, chunk) in all.chunks_mut(GPU_CHUNK).enumerate() {
             region.read_at((i * GPU_CHUNK) as u64, chunk)?;
@@ -63,7 +63,7 @@ pub(crate) fn checksum(region: &Region, layout: &Layout, side: Side) -> Result<u
     Ok(sum.0)
 }
 
-/// The pattern of `seed` from byte `at` on, which is a multiple of eight.
+/// Writes the pattern of `seed` from byte `at` on. `at` must be a multiple of eight.
 fn write_pattern(into: &mut [u8], seed: u64, at: u64) {
     let base = mix(seed).wrapping_add(at / 8);
     let mut words = into.chunks_exact_mut(8);
@@ -77,7 +77,7 @@ fn write_pattern(into: &mut [u8], seed: u64, at: u64) {
     rest.copy_from_slice(&mix(index).to_le_bytes()[..len]);
 }
 
-/// A running sum that depends on every byte and its place.
+/// A running checksum that depends on every byte and its position.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 struct Sum(u64);
 
@@ -97,7 +97,7 @@ impl Sum {
 
     #[inline]
     fn word(&mut self, word: u64) {
-        // Odd, so that no step loses bits.
+        // The factor is odd, so the multiplication is a bijection and loses no bits.
         self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x517C_C1B7_2722_0A95);
     }
 }

@@ -1,8 +1,9 @@
-//! `peerway bench peer-copy`: which copier is best for what, inside one GPU's memory.
+//! `peerway bench peer-copy`: compares the copiers inside one GPU's memory.
 //!
-//! A row is a list of tasks that a copier is given and whose end it is asked for without a pause: the latency of the whole
-//! list, and the bytes per second that follow from it. Rows of the same list follow each other, copier by copier. Both ends of what a row
-//! has copied are compared.
+//! A row submits a list of tasks to a copier and polls the copier until the list is done. It
+//! reports the latency of the whole list and the resulting bytes per second. For each list, the
+//! copiers are measured one after the other. After a row, the first and the last bytes of the copy
+//! are compared.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,24 +23,25 @@ use super::watchdog::{self, Verdict, Watchdog};
 use super::{seconds, size};
 use crate::output;
 
-/// A row does not copy more: it would say nothing new, and there should be room for it.
+/// The most bytes of a list. Longer lists show nothing new, and the GPU must have room for them.
 const MOST: u64 = 1 << 30;
-/// Tasks of one list: what every copier takes.
+/// The most tasks of a list. Every copier accepts this many.
 const MOST_TASKS: u32 = 2000;
-/// Bytes that are compared at either end.
+/// Bytes to compare at either end.
 const END: u64 = 4096;
 
-/// What to measure and where to put the result.
+/// What to measure and where to write the result.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PeerCopy {
-    /// GPU that copies, by number.
+    /// Number of the GPU that copies.
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: u32,
-    /// Write the rows to FILE as JSON; `-` is standard output, and the table goes to standard error.
+    /// Write the rows to FILE as JSON. With `-`, the JSON goes to standard output and the table to
+    /// standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Copiers: launched, a kernel for each list; resident, a kernel that stays; engines, the driver's
-    /// copies.
+    /// Copiers to measure: launched (a kernel per list), resident (a kernel that keeps running),
+    /// engines (the driver's copies).
     #[arg(
         long,
         value_delimiter = ',',
@@ -47,19 +49,19 @@ pub(crate) struct PeerCopy {
         default_value = "launched,resident,engines"
     )]
     kinds: Vec<CopierKind>,
-    /// Bytes of one task.
+    /// Bytes per task.
     #[arg(
         long, value_delimiter = ',', value_name = "SIZE,...", value_parser = size::parse,
         default_value = "256,1K,4K,16K,64K,256K,1M,4M,16M,64M"
     )]
     sizes: Vec<u64>,
-    /// Tasks of a list. Lists of more than 1G are left out.
+    /// Tasks per list. Lists of more than 1G are left out.
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = tasks, default_value = "1,32,1024")]
     tasks: Vec<u32>,
-    /// Blocks of threads that the resident kernel has.
+    /// Thread blocks of the resident kernel.
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = blocks, default_value = "2,8,16")]
     blocks: Vec<u32>,
-    /// Seconds for each row.
+    /// Seconds per row.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.2")]
     seconds: f64,
 }
@@ -74,18 +76,18 @@ fn blocks(text: &str) -> Result<u32, String> {
     count.ok_or_else(|| "expected a number from 1 to 128".to_owned())
 }
 
-/// One list by one copier.
+/// The figures of one list with one copier.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Row {
     copier: String,
-    /// Of the resident kernel.
+    /// Thread blocks of the resident kernel. `None` for other copiers.
     blocks: Option<u32>,
-    /// Bytes of a task.
+    /// Bytes per task.
     size: u64,
     tasks: u32,
     p50_us: f64,
     p99_us: f64,
-    /// Bytes of the list by its median time.
+    /// Bytes of the list divided by its median time.
     gbps: f64,
 }
 
@@ -102,7 +104,7 @@ impl fmt::Display for Report {
         writeln!(f, "peerway {version} bench peer-copy: GPU {gpu} ({name}), {seconds} s a row")?;
         writeln!(
             f,
-            "from a list's submission until its end is seen; GB/s of payload at the median, GB = 10^9 bytes, K = 1024\n"
+            "time from the submission of a list to its completion; GB/s at the median; GB = 10^9 bytes, K = 1024\n"
         )?;
         let mut table = table(&["copier", "size", "tasks", "p50 us", "p99 us", "GB/s"]);
         for row in &self.rows {
@@ -117,7 +119,7 @@ impl fmt::Display for Report {
             ]);
         }
         write_table(f, &mut table, 1)?;
-        writeln!(f, "\nresident xN: a kernel of N blocks that stays")
+        writeln!(f, "\nresident xN: a kernel of N blocks that keeps running")
     }
 }
 
@@ -141,7 +143,7 @@ pub(crate) fn run(asked: &PeerCopy) -> anyhow::Result<()> {
         || None,
         |Verdict(why)| {
             output::report_line(format_args!("peerway: {why}"));
-            // Whoever hangs cannot be asked to stop.
+            // A thread that hangs cannot be stopped, so the process exits.
             std::process::exit(1);
         },
     );
@@ -171,9 +173,10 @@ pub(crate) fn run(asked: &PeerCopy) -> anyhow::Result<()> {
             let mut times = Times::new();
             let budget = std::time::Duration::from_secs_f64(asked.seconds);
             timed(budget, &watch, 1, &mut times, || {
-                // SAFETY: both buffers are there until the copiers are gone, and used for nothing else meanwhile.
+                // SAFETY: `ends` owns both buffers and outlives the copiers, which are dropped
+                // below. Nothing else uses the buffers until the list is done.
                 let ticket = unsafe { copier.submit(&list) }.map_err(once)?;
-                let ticket = ticket.context("a copier that is idle has no room")?;
+                let ticket = ticket.context("an idle copier has no room for the list")?;
                 while copier.poll().map_err(once)? < ticket {
                     std::hint::spin_loop();
                 }
@@ -192,14 +195,14 @@ pub(crate) fn run(asked: &PeerCopy) -> anyhow::Result<()> {
             });
         }
     }
-    // They wait for what is under way in the buffers.
+    // Dropping a copier waits for its copies in the buffers.
     drop(copiers);
     drop(dog);
     let report = Report { gpu: asked.gpu, name, seconds: asked.seconds, rows };
     outputs.rows(&report.to_string(), &report.rows)
 }
 
-/// Where rows copy from and to.
+/// The source and the destination of the copies, each with its address.
 struct Ends {
     from: (u64, Region),
     to: (u64, Region),
@@ -223,13 +226,13 @@ impl Ends {
         Run { src: self.from.0 + at, dst: self.to.0 + at, len }
     }
 
-    /// The first and the last bytes of so many.
+    /// The offsets and lengths of the first and the last bytes out of `total`.
     fn ends(total: u64) -> [(u64, usize); 2] {
         let len = total.min(END);
         [(0, len as usize), (total - len, len as usize)]
     }
 
-    /// Other bytes there than here.
+    /// Writes different bytes to both ends of the source and of the destination.
     fn clear(&self, total: u64) -> anyhow::Result<()> {
         for (at, len) in Self::ends(total) {
             let bytes: Vec<u8> = (0..len).map(|n| (n as u8) ^ (at >> 12) as u8).collect();
@@ -244,7 +247,10 @@ impl Ends {
             let (mut put, mut came) = (vec![0; len], vec![0; len]);
             self.from.1.read_at(at, &mut put)?;
             self.to.1.read_at(at, &mut came)?;
-            ensure!(put == came, "the bytes at {at} are not those that were copied");
+            ensure!(
+                put == came,
+                "the destination differs from the source at offset {at} ({len} bytes compared)"
+            );
         }
         Ok(())
     }

@@ -1,22 +1,23 @@
-//! Which rows a run has.
+//! The rows of a run.
 
 use super::layout::Layout;
 use super::memory::Memory;
 use super::size;
 use super::{Measure, Mode, Op, Ops};
 
-/// The sizes that peers of this engine report.
+/// The sizes that comparable engines report.
 const SIZES: [u64; 10] =
     [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 10 << 20, 16 << 20, 100 << 20];
-/// GPUs need larger ones to come to speed, and fewer between: their copies differ by start-up and bandwidth.
+/// GPUs need larger sizes to reach full bandwidth. Fewer sizes suffice: a GPU copy has a start-up
+/// cost and a bandwidth.
 const GPU_SIZES: [u64; 7] = [256, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20];
 const IOVS: [u32; 2] = [1, 128];
 
 /// The block list of a paged KV cache: 100,000 blocks of 4 KiB.
 pub(crate) const BLOCK_LIST: (u64, u32) = (4096, 100_000);
 
-/// Rows of several pieces go no further: larger pieces move like single ones, and both processes
-/// would need gigabytes for them.
+/// The largest total of a row with several pieces. Larger pieces perform like single ones, and both
+/// processes would need gigabytes for them.
 const MAX_SCATTERED: u64 = 512 << 20;
 
 /// One row to measure.
@@ -27,7 +28,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// As it is called in sentences.
+    /// The name in messages.
     pub(crate) fn name(&self) -> String {
         let Layout { size, iovs, .. } = self.layout;
         match iovs {
@@ -37,7 +38,7 @@ impl Row {
     }
 }
 
-/// The rows of every path, and what was left out.
+/// The rows of every path, and the rows that were left out.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) rows: Vec<Row>,
@@ -45,19 +46,19 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The rows that the flags ask for.
+    /// The rows that the flags select.
     pub(crate) fn new(measure: &Measure) -> anyhow::Result<Self> {
         let pingpong = measure.mode == Mode::Pingpong;
         if pingpong && (measure.op == Ops::Read || measure.iovs.iter().any(|n| *n != 1)) {
             anyhow::bail!(
-                "--mode pingpong is a write of one piece and a write back: no --op read or --iovs"
+                "--mode pingpong writes one piece there and back: remove --op read and --iovs"
             );
         }
         if pingpong && measure.memory != [Memory::Host; 2] {
-            anyhow::bail!("--mode pingpong is for host memory: no --memory");
+            anyhow::bail!("--mode pingpong works only with host memory: remove --memory");
         }
         if measure.perftest && measure.has_gpu() {
-            anyhow::bail!("--perftest measures host memory: not with --memory gpu");
+            anyhow::bail!("--perftest works only with host memory: remove --memory or --perftest");
         }
         let ops: &[Op] = match (pingpong, measure.op) {
             (true, _) => &[Op::Pingpong],
@@ -89,7 +90,7 @@ impl Plan {
         }
         plan.left_out.dedup();
         if plan.rows.is_empty() {
-            anyhow::bail!("no row is left to measure: {}", plan.left_out.join(", "));
+            anyhow::bail!("every row is too large to measure: {}", plan.left_out.join(", "));
         }
         Ok(plan)
     }
@@ -112,11 +113,11 @@ impl Plan {
         self.rows.iter().map(|row| row.layout.total()).max().unwrap_or(0)
     }
 
-    /// One line about what was left out, if anything was.
+    /// One line about the rows that were left out. `None` if there are none.
     pub(crate) fn left_out(&self) -> Option<String> {
         let limit = size::show(MAX_SCATTERED);
         (!self.left_out.is_empty()).then(|| {
-            format!("not measured, being more than {limit} in all: {}", self.left_out.join(", "))
+            format!("not measured (more than {limit} in all): {}", self.left_out.join(", "))
         })
     }
 }
@@ -125,7 +126,7 @@ impl Plan {
 pub(crate) mod tests {
     use super::*;
 
-    /// What the flags are when none is given.
+    /// The default flags.
     pub(crate) fn defaults() -> Measure {
         Measure {
             json: None,

@@ -1,7 +1,8 @@
-//! The rows as a picture: GB/s over size, both logarithmic, in SVG written by hand.
+//! Draws the rows as an SVG plot: GB/s over size, both axes logarithmic.
 //!
-//! One colour per path; writes are solid, reads dashed with hollow dots, limits dotted. Only rows of one piece count
-//! are drawn, the smallest that was measured: others have the same sizes and would lie over them.
+//! Each path has a colour. Writes are solid, reads are dashed with hollow dots, limits are dotted.
+//! The plot has only the rows with the smallest number of pieces. Rows with other numbers have the
+//! same sizes and would overlap them.
 
 use std::fmt::Write;
 
@@ -11,13 +12,13 @@ use super::{Op, size};
 
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 560.0;
-/// The part with the curves.
+/// The area of the curves.
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 770.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 500.0;
 
-/// Distinct also to eyes that see no red or green (a palette of Okabe and Ito).
+/// A palette of Okabe and Ito, which is also distinct to colour-blind people.
 const COLOURS: [(&str, &str); 5] = [
     ("local-map", "#0072b2"),
     ("local-cma", "#009e73"),
@@ -27,7 +28,7 @@ const COLOURS: [(&str, &str); 5] = [
 ];
 const OTHER: &str = "#cc79a7";
 
-/// The picture of the rows.
+/// Draws the plot of the rows.
 pub(crate) fn svg(lines: &[Line]) -> String {
     let iovs = lines.iter().map(|line| line.iovs).min().unwrap_or(1);
     let lines: Vec<&Line> = lines.iter().filter(|line| line.iovs == iovs).collect();
@@ -37,17 +38,17 @@ pub(crate) fn svg(lines: &[Line]) -> String {
     let pieces = if iovs == 1 { "one piece".to_owned() } else { format!("{iovs} pieces") };
     let memory = lines.first().and_then(|line| between([line.memory_local, line.memory_remote]));
     let memory = memory.map_or_else(String::new, |memory| format!("; memory: {memory}"));
-    // Writing to a string does not fail.
+    // A write to a string cannot fail.
     let _ = draw(&mut out, &axes, &curves, &format!("{pieces}{memory}"));
     out
 }
 
-/// One line of the picture.
+/// One curve of the plot.
 struct Curve {
     name: String,
     colour: &'static str,
     dash: &'static str,
-    /// What a dot is filled with.
+    /// The fill colour of a dot.
     dot: &'static str,
     points: Vec<(f64, f64)>,
 }
@@ -74,7 +75,8 @@ fn curves(lines: &[&Line]) -> Vec<Curve> {
         let name = format!("{} {}", line.path, line.op.name());
         add(&name, colour_of(&line.path), dash, (line.size as f64, line.gbps));
     }
-    // Limits are measured beside every row; of several that mean the same, the median is drawn.
+    // Every row has its own measurement of the limit. Of several for the same limit and size, the
+    // median is drawn.
     let local: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Copies);
     let tcp: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Sockets);
     let rdma: Of = |line| line.limit_gbps.filter(|_| line.against() == Against::Perftest);
@@ -109,28 +111,28 @@ fn curves(lines: &[&Line]) -> Vec<Curve> {
     curves
 }
 
-/// What the path does with host memory, beside a row of GPU memory.
+/// The rate of the path with host memory, which is the limit of a row with GPU memory.
 fn of_host_memory(line: &Line, path: &str) -> Option<f64> {
     line.limit_gbps.filter(|_| line.path == path && line.against() == Against::HostMemory)
 }
 
-/// What of a row belongs to a limit.
+/// Extracts the value of one limit from a row.
 type Of = fn(&Line) -> Option<f64>;
 
 fn colour_of(path: &str) -> &'static str {
     COLOURS.iter().find(|(known, _)| *known == path).map_or(OTHER, |colour| colour.1)
 }
 
-/// From values to places.
+/// The ranges of the axes. They map values to coordinates.
 struct Axes {
-    /// Powers of two.
+    /// Exponents of two.
     x: (f64, f64),
-    /// Powers of ten.
+    /// Exponents of ten.
     y: (f64, f64),
 }
 
 impl Axes {
-    /// As much as the points need: to the next powers of two, and to the next of 1, 2, 5, 10 ...
+    /// The smallest axes that contain all points. They end at powers of two, and at 1, 2, 5, 10 ...
     fn around(curves: &[Curve]) -> Self {
         let points = || curves.iter().flat_map(|curve| &curve.points);
         let ends = |values: &mut dyn Iterator<Item = f64>| {
@@ -147,7 +149,7 @@ impl Axes {
         let ticks: Vec<f64> = ticks((low, high.max(low + 1.0))).collect();
         let under = ticks.iter().rposition(|tick| *tick <= y.0.log10()).unwrap_or(0);
         let over = ticks.iter().position(|tick| *tick >= y.1.log10()).unwrap_or(ticks.len() - 1);
-        // A curve needs some height, also where all values are one.
+        // The axis needs some height, even if all values are equal.
         let under = under.min(over.saturating_sub(1));
         Self { x: (x.0, x.1.max(x.0 + 1.0)), y: (ticks[under], ticks[over.max(under + 1)]) }
     }
@@ -161,9 +163,9 @@ impl Axes {
     }
 }
 
-/// The powers of ten between two, and twice and five times each, as their logarithms.
+/// The logarithms of 1, 2 and 5 times every power of ten in the range.
 fn ticks((low, high): (f64, f64)) -> impl Iterator<Item = f64> {
-    // Logarithms of the same number may differ in their last digits.
+    // Two computations of the same logarithm may differ in the last digits.
     const NEAR: f64 = 1e-9;
     (low.floor() as i32..=high.ceil() as i32)
         .flat_map(|power| [1.0f64, 2.0, 5.0].map(|times| f64::from(power) + times.log10()))
@@ -198,7 +200,7 @@ fn draw(out: &mut String, axes: &Axes, curves: &[Curve], what: &str) -> std::fmt
             curve.colour,
             curve.dash
         )?;
-        // A dot each, so that a curve of one size is seen too.
+        // A dot per point, so that a curve of one size is visible too.
         for place in places {
             if let Some((x, y)) = place.split_once(',') {
                 writeln!(
@@ -215,7 +217,7 @@ fn draw(out: &mut String, axes: &Axes, curves: &[Curve], what: &str) -> std::fmt
 
 fn draw_grid(out: &mut String, axes: &Axes) -> std::fmt::Result {
     let (first, last) = (axes.x.0 as i32, axes.x.1 as i32);
-    // Every fourth power of two is labelled, 256, 4K, 64K ..., or each where there are few.
+    // Label every fourth power of two (256, 4K, 64K ...), or every one if there are few.
     let every = if last - first > 12 { 4 } else { 1 };
     for power in first..=last {
         let labelled = power % every == 0;
@@ -229,7 +231,7 @@ fn draw_grid(out: &mut String, axes: &Axes) -> std::fmt::Result {
             writeln!(out, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{label}</text>")?;
         }
     }
-    // With more decades than this the labels between them would touch.
+    // With more decades than this, the labels between the decades would overlap.
     let crowded = axes.y.1 - axes.y.0 > 7.0;
     for power in ticks(axes.y) {
         let whole = (power - power.round()).abs() < 1e-9;
@@ -292,7 +294,7 @@ mod tests {
     use crate::bench::memory::Memory;
     use crate::bench::report::tests::line;
 
-    /// Every tag is closed in order, attributes are quoted, and no number is missing.
+    /// Checks that tags nest, attributes are quoted, and every number is finite.
     fn check(svg: &str) {
         let mut open = Vec::new();
         let mut rest = svg;
@@ -328,7 +330,11 @@ mod tests {
         check(&svg);
         // Two curves a path and three limits.
         assert_eq!(svg.matches("<polyline").count(), 13);
-        assert_eq!(svg.matches("<circle").count(), 52 + 13, "a dot a row, and in the legend");
+        assert_eq!(
+            svg.matches("<circle").count(),
+            52 + 13,
+            "one dot per point and per legend entry"
+        );
         for label in [">256<", ">4K<", ">16M<", ">tcp read<", ">limit, tcp: a socket<", "GB/s"] {
             assert!(svg.contains(label), "{label}");
         }
@@ -359,7 +365,7 @@ mod tests {
             ..line("a<&b", Op::Read, 9, 3)
         };
         check(&svg(&[broken]));
-        // A single size is labelled though it is no fourth power.
+        // A single size is labelled even if its exponent is no multiple of four.
         assert!(svg(&[line("tcp", Op::Read, 1024, 1)]).contains(">1K<"));
         let bound = Line { kernel_gbps: Some(3.0), ..line("local-cma", Op::Read, 1 << 20, 1) };
         assert!(svg(&[bound]).contains(">process_vm_readv<"));

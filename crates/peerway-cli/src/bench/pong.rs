@@ -1,7 +1,7 @@
-//! Ping-pong: an application thread that answers every write with a write back.
+//! Ping-pong: an application thread answers every write with a write back.
 //!
-//! Both sides use nothing but what an application has: a write that counts its arrival and a wait for a
-//! counter, or a write and a look at the last byte that it changes, as `ib_write_lat` does.
+//! Both sides use only the public interface. A side detects an arrival by a counter that the write
+//! raises, or by the last byte that the write changes, as `ib_write_lat` does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,43 +14,45 @@ use peerway::{Batch, Endpoint, Peer, Prepared, Region, Transfer};
 use peerway_core::config::Config;
 use serde::{Deserialize, Serialize};
 
-/// Counter of the serving endpoint that the asking one raises.
+/// The counter of the serving endpoint, which the client's writes raise.
 const PING: u32 = 1;
-/// Counter of the asking endpoint that the serving one raises.
+/// The counter of the client's endpoint, which the answers raise.
 const PONG: u32 = 2;
 
-/// How long an answer may take; the other side's own failure is found sooner.
+/// The longest wait for an answer. A failure of the other side is detected sooner.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often the answering thread looks whether it should end.
+/// How often the answering thread checks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Writes after which their ends are looked at, all together: each look costs as much for one as for many.
+/// After this many writes their completions are polled together. One poll costs the same for one
+/// completion as for many.
 const UNDER_WAY: usize = 32;
-/// Up to this size a write goes on while its poster waits for the answer: it is posted or copied by the call, or sent by who waits.
+/// Up to this size a write proceeds while its poster waits for the answer. The posting call posts
+/// or copies it, or the waiting thread sends it.
 const SMALL: u64 = 64 << 10;
 
-/// Looks at a byte between two looks at the clock.
+/// Checks of the last byte between two reads of the clock.
 const LOOKS: u32 = 4096;
 
-/// How a side learns that a write has arrived.
+/// How a side detects the arrival of a write.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) enum Seen {
-    /// Its counter has gone up.
+    /// By its counter.
     Counted,
-    /// Its last byte has changed: right where a device writes in order and needs no processor for it.
+    /// By its last byte. This is correct if a device writes in order, without the help of a CPU.
     Watched,
 }
 
 impl Seen {
-    /// What suits writes of `size` bytes on a path, unless counters are asked for. Larger ones go by several queue pairs, of which
-    /// none answers for the others.
+    /// The method for writes of `size` bytes on a path. Without `counted`, small writes on verbs
+    /// are watched. Larger writes use several queue pairs, which are not ordered among each other.
     pub(crate) fn on(path: &str, size: u64, counted: bool) -> Self {
         let in_order = path == "verbs" && size <= SMALL;
         if in_order && !counted { Self::Watched } else { Self::Counted }
     }
 }
 
-/// Where writes arrive, and how that is seen.
+/// The buffer that writes arrive in, and how arrivals are detected.
 struct Arrivals {
     endpoint: Endpoint,
     seen: Seen,
@@ -60,14 +62,14 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    /// Of writes of `size` bytes, blank until the first.
+    /// For writes of `size` bytes. The buffer must be blank until the first write.
     fn new(endpoint: &Endpoint, seen: Seen, counter: u32, region: &Region, size: u64) -> Self {
         endpoint.reset_counter(counter);
         let (endpoint, region) = (endpoint.clone(), region.clone());
         Self { endpoint, seen, counter, region, last: size - 1 }
     }
 
-    /// Waits for the write of this turn, for so long.
+    /// Waits for the write of this turn, at most `timeout`. Returns whether it arrived.
     fn wait(&self, turn: u64, timeout: Duration) -> bool {
         if self.seen == Seen::Counted {
             return self.endpoint.wait_counter(self.counter, turn, timeout) >= turn;
@@ -87,28 +89,30 @@ impl Arrivals {
     }
 }
 
-/// What the last byte of a turn's write is: never what it was the turn before, nor blank.
+/// The last byte of the write of this turn. It differs from the byte of the previous turn.
 fn mark(turn: u64) -> u8 {
     (turn % 255) as u8 + 1
 }
 
-/// A byte that a device may write meanwhile.
+/// A byte of the region that a device may write concurrently.
 fn last_byte(region: &Region, at: u64) -> &AtomicU8 {
-    assert!(at < region.len(), "a byte outside the buffer");
+    assert!(at < region.len(), "offset {at} is outside the buffer of {} bytes", region.len());
     let byte = std::ptr::with_exposed_provenance_mut((region.addr() + at) as usize);
-    // SAFETY: inside the region, which the reference cannot outlive; host memory, by the plan of such rows. Nobody
-    // in this process has a reference to it, and whoever touches it does so as bytes.
+    // SAFETY: the byte lies inside the region, and the reference cannot outlive the region. It is
+    // host memory, because `Plan::new` allows ping-pong only with host memory. This process holds
+    // no other reference to it, and all accesses are byte accesses.
     unsafe { AtomicU8::from_ptr(byte) }
 }
 
-/// The answering side.
+/// The answering side of a ping-pong.
 pub(crate) struct Pong {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<anyhow::Result<()>>,
 }
 
 impl Pong {
-    /// Answers each arrival in `region` by writing its first `size` bytes to where `descriptor` says.
+    /// Answers each arrival in `region` by a write of its first `size` bytes to the memory of
+    /// `descriptor`.
     pub(crate) fn start(
         endpoint: &Endpoint,
         region: &Region,
@@ -117,7 +121,7 @@ impl Pong {
         size: u64,
         seen: Seen,
     ) -> anyhow::Result<Self> {
-        ensure!(size > 0, "a ping has a byte at least");
+        ensure!(size > 0, "a ping-pong needs at least one byte");
         let peer = endpoint.connect(metadata)?;
         let remote = peer.import(descriptor)?;
         let batch = Batch::write(&region.slice(0..size), &remote.slice(0..size))?;
@@ -131,7 +135,7 @@ impl Pong {
         Ok(Self { stop, thread })
     }
 
-    /// Ends the thread and says how it fared.
+    /// Stops the thread and returns its result.
     pub(crate) fn stop(self) -> anyhow::Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the answering thread panicked"))?
@@ -143,19 +147,20 @@ fn answers(pings: &Arrivals, mut writes: Writes, stop: &AtomicBool) -> anyhow::R
     while !stop.load(Ordering::Relaxed) {
         if pings.wait(awaited, LOOK) {
             awaited += 1;
-            writes.next().context("the write back")?;
+            writes.next().context("the write back failed")?;
         }
     }
-    writes.end().context("the write back")
+    writes.end().context("the write back failed")
 }
 
-/// Writes one after the other. Whoever has seen the answer to a small one knows that it arrived, so their ends are not looked at
-/// one by one; large ones are waited for, as it is this thread that copies them.
+/// A sequence of writes. The answer to a small write proves that the write arrived, so completions
+/// of small writes are polled in groups. Large writes are waited for, because this thread copies
+/// them.
 struct Writes {
     prepared: Prepared,
-    /// Small ones of which no end is known.
+    /// Small writes whose completion is not known yet.
     under_way: VecDeque<Transfer>,
-    /// How many of these there are when their ends are looked at.
+    /// The number of such writes at which completions are polled. Zero for large writes.
     most: usize,
 }
 
@@ -176,7 +181,7 @@ impl Writes {
             ended.ok()?;
             self.under_way.pop_front();
         }
-        // Acknowledgements come later than answers at times, but not by that much.
+        // An acknowledgement may arrive after the answer, but the backlog rarely grows this long.
         if self.under_way.len() < 2 * self.most { Ok(()) } else { self.end() }
     }
 
@@ -185,7 +190,7 @@ impl Writes {
     }
 }
 
-/// Writes that may be under way, as the engine is configured.
+/// How many writes may be in flight under the engine's configuration.
 fn under_way() -> usize {
     let read = Config::from_env(|name| std::env::var(name).ok());
     let config = read.map(|(config, _)| config).unwrap_or_default();
@@ -193,7 +198,7 @@ fn under_way() -> usize {
     most.min(config.slots as usize / 4)
 }
 
-/// The asking side.
+/// The client side of a ping-pong.
 pub(crate) struct Ping {
     pongs: Arrivals,
     local: Region,
@@ -202,7 +207,8 @@ pub(crate) struct Ping {
 }
 
 impl Ping {
-    /// Pings by `batch`, a write of the first `size` bytes of `local`, to a side that runs [`Pong`] and answers into `echo`.
+    /// Prepares pings with `batch`, a write of the first `size` bytes of `local`. The other side
+    /// runs [`Pong`] and answers into `echo`.
     pub(crate) fn new(
         endpoint: &Endpoint,
         peer: &Peer,
@@ -210,13 +216,13 @@ impl Ping {
         size: u64,
         seen: Seen,
     ) -> anyhow::Result<Self> {
-        ensure!(size > 0, "a ping has a byte at least");
+        ensure!(size > 0, "a ping-pong needs at least one byte");
         let pongs = Arrivals::new(endpoint, seen, PONG, echo, size);
         let ask = peer.prepare(if seen == Seen::Counted { batch.count(PING) } else { batch })?;
         Ok(Self { pongs, local: local.clone(), asks: Writes::new(ask), turn: 0 })
     }
 
-    /// There and back once.
+    /// One round trip.
     pub(crate) fn once(&mut self) -> anyhow::Result<()> {
         self.turn += 1;
         if self.pongs.seen == Seen::Watched {
@@ -224,7 +230,7 @@ impl Ping {
         }
         self.asks.next()?;
         let answered = self.pongs.wait(self.turn, PATIENCE);
-        ensure!(answered, "no answer within {} s", PATIENCE.as_secs());
+        ensure!(answered, "the other side sent no answer within {} s", PATIENCE.as_secs());
         Ok(())
     }
 }

@@ -1,8 +1,9 @@
-//! The limit of tcp: a blocking socket loop, without an engine.
+//! The limit of TCP: a blocking socket loop without an engine.
 //!
-//! A connection of its own with `TCP_NODELAY` and the system's congestion control. A write row sends
-//! its bytes in calls of 1 MiB and waits for one byte back; a read row sends one byte and receives; a
-//! ping-pong sends everything both ways. Both ends use a buffer as large as the row, as the engine has to.
+//! The loop uses its own connection, with `TCP_NODELAY` and the system's congestion control. A
+//! write row sends its bytes in calls of 1 MiB and waits for one byte back. A read row sends one
+//! byte and receives. A ping-pong sends all bytes in both directions. Both ends use a buffer as
+//! large as the row, as the engine does.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -17,19 +18,21 @@ use super::clock::Stopwatch;
 use super::measure::{Limit, Times, timed};
 use super::{Op, memory};
 
-/// Bytes of one call.
+/// Bytes per call.
 const SEND: usize = 1 << 20;
 
-/// How long either end waits for the other: longer than the watchdog, which speaks first.
+/// How long either end waits for the other. It is longer than the watchdog's patience, so that the
+/// watchdog reports a hang first.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Listens for one connection and plays the serving end of a row on it.
+/// Listens for one connection and runs the serving end of a row on it.
 pub(crate) fn offer(ip: IpAddr, op: Op, len: u64) -> anyhow::Result<SocketAddr> {
     let mut buffer = memory::touched(len)?;
     let listener = TcpListener::bind((ip, 0)).context("cannot listen for the plain socket")?;
     let address = listener.local_addr()?;
     thread::Builder::new().name("bench-raw".to_owned()).spawn(move || {
-        // The asking end closes the connection when the row is over: an error here is the end.
+        // The client closes the connection at the end of the row, so an error here is the normal
+        // end.
         let _ = accept(&listener).and_then(|stream| answer(stream, op, &mut buffer));
     })?;
     Ok(address)
@@ -65,7 +68,7 @@ fn answer(mut stream: TcpStream, op: Op, buffer: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// The asking end of a row's limit.
+/// The client's end of a row's limit.
 pub(crate) struct Sockets<'a> {
     stream: TcpStream,
     op: Op,
@@ -74,7 +77,7 @@ pub(crate) struct Sockets<'a> {
 }
 
 impl<'a> Sockets<'a> {
-    /// Connects to what [`offer`] gave.
+    /// Connects to the address that [`offer`] returned.
     pub(crate) fn new(address: SocketAddr, op: Op, buffer: &'a mut [u8]) -> anyhow::Result<Self> {
         let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))
             .with_context(|| format!("cannot reach the plain socket at {address}"))?;
@@ -105,7 +108,7 @@ impl Limit for Sockets<'_> {
             }
             Ok(())
         })
-        .context("the plain socket broke")?;
+        .context("the plain socket failed")?;
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! The result: rows for a program, and a table with its definitions for people.
+//! The result: rows as JSON, and a table with its definitions as text.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -24,9 +24,9 @@ pub(crate) use registration::Registration;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Line {
     pub(crate) path: String,
-    /// Of this process.
+    /// The memory of this process.
     pub(crate) memory_local: Memory,
-    /// Of the other one.
+    /// The memory of the other process.
     pub(crate) memory_remote: Memory,
     pub(crate) op: Op,
     /// Bytes of one piece.
@@ -34,18 +34,18 @@ pub(crate) struct Line {
     pub(crate) iovs: u32,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
-    /// Bytes of all pieces by the median time.
+    /// Bytes of all pieces divided by the median time.
     pub(crate) gbps: f64,
-    /// Of what the path is measured against; none for RDMA devices without perftest.
+    /// The limit. `None` for RDMA devices without perftest.
     pub(crate) limit_gbps: Option<f64>,
-    /// What the kernel's copy between the two processes reaches; for large rows of local-cma.
+    /// The rate of the kernel's copy between the two processes, for large rows of local-cma.
     pub(crate) kernel_gbps: Option<f64>,
-    /// Of both processes.
+    /// CPU time of both processes.
     pub(crate) cpu_s_per_gb: f64,
 }
 
 impl Line {
-    /// A row of that path.
+    /// A row of the path.
     pub(crate) fn new(
         path: &str,
         [memory_local, memory_remote]: [Memory; 2],
@@ -70,7 +70,7 @@ impl Line {
         }
     }
 
-    /// What its limit is.
+    /// The kind of the row's limit.
     pub(crate) fn against(&self) -> Against {
         Against::of(&self.path, [self.memory_local, self.memory_remote])
     }
@@ -92,16 +92,16 @@ impl Line {
     }
 }
 
-/// What is measured once per path.
+/// The figures that a path has once.
 #[derive(Clone, Debug)]
 pub(crate) struct Besides {
     pub(crate) path: String,
     pub(crate) connect: Spread,
-    /// Inside the posting call, for 100 MiB.
+    /// Time inside the posting call of 100 MiB.
     pub(crate) post_range: Option<Spread>,
-    /// The same for the prepared list of 100,000 blocks.
+    /// Time inside the posting call of a prepared list of 100,000 blocks.
     pub(crate) post_list: Option<Spread>,
-    /// CPU seconds per second of both processes while nothing happens.
+    /// CPU seconds per second of both processes while they are idle.
     pub(crate) idle: f64,
 }
 
@@ -137,24 +137,25 @@ impl Spread {
     }
 }
 
-/// All that a run found.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) lines: Vec<Line>,
-    /// Of this side and of the other one, and what it came to where that was not known before.
+    /// The memory of this side and of the other side.
     pub(crate) memory: [Memory; 2],
+    /// A description of the memory of each side, if its kind was not fixed in advance.
     pub(crate) told: [String; 2],
-    /// Rows beside perftest.
+    /// Rows that are compared with perftest.
     pub(crate) compared: Vec<Compared>,
     pub(crate) registrations: Vec<Registration>,
     pub(crate) besides: Vec<Besides>,
-    /// Paths that were not or not wholly measured, and why; other remarks.
+    /// Paths and rows that were not measured, with the reasons, and other remarks.
     pub(crate) notes: Vec<String>,
     pub(crate) seconds: f64,
     pub(crate) clock_cost: Duration,
-    /// Round trips wait for counters on every path.
+    /// Whether round trips wait for counters on every path.
     pub(crate) counted: bool,
-    /// Threads that the limit of local paths may use.
+    /// How many threads the limit of local paths may use.
     pub(crate) copy_threads: u32,
 }
 
@@ -163,7 +164,7 @@ impl fmt::Display for Report {
         let pingpong = self.lines.iter().any(|line| line.op == Op::Pingpong);
         writeln!(
             f,
-            "peerway {} bench: one {} outstanding, {} s a row in turns with its limit",
+            "peerway {} bench: one {} in flight, {} s per row in turns with its limit",
             env!("CARGO_PKG_VERSION"),
             if pingpong { "round trip" } else { "transfer" },
             self.seconds
@@ -173,7 +174,7 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "GB/s = bytes / p50 time{}; GB = 10^9 bytes, K = 1024; CPU s/GB of both processes\n",
+            "GB/s = bytes / p50 time{}; GB = 10^9 bytes, K = 1024; CPU s/GB: of both processes\n",
             if pingpong { " (half a round trip)" } else { "" }
         )?;
         self.write_rows(f)?;
@@ -188,7 +189,7 @@ impl fmt::Display for Report {
                 match (any, all) {
                     (_, true) => "each side watches the last byte, as ib_write_lat does",
                     (true, _) =>
-                        "on verbs, up to 64K, each side watches the last byte, as ib_write_lat does; else counters",
+                        "on verbs up to 64K, each side watches the last byte, as ib_write_lat does; otherwise counters",
                     _ => "each side waits for a counter",
                 }
             )?;
@@ -244,12 +245,12 @@ impl Report {
             writeln!(
                 f,
                 "limit, local: the best of plain and non-temporal copies of the same pieces, {}, \
-                 inside one process,",
+                 inside one process",
                 if self.copy_threads > 1 { "by one and by two threads" } else { "by one thread" }
             )?;
             writeln!(
                 f,
-                "              between memory of the kind that the path has; nobody is told of them, so no transfer comes near on small sizes"
+                "              and with the same kind of memory; such a copy notifies no peer, so small transfers stay far below it"
             )?;
         }
         if has(Against::Driver) {
@@ -262,7 +263,7 @@ impl Report {
                     "between GPU memory and pinned host memory"
                 }
             )?;
-            writeln!(f, "              several pieces are measured against one of their total")?;
+            writeln!(f, "              several pieces are compared with one copy of their total")?;
         }
         if has(Against::HostMemory) {
             let mut paths: Vec<&str> = Vec::new();
@@ -287,7 +288,7 @@ impl Report {
             writeln!(
                 f,
                 "              TCP_NODELAY, default congestion control, one byte back (read: one \
-                 byte ahead; pingpong: all of it)"
+                 byte ahead; pingpong: all bytes back)"
             )?;
         }
         if has(Against::Perftest) {
@@ -296,21 +297,21 @@ impl Report {
                 f,
                 "limit, RDMA:  {}",
                 if with {
-                    "none; with --perftest ib_write_bw, ib_read_bw and ib_write_lat"
+                    "none; --perftest compares with ib_write_bw, ib_read_bw and ib_write_lat"
                 } else {
-                    "perftest, for single pieces (bandwidth from 64K on); such rows are told apart below"
+                    "perftest, for single pieces (bandwidth from 64K on); see the table of these rows below"
                 }
             )?;
         }
         self.write_memory(f)?;
         writeln!(
             f,
-            "verified:     the bytes of every row; reading the clock ({} ns) is taken off each time",
+            "verified:     the bytes of every row; the cost of reading the clock ({} ns) is subtracted from each time",
             self.clock_cost.as_nanos()
         )
     }
 
-    /// What the memory is.
+    /// Describes the memory of both sides.
     fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const HOST: &str =
             "allocated by the endpoint, 4K pages; other paths: private, huge pages advised";
@@ -333,26 +334,26 @@ impl Report {
         if local == Memory::Host && remote.is_gpu() {
             writeln!(
                 f,
-                "              nothing here uses a GPU, so none copies for this side; --memory pinned,{remote} has one"
+                "              this process uses no GPU, so no GPU copies for it; with --memory pinned,{remote} one does"
             )?;
         }
         Ok(())
     }
 
-    /// What bounds local-cma, a line for each row of which it was measured.
+    /// The bound of local-cma, with a line for each row that has it.
     fn write_kernel(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bounds = self.lines.iter().filter_map(|line| Some((line, line.kernel_gbps?)));
         for (i, (line, kernel)) in bounds.enumerate() {
             if i == 0 {
                 writeln!(
                     f,
-                    "bound, cma:   what process_vm_readv alone reaches out of the other process, the \
+                    "bound, cma:   the rate of process_vm_readv alone from the other process, the \
                      best of one and two threads:"
                 )?;
             }
             writeln!(
                 f,
-                "              {} {}: {} GB/s, {} % of the limit; the path {}, {} % of that",
+                "              {} {}: {} GB/s, {} % of the limit; the path reaches {}, {} % of the bound",
                 line.op.name(),
                 size::show(line.size),
                 figure(kernel),
@@ -373,19 +374,19 @@ impl Report {
         write_table(f, &mut table, 1)?;
         writeln!(
             f,
-            "p50 / max; post: inside the posting call of a prepared write; idle: both processes, \
-             after a second of rest"
+            "p50 / max; post: time inside the posting call of a prepared write; idle: CPU time of \
+             both processes after a second of rest"
         )
     }
 }
 
-/// The memory of the two sides in a few words, where it is not the host's on both.
+/// The memory of the two sides. `None` if both use host memory.
 pub(crate) fn between([local, remote]: [Memory; 2]) -> Option<String> {
     let host = [local, remote] == [Memory::Host; 2];
     (!host).then(|| format!("local {local}, remote {remote}"))
 }
 
-/// A number with three digits that say something.
+/// A number with about three significant digits.
 pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
         v if v >= 99.95 => format!("{value:.0}"),
@@ -397,12 +398,13 @@ pub(crate) fn figure(value: f64) -> String {
     }
 }
 
-/// A percentage: whole, but never a nought that is none.
+/// A percentage without decimals, or with one decimal below ten, so that small values are not shown
+/// as 0.
 fn percent(value: f64) -> String {
     if value >= 9.95 { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
-/// A table without lines.
+/// A table without borders.
 pub(crate) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(header.iter().copied());
@@ -412,7 +414,8 @@ pub(crate) fn table(header: &[&str]) -> Table {
     table
 }
 
-/// Writes a table whose columns are numbers but for the first `words`, without blanks at line ends.
+/// Writes a table without trailing blanks. All columns but the first `words` are numbers and are
+/// aligned right.
 pub(crate) fn write_table(
     f: &mut fmt::Formatter<'_>,
     table: &mut Table,
@@ -431,7 +434,7 @@ pub(crate) fn write_table(
 pub(crate) mod tests {
     use super::*;
 
-    /// A row without surprises.
+    /// A plain row.
     pub(crate) fn line(path: &str, op: Op, size: u64, iovs: u32) -> Line {
         Line {
             path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! A run from the first path to the last line, alone or against another machine.
+//! A complete run of the benchmark, on one machine or against another machine.
 
 use std::fs::File;
 use std::io::{BufReader, Write};
@@ -25,17 +25,17 @@ use super::watchdog::{self, Verdict, Watchdog};
 use super::{Measure, Mode, kinds, memory, plot, serve};
 use crate::output;
 
-/// What is tried on one machine.
+/// The default paths on one machine.
 const LOCAL: [Pin; 5] = [Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp, Pin::Ib];
-/// What is tried on one machine with GPU memory.
+/// The default paths on one machine with GPU memory.
 const GPU: [Pin; 3] = [Pin::Auto, Pin::LocalRing, Pin::Tcp];
-/// What is tried to another machine.
+/// The default paths to another machine.
 const REMOTE: [Pin; 2] = [Pin::Auto, Pin::Tcp];
 
-/// Measures on this machine, with a second process of its own.
+/// Measures on this machine, with a second process.
 pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
     let plan = Plan::new(measure)?;
-    // The other process sees the same GPUs.
+    // The second process sees the same GPUs, so this check holds for both sides.
     measure.places().iter().try_for_each(|place| place.check())?;
     if measure.memory_kinds {
         let gpus = measure.gpu.map(|gpu| Place { memory: Memory::Gpu, gpu });
@@ -63,7 +63,7 @@ pub(crate) fn alone(measure: &Measure) -> anyhow::Result<()> {
     outputs.write(report?)
 }
 
-/// The paths of one machine that memory of this kind can take.
+/// The default paths on one machine for the selected memory.
 fn pins(measure: &Measure) -> Vec<Pin> {
     if measure.has_gpu() {
         return GPU.to_vec();
@@ -72,7 +72,7 @@ fn pins(measure: &Measure) -> Vec<Pin> {
     if port::has_efa() {
         pins[LOCAL.len() - 1] = Pin::Efa;
     }
-    // Nobody else can map what the driver pinned.
+    // Another process cannot map memory that the driver pinned.
     pins.retain(|pin| *pin != Pin::LocalMap || measure.memory[1] == Memory::Host);
     pins
 }
@@ -81,14 +81,14 @@ fn pins(measure: &Measure) -> Vec<Pin> {
 pub(crate) fn across(address: &str, measure: &Measure) -> anyhow::Result<()> {
     let plan = Plan::new(measure)?;
     if measure.memory_kinds {
-        bail!("--memory-kinds is measured on one machine: not with `bench connect`");
+        bail!("--memory-kinds works on one machine only: do not use it with `bench connect`");
     }
     measure.places()[0].check()?;
     let outputs = Outputs::open(measure.json.as_deref(), measure.plot.as_deref())?;
     let stream = reach(address)?;
     let ip = serve::prepare(&stream)?;
     let control = Control::new(BufReader::new(stream.try_clone()?), stream)
-        .with_context(|| format!("{address} does not answer like `peerway bench serve`"))?;
+        .with_context(|| format!("{address} is not a matching `peerway bench serve`"))?;
     let bar = progress();
     let dog = start_watchdog(measure, &bar, || None, || ());
     let report = run(measure, &plan, &REMOTE, control, ip, &dog, &bar);
@@ -97,7 +97,7 @@ pub(crate) fn across(address: &str, measure: &Measure) -> anyhow::Result<()> {
     outputs.write(report?)
 }
 
-/// Measures kinds of GPU memory.
+/// Compares the kinds of GPU memory.
 fn kinds(measure: &Measure, control: Control, dog: &Watchdog) -> anyhow::Result<Kinds> {
     let mut tools = tools(measure, control, second::HERE, dog, 0)?;
     let rows = kinds::measure(&mut tools, measure.gpu)?;
@@ -109,14 +109,15 @@ fn reach(address: &str) -> anyhow::Result<TcpStream> {
     for place in serve::resolve(address)? {
         match TcpStream::connect_timeout(&place, Duration::from_secs(5)) {
             Ok(stream) => {
-                // A machine that vanishes in the middle of an answer is the watchdog's to notice.
+                // The stream has no read time-out. If the other machine dies, the watchdog ends the
+                // run.
                 return Ok(stream);
             }
             Err(error) => last = Some(error),
         }
     }
     let why = last.map_or_else(String::new, |error| format!(": {error}"));
-    bail!("cannot reach {address}{why}; start `peerway bench serve` there")
+    bail!("cannot reach {address}{why}: start `peerway bench serve` there")
 }
 
 fn run(
@@ -161,7 +162,7 @@ fn run(
         }
     }
     if finished.report.lines.is_empty() && finished.failed.is_empty() {
-        bail!("no path works here: {}", finished.report.notes.join("; "));
+        bail!("no path works on this machine: {}", finished.report.notes.join("; "));
     }
     Ok(finished)
 }
@@ -188,15 +189,15 @@ fn tools<'a>(
     })
 }
 
-/// A run that came to its end, with what failed on the way.
+/// A finished run, with its failures.
 struct Finished {
     report: Report,
     failed: Vec<String>,
 }
 
 impl Finished {
-    /// Measures a path. Its failure is remembered and leaves the other paths alone, unless the other
-    /// side is lost.
+    /// Measures a path. A failure is recorded, and the run continues with the next path. If the
+    /// connection to the other side is lost, the run ends with an error.
     fn path(
         &mut self,
         measure: &Measure,
@@ -211,7 +212,7 @@ impl Finished {
         if self.report.lines.iter().any(|line| line.path == name) {
             self.report
                 .notes
-                .push(format!("{name} is what the first choice came to: measured once"));
+                .push(format!("{name} is also the path that auto selects: measured once"));
         } else {
             let failed = self.failed.len();
             for row in &plan.rows {
@@ -241,7 +242,7 @@ impl Finished {
                 }
             }
             if measure.mode == Mode::Bandwidth && self.failed.len() == failed {
-                let what = format!("{name} connecting, posting and resting");
+                let what = format!("{name} connect, post and idle");
                 tools.dog.begin(what.clone());
                 bar.set_message(what.clone());
                 match session.besides(tools) {
@@ -263,7 +264,7 @@ impl Finished {
     }
 }
 
-/// A bar on standard error; draws nothing where that is no terminal.
+/// A progress bar on standard error. It draws nothing if standard error is no terminal.
 fn progress() -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}") {
@@ -278,26 +279,26 @@ fn start_watchdog(
     trouble: impl Fn() -> Option<String> + Send + 'static,
     clean_up: impl FnOnce() + Send + 'static,
 ) -> Watchdog {
-    // A beat comes at least once a round, which is a part of the row.
+    // There is at least one beat per round, and a round is a part of a row.
     let patience = watchdog::PATIENCE + Duration::from_secs_f64(measure.seconds);
     let bar = bar.clone();
     Watchdog::start(patience, trouble, move |Verdict(why)| {
         bar.finish_and_clear();
         output::report_line(format_args!("peerway: {why}"));
         clean_up();
-        // Whoever hangs cannot be asked to stop.
+        // A thread that hangs cannot be stopped, so the process exits.
         std::process::exit(1);
     })
 }
 
-/// Where the result goes. Files are made at the start: a wrong name should not cost a whole run.
+/// The output files. They are created at the start, so that a wrong name does not cost a whole run.
 pub(crate) struct Outputs {
     json: Option<(String, Option<File>)>,
     plot: Option<(String, File)>,
 }
 
 impl Outputs {
-    /// Makes the files.
+    /// Creates the files.
     pub(crate) fn open(json: Option<&Path>, plot: Option<&Path>) -> anyhow::Result<Self> {
         let create = |path: &Path| {
             let name = path.display().to_string();
@@ -312,7 +313,7 @@ impl Outputs {
         Ok(Self { json, plot: plot.map(create).transpose()? })
     }
 
-    /// Writes everything, then fails if anything did.
+    /// Writes all results. Then returns an error if a row failed.
     fn write(self, finished: Finished) -> anyhow::Result<()> {
         let Finished { report, failed } = finished;
         let written = self.rows(&report.to_string(), &report.lines);
@@ -334,7 +335,7 @@ impl Outputs {
                 output::print(json(rows)?)
             }
             Some((name, Some(file))) => {
-                // The file first: it is complete even if the table's reader has gone.
+                // The file comes first, so that it is complete even if standard output is closed.
                 (&*file)
                     .write_all(json(rows)?.as_bytes())
                     .with_context(|| format!("cannot write {name}"))?;
@@ -362,8 +363,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_at_the_address_is_one_sentence() {
-        // A port that was free a moment ago.
+    fn an_address_without_a_server_is_one_sentence() {
+        // A free port: nothing listens there.
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let error = reach(&free.to_string()).unwrap_err().to_string();
         assert!(error.contains("bench serve"), "{error}");

@@ -1,4 +1,5 @@
-//! The limit of GPU memory on a path that no GPU takes: the same path with host memory, in the same session.
+//! The limit of GPU memory on a path where no GPU copies: the same path with host memory, in the
+//! same session.
 
 use std::time::Duration;
 
@@ -7,13 +8,13 @@ use peerway::{Prepared, Region, RemoteRegion};
 use super::clock::Stopwatch;
 use super::measure::{Limit, Times, timed};
 
-/// Host memory of both sides.
+/// Host buffers of both sides.
 pub(crate) struct HostPair {
     pub(crate) local: Region,
     pub(crate) remote: RemoteRegion,
 }
 
-/// The limit of one row: its transfer with host memory.
+/// The limit of one row: the same transfer with host memory.
 pub(crate) struct SamePath {
     prepared: Prepared,
     total: u64,

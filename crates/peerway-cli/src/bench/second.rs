@@ -1,7 +1,8 @@
-//! The second process of a run on one machine: this program again, told what to do over pipes.
+//! The second process of a run on one machine: this program again, controlled over pipes.
 //!
-//! It ends when its standard input closes, whatever became of the first process, and the first one
-//! kills and reaps it when it is done or gives up: neither leaves the other behind.
+//! Neither process outlives the other. The second process ends when its standard input closes, even
+//! if the first process was killed. The first process kills and reaps the second when it is done or
+//! gives up.
 
 use std::io::{self, BufReader};
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,20 +16,21 @@ use anyhow::{Context, anyhow};
 use super::control::Control;
 use super::serve;
 
-/// Both processes meet here.
+/// The address that both processes use.
 pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// What the second process does.
+/// Runs the second process.
 pub(crate) fn main() -> anyhow::Result<()> {
     let served = serve::session(BufReader::new(io::stdin()), io::stdout(), HERE);
-    // The first process speaks for both: a pipe that it closed is no news.
+    // Only the first process reports errors, so this one ends without a message.
     if served.is_err() {
         std::process::exit(1);
     }
     Ok(())
 }
 
-/// A handle to the second process. Cheap to clone; the last one to go kills and reaps it.
+/// A handle to the second process. It is cheap to clone. Dropping the last clone kills and reaps
+/// the process.
 #[derive(Clone)]
 pub(crate) struct Second {
     child: Arc<Mutex<Guarded>>,
@@ -37,10 +39,10 @@ pub(crate) struct Second {
 struct Guarded(Child);
 
 impl Second {
-    /// Starts it and greets it.
+    /// Starts the process and opens the control connection.
     pub(crate) fn start() -> anyhow::Result<(Self, Control)> {
-        let program =
-            std::env::current_exe().context("cannot find this program to start it again")?;
+        let program = std::env::current_exe()
+            .context("cannot find the path of this program to start it again")?;
         let mut child = Command::new(program)
             .args(["bench", "second"])
             .stdin(Stdio::piped())
@@ -54,26 +56,27 @@ impl Second {
         Ok((second.clone(), control.map_err(|error| second.blame(error))?))
     }
 
-    /// How it ended, if it has.
+    /// The exit status of the process. `None` while it runs.
     pub(crate) fn ended(&self) -> Option<ExitStatus> {
         self.lock().0.try_wait().ok().flatten()
     }
 
-    /// Kills and reaps it; stopped or not, it cannot refuse.
+    /// Kills and reaps the process. SIGKILL also ends a stopped process.
     pub(crate) fn kill(&self) {
         let mut child = self.lock();
-        // Already gone is as good.
+        // The process may have ended already.
         let _ = child.0.kill();
         let _ = child.0.wait();
     }
 
-    /// The error, or that the second process is gone if that is behind it.
+    /// Returns `error`, or an error about the second process if that process has failed.
     pub(crate) fn blame(&self, error: anyhow::Error) -> anyhow::Error {
-        // Its pipes close a moment before it can be reaped.
+        // The pipes of a process close a moment before it can be reaped.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(200) {
             match self.ended() {
-                // It ends in order when we hang up, which is what we do on any error.
+                // On any error this process closes the pipes, and the second process then ends with
+                // success.
                 Some(status) if status.success() => break,
                 Some(status) => {
                     return anyhow!("the second process ended in the middle of the run ({status})");
@@ -92,7 +95,7 @@ impl Second {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // It would end by itself when its pipes close; killed, it cannot take its time.
+        // The process would end by itself when its pipes close. Killing it avoids the wait.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

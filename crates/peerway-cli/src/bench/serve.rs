@@ -1,8 +1,7 @@
-//! The serving side: owns the memory, does what it is asked, and sleeps in between.
+//! The serving side: owns the memory, carries out requests, and blocks between them.
 //!
-//! The same loop serves the second process of a run on one machine and, for two machines,
-//! `bench serve`. What comes from outside is checked: sizes against the buffer, memory against what
-//! the machine has free.
+//! The second process of a run on one machine and `bench serve` run the same loop. It validates
+//! every request: sizes against the buffer, and allocations against the machine's free memory.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -20,39 +19,38 @@ use super::pong::Pong;
 use super::{MAX_PIECES, clock, pattern, raw};
 use crate::output::{print_line, report_line};
 
-/// The port of `bench serve` unless another is named.
+/// The default port of `bench serve`.
 pub(crate) const PORT: u16 = 7400;
-/// Where `bench serve` listens unless it is told.
+/// The default address of `bench serve`.
 pub(crate) const DEFAULT_ADDRESS: &str = "0.0.0.0:7400";
 
-/// How long the listener rests when it cannot accept.
+/// How long the listener sleeps after a failed accept.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
-/// Buffers besides the one that is checked.
+/// The most additional buffers, besides the buffer that rows are checked in.
 const MAX_MORE: usize = 4;
 
-/// Serves whoever connects, one after the other, until it is interrupted.
+/// Serves clients one after the other until the process is interrupted.
 pub(crate) fn listen(address: &str) -> anyhow::Result<()> {
     let places = resolve(address)?;
     let listener = TcpListener::bind(&*places)
         .with_context(|| format!("cannot listen on {address}; choose another address or port"))?;
     let bound = listener.local_addr()?;
-    print_line(format_args!("listening on {bound}; on the other machine run"))?;
+    print_line(format_args!("listening on {bound}; on the other machine run one of:"))?;
     for ip in reachable(bound.ip()) {
         let there = SocketAddr::new(ip, bound.port());
         print_line(format_args!("  peerway bench connect {there}"))?;
     }
-    print_line("Whoever reaches this address can use it. Ctrl-C ends it.")?;
+    print_line("Any host that can reach this address can use the server. Ctrl-C stops it.")?;
     let mut warned = false;
     loop {
         let (stream, from) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors or memory, which may pass: the connection waits meanwhile.
+                // The process may be out of file descriptors or memory, which can pass. The
+                // connection waits in the backlog.
                 if !std::mem::replace(&mut warned, true) {
-                    report_line(format_args!(
-                        "cannot accept a connection: {error}; trying again until it works"
-                    ));
+                    report_line(format_args!("cannot accept a connection: {error}; retrying"));
                 }
                 std::thread::sleep(ACCEPT_REST);
                 continue;
@@ -71,27 +69,31 @@ pub(crate) fn listen(address: &str) -> anyhow::Result<()> {
     }
 }
 
-/// A control connection that notices a peer which vanished, and the address that the peer reached us by.
+/// Enables keepalive on a control connection, so that a dead peer is detected. Returns the local
+/// address that the peer connected to.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<IpAddr> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
-    // A dead machine is noticed within a minute: 20 s, then six probes of the default nine.
+    // A dead machine is detected after about a minute: 20 s of silence, then nine probes (the
+    // system's default) at intervals of 5 s.
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(20))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
     Ok(stream.local_addr()?.ip())
 }
 
-/// Addresses of a host, with our port where none is named.
+/// The addresses of a host, with the default port if `address` has none.
 pub(crate) fn resolve(address: &str) -> anyhow::Result<Vec<SocketAddr>> {
     let found = address.to_socket_addrs().or_else(|_| (address, PORT).to_socket_addrs());
     let found: Vec<SocketAddr> = found
-        .with_context(|| format!("'{address}' is no address such as 192.0.2.7:{PORT}"))?
+        .with_context(|| {
+            format!("cannot resolve '{address}': expected an address such as 192.0.2.7:{PORT}")
+        })?
         .collect();
-    ensure!(!found.is_empty(), "'{address}' has no address");
+    ensure!(!found.is_empty(), "the host '{address}' has no address");
     Ok(found)
 }
 
-/// What others can write for an address that we listen on.
+/// The addresses under which other machines can reach a listener on `ip`.
 fn reachable(ip: IpAddr) -> Vec<IpAddr> {
     if !ip.is_unspecified() {
         return vec![ip];
@@ -116,7 +118,7 @@ pub(crate) fn session(
     ip: IpAddr,
 ) -> anyhow::Result<()> {
     let mut server = Server::new(ip);
-    while let Some(request) = control::receive(&mut reader).context("not a request")? {
+    while let Some(request) = control::receive(&mut reader).context("invalid request")? {
         let reply =
             server.answer(request).unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
         control::send(&mut writer, &reply)?;
@@ -124,13 +126,13 @@ pub(crate) fn session(
     Ok(())
 }
 
-/// What the serving side has at the moment.
+/// The state of the serving side.
 struct Server {
     ip: IpAddr,
     greeted: bool,
     endpoint: Option<Endpoint>,
     region: Option<Region>,
-    /// Buffers that nobody checks: of limits.
+    /// Additional buffers, for limits. They are not checked.
     more: Vec<Region>,
     pong: Option<Pong>,
     port: Option<Port>,
@@ -153,12 +155,15 @@ impl Server {
 
     fn answer(&mut self, request: Request) -> anyhow::Result<Reply> {
         if !self.greeted && !matches!(request, Request::Hello { .. }) {
-            bail!("say hello first");
+            bail!("the first request must be Hello");
         }
         match request {
             Request::Hello { version } => {
                 let ours = env!("CARGO_PKG_VERSION");
-                ensure!(version == ours, "the other side is peerway {ours}, this one {version}");
+                ensure!(
+                    version == ours,
+                    "the other side is peerway {ours}, this side is {version}: use the same version"
+                );
                 self.greeted = true;
             }
             Request::Open { pin, device } => {
@@ -176,7 +181,7 @@ impl Server {
             }
             Request::Perftest { ask } => {
                 self.perftest = None;
-                let port = self.port.as_ref().context("no device is chosen")?;
+                let port = self.port.as_ref().context("no device is chosen for perftest")?;
                 let (server, address) = child::Server::start(&ask, port, self.ip)?;
                 self.perftest = Some(server);
                 return Ok(Reply::Address(address));
@@ -184,8 +189,8 @@ impl Server {
             Request::StopPerftest => self.perftest = None,
             Request::Memory { len, shared, place, more } => {
                 if more {
-                    // No limit needs more than one for each kind of GPU memory.
-                    ensure!(self.more.len() < MAX_MORE, "too many buffers");
+                    // Limits need at most one buffer per kind of GPU memory.
+                    ensure!(self.more.len() < MAX_MORE, "too many buffers (maximum {MAX_MORE})");
                 } else {
                     self.region = None;
                     self.more.clear();
@@ -201,7 +206,7 @@ impl Server {
             Request::Fill { len, seed } => pattern::fill(self.region(len)?, len, seed)?,
             Request::Blank { len } => pattern::blank(self.region(len)?, len)?,
             Request::Checksum { layout } => {
-                ensure!(layout.iovs <= MAX_PIECES, "too many pieces");
+                ensure!(layout.iovs <= MAX_PIECES, "too many pieces (maximum {MAX_PIECES})");
                 let region = self.region(layout.total())?;
                 return Ok(Reply::Sum(pattern::checksum(region, &layout, Side::Server)?));
             }
@@ -229,10 +234,10 @@ impl Server {
         self.endpoint.as_ref().context("no endpoint is open")
     }
 
-    /// The buffer, if it has that many bytes.
+    /// The buffer, if it has at least `len` bytes.
     fn region(&self, len: u64) -> anyhow::Result<&Region> {
-        let region = self.region.as_ref().context("there is no buffer")?;
-        ensure!(len <= region.len(), "{len} bytes of a buffer of {}", region.len());
+        let region = self.region.as_ref().context("no buffer is allocated")?;
+        ensure!(len <= region.len(), "{len} bytes exceed the buffer of {}", region.len());
         Ok(region)
     }
 
@@ -241,7 +246,7 @@ impl Server {
     }
 
     fn close(&mut self) {
-        // A row that failed has said so already.
+        // A failure of the thread was reported when its row ended.
         let _ = self.stop_pong();
         self.perftest = None;
         self.region = None;
@@ -258,7 +263,8 @@ impl Drop for Server {
     }
 }
 
-/// An endpoint of the benchmark: on one address, by one path, with one RDMA device if it is named.
+/// An endpoint of the benchmark, on one address and with one path. If `device` is given, it uses
+/// only that RDMA device.
 pub(crate) fn endpoint(pin: Pin, ip: IpAddr, device: Option<String>) -> anyhow::Result<Endpoint> {
     let mut builder = Endpoint::builder().bind(SocketAddr::new(ip, 0)).transport(pin);
     if let Some(device) = device {
@@ -288,7 +294,7 @@ mod tests {
     }
 
     fn failure(server: &mut Server, request: Request) -> String {
-        server.answer(request).expect_err("it was done").to_string()
+        server.answer(request).expect_err("the request must fail").to_string()
     }
 
     #[test]
@@ -296,7 +302,7 @@ mod tests {
         let ip = Ipv4Addr::LOCALHOST.into();
         let mut written = Vec::new();
         session(&b"\"Cpu\"\n"[..], &mut written, ip).unwrap();
-        assert!(String::from_utf8_lossy(&written).contains("say hello first"));
+        assert!(String::from_utf8_lossy(&written).contains("must be Hello"));
         assert!(session(&b"GET / HTTP/1.1\r\n"[..], io::sink(), ip).is_err());
         let hello = Request::Hello { version: "0.0.0-other".to_owned() };
         let mut fresh = server();

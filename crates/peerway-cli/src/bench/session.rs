@@ -1,4 +1,4 @@
-//! One path: an endpoint here, one there, a buffer on each side, and everything measured between them.
+//! One path: an endpoint and a buffer on each side, and all measurements between them.
 
 use std::net::IpAddr;
 use std::thread;
@@ -29,41 +29,42 @@ use super::{Op, memory, pattern, serve, stream};
 
 mod registration;
 
-/// More pieces than this go as a block list: it is what block lists are for.
+/// Transfers with more pieces than this are posted as a block list.
 const MAX_VECTOR: u32 = 1024;
 
-/// Connections made to time one; each is a new endpoint.
+/// Timed connections. Each uses a new endpoint.
 const CONNECTS: u32 = 11;
-/// Posts made to time one: enough for a median and a maximum, while each moves hundreds of megabytes.
+/// Timed posts. They are enough for a median and a maximum, and each moves up to hundreds of
+/// megabytes.
 const POSTS: u32 = 9;
-/// How long both sides are left alone before their idleness is looked at, and then looked at.
+/// How long both sides rest before their idle CPU time is measured, and how long it is measured.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// What every path is measured with.
+/// The tools that all paths share.
 pub(crate) struct Tools<'a> {
     pub(crate) control: Control,
     pub(crate) watch: Stopwatch,
     pub(crate) dog: &'a Watchdog,
     pub(crate) mate: Option<Mate>,
-    /// Whether arrivals are counted on every path.
+    /// Whether arrivals are detected by counters on every path.
     pub(crate) counted: bool,
-    /// The other buffer of the limits of host memory, as large as the largest row; empty where GPU memory is
-    /// measured.
+    /// The second buffer for limits of host memory, as large as the largest row. Empty if a side
+    /// uses GPU memory.
     pub(crate) scratch: Vec<u8>,
     pub(crate) seconds: f64,
-    /// Where endpoints listen here.
+    /// The address that local endpoints listen on.
     pub(crate) ip: IpAddr,
-    /// The memory that rows are measured with, ours and the other side's.
+    /// The memory of this side and of the other side.
     pub(crate) places: [Place; 2],
-    /// RDMA devices, ours and the other side's; none is all of them.
+    /// The RDMA device of this side and of the other side. `None` means all devices.
     pub(crate) devices: [Option<String>; 2],
-    /// Whether perftest is run beside paths of RDMA devices.
+    /// Whether paths of RDMA devices are compared with perftest.
     pub(crate) perftest: bool,
 }
 
-/// A path that works, open on both sides.
+/// A working path that is open on both sides.
 pub(crate) struct Session {
-    /// The path as rows name it.
+    /// The name of the path in rows.
     pub(crate) name: String,
     pin: Pin,
     metadata: Vec<u8>,
@@ -72,28 +73,29 @@ pub(crate) struct Session {
     local: Region,
     remote: RemoteRegion,
     memory: [Memory; 2],
-    /// What the memory of the two sides came to.
+    /// A description of the memory of the two sides.
     pub(crate) told: [String; 2],
-    /// The other buffer of the limit, where it has to be such memory as the other side's: that which can be mapped.
+    /// The second buffer of the limit, if the other side's memory is mappable. The limit then uses
+    /// mappable memory too.
     mapped: Option<Region>,
-    /// The driver's copies, which are the limit where a GPU copies.
+    /// The driver's copies. They are the limit if a GPU copies.
     driver: Option<Driver>,
-    /// Host memory, whose transfers are the limit where GPU memory goes by another path.
+    /// Host buffers. Their transfers are the limit if GPU memory takes a path without a GPU copy.
     host: Option<HostPair>,
-    /// Whether the path wants memory that can be mapped.
+    /// Whether the path uses mappable memory.
     shared: bool,
     device: Option<String>,
-    /// What perftest is told of our device.
+    /// The parameters of the local device for perftest.
     port: Option<Port>,
 }
 
 impl Session {
-    /// Opens the path with buffers of `len` bytes, or says why it does not work.
+    /// Opens the path with buffers of `len` bytes. Returns the reason if the path does not work.
     pub(crate) fn open(tools: &mut Tools<'_>, pin: Pin, len: u64) -> anyhow::Result<Self> {
         let mut port = None;
         let [mut ours, mut theirs] = tools.devices.clone();
         if tools.perftest && pin.is_rdma() {
-            // perftest measures between two devices, so that is what we do.
+            // perftest measures between two devices, so this row must use the same two.
             theirs = Some(tools.control.device(theirs)?);
             let chosen = Port::choose(ours.as_deref())?;
             ours = Some(chosen.device.clone());
@@ -108,7 +110,7 @@ impl Session {
         let [here, there] = tools.places;
         let (descriptor, theirs) = tools.control.memory(there, len, shared, false)?;
         let remote = peer.import(&descriptor)?;
-        // What this side reads from and writes to is an application's own memory on every path.
+        // The local buffer is private memory on every path, like an application's own memory.
         let (local, told) = here.region(&endpoint, len, false)?;
         let mut session = Self {
             name: peer.path().kind.to_string(),
@@ -128,11 +130,11 @@ impl Session {
             port,
         };
         if session.memory != [Memory::Host; 2] {
-            // The memory decides too, so that only a transfer tells.
+            // The path also depends on the memory, so only a transfer shows which path is taken.
             let first = Layout { size: len.min(256), iovs: 1, seed: 0 };
             session.name = session.took(session.batch(Op::Write, &first)?)?;
-            // Where the first choice is no better than a path that can be named it is measured as that one, with
-            // the memory and the limit that belong to it.
+            // If `auto` selects a path that has a pin, measure it under that pin, with its memory
+            // and its limit.
             if pin == Pin::Auto
                 && session.name != "gpu-ipc"
                 && let Ok(named) = session.name.parse()
@@ -159,18 +161,18 @@ impl Session {
         Ok(session)
     }
 
-    /// Whether RDMA devices carry it.
+    /// Whether the path uses RDMA devices.
     pub(crate) fn is_rdma(&self) -> bool {
         self.pin.is_rdma()
     }
 
-    /// Closes it on both sides.
+    /// Closes the path on both sides.
     pub(crate) fn close(self, tools: &mut Tools<'_>) -> anyhow::Result<()> {
         self.endpoint.close();
         tools.control.done(&Request::Close)
     }
 
-    /// Measures one row, beside perftest where that is asked for, and compares the bytes.
+    /// Measures one row, with perftest if `--perftest` is given, and compares the bytes.
     pub(crate) fn row(
         &self,
         tools: &mut Tools<'_>,
@@ -192,11 +194,12 @@ impl Session {
         self.ensure_path(self.batch(op, &layout)?)?;
         if let Some(host) = &self.host {
             self.ensure_path(batch(&host.local, &host.remote, op, &layout)?)
-                .context("with host memory, its limit")?;
+                .context("the limit with host memory")?;
         }
         let echo = match op {
             Op::Pingpong => {
-                // What was written to see the path is no ping.
+                // `ensure_path` wrote to the buffer. Erase that write, so that it is not taken for
+                // a ping.
                 tools.control.done(&Request::Blank { len: total })?;
                 Some(self.start_pong(tools, total)?)
             }
@@ -207,15 +210,15 @@ impl Session {
             _ => self.alone(tools, row, echo.as_ref()).map(|figures| (figures, None)),
         };
         if op == Op::Pingpong {
-            // Whoever failed first knows why.
-            tools.control.done(&Request::StopPong).context("on the other side")?;
+            // If both sides failed, the other side's error is the cause.
+            tools.control.done(&Request::StopPong).context("the other side failed")?;
         }
         let (figures, pairs) = measured?;
         self.compare(&mut tools.control, &layout, echo.as_ref())?;
         tools.dog.beat();
         let mut line = Line::new(&self.name, self.memory, op, &layout, &figures);
         if let Some(pairs) = pairs.as_ref().filter(|_| op != Op::Pingpong) {
-            // Several were under way: bytes do not follow from the time of one.
+            // Several transfers were in flight, so the rate does not follow from the time of one.
             line.gbps = pairs.our_median();
         }
         Ok((line, pairs))
@@ -241,19 +244,19 @@ impl Session {
         };
         let theirs = if self.is_kernels(op, &layout) { self.theirs(control)? } else { None };
         let mut kernel = theirs.map(|theirs| {
-            // SAFETY: the limit's other buffer has `total` bytes where both sides have host memory, which
-            // `is_kernels` requires; nobody else knows of it and it outlives the value, a local of this
-            // function; its rounds and those of the limit take turns.
+            // SAFETY: `is_kernels` requires host memory on both sides, so the limit's second buffer
+            // has `total` bytes. It outlives `kernel`, a local of this function. Only the limit
+            // uses it too, and their rounds alternate.
             unsafe { Kernel::new(mate.as_ref(), theirs, to, total as usize) }
         });
         let mut limit: Option<Box<dyn Limit>> = match against {
             Against::Copies => {
                 let from = self.local.addr() as usize;
-                // SAFETY: the region and the limit's other buffer are separate, of the host by this kind of limit,
-                // have at least `total` bytes and outlive the limit, a local of this function; while the limit
-                // copies no transfer is under way, and the other buffer is the scratch buffer, which stays mutably
-                // borrowed, or a region that nobody else knows. A region's address is exposed by
-                // `Region::addr`.
+                // SAFETY: `Against::Copies` means host memory on both sides. The region and the
+                // limit's second buffer are separate, have at least `total` bytes and outlive the
+                // limit, a local of this function. No transfer is in flight during a round of the
+                // limit. The second buffer is the exclusively borrowed scratch buffer, or `mapped`,
+                // which no other code uses. `Region::addr` exposes a region's address.
                 Some(Box::new(unsafe { Copies::new(mate.as_ref(), &layout, from, to) }))
             }
             Against::Sockets => {
@@ -262,12 +265,12 @@ impl Session {
             }
             Against::Perftest => None,
             Against::Driver => {
-                let driver = self.driver.as_ref().context("no GPU copies here")?;
+                let driver = self.driver.as_ref().context("no GPU copies on this path")?;
                 Some(Box::new(driver.limit(op, total)))
             }
             Against::HostMemory => {
                 let HostPair { local, remote } =
-                    self.host.as_ref().context("there is no host memory")?;
+                    self.host.as_ref().context("no host buffers are allocated")?;
                 let prepared = self.peer.prepare(batch(local, remote, op, &layout)?)?;
                 Some(Box::new(SamePath::new(prepared, total)))
             }
@@ -341,7 +344,7 @@ impl Session {
                     (count, cpu) = (count + turns, cpu + after - before);
                 }
                 Err(error) if pairs.again == SPARE_PAIRS => {
-                    return Err(error.context("perftest fails again and again"));
+                    return Err(error.context("perftest fails repeatedly"));
                 }
                 Err(_) => pairs.again += 1,
             }
@@ -356,7 +359,7 @@ impl Session {
         Ok((figures, Some(pairs)))
     }
 
-    /// What is measured once per path, beside the rows.
+    /// Measures the figures that a path has once, besides its rows.
     pub(crate) fn besides(&self, tools: &mut Tools<'_>) -> anyhow::Result<Besides> {
         let range = Layout { size: 100 << 20, iovs: 1, seed: 0 };
         let list = Layout { size: BLOCK_LIST.0, iovs: BLOCK_LIST.1, seed: 0 };
@@ -373,15 +376,16 @@ impl Session {
         batch(&self.local, &self.remote, op, layout)
     }
 
-    /// Whether what bounds the row is the kernel's copy from one process to the other.
+    /// Whether the kernel's copy between the two processes bounds the row.
     fn is_kernels(&self, op: Op, layout: &Layout) -> bool {
         let large = layout.iovs == 1 && layout.size >= kernel::FROM;
         let host = self.memory == [Memory::Host; 2];
         self.name == "local-cma" && large && host && op != Op::Pingpong
     }
 
-    /// The other side's buffer, where it can be read by the number that its process has for itself: in
-    /// another PID namespace that is nobody's or somebody else's. A transfer has made both buffers equal.
+    /// The other side's buffer, if this process can read it by the other side's process id. In
+    /// another PID namespace that id belongs to no process or to a different one, so the bytes are
+    /// compared. A transfer has made both buffers equal before.
     fn theirs(&self, control: &mut Control) -> anyhow::Result<Option<Theirs>> {
         let theirs = control.place()?;
         let (mut first, mut ours) = ([0; 4096], [0; 4096]);
@@ -389,22 +393,21 @@ impl Session {
         Ok(theirs.first(&mut first).is_ok_and(|()| first == ours).then_some(theirs))
     }
 
-    /// Runs it once, and makes sure that it went the way that the row will be named after.
+    /// Runs the batch once, and checks that it takes the path that the row is named after.
     fn ensure_path(&self, batch: Batch) -> anyhow::Result<()> {
         let took = self.took(batch)?;
-        ensure!(took == self.name, "it went by {took}");
+        ensure!(took == self.name, "the transfer took the path {took} instead of {}", self.name);
         Ok(())
     }
 
-    /// Runs it once, and says which way it went.
+    /// Runs the batch once, and returns the path that it took.
     fn took(&self, batch: Batch) -> anyhow::Result<String> {
         let transfer = self.peer.post(&batch)?;
         transfer.join().ok()?;
         Ok(transfer.path().to_string())
     }
 
-    /// Has the other side answer writes, into a new region of this side.
-    /// How pings and pongs are seen.
+    /// How arrivals of a ping-pong are detected.
     fn seen(&self, tools: &Tools<'_>, size: u64) -> Seen {
         Seen::on(&self.name, size, tools.counted)
     }
@@ -414,6 +417,7 @@ impl Session {
         Ping::new(&self.endpoint, &self.peer, what, layout.total(), seen)
     }
 
+    /// Tells the other side to answer writes. The answers go to a new region of this side.
     fn start_pong(&self, tools: &mut Tools<'_>, size: u64) -> anyhow::Result<Region> {
         let echo = memory::region(&self.endpoint, size, self.shared)?;
         pattern::blank(&echo, size)?;
@@ -432,15 +436,15 @@ impl Session {
     ) -> anyhow::Result<()> {
         let ours = pattern::checksum(&self.local, layout, Side::Client)?;
         let theirs = control.checksum(*layout)?;
-        ensure!(ours == theirs, "the bytes that arrived are not those that were sent");
+        ensure!(ours == theirs, "the received bytes differ from the sent ones");
         if let Some(echo) = echo {
             let back = pattern::checksum(echo, layout, Side::Client)?;
-            ensure!(ours == back, "the bytes that came back are not those that were sent");
+            ensure!(ours == back, "the bytes of the answer differ from the sent ones");
         }
         Ok(())
     }
 
-    /// How long a connection takes, each from a new endpoint.
+    /// Times connections, each from a new endpoint.
     fn connects(&self, tools: &mut Tools<'_>) -> anyhow::Result<Spread> {
         let mut times = Times::new();
         for _ in 0..CONNECTS {
@@ -454,7 +458,7 @@ impl Session {
         Ok(Spread::of(&times))
     }
 
-    /// How long the posting call takes; `None` where the buffers are too small for it.
+    /// Times the posting call. `None` if the buffers are too small for the layout.
     fn posts(&self, tools: &mut Tools<'_>, layout: &Layout) -> anyhow::Result<Option<Spread>> {
         if layout.total() > self.local.len() {
             return Ok(None);
@@ -471,7 +475,7 @@ impl Session {
         Ok(Some(Spread::of(&times)))
     }
 
-    /// CPU seconds per second of both processes together, with the session open and nothing to do.
+    /// CPU seconds per second of both processes together, while the session is open and idle.
     fn idle(&self, tools: &mut Tools<'_>) -> anyhow::Result<f64> {
         thread::sleep(IDLE);
         let theirs = tools.control.cpu_seconds()?;
@@ -483,7 +487,7 @@ impl Session {
     }
 }
 
-/// A row's transfer between two buffers.
+/// The transfer of a row between two buffers.
 fn batch(local: &Region, remote: &RemoteRegion, op: Op, layout: &Layout) -> anyhow::Result<Batch> {
     let Layout { size, iovs, .. } = *layout;
     let indices = (layout.indices(Side::Client), layout.indices(Side::Server));
@@ -510,7 +514,7 @@ fn batch(local: &Region, remote: &RemoteRegion, op: Op, layout: &Layout) -> anyh
     })
 }
 
-/// Queue pairs that a transfer of that size is spread over, by the engine's rule.
+/// The number of queue pairs that the engine uses for a transfer of this size.
 fn queue_pairs(size: u64) -> anyhow::Result<u16> {
     let (config, _) = Config::from_env(|name| std::env::var(name).ok())?;
     Ok(if size > 64 << 10 { config.rdma.queue_pairs } else { 1 })

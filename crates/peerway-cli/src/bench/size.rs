@@ -1,15 +1,15 @@
-//! Sizes as people write them: `256`, `4K`, `100M`, with K = 1024.
+//! Sizes in the notation of the command line: `256`, `4K`, `100M`, with K = 1024.
 
 use peerway_core::config::parse_bytes;
 
-/// Reads a size; zero is none.
+/// Parses a size. Zero is refused.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     parse_bytes(text)
         .filter(|size| *size > 0)
         .ok_or_else(|| "expected a size such as 256, 4K or 100M".to_owned())
 }
 
-/// A size in the largest unit that divides it, so that it reads as it would be written.
+/// A size in the largest unit that divides it, so that [`parse`] reads it back.
 pub(crate) fn show(size: u64) -> String {
     for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
         if size > 0 && size.trailing_zeros() >= shift {

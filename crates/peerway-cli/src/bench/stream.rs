@@ -1,4 +1,4 @@
-//! A stream of transfers: so many are under way at a time, as in perftest's tests of bandwidth.
+//! A stream of transfers with a fixed number in flight, as in perftest's bandwidth tests.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,8 +8,9 @@ use peerway::Prepared;
 use super::clock::Stopwatch;
 use super::measure::Times;
 
-/// Keeps `depth` transfers under way for about `budget` and waits for the last; records the time of each
-/// from its post to its end. Returns how many there were, and nanoseconds from the first post to the last end.
+/// Keeps `depth` transfers in flight for about `budget`, and waits for the last one. Records the
+/// time of each transfer from its post to its completion. Returns the number of transfers, and the
+/// nanoseconds from the first post to the last completion.
 pub(crate) fn run(
     prepared: &Prepared,
     depth: u32,
@@ -21,7 +22,7 @@ pub(crate) fn run(
     let start = Instant::now();
     let mut count = 0;
     loop {
-        // At least twice round, so that most of them were posted behind others.
+        // At least `2 * depth` transfers, so that most of them are posted behind others.
         let more = start.elapsed() < budget || count < 2 * u64::from(depth);
         while more && under_way.len() < depth as usize {
             under_way.push_back((Instant::now(), prepared.begin()?));

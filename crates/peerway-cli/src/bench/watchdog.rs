@@ -1,17 +1,17 @@
-//! The watchdog: a run that hangs ends with one line, and takes the second process with it.
+//! The watchdog: ends a run that hangs with one line, and ends the second process too.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Longer than any transfer's own deadline (30 s) and the time until its fence: what takes longer
-/// than this between two beats does not end by itself.
+/// The longest time between two beats. It exceeds the deadline of any transfer (30 s) plus the time
+/// until its fence, so a step that takes longer does not end by itself.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often it looks.
+/// How often the watchdog checks.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Watches until it is dropped.
+/// Watches a run until the value is dropped.
 pub(crate) struct Watchdog {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -33,9 +33,9 @@ struct State {
 pub(crate) struct Verdict(pub(crate) String);
 
 impl Watchdog {
-    /// Calls `give_up` with a sentence when `patience` has passed without a beat, or when `trouble`
-    /// has had the same thing to say twice in a row: whoever waits gets the time of one look to say
-    /// it first.
+    /// Calls `give_up` with a message when `patience` has passed without a beat, or when `trouble`
+    /// returns the same message in two consecutive checks. The first check is not enough: the run
+    /// then has time to report the same problem with more detail.
     pub(crate) fn start(
         patience: Duration,
         trouble: impl Fn() -> Option<String> + Send + 'static,
@@ -55,12 +55,12 @@ impl Watchdog {
         Self { shared, thread }
     }
 
-    /// Things move along.
+    /// Reports progress.
     pub(crate) fn beat(&self) {
         self.shared.lock().beat = Instant::now();
     }
 
-    /// Something new begins.
+    /// Reports the start of the step `what`.
     pub(crate) fn begin(&self, what: String) {
         let mut state = self.shared.lock();
         state.beat = Instant::now();
@@ -73,7 +73,7 @@ impl Drop for Watchdog {
         self.shared.lock().over = true;
         self.shared.over.notify_all();
         if let Some(thread) = self.thread.take() {
-            // If it has given up, the process ends in a moment.
+            // If the watchdog has given up, its callback ends the process.
             let _ = thread.join();
         }
     }
@@ -90,7 +90,7 @@ impl Shared {
         while !state.over {
             if state.beat.elapsed() > patience {
                 let (what, seconds) = (&state.what, patience.as_secs());
-                return Some(Verdict(format!("{what} did not end within {seconds} s: given up")));
+                return Some(Verdict(format!("{what} did not end within {seconds} s")));
             }
             let now = trouble();
             if now.is_some() && now == before {

@@ -1,4 +1,4 @@
-//! The configuration: whether it can be used, and every setting with its value and source.
+//! The configuration: whether it is valid, and every setting with its value and source.
 
 use std::fmt;
 use std::path::Path;
@@ -9,13 +9,13 @@ use serde::Serialize;
 
 use super::report::{Row, Section, plain_table, write_table};
 
-/// A setting as it stands in this environment.
+/// A setting with its value in this environment.
 #[derive(Debug, Serialize)]
 pub(super) struct Current {
     name: &'static str,
     aliases: &'static [&'static str],
     value: String,
-    /// The variable it came from; none: the default.
+    /// The environment variable that sets it. `None` if the default applies.
     from: Option<&'static str>,
     default: &'static str,
     allowed: String,
@@ -25,7 +25,7 @@ pub(super) struct Current {
     used: bool,
 }
 
-/// The section about the configuration: what is set, and what is wrong with it.
+/// The section about the configuration: the settings that are set, and their errors.
 pub(super) fn section(_root: &Path) -> Section {
     let mut section = Section::new("configuration", "Configuration (all settings: --config)");
     let outcome = Config::from_env(variable);
@@ -62,12 +62,12 @@ pub(super) fn section(_root: &Path) -> Section {
     section
 }
 
-/// Every setting of the table with its value in this environment.
+/// Every setting with its value in this environment.
 pub(super) fn settings() -> Vec<Current> {
     SETTINGS.iter().map(|setting| current(setting, variable)).collect()
 }
 
-/// The settings that have an effect or are set, as a table, and how many others there are.
+/// A table of the settings that have an effect or are set, and the number of the other settings.
 pub(super) fn table(settings: &[Current]) -> impl fmt::Display {
     fmt::from_fn(move |f| {
         let (shown, others): (Vec<&Current>, Vec<&Current>) =
@@ -82,7 +82,7 @@ pub(super) fn table(settings: &[Current]) -> impl fmt::Display {
         write_table(f, &table)?;
         writeln!(
             f,
-            "\n{} more names are known and have no effect in this build; `--config --json` lists them.",
+            "\n{} more settings are known but have no effect in this build; `--config --json` lists them.",
             others.len()
         )?;
         for sentence in config::unknown(variable_names()) {
@@ -92,16 +92,16 @@ pub(super) fn table(settings: &[Current]) -> impl fmt::Display {
     })
 }
 
-/// An error where the configuration cannot be used.
+/// Returns an error if the configuration is invalid.
 pub(super) fn check() -> anyhow::Result<()> {
-    Config::from_env(variable).context("the configuration cannot be used").map(drop)
+    Config::from_env(variable).context("the configuration is invalid").map(drop)
 }
 
 fn current(setting: &'static Setting, lookup: impl Fn(&str) -> Option<String>) -> Current {
     let found = setting.find(lookup);
     let effect = match setting.status {
         Status::Used => "used".to_owned(),
-        Status::Reserved(what) => format!("kept for {what}, which is not in this build yet"),
+        Status::Reserved(what) => format!("reserved for {what}, which is not in this build yet"),
         Status::AnsweredWithWarning(why) => format!("no effect: {why}"),
         _ => String::new(),
     };
@@ -118,7 +118,7 @@ fn current(setting: &'static Setting, lookup: impl Fn(&str) -> Option<String>) -
     }
 }
 
-/// A variable of the environment; bytes that are no text become a value that no setting accepts.
+/// An environment variable. A value that is not UTF-8 becomes a text that no setting accepts.
 fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn the_table_shows_used_and_set_ones() {
         let text = table(&with("UCCL_CXI_CQ_SIZE", "12345")).to_string();
-        assert!(text.contains("12345") && text.contains("kept for cxi"), "{text}");
+        assert!(text.contains("12345") && text.contains("reserved for cxi"), "{text}");
         assert!(!text.contains("PEERWAY_CXI_DOMAIN"), "{text}");
         for setting in SETTINGS.iter().filter(|setting| setting.status == Status::Used) {
             assert!(text.contains(setting.name), "{text}");

@@ -1,4 +1,4 @@
-//! The system calls that no safe wrapper we use has.
+//! System calls without a safe wrapper in this program's dependencies.
 
 use std::ffi::CStr;
 use std::io;
@@ -6,32 +6,34 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Reads a word of this process through `process_vm_readv`, as a peer would read it.
 ///
-/// That is allowed whatever Yama says, so a failure means that the call itself is missing or filtered.
+/// Yama always allows a process to read itself, so a failure means that the call is missing or
+/// filtered.
 pub(super) fn cma_on_itself() -> io::Result<()> {
     let source = 0x5eed_u64;
     let mut copy = 0_u64;
     let len = size_of::<u64>();
     let local = libc::iovec { iov_base: (&raw mut copy).cast(), iov_len: len };
     let remote = libc::iovec { iov_base: (&raw const source).cast_mut().cast(), iov_len: len };
-    // SAFETY: both vectors hold one entry, over live locals of `len` bytes; the remote one is only read.
+    // SAFETY: both vectors have one entry, which covers a live local of `len` bytes. The kernel
+    // writes only to `copy`.
     let moved = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
     if moved < 0 {
         return Err(io::Error::last_os_error());
     }
-    // Written through a raw pointer above, so it is read the same way.
+    // The kernel wrote `copy` through a raw pointer, so this reads it through one too.
     // SAFETY: `copy` is a live, initialised local.
     let copy = unsafe { (&raw const copy).read_volatile() };
     if usize::try_from(moved) == Ok(len) && copy == source {
         Ok(())
     } else {
-        Err(io::Error::other("the copy came back incomplete"))
+        Err(io::Error::other("process_vm_readv returned incomplete or wrong bytes"))
     }
 }
 
-/// The addresses of this machine with the names of their interfaces.
+/// The addresses of this machine, each with the name of its interface.
 pub(super) fn addresses() -> io::Result<Vec<(String, IpAddr)>> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `head` is a valid place for the list's address.
+    // SAFETY: `head` is a live local that receives the list's address.
     if unsafe { libc::getifaddrs(&mut head) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -44,9 +46,10 @@ pub(super) fn addresses() -> io::Result<Vec<(String, IpAddr)>> {
         if entry.ifa_name.is_null() || entry.ifa_addr.is_null() {
             continue;
         }
-        // SAFETY: a NUL-terminated name, alive as long as the list.
+        // SAFETY: `getifaddrs` gives each entry a NUL-terminated name, which lives as long as the
+        // list.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
-        // SAFETY: every socket address begins with its family, which says what it is.
+        // SAFETY: the address is not null, and every socket address begins with its family.
         let address = match i32::from(unsafe { (*entry.ifa_addr).sa_family }) {
             libc::AF_INET => {
                 // SAFETY: the family says that this is a `sockaddr_in`.
@@ -75,7 +78,7 @@ mod tests {
 
     #[test]
     fn cma_answers() {
-        // Filtered in some containers: an answer either way, never a crash.
+        // Some containers filter the call. It may fail, but it must not crash.
         let _ = cma_on_itself();
     }
 

@@ -1,4 +1,4 @@
-//! GPUs as the CUDA driver shows them, and which memory of theirs can be shared: by trying it.
+//! GPUs as the CUDA driver reports them, and a trial allocation of shareable memory on each.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use serde_json::json;
 use super::report::{Row, Section, bytes};
 use super::{kernels, topology};
 
-/// The unit in which GPUs hand memory out.
+/// Bytes of the trial allocation: the allocation granularity of GPUs.
 const TRIED: u64 = 2 << 20;
 
-/// The section about GPUs: what the kernel shows, then what the driver says where there is one.
+/// The section about GPUs: facts from the kernel, then facts from the CUDA driver if there is one.
 pub(super) fn section(root: &Path) -> Section {
     let mut section = topology::gpu_section(root);
     for row in rows(peerway::gpu::devices(), attempt) {
@@ -22,8 +22,8 @@ pub(super) fn section(root: &Path) -> Section {
     section
 }
 
-/// The rows of what the driver said. Where there is no driver nothing is added: the libraries have a section of
-/// their own, which says why.
+/// The rows from the CUDA driver. Without a driver there are none: the section about libraries
+/// gives the reason.
 fn rows(
     devices: Result<Vec<Facts>, GpuError>,
     attempt: impl Fn(u32) -> Result<Made, GpuError>,
@@ -35,7 +35,7 @@ fn rows(
     };
     if devices.is_empty() {
         let row = Row::absent("CUDA", "the driver shows no GPU");
-        return vec![row.note("CUDA_VISIBLE_DEVICES decides which are shown")];
+        return vec![row.note("CUDA_VISIBLE_DEVICES selects the GPUs that the driver shows")];
     }
     let each = devices.iter().zip(0..).flat_map(|(facts, index)| {
         let name = format!("CUDA GPU {index}");
@@ -65,7 +65,7 @@ fn about(name: &str, facts: &Facts) -> Row {
     }))
 }
 
-/// What the GPU says that it can.
+/// The capabilities that the driver reports for the GPU.
 fn can(name: &str, facts: &Facts) -> Row {
     let all = [
         ("virtual memory management", facts.vmm),
@@ -81,9 +81,9 @@ fn can(name: &str, facts: &Facts) -> Row {
         some.map(|(what, _)| *what).collect::<Vec<_>>().join(", ")
     };
     let (there, missing) = (list(true), list(false));
-    let name = format!("{name} says it can");
-    let row = if there.is_empty() { Row::absent(name, "nothing") } else { Row::ok(name, there) };
-    let row = if missing.is_empty() { row } else { row.note(format!("not: {missing}")) };
+    let name = format!("{name} capabilities");
+    let row = if there.is_empty() { Row::absent(name, "none") } else { Row::ok(name, there) };
+    let row = if missing.is_empty() { row } else { row.note(format!("missing: {missing}")) };
     row.data(json!({
         "vmm": facts.vmm,
         "posix_fd": facts.posix_fd,
@@ -95,20 +95,20 @@ fn can(name: &str, facts: &Facts) -> Row {
     }))
 }
 
-/// What an allocation came to.
+/// The result of a trial allocation.
 struct Made {
     kind: String,
     why_not_better: Option<String>,
 }
 
-/// Allocates a little, in the best way that works. Frees it at once.
+/// Allocates a little memory of the best kind that works, and frees it at once.
 fn attempt(gpu: u32) -> Result<Made, GpuError> {
     let memory = DeviceMemory::allocate(gpu, TRIED, &DeviceMemoryOptions::default())?;
     Ok(Made { kind: memory.kind().to_string(), why_not_better: memory.why_not_better() })
 }
 
 fn memory(name: &str, tried: Result<Made, GpuError>) -> Row {
-    let name = format!("{name} memory, tried");
+    let name = format!("{name} memory (tried)");
     match tried {
         Ok(Made { kind, why_not_better }) => {
             let data = json!({ "kind": kind, "why_not_better": why_not_better });
@@ -125,7 +125,7 @@ fn memory(name: &str, tried: Result<Made, GpuError>) -> Row {
     }
 }
 
-/// As `nvidia-smi` writes it.
+/// The UUID in the format of `nvidia-smi`.
 fn uuid(bytes: &[u8; 16]) -> String {
     let mut text = "GPU".to_owned();
     for (i, byte) in bytes.iter().enumerate() {
@@ -170,7 +170,7 @@ mod tests {
         assert!(text.contains("shows no GPU") && text.contains("CUDA_VISIBLE_DEVICES"), "{text}");
     }
 
-    /// On whatever driver there is: a GPU's, a stand-in, or none.
+    /// Runs with any driver: a GPU's, a stand-in, or none.
     #[test]
     fn every_gpu_has_its_rows() {
         let devices = peerway::gpu::devices();

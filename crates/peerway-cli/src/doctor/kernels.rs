@@ -1,17 +1,17 @@
-//! Kernels that are compiled at run time: what compiles them, and where they are kept.
+//! Kernels that are compiled at run time: their compiler, and the cache directory.
 
 use peerway::gpu::jit::Status;
 use serde_json::json;
 
 use super::report::{Row, bytes};
 
-/// The row about them.
+/// The row about kernels.
 pub(super) fn row(status: &Status) -> Row {
     let kept = match (&status.directory, &status.problem) {
-        (_, Some(problem)) => format!("not kept: {problem}"),
-        (None, None) => "not kept: PEERWAY_KERNEL_CACHE is off".to_owned(),
+        (_, Some(problem)) => format!("not cached: {problem}"),
+        (None, None) => "not cached: PEERWAY_KERNEL_CACHE is off".to_owned(),
         (Some(directory), None) => {
-            format!("{} kept in {}, {}", status.images, directory.display(), bytes(status.bytes))
+            format!("{} cached in {}, {}", status.images, directory.display(), bytes(status.bytes))
         }
     };
     let (compiler, error) = match &status.compiler {
@@ -20,7 +20,7 @@ pub(super) fn row(status: &Status) -> Row {
     };
     let value = match compiler {
         Some(compiler) => format!("compiled by {compiler}"),
-        None => "none can be compiled".to_owned(),
+        None => "no compiler works".to_owned(),
     };
     let row = match (compiler, &status.problem) {
         (Some(_), None) => Row::ok("kernels", value),
@@ -55,11 +55,11 @@ mod tests {
         status.directory = Some("/some/where".into());
         (status.images, status.bytes, status.problem) = (3, 4096, None);
         let text = shown(&status);
-        assert!(text.contains("NVRTC 12.9") && text.contains("3 kept in /some/where"), "{text}");
-        status.compiler = Err("it is nowhere".to_owned());
-        assert!(shown(&status).contains("none can be compiled"), "{status:?}");
-        status.problem = Some("it is another user's".to_owned());
-        assert!(shown(&status).contains("not kept: it is another user's"), "{status:?}");
+        assert!(text.contains("NVRTC 12.9") && text.contains("3 cached in /some/where"), "{text}");
+        status.compiler = Err("not found".to_owned());
+        assert!(shown(&status).contains("no compiler works"), "{status:?}");
+        status.problem = Some("owned by another user".to_owned());
+        assert!(shown(&status).contains("not cached: owned by another user"), "{status:?}");
         (status.problem, status.directory) = (None, None);
         assert!(shown(&status).contains("PEERWAY_KERNEL_CACHE is off"), "{status:?}");
     }

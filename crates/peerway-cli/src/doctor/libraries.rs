@@ -1,4 +1,4 @@
-//! The vendor libraries: found, or why not.
+//! The vendor libraries: whether each is found, and why not.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use peerway_sys::{Library, probe};
 
 use super::report::{Row, Section};
 
-/// The section about vendor libraries. They are found by the loader, not under `root`.
+/// The section about vendor libraries. The loader finds them, so `root` has no effect.
 pub(super) fn section(_root: &Path) -> Section {
     let mut section =
         Section::new("libraries", "Vendor libraries (opened at run time; none is required)");
@@ -16,7 +16,7 @@ pub(super) fn section(_root: &Path) -> Section {
     section
 }
 
-/// Whether a library is there.
+/// The row of one library.
 pub(super) fn row(library: Library) -> Row {
     match probe(library) {
         Ok(found) => {
@@ -26,7 +26,7 @@ pub(super) fn row(library: Library) -> Row {
                 None => found.soname.clone(),
             };
             for tried in &found.passed_over {
-                note.push_str(&format!("; passed over {tried}"));
+                note.push_str(&format!("; rejected {tried}"));
             }
             let data = serde_json::json!({ "path": found.path, "version": found.version });
             let row = if found.passed_over.is_empty() {
@@ -38,7 +38,7 @@ pub(super) fn row(library: Library) -> Row {
         }
         Err(error) => {
             let missing = error.tried.iter().all(|tried| tried.reason.contains("No such file"));
-            // The loader's whole sentence matters only where a file is there and cannot be used.
+            // The loader's full message matters only if a file exists but cannot be used.
             let (value, places): (_, Vec<String>) = if missing {
                 let names = error.tried.iter().map(|tried| tried.name.clone());
                 ("not installed", names.collect())
@@ -46,7 +46,7 @@ pub(super) fn row(library: Library) -> Row {
                 ("not usable", error.tried.iter().map(ToString::to_string).collect())
             };
             Row::absent(library.name(), value)
-                .note(format!("for {}; tried {}", library.purpose(), places.join(", ")))
+                .note(format!("needed for {}; tried {}", library.purpose(), places.join(", ")))
                 .data(serde_json::json!({ "error": error.to_string() }))
         }
     }

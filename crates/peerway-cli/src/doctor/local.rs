@@ -1,4 +1,4 @@
-//! What the paths inside one host need: memfd, cross-memory attach, Yama, namespaces.
+//! Checks what the paths inside one host need: memfd, cross-memory attach, Yama, namespaces.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub(super) fn section(root: &Path) -> Section {
     section
 }
 
-/// Shared mappings and the ring live in sealed memfds, so a seal is part of the probe.
+/// Shared mappings and the ring live in sealed memfds, so the probe also adds a seal.
 fn memfd() -> Row {
     let tried = memfd_create("peerway-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .and_then(|fd| {
@@ -76,14 +76,14 @@ pub(super) fn has_capability(root: &Path, bit: u32) -> bool {
         .is_some_and(|mask| mask & (1 << bit) != 0)
 }
 
-/// How the death of a local peer is noticed at once.
+/// The engine detects the death of a local peer through a pidfd.
 fn pidfd() -> Row {
     match pidfd_open(getpid(), PidfdFlags::empty()) {
-        Ok(_) => Row::ok("pidfd", "works").note("a local peer's death is seen at once"),
-        Err(Errno::NOSYS) => Row::attention("pidfd", "not in this kernel (5.3 and later)")
-            .note("a local peer's death is seen by its silence"),
+        Ok(_) => Row::ok("pidfd", "works").note("the death of a local peer is detected at once"),
+        Err(Errno::NOSYS) => Row::attention("pidfd", "not in this kernel (needs 5.3 or later)")
+            .note("the death of a local peer is detected only when it stops answering"),
         Err(error) => Row::attention("pidfd", format!("refused: {error}"))
-            .note("a local peer's death is seen by its silence"),
+            .note("the death of a local peer is detected only when it stops answering"),
     }
 }
 
@@ -92,12 +92,13 @@ fn namespace(root: &Path, name: &str) -> Row {
     let Some(own) = namespace_inode(&root.join("proc/self/ns").join(name)) else {
         return Row::attention(label, "cannot be read");
     };
-    // Readable only with privileges, and only the machine's init where the PID namespace is its own.
+    // This link needs privileges to read. It belongs to the machine's init only if this process is
+    // in the machine's PID namespace.
     let init = namespace_inode(&root.join("proc/1/ns").join(name));
     let row = Row::ok(label, own.to_string()).data(own);
     match is_initial(name, own, init) {
         Some(true) => row.note("the machine's own"),
-        Some(false) => row.note("a container's; paths to peers outside are probed one by one"),
+        Some(false) => row.note("a container's; each path to a peer outside is probed"),
         None => row.note("the machine's or a container's: this kernel does not tell"),
     }
 }
@@ -109,11 +110,11 @@ fn namespace_inode(link: &Path) -> Option<u64> {
     text.split_once(":[")?.1.strip_suffix(']')?.parse().ok()
 }
 
-/// Whether a namespace is the one the machine booted with, where that can be told.
+/// Whether a namespace is the one that the machine booted with. `None` if this cannot be decided.
 ///
-/// The kernel gives the first namespaces fixed inodes (`include/linux/proc_ns.h`, `uapi/linux/nsfs.h`).
-/// Those of `net` and `mnt` are fixed only in recent kernels, so another number decides nothing there;
-/// then init's own decides, as long as our PID 1 is the machine's.
+/// The kernel gives the initial namespaces fixed inodes (`include/linux/proc_ns.h`,
+/// `uapi/linux/nsfs.h`). For `net` and `mnt` the inodes are fixed only in recent kernels. A
+/// different inode is therefore conclusive only if init's namespace has the fixed inode.
 fn is_initial(name: &str, own: u64, init: Option<u64>) -> Option<bool> {
     let (fixed, always) = match name {
         "user" => (0xEFFF_FFFD, true),

@@ -10,7 +10,8 @@ use rustix::process::{Resource, getrlimit};
 use super::report::{Row, Section, bytes};
 use super::topology;
 
-/// Below this a registration of pinned memory fails at sizes that matter; 8 MiB is the usual default.
+/// With a lower limit, registrations of pinned memory fail at common sizes. The usual default is
+/// 8 MiB.
 pub(super) const SMALL_MEMLOCK: u64 = 64 << 20;
 
 /// The section about the machine itself.
@@ -37,11 +38,11 @@ fn cores(root: &Path) -> Row {
     }
 }
 
-/// Where threads of the engine would run in a process that is started as this one was.
+/// The CPUs for engine threads in a process that is started like this one.
 fn engine_threads() -> Row {
     match Cpus::of_environment() {
         Ok(cpus) if cpus.numbers().is_empty() => {
-            Row::attention("engine threads", "the kernel does not tell where they may run")
+            Row::attention("engine threads", "the kernel does not report the allowed processors")
         }
         Ok(cpus) => {
             let row = Row::ok("engine threads", format!("on processors {cpus}"));

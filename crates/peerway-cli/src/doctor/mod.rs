@@ -1,10 +1,11 @@
-//! `peerway doctor`: what this machine offers the engine, what is missing, and why.
+//! `peerway doctor`: reports what this machine supports, what is missing, and why.
 //!
-//! Every section is a function from the file system's root to a [`Section`]; those that only read
-//! files take any root, so that tests give them a tree of their own. Nothing here changes the machine
-//! or needs a privilege; what cannot be read is a row that says so. RDMA devices are opened to be asked, and
-//! closed; GPUs are asked through the CUDA driver where there is one, and a little of their memory is allocated. Python
-//! is asked where NIXL is.
+//! Every section is a function from the file system's root to a [`Section`]. Sections that only
+//! read files accept any root, so that tests can pass a tree of files. No section changes the
+//! machine or needs a privilege. A file that cannot be read becomes a row with the reason.
+//!
+//! The RDMA section opens each device, queries it and closes it. The GPU section queries the CUDA
+//! driver, if there is one, and allocates a little GPU memory. The NIXL section runs `python3`.
 
 mod configuration;
 mod ffi;
@@ -34,17 +35,17 @@ use crate::output;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  peerway doctor                     a table for people
-  peerway doctor --json              the same for programs
-  peerway doctor --config            every setting, its value and where it came from
+  peerway doctor                     print tables
+  peerway doctor --json              print the same as JSON
+  peerway doctor --config            print every setting, its value and its source
 
-Marks: `ok` is there, `-` is not there, `!` is worth a look.
-Exit code 1 means that the configuration cannot be used; a missing device is no failure.")]
+Marks: `ok` present, `-` missing, `!` needs attention.
+Exit code 1 means that the configuration is invalid. A missing device is not a failure.")]
 pub(crate) struct DoctorArgs {
     /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
-    /// Print the settings instead of the machine.
+    /// Print the settings instead of the report on the machine.
     #[arg(long)]
     config: bool,
 }
@@ -62,7 +63,7 @@ const SECTIONS: &[fn(&Path) -> Section] = &[
     configuration::section,
 ];
 
-/// Looks at the machine and prints what it found.
+/// Examines the machine and prints the report.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let text = if args.config {
         let settings = configuration::settings();

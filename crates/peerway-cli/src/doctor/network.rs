@@ -1,4 +1,4 @@
-//! Network interfaces, and the defaults of TCP.
+//! Network interfaces and TCP defaults.
 
 use std::fs;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use super::ffi;
 use super::report::{Row, Section};
 use super::topology;
 
-/// The section about TCP and the interfaces it runs over.
+/// The section about TCP and the network interfaces.
 pub(super) fn section(root: &Path) -> Section {
     let mut section = Section::new("network", "Network");
     section.push(congestion_control(root));
@@ -41,7 +41,7 @@ fn congestion_control(root: &Path) -> Row {
 }
 
 fn interface(nic: &topology::Nic, addresses: &[IpAddr]) -> Row {
-    // Loopback has no carrier to report, so its state is `unknown` while it is up.
+    // Loopback reports no carrier, so its state is `unknown` while it is up.
     let loopback = addresses.iter().any(IpAddr::is_loopback);
     let state = if loopback { "loopback" } else { &nic.state };
     let mut value = vec![state.to_owned()];

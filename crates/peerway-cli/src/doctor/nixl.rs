@@ -1,4 +1,4 @@
-//! NIXL: where it is, and whether it has our backend.
+//! NIXL: where it is installed, and whether Peerway's backend is installed in it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::nixl::{self, Found, State};
 /// The names that the backend can be installed under.
 const NAMES: [&str; 2] = ["PEERWAY", "UCCL"];
 
-/// What `python3` finds.
+/// The section about the NIXL installations that `python3` finds.
 pub(super) fn section(_root: &Path) -> Section {
     let mut section = Section::new("nixl", "NIXL (as python3 finds it)");
     match nixl::look("python3") {
@@ -18,7 +18,7 @@ pub(super) fn section(_root: &Path) -> Section {
             section.push(Row::absent("nixl", "not installed"));
         }
         Ok(found) => found.iter().for_each(|nixl| section.push(row(nixl))),
-        Err(error) => section.push(Row::absent("nixl", format!("not looked for: {error:#}"))),
+        Err(error) => section.push(Row::absent("nixl", format!("cannot look for it: {error:#}"))),
     }
     section
 }
@@ -34,12 +34,13 @@ fn row(nixl: &Found) -> Row {
         "tested": nixl.is_tested(),
     });
     let row = if under.is_empty() {
-        Row::absent(nixl.shown(), "has no backend of ours").note("peerway nixl-install")
+        Row::absent(nixl.shown(), "Peerway's backend is not installed")
+            .note("install it with peerway nixl-install")
     } else if nixl.is_tested() {
-        Row::ok(nixl.shown(), format!("has our backend as {}", under.join(" and ")))
+        Row::ok(nixl.shown(), format!("has Peerway's backend as {}", under.join(" and ")))
     } else {
-        Row::attention(nixl.shown(), format!("has our backend as {}", under.join(" and ")))
-            .note("a version that it was not tested with")
+        Row::attention(nixl.shown(), format!("has Peerway's backend as {}", under.join(" and ")))
+            .note("the backend is not tested with this NIXL version")
     };
     row.data(data)
 }

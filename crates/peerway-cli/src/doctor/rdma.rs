@@ -1,7 +1,7 @@
-//! RDMA: the devices, what they can do, which of their addresses would be used, and what is missing.
+//! RDMA: the devices, their capabilities, the GIDs that connections would use, and what is missing.
 //!
-//! What the kernel's files say is shown without libibverbs too; the rest is the devices' own answer.
-//! A machine without devices gets one row. For programs everything about a device is in its row's data.
+//! The facts from the kernel's files need no libibverbs. The other facts come from the devices. A
+//! machine without devices gets one row. The `data` of a device's row has every fact for programs.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use super::{libraries, local, machine};
 /// The capability that lifts the limit on locked memory, as a bit of `CapEff`.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// Addresses of a port that people are shown; one with many VLANs has hundreds. Programs get them all.
+/// How many GIDs of a port the table shows. A port with many VLANs has hundreds. The JSON has all.
 const SHOWN: usize = 16;
 
 /// The section about RDMA.
@@ -40,14 +40,14 @@ pub(super) fn section(root: &Path) -> Section {
     section
 }
 
-/// The one row of a machine that has none.
+/// The only row of a machine without RDMA devices.
 fn no_devices(root: &Path) -> Row {
     let row = Row::absent("devices", "none in /sys/class/infiniband");
     if root.join("sys/class/infiniband").is_dir() {
-        return row.note("RDMA modules are loaded, and no device has come up");
+        return row.note("RDMA modules are loaded, but no device has come up");
     }
     row.note(
-        "no RDMA module is loaded: the NIC's driver (such as mlx5_ib or efa) brings the others",
+        "no RDMA module is loaded: load the NIC's driver (such as mlx5_ib or efa), which loads the others",
     )
 }
 
@@ -55,17 +55,17 @@ fn memlock(limit: Option<u64>, exempt: bool) -> Row {
     let name = "locked memory";
     match limit {
         None => Row::ok(name, "unlimited").data("unlimited"),
-        Some(limit) if exempt => {
-            Row::ok(name, bytes(limit)).note("not for this process (CAP_IPC_LOCK)").data(limit)
-        }
+        Some(limit) if exempt => Row::ok(name, bytes(limit))
+            .note("does not apply to this process (CAP_IPC_LOCK)")
+            .data(limit),
         Some(limit) if limit < machine::SMALL_MEMLOCK => Row::attention(name, bytes(limit))
-            .note("registering more than that fails: raise it with `ulimit -l unlimited`")
+            .note("larger registrations fail: raise the limit with `ulimit -l unlimited`")
             .data(limit),
         Some(limit) => Row::ok(name, bytes(limit)).data(limit),
     }
 }
 
-/// An index that the user names for all ports, and the variable that does.
+/// A GID index that a setting names for all ports, and the environment variable that sets it.
 #[derive(Debug)]
 struct NamedGid {
     variable: &'static str,
@@ -79,15 +79,16 @@ fn named_gid(lookup: impl Fn(&str) -> Option<String>) -> Option<NamedGid> {
     Some(NamedGid { variable: found.name, index: found.value.parse().ok(), value: found.value })
 }
 
-/// All that is known about a device, for programs.
+/// Every known fact about a device, for programs.
 #[derive(Debug, Serialize)]
 struct Known<'a> {
     #[serde(flatten)]
     kernel: &'a RdmaDevice,
-    /// From the root complex to the function, and of its interface where it has none itself.
+    /// The PCI path from the root complex to the function. If the device has none, the path of its
+    /// network interface.
     pci_path: &'a [String],
     verbs: Option<&'a Answers>,
-    /// The index that the user names for all ports, instead of the chosen ones.
+    /// The GID index that a setting names for all ports. It replaces the chosen indices.
     named_gid: Option<u32>,
 }
 
@@ -107,7 +108,9 @@ fn describe(
         let place = places.iter().find(|place| place.name == device.name);
         device.numa_node = place.and_then(|place| place.numa).map(u32::from);
         let (answers, wrong) = match &asked {
-            Asked::NoLibrary => (None, Some("it needs libibverbs and its provider".to_owned())),
+            Asked::NoLibrary => {
+                (None, Some("needs libibverbs and the device's provider".to_owned()))
+            }
             Asked::NoList(error) => (None, Some(error.to_string())),
             Asked::Devices(list) => match list.iter().find(|(name, _)| *name == device.name) {
                 Some((_, Ok(answers))) => (Some(answers), None),
@@ -128,14 +131,14 @@ fn describe(
     }
 }
 
-/// Why libibverbs passes over a device that the kernel has.
+/// Why libibverbs does not list a device that the kernel has.
 fn not_listed(root: &Path) -> &'static str {
     if !root.join("sys/class/infiniband_verbs").is_dir() {
-        "programs cannot reach it: load the module ib_uverbs"
+        "programs cannot open it: load the module ib_uverbs"
     } else if !root.join("dev/infiniband").is_dir() {
-        "its /dev/infiniband is not here: in a container, pass it in"
+        "/dev/infiniband is missing: in a container, pass it in"
     } else {
-        "libibverbs does not know it: install its provider (ibverbs-providers)"
+        "libibverbs has no provider for it: install the provider (ibverbs-providers)"
     }
 }
 
@@ -218,19 +221,19 @@ fn port_rows(
     }
     if own.gids.len() > SHOWN {
         let all = own.gids.len();
-        section.push(Row::ok(format!("{name} GIDs"), format!("{all} in all; `--json` has them")));
+        section.push(Row::ok(format!("{name} GIDs"), format!("{all} in all; `--json` lists them")));
     }
     if own.gids.is_empty() {
         section.push(
             Row::attention(format!("{name} GIDs"), "none")
-                .note("nothing can be connected: give its interface an address"),
+                .note("no connection is possible: give the port's interface an address"),
         );
     } else if let Some((variable, index)) = named
         && own.gids.iter().all(|gid| gid.index != index)
     {
         section.push(
             Row::attention(format!("{name} GID {index}"), "empty")
-                .note(format!("{variable} names it: this port cannot be used")),
+                .note(format!("{variable} selects this GID, so the port cannot be used")),
         );
     }
 }
@@ -348,7 +351,7 @@ mod tests {
         assert!(line(&text, "GID 39").contains("chosen"), "{text}");
         assert!(text.contains("40 in all") && !text.contains("GID 16 "), "{text}");
         let none = shown(&roce(), answers(&[]), None).to_string();
-        assert!(none.contains("nothing can be connected"), "{none}");
+        assert!(none.contains("no connection is possible"), "{none}");
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! What the doctor found, for people and for programs.
+//! The doctor's report, as text and as JSON.
 //!
-//! A report is sections of rows. People get a table per section; programs get the same rows as JSON,
-//! with a `data` field where the text alone would have to be parsed.
+//! A report consists of sections, and a section of rows. The text output has a table per section.
+//! The JSON output has the same rows, with a `data` field where a program would otherwise have to
+//! parse the text.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -10,7 +11,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use serde::Serialize;
 use serde_json::Value;
 
-/// All that was found.
+/// The complete report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     version: &'static str,
@@ -33,7 +34,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// A group of rows about one thing.
+/// A group of rows about one subject.
 #[derive(Debug, Serialize)]
 pub(crate) struct Section {
     id: &'static str,
@@ -42,7 +43,7 @@ pub(crate) struct Section {
 }
 
 impl Section {
-    /// An empty section; `id` is for programs and never changes.
+    /// An empty section. Programs match `id`, so an existing `id` never changes.
     pub(crate) fn new(id: &'static str, title: &'static str) -> Self {
         Self { id, title, rows: Vec::new() }
     }
@@ -75,7 +76,7 @@ impl fmt::Display for Section {
     }
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     name: String,
@@ -88,30 +89,31 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Something that is there.
+    /// The checked thing is present.
     pub(crate) fn ok(name: impl Into<String>, value: impl Into<String>) -> Self {
         Self::new(name, value, State::Ok)
     }
 
-    /// Something that is not there.
+    /// The checked thing is missing.
     pub(crate) fn absent(name: impl Into<String>, value: impl Into<String>) -> Self {
         Self::new(name, value, State::Absent)
     }
 
-    /// Something that is there and should be looked at.
+    /// The checked thing needs attention.
     pub(crate) fn attention(name: impl Into<String>, value: impl Into<String>) -> Self {
         Self::new(name, value, State::Attention)
     }
 
-    /// The same row with a remark: what it means, or what to do.
+    /// Adds a remark: what the value means, or what to do.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
         self
     }
 
-    /// The same row with its value in a form that programs need not parse.
+    /// Adds the value in a form that programs need not parse.
     pub(crate) fn data(mut self, data: impl Serialize) -> Self {
-        // Only plain structs are passed, whose serialisation cannot fail; the text remains if it does.
+        // Callers pass plain structs, whose serialisation cannot fail. If it did, the row would
+        // keep its text.
         self.data = serde_json::to_value(data).unwrap_or(Value::Null);
         self
     }
@@ -139,7 +141,7 @@ impl State {
     }
 }
 
-/// A table without lines that fits the terminal, or 120 columns where there is none.
+/// A table without borders, as wide as the terminal, or 120 columns if the output is no terminal.
 pub(crate) fn plain_table() -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
@@ -149,7 +151,7 @@ pub(crate) fn plain_table() -> Table {
     table
 }
 
-/// Writes a table without the blanks that its cells are padded with at the end of a line.
+/// Writes a table without the trailing blanks that pad its cells.
 pub(crate) fn write_table(f: &mut fmt::Formatter<'_>, table: &Table) -> fmt::Result {
     for line in table.lines() {
         writeln!(f, "{}", line.trim_end())?;
@@ -157,7 +159,7 @@ pub(crate) fn write_table(f: &mut fmt::Formatter<'_>, table: &Table) -> fmt::Res
     Ok(())
 }
 
-/// A byte count with one decimal in the unit that suits it.
+/// A byte count in the largest unit that keeps it at 1 or more, with one decimal.
 pub(crate) fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {

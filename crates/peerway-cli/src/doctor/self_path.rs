@@ -1,4 +1,4 @@
-//! Which path an endpoint here takes to another one on this host: by trying every one of them.
+//! Tries every path between two endpoints on this host.
 
 use std::path::Path;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use super::report::{Row, Section};
 /// The section about the paths from this machine to itself.
 pub(super) fn section(_root: &Path) -> Section {
     let mut section =
-        Section::new("self", "Path to itself, best first (two endpoints, connected for real)");
+        Section::new("self", "Paths to this host, best first (tried with two endpoints)");
     for pin in [Pin::LocalMap, Pin::LocalCma, Pin::LocalRing, Pin::Tcp] {
         section.push(try_path(pin));
     }
@@ -27,7 +27,8 @@ fn try_path(pin: Pin) -> Row {
     })();
     match tried {
         Ok((path, took)) => {
-            let trust = if path.is_trusted() { "same user only" } else { "checked by the owner" };
+            let trust =
+                if path.is_trusted() { "same user only" } else { "the owner checks every access" };
             Row::ok(
                 pin.to_string(),
                 format!("works, connected in {:.1} ms", took.as_secs_f64() * 1e3),

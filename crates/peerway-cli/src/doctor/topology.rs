@@ -1,8 +1,8 @@
-//! NUMA nodes, interfaces, RDMA devices and GPUs, out of `/sys`, `/proc` and `/dev`.
+//! NUMA nodes, interfaces, RDMA devices and GPUs, read from `/sys`, `/proc` and `/dev`.
 //!
-//! Every function is a function of a directory: given `/` it describes this machine, given a tree of
-//! files it describes that one. A file that is missing or says something unexpected leaves a field
-//! empty; it never makes a device disappear.
+//! Every function takes a root directory. Given `/`, it describes this machine. Given a tree of
+//! files, it describes the machine of that tree. A missing or unexpected file leaves a field empty,
+//! but it never hides a device.
 
 use std::fs;
 use std::path::Path;
@@ -39,7 +39,7 @@ pub(super) fn numa_nodes(root: &Path) -> Vec<Node> {
 
 /// A field of `/proc/meminfo`, or of a node's, in bytes.
 pub(super) fn meminfo(text: &str, field: &str) -> Option<u64> {
-    // A node's lines begin with `Node 0`, so the field may be the first word or the third.
+    // In a node's file the lines begin with `Node 0`, so the field is the first word or the third.
     let value = text.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         (name.split_whitespace().last() == Some(field)).then_some(value)
@@ -65,14 +65,14 @@ pub(super) fn nics(root: &Path) -> Vec<Nic> {
     let base = root.join("sys/class/net");
     entries(&base)
         .into_iter()
-        // A file of the bonding driver lies among the interfaces.
+        // The bonding driver puts a plain file into this directory.
         .filter(|name| base.join(name).is_dir())
         .map(|name| {
             let dir = base.join(&name);
             let device = dir.join("device");
             Nic {
                 state: attribute(&dir, "operstate").unwrap_or_else(|| "unknown".to_owned()),
-                // Virtual ones answer -1, or refuse to be read.
+                // Virtual interfaces report -1, or the read fails.
                 speed_mbps: number(&dir, "speed").filter(|speed| *speed > 0),
                 mtu: number(&dir, "mtu"),
                 pci: link_name(&device).filter(|name| is_pci_address(name)),
@@ -93,7 +93,7 @@ pub(super) struct RdmaDevice {
     pub(super) pci: Option<String>,
     pub(super) driver: Option<String>,
     pub(super) numa_node: Option<u32>,
-    /// Network interfaces of the same function.
+    /// Network interfaces of the same PCI function.
     pub(super) interfaces: Vec<String>,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct RdmaDevice {
 #[derive(Debug, Eq, PartialEq, Serialize)]
 pub(super) struct RdmaPort {
     pub(super) number: u32,
-    /// As the kernel words it, without its number: `ACTIVE`, `DOWN`.
+    /// The kernel's word without its number: `ACTIVE`, `DOWN`.
     pub(super) state: String,
     pub(super) rate: String,
     /// `InfiniBand` or `Ethernet`.
@@ -109,7 +109,7 @@ pub(super) struct RdmaPort {
 }
 
 impl RdmaPort {
-    /// Whether it carries traffic.
+    /// Whether the port carries traffic.
     pub(super) fn is_active(&self) -> bool {
         self.state == "ACTIVE"
     }
@@ -170,8 +170,8 @@ pub(super) struct Gpu {
     pub(super) numa_node: Option<u32>,
 }
 
-/// The GPUs, by PCI address: those on the bus, and those that only the NVIDIA driver shows, as in
-/// containers that hide the bus.
+/// The GPUs, by PCI address. The list includes GPUs that only the NVIDIA driver shows, because some
+/// containers hide the PCI bus.
 pub(super) fn gpus(root: &Path) -> Vec<Gpu> {
     let bus = root.join("sys/bus/pci/devices");
     let driver_view = root.join("proc/driver/nvidia/gpus");
@@ -184,7 +184,7 @@ pub(super) fn gpus(root: &Path) -> Vec<Gpu> {
                 "0x1002" => "AMD",
                 _ => return None,
             };
-            // VGA, 3D and other display controllers; AMD's Instinct are processing accelerators.
+            // VGA, 3D and other display controllers. AMD Instinct GPUs are processing accelerators.
             let class = attribute(&dir, "class")?;
             if !["0x0300", "0x0302", "0x0380", "0x1200"].iter().any(|gpu| class.starts_with(gpu)) {
                 return None;
@@ -233,7 +233,7 @@ pub(super) fn gpu_section(root: &Path) -> Section {
         let row = match &gpu.driver {
             Some(driver) => Row::ok(&gpu.pci, name).note(format!("driver {driver}{numa}{near}")),
             None => Row::attention(&gpu.pci, name)
-                .note(format!("no driver is bound to it; install the vendor's{numa}{near}")),
+                .note(format!("no driver is bound: install the vendor's driver{numa}{near}")),
         };
         section.push(row.data(gpu));
     }
@@ -262,8 +262,7 @@ pub(super) fn gpu_section(root: &Path) -> Section {
     section
 }
 
-/// The RDMA devices that are nearest to a GPU, where some are known to be nearer than others or at its
-/// root complex.
+/// The RDMA devices that are nearest to a GPU. Empty if their distance is unknown.
 fn near_rdma(root: &Path, rdma: &[peerway::topology::Device], gpu: &str) -> String {
     use peerway::topology::{Nearness, function, nearest_group, nearness};
 
@@ -276,7 +275,7 @@ fn near_rdma(root: &Path, rdma: &[peerway::topology::Device], gpu: &str) -> Stri
     format!(", nearest RDMA {}", names.join(" "))
 }
 
-/// The names in a directory, sorted; nothing where it cannot be read.
+/// The names in a directory, sorted. Empty if the directory cannot be read.
 fn entries(dir: &Path) -> Vec<String> {
     let Ok(found) = fs::read_dir(dir) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -285,7 +284,7 @@ fn entries(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The text of a small file, trimmed; nothing where it cannot be read or is empty.
+/// The text of a small file, trimmed. `None` if the file is empty or cannot be read.
 fn attribute(dir: &Path, name: &str) -> Option<String> {
     let text = fs::read_to_string(dir.join(name)).ok()?;
     let text = text.trim();
@@ -296,12 +295,12 @@ fn number(dir: &Path, name: &str) -> Option<u64> {
     attribute(dir, name)?.parse().ok()
 }
 
-/// The kernel writes -1 where a device belongs to no node.
+/// The NUMA node of a device. The kernel writes -1 if the device belongs to no node.
 fn numa_node(device: &Path) -> Option<u32> {
     attribute(device, "numa_node")?.parse().ok()
 }
 
-/// The last part of what a symbolic link points to.
+/// The last component of a symbolic link's target.
 fn link_name(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_str()?.to_owned())
 }
@@ -321,7 +320,7 @@ pub(super) mod fixture {
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::{env, fs, process};
 
-    /// A directory of its own under the system's temporary one, removed when dropped.
+    /// A unique directory under the system's temporary directory. Dropping the value removes it.
     pub(in crate::doctor) struct Tree(PathBuf);
 
     impl Tree {
@@ -457,7 +456,7 @@ mod tests {
             .file(&format!("{bus}/0000:03:00.0/class"), "0x030200\n")
             .link(&format!("{bus}/0000:03:00.0/driver"), "../drivers/nvidia")
             .file(&format!("{bus}/0000:03:00.0/numa_node"), "0\n")
-            // An NVSwitch: the vendor alone does not make a GPU.
+            // An NVSwitch, which has NVIDIA's vendor id but is no GPU.
             .file(&format!("{bus}/0000:04:00.0/vendor"), "0x10de\n")
             .file(&format!("{bus}/0000:04:00.0/class"), "0x068000\n")
             .file(&format!("{bus}/0000:05:00.0/vendor"), "0x1002\n")

@@ -1,6 +1,6 @@
-//! What RDMA devices say about themselves, asked through libibverbs, as plain facts.
+//! Attributes of RDMA devices, queried through libibverbs.
 //!
-//! Each device is opened, asked and closed; nothing is made on it.
+//! [`ask`] opens each device, queries it and closes it. It creates no object on the device.
 
 use std::fs;
 use std::path::Path;
@@ -10,13 +10,13 @@ use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Context, Device, Gid, GidKind, Verbs, VerbsError, choose_gid};
 use serde::Serialize;
 
-/// A device's answers.
+/// The attributes of a device.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Answers {
     pub(super) node: &'static str,
     /// `InfiniBand` (RoCE included), `iWARP`, `EFA` or `unknown`.
     pub(super) transport: &'static str,
-    /// Kinds that it has; none where it has none.
+    /// The supported types of memory window. Empty if the device supports none.
     pub(super) memory_windows: Vec<&'static str>,
     pub(super) max_memory_windows: i32,
     pub(super) max_queue_pairs: i32,
@@ -24,19 +24,19 @@ pub(super) struct Answers {
     pub(super) ports: Vec<Port>,
 }
 
-/// A port's answers.
+/// The attributes of a port.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Port {
     pub(super) number: u8,
     /// Bytes.
     pub(super) mtu: Option<u32>,
-    /// Those that are not empty.
+    /// The entries of the GID table that are not empty.
     pub(super) gids: Vec<Address>,
-    /// The index that connections use where none is named.
+    /// The GID index that connections use unless a setting names one.
     pub(super) chosen: Option<u32>,
 }
 
-/// An address of a port.
+/// An entry of a port's GID table.
 #[derive(Debug, Serialize)]
 pub(super) struct Address {
     pub(super) index: u32,
@@ -45,18 +45,18 @@ pub(super) struct Address {
     pub(super) interface: Option<String>,
 }
 
-/// What came of asking.
+/// The result of the query.
 #[derive(Debug)]
 pub(super) enum Asked {
-    /// There is no library to ask.
+    /// libibverbs cannot be loaded.
     NoLibrary,
-    /// It lists no devices.
+    /// libibverbs cannot list the devices.
     NoList(VerbsError),
-    /// Every device that it lists.
+    /// Every device that libibverbs lists.
     Devices(Vec<(String, Result<Answers, VerbsError>)>),
 }
 
-/// Asks every device of this machine.
+/// Queries every device of this machine.
 pub(super) fn ask() -> Asked {
     let named = Library::Ibverbs.override_variables().iter();
     let named = named.filter_map(std::env::var_os).find(|value| !value.is_empty());
@@ -87,7 +87,7 @@ fn about(device: &Device<'_>) -> Result<Answers, VerbsError> {
 fn port(context: &Context, number: u8) -> Result<Port, VerbsError> {
     let attr = context.port_attr(number)?;
     let entries = 0..u32::try_from(attr.gid_tbl_len).unwrap_or(0);
-    // An empty entry is an error to ask for.
+    // A query of an empty entry fails or returns zeros.
     let gids: Vec<(u32, Gid)> = entries
         .filter_map(|index| Some((index, context.gid(number, index).ok()?)))
         .filter(|(_, gid)| gid.raw != [0; 16])
@@ -117,7 +117,7 @@ fn transport(transport_type: i32) -> &'static str {
     match transport_type {
         IBV_TRANSPORT_IB => "InfiniBand",
         IBV_TRANSPORT_IWARP => "iWARP",
-        // Of those that have no name for theirs, the only one in use.
+        // EFA is the only device in use that reports no transport type.
         IBV_TRANSPORT_UNSPECIFIED => "EFA",
         _ => "unknown",
     }
@@ -141,12 +141,12 @@ fn memory_windows(flags: u32) -> Vec<&'static str> {
     kinds.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, name)| *name).collect()
 }
 
-/// Bytes, of the enumeration that begins with 256 as 1.
+/// The MTU in bytes. `code` is the verbs enumeration, in which 1 means 256 bytes.
 fn mtu(code: u32) -> Option<u32> {
     (IBV_MTU_256..=IBV_MTU_4096).contains(&code).then(|| 128 << code)
 }
 
-/// The name of the network interface with a number.
+/// The name of the network interface with that index.
 fn interface(root: &Path, index: u32) -> Option<String> {
     let wanted = (index != 0).then(|| index.to_string())?;
     fs::read_dir(root.join("sys/class/net")).ok()?.flatten().find_map(|entry| {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn asking_is_answered_on_any_machine() {
-        // With devices or without: never a crash.
+        // The machine may have devices or none. The query must not crash.
         println!("{:?}", ask());
     }
 

@@ -1,4 +1,5 @@
-//! Where NIXL is: the wheels that a Python interpreter finds, and what lies in their directories of plugins.
+//! Finds NIXL: the wheels that a Python interpreter can import, and the plugins in their plugin
+//! directories.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,16 +8,16 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
-/// The packages that bring NIXL's library, each for a version of CUDA.
+/// The packages that contain NIXL's library, one per CUDA version.
 const PACKAGES: &[&str] = &["nixl_cu12", "nixl_cu13"];
 
-/// Versions whose interface the plugin was written for and is tested with.
+/// The first and the last NIXL version that the plugin is tested with.
 const TESTED: [(u32, u32); 2] = [(1, 3), (1, 5)];
 
-/// Is in our plugin and in no other.
+/// Bytes that occur in Peerway's plugin and in no other plugin.
 const OURS: &[u8] = b"[PEERWAY] agent '";
 
-/// Looks for the packages without importing them: that would load NIXL and all that it brings.
+/// Looks for the packages without importing them. An import would load NIXL and its dependencies.
 const SCRIPT: &str = "\
 import importlib.metadata, importlib.util, json, os, sys
 found = []
@@ -33,35 +34,35 @@ for package in sys.argv[1:]:
 print(json.dumps(found))
 ";
 
-/// A NIXL that was found.
+/// An installation of NIXL.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq)]
 pub(crate) struct Found {
     /// The package's name.
     pub(crate) package: String,
-    /// Its version; empty where that is not known.
+    /// Its version. Empty if unknown.
     pub(crate) version: String,
-    /// Its directory of plugins.
+    /// Its plugin directory.
     pub(crate) plugins: PathBuf,
 }
 
-/// What lies in the place of a plugin.
+/// Which plugin is installed under a name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum State {
-    /// Nothing.
+    /// No plugin.
     Absent,
-    /// Our plugin, of whatever version.
+    /// Peerway's plugin, of any version.
     Ours,
-    /// Another plugin of that name.
+    /// A plugin of another project.
     Others,
 }
 
 impl Found {
-    /// The file of a plugin of that name.
+    /// The path of the plugin with that name.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.plugins.join(format!("libplugin_{name}.so"))
     }
 
-    /// What lies there.
+    /// Which plugin is installed under that name.
     pub(crate) fn state(&self, name: &str) -> anyhow::Result<State> {
         let file = self.file(name);
         if !file.exists() {
@@ -70,7 +71,7 @@ impl Found {
         Ok(if is_ours(&file)? { State::Ours } else { State::Others })
     }
 
-    /// Names of all plugins that lie there, in order.
+    /// The names of all installed plugins, sorted.
     pub(crate) fn all(&self) -> Vec<String> {
         let names =
             fs::read_dir(&self.plugins).into_iter().flatten().flatten().filter_map(|entry| {
@@ -82,14 +83,14 @@ impl Found {
         names
     }
 
-    /// Whether the plugin was tested with this version.
+    /// Whether Peerway's plugin is tested with this NIXL version.
     pub(crate) fn is_tested(&self) -> bool {
         let mut numbers = self.version.split('.').map_while(|part| part.parse().ok());
         let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else { return false };
         (TESTED[0]..=TESTED[1]).contains(&(major, minor))
     }
 
-    /// As people call it.
+    /// The package and its version, for messages.
     pub(crate) fn shown(&self) -> String {
         match self.version.as_str() {
             "" => self.package.clone(),
@@ -98,19 +99,19 @@ impl Found {
     }
 }
 
-/// The versions that the plugin was tested with, as people write them.
+/// The range of tested NIXL versions, for messages.
 pub(crate) fn tested() -> String {
     let [(major, minor), (last_major, last_minor)] = TESTED;
     format!("{major}.{minor} to {last_major}.{last_minor}")
 }
 
-/// Whether a file is our plugin.
+/// Whether a file is Peerway's plugin.
 pub(super) fn is_ours(file: &Path) -> anyhow::Result<bool> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     Ok(bytes.windows(OURS.len()).any(|window| window == OURS))
 }
 
-/// Every NIXL that an interpreter finds.
+/// Every NIXL installation that a Python interpreter finds.
 pub(crate) fn look(python: &str) -> anyhow::Result<Vec<Found>> {
     let output = Command::new(python)
         .args(["-c", SCRIPT])
@@ -119,11 +120,11 @@ pub(crate) fn look(python: &str) -> anyhow::Result<Vec<Found>> {
         .with_context(|| format!("cannot start {python}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        let last = said.lines().last().unwrap_or("it says nothing");
-        bail!("{python} could not be asked where NIXL is: {last}");
+        let last = said.lines().last().unwrap_or("no output on standard error");
+        bail!("{python} failed to look for NIXL: {last}");
     }
     serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("{python} did not answer where NIXL is"))
+        .with_context(|| format!("{python} gave an invalid answer to the search for NIXL"))
 }
 
 #[cfg(test)]

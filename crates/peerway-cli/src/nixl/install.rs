@@ -1,4 +1,4 @@
-//! `peerway nixl-install`: puts the backend where NIXL looks for backends.
+//! `peerway nixl-install`: installs the backend into NIXL's plugin directory.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,57 +12,60 @@ use crate::output::print;
 
 const FILE: &str = "libplugin_PEERWAY.so";
 
-/// Where to, and under which names.
+/// Where to install the backend, and under which names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  cargo build --release -p peerway-nixl          builds the plugin, beside this program
-  peerway nixl-install                           for the NIXL that python3 finds
-  peerway nixl-install --python venv/bin/python  for that of a virtual environment
+  cargo build --release -p peerway-nixl          build the plugin next to this program
+  peerway nixl-install                           install into the NIXL that python3 finds
+  peerway nixl-install --python venv/bin/python  install into the NIXL of a virtual environment
   peerway nixl-install --name PEERWAY --name UCCL
-                                                 also in the place of NIXL's backend for UCCL
-  peerway nixl-install --remove                  takes it away again
+                                                 install also in place of NIXL's UCCL backend
+  peerway nixl-install --remove                  remove the backend
 
-A program then asks for it by its name: nixl_agent_config(backends=[\"PEERWAY\"]).
-NIXL's own plugins stay where they are. Nothing else of the wheel is changed. Where one file cannot be
-written or removed, all stay as they were.")]
+A program then selects the backend by name: nixl_agent_config(backends=[\"PEERWAY\"]).
+The command does not touch NIXL's own plugins or any other file of the wheel. If it cannot write or
+remove one file, it leaves all files as they were.")]
 pub(crate) struct InstallArgs {
-    /// The interpreter whose NIXL it is for.
+    /// Python interpreter whose NIXL gets the backend.
     #[arg(long, value_name = "PROGRAM", default_value = "python3", conflicts_with = "into")]
     python: String,
-    /// A directory of plugins instead: what NIXL_PLUGIN_DIR names, or that of a NIXL which was built by hand.
+    /// Plugin directory to use instead of --python: the value of NIXL_PLUGIN_DIR, or the plugin
+    /// directory of a NIXL built from source.
     #[arg(long, value_name = "DIR")]
     into: Option<PathBuf>,
-    /// What NIXL is to call it; may be given more than once.
+    /// Name of the backend in NIXL. May be given more than once.
     #[arg(long, value_name = "NAME", value_parser = ["PEERWAY", "UCCL"], default_value = "PEERWAY")]
     name: Vec<String>,
-    /// The plugin, where it is not beside this program.
+    /// Plugin file, if it is not next to this program.
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
-    /// Take it away.
+    /// Remove the backend.
     #[arg(long, conflicts_with = "plugin")]
     remove: bool,
 }
 
-/// Installs or removes it, and says what was done.
+/// Installs or removes the backend, and prints the result.
 pub(crate) fn run(args: &InstallArgs) -> anyhow::Result<()> {
     let lines = install(args)?;
     print(lines.join("\n") + "\n")
 }
 
-/// Installs or removes it, all or nothing. Returns lines that say what was done.
+/// Installs or removes the backend under all names, or changes nothing. Returns lines that describe
+/// the result.
 fn install(args: &InstallArgs) -> anyhow::Result<Vec<String>> {
     let found = match &args.into {
         Some(plugins) => {
             ensure!(plugins.is_dir(), "{} is not a directory", plugins.display());
-            let package = format!("the NIXL of {}", plugins.display());
+            let package = format!("NIXL at {}", plugins.display());
             vec![Found { package, version: String::new(), plugins: plugins.clone() }]
         }
         None => find::look(&args.python)?,
     };
     if found.is_empty() {
         bail!(
-            "{} finds no NIXL; install it (pip install nixl-cu12 or nixl-cu13), or name the interpreter that has it with --python",
+            "{} finds no NIXL: install it (pip install nixl-cu12 or nixl-cu13), or use --python to \
+             name the interpreter that has it",
             args.python
         );
     }
@@ -73,7 +76,7 @@ fn install(args: &InstallArgs) -> anyhow::Result<Vec<String>> {
     for nixl in &found {
         ensure!(
             nixl.plugins.is_dir(),
-            "{} has no directory of plugins at {}",
+            "{} has no plugin directory at {}",
             nixl.shown(),
             nixl.plugins.display()
         );
@@ -84,7 +87,7 @@ fn install(args: &InstallArgs) -> anyhow::Result<Vec<String>> {
             });
         }
     }
-    // Nothing was changed so far, and nothing can fail half-way from here on.
+    // No file has changed so far. `commit` changes all files or none.
     files.commit()?;
     let mut lines = Vec::new();
     for (nixl, done) in found.iter().zip(done.chunks(names.len())) {
@@ -92,27 +95,30 @@ fn install(args: &InstallArgs) -> anyhow::Result<Vec<String>> {
         lines.extend(done.iter().map(|done| format!("{shown}: {done}")));
         if plugin.is_some() && args.into.is_none() && !nixl.is_tested() {
             lines.push(format!(
-                "{shown}: not tested with this version, only with {}; it says so itself where it does not fit",
+                "{shown}: the backend is tested with NIXL {} only; it logs an error if this version \
+                 is incompatible",
                 find::tested()
             ));
         }
-        lines.push(format!("{shown}: plugins there are {}", nixl.all().join(", ")));
+        lines.push(format!("{shown}: installed plugins: {}", nixl.all().join(", ")));
     }
     Ok(lines)
 }
 
-/// The plugin's file, looked for beside this program.
+/// The plugin file: `given`, or the file next to this program.
 fn plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let file = match given {
         Some(file) => file.to_owned(),
         None => {
-            let program = std::env::current_exe().context("cannot tell where this program is")?;
+            let program =
+                std::env::current_exe().context("cannot find the path of this program")?;
             program.with_file_name(FILE)
         }
     };
     if !file.is_file() {
         bail!(
-            "there is no {}: build it with `cargo build --release -p peerway-nixl`, or name it with --plugin",
+            "no plugin at {}: build it with `cargo build --release -p peerway-nixl`, or name it with \
+             --plugin",
             file.display()
         );
     }
@@ -123,10 +129,11 @@ fn plugin(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 fn put(files: &mut FileSet, nixl: &Found, name: &str, plugin: &Path) -> anyhow::Result<String> {
     let file = nixl.file(name);
     let done = match nixl.state(name)? {
-        State::Absent => "put",
+        State::Absent => "installed",
         State::Ours => "replaced",
         State::Others => bail!(
-            "{} is another plugin of that name, which is kept; remove it first if this one is to take its place",
+            "{} is another plugin of that name: remove it first to install Peerway's plugin in its \
+             place",
             file.display()
         ),
     };
@@ -137,8 +144,8 @@ fn put(files: &mut FileSet, nixl: &Found, name: &str, plugin: &Path) -> anyhow::
 fn remove(files: &mut FileSet, nixl: &Found, name: &str) -> anyhow::Result<String> {
     let file = nixl.file(name);
     match nixl.state(name)? {
-        State::Absent => Ok(format!("backend {name} was not there")),
-        State::Others => bail!("{} is not Peerway's, and stays", file.display()),
+        State::Absent => Ok(format!("backend {name} was not installed")),
+        State::Others => bail!("{} is not Peerway's plugin: not removed", file.display()),
         State::Ours => {
             files.remove(&file);
             Ok(format!("backend {name} removed from {}", nixl.plugins.display()))
@@ -152,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of plugins, with one of NIXL's own.
+    /// A plugin directory that contains one plugin of NIXL.
     struct Place(PathBuf);
 
     impl Place {

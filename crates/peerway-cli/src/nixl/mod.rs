@@ -1,4 +1,4 @@
-//! The NIXL backend: `peerway nixl-install`, and what `peerway doctor` says of it.
+//! The NIXL backend: `peerway nixl-install`, and the search for NIXL that `peerway doctor` uses.
 
 mod find;
 mod install;

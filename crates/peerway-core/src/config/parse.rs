@@ -1,11 +1,11 @@
-//! Text to values: durations, byte counts, switches, and the distance between two names.
+//! Parsers for durations, byte counts and flags, and the edit distance between two names.
 //!
-//! Every function takes any string, allocates nothing of its length beyond a row of numbers, and
-//! answers `None` where it cannot read it; the caller says what was expected.
+//! Every function accepts any string and returns `None` if it cannot parse it. The caller reports
+//! the expected format. Only `distance` allocates in proportion to its input: one row of numbers.
 
 use std::time::Duration;
 
-/// Reads a whole number followed by its unit: `ns`, `us` (or `µs`), `ms`, `s`, `m` or `h`. A lone `0`
+/// Parses a whole number and its unit: `ns`, `us` (or `µs`), `ms`, `s`, `m` or `h`. A lone `0`
 /// needs no unit.
 ///
 /// # Examples
@@ -33,8 +33,8 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     number.checked_mul(nanos_per_unit).map(Duration::from_nanos)
 }
 
-/// Reads a byte count: a whole number, plain or followed by `K`, `M`, `G` or `T` in powers of 1024
-/// (`KiB` and `KB` mean the same, as with most tools that size buffers).
+/// Parses a byte count: a whole number, plain or followed by `K`, `M`, `G` or `T` in powers of
+/// 1024. `KiB` and `KB` mean the same, as in most tools that size buffers.
 ///
 /// # Examples
 ///
@@ -66,7 +66,7 @@ pub(super) fn parse_flag(text: &str) -> Option<bool> {
     }
 }
 
-/// A duration in the largest unit that holds it exactly, so that it reads as it would be written.
+/// Formats a duration in the largest unit that holds it exactly, so that it parses back.
 pub(super) fn show_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     for (per_unit, unit) in
@@ -79,7 +79,7 @@ pub(super) fn show_duration(duration: Duration) -> String {
     if nanos == 0 { "0".to_owned() } else { format!("{nanos}ns") }
 }
 
-/// A byte count in the largest unit that holds it exactly.
+/// Formats a byte count in the largest unit that holds it exactly.
 pub(super) fn show_bytes(bytes: u64) -> String {
     for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if bytes >= 1 << shift && bytes.trailing_zeros() >= shift {
@@ -89,7 +89,7 @@ pub(super) fn show_bytes(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// Edits (insert, remove, replace) between two names, by bytes.
+/// The number of edits (insert, remove, replace) between two names, counted in bytes.
 pub(super) fn distance(left: &str, right: &str) -> usize {
     let right = right.as_bytes();
     let mut row: Vec<usize> = (0..=right.len()).collect();
@@ -160,7 +160,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_reads_back(nanos: u64, bytes: u64) {
+        fn formatted_values_parse_back(nanos: u64, bytes: u64) {
             let duration = Duration::from_nanos(nanos);
             prop_assert_eq!(parse_duration(&show_duration(duration)), Some(duration));
             prop_assert_eq!(parse_bytes(&show_bytes(bytes)), Some(bytes));

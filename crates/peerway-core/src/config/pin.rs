@@ -1,15 +1,15 @@
-//! The two settings that are a word out of a list: the transport pin and the log level.
+//! The two settings with a fixed list of words: the transport pin and the log level.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::ConfigError;
 
-/// Which transport peers must be reached by.
+/// The transport that an endpoint must use for its peers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Pin {
-    /// The best one that both sides can use.
+    /// The best transport that both sides can use.
     Auto,
     /// Any path that stays on this host.
     Local,
@@ -25,22 +25,21 @@ pub enum Pin {
     Ib,
     /// RDMA by an AWS EFA device only.
     Efa,
-    /// A transport that is known by this name and is not in this build; an endpoint refuses it with the
-    /// reason.
+    /// A known transport that is not part of this build. An endpoint refuses it and says why.
     Unavailable(&'static str),
 }
 
 impl Pin {
-    /// What [`Pin::from_str`] accepts, for sentences and help texts.
+    /// The values that [`Pin::from_str`] accepts, for errors and help texts.
     pub const ALLOWED: &str = "auto, local, local-map, local-cma, local-ring, tcp, ib (also rdma or verbs) or efa \
-        (known, but not in this build yet: nccl, tcpx, cxi)";
+        (known, but not in this build: nccl, tcpx, cxi)";
 
-    /// Whether this pin allows nothing but paths inside this host.
+    /// Whether this pin allows only paths inside this host.
     pub fn is_local(self) -> bool {
         matches!(self, Self::Local | Self::LocalMap | Self::LocalCma | Self::LocalRing)
     }
 
-    /// Whether this pin allows nothing but RDMA devices.
+    /// Whether this pin allows only RDMA devices.
     pub fn is_rdma(self) -> bool {
         matches!(self, Self::Ib | Self::Efa)
     }
@@ -89,32 +88,32 @@ impl FromStr for Pin {
     }
 }
 
-/// How much is logged. Each level includes those above it.
+/// The log level. Each level includes the levels above it.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 #[non_exhaustive]
 pub enum LogLevel {
-    /// Nothing.
+    /// No messages.
     Off,
-    /// What failed.
+    /// Failures.
     Error,
-    /// What works, but not as asked.
+    /// Problems that a user should act on.
     Warn,
-    /// What happens once per peer.
+    /// Life-cycle events of sessions.
     Info,
-    /// What happens once per transfer.
+    /// Details, for example once per transfer.
     Debug,
-    /// Everything.
+    /// All messages.
     Trace,
 }
 
 impl LogLevel {
-    /// What [`LogLevel::from_str`] accepts, for sentences and help texts.
+    /// The values that [`LogLevel::from_str`] accepts, for errors and help texts.
     pub const ALLOWED: &str = "off, error, warn, info, debug or trace \
         (also UCCL's warning, fatal, abort, version and 0 to 3)";
 
     pub(super) fn parse(text: &str) -> Option<Self> {
-        // UCCL counts 0 INFO, 1 WARNING, 2 ERROR, 3 FATAL; nothing is fatal here, so that is the level
-        // of errors.
+        // UCCL numbers its levels 0 INFO, 1 WARNING, 2 ERROR, 3 FATAL. Peerway has no fatal errors,
+        // so FATAL means the level of errors.
         Some(match text.trim().to_ascii_lowercase().as_str() {
             "off" | "none" => Self::Off,
             "error" | "fatal" | "abort" | "2" | "3" => Self::Error,

@@ -1,8 +1,8 @@
-//! The table of settings itself.
+//! The table of settings.
 //!
-//! A setting's [`Kind`] carries both its bounds and the function that stores a parsed value, so a
-//! value of the wrong type or out of range cannot reach [`Config`]. To add a setting, add a field to
-//! [`Config`] and a row here; then run `cargo xtask config-docs`.
+//! A setting's [`Kind`] holds its bounds and the function that stores a parsed value. A value of
+//! the wrong type or out of range therefore cannot reach [`Config`]. To add a setting, add a field
+//! to [`Config`] and a row here, then run `cargo xtask config-docs`.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use crate::topology::parse_cpus;
 pub struct Setting {
     /// The variable's preferred name.
     pub name: &'static str,
-    /// Other names of the same setting, in the order in which they are looked up.
+    /// Other names of the same setting, in lookup order.
     pub aliases: &'static [&'static str],
-    /// The default as it would be written, or nothing where the setting starts unset.
+    /// The default value as text, or an empty string if the setting starts unset.
     pub default: &'static str,
-    /// What it does, in sentences.
+    /// The documentation of the setting, in sentences.
     pub doc: &'static str,
-    /// What values it takes.
+    /// The kind of value.
     pub kind: Kind,
     /// Whether it has an effect.
     pub status: Status,
@@ -34,7 +34,7 @@ impl Setting {
         std::iter::once(self.name).chain(self.aliases.iter().copied())
     }
 
-    /// The first of its names that `lookup` knows with a value that is not empty.
+    /// The first name with a non-empty value in `lookup`.
     pub fn find(&self, lookup: impl Fn(&str) -> Option<String>) -> Option<FoundSetting> {
         let mut set = self.names().filter_map(|name| {
             let value = lookup(name)?.trim().to_owned();
@@ -45,7 +45,7 @@ impl Setting {
         Some(FoundSetting { name, value, overruled })
     }
 
-    /// What its values may be, as the end of the sentence "expected ...".
+    /// The allowed values, as the end of the sentence "expected ...".
     pub fn allowed(&self) -> String {
         match self.kind {
             Kind::Transport { .. } => Pin::ALLOWED.to_owned(),
@@ -70,7 +70,7 @@ impl Setting {
         }
     }
 
-    /// Parses `value`, found in the variable `name`, into its field of `config`.
+    /// Parses `value` of the variable `name` and stores it in its field of `config`.
     pub(super) fn apply(
         &self,
         config: &mut Config,
@@ -110,92 +110,92 @@ impl Setting {
     }
 }
 
-/// A setting that was found in the environment.
+/// A setting with a value in the environment.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct FoundSetting {
-    /// The name it was found under.
+    /// The name of the variable.
     pub name: &'static str,
-    /// Its value, trimmed.
+    /// The trimmed value.
     pub value: String,
-    /// Another of its names that holds another value and lost.
+    /// Another name of the setting that holds a different value and is ignored.
     pub overruled: Option<&'static str>,
 }
 
-/// What values a setting takes, and where they are stored.
+/// The values that a setting accepts, and the function that stores them.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Kind {
     /// A transport pin.
     Transport {
-        /// Stores it.
+        /// Stores the value.
         set: fn(&mut Config, Pin),
     },
     /// A log level.
     Level {
-        /// Stores it.
+        /// Stores the value.
         set: fn(&mut Config, LogLevel),
     },
-    /// Free text, checked where it is used.
+    /// Free text. The code that uses it checks it.
     Text {
-        /// What it should say.
+        /// The expected content.
         what: &'static str,
-        /// Stores it.
+        /// Stores the value.
         set: fn(&mut Config, String),
     },
     /// A whole number.
     Count {
-        /// The smallest.
+        /// The minimum.
         min: u32,
-        /// The largest.
+        /// The maximum.
         max: u32,
-        /// Stores it.
+        /// Stores the value.
         set: fn(&mut Config, u32),
     },
     /// A whole number, or `auto` to leave the choice to the engine.
     CountOrAuto {
-        /// The smallest.
+        /// The minimum.
         min: u32,
-        /// The largest.
+        /// The maximum.
         max: u32,
-        /// Stores it.
+        /// Stores the value.
         set: fn(&mut Config, Option<u32>),
     },
     /// A time with its unit.
     Time {
-        /// The shortest.
+        /// The minimum.
         min: Duration,
-        /// The longest.
+        /// The maximum.
         max: Duration,
-        /// Stores it.
+        /// Stores the value.
         set: fn(&mut Config, Duration),
     },
     /// A byte count.
     Bytes {
-        /// The smallest.
+        /// The minimum.
         min: u64,
-        /// The largest.
+        /// The maximum.
         max: u64,
-        /// Stores it.
+        /// Stores the value.
         set: fn(&mut Config, u64),
     },
     /// A list of processors.
     Cpus {
-        /// Stores it.
+        /// Stores the value.
         set: fn(&mut Config, Vec<usize>),
     },
-    /// A switch.
+    /// A flag.
     Flag {
-        /// Stores it.
+        /// Stores the value.
         set: fn(&mut Config, bool),
     },
-    /// Has an effect and is read where that is, not through [`Config`]: the library overrides, which
-    /// the loader reads, and what only the Python package knows.
+    /// A setting that does not pass through [`Config`]. The loader reads the library overrides, and
+    /// the Python package reads its own settings.
     ReadElsewhere {
-        /// What it should say.
+        /// The expected content.
         what: &'static str,
     },
-    /// Not looked at.
+    /// A value that nothing reads.
     Kept,
 }
 
@@ -203,23 +203,23 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Status {
-    /// It has.
+    /// The setting has an effect.
     Used,
-    /// It is kept for this transport or feature, which is not in this build.
+    /// The setting is reserved for this transport or feature, which is not in this build.
     Reserved(&'static str),
-    /// It never has here; setting it is answered with a warning that gives this reason.
+    /// The setting never has an effect. The endpoint warns about it and gives this reason.
     AnsweredWithWarning(&'static str),
 }
 
-/// Every setting there is.
+/// All settings.
 pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "PEERWAY_TRANSPORT",
         aliases: &["UCCL_P2P_TRANSPORT"],
         default: "auto",
-        doc: "The transport every peer must be reached by. `auto` takes the best one that both \
-              sides can use. A pin that cannot be met is an error that says why; there is no \
-              fallback.",
+        doc: "The transport that the endpoint uses for every peer. `auto` selects the best one \
+              that both sides can use. If a pinned transport cannot reach a peer, connecting \
+              fails with an error that says why; there is no fallback.",
         kind: Kind::Transport { set: |config, pin| config.transport = pin },
         status: Status::Used,
     },
@@ -227,9 +227,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_BIND",
         aliases: &[],
         default: "",
-        doc: "Where to listen: an IPv4 or IPv6 address, with or without a port (`192.0.2.7`, \
-              `[::]:7000`). Unset: loopback and the interfaces that PEERWAY_INTERFACES or the \
-              routing table names, on a port the system picks.",
+        doc: "The address to listen on: IPv4 or IPv6, with or without a port (`192.0.2.7`, \
+              `[::]:7000`). If unset, the endpoint listens on loopback and on the interfaces that \
+              PEERWAY_INTERFACES or the routing table selects, on a port that the system picks.",
         kind: Kind::Text {
             what: "an address such as 192.0.2.7 or [::]:7000",
             set: |config, text| config.bind = Some(text),
@@ -240,7 +240,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_ADVERTISE",
         aliases: &[],
         default: "",
-        doc: "The address that peers are told to connect to, where it is not the bound one: behind \
+        doc: "The address that peers connect to, if it differs from the bound address: behind \
               NAT, or in a container with a published port.",
         kind: Kind::Text {
             what: "an address such as 192.0.2.7 or 192.0.2.7:7000",
@@ -252,10 +252,10 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_INTERFACES",
         aliases: &["UCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"],
         default: "",
-        doc: "Network interfaces to use, separated by commas. Each is a prefix of a name; a \
-              leading `=` asks for exact names, a leading `^` excludes instead. Several interfaces \
-              are several rails: the endpoint listens on each, and bulk lanes go round them, each to \
-              the peer's address on the same network.",
+        doc: "Network interfaces to use, separated by commas. Each entry is a prefix of a name; a \
+              leading `=` requires exact names, a leading `^` excludes the names. Several \
+              interfaces are several rails: the endpoint listens on each and distributes bulk \
+              lanes over them in turn, each to the peer's address on the same network.",
         kind: Kind::Text {
             what: "interface names such as eth0,eth1 or ^docker",
             set: |config, text| config.interfaces = Some(text),
@@ -266,13 +266,13 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_LANES",
         aliases: &[],
         default: "auto",
-        doc: "Bulk connections per tcp peer. `auto`: 1 on loopback, where more only compete for \
-              the same cores, else 4, since one flow keeps one core busy on each side, or one for \
-              each rail where there are more.",
+        doc: "Bulk connections per TCP peer. `auto` is 1 on loopback, where more connections \
+              compete for the same cores. On a network it is 4, because one connection keeps one \
+              core busy on each side, or one for each rail if there are more than 4.",
         kind: Kind::CountOrAuto {
             min: 1,
             max: 64,
-            // The bound above keeps this within 16 bits, here and below.
+            // The maximum keeps the value within 16 bits, here and below.
             set: |config, lanes| config.lanes = lanes.map(|lanes| lanes as u16),
         },
         status: Status::Used,
@@ -281,8 +281,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_SHARDS",
         aliases: &[],
         default: "1",
-        doc: "Service threads per endpoint. They sleep while nothing happens and serve the peers' \
-              requests fairly; more help an endpoint that serves many peers at once.",
+        doc: "Progress threads per endpoint. They block while there is no work and serve the \
+              requests of all peers fairly. More threads help an endpoint that serves many peers \
+              at once.",
         kind: Kind::Count { min: 1, max: 64, set: |config, n| config.shards = n as u16 },
         status: Status::Used,
     },
@@ -290,8 +291,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_COPY_THREADS",
         aliases: &[],
         default: "2",
-        doc: "Threads that may copy at the same time for one large transfer on this host. One core \
-              cannot fill the memory bus; two come close.",
+        doc: "The number of threads that may copy at the same time for one large transfer on this \
+              host. One core cannot saturate the memory bus; two come close.",
         kind: Kind::Count { min: 1, max: 64, set: |config, n| config.copy_threads = n as u16 },
         status: Status::Used,
     },
@@ -299,12 +300,13 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_CPUS",
         aliases: &[],
         default: "",
-        doc: "Processors that the engine's threads run on, as a list such as `0-3,8`. Unset: those that the \
-              main thread had when the process loaded the engine, so that `taskset` and containers are \
-              respected and a thread that the program pins later does not pin the engine. Set it where a \
-              program is pinned before it loads the engine. Processors that the process may not use are \
-              left out with a warning; where none is left, that is an error. Threads that work for an RDMA \
-              device or a GPU prefer those among them that are near it.",
+        doc: "Processors that the engine's threads run on, as a list such as `0-3,8`. If unset, \
+              the engine uses the processors that the main thread had when the process loaded it. \
+              It therefore respects `taskset` and containers, and a thread that the program pins \
+              later does not pin the engine. Set it if the program is pinned before it loads the \
+              engine. Processors that the process may not use are skipped with a warning; if none \
+              is left, creating the endpoint fails. Threads that serve an RDMA device or a GPU \
+              prefer the processors in the list that are near it.",
         kind: Kind::Cpus { set: |config, cpus| config.cpus = Some(cpus) },
         status: Status::Used,
     },
@@ -312,7 +314,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_SLOTS",
         aliases: &[],
         default: "4096",
-        doc: "Transfers that can be in flight on one endpoint. Posting one more is answered `Busy`.",
+        doc: "The number of transfers that can be in flight on one endpoint. Posting one more \
+              returns `Busy`.",
         kind: Kind::Count { min: 1, max: 1 << 20, set: |config, n| config.slots = n },
         status: Status::Used,
     },
@@ -320,8 +323,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_MAX_INFLIGHT_OPS",
         aliases: &["UCCL_P2P_MAX_INFLIGHT_OPS"],
         default: "auto",
-        doc: "Operations on the wire at once per lane; the rest wait their turn. `auto` leaves it \
-              to the transport.",
+        doc: "The number of operations on the wire at once per lane; the others wait. `auto` \
+              leaves the limit to the transport.",
         kind: Kind::CountOrAuto {
             min: 1,
             max: 1 << 20,
@@ -333,8 +336,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_NOTIFY_BYTES",
         aliases: &[],
         default: "64MiB",
-        doc: "Bytes of notifications that an endpoint keeps for an application that does not fetch \
-              them. What would go beyond that is not accepted.",
+        doc: "The number of bytes of notifications that an endpoint stores until the application \
+              fetches them. The endpoint rejects notifications beyond that.",
         kind: Kind::Bytes {
             min: 64 << 10,
             max: 1 << 40,
@@ -346,9 +349,10 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_DETECT",
         aliases: &[],
         default: "2s",
-        doc: "How long a peer may be silent before it is held dead and its transfers end.",
+        doc: "How long a peer may be silent before the endpoint declares it dead and ends its \
+              transfers.",
         kind: Kind::Time {
-            // Below that a busy scheduler looks like death.
+            // With a shorter time, a busy scheduler looks like a dead peer.
             min: Duration::from_millis(50),
             max: Duration::from_secs(3600),
             set: |config, time| config.detect = time,
@@ -359,8 +363,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_FENCE",
         aliases: &[],
         default: "1s",
-        doc: "How long a cancel or revoke waits for the promise that no byte lands any more. After \
-              that it answers `Open` and keeps the memory in quarantine.",
+        doc: "How long a cancel or a revoke waits for the guarantee that no more bytes land. \
+              After that it reports `Open` and the memory stays in quarantine.",
         kind: Kind::Time {
             min: Duration::from_millis(1),
             max: Duration::from_secs(3600),
@@ -372,10 +376,10 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_DEADLINE",
         aliases: &[],
         default: "30s",
-        doc: "The deadline of a transfer that names none.",
+        doc: "The deadline of a transfer that sets none.",
         kind: Kind::Time {
             min: Duration::from_millis(1),
-            // A day: long enough for any transfer, short enough for every clock sum.
+            // One day is long enough for any transfer, and sums with clock values cannot overflow.
             max: Duration::from_secs(24 * 3600),
             set: |config, time| config.deadline = time,
         },
@@ -385,7 +389,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_CONNECT_TIMEOUT",
         aliases: &[],
         default: "5s",
-        doc: "How long making a connection may take, handshake included.",
+        doc: "How long a connection attempt may take, including the handshake.",
         kind: Kind::Time {
             min: Duration::from_millis(1),
             max: Duration::from_secs(3600),
@@ -397,11 +401,11 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_SPIN",
         aliases: &[],
         default: "50us",
-        doc: "How long a waiting thread polls before it sleeps. Polling halves the latency of \
-              small transfers and costs that much of a core for each wait; `0` never polls.",
+        doc: "How long a waiting thread polls before it blocks. Polling halves the latency of \
+              small transfers and uses that much time of a core for each wait; `0` never polls.",
         kind: Kind::Time {
             min: Duration::ZERO,
-            // Longer would be a busy thread, which an idle endpoint must not have.
+            // A longer time would keep a thread busy on an idle endpoint.
             max: Duration::from_millis(10),
             set: |config, time| config.spin = time,
         },
@@ -411,7 +415,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_DISABLE_IPC",
         aliases: &["UCCL_P2P_DISABLE_IPC"],
         default: "0",
-        doc: "Reach peers on this host over a network transport too: no shared mapping, no \
+        doc: "Use a network transport for peers on this host too: no shared mapping, no \
               cross-memory attach, no ring, no GPU IPC.",
         kind: Kind::Flag { set: |config, flag| config.disable_ipc = flag },
         status: Status::Used,
@@ -420,17 +424,17 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_LOG_LEVEL",
         aliases: &["UCCL_P2P_LOG_LEVEL", "UCCL_DEBUG"],
         default: "warn",
-        doc: "How much is logged.",
+        doc: "The log level.",
         kind: Kind::Level { set: |config, level| config.log_level = level },
         status: Status::Used,
     },
-    // Read by the drop-in for uccl.p2p, not by the engine.
+    // The drop-in for uccl.p2p reads the next three settings, not the engine.
     Setting {
         name: "PEERWAY_BROKER_PORT",
         aliases: &[],
         default: "51780",
-        doc: "Where the first endpoint of `uccl.p2p` on a host tells others which endpoint serves which GPU; \
-              0 turns that off.",
+        doc: "The port on which the first `uccl.p2p` endpoint of a host tells other processes \
+              which endpoint serves which GPU. 0 turns that off.",
         kind: Kind::Count { min: 0, max: 65535, set: |_, _| () },
         status: Status::Used,
     },
@@ -438,7 +442,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_BROKER_WAIT",
         aliases: &[],
         default: "10",
-        doc: "How long `uccl.p2p` looks for the endpoint of a GPU that has not appeared yet.",
+        doc: "How long `uccl.p2p` waits for the endpoint of a GPU to appear, in seconds.",
         kind: Kind::Text { what: "seconds, such as 10 or 0.5", set: |_, _| () },
         status: Status::Used,
     },
@@ -446,8 +450,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_GPU_MAP",
         aliases: &[],
         default: "",
-        doc: "Which GPU each index of `uccl.p2p` means: `0,0` makes 0 and 1 the same one, so that programs for two \
-              GPUs run on one.",
+        doc: "The GPU behind each index of `uccl.p2p`: `0,0` maps indices 0 and 1 to the same \
+              GPU, so that programs for two GPUs run on one.",
         kind: Kind::ReadElsewhere {
             what: "GPUs separated by commas, by number, UUID or PCI address, such as 0,0",
         },
@@ -456,32 +460,41 @@ pub const SETTINGS: &[Setting] = &[
     library(
         "PEERWAY_IBV_SO",
         &["UCCL_IBV_SO"],
-        "The libibverbs to load, tried before libibverbs.so.1.",
+        "The libibverbs to load. Peerway tries it before libibverbs.so.1.",
     ),
-    library("PEERWAY_EFA_SO", &["UCCL_EFA_SO"], "The libefa to load, tried before libefa.so.1."),
+    library(
+        "PEERWAY_EFA_SO",
+        &["UCCL_EFA_SO"],
+        "The libefa to load. Peerway tries it before libefa.so.1.",
+    ),
     library(
         "PEERWAY_LIBFABRIC_SO",
         &["UCCL_LIBFABRIC_SO"],
-        "The libfabric to load, tried before libfabric.so.1.",
+        "The libfabric to load. Peerway tries it before libfabric.so.1.",
     ),
     library(
         "PEERWAY_NCCL_SO",
         &["UCCL_NCCL_SO"],
-        "The libnccl to load, tried before libnccl.so.2.",
+        "The libnccl to load. Peerway tries it before libnccl.so.2.",
     ),
-    library("PEERWAY_CUDA_SO", &[], "The CUDA driver to load, tried before libcuda.so.1."),
+    library(
+        "PEERWAY_CUDA_SO",
+        &[],
+        "The CUDA driver to load. Peerway tries it before libcuda.so.1.",
+    ),
     library(
         "PEERWAY_NVRTC_SO",
         &[],
-        "The libnvrtc to load, tried before libnvrtc.so.13 and .so.12.",
+        "The libnvrtc to load. Peerway tries it before libnvrtc.so.13 and .so.12.",
     ),
-    // Read when the first kernel is compiled, which needs no endpoint.
+    // Peerway reads this setting when it compiles the first kernel, which needs no endpoint.
     Setting {
         name: "PEERWAY_KERNEL_CACHE",
         aliases: &[],
         default: "",
-        doc: "The directory that keeps compiled kernels, at most 256 MiB of them, made where it is missing; `off` keeps \
-              none. It must belong to the user and be writable by nobody else. Unset: `peerway/kernels` in \
+        doc: "The directory for compiled kernels, at most 256 MiB of them. Peerway creates it if \
+              it is missing; `off` disables the cache. The directory must belong to the user, and \
+              no other user may have write access. If unset: `peerway/kernels` in \
               `XDG_CACHE_HOME`, or in `~/.cache`.",
         kind: Kind::ReadElsewhere { what: "a directory, or off" },
         status: Status::Used,
@@ -491,7 +504,7 @@ pub const SETTINGS: &[Setting] = &[
         aliases: &["UCCL_P2P_RDMA_DEV"],
         default: "",
         doc: "RDMA devices to use, separated by commas: names, or numbers in the order of \
-              `peerway doctor`. Unset: every device with an active port, of one kind.",
+              `peerway doctor`. If unset: every device with an active port, of one kind.",
         kind: Kind::Text {
             what: "device names such as mlx5_0,mlx5_1",
             set: |config, text| config.rdma.devices = Some(text),
@@ -502,9 +515,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_RDMA_GID_INDEX",
         aliases: &["UCCL_P2P_RDMA_GID_INDEX"],
         default: "auto",
-        doc: "Index of the GID that connections use. `auto`: RoCE v2 with an IPv4 address first \
-              (on most ConnectX ports that is index 3), then RoCE v2 with an IPv6 address; 0 on \
-              InfiniBand and EFA.",
+        doc: "The index of the GID that connections use. `auto` prefers RoCE v2 with an IPv4 \
+              address (index 3 on most ConnectX ports), then RoCE v2 with an IPv6 address. On \
+              InfiniBand and EFA it is 0.",
         kind: Kind::CountOrAuto {
             min: 0,
             max: 1023,
@@ -516,11 +529,11 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_RDMA_MAX_RD_ATOMIC",
         aliases: &["UCCL_P2P_RDMA_MAX_RD_ATOMIC"],
         default: "16",
-        doc: "Outstanding reads that a queue pair starts; the device's own bound if that is less.",
+        doc: "The number of outstanding reads that a queue pair starts, limited by the device.",
         kind: Kind::Count {
             min: 1,
             max: 255,
-            // The bound keeps these within 8 bits, here and below.
+            // The maximum keeps these values within 8 bits, here and below.
             set: |config, reads| config.rdma.max_rd_atomic = reads as u8,
         },
         status: Status::Used,
@@ -529,7 +542,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_RDMA_MAX_DEST_RD_ATOMIC",
         aliases: &["UCCL_P2P_RDMA_MAX_DEST_RD_ATOMIC"],
         default: "16",
-        doc: "Outstanding reads that a queue pair serves; the device's own bound if that is less.",
+        doc: "The number of outstanding reads that a queue pair serves, limited by the device.",
         kind: Kind::Count {
             min: 1,
             max: 255,
@@ -541,7 +554,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_RDMA_SL",
         aliases: &["UCCL_P2P_RDMA_SL"],
         default: "auto",
-        doc: "Service level of RDMA packets. `auto`: 3, and 8 on EFA.",
+        doc: "The service level of RDMA packets. `auto` is 3, or 8 on EFA.",
         kind: Kind::CountOrAuto {
             min: 0,
             max: 15,
@@ -553,7 +566,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_RDMA_TC",
         aliases: &["UCCL_P2P_RDMA_TC"],
         default: "104",
-        doc: "Traffic class of RDMA packets (on RoCE the IP header's byte of that name).",
+        doc: "The traffic class of RDMA packets. On RoCE it is the traffic class byte of the IP \
+              header.",
         kind: Kind::Count {
             min: 0,
             max: 255,
@@ -565,8 +579,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_RDMA_QUEUE_PAIRS",
         aliases: &[],
         default: "2",
-        doc: "Queue pairs for large transfers per device and peer; small ones have one of their \
-              own.",
+        doc: "The number of queue pairs for large transfers per device and peer. Small transfers \
+              use one additional queue pair.",
         kind: Kind::Count {
             min: 1,
             max: 16,
@@ -578,8 +592,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_RDMA_RETRIES",
         aliases: &[],
         default: "7",
-        doc: "How often a device repeats a packet that is not acknowledged before its queue pair \
-              fails.",
+        doc: "How often a device retransmits an unacknowledged packet before its queue pair fails.",
         kind: Kind::Count {
             min: 0,
             max: 7,
@@ -591,7 +604,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "PEERWAY_RDMA_TIMEOUT",
         aliases: &[],
         default: "67ms",
-        doc: "How long a device waits for an acknowledgement; devices round it up to 4.096 us \
+        doc: "How long a device waits for an acknowledgement. Devices round it up to 4.096 us \
               times a power of two, and some wait up to four times as long.",
         kind: Kind::Time {
             min: Duration::from_micros(8),
@@ -621,13 +634,13 @@ pub const SETTINGS: &[Setting] = &[
     kept(
         "PEERWAY_CXI_DEVICE_INDEX",
         &["UCCL_CXI_DEVICE_INDEX"],
-        "The device that is taken where no domain is named.",
+        "The device to use if no domain is set.",
         Status::Reserved("cxi"),
     ),
     kept(
         "PEERWAY_CXI_THREADING",
         &["UCCL_CXI_THREADING"],
-        "The threading model asked of libfabric.",
+        "The threading model to request from libfabric.",
         Status::Reserved("cxi"),
     ),
     kept(
@@ -651,13 +664,13 @@ pub const SETTINGS: &[Setting] = &[
     kept(
         "PEERWAY_COMPRESS_STRATEGY",
         &["UCCL_P2P_COMPRESS_STRATEGY"],
-        "How floating-point data is compressed on its way.",
+        "How floating-point data is compressed for the wire.",
         Status::Reserved("compression"),
     ),
     kept(
         "PEERWAY_MIN_COMPRESS_BYTES",
         &["UCCL_P2P_MIN_COMPRESS_BYTES"],
-        "The smallest transfer that is compressed.",
+        "The size of the smallest transfer to compress.",
         Status::Reserved("compression"),
     ),
     kept(
@@ -690,13 +703,13 @@ pub const SETTINGS: &[Setting] = &[
         "UCCL_RDMA_ADAPTIVE_SLEEP",
         &[],
         "Upstream: let idle proxy threads sleep.",
-        Status::AnsweredWithWarning("idle threads always sleep; PEERWAY_SPIN says after how long"),
+        Status::AnsweredWithWarning("idle threads always block; PEERWAY_SPIN sets after how long"),
     ),
     kept(
         "UCCL_DEBUG_SUBSYS",
         &[],
-        "Upstream: which parts log.",
-        Status::AnsweredWithWarning("PEERWAY_LOG_LEVEL sets one level for all parts"),
+        "Upstream: the subsystems that log.",
+        Status::AnsweredWithWarning("PEERWAY_LOG_LEVEL sets one level for all subsystems"),
     ),
     kept(
         "UCCL_DEBUG_VLOG_LEVEL",
@@ -719,20 +732,20 @@ pub const SETTINGS: &[Setting] = &[
     kept(
         "UCCL_GPU_RT",
         &[],
-        "Upstream: which GPU runtime its tests load.",
+        "Upstream: the GPU runtime that its tests load.",
         Status::AnsweredWithWarning("it belongs to UCCL's own tests"),
     ),
     kept(
         "UCCL_GPU_RT_LIB",
         &[],
-        "Upstream: the library its tests load.",
+        "Upstream: the library that its tests load.",
         Status::AnsweredWithWarning("it belongs to UCCL's own tests"),
     ),
     kept(
         "USE_DIETGPU",
         &[],
-        "Upstream: a switch of its build.",
-        Status::AnsweredWithWarning("it is a switch of UCCL's build"),
+        "Upstream: a build option.",
+        Status::AnsweredWithWarning("it is an option of UCCL's build"),
     ),
 ];
 
@@ -752,7 +765,7 @@ const fn library(
     }
 }
 
-/// A row for a setting without an effect.
+/// A row for a setting that has no effect.
 const fn kept(
     name: &'static str,
     aliases: &'static [&'static str],

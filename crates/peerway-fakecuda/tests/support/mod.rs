@@ -1,4 +1,5 @@
-//! What the tests share: each runs in a process of its own, because a process reads its script once.
+//! Shared parts of the tests. Each test runs in its own process, because a process reads its script
+//! once.
 #![allow(dead_code, unreachable_pub, unused_imports)]
 
 use std::ffi::{CString, c_uint, c_void};
@@ -10,22 +11,24 @@ use std::time::{Duration, Instant};
 use peerway_fakecuda::*;
 use peerway_sys::cuda::ffi::*;
 
-/// A hang is minutes; a busy machine is seconds.
+/// Longer than a busy machine needs, shorter than an endless hang.
 pub const WATCHDOG: Duration = Duration::from_secs(180);
 
 pub const GRANULE: usize = 2 << 20;
 
 const CHILD: &str = "PEERWAY_FAKECUDA_TEST_CHILD";
 
-/// Runs the test of this name in a process with this script. True there, false once it has passed.
+/// Runs the test of this name in a process with this script. Returns true in that process, and
+/// false here once it has passed.
 pub fn scripted(test: &str, script: &str) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
     }
-    let mut child = Killed(child(test, script, "test").spawn().expect("this program runs again"));
+    let mut child =
+        Killed(child(test, script, "test").spawn().expect("the test program starts again"));
     let begun = Instant::now();
     let status = loop {
-        if let Some(status) = child.0.try_wait().expect("it can be waited for") {
+        if let Some(status) = child.0.try_wait().expect("the child can be waited for") {
             break status;
         }
         assert!(begun.elapsed() < WATCHDOG, "{test} with `{script}` hangs");
@@ -37,7 +40,7 @@ pub fn scripted(test: &str, script: &str) -> bool {
 
 /// A process that runs a test in a role.
 pub fn child(test: &str, script: &str, role: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program has a file"));
+    let mut command = Command::new(std::env::current_exe().expect("the test program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, role);
     command.env("PEERWAY_FAKE_CUDA", script).stdin(Stdio::piped());
     command
@@ -48,24 +51,24 @@ pub fn role() -> String {
     std::env::var(CHILD).unwrap_or_default()
 }
 
-/// Ends with what holds it.
+/// A child process that is killed on drop.
 pub struct Killed(pub Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The library, as it was built with this test.
+/// The path of the library that was built with this test.
 pub fn library() -> PathBuf {
-    let exe = std::env::current_exe().expect("this program has a file");
-    let deps = exe.parent().expect("in a directory");
-    let found = [deps, deps.parent().expect("in another")]
+    let exe = std::env::current_exe().expect("the test program has a path");
+    let deps = exe.parent().expect("the program is in a directory");
+    let found = [deps, deps.parent().expect("the directory has a parent")]
         .map(|directory| directory.join("libpeerway_fakecuda.so"));
-    found.into_iter().find(|path| path.is_file()).expect("it was built with this test")
+    found.into_iter().find(|path| path.is_file()).expect("the library was built with this test")
 }
 
 #[track_caller]
@@ -73,17 +76,18 @@ pub fn ok(result: CUresult) {
     assert_eq!(result, CUDA_SUCCESS);
 }
 
-/// Calls a function of the library, which is safe as the tests call it.
+/// Calls a function of the library with arguments that are safe for it.
 macro_rules! cu {
     ($function:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: the arguments are those that the function wants; wrong ones are numbers only.
+        // SAFETY: the pointers are valid for the function; invalid handles and addresses are only
+        // numbers.
         unsafe { $function($($argument),*) }
     }};
 }
 
 pub(crate) use cu;
 
-/// Initialises the driver and makes the context of the first device current.
+/// Initializes the driver and makes the context of the first device current.
 pub fn start() {
     ok(cu!(cuInit(0)));
     enter(0);
@@ -136,7 +140,7 @@ pub fn event() -> CUevent {
     event
 }
 
-/// Pinned memory, touched by pointer only and never freed by this.
+/// Pinned memory. It is accessed only through pointers, and freed only by `free`.
 #[derive(Clone, Copy)]
 pub struct Pinned {
     pub start: *mut u8,
@@ -155,18 +159,19 @@ impl Pinned {
     }
 
     pub fn fill(&self, byte: u8) {
-        // SAFETY: all of it; the tests do so while no stream is at it.
+        // SAFETY: the range is the whole memory, and no stream uses it now.
         unsafe { self.start.write_bytes(byte, self.len) };
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
-        // SAFETY: inside.
+        // SAFETY: the range is inside the memory.
         unsafe { self.start.add(at).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
     pub fn read(&self) -> Vec<u8> {
-        // SAFETY: inside; volatile, as a thread of the library wrote it.
+        // SAFETY: `at` is inside the memory. The read is volatile, because a thread of the library
+        // writes it.
         (0..self.len).map(|at| unsafe { self.start.add(at).read_volatile() }).collect()
     }
 
@@ -175,7 +180,7 @@ impl Pinned {
     }
 }
 
-/// Holds a stream up until it is opened, so that what comes behind is certainly not done before.
+/// Blocks a stream until it is opened, so that the work behind it is certainly not done before.
 pub struct Gate(Pinned);
 
 impl Gate {
@@ -191,12 +196,12 @@ impl Gate {
     }
 }
 
-/// Bytes that say where they are.
+/// Bytes that depend on their position.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| ((at ^ (at >> 8) ^ (at >> 16)) as u8).wrapping_add(seed)).collect()
 }
 
-/// Properties of memory of a device.
+/// The properties of memory of a device.
 pub fn prop(device: i32, types: c_uint) -> CUmemAllocationProp {
     let mut prop = CUmemAllocationProp::zeroed();
     prop.type_ = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -217,7 +222,7 @@ pub fn create(len: usize, types: c_uint) -> u64 {
     try_create(len, &prop(0, types)).expect("there is memory")
 }
 
-/// A reservation with memory mapped all over it, for the first device to use.
+/// Reserves a range and maps the memory to all of it, with access for the first device.
 pub fn map(handle: u64, len: usize) -> u64 {
     let mut address = 0;
     ok(cu!(cuMemAddressReserve(&mut address, len, 0, 0, 0)));
@@ -243,7 +248,7 @@ pub fn calls(name: &str) -> u64 {
     cu!(fakecuda_calls(name.as_ptr()))
 }
 
-/// What is there of every kind.
+/// The number of objects of every kind.
 pub fn live() -> [u64; 9] {
     std::array::from_fn(|kind| fakecuda_live(kind as u32))
 }
@@ -254,7 +259,7 @@ pub fn read_by_kernel(address: u64) -> Option<i32> {
     let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: 1 };
     let process = std::process::id() as i32;
-    // SAFETY: one byte into a byte; the kernel looks whether the other is there.
+    // SAFETY: `byte` has space for one byte, and the kernel checks the other address.
     let count = unsafe { libc::process_vm_readv(process, &local, 1, &remote, 1, 0) };
     (count != 1).then(|| std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }

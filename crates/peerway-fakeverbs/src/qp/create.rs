@@ -1,4 +1,4 @@
-//! How queue pairs come and go.
+//! Creation and destruction of queue pairs.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -24,13 +24,13 @@ use crate::wire;
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's attributes.
+    // SAFETY: by the pointers contract.
     let plain = unsafe { &mut *attr };
     let mut full = ibv_qp_init_attr_ex::zeroed();
     full.qp_context = plain.qp_context;
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn ibv_create_qp(
         IBV_QPT_UD => Kind::Ud,
         _ => return fail(libc::EOPNOTSUPP),
     };
-    // SAFETY: the caller's contract.
+    // SAFETY: by this function's contract.
     let qp = unsafe { create(&mut full, kind) };
     plain.cap = full.cap;
     qp
@@ -55,25 +55,25 @@ pub unsafe extern "C" fn ibv_create_qp(
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 pub(crate) unsafe extern "C" fn create_qp_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's attributes.
+    // SAFETY: by the pointers contract.
     let attr = unsafe { &mut *attr };
     let kind = match attr.qp_type {
         IBV_QPT_RC => Kind::Rc,
         IBV_QPT_UD => Kind::Ud,
         _ => return fail(libc::EOPNOTSUPP),
     };
-    // SAFETY: the caller's contract.
+    // SAFETY: by this function's contract.
     unsafe { create(attr, kind) }
 }
 
 /// # Safety
 ///
-/// Domain and queues in `attr` are of this library.
+/// The domain and the queues in `attr` are of this library.
 pub(crate) unsafe fn create(attr: &mut ibv_qp_init_attr_ex, kind: Kind) -> *mut ibv_qp {
     const KNOWN: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let missing = attr.pd.is_null() || attr.send_cq.is_null() || attr.recv_cq.is_null();
@@ -85,7 +85,7 @@ pub(crate) unsafe fn create(attr: &mut ibv_qp_init_attr_ex, kind: Kind) -> *mut 
     }
     // SAFETY: by this function's contract.
     let domain = unsafe { FakePd::of(attr.pd) };
-    // SAFETY: as above.
+    // SAFETY: by this function's contract.
     let (send_cq, recv_cq) = unsafe { (CqShared::of(attr.send_cq), CqShared::of(attr.recv_cq)) };
     let nic = Arc::clone(&domain.nic);
     if nic.device.is_removed() {
@@ -160,15 +160,15 @@ pub(crate) unsafe fn create(attr: &mut ibv_qp_init_attr_ex, kind: Kind) -> *mut 
 }
 
 fn nic_context(pd: *mut ibv_pd) -> *mut ibv_context {
-    // SAFETY: a domain of this library, as the caller of `create` vouches.
+    // SAFETY: `create` requires a domain of this library.
     unsafe { (*pd).context }
 }
 
-/// Finds a number that nobody on the fabric has, by binding its name.
+/// Finds a number that is free on the fabric, by binding a socket with its name.
 fn bind(nic: &Nic) -> io::Result<(u32, UnixDatagram)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Processes begin at different places, so that they seldom meet. Numbers have 24 bits, and the
-    // first few are special.
+    // Processes start at different numbers, so that they rarely collide. Numbers have 24 bits, and
+    // the first few are special.
     let start = std::process::id().wrapping_mul(0x9e5) & 0x007f_ffff;
     for _ in 0..1 << 20 {
         let step = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -177,7 +177,8 @@ fn bind(nic: &Nic) -> io::Result<(u32, UnixDatagram)> {
         match UnixDatagram::bind_addr(&address) {
             Ok(socket) => {
                 socket.set_nonblocking(true)?;
-                // As much as the system lets: the limit is per sender, and a window must fit.
+                // As large as the system allows: the limit applies per sender, and a window must
+                // fit.
                 let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, 4 << 20);
                 return Ok((number, socket));
             }
@@ -190,18 +191,18 @@ fn bind(nic: &Nic) -> io::Result<(u32, UnixDatagram)> {
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: the caller's queue pair is one of this library, and is not used again.
+    // SAFETY: by the handles and destroy contracts.
     let fake = unsafe { Box::from_raw(qp.cast::<FakeQp>()) };
-    // SAFETY: its domain is still there, as it could not be given back before.
+    // SAFETY: the queue pair counts as a user of its domain, so the domain still exists.
     let domain = unsafe { FakePd::of(fake.ex.qp_base.pd) };
     let mut state = fake.nic.lock();
     state.forget(fake.number());
     state.regions.forget(fake.number());
     if let Some(qp) = state.qps.remove(&fake.number()) {
-        // A forked child may hold the socket too, and then closing alone would not end this.
+        // A forked child may also hold the socket. Closing it alone would then leave it in epoll.
         let _ = epoll::delete(&fake.nic.epoll, &*qp.socket);
         qp.send_cq.purge(qp.number);
         qp.recv_cq.purge(qp.number);
@@ -214,11 +215,11 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     0
 }
 
-/// Nothing is promised about the order in which the bytes of a request land.
+/// The order in which the bytes of a request land is not guaranteed.
 ///
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp_data_in_order(
     _qp: *mut ibv_qp,

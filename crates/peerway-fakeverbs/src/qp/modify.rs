@@ -1,7 +1,7 @@
-//! The states of a queue pair, and what each step takes.
+//! The states of a queue pair, and the attributes of each transition.
 //!
-//! A step is refused with `EINVAL` where an attribute that it needs is missing, one that it does not take
-//! is there, or a value is out of range; nothing has changed then.
+//! A transition fails with `EINVAL` if a required attribute is missing, an attribute is not
+//! allowed, or a value is out of range. The queue pair is then unchanged.
 
 use std::ffi::c_int;
 
@@ -14,14 +14,14 @@ use crate::wire;
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(
     raw: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
-    // SAFETY: the caller's queue pair is one of this library, and the attributes are there.
+    // SAFETY: by the handles and pointers contracts.
     let (fake, attr) = unsafe { (FakeQp::of(raw), &*attr) };
     let (nic, number) = (&fake.nic, fake.number());
     if nic.device.is_removed() && mask.cast_unsigned() != IBV_QP_STATE {
@@ -45,14 +45,14 @@ pub unsafe extern "C" fn ibv_modify_qp(
     let now = qp.state;
     nic.activate(&mut state, number);
     drop(state);
-    // SAFETY: as above; verbs let nobody else modify it at the same time.
+    // SAFETY: by the handles contract; verbs do not allow concurrent modification of a queue pair.
     unsafe { (*raw).state = now };
     returned
 }
 
 /// # Safety
 ///
-/// As libibverbs documents it.
+/// The caller keeps the contract of libibverbs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp(
     raw: *mut ibv_qp,
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the caller's queue pair is one of this library.
+    // SAFETY: by the handles contract.
     let fake = unsafe { FakeQp::of(raw) };
     let state = fake.nic.lock();
     let Some(qp) = state.qps.get(&fake.number()) else { return libc::EINVAL };
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     made.cap = fake.cap;
     made.qp_type = base.qp_type;
     made.sq_sig_all = c_int::from(fake.signal_all);
-    // SAFETY: both are the caller's, to be filled.
+    // SAFETY: by the pointers contract.
     unsafe {
         attr.write(found);
         init.write(made);
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     0
 }
 
-/// What is left to do after a step was accepted.
+/// What remains to be done after a transition was accepted.
 enum Step {
     Stay,
     Reset,
@@ -122,7 +122,7 @@ impl Qp {
                 }
                 self.rx = Responder::new(u64::from(self.attr.rq_psn));
             }
-            // For ever, unless something else was asked for.
+            // Retry for ever, unless the program asked for something else.
             (IBV_QPS_RTR, IBV_QPS_RTS)
                 if self.kind == Kind::Srd && given & IBV_QP_RNR_RETRY == 0 =>
             {
@@ -191,22 +191,22 @@ impl Qp {
     }
 }
 
-/// Who is at an address.
+/// The queue pair `number` at an address.
 pub(crate) fn peer(device: &Device, address: &ibv_ah_attr, number: u32) -> Result<Peer, c_int> {
-    // RoCE has no addresses but GIDs; EFA neither.
+    // RoCE addresses are always GIDs, and EFA addresses too.
     let grh = &address.grh;
     let source = device.gid(u32::from(grh.sgid_index));
     if address.is_global == 0 || address.port_num != 1 || source.is_none() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: any 16 bytes are a GID.
+    // SAFETY: any 16 bytes form a valid GID.
     let gid = unsafe { grh.dgid.raw };
     let index = device_of(&gid).ok_or(libc::EHOSTUNREACH)?;
     let address = wire::address(&device.fabric.name, index, number).map_err(|_| libc::EINVAL)?;
     Ok(Peer { address, device: index, number })
 }
 
-/// What a step needs, and what it may take besides.
+/// The attributes that a transition requires, and those that it also allows.
 fn masks(kind: Kind, from: u32, to: u32) -> Option<(u32, u32)> {
     const INIT: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
     let connected = kind == Kind::Rc;

@@ -1,4 +1,4 @@
-//! What is on the queues of a queue pair.
+//! The requests and receives on the queues of a queue pair.
 
 use peerway_sys::verbs::ffi::*;
 
@@ -20,27 +20,27 @@ pub(crate) struct Request {
     pub(crate) key: u32,
     pub(crate) local: Local,
     pub(crate) length: u64,
-    /// For a window: the key it has been given, and what it is bound to.
+    /// For a window: its new key, and what it is bound to.
     pub(crate) bind: Option<(u32, Bound)>,
-    /// Where it goes, without a connection.
+    /// The destination and its queue key, without a connection.
     pub(crate) to: Option<(Peer, u32)>,
-    /// What it ends with when its turn comes, known beforehand.
+    /// The status of an error that is known before the request begins.
     pub(crate) error: Option<u32>,
-    /// The number of its first packet.
+    /// The sequence number of its first packet.
     pub(crate) first: u64,
     pub(crate) begun: bool,
-    /// For reads, once begun.
+    /// For reads, once begun: the packets that have arrived.
     pub(crate) read: Option<Arrived>,
 }
 
-/// Where a request's bytes are or go.
+/// The local side of a request's bytes.
 #[derive(Debug)]
 pub(crate) enum Local {
     Memory(Vec<ibv_sge>),
     Inline(Vec<u8>),
 }
 
-/// Which packets of a message have arrived.
+/// The packets of a message that have arrived.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     packets: Vec<bool>,
@@ -53,7 +53,8 @@ impl Arrived {
         Self { packets: vec![false; count], missing: count }
     }
 
-    /// Notes the packet at an offset; false where it is there already, or belongs nowhere.
+    /// Records the packet at an offset. Returns false if it has already arrived or the offset is
+    /// invalid.
     pub(crate) fn note(&mut self, offset: u64) -> bool {
         let index = (offset / wire::PAYLOAD as u64) as usize;
         match self.packets.get_mut(index) {
@@ -66,13 +67,13 @@ impl Arrived {
         }
     }
 
-    /// Whether the packet at an offset is there.
+    /// Whether the packet at an offset has arrived.
     pub(crate) fn has(&self, offset: u64) -> bool {
         let index = (offset / wire::PAYLOAD as u64) as usize;
         self.packets.get(index).copied().unwrap_or(false)
     }
 
-    /// The first packets that are missing: where they begin and how many in a row.
+    /// The first run of missing packets: its start and its length.
     pub(crate) fn gap(&self) -> (usize, usize) {
         let first = self.packets.iter().position(|there| !there).unwrap_or(0);
         let run = self.packets[first..].iter().take_while(|there| !**there).count();
@@ -102,12 +103,12 @@ impl Request {
         }
     }
 
-    /// Whether it is done here, without a packet.
+    /// Whether the device executes it locally, without a packet.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV)
     }
 
-    /// The number after its last packet's.
+    /// The sequence number after its last packet.
     pub(crate) fn end(&self) -> u64 {
         self.first + self.packets()
     }

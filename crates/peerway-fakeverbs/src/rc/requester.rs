@@ -1,8 +1,8 @@
-//! The side that asks: sends packets, takes answers, keeps the timers.
+//! The requester: it sends packets, receives answers and keeps the timers.
 //!
-//! Invariants: `unacked <= send <= next`, all packet numbers; `at` is the place in the queue of the
-//! request that packet `send` is of. Requests leave the queue at its front only, when they are answered
-//! for in full.
+//! Invariants: `unacked <= send <= next`, all of them sequence numbers. `at` is the queue position
+//! of the request that packet `send` belongs to. Requests leave the queue only at its front, once
+//! they are fully answered.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -20,24 +20,24 @@ use crate::wire::{Header, PAYLOAD, Sent, flag, kind};
 /// The sending half of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Requester {
-    /// Requests that have not ended.
+    /// Requests that have not completed.
     pub(crate) queue: VecDeque<Request>,
     next: u64,
     unacked: u64,
     send: u64,
     at: usize,
-    /// Reads that were begun and are not answered in full.
+    /// Reads that have begun and are not fully answered.
     reads: u32,
-    /// The peer had no receive: nothing is sent before this.
+    /// The peer had no receive: send nothing before this time.
     pause: Option<Instant>,
-    /// The peer refused this packet.
+    /// The packet that the peer refused, and the status.
     refused: Option<(u64, u32)>,
     /// A packet is known to be lost since the last retry was counted.
     pub(crate) lost: bool,
-    /// Since when there has been no answer, while there is something to be answered.
+    /// The silence of a peer that owes an answer.
     silent: Option<Silence>,
     rnr_retries: u8,
-    /// The last packet that was sent again because later ones overtook it.
+    /// The last packet that was retransmitted because later ones overtook it.
     filled: u64,
 }
 
@@ -76,14 +76,14 @@ impl Requester {
         self.at = self.queue.partition_point(before);
     }
 
-    /// The peer answered.
+    /// Resets the timers and counters after an answer of the peer.
     fn heard(&mut self) {
         self.silent = None;
         self.lost = false;
         self.rnr_retries = 0;
     }
 
-    /// Everything before `packet` was executed.
+    /// Records that the peer has executed everything before `packet`.
     fn acknowledge(&mut self, packet: u64) {
         if packet <= self.unacked || packet > self.next {
             return;
@@ -101,7 +101,7 @@ impl Requester {
 }
 
 impl Qp {
-    /// Sends as much as the window and the peer's queue have room for.
+    /// Sends as much as the window and the peer's queue allow.
     pub(super) fn transmit(&mut self, env: &mut Env<'_>) {
         if self.state != IBV_QPS_RTS || self.tx.pause.is_some_and(|until| until > env.now) {
             return;
@@ -134,7 +134,7 @@ impl Qp {
         }
     }
 
-    /// Whether the request that is next may be sent: looks at what must hold before its first packet.
+    /// Whether the next request may be sent. Checks the conditions before its first packet.
     fn begin(&mut self, env: &mut Env<'_>) -> bool {
         let (pd, reads) = (self.pd, self.tx.reads);
         let Some(request) = self.tx.queue.get_mut(self.tx.at) else { return false };
@@ -173,7 +173,7 @@ impl Qp {
         fine
     }
 
-    /// Sends the packet that is next.
+    /// Sends the next packet.
     fn send_packet(&mut self, env: &mut Env<'_>) -> Sent {
         let Some(peer) = &self.peer else { return Sent::Lost };
         let mut header = self.header(kind::DATA, env.nic.device.index);
@@ -198,7 +198,7 @@ impl Qp {
         }
         let packed = env.pack(&header, &request.local, self.pd, offset, length);
         if packed.is_err() {
-            // Its memory was taken back since it was begun.
+            // The program has deregistered the memory since the request began.
             request.error = Some(IBV_WC_LOC_PROT_ERR);
             return Sent::Blocked;
         }
@@ -209,7 +209,8 @@ impl Qp {
         match header.kind {
             kind::ACK => {
                 self.tx.acknowledge(header.seq);
-                // Late, or the two sides count from different numbers and it leads nowhere.
+                // Either this is a late acknowledgement, or the two sides count from different
+                // numbers.
                 self.tx.lost |= header.seq != self.tx.unacked;
                 let overtaken = header.has(flag::GAP) && header.seq == self.tx.unacked;
                 if overtaken && self.tx.filled != header.seq && self.tx.pause.is_none() {
@@ -234,7 +235,7 @@ impl Qp {
         self.finish(env);
     }
 
-    /// The peer had no receive.
+    /// Pauses sending because the peer had no receive.
     fn pause(&mut self, env: &mut Env<'_>, timer: u8) {
         if self.attr.rnr_retry != 7 {
             self.tx.rnr_retries += 1;
@@ -252,7 +253,7 @@ impl Qp {
         let pd = self.pd;
         let index = self.tx.queue.partition_point(|request| request.end() <= header.seq);
         let Some(request) = self.tx.queue.get_mut(index) else { return };
-        // An answer that came twice may be to a read that has ended.
+        // A duplicate response may belong to a read that has completed.
         if request.first != header.seq {
             return;
         }
@@ -276,7 +277,7 @@ impl Qp {
         self.tx.heard();
     }
 
-    /// Ends what is answered for, from the front of the queue on.
+    /// Completes the answered requests at the front of the queue.
     pub(super) fn finish(&mut self, env: &mut Env<'_>) {
         while let Some(first) = self.tx.queue.front() {
             let refused = self
@@ -300,8 +301,8 @@ impl Qp {
         }
     }
 
-    /// Sends again what was not answered in time, gives up where that was tried often enough, and says
-    /// when to look again.
+    /// Retransmits unanswered packets, gives up after enough retries, and returns when to call
+    /// again.
     pub(super) fn timers(&mut self, env: &mut Env<'_>) -> Option<Instant> {
         if self.state != IBV_QPS_RTS {
             return None;
@@ -349,7 +350,7 @@ impl Qp {
     }
 }
 
-/// Binds a window or takes its key back.
+/// Binds a window or invalidates its key.
 fn window(regions: &mut Regions, pd: u32, request: &Request) -> bool {
     match request.bind {
         Some((key, bound)) => regions.bind(pd, key, bound),
@@ -357,7 +358,7 @@ fn window(regions: &mut Regions, pd: u32, request: &Request) -> bool {
     }
 }
 
-/// Asks for the first run of packets that are missing.
+/// Requests the first run of missing packets.
 fn send_read(
     env: &mut Env<'_>,
     mut header: Header,
@@ -378,12 +379,12 @@ fn send_read(
     env.wire.send_header(from, to, &header, env.now)
 }
 
-/// The time-out that a queue pair was given; none waits for ever.
+/// The time-out of a queue pair; `None` waits for ever.
 fn timeout(exponent: u8) -> Option<Duration> {
     (exponent > 0).then(|| Duration::from_nanos(4096 << exponent))
 }
 
-/// How long a code for "receiver not ready" stands for, in the specification's table.
+/// The time of an RNR timer code, from the table of the specification.
 pub(crate) fn rnr_time(code: u8) -> Duration {
     const HUNDREDTHS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,

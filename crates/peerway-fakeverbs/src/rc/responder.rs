@@ -1,9 +1,9 @@
-//! The side that is asked: executes packets in their order, whatever order they come in.
+//! The responder: it executes packets in sequence, whatever order they arrive in.
 //!
-//! Invariants: a packet is executed when its number is the expected one, once; what comes early is kept,
-//! what comes again is acknowledged again, and a read that comes again is answered again. Where a
-//! request is refused, nothing after it is executed: the refusal goes out when the answers before it
-//! have, and then the queue pair fails.
+//! Invariants: a packet is executed once, when its number is the expected one. The responder keeps
+//! early packets, acknowledges duplicates again, and answers a duplicate read again. After a
+//! refused request, nothing is executed. The refusal is sent after the responses before it, and
+//! then the queue pair fails.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,17 +15,17 @@ use crate::nic::Env;
 use crate::qp::Qp;
 use crate::wire::{Header, PAYLOAD, Sent, flag, kind};
 
-/// Answers sent in one go, so that one long read does not keep the others waiting.
+/// Responses sent per turn, so that a long read does not delay the others.
 const TURN: usize = 16;
 
 /// The receiving half of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Responder {
     expected: u64,
-    /// Packets that came early.
+    /// Packets that arrived early.
     early: BTreeMap<u64, (Header, Vec<u8>)>,
     acknowledge: bool,
-    /// Refusals of the moment.
+    /// The packet to refuse for now, because no receive was posted.
     not_ready: Option<u64>,
     /// Reads that are being answered.
     answers: VecDeque<Answer>,
@@ -42,9 +42,9 @@ struct Answer {
 
 /// Why a packet was not executed.
 enum Refusal {
-    /// There is no receive; the same packet may be sent again.
+    /// No receive is posted. The requester may send the same packet again.
     NotReady,
-    /// `IBV_WC_REM_*`, for the requester.
+    /// An `IBV_WC_REM_*` status for the requester.
     Fatal(u32),
 }
 
@@ -119,7 +119,8 @@ impl Qp {
                 Ok(())
             }
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => {
-                // A message that has begun has its receive.
+                // The first packet of a message checks for the receive; later packets use the same
+                // one.
                 if header.offset == 0 {
                     self.ready(env)?;
                 }
@@ -149,7 +150,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Puts part of a message into the first receive.
+    /// Writes part of a message to the first receive.
     fn take_in(
         &mut self,
         env: &mut Env<'_>,
@@ -179,7 +180,7 @@ impl Qp {
         if !env.regions.read(&self.target(header), 0, 0, &mut Vec::new()) {
             return Err(Refusal::Fatal(IBV_WC_REM_ACCESS_ERR));
         }
-        // Asked again while the answer is on its way: one is enough.
+        // A repeated request replaces the pending answer.
         self.rx.answers.retain(|answer| answer.request.seq != header.seq);
         let run = u64::from(header.packets) * PAYLOAD as u64;
         let end = header.offset.saturating_add(run).min(header.length);
@@ -187,7 +188,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Sends what is owed: answers, then acknowledgements and refusals.
+    /// Sends pending responses, then acknowledgements and refusals.
     pub(super) fn respond(&mut self, env: &mut Env<'_>) {
         for _ in 0..TURN {
             if self.rx.answers.is_empty() {
@@ -199,7 +200,7 @@ impl Qp {
             }
         }
         if !self.rx.answers.is_empty() {
-            // More in the next turn.
+            // Continue in the next turn.
             self.blocked_until = Some(env.now);
         }
         let Some(peer) = &self.peer else { return };
@@ -231,7 +232,7 @@ impl Qp {
         if self.rx.acknowledge {
             let mut header = self.header(kind::ACK, device);
             header.seq = self.rx.expected;
-            // A few packets after a missing one say that it is lost rather than late.
+            // Several packets after a missing one mean that it is lost rather than late.
             if self.rx.early.len() >= 3 {
                 header.flags = flag::GAP;
             }
@@ -244,7 +245,7 @@ impl Qp {
         }
     }
 
-    /// Sends the next packet of the first answer; false where the peer's queue is full.
+    /// Sends the next packet of the first answer. Returns false if the peer's queue is full.
     fn answer_packet(&mut self, env: &mut Env<'_>) -> bool {
         let (Some(answer), Some(peer)) = (self.rx.answers.front(), &self.peer) else { return true };
         let (request, offset, end) = (answer.request, answer.next, answer.end);
@@ -256,7 +257,7 @@ impl Qp {
         packet.clear();
         packet.extend_from_slice(header.as_bytes());
         if !env.regions.read(&self.target(&request), offset, length as usize, packet) {
-            // The memory was taken back while it was being read.
+            // The program has deregistered the memory during the read.
             self.rx.refused = Some((request.seq, IBV_WC_REM_ACCESS_ERR));
             self.rx.answers.clear();
             return true;

@@ -1,7 +1,7 @@
-//! The side that asks, without a connection.
+//! The requester, without a connection.
 //!
-//! Invariant: `under_way` counts the packets of open messages that were sent and are not answered for; a
-//! message that waits (for a receive at the far side) or has ended counts none.
+//! Invariant: `under_way` counts the packets of open messages that were sent and not answered. A
+//! message that is paused (for a receive at the remote side) or completed counts none.
 
 use std::time::{Duration, Instant};
 
@@ -14,25 +14,26 @@ use crate::silence::{Due, Silence};
 use crate::stats::{COUNTERS, count};
 use crate::wire::{Header, PAYLOAD, Sent, flag, kind};
 
-/// Packets under way at once. Fewer than the ten that the kernel by default queues on a datagram socket
-/// that is not connected, so that acknowledgements fit too.
+/// Packets in flight at once. By default the kernel queues ten packets on an unconnected datagram
+/// socket. A smaller window leaves room for acknowledgements.
 const WINDOW: usize = 8;
 
-/// EFA has no attributes for these. Half a second in all until a peer that is not there is given up.
+/// EFA has no attributes for these. The requester gives an absent peer up after half a second in
+/// all.
 const TIMEOUT: Duration = Duration::from_millis(64);
 const RETRIES: u8 = 7;
 
-/// A request that was begun.
+/// A request that has begun.
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) request: Request,
     peer: Peer,
     qkey: u32,
-    /// Packets that are acknowledged, or of a read those that have come.
+    /// The packets that are acknowledged or, for a read, have arrived.
     arrived: Arrived,
     /// The next packet to send for the first time.
     next: u64,
-    /// Packets sent and not answered for.
+    /// Packets sent and not answered.
     under_way: usize,
     silence: Option<Silence>,
     lost: bool,
@@ -51,7 +52,7 @@ impl Open {
 }
 
 impl Qp {
-    /// Sends what the window has room for, looks at the timers, and says when to look again.
+    /// Sends as much as the window allows, checks the timers, and returns when to call again.
     pub(super) fn srd_transmit(&mut self, env: &mut Env<'_>) -> Option<Instant> {
         if self.state != IBV_QPS_RTS {
             return None;
@@ -79,7 +80,7 @@ impl Qp {
         due
     }
 
-    /// Begins a request and gives its number; none where it has ended at once.
+    /// Begins a request and returns its number; `None` if it failed at once.
     fn srd_begin(&mut self, env: &mut Env<'_>, mut request: Request) -> Option<u64> {
         if let Local::Memory(pieces) = &request.local {
             let access = if request.is_read() { IBV_ACCESS_LOCAL_WRITE } else { 0 };
@@ -111,7 +112,7 @@ impl Qp {
         Some(self.datagrams.next)
     }
 
-    /// Moves one message along.
+    /// Advances one message, and returns when to call again.
     fn srd_message(&mut self, env: &mut Env<'_>, number: u64) -> Option<Instant> {
         let open = self.datagrams.open.get_mut(&number)?;
         if let Some(until) = open.pause {
@@ -126,7 +127,7 @@ impl Qp {
             if open.is_sent() || self.datagrams.under_way >= WINDOW {
                 break;
             }
-            // What was acknowledged before a pause is not sent again.
+            // Packets that were acknowledged before a pause are not sent again.
             if !open.request.is_read() && open.arrived.has(open.offset()) {
                 open.next += 1;
                 continue;
@@ -173,7 +174,7 @@ impl Qp {
                 self.datagrams.under_way -= open.under_way;
                 open.under_way = 0;
                 open.next = 0;
-                // In the next turn, which is at once.
+                // The next turn, which follows at once, retransmits.
                 return Some(env.now);
             }
         }

@@ -1,7 +1,7 @@
-//! The side that is asked, without a connection.
+//! The responder, without a connection.
 //!
-//! Packets of a message take effect in the order in which they come; the immediate, and the receive that
-//! it ends, only when all of them have.
+//! Packets of a message take effect in the order in which they arrive. The immediate, and the
+//! receive that it completes, take effect only after all packets have arrived.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,17 +12,17 @@ use crate::nic::Env;
 use crate::qp::{Arrived, Peer, Qp};
 use crate::wire::{Header, PAYLOAD, Sent, flag, kind};
 
-/// Answers sent in one go, so that one long read does not keep the others waiting.
+/// Responses sent per turn, so that a long read does not delay the others.
 const TURN: usize = 16;
 
-/// The code for "receiver not ready": EFA has no attribute for it. 0.64 ms.
+/// The RNR timer code, 0.64 ms. EFA has no attribute for it.
 const RNR_TIMER: u8 = 12;
 
-/// Someone who sends here.
+/// A queue pair that sends to this one.
 #[derive(Debug, Default)]
 pub(crate) struct Source {
     floor: u64,
-    /// Messages that have ended, and how.
+    /// Messages that have completed, and their status.
     done: BTreeMap<u64, u32>,
     open: HashMap<u64, Arrived>,
 }
@@ -55,7 +55,7 @@ impl Qp {
             source.done = source.done.split_off(&header.floor);
             source.open.retain(|number, _| *number >= header.floor);
         }
-        // The sender has ended with it: a packet that was long under way.
+        // The sender has completed this message: a packet that was delayed for long.
         if header.seq < source.floor {
             return;
         }
@@ -70,7 +70,7 @@ impl Qp {
         self.datagrams.replies.push_back((peer.clone(), reply));
     }
 
-    /// Applies a packet; gives the message's end, where this is it.
+    /// Applies a packet. Returns the status of the message if this packet completes it.
     fn srd_take(
         &mut self,
         env: &mut Env<'_>,
@@ -123,7 +123,7 @@ impl Qp {
         Some(status)
     }
 
-    /// Begins to answer a read. Bytes may be read twice, so nothing is remembered.
+    /// Begins to answer a read. Reading bytes twice is harmless, so reads are not remembered.
     fn srd_read(&mut self, env: &mut Env<'_>, peer: &Peer, header: &Header) {
         if !env.regions.read(&self.target(header), 0, 0, &mut Vec::new()) {
             let mut refusal = reply(self, env, kind::NAK, header);
@@ -152,7 +152,7 @@ impl Qp {
             packet.clear();
             packet.extend_from_slice(header.as_bytes());
             if !env.regions.read(&target, answer.next, length as usize, packet) {
-                // The memory was taken back while it was being read.
+                // The program has deregistered the memory during the read.
                 header.kind = kind::NAK;
                 header.status = IBV_WC_REM_ACCESS_ERR as u8;
                 self.datagrams.replies.push_back((answer.peer, header));
@@ -167,7 +167,7 @@ impl Qp {
             self.blocks = 0;
             answer.next += length;
             if answer.next < answer.end {
-                // Those that wait take turns.
+                // Pending answers take turns.
                 self.datagrams.answers.push_back(answer);
             }
         }
@@ -175,7 +175,7 @@ impl Qp {
     }
 }
 
-/// A reply to a packet, for the life of the sender that sent it.
+/// A reply to a packet. It carries the life of the sender, so that the sender recognizes it.
 fn reply(qp: &Qp, env: &Env<'_>, kind: u8, to: &Header) -> Header {
     let mut header = qp.header(kind, env.nic.device.index);
     header.life = to.life;

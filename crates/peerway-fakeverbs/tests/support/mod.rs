@@ -1,4 +1,5 @@
-//! What the tests share: each runs in a process of its own, because a process reads its script once.
+//! Shared parts of the tests. Each test runs in its own process, because a process reads its script
+//! once.
 #![allow(dead_code, unreachable_pub)]
 
 use std::ffi::c_void;
@@ -12,7 +13,7 @@ use peerway_sys::efadv::Efa;
 use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Ah, CompChannel, Context, Cq, Mr, Pd, Qp, QpConfig, Verbs, masks};
 
-/// A hang is minutes; a busy machine is seconds.
+/// Longer than a busy machine needs, shorter than an endless hang.
 pub const WATCHDOG: Duration = Duration::from_secs(180);
 
 pub const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -21,26 +22,28 @@ pub const SIGNALED: u32 = IBV_SEND_SIGNALED;
 
 const CHILD: &str = "PEERWAY_FAKEVERBS_TEST_CHILD";
 
-/// Runs the test of this name in a process with this script. True there, false once it has passed.
+/// Runs the test of this name in a process with this script. Returns true in that process, and
+/// false here once it has passed.
 pub fn scripted(test: &str, script: &str) -> bool {
     scripted_with(test, script, &[])
 }
 
-/// As [`scripted`], for an engine: it opens this library, and these variables are set.
+/// As [`scripted`], for an engine: the engine opens this library, and these variables are set.
 pub fn scripted_with(test: &str, script: &str, variables: &[(&str, &str)]) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
     }
     let mut child = child(test, script, "test");
     child.env("PEERWAY_IBV_SO", library()).env("PEERWAY_EFA_SO", library());
-    let status = child.envs(variables.iter().copied()).status().expect("this program runs again");
+    let status =
+        child.envs(variables.iter().copied()).status().expect("the test program starts again");
     assert!(status.success(), "{test} with `{script}`: {status}");
     false
 }
 
-/// A process that runs a test in a role, on a fabric of this process's own.
+/// A process that runs a test in a role. The role `test` gets its own fabric.
 pub fn child(test: &str, script: &str, role: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program has a file"));
+    let mut command = Command::new(std::env::current_exe().expect("the test program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, role);
     command.env("PEERWAY_FAKE_VERBS", script);
     if role == "test" {
@@ -56,43 +59,43 @@ pub fn role() -> String {
     std::env::var(CHILD).unwrap_or_default()
 }
 
-/// Ends with what holds it.
+/// A child process that is killed on drop.
 pub struct Killed(pub Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The library, as it was built with this test.
+/// The path of the library that was built with this test.
 pub fn library() -> PathBuf {
-    let exe = std::env::current_exe().expect("this program has a file");
-    let deps = exe.parent().expect("in a directory");
-    let found = [deps, deps.parent().expect("in another")]
+    let exe = std::env::current_exe().expect("the test program has a path");
+    let deps = exe.parent().expect("the program is in a directory");
+    let found = [deps, deps.parent().expect("the directory has a parent")]
         .map(|directory| directory.join("libpeerway_fakeverbs.so"));
-    found.into_iter().find(|path| path.is_file()).expect("it was built with this test")
+    found.into_iter().find(|path| path.is_file()).expect("the library was built with this test")
 }
 
 pub fn verbs() -> Arc<Verbs> {
-    Verbs::load(Some(library().into())).expect("it has every function")
+    Verbs::load(Some(library().into())).expect("the library exports every function")
 }
 
 pub fn efa() -> Arc<Efa> {
-    Efa::load(Some(library().into())).expect("it has every function")
+    Efa::load(Some(library().into())).expect("the library exports every function")
 }
 
-/// What the library counted.
+/// The library's counters.
 pub fn stats() -> Stats {
-    // SAFETY: the library is loaded already, and loading it runs nothing.
-    let library = unsafe { libloading::Library::new(library()) }.expect("it was loaded before");
+    // SAFETY: the library is already loaded, and loading it runs no code.
+    let library = unsafe { libloading::Library::new(library()) }.expect("the library is loaded");
     let mut stats = Stats::default();
-    // SAFETY: the function has this type, and fills the structure.
+    // SAFETY: the function has this type and fills the structure.
     unsafe {
         let read: libloading::Symbol<'_, unsafe extern "C" fn(*mut Stats)> =
-            library.get(b"peerway_fakeverbs_stats\0").expect("it is exported");
+            library.get(b"peerway_fakeverbs_stats\0").expect("the symbol is exported");
         read(&mut stats);
     }
     stats
@@ -100,11 +103,12 @@ pub fn stats() -> Stats {
 
 pub fn open(name: &str) -> Arc<Context> {
     let devices = verbs().devices().expect("there is a list");
-    let device = devices.iter().find(|device| device.name() == name).expect("it is in the list");
-    Arc::new(device.open().expect("it opens"))
+    let device =
+        devices.iter().find(|device| device.name() == name).expect("the device is in the list");
+    Arc::new(device.open().expect("the device opens"))
 }
 
-/// A device with what queue pairs need.
+/// A device with the objects that queue pairs need.
 pub struct Node {
     pub context: Arc<Context>,
     pub pd: Arc<Pd>,
@@ -145,7 +149,7 @@ impl Node {
 
     pub fn gid(&self) -> [u8; 16] {
         let index = u32::from(self.gid_index());
-        self.context.gid(1, index).expect("it has an address").raw
+        self.context.gid(1, index).expect("the device has a GID").raw
     }
 
     pub fn gid_index(&self) -> u8 {
@@ -168,7 +172,7 @@ impl Node {
         attr
     }
 
-    /// Brings a connection up to ready to send.
+    /// Brings a connection up to ready-to-send.
     pub fn connect(&self, qp: &Qp, gid: [u8; 16], number: u32) {
         self.connect_with(qp, gid, number, |_| {});
     }
@@ -206,7 +210,7 @@ impl Node {
         }
     }
 
-    /// Brings a queue pair for datagrams up to ready to send.
+    /// Brings a datagram queue pair up to ready-to-send.
     pub fn bring_up(&self, qp: &Qp, qkey: u32) {
         let mut attr = ibv_qp_attr { port_num: 1, qkey, ..ibv_qp_attr::zeroed() };
         let steps = [
@@ -224,7 +228,7 @@ impl Node {
         completion(&self.cq)
     }
 
-    /// Waits for so many completions, all of them good.
+    /// Waits for `count` completions, which must all be successful.
     pub fn completions(&self, count: usize) -> Vec<ibv_wc> {
         let good = |wc: ibv_wc| {
             assert!(wc.status().is_success(), "{}: {}", wc.wr_id, wc.status());
@@ -246,7 +250,7 @@ impl Node {
 pub fn completion(cq: &Cq) -> ibv_wc {
     let mut into = [ibv_wc::zeroed()];
     let begun = Instant::now();
-    while cq.poll(&mut into).expect("it can be polled") == 0 {
+    while cq.poll(&mut into).expect("the queue can be polled") == 0 {
         assert!(begun.elapsed() < WATCHDOG, "no completion came");
         std::thread::yield_now();
     }
@@ -285,26 +289,26 @@ impl Pair {
 
 pub fn post(qp: &Qp, requests: &mut [ibv_send_wr]) {
     ibv_send_wr::chain(requests);
-    // SAFETY: a chain; the tests keep their buffers for ever.
+    // SAFETY: the chain is valid, and the tests never free their buffers.
     unsafe { qp.post_send(requests.as_mut_ptr()) }.expect("there is room");
 }
 
 /// The error number of a post.
 pub fn try_post(qp: &Qp, mut request: ibv_send_wr) -> Result<(), i32> {
-    // SAFETY: as in `post`.
+    // SAFETY: the request is a chain of one, and the tests never free their buffers.
     unsafe { qp.post_send(&mut request) }.map_err(|error| error.errno)
 }
 
 pub fn receive(qp: &Qp, id: u64, pieces: &[ibv_sge]) {
-    // SAFETY: the tests keep their buffers for ever.
+    // SAFETY: the tests never free their buffers.
     unsafe { qp.post_recv(&mut ibv_recv_wr::new(id, pieces)) }.expect("there is room");
 }
 
 pub fn state(qp: &Qp) -> u32 {
-    qp.query(IBV_QP_STATE).expect("it can be asked").0.qp_state
+    qp.query(IBV_QP_STATE).expect("the query works").0.qp_state
 }
 
-/// Registered memory, touched by pointer only and never freed.
+/// Registered memory. It is accessed only through pointers and never freed.
 pub struct Buffer {
     pub mr: Mr,
     pub start: *mut u8,
@@ -314,9 +318,9 @@ pub struct Buffer {
 impl Buffer {
     pub fn new(pd: &Arc<Pd>, len: usize, access: u32) -> Self {
         let start = Box::into_raw(vec![0u8; len].into_boxed_slice()).cast::<u8>();
-        // SAFETY: the memory is never freed, and no reference to it is made.
+        // SAFETY: the memory is never freed, and no reference to it exists.
         let mr = unsafe { Mr::register(pd, start.cast::<c_void>(), len, access) };
-        Self { mr: mr.expect("it can be registered"), start, len }
+        Self { mr: mr.expect("the memory can be registered"), start, len }
     }
 
     pub fn address(&self, offset: usize) -> u64 {
@@ -330,27 +334,29 @@ impl Buffer {
     }
 
     pub fn fill(&self, byte: u8) {
-        // SAFETY: all of the buffer, while nothing is posted on it.
+        // SAFETY: the range is the whole buffer, and no request uses it now.
         unsafe { self.start.write_bytes(byte, self.len) };
     }
 
-    /// Fills it so that every byte says where it is.
+    /// Fills the buffer so that every byte depends on its position.
     pub fn pattern(&self, seed: u8) {
         for at in 0..self.len {
-            // SAFETY: inside the buffer, while nothing is posted on it.
+            // SAFETY: `at` is inside the buffer, and no request uses it now.
             unsafe { self.start.add(at).write_volatile(pattern(seed, at)) };
         }
     }
 
     pub fn byte(&self, at: usize) -> u8 {
         assert!(at < self.len);
-        // SAFETY: inside the buffer; volatile, as the device wrote it.
+        // SAFETY: `at` is inside the buffer. The read is volatile, because the device writes the
+        // memory.
         unsafe { self.start.add(at).read_volatile() }
     }
 
     pub fn word(&self, at: usize) -> u64 {
         assert!(at + 8 <= self.len && at.is_multiple_of(8));
-        // SAFETY: inside the buffer; volatile, as the device wrote it. Unaligned, as it is bytes.
+        // SAFETY: the word is inside the buffer. The read is unaligned, because the buffer consists
+        // of bytes.
         unsafe { self.start.add(at).cast::<u64>().read_unaligned() }
     }
 
@@ -362,7 +368,7 @@ impl Buffer {
         (offset..offset + length).all(|at| self.byte(at) == byte)
     }
 
-    /// Whether `length` bytes from `offset` on are those of a pattern.
+    /// Whether `length` bytes, starting at `offset`, hold the pattern.
     pub fn has_pattern(&self, seed: u8, offset: usize, length: usize) -> bool {
         (offset..offset + length).all(|at| self.byte(at) == pattern(seed, at))
     }

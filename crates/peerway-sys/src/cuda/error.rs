@@ -1,4 +1,4 @@
-//! What a call of the driver said when it failed.
+//! Errors of the CUDA driver.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -11,13 +11,13 @@ use super::ffi::*;
 pub struct CudaError {
     /// The function of the library.
     pub call: &'static str,
-    /// The GPU it was about, where it was about one.
+    /// The index of the GPU, if the call concerned one.
     pub device: Option<u32>,
-    /// The driver's number.
+    /// The driver's error code.
     pub code: i32,
-    /// Its name, such as `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// The name of the error, such as `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
-    /// The driver's words for it.
+    /// The driver's description of the error.
     pub text: String,
 }
 
@@ -33,14 +33,15 @@ impl CudaError {
             if pointer.is_null() {
                 return or.to_owned();
             }
-            // SAFETY: the driver's own constant strings, see the caller.
+            // SAFETY: the driver returned the pointer from `cuGetErrorName` or `cuGetErrorString`,
+            // and it never frees these strings.
             unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
         };
         let (name, text) = (words(name, "an unknown error"), words(text, "no description"));
         Self { call, device, code, name, text }
     }
 
-    /// A call that this driver does not have.
+    /// The error for a call that this driver does not have.
     pub(super) fn missing(call: &'static str, device: Option<u32>) -> Self {
         let (name, text) = ("CUDA_ERROR_NOT_SUPPORTED".into(), "the driver is too old".into());
         Self { call, device, code: CUDA_ERROR_NOT_SUPPORTED, name, text }

@@ -1,6 +1,6 @@
-//! `<cuda.h>` in Rust, with the names that things have there.
+//! `<cuda.h>` in Rust, with the header's names.
 //!
-//! Documented by NVIDIA's driver API reference. Handles are pointers to what only the driver knows.
+//! NVIDIA's driver API reference documents it. Handles are opaque pointers.
 #![allow(missing_docs, non_camel_case_types)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};

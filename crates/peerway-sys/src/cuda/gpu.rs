@@ -1,4 +1,4 @@
-//! One GPU, with its primary context held.
+//! One GPU, with a reference to its primary context.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;
@@ -9,8 +9,8 @@ use super::error::CudaError;
 use super::ffi::*;
 use super::table::Cuda;
 
-/// A GPU whose primary context is held: the one that the CUDA runtime and frameworks use, so that nothing
-/// is doubled. Other GPUs get no context by it.
+/// A GPU with a reference to its primary context. The CUDA runtime and frameworks use the same
+/// context, so nothing is duplicated. Other GPUs get no context.
 pub struct Gpu {
     pub(super) cuda: Arc<Cuda>,
     ordinal: u32,
@@ -19,76 +19,77 @@ pub struct Gpu {
     facts: Facts,
 }
 
-/// What does not change about a GPU.
+/// The constant properties of a GPU.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Facts {
-    /// As the driver calls it.
+    /// The driver's name for the GPU.
     pub name: String,
-    /// Names the device on this and any other host, whatever its index is in a process.
+    /// Identifies the device on all hosts, independently of its index in a process.
     pub uuid: [u8; 16],
-    /// Its address on the PCI bus, in lower case: `0000:0a:00.0`.
+    /// The address on the PCI bus, in lower case: `0000:0a:00.0`.
     pub bus_id: String,
-    /// Bytes of its memory.
+    /// The size of its memory in bytes.
     pub memory: u64,
-    /// Compute capability.
+    /// The compute capability.
     pub capability: (u32, u32),
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub multiprocessors: u32,
-    /// The NUMA node of the host that it is near to.
+    /// The nearest NUMA node of the host.
     pub numa: Option<u32>,
-    /// It says that memory can be mapped piece by piece (`cuMemCreate`).
+    /// The driver reports support for mapping memory piece by piece (`cuMemCreate`).
     pub vmm: bool,
-    /// It says that such memory can be handed over as a file descriptor.
+    /// The driver reports that such memory can be exported as a file descriptor.
     pub posix_fd: bool,
-    /// It says that such memory can be handed over within a fabric. Whether it can, only an attempt tells.
+    /// The driver reports that such memory can be exported to a fabric. Only an attempt shows
+    /// whether it works.
     pub fabric: bool,
-    /// NICs may access its memory.
+    /// NICs can access its memory.
     pub rdma: bool,
-    /// And memory by `cuMemCreate` too.
+    /// NICs can also access memory from `cuMemCreate`.
     pub rdma_vmm: bool,
-    /// What NICs wrote into its memory is seen by all that it is given to do afterwards. Elsewhere such writes
-    /// must be flushed first.
+    /// Work that starts later sees all earlier NIC writes to the GPU's memory. If false, such
+    /// writes must be flushed first.
     pub rdma_ordered: bool,
-    /// Its memory can be exported as a dma-buf.
+    /// The memory can be exported as a dma-buf.
     pub dma_buf: bool,
-    /// Processes share it through MPS.
+    /// Processes share the GPU through MPS.
     pub mps: bool,
 }
 
-// SAFETY: a primary context may be made current in any thread.
+// SAFETY: driver contract: a primary context can be made current in any thread.
 unsafe impl Send for Gpu {}
-// SAFETY: as above; the driver locks where it must.
+// SAFETY: driver contract: the driver takes its own locks.
 unsafe impl Sync for Gpu {}
 
 impl Facts {
-    /// What the driver says about the GPU of this number in the process. Makes no context.
+    /// Reads the properties of the GPU with this index in the process. Creates no context.
     ///
     /// # Errors
     ///
-    /// What the driver says; an index that there is no GPU for among it.
+    /// The driver's error, for example for an index without a GPU.
     pub fn of(cuda: &Cuda, ordinal: u32) -> Result<Self, CudaError> {
         let (device, symbols, of) = (device_of(cuda, ordinal)?, &cuda.symbols, Some(ordinal));
         let mut name: [c_char; 128] = [0; 128];
-        // SAFETY: writes a terminated string of at most so many bytes.
+        // SAFETY: driver contract: writes a terminated string of at most 128 bytes.
         let result = unsafe { (symbols.cuDeviceGetName)(name.as_mut_ptr(), 128, device) };
         cuda.check("cuDeviceGetName", of, result)?;
         let mut bus: [c_char; 32] = [0; 32];
-        // SAFETY: as above.
+        // SAFETY: driver contract: writes a terminated string of at most 32 bytes.
         let result = unsafe { (symbols.cuDeviceGetPCIBusId)(bus.as_mut_ptr(), 32, device) };
         cuda.check("cuDeviceGetPCIBusId", of, result)?;
         let mut uuid = CUuuid::zeroed();
-        // SAFETY: writes the 16 bytes.
+        // SAFETY: driver contract: writes 16 bytes.
         let result = unsafe { (symbols.cuDeviceGetUuid_v2)(&mut uuid, device) };
         cuda.check("cuDeviceGetUuid", of, result)?;
         let mut memory = 0;
-        // SAFETY: writes one size.
+        // SAFETY: driver contract: writes one size.
         let result = unsafe { (symbols.cuDeviceTotalMem_v2)(&mut memory, device) };
         cuda.check("cuDeviceTotalMem", of, result)?;
-        // What an older driver does not know is not there.
+        // An attribute that an older driver does not know counts as absent.
         let attribute = |which: c_uint| {
             let mut value: c_int = 0;
-            // SAFETY: writes one int, or nothing.
+            // SAFETY: driver contract: writes one int, or nothing.
             let result = unsafe { (symbols.cuDeviceGetAttribute)(&mut value, which, device) };
             (result == CUDA_SUCCESS).then_some(value)
         };
@@ -119,27 +120,27 @@ impl Facts {
 }
 
 impl Gpu {
-    /// Takes hold of a GPU's primary context, making it where nobody has yet.
+    /// Takes a reference to a GPU's primary context. Creates the context if it does not exist.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn open(cuda: &Arc<Cuda>, ordinal: u32) -> Result<Arc<Self>, CudaError> {
         let facts = Facts::of(cuda, ordinal)?;
         let device = device_of(cuda, ordinal)?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: writes one handle, which is released once when this is dropped.
+        // SAFETY: driver contract: writes one handle, which `drop` releases once.
         let result = unsafe { (cuda.symbols.cuDevicePrimaryCtxRetain)(&mut context, device) };
         cuda.check("cuDevicePrimaryCtxRetain", Some(ordinal), result)?;
         Ok(Arc::new(Self { cuda: cuda.clone(), ordinal, device, context, facts }))
     }
 
-    /// Its number in this process.
+    /// The index of the GPU in this process.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
-    /// What does not change about it.
+    /// The constant properties.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
@@ -149,29 +150,29 @@ impl Gpu {
         &self.cuda
     }
 
-    /// The error of a call that gave what cannot be used.
+    /// The error for a call with invalid arguments.
     pub fn refuse(&self, call: &'static str) -> CudaError {
         self.cuda.error(call, Some(self.ordinal), CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Waits for all work on the GPU that this process has given it.
+    /// Waits for all work that this process submitted to the GPU.
     ///
     /// # Errors
     ///
-    /// What the driver says, about this call or about work that failed.
+    /// The driver's error, for this call or for failed work.
     pub fn drain(&self) -> Result<(), CudaError> {
         self.with(|current| {
-            // SAFETY: nothing is required.
+            // SAFETY: driver contract: no requirement beyond the current context.
             let result = unsafe { (current.symbols().cuCtxSynchronize)() };
             current.check("cuCtxSynchronize", result)
         })
     }
 
-    /// Waits until the GPU sees what NICs wrote into its memory before this call.
+    /// Waits until the GPU sees all earlier NIC writes to its memory.
     ///
     /// # Errors
     ///
-    /// What the driver says; some cannot.
+    /// The driver's error. Some drivers do not support the call.
     pub fn flush_rdma_writes(&self) -> Result<(), CudaError> {
         const CALL: &str = "cuFlushGPUDirectRDMAWrites";
         let Some(flush) = self.cuda.symbols.cuFlushGPUDirectRDMAWrites else {
@@ -179,13 +180,13 @@ impl Gpu {
         };
         self.with(|current| {
             let target = CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
-            // SAFETY: numbers only, about the context that is current.
+            // SAFETY: driver contract: the call takes only numbers and acts on the current context.
             let result = unsafe { flush(target, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER) };
             current.check(CALL, result)
         })
     }
 
-    /// Runs `call` with the context current in this thread, and puts back what was current before.
+    /// Runs `call` with the context current in this thread, and restores the previous context.
     pub(super) fn with<T>(
         &self,
         call: impl FnOnce(&Current<'_>) -> Result<T, CudaError>,
@@ -195,11 +196,11 @@ impl Gpu {
         }
         let symbols = &self.cuda.symbols;
         let mut before = std::ptr::null_mut();
-        // SAFETY: writes one handle.
+        // SAFETY: driver contract: writes one handle.
         unsafe { (symbols.cuCtxGetCurrent)(&mut before) };
         let pushed = before != self.context;
         if pushed {
-            // SAFETY: the context is held.
+            // SAFETY: `open` took a reference to the context, and `drop` has not released it.
             let result = unsafe { (symbols.cuCtxPushCurrent_v2)(self.context) };
             self.check("cuCtxPushCurrent", result)?;
         }
@@ -207,7 +208,7 @@ impl Gpu {
         call(&current)
     }
 
-    /// A call's result as an error that names this GPU.
+    /// Converts a result into an error that names this GPU.
     pub(super) fn check(&self, call: &'static str, result: CUresult) -> Result<(), CudaError> {
         self.cuda.check(call, Some(self.ordinal), result)
     }
@@ -216,7 +217,8 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         if self.cuda.is_ours() {
-            // SAFETY: retained once by `open`; whoever used it has let go, as it holds the `Gpu`.
+            // SAFETY: `open` took one reference. All users of the context hold this `Gpu`, so none
+            // is left.
             unsafe { (self.cuda.symbols.cuDevicePrimaryCtxRelease_v2)(self.device) };
         }
     }
@@ -232,12 +234,12 @@ impl fmt::Debug for Gpu {
 pub(super) struct Current<'a> {
     pub(super) gpu: &'a Gpu,
     pushed: bool,
-    /// Currency is the thread's own.
+    /// Keeps the value on this thread, because the current context belongs to the thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl Current<'_> {
-    /// The functions that may be called now.
+    /// The driver's functions, which may be called now.
     pub(super) fn symbols(&self) -> &super::table::Symbols {
         &self.gpu.cuda.symbols
     }
@@ -251,7 +253,7 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: pushed by `with` in this thread.
+            // SAFETY: `with` pushed the context in this thread.
             unsafe { (self.symbols().cuCtxPopCurrent_v2)(&mut popped) };
         }
     }
@@ -259,13 +261,14 @@ impl Drop for Current<'_> {
 
 fn device_of(cuda: &Cuda, ordinal: u32) -> Result<CUdevice, CudaError> {
     let mut device = 0;
-    // SAFETY: writes one int; an index that is too large is refused.
+    // SAFETY: driver contract: writes one int. The driver refuses an index that is too large.
     let result = unsafe { (cuda.symbols.cuDeviceGet)(&mut device, ordinal as c_int) };
     cuda.check("cuDeviceGet", Some(ordinal), result)?;
     Ok(device)
 }
 
 fn text(chars: &[c_char]) -> String {
-    // SAFETY: the arrays are longer than what the driver was told to write, and were zero.
+    // SAFETY: the arrays started as zeros, and the driver writes at most their length with a
+    // terminator.
     unsafe { CStr::from_ptr(chars.as_ptr()) }.to_string_lossy().into_owned()
 }

@@ -7,27 +7,29 @@ use super::error::CudaError;
 use super::gpu::Gpu;
 use super::stream::Stream;
 
-/// Work that was captured, ready to be launched.
+/// Captured work, ready to launch.
 pub struct Graph {
     gpu: Arc<Gpu>,
     raw: *mut c_void,
     executable: *mut c_void,
 }
 
-// SAFETY: graphs may be used by any thread, one at a time; launching takes a stream, which orders it.
+// SAFETY: driver contract: any thread may use a graph, one at a time. A launch takes a stream,
+// which orders it.
 unsafe impl Send for Graph {}
 // SAFETY: as above.
 unsafe impl Sync for Graph {}
 
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: what other threads do meanwhile is their affair.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls of other threads do not affect the capture.
 const RELAXED: u32 = 2;
 
 impl Graph {
-    /// Captures what `work` puts into the stream.
+    /// Captures the work that `work` adds to the stream.
     ///
     /// # Errors
     ///
-    /// The first of what `work` and the driver say; a driver older than CUDA 11.4 is told apart.
+    /// The first error of `work` or of the driver. A driver older than CUDA 11.4 gives a distinct
+    /// error.
     pub fn capture<E: From<CudaError>>(
         stream: &Stream,
         work: impl FnOnce() -> Result<(), E>,
@@ -42,14 +44,14 @@ impl Graph {
             return Err(CudaError::missing("cuStreamBeginCapture", Some(gpu.ordinal())).into());
         };
         gpu.with(|current| {
-            // SAFETY: the stream is alive.
+            // SAFETY: `stream` is borrowed, so it exists.
             let result = unsafe { begin(stream.raw(), RELAXED) };
             current.check("cuStreamBeginCapture", result)
         })?;
         let worked = work();
         let mut raw = std::ptr::null_mut();
         let ended = gpu.with(|current| {
-            // SAFETY: the capture was begun above; writes one handle.
+            // SAFETY: the capture started above; the call writes one handle.
             let result = unsafe { end(stream.raw(), &mut raw) };
             current.check("cuStreamEndCapture", result)
         });
@@ -57,24 +59,24 @@ impl Graph {
         worked?;
         ended?;
         gpu.with(|current| {
-            // SAFETY: the graph was captured above; writes one handle.
+            // SAFETY: the graph was captured above; the call writes one handle.
             let result = unsafe { instantiate(&mut graph.executable, graph.raw, 0) };
             current.check("cuGraphInstantiate", result)
         })?;
         Ok(graph)
     }
 
-    /// Puts all of it into a stream.
+    /// Adds the captured work to a stream.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         let Some(launch) = self.gpu.cuda.symbols.cuGraphLaunch else {
             return Err(CudaError::missing("cuGraphLaunch", Some(self.gpu.ordinal())));
         };
         self.gpu.with(|current| {
-            // SAFETY: an executable graph and a stream of the same GPU.
+            // SAFETY: both the executable graph and the stream exist and belong to the same GPU.
             let result = unsafe { launch(self.executable, stream.raw()) };
             current.check("cuGraphLaunch", result)
         })
@@ -85,7 +87,8 @@ impl Drop for Graph {
     fn drop(&mut self) {
         let symbols = &self.gpu.cuda.symbols;
         let _ = self.gpu.with(|_| {
-            // SAFETY: each was made once; launches under way are finished by the driver.
+            // SAFETY: driver contract: each object was created once. The driver finishes launches
+            // in progress.
             unsafe {
                 if let (Some(destroy), false) =
                     (symbols.cuGraphExecDestroy, self.executable.is_null())

@@ -1,4 +1,4 @@
-//! Memory: of GPUs, of the host where GPUs may reach it, and what a pointer is.
+//! GPU memory, host memory for GPUs, and pointer attributes.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -9,42 +9,42 @@ use super::ffi::*;
 use super::gpu::Gpu;
 use super::table::Cuda;
 
-/// What the driver knows about an address.
+/// The driver's view of an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Pointer {
-    /// Nothing: memory of the host that GPUs reach only through copies by the driver.
+    /// Unknown to the driver: host memory that GPUs reach only through copies by the driver.
     Pageable,
-    /// Host memory that was pinned, or registered, for GPUs.
+    /// Host memory that is pinned or registered for GPUs.
     Pinned {
         /// Kernels reach it at the same address.
         mapped: bool,
     },
-    /// Memory that moves between host and GPU.
+    /// Memory that migrates between host and GPU.
     Managed,
     /// Memory of a GPU.
     Device {
-        /// The GPU's number in this process.
+        /// The GPU's index in this process.
         ordinal: u32,
-        /// Where the allocation starts.
+        /// The start of the allocation.
         base: u64,
-        /// And how long it is.
+        /// The length of the allocation.
         len: u64,
-        /// The allocation's name, never given to another one.
+        /// The id of the allocation. The driver never reuses it.
         buffer: u64,
-        /// Handle types that it may be exported by (`CU_MEM_HANDLE_TYPE_*`); 0 for plain memory.
+        /// The handle types for export (`CU_MEM_HANDLE_TYPE_*`). 0 for plain memory.
         handles: u32,
-        /// `cuIpcGetMemHandle` takes it.
+        /// `cuIpcGetMemHandle` accepts it.
         legacy_ipc: bool,
     },
 }
 
 impl Pointer {
-    /// Asks the driver.
+    /// Reads the attributes of an address from the driver.
     ///
     /// # Errors
     ///
-    /// What the driver says; an address that it does not know is no error.
+    /// The driver's error. An address that the driver does not know is not an error.
     pub fn of(cuda: &Cuda, address: u64) -> Result<Self, CudaError> {
         let (mut kind, mut managed, mut ordinal): (c_uint, c_int, c_int) = (0, 0, 0);
         let (mut base, mut len, mut buffer, mut handles): (u64, u64, u64, u64) = (0, 0, 0, 0);
@@ -71,7 +71,7 @@ impl Pointer {
             (&raw mut legacy_ipc).cast(),
             (&raw mut device_pointer).cast(),
         ];
-        // SAFETY: nine attributes and a place of the right size for each.
+        // SAFETY: driver contract: nine attributes, and a place of the right size for each.
         let result = unsafe {
             (cuda.symbols.cuPointerGetAttributes)(9, which.as_mut_ptr(), into.as_mut_ptr(), address)
         };
@@ -92,29 +92,29 @@ impl Pointer {
     }
 }
 
-/// Memory by `cuMemAlloc`.
+/// Memory from `cuMemAlloc`.
 pub struct Plain {
     gpu: Arc<Gpu>,
     address: u64,
 }
 
 impl Plain {
-    /// Allocates.
+    /// Allocates `len` bytes.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn allocate(gpu: &Arc<Gpu>, len: usize) -> Result<Self, CudaError> {
         let mut address = 0;
         gpu.with(|current| {
-            // SAFETY: writes one address.
+            // SAFETY: driver contract: writes one address.
             let result = unsafe { (current.symbols().cuMemAlloc_v2)(&mut address, len) };
             current.check("cuMemAlloc", result)
         })?;
         Ok(Self { gpu: gpu.clone(), address })
     }
 
-    /// First byte.
+    /// The address of the first byte.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -123,24 +123,24 @@ impl Plain {
 impl Drop for Plain {
     fn drop(&mut self) {
         let _ = self.gpu.with(|current| {
-            // SAFETY: allocated once; who uses it is done, as the owner promises by dropping it.
+            // SAFETY: driver contract: allocated once, and all use has ended.
             let result = unsafe { (current.symbols().cuMemFree_v2)(self.address) };
             current.check("cuMemFree", result)
         });
     }
 }
 
-/// Memory of a GPU that has no address yet (`cuMemCreate`).
+/// GPU memory without an address (`cuMemCreate`).
 pub struct Physical {
     gpu: Arc<Gpu>,
     handle: CUmemGenericAllocationHandle,
     len: usize,
 }
 
-/// How memory can be handed to another process.
+/// How memory can be shared with another process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Shared {
-    /// Within a fabric of NVLink, to other hosts too.
+    /// Within an NVLink fabric, also with other hosts.
     Fabric,
     /// As a file descriptor.
     PosixFd,
@@ -158,23 +158,23 @@ impl Shared {
 /// A handle that another process can import.
 #[derive(Debug)]
 pub enum Exported {
-    /// Bytes.
+    /// A fabric handle.
     Fabric([u8; 64]),
     /// A file descriptor.
     PosixFd(OwnedFd),
 }
 
 impl Physical {
-    /// The unit that such memory comes in, for memory of this kind.
+    /// The allocation granularity for such memory.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn granularity(gpu: &Gpu, shared: Shared, rdma: bool) -> Result<usize, CudaError> {
         let properties = properties(gpu, shared, rdma);
         let mut granularity = 0;
         gpu.with(|current| {
-            // SAFETY: writes one size.
+            // SAFETY: driver contract: writes one size.
             let result = unsafe {
                 (current.symbols().cuMemGetAllocationGranularity)(
                     &mut granularity,
@@ -191,7 +191,8 @@ impl Physical {
     ///
     /// # Errors
     ///
-    /// What the driver says: 800 for a fabric without its daemon, whatever the attribute said.
+    /// The driver's error. Error 800 means that the fabric daemon is not running, whatever the
+    /// attribute reports.
     pub fn create(
         gpu: &Arc<Gpu>,
         len: usize,
@@ -201,7 +202,7 @@ impl Physical {
         let properties = properties(gpu, shared, rdma);
         let mut handle = 0;
         gpu.with(|current| {
-            // SAFETY: writes one handle.
+            // SAFETY: driver contract: writes one handle.
             let result =
                 unsafe { (current.symbols().cuMemCreate)(&mut handle, len, &properties, 0) };
             current.check("cuMemCreate", result)
@@ -209,15 +210,15 @@ impl Physical {
         Ok(Self { gpu: gpu.clone(), handle, len })
     }
 
-    /// The allocation that `address` is mapped to, if it was made by `cuMemCreate`.
+    /// The allocation behind `address`, if `cuMemCreate` allocated it.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn of_address(gpu: &Arc<Gpu>, address: u64, len: usize) -> Result<Self, CudaError> {
         let mut handle = 0;
         gpu.with(|current| {
-            // SAFETY: writes one handle, which is released when this is dropped.
+            // SAFETY: driver contract: writes one handle, which `drop` releases.
             let result = unsafe {
                 (current.symbols().cuMemRetainAllocationHandle)(&mut handle, address as *mut c_void)
             };
@@ -226,22 +227,22 @@ impl Physical {
         Ok(Self { gpu: gpu.clone(), handle, len })
     }
 
-    /// Memory that another process exported as a file descriptor. `len` is what it says: the driver
-    /// refuses to map more than there is.
+    /// Imports memory that another process exported as a file descriptor. `len` comes from that
+    /// process; the driver refuses to map more than the allocation has.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn import_fd(gpu: &Arc<Gpu>, fd: BorrowedFd<'_>, len: usize) -> Result<Self, CudaError> {
         let os_handle = fd.as_raw_fd() as usize as *mut c_void;
         Self::import(gpu, os_handle, Shared::PosixFd, len)
     }
 
-    /// Memory that another process exported within a fabric.
+    /// Imports memory that another process exported to a fabric.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn import_fabric(gpu: &Arc<Gpu>, handle: &[u8; 64], len: usize) -> Result<Self, CudaError> {
         let mut handle = CUmemFabricHandle { data: *handle };
         Self::import(gpu, (&raw mut handle).cast(), Shared::Fabric, len)
@@ -255,7 +256,7 @@ impl Physical {
     ) -> Result<Self, CudaError> {
         let mut handle = 0;
         gpu.with(|current| {
-            // SAFETY: the handle is of the kind that is named, and outlives the call.
+            // SAFETY: driver contract: the handle has the named type and outlives the call.
             let result = unsafe {
                 (current.symbols().cuMemImportFromShareableHandle)(
                     &mut handle,
@@ -268,11 +269,11 @@ impl Physical {
         Ok(Self { gpu: gpu.clone(), handle, len })
     }
 
-    /// A handle for another process.
+    /// Exports a handle for another process.
     ///
     /// # Errors
     ///
-    /// What the driver says; memory that was not made to be handed over so is refused.
+    /// The driver's error. The driver refuses memory that was not created for this kind of export.
     pub fn export(&self, shared: Shared) -> Result<Exported, CudaError> {
         let mut fabric = [0u8; 64];
         let mut fd: c_int = -1;
@@ -281,7 +282,7 @@ impl Physical {
             Shared::PosixFd => (&raw mut fd).cast(),
         };
         self.gpu.with(|current| {
-            // SAFETY: `into` has room for a handle of this kind.
+            // SAFETY: driver contract: `into` has room for a handle of this type.
             let result = unsafe {
                 (current.symbols().cuMemExportToShareableHandle)(
                     into,
@@ -294,26 +295,26 @@ impl Physical {
         })?;
         Ok(match shared {
             Shared::Fabric => Exported::Fabric(fabric),
-            // SAFETY: a descriptor that the call made for us.
+            // SAFETY: the call created the descriptor and transferred its ownership.
             Shared::PosixFd => Exported::PosixFd(unsafe { OwnedFd::from_raw_fd(fd) }),
         })
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Gives it an address that the GPUs named can use, besides its own.
+    /// Maps the memory at an address that its own GPU and the GPUs in `peers` can use.
     ///
     /// # Errors
     ///
-    /// What the driver says. Nothing is left behind then.
+    /// The driver's error. Nothing stays mapped or reserved.
     pub fn map(self, peers: &[u32]) -> Result<Mapped, CudaError> {
         let gpu = self.gpu.clone();
         let len = self.len;
@@ -321,11 +322,11 @@ impl Physical {
         gpu.with(|current| {
             let symbols = current.symbols();
             let mut address = 0;
-            // SAFETY: writes one address.
+            // SAFETY: driver contract: writes one address.
             let result = unsafe { (symbols.cuMemAddressReserve)(&mut address, len, 0, 0, 0) };
             current.check("cuMemAddressReserve", result)?;
             (reserved.address, reserved.len) = (address, len);
-            // SAFETY: the range was just reserved, and the memory is of that length.
+            // SAFETY: driver contract: the range was just reserved, and the memory has that length.
             let result = unsafe { (symbols.cuMemMap)(address, len, 0, self.handle, 0) };
             current.check("cuMemMap", result)
         })?;
@@ -338,7 +339,7 @@ impl Physical {
             })
             .collect();
         gpu.with(|current| {
-            // SAFETY: the range is mapped; the descriptions outlive the call.
+            // SAFETY: driver contract: the range is mapped, and the descriptions outlive the call.
             let result = unsafe {
                 (current.symbols().cuMemSetAccess)(
                     mapped.address(),
@@ -356,16 +357,17 @@ impl Physical {
 impl Drop for Physical {
     fn drop(&mut self) {
         let _ = self.gpu.with(|current| {
-            // SAFETY: made or taken once; a mapping of it keeps the memory by itself.
+            // SAFETY: driver contract: created or retained once. A mapping keeps the memory by
+            // itself.
             let result = unsafe { (current.symbols().cuMemRelease)(self.handle) };
             current.check("cuMemRelease", result)
         });
     }
 }
 
-/// Memory of a GPU with an address. Unmapped when dropped, so nothing may use it any more then.
+/// Mapped GPU memory. `drop` unmaps it, so all use must have ended by then.
 pub struct Mapped {
-    /// Dropped first: the range is unmapped before the memory is given back.
+    /// Dropped first: the range is unmapped before the memory is released.
     reserved: Reserved,
     _physical: Physical,
 }
@@ -377,17 +379,17 @@ struct Reserved {
 }
 
 impl Mapped {
-    /// First byte.
+    /// The address of the first byte.
     pub fn address(&self) -> u64 {
         self.reserved.address
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.reserved.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.reserved.len == 0
     }
@@ -396,7 +398,7 @@ impl Mapped {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`Physical::export`].
     pub fn export(&self, shared: Shared) -> Result<Exported, CudaError> {
         self._physical.export(shared)
     }
@@ -409,7 +411,8 @@ impl Drop for Reserved {
         }
         let _ = self.gpu.with(|current| {
             let symbols = current.symbols();
-            // SAFETY: reserved once; unmapping what never was mapped fails and changes nothing.
+            // SAFETY: driver contract: reserved once. Unmapping a range that was never mapped fails
+            // without effect.
             let result = unsafe {
                 (symbols.cuMemUnmap)(self.address, self.len);
                 (symbols.cuMemAddressFree)(self.address, self.len)
@@ -419,23 +422,23 @@ impl Drop for Reserved {
     }
 }
 
-/// Memory of another process that was opened by its `cuIpcGetMemHandle`.
+/// Memory of another process, opened with a handle from its `cuIpcGetMemHandle`.
 pub struct Opened {
     gpu: Arc<Gpu>,
     address: u64,
 }
 
 impl Opened {
-    /// Opens a handle. Handles of this process itself are refused by the driver.
+    /// Opens a handle. The driver refuses handles of this process itself.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn open(gpu: &Arc<Gpu>, handle: &[u8; 64]) -> Result<Self, CudaError> {
         let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
         let mut address = 0;
         gpu.with(|current| {
-            // SAFETY: writes one address, closed when this is dropped.
+            // SAFETY: driver contract: writes one address, which `drop` closes.
             let result = unsafe {
                 (current.symbols().cuIpcOpenMemHandle_v2)(
                     &mut address,
@@ -448,7 +451,7 @@ impl Opened {
         Ok(Self { gpu: gpu.clone(), address })
     }
 
-    /// First byte of the allocation that the handle is of.
+    /// The address of the first byte of the allocation behind the handle.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -457,7 +460,7 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         let _ = self.gpu.with(|current| {
-            // SAFETY: opened once; who used it is done.
+            // SAFETY: driver contract: opened once, and all use has ended.
             let result = unsafe { (current.symbols().cuIpcCloseMemHandle)(self.address) };
             current.check("cuIpcCloseMemHandle", result)
         });
@@ -465,31 +468,34 @@ impl Drop for Opened {
 }
 
 impl Gpu {
-    /// A handle by which another process of this host opens the allocation that `address` lies in.
+    /// A handle with which another process on this host opens the allocation that contains
+    /// `address`.
     ///
     /// # Errors
     ///
-    /// What the driver says; memory by `cuMemCreate` is refused.
+    /// The driver's error. The driver refuses memory from `cuMemCreate`.
     pub fn ipc_handle(&self, address: u64) -> Result<[u8; 64], CudaError> {
         let mut handle = CUipcMemHandle::zeroed();
         self.with(|current| {
-            // SAFETY: writes the 64 bytes; an address that is not the GPU's is refused.
+            // SAFETY: driver contract: writes 64 bytes. The driver refuses an address that is not
+            // the GPU's.
             let result = unsafe { (current.symbols().cuIpcGetMemHandle)(&mut handle, address) };
             current.check("cuIpcGetMemHandle", result)
         })?;
         Ok(handle.reserved.map(|byte| byte as u8))
     }
 
-    /// The allocation or mapping that an address lies in: where it starts, and its length. Less than the driver
-    /// says about a pointer where several allocations were mapped to one range of addresses.
+    /// The start and the length of the allocation or mapping that contains an address. If several
+    /// allocations are mapped to one address range, it is shorter than the range in the pointer
+    /// attributes.
     ///
     /// # Errors
     ///
-    /// What the driver says; an address that is not the GPU's is refused.
+    /// The driver's error. The driver refuses an address that is not the GPU's.
     pub fn mapping_of(&self, address: u64) -> Result<(u64, u64), CudaError> {
         let (mut base, mut len) = (0, 0);
         self.with(|current| {
-            // SAFETY: writes an address and a size.
+            // SAFETY: driver contract: writes an address and a size.
             let result = unsafe {
                 (current.symbols().cuMemGetAddressRange_v2)(&mut base, &mut len, address)
             };
@@ -498,11 +504,11 @@ impl Gpu {
         Ok((base, len as u64))
     }
 
-    /// A dma-buf of memory of the GPU, by which NICs register it.
+    /// Exports GPU memory as a dma-buf, which NICs can register.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn dma_buf(&self, address: u64, len: usize) -> Result<OwnedFd, CudaError> {
         const CALL: &str = "cuMemGetHandleForAddressRange";
         let Some(export) = self.cuda.symbols.cuMemGetHandleForAddressRange else {
@@ -510,25 +516,25 @@ impl Gpu {
         };
         let mut fd: c_int = -1;
         self.with(|current| {
-            // SAFETY: writes one descriptor.
+            // SAFETY: driver contract: writes one descriptor.
             let result = unsafe {
                 export((&raw mut fd).cast(), address, len, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)
             };
             current.check(CALL, result)
         })?;
-        // SAFETY: a descriptor that the call made for us.
+        // SAFETY: the call created the descriptor and transferred its ownership.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
 
-/// Host memory that GPUs reach at full speed.
+/// Pinned host memory, which GPUs reach at full speed.
 pub struct HostMemory {
     gpu: Arc<Gpu>,
     ptr: *mut u8,
     len: usize,
 }
 
-// SAFETY: plain memory, reached through raw pointers only.
+// SAFETY: it is plain memory that code reaches only through raw pointers.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
@@ -538,29 +544,29 @@ impl HostMemory {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn allocate(gpu: &Arc<Gpu>, len: usize) -> Result<Self, CudaError> {
         let mut ptr = std::ptr::null_mut();
         gpu.with(|current| {
             let flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-            // SAFETY: writes one pointer.
+            // SAFETY: driver contract: writes one pointer.
             let result = unsafe { (current.symbols().cuMemHostAlloc)(&mut ptr, len, flags) };
             current.check("cuMemHostAlloc", result)
         })?;
         Ok(Self { gpu: gpu.clone(), ptr: ptr.cast(), len })
     }
 
-    /// First byte, for the processor and for GPUs alike.
+    /// The address of the first byte, for the processor and for GPUs.
     pub fn ptr(&self) -> *mut u8 {
         self.ptr
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -569,20 +575,20 @@ impl HostMemory {
 impl Drop for HostMemory {
     fn drop(&mut self) {
         let _ = self.gpu.with(|current| {
-            // SAFETY: allocated once; who used it is done.
+            // SAFETY: driver contract: allocated once, and all use has ended.
             let result = unsafe { (current.symbols().cuMemFreeHost)(self.ptr.cast()) };
             current.check("cuMemFreeHost", result)
         });
     }
 }
 
-/// Host memory of somebody else that was pinned for GPUs.
+/// Host memory of another owner that is pinned for GPUs.
 pub struct PinnedRange {
     gpu: Arc<Gpu>,
     ptr: *mut u8,
 }
 
-// SAFETY: names memory, never touches it.
+// SAFETY: the value only names memory and never touches it.
 unsafe impl Send for PinnedRange {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedRange {}
@@ -596,11 +602,11 @@ impl PinnedRange {
     ///
     /// # Errors
     ///
-    /// What the driver says; memory that is pinned already among it.
+    /// The driver's error, for example for memory that is already pinned.
     pub unsafe fn pin(gpu: &Arc<Gpu>, ptr: *mut u8, len: usize) -> Result<Self, CudaError> {
         gpu.with(|current| {
             let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-            // SAFETY: the caller's promise.
+            // SAFETY: driver contract; the caller guarantees that the memory stays mapped.
             let result =
                 unsafe { (current.symbols().cuMemHostRegister_v2)(ptr.cast(), len, flags) };
             current.check("cuMemHostRegister", result)
@@ -612,7 +618,7 @@ impl PinnedRange {
 impl Drop for PinnedRange {
     fn drop(&mut self) {
         let _ = self.gpu.with(|current| {
-            // SAFETY: pinned once.
+            // SAFETY: driver contract: `pin` registered it once.
             let result = unsafe { (current.symbols().cuMemHostUnregister)(self.ptr.cast()) };
             current.check("cuMemHostUnregister", result)
         });

@@ -14,21 +14,21 @@ pub struct Stream {
     raw: CUstream,
 }
 
-// SAFETY: streams may be used by any thread.
+// SAFETY: driver contract: any thread may use a stream.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream that does not wait for the default one.
+    /// Creates a stream that does not synchronise with the default stream.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
         gpu.with(|current| {
-            // SAFETY: writes one handle.
+            // SAFETY: driver contract: writes one handle.
             let result =
                 unsafe { (current.symbols().cuStreamCreate)(&mut raw, CU_STREAM_NON_BLOCKING) };
             current.check("cuStreamCreate", result)
@@ -36,27 +36,27 @@ impl Stream {
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
-    /// As above, and what is in it goes before what is in others, where the driver knows that.
+    /// As [`Self::new`], with the highest priority if the driver supports priorities.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn urgent(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        // Lower numbers go first; the driver takes one below its lowest as that.
+        // Lower numbers have higher priority. The driver clamps a number below its lowest one.
         const FIRST: c_int = -1000;
         let Some(create) = gpu.cuda.symbols.cuStreamCreateWithPriority else {
             return Self::new(gpu);
         };
         let mut raw = std::ptr::null_mut();
         gpu.with(|current| {
-            // SAFETY: writes one handle.
+            // SAFETY: driver contract: writes one handle.
             let result = unsafe { create(&mut raw, CU_STREAM_NON_BLOCKING, FIRST) };
             current.check("cuStreamCreateWithPriority", result)
         })?;
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
-    /// The GPU it is of.
+    /// The GPU of the stream.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -66,14 +66,14 @@ impl Stream {
         self.raw
     }
 
-    /// Waits for everything that was put into it.
+    /// Waits for all work in the stream.
     ///
     /// # Errors
     ///
-    /// What the driver says, about this call or about work that failed.
+    /// The driver's error, for this call or for failed work.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.gpu.with(|current| {
-            // SAFETY: a stream of ours.
+            // SAFETY: driver contract: this type owns the stream.
             let result = unsafe { (current.symbols().cuStreamSynchronize)(self.raw) };
             current.check("cuStreamSynchronize", result)
         })
@@ -83,24 +83,25 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let _ = self.gpu.with(|current| {
-            // SAFETY: made once. Work in it goes on; the driver frees it afterwards.
+            // SAFETY: driver contract: created once. The driver finishes pending work before it
+            // frees the stream.
             let result = unsafe { (current.symbols().cuStreamDestroy_v2)(self.raw) };
             current.check("cuStreamDestroy", result)
         });
     }
 }
 
-/// What is put into streams, by whoever they belong to.
+/// Operations on any stream of the GPU, including streams that other code owns.
 impl Gpu {
-    /// Copies between any two memories that CUDA knows, or pageable memory.
+    /// Copies between any two memories that CUDA knows, including pageable memory.
     ///
     /// # Safety
     ///
-    /// The stream is of this GPU's context; both ranges are and stay valid until the work is done.
+    /// The stream belongs to this GPU's context. Both ranges stay valid until the work is done.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn copy(
         &self,
         to: u64,
@@ -109,13 +110,13 @@ impl Gpu {
         stream: CUstream,
     ) -> Result<(), CudaError> {
         self.with(|current| {
-            // SAFETY: the caller's promise.
+            // SAFETY: driver contract; the caller guarantees stream and ranges.
             let result = unsafe { (current.symbols().cuMemcpyAsync)(to, from, len, stream) };
             current.check("cuMemcpyAsync", result)
         })
     }
 
-    /// Whether the driver copies lists in one call.
+    /// Whether the driver can copy a list in one call.
     pub fn has_batches(&self) -> bool {
         let symbols = &self.cuda.symbols;
         match self.cuda.version() {
@@ -125,16 +126,16 @@ impl Gpu {
         }
     }
 
-    /// Copies a list, in any order, by copy engines where that can be. The slices are of one length, none of the
-    /// sizes is zero, and the list is not empty.
+    /// Copies a list in any order, with copy engines if possible. The slices have equal length, no
+    /// size is zero, and the list is not empty.
     ///
     /// # Safety
     ///
-    /// As for [`Self::copy`]; the stream is not a default one.
+    /// As for [`Self::copy`]. The stream is not a default stream.
     ///
     /// # Errors
     ///
-    /// What the driver says; one older than CUDA 12.8 is told apart.
+    /// The driver's error. A driver older than CUDA 12.8 gives a distinct error.
     pub unsafe fn copy_batch(
         &self,
         to: &mut [u64],
@@ -149,19 +150,19 @@ impl Gpu {
         let mut attributes = CUmemcpyAttributes::zeroed();
         attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
         attributes.flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;
-        // They are those of all copies from the first on.
+        // The attributes apply to all copies from index `first` on.
         let (mut first, mut failed) = (0, 0);
         let symbols = &self.cuda.symbols;
         let (to, from, count) = (to.as_mut_ptr(), from.as_mut_ptr(), sizes.len());
         let sizes = sizes.as_mut_ptr();
         self.with(|current| {
             let result = match (symbols.cuMemcpyBatchAsync_v2, symbols.cuMemcpyBatchAsync) {
-                // SAFETY: three lists of one length, which the driver reads during the call; one set of attributes;
-                // the rest is the caller's promise.
+                // SAFETY: driver contract: three lists of equal length, which the driver reads
+                // during the call, and one set of attributes. The caller guarantees the rest.
                 (Some(copy), _) if self.cuda.version() >= 13_000 => unsafe {
                     copy(to, from, sizes, count, &mut attributes, &mut first, 1, stream)
                 },
-                // SAFETY: as above; writes one number.
+                // SAFETY: as above; the call also writes one number.
                 (_, Some(copy)) if self.cuda.version() >= 12_080 => unsafe {
                     copy(
                         to,
@@ -181,7 +182,7 @@ impl Gpu {
         })
     }
 
-    /// Sets bytes of the GPU's memory.
+    /// Fills GPU memory with a byte value.
     ///
     /// # Safety
     ///
@@ -189,7 +190,7 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn fill(
         &self,
         at: u64,
@@ -198,38 +199,38 @@ impl Gpu {
         stream: CUstream,
     ) -> Result<(), CudaError> {
         self.with(|current| {
-            // SAFETY: the caller's promise.
+            // SAFETY: driver contract; the caller guarantees stream and range.
             let result = unsafe { (current.symbols().cuMemsetD8Async)(at, value, len, stream) };
             current.check("cuMemsetD8Async", result)
         })
     }
 
-    /// Has the stream wait for an event.
+    /// Makes the stream wait for an event.
     ///
     /// # Safety
     ///
-    /// Stream and event are alive.
+    /// Stream and event exist.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn wait_event(&self, stream: CUstream, event: CUevent) -> Result<(), CudaError> {
         self.with(|current| {
-            // SAFETY: the caller's promise.
+            // SAFETY: driver contract; the caller guarantees stream and event.
             let result = unsafe { (current.symbols().cuStreamWaitEvent)(stream, event, 0) };
             current.check("cuStreamWaitEvent", result)
         })
     }
 
-    /// Has the stream wait until the word at `address` is at least `value`.
+    /// Makes the stream wait until the word at `address` is at least `value`.
     ///
     /// # Safety
     ///
-    /// The word is pinned memory, or the GPU's, and stays valid until the work is done.
+    /// The word is in pinned or GPU memory and stays valid until the work is done.
     ///
     /// # Errors
     ///
-    /// What the driver says; one older than CUDA 11.7 is told apart.
+    /// The driver's error. A driver older than CUDA 11.7 gives a distinct error.
     pub unsafe fn wait_value(
         &self,
         stream: CUstream,
@@ -241,21 +242,21 @@ impl Gpu {
             return Err(CudaError::missing(CALL, Some(self.ordinal())));
         };
         self.with(|current| {
-            // SAFETY: the caller's promise.
+            // SAFETY: driver contract; the caller guarantees the word.
             let result = unsafe { wait(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ) };
             current.check(CALL, result)
         })
     }
 
-    /// Has a function of ours called when the stream comes to it. It may not call CUDA.
+    /// Calls a host function when the stream reaches it. The function must not call CUDA.
     ///
     /// # Safety
     ///
-    /// `data` is what the function wants, until it was called.
+    /// `data` is valid for the function until the driver has called it.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn host_function(
         &self,
         stream: CUstream,
@@ -263,71 +264,71 @@ impl Gpu {
         data: *mut c_void,
     ) -> Result<(), CudaError> {
         self.with(|current| {
-            // SAFETY: the caller's promise.
+            // SAFETY: driver contract; the caller guarantees function and data.
             let result = unsafe { (current.symbols().cuLaunchHostFunc)(stream, function, data) };
             current.check("cuLaunchHostFunc", result)
         })
     }
 
-    /// Whether what is put into the stream becomes part of a graph instead of being done.
+    /// Whether the stream captures work into a graph instead of running it.
     ///
     /// # Safety
     ///
-    /// The stream is alive.
+    /// The stream exists.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn is_capturing(&self, stream: CUstream) -> Result<bool, CudaError> {
         let mut status: c_uint = 0;
         self.with(|current| {
-            // SAFETY: writes one int.
+            // SAFETY: driver contract: writes one int. The caller guarantees the stream.
             let result = unsafe { (current.symbols().cuStreamIsCapturing)(stream, &mut status) };
             current.check("cuStreamIsCapturing", result)
         })?;
         Ok(status == CU_STREAM_CAPTURE_STATUS_ACTIVE)
     }
 
-    /// Waits for everything that was put into a stream of somebody else's.
+    /// Waits for all work in a stream that other code owns.
     ///
     /// # Safety
     ///
-    /// The stream is alive and of this GPU's context.
+    /// The stream exists and belongs to this GPU's context.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn synchronize(&self, stream: CUstream) -> Result<(), CudaError> {
         self.with(|current| {
-            // SAFETY: the caller's promise.
+            // SAFETY: driver contract; the caller guarantees the stream.
             let result = unsafe { (current.symbols().cuStreamSynchronize)(stream) };
             current.check("cuStreamSynchronize", result)
         })
     }
 }
 
-/// A mark in a stream.
+/// A marker in a stream.
 pub struct Event {
     gpu: Arc<Gpu>,
     raw: CUevent,
 }
 
-// SAFETY: events may be used by any thread.
+// SAFETY: driver contract: any thread may use an event.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event whose waiters sleep and that keeps no time.
+    /// Creates an event without timing. Threads that wait for it block.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
         gpu.with(|current| {
             let flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
-            // SAFETY: writes one handle.
+            // SAFETY: driver contract: writes one handle.
             let result = unsafe { (current.symbols().cuEventCreate)(&mut raw, flags) };
             current.check("cuEventCreate", result)
         })?;
@@ -339,31 +340,31 @@ impl Event {
         self.raw
     }
 
-    /// Marks what the stream holds now.
+    /// Marks the work that the stream holds now.
     ///
     /// # Safety
     ///
-    /// The stream is alive and of the event's GPU.
+    /// The stream exists and belongs to the event's GPU.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn record(&self, stream: CUstream) -> Result<(), CudaError> {
         self.gpu.with(|current| {
-            // SAFETY: the caller's promise.
+            // SAFETY: driver contract; the caller guarantees the stream.
             let result = unsafe { (current.symbols().cuEventRecord)(self.raw, stream) };
             current.check("cuEventRecord", result)
         })
     }
 
-    /// Whether everything before the mark is done.
+    /// Whether all work before the mark is done.
     ///
     /// # Errors
     ///
-    /// What the driver says about the work.
+    /// The driver's error for the work.
     pub fn is_done(&self) -> Result<bool, CudaError> {
-        // No context need be current to ask.
-        // SAFETY: an event of ours.
+        // The query needs no current context.
+        // SAFETY: driver contract: this type owns the event.
         let result = unsafe { (self.gpu.cuda.symbols.cuEventQuery)(self.raw) };
         match result {
             CUDA_ERROR_NOT_READY => Ok(false),
@@ -371,13 +372,13 @@ impl Event {
         }
     }
 
-    /// Sleeps until everything before the mark is done.
+    /// Blocks until all work before the mark is done.
     ///
     /// # Errors
     ///
-    /// What the driver says about the work.
+    /// The driver's error for the work.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        // SAFETY: an event of ours.
+        // SAFETY: driver contract: this type owns the event.
         let result = unsafe { (self.gpu.cuda.symbols.cuEventSynchronize)(self.raw) };
         self.gpu.check("cuEventSynchronize", result)
     }
@@ -386,25 +387,26 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let _ = self.gpu.with(|current| {
-            // SAFETY: made once; the driver keeps it until it has happened.
+            // SAFETY: driver contract: created once. The driver keeps the event until it has
+            // occurred.
             let result = unsafe { (current.symbols().cuEventDestroy_v2)(self.raw) };
             current.check("cuEventDestroy", result)
         });
     }
 }
 
-/// Compiled kernels on a GPU.
+/// A loaded module of compiled kernels on a GPU.
 pub struct Module {
     gpu: Arc<Gpu>,
     raw: CUmodule,
 }
 
-// SAFETY: modules may be used by any thread.
+// SAFETY: driver contract: any thread may use a module.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
-/// A kernel of a module, which must outlive it.
+/// A kernel of a module. The module must outlive it.
 #[derive(Clone, Copy, Debug)]
 pub struct Function(CUfunction);
 
@@ -415,48 +417,51 @@ impl Function {
     }
 }
 
-// SAFETY: as for modules.
+// SAFETY: driver contract: any thread may use a function.
 unsafe impl Send for Function {}
-// SAFETY: as for modules.
+// SAFETY: as above.
 unsafe impl Sync for Function {}
 
-/// How many of a kernel run together.
+/// The launch dimensions of a kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Grid {
-    /// Blocks, in three directions.
+    /// The number of blocks in three dimensions.
     pub blocks: [u32; 3],
-    /// Threads of a block, likewise.
+    /// The number of threads of a block in three dimensions.
     pub threads: [u32; 3],
-    /// Bytes of shared memory that each block has besides those that its kernel declares.
+    /// Bytes of dynamic shared memory for each block, in addition to the static shared memory of
+    /// the kernel.
     pub shared: u32,
 }
 
 impl Grid {
-    /// Blocks and threads in one direction, as most kernels want them.
+    /// Blocks and threads in one dimension, as most kernels use them.
     pub fn row(blocks: u32, threads: u32) -> Self {
         Self { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared: 0 }
     }
 }
 
 impl Module {
-    /// Loads PTX, which the driver compiles for the GPU, or code that was.
+    /// Loads PTX, which the driver compiles for the GPU, or compiled code.
     ///
     /// # Safety
     ///
-    /// `image` is PTX, or all of what a compiler made: the driver believes the lengths that code has inside.
+    /// `image` is PTX or the complete output of a compiler, because the driver trusts the lengths
+    /// inside compiled code.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
-        // The driver is told no length: PTX ends where a NUL is.
+        // The driver receives no length: PTX ends at a NUL.
         let image = match image.last() {
             Some(0) => Cow::Borrowed(image),
             _ => Cow::Owned([image, &[0]].concat()),
         };
         gpu.with(|current| {
-            // SAFETY: a terminated text, or the caller's promise.
+            // SAFETY: driver contract: `image` is NUL-terminated text, or the caller guarantees
+            // complete code.
             let result =
                 unsafe { (current.symbols().cuModuleLoadData)(&mut raw, image.as_ptr().cast()) };
             current.check("cuModuleLoadData", result)
@@ -464,15 +469,16 @@ impl Module {
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
-    /// The kernel of that name.
+    /// The kernel with this name.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn function(&self, name: &CStr) -> Result<Function, CudaError> {
         let mut function = std::ptr::null_mut();
         self.gpu.with(|current| {
-            // SAFETY: writes one handle, valid while the module is.
+            // SAFETY: driver contract: writes one handle, which is valid while the module is
+            // loaded.
             let result = unsafe {
                 (current.symbols().cuModuleGetFunction)(&mut function, self.raw, name.as_ptr())
             };
@@ -481,35 +487,38 @@ impl Module {
         Ok(Function(function))
     }
 
-    /// Has the kernel's code on the GPU now; otherwise the driver loads it when it is first launched, which waits for
-    /// other work. Drivers before CUDA 12.4 cannot be asked to, and nothing is done.
+    /// Loads the kernel's code onto the GPU now. Otherwise the driver loads it at the first launch
+    /// and waits for other work. Drivers before CUDA 12.4 lack the call; then this function does
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn preload(&self, function: Function) -> Result<(), CudaError> {
         let Some(load) = self.gpu.cuda.symbols.cuFuncLoad else { return Ok(()) };
         self.gpu.with(|current| {
-            // SAFETY: a kernel of this module, which is loaded.
+            // SAFETY: driver contract: the kernel belongs to this module, which is loaded.
             let result = unsafe { load(function.0) };
             current.check("cuFuncLoad", result)
         })
     }
 
-    /// Bytes of each parameter that the kernel takes; `None` where the driver cannot be asked, before CUDA 12.4.
+    /// The size of each kernel parameter in bytes. `None` if the driver lacks the call, before CUDA
+    /// 12.4.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn parameters(&self, function: Function) -> Result<Option<Vec<usize>>, CudaError> {
         let Some(ask) = self.gpu.cuda.symbols.cuFuncGetParamInfo else { return Ok(None) };
         let mut sizes = Vec::new();
         self.gpu.with(|current| {
             loop {
                 let (mut offset, mut size) = (0, 0);
-                // SAFETY: a kernel of this module, which is loaded; two numbers to fill.
+                // SAFETY: driver contract: the kernel belongs to this module, which is loaded; the
+                // call writes two numbers.
                 match unsafe { ask(function.0, sizes.len(), &mut offset, &mut size) } {
-                    // There is none of that number.
+                    // There is no parameter with this index.
                     CUDA_ERROR_INVALID_VALUE => return Ok(()),
                     result => current.check("cuFuncGetParamInfo", result)?,
                 }
@@ -519,16 +528,16 @@ impl Module {
         Ok(Some(sizes))
     }
 
-    /// Puts a kernel of this module into a stream.
+    /// Launches a kernel of this module in a stream.
     ///
     /// # Safety
     ///
-    /// `arguments` point to what the kernel takes, in order; what those name stays valid until the kernel is
-    /// done; the stream is of the module's GPU.
+    /// `arguments` point to the kernel's parameters, in order. The memory that they name stays
+    /// valid until the kernel is done. The stream belongs to the module's GPU.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn launch(
         &self,
         function: Function,
@@ -538,7 +547,7 @@ impl Module {
     ) -> Result<(), CudaError> {
         let Grid { blocks, threads, shared } = grid;
         self.gpu.with(|current| {
-            // SAFETY: the caller's promise.
+            // SAFETY: driver contract; the caller guarantees arguments and stream.
             let result = unsafe {
                 (current.symbols().cuLaunchKernel)(
                     function.0,
@@ -562,7 +571,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let _ = self.gpu.with(|current| {
-            // SAFETY: loaded once; kernels of it are done, as the owner promises by dropping it.
+            // SAFETY: driver contract: loaded once, and its kernels are done.
             let result = unsafe { (current.symbols().cuModuleUnload)(self.raw) };
             current.check("cuModuleUnload", result)
         });

@@ -10,7 +10,7 @@ use crate::probe::{in_process, load_with};
 use crate::symbols::symbol_table;
 use crate::{Found, Library, LoadError};
 
-/// A libcuda that has been initialised.
+/// A loaded and initialised libcuda.
 pub struct Cuda {
     pub(super) symbols: Symbols,
     found: Found,
@@ -22,39 +22,39 @@ pub struct Cuda {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoCuda {
-    /// There is no libcuda, or one without a function that is needed.
+    /// libcuda is missing, or lacks a required function.
     #[error(transparent)]
     Library(#[from] LoadError),
-    /// It is there and cannot be used.
+    /// The driver is present but cannot be used.
     #[error("{0}")]
     Driver(#[from] CudaError),
-    /// It knows too little.
-    #[error("the NVIDIA driver speaks CUDA {}.{}; {}.{} or later is needed: install a newer driver", found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10)]
+    /// The driver is too old.
+    #[error("the NVIDIA driver supports CUDA {}.{}, but Peerway needs {}.{} or later: install a newer driver", found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10)]
     TooOld {
-        /// As `cuDriverGetVersion` says it.
+        /// The version from `cuDriverGetVersion`.
         found: u32,
-        /// What is needed.
+        /// The required version.
         needed: u32,
     },
 }
 
-/// CUDA 11.4, which brought what is called here without asking whether it is there.
+/// CUDA 11.4, the first version with all required functions.
 const OLDEST: u32 = 11_040;
 
 impl Cuda {
-    /// Opens libcuda, first the file that is named, and initialises it.
+    /// Opens libcuda, first the file `named`, and initialises it.
     ///
-    /// The process is bound to the driver from here on (a child that it forks cannot use it), so this
-    /// is called when a GPU is asked for and not before. No context is made.
+    /// From here on the process is bound to the driver: a forked child cannot use it. Call this
+    /// function only when the caller asks for a GPU. It creates no context.
     ///
     /// # Errors
     ///
-    /// [`NoCuda`]: no library, no device, too old a driver.
+    /// [`NoCuda`]: no library, no device, or a driver that is too old.
     pub fn load(named: Option<OsString>) -> Result<Arc<Self>, NoCuda> {
         let (found, symbols) = load_with(Library::Cuda, named, Symbols::resolve)?;
         let mut cuda = Self { symbols, found, version: 0, pid: std::process::id() };
         let mut version: c_int = 0;
-        // SAFETY: it may be asked before the driver is initialised, and writes one int.
+        // SAFETY: driver contract: the call works before initialisation and writes one int.
         cuda.check("cuDriverGetVersion", None, unsafe {
             (cuda.symbols.cuDriverGetVersion)(&mut version)
         })?;
@@ -62,56 +62,57 @@ impl Cuda {
         if cuda.version < OLDEST {
             return Err(NoCuda::TooOld { found: cuda.version, needed: OLDEST });
         }
-        // SAFETY: no other requirement than that the flags are zero; calling it again is harmless.
+        // SAFETY: driver contract: the flags are zero. Repeated calls are harmless.
         cuda.check("cuInit", None, unsafe { (cuda.symbols.cuInit)(0) })?;
         Ok(Arc::new(cuda))
     }
 
-    /// Whether something in this process has initialised the driver. Loads and initialises nothing.
+    /// Whether any code in this process has initialised the driver. Loads and initialises nothing.
     pub fn is_in_use() -> bool {
         type GetCurrent = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
         let Some(address) = in_process(Library::Cuda, c"cuCtxGetCurrent") else { return false };
         let mut context = std::ptr::null_mut();
-        // SAFETY: the library's function of this name and type; it writes one handle, or refuses.
+        // SAFETY: the address is the library's function of this name and type. The call writes one
+        // handle or fails.
         let result =
             unsafe { std::mem::transmute::<*mut c_void, GetCurrent>(address)(&mut context) };
         result == CUDA_SUCCESS
     }
 
-    /// Which file it is, and what was passed over before.
+    /// The file and the candidates that were skipped before it.
     pub fn found(&self) -> &Found {
         &self.found
     }
 
-    /// The newest CUDA that the driver speaks, as 1000 * major + 10 * minor.
+    /// The newest CUDA version that the driver supports, as 1000 * major + 10 * minor.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// The functions themselves.
+    /// The functions.
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
     }
 
-    /// How many GPUs the process sees.
+    /// The number of GPUs that the process sees.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn device_count(&self) -> Result<u32, CudaError> {
         let mut count = 0;
-        // SAFETY: writes one int.
+        // SAFETY: driver contract: writes one int.
         let result = unsafe { (self.symbols.cuDeviceGetCount)(&mut count) };
         self.check("cuDeviceGetCount", None, result)?;
         Ok(count as u32)
     }
 
-    /// Whether this is the process that initialised the driver, and not a child that inherited it.
+    /// Whether this process initialised the driver. A forked child did not.
     pub fn is_ours(&self) -> bool {
         self.pid == std::process::id()
     }
 
-    /// A call's result as an error with the call's name.
+    /// Converts a result into an error with the name of the call.
     pub(super) fn check(
         &self,
         call: &'static str,
@@ -133,7 +134,8 @@ impl Cuda {
     ) -> CudaError {
         let mut name: *const c_char = std::ptr::null();
         let mut text: *const c_char = std::ptr::null();
-        // SAFETY: both write a pointer to a string that is never freed, or null.
+        // SAFETY: driver contract: both calls write null or a pointer to a string that is never
+        // freed.
         unsafe {
             (self.symbols.cuGetErrorName)(result, &mut name);
             (self.symbols.cuGetErrorString)(result, &mut text);
@@ -149,8 +151,8 @@ impl fmt::Debug for Cuda {
 }
 
 symbol_table! {
-    /// The functions that libcuda exports and Peerway calls, under the names that the header gives
-    /// their present versions.
+    /// The functions that libcuda exports and Peerway calls, under the names of their current
+    /// versions in the header.
     #[allow(non_snake_case)]
     pub struct Symbols {
         required {
@@ -234,7 +236,7 @@ symbol_table! {
         }
         optional {
             fn cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int) -> CUresult;
-            // 12.8; the last but one says which copy was refused
+            // 12.8; the second to last parameter receives the index of a refused copy
             fn cuMemcpyBatchAsync(
                 *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize,
                 *mut CUmemcpyAttributes, *mut usize, usize, *mut usize, CUstream,
@@ -250,7 +252,7 @@ symbol_table! {
             fn cuMemGetHandleForAddressRange(
                 *mut c_void, CUdeviceptr, usize, c_uint, u64,
             ) -> CUresult;
-            // 11.7; before, under a name without a version and with other rights
+            // 11.7; earlier versions have another name and other restrictions
             fn cuStreamWaitValue64_v2(CUstream, CUdeviceptr, u64, c_uint) -> CUresult;
             fn cuStreamBeginCapture_v2(CUstream, c_uint) -> CUresult;
             fn cuStreamEndCapture(CUstream, *mut *mut c_void) -> CUresult;
@@ -271,13 +273,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_the_driver_says_where_it_was_looked_for() {
+    fn an_error_without_the_driver_names_every_candidate() {
         match Cuda::load(Some("/nonexistent/libcuda.so.1".into())) {
             Ok(cuda) => assert_eq!(cuda.found().passed_over.len(), 1),
             Err(NoCuda::Library(error)) => {
                 assert!(error.to_string().contains("/nonexistent"), "{error}");
             }
-            // A driver without a GPU.
+            // The machine has a driver but no GPU.
             Err(error) => assert!(error.to_string().contains("cuInit"), "{error}"),
         }
     }

@@ -1,7 +1,8 @@
-//! `<infiniband/efadv.h>` in Rust, with the names that things have there.
+//! `<infiniband/efadv.h>` in Rust, with the header's names.
 //!
-//! Documented by rdma-core's manual pages (`man efadv_create_qp_ex`). The callers pass the size of a
-//! structure, so all of them may grow; what an older library does not know must be zero.
+//! The manual pages of rdma-core document it (`man efadv_create_qp_ex`). Callers pass the size of
+//! each structure, so all of them may grow. Fields that an older library does not know must be
+//! zero.
 #![allow(missing_docs)]
 
 use crate::layout::{c_constants, c_types};
@@ -29,7 +30,7 @@ c_types! {
 
     Prefix struct efadv_ah_attr {
         comp_mask: u64,
-        /// The number that completions of receives carry as `slid`.
+        /// The address handle number that receive completions carry as `slid`.
         ahn: u16,
         reserved: [u8; 6],
     }

@@ -1,10 +1,10 @@
-//! What AWS EFA devices need beyond verbs, over a libefa that is opened at run time.
+//! Extensions of AWS EFA devices beyond verbs, through a libefa that is opened at run time.
 //!
-//! EFA devices appear as verbs devices. Their reliable datagrams (SRD) are a kind of queue pair that
-//! only libefa makes; it is then used as any other: brought up with
-//! [`masks::UD_INIT`](crate::verbs::masks) and its successors, posted to by a
-//! [`Batch`](crate::verbs::Batch), addressed by an [`Ah`], a number and a key per request. Requests to
-//! one peer may arrive in any order.
+//! EFA devices appear as verbs devices. Their reliable datagrams (SRD) need a kind of queue pair
+//! that only libefa creates. Afterwards it works like any other queue pair. The caller brings it up
+//! with [`masks::UD_INIT`](crate::verbs::masks) and its successors and posts with a
+//! [`Batch`](crate::verbs::Batch). Each request names an [`Ah`], a queue pair number and a key.
+//! Requests to one peer may arrive in any order.
 
 pub mod ffi;
 
@@ -19,65 +19,68 @@ use crate::verbs::ffi::{IBV_QPT_DRIVER, ibv_ah, ibv_context, ibv_qp, ibv_qp_init
 use crate::verbs::{Ah, Context, Pd, Qp, QpConfig, VerbsError};
 use crate::{Found, Library, LoadError};
 
-/// A libefa that is ready to be called.
+/// A loaded libefa.
 pub struct Efa {
     symbols: EfaSymbols,
     found: Option<Found>,
 }
 
 impl Efa {
-    /// Opens libefa: first the file that is named, then `libefa.so.1`.
+    /// Opens libefa: first the file `named`, then `libefa.so.1`.
     ///
-    /// The name comes from the caller's configuration (`PEERWAY_EFA_SO`, `UCCL_EFA_SO`); the
-    /// environment is not read here.
+    /// The caller takes `named` from its configuration (`PEERWAY_EFA_SO`, `UCCL_EFA_SO`). This
+    /// function does not read the environment.
     ///
     /// # Errors
     ///
-    /// [`LoadError`] with every place that was tried; a library that lacks a function is named with it.
+    /// [`LoadError`] with every candidate. If a library lacks a function, the error names the
+    /// function.
     pub fn load(named: Option<OsString>) -> Result<Arc<Self>, LoadError> {
         let (found, symbols) = load_with(Library::Efa, named, EfaSymbols::resolve)?;
         Ok(Arc::new(Self { symbols, found: Some(found) }))
     }
 
-    /// Takes functions that the caller has, such as those of a simulated device.
+    /// Uses the caller's functions, such as those of a simulated device.
     ///
     /// # Safety
     ///
-    /// They behave as libefa documents them, on devices of the library that the contexts given to them
-    /// come from.
+    /// The functions behave as libefa documents them. The contexts passed to them belong to the
+    /// same library.
     pub unsafe fn from_symbols(symbols: EfaSymbols) -> Arc<Self> {
         Arc::new(Self { symbols, found: None })
     }
 
-    /// Which file it is, and what was passed over before; nothing where the functions were given.
+    /// The file and the candidates that were skipped before it. `None` if the caller passed the
+    /// functions.
     pub fn found(&self) -> Option<&Found> {
         self.found.as_ref()
     }
 
-    /// What the device can do beyond verbs: `EFADV_DEVICE_ATTR_CAPS_*`, the largest read or write.
+    /// The device's capabilities beyond verbs: `EFADV_DEVICE_ATTR_CAPS_*` and the largest read or
+    /// write.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EOPNOTSUPP` where it is not an EFA device.
+    /// [`VerbsError`]; `EOPNOTSUPP` if it is not an EFA device.
     pub fn device_attr(&self, context: &Context) -> Result<efadv_device_attr, VerbsError> {
         let mut attr = efadv_device_attr::zeroed();
         let size = size_of_val(&attr) as u32;
-        // SAFETY: the device is open; the library writes no more than `size`.
+        // SAFETY: `context` keeps the device open; the library writes at most `size` bytes.
         let returned =
             unsafe { (self.symbols.efadv_query_device)(context.as_ptr(), &mut attr, size) };
         context.check("efadv_query_device", returned)?;
         Ok(attr)
     }
 
-    /// Makes a queue pair for reliable datagrams, for the operations in `operations`
-    /// (`IBV_QP_EX_WITH_*`). The type in `config` is not looked at.
+    /// Creates a queue pair for reliable datagrams and for the operations in `operations`
+    /// (`IBV_QP_EX_WITH_*`). Ignores the type in `config`.
     ///
-    /// Service level and flags are fields of `attr` that older libraries do not know; those refuse what
-    /// is not zero there.
+    /// Older libraries do not know the service level and the flags in `attr`. They refuse nonzero
+    /// values there.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EOPNOTSUPP` where it is not an EFA device.
+    /// [`VerbsError`]; `EOPNOTSUPP` if it is not an EFA device.
     pub fn create_srd(
         &self,
         pd: &Arc<Pd>,
@@ -91,17 +94,18 @@ impl Efa {
         let mut attr = *attr;
         let size = size_of_val(&attr) as u32;
         let context = pd.context().as_ptr();
-        // SAFETY: domain and queues are there and of one device; the library reads `size` bytes.
+        // SAFETY: `extended_attr` checked that domain and queues are of one device; `pd` and
+        // `config` keep them alive. The library reads `size` bytes.
         let raw = unsafe { (self.symbols.efadv_create_qp_ex)(context, &mut init, &mut attr, size) };
-        // SAFETY: what the library has just made, in this domain and with these queues.
+        // SAFETY: the library has just created it in this domain and with these queues.
         unsafe { Qp::made(raw, init.cap, pd, &config, CALL) }
     }
 
-    /// The number by which completions of receives (`slid`) name the port behind an address.
+    /// The number by which receive completions (`slid`) name the port behind an address.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EOPNOTSUPP` where it is not an EFA device or the library has no such call.
+    /// [`VerbsError`]; `EOPNOTSUPP` if it is not an EFA device or the library lacks the call.
     pub fn address_number(&self, ah: &Ah) -> Result<u16, VerbsError> {
         const CALL: &str = "efadv_query_ah";
         let Some(query) = self.symbols.efadv_query_ah else {
@@ -109,7 +113,7 @@ impl Efa {
         };
         let mut attr = efadv_ah_attr::zeroed();
         let size = size_of_val(&attr) as u32;
-        // SAFETY: the handle is there; the library writes no more than `size`.
+        // SAFETY: `ah` keeps the handle alive; the library writes at most `size` bytes.
         let returned = unsafe { query(ah.as_ptr(), &mut attr, size) };
         ah.context().check(CALL, returned)?;
         Ok(attr.ahn)
@@ -151,12 +155,12 @@ mod tests {
         efa: *mut efadv_qp_init_attr,
         size: u32,
     ) -> *mut ibv_qp {
-        // SAFETY: both are the caller's.
+        // SAFETY: the caller passes two valid structures.
         let (attr, efa) = unsafe { (&mut *attr, &*efa) };
         assert_eq!((attr.qp_type, attr.comp_mask), (IBV_QPT_DRIVER, 0x41));
         assert_eq!((attr.send_ops_flags, efa.sl, size), (IBV_QP_EX_WITH_RDMA_WRITE, 8, 16));
         if attr.cap.max_send_wr > 4 {
-            // SAFETY: the thread's own errno.
+            // SAFETY: errno belongs to this thread.
             unsafe { *libc::__errno_location() = libc::EINVAL };
             return ptr::null_mut();
         }
@@ -171,13 +175,13 @@ mod tests {
         size: u32,
     ) -> c_int {
         assert_eq!(size as usize, size_of::<efadv_device_attr>());
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: the caller passes a structure to fill.
         unsafe { (*attr).device_caps = ffi::EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE };
         0
     }
 
     unsafe extern "C" fn query_ah(_: *mut ibv_ah, attr: *mut efadv_ah_attr, _: u32) -> c_int {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: the caller passes a structure to fill.
         unsafe { (*attr).ahn = 9 };
         0
     }
@@ -189,7 +193,7 @@ mod tests {
             efadv_query_device: query_device,
             efadv_query_ah: Some(query_ah),
         };
-        // SAFETY: the functions above do as they should, on the fake's devices.
+        // SAFETY: the functions above behave as documented, on devices of the fake.
         let efa = unsafe { Efa::from_symbols(symbols) };
         let (cq, pd, _) = fake::queue_pair();
         let attr = efa.device_attr(pd.context()).expect("the fake answers");
@@ -204,7 +208,7 @@ mod tests {
         assert_eq!(fake::log(), ["ibv_destroy_qp"]);
         config.cap.max_send_wr = 5;
         let refused = efa.create_srd(&pd, &config, operations, &attr).map(drop);
-        let error = refused.expect_err("more than it has");
+        let error = refused.expect_err("more requests than the device supports");
         assert_eq!((error.call, error.errno), ("efadv_create_qp_ex", libc::EINVAL));
 
         let ah = Ah::create(&pd, &ibv_ah_attr::zeroed()).expect("the fake gives one");
@@ -215,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_real_library_is_loaded_or_told_as_missing() {
+    fn the_real_library_is_loaded_or_reported_as_missing() {
         match Efa::load(None) {
             Ok(efa) => assert!(efa.found().is_some_and(|found| found.passed_over.is_empty())),
             Err(error) => {

@@ -1,12 +1,13 @@
-//! What device code is compiled for, named as the compilers name it: `compute_80`, `sm_90`, `sm_90a`.
+//! Target architectures, named as the compilers name them: `compute_80`, `sm_90`, `sm_90a`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What a program is compiled for.
+/// The target of a compilation.
 ///
-/// A virtual architecture (`compute_80`) gives PTX, a text that a driver translates for any GPU that is at least
-/// that new; a real one (`sm_90`) gives the code itself, which that GPU runs as it is.
+/// A virtual architecture (`compute_80`) produces PTX, text that a driver translates for any GPU
+/// that is at least that new. A real one (`sm_90`) produces machine code, which that GPU runs as it
+/// is.
 ///
 /// ```
 /// use peerway_sys::nvrtc::Architecture;
@@ -24,42 +25,42 @@ pub struct Architecture {
     features: Features,
 }
 
-/// Which GPUs code runs on, beyond the number.
+/// The GPUs that can run the code, beyond the number.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 enum Features {
-    /// What every later GPU of the generation has too.
+    /// Features that every later GPU of the generation has too.
     Common,
-    /// `f`: those of the same family.
+    /// `f`: GPUs of the same family.
     Family,
-    /// `a`: that GPU alone.
+    /// `a`: only that GPU.
     Specific,
 }
 
-/// A text that names no architecture.
+/// Text that is not an architecture.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("`{0}` is not an architecture: expected one such as sm_90, sm_90a or compute_80")]
 pub struct NotAnArchitecture(pub String);
 
-/// More digits than any architecture has: 9.0 is 90, 12.1 is 121.
+/// No architecture has more digits: 9.0 is 90, 12.1 is 121.
 const DIGITS: usize = 4;
 
 impl Architecture {
-    /// Code for GPUs of that number: 90 for compute capability 9.0.
+    /// Machine code for GPUs with that number: 90 for compute capability 9.0.
     pub const fn code(number: u32) -> Self {
         Self { real: true, number, features: Features::Common }
     }
 
-    /// PTX for GPUs of that number and later ones.
+    /// PTX for GPUs with that number and later ones.
     pub const fn ptx(number: u32) -> Self {
         Self { real: false, number, features: Features::Common }
     }
 
-    /// Whether code of the GPU is made, not PTX.
+    /// Whether the target is machine code, not PTX.
     pub fn is_real(self) -> bool {
         self.real
     }
 
-    /// The compute capability without its point.
+    /// The compute capability without the point.
     pub fn number(self) -> u32 {
         self.number
     }
@@ -96,7 +97,7 @@ impl FromStr for Architecture {
             _ => return Err(not()),
         };
         let plain = digits.bytes().all(|digit| digit.is_ascii_digit());
-        // One way to write each, so that names compare as texts too.
+        // Each architecture has one spelling, so names also compare as text.
         if !plain || digits.starts_with('0') || digits.len() > DIGITS {
             return Err(not());
         }

@@ -1,4 +1,4 @@
-//! NVRTC: CUDA C++ compiled at run time, where the compiler's library is found. It needs no GPU.
+//! NVRTC: compiles CUDA C++ at run time if the compiler's library is installed. It needs no GPU.
 
 mod architecture;
 
@@ -11,50 +11,50 @@ use crate::{Found, Library, LoadError};
 
 pub use self::architecture::{Architecture, NotAnArchitecture};
 
-/// A libnvrtc that is ready to be called.
+/// A loaded libnvrtc.
 pub struct Nvrtc {
     symbols: Symbols,
     found: Found,
 }
 
-/// What is compiled.
+/// The input of a compilation.
 #[derive(Clone, Copy, Debug)]
 pub struct Program<'a> {
-    /// CUDA C++.
+    /// The CUDA C++ source.
     pub source: &'a CStr,
-    /// What the compiler calls it in its messages.
+    /// The name in the compiler's messages.
     pub name: &'a CStr,
-    /// What it may include: names and texts.
+    /// The headers that the source may include: names and contents.
     pub headers: &'a [(&'a CStr, &'a CStr)],
-    /// Those of nvcc, without the architecture.
+    /// Options of nvcc, without the architecture.
     pub options: &'a [&'a CStr],
 }
 
-/// A program that does not compile, or a compiler that fails.
+/// A compilation that failed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{call}: {error}\n{log}")]
 #[non_exhaustive]
 pub struct CompileError {
     /// The function of the library.
     pub call: &'static str,
-    /// Its words.
+    /// The library's description of the error.
     pub error: String,
-    /// What the compiler said about the program.
+    /// The compiler's log.
     pub log: String,
 }
 
 impl Nvrtc {
-    /// Opens libnvrtc: first the file that is named, then those of CUDA 13 and 12.
+    /// Opens libnvrtc: first the file `named`, then the libraries of CUDA 13 and 12.
     ///
     /// # Errors
     ///
-    /// [`LoadError`] with every place that was tried.
+    /// [`LoadError`] with every candidate.
     pub fn load(named: Option<OsString>) -> Result<Self, LoadError> {
         let (found, symbols) = load_with(Library::Nvrtc, named, Symbols::resolve)?;
         Ok(Self { symbols, found })
     }
 
-    /// Which file it is.
+    /// The file.
     pub fn found(&self) -> &Found {
         &self.found
     }
@@ -63,16 +63,17 @@ impl Nvrtc {
     ///
     /// # Errors
     ///
-    /// [`CompileError`] where the library does not say.
+    /// [`CompileError`] if the library does not report its version.
     pub fn version(&self) -> Result<(u32, u32), CompileError> {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: writes the two ints.
+        // SAFETY: writes two ints.
         let result = unsafe { (self.symbols.nvrtcVersion)(&mut major, &mut minor) };
         self.check("nvrtcVersion", result, String::new)?;
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
-    /// The numbers of the architectures that it compiles for, ascending; `None` where it cannot be asked (before 11.2).
+    /// The numbers of the supported architectures, ascending. `None` if the library lacks the call
+    /// (before 11.2).
     pub fn architectures(&self) -> Option<Vec<u32>> {
         let count = self.symbols.nvrtcGetNumSupportedArchs?;
         let list = self.symbols.nvrtcGetSupportedArchs?;
@@ -82,7 +83,7 @@ impl Nvrtc {
             return None;
         }
         let mut numbers: Vec<c_int> = vec![0; usize::try_from(len).ok()?];
-        // SAFETY: as many ints as the library said it would write.
+        // SAFETY: the vector has the length that the library reported.
         if unsafe { list(numbers.as_mut_ptr()) } != 0 {
             return None;
         }
@@ -91,8 +92,8 @@ impl Nvrtc {
         Some(numbers)
     }
 
-    /// Compiles for an architecture: to PTX, which ends with a NUL, for a virtual one, to code for a real one. May be
-    /// called by several threads at once.
+    /// Compiles for an architecture: to PTX with a final NUL for a virtual one, to machine code for
+    /// a real one. Several threads may call this at once.
     ///
     /// # Errors
     ///
@@ -103,12 +104,12 @@ impl Nvrtc {
         architecture: Architecture,
     ) -> Result<Vec<u8>, CompileError> {
         let made = Made::new(self, program)?;
-        // Digits and letters.
+        // The text has only digits and letters, so it contains no NUL.
         let architecture_option =
             CString::new(format!("--gpu-architecture={architecture}")).unwrap_or_default();
         let options = program.options.iter().copied().chain([architecture_option.as_c_str()]);
         let options: Vec<*const c_char> = options.map(CStr::as_ptr).collect();
-        // SAFETY: the program is alive, and so are the options.
+        // SAFETY: `made` keeps the program, and the options outlive the call.
         let result = unsafe {
             (self.symbols.nvrtcCompileProgram)(made.raw, options.len() as c_int, options.as_ptr())
         };
@@ -122,7 +123,9 @@ impl Nvrtc {
         let image = made.bytes(size, bytes);
         let image = image.map_err(|result| self.error(call, result, String::new()))?;
         if image.is_empty() {
-            let error = format!("no code for {architecture}: an option asked for something else");
+            let error = format!(
+                "the compiler produced no code for {architecture}: check the compile options"
+            );
             return Err(CompileError { call, error, log: made.log() });
         }
         Ok(image)
@@ -138,7 +141,7 @@ impl Nvrtc {
     }
 
     fn error(&self, call: &'static str, result: c_int, log: String) -> CompileError {
-        // SAFETY: gives a constant string for any number.
+        // SAFETY: the library returns a constant string for any number.
         let words = unsafe { CStr::from_ptr((self.symbols.nvrtcGetErrorString)(result)) };
         CompileError { call, error: words.to_string_lossy().into_owned(), log }
     }
@@ -150,7 +153,7 @@ impl fmt::Debug for Nvrtc {
     }
 }
 
-/// A program as the library holds it.
+/// A program inside the library.
 struct Made<'a> {
     nvrtc: &'a Nvrtc,
     raw: *mut c_void,
@@ -164,8 +167,8 @@ impl<'a> Made<'a> {
         let names: Vec<*const c_char> = program.headers.iter().map(|h| h.0.as_ptr()).collect();
         let texts: Vec<*const c_char> = program.headers.iter().map(|h| h.1.as_ptr()).collect();
         let mut made = Self { nvrtc, raw: std::ptr::null_mut() };
-        // SAFETY: writes one handle, given back when `made` is dropped; as many texts as names, all of them alive until
-        // the library has copied them.
+        // SAFETY: the call writes one handle, which `drop` destroys. There are as many texts as
+        // names, and all of them outlive the call, which copies them.
         let result = unsafe {
             (nvrtc.symbols.nvrtcCreateProgram)(
                 &mut made.raw,
@@ -189,10 +192,11 @@ impl<'a> Made<'a> {
             .to_owned()
     }
 
-    /// Something that the program holds: its size is asked first.
+    /// Reads an output of the program, after asking for its size.
     fn bytes(&self, size: Size, bytes: Bytes) -> Result<Vec<u8>, c_int> {
         let mut len = 0;
-        // SAFETY: the program is alive; writes one size, which counts the NUL of a text.
+        // SAFETY: `self` keeps the program. The call writes one size, which includes the NUL of a
+        // text.
         let result = unsafe { size(self.raw, &mut len) };
         if result != 0 {
             return Err(result);
@@ -201,7 +205,7 @@ impl<'a> Made<'a> {
             return Ok(Vec::new());
         }
         let mut held = vec![0u8; len];
-        // SAFETY: as many bytes as the library asked for.
+        // SAFETY: `held` has the size that the library reported.
         let result = unsafe { bytes(self.raw, held.as_mut_ptr().cast()) };
         if result != 0 {
             return Err(result);
@@ -213,7 +217,7 @@ impl<'a> Made<'a> {
 impl Drop for Made<'_> {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: made once.
+            // SAFETY: `new` created the program once.
             unsafe { (self.nvrtc.symbols.nvrtcDestroyProgram)(&mut self.raw) };
         }
     }

@@ -1,4 +1,4 @@
-//! Addresses of far ports, for queue pairs without a connection.
+//! Address handles of remote ports, for queue pairs without a connection.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use super::ffi::*;
 use super::memory::Pd;
 use super::owned::owned;
 
-/// The address of a far port. With the number and key of a queue pair there, it is where a datagram
-/// goes.
+/// The address of a remote port. Together with the number and key of a queue pair there, it is the
+/// destination of a datagram.
 #[derive(Debug)]
 pub struct Ah {
     raw: *mut ibv_ah,
@@ -21,10 +21,10 @@ impl Ah {
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as the driver says: no route, a bad GID index.
+    /// [`VerbsError`] from the driver, for example no route or a bad GID index.
     pub fn create(pd: &Arc<Pd>, attr: &ibv_ah_attr) -> Result<Self, VerbsError> {
         let mut attr = *attr;
-        // SAFETY: the domain is there; the library reads `attr`.
+        // SAFETY: handle contract: the domain exists. The library reads `attr`.
         let raw = unsafe { (pd.context().verbs().symbols.ibv_create_ah)(pd.as_ptr(), &mut attr) };
         if raw.is_null() {
             return Err(VerbsError::last("ibv_create_ah", pd.context().name().to_owned()));
@@ -32,7 +32,7 @@ impl Ah {
         Ok(Self { raw, pd: Arc::clone(pd) })
     }
 
-    /// The structure itself, for work requests and calls that have no wrapper.
+    /// The raw structure, for work requests and for calls without a wrapper.
     pub fn as_ptr(&self) -> *mut ibv_ah {
         self.raw
     }
@@ -43,7 +43,7 @@ impl Ah {
 }
 
 owned!(Ah, "ibv_destroy_ah", |this| {
-    // SAFETY: made by this library, given back once.
+    // SAFETY: handle contract: `owned!` gives it back once.
     unsafe { (this.context().verbs().symbols.ibv_destroy_ah)(this.raw) }
 });
 

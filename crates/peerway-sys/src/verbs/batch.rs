@@ -1,4 +1,4 @@
-//! Requests that are built by calls, posted together.
+//! Batches: work requests that calls build and one doorbell posts.
 
 use std::ffi::{c_uint, c_void};
 use std::marker::PhantomData;
@@ -9,32 +9,37 @@ use super::ffi::*;
 use super::memory::Mw;
 use super::queue_pair::Qp;
 
-/// Requests for an extended queue pair that are posted together, or not at all.
+/// Work requests for an extended queue pair that are posted together or not at all.
 ///
-/// For each request call one operation, such as [`write`](Self::write), then on queue pairs without a
-/// connection [`to`](Self::to), then one of [`sge`](Self::sge), [`sge_list`](Self::sge_list) and
-/// [`inline_data`](Self::inline_data). Drivers note a mistake and report it when the batch is
-/// [completed](Self::complete). Dropping the batch posts nothing.
+/// For each request, call one operation such as [`write`](Self::write). On queue pairs without a
+/// connection, call [`to`](Self::to) next. Then call one of [`sge`](Self::sge),
+/// [`sge_list`](Self::sge_list) and [`inline_data`](Self::inline_data). Drivers record a mistake
+/// and report it when the batch is [completed](Self::complete). Dropping the batch posts nothing.
 ///
-/// Drivers hold the send queue's lock from beginning to end: a batch stays on its thread, and is
-/// finished before the thread begins another one on the same queue pair.
+/// The driver holds the lock of the send queue from start to completion. A batch therefore stays on
+/// its thread, and the thread must finish it before it starts another batch on the same queue pair.
+///
+/// SAFETY comments below refer to this rule as the *batch contract*: the batch borrows its queue
+/// pair, so the queue pair exists. The driver's lock is held from `start` until `complete` or
+/// `drop`.
 #[derive(Debug)]
 pub struct Batch<'a> {
     raw: *mut ibv_qp_ex,
     qp: &'a Qp,
     open: bool,
-    /// The lock is the thread's that took it.
+    /// Keeps the batch on the thread that took the lock.
     thread: PhantomData<*mut ()>,
 }
 
-/// Calls a function of the queue pair's table, or says that the queue pair was not made for it.
+/// Calls a function of the queue pair's table. Returns an error if the queue pair was not created
+/// for that operation.
 macro_rules! call {
     ($batch:ident.$op:ident($($arg:expr),*)) => {{
-        // SAFETY: the queue pair is there while the batch borrows it.
+        // SAFETY: batch contract.
         match unsafe { (*$batch.raw).$op } {
             Some(op) => {
-                // SAFETY: between start and complete, as the driver wants it; what the arguments name
-                // is covered by the contract of `start`.
+                // SAFETY: batch contract: the call is between start and complete, as the driver
+                // requires. The caller of `start` guarantees that the arguments are valid.
                 unsafe { op($batch.raw $(, $arg)*) };
                 Ok(())
             }
@@ -44,7 +49,7 @@ macro_rules! call {
 }
 
 impl<'a> Batch<'a> {
-    /// Begins a batch.
+    /// Starts a batch.
     ///
     /// # Errors
     ///
@@ -52,8 +57,8 @@ impl<'a> Batch<'a> {
     ///
     /// # Safety
     ///
-    /// This thread has no other batch open on `qp`. For every request in the batch holds what
-    /// [`Qp::post_send`] demands of its memory, keys and handles.
+    /// This thread has no other open batch on `qp`. Every request in the batch meets the
+    /// requirements of [`Qp::post_send`] for its memory, keys and handles.
     #[inline]
     pub unsafe fn start(qp: &'a Qp) -> Result<Self, VerbsError> {
         let unsupported = || {
@@ -61,13 +66,14 @@ impl<'a> Batch<'a> {
             VerbsError::unsupported("ibv_wr_start", on)
         };
         let raw = qp.extended().ok_or_else(unsupported)?.as_ptr();
-        // SAFETY: the queue pair is there while the batch borrows it.
+        // SAFETY: `qp` is borrowed, so the queue pair exists.
         let (start, complete, abort) =
             unsafe { ((*raw).wr_start, (*raw).wr_complete, (*raw).wr_abort) };
         let (Some(start), Some(_), Some(_)) = (start, complete, abort) else {
             return Err(unsupported());
         };
-        // SAFETY: the caller has no other batch open, so the lock is free or soon will be.
+        // SAFETY: the caller has no other open batch on this thread, so taking the lock cannot
+        // deadlock.
         unsafe { start(raw) };
         Ok(Self { raw, qp, open: true, thread: PhantomData })
     }
@@ -76,7 +82,7 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     ///
-    /// As for all operations, `EOPNOTSUPP` where the queue pair was not made for it.
+    /// As for all operations, `EOPNOTSUPP` if the queue pair was not created for it.
     #[inline]
     pub fn write(
         &mut self,
@@ -89,7 +95,7 @@ impl<'a> Batch<'a> {
         call!(self.wr_rdma_write(rkey, remote_addr))
     }
 
-    /// As [`write`](Self::write), and ends a receive of the far side with `immediate`.
+    /// As [`write`](Self::write), and completes a receive of the remote side with `immediate`.
     ///
     /// # Errors
     ///
@@ -151,7 +157,7 @@ impl<'a> Batch<'a> {
         call!(self.wr_send_imm(immediate.to_be()))
     }
 
-    /// Takes back the key of a window.
+    /// Invalidates the key of a memory window.
     ///
     /// # Errors
     ///
@@ -161,7 +167,7 @@ impl<'a> Batch<'a> {
         call!(self.wr_local_inv(rkey))
     }
 
-    /// Binds a window of type 2 to part of a region, under the key `rkey`.
+    /// Binds a type 2 memory window to part of a region, under the key `rkey`.
     ///
     /// # Errors
     ///
@@ -178,7 +184,7 @@ impl<'a> Batch<'a> {
         call!(self.wr_bind_mw(mw.as_ptr(), rkey, bind_info))
     }
 
-    /// Where the last request goes, on queue pairs without a connection.
+    /// Sets the destination of the last request, on queue pairs without a connection.
     ///
     /// # Errors
     ///
@@ -188,7 +194,7 @@ impl<'a> Batch<'a> {
         call!(self.wr_set_ud_addr(ah.as_ptr(), remote_qpn, remote_qkey))
     }
 
-    /// The local memory of the last request.
+    /// Sets the local memory of the last request.
     ///
     /// # Errors
     ///
@@ -198,10 +204,10 @@ impl<'a> Batch<'a> {
         call!(self.wr_set_sge(sge.lkey, sge.addr, sge.length))
     }
 
-    /// The local memory of the last request, in pieces.
+    /// Sets the local memory of the last request, in pieces.
     ///
-    /// The driver of soft-RoCE before rdma-core 64 takes the length of the first piece for that of all of
-    /// them; there, make them of one length or post a list of structures instead.
+    /// The soft-RoCE driver before rdma-core 64 uses the length of the first piece for all pieces.
+    /// On it, use pieces of equal length or post a list of structures instead.
     ///
     /// # Errors
     ///
@@ -211,8 +217,8 @@ impl<'a> Batch<'a> {
         call!(self.wr_set_sge_list(sges.len(), sges.as_ptr()))
     }
 
-    /// The bytes of the last request, copied now. The request is flagged `IBV_SEND_INLINE`: the driver of
-    /// soft-RoCE needs to be told, and no other minds.
+    /// Sets the bytes of the last request. The call copies them. The caller must flag the request
+    /// `IBV_SEND_INLINE`: the soft-RoCE driver requires the flag, and other drivers accept it.
     ///
     /// # Errors
     ///
@@ -223,17 +229,18 @@ impl<'a> Batch<'a> {
         call!(self.wr_set_inline_data(address, bytes.len()))
     }
 
-    /// Posts all of it, with one doorbell.
+    /// Posts all requests with one doorbell.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]: a full queue (`ENOMEM`) or a request that was wrong; nothing was posted.
+    /// [`VerbsError`]: the queue is full (`ENOMEM`) or a request is invalid. Nothing was posted.
     #[inline]
     pub fn complete(mut self) -> Result<(), VerbsError> {
         self.open = false;
-        // SAFETY: the queue pair is there while the batch borrows it.
+        // SAFETY: batch contract.
         let returned = match unsafe { (*self.raw).wr_complete } {
-            // SAFETY: begun by `start`, ended once.
+            // SAFETY: batch contract: `start` opened the batch, and `open` is now false, so it ends
+            // once.
             Some(complete) => unsafe { complete(self.raw) },
             None => libc::EOPNOTSUPP,
         };
@@ -243,11 +250,10 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// What the next operation carries.
+    /// Sets the id and the flags of the next operation.
     #[inline]
     fn next(&mut self, id: u64, flags: c_uint) {
-        // SAFETY: the queue pair is there while the batch borrows it, and the driver's lock, which this
-        // thread holds, guards the two.
+        // SAFETY: batch contract: the driver's lock guards both fields.
         unsafe {
             (*self.raw).wr_id = id;
             (*self.raw).wr_flags = flags;
@@ -266,9 +272,9 @@ impl Drop for Batch<'_> {
         if !self.open {
             return;
         }
-        // SAFETY: the queue pair is there while the batch borrows it.
+        // SAFETY: batch contract.
         if let Some(abort) = unsafe { (*self.raw).wr_abort } {
-            // SAFETY: begun by `start`, ended once.
+            // SAFETY: batch contract: `start` opened the batch, and `complete` did not end it.
             unsafe { abort(self.raw) };
         }
     }
@@ -283,7 +289,7 @@ mod tests {
     fn a_batch_is_posted_whole_or_aborted() {
         let (_cq, _pd, qp) = fake::extended_queue_pair();
         fake::log();
-        // SAFETY: the only batch, and the fake touches no memory.
+        // SAFETY: this is the only batch, and the fake touches no memory.
         let mut batch = unsafe { Batch::start(&qp) }.expect("it is extended");
         batch.write(1, IBV_SEND_SIGNALED, 0x1000, 5).expect("it was made for writes");
         batch.sge(ibv_sge { addr: 0x10, length: 2, lkey: 3 }).expect("the fake has it");
@@ -291,12 +297,12 @@ mod tests {
         batch.complete().expect("the fake takes it");
         assert_eq!(fake::log(), ["wr_start", "wr_rdma_write", "wr_set_sge", "wr_complete"]);
 
-        // SAFETY: the only batch.
+        // SAFETY: this is the only batch.
         drop(unsafe { Batch::start(&qp) });
         assert_eq!(fake::log(), ["wr_start", "wr_abort"]);
 
         fake::fail("wr_complete", libc::ENOMEM);
-        // SAFETY: the only batch.
+        // SAFETY: this is the only batch.
         let batch = unsafe { Batch::start(&qp) }.expect("it is extended");
         assert_eq!(batch.complete().map_err(|error| error.errno), Err(libc::ENOMEM));
         assert!(!fake::log().contains(&"wr_abort"));
@@ -305,7 +311,7 @@ mod tests {
     #[test]
     fn a_plain_queue_pair_has_no_batches() {
         let (_cq, _pd, qp) = fake::queue_pair();
-        // SAFETY: none is begun.
+        // SAFETY: the call fails, so no batch starts.
         let refused = unsafe { Batch::start(&qp) }.map(drop);
         assert!(refused.is_err_and(|error| error.is_unsupported()));
     }

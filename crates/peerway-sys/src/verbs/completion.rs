@@ -1,4 +1,4 @@
-//! Completion queues, and channels to sleep on until there is something in them.
+//! Completion queues, and channels that a thread can block on until a completion arrives.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
@@ -11,7 +11,7 @@ use super::error::{VerbsError, errno_of};
 use super::ffi::*;
 use super::owned::owned;
 
-/// A descriptor that becomes readable when an armed completion queue gets a completion.
+/// A file descriptor that becomes readable when an armed completion queue receives a completion.
 #[derive(Debug)]
 pub struct CompChannel {
     raw: *mut ibv_comp_channel,
@@ -19,13 +19,13 @@ pub struct CompChannel {
 }
 
 impl CompChannel {
-    /// Makes one.
+    /// Creates a channel.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as the kernel says.
+    /// [`VerbsError`] from the kernel.
     pub fn create(context: &Arc<Context>) -> Result<Self, VerbsError> {
-        // SAFETY: the device is open.
+        // SAFETY: handle contract: the device is open.
         let raw = unsafe { (context.verbs().symbols.ibv_create_comp_channel)(context.as_ptr()) };
         if raw.is_null() {
             return Err(VerbsError::last("ibv_create_comp_channel", context.name().to_owned()));
@@ -33,43 +33,44 @@ impl CompChannel {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// Readable when there is an [`event`](Self::event).
+    /// The file descriptor. It is readable when an [`event`](Self::event) is pending.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the library keeps it open while the channel is there.
+        // SAFETY: handle contract: the library keeps the descriptor open while the channel exists.
         unsafe { BorrowedFd::borrow_raw((*self.raw).fd) }
     }
 
-    /// Makes [`event`](Self::event) return instead of waiting.
+    /// Makes [`event`](Self::event) return instead of blocking.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as `fcntl` says.
+    /// [`VerbsError`] from `fcntl`.
     pub fn set_nonblocking(&self) -> Result<(), VerbsError> {
-        // SAFETY: the channel is there.
+        // SAFETY: handle contract: the channel exists.
         let fd = unsafe { (*self.raw).fd };
         set_nonblocking(fd).map_err(|errno| self.context.failed("fcntl", errno))
     }
 
-    /// Takes an event: the cookie of a queue that has a completion since it was armed; none where
-    /// [`set_nonblocking`](Self::set_nonblocking) was called and nothing is there.
+    /// Takes an event: the cookie of a queue that received a completion after it was armed. Returns
+    /// `None` if no event is pending and [`set_nonblocking`](Self::set_nonblocking) was called.
     ///
-    /// It is acknowledged at once: giving back a queue waits for its events to be acknowledged, and
-    /// would wait for ever for a caller that forgot. That costs a lock per wake-up, not per completion.
+    /// This function acknowledges the event at once. Destroying a queue waits for the
+    /// acknowledgement of its events, and would block forever for a caller that forgot it. This
+    /// costs a lock per wake-up, not per completion.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as the kernel says.
+    /// [`VerbsError`] from the kernel.
     pub fn event(&self) -> Result<Option<usize>, VerbsError> {
         let symbols = &self.context.verbs().symbols;
         let (mut cq, mut cookie) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel is there; the library fills both.
+        // SAFETY: handle contract: the channel exists. The library fills both pointers.
         let returned = unsafe { (symbols.ibv_get_cq_event)(self.raw, &mut cq, &mut cookie) };
         match errno_of(returned) {
             None => {}
             Some(libc::EAGAIN | libc::EINTR) => return Ok(None),
             Some(errno) => return Err(self.context.failed("ibv_get_cq_event", errno)),
         }
-        // SAFETY: an event of this queue was taken, so the queue is kept until this.
+        // SAFETY: the event is not yet acknowledged, so the library keeps the queue.
         unsafe { (symbols.ibv_ack_cq_events)(cq, 1) };
         Ok(Some(cookie.addr()))
     }
@@ -80,7 +81,7 @@ impl CompChannel {
 }
 
 owned!(CompChannel, "ibv_destroy_comp_channel", |this| {
-    // SAFETY: made by this library, given back once; queues that use it held it and are gone.
+    // SAFETY: handle contract: `owned!` gives it back once, after all queues that held it.
     unsafe { (this.context.verbs().symbols.ibv_destroy_comp_channel)(this.raw) }
 });
 
@@ -94,13 +95,13 @@ pub struct Cq {
 }
 
 impl Cq {
-    /// Makes a queue for at least `entries` completions. Events of it carry `cookie` and come through
-    /// `channel`, by the interrupt `vector`.
+    /// Creates a queue for at least `entries` completions. Its events carry `cookie` and arrive
+    /// through `channel`, on the interrupt `vector`.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EINVAL` for more entries than the device has, a vector it has not, or a channel
-    /// of another device.
+    /// [`VerbsError`]; `EINVAL` if the device does not support so many entries or that vector, or
+    /// if the channel belongs to another device.
     pub fn create(
         context: &Arc<Context>,
         entries: c_int,
@@ -117,44 +118,45 @@ impl Cq {
         let raw_channel = channel.map_or(ptr::null_mut(), |channel| channel.raw);
         let cookie = ptr::without_provenance_mut::<c_void>(cookie);
         let create = context.verbs().symbols.ibv_create_cq;
-        // SAFETY: the device is open and the channel is one of it.
+        // SAFETY: handle contract: the device is open. The check above proves that the channel
+        // belongs to it.
         let raw = unsafe { create(context.as_ptr(), entries, cookie, raw_channel, vector) };
         if raw.is_null() {
             return Err(failed(errno_of(-1).unwrap_or(libc::EIO)));
         }
-        // SAFETY: just made, nobody else has it.
+        // SAFETY: the library has just created it, and no other thread knows it.
         let entries = AtomicI32::new(unsafe { (*raw).cqe });
         Ok(Self { raw, entries, channel: channel.cloned(), context: Arc::clone(context) })
     }
 
-    /// Takes completions out, up to as many as `into` has room for, and says how many. Fewer than that
-    /// means that the queue is empty now.
+    /// Takes up to `into.len()` completions out of the queue and returns their number. A smaller
+    /// number means that the queue is now empty.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]: the queue overran or the device is gone.
+    /// [`VerbsError`]: the queue overran or the device no longer exists.
     #[inline]
     pub fn poll(&self, into: &mut [ibv_wc]) -> Result<usize, VerbsError> {
         let room = c_int::try_from(into.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is there while `self` lives, and so is its device.
+        // SAFETY: handle contract: the queue exists and its device is open.
         let poll = unsafe { (*(*self.raw).context).ops.poll_cq };
         let taken = match poll {
-            // SAFETY: `into` has `room` entries.
+            // SAFETY: as above; `into` has `room` entries.
             Some(poll) => unsafe { poll(self.raw, room, into.as_mut_ptr()) },
             None => -libc::EOPNOTSUPP,
         };
         usize::try_from(taken).map_err(|_| self.refused("ibv_poll_cq", taken))
     }
 
-    /// Arms the queue: the next completion, or the next solicited or failed one, makes an event. What
-    /// came before does not, so poll once more after arming and before sleeping.
+    /// Arms the queue: the next completion, or the next solicited or failed one, creates an event.
+    /// Completions that arrived before do not, so poll once more after arming and before blocking.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as the driver says.
+    /// [`VerbsError`] from the driver.
     #[inline]
     pub fn request_notify(&self, solicited_only: bool) -> Result<(), VerbsError> {
-        // SAFETY: the queue is there while `self` lives, and so is its device.
+        // SAFETY: handle contract: the queue exists and its device is open.
         let notify = unsafe { (*(*self.raw).context).ops.req_notify_cq };
         let returned = match notify {
             // SAFETY: as above.
@@ -164,44 +166,45 @@ impl Cq {
         if returned == 0 { Ok(()) } else { Err(self.refused("ibv_req_notify_cq", returned)) }
     }
 
-    /// Makes room for at least `entries` completions and says how many it became.
+    /// Resizes the queue to at least `entries` completions and returns the new size.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EOPNOTSUPP` where the device cannot.
+    /// [`VerbsError`]; `EOPNOTSUPP` if the device cannot resize.
     pub fn resize(&self, entries: c_int) -> Result<c_int, VerbsError> {
-        // SAFETY: the queue is there while `self` lives; verbs may resize one that is polled.
+        // SAFETY: handle contract: the queue exists. Verbs allow resizing a queue that is being
+        // polled.
         let returned = unsafe { (self.context.verbs().symbols.ibv_resize_cq)(self.raw, entries) };
         self.context.check("ibv_resize_cq", returned)?;
-        // Drivers that cannot tell leave the old number in place: then what was asked for is what is
-        // known to be there.
-        // SAFETY: as above; written only by the call that has just returned.
+        // Drivers that do not report the new size leave the old number in place. The requested size
+        // is then the known minimum.
+        // SAFETY: as above. Only the call that has just returned writes the field.
         let entries = unsafe { (*self.raw).cqe }.max(entries);
         self.entries.store(entries, Ordering::Relaxed);
         Ok(entries)
     }
 
-    /// How many completions it has room for.
+    /// The number of completions that the queue can hold.
     pub fn entries(&self) -> c_int {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// The channel that its events come through.
+    /// The channel for its events.
     pub fn channel(&self) -> Option<&Arc<CompChannel>> {
         self.channel.as_ref()
     }
 
-    /// The device it is on.
+    /// The device of the queue.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// The structure itself, for calls that have no wrapper.
+    /// The raw structure, for calls without a wrapper.
     pub fn as_ptr(&self) -> *mut ibv_cq {
         self.raw
     }
 
-    /// Out of line, so that the hot calls stay small.
+    /// A separate function, so that the hot calls stay small.
     #[cold]
     fn refused(&self, call: &'static str, returned: c_int) -> VerbsError {
         self.context.failed(call, errno_of(returned).unwrap_or(libc::EIO))
@@ -209,8 +212,8 @@ impl Cq {
 }
 
 owned!(Cq, "ibv_destroy_cq", |this| {
-    // SAFETY: made by this library, given back once; queue pairs that use it held it and are gone. All
-    // its events are acknowledged where they are taken.
+    // SAFETY: handle contract: `owned!` gives it back once, after all queue pairs that held it.
+    // `CompChannel::event` acknowledges every event, so the call does not block.
     unsafe { (this.context.verbs().symbols.ibv_destroy_cq)(this.raw) }
 });
 
@@ -249,7 +252,8 @@ mod tests {
     #[test]
     fn refusals_are_named() {
         let context = Arc::new(fake::open());
-        let errno = |result: Result<(), VerbsError>| result.expect_err("told to fail").errno;
+        let errno =
+            |result: Result<(), VerbsError>| result.expect_err("the fake fails the call").errno;
         fake::fail("ibv_create_comp_channel", libc::EMFILE);
         assert_eq!(errno(CompChannel::create(&context).map(drop)), libc::EMFILE);
         let channel = Arc::new(CompChannel::create(&context).expect("the fake gives one"));

@@ -12,18 +12,18 @@ use super::ffi::*;
 use super::gid::{self, Gid, GidKind};
 use super::table::Verbs;
 
-/// An open device. Everything that is made on it keeps it open.
+/// An open device. Every object that is created on it keeps it open.
 pub struct Context {
     raw: *mut ibv_context,
     name: String,
     sysfs_path: PathBuf,
-    /// The process that opened it.
+    /// The process that opened the device.
     pid: u32,
     verbs: Arc<Verbs>,
 }
 
-// SAFETY: verbs may be called from any thread; what this reads in the structure does not change while
-// the device is open.
+// SAFETY: any thread may call verbs. The fields that this type reads do not change while the device
+// is open.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -31,7 +31,7 @@ unsafe impl Sync for Context {}
 impl Context {
     /// # Safety
     ///
-    /// `raw` was opened by `verbs` and is closed by nobody else.
+    /// `verbs` opened `raw`, and no other code closes it.
     pub(super) unsafe fn from_raw(
         raw: *mut ibv_context,
         verbs: Arc<Verbs>,
@@ -41,7 +41,7 @@ impl Context {
         Self { raw, name, sysfs_path, pid: std::process::id(), verbs }
     }
 
-    /// What the kernel calls the device.
+    /// The kernel's name for the device.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -51,52 +51,55 @@ impl Context {
         &self.sysfs_path
     }
 
-    /// The library it was opened with.
+    /// The library that opened the device.
     pub fn verbs(&self) -> &Arc<Verbs> {
         &self.verbs
     }
 
-    /// The structure itself, for calls that have no wrapper.
+    /// The raw structure, for calls without a wrapper.
     pub fn as_ptr(&self) -> *mut ibv_context {
         self.raw
     }
 
-    /// How many completion vectors (interrupts) there are to spread completion queues over.
+    /// The number of completion vectors (interrupts) to distribute completion queues over.
     pub fn completion_vectors(&self) -> i32 {
-        // SAFETY: open while `self` lives.
+        // SAFETY: handle contract: the device is open.
         unsafe { (*self.raw).num_comp_vectors }
     }
 
-    /// What the device can do.
+    /// The capabilities of the device.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as the driver says.
+    /// [`VerbsError`] from the driver.
     pub fn device_attr(&self) -> Result<ibv_device_attr, VerbsError> {
         let mut attr = ibv_device_attr::zeroed();
-        // SAFETY: open while `self` lives; `attr` is of the size that the library expects.
+        // SAFETY: handle contract: the device is open. `attr` has the size that the library
+        // expects.
         let returned = unsafe { (self.verbs.symbols.ibv_query_device)(self.raw, &mut attr) };
         self.check("ibv_query_device", returned)?;
         Ok(attr)
     }
 
-    /// What the device can do, with what was added later; zero where the driver does not know of it.
+    /// The capabilities of the device with later additions. Fields that the driver does not know
+    /// are zero.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as the driver says.
+    /// [`VerbsError`] from the driver.
     pub fn device_attr_ex(&self) -> Result<ibv_device_attr_ex, VerbsError> {
         let mut attr = ibv_device_attr_ex::zeroed();
-        // SAFETY: the type is that of the field.
+        // SAFETY: `QueryDeviceEx` is the type of that field.
         let query: Option<QueryDeviceEx> =
             unsafe { self.extended_op(offset_of!(verbs_context, query_device_ex)) };
         if let Some(query) = query {
             let size = size_of::<ibv_device_attr_ex>();
-            // SAFETY: open while `self` lives; the driver writes no more than `size`.
+            // SAFETY: handle contract: the device is open. The driver writes at most `size` bytes.
             let returned = unsafe { query(self.raw, std::ptr::null(), &mut attr, size) };
             match errno_of(returned) {
                 None => return Ok(attr),
-                // As the C header does: the driver has the call and does not do it.
+                // The driver has the call but does not support it. The C header falls back in the
+                // same way.
                 Some(libc::EOPNOTSUPP | libc::ENOSYS) => attr = ibv_device_attr_ex::zeroed(),
                 Some(errno) => return Err(self.failed("ibv_query_device_ex", errno)),
             }
@@ -105,20 +108,21 @@ impl Context {
         Ok(attr)
     }
 
-    /// What a port is doing. Ports count from 1.
+    /// The state of a port. Port numbers start at 1.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as the driver says; `EINVAL` where there is no such port.
+    /// [`VerbsError`] from the driver; `EINVAL` if the port does not exist.
     pub fn port_attr(&self, port: u8) -> Result<ibv_port_attr, VerbsError> {
         let mut attr = ibv_port_attr::zeroed();
-        // SAFETY: the type is that of the field.
+        // SAFETY: `QueryPort` is the type of that field.
         let query: Option<QueryPort> =
             unsafe { self.extended_op(offset_of!(verbs_context, query_port)) };
         let returned = match query {
-            // SAFETY: open while `self` lives; the driver writes no more than the size.
+            // SAFETY: handle contract: the device is open. The driver writes at most the given
+            // size.
             Some(query) => unsafe { query(self.raw, port, &mut attr, size_of_val(&attr)) },
-            // SAFETY: open while `self` lives; the library writes a prefix of `attr`.
+            // SAFETY: handle contract: the device is open. The library writes a prefix of `attr`.
             None => unsafe { (self.verbs.symbols.ibv_query_port)(self.raw, port, &mut attr) },
         };
         match errno_of(returned) {
@@ -130,11 +134,11 @@ impl Context {
         }
     }
 
-    /// An entry of a port's table of addresses.
+    /// An entry of a port's GID table.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `ENODATA` where the entry is empty.
+    /// [`VerbsError`]; `ENODATA` if the entry is empty.
     pub fn gid(&self, port: u8, index: u32) -> Result<Gid, VerbsError> {
         let failed = |call, errno| {
             let on = format!("GID {index} of port {port} of {}", self.name);
@@ -143,18 +147,20 @@ impl Context {
         if let Some(query) = self.verbs.symbols._ibv_query_gid_ex {
             let mut entry = ibv_gid_entry::zeroed();
             let size = size_of::<ibv_gid_entry>();
-            // SAFETY: open while `self` lives; the library writes no more than `size`.
+            // SAFETY: handle contract: the device is open. The library writes at most `size` bytes.
             let returned = unsafe { query(self.raw, u32::from(port), index, &mut entry, 0, size) };
             match errno_of(returned) {
                 None => {
                     return Ok(Gid {
-                        // SAFETY: every byte of a union of integers is initialised: it was zeroed.
+                        // SAFETY: all fields of the union are integers, and `zeroed` initialised
+                        // every byte.
                         raw: unsafe { entry.gid.raw },
                         kind: GidKind::from_verbs(entry.gid_type),
                         interface_index: entry.ndev_ifindex,
                     });
                 }
-                // Neither the kernel nor the library can tell the kind; the old call can still read it.
+                // Neither the kernel nor the library can report the kind. The old call can still
+                // read the GID.
                 Some(libc::EOPNOTSUPP | libc::ENOSYS) => {}
                 Some(errno) => return Err(failed("ibv_query_gid_ex", errno)),
             }
@@ -162,13 +168,13 @@ impl Context {
 
         let entry = i32::try_from(index).map_err(|_| failed("ibv_query_gid", libc::EINVAL))?;
         let mut found = ibv_gid::zeroed();
-        // SAFETY: open while `self` lives; the library writes one GID.
+        // SAFETY: handle contract: the device is open. The library writes one GID.
         let returned =
             unsafe { (self.verbs.symbols.ibv_query_gid)(self.raw, port, entry, &mut found) };
         if let Some(errno) = errno_of(returned) {
             return Err(failed("ibv_query_gid", errno));
         }
-        // SAFETY: every byte of a union of integers is initialised: it was zeroed.
+        // SAFETY: all fields of the union are integers, and `zeroed` initialised every byte.
         let raw = unsafe { found.raw };
         if raw == [0; 16] {
             return Err(failed("ibv_query_gid", libc::ENODATA));
@@ -177,48 +183,52 @@ impl Context {
         Ok(Gid { raw, kind, interface_index })
     }
 
-    /// Readable when there is an [`async_event`](Self::async_event).
+    /// The file descriptor for events. It is readable when an [`async_event`](Self::async_event) is
+    /// pending.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the library keeps it open as long as the device is.
+        // SAFETY: handle contract: the library keeps the descriptor open while the device is open.
         unsafe { BorrowedFd::borrow_raw((*self.raw).async_fd) }
     }
 
-    /// Makes [`async_event`](Self::async_event) return instead of waiting.
+    /// Makes [`async_event`](Self::async_event) return instead of blocking.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as `fcntl` says.
+    /// [`VerbsError`] from `fcntl`.
     pub fn set_async_nonblocking(&self) -> Result<(), VerbsError> {
-        // SAFETY: open while `self` lives.
+        // SAFETY: handle contract: the device is open.
         let fd = unsafe { (*self.raw).async_fd };
         set_nonblocking(fd).map_err(|errno| self.failed("fcntl", errno))
     }
 
-    /// The next thing that happened to the device outside of completions; none where
-    /// [`set_async_nonblocking`](Self::set_async_nonblocking) was called and nothing is there.
+    /// Takes the next asynchronous event of the device. Returns `None` if no event is pending and
+    /// [`set_async_nonblocking`](Self::set_async_nonblocking) was called.
     ///
-    /// It is acknowledged at once, so that giving back what it is about never waits for the caller.
+    /// This function acknowledges the event at once, so destroying the object of an event never
+    /// waits for the caller.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EIO` or `ENODEV` once the device is gone.
+    /// [`VerbsError`]; `EIO` or `ENODEV` after the device was removed.
     pub fn async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
         let mut raw = ibv_async_event { element: ibv_async_element::zeroed(), event_type: 0 };
-        // SAFETY: open while `self` lives; the library fills `raw`.
+        // SAFETY: handle contract: the device is open. The library fills `raw`.
         let returned = unsafe { (self.verbs.symbols.ibv_get_async_event)(self.raw, &mut raw) };
         match errno_of(returned) {
             None => {}
             Some(libc::EAGAIN | libc::EINTR) => return Ok(None),
             Some(errno) => return Err(self.failed("ibv_get_async_event", errno)),
         }
-        // SAFETY: the event is the library's and not yet acknowledged, so what it names is still there.
+        // SAFETY: the library filled the event, and it is not yet acknowledged, so its object still
+        // exists.
         let event = unsafe { event::read(&raw) };
-        // SAFETY: acknowledged once.
+        // SAFETY: the event is acknowledged once.
         unsafe { (self.verbs.symbols.ibv_ack_async_event)(&mut raw) };
         Ok(Some(event))
     }
 
-    /// Whether this process opened the device. A child after a fork did not, and must not touch it.
+    /// Whether this process opened the device. A forked child did not, and must not touch the
+    /// device.
     pub(crate) fn is_ours(&self) -> bool {
         self.pid == std::process::id()
     }
@@ -231,27 +241,29 @@ impl Context {
         errno_of(returned).map_or(Ok(()), |errno| Err(self.failed(call, errno)))
     }
 
-    /// The entry at `offset` in the `verbs_context` around this context, where there is one and it
-    /// reaches that far; what `verbs_get_ctx_op` is in C.
+    /// The entry at `offset` in the `verbs_context` around this context, like `verbs_get_ctx_op` in
+    /// C. Returns `None` if there is no such table or it is too short.
     ///
     /// # Safety
     ///
-    /// `offset` is that of a field of type `Option<F>` in [`verbs_context`], and `F` a function pointer.
+    /// `offset` is the offset of a field of type `Option<F>` in [`verbs_context`], and `F` is a
+    /// function pointer.
     pub(super) unsafe fn extended_op<F>(&self, offset: usize) -> Option<F> {
-        // SAFETY: open while `self` lives.
+        // SAFETY: handle contract: the device is open.
         if unsafe { (*self.raw).abi_compat }.addr() != usize::MAX {
             return None;
         }
         let behind = offset_of!(verbs_context, context);
         let field = |offset: usize| self.raw.wrapping_byte_sub(behind - offset);
-        // SAFETY: all ones in `abi_compat` say that this lies in a `verbs_context`, whose `sz` is right
-        // in front of it in every version.
+        // SAFETY: all ones in `abi_compat` mean that this context lies in a `verbs_context`. Its
+        // `sz` is directly in front of the context in every version.
         let size = unsafe { field(offset_of!(verbs_context, sz)).cast::<usize>().read() };
-        // Older libraries have a shorter table: the front of ours is then not theirs.
+        // Older libraries have a shorter table that lacks the front of this one.
         if size < size_of::<verbs_context>() - offset {
             return None;
         }
-        // SAFETY: inside the table, by its size; the caller vouches for the type.
+        // SAFETY: the size check proves that the field is in the table; the caller guarantees the
+        // type.
         unsafe { field(offset).cast::<Option<F>>().read() }
     }
 }
@@ -259,13 +271,14 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if self.is_ours() {
-            // SAFETY: opened by this library, closed once; everything made on it is gone, as it held
-            // this. What it returns could be told to nobody.
+            // SAFETY: this library opened the device and `drop` closes it once. Every object on it
+            // held this context, so all of them are gone. `drop` cannot report the result.
             let _ = unsafe { (self.verbs.symbols.ibv_close_device)(self.raw) };
         } else {
-            // Closing the device could act on the parent's; the descriptors are this process's own.
-            // SAFETY: the structure is in this process's copy of the memory, and its descriptors are
-            // used by nothing else here.
+            // Closing the device could act on the parent's device. The descriptors belong to this
+            // process.
+            // SAFETY: the structure is in this process's copy of the memory, and nothing else in
+            // this process uses its descriptors.
             unsafe {
                 libc::close((*self.raw).cmd_fd);
                 libc::close((*self.raw).async_fd);
@@ -280,11 +293,14 @@ impl fmt::Debug for Context {
     }
 }
 
+/// Makes a file descriptor non-blocking.
+///
 /// # Errors
 ///
-/// The error number.
+/// Returns the error number.
 pub(super) fn set_nonblocking(fd: RawFd) -> Result<(), i32> {
-    // SAFETY: `fcntl` on any number is harmless; these two commands take and give flags.
+    // SAFETY: `fcntl` accepts any number as a descriptor. These two commands only read and set
+    // flags.
     let done = unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) >= 0
@@ -300,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_device_says_is_read_and_its_refusals_are_named() {
+    fn device_attributes_are_read_and_refusals_are_named() {
         let context = fake::open();
         assert_eq!(context.name(), "fake0");
         assert_eq!(context.sysfs_path(), Path::new("/sys/class/infiniband/fake0"));
@@ -310,10 +326,10 @@ mod tests {
         assert_eq!(context.port_attr(1).map(|attr| attr.state), Ok(IBV_PORT_ACTIVE));
 
         fake::fail("ibv_query_device", libc::EIO);
-        let error = context.device_attr().map(|_| ()).expect_err("it was told to fail");
+        let error = context.device_attr().map(|_| ()).expect_err("the fake fails the call");
         assert_eq!((error.call, &*error.on, error.errno), ("ibv_query_device", "fake0", libc::EIO));
         fake::fail("ibv_query_port", libc::EINVAL);
-        let error = context.port_attr(9).map(|_| ()).expect_err("it was told to fail");
+        let error = context.port_attr(9).map(|_| ()).expect_err("the fake fails the call");
         assert_eq!((&*error.on, error.errno), ("port 9 of fake0", libc::EINVAL));
     }
 
@@ -324,13 +340,13 @@ mod tests {
         assert_eq!(gid.kind, GidKind::RoceV2);
         assert_eq!(gid.interface_index, 5);
 
-        // Without the new call the kind is looked for in sysfs, where there is no such device.
+        // Without the new call, the kind comes from sysfs, which does not have this device.
         fake::fail("_ibv_query_gid_ex", libc::EOPNOTSUPP);
         let gid = context.gid(1, 3).expect("the old call has it");
         assert_eq!(gid.kind, GidKind::Unknown);
 
         fake::fail("_ibv_query_gid_ex", libc::ENODATA);
-        let error = context.gid(1, 4).expect_err("it was told to fail");
+        let error = context.gid(1, 4).expect_err("the fake fails the call");
         assert_eq!((&*error.on, error.errno), ("GID 4 of port 1 of fake0", libc::ENODATA));
     }
 
@@ -343,7 +359,7 @@ mod tests {
             size: usize,
         ) -> i32 {
             assert_eq!(size, size_of::<ibv_port_attr>());
-            // SAFETY: the caller gave a place of that size.
+            // SAFETY: the caller passes a structure of that size.
             unsafe { (*attr).link_layer = IBV_LINK_LAYER_ETHERNET };
             0
         }
@@ -362,7 +378,7 @@ mod tests {
         let link_layer = |context: &Context| context.port_attr(1).map(|attr| attr.link_layer);
         assert_eq!(link_layer(&context), Ok(IBV_LINK_LAYER_ETHERNET));
 
-        // One entry shorter: the library is older, and what lies there is not a function.
+        // One entry shorter: an older library, where the memory at that offset is not a function.
         table.sz = size_of::<verbs_context>() - 8;
         assert_eq!(link_layer(&context), Ok(IBV_LINK_LAYER_UNSPECIFIED));
         table.sz = size_of::<verbs_context>();
@@ -385,8 +401,8 @@ mod tests {
     #[test]
     fn descriptors_are_made_nonblocking() {
         let context = fake::open();
-        context.set_async_nonblocking().expect("the fake's is real");
-        // SAFETY: asks for flags.
+        context.set_async_nonblocking().expect("the fake uses a real descriptor");
+        // SAFETY: this command only reads flags.
         let flags = unsafe { libc::fcntl(context.async_fd().as_raw_fd(), libc::F_GETFL) };
         assert_ne!(flags & libc::O_NONBLOCK, 0);
         assert_eq!(set_nonblocking(-1), Err(libc::EBADF));

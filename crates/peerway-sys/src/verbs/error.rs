@@ -1,4 +1,4 @@
-//! What a verb said when it failed.
+//! Errors of verbs.
 
 use std::borrow::Cow;
 use std::ffi::c_int;
@@ -7,26 +7,26 @@ use std::io;
 
 use super::ffi::{ibv_recv_wr, ibv_send_wr};
 
-/// A verb that failed: which, on what, and the error number.
+/// A verb that failed: the call, the object and the error number.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{call} on {on}: {}", io::Error::from_raw_os_error(*errno))]
 #[non_exhaustive]
 pub struct VerbsError {
     /// The function of the library.
     pub call: &'static str,
-    /// The device, and what was asked of it.
+    /// The device and the parameters of the call.
     pub on: Cow<'static, str>,
-    /// As in `errno`.
+    /// The error number, as in `errno`.
     pub errno: i32,
 }
 
 impl VerbsError {
-    /// Whether the device, its driver or the library does not know the call at all.
+    /// Whether the device, its driver or the library does not support the call.
     pub fn is_unsupported(&self) -> bool {
         matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS)
     }
 
-    /// A post that the queue pair of this number did not take.
+    /// A post that the queue pair with this number rejected.
     pub fn of_post(call: &'static str, queue_pair: u32, errno: i32) -> Self {
         Self::new(call, format!("queue pair {queue_pair}"), errno)
     }
@@ -35,7 +35,7 @@ impl VerbsError {
         Self { call, on: on.into(), errno }
     }
 
-    /// After a call that left its error in `errno`.
+    /// The error of a call that set `errno`.
     pub(crate) fn last(call: &'static str, on: impl Into<Cow<'static, str>>) -> Self {
         Self::new(call, on, last_errno())
     }
@@ -45,14 +45,14 @@ impl VerbsError {
     }
 }
 
-/// A work request that was not taken. Those before it in the list were posted; it and those after it
-/// were not.
+/// A work request that was not accepted. Requests before it in the list were posted. It and the
+/// requests after it were not.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct PostError<W> {
-    /// As in `errno`; `ENOMEM` is a full queue.
+    /// The error number, as in `errno`. `ENOMEM` means that the queue is full.
     pub errno: i32,
-    /// The first request of the list that was not posted, where the driver said which.
+    /// The first request of the list that was not posted, if the driver reported it.
     pub rejected: *mut W,
 }
 
@@ -85,8 +85,8 @@ impl fmt::Display for PostError<ibv_recv_wr> {
     }
 }
 
-/// The error number in what a verb returned. Most return it as it is; some return -1 and set `errno`,
-/// and some drivers return it negated.
+/// The error number in the return value of a verb. Most verbs return it directly. Some return -1
+/// and set `errno`, and some drivers return it negated.
 pub(crate) fn errno_of(returned: c_int) -> Option<i32> {
     match returned {
         0 => None,
@@ -96,7 +96,7 @@ pub(crate) fn errno_of(returned: c_int) -> Option<i32> {
     }
 }
 
-/// A failure is never 0, whatever the driver forgot to set.
+/// Never returns 0, even if the driver failed to set `errno`.
 fn last_errno() -> i32 {
     io::Error::last_os_error().raw_os_error().filter(|errno| *errno != 0).unwrap_or(libc::EIO)
 }

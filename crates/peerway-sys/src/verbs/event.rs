@@ -1,36 +1,37 @@
-//! What happens to a device outside of completions.
+//! Asynchronous events: changes of a device other than completions.
 
 use std::fmt;
 
 use super::ffi::*;
 
-/// Something that happened to a device, a port, a queue pair or a completion queue.
+/// A change of a device, a port, a queue pair or a completion queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct AsyncEvent {
     /// `IBV_EVENT_*`.
     pub kind: u32,
-    /// What it happened to.
+    /// The object that changed.
     pub subject: Subject,
 }
 
-/// What an event is about.
+/// The object of an event.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Subject {
-    /// The queue pair of this number.
+    /// The queue pair with this number.
     Qp(u32),
-    /// The completion queue that was made with this cookie.
+    /// The completion queue with this cookie.
     Cq(usize),
-    /// The port of this number.
+    /// The port with this number.
     Port(i32),
-    /// The device, or something that is not used here.
+    /// The device, or an object that Peerway does not use.
     Device,
 }
 
 /// # Safety
 ///
-/// The library has filled `event`, and it is not yet acknowledged: until then what it names is kept.
+/// The library filled `event` and it is not yet acknowledged. Until then the library keeps the
+/// object that it names.
 pub(super) unsafe fn read(event: &ibv_async_event) -> AsyncEvent {
     let element = event.element;
     let subject = match event.event_type {
@@ -42,11 +43,13 @@ pub(super) unsafe fn read(event: &ibv_async_event) -> AsyncEvent {
         | IBV_EVENT_PATH_MIG
         | IBV_EVENT_PATH_MIG_ERR
         | IBV_EVENT_QP_LAST_WQE_REACHED => {
-            // SAFETY: these events name a queue pair, kept as the caller vouches.
+            // SAFETY: these events name a queue pair, and the caller guarantees that it still
+            // exists.
             Subject::Qp(unsafe { (*element.qp).qp_num })
         }
         IBV_EVENT_CQ_ERR => {
-            // SAFETY: this event names a completion queue, kept as the caller vouches.
+            // SAFETY: this event names a completion queue, and the caller guarantees that it still
+            // exists.
             Subject::Cq(unsafe { (*element.cq).cq_context }.addr())
         }
         IBV_EVENT_PORT_ACTIVE
@@ -56,7 +59,7 @@ pub(super) unsafe fn read(event: &ibv_async_event) -> AsyncEvent {
         | IBV_EVENT_SM_CHANGE
         | IBV_EVENT_CLIENT_REREGISTER
         | IBV_EVENT_GID_CHANGE => {
-            // SAFETY: these events carry a number, and any four bytes are one.
+            // SAFETY: these events carry a number, and any four bytes are a valid number.
             Subject::Port(unsafe { element.port_num })
         }
         _ => Subject::Device,
@@ -81,8 +84,8 @@ impl fmt::Display for AsyncEvent {
             IBV_EVENT_LID_CHANGE => "LID changed",
             IBV_EVENT_PKEY_CHANGE => "partition keys changed",
             IBV_EVENT_SM_CHANGE => "subnet manager changed",
-            IBV_EVENT_QP_LAST_WQE_REACHED => "last receive used",
-            IBV_EVENT_CLIENT_REREGISTER => "subnet manager asks to register anew",
+            IBV_EVENT_QP_LAST_WQE_REACHED => "last receive request reached",
+            IBV_EVENT_CLIENT_REREGISTER => "subnet manager requests re-registration",
             IBV_EVENT_GID_CHANGE => "GID changed",
             IBV_EVENT_DEVICE_SPEED_CHANGE => "speed changed",
             other => return write!(f, "event {other}"),
@@ -102,12 +105,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_name_what_they_are_about() {
+    fn events_name_their_object() {
         let mut qp = ibv_qp { qp_num: 17, ..ibv_qp::zeroed() };
         let mut cq =
             ibv_cq { cq_context: std::ptr::without_provenance_mut(0x20), ..ibv_cq::zeroed() };
         let text = |element, event_type| {
-            // SAFETY: what the elements below name lives to the end of this test.
+            // SAFETY: the objects of the elements below live until the end of this test.
             unsafe { read(&ibv_async_event { element, event_type }) }.to_string()
         };
         let about_qp = ibv_async_element { qp: &mut qp };

@@ -1,6 +1,10 @@
-//! A device for the tests of the handles: it notes every call, and fails those it is told to.
+//! A fake device for the tests of the handles. It records every call and injects failures.
 //!
-//! It moves no bytes. What verbs do is tested on soft-RoCE devices, by `tests/device.rs`.
+//! It moves no bytes. `tests/device.rs` tests the effects of verbs on soft-RoCE devices.
+//!
+//! SAFETY comments refer to these rules as the *fake contract*: the handles under test pass
+//! pointers that are valid for the call, and every object comes from [`made`] and exists until
+//! [`gone`].
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,15 +19,15 @@ use super::memory::Pd;
 use super::queue_pair::{Qp, QpConfig};
 use super::table::{Symbols, Verbs};
 
-/// The fake's device, opened. Everything about it belongs to the calling thread.
+/// Opens the fake's device. All its state belongs to the calling thread.
 pub(crate) fn open() -> Context {
-    // SAFETY: the functions below keep what they return until it is given back.
+    // SAFETY: the functions below keep every object that they return until it is given back.
     let verbs = unsafe { Verbs::from_symbols(symbols()) };
     let devices = verbs.devices().expect("the fake has a list");
-    devices.iter().next().expect("and a device in it").open().expect("which opens")
+    devices.iter().next().expect("the list has one device").open().expect("the device opens")
 }
 
-/// A queue pair with room for four requests, and what it is made of.
+/// A queue pair with room for four requests, and its queue and domain.
 pub(crate) fn queue_pair() -> (Arc<Cq>, Arc<Pd>, Qp) {
     STATE.with_borrow_mut(|state| state.extended = false);
     let context = Arc::new(open());
@@ -33,7 +37,7 @@ pub(crate) fn queue_pair() -> (Arc<Cq>, Arc<Pd>, Qp) {
     (cq, pd, qp)
 }
 
-/// As [`queue_pair`], one that has batches, made for writes.
+/// As [`queue_pair`], but extended: it has batches and supports writes.
 pub(crate) fn extended_queue_pair() -> (Arc<Cq>, Arc<Pd>, Qp) {
     let (cq, pd, _) = queue_pair();
     STATE.with_borrow_mut(|state| state.extended = true);
@@ -46,12 +50,12 @@ pub(crate) fn config(cq: &Arc<Cq>) -> QpConfig<'_> {
     QpConfig { send_cq: cq, recv_cq: cq, cap, qp_type: IBV_QPT_RC, signal_all: false }
 }
 
-/// Makes the next call of `name` fail.
+/// Makes the next call of `name` fail with `errno`.
 pub(crate) fn fail(name: &'static str, errno: i32) {
     STATE.with_borrow_mut(|state| state.failures.push((name, errno)));
 }
 
-/// The calls since this was last asked.
+/// The calls since the previous `log()`.
 pub(crate) fn log() -> Vec<&'static str> {
     STATE.with_borrow_mut(|state| std::mem::take(&mut state.log))
 }
@@ -70,9 +74,9 @@ pub(crate) fn push_port_event(event_type: c_uint, port_num: c_int) {
     STATE.with_borrow_mut(|state| state.async_events.push_back(event));
 }
 
-/// What a driver's own way of making queue pairs comes down to.
+/// Creates a queue pair for a driver's own create call.
 pub(crate) fn create_qp_for(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: the domain is the fake's.
+    // SAFETY: fake contract: the domain is the fake's.
     unsafe { create_qp(pd, attr) }
 }
 
@@ -92,19 +96,19 @@ thread_local! {
     static STATE: RefCell<State> = RefCell::default();
 }
 
-/// Notes a call, and gives the error it is to fail with.
+/// Records a call and returns the injected error, if any.
 fn enter(name: &'static str) -> Option<i32> {
     STATE.with_borrow_mut(|state| {
         state.log.push(name);
         let at = state.failures.iter().position(|(failing, _)| *failing == name)?;
         let (_, errno) = state.failures.remove(at);
-        // SAFETY: the thread's own errno.
+        // SAFETY: errno belongs to this thread.
         unsafe { *libc::__errno_location() = errno };
         Some(errno)
     })
 }
 
-/// A call that succeeds with 0, or fails with the error number.
+/// A call that returns 0 or the injected error number.
 fn simple(name: &'static str) -> c_int {
     enter(name).unwrap_or(0)
 }
@@ -113,13 +117,15 @@ fn made<T>(name: &'static str, object: T) -> *mut T {
     if enter(name).is_some() { ptr::null_mut() } else { Box::into_raw(Box::new(object)) }
 }
 
+/// Frees an object.
+///
 /// # Safety
 ///
-/// `object` was [`made`], and is not used again.
+/// [`made`] created `object`, and no code uses it again.
 unsafe fn gone<T>(name: &'static str, object: *mut T) -> c_int {
     let returned = simple(name);
     if returned == 0 {
-        // SAFETY: by this function's contract.
+        // SAFETY: the caller guarantees it.
         drop(unsafe { Box::from_raw(object) });
     }
     returned
@@ -140,16 +146,17 @@ functions! {
         for (to, from) in device.ibdev_path.iter_mut().zip(b"/sys/class/infiniband/fake0") {
             *to = *from as c_char;
         }
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: fake contract.
         unsafe { *len = 1 };
         Box::into_raw(Box::new([Box::into_raw(Box::new(device)), ptr::null_mut()])).cast()
     }
     fn free_device_list(list: *mut *mut ibv_device) {
-        // SAFETY: made above. The device itself stays: an open context may still name it.
+        // SAFETY: `get_device_list` created the list. The device itself stays, because an open
+        // context may still name it.
         drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
     }
     fn get_device_name(device: *mut ibv_device) -> *const c_char {
-        // SAFETY: made above.
+        // SAFETY: fake contract.
         unsafe { (*device).name.as_ptr() }
     }
     fn get_device_guid(_device: *mut ibv_device) -> u64 {
@@ -159,7 +166,8 @@ functions! {
         let mut table = verbs_context::zeroed();
         table.context.device = device;
         table.context.num_comp_vectors = 3;
-        // SAFETY: a new descriptor of this process's own, so that it can be made non-blocking.
+        // SAFETY: creates a new descriptor that belongs to this process, so that tests can make it
+        // non-blocking.
         table.context.async_fd = unsafe { libc::eventfd(0, 0) };
         table.context.ops.poll_cq = Some(poll_cq);
         table.context.ops.req_notify_cq = Some(req_notify_cq);
@@ -168,11 +176,11 @@ functions! {
         table.context.ops.alloc_mw = Some(alloc_mw);
         table.context.ops.dealloc_mw = Some(dealloc_mw);
         let table = made("ibv_open_device", table);
-        // SAFETY: just made.
+        // SAFETY: fake contract: it was just created.
         unsafe { &raw mut (*table).context }
     }
     fn close_device(context: *mut ibv_context) -> c_int {
-        // SAFETY: every context of the fake lies in a `verbs_context` that was made above.
+        // SAFETY: fake contract: every context lies in a `verbs_context` from `open_device`.
         unsafe {
             libc::close((*context).async_fd);
             let table = context.byte_sub(std::mem::offset_of!(verbs_context, context));
@@ -185,7 +193,7 @@ functions! {
         }
         match STATE.with_borrow_mut(|state| state.async_events.pop_front()) {
             Some(next) => {
-                // SAFETY: the caller's, to be filled.
+                // SAFETY: fake contract.
                 unsafe { *event = next };
                 0
             }
@@ -196,17 +204,17 @@ functions! {
         enter("ibv_ack_async_event");
     }
     fn query_device(_context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: fake contract.
         unsafe { (*attr).max_qp = 7 };
         simple("ibv_query_device")
     }
     fn query_port(_context: *mut ibv_context, _port: u8, attr: *mut ibv_port_attr) -> c_int {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: fake contract.
         unsafe { (*attr).state = IBV_PORT_ACTIVE };
         simple("ibv_query_port")
     }
     fn query_gid(_context: *mut ibv_context, _port: u8, _index: c_int, gid: *mut ibv_gid) -> c_int {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: fake contract.
         unsafe { (*gid).raw = [1; 16] };
         if enter("ibv_query_gid").is_some() { -1 } else { 0 }
     }
@@ -219,7 +227,7 @@ functions! {
         size: usize,
     ) -> c_int {
         assert_eq!(size, size_of::<ibv_gid_entry>());
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: fake contract.
         unsafe {
             (*entry).gid_type = IBV_GID_TYPE_ROCE_V2;
             (*entry).ndev_ifindex = 5;
@@ -230,7 +238,7 @@ functions! {
         made("ibv_alloc_pd", ibv_pd { context, handle: 0 })
     }
     fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-        // SAFETY: made above.
+        // SAFETY: fake contract.
         unsafe { gone("ibv_dealloc_pd", pd) }
     }
     fn reg_mr(_pd: *mut ibv_pd, _address: *mut c_void, _length: usize, access: c_int) -> *mut ibv_mr {
@@ -247,7 +255,7 @@ functions! {
         made("ibv_reg_mr_iova2", ibv_mr { lkey: 11, rkey: 12, ..ibv_mr::zeroed() })
     }
     fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-        // SAFETY: made above.
+        // SAFETY: fake contract.
         unsafe { gone("ibv_dereg_mr", mr) }
     }
     fn alloc_mw(_pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
@@ -255,14 +263,14 @@ functions! {
         made("ibv_alloc_mw", ibv_mw::zeroed())
     }
     fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-        // SAFETY: made above.
+        // SAFETY: fake contract.
         unsafe { gone("ibv_dealloc_mw", mw) }
     }
     fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
         made("ibv_create_comp_channel", ibv_comp_channel { context, fd: -1, refcnt: 0 })
     }
     fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-        // SAFETY: made above.
+        // SAFETY: fake contract.
         unsafe { gone("ibv_destroy_comp_channel", channel) }
     }
     fn create_cq(
@@ -275,12 +283,12 @@ functions! {
         made("ibv_create_cq", ibv_cq { context, cqe, cq_context, channel, ..ibv_cq::zeroed() })
     }
     fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
-        // SAFETY: made above.
+        // SAFETY: fake contract.
         unsafe { (*cq).cqe = cqe };
         simple("ibv_resize_cq")
     }
     fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-        // SAFETY: made above.
+        // SAFETY: fake contract.
         unsafe { gone("ibv_destroy_cq", cq) }
     }
     fn get_cq_event(
@@ -293,7 +301,7 @@ functions! {
         }
         match STATE.with_borrow_mut(|state| state.cq_events.pop_front()) {
             Some(next) => {
-                // SAFETY: the caller's, to be filled, from a queue that was made above.
+                // SAFETY: fake contract.
                 unsafe {
                     *cq = next;
                     *cookie = (*next).cq_context;
@@ -314,7 +322,7 @@ functions! {
         STATE.with_borrow_mut(|state| {
             let count = state.completions.len().min(room as usize);
             for (index, wr_id) in state.completions.drain(..count).enumerate() {
-                // SAFETY: the caller has room for `room` of them.
+                // SAFETY: the caller has room for `room` completions.
                 unsafe { into.add(index).write(ibv_wc { wr_id, ..ibv_wc::zeroed() }) };
             }
             count as c_int
@@ -325,7 +333,7 @@ functions! {
     }
     fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
         STATE.with_borrow_mut(|state| state.posted = 0);
-        // SAFETY: both are the caller's.
+        // SAFETY: fake contract.
         let (context, attr) = unsafe { ((*pd).context, *attr) };
         let mut qp = ibv_qp_ex::zeroed();
         qp.qp_base = ibv_qp { context, pd, qp_num: 42, ..ibv_qp::zeroed() };
@@ -341,7 +349,7 @@ functions! {
         if STATE.with_borrow(|state| state.extended) { qp.cast() } else { ptr::null_mut() }
     }
     fn modify_qp(_qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _mask: c_int) -> c_int {
-        // SAFETY: the caller's.
+        // SAFETY: fake contract.
         let qp_state = unsafe { (*attr).qp_state };
         STATE.with_borrow_mut(|state| state.qp_state = qp_state);
         simple("ibv_modify_qp")
@@ -352,12 +360,12 @@ functions! {
         _mask: c_int,
         _init: *mut ibv_qp_init_attr,
     ) -> c_int {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: fake contract.
         unsafe { (*attr).qp_state = STATE.with_borrow(|state| state.qp_state) };
         simple("ibv_query_qp")
     }
     fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-        // SAFETY: made above, as an extended one.
+        // SAFETY: fake contract: `create_qp` created it as an extended queue pair.
         unsafe { gone("ibv_destroy_qp", qp.cast::<ibv_qp_ex>()) }
     }
     fn post_send(
@@ -373,11 +381,11 @@ functions! {
                 state.posted
             });
             if posted > 4 {
-                // SAFETY: the caller's, to be filled.
+                // SAFETY: fake contract.
                 unsafe { *rejected = request };
                 return libc::ENOMEM;
             }
-            // SAFETY: a list of the caller's.
+            // SAFETY: fake contract: the caller passes a valid list.
             request = unsafe { (*request).next };
         }
         0
@@ -387,7 +395,7 @@ functions! {
         request: *mut ibv_recv_wr,
         rejected: *mut *mut ibv_recv_wr,
     ) -> c_int {
-        // SAFETY: the caller's, to be filled.
+        // SAFETY: fake contract.
         unsafe { *rejected = request };
         simple("ibv_post_recv")
     }
@@ -395,7 +403,7 @@ functions! {
         made("ibv_create_ah", ibv_ah { pd, ..ibv_ah::zeroed() })
     }
     fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-        // SAFETY: made above.
+        // SAFETY: fake contract.
         unsafe { gone("ibv_destroy_ah", ah) }
     }
     fn wr_start(_qp: *mut ibv_qp_ex) {
@@ -408,7 +416,7 @@ functions! {
         enter("wr_abort");
     }
     fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
-        // SAFETY: made above.
+        // SAFETY: fake contract.
         let (id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
         assert_eq!((id, flags, rkey, remote_addr), (1, IBV_SEND_SIGNALED, 5, 0x1000));
         enter("wr_rdma_write");
@@ -419,9 +427,9 @@ functions! {
     }
 }
 
-/// As a descriptor that would block.
+/// Fails like a read from an empty non-blocking descriptor.
 fn again() -> c_int {
-    // SAFETY: the thread's own errno.
+    // SAFETY: errno belongs to this thread.
     unsafe { *libc::__errno_location() = libc::EAGAIN };
     -1
 }

@@ -1,4 +1,4 @@
-//! Addresses of ports, and which of them a connection uses.
+//! GIDs, the addresses of ports, and the choice of one for connections.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -10,42 +10,42 @@ use super::ffi::{IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2};
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub struct Gid {
-    /// The 16 bytes, as they go over the wire.
+    /// The 16 bytes in network order.
     pub raw: [u8; 16],
-    /// The protocol that it is an address of.
+    /// The protocol of the address.
     pub kind: GidKind,
-    /// The network interface that it belongs to; 0 where there is none or it is not known.
+    /// The network interface of the address. 0 if there is none or it is unknown.
     pub interface_index: u32,
 }
 
 impl Gid {
-    /// An address of no known interface.
+    /// Creates an address without a known interface.
     pub fn new(address: Ipv6Addr, kind: GidKind) -> Self {
         Self { raw: address.octets(), kind, interface_index: 0 }
     }
 
-    /// As an IPv6 address, which on Ethernet it is.
+    /// The GID as an IPv6 address. On Ethernet it is one.
     pub fn ipv6(&self) -> Ipv6Addr {
         Ipv6Addr::from(self.raw)
     }
 
-    /// The IPv4 address, where it is one mapped into IPv6.
+    /// The IPv4 address, if the GID is an IPv4 address mapped into IPv6.
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         self.ipv6().to_ipv4_mapped()
     }
 }
 
-/// The protocol that a GID is an address of.
+/// The protocol of a GID.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum GidKind {
-    /// InfiniBand, or a device that makes no difference, such as EFA.
+    /// InfiniBand, or a device that does not distinguish, such as EFA.
     Infiniband,
     /// RDMA in Ethernet frames, not routable.
     RoceV1,
     /// RDMA in UDP.
     RoceV2,
-    /// The system would not say.
+    /// The system does not report the protocol.
     Unknown,
 }
 
@@ -59,8 +59,8 @@ impl GidKind {
         }
     }
 
-    /// From `ports/P/gid_attrs/types/N` and `ports/P/link_layer`; the kernel has one word for the first
-    /// two kinds.
+    /// Parses `ports/P/gid_attrs/types/N` and `ports/P/link_layer`. The kernel uses one word for
+    /// InfiniBand and RoCE v1.
     fn from_words(kind: &str, link_layer: &str) -> Self {
         match (kind.trim(), link_layer.trim()) {
             ("RoCE v2", _) => Self::RoceV2,
@@ -71,11 +71,13 @@ impl GidKind {
     }
 }
 
-/// The index of the address that connections use, out of those that a port has, unless the user names one.
+/// Chooses the GID index for connections from the GIDs of a port, unless the user sets one.
 ///
-/// On InfiniBand the first: it is the port's own. On Ethernet what routers and both ends most surely know:
-/// RoCE v2 with an IPv4 address, then with a global IPv6 address, then with a link-local one; then RoCE v1,
-/// then anything. The lower index of equals. A device that makes no difference, such as EFA, has one.
+/// On InfiniBand it is the first one, which is the port's own. On Ethernet it is the one that
+/// routers and both ends most likely know. RoCE v2 with an IPv4 address comes first, then RoCE v2
+/// with a global IPv6 address, then with a link-local one. RoCE v1 comes next, then any other.
+/// Among equals the lowest index wins. A device that does not distinguish, such as EFA, has only
+/// one.
 ///
 /// # Examples
 ///
@@ -99,7 +101,7 @@ pub fn choose_gid(gids: &[(u32, Gid)], infiniband: bool) -> Option<u32> {
     gids.iter().map(|(index, gid)| (rank(gid), *index)).min().map(|(_, index)| index)
 }
 
-/// The kind and the interface of a GID, from the kernel's files about the device.
+/// Reads the kind and the interface of a GID from sysfs.
 pub(super) fn from_sysfs(device: &Path, port: u8, index: u32) -> (GidKind, u32) {
     let port = device.join("ports").join(port.to_string());
     let read = |file: String| fs::read_to_string(port.join(file)).unwrap_or_default();
@@ -109,7 +111,7 @@ pub(super) fn from_sysfs(device: &Path, port: u8, index: u32) -> (GidKind, u32) 
     );
     let interface = read(format!("gid_attrs/ndevs/{index}"));
     let interface = interface.trim();
-    // A name with a slash would leave the directory; the kernel allows none.
+    // A name with a slash would leave the directory. The kernel allows none.
     let index_of = |name: &str| {
         let file = Path::new("/sys/class/net").join(name).join("ifindex");
         fs::read_to_string(file).ok()?.trim().parse().ok()
@@ -139,7 +141,7 @@ mod tests {
         assert_eq!(from_sysfs(&device, 1, 2), (GidKind::Unknown, 0));
         write("link_layer", "InfiniBand\n");
         assert_eq!(from_sysfs(&device, 1, 0), (GidKind::Infiniband, 0));
-        fs::remove_dir_all(&device).expect("it was made here");
+        fs::remove_dir_all(&device).expect("the test created it");
     }
 
     #[test]
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_ends_most_surely_know_is_chosen() {
+    fn the_gid_that_both_ends_most_likely_know_is_chosen() {
         let gid = |address: &str, kind| Gid::new(address.parse().expect("an address"), kind);
         let all = [
             (0, gid("fe80::1", GidKind::RoceV1)),
@@ -174,7 +176,7 @@ mod tests {
         assert_eq!(choose_gid(&all, true), Some(0));
         assert_eq!(choose_gid(&all[4..], true), Some(4));
         assert_eq!(choose_gid(&[], false), None);
-        // EFA, which makes no difference; and a kernel that does not say.
+        // EFA does not distinguish kinds, and some kernels do not report one.
         assert_eq!(choose_gid(&[(0, gid("fe80::1", GidKind::Infiniband))], false), Some(0));
         let unknown = [(0, gid("fe80::1", GidKind::Unknown)), (1, all[1].1)];
         assert_eq!(choose_gid(&unknown, false), Some(1));

@@ -1,4 +1,4 @@
-//! Protection domains, registered memory, memory windows.
+//! Protection domains, registered memory and memory windows.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -9,7 +9,7 @@ use super::error::VerbsError;
 use super::ffi::*;
 use super::owned::owned;
 
-/// A protection domain: queue pairs reach only the memory that is registered in their own.
+/// A protection domain. Queue pairs reach only memory that is registered in their own domain.
 #[derive(Debug)]
 pub struct Pd {
     raw: *mut ibv_pd,
@@ -17,13 +17,13 @@ pub struct Pd {
 }
 
 impl Pd {
-    /// Makes one.
+    /// Creates a domain.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as the driver says.
+    /// [`VerbsError`] from the driver.
     pub fn alloc(context: &Arc<Context>) -> Result<Self, VerbsError> {
-        // SAFETY: the device is open.
+        // SAFETY: handle contract: the device is open.
         let raw = unsafe { (context.verbs().symbols.ibv_alloc_pd)(context.as_ptr()) };
         if raw.is_null() {
             return Err(VerbsError::last("ibv_alloc_pd", context.name().to_owned()));
@@ -31,23 +31,23 @@ impl Pd {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// The device it is on.
+    /// The device of the domain.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// The structure itself, for calls that have no wrapper.
+    /// The raw structure, for calls without a wrapper.
     pub fn as_ptr(&self) -> *mut ibv_pd {
         self.raw
     }
 }
 
 owned!(Pd, "ibv_dealloc_pd", |this| {
-    // SAFETY: made by this library, given back once; what was made in it held it and is gone.
+    // SAFETY: handle contract: `owned!` gives it back once, after all objects in it.
     unsafe { (this.context.verbs().symbols.ibv_dealloc_pd)(this.raw) }
 });
 
-/// Registered memory: the device may read or write it, and a peer who has the key too.
+/// Registered memory. The device may read or write it, and so may a peer with the key.
 #[derive(Debug)]
 pub struct Mr {
     raw: *mut ibv_mr,
@@ -55,22 +55,22 @@ pub struct Mr {
 }
 
 impl Mr {
-    /// Registers `length` bytes at `address`, with `IBV_ACCESS_*` for `access`.
+    /// Registers `length` bytes at `address`. `access` holds `IBV_ACCESS_*`.
     ///
-    /// Flags of the optional range, such as relaxed ordering, are dropped where the library or the
-    /// kernel does not know them.
+    /// Flags of the optional range, such as relaxed ordering, have no effect if the library or the
+    /// kernel does not know them. This function or the library drops them.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `ENOMEM` mostly is the limit on locked memory.
+    /// [`VerbsError`]; `ENOMEM` usually means that the limit on locked memory was reached.
     ///
     /// # Safety
     ///
-    /// From now until the region was given back:
-    /// - the range stays mapped. The device holds on to the pages that are there now: if others are
-    ///   mapped in their place, it reads and writes what is no longer this memory;
-    /// - where `access` lets the device or a peer write, no Rust reference to the range is held while
-    ///   they may, and where it lets them read, none through which it is written.
+    /// From now until the region is given back:
+    /// - The range stays mapped. The device holds the pages that are mapped now. If the process
+    ///   maps others in their place, the device accesses memory that is no longer this range.
+    /// - While `access` allows the device or a peer to write, no Rust reference to the range
+    ///   exists. While it allows them to read, no mutable Rust reference to the range exists.
     pub unsafe fn register(
         pd: &Arc<Pd>,
         address: *mut c_void,
@@ -80,23 +80,24 @@ impl Mr {
         let symbols = &pd.context.verbs().symbols;
         let raw = match symbols.ibv_reg_mr_iova2 {
             Some(register) if access & IBV_ACCESS_OPTIONAL_RANGE != 0 => {
-                // SAFETY: the domain is there; the caller vouches for the memory.
+                // SAFETY: handle contract: the domain exists. The caller guarantees the memory.
                 unsafe { register(pd.raw, address, length, address.addr() as u64, access) }
             }
             _ => {
                 let access = (access & !IBV_ACCESS_OPTIONAL_RANGE).cast_signed();
-                // SAFETY: the domain is there; the caller vouches for the memory.
+                // SAFETY: handle contract: the domain exists. The caller guarantees the memory.
                 unsafe { (symbols.ibv_reg_mr)(pd.raw, address, length, access) }
             }
         };
         Self::made(raw, pd, "ibv_reg_mr", || format!("{length} bytes at {address:p}"))
     }
 
-    /// As [`register`](Self::register), for peers to address it by `iova` instead of its address.
+    /// As [`register`](Self::register), but peers address the memory by `iova` instead of its
+    /// address.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EOPNOTSUPP` where the library has no `ibv_reg_mr_iova2`.
+    /// [`VerbsError`]; `EOPNOTSUPP` if the library has no `ibv_reg_mr_iova2`.
     ///
     /// # Safety
     ///
@@ -112,17 +113,17 @@ impl Mr {
         let Some(register) = pd.context.verbs().symbols.ibv_reg_mr_iova2 else {
             return Err(VerbsError::unsupported(CALL, pd.context.name().to_owned()));
         };
-        // SAFETY: the domain is there; the caller vouches for the memory.
+        // SAFETY: handle contract: the domain exists. The caller guarantees the memory.
         let raw = unsafe { register(pd.raw, address, length, iova, access) };
         Self::made(raw, pd, CALL, || format!("{length} bytes at {address:p} as {iova:#x}"))
     }
 
-    /// Registers `length` bytes of a dma-buf, such as exported GPU memory, from `offset` in it; peers
-    /// address it by `iova`. The descriptor can be closed afterwards.
+    /// Registers `length` bytes of a dma-buf, such as exported GPU memory, from `offset` in it.
+    /// Peers address it by `iova`. The caller may close the descriptor afterwards.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EOPNOTSUPP` where the library or the kernel has no such call.
+    /// [`VerbsError`]; `EOPNOTSUPP` if the library or the kernel lacks the call.
     ///
     /// # Safety
     ///
@@ -140,29 +141,30 @@ impl Mr {
             return Err(VerbsError::unsupported(CALL, pd.context.name().to_owned()));
         };
         let (fd, flags) = (dmabuf.as_raw_fd(), access.cast_signed());
-        // SAFETY: the domain is there, the descriptor open; the caller vouches for the memory.
+        // SAFETY: handle contract: the domain exists. The descriptor is open, and the caller
+        // guarantees the memory.
         let raw = unsafe { register(pd.raw, offset, length, iova, fd, flags) };
         Self::made(raw, pd, CALL, || format!("{length} bytes at {offset:#x} of fd {fd}"))
     }
 
     /// The key for the local device.
     pub fn lkey(&self) -> u32 {
-        // SAFETY: registered while `self` lives, and its keys do not change.
+        // SAFETY: handle contract: the region is registered. Its keys do not change.
         unsafe { (*self.raw).lkey }
     }
 
     /// The key for peers.
     pub fn rkey(&self) -> u32 {
-        // SAFETY: registered while `self` lives, and its keys do not change.
+        // SAFETY: handle contract: the region is registered. Its keys do not change.
         unsafe { (*self.raw).rkey }
     }
 
-    /// The protection domain it is in.
+    /// The protection domain of the region.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// The structure itself, for binding windows and calls that have no wrapper.
+    /// The raw structure, for window binds and for calls without a wrapper.
     pub fn as_ptr(&self) -> *mut ibv_mr {
         self.raw
     }
@@ -187,15 +189,15 @@ impl Mr {
 }
 
 owned!(Mr, "ibv_dereg_mr", |this| {
-    // SAFETY: registered by this library, given back once. A window that is still bound to it makes the
-    // kernel refuse.
+    // SAFETY: handle contract: `owned!` gives it back once. If a window is still bound to the
+    // region, the kernel refuses.
     unsafe { (this.context().verbs().symbols.ibv_dereg_mr)(this.raw) }
 });
 
-/// A memory window of type 2: a key to part of a region that is given and taken by work requests.
+/// A type 2 memory window: a key to part of a region that work requests grant and revoke.
 ///
-/// Bound with [`ibv_send_wr::bind_window`] and invalidated with [`ibv_send_wr::invalidate`]; between
-/// the two, the region it is bound to cannot be given back.
+/// [`ibv_send_wr::bind_window`] binds it and [`ibv_send_wr::invalidate`] invalidates it. While it
+/// is bound, its region cannot be given back.
 #[derive(Debug)]
 pub struct Mw {
     raw: *mut ibv_mw,
@@ -203,20 +205,20 @@ pub struct Mw {
 }
 
 impl Mw {
-    /// Makes a window that is bound to nothing.
+    /// Creates an unbound window.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EOPNOTSUPP` where the device has no windows of type 2.
+    /// [`VerbsError`]; `EOPNOTSUPP` if the device has no type 2 windows.
     pub fn alloc(pd: &Arc<Pd>) -> Result<Self, VerbsError> {
         const CALL: &str = "ibv_alloc_mw";
-        // SAFETY: the device is open.
+        // SAFETY: handle contract: the device is open.
         let ops = unsafe { &(*pd.context.as_ptr()).ops };
         let on = || pd.context.name().to_owned();
         let (Some(alloc), Some(_)) = (ops.alloc_mw, ops.dealloc_mw) else {
             return Err(VerbsError::unsupported(CALL, on()));
         };
-        // SAFETY: the domain is there.
+        // SAFETY: handle contract: the domain exists.
         let raw = unsafe { alloc(pd.raw, IBV_MW_TYPE_2) };
         if raw.is_null() {
             return Err(VerbsError::last(CALL, on()));
@@ -224,14 +226,15 @@ impl Mw {
         Ok(Self { raw, pd: Arc::clone(pd) })
     }
 
-    /// The key it was made with. A bind takes a key that differs in its lowest byte ([`next_rkey`]), and
-    /// that is what peers then use.
+    /// The key from its creation. A bind takes a key that differs in the lowest byte
+    /// ([`next_rkey`]), and peers then use that key.
     pub fn rkey(&self) -> u32 {
-        // SAFETY: allocated while `self` lives; a window of type 2 is not written to by binding.
+        // SAFETY: handle contract: the window exists. A bind does not modify a type 2 window's
+        // structure.
         unsafe { (*self.raw).rkey }
     }
 
-    /// The structure itself, for binding.
+    /// The raw structure, for binds.
     pub fn as_ptr(&self) -> *mut ibv_mw {
         self.raw
     }
@@ -242,15 +245,15 @@ impl Mw {
 }
 
 owned!(Mw, "ibv_dealloc_mw", |this| {
-    // SAFETY: the device is open.
+    // SAFETY: handle contract: the device is open.
     match unsafe { (*this.context().as_ptr()).ops.dealloc_mw } {
-        // SAFETY: made on this device, given back once.
+        // SAFETY: handle contract: `owned!` gives it back once.
         Some(dealloc) => unsafe { dealloc(this.raw) },
         None => libc::EOPNOTSUPP as c_int,
     }
 });
 
-/// The key for the next bind of a window: its lowest byte is the consumer's, and counts round.
+/// The key for the next bind of a window. Its lowest byte belongs to the consumer and wraps around.
 pub fn next_rkey(rkey: u32) -> u32 {
     (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
 }
@@ -287,11 +290,11 @@ mod tests {
         let pd = Arc::new(Pd::alloc(&Arc::new(fake::open())).expect("the fake gives one"));
         let mr = register(&pd, 0).expect("the fake gives one");
         fake::fail("ibv_dereg_mr", libc::EBUSY);
-        let (mr, error) = mr.close().expect_err("it was told to fail");
+        let (mr, error) = mr.close().expect_err("the fake fails the call");
         assert_eq!((error.call, error.errno), ("ibv_dereg_mr", libc::EBUSY));
         assert_eq!((mr.lkey(), mr.rkey()), (11, 12));
         fake::log();
-        mr.close().expect("the second time it goes");
+        mr.close().expect("the second attempt succeeds");
         assert_eq!(fake::log(), ["ibv_dereg_mr"]);
     }
 
@@ -313,18 +316,18 @@ mod tests {
         assert_eq!(Pd::alloc(&context).map(|_| ()).map_err(|e| e.errno), Err(libc::ENOMEM));
         let pd = Arc::new(Pd::alloc(&context).expect("the fake gives one"));
         fake::fail("ibv_reg_mr", libc::ENOMEM);
-        let error = register(&pd, 0).map(|_| ()).expect_err("it was told to fail");
+        let error = register(&pd, 0).map(|_| ()).expect_err("the fake fails the call");
         assert_eq!((&*error.on, error.errno), ("fake0 (64 bytes at 0x1000)", libc::ENOMEM));
         fake::fail("ibv_alloc_mw", libc::EPERM);
         assert_eq!(Mw::alloc(&pd).map(|_| ()).map_err(|e| e.errno), Err(libc::EPERM));
 
-        // SAFETY: descriptor 0 is only passed on; the fake has no such call.
+        // SAFETY: descriptor 0 is only passed on; the fake lacks the call.
         let (fd, null) = (unsafe { BorrowedFd::borrow_raw(0) }, std::ptr::null_mut());
-        // SAFETY: nothing is registered.
+        // SAFETY: the call fails, so nothing is registered.
         let error = unsafe { Mr::register_dmabuf(&pd, fd, 0, 1, 0, 0) }.map(|_| ());
         assert!(error.is_err_and(|error| error.is_unsupported()));
         fake::fail("ibv_reg_mr_iova2", libc::EINVAL);
-        // SAFETY: nothing is registered.
+        // SAFETY: the call fails, so nothing is registered.
         let error = unsafe { Mr::register_at(&pd, null, 1, 0x10, 0) }.map(|_| ());
         assert_eq!(error.map_err(|error| error.errno), Err(libc::EINVAL));
     }

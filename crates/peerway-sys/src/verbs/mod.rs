@@ -1,19 +1,29 @@
-//! RDMA verbs over a libibverbs that is opened at run time.
+//! RDMA verbs, through a libibverbs that is opened at run time.
 //!
-//! Three layers, each usable without the next:
+//! There are three layers. Each is usable without the next:
 //!
 //! - [`ffi`]: structures and constants as in `<infiniband/verbs.h>`.
-//! - [`Verbs`]: the functions that the library exports ([`Symbols`]), filled by `dlopen` or by hand.
-//!   Calls that C has as inline functions (posting, polling, arming, memory windows) are no symbols
-//!   and go through the tables of the open device; see [`ffi::context`].
+//! - [`Verbs`]: the functions that the library exports ([`Symbols`]), filled by `dlopen` or by
+//!   hand. Posting, polling, arming and memory windows are inline functions in C and not symbols.
+//!   They go through the tables of the open device; see [`ffi::context`].
 //! - Owned handles, which cost nothing over the raw pointer: [`Context`], [`Pd`], [`Mr`], [`Mw`],
-//!   [`CompChannel`], [`Cq`], [`Qp`], [`Ah`]. Each keeps what it was made from alive, so that teardown
-//!   happens in the order that verbs demand, and gives itself back on drop, or by `close`, which says
-//!   whether the device agreed.
+//!   [`CompChannel`], [`Cq`], [`Qp`], [`Ah`].
 //!
-//! Verbs may be called from any thread, and so may these handles. After a fork the child must leave
-//! the devices alone, because the kernel would act on the parent's objects: handles dropped in a
-//! child close their file descriptors and nothing else.
+//! Any thread may call verbs and use these handles. After a fork, the child must leave the devices
+//! alone, because the kernel would act on the parent's objects. A handle that is dropped in a child
+//! closes its file descriptors and does nothing else.
+//!
+//! # The handle contract
+//!
+//! SAFETY comments in this module refer to these rules as the *handle contract*:
+//!
+//! - The raw pointer of a handle comes from the library. It stays valid until the handle is closed
+//!   or dropped.
+//! - A handle holds every handle that it was created from. The device therefore stays open, and
+//!   domains, channels and queues outlive their users.
+//! - The `owned!` macro gives each object back exactly once: on drop, or by `close`, which reports
+//!   whether the device agreed.
+//! - The library and its drivers take their own locks, so any thread may call them.
 
 mod address;
 mod batch;

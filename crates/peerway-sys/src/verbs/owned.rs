@@ -1,15 +1,16 @@
-//! How handles give themselves back.
+//! How handles give their objects back.
 
-/// Gives a handle `close` and `Drop`. The handle has a pointer `raw`, null once it was given back, and
-/// a `context()`; the last argument calls the library.
+/// Implements `close` and `Drop` for a handle. The handle has a `context()` and a pointer `raw`,
+/// which is null after the object was given back. The last argument calls the library.
 macro_rules! owned {
     ($handle:ident, $call:literal, |$this:ident| $destroy:expr) => {
         impl $handle {
-            /// Gives it back now and says whether the library agreed, as dropping cannot.
+            /// Gives the object back now and reports whether the library agreed. `drop` cannot
+            /// report that.
             ///
             /// # Errors
             ///
-            /// The handle, untouched, and why it could not be given back.
+            /// Returns the unchanged handle and the reason if the object could not be given back.
             pub fn close(mut self) -> Result<(), (Self, super::error::VerbsError)> {
                 self.release().map_err(|error| (self, error))
             }
@@ -32,14 +33,14 @@ macro_rules! owned {
 
         impl Drop for $handle {
             fn drop(&mut self) {
-                // There is nobody to tell. What the device would not give back is freed by the kernel
-                // with the context.
+                // `drop` cannot report an error. If the device refuses, the kernel frees the object
+                // together with the context.
                 let _ = self.release();
             }
         }
 
-        // SAFETY: verbs objects may be used and given back by any thread; the library and its drivers
-        // lock where they must.
+        // SAFETY: the library and its drivers take their own locks, so any thread may use verbs
+        // objects and give them back.
         unsafe impl Send for $handle {}
         // SAFETY: as above.
         unsafe impl Sync for $handle {}

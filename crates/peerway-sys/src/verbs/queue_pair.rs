@@ -12,18 +12,18 @@ use super::ffi::*;
 use super::memory::Pd;
 use super::owned::owned;
 
-/// What a queue pair is made with.
+/// The parameters of a new queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig<'a> {
-    /// Where completions of what is sent go.
+    /// The queue for completions of sends.
     pub send_cq: &'a Arc<Cq>,
-    /// Where completions of what is received go.
+    /// The queue for completions of receives.
     pub recv_cq: &'a Arc<Cq>,
-    /// How much it must hold; it may come to hold more.
+    /// The required capacity. The queue pair may have more.
     pub cap: ibv_qp_cap,
     /// `IBV_QPT_*`.
     pub qp_type: c_uint,
-    /// Whether every request makes a completion, not only those that ask for one.
+    /// Whether every request creates a completion, not only signalled ones.
     pub signal_all: bool,
 }
 
@@ -34,18 +34,18 @@ pub struct Qp {
     extended: Option<NonNull<ibv_qp_ex>>,
     number: u32,
     cap: ibv_qp_cap,
-    /// Kept until the queue pair is gone, as the device writes to them.
+    /// Kept until the queue pair is destroyed, because the device writes to them.
     _queues: [Arc<Cq>; 2],
     pd: Arc<Pd>,
 }
 
 impl Qp {
-    /// Makes a queue pair in the reset state, for posting with work request structures.
+    /// Creates a queue pair in the reset state. The caller posts with work request structures.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EINVAL` where the device does not have what is asked for, or the queues are of
-    /// another device.
+    /// [`VerbsError`]; `EINVAL` if the device does not support the configuration, or if the queues
+    /// belong to another device.
     pub fn create(pd: &Arc<Pd>, config: &QpConfig<'_>) -> Result<Self, VerbsError> {
         const CALL: &str = "ibv_create_qp";
         config.check(pd, CALL)?;
@@ -57,18 +57,19 @@ impl Qp {
             sq_sig_all: c_int::from(config.signal_all),
             ..ibv_qp_init_attr::zeroed()
         };
-        // SAFETY: domain and queues are there and of one device.
+        // SAFETY: `check` proved that domain and queues are of one device; `pd` and `config` keep
+        // them alive.
         let raw = unsafe { (pd.context().verbs().symbols.ibv_create_qp)(pd.as_ptr(), &mut attr) };
-        // SAFETY: what the library has just made, in this domain and with these queues.
+        // SAFETY: the library has just created it in this domain and with these queues.
         unsafe { Self::made(raw, attr.cap, pd, config, CALL) }
     }
 
-    /// Makes a queue pair that is posted to by a [`Batch`](super::Batch), for the operations in
-    /// `operations` (`IBV_QP_EX_WITH_*`).
+    /// Creates a queue pair for posting with a [`Batch`](super::Batch). `operations` holds the
+    /// operations that it supports (`IBV_QP_EX_WITH_*`).
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EOPNOTSUPP` where the driver has no such queue pairs.
+    /// [`VerbsError`]; `EOPNOTSUPP` if the driver has no extended queue pairs.
     pub fn create_extended(
         pd: &Arc<Pd>,
         config: &QpConfig<'_>,
@@ -76,38 +77,40 @@ impl Qp {
     ) -> Result<Self, VerbsError> {
         const CALL: &str = "ibv_create_qp_ex";
         let mut attr = config.extended_attr(pd, operations, CALL)?;
-        // SAFETY: the type is that of the field.
+        // SAFETY: `CreateQpEx` is the type of that field.
         let create: Option<CreateQpEx> =
             unsafe { pd.context().extended_op(offset_of!(verbs_context, create_qp_ex)) };
         let Some(create) = create else {
             return Err(VerbsError::unsupported(CALL, pd.context().name().to_owned()));
         };
-        // SAFETY: domain and queues are there and of one device.
+        // SAFETY: `extended_attr` checked that domain and queues are of one device; `pd` and
+        // `config` keep them alive.
         let raw = unsafe { create(pd.context().as_ptr(), &mut attr) };
-        // SAFETY: what the driver has just made, in this domain and with these queues.
+        // SAFETY: the driver has just created it in this domain and with these queues.
         unsafe { Self::made(raw, attr.cap, pd, config, CALL) }
     }
 
-    /// Its number, which the far side needs.
+    /// The queue pair number, which the remote side needs.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// How much it holds.
+    /// The capacity.
     pub fn cap(&self) -> &ibv_qp_cap {
         &self.cap
     }
 
-    /// Changes what `mask` (`IBV_QP_*`) names. Each step of the state takes its own set; [`masks`] has
-    /// the usual ones.
+    /// Modifies the attributes in `mask` (`IBV_QP_*`). Each state transition requires its own set;
+    /// [`masks`] has the usual ones.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`]; `EINVAL` where the set is not that of the step, or the driver likes a value not.
+    /// [`VerbsError`]; `EINVAL` if the set does not match the transition, or if the driver rejects
+    /// a value.
     pub fn modify(&self, attr: &ibv_qp_attr, mask: c_uint) -> Result<(), VerbsError> {
         let mut attr = *attr;
         let modify = self.context().verbs().symbols.ibv_modify_qp;
-        // SAFETY: there while `self` lives; the library reads `attr`.
+        // SAFETY: handle contract: the queue pair exists. The library reads `attr`.
         let returned = unsafe { modify(self.raw, &mut attr, mask.cast_signed()) };
         match errno_of(returned) {
             None => Ok(()),
@@ -120,95 +123,97 @@ impl Qp {
         }
     }
 
-    /// Asks for what `mask` names. The driver may answer with more.
+    /// Reads the attributes in `mask`. The driver may return more.
     ///
     /// # Errors
     ///
-    /// [`VerbsError`] as the driver says.
+    /// [`VerbsError`] from the driver.
     pub fn query(&self, mask: c_uint) -> Result<(ibv_qp_attr, ibv_qp_init_attr), VerbsError> {
         let (mut attr, mut init) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
         let query = self.context().verbs().symbols.ibv_query_qp;
-        // SAFETY: there while `self` lives; the library fills both.
+        // SAFETY: handle contract: the queue pair exists. The library fills both structures.
         let returned = unsafe { query(self.raw, &mut attr, mask.cast_signed(), &mut init) };
         self.context().check("ibv_query_qp", returned)?;
         Ok((attr, init))
     }
 
-    /// Posts a list of requests to the send queue, with one doorbell.
+    /// Posts a list of work requests to the send queue, with one doorbell.
     ///
     /// # Errors
     ///
-    /// [`PostError`] with the first request that was not taken; those before it were.
+    /// [`PostError`] with the first request that was not accepted. Requests before it were posted.
     ///
     /// # Safety
     ///
     /// - `requests` is the first of a list that ends with a null `next`, and each `sg_list` has
-    ///   `num_sge` entries. The list itself is free again when this returns.
-    /// - What the entries name lies in memory that is registered under their `lkey` in this domain, and
-    ///   the registration stays until the request ended; so do the window, the region and the address
-    ///   handle that a request names. Requests flagged inline are free of both: their bytes are read
-    ///   here, and need only be readable now.
-    /// - Until then the memory is not written by anyone while it is sent, and neither read nor written
-    ///   through a Rust reference while it is the destination of a read.
-    /// - A request has ended when its completion was polled, or, on a reliable connection, that of a
-    ///   later one on this queue, or when the queue pair was given back or reset.
+    ///   `num_sge` entries. The caller may reuse the list when this function returns.
+    /// - The entries name memory that is registered under their `lkey` in this domain. The
+    ///   registration stays until the request has ended. So do the window, the region and the
+    ///   address handle that a request names. Inline requests are exempt: this function reads their
+    ///   bytes, which need to be readable only now.
+    /// - Until the request has ended, no code writes memory that is being sent. No code reads or
+    ///   writes the destination of a read through a Rust reference.
+    /// - A request has ended when its completion was polled, or when the queue pair was given back
+    ///   or reset. On a reliable connection it has also ended when the completion of a later
+    ///   request on this queue was polled.
     #[inline]
     pub unsafe fn post_send(
         &self,
         requests: *mut ibv_send_wr,
     ) -> Result<(), PostError<ibv_send_wr>> {
         let mut rejected = ptr::null_mut();
-        // SAFETY: the queue pair is there while `self` lives, and so is its device.
+        // SAFETY: handle contract: the queue pair exists and its device is open.
         let post = unsafe { (*(*self.raw).context).ops.post_send };
         let returned = match post {
-            // SAFETY: the caller's contract is the driver's.
+            // SAFETY: the caller meets the requirements above, which are those of the driver.
             Some(post) => unsafe { post(self.raw, requests, &mut rejected) },
             None => libc::EOPNOTSUPP,
         };
         if returned == 0 { Ok(()) } else { Err(refused(returned, rejected)) }
     }
 
-    /// Posts a list of requests to the receive queue.
+    /// Posts a list of work requests to the receive queue.
     ///
     /// # Errors
     ///
-    /// [`PostError`] with the first request that was not taken; those before it were.
+    /// [`PostError`] with the first request that was not accepted. Requests before it were posted.
     ///
     /// # Safety
     ///
     /// As for [`post_send`](Self::post_send): a valid list, and memory that is registered for local
-    /// writing, stays so, and is not touched through a Rust reference until the receive ended.
+    /// writes. The registration stays, and no code touches the memory through a Rust reference,
+    /// until the receive has ended.
     #[inline]
     pub unsafe fn post_recv(
         &self,
         requests: *mut ibv_recv_wr,
     ) -> Result<(), PostError<ibv_recv_wr>> {
         let mut rejected = ptr::null_mut();
-        // SAFETY: the queue pair is there while `self` lives, and so is its device.
+        // SAFETY: handle contract: the queue pair exists and its device is open.
         let post = unsafe { (*(*self.raw).context).ops.post_recv };
         let returned = match post {
-            // SAFETY: the caller's contract is the driver's.
+            // SAFETY: the caller meets the requirements above, which are those of the driver.
             Some(post) => unsafe { post(self.raw, requests, &mut rejected) },
             None => libc::EOPNOTSUPP,
         };
         if returned == 0 { Ok(()) } else { Err(refused(returned, rejected)) }
     }
 
-    /// Whether the bytes of `opcode` (`IBV_WR_*`) land in the order of their addresses, as the driver
-    /// puts it: 0 for no or unknown. With `IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS` in `flags` the
-    /// answer is bits, else 1 is yes.
+    /// Whether the bytes of `opcode` (`IBV_WR_*`) land in address order, as the driver reports it.
+    /// 0 means no or unknown. With `IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS` in `flags` the result
+    /// is a bit set, otherwise 1 means yes.
     pub fn data_in_order(&self, opcode: c_uint, flags: u32) -> c_int {
         let query = self.context().verbs().symbols.ibv_query_qp_data_in_order;
-        // SAFETY: there while `self` lives.
+        // SAFETY: handle contract: the queue pair exists.
         query.map_or(0, |query| unsafe { query(self.raw, opcode, flags) })
     }
 
-    /// The protection domain it is in.
+    /// The protection domain of the queue pair.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// The structure itself, for calls that have no wrapper.
+    /// The raw structure, for calls without a wrapper.
     pub fn as_ptr(&self) -> *mut ibv_qp {
         self.raw
     }
@@ -221,10 +226,12 @@ impl Qp {
         self.pd.context()
     }
 
+    /// Wraps the result of a create call.
+    ///
     /// # Safety
     ///
-    /// `raw` is null, with the reason in `errno`, or was made in `pd` with the queues of `config` and is
-    /// given back by nobody else.
+    /// `raw` is null, with the reason in `errno`; or it was created in `pd` with the queues of
+    /// `config`, and no other code gives it back.
     pub(crate) unsafe fn made(
         raw: *mut ibv_qp,
         cap: ibv_qp_cap,
@@ -236,10 +243,10 @@ impl Qp {
             return Err(VerbsError::last(call, pd.context().name().to_owned()));
         }
         let extended = pd.context().verbs().symbols.ibv_qp_to_qp_ex.and_then(|to_ex| {
-            // SAFETY: just made.
+            // SAFETY: the library has just created it.
             NonNull::new(unsafe { to_ex(raw) })
         });
-        // SAFETY: just made; its number does not change.
+        // SAFETY: the library has just created it, and its number does not change.
         let number = unsafe { (*raw).qp_num };
         let queues = [Arc::clone(config.send_cq), Arc::clone(config.recv_cq)];
         Ok(Self { raw, extended, number, cap, _queues: queues, pd: Arc::clone(pd) })
@@ -247,12 +254,12 @@ impl Qp {
 }
 
 owned!(Qp, "ibv_destroy_qp", |this| {
-    // SAFETY: made by this library, given back once.
+    // SAFETY: handle contract: `owned!` gives it back once.
     unsafe { (this.context().verbs().symbols.ibv_destroy_qp)(this.raw) }
 });
 
 impl QpConfig<'_> {
-    /// The drivers trust that all of it is of one device.
+    /// Drivers do not check that domain and queues belong to one device, so this function does.
     fn check(&self, pd: &Arc<Pd>, call: &'static str) -> Result<(), VerbsError> {
         let ours = |cq: &Arc<Cq>| Arc::ptr_eq(cq.context(), pd.context());
         if ours(self.send_cq) && ours(self.recv_cq) {
@@ -261,7 +268,7 @@ impl QpConfig<'_> {
         Err(pd.context().failed(call, libc::EINVAL))
     }
 
-    /// What extended calls make a queue pair from.
+    /// The attributes for the extended create calls.
     pub(crate) fn extended_attr(
         &self,
         pd: &Arc<Pd>,
@@ -283,7 +290,7 @@ impl QpConfig<'_> {
     }
 }
 
-/// The sets of attributes that steps of the state take.
+/// The sets of attributes for state transitions.
 pub mod masks {
     use super::*;
 
@@ -305,11 +312,12 @@ pub mod masks {
         | IBV_QP_RNR_RETRY
         | IBV_QP_SQ_PSN
         | IBV_QP_MAX_QP_RD_ATOMIC;
-    /// Datagrams, unreliable or EFA's SRD, from reset to initialised.
+    /// Datagrams (unreliable, or SRD on EFA), from reset to initialised.
     pub const UD_INIT: c_uint = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
     /// Datagrams, to ready to receive.
     pub const UD_RTR: c_uint = IBV_QP_STATE;
-    /// Datagrams, to ready to send. SRD takes `IBV_QP_RNR_RETRY` too where the device says so.
+    /// Datagrams, to ready to send. SRD also takes `IBV_QP_RNR_RETRY` if the device reports
+    /// support.
     pub const UD_RTS: c_uint = IBV_QP_STATE | IBV_QP_SQ_PSN;
 }
 
@@ -325,7 +333,7 @@ fn state_name(state: c_uint) -> &'static str {
     }
 }
 
-/// Out of line, so that posting stays small.
+/// A separate function, so that posting stays small.
 #[cold]
 fn refused<W>(returned: c_int, rejected: *mut W) -> PostError<W> {
     PostError::new(errno_of(returned).unwrap_or(libc::EIO), rejected)
@@ -341,7 +349,7 @@ mod tests {
         let (_, _, qp) = fake::queue_pair();
         let mut requests = [1, 2, 3].map(|id| ibv_send_wr { wr_id: id, ..ibv_send_wr::zeroed() });
         ibv_send_wr::chain(&mut requests);
-        // SAFETY: a valid list; the fake only counts it.
+        // SAFETY: the list is valid, and the fake only counts it.
         unsafe { qp.post_send(requests.as_mut_ptr()) }.expect("there is room for four");
         // SAFETY: as above.
         let error = unsafe { qp.post_send(requests.as_mut_ptr()) }.expect_err("room for one");
@@ -353,19 +361,20 @@ mod tests {
         unsafe { qp.post_recv(receives.as_mut_ptr()) }.expect("the fake takes them");
         fake::fail("ibv_post_recv", libc::EINVAL);
         // SAFETY: as above.
-        let error = unsafe { qp.post_recv(receives.as_mut_ptr()) }.expect_err("told to fail");
+        let error =
+            unsafe { qp.post_recv(receives.as_mut_ptr()) }.expect_err("the fake fails the call");
         assert_eq!((error.errno, error.rejected), (libc::EINVAL, &raw mut receives[0]));
     }
 
     #[test]
-    fn changes_and_questions_reach_the_driver_and_refusals_say_the_step() {
+    fn modify_and_query_reach_the_driver_and_refusals_name_the_transition() {
         let (_, _, qp) = fake::queue_pair();
         assert_eq!((qp.number(), qp.cap().max_send_wr), (42, 4));
         let attr = ibv_qp_attr { qp_state: IBV_QPS_INIT, ..ibv_qp_attr::zeroed() };
         qp.modify(&attr, masks::RC_INIT).expect("the fake takes it");
         assert_eq!(qp.query(IBV_QP_STATE).map(|(attr, _)| attr.qp_state), Ok(IBV_QPS_INIT));
         fake::fail("ibv_modify_qp", libc::EINVAL);
-        let error = qp.modify(&attr, masks::RC_INIT).expect_err("told to fail");
+        let error = qp.modify(&attr, masks::RC_INIT).expect_err("the fake fails the call");
         assert!(
             error.to_string().starts_with(
                 "ibv_modify_qp on queue pair 42 of fake0 (to initialised): Invalid argument"
@@ -390,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_is_refused() {
+    fn a_queue_pair_that_cannot_be_created_is_refused() {
         let (cq, pd, qp) = fake::queue_pair();
         let config = fake::config(&cq);
         fake::fail("ibv_create_qp", libc::ENOMEM);
@@ -404,7 +413,7 @@ mod tests {
         let refused = Qp::create(&pd, &mixed).map(drop);
         assert_eq!(refused.map_err(|error| error.errno), Err(libc::EINVAL));
         fake::fail("ibv_destroy_qp", libc::EBUSY);
-        let (qp, error) = qp.close().expect_err("told to fail");
+        let (qp, error) = qp.close().expect_err("the fake fails the call");
         assert_eq!((qp.number(), error.errno), (42, libc::EBUSY));
     }
 }

@@ -1,20 +1,21 @@
-//! How a work request ended.
+//! The status of completions.
 
 use std::fmt;
 
 use super::ffi::*;
 
-/// The status of a completion, in words where it is shown.
+/// The status of a completion. `Display` shows it in words.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct WcStatus(pub u32);
 
 impl WcStatus {
-    /// Whether the request was done.
+    /// Whether the request succeeded.
     pub fn is_success(self) -> bool {
         self.0 == IBV_WC_SUCCESS
     }
 
-    /// Whether the request was never tried, because an earlier one failed or the queue pair was stopped.
+    /// Whether the device never tried the request, because an earlier one failed or the queue pair
+    /// was stopped.
     pub fn is_flushed(self) -> bool {
         self.0 == IBV_WC_WR_FLUSH_ERR
     }
@@ -32,14 +33,14 @@ impl fmt::Display for WcStatus {
             IBV_WC_MW_BIND_ERR => "memory window bind error",
             IBV_WC_BAD_RESP_ERR => "bad response",
             IBV_WC_LOC_ACCESS_ERR => "local access error",
-            IBV_WC_REM_INV_REQ_ERR => "remote side found the request invalid",
+            IBV_WC_REM_INV_REQ_ERR => "the remote side rejected the request as invalid",
             IBV_WC_REM_ACCESS_ERR => "remote access error",
             IBV_WC_REM_OP_ERR => "remote operation error",
-            IBV_WC_RETRY_EXC_ERR => "no answer after all retries",
+            IBV_WC_RETRY_EXC_ERR => "no acknowledgement after all retries",
             IBV_WC_RNR_RETRY_EXC_ERR => "receiver not ready after all retries",
             IBV_WC_LOC_RDD_VIOL_ERR => "local datagram domain violation",
-            IBV_WC_REM_INV_RD_REQ_ERR => "remote side found the read request invalid",
-            IBV_WC_REM_ABORT_ERR => "remote side aborted",
+            IBV_WC_REM_INV_RD_REQ_ERR => "the remote side rejected the read request as invalid",
+            IBV_WC_REM_ABORT_ERR => "the remote side aborted",
             IBV_WC_INV_EECN_ERR => "invalid end-to-end context number",
             IBV_WC_INV_EEC_STATE_ERR => "invalid end-to-end context state",
             IBV_WC_FATAL_ERR => "fatal error",
@@ -53,17 +54,17 @@ impl fmt::Display for WcStatus {
 }
 
 impl ibv_wc {
-    /// The status, to be asked and shown.
+    /// The status.
     pub fn status(&self) -> WcStatus {
         WcStatus(self.status)
     }
 
-    /// Whether a receive ended, as opposed to something that was sent.
+    /// Whether this is the completion of a receive.
     pub fn is_receive(&self) -> bool {
         self.opcode & IBV_WC_RECV != 0
     }
 
-    /// The immediate that came with it, in host byte order.
+    /// The immediate of the completion, in host byte order.
     pub fn immediate(&self) -> Option<u32> {
         (self.wc_flags & IBV_WC_WITH_IMM != 0).then(|| u32::from_be(self.imm_data))
     }

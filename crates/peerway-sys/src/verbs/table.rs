@@ -11,52 +11,54 @@ use crate::probe::load_with;
 use crate::symbols::symbol_table;
 use crate::{Found, Library, LoadError};
 
-/// A libibverbs that is ready to be called.
+/// A loaded libibverbs.
 pub struct Verbs {
     pub(super) symbols: Symbols,
     found: Option<Found>,
 }
 
 impl Verbs {
-    /// Opens libibverbs: first the file that is named, then `libibverbs.so.1`.
+    /// Opens libibverbs: first the file `named`, then `libibverbs.so.1`.
     ///
-    /// The name comes from the caller's configuration (`PEERWAY_IBV_SO`, `UCCL_IBV_SO`); the
-    /// environment is not read here.
+    /// The caller takes `named` from its configuration (`PEERWAY_IBV_SO`, `UCCL_IBV_SO`). This
+    /// function does not read the environment.
     ///
     /// # Errors
     ///
-    /// [`LoadError`] with every place that was tried; a library that lacks a function is named with it.
+    /// [`LoadError`] with every candidate. If a library lacks a function, the error names the
+    /// function.
     pub fn load(named: Option<OsString>) -> Result<Arc<Self>, LoadError> {
         let (found, symbols) = load_with(Library::Ibverbs, named, Symbols::resolve)?;
         Ok(Arc::new(Self { symbols, found: Some(found) }))
     }
 
-    /// Takes functions that the caller has, such as those of a simulated device.
+    /// Uses the caller's functions, such as those of a simulated device.
     ///
     /// # Safety
     ///
-    /// They behave as libibverbs documents them: what they return stays valid until it is given back,
-    /// contexts carry the function pointers of [`ffi::context`](super::ffi::context), and all of it
-    /// may be called from any thread.
+    /// The functions behave as libibverbs documents them. Objects that they return stay valid until
+    /// they are given back. Contexts carry the function pointers of
+    /// [`ffi::context`](super::ffi::context). Any thread may call all of them.
     pub unsafe fn from_symbols(symbols: Symbols) -> Arc<Self> {
         Arc::new(Self { symbols, found: None })
     }
 
-    /// Which file it is, and what was passed over before; nothing where the functions were given.
+    /// The file and the candidates that were skipped before it. `None` if the caller passed the
+    /// functions.
     pub fn found(&self) -> Option<&Found> {
         self.found.as_ref()
     }
 
-    /// The functions themselves.
+    /// The functions.
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
     }
 
-    /// The devices that are here now.
+    /// The devices that are present now.
     ///
     /// # Errors
     ///
-    /// `ENOSYS` where the kernel has no RDMA at all; else what the library said.
+    /// `ENOSYS` if the kernel has no RDMA support, otherwise the error of the library.
     pub fn devices(self: &Arc<Self>) -> Result<DeviceList, VerbsError> {
         DeviceList::read(self)
     }
@@ -71,8 +73,9 @@ impl fmt::Debug for Verbs {
 symbol_table! {
     /// The functions that libibverbs exports and Peerway calls.
     ///
-    /// The optional ones came after version 1.1 of the library's interface; without them the device
-    /// is used without what they do, or the call that needs one says that it is not supported.
+    /// The optional functions came after version 1.1 of the library's interface. Without one,
+    /// Peerway does not use its feature, or the call that needs it reports that it is not
+    /// supported.
     pub struct Symbols {
         required {
             fn ibv_get_device_list(*mut c_int) -> *mut *mut ibv_device;
@@ -125,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_real_library_lists_its_devices_or_is_told_as_missing() {
+    fn the_real_library_lists_its_devices_or_is_reported_as_missing() {
         let verbs = match Verbs::load(None) {
             Ok(verbs) => verbs,
             Err(error) => {
@@ -141,7 +144,7 @@ mod tests {
                 }
                 eprintln!("{:?}: {} devices", verbs, devices.iter().count());
             }
-            // The kernel has no RDMA at all.
+            // The kernel has no RDMA support.
             Err(error) => assert_eq!(error.errno, libc::ENOSYS, "{error}"),
         }
     }
@@ -166,7 +169,7 @@ mod tests {
         assert_eq!(tried[0].to_string(), "libc.so.6: has no ibv_get_device_list");
     }
 
-    /// A libibverbs that has its landmark and nothing else, such as one of another age.
+    /// A libibverbs with its landmark and no other function, such as one of another version.
     #[test]
     fn a_library_that_lacks_one_function_is_refused_with_its_name() {
         let library = std::env::temp_dir().join(format!("libibverbs-{}.so", std::process::id()));
@@ -175,7 +178,7 @@ mod tests {
             .arg("echo 'void ibv_get_device_list(void) {}' | cc -shared -fPIC -x c - -o \"$0\"")
             .arg(&library)
             .status();
-        // Rust itself links by it.
+        // Rust itself needs a C compiler to link.
         assert!(compiled.expect("there is a shell").success(), "there is a C compiler");
         let tried = match Verbs::load(Some(library.clone().into())) {
             Ok(verbs) => verbs.found().expect("it was loaded").passed_over.clone(),

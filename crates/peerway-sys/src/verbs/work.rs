@@ -1,8 +1,8 @@
-//! Work requests, made.
+//! Constructors for work requests.
 //!
-//! Each of these fills a structure and nothing more; what it names is looked at when it is posted, and
-//! [`Qp::post_send`](super::Qp::post_send) says what must hold then. They come without flags: add
-//! `IBV_SEND_SIGNALED`, `IBV_SEND_INLINE` or `IBV_SEND_FENCE` to `send_flags`.
+//! Each constructor only fills a structure. The queue pair reads it when it is posted;
+//! [`Qp::post_send`](super::Qp::post_send) states the requirements. Requests start without flags:
+//! add `IBV_SEND_SIGNALED`, `IBV_SEND_INLINE` or `IBV_SEND_FENCE` to `send_flags`.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr;
@@ -12,12 +12,12 @@ use super::ffi::*;
 use super::memory::{Mr, Mw};
 
 impl ibv_send_wr {
-    /// Writes local memory to `remote_addr` at the far side.
+    /// Writes local memory to `remote_addr` at the remote side.
     pub fn write(id: u64, local: &[ibv_sge], remote_addr: u64, rkey: u32) -> Self {
         Self::new(id, IBV_WR_RDMA_WRITE, local).to(remote_addr, rkey)
     }
 
-    /// As [`write`](Self::write), and ends a receive of the far side with `immediate`.
+    /// As [`write`](Self::write), and completes a receive of the remote side with `immediate`.
     pub fn write_with_immediate(
         id: u64,
         local: &[ibv_sge],
@@ -29,12 +29,12 @@ impl ibv_send_wr {
         Self { imm_data: immediate.to_be(), ..request }
     }
 
-    /// Reads `remote_addr` at the far side into local memory.
+    /// Reads `remote_addr` at the remote side into local memory.
     pub fn read(id: u64, local: &[ibv_sge], remote_addr: u64, rkey: u32) -> Self {
         Self::new(id, IBV_WR_RDMA_READ, local).to(remote_addr, rkey)
     }
 
-    /// Sends local memory to a receive of the far side.
+    /// Sends local memory to a receive of the remote side.
     pub fn send(id: u64, local: &[ibv_sge]) -> Self {
         Self::new(id, IBV_WR_SEND, local)
     }
@@ -44,39 +44,39 @@ impl ibv_send_wr {
         Self { imm_data: immediate.to_be(), ..Self::new(id, IBV_WR_SEND_WITH_IMM, local) }
     }
 
-    /// Takes back the key of a window: once this completed, it gives no access.
+    /// Invalidates the key of a memory window. After completion the key gives no access.
     pub fn invalidate(id: u64, rkey: u32) -> Self {
         Self { imm_data: rkey, ..Self::new(id, IBV_WR_LOCAL_INV, &[]) }
     }
 
-    /// Binds a window of type 2 to part of a region, under the key `rkey`
-    /// ([`next_rkey`](super::next_rkey) of the last one).
+    /// Binds a type 2 memory window to part of a region, under the key `rkey`
+    /// ([`next_rkey`](super::next_rkey) of the previous one).
     pub fn bind_window(id: u64, mw: &Mw, rkey: u32, bind_info: ibv_mw_bind_info) -> Self {
         let bind_mw = ibv_wr_bind_mw { mw: mw.as_ptr(), rkey, bind_info };
         Self { bind_mw, ..Self::new(id, IBV_WR_BIND_MW, &[]) }
     }
 
-    /// With an address, for queue pairs without a connection. Only of use to sends.
+    /// Adds a destination, for queue pairs without a connection. Only sends use it.
     #[must_use]
     pub fn to_datagram(self, ah: &Ah, remote_qpn: u32, remote_qkey: u32) -> Self {
         let ud = ibv_wr_ud { ah: ah.as_ptr(), remote_qpn, remote_qkey };
         Self { wr: ibv_wr_target { ud }, ..self }
     }
 
-    /// With flags (`IBV_SEND_*`).
+    /// Sets the flags (`IBV_SEND_*`).
     #[must_use]
     pub fn with_flags(self, send_flags: c_uint) -> Self {
         Self { send_flags, ..self }
     }
 
-    /// Makes one list of them, in their order.
+    /// Links the requests into one list, in slice order.
     pub fn chain(requests: &mut [Self]) {
         let (first, len) = (requests.as_mut_ptr(), requests.len());
         for index in 0..len {
             let next =
                 if index + 1 < len { first.wrapping_add(index + 1) } else { ptr::null_mut() };
-            // SAFETY: `index` is in the slice. By pointer, as a reference to an element would end the
-            // ones that the list holds.
+            // SAFETY: `index` is in the slice. The write goes through a raw pointer, because a
+            // reference to an element would invalidate the pointers in the list.
             unsafe { (*first.add(index)).next = next };
         }
     }
@@ -92,35 +92,35 @@ impl ibv_send_wr {
 }
 
 impl ibv_mw_bind_info {
-    /// What a window is bound to: `length` bytes at `addr` in a region that was registered with
-    /// `IBV_ACCESS_MW_BIND`, with `IBV_ACCESS_REMOTE_*` for `access`.
+    /// The target of a bind: `length` bytes at `addr` in a region that was registered with
+    /// `IBV_ACCESS_MW_BIND`. `access` holds `IBV_ACCESS_REMOTE_*`.
     pub fn new(mr: &Mr, addr: u64, length: u64, access: c_uint) -> Self {
         Self { mr: mr.as_ptr(), addr, length, mw_access_flags: access }
     }
 }
 
 impl ibv_recv_wr {
-    /// Receives a message into local memory, or, with none, an immediate alone.
+    /// Receives a message into local memory, or only an immediate if `local` is empty.
     pub fn new(wr_id: u64, local: &[ibv_sge]) -> Self {
         let (sg_list, num_sge) = list_of(local);
         Self { wr_id, sg_list, num_sge, next: ptr::null_mut() }
     }
 
-    /// Makes one list of them, in their order.
+    /// Links the requests into one list, in slice order.
     pub fn chain(requests: &mut [Self]) {
         let (first, len) = (requests.as_mut_ptr(), requests.len());
         for index in 0..len {
             let next =
                 if index + 1 < len { first.wrapping_add(index + 1) } else { ptr::null_mut() };
-            // SAFETY: `index` is in the slice. By pointer, as a reference to an element would end the
-            // ones that the list holds.
+            // SAFETY: `index` is in the slice. The write goes through a raw pointer, because a
+            // reference to an element would invalidate the pointers in the list.
             unsafe { (*first.add(index)).next = next };
         }
     }
 }
 
-/// Drivers read the entries through a pointer to mutable ones. More than fit an `int` are as many as
-/// fit: no device takes a fraction of that, and it refuses them.
+/// Drivers read the entries through a mutable pointer. A count that exceeds `int` is clamped to its
+/// maximum. No device accepts that many, so the device refuses the request.
 fn list_of(local: &[ibv_sge]) -> (*mut ibv_sge, c_int) {
     (local.as_ptr().cast_mut(), c_int::try_from(local.len()).unwrap_or(c_int::MAX))
 }
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!((request.wr_id, request.opcode), (7, IBV_WR_RDMA_WRITE_WITH_IMM));
         assert_eq!((request.num_sge, request.sg_list.cast_const()), (2, local.as_ptr()));
         assert_eq!(request.imm_data.to_ne_bytes(), [0x0a, 0x0b, 0x0c, 0x0d]);
-        // SAFETY: a write fills this part of the union.
+        // SAFETY: a write initialises this field of the union.
         let target = unsafe { request.wr.rdma };
         assert_eq!((target.remote_addr, target.rkey), (0x1000, 9));
         assert!(request.next.is_null() && request.send_flags == 0);
@@ -157,7 +157,7 @@ mod tests {
         let datagram = ibv_send_wr::send(1, &local)
             .to_datagram(&ah, 4, 5)
             .with_flags(IBV_SEND_SIGNALED | IBV_SEND_INLINE);
-        // SAFETY: `to_datagram` fills this part of the union.
+        // SAFETY: `to_datagram` initialises this field of the union.
         let target = unsafe { datagram.wr.ud };
         assert_eq!((target.remote_qpn, target.remote_qkey, datagram.send_flags), (4, 5, 10));
     }

@@ -1,12 +1,13 @@
-//! `peerway-count`: hot operations for callgrind to count, one figure a process.
+//! `peerway-count` runs hot operations for callgrind to count, one figure per process.
 //!
-//! `cargo xtask instructions` runs this under `valgrind --tool=callgrind` and has it collect inside
-//! [`counted`] only, on the thread that calls it. A figure therefore holds what one thread does by
-//! itself: direct transfers whole; on lanes the post, which cuts the frame and sends it, while the
-//! answer is another thread's timing and waited for outside.
+//! `cargo xtask instructions` runs this program under `valgrind --tool=callgrind`. Callgrind
+//! collects only inside [`counted`], on the thread that calls it. A figure therefore holds the work
+//! of one thread. For direct transfers that is the whole transfer. On lanes it is the post, which
+//! builds the frame and sends it; the answer depends on another thread, so the program waits for it
+//! outside the count.
 //!
-//! RDMA figures are counted with the fake library of `peerway-fakeverbs`, whose own instructions
-//! `cargo xtask instructions` takes out: a device has its own processor.
+//! RDMA figures use the fake library of `peerway-fakeverbs`. `cargo xtask instructions` subtracts
+//! that library's own instructions, because a real device has its own processor.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -25,15 +26,15 @@ use peerway_core::wire::{Control, Header, Hello, Kind, MAX_PAYLOAD, SEGMENT_LEN}
 use peerway_core::work::{Blocks, Shape};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Operations of a figure: a thousand make what comes once vanish behind what comes always.
+/// Operations per figure. With a thousand, one-time costs disappear behind the repeated ones.
 const TIMES: u64 = 1000;
-/// Runs before the count, in which lazy symbols are bound and tables reach their size.
+/// Runs before the count, which bind lazy symbols and let tables reach their size.
 const WARM_UP: u64 = 20;
-/// Bytes of a transfer.
+/// Bytes per transfer.
 const SMALL: u64 = 256;
-/// Blocks of the list whose walk is counted.
+/// Length of the block list whose walk is counted.
 const BLOCKS: u32 = 100_000;
-/// What a path that cannot be had here ends with, as programs that skip a test do.
+/// Exit status when this machine does not support a path, as programs use it for a skipped test.
 const NOT_HERE: u8 = 77;
 
 fn main() -> ExitCode {
@@ -44,7 +45,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     let Some(figure) = FIGURES.iter().find(|figure| figure.name == name) else {
-        eprintln!("peerway-count: no figure '{name}'; without an argument it names them all");
+        eprintln!(
+            "peerway-count: unknown figure '{name}'; run it without an argument to list all figures"
+        );
         return ExitCode::from(2);
     };
     match (figure.run)() {
@@ -59,7 +62,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Something to count; running it tells how many operations were counted.
+/// An operation to count. `run` returns how many operations it counted.
 struct Figure {
     name: &'static str,
     about: &'static str,
@@ -69,37 +72,37 @@ struct Figure {
 const FIGURES: &[Figure] = &[
     Figure {
         name: "same-process-write",
-        about: "256 B to a peer in this process, done",
+        about: "256 B to a peer in this process, to completion",
         run: || run_whole(Pin::Auto, Shapes::Write),
     },
     Figure {
         name: "local-map-write",
-        about: "256 B into a mapping, done",
+        about: "256 B into a mapping, to completion",
         run: || run_whole(Pin::LocalMap, Shapes::Write),
     },
     Figure {
         name: "local-map-read",
-        about: "256 B out of a mapping, done",
+        about: "256 B out of a mapping, to completion",
         run: || run_whole(Pin::LocalMap, Shapes::Read),
     },
     Figure {
         name: "local-map-write-64",
-        about: "64 blocks of 256 B into a mapping, done",
+        about: "64 blocks of 256 B into a mapping, to completion",
         run: || run_whole(Pin::LocalMap, Shapes::WriteBlocks),
     },
     Figure {
         name: "local-map-post",
-        about: "the post of 5,000 pieces of 512 B, whose middle nobody looks for",
+        about: "the post of 5,000 pieces of 512 B, which it must not walk",
         run: || run_post(Pin::LocalMap, Shapes::LongVector),
     },
     Figure {
         name: "local-cma-read",
-        about: "256 B by process_vm_readv, done",
+        about: "256 B by process_vm_readv, to completion",
         run: || run_whole(Pin::LocalCma, Shapes::Read),
     },
     Figure {
         name: "local-cma-write",
-        about: "256 B by process_vm_writev, done",
+        about: "256 B by process_vm_writev, to completion",
         run: || run_whole(Pin::LocalCma, Shapes::Write),
     },
     Figure {
@@ -129,7 +132,7 @@ const FIGURES: &[Figure] = &[
     },
     Figure {
         name: "verbs-post-poll",
-        about: "the post of a 256 B write to the device, and the look that takes its end in",
+        about: "the post of a 256 B write to the device, and the poll that completes it",
         run: || run_post_and_poll(Pin::Ib),
     },
     Figure {
@@ -137,17 +140,17 @@ const FIGURES: &[Figure] = &[
         about: "the post of a 256 B write, as a datagram",
         run: || run_post(Pin::Efa, Shapes::Write),
     },
-    Figure { name: "frame", about: "a data header, made and checked", run: frame },
+    Figure { name: "frame", about: "a data header, built and checked", run: frame },
     Figure { name: "hello", about: "a hello, encoded and decoded", run: hello },
     Figure { name: "descriptor", about: "a descriptor, written and parsed", run: descriptor },
     Figure { name: "list-check", about: "a block of a list of 100,000, checked", run: list_check },
-    Figure { name: "list-walk", about: "a block of that list, walked over", run: list_walk },
+    Figure { name: "list-walk", about: "a block of that list, walked", run: list_walk },
     Figure { name: "stripe", about: "100 MiB over 4 lanes, cut into pieces", run: stripe_plan },
     Figure { name: "count", about: "an arrival: sequence, window, counter", run: count },
 ];
 
-/// Runs `once` so many times. This is what callgrind looks for: it must stay a function of its own,
-/// and no other function of this program may have the word in its name.
+/// Runs `once` `times` times. Callgrind looks for this function by name: it must not be inlined,
+/// and no other function of this program may have `counted` in its name.
 #[inline(never)]
 fn counted(times: u64, once: &mut dyn FnMut()) {
     for _ in 0..times {
@@ -155,7 +158,7 @@ fn counted(times: u64, once: &mut dyn FnMut()) {
     }
 }
 
-/// Counts an operation that is done when it returns.
+/// Counts an operation that is complete when it returns.
 fn count_all(mut once: impl FnMut()) -> anyhow::Result<u64> {
     for _ in 0..WARM_UP {
         once();
@@ -164,7 +167,7 @@ fn count_all(mut once: impl FnMut()) -> anyhow::Result<u64> {
     Ok(TIMES)
 }
 
-/// A path that this machine does not allow.
+/// This machine does not support the path of the figure.
 #[derive(Debug)]
 struct NotHere(String);
 
@@ -184,16 +187,16 @@ enum Shapes {
     LongVector,
 }
 
-/// Two endpoints of this process that meet by one path, and a transfer between them.
+/// Two endpoints of this process, connected over one path, and a prepared transfer between them.
 struct World {
     prepared: Prepared,
-    /// Who and what must live meanwhile.
+    /// Objects that must outlive the transfer.
     _kept: (Endpoint, Endpoint, Region),
 }
 
 impl World {
     fn new(pin: Pin, shape: Shapes) -> anyhow::Result<Self> {
-        // A deadline that valgrind's slowness does not reach, and no beats while counting.
+        // Valgrind is slow: this time is never reached, and no heartbeats occur during the count.
         let builder = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600));
         let make = || match builder().build() {
             Err(error @ BuildError::NoRdma { .. }) => bail!(NotHere(error.to_string())),
@@ -201,7 +204,7 @@ impl World {
         };
         let (ours, theirs) = (make()?, make()?);
         let peer = match ours.connect(&theirs.metadata()) {
-            // The kernel can forbid this one alone.
+            // The kernel can forbid only this path.
             Err(error) if pin == Pin::LocalCma => bail!(NotHere(error.to_string())),
             other => other?,
         };
@@ -220,7 +223,7 @@ impl World {
             Shapes::Read => Batch::read(&local.slice(0..SMALL), &remote.slice(0..SMALL))?,
             Shapes::WriteBlocks => Batch::write_blocks(blocks.0, blocks.1)?,
             Shapes::LongVector => {
-                // Neighbours change places, so that none can be joined.
+                // Adjacent pieces swap places, so that the engine cannot merge them.
                 let place = |i: u64| 2 * SMALL * i..2 * SMALL * (i + 1);
                 let pair = |i| (local.slice(place(i)), remote.slice(place(i ^ 1)));
                 Batch::write_vector(&(0..pieces).map(pair).collect::<Vec<_>>())?
@@ -230,51 +233,51 @@ impl World {
         transfer.join().ok()?;
         let (took, wanted) = (transfer.path().to_string(), peer.path().kind.to_string());
         if took != wanted {
-            bail!("it went by {took} and not by {wanted}");
+            bail!("the transfer took the path {took}, not {wanted}");
         }
         Ok(Self { prepared: peer.prepare(batch)?, _kept: (ours, theirs, owned) })
     }
 }
 
-/// Counts transfers from post to end.
+/// Counts transfers from post to completion.
 fn run_whole(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
     let world = World::new(pin, shape)?;
     let mut failed = None;
     let operations = count_all(|| match world.prepared.run() {
         Ok(ended) => failed = failed.take().or_else(|| ended.ok().err()),
-        Err(error) => panic!("it cannot be posted: {error}"),
+        Err(error) => panic!("cannot post the transfer: {error}"),
     });
     failed.map_or(operations, |error| Err(error).context("a transfer failed"))
 }
 
-/// Counts posts that find the lock of the driver free.
+/// Counts posts that find the driver's lock free.
 fn run_post(pin: Pin, shape: Shapes) -> anyhow::Result<u64> {
     let world = World::new(pin, shape)?;
-    // Of many bytes fewer: valgrind copies them, if it does not count them.
+    // Fewer posts of many bytes: valgrind also executes the copies that it does not count.
     let times = if matches!(shape, Shapes::LongVector) { TIMES / 20 } else { TIMES };
-    // Copies into a mapping need no lock; a wait would only send the threads to sleep that help
-    // with them.
+    // Copies into a mapping need no lock. A wait would only put the threads to sleep that help with
+    // the copies.
     let asleep = pin != Pin::LocalMap;
     count_posts(times, asleep, || world.prepared.post())
 }
 
-/// Counts the post of a write together with the poll that finds it done: the device has it done
-/// when the post returns.
+/// Counts the post of a write together with the poll that completes it. The fake device has
+/// finished the write when the post returns.
 fn run_post_and_poll(pin: Pin) -> anyhow::Result<u64> {
     let world = World::new(pin, Shapes::Write)?;
     let mut late = 0;
     let times = count_posts(TIMES, true, || {
         let transfer = world.prepared.post()?;
-        // A progress thread that is polling at that moment leaves nothing to find.
+        // If a progress thread polls at that moment, this poll finds no completion.
         late += u64::from(transfer.poll().is_none());
         Ok(transfer)
     })?;
-    ensure!(late * 100 <= times, "{late} of {times} writes had not ended when they were polled");
+    ensure!(late * 100 <= times, "{late} of {times} writes were not complete when polled");
     Ok(times)
 }
 
-/// Counts what posts a transfer, but not what waits for its end; each while the progress threads
-/// sleep, if `asleep` says so.
+/// Counts what posts a transfer, but not the wait for its completion. If `asleep` is set, each post
+/// happens while the progress threads sleep.
 fn count_posts(
     times: u64,
     asleep: bool,
@@ -297,8 +300,9 @@ fn count_posts(
     Ok(times)
 }
 
-/// The engine's progress threads. One that polls has the lock that a post wants, and the post would
-/// only queue its command; under valgrind, which runs one thread at a time, that is often so.
+/// The engine's progress threads. A progress thread that polls holds the driver's lock, and a post
+/// then only queues its command. Under valgrind, which runs one thread at a time, that happens
+/// often.
 struct ProgressThreads(Vec<PathBuf>);
 
 impl ProgressThreads {
@@ -310,12 +314,12 @@ impl ProgressThreads {
                 found.push(task.join("syscall"));
             }
         }
-        ensure!(!found.is_empty(), "there are no progress threads");
+        ensure!(!found.is_empty(), "this process has no progress threads");
         Ok(Self(found))
     }
 
-    /// Waits until each is in the system call that it sleeps in. A kernel that does not tell is
-    /// believed.
+    /// Waits until each thread is blocked in its epoll system call. Where the kernel does not show
+    /// the system call, the thread counts as asleep.
     fn wait_until_asleep(&self) {
         let sleeps = [libc::SYS_epoll_pwait2, libc::SYS_epoll_pwait, libc::SYS_epoll_wait];
         let sleeps = sleeps.map(|call| format!("{call} "));
@@ -372,7 +376,7 @@ fn descriptor() -> anyhow::Result<u64> {
     })
 }
 
-/// Two lists of blocks, every second one of memory twice as large: none can be joined.
+/// Two lists of every second block of memory twice as large, so that no blocks can be merged.
 fn lists() -> (Blocks, Blocks, Span) {
     let blocks = Blocks {
         region: 0,

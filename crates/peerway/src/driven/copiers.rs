@@ -1,8 +1,10 @@
-//! The copiers of one worker: what its GPUs copy for it, and how far they are.
+//! The copiers of one worker: the copies that its GPUs do for it, and their progress.
 //!
-//! Lists that kernels reach go to a copier of the GPU, few and small ones to the kernel that stays where there is one. What only the driver
-//! reaches, memory of the host that is not pinned and other GPUs', goes by its copies. Copiers are made by whoever adds windows and peers, because
-//! the driver may wait for kernels while it makes them, and kernels for this worker.
+//! Lists that kernels can access go to a copier of the GPU. Small lists go to the resident kernel
+//! if there is one. Memory that only the driver can access (host memory that is not pinned, and
+//! memory of other GPUs) goes by the driver's copies. The threads that add windows and peers create
+//! the copiers, not the worker: the driver may wait for kernels while it creates them, and those
+//! kernels may wait for this worker.
 
 use std::sync::Arc;
 
@@ -13,22 +15,22 @@ use crate::gpu::copy::{self, Done, Gathered, MOST_RUNS};
 use crate::gpu::device::Device;
 use crate::gpu::peer_copy::{CopierKind, CopierOptions, PeerCopy, Ticket, copier};
 
-/// Up to so many tasks, and bytes, the kernel that stays is the sooner one: measured with `bench peer-copy`.
+/// Up to this many tasks and bytes the resident kernel is faster: measured with `bench peer-copy`.
 const QUICK_TASKS: usize = 8;
 const QUICK_BYTES: u64 = 64 << 10;
-/// Blocks of it: such lists keep no more busy.
+/// Blocks of the resident kernel. Such small lists keep no more blocks busy.
 const QUICK_BLOCKS: u32 = 2;
 
-/// A GPU's copiers.
+/// The copiers of one GPU.
 pub(crate) struct Set {
     gpu: u32,
     main: CopierSlot,
-    /// For what is few and small.
+    /// The copier for small lists.
     quick: Option<CopierSlot>,
 }
 
-/// A copier, and how far it is. One that failed is let go of at once, which waits until the GPU is through with what it was
-/// given: only then may memory be let go of.
+/// A copier and its progress. A copier that fails is dropped at once. The drop waits until the GPU
+/// has finished the submitted lists, because only then may their memory be released.
 struct CopierSlot {
     copier: Option<Box<dyn PeerCopy>>,
     done: Result<Ticket, CudaError>,
@@ -67,7 +69,7 @@ impl CopierSlot {
     }
 }
 
-/// A list that is being copied.
+/// A list in progress.
 pub(crate) enum Pending {
     Listed { set: usize, quick: bool, ticket: Ticket },
     Driver(Done),
@@ -77,12 +79,12 @@ pub(crate) enum Pending {
 #[derive(Default)]
 pub(crate) struct Copiers {
     sets: Vec<Set>,
-    /// The list that is being gathered, kept for the next one.
+    /// The list that is being gathered. Its allocation is reused.
     list: Gathered,
 }
 
 impl Set {
-    /// The copiers of a GPU for one worker.
+    /// Creates the copiers of a GPU for one worker.
     pub(crate) fn new(device: &Arc<Device>, kind: CopierKind) -> Result<Self, GpuError> {
         let options = CopierOptions { blocks: QUICK_BLOCKS, ..CopierOptions::default() };
         let slot = |kind| {
@@ -102,12 +104,13 @@ impl Copiers {
         self.sets.push(set);
     }
 
-    /// Gathers a list with `fill`, which is told how many tasks it may have, and hands it over; `None` where it is empty or there is no room
-    /// now.
+    /// Gathers a list with `fill` and submits it. `fill` gets the number of tasks that the list may
+    /// have. Returns `None` if the list is empty or there is no room now.
     ///
     /// # Safety
     ///
-    /// All runs are valid, and `device` reaches them, until the list is done; its kernels do where it says `by_kernel`.
+    /// All runs stay valid, and `device` can access them, until the list is done. If the list says
+    /// `by_kernel`, the device's kernels can access them too.
     pub(crate) unsafe fn submit(
         &mut self,
         device: &Arc<Device>,
@@ -145,7 +148,7 @@ impl Copiers {
         Ok(ticket.map(|ticket| Pending::Listed { set: at, quick, ticket }))
     }
 
-    /// Asks every copier that has something to do how far it is.
+    /// Updates the progress of every copier that has work.
     pub(crate) fn poll(&mut self) {
         for set in &mut self.sets {
             for slot in std::iter::once(&mut set.main).chain(&mut set.quick) {
@@ -154,7 +157,7 @@ impl Copiers {
         }
     }
 
-    /// Whether a list is done, as far as was asked.
+    /// Whether a list is done, as of the last `poll`.
     pub(crate) fn is_done(&self, pending: &Pending) -> Result<bool, CudaError> {
         match pending {
             Pending::Driver(done) => done.is_done(),
@@ -181,7 +184,7 @@ unsafe fn by_driver(device: &Arc<Device>, list: &Gathered) -> Result<Option<Pend
         })
     };
     let Some(mut done) = done? else { return Ok(None) };
-    // A kernel that failed would raise no flag; an event tells.
+    // A failed kernel raises no flag, so completion is read from an event instead.
     done.look_closer()?;
     Ok(Some(Pending::Driver(done)))
 }

@@ -1,8 +1,9 @@
 //! Arrival counters: words that peers raise and kernels wait for.
 //!
-//! They lie in shareable memory. A peer on this host adds to them by itself, through its mapping; for others the
-//! endpoint does when a count arrives. Each counter is kept [`LINES`] times, so that many warps can poll it without their reads
-//! waiting for each other; all copies rise by every count, so any of them is right.
+//! They lie in shareable memory. A peer on this host adds to them through its mapping. For other
+//! peers the endpoint adds when a count arrives. Each counter has [`LINES`] copies, so that many
+//! warps can poll it without waiting for each other's reads. Every count raises all copies, so a
+//! reader may use any of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,17 +15,18 @@ use crate::gpu::device::Device;
 use crate::memory::{Region, SharedMemory};
 use peerway_core::abi::{LINE, LINES};
 
-/// Ids from here on, 65,536 for each proxy, are counters of proxies while there are any; below are the endpoint's own.
+/// The first id of proxy counters. Each proxy of an endpoint has the next 65,536 ids from here on.
+/// All other ids are the endpoint's own counters.
 pub(crate) const FIRST_ID: u32 = 0xc000_0000;
 
 /// See the module.
 pub(crate) struct Counters {
-    /// Unpinned before the memory goes.
+    /// Declared before `memory`, so it is unpinned first.
     _pinned: Option<PinnedRange>,
     pub(crate) region: Region,
     memory: SharedMemory,
     count: usize,
-    /// Counts come by lanes, or go by them.
+    /// Whether counts arrive or leave on lanes.
     by_lanes: AtomicBool,
 }
 
@@ -33,7 +35,8 @@ impl Counters {
         (count * LINES * LINE).max(4096)
     }
 
-    /// Counters in `memory`, which is zero and registered as `region`, within a GPU's reach where there is one.
+    /// Creates counters in `memory`, which is zero and registered as `region`. If there is a GPU,
+    /// the memory is pinned for it.
     pub(crate) fn new(
         memory: SharedMemory,
         region: Region,
@@ -41,14 +44,14 @@ impl Counters {
         device: Option<&Arc<Device>>,
     ) -> Result<Self, GpuError> {
         let pin = |device: &Arc<Device>| {
-            // SAFETY: the memory is kept by this struct, and dropped after the pin.
+            // SAFETY: this struct keeps the memory and drops it after the pin.
             unsafe { PinnedRange::pin(&device.gpu, memory.as_ptr(), memory.len() as usize) }
         };
         let pinned = device.map(pin).transpose()?;
         Ok(Self { _pinned: pinned, region, memory, count, by_lanes: AtomicBool::new(false) })
     }
 
-    /// Where they are, for kernels.
+    /// The address that kernels use.
     pub(crate) fn address(&self) -> u64 {
         self.memory.as_ptr() as u64
     }
@@ -61,11 +64,12 @@ impl Counters {
         if counter >= self.count {
             return 0;
         }
-        // SAFETY: inside the memory, which is only used through atomics.
+        // SAFETY: `counter` is below `count`, so the word lies inside the memory. All accesses are
+        // atomic.
         unsafe { word(self.memory.as_ptr(), counter, 0) }.load(Ordering::Acquire)
     }
 
-    /// Lanes have to do with them: workers look after these from now on.
+    /// Records that lanes carry counts. From now on the workers poll the lanes.
     pub(crate) fn note_lanes(&self) {
         if !self.is_by_lanes() {
             self.by_lanes.store(true, Ordering::Relaxed);
@@ -77,26 +81,27 @@ impl Counters {
         self.by_lanes.load(Ordering::Relaxed)
     }
 
-    /// Adds to a counter; false where there is no such one.
+    /// Adds to a counter. Returns false if it does not exist.
     pub(crate) fn raise(&self, counter: usize, by: u64) -> bool {
         if counter >= self.count {
             return false;
         }
-        // SAFETY: inside the memory.
+        // SAFETY: `counter` is below `count`, so the words lie inside the memory.
         unsafe { raise(self.memory.as_ptr(), counter, by) };
         true
     }
 }
 
-/// Adds to a counter, in all its copies.
+/// Adds to all copies of a counter.
 ///
 /// # Safety
 ///
-/// `base` is where counters are mapped, and there are more than `counter` of them.
+/// `base` is the address of mapped counters, and `counter` is below their number.
 #[inline]
 pub(crate) unsafe fn raise(base: *mut u8, counter: usize, by: u64) {
     for line in 0..LINES {
-        // pairs with the loads of who waits: what came before the count is there
+        // Pairs with the acquire loads of waiting threads and kernels: they see everything before
+        // the count.
         // SAFETY: the caller's promise.
         unsafe { word(base, counter, line) }.fetch_add(by, Ordering::Release);
     }
@@ -107,6 +112,6 @@ pub(crate) unsafe fn raise(base: *mut u8, counter: usize, by: u64) {
 /// As for [`raise`].
 #[inline]
 unsafe fn word<'a>(base: *mut u8, counter: usize, line: usize) -> &'a AtomicU64 {
-    // SAFETY: the caller's promise; lines are aligned because mappings are.
+    // SAFETY: the caller's promise. Mappings are page-aligned, so each word is aligned to its line.
     unsafe { AtomicU64::from_ptr(base.add((counter * LINES + line) * LINE).cast()) }
 }

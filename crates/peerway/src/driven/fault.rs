@@ -1,4 +1,4 @@
-//! What went wrong first, as the proxy's owner sees it.
+//! The first failed command, as the proxy's owner sees it.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -11,15 +11,16 @@ use peerway_core::abi::{FaultCode, RawFault};
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Fault {
-    /// Why.
+    /// Why it failed.
     pub code: FaultCode,
-    /// Whom it was for, by number.
+    /// The number of the peer it was for.
     pub peer: u16,
     /// The ring it came from.
     pub ring: u32,
     /// Its operation, as the number in the command.
     pub op: u8,
-    /// Its position in the ring. Of commands that went together, the first.
+    /// Its position in the ring. For commands that were submitted together, the position of the
+    /// first.
     pub position: u64,
 }
 
@@ -30,7 +31,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The faults of a proxy: the first is kept and shown to kernels, all are counted.
+/// The faults of a proxy. The first is kept and shown to kernels. All are counted.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     first: Mutex<Option<Fault>>,
@@ -45,7 +46,10 @@ impl Faults {
             return;
         }
         *first = Some(fault);
-        tracing::warn!(%fault, "a command of a kernel failed; further ones are only counted");
+        tracing::warn!(
+            %fault,
+            "a proxy command failed; later faults are only counted until the owner takes this one"
+        );
         memory.write_fault(&RawFault {
             code: fault.code as u32,
             peer: fault.peer.into(),
@@ -56,7 +60,7 @@ impl Faults {
         });
     }
 
-    /// The first, which makes room for another.
+    /// Takes the first fault, so that the next one can be recorded.
     pub(crate) fn take(&self, memory: &ProxyMemory) -> Option<Fault> {
         let mut first = self.first.lock().unwrap();
         let fault = first.take();

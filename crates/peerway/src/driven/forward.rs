@@ -1,8 +1,10 @@
-//! Arrivals that are passed on: what a count announces is copied to further places of this process, a token to the experts on
-//! several GPUs for instance, and only then are kernels here, or the sender, told.
+//! Forwarding rules. When a counter rises, the proxy copies the arrived bytes to further places of
+//! this process, for example a token to the experts on several GPUs. Only then does it raise
+//! counters for local kernels or for the sender.
 //!
-//! A rule belongs to a counter, and so to one place that is written before the counter rises. Counts carry no order and no payload: several
-//! places that arrive in any order have a counter each. A place may be written again when the sender was answered.
+//! A rule belongs to one counter, and so to one place that is written before the counter rises.
+//! Counts carry no order and no payload, so places that arrive in any order need one counter each.
+//! The sender may write a place again after it got the answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +22,7 @@ use crate::os::copy::{CopyKind, copy as copy_bytes, kind_for, store_fence};
 use crate::transfer::Transfer;
 use peerway_core::abi::FaultCode;
 
-/// What is to happen when a counter rises: see [`crate::driven::Proxy::forward`].
+/// What the proxy does when a counter rises: see [`crate::driven::Proxy::forward`].
 #[derive(Clone, Debug)]
 pub struct Forward {
     pub(crate) counter: u16,
@@ -28,14 +30,14 @@ pub struct Forward {
     pub(crate) to: Vec<LocalSlice>,
     pub(crate) then: Vec<u16>,
     pub(crate) answers: Vec<(u16, u16)>,
-    /// Where the counter was when the rule was made.
+    /// The counter's value when the rule was added.
     pub(crate) since: u64,
-    /// It was taken away: nothing that arrives later is copied.
+    /// The rule was removed. Later arrivals are not copied.
     pub(crate) stopped: Arc<AtomicBool>,
 }
 
 impl Forward {
-    /// Whenever `counter` rises, the bytes of `from` have arrived.
+    /// A rise of `counter` means that the bytes of `from` have arrived.
     pub fn new(counter: u16, from: LocalSlice) -> Self {
         Self {
             counter,
@@ -48,38 +50,40 @@ impl Forward {
         }
     }
 
-    /// They are copied here too. Any number of places, of the host and of any GPUs of the process.
+    /// Copies the bytes to `place` too. A rule can have any number of places, in host memory and on
+    /// any GPUs of the process.
     pub fn to(mut self, place: LocalSlice) -> Self {
         self.to.push(place);
         self
     }
 
-    /// After that a counter of ours goes up by one for each arrival.
+    /// Raises a counter of this proxy by one for each arrival, after the copies.
     pub fn count(mut self, counter: u16) -> Self {
         self.then.push(counter);
         self
     }
 
-    /// And one of a peer's, by the peer's number: how a sender learns that the bytes went all the way.
+    /// Raises a counter of the numbered peer after the copies, so that a sender learns that its
+    /// bytes reached all places.
     pub fn answer(mut self, peer: u16, counter: u16) -> Self {
         self.answers.push((peer, counter));
         self
     }
 }
 
-/// A rule at work.
+/// A rule in execution.
 pub(crate) struct Forwarding {
     rule: Arc<Forward>,
-    /// The GPU that copies, if one does.
+    /// The GPU that copies, if a GPU does.
     device: Option<Arc<Device>>,
     by_kernel: bool,
-    /// Arrivals that were dealt with, and those that are being.
+    /// The counter value up to which arrivals are handled or being copied.
     handled: u64,
     copying: Option<(Pending, u64)>,
     answers: Vec<Transfer>,
-    /// Answers that found no room yet: the peer, its counter, and how many.
+    /// Answers that the endpoint had no room for: the peer, its counter, and the number of counts.
     owed: Vec<(u16, u16, u64)>,
-    /// It failed for good.
+    /// The rule failed and handles no more arrivals.
     broken: bool,
 }
 
@@ -108,17 +112,18 @@ impl Forwarding {
         Arc::ptr_eq(&self.rule, rule)
     }
 
-    /// Whether it was taken away and is through.
+    /// Whether the rule was removed and its work is finished.
     pub(crate) fn is_over(&self) -> bool {
         self.rule.stopped.load(Ordering::Acquire) && !self.is_busy()
     }
 
-    /// Whether something of it is under way.
+    /// Whether the rule has work in progress.
     pub(crate) fn is_busy(&self) -> bool {
         self.copying.is_some() || !self.answers.is_empty() || !self.owed.is_empty()
     }
 
-    /// Deals with what has arrived; whether anything moved. `Err` names the peer at fault, or none.
+    /// Handles arrivals and returns whether it made progress. `Err` names the faulty peer, or
+    /// peer 0 if no peer is at fault.
     pub(crate) fn step(
         &mut self,
         shared: &ProxyShared,
@@ -163,12 +168,12 @@ impl Forwarding {
             self.tell(shared, arrivals, target)?;
             return Ok(true);
         }
-        // pairs with the release of who raised it: the bytes are there
+        // Pairs with the release of the thread that raised the counter: the bytes are in memory.
         let value = shared.counters.value(self.rule.counter.into());
         if value == self.handled || self.broken || self.rule.stopped.load(Ordering::Acquire) {
             return Ok(false);
         }
-        // Who maps the counters could lower one.
+        // A peer that maps the counters could lower one.
         let Some(arrivals) = value.checked_sub(self.handled) else {
             self.broken = true;
             return Err((0, FaultCode::Counter));
@@ -192,7 +197,7 @@ impl Forwarding {
                     return Ok(true);
                 }
                 if !self.rule.to.is_empty() && self.rule.from.len > 0 {
-                    // No room now.
+                    // The copier has no room now.
                     return Ok(false);
                 }
             }
@@ -206,7 +211,8 @@ impl Forwarding {
         let (from, len) = (address(&self.rule.from), self.rule.from.len as usize);
         let kind = kind_for(len as u64);
         for place in &self.rule.to {
-            // SAFETY: both slices were checked against their regions when the rule was made, which keeps them.
+            // SAFETY: `Proxy::forward` checked both slices against their regions, and the rule
+            // keeps the regions.
             unsafe { copy_bytes(kind, address(place), from, len) };
         }
         if kind == CopyKind::NonTemporal {
@@ -221,7 +227,7 @@ impl Forwarding {
     ) -> Result<Option<Pending>, CudaError> {
         let fill = |list: &mut Gathered, room: usize| {
             let (src, len) = (address(&self.rule.from) as u64, self.rule.from.len);
-            // All places at once or none.
+            // Submits all places or none.
             let fits = len > 0 && self.rule.to.len() <= room;
             for place in self.rule.to.iter().filter(|_| fits) {
                 list.runs.push(Run { src, dst: address(place) as u64, len });
@@ -229,11 +235,12 @@ impl Forwarding {
             }
             list.by_kernel &= self.by_kernel;
         };
-        // SAFETY: the slices were checked against their regions when the rule was made, which keeps them.
+        // SAFETY: `Proxy::forward` checked the slices against their regions, and the rule keeps the
+        // regions.
         unsafe { copiers.submit(device, fill) }
     }
 
-    /// Raises what is to rise, once for each arrival.
+    /// Raises the counters of the rule, once for each arrival.
     fn tell(
         &mut self,
         shared: &ProxyShared,
@@ -263,7 +270,7 @@ fn address(slice: &LocalSlice) -> *mut u8 {
 }
 
 fn failed_copy(error: &CudaError) -> (u16, FaultCode) {
-    tracing::error!(%error, "an arrival was not forwarded");
+    tracing::error!(%error, "a GPU failed to forward an arrival; the rule stops");
     (0, FaultCode::Failed)
 }
 

@@ -1,4 +1,5 @@
-//! A processor in a kernel's place: the calls of `peerway_device.cuh` from Rust, on rings in host memory.
+//! Pushes commands from a CPU thread in place of a kernel: the calls of `peerway_device.cuh` in
+//! Rust, on rings in host memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,34 +19,40 @@ pub struct HostProducer {
     producer: CommandProducer<HostMemory>,
 }
 
-/// What a kernel would be told.
+/// The reason why a push or a wait failed. A kernel gets the same reasons.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostProducerError {
-    /// The rings lie in a GPU's reach and are its kernels' alone.
-    #[error("the rings of this proxy are for kernels: make one without a GPU to push from here")]
+    /// The rings are mapped for a GPU, and only its kernels may push into them.
+    #[error(
+        "this proxy belongs to a GPU, so its rings are for kernels only; \
+         build a proxy without a GPU to push commands from the CPU"
+    )]
     OfAGpu,
-    /// There is no such ring, peer or counter.
-    #[error("there is no {what} {number}: there are {count}")]
+    /// The proxy has no ring, peer or counter with this number.
+    #[error("there is no {what} {number}: there are {count}, numbered from 0")]
     NoSuch {
-        /// Which of them.
+        /// What the number names: "ring", "peer" or "counter".
         what: &'static str,
-        /// Its number.
+        /// The number.
         number: u32,
-        /// How many there are.
+        /// How many the proxy has.
         count: u32,
     },
-    /// The command cannot be written down.
+    /// The command does not fit the command format.
     #[error("{0}")]
     Command(#[from] CommandError),
-    /// It was not pushed.
+    /// The ring did not accept the command.
     #[error("{0}")]
     Push(#[from] PushError),
-    /// An answer or a counter did not come in time.
-    #[error("no answer within the proxy's time-out")]
+    /// The answer or the counter value did not arrive within the time-out.
+    #[error(
+        "the answer or the counter value did not arrive within the time-out; \
+         check that the proxy is armed and the peer is alive"
+    )]
     TimedOut,
-    /// Something before it failed.
-    #[error("a command before this one failed: `Proxy::take_fault` says which")]
+    /// An earlier command failed.
+    #[error("an earlier command failed; call `Proxy::take_fault` to learn which one and why")]
     Failed,
 }
 
@@ -58,12 +65,13 @@ impl HostProducer {
         Ok(Self { shared: shared.clone(), ring, producer })
     }
 
-    /// Bytes of ours into the peer's memory.
+    /// Writes `len` bytes from offset `src` of the local windows to offset `dst` of the peer's
+    /// windows.
     pub fn put(&self, peer: u16, dst: u64, src: u64, len: u64) -> Result<(), HostProducerError> {
         self.push(Command { op: Op::Put, peer, counter: 0, src, dst, len }).map(drop)
     }
 
-    /// The same, and a counter of the peer goes up by one after them.
+    /// Does a [`Self::put`], then raises a counter of the peer by one after the bytes.
     pub fn put_with_count(
         &self,
         peer: u16,
@@ -75,19 +83,21 @@ impl HostProducer {
         self.push(Command { op: Op::PutCount, peer, counter, src, dst, len }).map(drop)
     }
 
-    /// A counter of the peer goes up by one. It is not held back for earlier puts: see [`Self::quiet`].
+    /// Raises a counter of the peer by one. The count does not wait for earlier puts: see
+    /// [`Self::quiet`].
     pub fn signal(&self, peer: u16, counter: u16) -> Result<(), HostProducerError> {
         self.push(Command { op: Op::Signal, peer, counter, ..Command::NOP }).map(drop)
     }
 
-    /// Waits until everything that was pushed here before for the peer is in its memory.
+    /// Waits until all commands that this ring got earlier for the peer are in the peer's memory.
     pub fn quiet(&self, peer: u16) -> Result<(), HostProducerError> {
         let position = self.push(Command { op: Op::Quiet, peer, ..Command::NOP })?;
         self.wait_answer(peer, position, self.timeout())
     }
 
-    /// Waits for the answer to an [`Op::Quiet`] that was pushed here and got that position, for so long: [`Self::quiet`] in
-    /// two steps, of which this one can be done again after [`HostProducerError::TimedOut`].
+    /// Waits up to `timeout` for the answer to an [`Op::Quiet`] that was pushed at `position` of
+    /// this ring. This is the second step of [`Self::quiet`]. The caller can repeat it after
+    /// [`HostProducerError::TimedOut`].
     pub fn wait_answer(
         &self,
         peer: u16,
@@ -104,7 +114,8 @@ impl HostProducer {
         if memory.answered(ring, peer) & 1 == 1 { Err(HostProducerError::Failed) } else { Ok(()) }
     }
 
-    /// Waits until a counter of ours has come to a value. With a peer, its failure ends the wait.
+    /// Waits until a counter of this proxy reaches `value`. With `peer`, a fault of that peer ends
+    /// the wait.
     pub fn wait_counter(
         &self,
         counter: u16,
@@ -114,7 +125,7 @@ impl HostProducer {
         self.wait_counter_for(counter, value, peer, self.timeout())
     }
 
-    /// The same, for so long and not for the proxy's time-out.
+    /// Does [`Self::wait_counter`] with `timeout` instead of the proxy's time-out.
     pub fn wait_counter_for(
         &self,
         counter: u16,
@@ -139,12 +150,13 @@ impl HostProducer {
         if there() { Ok(()) } else { Err(HostProducerError::Failed) }
     }
 
-    /// Pushes any command; its position.
+    /// Pushes any command and returns its position.
     pub fn push(&self, command: Command) -> Result<u64, HostProducerError> {
         self.push_unless(command, || false)
     }
 
-    /// The same; while it waits for room, `interrupted` is asked now and then, and ends the wait as the time-out does.
+    /// Does [`Self::push`] with an interrupt. While it waits for room, it calls `interrupted` now
+    /// and then; `true` ends the wait as the time-out does.
     pub fn push_unless(
         &self,
         command: Command,
@@ -164,7 +176,8 @@ impl HostProducer {
             }
             let patient = start.elapsed() < timeout && (giving_back || !interrupted());
             if !patient && !std::mem::replace(&mut giving_back, true) {
-                // The claim is given back now, for which those behind it have the bound once more.
+                // From here on `push` tries to give the claim back. It waits one more time-out for
+                // the producers that claimed behind it, so the clock restarts.
                 start = Instant::now();
             }
             patient
@@ -172,7 +185,8 @@ impl HostProducer {
         Ok(self.producer.push(&[words], patient)?)
     }
 
-    /// Pushes commands of consecutive positions, as a warp does, bits and all: for tests and benchmarks.
+    /// Pushes words to consecutive positions, as a warp does, without encoding them: for tests and
+    /// benchmarks.
     #[doc(hidden)]
     pub fn push_words(&self, commands: &[[u64; 2]]) -> Result<u64, HostProducerError> {
         Ok(self.producer.push(commands, || {
@@ -198,7 +212,8 @@ fn below(what: &'static str, number: u32, count: usize) -> Result<(), HostProduc
     if number < count { Ok(()) } else { Err(HostProducerError::NoSuch { what, number, count }) }
 }
 
-/// Looks until something is so, or for so long; whether it is. Spins at first, as a kernel would all the time.
+/// Polls `is_so` until it holds or `timeout` is over, and returns whether it holds. It spins at
+/// first, then yields, and sleeps between polls after 1 ms.
 pub(crate) fn wait_for(timeout: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     for looks in 0u64.. {

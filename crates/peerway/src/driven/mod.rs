@@ -1,18 +1,23 @@
-//! The GPU-driven engine: kernels write commands into rings, threads of the host carry them out.
+//! The GPU-driven engine: kernels write commands into rings, and host threads execute them.
 //!
-//! A [`Proxy`] belongs to an endpoint and, usually, to a GPU. It has rings that kernels push commands into
-//! (`include/peerway_device.cuh`), threads that drain them, *windows* (registered memory that commands name by offset) and
-//! *counters* that peers raise and kernels wait for. ProxyPeers exchange [`Proxy::peer_info`]s and are numbered.
+//! A [`Proxy`] belongs to an endpoint and, usually, to a GPU. It has rings that kernels push
+//! commands into (`include/peerway_device.cuh`) and threads that drain the rings. It has *windows*,
+//! which are registered memory that commands name by offset, and *counters*, which peers raise and
+//! kernels wait for. Two proxies exchange their [`Proxy::peer_info`], and each gives the other a
+//! peer number.
 //!
 //! - `ring`: the command ring.
-//! - `memory`: the memory of rings and answers, in the layout of `peerway_core::abi`.
-//! - `counters`: arrivals.
-//! - `space`: windows, and finding the memory that a command means.
-//! - `peer info`, `target`: what peers tell each other, and a peer as commands name it.
-//! - `worker`, `outgoing`, `request`: the threads; what goes to one peer; what is under way.
-//! - `copiers`: what GPUs copy for a worker.
-//! - `forward`: arrivals that are passed on.
-//! - `producer`: a processor in a kernel's place.
+//! - `proxy_memory`: the memory of rings and answers, in the layout of `peerway_core::abi`.
+//! - `counters`: the arrival counters.
+//! - `space`: windows, and the lookup from an offset to a window.
+//! - `peer_info`, `target`: the bytes that peers exchange, and a peer as commands name it.
+//! - `worker`, `outgoing`, `request`: the proxy threads, the commands for one peer, and submitted
+//!   work.
+//! - `copiers`: the GPU copiers of a worker.
+//! - `forward`: the rules that copy arrived bytes to further places.
+//! - `host_producer`: a CPU thread that pushes commands in place of a kernel.
+//! - `fault`: the first failed command of a proxy, and the count of failed commands.
+//! - `proxy`: the public handle and its builder.
 
 mod copiers;
 mod counters;

@@ -1,7 +1,9 @@
-//! What one worker has for one peer: commands that wait, requests, and quiet_requests to be answered when they are over.
+//! The state of one worker for one peer: pending commands, requests in progress, and `quiet`s to
+//! answer.
 //!
-//! Accepted commands are numbered. A request knows the number of its first; everything below the oldest request is
-//! *settled*, so a quiet_request is answered when all that was accepted before it is. Another peer's requests do not count.
+//! Accepted commands are numbered. A request knows the number of its first command. Everything
+//! below the oldest request is *settled*. A `quiet` is answered when all commands that were
+//! accepted before it are settled. Requests to other peers do not count.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -28,16 +30,17 @@ use crate::progress::copy_pool::QUANTUM;
 use crate::transfer::{self, PostMode};
 use peerway_core::abi::FaultCode;
 
-/// Commands that wait for room: beyond that the ring does.
+/// The most commands that wait here for room. Further commands stay in the ring.
 const BACKLOG: usize = 4096;
-/// Flights to one peer: more would only wait elsewhere.
-const FLIGHTS: usize = 64;
-/// Bytes under way to one peer, and in one request.
+/// The most requests in progress to one peer. More would only queue elsewhere.
+const MAX_REQUESTS: usize = 64;
+/// The most bytes in progress to one peer, and the most in one request.
 const WINDOW_BYTES: u64 = 256 << 20;
-const FLIGHT_BYTES: u64 = 64 << 20;
-/// Commands that are posted together at most.
+const REQUEST_BYTES: u64 = 64 << 20;
+/// The most commands in one post.
 const LIST: usize = 256;
-/// Bytes that a worker copies by itself in one stay inside a gate, and before it looks after others: some 100 µs.
+/// Bytes that a worker copies in one stay inside a gate: about 100 µs. It turns to other work after
+/// four times as many.
 const COPY_BYTES: u64 = 1 << 20;
 
 /// Local windows.
@@ -48,27 +51,27 @@ pub(crate) struct Outgoing {
     number: u16,
     pub(crate) target: Arc<PeerTarget>,
     locals: Arc<Locals>,
-    /// For each local window its ways to each of the peer's.
+    /// The copy method from each local window to each window of the peer.
     ways: Vec<CopyMethod>,
     waiting: VecDeque<PendingPut>,
-    /// Commands accepted so far, and those of them that no longer wait.
+    /// The number of accepted commands, and how many of them no longer wait.
     accepted: u64,
     submitted: u64,
     requests: VecDeque<ProxyRequest>,
     bytes_under_way: u64,
     quiet_requests: VecDeque<QuietRequest>,
-    /// Lists of counts and of ranges, kept for the next request.
+    /// Lists of counts and of ranges, kept for reuse.
     spare: Vec<Vec<u16>>,
     lists: Vec<List>,
     /// For each ring of the worker: the fault epoch in which a command from it last failed.
     failed: Vec<Option<u64>>,
     gone: bool,
-    /// Its number is another peer's now.
+    /// Another peer has this number now.
     replaced: bool,
     pub(crate) counts: Tally,
 }
 
-/// What happened since the last look.
+/// Statistics since they were last collected.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) puts: u64,
@@ -77,7 +80,7 @@ pub(crate) struct Tally {
     pub(crate) requests: u64,
 }
 
-/// A command that waits.
+/// A command that waits to be submitted.
 #[derive(Clone, Copy, Debug)]
 struct PendingPut {
     local: u32,
@@ -89,17 +92,18 @@ struct PendingPut {
     origin: PutOrigin,
 }
 
-/// A `quiet` that is to be answered.
+/// A `quiet` that waits for its answer.
 #[derive(Clone, Copy, Debug)]
 struct QuietRequest {
     ring: u32,
-    /// Its ring's place among the worker's.
+    /// The index of its ring among the worker's rings.
     slot: usize,
     position: u64,
     after: u64,
 }
 
-/// Where a command comes from: its ring, that ring's place among the worker's, its position.
+/// The origin of a command: its ring, the index of that ring among the worker's rings, its
+/// position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandOrigin {
     pub(crate) ring: u32,
@@ -107,12 +111,12 @@ pub(crate) struct CommandOrigin {
     pub(crate) position: u64,
 }
 
-/// What faults are told to.
+/// Where workers report faults.
 #[derive(Clone, Copy)]
 pub(crate) struct FaultSink<'a> {
     pub(crate) memory: &'a ProxyMemory,
     pub(crate) faults: &'a Faults,
-    /// How often the owner has fault_epoch.
+    /// The number of faults that the owner has taken.
     pub(crate) fault_epoch: &'a AtomicU64,
 }
 
@@ -137,11 +141,11 @@ impl Outgoing {
             waiting: VecDeque::with_capacity(BACKLOG),
             accepted: 0,
             submitted: 0,
-            requests: VecDeque::with_capacity(FLIGHTS),
+            requests: VecDeque::with_capacity(MAX_REQUESTS),
             bytes_under_way: 0,
             quiet_requests: VecDeque::with_capacity(rings * 64),
             spare: Vec::new(),
-            lists: Vec::with_capacity(FLIGHTS),
+            lists: Vec::with_capacity(MAX_REQUESTS),
             failed: vec![None; rings],
             gone: false,
             replaced: false,
@@ -151,7 +155,7 @@ impl Outgoing {
         outgoing
     }
 
-    /// There are more windows than before; none ever goes.
+    /// Sets the local windows. Windows are only added, never removed.
     pub(crate) fn set_locals(&mut self, locals: Arc<Locals>) {
         let ways = locals.iter().flat_map(|(_, local)| {
             (0..self.target.space.len()).map(|window| self.target.way(local, window))
@@ -160,7 +164,7 @@ impl Outgoing {
         self.locals = locals;
     }
 
-    /// Takes a command; `Break` leaves it in its ring.
+    /// Accepts a command. `Break` leaves it in its ring.
     #[inline]
     pub(crate) fn take(
         &mut self,
@@ -198,7 +202,7 @@ impl Outgoing {
         ControlFlow::Continue(())
     }
 
-    /// Whether a command is about windows and counters that there are.
+    /// Checks that the windows and the counter of a command exist.
     #[inline]
     fn check(&self, command: &Command, origin: PutOrigin) -> Result<PendingPut, FaultCode> {
         if self.gone {
@@ -223,16 +227,16 @@ impl Outgoing {
         sink.faults.raise(sink.memory, Fault { code, peer: self.number, ring, op, position });
     }
 
-    /// Submits what waits, as far as there is room; whether anything was.
+    /// Submits pending commands as far as there is room. Returns whether it submitted any.
     pub(crate) fn submit(&mut self, copiers: &mut Copiers, sink: FaultSink<'_>) -> bool {
         let before = self.submitted;
         let copied_before = self.counts.bytes;
         while let Some(put) = self.waiting.front().copied() {
-            let full = self.requests.len() >= FLIGHTS || self.bytes_under_way >= WINDOW_BYTES;
+            let full = self.requests.len() >= MAX_REQUESTS || self.bytes_under_way >= WINDOW_BYTES;
             let submitted = match self.way(&put) {
                 _ if put.len == 0 && !full => self.count_only(put),
                 _ if put.len == 0 => break,
-                // Others have their turn.
+                // Leaves time for the other peers.
                 CopyMethod::Copy { .. } if self.counts.bytes - copied_before >= 4 * COPY_BYTES => {
                     break;
                 }
@@ -246,10 +250,10 @@ impl Outgoing {
             };
             match submitted {
                 Ok(true) => {}
-                // No room elsewhere: the next time.
+                // No room in the copier or the endpoint: try again in the next round.
                 Ok(false) => break,
                 Err(code) => {
-                    // The first of those that wait is at fault.
+                    // The failure belongs to the first pending command.
                     if let Some(put) = self.waiting.pop_front() {
                         self.submitted += 1;
                         self.fail(sink, code, put.origin);
@@ -262,17 +266,17 @@ impl Outgoing {
 
     fn way(&self, put: &PendingPut) -> &CopyMethod {
         let at = put.local as usize * self.target.space.len() + put.remote as usize;
-        // A signal has no windows, and there may be none at all.
+        // A signal has no windows, and the sides may have none.
         self.ways.get(at).unwrap_or(&CopyMethod::Post)
     }
 
     fn fail(&mut self, sink: FaultSink<'_>, code: FaultCode, origin: PutOrigin) {
-        // Flights hold commands of several rings.
+        // A request holds commands of several rings.
         self.failed.fill(Some(sink.fault_epoch()));
         self.tell(sink, code, origin);
     }
 
-    /// A command without bytes.
+    /// Submits a command without bytes.
     fn count_only(&mut self, put: PendingPut) -> Result<bool, FaultCode> {
         let Some(counter) = put.counter else {
             self.passed(1);
@@ -291,13 +295,14 @@ impl Outgoing {
         Ok(true)
     }
 
-    /// `count` of those that wait were submitted.
+    /// Removes the first `count` pending commands, which are submitted now.
     fn passed(&mut self, count: usize) {
         self.waiting.drain(..count);
         self.submitted += count as u64;
     }
 
-    /// The proxy copies: this command, and those after it between the same windows, as far as one stay inside the owner's gate allows.
+    /// Copies this command and the following ones between the same windows, up to the limit for one
+    /// stay inside the owner's gate.
     fn copy_run(&mut self, src: *mut u8, dst: *mut u8) -> Result<bool, FaultCode> {
         let Some(first) = self.waiting.front().copied() else { return Ok(false) };
         let target = self.target.clone();
@@ -308,8 +313,8 @@ impl Outgoing {
             if !same || put.len == 0 || bytes >= COPY_BYTES {
                 break;
             }
-            // SAFETY: both ranges were checked against their windows; ours is kept by the window, the peer's is mapped
-            // while its gate admits us.
+            // SAFETY: `check` checked both ranges against their windows. The local window keeps its
+            // memory alive, and the peer's memory stays mapped while its gate is entered.
             let copied = unsafe {
                 let (from, to) = (src.add(put.src as usize), dst.add(put.dst as usize));
                 pass.copy(put.remote as usize, to, from, put.len)
@@ -332,13 +337,13 @@ impl Outgoing {
                 (Err(code), _) => Err(code),
             };
             match counted {
-                // No room for its count: it is copied once more, and counted then.
+                // No room for its count: the next round copies the bytes again and counts then.
                 Ok(0) => {
                     result = Ok(false);
                     break;
                 }
                 Ok(_) => {}
-                // The command is at fault, those before it are not.
+                // Only this command failed. The ones before it are copied.
                 Err(code) => {
                     result = Err(code);
                     break;
@@ -356,27 +361,27 @@ impl Outgoing {
         result
     }
 
-    /// A GPU copies: as many of those that wait as it reaches.
+    /// Has a GPU copy as many pending commands as it can access.
     fn copy_by_gpu(&mut self, first: PendingPut, copiers: &mut Copiers) -> Result<bool, FaultCode> {
         let CopyMethod::Gpu { device, .. } = self.way(&first) else { return Ok(false) };
         let (device, target) = (device.clone(), self.target.clone());
         let (mut gates, mut bytes, mut taken) = (Gates::default(), 0, 0);
         let mut counts = self.spare.pop().unwrap_or_default();
         let mut refused = None;
-        // The driver is asked once for every window of a list.
+        // Ask the driver only once for every window of a list.
         let mut known = 0u64;
         let fill = |list: &mut Gathered, room: usize| {
             for put in &self.waiting {
                 let CopyMethod::Gpu { device: other, src, dst, by_kernel } = self.way(put) else {
                     break;
                 };
-                let fits = list.runs.len() < room && bytes < FLIGHT_BYTES && put.len > 0;
+                let fits = list.runs.len() < room && bytes < REQUEST_BYTES && put.len > 0;
                 if !fits || other.index() != device.index() {
                     break;
                 }
                 let bit = 1u64 << put.local;
                 if known & bit == 0 && self.locals.get(put.local as usize).is_freed() {
-                    // A copy of it would end the context of the whole process.
+                    // A copy from freed memory would destroy the CUDA context of the whole process.
                     refused = Some(FaultCode::Source);
                     break;
                 }
@@ -394,8 +399,8 @@ impl Outgoing {
             }
             hooks::about_to_copy();
         };
-        // SAFETY: all ranges were checked against their windows, which are kept; the gates keep the peer's mapped
-        // until the request has ended.
+        // SAFETY: `check` checked all ranges against their windows, which keep the local memory
+        // alive. The gates keep the peer's memory mapped until the request has ended.
         let submitted = unsafe { copiers.submit(&device, fill) };
         match submitted {
             Ok(Some(pending)) => {
@@ -416,14 +421,15 @@ impl Outgoing {
                 refused.map_or(Ok(false), Err)
             }
             Err(error) => {
-                tracing::error!(%error, "a GPU took no copies");
+                tracing::error!(%error, "a GPU copier rejected the copies of a proxy");
                 gates.leave(&target);
                 Err(FaultCode::Failed)
             }
         }
     }
 
-    /// The endpoint carries it: one command with a count, or several without between the same windows.
+    /// Posts to the endpoint: one command with a count, or several without counts between the same
+    /// windows.
     fn post(&mut self, first: PendingPut) -> Result<bool, FaultCode> {
         let local = self.locals.get(first.local as usize);
         let remote = self.target.space.get(first.remote as usize);
@@ -446,12 +452,12 @@ impl Outgoing {
         let (mut count, mut bytes) = (1, first.len);
         if first.counter.is_none() && self.waiting.get(1).as_ref().is_some_and(goes_along) {
             let mut pairs = self.lists.pop().unwrap_or_else(|| vec![one; LIST].into());
-            // Nobody else has it: lists come back when their requests are over.
+            // The list is unshared, because `poll` keeps only lists without other owners.
             if let Some(places) = Arc::get_mut(&mut pairs) {
                 let others = self.waiting.iter().take_while(goes_along);
                 (count, bytes) = (0, 0);
                 for (place, put) in places.iter_mut().zip(others) {
-                    if bytes >= FLIGHT_BYTES {
+                    if bytes >= REQUEST_BYTES {
                         break;
                     }
                     *place = pair_of(put);
@@ -486,7 +492,7 @@ impl Outgoing {
             }
             Err(PostError::PeerGone) => return Err(FaultCode::PeerGone),
             Err(error) => {
-                tracing::warn!(%error, "a put was not posted");
+                tracing::warn!(%error, "failed to post a put to the endpoint");
                 return Err(FaultCode::Failed);
             }
         };
@@ -501,7 +507,7 @@ impl Outgoing {
         Ok(true)
     }
 
-    /// Looks at what is under way and answers what can be answered; whether anything moved.
+    /// Polls the requests in progress and answers `quiet`s. Returns whether it made progress.
     pub(crate) fn poll(&mut self, copiers: &Copiers, sink: FaultSink<'_>) -> bool {
         let mut moved = false;
         let mut failed = None;
@@ -524,7 +530,7 @@ impl Outgoing {
             if counts.capacity() > 0 {
                 self.spare.push(counts);
             }
-            // One that somebody still has is not kept: a transfer that was given up may be at work on it.
+            // A list with other owners is not kept: an abandoned transfer may still read it.
             self.lists.extend(request.take_list().filter(|list| Arc::strong_count(list) == 1));
             self.requests.pop_front();
             moved = true;
@@ -536,7 +542,8 @@ impl Outgoing {
         moved | self.answer(sink)
     }
 
-    /// The peer is gone: kernels that wait for it are told, and what waits fails.
+    /// Handles the loss of the peer: sets its fault for waiting kernels and fails the pending
+    /// commands.
     fn lose(&mut self, sink: FaultSink<'_>) {
         if std::mem::replace(&mut self.gone, true) {
             return;
@@ -553,14 +560,14 @@ impl Outgoing {
         self.passed(waiting);
     }
 
-    /// Another peer has its number: what waits fails, what is under way ends, and kernels that wait for the new one hear nothing
-    /// of it.
+    /// Handles the reuse of the peer's number: pending commands fail and requests run to their end.
+    /// Kernels that wait for the new peer see no fault of this one.
     pub(crate) fn replace(&mut self, sink: FaultSink<'_>) {
         self.replaced = true;
         self.lose(sink);
     }
 
-    /// Everything up to this number is over.
+    /// All commands up to this number have ended.
     fn settled(&self) -> u64 {
         self.requests.front().map_or(self.submitted, |oldest| oldest.first - 1)
     }
@@ -581,13 +588,13 @@ impl Outgoing {
 
     #[inline]
     fn reply(&self, sink: FaultSink<'_>, ring: u32, slot: usize, position: u64) {
-        // What failed before the owner looked at it is fault_epoch, except that a peer is gone.
+        // A fault that the owner has taken no longer counts, except that a peer is gone.
         let later = |when: u64| when >= sink.fault_epoch();
         let failed = u64::from(self.gone || self.failed[slot].is_some_and(later));
         sink.memory.answer(ring as usize, self.number.into(), (position + 1) << 1 | failed);
     }
 
-    /// Whether there is nothing to do for it.
+    /// Whether this peer has no work.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.requests.is_empty() && self.quiet_requests.is_empty()
     }
@@ -597,16 +604,16 @@ impl Outgoing {
 struct Pass<'a> {
     gates: Gates,
     target: &'a PeerTarget,
-    /// Stores past the cache are not ordered yet.
+    /// Non-temporal stores are not ordered yet.
     streamed: bool,
 }
 
 impl Pass<'_> {
-    /// Copies, in quanta between which a gate that was closed is noticed.
+    /// Copies in quanta, and leaves the gate between them, so that a closed gate takes effect.
     ///
     /// # Safety
     ///
-    /// Both ranges are valid, the destination while its gate admits us.
+    /// Both ranges are valid. The destination is valid while its gate is entered.
     #[inline]
     unsafe fn copy(
         &mut self,
@@ -635,7 +642,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// What was stored is seen before what follows.
+    /// Orders the non-temporal stores before all later stores.
     fn settle(&mut self) {
         if std::mem::take(&mut self.streamed) {
             store_fence();

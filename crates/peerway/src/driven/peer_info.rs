@@ -1,4 +1,5 @@
-//! What a proxy tells its peers: descriptors of its windows and of its counters, as bytes that are handed over by any means.
+//! The bytes that a proxy gives to its peers: descriptors of its windows and of its counters. The
+//! application can send them by any means.
 
 use peerway_core::descriptor::DESCRIPTOR_LEN;
 use serde::{Deserialize, Serialize};
@@ -6,16 +7,17 @@ use serde::{Deserialize, Serialize};
 use super::space::Window;
 
 const VERSION: u16 = 2;
-/// Windows that a peer info may name: more than anybody has, and few enough that a peer's peer info cannot fill memory.
+/// The most windows that peer info may name. It is more than any proxy has, and small enough that a
+/// peer's bytes cannot exhaust memory.
 pub(crate) const MAX_WINDOWS: usize = 64;
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct PeerInfo {
     version: u16,
-    /// The endpoint's, for threads that want lanes of their own.
+    /// The endpoint's metadata, for proxy threads that open their own sub-sessions.
     pub(crate) metadata: Bytes,
     pub(crate) windows: Vec<(Window, Bytes)>,
-    /// Counters, and the id of the first where a count goes by lanes.
+    /// The number of counters, and the id of the first one for counts that travel on lanes.
     pub(crate) counters: u32,
     pub(crate) first_id: u32,
     pub(crate) counter_words: Bytes,
@@ -44,12 +46,12 @@ impl PeerInfo {
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        postcard::to_allocvec(self).expect("memory is there, and nothing else can fail")
+        postcard::to_allocvec(self).expect("serialising to a vector fails only without memory")
     }
 
-    /// `None` for bytes that are no peer info of this version.
+    /// `None` if the bytes are not peer info of this version.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        // A peer info of so many windows is shorter than this; nothing longer is looked at.
+        // Peer info with the most windows is shorter than this, so longer input is rejected unread.
         if bytes.len() > (MAX_WINDOWS + 16) * 128 {
             return None;
         }
@@ -69,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cut_off_or_of_another_kind_is_no_card() {
+    fn truncated_or_foreign_bytes_are_not_peer_info() {
         let window = Window { base: 0, len: 4096 };
         let info = PeerInfo::new(
             vec![9; 40],

@@ -36,17 +36,18 @@ use crate::peers::Whom;
 use crate::session::connect::TimeLimit;
 use crate::threads;
 
-/// Threads of a proxy, unless told otherwise, at most.
+/// The most threads of a proxy by default.
 const THREADS: usize = 4;
-/// Rings of a thread: warps that share one wait for each other.
+/// Rings per thread by default. Warps that share a ring wait for each other.
 const RINGS_EACH: usize = 8;
 const SLOTS: u32 = 2048;
 
-/// Rings that kernels push commands into, and threads that carry them out. See the [module](super).
+/// Rings that kernels push commands into, and threads that execute the commands. See the
+/// [module](super).
 pub struct Proxy {
     shared: Arc<ProxyShared>,
     endpoint: Weak<Inner>,
-    /// Keeps the windows' advertisements.
+    /// Keeps the advertisements of the windows.
     regions: std::sync::Mutex<Vec<Region>>,
     first_id: u32,
     threads: Vec<JoinHandle<()>>,
@@ -54,12 +55,13 @@ pub struct Proxy {
     copier: CopierKind,
     workers: usize,
     fork_generation: u32,
-    /// GPUs that workers have copiers for. Held by whoever adds windows, peers or rules, from before the driver is asked until workers are
-    /// told: they take locks that the others need, and no worker ever takes this one.
+    /// GPUs that the workers have copiers for. `window`, `add_peer` and `forward` hold this lock
+    /// from before they call the CUDA driver until the workers can see the change. Workers take the
+    /// other locks, so no other lock may be held across a driver call. No worker takes this one.
     copying: std::sync::Mutex<Vec<u32>>,
 }
 
-/// How a [`Proxy`] is to be made.
+/// Configures and builds a [`Proxy`].
 #[derive(Clone, Debug)]
 pub struct ProxyBuilder {
     endpoint: Endpoint,
@@ -73,68 +75,72 @@ pub struct ProxyBuilder {
     copier: CopierKind,
 }
 
-/// What could not be done for a proxy.
+/// The reason why an operation on a proxy failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProxyError {
-    /// A number is out of its range.
-    #[error("{what} must be between {least} and {most}, and was given as {given}")]
+    /// A setting is out of its range.
+    #[error("{what} must be between {least} and {most}, not {given}")]
     OutOfRange {
-        /// Which.
+        /// The setting.
         what: &'static str,
-        /// As it was given.
+        /// The given value.
         given: u64,
-        /// The least it can be.
+        /// The smallest allowed value.
         least: u64,
-        /// And the most.
+        /// The largest allowed value.
         most: u64,
     },
-    /// A rule about arrivals makes no sense.
+    /// A forwarding rule is invalid.
     #[error("arrivals of counter {counter} cannot be forwarded: {why}")]
     Forward {
         /// The rule's counter.
         counter: u16,
-        /// What is wrong with it.
+        /// What is wrong with the rule.
         why: &'static str,
     },
-    /// No more windows fit.
+    /// The proxy has no room for another window.
     #[error(
-        "no room for a window of {len} bytes: a proxy has at most {MAX_WINDOWS}, of 256 GiB together"
+        "no room for a window of {len} bytes: \
+         a proxy has at most {MAX_WINDOWS} windows, 256 GiB in all"
     )]
     NoRoom {
-        /// Its length.
+        /// The length of the window.
         len: u64,
     },
-    /// The peer's number is taken.
-    #[error("peer {number} is there already; a number is free again when its peer is gone")]
+    /// A live peer has this number.
+    #[error("peer {number} is there already; use another number, or wait until that peer is gone")]
     Taken {
         /// The number.
         number: u16,
     },
-    /// The bytes are not what [`Proxy::peer_info`] of this version gave.
-    #[error("these are not the bytes of a proxy's info, or those of another version")]
+    /// The bytes are not peer info of this version: see [`Proxy::peer_info`].
+    #[error(
+        "these are not the bytes of a proxy's info; \
+         pass what `Proxy::peer_info` of the same Peerway version returned"
+    )]
     NotPeerInfo,
-    /// The endpoint has no room for another proxy's counters, or is closed.
-    #[error("the endpoint is closed, or has {most} proxies already")]
+    /// The endpoint has no room for the counters of another proxy, or it is closed.
+    #[error("the endpoint is closed, or it already has {most} proxies, which is the limit")]
     NoIds {
-        /// How many there can be.
+        /// The most proxies of one endpoint.
         most: usize,
     },
-    /// RingWords could not be registered or advertised.
+    /// Memory could not be registered or advertised.
     #[error("{0}")]
     Register(#[from] RegisterError),
     /// The peer's memory could not be imported.
     #[error("{0}")]
     Import(#[from] ImportError),
-    /// The GPU.
+    /// A GPU operation failed.
     #[error("{0}")]
     Gpu(#[from] GpuError),
-    /// A thread could not be started.
-    #[error("a thread could not be started: {0}")]
+    /// The system could not start a thread.
+    #[error("cannot start a proxy thread: {0}")]
     Thread(std::io::Error),
 }
 
-/// What a proxy did.
+/// Statistics of a proxy.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct ProxyStats {
@@ -142,75 +148,84 @@ pub struct ProxyStats {
     pub commands: u64,
     /// Puts submitted.
     pub puts: u64,
-    /// And their bytes.
+    /// Bytes of the submitted puts.
     pub bytes: u64,
-    /// Counters of peers raised.
+    /// Counts sent to counters of peers.
     pub counts: u64,
-    /// Submissions that puts went in; those that a thread of the proxy copied by itself are not among them.
+    /// Submissions of puts to a GPU or to the endpoint. Puts that a proxy thread copied are not
+    /// included.
     pub requests: u64,
     /// Commands that failed.
     pub faults: u64,
 }
 
 impl ProxyBuilder {
-    /// Rings for kernels of this GPU. Without it, rings for processors ([`Proxy::producer`]).
+    /// Makes rings for kernels of this GPU. Without it, the rings are for CPU threads
+    /// ([`Proxy::host_producer`]).
     ///
-    /// A kernel that waits holds up whatever shares its hardware queue, the engine's copies too if they happen to be in the same. A process has
-    /// eight such queues, but two under MPS: set `CUDA_DEVICE_MAX_CONNECTIONS=32` there, before CUDA is first used.
+    /// A kernel that waits blocks all work in its hardware queue. If the engine's copies share that
+    /// queue, it blocks them too. A process has eight hardware queues, but only two under MPS. Set
+    /// `CUDA_DEVICE_MAX_CONNECTIONS=32` there before the first use of CUDA.
     pub fn gpu(mut self, gpu: u32) -> Self {
         self.gpu = Some(gpu);
         self
     }
 
-    /// Threads that drain rings, each with lanes of its own to peers that lanes lead to. By default a quarter of the processors, at most four.
+    /// Sets the number of threads that drain rings. Each thread has its own lanes to peers that
+    /// lanes lead to. The default is a quarter of the CPUs, at most four.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// Rings, dealt to the threads. By default eight for each.
+    /// Sets the number of rings, which the threads share out. The default is eight per thread.
     pub fn rings(mut self, rings: usize) -> Self {
         self.rings = Some(rings);
         self
     }
 
-    /// Commands that a ring holds: rounded up to a power of two. By default 2048.
+    /// Sets the number of commands that a ring holds, rounded up to a power of two. The default is
+    /// 2048.
     pub fn slots(mut self, slots: u32) -> Self {
         self.slots = slots;
         self
     }
 
-    /// ProxyPeers that can be numbered: 64 by default.
+    /// Sets the number of peer numbers. The default is 64.
     pub fn peers(mut self, peers: usize) -> Self {
         self.peers = peers;
         self
     }
 
-    /// Counters that peers can raise: 1024 by default.
+    /// Sets the number of counters that peers can raise. The default is 1024.
     pub fn counters(mut self, counters: usize) -> Self {
         self.counters = counters;
         self
     }
 
-    /// The longest that a kernel waits for room, an answer or a counter: 10 s by default.
+    /// Sets the longest time that a kernel waits for room, an answer or a counter. The default is
+    /// 10 s.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How GPUs copy what they reach on both sides: by a kernel for each batch of puts ([`CopierKind::Launched`], the default), by the driver's engines,
-    /// or, with [`CopierKind::Resident`], what is few and small by a kernel that stays while there is something to do, which is
-    /// sooner and takes two multiprocessors for each thread.
+    /// Sets how GPUs copy memory that they can access on both sides.
+    ///
+    /// - [`CopierKind::Launched`] (the default) launches a kernel for each batch of puts.
+    /// - [`CopierKind::Engines`] uses the driver's copies.
+    /// - [`CopierKind::Resident`] adds a kernel for small batches that stays resident while there
+    ///   is work. It is faster and takes two multiprocessors for each thread.
     pub fn copier(mut self, copier: CopierKind) -> Self {
         self.copier = copier;
         self
     }
 
-    /// Makes it, with its threads asleep.
+    /// Builds the proxy. Its threads sleep until it is armed.
     ///
     /// # Errors
     ///
-    /// [`ProxyError`]: a number out of range, no such GPU, no memory.
+    /// [`ProxyError`]: a setting is out of range, the GPU does not exist, or there is no memory.
     pub fn build(self) -> Result<Proxy, ProxyError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or_else(|| (cores / 4).clamp(1, THREADS));
@@ -285,7 +300,7 @@ impl ProxyBuilder {
 }
 
 impl Proxy {
-    /// A proxy of this endpoint, to be described further.
+    /// Starts to configure a proxy of this endpoint.
     pub fn builder(endpoint: &Endpoint) -> ProxyBuilder {
         ProxyBuilder {
             endpoint: endpoint.clone(),
@@ -300,8 +315,8 @@ impl Proxy {
         }
     }
 
-    /// Makes registered memory a window: commands name it from then on, and so do those of peers that are given a peer info
-    /// made after this.
+    /// Makes registered memory a window. From then on local commands can name it. Peers can name it
+    /// if they got peer info that was made after this call.
     ///
     /// # Errors
     ///
@@ -312,7 +327,8 @@ impl Proxy {
         if let Some(device) = region.handle.memory.device() {
             self.have_copiers(&mut copying, device)?;
         }
-        // Mapped now, before anything is locked that a worker reads: it may not ask the driver for it while a kernel waits.
+        // Map now, before taking a lock that a worker reads. A worker must not ask the driver for
+        // the mapping while a kernel waits for that worker.
         let targets = self.shared.targets.read().unwrap().clone();
         for target in targets.iter().flatten().flat_map(Targets::all) {
             (0..target.space.len()).for_each(|at| drop(target.way(&region.handle.memory, at)));
@@ -329,8 +345,8 @@ impl Proxy {
         Ok(window)
     }
 
-    /// What a peer needs to send to us: bytes that grant it the windows, for writing, and the counters. To be handed over by any
-    /// means.
+    /// Returns the bytes that a peer needs to send to this proxy. They grant write access to the
+    /// windows and the counters. The application can send them by any means.
     ///
     /// # Errors
     ///
@@ -347,19 +363,21 @@ impl Proxy {
         let words = counters.region.advertise(Access::WRITE)?;
         let count = counters.count() as u32;
         let endpoint = self.endpoint.upgrade();
-        // Whoever has the peer info may open sub-sessions.
+        // A peer that has this peer info may open sub-sessions.
         if let Some(Err(error)) = endpoint.as_ref().map(|e| e.have_sub_sessions(self.workers - 1)) {
-            tracing::warn!(%error, "threads of a proxy share lanes");
+            tracing::warn!(%error, "cannot create a shard per proxy thread; threads share lanes");
         }
         let metadata = endpoint.map(|endpoint| endpoint.metadata()).unwrap_or_default();
         Ok(PeerInfo::new(metadata, described?, count, self.first_id, words).to_bytes())
     }
 
-    /// Has commands to `number` go to this peer, whose proxy gave the peer info; its windows, as kernels name them.
+    /// Makes `number` stand for this peer in commands. The peer's proxy made `info`. Returns the
+    /// peer's windows, as kernels name them.
     ///
     /// # Errors
     ///
-    /// [`ProxyError`]: the number is out of range or taken, the bytes are no peer info, or an import fails.
+    /// [`ProxyError`]: the number is out of range or in use, the bytes are not peer info, or an
+    /// import fails.
     pub fn add_peer(
         &self,
         number: u16,
@@ -379,7 +397,8 @@ impl Proxy {
         }
         let locals = self.shared.locals.read().unwrap().clone();
         let all = self.sub_sessions(target, &info, &locals);
-        // Mapped and made ready before workers hear of it: later a kernel may wait for it, and the driver for the kernel.
+        // Map the memory and create the copiers before the workers see the peer. Later a kernel may
+        // wait for the worker while the driver waits for that kernel.
         let mut copying = self.copying.lock().unwrap();
         let locals = self.shared.locals.read().unwrap().clone();
         for target in &all {
@@ -404,8 +423,9 @@ impl Proxy {
         Ok(windows)
     }
 
-    /// What each thread sends to: where lanes carry anything, each thread has a session of its own with the peer, so that none waits
-    /// for another's lanes. One that cannot be had is no failure.
+    /// Returns the target of each thread. If lanes carry anything, each thread gets its own
+    /// sub-session with the peer, so that no thread waits for the lanes of another. A thread
+    /// without a sub-session shares the first target; that is not an error.
     fn sub_sessions(
         &self,
         first: Arc<PeerTarget>,
@@ -423,10 +443,11 @@ impl Proxy {
         let sub_sessions = endpoint.have_sub_sessions(self.workers - 1);
         self.shared.counters.note_lanes();
         if let Err(error) = sub_sessions {
-            tracing::warn!(%error, "threads of a proxy share lanes");
+            tracing::warn!(%error, "cannot create a shard per proxy thread; threads share lanes");
             return all;
         }
-        // One limit for all of them: a peer that hangs costs one time-out, not one for each thread.
+        // One limit for all sub-sessions: a peer that hangs costs one time-out, not one for each
+        // thread.
         let limit = TimeLimit::new(endpoint.config.connect_timeout);
         for worker in 1..self.workers {
             let whom = Whom { who: session.incarnation, sub_session: worker as u16 };
@@ -437,7 +458,11 @@ impl Proxy {
             match target {
                 Ok(target) => all.push(Arc::new(target)),
                 Err(error) => {
-                    tracing::warn!(%error, worker, "a proxy's thread shares the lanes of another");
+                    tracing::warn!(
+                        %error,
+                        worker,
+                        "cannot open a sub-session; this proxy thread shares the first one's lanes"
+                    );
                     all.push(all[0].clone());
                 }
             }
@@ -445,13 +470,14 @@ impl Proxy {
         all
     }
 
-    /// CommandOrigin now on, whenever the rule's counter rises, what has arrived is copied on, and then others are told. It is done by the
-    /// proxy's threads, while it is armed.
+    /// Adds a forwarding rule. Whenever the rule's counter rises from now on, the proxy's threads
+    /// copy the arrived bytes and then raise the rule's counters. They do so while the proxy is
+    /// armed.
     ///
     /// # Errors
     ///
-    /// [`ProxyError::Forward`]: a place outside its region or of another length, a counter that there is not, or that has a rule
-    /// already.
+    /// [`ProxyError::Forward`]: a place lies outside its region or has another length, a counter
+    /// does not exist, or the counter already has a rule.
     pub fn forward(&self, mut rule: Forward) -> Result<(), ProxyError> {
         let counter = rule.counter;
         let no = |why| Err(ProxyError::Forward { counter, why });
@@ -460,13 +486,13 @@ impl Proxy {
             return no("there is no such counter");
         }
         if rule.then.contains(&counter) {
-            return no("it would count itself");
+            return no("the rule would make its counter count itself");
         }
         if !is_inside(&rule.from) || !rule.to.iter().all(is_inside) {
             return no("a place lies outside its region");
         }
         if rule.to.iter().any(|place| place.len != rule.from.len) {
-            return no("a place has another length than what arrives");
+            return no("a place has another length than the arriving bytes");
         }
         let mut copying = self.copying.lock().unwrap();
         for place in std::iter::once(&rule.from).chain(&rule.to) {
@@ -486,7 +512,7 @@ impl Proxy {
         Ok(())
     }
 
-    /// Takes the rule of a counter away; false where it had none.
+    /// Removes the rule of a counter. Returns false if it had none.
     pub fn stop_forwarding(&self, counter: u16) -> bool {
         let mut rules = self.shared.forwards.write().unwrap();
         let before = rules.len();
@@ -500,8 +526,9 @@ impl Proxy {
         taken
     }
 
-    /// Makes copiers of a GPU for every worker, and what else transfers will want of the driver. Here, because it may wait for kernels
-    /// meanwhile, and kernels for workers.
+    /// Creates the copiers of a GPU for every worker, and everything else that transfers need from
+    /// the driver. The worker does not do this itself: the driver may wait for kernels meanwhile,
+    /// and those kernels may wait for workers.
     fn have_copiers(&self, copying: &mut Vec<u32>, device: &Arc<Device>) -> Result<(), ProxyError> {
         if copying.contains(&device.index()) {
             return Ok(());
@@ -510,9 +537,9 @@ impl Proxy {
         for worker in 0..self.workers {
             match Set::new(device, self.copier) {
                 Ok(set) => self.shared.copiers.lock().unwrap().push((worker, set)),
-                // Copies go by the driver then.
+                // Without kernels the driver's copies do the work.
                 Err(error @ GpuError::NoKernels { .. }) => {
-                    tracing::warn!(%error, "puts are copied one by one");
+                    tracing::warn!(%error, "no copy kernels; the driver copies puts one by one");
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -526,7 +553,8 @@ impl Proxy {
         self.shared.generation.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What a kernel is given: the address of a `peerway_proxy`, which stays until the proxy is dropped.
+    /// The argument for kernels: the address of a `peerway_proxy`. It stays valid until the proxy
+    /// is dropped.
     pub fn handle(&self) -> u64 {
         self.shared.memory.handle()
     }
@@ -536,49 +564,49 @@ impl Proxy {
         self.gpu
     }
 
-    /// Rings that there are.
+    /// The number of rings.
     pub fn rings(&self) -> u32 {
         self.shared.memory.shape().rings as u32
     }
 
-    /// ProxyPeers that can be numbered.
+    /// The number of peer numbers.
     pub fn peers(&self) -> u32 {
         self.shared.memory.shape().peers as u32
     }
 
-    /// Counters that peers can raise.
+    /// The number of counters that peers can raise.
     pub fn counters(&self) -> u32 {
         self.shared.memory.shape().counters as u32
     }
 
-    /// Has the threads look for commands, from before a kernel is launched until after it has ended: while nobody has this,
-    /// they sleep.
+    /// Makes the threads poll for commands while the returned guard lives. Hold the guard from
+    /// before a kernel is launched until after it has ended. Without a guard the threads sleep.
     pub fn arm(&self) -> Armed {
         Armed::new(&self.shared)
     }
 
-    /// A processor in a kernel's place.
+    /// A producer that pushes commands from the CPU in place of a kernel.
     ///
     /// # Errors
     ///
-    /// [`HostProducerError`]: the rings are a GPU's, or there is no such ring.
+    /// [`HostProducerError`]: the rings belong to a GPU, or the ring does not exist.
     pub fn host_producer(&self, ring: u32) -> Result<HostProducer, HostProducerError> {
         HostProducer::new(&self.shared, ring)
     }
 
-    /// Where a counter of ours is.
+    /// The value of a counter of this proxy.
     pub fn counter(&self, counter: u16) -> u64 {
         self.shared.counters.value(counter.into())
     }
 
-    /// Waits until a counter has come to a value, or for so long; where it is then.
+    /// Waits until a counter reaches `value` or `timeout` is over. Returns the counter's value.
     pub fn wait_counter(&self, counter: u16, value: u64, timeout: Duration) -> u64 {
         super::host_producer::wait_for(timeout, || self.counter(counter) >= value);
         self.counter(counter)
     }
 
-    /// The first fault since the last time this was asked. What failed before is fault_epoch: a kernel's `quiet` speaks of later
-    /// commands alone, except for peers that are gone.
+    /// Takes the first fault since the last call. Faults up to then no longer count: a kernel's
+    /// `quiet` reports only failures of later commands, except for peers that are gone.
     pub fn take_fault(&self) -> Option<Fault> {
         let fault = self.shared.faults.take(&self.shared.memory);
         if fault.is_some() {
@@ -587,7 +615,7 @@ impl Proxy {
         fault
     }
 
-    /// What it did so far.
+    /// Statistics since the proxy was built.
     pub fn stats(&self) -> ProxyStats {
         let stats = &self.shared.stats;
         let load = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Relaxed);
@@ -605,14 +633,14 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         if process::fork_generation() != self.fork_generation {
-            // A forked child has neither the threads nor locks that it can trust.
+            // A forked child has none of these threads, and the locks may be in any state.
             self.threads.drain(..).for_each(std::mem::forget);
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
         self.shared.rouse();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so.
+            // A thread that panicked has already reported it.
             let _ = thread.join();
         }
         if let Some(endpoint) = self.endpoint.upgrade() {
@@ -628,7 +656,7 @@ impl fmt::Debug for Proxy {
     }
 }
 
-/// While it lives, the proxy's threads look for commands.
+/// The proxy's threads poll for commands while this guard lives.
 #[must_use = "the proxy is armed only while this lives"]
 pub struct Armed {
     shared: Arc<ProxyShared>,
@@ -655,10 +683,10 @@ impl fmt::Debug for Armed {
     }
 }
 
-/// Hardware queues below which a copy is likely to be behind a kernel that waits for it.
+/// With fewer hardware queues, a copy is likely to queue behind a kernel that waits for it.
 const QUEUES: u32 = 8;
 
-/// Says so where kernels that wait would hold up the copies that they wait for.
+/// Warns if kernels that wait would block the copies that they wait for.
 fn check_queues(device: &Device) {
     let asked = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
     let few = match asked.and_then(|asked| asked.parse::<u32>().ok()) {
@@ -668,12 +696,13 @@ fn check_queues(device: &Device) {
     if few {
         tracing::warn!(
             gpu = device.index(),
-            "kernels that wait may hold up the copies that they wait for: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA is used"
+            "kernels that wait may block the copies that they wait for: \
+             set CUDA_DEVICE_MAX_CONNECTIONS=32 before the first use of CUDA"
         );
     }
 }
 
-/// Processors near a GPU; none where that is not known.
+/// The CPUs near a GPU. Empty if unknown.
 fn cpus_near(device: &Device) -> Vec<usize> {
     let node = device.gpu.facts().numa.and_then(|node| u16::try_from(node).ok());
     node.map(|node| cpus_of_node(Path::new("/"), node)).unwrap_or_default()
@@ -687,7 +716,7 @@ fn within(what: &'static str, given: usize, least: usize, most: usize) -> Result
     Err(ProxyError::OutOfRange { what, given, least, most })
 }
 
-/// A peer whose peer info was given, over one session with it.
+/// Imports the windows and counters of a peer info over one session.
 fn target_of(peer: &Peer, info: &PeerInfo) -> Result<PeerTarget, ProxyError> {
     let mut space = Space::default();
     for (window, descriptor) in &info.windows {
@@ -700,7 +729,7 @@ fn target_of(peer: &Peer, info: &PeerInfo) -> Result<PeerTarget, ProxyError> {
     let counter_words = peer.import(&info.counter_words)?;
     let enough = counter_words.len() >= Counters::bytes(info.counters as usize) as u64;
     let writes = counter_words.access().allows(Access::WRITE);
-    // Where they are mapped they are words of a line each.
+    // If they are mapped, each counter word must start on a line.
     let mapped = counter_words.inner.direct.mapped().map(|(base, _)| base as usize);
     let aligned = mapped
         .is_none_or(|base| (base + counter_words.window.offset as usize).is_multiple_of(LINE));

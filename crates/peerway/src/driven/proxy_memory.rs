@@ -1,7 +1,8 @@
-//! The memory of rings and answers: slots, credit, answers to `quiet`, faults, and the table by which a kernel finds them.
+//! The memory of rings and answers: slots, credit, answers to `quiet`, faults, and the table
+//! through which a kernel finds them.
 //!
-//! All but claims and the table lies in host memory that the GPU reaches; those lie in the GPU's own, or, where a
-//! processor stands in for it, in host memory too.
+//! Claims, cached credits and the table lie in GPU memory, or in host memory when CPU threads push
+//! in place of a kernel. Everything else lies in host memory that the GPU can access.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,10 +15,10 @@ use crate::gpu::device::Device;
 use crate::os::pages::Pages;
 use peerway_core::abi::{LINE, LINES, MAGIC, RawFault, RawProxy, RawRing, VERSION};
 
-/// Bytes between the words of two rings that producers use: GPUs keep 128 bytes together.
+/// Distance in bytes between the producers' words of two rings. GPUs cache 128 bytes as one line.
 const NEAR_LINE: usize = 128;
 
-/// What a memory is made for.
+/// The sizes of a [`ProxyMemory`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) rings: usize,
@@ -35,7 +36,7 @@ pub(crate) struct ProxyMemory {
     near: Near,
 }
 
-/// Offsets in the host's part.
+/// Offsets in the host memory.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     credit: usize,
@@ -45,23 +46,23 @@ struct Layout {
     len: usize,
 }
 
-/// RingWords that producers and the proxy share.
+/// Memory that producers and the proxy share.
 ///
-/// Both write it while the other holds pointers into it. So each variant owns its memory by address, and
-/// no reference to it is made but to atomics in it.
+/// Both sides write it while the other side holds pointers into it. Each variant therefore owns its
+/// memory by address, and the only references into it are references to atomics.
 enum Host {
     Pinned(Pinned),
     Plain(Pages),
 }
 
-/// RingWords of the producers, owned by address as [`Host`] is.
+/// Memory of the producers, owned by address like [`Host`].
 enum Near {
     Gpu(Plain),
     Host(Pages),
 }
 
 impl ProxyMemory {
-    /// A memory all of whose words are zero, and its table.
+    /// Allocates the memory, zeroes all words and writes the table.
     pub(crate) fn new(
         shape: Shape,
         device: Option<&Arc<Device>>,
@@ -74,10 +75,10 @@ impl ProxyMemory {
         let (host, near) = match device {
             Some(device) => {
                 let host = device.host_memory(layout.len)?;
-                // SAFETY: all of what was just allocated.
+                // SAFETY: the range is the allocation of the line above.
                 unsafe { host.ptr().write_bytes(0, layout.len) };
                 let near = Plain::allocate(&device.gpu, near_len)?;
-                // SAFETY: all of what was just allocated.
+                // SAFETY: the range is the allocation of the line above.
                 unsafe { device.fill_now(near.address(), 0, near_len) }?;
                 (Host::Pinned(host), Near::Gpu(near))
             }
@@ -91,24 +92,24 @@ impl ProxyMemory {
         match (device, &memory.near) {
             (Some(device), _) => {
                 let at = memory.near() + behind_claims as u64;
-                // SAFETY: the table ends where the producers' memory does (`near_len`).
+                // SAFETY: the table ends where the producers' memory ends (`near_len`).
                 unsafe { device.copy_now(at, table.as_ptr() as u64, table.len()) }?;
             }
             (None, Near::Host(pages)) => {
                 assert!(behind_claims + table.len() <= pages.len());
-                // SAFETY: inside the pages, as was just checked, and no other thread knows them yet. The
-                // pointer is the allocation's own, so it may be written through.
+                // SAFETY: the assertion keeps the range inside the pages, and no other thread knows
+                // them yet. The pointer is the allocation's own, so writing through it is allowed.
                 unsafe {
                     let into = pages.ptr().add(behind_claims);
                     std::ptr::copy_nonoverlapping(table.as_ptr(), into, table.len());
                 }
             }
-            (None, Near::Gpu(_)) => unreachable!("a memory without a GPU has host memory"),
+            (None, Near::Gpu(_)) => unreachable!("without a GPU all memory is host memory"),
         }
         Ok(memory)
     }
 
-    /// The rings' structures, and the proxy's behind them.
+    /// The table: one `RawRing` per ring, then the `RawProxy`.
     fn table(&self, counter_words: u64) -> Vec<u8> {
         let host = self.base().expose_provenance() as u64;
         let rings = self.shape.rings;
@@ -143,7 +144,7 @@ impl ProxyMemory {
         bytes
     }
 
-    /// What a kernel is given: the address of a `peerway_proxy`, in its memory.
+    /// The argument for kernels: the address of a `peerway_proxy` in memory that they can access.
     pub(crate) fn handle(&self) -> u64 {
         let rings = self.shape.rings;
         self.near() + (rings * 2 * NEAR_LINE + rings * size_of::<RawRing>()) as u64
@@ -153,44 +154,44 @@ impl ProxyMemory {
         &self.shape
     }
 
-    /// The consumer's words of a ring.
+    /// The words of a ring that the consumer uses.
     pub(crate) fn ring(&self, ring: usize) -> RingWords {
-        assert!(ring < self.shape.rings, "a ring of the memory");
+        assert!(ring < self.shape.rings, "ring number out of range");
         let at = |offset: usize| self.base().wrapping_add(offset).cast();
         RingWords { slots: at(self.slots_at(ring)), credit: at(self.credit_at(ring)) }
     }
 
-    /// All words of a ring, where its producers are processors.
+    /// All words of a ring. `None` if its producers are kernels.
     pub(crate) fn host_ring(&self, ring: usize) -> Option<HostMemory> {
-        assert!(ring < self.shape.rings, "a ring of the memory");
+        assert!(ring < self.shape.rings, "ring number out of range");
         let Near::Host(pages) = &self.near else { return None };
         let near = pages.ptr().wrapping_add(ring * 2 * NEAR_LINE);
         let cached = near.wrapping_add(NEAR_LINE).cast();
         Some(HostMemory { ring: self.ring(ring), claim: near.cast(), cached })
     }
 
-    /// Answers a `quiet`: `answer` rises from one to the next.
+    /// Answers a `quiet`. The answers of one ring and peer only rise.
     pub(crate) fn answer(&self, ring: usize, peer: usize, answer: u64) {
         for line in 0..LINES {
-            // pairs with the loads of `peerway__await` and `Self::answered`; a maximum, because what is left of a peer that was
-            // replaced may answer late
+            // Pairs with the loads of `peerway__await` and `Self::answered`. The store is a maximum
+            // because a peer that was replaced may still answer late.
             let word = self.word(self.completed_at(ring, peer) + line * LINE);
             word.fetch_max(answer, Ordering::Release);
         }
     }
 
-    /// The last answer.
+    /// The latest answer.
     pub(crate) fn answered(&self, ring: usize, peer: usize) -> u64 {
         self.word(self.completed_at(ring, peer)).load(Ordering::Acquire)
     }
 
-    /// Why a peer is of no more use; zero while it is.
+    /// The fault code of a peer. Zero means that the peer is usable.
     pub(crate) fn peer_fault(&self, peer: usize) -> &AtomicU32 {
-        assert!(peer < self.shape.peers, "a peer of the memory");
+        assert!(peer < self.shape.peers, "peer number out of range");
         self.word32(self.layout.peer_faults + 4 * peer)
     }
 
-    /// The first fault; the caller is the only one to write it.
+    /// Writes the first fault. Only one thread may write it at a time: `Faults` holds its lock.
     pub(crate) fn write_fault(&self, fault: &RawFault) {
         let at = self.layout.fault;
         let put = |offset: usize, value: u32| {
@@ -203,7 +204,7 @@ impl ProxyMemory {
         position.store(fault.position, Ordering::Relaxed);
         let count = self.word(at + std::mem::offset_of!(RawFault, count));
         count.store(fault.count, Ordering::Relaxed);
-        // Last: who sees it sees the rest.
+        // Stored last: a thread that sees the code also sees the other fields.
         self.word32(at).store(fault.code, Ordering::Release);
     }
 
@@ -229,29 +230,31 @@ impl ProxyMemory {
     fn near(&self) -> u64 {
         match &self.near {
             Near::Gpu(memory) => memory.address(),
-            // Exposed: programs that stand in for kernels make pointers of what the table says.
+            // Exposed, because programs that act as kernels make pointers from the table's
+            // addresses.
             Near::Host(pages) => pages.ptr().expose_provenance() as u64,
         }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at + 8 <= self.layout.len);
-        // SAFETY: `base` is the address of an allocation of `layout.len` bytes, owned by `self` and aligned
-        // to lines, and no reference to it exists but to atomics. The check keeps the word inside, the
-        // layout keeps it aligned, and all threads access it as this size or as kernels do, atomically.
+        // SAFETY: `base` is the address of an allocation of `layout.len` bytes. `self` owns it, it
+        // is aligned to lines, and the only references into it are to atomics. The assertion keeps
+        // the word inside, and `Layout` keeps it aligned. All threads access it atomically with
+        // this size, and so do kernels.
         unsafe { AtomicU64::from_ptr(self.base().add(at).cast()) }
     }
 
     fn word32(&self, at: usize) -> &AtomicU32 {
         assert!(at + 4 <= self.layout.len);
-        // SAFETY: as for `word`.
+        // SAFETY: the same argument as for `word`.
         unsafe { AtomicU32::from_ptr(self.base().add(at).cast()) }
     }
 }
 
-// SAFETY: the memory is tied to no thread; addresses of a GPU's memory are only numbers here.
+// SAFETY: the memory is bound to no thread. Addresses of GPU memory are only numbers here.
 unsafe impl Send for ProxyMemory {}
-// SAFETY: after `new`, which has the memory to itself, all accesses through `&ProxyMemory` are atomic.
+// SAFETY: `new` has the memory to itself. All later accesses through `&ProxyMemory` are atomic.
 unsafe impl Sync for ProxyMemory {}
 
 impl Layout {
@@ -264,9 +267,10 @@ impl Layout {
     }
 }
 
-/// The bytes of a structure of the ABI, none of which has padding.
+/// The bytes of an ABI structure. No ABI structure has padding.
 fn plain_bytes<T: Copy>(value: &T) -> &[u8] {
-    // SAFETY: plain integers without padding: see `abi`.
+    // SAFETY: `T` consists of integers without padding (see `abi`), so all its bytes are
+    // initialised.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
@@ -284,9 +288,9 @@ mod tests {
         ProxyMemory::new(SHAPE, None, 0).unwrap()
     }
 
-    /// What a program finds that follows the addresses in the table, as a kernel does.
+    /// Finds a ring through the addresses in the table, as a kernel does.
     fn ring_by_table(memory: &ProxyMemory, ring: usize) -> RawRing {
-        // SAFETY: `handle` is the address of a `RawProxy` in memory that the memory keeps.
+        // SAFETY: `handle` is the address of a `RawProxy` in memory that `memory` owns.
         let proxy =
             unsafe { &*std::ptr::with_exposed_provenance::<RawProxy>(memory.handle() as usize) };
         assert_eq!(
@@ -294,12 +298,12 @@ mod tests {
             (MAGIC, VERSION, SHAPE.rings)
         );
         let rings = std::ptr::with_exposed_provenance::<RawRing>(proxy.ring_table as usize);
-        // SAFETY: the table holds that many rings, and no thread writes it.
+        // SAFETY: the table holds `rings` entries, and no thread writes it.
         unsafe { rings.add(ring).read() }
     }
 
     #[test]
-    fn producers_and_the_consumer_of_a_moved_board_share_its_memory() {
+    fn producers_and_the_consumer_of_a_moved_proxy_memory_share_it() {
         let memory = Box::new(memory());
         let mut consumers =
             [0, 1].map(|ring| CommandConsumer::new(memory.ring(ring), SHAPE.log2_slots));
@@ -334,7 +338,7 @@ mod tests {
             assert_eq!(memory.answered(ring, 2), laps);
             let raw = ring_by_table(&memory, ring);
             let claim = std::ptr::with_exposed_provenance::<u64>(raw.claim as usize);
-            // SAFETY: a word of the memory's memory; its producers are gone.
+            // SAFETY: a word of memory that `memory` owns. Its producers have ended.
             assert_eq!(unsafe { claim.read() }, laps);
         }
     }
@@ -346,20 +350,20 @@ mod tests {
         let mut fault = plain_zero::<RawFault>();
         (fault.code, fault.peer, fault.position) = (5, 1, 9);
         memory.write_fault(&fault);
-        // SAFETY: as in `ring_by_table`.
+        // SAFETY: the same argument as in `ring_by_table`.
         let proxy =
             unsafe { &*std::ptr::with_exposed_provenance::<RawProxy>(memory.handle() as usize) };
         let written = std::ptr::with_exposed_provenance::<RawFault>(proxy.fault as usize);
-        // SAFETY: the memory's memory, which no thread writes now.
+        // SAFETY: memory that `memory` owns, and no thread writes it now.
         let written = unsafe { written.read() };
         assert_eq!((written.code, written.peer, written.position), (5, 1, 9));
         let peers = std::ptr::with_exposed_provenance::<u32>(proxy.peer_faults as usize);
-        // SAFETY: as above; there are three.
+        // SAFETY: the same argument; there are three words.
         assert_eq!(unsafe { [peers.read(), peers.add(1).read()] }, [0, 7]);
     }
 
     fn plain_zero<T: Copy>() -> T {
-        // SAFETY: used for structures of the ABI, which are plain integers.
+        // SAFETY: `T` is an ABI structure, which consists of integers.
         unsafe { std::mem::zeroed() }
     }
 }

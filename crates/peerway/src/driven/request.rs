@@ -1,4 +1,4 @@
-//! Commands that are under way together.
+//! Commands that were submitted together.
 
 use std::sync::Arc;
 
@@ -14,22 +14,22 @@ use peerway_core::work::Pair;
 
 /// See the module.
 pub(crate) struct ProxyRequest {
-    /// Sequence number of the first command of it, at its peer.
+    /// Sequence number of the first command in it, among the commands for its peer.
     pub(crate) first: u64,
-    /// Where that one came from.
+    /// The origin of that first command.
     pub(crate) origin: PutOrigin,
     pub(crate) bytes: u64,
     state: ProxyRequestState,
-    /// Counters that go up after the bytes, one for each time they are named.
+    /// Counters to raise after the bytes, one entry for each count.
     counts: Vec<u16>,
-    /// The list of what was posted, to be used again.
+    /// The list of posted ranges, kept for reuse.
     list: Option<List>,
 }
 
-/// Ranges of a post.
+/// The ranges of a post.
 pub(crate) type List = Arc<[Pair]>;
 
-/// Which command it was.
+/// Identifies a command: its ring, operation and position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PutOrigin {
     pub(crate) ring: u32,
@@ -38,26 +38,26 @@ pub(crate) struct PutOrigin {
 }
 
 enum ProxyRequestState {
-    /// A GPU copies; the windows of the peer whose gates are held meanwhile.
+    /// A GPU copies. The gates of the peer's windows stay entered until it is done.
     Copying {
         pending: Pending,
         gates: Gates,
     },
-    /// The endpoint carries it.
+    /// The endpoint transfers the bytes.
     Posted(Transfer),
-    /// The bytes are there, the counts are on their way.
+    /// The bytes have arrived, and the counts are in progress.
     Counting(Vec<Transfer>),
     Over,
 }
 
-/// Windows of a target whose gates were entered, by their bits.
+/// A bit set of the windows of a target whose gates are entered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gates(u64);
 
 const _: () = assert!(super::peer_info::MAX_WINDOWS <= 64);
 
 impl Gates {
-    /// Enters the gate of a window unless that was done; false where it is closed.
+    /// Enters the gate of a window if it is not entered yet. Returns false if the gate is closed.
     #[inline]
     pub(crate) fn enter(&mut self, target: &PeerTarget, window: usize) -> bool {
         let bit = 1u64 << window;
@@ -108,12 +108,12 @@ impl ProxyRequest {
         }
     }
 
-    /// Whether it has ended, as far as it was looked at.
+    /// Whether it has ended, as of the last `poll`.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.state, ProxyRequestState::Over)
     }
 
-    /// Looks whether it has ended now, and how; the end is told once.
+    /// Checks whether it has ended, and how. It returns the outcome once.
     pub(crate) fn poll(
         &mut self,
         target: &PeerTarget,
@@ -129,7 +129,7 @@ impl ProxyRequest {
                 }
                 Err(error) => {
                     gates.leave(target);
-                    tracing::error!(%error, "a copy by a GPU failed");
+                    tracing::error!(%error, "a GPU copy of a proxy failed");
                     self.state = ProxyRequestState::Over;
                     Some(Err(FaultCode::Failed))
                 }
@@ -165,13 +165,13 @@ impl ProxyRequest {
         }
     }
 
-    /// The bytes are there: raises the counters, or has the endpoint do it.
+    /// Raises the counters after the bytes have arrived, or has the endpoint raise them.
     fn count(&mut self, target: &PeerTarget) -> Option<Result<(), FaultCode>> {
         let mut transfers = match std::mem::replace(&mut self.state, ProxyRequestState::Over) {
             ProxyRequestState::Counting(transfers) => transfers,
             _ => Vec::new(),
         };
-        // Puts of one batch mostly count on one counter.
+        // Puts of one batch mostly use one counter.
         while let Some(counter) = self.counts.last().copied() {
             let same = self.counts.iter().rev().take_while(|other| **other == counter).count();
             match raise(target, counter, same as u64, &mut transfers) {
@@ -179,7 +179,7 @@ impl ProxyRequest {
                 Err(code) => return Some(Err(code)),
             }
             if self.counts.last() == Some(&counter) {
-                // No room for the rest now.
+                // The endpoint has no room for the rest now.
                 break;
             }
         }
@@ -190,7 +190,7 @@ impl ProxyRequest {
         None
     }
 
-    /// Moves the endpoint along where that is what it waits for.
+    /// Polls the endpoint if the request waits for it.
     pub(crate) fn help(&self) {
         match &self.state {
             ProxyRequestState::Posted(transfer) => drop(transfer.poll()),
@@ -203,38 +203,38 @@ impl ProxyRequest {
         }
     }
 
-    /// The list of counts, to be used again.
+    /// Takes the list of counts for reuse.
     pub(crate) fn take_counts(&mut self) -> Vec<u16> {
         std::mem::take(&mut self.counts)
     }
 
-    /// The list of what was posted, to be used again.
+    /// Takes the list of posted ranges for reuse.
     pub(crate) fn take_list(&mut self) -> Option<List> {
         self.list.take()
     }
 
-    /// Nobody will look any more, and copiers are through with it.
+    /// Abandons the request when its owner is dropped. The copiers have finished with it by then.
     pub(crate) fn give_up(&mut self, target: &PeerTarget) {
         let state = std::mem::replace(&mut self.state, ProxyRequestState::Over);
         if let ProxyRequestState::Copying { pending, mut gates } = state {
-            // The driver's copy is waited for.
+            // The drop waits for a copy of the driver.
             drop(pending);
             gates.leave(target);
         }
     }
 }
 
-/// What became of a count.
+/// The result of raising a counter.
 pub(crate) enum Raised {
-    /// The counter has gone up.
+    /// The counter was raised.
     Done,
-    /// The endpoint carries it there.
+    /// The endpoint carries the count.
     Carried(Transfer),
     /// The endpoint has no room now.
     NoRoom,
 }
 
-/// Adds one to a counter of the peer's, at once where it is mapped.
+/// Adds one to a counter of the peer, directly if it is mapped.
 #[inline]
 pub(crate) fn raise_once(target: &PeerTarget, counter: u16) -> Result<Raised, FaultCode> {
     match target.raise(counter, 1) {
@@ -243,7 +243,7 @@ pub(crate) fn raise_once(target: &PeerTarget, counter: u16) -> Result<Raised, Fa
     }
 }
 
-/// Has the endpoint add one to a counter.
+/// Posts a count of one to the endpoint.
 fn carry(target: &PeerTarget, counter: u16) -> Result<Raised, FaultCode> {
     let signal = Signal { notify: None, count: Some(target.first_id + u32::from(counter)) };
     match transfer::post_signal(target.endpoint(), target.session(), signal) {
@@ -251,14 +251,15 @@ fn carry(target: &PeerTarget, counter: u16) -> Result<Raised, FaultCode> {
         Err(PostError::Busy { .. }) => Ok(Raised::NoRoom),
         Err(PostError::PeerGone) => Err(FaultCode::PeerGone),
         Err(error) => {
-            tracing::warn!(%error, "a count was not sent");
+            tracing::warn!(%error, "failed to post a count to a peer's proxy");
             Err(FaultCode::Failed)
         }
     }
 }
 
-/// Adds to a counter of the peer's, at once where it is mapped; else what carries it there, one by one, is put to the others, which are no
-/// more than [`CARRIED`]. How many of them found room.
+/// Adds `by` to a counter of the peer, directly if it is mapped. Otherwise it posts one transfer
+/// for each count and adds them to `carried`, which holds at most [`CARRIED`]. Returns how many
+/// counts found room.
 pub(crate) fn raise(
     target: &PeerTarget,
     counter: u16,
@@ -281,15 +282,15 @@ pub(crate) fn raise(
     Ok(by)
 }
 
-/// Counts of one request that are on their way at a time: the endpoint's slots are everybody's.
+/// Counts of one request that are in progress at a time. All users of the endpoint share its slots.
 const CARRIED: usize = 64;
 
-/// How a transfer ended, as a kernel is told.
+/// Maps the end of a transfer to the fault code that kernels see.
 pub(crate) fn outcome(ended: Ended) -> Result<(), FaultCode> {
     match ended.reason {
         Reason::Done => Ok(()),
         _ if ended.fence == Fence::Open => Err(FaultCode::Unfenced),
-        // Silent is not gone: it may only have stopped.
+        // A silent peer is not gone: it may only be stopped.
         Reason::TimedOut | Reason::Failed(TransferError::PeerSilent) => Err(FaultCode::TimedOut),
         Reason::Failed(TransferError::PeerGone) => Err(FaultCode::PeerGone),
         Reason::Failed(

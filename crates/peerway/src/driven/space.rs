@@ -1,23 +1,23 @@
 //! Windows: registered memory that commands name by offset.
 //!
-//! The windows of one side follow one another in one space of offsets, with a gap between them, so that a range that runs
-//! over the end of one is in none.
+//! The windows of one side follow one another in one space of offsets. A gap separates them, so
+//! that a range that runs over the end of a window lies in no window.
 
 use peerway_core::command::MAX_SPACE;
 
-/// Where windows start: a multiple of this.
+/// Every window starts at a multiple of this.
 const ALIGN: u64 = 64 << 10;
 
-/// A window: where it is in its side's space of offsets.
+/// The place of a window in the space of offsets of its side.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Window {
-    /// The offset of its first byte: what a kernel adds to an offset in the window.
+    /// The offset of the first byte. A kernel adds it to an offset inside the window.
     pub base: u64,
     /// Bytes.
     pub len: u64,
 }
 
-/// Windows by rising base, each with what belongs to it.
+/// Windows in ascending order of base, each with its payload.
 #[derive(Clone, Debug)]
 pub(crate) struct Space<T> {
     entries: Vec<(Window, T)>,
@@ -30,14 +30,15 @@ impl<T> Default for Space<T> {
 }
 
 impl<T> Space<T> {
-    /// The window that the next one of `len` bytes would be; `None` where the space has no room.
+    /// The window that a new one of `len` bytes would get. `None` if the space has no room.
     pub(crate) fn next(&self, len: u64) -> Option<Window> {
         let end = self.entries.last().map_or(0, |(last, _)| last.base + last.len + ALIGN);
         let base = end.next_multiple_of(ALIGN);
         (base.checked_add(len)? <= MAX_SPACE).then_some(Window { base, len })
     }
 
-    /// Adds a window behind all others; false where it is not behind them, or not inside the space.
+    /// Adds a window behind all others. Returns false if it is not behind them or not inside the
+    /// space.
     pub(crate) fn push(&mut self, window: Window, what: T) -> bool {
         let after = self.entries.last().map_or(0, |(last, _)| last.base + last.len);
         let fits = window.base.checked_add(window.len).is_some_and(|end| end <= MAX_SPACE);
@@ -48,10 +49,11 @@ impl<T> Space<T> {
         true
     }
 
-    /// The window that a range lies in, by its number, and the range's offset in it.
+    /// Finds the window that contains a range: its number, and the range's offset in it.
     #[inline]
     pub(crate) fn find(&self, offset: u64, len: u64) -> Option<(usize, u64)> {
-        // Most have one or two, and the first is most often meant.
+        // Most sides have one or two windows, and most commands name the first, so a linear search
+        // is fast.
         let found = |(window, _): &(Window, T)| {
             offset
                 .checked_sub(window.base)

@@ -1,4 +1,5 @@
-//! A peer as commands name it: its windows, its counters, and how each of our windows reaches each of its.
+//! A peer as commands name it: its windows, its counters, and how each local window reaches each of
+//! its windows.
 
 use std::sync::Arc;
 
@@ -18,21 +19,23 @@ pub(crate) struct PeerTarget {
     pub(crate) space: Space<RemoteRegion>,
     pub(crate) counters: usize,
     pub(crate) first_id: u32,
-    /// Mapped here where the peer is on this host.
+    /// Mapped here if the peer is on this host.
     pub(crate) counter_words: RemoteRegion,
 }
 
-/// A peer as each thread of the proxy sees it: over lanes of its own where lanes carry anything.
+/// A peer as each proxy thread sees it. Each thread has its own sub-session if lanes carry
+/// anything.
 #[derive(Clone)]
 pub(crate) struct Targets(Arc<[Arc<PeerTarget>]>);
 
 impl Targets {
-    /// The first is the first thread's, and of every thread that has none.
+    /// The first target belongs to the first thread, and to every thread that has no target of its
+    /// own.
     pub(crate) fn new(targets: Vec<Arc<PeerTarget>>) -> Self {
         Self(targets.into())
     }
 
-    /// Of a thread.
+    /// The target of a thread.
     pub(crate) fn of(&self, worker: usize) -> &Arc<PeerTarget> {
         self.0.get(worker).unwrap_or(&self.0[0])
     }
@@ -42,18 +45,19 @@ impl Targets {
     }
 }
 
-/// How bytes of one of our windows reach one of a peer's.
+/// How bytes of one local window reach one window of a peer.
 #[derive(Clone)]
 pub(crate) enum CopyMethod {
-    /// The proxy's thread copies.
+    /// The proxy thread copies.
     Copy { src: *mut u8, dst: *mut u8 },
     /// A GPU copies.
     Gpu { device: Arc<Device>, src: u64, dst: u64, by_kernel: bool },
-    /// The endpoint carries it.
+    /// The endpoint transfers the bytes.
     Post,
 }
 
-// SAFETY: addresses of memory that the windows keep; used for copies inside the owner's gate alone.
+// SAFETY: the addresses belong to memory that the windows keep alive. The worker copies through
+// them only inside the owner's gate.
 unsafe impl Send for CopyMethod {}
 
 impl PeerTarget {
@@ -69,7 +73,7 @@ impl PeerTarget {
         &self.space.get(window).inner
     }
 
-    /// Whether lanes carry anything from these windows, or a count.
+    /// Whether lanes carry counts, or bytes from any of these windows.
     pub(crate) fn needs_lanes(&self, locals: &Locals) -> bool {
         let by_lanes = |local: &RegionInner| {
             (0..self.space.len()).any(|window| matches!(self.way(local, window), CopyMethod::Post))
@@ -78,10 +82,10 @@ impl PeerTarget {
             || locals.iter().any(|(_, local)| by_lanes(local))
     }
 
-    /// How the bytes of a window of ours get there.
+    /// How the bytes of a local window get to window `window` of the peer.
     pub(crate) fn way(&self, local: &RegionInner, window: usize) -> CopyMethod {
         let remote = self.space.get(window);
-        // The descriptor may name a part of what is mapped.
+        // The descriptor may name a part of the mapped memory.
         let offset = remote.window.offset;
         let remote = &remote.inner;
         let of_gpu = local.gpu.is_some() || remote.is_of_gpu();
@@ -108,7 +112,8 @@ impl PeerTarget {
         CopyMethod::Gpu { device, src: local.ptr() as u64, dst: base + offset, by_kernel }
     }
 
-    /// Adds to a counter of the peer's by ourselves. `None` where only the endpoint can.
+    /// Adds to a counter of the peer through its mapping. `None` if it is not mapped, so that only
+    /// the endpoint can raise it.
     #[inline]
     pub(crate) fn raise(&self, counter: u16, by: u64) -> Option<Result<(), FaultCode>> {
         let (base, gate) = self.counter_words.inner.direct.mapped()?;
@@ -116,8 +121,9 @@ impl PeerTarget {
             return Some(Err(FaultCode::Refused));
         }
         let base = base.wrapping_add(self.counter_words.window.offset as usize);
-        // SAFETY: the counter was checked against how many there are, and their extent against the advertisement when
-        // the peer was added; the gate keeps it mapped.
+        // SAFETY: `Outgoing::check` and `Forwarding::tell` check `counter` against the number of
+        // counters, and `target_of` checked their extent against the advertisement. The gate keeps
+        // the memory mapped.
         unsafe { counters::raise(base, counter.into(), by) };
         gate.leave();
         Some(Ok(()))

@@ -1,7 +1,8 @@
-//! A thread of the proxy: drains its rings, sends, answers.
+//! A proxy thread: drains its rings, submits the commands and answers.
 //!
-//! Rings are dealt to the workers and never shared. While the proxy is armed an idle worker looks again and again, less and less
-//! often; while it is not, and nothing is under way, it sleeps until it is.
+//! Each ring belongs to one worker. While the proxy is armed, an idle worker polls, with growing
+//! pauses. While the proxy is not armed and the worker has nothing in progress, the worker blocks
+//! until the proxy is armed.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -24,21 +25,21 @@ use crate::inner::Inner;
 use crate::progress::shard::Shard;
 use peerway_core::abi::FaultCode;
 
-/// Commands taken from one ring before the next has its turn.
+/// Commands taken from one ring before the worker turns to the next ring.
 const BURST: usize = 256;
-/// The first pause of an armed worker that finds nothing, and the longest.
+/// The first and the longest pause of an armed worker that finds nothing.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// After so long without anything pauses grow.
+/// Idle time after which the pauses grow.
 const WATCHFUL: Duration = Duration::from_millis(5);
-/// Turns without anything between two looks at the clock, which takes as long as half a turn.
+/// Idle turns between two reads of the clock. Reading it takes as long as half a turn.
 const CLOCK_TURNS: u32 = 16;
-/// And turns with something.
+/// Busy turns between two reads of the clock.
 const BUSY_TURNS: u32 = 1024;
-/// How often peers that nothing is sent to are looked after.
+/// Interval between two checks of peers that the worker sends nothing to.
 const ROUND: Duration = Duration::from_millis(1);
 
-/// What the workers of a proxy share.
+/// The state that the workers of a proxy share.
 pub(crate) struct ProxyShared {
     pub(crate) endpoint: Weak<Inner>,
     pub(crate) memory: ProxyMemory,
@@ -47,22 +48,22 @@ pub(crate) struct ProxyShared {
     pub(crate) locals: RwLock<Arc<Locals>>,
     pub(crate) targets: RwLock<Vec<Option<Targets>>>,
     pub(crate) forwards: RwLock<Vec<Arc<Forward>>>,
-    /// Copiers that were made for workers, by the worker's number, until it takes them.
+    /// New copiers with the number of their worker, until that worker takes them.
     pub(crate) copiers: Mutex<Vec<(usize, Set)>>,
-    /// Changes with what is above.
+    /// Rises when `locals`, `targets`, `forwards` or `copiers` change.
     pub(crate) generation: AtomicU64,
-    /// How often the owner has looked at a fault.
+    /// The number of faults that the owner has taken with `Proxy::take_fault`.
     pub(crate) fault_epoch: AtomicU64,
     pub(crate) armed: AtomicUsize,
     pub(crate) stop: AtomicBool,
     pub(crate) sleepers: Mutex<()>,
     pub(crate) wake: Condvar,
-    /// For so long an idle worker looks without a pause.
+    /// How long an idle worker polls without a pause.
     pub(crate) spin: Duration,
     pub(crate) stats: ProxyCounters,
 }
 
-/// Counts of all workers together.
+/// Statistics of all workers together.
 #[derive(Debug, Default)]
 pub(crate) struct ProxyCounters {
     pub(crate) commands: AtomicU64,
@@ -77,9 +78,9 @@ impl ProxyShared {
         FaultSink { memory: &self.memory, faults: &self.faults, fault_epoch: &self.fault_epoch }
     }
 
-    /// Has workers look around.
+    /// Wakes the workers that are blocked in `ProxyWorker::sleep`.
     pub(crate) fn rouse(&self) {
-        // So that none is between its look and its sleep.
+        // Taking the lock ensures that no worker is between its check and its wait.
         drop(self.sleepers.lock().unwrap());
         self.wake.notify_all();
     }
@@ -89,31 +90,32 @@ impl ProxyShared {
 pub(crate) struct ProxyWorker {
     shared: Arc<ProxyShared>,
     rings: Vec<(u32, CommandConsumer<RingWords>)>,
-    /// Dropped first, which waits for what is under way.
+    /// Declared before `peers`, so it is dropped first. The drop waits for copies in progress.
     copiers: Copiers,
     peers: ProxyPeers,
-    /// This worker's share of the rules for arrivals.
+    /// The forwarding rules of this worker.
     forwards: Vec<Forwarding>,
-    /// Shards whose lanes it looks after, once there is anything on lanes.
+    /// Shards that this worker polls. `None` until lanes carry anything.
     shards: Option<Vec<Arc<Shard>>>,
-    /// Which worker of how many.
+    /// The number of this worker, and the number of workers.
     place: (usize, usize),
     last_round: u64,
 }
 
-/// What the worker has for each peer, by number.
+/// The outgoing state of a worker, by peer number.
 struct ProxyPeers {
     all: Vec<Option<Outgoing>>,
-    /// Those whose peers are gone and whose numbers were given to others, until they are through.
+    /// Peers that are gone and whose numbers belong to other peers now, until their work is
+    /// finished.
     leaving: Vec<Outgoing>,
-    /// Those with something to do.
+    /// Numbers of the peers with work to do.
     busy: Vec<u16>,
     is_busy: Vec<bool>,
     generation: u64,
 }
 
 impl ProxyWorker {
-    /// The worker of every `step`th ring from `first` on.
+    /// Creates the worker of every `step`th ring, starting at ring `first`.
     pub(crate) fn new(shared: Arc<ProxyShared>, first: usize, step: usize) -> Self {
         let shape = shared.memory.shape();
         let rings = (first..shape.rings).step_by(step).map(|ring| {
@@ -132,7 +134,7 @@ impl ProxyWorker {
         Self { rings, copiers, peers, forwards, shards: None, place, last_round: 0, shared }
     }
 
-    /// Works until the proxy is stopped.
+    /// Runs until the proxy stops.
     pub(crate) fn run(mut self) {
         let shared = self.shared.clone();
         let (mut idle_since, mut nap, mut turns) = (None, SHORTEST_NAP, 0u32);
@@ -158,7 +160,7 @@ impl ProxyWorker {
             if idle < shared.spin {
                 continue;
             }
-            // CommandOrigin here on every turn is looked at: sleeping takes longer than the clock.
+            // From here on every turn reads the clock: a sleep takes longer than reading it.
             turns = CLOCK_TURNS - 1;
             if self.is_busy() || shared.armed.load(Ordering::Acquire) > 0 {
                 std::thread::sleep(nap);
@@ -172,7 +174,7 @@ impl ProxyWorker {
         }
     }
 
-    /// Notices peers that went while nothing was sent to them, every now and then.
+    /// Detects peers that are gone while the worker sends nothing to them, once per `ROUND`.
     fn look_after(&mut self, now: u64) {
         if now.saturating_sub(self.last_round) > ROUND.as_nanos() as u64 {
             self.last_round = now;
@@ -180,7 +182,7 @@ impl ProxyWorker {
         }
     }
 
-    /// Whether something is under way.
+    /// Whether work is in progress.
     fn is_busy(&self) -> bool {
         let peers = &self.peers;
         !peers.busy.is_empty()
@@ -188,7 +190,7 @@ impl ProxyWorker {
             || self.forwards.iter().any(Forwarding::is_busy)
     }
 
-    /// Sleeps until the proxy is armed or stopped.
+    /// Blocks until the proxy is armed or stopped.
     fn sleep(&self) {
         let shared = &self.shared;
         let mut guard = shared.sleepers.lock().unwrap();
@@ -197,7 +199,7 @@ impl ProxyWorker {
         }
     }
 
-    /// One round; whether anything moved.
+    /// Does one round and returns whether it made progress.
     pub(crate) fn turn(&mut self) -> bool {
         let shared = &self.shared;
         let sink = shared.fault_sink();
@@ -209,7 +211,8 @@ impl ProxyWorker {
         for (slot, (ring, consumer)) in self.rings.iter_mut().enumerate() {
             let ring = *ring;
             taken += consumer.drain(BURST, |position, words| {
-                // A peer or window that it names may have been added after the look above, and is known in the next round.
+                // The command may name a peer or window that was added after `refresh`. The next
+                // round knows it.
                 if self.peers.is_behind(shared) {
                     return ControlFlow::Break(());
                 }
@@ -220,14 +223,14 @@ impl ProxyWorker {
         if moved {
             shared.stats.commands.fetch_add(taken as u64, Ordering::Relaxed);
         }
-        // Unarmed, and with nothing under way, the endpoint's own threads see to it.
+        // While the proxy is unarmed and idle, the endpoint's progress threads poll the lanes.
         let wanted = || shared.armed.load(Ordering::Relaxed) > 0 || !self.peers.busy.is_empty();
         if shared.counters.is_by_lanes() && wanted() {
             moved |= look_at_lanes(&mut self.shards, shared, self.place.0);
         }
         self.copiers.poll();
         moved |= self.peers.work(&mut self.copiers, sink, &shared.stats);
-        // A rule that was taken away while it copies goes when it is through.
+        // A rule that was removed while it copies leaves when its copies are finished.
         self.forwards.retain(|forwarding| !forwarding.is_over());
         for forwarding in &mut self.forwards {
             let target = |number: u16| {
@@ -247,7 +250,7 @@ impl ProxyWorker {
 }
 
 impl ProxyPeers {
-    /// Takes note of peers and windows that were added; whether anything was.
+    /// Picks up peers and windows that were added, and returns whether anything changed.
     #[inline]
     fn refresh(&mut self, shared: &ProxyShared, worker: usize, rings: usize) -> bool {
         let generation = shared.generation.load(Ordering::Acquire);
@@ -259,7 +262,8 @@ impl ProxyPeers {
         changed
     }
 
-    /// Whether peers or windows have been added since the last look. Whoever has seen a command sees what was added before it.
+    /// Whether peers or windows were added since `refresh`. A worker that sees a command also sees
+    /// every addition that came before the command.
     #[inline]
     fn is_behind(&self, shared: &ProxyShared) -> bool {
         shared.generation.load(Ordering::Acquire) != self.generation
@@ -275,7 +279,7 @@ impl ProxyPeers {
                 Some(outgoing) if Arc::ptr_eq(&outgoing.target, target) => {
                     outgoing.set_locals(locals.clone());
                 }
-                // A peer that took the place of one that is gone.
+                // A new peer took the number of a peer that is gone.
                 _ => {
                     let (target, locals) = (target.clone(), locals.clone());
                     let new = Outgoing::new(number as u16, target, locals, rings);
@@ -288,7 +292,7 @@ impl ProxyPeers {
         }
     }
 
-    /// Takes a command out of a ring, or leaves it there.
+    /// Accepts a command from a ring, or leaves it there.
     #[inline]
     fn take(
         &mut self,
@@ -320,7 +324,7 @@ impl ProxyPeers {
         taken
     }
 
-    /// Sends and answers, for every peer that there is something to do for.
+    /// Submits commands and answers `quiet`s for every peer with work to do.
     #[inline]
     fn work(&mut self, copiers: &mut Copiers, sink: FaultSink<'_>, stats: &ProxyCounters) -> bool {
         let mut moved = false;
@@ -341,7 +345,8 @@ impl ProxyPeers {
         moved
     }
 
-    /// Notices peers that went while nothing was sent to them: kernels may wait for theirs.
+    /// Detects peers that are gone while the worker sends nothing to them. Kernels may wait for
+    /// their counts.
     fn look_after(&mut self, copiers: &Copiers, sink: FaultSink<'_>) {
         for outgoing in self.all.iter_mut().flatten() {
             outgoing.poll(copiers, sink);
@@ -349,7 +354,8 @@ impl ProxyPeers {
     }
 }
 
-/// Takes in what arrives by lanes: kernels wait for it, and a thread that sleeps would have to be woken first.
+/// Polls lanes for arrivals that kernels wait for. Waking a blocked progress thread would take
+/// longer.
 fn look_at_lanes(
     shards: &mut Option<Vec<Arc<Shard>>>,
     shared: &ProxyShared,
@@ -363,7 +369,7 @@ fn look_at_lanes(
     shards.iter().fold(false, |moved, shard| shard.poll_once(now) | moved)
 }
 
-/// Takes note of rules that were added or taken away: every `step`th from `first` on is this worker's.
+/// Picks up new rules. A rule belongs to the worker whose number is its counter modulo `step`.
 #[cold]
 fn renew_forwards(ours: &mut Vec<Forwarding>, shared: &ProxyShared, (first, step): (usize, usize)) {
     let rules = shared.forwards.read().unwrap();
@@ -383,7 +389,7 @@ fn take_copiers(ours: &mut Copiers, shared: &ProxyShared, worker: usize) {
     }
 }
 
-/// A command that no peer's queue can take.
+/// Reports a command that no peer's queue can take.
 #[cold]
 fn refuse(sink: FaultSink<'_>, code: FaultCode, peer: u16, op: u8, from: CommandOrigin) {
     let CommandOrigin { ring, position, .. } = from;

@@ -1,8 +1,9 @@
-//! Copies by a GPU: what is put into its streams, and when it is done.
+//! Copies by a GPU: submission to its streams, and detection of their completion.
 //!
-//! Few small pieces go by one kernel whose launch describes them and that says by a word in host memory that it is
-//! done, some microseconds sooner than an event. Many go by one kernel that reads their list out of pinned
-//! memory. Large ones, and those whose host end is not pinned, go by the driver's copies.
+//! A few small pieces use one kernel launch that describes them. The kernel reports completion by a
+//! word in host memory, some microseconds sooner than an event. Many pieces use one kernel that
+//! reads their list from pinned memory. Large pieces, and pieces whose host side is not pinned, use
+//! the driver's copies.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,17 +15,19 @@ use peerway_sys::cuda::{CudaError, Grid};
 use super::device::{Device, Flag, Kernels, Mark, RAISED};
 use super::staging::Buffer;
 
-/// Pieces that fit into a launch's parameters.
+/// Number of pieces that fit into a launch's parameters.
 const FEW: usize = 64;
-/// Bytes that one block of threads copies about as fast as the whole GPU would be started.
+/// Up to this many bytes, one block of threads copies about as fast as it takes to start the whole
+/// GPU.
 const FEW_BYTES: u64 = 128 << 10;
-/// Several pieces go by a kernel if they are shorter than this: 128 copies of 1 MiB by the driver, one by one, took 590 to 770
-/// µs, by the kernel 101.
+/// Several pieces use a kernel if they are shorter than this on average. 128 copies of 1 MiB took
+/// 590 to 770 µs by the driver, one by one, and 101 µs by the kernel.
 const SHORT: u64 = 16 << 20;
-/// Pieces that keep every multiprocessor busy; fewer are cut into parts, no shorter than this.
+/// This many pieces keep every multiprocessor busy. Fewer are cut into parts, which are no shorter
+/// than `PART`.
 pub(super) const MANY: usize = 8192;
 const PART: u64 = 4096;
-/// Threads of a block of the list kernels, and how many blocks a multiprocessor gets.
+/// Threads per block of the list kernels, and blocks per multiprocessor.
 pub(super) const THREADS: u32 = 256;
 const BLOCKS_EACH: u32 = 8;
 /// Entries that a warp takes at a time: `GROUP` in `copy.cu`.
@@ -36,9 +39,9 @@ const GROUP: u32 = 4;
 pub struct Run {
     /// Address of its first byte.
     pub src: u64,
-    /// Where that goes.
+    /// Address of the destination.
     pub dst: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
@@ -53,13 +56,14 @@ struct Few {
 /// A copy that was submitted.
 pub(crate) struct Done {
     how: DoneSignal,
-    /// What the kernel reads meanwhile.
+    /// The list that the kernel reads until it is done.
     _list: Option<Buffer>,
 }
 
 enum DoneSignal {
     Flag(Flag),
-    /// With the flag that its kernel will still raise, if it has one: nobody else may have it before that.
+    /// With the flag that the kernel will still raise, if it has one. The flag must not be reused
+    /// before that.
     Mark(Mark, Option<Flag>),
 }
 
@@ -69,12 +73,13 @@ impl Done {
         stream: CUstream,
         list: Option<Buffer>,
     ) -> Result<Self, CudaError> {
-        // SAFETY: the stream that the copy was put into.
+        // SAFETY: `stream` is the stream that the copy was submitted to, which the caller of
+        // `submit` keeps alive.
         let mark = unsafe { device.mark(stream) }.inspect_err(|_| settle(device, stream))?;
         Ok(Self { how: DoneSignal::Mark(mark, None), _list: list })
     }
 
-    /// Whether the bytes are there, for every kernel that is launched from now on.
+    /// Whether the bytes are visible to every kernel launched from now on.
     pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
         match &self.how {
             DoneSignal::Flag(flag) => Ok(flag.is_raised()),
@@ -82,7 +87,8 @@ impl Done {
         }
     }
 
-    /// A kernel that failed raises no flag: who has looked for one in vain for a while has this look at the stream.
+    /// Switches from the flag to a mark in the stream. A failed kernel raises no flag, so a thread
+    /// that has polled the flag for a while calls this.
     pub(crate) fn look_closer(&mut self) -> Result<(), CudaError> {
         let DoneSignal::Flag(flag) = &self.how else { return Ok(()) };
         let mark = flag.as_mark()?;
@@ -95,7 +101,7 @@ impl Done {
         Ok(())
     }
 
-    /// Sleeps until the bytes are there, or never will be.
+    /// Blocks until the copy is done or has failed.
     pub(crate) fn wait(&mut self) -> Result<(), CudaError> {
         self.look_closer()?;
         match &self.how {
@@ -107,23 +113,24 @@ impl Done {
 
 impl Drop for Done {
     fn drop(&mut self) {
-        // The list, the flag and the memory are reused: not before the GPU is through with them.
+        // The list, the flag and the memory are reused, but not before the GPU has finished with
+        // them.
         if !matches!(self.is_done(), Ok(true)) {
             let _ = self.wait();
         }
     }
 }
 
-/// Addresses of the two sides of a copy, and what reaches them.
+/// Addresses of the two sides of a copy, and whether kernels can access them.
 #[derive(Clone, Copy)]
 pub(crate) struct Sides {
     pub(crate) src: u64,
     pub(crate) dst: u64,
-    /// Kernels reach both: GPU memory or pinned.
+    /// Kernels can access both sides: GPU memory or pinned memory.
     pub(crate) by_kernel: bool,
 }
 
-/// A list of pieces that is being gathered.
+/// A list of pieces that is being built.
 #[derive(Default)]
 pub(crate) struct Gathered {
     pub(crate) runs: Vec<Run>,
@@ -132,18 +139,20 @@ pub(crate) struct Gathered {
 }
 
 thread_local! {
-    /// This thread's last list, so that the next one need not allocate.
+    /// This thread's last list, kept to avoid an allocation for the next one.
     static LIST: RefCell<Gathered> = RefCell::default();
 }
 
-/// Pieces of one submission: what a list buffer holds.
+/// Maximum number of pieces per submission: what fits into a list buffer.
 pub(crate) const MOST_RUNS: usize = Buffer::LEN / size_of::<Run>();
 
-/// Gathers pieces with `fill` and submits them, to the stream that is given or to one of our own.
+/// Builds a list of pieces with `fill` and submits it, to the given stream or to one of the
+/// device's own.
 ///
 /// # Safety
 ///
-/// Every piece that `fill` gives is memory that stays valid until the copy is done; the stream is of that GPU.
+/// Every piece that `fill` adds is memory that stays valid until the copy is done. A given stream
+/// is alive and belongs to that GPU.
 pub(crate) unsafe fn submit<E: From<CudaError>>(
     device: &Arc<Device>,
     on: Option<CUstream>,
@@ -157,7 +166,7 @@ pub(crate) unsafe fn submit<E: From<CudaError>>(
         if list.runs.is_empty() {
             return Ok(None);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `submit`.
         unsafe { start(device, on, &list) }.map(Some).map_err(E::from)
     });
     LIST.set(list);
@@ -177,11 +186,12 @@ unsafe fn start(
     let short = list.bytes / (count as u64) < SHORT;
     let kernels = if list.by_kernel && short { device.kernels() } else { None };
     if let Some(kernels) = kernels {
-        // A stream of somebody else's may be gone when a flag that does not come is asked about.
+        // A caller's stream may be gone when a missing flag requires a look at the stream.
         if is_few(count, list.bytes) && on.is_none() {
             let flag = device.flag(stream);
             if let Some(flag) = flag {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds the contract of `submit`; the flag belongs to this
+                // copy.
                 unsafe {
                     let (word, bytes) = (flag.address(), list.bytes);
                     launch_few(kernels, stream, &list.runs, bytes, word, RAISED)?;
@@ -192,13 +202,13 @@ unsafe fn start(
         if count > 1
             && let Some(buffer) = Buffer::take(device)?
         {
-            // SAFETY: a list buffer has room for all parts, and this one is nobody else's.
+            // SAFETY: a list buffer has space for all parts, and this function owns the buffer.
             let mut entries = unsafe { list_runs(&list.runs, list.bytes, buffer.ptr().cast()) };
             let mut runs = buffer.ptr() as u64;
             let arguments = &mut [(&raw mut runs).cast(), (&raw mut entries).cast()];
             let blocks = grid(device, entries);
-            // SAFETY: the kernel's two parameters; the list stays with `Done`; the rest is the caller's
-            // promise.
+            // SAFETY: these are the kernel's two parameters. `Done` keeps the list. The caller
+            // upholds the contract of `submit`.
             unsafe {
                 kernels.module.launch(
                     kernels.runs,
@@ -211,24 +221,25 @@ unsafe fn start(
         }
     }
     for run in &list.runs {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract of `submit`.
         let put = unsafe { device.gpu.copy(run.dst, run.src, run.len as usize, stream) };
         put.inspect_err(|_| settle(device, stream))?;
     }
     Done::mark(device, stream, None)
 }
 
-/// Whether pieces go by the launch that describes them itself.
+/// Whether the pieces fit a launch that describes them itself.
 pub(super) fn is_few(count: usize, bytes: u64) -> bool {
     count <= FEW && bytes <= FEW_BYTES
 }
 
-/// Writes the pieces down for the kernel, long ones in parts: a warp copies one after the other, and there should be
-/// something to do for all of them. Returns how many there are.
+/// Writes the list for the kernel, with long pieces cut into parts. A warp copies one entry after
+/// the other, and all warps should have work. Returns the number of entries.
 ///
 /// # Safety
 ///
-/// There is room for twice as many as [`MANY`], or for all of the pieces where they are more, and nobody reads it.
+/// `into` has space for twice [`MANY`] entries, or for all pieces if there are more, and nothing
+/// reads it during the call.
 pub(super) unsafe fn list_runs(runs: &[Run], bytes: u64, into: *mut Run) -> u32 {
     let part = match runs.len() {
         ..MANY => (bytes / MANY as u64).next_multiple_of(PART).max(PART),
@@ -240,7 +251,8 @@ pub(super) unsafe fn list_runs(runs: &[Run], bytes: u64, into: *mut Run) -> u32 
         while done < run.len {
             let len = part.min(run.len - done);
             let entry = Run { src: run.src + done, dst: run.dst + done, len };
-            // SAFETY: fewer than `MANY` pieces make fewer than twice as many parts, and more stay whole.
+            // SAFETY: fewer than `MANY` pieces become fewer than twice as many parts; more pieces
+            // stay whole.
             unsafe { into.add(entries).write(entry) };
             entries += 1;
             done += len;
@@ -251,11 +263,13 @@ pub(super) unsafe fn list_runs(runs: &[Run], bytes: u64, into: *mut Run) -> u32 
 
 const _: () = assert!(2 * MANY <= MOST_RUNS);
 
-/// Launches the kernel for a few pieces, which writes a value into a word of pinned memory at its end.
+/// Launches the kernel for a few pieces. At its end, it writes a value into a word of pinned
+/// memory.
 ///
 /// # Safety
 ///
-/// As for [`submit`], and there are at most [`FEW`] runs; the word is nobody else's until then.
+/// As for [`submit`]. Also, there are at most [`FEW`] runs, and nothing else uses the word until
+/// the kernel has written it.
 pub(super) unsafe fn launch_few(
     kernels: &Kernels,
     stream: CUstream,
@@ -267,15 +281,16 @@ pub(super) unsafe fn launch_few(
     let mut few = Few { count: runs.len() as u32, reserved: 0, runs: [Run::default(); FEW] };
     few.runs[..runs.len()].copy_from_slice(runs);
     let arguments = &mut [(&raw mut few).cast(), (&raw mut word).cast(), (&raw mut value).cast()];
-    // One piece wants all threads; several a warp each.
+    // A single piece needs all threads; several need a warp each.
     let threads = (bytes / 64).clamp(32, 1024).next_multiple_of(32) as u32;
     let threads = threads.max(32 * (runs.len() as u32).min(32));
-    // SAFETY: the kernel's three parameters, which the driver copies; the rest is the caller's promise.
+    // SAFETY: these are the kernel's three parameters, which the driver copies. The caller upholds
+    // this function's contract.
     unsafe { kernels.module.launch(kernels.few, Grid::row(1, threads), stream, arguments) }
 }
 
-/// Blocks of one length, both sides by kernel: indices go to the GPU as they are. `None` where that cannot be, and
-/// pieces must be gathered.
+/// Submits blocks of one length that kernels can access on both sides: the GPU reads the indices
+/// directly. `None` if that is not possible; then the caller must build a list of pieces.
 ///
 /// # Safety
 ///
@@ -290,7 +305,7 @@ pub(crate) unsafe fn submit_blocks(
 ) -> Result<Option<Done>, CudaError> {
     let Some((local, remote, items)) = shape.whole_blocks(at) else { return Ok(None) };
     let few = items.len() <= FEW && at.left() <= FEW_BYTES;
-    // Too few for the kernel that takes blocks whole.
+    // There are too few blocks for the kernel that copies each block whole.
     let large = items.len() < MANY && local.len > 4 * PART;
     if few || large || !sides.by_kernel || items.len() > MOST_BLOCKS || local.len >= SHORT {
         return Ok(None);
@@ -302,7 +317,8 @@ pub(crate) unsafe fn submit_blocks(
     let put = |blocks: &Blocks, at: usize| {
         let indices = &blocks.indices[items.clone()];
         let into = buffer.ptr().wrapping_add(at);
-        // SAFETY: two lists of at most `MOST_BLOCKS` fit; the buffer is nobody else's.
+        // SAFETY: two lists of at most `MOST_BLOCKS` indices fit, and this function owns the
+        // buffer.
         unsafe {
             let bytes = size_of_val(indices);
             std::ptr::copy_nonoverlapping(indices.as_ptr().cast::<u8>(), into, bytes);
@@ -327,21 +343,22 @@ pub(crate) unsafe fn submit_blocks(
     ];
     let stream = on.unwrap_or_else(|| device.stream().raw());
     let blocks = grid(device, count);
-    // SAFETY: the kernel's eight parameters; the indices stay with `Done`; blocks lie in their regions, which the
-    // shape was checked for; the rest is the caller's promise.
+    // SAFETY: these are the kernel's eight parameters. `Done` keeps the indices. The shape was
+    // checked, so all blocks lie in their regions. The caller upholds this function's contract.
     unsafe {
         kernels.module.launch(kernels.blocks, Grid::row(blocks, THREADS), stream, arguments)?
     };
     Done::mark(device, stream, Some(buffer)).map(Some)
 }
 
-/// What was submitted runs without a mark: it must not outlive the memory.
+/// Waits for submitted work that has no mark: it must not outlive the memory.
 fn settle(device: &Device, stream: CUstream) {
-    // SAFETY: the stream that the copy was put into.
+    // SAFETY: `stream` is the stream that the copy was submitted to, which the caller of `submit`
+    // keeps alive.
     let _ = unsafe { device.gpu.synchronize(stream) };
 }
 
-/// Blocks of one submission.
+/// Maximum number of blocks per submission.
 pub(crate) const MOST_BLOCKS: usize = Buffer::LEN / 2 / size_of::<u32>();
 
 pub(super) fn grid(device: &Device, entries: u32) -> u32 {

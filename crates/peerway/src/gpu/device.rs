@@ -1,4 +1,4 @@
-//! A GPU with what copies need: streams, events, pinned words, kernels.
+//! A GPU with the resources for copies: streams, events, pinned words, kernels.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -14,14 +14,15 @@ use super::DeviceMemoryKind;
 use super::staging::Buffer;
 use crate::os::affinity;
 
-/// Streams that copies go round: a GPU has a few copy engines, and one copy fills one of them.
+/// Streams that copies use in turn. A GPU has a few copy engines, and one copy saturates one of
+/// them.
 const STREAMS: usize = 4;
-/// Events kept for the next copy.
+/// Number of events kept for reuse.
 const EVENTS: usize = 64;
-/// Words by which kernels say that they are done.
+/// Number of words with which kernels report completion.
 pub(super) const FLAGS: usize = 4096;
 
-/// See the module.
+/// A GPU in use; see the module.
 pub(crate) struct Device {
     pub(crate) gpu: Arc<Gpu>,
     streams: Vec<Stream>,
@@ -29,7 +30,7 @@ pub(crate) struct Device {
     events: ArrayQueue<Event>,
     flags: Flags,
     kernels: OnceLock<Option<Kernels>>,
-    /// What does not change and costs a call to ask.
+    /// Constant facts that cost a driver call to query.
     learned: Mutex<Learned>,
 }
 
@@ -43,7 +44,7 @@ struct Learned {
 struct Flags {
     memory: HostMemory,
     free: ArrayQueue<u32>,
-    /// Those that a stream may still look at.
+    /// Words that a stream may still read.
     retired: Mutex<Vec<(Flag, Mark)>>,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Kernels {
     pub(crate) blocks: Function,
     pub(crate) few: Function,
     pub(crate) list: Function,
-    /// Run by its copier first: it wants rings.
+    /// Its copier makes the first launch, because it needs rings.
     pub(crate) resident: Function,
 }
 
@@ -62,10 +63,11 @@ impl Device {
     pub(crate) fn open(cuda: &Arc<Cuda>, index: u32) -> Result<Self, CudaError> {
         let gpu = Gpu::open(cuda, index)?;
         let streams = (0..STREAMS).map(|_| Stream::new(&gpu)).collect::<Result<_, _>>()?;
-        // A cache line each, so that no kernel's answer disturbs who looks for another's.
-        // One more than there are, for kernels that are tried out.
+        // One cache line per word, so that a kernel's write does not disturb a thread that polls
+        // another word. One extra word is for the test launches of `Kernels::load`.
         let memory = HostMemory::allocate(&gpu, (FLAGS + 1) * 64)?;
-        // SAFETY: all of it, which nobody else knows yet. Streams look at eight bytes, of which four are the word.
+        // SAFETY: covers the new allocation, which no other code knows yet. Streams read eight
+        // bytes per word, of which four are the word, so all bytes must be zero.
         unsafe { memory.ptr().write_bytes(0, memory.len()) };
         let free = ArrayQueue::new(FLAGS);
         for flag in 0..FLAGS as u32 {
@@ -82,7 +84,7 @@ impl Device {
         })
     }
 
-    /// The unit that memory of this kind comes in.
+    /// The allocation granularity of this kind of memory.
     pub(super) fn granularity(&self, shared: Shared, rdma: bool) -> Result<usize, CudaError> {
         let mut learned = self.learned.lock().unwrap();
         if let Some((_, unit)) = learned.granularity.iter().find(|(of, _)| *of == (shared, rdma)) {
@@ -93,18 +95,18 @@ impl Device {
         Ok(unit)
     }
 
-    /// Why memory of this kind was refused, if it was for good.
+    /// Why the driver permanently refuses this kind of memory, if it does.
     pub(super) fn refused(&self, kind: DeviceMemoryKind) -> Option<String> {
         let learned = self.learned.lock().unwrap();
         learned.refused.iter().find(|(of, _)| *of == kind).map(|(_, why)| why.clone())
     }
 
-    /// Memory of this kind need not be asked for again.
+    /// Records that the driver permanently refuses this kind of memory.
     pub(super) fn refuse(&self, kind: DeviceMemoryKind, why: String) {
         self.learned.lock().unwrap().refused.push((kind, why));
     }
 
-    /// Pinned memory of the host, near the GPU if that can be had.
+    /// Allocates pinned host memory, near the GPU if possible.
     pub(crate) fn host_memory(&self, len: usize) -> Result<HostMemory, CudaError> {
         let node = self.gpu.facts().numa.and_then(|node| u16::try_from(node).ok());
         affinity::near(node, || HostMemory::allocate(&self.gpu, len))
@@ -120,30 +122,31 @@ impl Device {
         &self.streams[self.next.fetch_add(1, Ordering::Relaxed) % STREAMS]
     }
 
-    /// The copy kernels; `None` where the driver cannot load them, which is logged once.
+    /// The copy kernels. `None` if the driver cannot load them, which is logged once.
     pub(crate) fn kernels(&self) -> Option<&Kernels> {
         let kernels = self.kernels.get_or_init(|| {
             let loaded = Kernels::load(self);
-            loaded.inspect_err(|error| tracing::warn!(%error, "copies go one by one")).ok()
+            loaded.inspect_err(|error| tracing::warn!(%error, "cannot load the copy kernels")).ok()
         });
         kernels.as_ref()
     }
 
-    /// Has everything ready that transfers will want of the driver. What loads code or allocates waits for all work of
-    /// the process on the GPU, so it cannot be done while a stream waits for the transfer.
+    /// Prepares everything that transfers need from the driver. Loading code and allocating memory
+    /// wait for all work of the process on the GPU. So neither may happen while a stream waits for
+    /// the transfer.
     pub(crate) fn warm_up(self: &Arc<Self>) -> Result<(), CudaError> {
         self.kernels();
         Buffer::reserve(self)
     }
 
-    /// Copies and waits.
+    /// Copies and waits for the copy.
     ///
     /// # Safety
     ///
     /// Both ranges are valid.
     pub(crate) unsafe fn copy_now(&self, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
         let stream = self.stream();
-        // SAFETY: the caller's promise, until the stream has been waited for.
+        // SAFETY: the caller guarantees the ranges, and this function waits for the stream.
         unsafe { self.gpu.copy(to, from, len, stream.raw())? };
         stream.synchronize()
     }
@@ -155,27 +158,27 @@ impl Device {
     /// The range is valid.
     pub(crate) unsafe fn fill_now(&self, at: u64, value: u8, len: usize) -> Result<(), CudaError> {
         let stream = self.stream();
-        // SAFETY: the caller's promise, until the stream has been waited for.
+        // SAFETY: the caller guarantees the range, and this function waits for the stream.
         unsafe { self.gpu.fill(at, value, len, stream.raw())? };
         stream.synchronize()
     }
 
-    /// Marks what a stream holds now.
+    /// Marks the current end of a stream.
     ///
     /// # Safety
     ///
-    /// The stream is alive and of this GPU.
+    /// The stream is alive and belongs to this GPU.
     pub(crate) unsafe fn mark(self: &Arc<Self>, stream: CUstream) -> Result<Mark, CudaError> {
         let event = match self.events.pop() {
             Some(event) => event,
             None => Event::new(&self.gpu)?,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { event.record(stream)? };
         Ok(Mark { device: self.clone(), event: Some(event) })
     }
 
-    /// A word for a kernel to write to; `None` when all are taken.
+    /// A word for a kernel to write; `None` if all are in use.
     pub(crate) fn flag(self: &Arc<Self>, stream: CUstream) -> Option<Flag> {
         self.flags
             .retired
@@ -190,9 +193,10 @@ impl Device {
 }
 
 impl Kernels {
-    /// Loads them, and runs each once on nothing: the driver loads code when it is first launched.
+    /// Loads the kernels and launches each once without work, because the driver loads code at the
+    /// first launch.
     fn load(device: &Device) -> Result<Self, CudaError> {
-        // SAFETY: PTX.
+        // SAFETY: `COPY_PTX` is NUL-terminated PTX.
         let module = unsafe { Module::load(&device.gpu, COPY_PTX.as_bytes()) }?;
         let kernels = Self {
             runs: module.function(c"peerway_copy_runs")?,
@@ -203,13 +207,15 @@ impl Kernels {
             module,
         };
         let stream = device.stream();
-        // Zeros for every parameter, of which `Few` is the largest: no pieces, and no flag to write.
+        // Zeros for every parameter, of which `Few` is the largest: no pieces, and no flag to
+        // write.
         let mut zeros = [0u64; 256];
         let word = device.flags.memory.ptr() as u64;
         let mut flag = word + (FLAGS as u64) * 64;
         let argument: *mut c_void = zeros.as_mut_ptr().cast();
         let grid = Grid::row(1, 32);
-        // SAFETY: counts of zero, so no address is used but the flag's, which is a word that nobody has.
+        // SAFETY: all counts are zero, so the kernels use no address except the flag's. That is the
+        // extra word, which is reserved for this.
         unsafe {
             kernels.module.launch(kernels.runs, grid, stream.raw(), &mut [argument; 2])?;
             kernels.module.launch(kernels.blocks, grid, stream.raw(), &mut [argument; 8])?;
@@ -229,7 +235,7 @@ impl std::fmt::Debug for Device {
     }
 }
 
-/// A place in a stream: what is before it is done, or not yet.
+/// A point in a stream: all earlier work is done, or not yet.
 pub(crate) struct Mark {
     device: Arc<Device>,
     event: Option<Event>,
@@ -240,7 +246,7 @@ impl Mark {
         self.event.as_ref().map_or(Ok(true), Event::is_done)
     }
 
-    /// Sleeps until it is.
+    /// Blocks until the stream has reached it.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         self.event.as_ref().map_or(Ok(()), Event::synchronize)
     }
@@ -249,7 +255,7 @@ impl Mark {
 impl Drop for Mark {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
-            // One that does not fit any more is given back.
+            // If the queue is full, the event is destroyed.
             let _ = self.device.events.push(event);
         }
     }
@@ -262,57 +268,59 @@ pub(crate) struct Flag {
     stream: CUstream,
 }
 
-// SAFETY: the stream is the device's own, and streams may be used by any thread.
+// SAFETY: any thread may use a stream's handle. Only `as_mark` uses it, and only for streams of the
+// device.
 unsafe impl Send for Flag {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Flag {}
 
-/// What a kernel writes into its word.
+/// The value that a kernel writes into its word.
 pub(crate) const RAISED: u32 = 1;
 
 impl Flag {
     fn word(&self) -> &AtomicU32 {
         let at = self.device.flags.memory.ptr().wrapping_add(self.index as usize * 64);
-        // SAFETY: inside the pinned memory, which the device keeps; the word is only used as an atomic.
+        // SAFETY: the word lies inside the pinned memory, which the device keeps, and is only
+        // accessed as an atomic.
         unsafe { &*at.cast::<AtomicU32>() }
     }
 
-    /// Where the kernel writes.
+    /// The address that the kernel writes.
     pub(crate) fn address(&self) -> u64 {
         self.word().as_ptr() as u64
     }
 
     pub(crate) fn is_raised(&self) -> bool {
-        // pairs with the kernel's fence before it writes the word
+        // Pairs with the kernel's fence before it writes the word.
         self.word().load(Ordering::Acquire) == RAISED
     }
 
-    /// Gives it back when a stream has come to a mark.
+    /// Frees the word once the stream has reached a mark.
     pub(super) fn retire(self, passed: Mark) {
         let device = self.device.clone();
         device.flags.retired.lock().unwrap().push((self, passed));
     }
 
-    /// Lets whoever waits for it go on.
+    /// Lets waiting streams continue.
     pub(crate) fn raise(&self) {
         self.word().store(RAISED, Ordering::Release);
     }
 
-    /// Has whoever waits for it from now on wait for the next time.
+    /// Makes later waits block until the next `raise`.
     pub(crate) fn lower(&self) {
         self.word().store(0, Ordering::Release);
     }
 
-    /// The same as a place in the stream, for who wants to sleep, or to learn that the kernel failed.
+    /// A mark after the kernel in the stream, to block on it or to detect that the kernel failed.
     pub(crate) fn as_mark(&self) -> Result<Mark, CudaError> {
-        // SAFETY: a stream of the device's own.
+        // SAFETY: only flags for streams of the device (`copy::Done`) are converted to a mark.
         unsafe { self.device.mark(self.stream) }
     }
 }
 
 impl Drop for Flag {
     fn drop(&mut self) {
-        // Only when the kernel is done, or will never be: see `copy::Done`.
+        // Reached only when the kernel is done or will never run: see `copy::Done`.
         let _ = self.device.flags.free.push(self.index);
     }
 }

@@ -1,9 +1,10 @@
 //! GPU memory that other processes can map.
 //!
-//! Three ways, the best first: a handle for the NVLink fabric (other hosts too), a file descriptor (this
-//! host), a plain allocation (this host, by the driver's own IPC). Each is tried: what the GPU says about itself is
-//! not enough, since a fabric without its daemon is refused only when memory is made. Which one it became and
-//! why not a better one stays with the memory.
+//! There are three ways to allocate it, best first: with a handle for the NVLink fabric (other
+//! hosts too), with a file descriptor (this host), or plainly (this host, by the driver's own IPC).
+//! The code tries each one. The GPU's reported capabilities are not enough: without its daemon, a
+//! fabric refuses only at allocation. The memory records the way that succeeded, and why better
+//! ones failed.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -21,11 +22,11 @@ use super::{GpuError, gpus};
 use crate::memory::OwnedMemory;
 use crate::worker::REAPER;
 
-/// Memory of a GPU, allocated so that other processes can map it. Cheap to clone; freed with the last clone, after
-/// the work that the process has given to the GPU.
+/// GPU memory that other processes can map. Cheap to clone. Dropping the last clone waits for the
+/// process's work on the GPU and frees the memory.
 ///
-/// Registered with [`crate::Endpoint::register_gpu`], it is reached by peers on this host without a copy through
-/// the processor.
+/// After [`crate::Endpoint::register_gpu`], peers on this host access it without a copy through the
+/// CPU.
 ///
 /// ```no_run
 /// use peerway::gpu::{DeviceMemory, DeviceMemoryOptions};
@@ -55,15 +56,15 @@ enum Backing {
     Plain(Plain),
 }
 
-/// How GPU memory was allocated, and so how far it can be handed.
+/// How GPU memory was allocated, which determines the processes that can map it.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 #[non_exhaustive]
 pub enum DeviceMemoryKind {
-    /// Within an NVLink fabric, to other hosts too.
+    /// Processes within an NVLink fabric, also on other hosts.
     Fabric,
-    /// As a file descriptor, to processes of this host.
+    /// Processes on this host, by a file descriptor.
     PosixFd,
-    /// By the driver's own IPC, to processes of this host.
+    /// Processes on this host, by the driver's own IPC.
     Plain,
 }
 
@@ -77,17 +78,18 @@ impl fmt::Display for DeviceMemoryKind {
     }
 }
 
-/// How to allocate.
+/// Options for an allocation.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeviceMemoryOptions {
-    /// The best way to try; those before it are left out. [`DeviceMemoryKind::Plain`] forces a plain allocation.
+    /// The best way to try; better ones are skipped. [`DeviceMemoryKind::Plain`] forces a plain
+    /// allocation.
     pub from: DeviceMemoryKind,
-    /// GPUs of this process that may use the memory besides its own.
+    /// Other GPUs of this process that may use the memory.
     pub peers: Vec<u32>,
-    /// Fill it with zeros.
+    /// Fill the memory with zeros.
     pub zeroed: bool,
-    /// Let NICs reach it, where the GPU can.
+    /// Let NICs access the memory, if the GPU supports it.
     pub rdma: bool,
 }
 
@@ -98,19 +100,19 @@ impl Default for DeviceMemoryOptions {
 }
 
 impl DeviceMemoryOptions {
-    /// Starts from this way.
+    /// Sets the best way to try.
     pub fn from(mut self, from: DeviceMemoryKind) -> Self {
         self.from = from;
         self
     }
 
-    /// Lets these GPUs use it too.
+    /// Lets these GPUs use the memory too.
     pub fn peers(mut self, peers: &[u32]) -> Self {
         self.peers = peers.to_vec();
         self
     }
 
-    /// Fills it with zeros.
+    /// Fills the memory with zeros.
     pub fn zeroed(mut self) -> Self {
         self.zeroed = true;
         self
@@ -118,11 +120,11 @@ impl DeviceMemoryOptions {
 }
 
 impl DeviceMemory {
-    /// Allocates `len` bytes on a GPU, rounded up to the unit that the GPU has.
+    /// Allocates `len` bytes on a GPU, rounded up to the GPU's allocation granularity.
     ///
     /// # Errors
     ///
-    /// [`GpuError`]: no driver, no such GPU, or what every way that was tried said.
+    /// [`GpuError`]: no driver, no such GPU, or every way that was tried failed.
     pub fn allocate(gpu: u32, len: u64, options: &DeviceMemoryOptions) -> Result<Self, GpuError> {
         let gpus = gpus()?;
         let device = gpus.device(gpu)?;
@@ -149,7 +151,7 @@ impl DeviceMemory {
         Err(GpuError::Allocate { len, gpu, reasons })
     }
 
-    /// First byte, an address that only GPUs can use.
+    /// First byte. Only GPUs can use the address.
     pub fn address(&self) -> u64 {
         match &self.inner.backing {
             Some(Backing::Mapped(mapped)) => mapped.address(),
@@ -158,12 +160,12 @@ impl DeviceMemory {
         }
     }
 
-    /// Bytes that were asked for.
+    /// Requested length in bytes.
     pub fn len(&self) -> u64 {
         self.inner.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.inner.len == 0
     }
@@ -173,28 +175,29 @@ impl DeviceMemory {
         self.inner.device.index()
     }
 
-    /// Which way it was allocated.
+    /// How the memory was allocated.
     pub fn kind(&self) -> DeviceMemoryKind {
         self.inner.kind
     }
 
-    /// Why not a better one, in the driver's words; `None` when it is the best there is.
+    /// Why better kinds failed, in the driver's words. `None` if this is the best kind.
     pub fn why_not_better(&self) -> Option<String> {
         (!self.inner.passed_over.is_empty()).then(|| self.inner.passed_over.join("; "))
     }
 
-    /// Frees this clone after what the stream holds now, and returns at once. Where it is the last one, the memory is freed
-    /// then; other work of the process on the GPU is not waited for.
+    /// Frees this clone after the work that the stream holds now, and returns at once. If it is the
+    /// last clone, this frees the memory. It does not wait for other work of the process on the
+    /// GPU.
     ///
     /// # Safety
     ///
-    /// The stream is alive and of the memory's GPU, and no other stream uses the memory.
+    /// The stream is alive and belongs to the memory's GPU, and no other stream uses the memory.
     pub unsafe fn free_after(self, stream: *mut std::ffi::c_void) -> Result<(), GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         let mark = unsafe { self.inner.device.mark(stream as CUstream)? };
         REAPER.run(move || {
             if let Err(error) = mark.wait() {
-                tracing::error!(%error, "a stream failed before memory was freed after it");
+                tracing::error!(%error, "a CUDA stream failed; freeing the GPU memory it used");
             }
             if let Ok(mut inner) = Arc::try_unwrap(self.inner) {
                 inner.backing = None;
@@ -204,16 +207,16 @@ impl DeviceMemory {
     }
 
     fn zero(&self) -> Result<(), GpuError> {
-        // SAFETY: all of the allocation, which nobody else knows yet.
+        // SAFETY: covers the new allocation, which no other code knows yet.
         unsafe { self.inner.device.fill_now(self.address(), 0, self.inner.len as usize)? };
         Ok(())
     }
 
-    /// What another process needs to map the memory.
+    /// Exports the memory, so that another process can map it.
     ///
     /// # Errors
     ///
-    /// [`GpuError::NotShareable`], or what the driver says.
+    /// [`GpuError::NotShareable`], or a driver call failed.
     pub fn export(&self) -> Result<ExportedMemory, GpuError> {
         let (address, gpu) = (self.address(), self.gpu());
         let located = gpus()?.locate(address, self.inner.len)?;
@@ -226,17 +229,18 @@ impl DeviceMemory {
     }
 }
 
-/// What another process needs to map GPU memory: bytes, and for some kinds a file descriptor that is passed over a
-/// Unix socket (`SCM_RIGHTS`). Whoever has both can read and write the memory.
+/// The data that another process needs to map GPU memory: bytes, and for some kinds a file
+/// descriptor to pass over a Unix socket (`SCM_RIGHTS`). A process that has both can read and write
+/// the memory.
 #[derive(Debug)]
 pub struct ExportedMemory {
-    /// To be handed over as they are.
+    /// Opaque bytes; pass them on unchanged.
     pub bytes: Vec<u8>,
-    /// Goes with them, where there is one.
+    /// A file descriptor to pass along with the bytes, if the kind has one.
     pub fd: Option<OwnedFd>,
 }
 
-/// GPU memory of another process, mapped here until this is dropped.
+/// GPU memory of another process, mapped here until this value is dropped.
 pub struct ImportedMemory {
     imported: Imported,
     address: u64,
@@ -244,11 +248,11 @@ pub struct ImportedMemory {
 }
 
 impl ImportedMemory {
-    /// Maps memory for a GPU of this process.
+    /// Maps the memory for a GPU of this process.
     ///
     /// # Errors
     ///
-    /// [`GpuError::NotExported`] for bytes that are none, or what the driver says.
+    /// [`GpuError::NotExported`] if the bytes do not come from an export, or a driver call failed.
     pub fn open(gpu: u32, exported: &ExportedMemory) -> Result<Self, GpuError> {
         let (offer, len): (GpuOffer, u64) =
             postcard::from_bytes(&exported.bytes).map_err(|_| GpuError::NotExported)?;
@@ -260,22 +264,22 @@ impl ImportedMemory {
         Ok(Self { address: imported.base + offer.offset, imported, len })
     }
 
-    /// First byte, an address that only GPUs can use.
+    /// First byte. Only GPUs can use the address.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The GPU that it is mapped for.
+    /// The GPU that the memory is mapped for.
     pub fn gpu(&self) -> u32 {
         self.imported.device.index()
     }
@@ -283,12 +287,12 @@ impl ImportedMemory {
 
 impl Drop for ImportedMemory {
     fn drop(&mut self) {
-        // Unmapping does not wait for work that is under way.
+        // Unmapping does not wait for work in progress.
         let _ = self.imported.device.gpu.drain();
     }
 }
 
-// SAFETY: the allocation does not move, and nobody can make a Rust reference to memory of a GPU.
+// SAFETY: the allocation does not move, and safe code cannot make a reference to GPU memory.
 unsafe impl OwnedMemory for DeviceMemory {
     fn bytes(&mut self) -> (*mut u8, usize) {
         (self.address() as *mut u8, self.inner.len as usize)
@@ -304,16 +308,16 @@ impl fmt::Debug for DeviceMemory {
 
 impl Drop for DeviceMemoryInner {
     fn drop(&mut self) {
-        // Unmapping does not wait as freeing does, and work that is under way would fault.
+        // Unlike freeing, unmapping does not wait, and work in progress would fault.
         if self.backing.is_some()
             && let Err(error) = self.device.gpu.drain()
         {
-            tracing::debug!(%error, "the GPU failed before its memory was freed");
+            tracing::debug!(%error, "work on the GPU failed before its memory was freed");
         }
     }
 }
 
-/// Tries one way. The reason it gives is for people.
+/// Tries one way. The error is a text for users.
 fn attempt(
     device: &Arc<Device>,
     len: u64,
@@ -323,7 +327,8 @@ fn attempt(
     let gpu = &device.gpu;
     let facts = gpu.facts();
     let words = |error: CudaError| explain(kind, &error);
-    let len = usize::try_from(len.max(1)).map_err(|_| "more than the address space".to_owned())?;
+    let len = usize::try_from(len.max(1))
+        .map_err(|_| "the length exceeds the address space".to_owned())?;
     let shared = match kind {
         DeviceMemoryKind::Plain => {
             return Plain::allocate(gpu, len).map(Backing::Plain).map_err(words);
@@ -331,13 +336,13 @@ fn attempt(
         DeviceMemoryKind::Fabric => Shared::Fabric,
         DeviceMemoryKind::PosixFd => Shared::PosixFd,
     };
-    // The GPU's no is believed; its yes is not.
+    // Trust the GPU's "no", but not its "yes".
     if !facts.vmm {
         return Err("the GPU has no virtual memory management".into());
     }
     let offered = if kind == DeviceMemoryKind::Fabric { facts.fabric } else { facts.posix_fd };
     if !offered {
-        return Err("the GPU says that it cannot hand memory over so".into());
+        return Err("the GPU reports that it does not support this kind of handle".into());
     }
     if let Some(refused) = device.refused(kind) {
         return Err(refused);
@@ -349,7 +354,7 @@ fn attempt(
         Physical::create(gpu, rounded, shared, rdma)
     };
     let physical = match create(rdma) {
-        // Memory that NICs cannot reach is better than none.
+        // Memory that NICs cannot access is better than none.
         Err(error) if rdma && !error.is_out_of_memory() => create(false),
         made => made,
     };
@@ -363,12 +368,13 @@ fn attempt(
     physical.map(&options.peers).map(Backing::Mapped).map_err(words)
 }
 
-/// The driver's words and what they mean here.
+/// The driver's error, with advice.
 fn explain(kind: DeviceMemoryKind, error: &CudaError) -> String {
     match (kind, error.code) {
         (DeviceMemoryKind::Fabric, CUDA_ERROR_NOT_PERMITTED) => {
             format!(
-                "{error}; a fabric needs an IMEX channel (nvidia-imex, /dev/nvidia-caps-imex-channels)"
+                "{error}; a fabric needs an IMEX channel (nvidia-imex, \
+                 /dev/nvidia-caps-imex-channels)"
             )
         }
         _ => error.to_string(),

@@ -1,17 +1,17 @@
-//! GPUs: what the engine needs of CUDA, and nothing of it before somebody asks for a GPU.
+//! GPUs: the parts of CUDA that the engine needs. A process that uses no GPU never loads CUDA.
 //!
-//! The driver is opened by the first call that names GPU memory. From then on the process has it (a driver
-//! cannot be let go of), with a context on those GPUs alone whose memory was named: the primary one, which
-//! frameworks use too.
+//! The first call that names GPU memory loads the driver. The process keeps it, because a driver
+//! cannot be unloaded. It has a context only on the GPUs whose memory was named: the primary
+//! context, which frameworks use too.
 //!
 //! - [`DeviceMemory`] is memory that other processes can map.
-//! - [`PinnedMemory`] is memory of the host that GPUs reach at full speed.
-//! - [`jit`]: kernels that are compiled at run time.
+//! - [`PinnedMemory`] is host memory that GPUs access at full speed.
+//! - [`jit`]: kernels compiled at run time.
 //! - `device`: a GPU with its copy streams, events and pinned buffers.
-//! - `copy`: how bytes are moved by a GPU, and when they are there.
-//! - [`Copier`] (`peer_copy`): lists of pieces, copied by one of three engines.
-//! - `share`: how memory goes to another process, and what came from others.
-//! - `staging`: how memory that only a GPU reaches gets onto wires.
+//! - `copy`: submits copies to a GPU and detects their completion.
+//! - [`Copier`] (`peer_copy`): copies lists of pieces with one of three engines.
+//! - `share`: exports memory to other processes and imports theirs.
+//! - `staging`: moves memory that only a GPU can access to and from wires.
 
 pub(crate) mod copy;
 pub(crate) mod device;
@@ -43,46 +43,46 @@ pub use self::stream::Enqueued;
 
 use self::device::Device;
 
-/// GPU memory could not be had, or is not what it was said to be.
+/// GPU memory is not available, or is not what the caller said.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
-    /// There is no driver, or none that can be used.
+    /// There is no usable driver.
     #[error("no GPU can be used: {0}")]
     NoDriver(#[from] NoCuda),
-    /// A call of the driver failed.
+    /// A driver call failed.
     #[error("{0}")]
     Driver(#[from] CudaError),
-    /// There is no GPU of that number.
-    #[error("there is no GPU {index}: the process sees {count} ({variable})")]
+    /// There is no GPU with that number.
+    #[error("there is no GPU {index}: the process sees {count} of them ({variable})")]
     NoSuchGpu {
-        /// As it was given.
+        /// The number given.
         index: u32,
-        /// How many there are.
+        /// How many GPUs the process sees.
         count: u32,
-        /// What decides that.
+        /// The setting that limits the GPUs.
         variable: &'static str,
     },
-    /// The address is not of GPU memory.
+    /// The address is not GPU memory.
     #[error("{address:#x} is not memory of a GPU: {what}")]
     NotOfAGpu {
         /// The address.
         address: u64,
-        /// What it is instead.
+        /// The kind of memory at the address.
         what: &'static str,
     },
-    /// The range leaves the allocation that it starts in.
+    /// The range exceeds the allocation that it starts in.
     #[error("{address:#x} + {len} leaves the allocation {base:#x} + {allocated} of GPU {gpu}")]
     LeavesAllocation {
         /// First byte.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// Where the allocation starts.
+        /// First byte of the allocation.
         base: u64,
-        /// Its length.
+        /// Length of the allocation.
         allocated: u64,
-        /// Whose memory.
+        /// The GPU of the memory.
         gpu: u32,
     },
     /// The memory was freed while it was registered.
@@ -90,86 +90,88 @@ pub enum GpuError {
     Freed {
         /// First byte of the region.
         address: u64,
-        /// Whose memory.
+        /// The GPU of the memory.
         gpu: u32,
     },
-    /// A transfer without GPU memory has no place in a stream.
-    #[error(
-        "neither side of the transfer is memory of a GPU of this process: it has no place in a stream"
-    )]
+    /// The transfer uses no GPU memory, so it cannot be enqueued in a stream.
+    #[error("neither side of the transfer is GPU memory of this process: post it without a stream")]
     NotForAStream,
-    /// No word in pinned memory is free to wait for.
+    /// No word of pinned memory is free for the stream to wait on.
     #[error(
-        "{most} transfers wait in streams of GPU {gpu} already; let some end, or release captured ones"
+        "{most} transfers already wait in streams of GPU {gpu}: let some end, or release captured \
+         ones"
     )]
     TooManyInStreams {
-        /// How many can.
+        /// The maximum number.
         most: usize,
         /// The GPU.
         gpu: u32,
     },
-    /// The GPU does not run our kernels.
+    /// The GPU cannot run the engine's kernels.
     #[error(
-        "the copy kernels cannot be used on GPU {gpu} (a warning says why): copy by engines instead"
+        "GPU {gpu} cannot run the copy kernels (see the logged warning): use the copier `engines`"
     )]
     NoKernels {
         /// The GPU.
         gpu: u32,
     },
-    /// What was to be imported is not what an export gave.
-    #[error("these are not the bytes of exported GPU memory, or its file descriptor is missing")]
+    /// The bytes to import do not come from an export.
+    #[error("the bytes are not exported GPU memory, or its file descriptor is missing")]
     NotExported,
-    /// The memory cannot be handed to another process.
-    #[error("the memory of GPU {gpu} at {address:#x} cannot be handed to another process")]
+    /// The memory cannot be exported to another process.
+    #[error("the memory of GPU {gpu} at {address:#x} cannot be shared with another process")]
     NotShareable {
         /// First byte.
         address: u64,
-        /// Whose memory.
+        /// The GPU of the memory.
         gpu: u32,
     },
-    /// No way to allocate that was allowed worked.
+    /// Every permitted way of allocation failed.
     #[error("cannot allocate {len} bytes on GPU {gpu}: {reasons}")]
     Allocate {
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
         /// The GPU.
         gpu: u32,
-        /// What was tried, and what the driver said.
+        /// Each way that was tried, with the driver's error.
         reasons: String,
     },
 }
 
-/// The GPUs that the process sees, in the order of their numbers. Binds the process to the driver; makes no
-/// context.
+/// Lists the GPUs that the process sees, by number. Loads the driver, but creates no context.
 ///
 /// # Errors
 ///
-/// [`GpuError::NoDriver`] says what is missing.
+/// [`GpuError::NoDriver`] if there is no usable driver.
 pub fn devices() -> Result<Vec<Facts>, GpuError> {
     let gpus = gpus()?;
     let facts = (0..gpus.count).map(|index| Facts::of(&gpus.cuda, index));
     Ok(facts.collect::<Result<_, _>>()?)
 }
 
-/// Whether the process uses a GPU: through the engine, or through something else that initialised the driver.
-/// Opens and initialises nothing.
+/// Whether the process uses a GPU, through the engine or through other code that initialized the
+/// driver. Does not load or initialize anything.
 pub fn is_in_use() -> bool {
     in_use().is_some() || Cuda::is_in_use()
 }
 
-/// Takes a GPU into use: its context is held from now on, and GPU memory that peers on this host offer is mapped for
-/// it. Memory of a GPU that is registered does the same; this is for a process that moves host memory alone.
+/// Starts to use a GPU. The engine holds its context from now on, and maps GPU memory that peers on
+/// this host offer for it. Registering memory of a GPU does the same. This function is for a
+/// process that transfers host memory only.
 ///
 /// # Errors
 ///
-/// [`GpuError`]: no driver, no such GPU, or what the driver says.
+/// [`GpuError`]: no driver, no such GPU, or a driver call failed.
 pub fn open(index: u32) -> Result<(), GpuError> {
     gpus()?.device(index).map(drop)
 }
 
-/// Has everything ready on a GPU that transfers will want of it: its context, the engine's kernels, pinned buffers. What
-/// loads code or allocates waits for all work of the process on the GPU, and cannot be done while a stream is being
-/// captured, so call this before; for kernels of your own there is [`jit::Program::load`].
+/// Prepares everything that transfers need on a GPU: its context, the engine's kernels, pinned
+/// buffers.
+///
+/// Loading code and allocating memory wait for all work of the process on the GPU, and fail while a
+/// stream is being captured. So call this first. For kernels of your own, use
+/// [`jit::Program::load`].
 ///
 /// # Errors
 ///
@@ -178,8 +180,8 @@ pub fn warm_up(index: u32) -> Result<(), GpuError> {
     Ok(gpus()?.device(index)?.warm_up()?)
 }
 
-/// The driver's name for the allocation at an address, which no other allocation is ever given; `None` for what is
-/// not memory of a GPU, and where none is in use.
+/// The driver's id of the allocation at an address, which is unique among all allocations. `None`
+/// if the address is not GPU memory, or if the process uses no GPU.
 pub fn buffer_at(address: u64) -> Option<u64> {
     if !is_in_use() {
         return None;
@@ -190,23 +192,24 @@ pub fn buffer_at(address: u64) -> Option<u64> {
     }
 }
 
-/// Waits for everything that was put into a stream of somebody else's.
+/// Waits for all work in a caller's stream.
 ///
 /// # Safety
 ///
-/// The stream is alive and of that GPU's primary context, or one of the driver's special ones.
+/// The stream is alive and belongs to that GPU's primary context, or is one of the driver's special
+/// streams.
 ///
 /// # Errors
 ///
-/// [`GpuError`]: no such GPU, or what the driver says; also what work in the stream failed with.
+/// [`GpuError`]: no such GPU, a driver call failed, or work in the stream failed.
 pub unsafe fn wait_for_stream(gpu: u32, stream: *mut std::ffi::c_void) -> Result<(), GpuError> {
     let device = gpus()?.device(gpu)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds this function's contract.
     unsafe { device.gpu.synchronize(stream as CUstream) }?;
     Ok(())
 }
 
-/// The driver and the GPUs that are in use.
+/// The driver, and the GPUs in use.
 pub(crate) struct Gpus {
     pub(crate) cuda: Arc<Cuda>,
     count: u32,
@@ -215,7 +218,7 @@ pub(crate) struct Gpus {
 
 static GPUS: OnceLock<Result<Gpus, NoCuda>> = OnceLock::new();
 
-/// The driver, opened now if it was not yet.
+/// The driver. The first call loads it.
 pub(crate) fn gpus() -> Result<&'static Gpus, GpuError> {
     let gpus = GPUS.get_or_init(|| {
         let cuda = Cuda::load(Library::Cuda.named())?;
@@ -225,14 +228,14 @@ pub(crate) fn gpus() -> Result<&'static Gpus, GpuError> {
     gpus.as_ref().map_err(|error| error.clone().into())
 }
 
-/// The driver, if something in the process has asked for it.
+/// The driver, if the engine has loaded it.
 pub(crate) fn in_use() -> Option<&'static Gpus> {
-    // A child that was forked has the table and not the driver.
+    // A forked child inherits the table but not the driver.
     GPUS.get().and_then(|gpus| gpus.as_ref().ok()).filter(|gpus| gpus.cuda.is_ours())
 }
 
 impl Gpus {
-    /// A GPU, with its context held from now on.
+    /// A GPU. The engine holds its context from now on.
     pub(crate) fn device(&self, index: u32) -> Result<Arc<Device>, GpuError> {
         self.check(index)?;
         let mut open = self.open.lock().unwrap();
@@ -244,7 +247,7 @@ impl Gpus {
         Ok(device)
     }
 
-    /// What a GPU is, without taking it into use.
+    /// The properties of a GPU, without starting to use it.
     fn facts(&self, index: u32) -> Result<Facts, GpuError> {
         self.check(index)?;
         Ok(Facts::of(&self.cuda, index)?)
@@ -254,25 +257,25 @@ impl Gpus {
         if index < self.count {
             return Ok(());
         }
-        let variable = "CUDA_VISIBLE_DEVICES decides which";
+        let variable = "CUDA_VISIBLE_DEVICES can limit them";
         Err(GpuError::NoSuchGpu { index, count: self.count, variable })
     }
 
-    /// A GPU that is in use, or else the first.
+    /// The lowest-numbered GPU in use, or GPU 0 if none is.
     pub(crate) fn any(&self) -> Result<Arc<Device>, GpuError> {
         let index = self.open.lock().unwrap().keys().min().copied();
         self.device(index.unwrap_or(0))
     }
 
-    /// GPUs in use whose memory a copy to or from the GPU of that name could go by: itself if it is among
-    /// them.
+    /// The GPU that should copy to or from memory of the GPU with that UUID: that GPU if it is in
+    /// use, otherwise the lowest-numbered GPU in use.
     pub(crate) fn near(&self, uuid: &[u8; 16]) -> Option<Arc<Device>> {
         let open = self.open.lock().unwrap();
         let same = open.values().find(|device| device.gpu.facts().uuid == *uuid);
         same.or_else(|| open.values().min_by_key(|device| device.gpu.ordinal())).cloned()
     }
 
-    /// The GPU and the allocation that a range of memory lies in.
+    /// The GPU and the allocation that contain a range of memory.
     pub(crate) fn locate(&self, address: u64, len: u64) -> Result<Located, GpuError> {
         let not = |what| GpuError::NotOfAGpu { address, what };
         match Pointer::of(&self.cuda, address)? {
@@ -287,40 +290,41 @@ impl Gpus {
                 Ok(Located { device, allocation })
             }
             Pointer::Pinned { .. } => Err(not("it is pinned host memory")),
-            Pointer::Managed => Err(not("it is managed memory, which moves")),
-            _ => Err(not("the driver does not know it (host memory, or freed)")),
+            Pointer::Managed => Err(not("it is managed memory, which can migrate")),
+            _ => Err(not("the driver does not know the address (host memory, or freed)")),
         }
     }
 }
 
-/// Where GPU memory is.
+/// The location of GPU memory.
 #[derive(Clone)]
 pub(crate) struct Located {
     pub(crate) device: Arc<Device>,
     pub(crate) allocation: Allocation,
 }
 
-/// An allocation of a GPU.
+/// An allocation on a GPU.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Allocation {
     pub(crate) base: u64,
     pub(crate) len: u64,
-    /// The driver's name for it, never given to another: memory that was freed and allocated anew at the
-    /// same address is told apart by it.
+    /// The driver's id, unique among all allocations. It distinguishes memory that was freed and
+    /// allocated again at the same address.
     pub(crate) buffer: u64,
     pub(crate) handles: u32,
     pub(crate) legacy_ipc: bool,
 }
 
 impl Located {
-    /// Whether the memory at its address is still the same.
+    /// Whether the address still belongs to the same allocation.
     pub(crate) fn is_still_there(&self, address: u64) -> bool {
         let now = Pointer::of(self.device.gpu.cuda(), address);
         matches!(now, Ok(Pointer::Device { buffer, .. }) if buffer == self.allocation.buffer)
     }
 }
 
-/// Where the memory is if it is a GPU's. Where nothing in the process uses a GPU it is not, and nothing is asked.
+/// The location of the memory if it is GPU memory. If the process uses no GPU, this returns `None`
+/// and calls no driver.
 pub(crate) fn locate_if_gpu(address: u64, len: u64) -> Result<Option<Located>, GpuError> {
     if in_use().is_none() && !Cuda::is_in_use() {
         return Ok(None);

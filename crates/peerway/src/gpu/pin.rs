@@ -1,8 +1,8 @@
-//! Pinning of host memory that GPUs copy again and again.
+//! Pins host memory that GPUs copy repeatedly.
 //!
-//! The driver copies to and from ordinary memory through buffers of its own, at a fifth of the speed (measured: 11
-//! against 54 GB/s). Pinning costs time too, which memory that is used once would not pay back: it is done when memory
-//! is used for the second time, and once.
+//! The driver copies unpinned memory through its own buffers, at a fifth of the speed (measured: 11
+//! against 54 GB/s). Pinning takes time that memory used only once would not recover. So the engine
+//! pins memory once, at its second use.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,41 +18,43 @@ pub(crate) struct Pin {
     range: OnceLock<Option<Pinned>>,
 }
 
-/// A range that is pinned, and known to be until it is dropped.
+/// A pinned range, listed in [`OURS`] until it is dropped.
 struct Pinned {
     range: Option<PinnedRange>,
     start: usize,
 }
 
-/// Ranges that are pinned by us: where they start, and where they end.
+/// Ranges that the engine pinned: first address, and first address after the end.
 static OURS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
-/// Whether any of this memory is pinned by us, and so only for as long as whoever had it pinned is there.
+/// Whether the engine pinned any of this memory. Such memory is pinned only while the value that
+/// pinned it lives.
 pub(crate) fn is_ours(ptr: *mut u8, len: usize) -> bool {
     let (from, to) = (ptr as usize, ptr as usize + len);
     OURS.lock().unwrap().iter().any(|(start, end)| *start < to && from < *end)
 }
 
 impl Pin {
-    /// The memory is used, and pinned if it was before. One that cannot be stays as it is: another part of the
-    /// engine, or the user, may have pinned it.
+    /// Notes a use of the memory, and pins it at the second one. If pinning fails, the memory stays
+    /// unpinned: another part of the engine, or the user, may already have pinned it.
     ///
     /// # Safety
     ///
-    /// The memory stays mapped until this is dropped.
+    /// The memory stays mapped until this value is dropped.
     pub(crate) unsafe fn used(&self, device: &Arc<Device>, ptr: *mut u8, len: usize) {
         if !self.used.swap(true, Ordering::Relaxed) {
             return;
         }
         self.range.get_or_init(|| {
-            // Before it is, so that nobody takes it for the user's.
+            // List the range before it is pinned, so that no other thread takes it for memory that
+            // the user pinned.
             let start = ptr as usize;
             OURS.lock().unwrap().push((start, start + len));
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's contract.
             let pinned = unsafe { PinnedRange::pin(&device.gpu, ptr, len) };
             pinned
                 .inspect_err(|error| {
-                    tracing::debug!(%error, "host memory is not pinned");
+                    tracing::debug!(%error, "cannot pin host memory; copies of it stay slower");
                     forget(start);
                 })
                 .ok()
@@ -63,7 +65,8 @@ impl Pin {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // In this order: what is pinned and not known to be ours would be taken for the user's.
+        // Unpin before the range is removed from the list. Otherwise another thread could take it
+        // for memory that the user pinned.
         drop(self.range.take());
         forget(self.start);
     }

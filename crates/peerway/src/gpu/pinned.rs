@@ -1,4 +1,4 @@
-//! Host memory that GPUs reach at full speed.
+//! Host memory that GPUs access at full speed.
 
 use std::fmt;
 
@@ -7,46 +7,48 @@ use peerway_sys::cuda::HostMemory;
 use super::{GpuError, gpus};
 use crate::memory::OwnedMemory;
 
-/// Host memory that is locked in place for GPUs (`cuMemHostAlloc`): a GPU's copies to and from it need no
-/// staging. Registered with [`crate::Endpoint::register`], like any host memory; other processes cannot map it.
+/// Host memory locked for GPUs (`cuMemHostAlloc`). A GPU copies to and from it without staging.
+/// Register it with [`crate::Endpoint::register`], like any host memory. Other processes cannot map
+/// it.
 pub struct PinnedMemory {
     memory: HostMemory,
     len: usize,
 }
 
 impl PinnedMemory {
-    /// Allocates `len` bytes, zeroed, that every GPU of the process may use.
+    /// Allocates `len` zeroed bytes that every GPU of the process may use.
     ///
     /// # Errors
     ///
-    /// [`GpuError`]: no driver, no GPU, or what the driver says.
+    /// [`GpuError`]: no driver, no GPU, or a driver call failed.
     pub fn allocate(len: usize) -> Result<Self, GpuError> {
-        // It belongs to all GPUs alike, so that none gets a context for its sake where one has it.
+        // Every GPU can use the memory. So use a GPU that already has a context, rather than create
+        // one.
         let device = gpus()?.any()?;
-        // The driver refuses to allocate nothing.
+        // The driver refuses to allocate zero bytes.
         let memory = HostMemory::allocate(&device.gpu, len.max(1))?;
-        // SAFETY: all of what was just allocated, which nobody else knows.
+        // SAFETY: covers the new allocation, which no other code knows yet.
         unsafe { memory.ptr().write_bytes(0, memory.len()) };
         Ok(Self { memory, len })
     }
 
-    /// First byte, for the processor and for GPUs alike.
+    /// First byte, valid for the CPU and for GPUs.
     pub fn ptr(&self) -> *mut u8 {
         self.memory.ptr()
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-// SAFETY: the allocation does not move, and the region that owns it never hands out a reference to it.
+// SAFETY: the allocation does not move, and the region that owns it never makes a reference to it.
 unsafe impl OwnedMemory for PinnedMemory {
     fn bytes(&mut self) -> (*mut u8, usize) {
         (self.memory.ptr(), self.len)

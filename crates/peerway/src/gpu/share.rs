@@ -1,4 +1,5 @@
-//! GPU memory between processes: what an owner offers with an advertisement, and what became of it here.
+//! GPU memory between processes: what an owner offers with an advertisement, and the mappings of
+//! offers from peers.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,11 +15,11 @@ use super::{Allocation, Located, in_use};
 use crate::memory::gate::GateRef;
 use crate::worker::REAPER;
 
-/// Allocations of a peer that stay open for the next import, the last used first.
+/// Number of a peer's allocations that stay mapped for the next import, most recently used first.
 const KEPT: usize = 16;
 
-/// What a peer on this host needs to map GPU memory of ours, and the descriptor that goes with it; `None`
-/// where the memory cannot be handed over.
+/// The offer that lets a peer on this host map local GPU memory, with its file descriptor. `None`
+/// if the memory cannot be shared.
 pub(crate) fn offer(
     located: &Located,
     first: u64,
@@ -28,12 +29,12 @@ pub(crate) fn offer(
     let address = first + span.offset;
     let (base, len) = located.device.gpu.mapping_of(address).ok()?;
     let inside = Span { offset: base, len }.contains(Span { offset: address, len: span.len });
-    // Memory that several allocations were mapped to has no handle of its own.
+    // A range that consists of several mapped allocations has no handle of its own.
     if !inside || !located.is_still_there(address) {
         return None;
     }
     let (handle, fd) = export(&located.device, &located.allocation, base, len)
-        .inspect_err(|error| tracing::debug!(%error, "GPU memory is not handed over"))
+        .inspect_err(|error| tracing::debug!(%error, "cannot export GPU memory to a peer"))
         .ok()?;
     let uuid = located.device.gpu.facts().uuid;
     Some((GpuOffer { uuid, handle, len, offset: address - base, buffer }, fd))
@@ -74,8 +75,8 @@ fn whole(halves: [[u8; 32]; 2]) -> [u8; 64] {
     bytes
 }
 
-/// GPU memory of a peer that was offered to us. It is mapped by the first transfer that wants it, if this process
-/// uses a GPU by then: for a peer's sake alone none is.
+/// A peer's offer of GPU memory. The first transfer that needs the memory maps it, if this process
+/// uses a GPU by then. An offer alone does not make the process use a GPU.
 pub(crate) struct Offered {
     offer: GpuOffer,
     fd: Option<OwnedFd>,
@@ -83,11 +84,11 @@ pub(crate) struct Offered {
     opened: OnceLock<Option<Arc<Imported>>>,
 }
 
-/// An allocation of a peer that is mapped here.
+/// A peer's allocation that is mapped here.
 pub(crate) struct Imported {
     pub(crate) device: Arc<Device>,
     pub(super) base: u64,
-    /// Bytes from there on that are mapped, whatever the peer says.
+    /// Number of bytes that are really mapped from `base`, regardless of the peer's claim.
     len: u64,
     buffer: u64,
     handle: GpuHandle,
@@ -99,12 +100,12 @@ enum GpuMapping {
     Mapped { _memory: Mapped },
 }
 
-/// A peer's allocations that are mapped here, so that the next import of one need not ask the driver again.
+/// A peer's allocations that are mapped here, so that the next import of one needs no driver call.
 #[derive(Default)]
 pub(crate) struct Opens(Mutex<VecDeque<(Arc<Imported>, GateRef)>>);
 
 impl Offered {
-    /// Takes an offer; `None` when what it says cannot be.
+    /// Accepts an offer; `None` if it is inconsistent.
     pub(crate) fn new(
         offer: GpuOffer,
         fd: Option<OwnedFd>,
@@ -119,7 +120,7 @@ impl Offered {
         })
     }
 
-    /// Maps it if that can be and was not tried before.
+    /// Maps the memory, if that is possible and was not tried before.
     pub(crate) fn open(&self, opens: &Opens) -> Option<&Arc<Imported>> {
         if let Some(opened) = self.opened.get() {
             return opened.as_ref();
@@ -128,13 +129,13 @@ impl Offered {
         let opened = self.opened.get_or_init(|| {
             opens
                 .open(&device, &self.offer, self.fd.as_ref(), &self.gate)
-                .inspect_err(|error| tracing::warn!(%error, "a peer's GPU memory is not mapped"))
+                .inspect_err(|error| tracing::warn!(%error, "cannot map a peer's GPU memory"))
                 .ok()
         });
         opened.as_ref()
     }
 
-    /// Its first byte here, and the GPU that reaches it, once it is mapped.
+    /// Its first byte here and the GPU that accesses it, once it is mapped.
     pub(crate) fn mapped(&self) -> Option<(u64, &Arc<Device>)> {
         let imported = self.opened.get()?.as_ref()?;
         Some((imported.base + self.offer.offset, &imported.device))
@@ -150,7 +151,7 @@ impl Opens {
         gate: &GateRef,
     ) -> Result<Arc<Imported>, CudaError> {
         let mut opens = self.0.lock().unwrap();
-        // What its owner took back it may free any time: it must not stay mapped for the sake of speed.
+        // The owner may free withdrawn memory at any time, so it must not stay mapped as a cache.
         opens.retain(|(_, gate)| gate.is_open());
         let same = |imported: &Imported| {
             imported.buffer == offer.buffer
@@ -171,24 +172,25 @@ impl Opens {
         Ok(imported)
     }
 
-    /// The peer is gone, or soon will be.
+    /// Drops all mappings, because the peer is gone or closing.
     pub(crate) fn forget(&self) {
         let opens = std::mem::take(&mut *self.0.lock().unwrap());
         if !opens.is_empty() {
-            // To unmap may wait for the GPU, which whoever drives lanes may not.
+            // Unmapping may wait for the GPU, and the progress thread must not.
             REAPER.run(move || drop(opens));
         }
     }
 }
 
-/// Whether `len` bytes lie in the allocation that is offered, and all that opens it is here.
+/// Whether `len` bytes lie in the offered allocation, and the file descriptor is present if the
+/// handle needs one.
 pub(super) fn is_whole(offer: &GpuOffer, fd: Option<&OwnedFd>, len: u64) -> bool {
     let allocation = Span { offset: 0, len: offer.len };
     let fits = allocation.contains(Span { offset: offer.offset, len });
     fits && (offer.handle != GpuHandle::PosixFd || fd.is_some())
 }
 
-/// Maps an allocation that is offered, and whole.
+/// Maps an offered allocation. The offer has passed [`is_whole`].
 pub(super) fn import(
     device: &Arc<Device>,
     offer: &GpuOffer,
@@ -206,14 +208,14 @@ pub(super) fn import(
         }
         (GpuHandle::Fabric(handle), _) => map(Physical::import_fabric(gpu, &whole(handle), len)?)?,
         (GpuHandle::PosixFd, Some(fd)) => map(Physical::import_fd(gpu, fd.as_fd(), len)?)?,
-        // `Offered::new` lets no such offer in.
-        (GpuHandle::PosixFd, None) => unreachable!("an offer without its descriptor"),
+        // `Offered::new` and `ImportedMemory::open` refuse such an offer.
+        (GpuHandle::PosixFd, None) => unreachable!("an offer without its file descriptor"),
     };
     let (start, mapped) = gpu.mapping_of(base)?;
     let len = start.saturating_add(mapped).saturating_sub(base);
     let (buffer, handle) = (offer.buffer, offer.handle);
     if len < offer.len {
-        // Unmapped again: the offer promises more than there is.
+        // Returning unmaps it: the offer claims more bytes than there are.
         return Err(gpu.refuse("cuMemGetAddressRange"));
     }
     Ok(Imported { device: device.clone(), base, len, buffer, handle, _mapping: mapping })

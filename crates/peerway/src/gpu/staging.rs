@@ -1,4 +1,5 @@
-//! Pinned buffers: what GPU memory passes through on its way to and from wires, and where kernels read lists.
+//! Pinned buffers. GPU memory passes through them on its way to and from wires, and kernels read
+//! lists from them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -10,10 +11,11 @@ use super::device::Device;
 use crate::os::Piece;
 use crate::os::pages::Pages;
 
-/// Buffers of one GPU in this process: 64 MiB of pinned memory at most. Lanes have 8 MiB under way.
+/// Maximum number of buffers per GPU in this process: 64 MiB of pinned memory. Lanes have 8 MiB in
+/// flight.
 const MOST: usize = 64;
 
-/// A pinned buffer, given back when dropped.
+/// A pinned buffer. Drop returns it to the pool.
 pub(crate) struct Buffer {
     memory: BufferMemory,
     gpu: u32,
@@ -21,8 +23,8 @@ pub(crate) struct Buffer {
 
 enum BufferMemory {
     Pinned(HostMemory),
-    /// Where all pinned ones are in use: the driver copies to and from it in steps of its own, at a fifth of the
-    /// speed.
+    /// Used if all pinned buffers are in use. The driver copies it in its own steps, at a fifth of
+    /// the speed.
     Heap(Pages),
     Gone,
 }
@@ -36,10 +38,10 @@ struct Pool {
 static POOLS: LazyLock<Mutex<HashMap<u32, Pool>>> = LazyLock::new(Mutex::default);
 
 impl Buffer {
-    /// Bytes: as many as a frame carries.
+    /// Length in bytes: the maximum payload of a frame.
     pub(crate) const LEN: usize = peerway_core::wire::MAX_PAYLOAD as usize;
 
-    /// A buffer, or `None` when all are in use.
+    /// Takes a pinned buffer; `None` if all are in use.
     pub(crate) fn take(device: &Arc<Device>) -> Result<Option<Self>, CudaError> {
         let gpu = device.index();
         let mut pools = POOLS.lock().unwrap();
@@ -55,13 +57,13 @@ impl Buffer {
                 pool.made += 1;
                 Ok(Some(Self { memory: BufferMemory::Pinned(memory), gpu }))
             }
-            // As if all were in use: there is no more to be had.
+            // No more pinned memory is available, as if all buffers were in use.
             Err(error) if error.is_out_of_memory() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes sure that all of them have been allocated.
+    /// Allocates all buffers in advance.
     pub(super) fn reserve(device: &Arc<Device>) -> Result<(), CudaError> {
         let mut held = Vec::new();
         while held.len() < MOST
@@ -72,7 +74,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// A buffer, pinned if there is one.
+    /// Takes a buffer, pinned if one is available.
     pub(crate) fn any(device: &Arc<Device>) -> Result<Self, CudaError> {
         if let Some(buffer) = Self::take(device)? {
             return Ok(buffer);
@@ -81,7 +83,7 @@ impl Buffer {
         Ok(Self { memory, gpu: device.index() })
     }
 
-    /// Whether kernels reach it.
+    /// Whether kernels can access it.
     pub(crate) fn is_pinned(&self) -> bool {
         matches!(self.memory, BufferMemory::Pinned(_))
     }
@@ -107,30 +109,31 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes of GPU memory in a pinned buffer, or on their way there.
+/// A copy between GPU memory and a staging buffer, in progress or done.
 pub(crate) struct StagedCopy {
-    /// Dropped first: it waits for the copy.
+    /// Dropped first: its drop waits for the copy.
     done: Option<Done>,
     buffer: Buffer,
 }
 
 impl StagedCopy {
-    /// Starts copying pieces of memory into a buffer, one after the other. They must fit.
+    /// Starts to copy pieces of memory into a buffer, one after the other. They must fit.
     ///
     /// # Safety
     ///
-    /// The pieces stay valid until the copy is done. With `by_kernel` the GPU's threads reach all of them.
+    /// The pieces stay valid until the copy is done. With `by_kernel`, the GPU's threads can access
+    /// all of them.
     pub(crate) unsafe fn fetch(
         device: &Arc<Device>,
         pieces: impl Iterator<Item = Piece>,
         by_kernel: bool,
     ) -> Result<Self, CudaError> {
         let run = |piece: Piece, dst| Run { src: piece.addr, dst, len: piece.len };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { Self::start(device, Buffer::any(device)?, pieces, by_kernel, run) }
     }
 
-    /// Starts copying a buffer's bytes to pieces of memory.
+    /// Starts to copy a buffer's bytes to pieces of memory.
     ///
     /// # Safety
     ///
@@ -142,11 +145,11 @@ impl StagedCopy {
         by_kernel: bool,
     ) -> Result<Self, CudaError> {
         let run = |piece: Piece, src| Run { src, dst: piece.addr, len: piece.len };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         unsafe { Self::start(device, buffer, pieces, by_kernel, run) }
     }
 
-    /// Copies between pieces and the places in the buffer that they get one after the other.
+    /// Copies between the pieces and consecutive parts of the buffer.
     ///
     /// # Safety
     ///
@@ -167,7 +170,8 @@ impl StagedCopy {
             }
             Ok::<(), CudaError>(())
         };
-        // SAFETY: the caller's promise; the buffer is ours until then.
+        // SAFETY: the caller upholds the contract for the pieces. `Self` owns the buffer, and drops
+        // it after `done`.
         let done = unsafe { copy::submit(device, None, fill)? };
         Ok(Self { done, buffer })
     }
@@ -176,17 +180,17 @@ impl StagedCopy {
         self.done.as_ref().map_or(Ok(true), Done::is_done)
     }
 
-    /// A kernel that failed raises no flag: see [`Done::look_closer`].
+    /// Needed because a failed kernel raises no flag: see [`Done::look_closer`].
     pub(crate) fn look_closer(&mut self) -> Result<(), CudaError> {
         self.done.as_mut().map_or(Ok(()), Done::look_closer)
     }
 
-    /// Sleeps until it is done.
+    /// Blocks until the copy is done.
     pub(crate) fn wait(&mut self) -> Result<(), CudaError> {
         self.done.as_mut().map_or(Ok(()), Done::wait)
     }
 
-    /// The buffer, whose bytes are there when it is done.
+    /// Waits for the copy and returns the buffer.
     pub(crate) fn into_buffer(mut self) -> Buffer {
         drop(self.done.take());
         self.buffer

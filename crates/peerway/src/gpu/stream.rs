@@ -1,9 +1,11 @@
 //! Transfers in CUDA streams and graphs.
 //!
-//! Where a GPU carries a transfer out by itself, its copies are put into the user's stream. Else, and in a stream that
-//! is being captured, two things are put there: a function that has a thread of ours post the transfer (what a
-//! stream calls may not call CUDA itself), and a wait for a word in pinned memory that is raised at its end. The
-//! function lowers the word first, so a graph can be launched many times.
+//! If a GPU can carry out a transfer by itself, its copies go into the user's stream. Otherwise,
+//! and in a stream that is being captured, two things go into the stream. The first is a host
+//! function that makes the thread `CALLER` post the transfer, because a stream's host function may
+//! not call CUDA. The second is a wait for a word in pinned memory that the engine raises at the
+//! end of the transfer. The host function first lowers the word, so a graph can be launched many
+//! times.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,33 +25,33 @@ use crate::transfer::Transfer;
 use crate::transport::gpu::UserStream;
 use crate::worker::CALLER;
 
-/// A transfer that was put into a stream, by [`Prepared::enqueue`].
+/// A transfer enqueued in a stream by [`Prepared::enqueue`].
 ///
-/// Dropping it changes nothing about the transfer. One that was captured is kept for the graph's sake, with the memory
-/// it names, until [`Self::release`] says that the graph is gone.
-#[must_use = "nobody else learns how the transfer ends"]
+/// Dropping it does not change the transfer. If it was captured, the engine keeps it for the graph,
+/// with the memory that it names, until [`Self::release`].
+#[must_use = "only this value reports how the transfer ends"]
 pub struct Enqueued {
     how: EnqueuedBy,
 }
 
 enum EnqueuedBy {
-    /// Its copies are in the stream.
+    /// The transfer's copies are in the stream.
     Copies(Transfer),
-    /// The stream calls for it.
+    /// The stream calls a host function that posts the transfer.
     Called { trigger: Arc<Trigger>, captured: bool },
 }
 
 impl Enqueued {
     /// # Safety
     ///
-    /// The stream is alive and of the GPU whose memory is transferred.
+    /// The stream is alive and belongs to the GPU whose memory is transferred.
     pub(crate) unsafe fn new(prepared: &Prepared, stream: CUstream) -> Result<Self, PostError> {
         let device = prepared.device().ok_or(GpuError::NotForAStream)?;
         let gpu = &device.gpu;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         let captured = unsafe { gpu.is_capturing(stream) }.map_err(GpuError::from)?;
         if !captured {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's contract.
             if let Some(transfer) = unsafe { prepared.post_in(UserStream(stream))? } {
                 return Ok(Self { how: EnqueuedBy::Copies(transfer) });
             }
@@ -67,26 +69,28 @@ impl Enqueued {
         } else {
             (call_once, Arc::into_raw(trigger.clone()).cast_mut().cast())
         };
-        // SAFETY: `data` is a trigger that lives until it is called: a captured one until it is released.
+        // SAFETY: `data` points to a trigger that lives until the call: `call_once` owns a count,
+        // and a captured trigger lives until `release`.
         if let Err(error) = unsafe { gpu.host_function(stream, function, data) } {
             if !captured {
-                // SAFETY: never called, so taken back.
+                // SAFETY: the driver never calls it, so take back the count.
                 drop(unsafe { Arc::from_raw(data.cast::<Trigger>()) });
             }
             return Err(GpuError::from(error).into());
         }
-        // SAFETY: the word stays while the trigger does; the rest is the caller's promise.
+        // SAFETY: the word lives as long as the trigger. The caller guarantees the stream.
         let put = unsafe { gpu.wait_value(stream, address, u64::from(RAISED)) };
         let passed = put.and_then(|()| match captured {
             true => Ok(None),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's contract.
             false => unsafe { device.mark(stream) }.map(Some),
         });
         match passed {
             Ok(Some(mark)) => drop(trigger.passed.set(mark)),
             Ok(None) => {}
             Err(error) => {
-                // The call is in the stream, or in a graph, and finds it; so does a wait, if that is there too.
+                // The host function is already in the stream or graph, and possibly the wait too.
+                // `off` disables the first, and the raised word satisfies the second.
                 trigger.off.store(true, Ordering::SeqCst);
                 trigger.word.iter().for_each(Flag::raise);
                 std::mem::forget(trigger);
@@ -96,7 +100,8 @@ impl Enqueued {
         Ok(Self { how: EnqueuedBy::Called { trigger, captured } })
     }
 
-    /// EnqueuedBy often it has come to its end: more than once only in a graph that is launched again.
+    /// How often the transfer has ended: more than once only in a graph that is launched
+    /// repeatedly.
     pub fn runs(&self) -> u64 {
         match &self.how {
             EnqueuedBy::Copies(transfer) => u64::from(transfer.poll().is_some()),
@@ -104,7 +109,8 @@ impl Enqueued {
         }
     }
 
-    /// EnqueuedBy it ended the last time, or as soon as it has.
+    /// The result of the last run. Blocks up to `timeout` while no run has ended or one is in
+    /// progress.
     pub fn wait(&self, timeout: Duration) -> Option<Ended> {
         match &self.how {
             EnqueuedBy::Copies(transfer) => transfer.wait(timeout),
@@ -123,12 +129,12 @@ impl Enqueued {
         }
     }
 
-    /// The graph that it was captured into is gone: so is what was kept for it. Does nothing else than dropping
-    /// for one that was not captured.
+    /// Releases a captured transfer, after its graph is destroyed, with everything that was kept
+    /// for it. For a transfer that was not captured, this is the same as dropping it.
     ///
     /// # Safety
     ///
-    /// No graph that it was captured into is launched, or running, any more.
+    /// No graph that captured it is running or will be launched again.
     pub unsafe fn release(mut self) {
         if let EnqueuedBy::Called { captured, .. } = &mut self.how {
             *captured = false;
@@ -144,14 +150,14 @@ impl Drop for Enqueued {
     }
 }
 
-/// What a stream calls.
+/// The state behind the host function that a stream calls.
 struct Trigger {
     prepared: Prepared,
-    /// What the stream waits for; there until the trigger is gone.
+    /// The word that the stream waits for. Present until the trigger is dropped.
     word: Option<Flag>,
-    /// Where the stream is when it does not look at the word any more.
+    /// Marks the point after which the stream no longer reads the word.
     passed: OnceLock<Mark>,
-    /// It could not be put into the stream whole: what was put there does nothing.
+    /// Enqueueing failed part-way: the parts that are in the stream must have no effect.
     off: AtomicBool,
     state: Mutex<StreamState>,
     changed: Condvar,
@@ -166,7 +172,7 @@ struct StreamState {
 
 impl Drop for Trigger {
     fn drop(&mut self) {
-        // The word is given to others only when the stream has looked at it for the last time.
+        // The word must not be reused before the stream has read it for the last time.
         if let (Some(word), Some(passed)) = (self.word.take(), self.passed.take()) {
             word.retire(passed);
         }
@@ -174,7 +180,7 @@ impl Drop for Trigger {
 }
 
 impl Trigger {
-    /// The stream has come to it.
+    /// Runs when the stream reaches the host function.
     fn called(self: Arc<Self>) {
         if self.off.load(Ordering::SeqCst) {
             return;
@@ -183,7 +189,7 @@ impl Trigger {
         CALLER.run(move || self.go());
     }
 
-    /// Posts the transfer; the stream waits until it has ended.
+    /// Posts the transfer. The stream waits until it has ended.
     fn go(self: &Arc<Self>) {
         match self.prepared.post() {
             Ok(transfer) => {
@@ -197,7 +203,7 @@ impl Trigger {
                 }
             }
             Err(error) => {
-                tracing::error!(%error, "a transfer in a stream could not be posted");
+                tracing::error!(%error, "cannot post a transfer from a CUDA stream");
                 let why = match error {
                     PostError::PeerGone => TransferError::PeerGone,
                     PostError::EndpointClosed | PostError::Forked => TransferError::EndpointClosed,
@@ -230,20 +236,21 @@ impl Trigger {
 
 impl Wake for Trigger {
     fn wake(self: Arc<Self>) {
-        // Whoever ends transfers must not be held up by what follows.
+        // Run the rest on another thread, so that it does not delay the thread that completes
+        // transfers.
         CALLER.run(move || self.ended());
     }
 }
 
 unsafe extern "C" fn call_once(data: *mut c_void) {
-    // SAFETY: `Arc::into_raw` in `Enqueued::new`, and called once.
+    // SAFETY: `data` comes from `Arc::into_raw` in `Enqueued::new`, and the driver calls this once.
     let trigger = unsafe { Arc::from_raw(data.cast::<Trigger>()) };
     trigger.called();
 }
 
 unsafe extern "C" fn call_again(data: *mut c_void) {
     let trigger = data.cast::<Trigger>().cast_const();
-    // SAFETY: kept by `Enqueued`, or for ever, until it is released.
+    // SAFETY: `Enqueued` keeps the trigger alive until it is released, or forever.
     let trigger = unsafe {
         Arc::increment_strong_count(trigger);
         Arc::from_raw(trigger)
@@ -251,11 +258,11 @@ unsafe extern "C" fn call_again(data: *mut c_void) {
     trigger.called();
 }
 
-/// Has a function called when a stream comes to it, by a thread that may call CUDA and take its time.
+/// Calls a function when a stream reaches it, on a thread that may call CUDA and block.
 ///
 /// # Safety
 ///
-/// The stream is alive and of that GPU.
+/// The stream is alive and belongs to that GPU.
 pub(crate) unsafe fn call_in(
     gpu: &peerway_sys::cuda::Gpu,
     stream: CUstream,
@@ -263,12 +270,13 @@ pub(crate) unsafe fn call_in(
 ) -> Result<(), GpuError> {
     type Boxed = Box<dyn FnOnce() + Send>;
     unsafe extern "C" fn call(data: *mut c_void) {
-        // SAFETY: made below, and called once.
+        // SAFETY: `call_in` made the pointer with `Box::into_raw`, and the driver calls this once.
         let function = unsafe { Box::from_raw(data.cast::<Boxed>()) };
         CALLER.run(*function);
     }
     let data = Box::into_raw(Box::new(Box::new(function) as Boxed));
-    // SAFETY: the caller's promise; the data is taken back where it is never called.
+    // SAFETY: the caller guarantees the stream. If the driver refuses, it never calls the function,
+    // so the box is taken back.
     let put = unsafe {
         gpu.host_function(stream, call, data.cast()).inspect_err(|_| drop(Box::from_raw(data)))
     };

@@ -1,20 +1,21 @@
-//! Gates: how an owner bars direct access to its memory and learns when the last one is over.
+//! Gates: an owner uses a gate to bar direct access to its memory and to detect when the last
+//! access is over.
 //!
-//! A gate is a word and a count. Whoever copies raises the count, looks whether the word is still
-//! the one it was given, copies, and lowers the count. The owner changes the word and waits for the
-//! count. Both sides use sequentially consistent operations, so either the copier sees the new word
-//! or the owner sees the count: a copy that starts after a revoke is impossible.
+//! A gate is a pass word and a count. A copier increments the count, checks that the word is still
+//! the pass it was given, copies, and decrements the count. The owner changes the word and waits
+//! for the count to reach zero. Both sides use sequentially consistent operations, so either the
+//! copier sees the new word or the owner sees the count. A copy cannot start after a revoke.
 //!
-//! A grant's gate lives in the owner's heap; a gate for another process lives in the shared segment
-//! of its session. What the other process writes there can only spoil the owner's answer about that
-//! process (an open fence), never an address.
+//! A grant's gate lives in the owner's heap. A gate for another process lives in the shared segment
+//! of its session. Whatever the other process writes there, it can only falsify the owner's result
+//! about that process (an open fence), never an address.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::os::shm::ShmMapping;
 
-/// The two words, alone on their cache line.
+/// The two words, on their own cache line.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Gate {
@@ -22,32 +23,33 @@ pub(crate) struct Gate {
     inside: AtomicU32,
 }
 
-/// Bytes of a gate in a table.
+/// Size of a gate in a table.
 pub(crate) const GATE_LEN: usize = size_of::<Gate>();
 
 impl Gate {
-    /// Opens the gate to holders of `pass`. The count is left alone: it is zero in a fresh gate, and
-    /// a used one is opened anew only when nobody is inside.
+    /// Opens the gate for holders of `pass`. The count does not change: it is zero in a new gate,
+    /// and a used gate is opened again only when no copy is inside.
     pub(crate) fn open(&self, pass: u32) {
         self.pass.store(pass, Ordering::SeqCst);
     }
 
-    /// Lets nobody in any more. Copies under way go on: see [`Self::is_empty`].
+    /// Admits no more copies. Copies in progress continue: see [`Self::is_empty`].
     pub(crate) fn close(&self) {
-        // pairs with the count raised in `enter`
+        // Pairs with the increment in `enter`.
         self.pass.store(0, Ordering::SeqCst);
     }
 
-    /// Whether no copy is under way.
+    /// Whether no copy is in progress.
     pub(crate) fn is_empty(&self) -> bool {
         self.inside.load(Ordering::SeqCst) == 0
     }
 
-    /// Enters with `pass`, or says that it has been closed. Every success is paired with a leave.
+    /// Enters with `pass`; false if the gate is closed. Every success must be paired with a
+    /// `leave`.
     #[inline]
     pub(crate) fn enter(&self, pass: u32) -> bool {
         self.inside.fetch_add(1, Ordering::SeqCst);
-        // pairs with the store in `close`
+        // Pairs with the store in `close`.
         if self.pass.load(Ordering::SeqCst) == pass {
             return true;
         }
@@ -55,19 +57,19 @@ impl Gate {
         false
     }
 
-    /// The copy is over.
+    /// Ends a copy.
     #[inline]
     pub(crate) fn leave(&self) {
         self.inside.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// A gate somewhere, and the pass to it.
+/// A gate and the pass for it.
 #[derive(Clone, Debug)]
 pub(crate) enum GateRef {
-    /// In this process.
+    /// A gate in this process.
     Here(Arc<Gate>, u32),
-    /// In a shared segment that the `Arc` keeps mapped.
+    /// A gate in a shared segment, which the `Arc` keeps mapped.
     Shared(SharedGate, u32),
 }
 
@@ -81,7 +83,7 @@ impl GateRef {
         }
     }
 
-    /// Whether it would let us in now.
+    /// Whether it would admit a copy now.
     pub(crate) fn is_open(&self) -> bool {
         let admitted = self.enter();
         if admitted {
@@ -90,7 +92,7 @@ impl GateRef {
         admitted
     }
 
-    /// Whether both are the same gate, with the same pass.
+    /// Whether both refer to the same gate with the same pass.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Here(gate, pass), Self::Here(of, with)) => Arc::ptr_eq(gate, of) && pass == with,
@@ -119,18 +121,18 @@ pub(crate) struct SharedGate {
 }
 
 impl SharedGate {
-    /// The gate at byte `offset` of the segment; `None` when it does not lie in it.
+    /// The gate at byte `offset` of the segment; `None` if it is misaligned or exceeds the segment.
     pub(crate) fn new(segment: Arc<ShmMapping>, offset: usize) -> Option<Self> {
         let fits = offset.checked_add(GATE_LEN)? <= segment.len();
         (fits && offset.is_multiple_of(GATE_LEN)).then_some(Self { segment, offset })
     }
 
-    /// The words.
+    /// The gate's words.
     #[inline]
     pub(crate) fn gate(&self) -> &Gate {
-        // SAFETY: `new` checked that the gate lies in the segment and on its alignment (mappings
-        // are page-aligned); the segment stays mapped while `self` lives; both fields are atomics,
-        // so the other process's stores are no data race.
+        // SAFETY: `new` checked that the gate lies in the segment and is aligned (mappings are
+        // page-aligned). The segment stays mapped while `self` lives. Both fields are atomics, so
+        // the other process's stores are no data race.
         unsafe { &*self.segment.ptr().add(self.offset).cast::<Gate>() }
     }
 }
@@ -146,9 +148,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_gate_lets_nobody_in_and_says_when_it_is_empty() {
+    fn a_closed_gate_admits_no_copy_and_reports_when_it_is_empty() {
         let gate = Gate::default();
-        assert!(!gate.enter(1), "a gate that was never opened");
+        assert!(!gate.enter(1), "the gate was never opened");
         gate.open(7);
         assert!(gate.enter(7) && !gate.enter(8));
         gate.close();

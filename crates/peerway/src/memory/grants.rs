@@ -1,4 +1,4 @@
-//! What this endpoint has advertised: the table every request from outside is checked against.
+//! The advertisements of this endpoint. Every request from a peer is checked against this table.
 
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -15,9 +15,9 @@ use crate::session::Session;
 use crate::transport::verbs::Rdma;
 use crate::transport::verbs::keys::Registration;
 
-/// Advertisements one endpoint can have at a time.
+/// Maximum number of advertisements of one endpoint at a time.
 const MAX_GRANTS: usize = 1 << 20;
-/// The pass to a grant's own gate: one grant, one pass, never reused.
+/// The pass for a grant's own gate. A grant has one pass, which is never reused.
 const PASS: u32 = 1;
 
 /// One advertisement.
@@ -29,19 +29,19 @@ pub(crate) struct Grant {
     pub(crate) access: Access,
     pub(crate) bound: Option<Incarnation>,
     gate: Arc<Gate>,
-    /// Gates handed to peers that access the memory themselves.
+    /// Gates given to peers that access the memory themselves.
     exports: Mutex<Vec<Export>>,
     keys: Mutex<Keys>,
 }
 
-/// What lets peers' devices in.
+/// The keys for peers' RDMA devices.
 enum Keys {
-    /// No peer has asked yet.
+    /// No peer has requested them yet.
     None,
     Made(Registration),
     /// The memory could not be registered.
     Failed,
-    /// Taken back.
+    /// Revoked.
     Closed,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Export {
 }
 
 impl Grant {
-    /// Whether it has not been barred.
+    /// Whether the grant is not barred.
     pub(crate) fn is_live(&self) -> bool {
         let live = self.gate.enter(PASS);
         if live {
@@ -61,12 +61,12 @@ impl Grant {
         live
     }
 
-    /// The gate that copies in this process go through.
+    /// The gate for copies in this process.
     pub(crate) fn gate(&self) -> GateRef {
         GateRef::Here(self.gate.clone(), PASS)
     }
 
-    /// Remembers a gate handed out; refused when the grant has just been barred.
+    /// Records a gate given to a peer. Fails if the grant was barred in the meantime.
     pub(crate) fn export(&self, export: Export) -> Result<(), TransferError> {
         let mut exports = self.exports.lock().unwrap();
         if !self.is_live() {
@@ -74,7 +74,7 @@ impl Grant {
             return Err(TransferError::Revoked);
         }
         exports.retain(|e| {
-            // A session that is over may have left a copy under way.
+            // A closed session may have left a copy in progress.
             let quiet = e.gate.gate().is_empty() || e.session.is_process_dead();
             !Arc::ptr_eq(&e.session, &export.session) && (e.session.is_alive() || !quiet)
         });
@@ -82,7 +82,7 @@ impl Grant {
         Ok(())
     }
 
-    /// Lets nobody in any more, here, in other processes or by devices.
+    /// Bars all access: in this process, in other processes and by devices.
     pub(crate) fn bar(&self) {
         let exports = self.exports.lock().unwrap();
         self.gate.close();
@@ -98,20 +98,20 @@ impl Grant {
         }
     }
 
-    /// Whether its keys can be told at once; not while they are being made.
+    /// Whether its keys are available at once. False while another thread makes them.
     pub(crate) fn has_keys(&self) -> bool {
         self.keys.try_lock().is_ok_and(|keys| !matches!(*keys, Keys::None))
     }
 
-    /// Keys to the memory for peers' devices, by device of ours; empty when there are none. Registers
-    /// the memory when asked for the first time, which takes a while.
+    /// Keys to the memory for peers' devices, one per local device; empty if there are none. The
+    /// first call registers the memory, which takes a while.
     pub(crate) fn keys(&self, rdma: &Rdma) -> Vec<u32> {
         let mut keys = self.keys.lock().unwrap();
         if let (Keys::None, true) = (&*keys, self.span.len > 0) {
-            // SAFETY: the span lies in the region (checked when it was granted), whose memory the grant
-            // keeps; nobody makes references to it.
+            // SAFETY: the span lies in the region (checked when it was granted), and the grant
+            // keeps the region's memory. No reference to it is made.
             let made = unsafe {
-                // Wrapping, because memory of a GPU is no allocation that Rust knows of.
+                // Wrapping, because GPU memory is not an allocation known to Rust.
                 let ptr = self.memory.ptr().wrapping_add(self.span.offset as usize);
                 let (len, gpu) = (self.span.len as usize, self.memory.gpu.as_ref());
                 rdma.register_remote(ptr, len, self.access, gpu)
@@ -125,7 +125,7 @@ impl Grant {
         }
     }
 
-    /// Gives the gates back once nobody is inside; false when somebody still is.
+    /// Releases the gates if no copy is inside. Returns false if one still is.
     pub(crate) fn release_if_quiet(&self) -> bool {
         let quiet = self.is_quiet();
         if quiet {
@@ -146,7 +146,7 @@ impl Grant {
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether nobody is inside any more. A dead peer's count is void.
+    /// Whether no copy is inside any more. The count of a dead peer is ignored.
     pub(crate) fn is_quiet(&self) -> bool {
         let quiet = |e: &Export| e.gate.gate().is_empty() || e.session.is_process_dead();
         let open = matches!(*self.keys.lock().unwrap(), Keys::Made(_)) && !self.is_live();
@@ -167,7 +167,7 @@ struct Table {
 }
 
 impl Grants {
-    /// Adds an advertisement under a new random token.
+    /// Adds an advertisement with a new random token.
     pub(crate) fn add(
         &self,
         memory: Arc<RegionInner>,
@@ -206,7 +206,7 @@ impl Grants {
         Ok(grant)
     }
 
-    /// Bars every advertisement: the endpoint closes.
+    /// Bars every advertisement, because the endpoint closes.
     pub(crate) fn bar_all(&self) {
         let table = self.table.read().unwrap();
         for grant in table.slots.iter().filter_map(|(_, grant)| grant.as_ref()) {
@@ -214,7 +214,7 @@ impl Grants {
         }
     }
 
-    /// Forgets an advertisement. Its slot is reused under another generation.
+    /// Removes an advertisement. Its slot is reused with another generation.
     pub(crate) fn remove(&self, id: SlotId) {
         let mut table = self.table.write().unwrap();
         let slot = table.slots.get_mut(id.index as usize).filter(|slot| slot.0 == id.generation);
@@ -222,12 +222,13 @@ impl Grants {
         if grant.is_some() {
             table.free.push(id.index);
         }
-        // The last reference to a grant frees its memory, which must not happen under the lock.
+        // Dropping the last reference to a grant frees its memory, which must not happen under the
+        // lock.
         drop(table);
         drop(grant);
     }
 
-    /// The grant that a request from `peer` may use in this way.
+    /// The grant for a request from `peer` with this kind of access.
     pub(crate) fn find(
         &self,
         id: SlotId,
@@ -243,7 +244,7 @@ impl Grants {
             }
             _ => return Err(TransferError::RemoteAccess),
         };
-        // Constant time, so that a guesser learns nothing from how long a refusal takes.
+        // Constant time, so that the duration of a refusal reveals nothing about the token.
         let token_ok: bool = grant.token.ct_eq(token).into();
         let bound_ok = grant.bound.as_ref().is_none_or(|bound| bound == peer);
         if token_ok && bound_ok && grant.access.allows(access) {
@@ -253,7 +254,7 @@ impl Grants {
         }
     }
 
-    /// The grant a descriptor names, for any of the rights it claims.
+    /// The grant of a descriptor, with all rights that the descriptor claims.
     pub(crate) fn find_descriptor(
         &self,
         descriptor: &Descriptor,

@@ -1,4 +1,5 @@
-//! Registered memory: regions, what of them is granted to peers, and what keeps both safe.
+//! Registered memory: regions, the grants that give peers access to them, and the gates and
+//! quarantine that keep both safe.
 
 pub(crate) mod gate;
 pub(crate) mod grants;

@@ -1,13 +1,12 @@
-//! The quarantine: memory that a peer may still reach although its owner has released it.
+//! The quarantine: memory that a peer may still access although its owner has released it.
 //!
-//! An entry goes in when a region is revoked or dropped, or an endpoint closes, while a peer is
-//! inside its gate or may still copy from it. It comes out when there is a proof that no access is
+//! An entry is added when a region is revoked or dropped, or an endpoint closes, while a peer is
+//! inside its gate or may still copy from it. It is removed when there is proof that no access is
 //! left: the last copy left the gate, the peer closed its link, or its process ended.
 //!
 //! The quarantine belongs to the process. It outlives regions and endpoints, because the memory
-//! must not be reused before the proof, whatever becomes of the objects that led to it. A thread of
-//! its own looks for proofs and releases entries; it exists while there are entries. Destructors
-//! of memory and log lines run under no lock.
+//! must not be reused before the proof. A separate thread looks for proofs and releases entries; it
+//! exists while there are entries. Destructors of memory and log calls run without a lock.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -19,12 +18,12 @@ use crate::os::process::PerProcess;
 use crate::session::Session;
 use crate::threads::{self, Cpus};
 
-/// The first look comes this soon after an entry: most peers leave within microseconds.
+/// Delay of the first check after a new entry: most peers leave within microseconds.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
-/// Looks become rarer up to this while nothing changes.
+/// Maximum delay between checks while nothing changes.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
-/// Memory of this process that was released while a peer may still reach it.
+/// Statistics of memory that was released while a peer may still access it.
 ///
 /// It stays allocated until the peer leaves it, closes its link or dies.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -32,23 +31,23 @@ const LAST_LOOK: Duration = Duration::from_millis(100);
 pub struct QuarantineStats {
     /// Regions in quarantine now.
     pub regions: u64,
-    /// Bytes of those regions.
+    /// Their total length in bytes.
     pub bytes: u64,
-    /// Entries since the process started, including those that have been released.
+    /// Entries since the process started, including released ones.
     pub entries_ever: u64,
 }
 
-/// What is in quarantine in this process, over all its endpoints and those it had.
+/// The quarantine of this process, over all of its present and former endpoints.
 pub fn quarantine() -> QuarantineStats {
     shared().stats()
 }
 
-/// Keeps a barred grant and its memory until no peer is inside. A grant is kept once.
+/// Keeps a barred grant and its memory until no peer is inside. A grant is kept only once.
 pub(crate) fn keep_grant(grant: Arc<Grant>, fence: Duration) {
     shared().keep(QuarantineEntry::new(Kept::Grant(grant), fence));
 }
 
-/// Keeps the source of a write that the peer copies by itself, until the peer cannot any more.
+/// Keeps the source of a write that the peer copies by itself, until the peer can no longer copy.
 pub(crate) fn keep_source(session: Arc<Session>, work: Work, fence: Duration) {
     shared().keep(QuarantineEntry::new(Kept::Source { session, work }, fence));
 }
@@ -69,14 +68,14 @@ struct Quarantine {
 struct QuarantineState {
     entries: Vec<QuarantineEntry>,
     entries_ever: u64,
-    /// The sweeping thread exists.
+    /// Whether the sweeping thread exists.
     is_swept: bool,
 }
 
 struct QuarantineEntry {
     kept: Kept,
     since: Instant,
-    /// Peers that stay longer than this are reported.
+    /// A peer that stays longer than this is reported.
     fence: Duration,
     is_reported: bool,
 }
@@ -104,7 +103,7 @@ impl Quarantine {
             let cpus = Cpus::of_process();
             let started = threads::spawn("peerway-fences", &cpus, move || self.sweep_until_empty());
             if let Err(error) = started {
-                // The memory stays; the next entry tries again.
+                // The memory stays allocated. The next entry tries to start the thread again.
                 tracing::error!(%error, "cannot start the thread that releases quarantined memory");
                 self.state.lock().unwrap().is_swept = false;
             }
@@ -141,7 +140,7 @@ impl Quarantine {
         }
     }
 
-    /// Releases what no peer can reach any more; true when there was any.
+    /// Releases entries that no peer can access any more. Returns whether there were any.
     fn sweep(&self) -> bool {
         let mut state = self.state.lock().unwrap();
         let released: Vec<QuarantineEntry> =
@@ -195,7 +194,7 @@ impl Kept {
         }
     }
 
-    /// Gives back what the entry holds besides the memory.
+    /// Releases everything of the entry except the memory.
     fn release(&self) {
         if let Self::Grant(grant) = self {
             grant.release_if_quiet();

@@ -1,8 +1,8 @@
 //! Local memory that transfers can use.
 //!
-//! A region keeps its memory alive for as long as the handle, a transfer or a quarantined fence
-//! refers to it. Peers may write it at any time, so safe code never sees it as a slice: it reads and
-//! writes through [`Region::read_at`] and [`Region::write_at`].
+//! A region keeps its memory alive while the handle, a transfer or a quarantined fence refers to
+//! it. Peers may write it at any time, so safe code never sees it as a slice. It reads and writes
+//! through [`Region::read_at`] and [`Region::write_at`].
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,19 +32,19 @@ use crate::transport::verbs::Rdma;
 use crate::transport::verbs::keys::{Keeper, Registration};
 use crate::worker::REAPER;
 
-/// Memory whose address does not move while it is owned.
+/// Memory whose address does not change while it is owned.
 ///
 /// # Safety
 ///
 /// `bytes` must return the same, valid, writable memory on every call until the value is dropped,
-/// wherever the value itself is moved, and nothing else may hold a Rust reference to it.
+/// even if the value itself moves. Nothing else may hold a Rust reference to the memory.
 pub unsafe trait OwnedMemory: Send + Sync + 'static {
     /// Start and length of the memory.
     fn bytes(&mut self) -> (*mut u8, usize);
 }
 
-// SAFETY: a vector's or box's heap memory does not move with the value, and the region that owns
-// the value never hands out a reference to it.
+// SAFETY: the heap memory of a vector or box does not move with the value. The region that owns the
+// value never makes a reference to it.
 unsafe impl OwnedMemory for Vec<u8> {
     fn bytes(&mut self) -> (*mut u8, usize) {
         (self.as_mut_ptr(), self.len())
@@ -58,18 +58,18 @@ unsafe impl OwnedMemory for Box<[u8]> {
     }
 }
 
-/// Registered local memory. Cheap to clone; the registration ends with the last clone.
+/// Registered local memory. Cheap to clone. Dropping the last clone ends the registration.
 #[derive(Clone)]
 pub struct Region {
     pub(crate) handle: Arc<Handle>,
 }
 
-/// What the user's clones share: dropping the last one ends the advertisements at once, while the
-/// memory itself lives until transfers are through with it.
+/// The state that the user's clones share. Dropping the last clone ends the advertisements at once.
+/// The memory itself lives until transfers no longer use it.
 pub(crate) struct Handle {
     pub(crate) memory: Arc<RegionInner>,
     endpoint: Weak<Inner>,
-    /// RegisteredAs long a revoke waits, also when the endpoint is gone.
+    /// How long a revoke waits, even if the endpoint is gone.
     fence: Duration,
     fork_generation: u32,
     advertised: Mutex<Advertised>,
@@ -79,52 +79,52 @@ pub(crate) struct Handle {
 #[derive(Default)]
 struct Advertised {
     live: HashMap<Asked, Arc<Grant>>,
-    /// Revoked, and a peer was still inside when that was last looked at.
+    /// Revoked grants that a peer was still inside at the last check.
     barred: Vec<Arc<Grant>>,
 }
 
-/// What an advertisement was asked for: offset, length, rights, and for whom.
+/// The parameters of an advertisement: offset, length, rights, and the peer that it is bound to.
 type Asked = (u64, u64, Access, Option<Incarnation>);
 
-/// The memory and what keeps it alive.
+/// The memory and its owner.
 pub(crate) struct RegionInner {
     ptr: *mut u8,
     len: usize,
-    /// Lets our own devices in, from the first transfer on that they carry out.
+    /// The registration with local RDMA devices. The first transfer that uses them creates it.
     registered: OnceLock<Option<Arc<Registration>>>,
-    /// Lives as long as this does.
+    /// Lives as long as this value.
     alive: Arc<()>,
-    /// Where it is, for memory of a GPU.
+    /// The location of GPU memory.
     pub(crate) gpu: Option<Located>,
-    /// Whether it is host memory that was pinned for GPUs, once that was asked.
+    /// Whether the caller pinned this host memory for GPUs. Queried once, on first use.
     pinned: OnceLock<bool>,
-    /// Host memory that we pinned for GPUs. Dropped before the memory.
+    /// The pin that the engine made for GPUs. Dropped before the memory.
     pin: Pin,
     /// Dropped after the registration.
     pub(crate) backing: Backing,
 }
 
-// SAFETY: the pointer is only used for copies of bytes that remote peers may change at any time
-// anyway; no reference to the memory is ever made, and `backing` is itself Send + Sync.
+// SAFETY: the pointer is only used for copies of bytes that remote peers may change at any time. No
+// reference to the memory is ever made, and `backing` is Send + Sync.
 unsafe impl Send for RegionInner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for RegionInner {}
 
-/// What keeps a region's memory.
+/// The owner of a region's memory.
 pub(crate) enum Backing {
-    /// A value that owns it, dropped with the region.
+    /// A value that owns the memory and is dropped with the region.
     Owned { _memory: Box<dyn OwnedMemory> },
-    /// Nothing: the caller of `register_raw` promised.
+    /// The caller of `register_raw` keeps the memory.
     Raw,
-    /// A part of shareable memory, from this byte on.
+    /// A part of shareable memory, from this offset on.
     Shared { memory: SharedMemory, offset: u64 },
 }
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
         // The last reference may be the driver's, under its lock. Freeing GPU memory waits for the
-        // GPU, which may wait for the driver; the destructor of a caller's memory may call into the
-        // engine. A thread that holds no lock runs both.
+        // GPU, which may wait for the driver. The destructor of a caller's memory may call into the
+        // engine. So a thread that holds no lock runs both.
         let is_foreign = matches!(self.backing, Backing::Owned { .. });
         if is_foreign || (self.gpu.is_some() && !matches!(self.backing, Backing::Raw)) {
             REAPER.run(self.take_memory());
@@ -133,7 +133,8 @@ impl Drop for RegionInner {
 }
 
 impl RegionInner {
-    /// Wraps memory that `backing` keeps valid. For memory of a GPU `ptr` is an address that the processor cannot use.
+    /// Wraps memory that `backing` keeps valid. For GPU memory, `ptr` is an address that the CPU
+    /// cannot use.
     pub(crate) fn new(
         ptr: *mut u8,
         len: usize,
@@ -145,7 +146,8 @@ impl RegionInner {
         Arc::new(Self { ptr, len, registered, alive, gpu, pinned, pin, backing })
     }
 
-    /// The memory with all that is to be given back before it, as a function that does so.
+    /// Takes the memory and everything that must be released before it. The returned function
+    /// releases them in order.
     fn take_memory(&mut self) -> impl FnOnce() + Send + 'static {
         let registered = self.registered.take();
         let pin = std::mem::take(&mut self.pin);
@@ -157,13 +159,13 @@ impl RegionInner {
         }
     }
 
-    /// The GPU whose memory it is.
+    /// The GPU of the memory.
     pub(crate) fn device(&self) -> Option<&Arc<Device>> {
         self.gpu.as_ref().map(|located| &located.device)
     }
 
-    /// Whether a GPU's threads reach it: its own memory, and pinned memory of the host. Another GPU's they may not, where
-    /// a copy by the driver still finds its way.
+    /// Whether a GPU's threads can access the memory: its own memory, and pinned host memory. They
+    /// may not access another GPU's memory, although a copy by the driver still works.
     pub(crate) fn is_reached_by(&self, device: &Device) -> bool {
         if let Some(own) = self.device() {
             return own.index() == device.index();
@@ -171,38 +173,39 @@ impl RegionInner {
         let Some(gpus) = gpu::in_use() else { return false };
         let is_pinned =
             |at: u64| matches!(Pointer::of(&gpus.cuda, at), Ok(Pointer::Pinned { mapped: true }));
-        // Both ends, since more may be registered here than was pinned. What we pinned ourselves is only so for as long as
-        // another region is there.
+        // Check both ends, because the region may be larger than the pinned range. Memory that the
+        // engine pinned does not count: it stays pinned only while another region exists.
         let end = self.ptr as u64 + self.len.max(1) as u64 - 1;
         let pinned =
             || !pin::is_ours(self.ptr, self.len) && is_pinned(self.ptr as u64) && is_pinned(end);
         *self.pinned.get_or_init(pinned)
     }
 
-    /// Whether it is GPU memory that its owner has freed: a copy of it would end the context of the whole process. What a
-    /// region owns cannot be.
+    /// Whether the owner has freed this GPU memory. A copy of it would destroy the CUDA context of
+    /// the whole process. Only raw memory can be freed while it is registered.
     pub(crate) fn is_freed(&self) -> bool {
         let raw = matches!(self.backing, Backing::Raw);
         let located = self.gpu.as_ref().filter(|_| raw && self.len > 0);
         located.is_some_and(|located| !located.is_still_there(self.ptr as u64))
     }
 
-    /// A GPU is about to copy much of it: host memory is pinned when that happens again.
+    /// Prepares for a large copy by a GPU. At the second call, host memory is pinned.
     pub(crate) fn pin_for(&self, device: &Arc<Device>) {
         if self.gpu.is_none() && !self.is_reached_by(device) {
-            // SAFETY: the memory is kept by `backing`, which outlives the pin in this struct.
+            // SAFETY: `backing` keeps the memory and is dropped after the pin in this struct.
             unsafe { self.pin.used(device, self.ptr, self.len) };
         }
     }
 
-    /// Registers the memory with our devices, unless that was done or cannot be.
+    /// Registers the memory with local RDMA devices, at most once. Returns whether it is registered
+    /// with `rdma`.
     pub(crate) fn register_with(&self, rdma: &Rdma) -> bool {
         let registered = self.registered.get_or_init(|| {
             if self.len == 0 {
                 return None;
             }
-            // SAFETY: the memory is kept by `backing`, which outlives the registration in this struct, and
-            // no references to it are made.
+            // SAFETY: `backing` keeps the memory and is dropped after the registration in this
+            // struct. No reference to the memory is made.
             let made = unsafe {
                 rdma.register_local(self.ptr, self.len, self.keeper(), self.gpu.as_ref())
             };
@@ -218,7 +221,7 @@ impl RegionInner {
         }
     }
 
-    /// Its keys for our own devices.
+    /// The keys for local RDMA devices.
     #[inline]
     pub(crate) fn registered(&self) -> Option<&Registration> {
         self.registered.get().and_then(Option::as_deref)
@@ -235,7 +238,7 @@ impl RegionInner {
         Span { offset: 0, len: self.len as u64 }
     }
 
-    /// Where the memory lives.
+    /// The kind of memory.
     pub(crate) fn kind(&self) -> MemoryKind {
         self.device().map_or(MemoryKind::Host, |device| MemoryKind::Device(device.index() as u16))
     }
@@ -253,12 +256,12 @@ impl Region {
         Self { handle: Arc::new(handle) }
     }
 
-    /// Bytes in the region.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.handle.memory.len as u64
     }
 
-    /// Whether the region has no bytes.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -273,9 +276,9 @@ impl Region {
         matches!(self.handle.memory.backing, Backing::Shared { .. })
     }
 
-    /// A part of the region, to transfer from or into.
+    /// A part of the region, as the source or destination of a transfer.
     ///
-    /// A range that leaves the region is refused when a batch is made of it.
+    /// A range that exceeds the region is refused when a batch uses it.
     pub fn slice(&self, range: Range<u64>) -> LocalSlice {
         LocalSlice { region: self.clone(), offset: range.start, len: range_len(&range) }
     }
@@ -285,7 +288,7 @@ impl Region {
         self.slice(0..self.len())
     }
 
-    /// Equal blocks of the region: block `i` of the list starts at `base + indices[i] * stride`.
+    /// Blocks of equal length: block `i` of the list starts at `base + indices[i] * stride`.
     pub fn blocks(&self, base: u64, stride: u64, len: u64, indices: &[u32]) -> LocalBlocks {
         LocalBlocks {
             region: self.clone(),
@@ -300,24 +303,25 @@ impl Region {
         }
     }
 
-    /// The GPU whose memory it is, by its number in this process; `None` for host memory.
+    /// The number of the GPU in this process, for GPU memory; `None` for host memory.
     pub fn gpu(&self) -> Option<u32> {
         self.handle.memory.device().map(|device| device.index())
     }
 
-    /// Copies bytes out of the region.
+    /// Copies bytes out of the region. Bytes that a peer writes during the call may be torn.
     ///
-    /// Waits for the copy where it is memory of a GPU; of one that has failed nothing can be read.
+    /// For GPU memory, waits for the copy; fails if the GPU has failed.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), WorkError> {
         let from = self.checked(offset, into.len())?;
         if let Some(device) = self.handle.memory.device() {
             let (to, from) = (into.as_mut_ptr() as u64, from as u64);
-            // SAFETY: checked as below; the destination is a unique reference until the copy is done.
+            // SAFETY: `checked` proved that the range lies in the region, which `self` keeps alive.
+            // `into` is borrowed mutably until the copy is done.
             return unsafe { device.copy_now(to, from, into.len()) }.map_err(failed);
         }
-        // SAFETY: `checked` proved the range inside the region, which `self` keeps alive; the
-        // destination is a unique reference; bytes that a peer changes meanwhile may be torn, which
-        // the documentation says.
+        // SAFETY: `checked` proved that the range lies in the region, which `self` keeps alive.
+        // `into` is a unique reference. Bytes that a peer changes during the copy may be torn, as
+        // documented.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -327,10 +331,10 @@ impl Region {
         let into = self.checked(offset, from.len())?;
         if let Some(device) = self.handle.memory.device() {
             let (to, source) = (into as u64, from.as_ptr() as u64);
-            // SAFETY: as in `read_at`.
+            // SAFETY: as in `read_at`, with the source borrowed until the copy is done.
             return unsafe { device.copy_now(to, source, from.len()) }.map_err(failed);
         }
-        // SAFETY: as in `read_at`, the other way round.
+        // SAFETY: as in `read_at`, with the region as the destination.
         unsafe { std::ptr::copy(from.as_ptr(), into, from.len()) };
         Ok(())
     }
@@ -352,16 +356,17 @@ impl Region {
         if !self.handle.memory.extent().contains(span) {
             return Err(WorkError::Outside { side: Side::Local, item: 0, offset, len: len as u64 });
         }
-        // Inside the region; wrapping, because memory of a GPU is no allocation that Rust knows of.
+        // The offset lies inside the region. Wrapping, because GPU memory is not an allocation
+        // known to Rust.
         Ok(self.handle.memory.ptr.wrapping_add(offset as usize))
     }
 
-    /// Advertises the whole region to any peer that is handed the descriptor.
+    /// Advertises the whole region to every peer that receives the descriptor.
     pub fn advertise(&self, access: Access) -> Result<[u8; DESCRIPTOR_LEN], RegisterError> {
         self.advertise_range(0..self.len(), access, None)
     }
 
-    /// Advertises the whole region to one peer: the descriptor is of no use to others.
+    /// Advertises the whole region to one peer. Other peers cannot use the descriptor.
     pub fn advertise_to(
         &self,
         peer: &Peer,
@@ -370,7 +375,7 @@ impl Region {
         self.advertise_range(0..self.len(), access, Some(peer))
     }
 
-    /// Advertises a part of the region, to one peer or to whoever holds the descriptor.
+    /// Advertises a part of the region, to one peer or to every holder of the descriptor.
     ///
     /// The same part, rights and peer give the same descriptor again.
     pub fn advertise_range(
@@ -403,13 +408,13 @@ impl Region {
         Ok(Descriptor::new(who, grant.id, grant.token, access, base, span.len).to_bytes())
     }
 
-    /// Ends every advertisement of this region and waits until nothing more happens through them.
+    /// Ends every advertisement of this region and waits until no peer accesses it.
     ///
-    /// `Held`: no peer touches the region any more. `Open`: a peer that is stopped (or lies) may
-    /// still be inside it after the fence deadline. The memory is in quarantine then: it stays
-    /// allocated until that peer goes on or dies, even if the region and its endpoint are dropped
-    /// (see [`quarantine`](crate::quarantine)). Another call waits again and says how it stands by
-    /// then. The region can be advertised anew afterwards, under new descriptors.
+    /// `Held`: no peer accesses the region any more. `Open`: a peer that is stopped (or lies) may
+    /// still access it after the fence deadline. The memory is then in quarantine: it stays
+    /// allocated until that peer continues or dies, even if the region and its endpoint are dropped
+    /// (see [`quarantine`](crate::quarantine)). Another call waits again and returns the state by
+    /// then. The region can be advertised again afterwards, with new descriptors.
     pub fn revoke(&self) -> Fence {
         let handle = &*self.handle;
         let Some(grants) = handle.bar() else { return Fence::Open };
@@ -436,7 +441,7 @@ impl fmt::Debug for Region {
 
 impl Handle {
     /// Bars every grant, without waiting for peers inside. `None` in a forked child: gates in
-    /// shared segments are the parent's.
+    /// shared segments belong to the parent.
     fn bar(&self) -> Option<Vec<Arc<Grant>>> {
         if process::fork_generation() != self.fork_generation {
             return None;
@@ -461,7 +466,7 @@ impl Handle {
         Some(grants)
     }
 
-    /// Keeps the memory of grants that a peer is still inside.
+    /// Quarantines the memory of grants that a peer is still inside.
     fn quarantine(&self, grants: &[Arc<Grant>]) {
         for grant in grants.iter().filter(|grant| !grant.release_if_quiet()) {
             quarantine::keep_grant(grant.clone(), self.fence);
@@ -475,7 +480,7 @@ impl Drop for Handle {
             self.quarantine(&grants);
         }
         *self.advertised.get_mut().unwrap_or_else(|e| e.into_inner()) = Advertised::default();
-        // Where nothing else refers to the memory it is freed here, by the caller's thread.
+        // If nothing else refers to the memory, the caller's thread frees it here.
         if let Some(memory) = Arc::get_mut(&mut self.memory)
             && memory.gpu.is_none()
         {
@@ -493,31 +498,31 @@ pub struct LocalSlice {
 }
 
 impl LocalSlice {
-    /// Bytes in the slice.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether the slice has no bytes.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// Equal blocks of a local region.
+/// Blocks of equal length in a local region.
 #[derive(Clone, Debug)]
 pub struct LocalBlocks {
     pub(crate) region: Region,
     pub(crate) blocks: Blocks,
 }
 
-/// A GPU that failed is logged: the error only says which side it was.
+/// Logs a GPU failure, because the returned error only names the side.
 fn failed(error: CudaError) -> WorkError {
-    tracing::error!(%error, "GPU memory could not be reached");
+    tracing::error!(%error, "cannot copy to or from local GPU memory");
     WorkError::Device { side: Side::Local }
 }
 
-/// A backwards range becomes one that no region contains, so that it is refused where it is used.
+/// A backwards range becomes a length that no region contains, so that its use is refused.
 pub(crate) fn range_len(range: &Range<u64>) -> u64 {
     range.end.checked_sub(range.start).unwrap_or(u64::MAX)
 }

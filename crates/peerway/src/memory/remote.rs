@@ -1,4 +1,4 @@
-//! Memory that a peer advertised, and how it can be reached.
+//! Memory that a peer advertised, and the ways to access it.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::session::Session;
 #[derive(Clone)]
 pub struct RemoteRegion {
     pub(crate) inner: Arc<RemoteInner>,
-    /// What the descriptor's address and size name in the advertisement.
+    /// The part of the advertisement that the descriptor's address and size name.
     pub(crate) window: Span,
 }
 
@@ -33,40 +33,40 @@ pub(crate) struct RemoteInner {
     pub(crate) token: [u8; 16],
     pub(crate) access: Access,
     pub(crate) len: u64,
-    /// Where it lives, at its owner.
+    /// The kind of memory at its owner.
     pub(crate) kind: MemoryKind,
     pub(crate) direct: Direct,
-    /// Address of the first byte in its owner, and its key on each of the owner's RDMA devices; no keys
-    /// where devices do not reach it.
+    /// Address of the first byte in the owner, and its key on each of the owner's RDMA devices.
+    /// Empty if devices cannot access the memory.
     pub(crate) base: u64,
     pub(crate) keys: Vec<u32>,
-    /// What devices wrote into it is there only once some of it was read.
+    /// Bytes that devices wrote are visible only after a read of the memory.
     pub(crate) flush: bool,
 }
 
-/// RegisteredAs this process can reach the memory by itself.
+/// How this process can access the memory by itself.
 pub(crate) enum Direct {
-    /// It cannot: everything goes over a lane.
+    /// It cannot: all transfers use a lane.
     None,
-    /// It is our own memory.
+    /// The memory belongs to this process.
     SameProcess { ptr: *mut u8, gate: GateRef, grant: Arc<Grant> },
-    /// It is mapped here.
+    /// The memory is mapped here.
     Mapped { pin: Pin, mapping: Arc<ShmMapping>, offset: usize, gate: GateRef },
-    /// The kernel copies from it on our behalf.
+    /// The kernel copies to and from it on our behalf.
     Cma { memory: Arc<cma::ProcessMemory>, base: u64, gate: GateRef },
-    /// It is memory of a GPU that we may map.
+    /// GPU memory that this process may map.
     Gpu(Box<Offered>),
 }
 
-// SAFETY: the pointer of `SameProcess` refers to memory that is alive while the gate admits us
-// (the grant keeps it); it is only used for byte copies inside the gate.
+// SAFETY: the pointer of `SameProcess` refers to memory that is alive while the gate admits this
+// process (the grant keeps it). It is only used for byte copies inside the gate.
 unsafe impl Send for Direct {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Direct {}
 
 impl Direct {
-    /// The address of byte 0 of the advertisement here, and the gate to pass, when plain copies
-    /// reach it.
+    /// The local address of byte 0 of the advertisement and the gate to enter, if plain copies can
+    /// access the memory.
     #[inline]
     pub(crate) fn mapped(&self) -> Option<(*mut u8, &GateRef)> {
         match self {
@@ -79,7 +79,7 @@ impl Direct {
         }
     }
 
-    /// The path that a direct access takes.
+    /// The path of direct accesses.
     pub(crate) fn kind(&self) -> Option<PathKind> {
         match self {
             Self::None => None,
@@ -92,13 +92,13 @@ impl Direct {
 }
 
 impl RemoteInner {
-    /// Whether it is memory that only a GPU reaches.
+    /// Whether it is GPU memory.
     #[inline]
     pub(crate) fn is_of_gpu(&self) -> bool {
         self.kind != MemoryKind::Host
     }
 
-    /// What guards direct access to it.
+    /// The gate for direct access.
     pub(crate) fn gate(&self) -> Option<&GateRef> {
         match &self.direct {
             Direct::None => None,
@@ -109,7 +109,7 @@ impl RemoteInner {
         }
     }
 
-    /// Maps it here if it is memory of a GPU that can be; true when a GPU's copy can reach it.
+    /// Maps GPU memory if possible. Returns whether a GPU's copy can access the memory.
     pub(crate) fn open_for_gpu(&self) -> bool {
         match &self.direct {
             Direct::Gpu(offered) => offered.open(&self.session.opens).is_some(),
@@ -118,7 +118,7 @@ impl RemoteInner {
         }
     }
 
-    /// The address of byte 0 for a GPU's copy, and whether its threads reach it.
+    /// The address of byte 0 for a GPU's copy, and whether the GPU's threads can access it.
     pub(crate) fn by_gpu(&self, device: &Device) -> Option<(u64, bool)> {
         match &self.direct {
             Direct::SameProcess { ptr, grant, .. } => {
@@ -147,7 +147,7 @@ impl RemoteInner {
         }
     }
 
-    /// The GPU that reaches it, if it is memory of one.
+    /// The GPU that accesses it, if it is GPU memory.
     pub(crate) fn device(&self) -> Option<&Arc<Device>> {
         match &self.direct {
             Direct::SameProcess { grant, .. } => grant.memory.device(),
@@ -158,24 +158,24 @@ impl RemoteInner {
 }
 
 impl RemoteRegion {
-    /// Bytes that the descriptor names.
+    /// Length in bytes of the memory that the descriptor names.
     pub fn len(&self) -> u64 {
         self.window.len
     }
 
-    /// Whether the descriptor names no bytes.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.window.len == 0
     }
 
-    /// What the owner allows.
+    /// The access that the owner allows.
     pub fn access(&self) -> Access {
         self.inner.access
     }
 
-    /// A part of it, relative to where the descriptor points.
+    /// A part of it. Offsets are relative to the address in the descriptor.
     pub fn slice(&self, range: Range<u64>) -> RemoteSlice {
-        // An offset that overflows becomes one that no region contains.
+        // An overflowing offset becomes one that no region contains.
         let offset = self.window.offset.saturating_add(range.start);
         let len = range_len(&range);
         let fits =
@@ -188,7 +188,7 @@ impl RemoteRegion {
         self.slice(0..self.len())
     }
 
-    /// Equal blocks of it: block `i` of the list starts at `base + indices[i] * stride`.
+    /// Blocks of equal length: block `i` of the list starts at `base + indices[i] * stride`.
     pub fn blocks(&self, base: u64, stride: u64, len: u64, indices: &[u32]) -> RemoteBlocks {
         let base = self.window.offset.saturating_add(base);
         let indices = indices.into();
@@ -199,13 +199,13 @@ impl RemoteRegion {
         }
     }
 
-    /// Whether its owner is known to have revoked it. Only memory that this process reaches directly
-    /// tells; other memory tells when it is used.
+    /// Whether the owner is known to have revoked it. This is known only for memory that this
+    /// process accesses directly. Other memory reports it when it is used.
     pub fn is_revoked(&self) -> bool {
         self.inner.gate().is_some_and(|gate| !gate.is_open())
     }
 
-    /// The path that reads and writes of it take; `None` for a path of lanes only.
+    /// The path of reads and writes; `None` if only lanes can access the memory.
     pub fn direct_path(&self) -> Option<PathKind> {
         self.inner.direct.kind()
     }
@@ -226,18 +226,18 @@ pub struct RemoteSlice {
 }
 
 impl RemoteSlice {
-    /// Bytes in the slice.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether the slice has no bytes.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// Equal blocks of a peer's memory.
+/// Blocks of equal length in a peer's memory.
 #[derive(Clone, Debug)]
 pub struct RemoteBlocks {
     pub(crate) region: RemoteRegion,

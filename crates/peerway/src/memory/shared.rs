@@ -1,4 +1,4 @@
-//! Memory that local peers can map: the fastest path there is.
+//! Memory that local peers can map, which is the fastest path.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::error::RegisterError;
 use crate::os::shm::{self, ShmMapping};
 
-/// Zeroed memory in a file of its own, which local peers map. Cheap to clone; the memory lives as long
-/// as the last clone and whatever was registered of it.
+/// Zeroed memory in its own file, which local peers can map. Cheap to clone. The memory lives as
+/// long as the last clone and the regions registered from it.
 ///
-/// Made before there is an endpoint, or for several of them; [`crate::Endpoint::allocate`] does both steps
-/// at once.
+/// Use it to allocate memory before there is an endpoint, or for several endpoints.
+/// [`crate::Endpoint::allocate`] allocates and registers in one step.
 ///
 /// ```
 /// # use peerway::{Endpoint, SharedMemory};
@@ -34,21 +34,21 @@ struct File {
 }
 
 impl SharedMemory {
-    /// `len` zeroed bytes. Pages take memory when they are first touched.
+    /// Allocates `len` zeroed bytes. A page takes memory when it is first accessed.
     pub fn allocate(len: usize) -> Result<Self, RegisterError> {
         let fail = |source| RegisterError::Allocate { len, source };
-        // Even no bytes have a page to map.
+        // Map one page even for zero bytes.
         let fd = shm::create_memfd("peerway-region", len.max(1)).map_err(fail)?;
         let mapping = ShmMapping::of_fd(fd.as_fd(), len.max(1), true).map_err(fail)?;
         Ok(Self { file: Arc::new(File { fd, mapping, len }) })
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.file.len as u64
     }
 
-    /// Whether there are none.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.file.len == 0
     }
@@ -63,12 +63,12 @@ impl SharedMemory {
         self.file.mapping.ptr()
     }
 
-    /// The file, for a peer to map.
+    /// The file that a peer maps.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.fd.as_fd()
     }
 
-    /// Bytes of the mapping.
+    /// Length of the mapping in bytes.
     pub(crate) fn mapped_len(&self) -> u64 {
         self.file.mapping.len() as u64
     }

@@ -1,25 +1,28 @@
-//! Which processors a thread runs on, and which memory is near them.
+//! CPU affinity of threads, and NUMA placement of memory.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::thread::CpuSet;
 
-/// Processors are numbered below this in masks.
+/// CPU numbers in masks are below this.
 pub(crate) const MOST: usize = CpuSet::MAX_CPU;
 
-/// The mask of the process's main thread when this code was loaded; zero where that was not learned.
+/// The CPU mask of the process's main thread when this code was loaded. All zeros if the mask could
+/// not be read.
 static LOADED_WITH: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
 
-/// Has the loader call [`note_mask`] with the program or library that this is part of, before either can pin a
-/// thread. The loader passes arguments, which a C function may leave alone.
+/// Makes the dynamic loader call [`note_mask`] when it loads this program or library, before either
+/// can pin a thread. The loader passes arguments, which a C function may ignore.
 #[used]
 #[cfg_attr(not(miri), unsafe(link_section = ".init_array"))]
 static AT_LOAD: extern "C" fn() = note_mask;
 
-/// Runs before `main`, so it only asks the kernel and stores numbers: no allocation, no lock, no panic.
+/// Runs before `main`, so it only reads the mask and stores numbers. It must not allocate, lock or
+/// panic.
 extern "C" fn note_mask() {
-    // The main thread: its number is the process's. A library may be loaded by another thread that is pinned.
+    // The main thread's id is the process id. The thread that loads a library may already be
+    // pinned, so do not use its own mask.
     let Ok(mask) = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())) else {
         return;
     };
@@ -28,11 +31,13 @@ extern "C" fn note_mask() {
     }
 }
 
-/// The processors that the process had when this code was loaded, in order; those that the main thread has now where
-/// that was not learned. None where the kernel does not tell, as beyond 1024 processors.
+/// The CPUs that the process could use when this code was loaded, in ascending order. Falls back to
+/// the main thread's current mask if the mask at load is unknown. Empty if the kernel does not
+/// report a mask, as with more than 1024 CPUs.
 pub(crate) fn at_load() -> Vec<usize> {
-    // A use of the static: a linker that takes objects out of an archive takes this one then.
-    // SAFETY: a static of this module, which is never written.
+    // Reference the static, so that a linker that picks objects out of an archive includes this
+    // one.
+    // SAFETY: `AT_LOAD` is a static of this module and is never written.
     let _ = unsafe { (&raw const AT_LOAD).read_volatile() };
     if LOADED_WITH.iter().all(|word| word.load(Ordering::Relaxed) == 0) {
         note_mask();
@@ -41,20 +46,21 @@ pub(crate) fn at_load() -> Vec<usize> {
     (0..MOST).filter(is_set).collect()
 }
 
-/// The processors that the calling thread may run on, in order.
+/// The CPUs that the calling thread may run on, in ascending order.
 pub(crate) fn of_this_thread() -> io::Result<Vec<usize>> {
     let mask = rustix::thread::sched_getaffinity(None)?;
     Ok((0..MOST).filter(|cpu| mask.is_set(*cpu)).collect())
 }
 
-/// Has the calling thread, and threads that it starts from now on, run on `cpus` only.
+/// Restricts the calling thread, and threads that it starts later, to `cpus`.
 ///
-/// Processors that the process may not use (a container's limits) are passed over by the kernel.
+/// The kernel ignores CPUs that the process may not use (for example, because of a container's
+/// limits).
 ///
 /// # Errors
 ///
-/// As the kernel says: `EINVAL` where none of them may be used; `InvalidInput` where the list is empty or
-/// names a processor beyond those that the call can name (1024).
+/// `InvalidInput` if the list is empty or contains a CPU number of 1024 or more. The kernel's
+/// `EINVAL` if the process may use none of the CPUs.
 pub(crate) fn pin_to(cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
     if cpus.is_empty() || cpus.iter().any(|cpu| *cpu >= CpuSet::MAX_CPU) {
@@ -64,29 +70,30 @@ pub(crate) fn pin_to(cpus: &[usize]) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-/// The processor that the calling thread runs on now.
+/// The CPU that the calling thread runs on now.
 pub(crate) fn current_cpu() -> usize {
-    // SAFETY: asks and changes nothing.
+    // SAFETY: `sched_getcpu` takes no arguments and changes no state.
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
-/// Has pages of this range, not touched yet, come from a NUMA node if it has any left. A wish: where the
-/// kernel knows no nodes, or does not let us choose, pages come from where they come.
+/// Asks the kernel to take untouched pages of this range from a NUMA node while the node has free
+/// pages. This is a preference: without NUMA support or permission, the kernel places the pages as
+/// usual.
 pub(crate) fn prefer_node(addr: u64, len: u64, node: u16) {
     const MPOL_PREFERRED: libc::c_int = 1;
     let mut mask = [0u64; 16];
     let Some(word) = mask.get_mut(usize::from(node) / 64) else { return };
     *word = 1 << (node % 64);
-    // SAFETY: the kernel reads the mask, whose bits are counted, and notes a policy for the range; pages that
-    // are there stay.
+    // SAFETY: the kernel reads the mask, whose length in bits is passed, and records a policy for
+    // the range. Pages that are already allocated stay where they are.
     unsafe {
         let bits = mask.len() * 64;
         libc::syscall(libc::SYS_mbind, addr, len, MPOL_PREFERRED, mask.as_ptr(), bits, 0);
     }
 }
 
-/// Has pages that `work` causes to be allocated come from a NUMA node if it has any left, and puts back what the thread wished before. A wish, like
-/// [`prefer_node`].
+/// Runs `work` with a preference for pages from a NUMA node, then restores the thread's previous
+/// policy. A preference only, as in [`prefer_node`].
 pub(crate) fn near<T>(node: Option<u16>, work: impl FnOnce() -> T) -> T {
     let before = node.and_then(|node| {
         let before = Policy::of_this_thread()?;
@@ -99,7 +106,7 @@ pub(crate) fn near<T>(node: Option<u16>, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Where a thread wishes its pages to come from.
+/// A thread's NUMA memory policy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Policy {
     mode: libc::c_int,
@@ -118,7 +125,8 @@ impl Policy {
     fn of_this_thread() -> Option<Self> {
         let mut policy = Self { mode: 0, nodes: [0; 16] };
         let bits = policy.nodes.len() * 64;
-        // SAFETY: writes a mode and so many bits; no address is asked about.
+        // SAFETY: the kernel writes a mode and `bits` bits of `nodes`. The address is null, so the
+        // kernel reports the thread's policy and reads no memory.
         let result = unsafe {
             let (mode, nodes) = (&raw mut policy.mode, policy.nodes.as_mut_ptr());
             libc::syscall(libc::SYS_get_mempolicy, mode, nodes, bits, std::ptr::null::<u8>(), 0)
@@ -128,7 +136,7 @@ impl Policy {
 
     fn set(&self) -> bool {
         let bits = self.nodes.len() * 64;
-        // SAFETY: reads so many bits, and notes a policy for the calling thread.
+        // SAFETY: the kernel reads `bits` bits of `nodes` and sets a policy for the calling thread.
         let result =
             unsafe { libc::syscall(libc::SYS_set_mempolicy, self.mode, self.nodes.as_ptr(), bits) };
         result == 0
@@ -157,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn empty_and_unusable_cpu_lists_are_refused() {
         for cpus in [&[][..], &[CpuSet::MAX_CPU], &[CpuSet::MAX_CPU - 1]] {
             assert!(pin_to(cpus).is_err(), "{cpus:?}");
         }
@@ -167,13 +175,14 @@ mod tests {
         use super::*;
 
         #[test]
-        #[ignore = "tells whether this process may ask where pages come from"]
+        #[ignore = "probes whether this process may read its memory policy"]
         fn probe() {
-            Policy::of_this_thread().expect("the kernel does not tell where pages come from");
+            Policy::of_this_thread()
+                .expect("the kernel does not report this thread's memory policy");
         }
 
         #[test]
-        #[ignore = "needs a kernel that tells where pages come from: cargo xtask test --only test"]
+        #[ignore = "needs a kernel that reports memory policies: cargo xtask test --only test"]
         fn a_wish_for_a_node_is_put_back() {
             let before = Policy::of_this_thread().unwrap();
             let meanwhile = near(Some(0), Policy::of_this_thread);
@@ -182,7 +191,7 @@ mod tests {
                 "{meanwhile:?}"
             );
             assert_eq!(Policy::of_this_thread(), Some(before));
-            assert_eq!(near(Some(u16::MAX), || 7), 7, "a node that cannot be named");
+            assert_eq!(near(Some(u16::MAX), || 7), 7, "a node number beyond the mask");
             assert_eq!(near(None, || 8), 8);
         }
     }

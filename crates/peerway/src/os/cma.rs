@@ -1,20 +1,25 @@
-//! Reading and writing another process's memory without its help (cross-memory attach).
+//! Reads and writes another process's memory without its help (cross-memory attach).
 //!
-//! `process_vm_readv` copies once and names the process by number. A number is given to another
-//! process once its owner has died and was reaped, and nothing can be checked at the moment of the
-//! copy: a thread that is stopped just before the call copies from or to whoever has the number
-//! when it goes on. So:
+//! `process_vm_readv` copies the bytes once, and names the process by its pid. The kernel reuses a
+//! pid once its process has died and was reaped, and no check can be atomic with the copy. A thread
+//! that is preempted just before the call may copy from or to another process that has the pid by
+//! then. So:
 //!
 //! - **Writes** go through an open `/proc/PID/mem`, which is bound to the address space and not to
-//!   the number: after the process has died, or executes another program, a write copies nothing.
-//!   The kernel copies such bytes twice, a page at a time. Measured (write, µs; then
-//!   `process_vm_writev`): 256 B 0.51 and 0.55, 64 KiB 6.1 and 3.5.
-//! - **Small reads** go the same way, which is faster there.
-//! - **Large reads** go by `process_vm_readv`, and count only if the process and its address space
-//!   are still there *after* the call: then it had its number during the call.
+//!   the pid. Once the process has died or executes another program, a write copies nothing. The
+//!   kernel copies these bytes twice, a page at a time. Measured (write, then `process_vm_writev`,
+//!   µs): 256 B 0.51 and 0.55, 64 KiB 6.1 and 3.5.
+//! - **Small reads** also go through the file, which is faster for them.
+//! - **Large reads** use `process_vm_readv`. A read is valid only if the process and its address
+//!   space still exist *after* the call, because then the pid belonged to that process during the
+//!   call.
 //!
-//! The kernel asks for the right to ptrace the other process. Whether we have it (same user, Yama,
-//! seccomp, PID namespace) is found by trying ([`ProcessMemory::open`]), not guessed.
+//! The kernel requires the right to ptrace the other process. That depends on the user, Yama,
+//! seccomp and the PID namespace, so [`ProcessMemory::open`] tries it instead of predicting it.
+//!
+//! **Local pieces.** Every `unsafe` function here requires of its caller that each piece of `local`
+//! is valid memory for the length of the call: readable for a write; for a read, writable and not
+//! referenced from this process. The kernel checks that the addresses in `remote` are mapped.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,10 +30,10 @@ use std::sync::Arc;
 use super::Piece;
 use super::process::Pidfd;
 
-/// Pieces per call and side: under IOV_MAX (1024), and few enough that a call of small pieces stays
-/// well under a millisecond.
+/// Pieces per call and side. It is below IOV_MAX (1024), and low enough that a call with small
+/// pieces takes well under a millisecond.
 const PIECES_PER_CALL: usize = 500;
-/// Reads up to this size, in up to so many pieces, go through the file.
+/// Reads up to this size, with at most `SMALL_PIECES` pieces per side, go through the file.
 const SMALL_READ: u64 = 8 << 10;
 const SMALL_PIECES: usize = 2;
 
@@ -38,11 +43,11 @@ pub(crate) struct ProcessMemory {
     pid: libc::pid_t,
     mem: File,
     process: Arc<Pidfd>,
-    /// An address that was mapped when the memory was opened.
+    /// An address that was mapped when the file was opened.
     probe: u64,
 }
 
-/// Which way the bytes go, as seen from here.
+/// Direction of a copy, as seen from this process.
 #[derive(Clone, Copy)]
 enum Direction {
     Read,
@@ -50,21 +55,23 @@ enum Direction {
 }
 
 impl ProcessMemory {
-    /// Opens the memory of process `pid` if it has `secret` at `addr`.
+    /// Opens the memory of process `pid` if it contains `secret` at `addr`.
     ///
     /// # Errors
     ///
-    /// The kernel refuses, or the process is not the one that told the secret.
+    /// The kernel refuses access, or the process does not have the secret there.
     pub(crate) fn open(pid: u32, addr: u64, secret: &[u8; 16]) -> io::Result<Self> {
         let mem = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
         let process = Arc::new(Pidfd::open(pid)?);
         let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
         let memory = Self { pid, mem, process, probe: addr };
-        // Both ways are tried after everything is open: then both name the process that answers.
+        // Try both methods after everything is open: then both refer to the process that has the
+        // secret.
         for is_by_file in [true, false] {
             let mut bytes = [0; 16];
             let (local, remote) = ([Piece::of_mut(&mut bytes)], [Piece { addr, len: 16 }]);
-            // SAFETY: the only local piece is `bytes`, which nothing else refers to.
+            // SAFETY: the only local piece is `bytes`, and this function holds no reference to it
+            // during the call.
             unsafe {
                 match is_by_file {
                     true => memory.through_file(Direction::Read, &local, &remote)?,
@@ -72,53 +79,56 @@ impl ProcessMemory {
                 }
             }
             if bytes != *secret {
-                return Err(io::Error::other("another process has that number"));
+                return Err(io::Error::other(
+                    "the process with this pid does not have the handshake secret in its memory",
+                ));
             }
         }
         Ok(memory)
     }
 
-    /// The process.
     pub(crate) fn process(&self) -> &Arc<Pidfd> {
         &self.process
     }
 
-    /// Copies `remote` of the process into `local`, in order, until all of it is there.
+    /// Copies `remote` of the process into `local`, in order, until all bytes are copied.
     ///
-    /// The two sides may be cut differently but must add up to the same number of bytes. On an error
-    /// an unknown part of `local` has been overwritten; ESRCH says that the process is gone.
+    /// The two sides may be cut into pieces differently, but their total lengths must be equal.
+    /// After an error, an unknown part of `local` is overwritten. ESRCH means that the process no
+    /// longer exists.
     ///
     /// # Safety
     ///
-    /// Every piece of `local` must be writable memory that nothing in this process holds a reference
-    /// to while the call runs. `remote` needs no trust: a bad address there is an error.
+    /// Every piece of `local` must be writable memory that no reference in this process covers
+    /// during the call. `remote` needs no trust: a bad address there is an error.
     pub(crate) unsafe fn read(&self, local: &[Piece], remote: &[Piece]) -> io::Result<()> {
         if remote.len() <= SMALL_PIECES
             && local.len() <= SMALL_PIECES
             && total(remote) <= SMALL_READ
         {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds "Local pieces" (see the head of this file).
             return unsafe { self.through_file(Direction::Read, local, remote) };
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds "Local pieces".
         unsafe { self.read_by_number(local, remote) }
     }
 
-    /// Copies `local` into `remote` of the process, in order, until all of it is there. ESRCH says
-    /// that the process is gone; part of the bytes may have been written before.
+    /// Copies `local` into `remote` of the process, in order, until all bytes are copied. ESRCH
+    /// means that the process no longer exists; part of the bytes may already be written.
     ///
     /// # Safety
     ///
-    /// Every piece of `local` must be readable memory while the call runs, and `remote` memory that
-    /// its owner lets us write: the kernel checks only that it is mapped, and not its protection.
+    /// Every piece of `local` must be readable memory during the call. `remote` must be memory that
+    /// its owner allows this process to write: the kernel checks that it is mapped, but not its
+    /// protection.
     pub(crate) unsafe fn write(&self, local: &[Piece], remote: &[Piece]) -> io::Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds "Local pieces".
         unsafe { self.through_file(Direction::Write, local, remote) }
     }
 
     /// # Safety
     ///
-    /// As for [`Self::read`] or [`Self::write`], whichever the call is.
+    /// As for [`Self::read`] or [`Self::write`], according to `direction`.
     unsafe fn through_file(
         &self,
         direction: Direction,
@@ -130,7 +140,7 @@ impl ProcessMemory {
         while let (Some(ours), Some(theirs)) = (here.first(), there.first()) {
             let len = ours.len.min(theirs.len) as usize;
             let (fd, at, there_at) = (self.mem.as_raw_fd(), ours.addr, theirs.addr as i64);
-            // SAFETY: the piece lies in `local`, which the caller vouches for.
+            // SAFETY: the bytes lie in a piece of `local`, and the caller upholds "Local pieces".
             let moved = unsafe {
                 match direction {
                     Direction::Read => libc::pread64(fd, at as *mut _, len, there_at),
@@ -162,8 +172,9 @@ impl ProcessMemory {
         while here.first().is_some() && there.first().is_some() {
             let (mut here_cut, mut there_cut) = (UNCUT, UNCUT);
             let (ours, theirs) = (here.window(&mut here_cut), there.window(&mut there_cut));
-            // SAFETY: pieces are laid out as iovecs and both windows outlive the call; the kernel
-            // touches only pieces of `local`, which the caller vouches for, and checks the others.
+            // SAFETY: a `Piece` has the layout of an iovec, and both windows outlive the call. The
+            // kernel writes only to pieces of `local`, for which the caller upholds "Local pieces",
+            // and checks the remote addresses.
             let moved = unsafe {
                 libc::process_vm_readv(
                     self.pid,
@@ -175,7 +186,8 @@ impl ProcessMemory {
                 )
             };
             match moved {
-                // A fault or signal part-way shows as a short count; the next call says what it was.
+                // A fault or signal part-way shows as a short count. The next call reports the
+                // error.
                 1.. => {
                     here.advance(moved as u64);
                     there.advance(moved as u64);
@@ -183,7 +195,7 @@ impl ProcessMemory {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 _ => match io::Error::last_os_error() {
                     error if error.kind() == io::ErrorKind::Interrupted => {}
-                    // What failed may have been a stranger's memory.
+                    // The call may have failed on another process's memory.
                     error => return Err(if self.is_there() { error } else { gone() }),
                 },
             }
@@ -191,11 +203,12 @@ impl ProcessMemory {
         if self.is_there() { Ok(()) } else { Err(gone()) }
     }
 
-    /// Whether the process lives and executes the program that it did when it was opened.
+    /// Whether the process is alive and still executes the program that it did when it was opened.
     fn is_there(&self) -> bool {
         let mut byte = 0u8;
-        // SAFETY: reads one byte into `byte`. Nothing comes of an address space without users; an
-        // error is one of the address, in an address space that is there.
+        // SAFETY: the kernel writes one byte, to `byte`. `pread64` returns 0 if the address space
+        // has no users. It returns an error if the address is no longer mapped in an address space
+        // that still exists.
         let moved = unsafe {
             libc::pread64(self.mem.as_raw_fd(), (&raw mut byte).cast(), 1, self.probe as i64)
         };
@@ -207,12 +220,13 @@ fn gone() -> io::Error {
     io::Error::from_raw_os_error(libc::ESRCH)
 }
 
-/// Room for the pieces of one call; left uninitialised, since clearing it would cost as much as a small pull.
+/// Space for the pieces of one call. It stays uninitialized, because clearing it would cost as much
+/// as a small read.
 type Cut = [MaybeUninit<Piece>; PIECES_PER_CALL];
 
 const UNCUT: Cut = [const { MaybeUninit::uninit() }; PIECES_PER_CALL];
 
-/// Where a copy stands in a list of pieces: `into` bytes of the first one are done.
+/// The progress of a copy in a list of pieces: `into` bytes of the first piece are done.
 struct Cursor<'a> {
     rest: &'a [Piece],
     into: u64,
@@ -223,7 +237,7 @@ impl<'a> Cursor<'a> {
         Self { rest: pieces, into: 0 }
     }
 
-    /// What is left of the first piece that has anything left; `None` at the end.
+    /// The rest of the first unfinished piece; `None` at the end.
     fn first(&mut self) -> Option<Piece> {
         while let Some((first, rest)) = self.rest.split_first() {
             if self.into < first.len {
@@ -235,7 +249,8 @@ impl<'a> Cursor<'a> {
         None
     }
 
-    /// The pieces for the next call: the caller's own list, or a copy in `cut` when the first is part-done.
+    /// The pieces for the next call: the caller's list, or a copy in `cut` if the first piece is
+    /// partly done.
     fn window<'w>(&self, cut: &'w mut Cut) -> &'w [Piece]
     where
         'a: 'w,
@@ -262,7 +277,7 @@ impl<'a> Cursor<'a> {
             by -= left;
             (self.rest, self.into) = (rest, 0);
         }
-        debug_assert_eq!(by, 0, "the kernel moved more than was asked");
+        debug_assert_eq!(by, 0, "the kernel copied more bytes than requested");
     }
 }
 
@@ -278,12 +293,12 @@ mod tests {
 
     const SECRET: [u8; 16] = *b"sixteen of bytes";
 
-    /// This process, as if it were another.
+    /// This process, opened as if it were another one.
     fn here() -> ProcessMemory {
         ProcessMemory::open(std::process::id(), SECRET.as_ptr() as u64, &SECRET).unwrap()
     }
 
-    /// `bytes` cut into pieces of the given lengths, over and over, to its end.
+    /// Cuts `bytes` into pieces of the given lengths. The lengths repeat until the end.
     fn cut(bytes: &[u8], lengths: &[usize]) -> Vec<Piece> {
         let (mut pieces, mut at) = (Vec::new(), 0);
         for len in lengths.iter().cycle() {
@@ -301,18 +316,19 @@ mod tests {
     fn pieces_cut_differently_come_over_in_order() {
         let source: Vec<u8> = (0..200_000u32).map(|i| (i % 253) as u8).collect();
         let memory = here();
-        // With 1 or 7 bytes a piece this takes many calls, which end inside the other side's pieces.
+        // Pieces of 1 or 7 bytes take many calls, which end inside pieces of the other side.
         for to in [&[1usize, 0, 2][..], &[7], &[4096, 1], &[200_000]] {
             for from in [&[3usize, 0, 0, 5][..], &[64, 1000], &[200_000]] {
                 let mut target = vec![0u8; source.len()];
                 let all = Piece::of_mut(&mut target);
                 let local: Vec<Piece> = cut(&target, to);
                 assert_eq!(total(&local), all.len);
-                // SAFETY: the local pieces are the whole of `target`, which is not used meanwhile.
+                // SAFETY: the local pieces cover `target`, which is not used during the call.
                 unsafe { memory.read(&local, &cut(&source, from)).unwrap() };
                 assert!(target == source, "{to:?} {from:?}");
                 target.fill(0);
-                // SAFETY: as above, the other way round.
+                // SAFETY: both sides are vectors of this test; `target` is not used during the
+                // call.
                 unsafe { memory.write(&cut(&source, from), &local).unwrap() };
                 assert!(target == source, "{from:?} {to:?}");
             }
@@ -322,7 +338,7 @@ mod tests {
     #[test]
     fn a_few_bytes_come_over_too() {
         let (source, mut target) = ([7u8; 300], [0u8; 300]);
-        // SAFETY: the local piece is the whole of `target`, which is not used meanwhile.
+        // SAFETY: the local piece covers `target`, which is not used during the call.
         unsafe { here().read(&[Piece::of_mut(&mut target)], &[Piece::of(&source)]).unwrap() };
         assert_eq!(source, target);
     }
@@ -330,7 +346,7 @@ mod tests {
     #[test]
     fn nothing_to_do_is_done() {
         let empty = [Piece { addr: 0, len: 0 }; 3];
-        // SAFETY: no byte is written.
+        // SAFETY: the pieces are empty, so no byte is written.
         unsafe {
             here().read(&[], &[]).unwrap();
             here().read(&empty, &empty[..1]).unwrap();
@@ -343,7 +359,7 @@ mod tests {
         let (pid, at) = (std::process::id(), SECRET.as_ptr() as u64);
         assert!(ProcessMemory::open(pid, at, &[0; 16]).is_err(), "a wrong secret");
         assert!(ProcessMemory::open(pid, 8, &SECRET).is_err(), "a wrong address");
-        // Beyond the largest pid there can be (2^22).
+        // Above the largest possible pid (2^22).
         assert!(ProcessMemory::open(5_000_000, at, &SECRET).is_err());
         assert!(ProcessMemory::open(u32::MAX, at, &SECRET).is_err());
     }
@@ -362,7 +378,7 @@ mod tests {
         for len in [256, 1 << 20] {
             let (local, remote) =
                 ([Piece::of_mut(&mut bytes[..len])], [Piece { addr: 4096, len: len as u64 }]);
-            // SAFETY: the local piece is `bytes`; nobody has the remote ones.
+            // SAFETY: the local piece is `bytes`; the process of the remote pieces is dead.
             let results = unsafe { [memory.read(&local, &remote), memory.write(&local, &remote)] };
             for result in results {
                 assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ESRCH));
@@ -380,12 +396,12 @@ mod tests {
         let mut target = vec![0u8; 48];
         let remote = [
             Piece { addr: mapping.ptr() as u64, len: 16 },
-            // Nothing is mapped in the first page.
+            // The first page is never mapped.
             Piece { addr: 64, len: 16 },
             Piece { addr: mapping.ptr() as u64, len: 16 },
         ];
         let local = [Piece::of_mut(&mut target)];
-        // SAFETY: the local piece is the whole of `target`.
+        // SAFETY: the local piece covers `target`, which is not used during the call.
         let results = unsafe {
             [
                 (here().read(&local, &remote), libc::EFAULT),

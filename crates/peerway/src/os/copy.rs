@@ -1,30 +1,32 @@
-//! Memory copies: the plain one, one by whole lines, and one whose stores go around the caches.
+//! Memory copies: one by the C library, one by whole cache lines, and one with stores that bypass
+//! the caches.
 //!
-//! A copy larger than the caches evicts everything else and, with ordinary stores, first reads every
-//! destination line it is about to overwrite. Non-temporal stores do neither. They are also weakly
-//! ordered, hence the one rule here: **[`store_fence`] comes between a [`CopyKind::NonTemporal`] copy and
-//! whatever publishes it** (a flag, a counter, a wake-up). Called by every path that moves bytes itself:
-//! same process, shared mapping, bounce ring.
+//! A copy larger than the caches evicts everything else. With ordinary stores, it also reads every
+//! destination line before it overwrites it. Non-temporal stores do neither. They are weakly
+//! ordered, so there is one rule: **call [`store_fence`] between a [`CopyKind::NonTemporal`] copy
+//! and the store that publishes it** (a flag, a counter, a wake-up). Used by every path on which
+//! the engine copies bytes itself: same process, shared mapping, bounce ring.
 
 use std::ptr;
 
-/// How [`copy`] stores.
+/// The kind of stores that [`copy`] uses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum CopyKind {
-    /// Whatever the C library does, where it does well: best while source and destination fit in the core's own
-    /// cache.
+    /// The C library's copy where it is fast. Best while source and destination fit in the core's
+    /// own cache.
     Plain,
-    /// Ordinary stores of whole lines: best while the last cache holds both.
+    /// Ordinary stores of whole lines. Best while the last-level cache holds source and
+    /// destination.
     Cached,
-    /// Stores that bypass the caches, weakly ordered until [`store_fence`].
+    /// Stores that bypass the caches; weakly ordered until [`store_fence`].
     NonTemporal,
 }
 
-/// Transfers of at least this many bytes in all are copied with non-temporal stores, unless experience says otherwise
-/// (`transport::stores`).
+/// Transfers of at least this many bytes in total use non-temporal stores, unless measured speeds
+/// say otherwise (`transport::stores`).
 ///
-/// Measured on a 2.8 GHz Ice Lake (L2 1.25 MiB per core, L3 48 MiB), 4 KiB pages of shared memory, GB per
-/// second of thread CPU time, best of 3 to 5 on a shared machine:
+/// Measured on a 2.8 GHz Ice Lake (L2 1.25 MiB per core, L3 48 MiB) with 4 KiB pages of shared
+/// memory. Values are GB per second of thread CPU time, best of 3 to 5 on a shared machine:
 ///
 /// | | plain | non-temporal |
 /// |---|---|---|
@@ -35,28 +37,29 @@ pub enum CopyKind {
 /// | 100,000 blocks of 4 KiB, both sides at random in 512 MiB | 4.7 | 5.2 |
 /// | the same with [`prefetch`] of the next block | 5.4 | 6.6 |
 ///
-/// (One plain call of 100 MiB keeps up, probably because the C library then streams by itself; a quantum never
-/// is that long.) By bandwidth alone the switch is at 1 MiB, with a reader right behind it lies between 4 and
-/// 16 MiB; 2 MiB is a compromise.
+/// (One plain call of 100 MiB keeps up, probably because the C library then uses streaming stores.
+/// The engine never copies that much in one call.) By bandwidth alone, the break-even is at 1 MiB.
+/// With a reader that follows closely, it is between 4 and 16 MiB. 2 MiB is a compromise.
 pub const NON_TEMPORAL_FROM: u64 = 2 << 20;
 
-/// The kind of copy for a transfer of `total` bytes in all, in however many pieces.
+/// The kind of copy for a transfer of `total` bytes, in any number of pieces.
 #[inline]
 pub fn kind_for(total: u64) -> CopyKind {
     if total >= NON_TEMPORAL_FROM { CopyKind::NonTemporal } else { CopyKind::Plain }
 }
 
-/// Copies `len` bytes from `src` to `dst`. Where the two overlap, as when a region is transferred onto itself, the bytes
-/// of this one call arrive as they were; those of other pieces may be overwritten before they are read.
+/// Copies `len` bytes from `src` to `dst`. The ranges may overlap, as when a region is transferred
+/// onto itself. Then this call copies the original bytes of its source, but it may overwrite bytes
+/// that later calls still have to read.
 ///
-/// The bytes of a [`CopyKind::NonTemporal`] copy may become visible to others after stores that follow it
-/// in program order, until [`store_fence`] is called on the same thread.
+/// The bytes of a [`CopyKind::NonTemporal`] copy may become visible after stores that follow it in
+/// program order, until [`store_fence`] is called on the same thread.
 ///
 /// # Safety
 ///
-/// `src` must be readable and `dst` writable for `len` bytes. After a non-temporal copy the calling thread must
-/// call [`store_fence`] before it reads those bytes back or tells anyone that they are there.
-// Always: by a call a small copy takes 22 instructions more.
+/// `src` must be readable and `dst` writable for `len` bytes. After a non-temporal copy, the
+/// calling thread must call [`store_fence`] before it reads those bytes or publishes them.
+// Always inline: a call costs a small copy 22 more instructions.
 #[inline(always)]
 pub unsafe fn copy(kind: CopyKind, dst: *mut u8, src: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -67,26 +70,27 @@ pub unsafe fn copy(kind: CopyKind, dst: *mut u8, src: *const u8, len: usize) {
         CopyKind::Cached | CopyKind::NonTemporal => len >= lines::SHORTEST,
     } && dst.addr().abs_diff(src.addr()) >= len
     {
-        // SAFETY: the caller upholds the same contract, and the two do not overlap.
+        // SAFETY: the caller upholds the same contract, and the ranges do not overlap.
         return unsafe { lines::copy(kind == CopyKind::NonTemporal, dst, src, len) };
     }
     let _ = kind;
-    // SAFETY: the caller vouches for both ranges.
+    // SAFETY: the caller guarantees both ranges.
     unsafe { ptr::copy(src, dst, len) }
 }
 
-/// Starts loading the first lines of a block that will be copied next, while another is being copied.
+/// Starts to load the first cache lines of the block that is copied next, while another one is
+/// being copied.
 ///
-/// The processor's own prefetcher stops at page borders, so scattered blocks each begin with a miss. Four
-/// lines are enough to set it going; 16 gain less and 64 lose. Within one block it needs no help: software
-/// prefetch in the copy loops gained nothing on long copies and lost 10-20 % on scattered blocks. Any address
-/// will do, even one that is not mapped.
+/// The processor's prefetcher stops at page borders, so each scattered block begins with a miss.
+/// Four lines are enough to start it; 16 gain less and 64 lose. Within one block it needs no help:
+/// software prefetch in the copy loops gained nothing on long copies and lost 10-20 % on scattered
+/// blocks. Any address is allowed, even an unmapped one.
 #[inline]
 pub fn prefetch(src: *const u8) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..4 {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch is a hint: it faults on no address and changes nothing that can be observed.
+        // SAFETY: a prefetch is a hint. It never faults and changes no observable state.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(line * 64).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -97,13 +101,16 @@ pub fn prefetch(src: *const u8) {
 #[inline]
 pub fn store_fence() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: `sfence` is part of SSE, which every x86_64 has; it touches no memory of ours.
+    // SAFETY: `sfence` is part of SSE, which every x86_64 processor has. It accesses no memory.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
 }
 
-/// Copies by whole lines on x86_64, chosen at run time by what the processor can do.
+/// Copies by whole cache lines on x86_64, with the instruction set chosen at run time.
+///
+/// **Ranges.** All functions require that `src` is readable and `dst` writable for `len` bytes, and
+/// that the two ranges do not overlap.
 #[cfg(target_arch = "x86_64")]
 mod lines {
     use std::arch::x86_64::{
@@ -112,21 +119,23 @@ mod lines {
     };
     use std::ptr;
 
-    /// A cache line: what one non-temporal burst must fill whole, lest it become partial writes.
+    /// A cache line. A non-temporal burst must fill a whole line, or it becomes partial writes.
     pub(super) const LINE: usize = 64;
 
-    /// Bytes per turn of the loops: four lines, enough loads in flight to hide most of a miss.
+    /// Bytes per loop iteration: four lines, which are enough loads in flight to hide most of a
+    /// cache miss.
     const TURN: usize = 4 * LINE;
 
-    /// Below this the alignment head and the tail would be most of the copy.
+    /// Below this size, the unaligned head and tail would be most of the copy.
     pub(super) const SHORTEST: usize = 256;
 
-    /// From here on the C library is left to copy only what is aligned alike on both sides. It copies by `rep
-    /// movsb`, which on a Zen 4 falls from 90 GB/s to 3.5 when the destination lies up to 15 bytes further into its
-    /// page than the source, and at 16, where malloc's large blocks are beside shared memory, to between 2 and 40.
+    /// From this size on, the C library copies only ranges with equal alignment. It uses `rep
+    /// movsb`. On a Zen 4, that falls from 90 GB/s to 3.5 GB/s if the destination lies up to 15
+    /// bytes further into its page than the source. At 16 bytes, which is the offset of malloc's
+    /// large blocks relative to shared memory, it falls to between 2 and 40 GB/s.
     pub(super) const LIBC: usize = 2 << 10;
 
-    /// The widest store there is, from least to most.
+    /// The widest available store, in ascending order.
     #[derive(Clone, Copy, Debug, Eq, PartialEq, PartialOrd)]
     pub(super) enum Level {
         Neither,
@@ -135,7 +144,7 @@ mod lines {
     }
 
     impl Level {
-        /// Of this processor; detected once, then a load.
+        /// The level of this processor. Detected once; later calls are a load.
         #[inline]
         pub(super) fn here() -> Self {
             if is_x86_feature_detected!("avx512f") {
@@ -150,10 +159,10 @@ mod lines {
 
     /// # Safety
     ///
-    /// As [`super::copy`]; besides, the two do not overlap.
+    /// As [`super::copy`], and the ranges must not overlap.
     #[inline]
     pub(super) unsafe fn copy(stream: bool, dst: *mut u8, src: *const u8, len: usize) {
-        // SAFETY: the caller upholds the contract, and the level is what was detected.
+        // SAFETY: the caller upholds "Ranges", and `Level::here` returns a detected level.
         unsafe {
             match stream {
                 true => copy_with::<true>(Level::here(), dst, src, len),
@@ -164,19 +173,20 @@ mod lines {
 
     /// # Safety
     ///
-    /// As [`copy`]; besides, the processor has `level`.
+    /// As [`copy`], and the processor must support `level`.
     pub(super) unsafe fn copy_with<const STREAM: bool>(
         level: Level,
         dst: *mut u8,
         src: *const u8,
         len: usize,
     ) {
-        // Bytes up to the first whole line of the destination: these stores need alignment.
+        // The wide stores need alignment, so copy the bytes up to the destination's first whole
+        // line separately.
         let head = dst.align_offset(LINE).min(len);
         let body = (len - head) / TURN * TURN;
-        // SAFETY: head + body <= len, so every range below lies inside the caller's; `dst + head` is
-        // line-aligned and `body` a whole number of turns, as the loops want; each loop runs only where
-        // its instruction set is there.
+        // SAFETY: head + body <= len, so every range below lies inside the caller's ranges. `dst +
+        // head` is line-aligned and `body` is a multiple of `TURN`, as the loops require. The
+        // caller guarantees the instruction set of `level`.
         unsafe {
             ptr::copy_nonoverlapping(src, dst, head);
             let (d, s) = (dst.add(head), src.add(head));
@@ -191,11 +201,11 @@ mod lines {
 
     /// # Safety
     ///
-    /// `dst` is aligned memory of that size, and the processor has AVX-512F.
+    /// `dst` must be writable and aligned to 64 bytes, and the processor must have AVX-512F.
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn store512<const STREAM: bool>(dst: *mut __m512i, value: __m512i) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the same contract.
         unsafe {
             if STREAM { _mm512_stream_si512(dst, value) } else { _mm512_store_si512(dst, value) }
         }
@@ -203,11 +213,11 @@ mod lines {
 
     /// # Safety
     ///
-    /// As [`store512`], but the processor has AVX2.
+    /// `dst` must be writable and aligned to 32 bytes, and the processor must have AVX2.
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn store256<const STREAM: bool>(dst: *mut __m256i, value: __m256i) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the same contract.
         unsafe {
             if STREAM { _mm256_stream_si256(dst, value) } else { _mm256_store_si256(dst, value) }
         }
@@ -215,14 +225,14 @@ mod lines {
 
     /// # Safety
     ///
-    /// As [`copy`]; besides, `dst` is line-aligned, `len` is a multiple of [`TURN`] and the
-    /// processor has AVX-512F.
+    /// As [`copy`]. Also, `dst` must be line-aligned, `len` a multiple of [`TURN`], and the
+    /// processor must have AVX-512F.
     #[target_feature(enable = "avx512f")]
     unsafe fn avx512<const STREAM: bool>(dst: *mut u8, src: *const u8, len: usize) {
         let mut at = 0;
         while at < len {
-            // SAFETY: `at + TURN <= len`, so loads and stores stay inside the caller's ranges; the stores
-            // are aligned because `dst` is and TURN is whole lines.
+            // SAFETY: `at + TURN <= len`, so loads and stores stay inside the caller's ranges. The
+            // stores are aligned, because `dst` is and `TURN` is a multiple of the line size.
             unsafe {
                 let d = dst.add(at).cast::<__m512i>();
                 let s = src.add(at).cast::<__m512i>();
@@ -241,14 +251,15 @@ mod lines {
 
     /// # Safety
     ///
-    /// As [`avx512`], but the processor has AVX2.
+    /// As [`avx512`], but the processor must have AVX2.
     #[target_feature(enable = "avx2")]
     unsafe fn avx2<const STREAM: bool>(dst: *mut u8, src: *const u8, len: usize) {
-        // Half a turn at a time: four loads of 32 bytes, two lines.
+        // Half of `TURN` per iteration: four loads of 32 bytes, two lines.
         const HALF: usize = TURN / 2;
         let mut at = 0;
         while at < len {
-            // SAFETY: as in `avx512`: HALF divides TURN, so `at + HALF <= len`, and 32 divides LINE.
+            // SAFETY: as in `avx512`: `HALF` divides `TURN`, so `at + HALF <= len`, and 32 divides
+            // `LINE`.
             unsafe {
                 let d = dst.add(at).cast::<__m256i>();
                 let s = src.add(at).cast::<__m256i>();
@@ -270,13 +281,13 @@ mod lines {
 mod tests {
     use super::*;
 
-    /// Around the shortest streamed copy, the unrolled turn and its alignment head.
+    /// Lengths around the shortest streamed copy, the unrolled iteration and the alignment head.
     const LENGTHS: [usize; 25] = [
         0, 1, 7, 31, 63, 64, 65, 127, 128, 255, 256, 257, 300, 319, 320, 321, 383, 511, 512, 513,
         575, 576, 1000, 4096, 4100,
     ];
 
-    /// Copies between all alignments with canaries around, by `copier`.
+    /// Copies between all alignments, with canary bytes around the destination.
     fn check(copier: impl Fn(*mut u8, *const u8, usize)) {
         let source: Vec<u8> = (0..8192u32).map(|i| (i * 31 % 251) as u8).collect();
         let mut target = vec![0xEE; 8192];
@@ -320,13 +331,13 @@ mod tests {
     }
 
     #[test]
-    fn what_overlaps_arrives_as_it_was() {
+    fn overlapping_ranges_are_copied_correctly() {
         for kind in [CopyKind::Plain, CopyKind::Cached, CopyKind::NonTemporal] {
             for (from, to) in [(0, 3), (3, 0), (0, 64), (100, 37), (0, 2999), (5, 5)] {
                 let before: Vec<u8> = (0..8192u32).map(|i| (i * 31 % 251) as u8).collect();
                 let mut memory = before.clone();
                 let start = memory.as_mut_ptr();
-                // SAFETY: both ranges lie in the vector; fenced below.
+                // SAFETY: both ranges lie in the vector; the fence follows below.
                 unsafe { copy(kind, start.add(to), start.add(from), 5000) };
                 store_fence();
                 assert_eq!(
@@ -343,7 +354,7 @@ mod tests {
         let source: Vec<u8> = (0..3u32 << 20).map(|i| (i >> 3) as u8 ^ i as u8).collect();
         let mut target = vec![0; source.len()];
         assert_eq!(kind_for(source.len() as u64), CopyKind::NonTemporal);
-        // SAFETY: two vectors of one length; fenced below.
+        // SAFETY: two vectors of equal length; the fence follows below.
         unsafe {
             copy(CopyKind::NonTemporal, target.as_mut_ptr(), source.as_ptr(), source.len());
         }

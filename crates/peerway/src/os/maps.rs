@@ -1,11 +1,12 @@
-//! What is mapped where in this process, asked of the kernel.
+//! The mappings of this process, as the kernel reports them.
 //!
-//! Two ways to the same answer: the `PROCMAP_QUERY` call on `/proc/self/maps` (Linux 6.11), which costs
-//! one system call per mapping of the range, and reading the text of that file, which costs the more the
-//! more mappings lie below. An answer is true for the moment of each call; mappings may change meanwhile.
+//! There are two methods with the same result. The `PROCMAP_QUERY` ioctl on `/proc/self/maps`
+//! (Linux 6.11) costs one system call per mapping of the range. Reading the text of that file costs
+//! more the more mappings lie below the range. A result holds only for the moment of each system
+//! call, because mappings may change at any time.
 //!
-//! The kernel ties an open `/proc/self/maps` to the process that opened it, so a forked child that
-//! inherits a [`Maps`] would see its parent's memory: it gets an error instead. Called by `vma`.
+//! The kernel ties an open `/proc/self/maps` to the process that opened it. A forked child that
+//! inherits a [`Maps`] would see its parent's memory, so it gets an error instead. Used by `vma`.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -24,39 +25,46 @@ pub(crate) struct Maps {
 }
 
 impl Maps {
-    /// Of this process.
+    /// Opens the mappings of this process.
     pub(crate) fn open() -> io::Result<Self> {
         watch_forks();
         let file = File::open("/proc/self/maps")?;
         let mut maps = Self { file, queries: true, generation: fork_generation() };
-        // An address that is mapped for sure; without the call the file answers ENOTTY.
+        // A variable's address is certainly mapped. A kernel without the ioctl returns ENOTTY.
         let here = &raw const maps as u64;
         maps.queries = maps.query(here, &mut [0; SHORT_NAME]).is_ok();
         Ok(maps)
     }
 
-    /// The same view, by the text of the file.
+    /// The same view, read from the text of the file.
     #[cfg(test)]
     pub(crate) fn by_text(mut self) -> Self {
         self.queries = false;
         self
     }
 
-    /// Whether the kernel is asked by `PROCMAP_QUERY`.
+    /// Whether this value uses `PROCMAP_QUERY`.
     #[cfg(test)]
     pub(crate) fn queries(&self) -> bool {
         self.queries
     }
 
-    /// Shows every mapping that has a part in `range` to `each`, in order of address, until it breaks
-    /// off. False where it did, or where part of the range is not mapped.
+    /// Calls `each` for every mapping that overlaps `range`, in ascending order of address, until
+    /// `each` breaks. Returns false if `each` broke, or if part of the range is not mapped.
+    ///
+    /// # Errors
+    ///
+    /// An I/O error if the kernel refuses the query, or if this process is a forked child of the
+    /// process that opened `self`.
     pub(crate) fn walk(
         &self,
         range: Range<u64>,
         mut each: impl FnMut(&MapsEntry<'_>) -> ControlFlow<()>,
     ) -> io::Result<bool> {
         if self.generation != fork_generation() {
-            return Err(io::Error::other("these are the mappings of the process that forked"));
+            return Err(io::Error::other(
+                "this view of /proc/self/maps belongs to the parent of this forked process",
+            ));
         }
         let mut at = range.start;
         if !self.queries {
@@ -91,7 +99,7 @@ impl Maps {
         Ok(true)
     }
 
-    /// The mapping that an address lies in; `ENOENT` where there is none.
+    /// The mapping that contains `address`. The kernel's `ENOENT` if there is none.
     fn query<'a>(&self, address: u64, name: &'a mut [u8]) -> io::Result<MapsEntry<'a>> {
         let mut query = Query {
             size: size_of::<Query>() as u64,
@@ -100,13 +108,13 @@ impl Maps {
             vma_name_addr: name.as_mut_ptr() as u64,
             ..Query::default()
         };
-        // SAFETY: the structure is the call's own, in size and layout, and the kernel writes no more than
-        // it says and `vma_name_size` bytes of `name`, which is borrowed for as long.
+        // SAFETY: `Query` has the size and layout that the ioctl expects. The kernel writes only to
+        // `query` and to `vma_name_size` bytes of `name`, and both outlive the call.
         let returned = unsafe { libc::ioctl(self.file.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
         if returned != 0 {
             return Err(io::Error::last_os_error());
         }
-        // With its NUL, or nothing.
+        // The kernel's count includes the NUL; it is zero for a mapping without a name.
         let len = (query.vma_name_size as usize).saturating_sub(1).min(name.len());
         Ok(MapsEntry {
             start: query.vma_start,
@@ -124,21 +132,21 @@ impl Maps {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct MapsEntry<'a> {
     pub(crate) start: u64,
-    /// The first address beyond it.
+    /// The first address after the mapping.
     pub(crate) end: u64,
     pub(crate) shared: bool,
-    /// Where in its file it begins, in bytes.
+    /// Offset of the mapping in its file, in bytes.
     pub(crate) offset: u64,
-    /// Major and minor number of the device of its file.
+    /// Major and minor device number of the file.
     pub(crate) device: (u32, u32),
-    /// Zero where there is no file.
+    /// Zero if the mapping has no file.
     pub(crate) inode: u64,
-    /// A path, or a word in brackets, or nothing.
+    /// A path, a word in brackets, or empty.
     pub(crate) name: &'a str,
 }
 
 impl<'a> MapsEntry<'a> {
-    /// From a line such as `7f00-7f10 rw-p 00000000 00:01 1025    /memfd:x (deleted)`.
+    /// Parses a line such as `7f00-7f10 rw-p 00000000 00:01 1025    /memfd:x (deleted)`.
     fn parse(line: &'a str) -> Option<Self> {
         let mut words = line.splitn(6, ' ');
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -158,11 +166,12 @@ impl<'a> MapsEntry<'a> {
     }
 }
 
-/// Room for the names that we give and for those in brackets; a path may be longer.
+/// Large enough for the names that `vma` sets and for names in brackets. A path may be longer.
 const SHORT_NAME: usize = 96;
 
-/// Shows the mappings to `each` from the text of the file, until it breaks off or they end, which is
-/// false: somebody was still waiting for an end of the range.
+/// Calls `each` for every mapping in the text of the file, in ascending order of address, until
+/// `each` breaks with a result. Returns false if the mappings end first, because then part of the
+/// range is not mapped.
 fn read_text(
     range: &Range<u64>,
     mut each: impl FnMut(&MapsEntry<'_>) -> ControlFlow<bool>,
@@ -170,7 +179,8 @@ fn read_text(
     if range.is_empty() {
         return Ok(true);
     }
-    // Opened anew every time: several threads reading one file would tear each other's lines.
+    // Each call opens the file again: threads that share one file offset would read parts of each
+    // other's lines.
     let mut file = File::open("/proc/self/maps")?;
     let mut text = vec![0; 1 << 14];
     let mut filled = 0;
@@ -182,7 +192,7 @@ fn read_text(
         filled += count;
         let whole = text[..filled].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         for line in text[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            // The name of a file need not be text.
+            // A file name need not be UTF-8.
             let line = String::from_utf8_lossy(line);
             let mapping = MapsEntry::parse(&line);
             let mapping = mapping.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
@@ -232,7 +242,7 @@ mod tests {
     use super::*;
     use crate::os::shm::{self, ShmMapping as Shared};
 
-    /// What both ways say about a range.
+    /// The result of both methods for a range.
     fn both(maps: &Maps, range: Range<u64>) -> [Option<Vec<String>>; 2] {
         let text = Maps::open().unwrap().by_text();
         [maps, &text].map(|maps| {
@@ -249,9 +259,9 @@ mod tests {
     fn both_ways_agree() {
         let maps = Maps::open().unwrap();
         if !maps.queries() {
-            eprintln!("this kernel has no PROCMAP_QUERY: both ways read text");
+            eprintln!("this kernel has no PROCMAP_QUERY: both methods read the text");
         }
-        // A name too long for the short buffer.
+        // Longer than `SHORT_NAME`.
         let name = "x".repeat(200);
         let memfd = shm::create_memfd(&name, 1 << 16).unwrap();
         let mapped = Shared::of_fd(memfd.as_fd(), 1 << 16, true);
@@ -264,7 +274,7 @@ mod tests {
             assert_eq!(seen.len(), 1);
             assert!(seen[0].contains("shared: true") && seen[0].contains(&name), "{seen:?}");
         }
-        // The code of this program, its data and what follows them lie side by side.
+        // The program's code, its data and the mappings after them are adjacent.
         let code = both_ways_agree as *const () as u64 & !4095;
         let [asked, read] = both(&maps, code..code + 4096);
         assert_eq!(asked, read);

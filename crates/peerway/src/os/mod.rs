@@ -1,8 +1,9 @@
-//! What the engine asks of the operating system, one file per facility. Linux only.
+//! Wrappers for the operating system, one file per facility. Linux only.
 //!
-//! Everything here is a thin, synchronous wrapper: it takes plain values, does not know what a peer or a
-//! transfer is, starts no thread, and returns [`std::io::Result`] where a system call can fail. Other
-//! processes are untrusted throughout: what they pass us (descriptors, ring positions) is checked here.
+//! Each wrapper is thin and synchronous. It takes plain values, knows nothing of peers or
+//! transfers, starts no thread, and returns [`std::io::Result`] where a system call can fail. Other
+//! processes are untrusted: this module checks the file descriptors and ring positions that they
+//! pass.
 
 pub(crate) mod affinity;
 pub(crate) mod cma;
@@ -18,16 +19,16 @@ pub(crate) mod unix;
 pub(crate) mod vma;
 pub(crate) mod wake;
 
-/// A run of bytes by address, in this process or in another one.
+/// A run of bytes given by its address, in this process or in another one.
 ///
-/// It is laid out as an `iovec`, so a slice of pieces goes to the kernel as it is. It borrows nothing:
-/// every function that follows the address is `unsafe` and says what must hold.
+/// It has the layout of an `iovec`, so the kernel takes a slice of pieces directly. It borrows
+/// nothing: every function that dereferences the address is `unsafe` and states its requirements.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[repr(C)]
 pub(crate) struct Piece {
     /// First byte.
     pub(crate) addr: u64,
-    /// How many bytes; may be zero.
+    /// Number of bytes; may be zero.
     pub(crate) len: u64,
 }
 
@@ -37,13 +38,13 @@ impl Piece {
         Self { addr: slice.as_ptr() as u64, len: slice.len() as u64 }
     }
 
-    /// The bytes of `slice`, to be written.
+    /// The bytes of `slice`, for writing.
     pub(crate) fn of_mut(slice: &mut [u8]) -> Self {
         Self { addr: slice.as_mut_ptr() as u64, len: slice.len() as u64 }
     }
 }
 
-// A slice of pieces is passed where the kernel wants iovecs.
+// The kernel reads a slice of pieces as iovecs.
 const _: () = {
     assert!(size_of::<Piece>() == size_of::<libc::iovec>());
     assert!(align_of::<Piece>() == align_of::<libc::iovec>());

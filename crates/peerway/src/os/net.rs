@@ -1,8 +1,8 @@
-//! TCP sockets and the interfaces they can use.
+//! TCP sockets and network interfaces.
 //!
-//! Sockets are close-on-exec. Set-up ([`listen`], [`connect`], [`tune`]) allocates and may block for a given
-//! time; [`send_pieces`] and [`recv_pieces`] are hot: one system call, no allocation, never waiting. Called
-//! by the TCP transport and, for the interfaces, by `peerway doctor`.
+//! Sockets are close-on-exec. Set-up ([`listen`], [`connect`], [`tune`]) allocates and may block
+//! for a given time. [`send_pieces`] and [`recv_pieces`] are on the hot path: one system call, no
+//! allocation, no blocking. Used by the TCP transport and, for the interfaces, by `peerway doctor`.
 
 use std::ffi::CStr;
 use std::io;
@@ -18,37 +18,43 @@ use super::Piece;
 /// One address of one network interface.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Interface {
-    /// As the kernel calls it, such as `eth0`.
+    /// The kernel's name, such as `eth0`.
     pub name: String,
-    /// One of its addresses; an interface with several appears once for each.
+    /// One of its addresses. An interface with several addresses appears once for each.
     pub addr: IpAddr,
-    /// Leading bits of the address that name its network.
+    /// Number of leading bits of the address that form its network.
     pub prefix: u8,
-    /// It only reaches this host.
+    /// Whether it only reaches this host.
     pub loopback: bool,
-    /// It is switched on.
+    /// Whether it is up.
     pub up: bool,
 }
 
-/// The addresses of this host, IPv4 and IPv6, without the link-local IPv6 ones: those mean nothing to a
-/// peer unless it knows which link.
+/// The IPv4 and IPv6 addresses of this host. It omits link-local IPv6 addresses, which a peer
+/// cannot use without knowing the link.
+///
+/// # Errors
+///
+/// The kernel cannot list the interfaces.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
     let mut first = ptr::null_mut();
-    // SAFETY: on success `first` becomes the head of a list that is ours until `freeifaddrs` below.
+    // SAFETY: on success, `first` is the head of a list that this function owns until `freeifaddrs`
+    // below.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let mut found = Vec::new();
     let mut next = first;
-    // SAFETY: entries of the list, and the strings and addresses they point at, live until `freeifaddrs`.
+    // SAFETY: list entries, and the strings and addresses that they point to, live until
+    // `freeifaddrs`.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
-        // SAFETY: `ifa_addr` is null or points at an address as long as its family says.
+        // SAFETY: `ifa_addr` is null or points to an address as long as its family requires.
         let Some(addr) = (unsafe { ip_of(entry.ifa_addr) }) else { continue };
         if matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
             continue;
         }
-        // SAFETY: as above, for the mask.
+        // SAFETY: as for `ifa_addr`.
         let mask = unsafe { ip_of(entry.ifa_netmask) };
         let prefix = mask.map_or_else(|| bits(addr).1, |mask| bits(mask).0.leading_ones() as u8);
         // SAFETY: `ifa_name` is a C string inside the list.
@@ -57,7 +63,7 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
         let (loopback, up) = (has(libc::IFF_LOOPBACK), has(libc::IFF_UP));
         found.push(Interface { name, addr, prefix, loopback, up });
     }
-    // SAFETY: `first` came from `getifaddrs`, and everything kept was copied out.
+    // SAFETY: `first` came from `getifaddrs`, and all results are copies.
     unsafe { libc::freeifaddrs(first) };
     Ok(found)
 }
@@ -68,7 +74,7 @@ pub(crate) fn same_network(one: IpAddr, other: IpAddr, prefix: u8) -> bool {
     one.1 == other.1 && (one.0 ^ other.0).leading_zeros() >= u32::from(prefix)
 }
 
-/// An address as bits, the first one highest, and how many there are.
+/// An address as bits, left-aligned in the integer, and its number of bits.
 fn bits(addr: IpAddr) -> (u128, u8) {
     match addr {
         IpAddr::V4(v4) => (u128::from(v4.to_bits()) << 96, 32),
@@ -76,8 +82,9 @@ fn bits(addr: IpAddr) -> (u128, u8) {
     }
 }
 
-/// Whether interface `name` passes `filter`, spelled as NCCL and UCCL do: a list of prefixes (`eth,ib`), of
-/// excluded prefixes (`^docker,lo`), or of exact names (`=eth0`, `^=eth0`). An empty one lets all pass.
+/// Whether the interface `name` passes `filter`, which has the syntax of NCCL and UCCL: a list of
+/// prefixes (`eth,ib`), of excluded prefixes (`^docker,lo`), or of exact names (`=eth0`, `^=eth0`).
+/// An empty filter passes every name.
 pub(crate) fn matches(filter: &str, name: &str) -> bool {
     let (exclude, rest) = match filter.strip_prefix('^') {
         Some(rest) => (true, rest),
@@ -95,13 +102,13 @@ pub(crate) fn matches(filter: &str, name: &str) -> bool {
     listed != exclude
 }
 
-/// Listens on `addr`, non-blocking. A listener on an IPv6 wildcard takes IPv4 connections too.
+/// Listens on `addr`, non-blocking. A listener on an IPv6 wildcard also accepts IPv4 connections.
 pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
-    // A whole cluster may connect at once after a restart; the kernel caps this at somaxconn.
+    // A whole cluster may connect at once after a restart. The kernel caps this at somaxconn.
     const BACKLOG: i32 = 1024;
 
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    // A restarted process gets its port back though old connections linger in TIME_WAIT.
+    // A restarted process can bind its port again while old connections are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     if addr.is_ipv6() {
         socket.set_only_v6(false)?;
@@ -112,8 +119,8 @@ pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Connects to `addr` within `timeout`, from the local address `from` if given. The stream is blocking, for
-/// the handshake, and does not delay small writes.
+/// Connects to `addr` within `timeout`, from the local address `from` if given. The stream is
+/// blocking, for the handshake, and has TCP_NODELAY set.
 pub(crate) fn connect(
     addr: SocketAddr,
     from: Option<IpAddr>,
@@ -126,58 +133,62 @@ pub(crate) fn connect(
     socket.connect_timeout(&addr.into(), timeout)?;
     socket.set_tcp_nodelay(true)?;
     let stream = TcpStream::from(socket);
-    // With nobody listening on an ephemeral port of this host, TCP may connect a socket to itself.
+    // If no process listens on an ephemeral port of this host, TCP may connect a socket to itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
     Ok(stream)
 }
 
-/// Makes a stream ready for data: non-blocking, small writes not delayed, and, when the peer is on this
-/// host, cubic congestion control. There bbr only paces what needs no pacing (11-34 % more sender CPU).
+/// Prepares a stream for data: non-blocking, TCP_NODELAY, and cubic congestion control if the peer
+/// is on this host. Between processes of one host, bbr paces without need (11-34 % more sender
+/// CPU).
 pub(crate) fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
     if stays_on_host(stream)?
         && let Err(error) = SockRef::from(stream).set_tcp_congestion(b"cubic")
     {
-        tracing::debug!(%error, "cubic is not to be had; keeping the default congestion control");
+        tracing::debug!(%error, "cannot select cubic; keeping the default congestion control");
     }
     Ok(())
 }
 
-/// Sends from the pieces what the socket takes now, in order; `None` when it takes nothing.
+/// Sends as many bytes of the pieces as the socket accepts now, in order. `None` if it accepts
+/// none.
 ///
 /// # Safety
 ///
-/// Every piece must be readable memory for the length of the call.
+/// Every piece must be readable memory during the call.
 pub(crate) unsafe fn send_pieces(
     fd: BorrowedFd<'_>,
     pieces: &[Piece],
 ) -> io::Result<Option<usize>> {
     let message = message(pieces);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `message` points at `pieces`, which are laid out as iovecs; the caller vouches for their memory.
+    // SAFETY: `message` points to `pieces`, which have the layout of iovecs. The caller keeps their
+    // memory readable.
     moved(|| unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) })
 }
 
-/// Receives into the pieces what has come, in order; `None` when nothing has, `Some(0)` when the peer will
-/// send no more (or the pieces hold no byte).
+/// Receives the available bytes into the pieces, in order. `None` if there are none. `Some(0)` if
+/// the peer has shut down its side of the connection (or the pieces are empty).
 ///
 /// # Safety
 ///
-/// Every piece must be writable memory that nothing in this process holds a reference to during the call.
+/// Every piece must be writable memory that no reference in this process covers during the call.
 pub(crate) unsafe fn recv_pieces(
     fd: BorrowedFd<'_>,
     pieces: &[Piece],
 ) -> io::Result<Option<usize>> {
     let mut message = message(pieces);
     let flags = libc::MSG_DONTWAIT;
-    // SAFETY: as in `send_pieces`; the kernel writes to the pieces' memory and to `message` only.
+    // SAFETY: as in `send_pieces`. The kernel writes only to `message` and to the pieces' memory,
+    // which the caller keeps writable.
     moved(|| unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, flags) })
 }
 
-/// A message header over the first of `pieces`, as many as one call may have.
+/// A message header for the first pieces, up to the maximum of one call.
 fn message(pieces: &[Piece]) -> libc::msghdr {
     // SAFETY: all zeros is a valid header: no address, no pieces, no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -186,7 +197,7 @@ fn message(pieces: &[Piece]) -> libc::msghdr {
     message
 }
 
-/// Runs a socket call until it is not interrupted, and reads its result.
+/// Repeats a socket call until it is not interrupted, and converts its result.
 fn moved(mut call: impl FnMut() -> isize) -> io::Result<Option<usize>> {
     loop {
         if let Ok(n) = usize::try_from(call()) {
@@ -201,32 +212,34 @@ fn moved(mut call: impl FnMut() -> isize) -> io::Result<Option<usize>> {
     }
 }
 
-/// Whether the peer's address is one of this host.
+/// Whether the peer's address is an address of this host.
 fn stays_on_host(stream: &TcpStream) -> io::Result<bool> {
     let peer = stream.peer_addr()?.ip().to_canonical();
-    // To one's own address the kernel uses that address as source, too, which spares the look-up.
+    // For a connection to its own address, the kernel also uses that address as the source. This
+    // saves the lookup.
     if peer.is_loopback() || peer == stream.local_addr()?.ip().to_canonical() {
         return Ok(true);
     }
     Ok(interfaces()?.iter().any(|interface| interface.addr == peer))
 }
 
-/// The IP address in a socket address, if it is one.
+/// The IP address in a socket address, if it has one.
 ///
 /// # Safety
 ///
-/// `addr` must be null or point at a socket address as long as its family says.
+/// `addr` must be null or point to a socket address as long as its family requires.
 unsafe fn ip_of(addr: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: the caller vouches for at least the family, which every socket address begins with.
+    // SAFETY: the caller guarantees at least the family, which every socket address begins with.
     let family = unsafe { addr.as_ref()? }.sa_family;
     match libc::c_int::from(family) {
         libc::AF_INET => {
-            // SAFETY: the family says that this is a `sockaddr_in`; read unaligned, to assume no more.
+            // SAFETY: the family is that of a `sockaddr_in`. The read is unaligned, so it assumes
+            // no alignment.
             let v4 = unsafe { addr.cast::<libc::sockaddr_in>().read_unaligned() };
             Some(Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes()).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: as above, a `sockaddr_in6`.
+            // SAFETY: as above, for a `sockaddr_in6`.
             let v6 = unsafe { addr.cast::<libc::sockaddr_in6>().read_unaligned() };
             Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
         }
@@ -247,7 +260,7 @@ mod tests {
         assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let addr = listener.local_addr().unwrap();
         let near = connect(addr, None, Duration::from_secs(10)).unwrap();
-        // The handshake is over on our side, so the connection is about to be there.
+        // `connect` has returned, so `accept` will soon return the connection.
         let far = loop {
             match listener.accept() {
                 Ok((stream, _)) => break stream,
@@ -310,7 +323,7 @@ mod tests {
         let out = [Piece::of(b"peer"), Piece::of(b""), Piece::of(b"way")];
         let (mut a, mut b) = ([0; 2], [0; 5]);
         let into = [Piece::of_mut(&mut a), Piece::of_mut(&mut b)];
-        // SAFETY: the pieces are static strings and two arrays not otherwise used before the call returns.
+        // SAFETY: the pieces are static strings and two arrays that are not used during the calls.
         unsafe {
             assert_eq!(recv_pieces(far.as_fd(), &into).unwrap(), None);
             assert_eq!(send_pieces(near.as_fd(), &out).unwrap(), Some(7));
@@ -338,7 +351,7 @@ mod tests {
         // SAFETY: `chunk` outlives every call and is only read.
         while unsafe { send_pieces(near.as_fd(), &piece) }.unwrap().is_some() {}
         drop(far);
-        // Unread data makes the close a reset; no SIGPIPE comes with it.
+        // Unread data turns the close into a reset. The sender must not get SIGPIPE.
         loop {
             // SAFETY: as above.
             match unsafe { send_pieces(near.as_fd(), &piece) } {
@@ -372,7 +385,7 @@ mod tests {
         assert!(stream.nodelay().unwrap());
         drop((stream, listener));
         assert!(connect(addr, None, Duration::from_secs(10)).is_err());
-        // TEST-NET-1 is no address of ours.
+        // TEST-NET-1 is not an address of this host.
         let foreign = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         assert!(connect(addr, Some(foreign), Duration::from_secs(10)).is_err());
     }
@@ -380,7 +393,7 @@ mod tests {
     #[test]
     fn a_v6_wildcard_takes_v4_too() {
         let Ok(listener) = listen("[::]:0".parse().unwrap()) else {
-            return; // A host without IPv6.
+            return; // This host has no IPv6.
         };
         let port = listener.local_addr().unwrap().port();
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port));

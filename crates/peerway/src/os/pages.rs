@@ -1,30 +1,32 @@
-//! Memory that is owned by its address, for bytes that other threads, devices or processes change.
+//! Memory owned by address, for bytes that other threads, devices or processes change.
 //!
-//! A `Box` or a slice claims that nobody else writes its bytes while it is borrowed or moved. Memory that
-//! is written through raw pointers and atomics meanwhile must not be kept in one: a pointer that was made
-//! from a shared borrow may not be written through, and moving a box invalidates pointers into it.
+//! A `Box` or a slice asserts that nothing else writes its bytes while it is borrowed or moved.
+//! Memory that is written through raw pointers and atomics must not be in one: code may not write
+//! through a pointer made from a shared borrow, and moving a box invalidates pointers into it.
 
 use std::alloc::Layout;
 
 use super::affinity;
 
-/// Whole pages of zeros. The value holds their address alone and never makes a reference to them.
+/// Whole pages, initially zero. The value holds only their address and never makes a reference to
+/// them.
 pub(crate) struct Pages {
     ptr: *mut u8,
     layout: Layout,
 }
 
-// SAFETY: the memory is tied to no thread, and this value alone frees it.
+// SAFETY: the memory is tied to no thread, and only this value frees it.
 unsafe impl Send for Pages {}
-// SAFETY: `&Pages` only tells where the memory is. Each access goes through the pointer, and whoever makes
-// it orders it.
+// SAFETY: `&Pages` only gives the address. All accesses go through the pointer, and the code that
+// makes them must order them.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// At least `bytes` of memory, on this NUMA node where the system allows.
+    /// Allocates at least `bytes` of memory, preferably on this NUMA node.
     pub(crate) fn new(bytes: usize, node: Option<u16>) -> Self {
         let bytes = bytes.max(1).next_multiple_of(4096);
-        let layout = Layout::from_size_align(bytes, 4096).expect("a page is a power of two");
+        let layout =
+            Layout::from_size_align(bytes, 4096).expect("the alignment of 4096 is a power of two");
         // SAFETY: the size is not zero.
         let ptr = unsafe { std::alloc::alloc_zeroed(layout) };
         if ptr.is_null() {
@@ -36,8 +38,8 @@ impl Pages {
         Self { ptr, layout }
     }
 
-    /// The first byte. The pointer may be written through, and stays good wherever the value moves, until
-    /// the value is dropped.
+    /// The first byte. The caller may write through the pointer. It stays valid until the value is
+    /// dropped, even if the value moves.
     pub(crate) fn ptr(&self) -> *mut u8 {
         self.ptr
     }
@@ -49,7 +51,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout and freed once.
+        // SAFETY: `new` allocated the memory with this layout, and it is freed once.
         unsafe { std::alloc::dealloc(self.ptr, self.layout) };
     }
 }
@@ -62,7 +64,7 @@ mod tests {
     fn a_pointer_is_good_after_the_value_has_moved() {
         let pages = Pages::new(1, None);
         let ptr = pages.ptr();
-        // SAFETY: inside the pages, which live, and which no other thread knows.
+        // SAFETY: inside the pages, which are alive and known to this thread only.
         unsafe { ptr.write(1) };
         let moved = Box::new(pages);
         // SAFETY: as above.

@@ -1,8 +1,9 @@
-//! What we know about processes: this one's identity and host, whether it forked, whether another died.
+//! Processes: the identity and host of this one, fork detection, and detection of another process's
+//! death.
 //!
-//! [`HostFacts`] are exchanged in the handshake and are hints: a shared boot id suggests that a local path
-//! may work, a probe decides. Nothing here takes a lock, because a lock held by another thread at the time
-//! of a fork is held for ever in the child.
+//! Peers exchange [`HostFacts`] in the handshake, as hints: an equal boot id suggests that a local
+//! transport may work, and a probe decides. Nothing here takes a lock. A lock that another thread
+//! holds during a fork stays locked in the child forever.
 
 use std::fs;
 use std::io;
@@ -13,19 +14,20 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags};
 
-/// A descriptor of a process that survives the reuse of its pid; readable once the process is dead.
+/// A file descriptor of a process. It stays bound to the process when the pid is reused, and is
+/// readable once the process is dead.
 #[derive(Debug)]
 pub(crate) struct Pidfd(OwnedFd);
 
 impl Pidfd {
-    /// Of the process that has this pid in our PID namespace now.
+    /// Opens the process that has this pid now, in this process's PID namespace.
     pub(crate) fn open(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         Ok(Self(rustix::process::pidfd_open(pid, PidfdFlags::empty())?))
     }
 
-    /// Whether every thread of the process has ended; a zombie is dead.
+    /// Whether every thread of the process has ended. A zombie counts as dead.
     pub(crate) fn is_dead(&self) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -39,29 +41,31 @@ impl AsFd for Pidfd {
     }
 }
 
-/// Has the calling thread never take a core from a running one: it runs where there is room. Waking it
-/// then costs whoever wakes it one system call, not its turn.
+/// Sets the calling thread to never preempt a running thread: it runs on an idle core. A thread
+/// that wakes it pays one system call and keeps its time slice.
 pub(crate) fn yield_to_others() {
-    // SAFETY: a plain system call about the calling thread; the structure outlives it.
+    // SAFETY: a system call that changes the calling thread only; `priority` outlives it.
     unsafe {
         let priority: libc::sched_param = std::mem::zeroed();
-        // Refused (by seccomp, say) it costs speed only.
+        // A refusal (for example, by seccomp) only costs speed.
         libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const priority);
     }
 }
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A number that differs between a process and its forked children, once [`watch_forks`] was called.
+/// A number that differs between a process and its forked children, once [`watch_forks`] has been
+/// called.
 #[inline]
 pub(crate) fn fork_generation() -> u32 {
-    // Relaxed: it only changes in a child that has a single thread, before `fork` returns there.
+    // Relaxed: the value changes only in a forked child that has a single thread, before `fork`
+    // returns there.
     FORKS.load(Ordering::Relaxed)
 }
 
-/// Starts counting forks in [`fork_generation`]. Cheap when already done.
+/// Starts counting forks in [`fork_generation`]. Cheap if counting has already started.
 ///
-/// Children made behind the C library's back (a raw `clone`) are not seen.
+/// Children created without the C library's `fork` (by a raw `clone`) are not counted.
 pub(crate) fn watch_forks() {
     static WATCHING: AtomicBool = AtomicBool::new(false);
 
@@ -69,41 +73,47 @@ pub(crate) fn watch_forks() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
 
-    // Two threads may both get here and register twice, and a fork then counts two: still a difference.
-    // A `Once` would instead hang in a child forked while another thread was inside it.
+    // Two threads may both reach this point and register the handler twice. A fork then adds two,
+    // which is still a change. A `Once` would instead hang in a child that was forked while another
+    // thread was inside it.
     if WATCHING.load(Ordering::Acquire) {
         return;
     }
-    // SAFETY: `in_child` is a plain function for the life of the program and does nothing but an atomic
-    // add, which is allowed in a child of a process with many threads.
+    // SAFETY: `in_child` is a static function whose only effect is an atomic add. That is allowed
+    // in the child of a multi-threaded process.
     let rc = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     if rc == 0 {
-        // pairs with the Acquire load above: whoever sees true has the handler in place.
+        // Pairs with the Acquire load above: a thread that reads true knows that the handler is
+        // registered.
         WATCHING.store(true, Ordering::Release);
     } else {
-        tracing::warn!(error = %io::Error::from_raw_os_error(rc), "forks cannot be noticed");
+        tracing::warn!(
+            error = %io::Error::from_raw_os_error(rc),
+            "cannot register a fork handler: forked children will not be detected"
+        );
     }
 }
 
-/// What tells whether two endpoints share a host, a user and namespaces.
+/// Facts that show whether two endpoints share a host, a user and namespaces.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize, PartialEq, Eq)]
 pub(crate) struct HostFacts {
-    /// The kernel's random id of this boot; zero when unreadable.
+    /// The kernel's random id of this boot; zero if unreadable.
     pub(crate) boot_id: [u8; 16],
-    /// Effective user.
+    /// Effective user id.
     pub(crate) uid: u32,
-    /// In the PID namespace below.
+    /// The pid in the PID namespace `pid_ns`.
     pub(crate) pid: u32,
-    /// Random per process, renewed after a fork: tells "same process" without trusting pids.
+    /// Random per process and renewed after a fork. It identifies a process without relying on
+    /// pids.
     pub(crate) process: [u8; 16],
-    /// Inode numbers of the namespaces; zero when unreadable.
+    /// Inode numbers of the namespaces; zero if unreadable.
     pub(crate) pid_ns: u64,
     pub(crate) net_ns: u64,
     pub(crate) mnt_ns: u64,
 }
 
 impl HostFacts {
-    /// Those of this process.
+    /// The facts of this process.
     pub(crate) fn here() -> Self {
         Self {
             boot_id: boot_id().unwrap_or_default(),
@@ -122,10 +132,10 @@ fn boot_id() -> Option<[u8; 16]> {
     parse_uuid(text.trim())
 }
 
-/// The bytes of a UUID in its usual spelling.
+/// Parses a UUID in its usual spelling.
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
-    // The sign that `from_str_radix` would take.
+    // `from_str_radix` would accept a sign.
     if digits.len() != 32 || digits.contains('+') {
         return None;
     }
@@ -136,13 +146,14 @@ fn namespace(kind: &str) -> u64 {
     rustix::fs::stat(format!("/proc/self/ns/{kind}")).map_or(0, |stat| stat.st_ino)
 }
 
-/// The random id of this process; a forked child gets its own.
+/// The random id of this process. A forked child gets its own.
 fn process_id() -> [u8; 16] {
     static IDENTITY: PerProcess<[u8; 16]> = PerProcess::new();
     *IDENTITY.get(|| {
         let mut id = [0; 16];
         if getrandom::fill(&mut id).is_err() {
-            // No entropy at all: the time and the pid still tell this process from its neighbours.
+            // Without entropy, the time and the pid still distinguish this process from others on
+            // the host.
             let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
             id[..8].copy_from_slice(&((now.tv_sec << 30) ^ now.tv_nsec).to_ne_bytes());
             id[8..12].copy_from_slice(&std::process::id().to_ne_bytes());
@@ -151,8 +162,8 @@ fn process_id() -> [u8; 16] {
     })
 }
 
-/// A static value of one process. A forked child makes its own and never touches the parent's,
-/// whose locks may have been held by threads that the child does not have.
+/// A static value of one process. A forked child makes its own value and never touches the
+/// parent's. Threads that do not exist in the child may have held locks inside the parent's value.
 pub(crate) struct PerProcess<T: 'static>(AtomicPtr<Made<T>>);
 
 struct Made<T> {
@@ -165,26 +176,28 @@ impl<T: Send + Sync> PerProcess<T> {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The value of this process, made by `make` where there is none yet. Of two threads that make
-    /// one at the same time, one value is dropped.
+    /// The value of this process. `make` creates it on the first call. If two threads create one at
+    /// the same time, one value is dropped.
     pub(crate) fn get(&'static self, make: impl FnOnce() -> T) -> &'static T {
         watch_forks();
         let generation = fork_generation();
-        // pairs with the exchange below: the value is written before its address is seen.
+        // Pairs with the exchange below: the value is written before its address becomes visible.
         let old = self.0.load(Ordering::Acquire);
-        // SAFETY: a pointer stored here comes from a leaked box: never freed, only shared.
+        // SAFETY: every pointer stored in `self.0` comes from a leaked box, which is never freed
+        // and only shared.
         if let Some(made) = unsafe { old.as_ref() }
             && made.generation == generation
         {
             return &made.value;
         }
-        // Leaked on purpose, once per process: readers hold it, and no lock may guard it.
+        // Leaked on purpose, once per process: readers hold references to it, and no lock may guard
+        // it.
         let new = Box::into_raw(Box::new(Made { generation, value: make() }));
         match self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: leaked just now, and shared from here on.
+            // SAFETY: `new` is a box leaked just now. From here on it is only shared.
             Ok(_) => unsafe { &(*new).value },
-            // SAFETY: `new` was never shared, so it is still ours; `winner` is a leaked box and not
-            // null, since pointers here are only ever replaced by such.
+            // SAFETY: `new` was never shared, so this thread still owns it. `winner` is not null
+            // and points to a leaked box, because only pointers to leaked boxes are ever stored.
             Err(winner) => unsafe {
                 drop(Box::from_raw(new));
                 &(*winner).value
@@ -205,7 +218,7 @@ mod tests {
         let pidfd = Pidfd::open(child.id()).unwrap();
         assert!(!pidfd.is_dead());
         child.kill().unwrap();
-        // Readable as soon as it is a zombie, before anyone waits for it.
+        // The descriptor is readable as soon as the process is a zombie, before a `wait`.
         let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
         let watchdog = Timespec { tv_sec: 20, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&watchdog)), Ok(1));
@@ -218,7 +231,7 @@ mod tests {
     fn there_is_no_such_process() {
         assert!(Pidfd::open(0).is_err());
         assert!(Pidfd::open(u32::MAX).is_err());
-        // Beyond the largest pid there can be (2^22).
+        // Above the largest possible pid (2^22).
         assert!(Pidfd::open(5_000_000).is_err());
     }
 
@@ -234,15 +247,16 @@ mod tests {
     fn a_forked_child_is_another_process() {
         let before = (fork_generation(), process_id());
         let (read, write) = rustix::pipe::pipe().unwrap();
-        // SAFETY: the child makes only calls that are sound after a fork of many threads (glibc's malloc
-        // is), and leaves by `_exit`, running none of the parent's destructors.
+        // SAFETY: the child only makes calls that are sound after a fork of a multi-threaded
+        // process (glibc's malloc is). It leaves by `_exit`, so it runs none of the parent's
+        // destructors.
         match unsafe { libc::fork() } {
             0 => {
                 let mut report = [0; 20];
                 report[..4].copy_from_slice(&fork_generation().to_ne_bytes());
                 report[4..].copy_from_slice(&process_id());
                 let sent = rustix::io::write(&write, &report);
-                // SAFETY: ends the child at once.
+                // SAFETY: `_exit` ends the child at once.
                 unsafe { libc::_exit(i32::from(sent != Ok(20))) }
             }
             child => {
@@ -250,7 +264,7 @@ mod tests {
                 drop(write);
                 let mut report = [0; 20];
                 assert_eq!(rustix::io::read(&read, &mut report), Ok(20));
-                // SAFETY: reaps the child made above, asking for no status.
+                // SAFETY: reaps the child made above and asks for no status.
                 unsafe { libc::waitpid(child, ptr::null_mut(), 0) };
                 assert_ne!(report[..4], before.0.to_ne_bytes());
                 assert_ne!(report[4..], before.1);

@@ -1,27 +1,27 @@
-//! A stream of bytes through shared memory: one producer, one consumer, one direction, two processes.
+//! A byte stream through shared memory: one producer, one consumer, one direction, two processes.
 //!
-//! Memory is a header of [`HEADER`] bytes, then `capacity` bytes of data (a power of two):
+//! The memory is a header of [`HEADER`] bytes, then `capacity` bytes of data (a power of two):
 //!
-//! | offset | word | written by | says |
+//! | offset | word | written by | meaning |
 //! |---|---|---|---|
 //! | 0 | head u64 | producer | bytes ever made visible |
 //! | 64 | tail u64 | consumer | bytes ever freed |
-//! | 128 | consumer armed u32 | both | not 0: the consumer sleeps and wants to be woken |
-//! | 192 | producer armed u32 | both | not 0: the producer sleeps until that many bytes are free |
+//! | 128 | consumer armed u32 | both | not 0: the consumer blocks and must be woken |
+//! | 192 | producer armed u32 | both | not 0: the producer blocks until that many bytes are free |
 //!
-//! Each word has its own cache line, so that neither side's stores slow the other's.
+//! Each word has its own cache line, so that the stores of one side do not slow the other.
 //!
-//! **The other process is not trusted.** Each side keeps its own position in private memory and only
-//! publishes it; what it reads of the other's is checked against what is possible, and nonsense is
-//! [`RingError::Corrupt`]. Offsets into the data come from the private position alone, so no value in shared
-//! memory can lead out of range. The data itself may change while it is copied: it is copied once, out of
-//! the ring, and judged there.
+//! **The other process is not trusted.** Each side keeps its own position in private memory and
+//! only publishes it. It checks the other side's position against the possible range, and reports
+//! [`RingError::Corrupt`] for any other value. Offsets into the data come from the private position
+//! alone, so no value in shared memory can lead out of range. The data may change while it is
+//! copied. So it is copied out of the ring once, and only the copy is interpreted.
 //!
-//! **No wake-up is lost.** Going to sleep is *set armed; fence; look for work*, publishing is *store position;
-//! fence; look for armed*, with both fences SeqCst: at least one side sees the other. The loom tests below
-//! run this very code over loom's atomics.
+//! **No wake-up is lost.** To block, a side does *set armed; fence; look for work*. To publish, a
+//! side does *store position; fence; look for armed*. Both fences are SeqCst, so at least one side
+//! sees the other. The loom tests below run this same code over loom's atomics.
 //!
-//! Wake-ups themselves (event descriptors) are the caller's: the local ring transport.
+//! The caller, the local ring transport, sends the wake-ups themselves (event descriptors).
 
 use std::cmp::min;
 use std::sync::atomic::{self, AtomicU32, AtomicU64, Ordering};
@@ -32,48 +32,54 @@ use super::copy::{CopyKind, copy};
 /// Bytes before the data.
 pub(crate) const HEADER: usize = 256;
 
-/// A large append becomes visible in steps of this many bytes, so that the consumer copies out while the
-/// producer copies in. Smaller steps move the head's line more often for nothing; larger ones no longer fit
-/// both copies in a 1.25 MiB L2.
+/// A large append becomes visible in steps of this many bytes, so that the consumer copies out
+/// while the producer copies in. Smaller steps move the head's cache line more often without
+/// benefit. With larger steps, both copies no longer fit in a 1.25 MiB L2.
 const STEP: u64 = 256 << 10;
 
-/// The consumer frees space by itself whenever it has consumed this fraction of the ring: seldom enough that
-/// small messages do not bounce the tail's line, often enough that a streaming producer never runs dry.
+/// The consumer frees space without [`RingConsumer::publish`] whenever it has taken this fraction
+/// of the ring. That is rare enough that small messages do not bounce the tail's cache line. It is
+/// frequent enough that a streaming producer never runs out of space.
 const FREE_EVERY: u64 = 8;
 
-/// What a ring can report.
+/// An error of a ring.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum RingError {
-    /// The other side published a position it cannot have: it is broken or hostile, and the ring is useless.
-    #[error("the peer published an impossible position in a shared ring")]
+    /// The other side published an impossible position. It is broken or hostile, and the ring is
+    /// unusable.
+    #[error(
+        "the peer published an impossible position in a shared-memory ring; the ring is unusable"
+    )]
     Corrupt,
 }
 
-/// The side that writes.
+/// The writing side.
 #[derive(Debug)]
 pub(crate) struct RingProducer<S = RingMemory> {
     store: S,
     capacity: u64,
     /// Bytes ever appended.
     head: u64,
-    /// Bytes ever made visible, at most `head`.
+    /// Bytes ever made visible; at most `head`.
     visible: u64,
-    /// The tail as last read: a lower bound of the consumer's.
+    /// The tail as last read: a lower bound of the consumer's tail.
     tail: u64,
-    /// Something became visible, or is about to, for which armed has not been looked at yet.
+    /// Bytes were appended since the last check whether the consumer is armed.
     unannounced: bool,
 }
 
 impl RingProducer {
-    /// The producing end of the ring at `base`, whose header is all zeros: nothing was ever sent.
+    /// The producing side of the ring at `base`. The header must be all zeros: nothing was sent
+    /// yet.
     ///
     /// # Safety
     ///
-    /// `HEADER + capacity` bytes from `base` must stay mapped and writable as long as this value lives, and
-    /// in this process only this value and one [`RingConsumer`] may touch them. `base` must be 8-byte aligned.
+    /// `HEADER + capacity` bytes from `base` must stay mapped and writable while this value lives.
+    /// In this process, only this value and one [`RingConsumer`] may access them. `base` must be
+    /// 8-byte aligned.
     pub(crate) unsafe fn new(base: *mut u8, capacity: usize) -> Self {
-        // SAFETY: the caller's promise is that of `RingMemory::new`.
+        // SAFETY: the caller upholds the contract of `RingMemory::new`.
         Self::over(unsafe { RingMemory::new(base) }, capacity)
     }
 }
@@ -85,14 +91,14 @@ impl<S: Store> RingProducer<S> {
         Self { store, capacity, head: 0, visible: 0, tail: 0, unannounced: false }
     }
 
-    /// How many bytes could be appended now, or fewer: the consumer's position is read again only when less
-    /// than half of the ring is known to be free. See [`Self::free_for`].
+    /// A lower bound of the number of bytes that can be appended now. It reads the consumer's
+    /// position only if less than half of the ring is known to be free. See [`Self::free_for`].
     #[cfg(test)]
     pub(crate) fn free(&mut self) -> Result<usize, RingError> {
         self.free_for((self.capacity / 2) as usize)
     }
 
-    /// How many bytes are free, exact unless that is at least `need`.
+    /// The number of free bytes. It is exact unless it is at least `need`.
     #[inline]
     pub(crate) fn free_for(&mut self, need: usize) -> Result<usize, RingError> {
         if self.known_free() < need as u64 {
@@ -101,22 +107,23 @@ impl<S: Store> RingProducer<S> {
         Ok(self.known_free() as usize)
     }
 
-    /// Appends what fits of the pieces, in order; how many bytes that was, 0 when the ring is full.
+    /// Appends as many bytes of the pieces as fit, in order. Returns their number, 0 if the ring is
+    /// full.
     ///
-    /// The last bytes appended are not visible before [`Self::publish`]; of a long append, steps of 256 KiB
-    /// are.
+    /// The last bytes become visible only by [`Self::publish`]. Of a long append, steps of 256 KiB
+    /// become visible at once.
     ///
     /// # Safety
     ///
-    /// Every piece must be readable for the length of the call and lie outside the ring.
+    /// Every piece must be readable during the call and lie outside the ring.
     #[inline]
     pub(crate) unsafe fn append(&mut self, pieces: &[Piece]) -> Result<usize, RingError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.append_from(pieces, 0) }
     }
 
-    /// As [`Self::append`], leaving out the first `skip` bytes of the pieces: how an append that did not fit
-    /// is taken up again.
+    /// As [`Self::append`], but skips the first `skip` bytes of the pieces. Use it to continue an
+    /// append that did not fit.
     ///
     /// # Safety
     ///
@@ -137,13 +144,13 @@ impl<S: Store> RingProducer<S> {
             left -= todo;
             while todo > 0 {
                 let offset = self.head & (self.capacity - 1);
-                // Up to the end of the ring, and of the step.
+                // Stop at the end of the ring and at the end of the step.
                 let run = todo
                     .min(self.capacity - offset)
                     .min(STEP - self.head.wrapping_sub(self.visible));
-                // SAFETY: `run` bytes at `at` lie in a piece the caller vouches for; `offset + run` is at
-                // most the capacity; and those bytes are ours to write: the consumer has freed them
-                // (`known_free`), and it does not read beyond `visible`.
+                // SAFETY: the `run` bytes at `at` lie in a piece, which the caller keeps readable.
+                // `offset + run` is at most the capacity. The producer may write these bytes: the
+                // consumer has freed them (`known_free`), and does not read beyond `visible`.
                 unsafe { self.store.write(offset as usize, at as *const u8, run as usize) };
                 self.head = self.head.wrapping_add(run);
                 at = at.wrapping_add(run);
@@ -160,7 +167,8 @@ impl<S: Store> RingProducer<S> {
         Ok(room as usize)
     }
 
-    /// Makes everything appended visible. True when the consumer sleeps: the caller must wake it.
+    /// Makes all appended bytes visible. Returns true if the consumer blocks; the caller must then
+    /// wake it.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         if !self.unannounced {
@@ -168,19 +176,22 @@ impl<S: Store> RingProducer<S> {
         }
         self.unannounced = false;
         self.show();
-        // pairs with the fence in `RingConsumer::arm`: it sees our head or we see it armed.
+        // Pairs with the fence in `RingConsumer::arm`: it sees our head, or we see it armed.
         self.store.fence();
         self.store.armed(Side::RingConsumer) != 0 && self.store.take_armed(Side::RingConsumer)
     }
 
-    /// Asks to be woken once `need` bytes (at most the capacity) are free. True when they are already: do
-    /// not sleep, and nothing is armed. Publish first, and need no more than the consumer can free with what
-    /// it has by then: one that waits for the rest of a frame frees nothing.
+    /// Requests a wake-up once `need` bytes (at most the capacity) are free. Returns true if they
+    /// already are: then nothing is armed, and the caller must not block.
+    ///
+    /// Publish first. Do not need more than the consumer can free with the bytes it has by then: a
+    /// consumer that waits for the rest of a frame frees nothing.
     pub(crate) fn arm(&mut self, need: usize) -> Result<bool, RingError> {
         let need = (need as u64).clamp(1, self.capacity);
-        // Not 0, which would be "not armed"; a capacity beyond 4 GiB would only be woken too early.
+        // Never 0, which means "not armed". With a capacity beyond 4 GiB the wake-up would only
+        // come too early.
         self.store.set_armed(Side::RingProducer, u32::try_from(need).unwrap_or(u32::MAX));
-        // pairs with the fence in `RingConsumer::publish`: it sees us armed or we see its tail.
+        // Pairs with the fence in `RingConsumer::publish`: it sees us armed, or we see its tail.
         self.store.fence();
         let read = self.read_tail();
         if read.is_err() || self.known_free() >= need {
@@ -190,7 +201,7 @@ impl<S: Store> RingProducer<S> {
         Ok(self.known_free() >= need)
     }
 
-    /// Takes back [`Self::arm`]; a wake-up may already be on its way.
+    /// Cancels [`Self::arm`]. A wake-up may already be on its way.
     #[inline]
     pub(crate) fn disarm(&mut self) {
         self.store.set_armed(Side::RingProducer, 0);
@@ -210,7 +221,7 @@ impl<S: Store> RingProducer<S> {
     #[inline]
     fn read_tail(&mut self) -> Result<(), RingError> {
         let tail = self.store.position(RingWord::Tail);
-        // Not behind what it freed before, not ahead of what it could see.
+        // The tail never moves back, and never passes the bytes that the consumer could see.
         if tail.wrapping_sub(self.tail) > self.visible.wrapping_sub(self.tail) {
             return Err(RingError::Corrupt);
         }
@@ -219,30 +230,32 @@ impl<S: Store> RingProducer<S> {
     }
 }
 
-/// The side that reads.
+/// The reading side.
 #[derive(Debug)]
 pub(crate) struct RingConsumer<S = RingMemory> {
     store: S,
     capacity: u64,
     /// Bytes ever taken.
     tail: u64,
-    /// Bytes ever freed to the producer, at most `tail`.
+    /// Bytes ever freed for the producer; at most `tail`.
     freed: u64,
-    /// The head as last read: a lower bound of the producer's.
+    /// The head as last read: a lower bound of the producer's head.
     head: u64,
-    /// Something was taken for which the producer's armed has not been looked at yet.
+    /// Bytes were taken since the last check whether the producer is armed.
     unannounced: bool,
 }
 
 impl RingConsumer {
-    /// The consuming end of the ring at `base`, whose header is all zeros: nothing was ever sent.
+    /// The consuming side of the ring at `base`. The header must be all zeros: nothing was sent
+    /// yet.
     ///
     /// # Safety
     ///
-    /// `HEADER + capacity` bytes from `base` must stay mapped and writable as long as this value lives, and
-    /// in this process only this value and one [`RingProducer`] may touch them. `base` must be 8-byte aligned.
+    /// `HEADER + capacity` bytes from `base` must stay mapped and writable while this value lives.
+    /// In this process, only this value and one [`RingProducer`] may access them. `base` must be
+    /// 8-byte aligned.
     pub(crate) unsafe fn new(base: *mut u8, capacity: usize) -> Self {
-        // SAFETY: the caller's promise is that of `RingMemory::new`.
+        // SAFETY: the caller upholds the contract of `RingMemory::new`.
         Self::over(unsafe { RingMemory::new(base) }, capacity)
     }
 }
@@ -254,15 +267,15 @@ impl<S: Store> RingConsumer<S> {
         Self { store, capacity, tail: 0, freed: 0, head: 0, unannounced: false }
     }
 
-    /// How many bytes can be taken now: one load when nothing came.
+    /// The number of bytes that can be taken now. Costs one load.
     #[inline]
     pub(crate) fn available(&mut self) -> Result<usize, RingError> {
         self.read_head()?;
         Ok(self.known_available() as usize)
     }
 
-    /// How many bytes can be taken, exact unless that is at least `need`: spares the load while a burst of
-    /// small messages is worked off.
+    /// The number of bytes that can be taken. It is exact unless it is at least `need`, which saves
+    /// the load during a burst of small messages.
     #[inline]
     pub(crate) fn available_for(&mut self, need: usize) -> Result<usize, RingError> {
         if self.known_available() < need as u64 {
@@ -271,15 +284,15 @@ impl<S: Store> RingConsumer<S> {
         Ok(self.known_available() as usize)
     }
 
-    /// Fills the pieces, in order, with what is there; how many bytes that was.
+    /// Fills the pieces with the available bytes, in order. Returns their number.
     ///
-    /// The space is freed at once only after every eighth of the ring; [`Self::publish`] frees the rest, and
-    /// must be called before going to sleep.
+    /// It frees space whenever it has taken an eighth of the ring. [`Self::publish`] frees the
+    /// rest, and must be called before the caller blocks.
     ///
     /// # Safety
     ///
-    /// Every piece must be writable memory outside the ring that nothing in this process holds a reference
-    /// to during the call.
+    /// Every piece must be writable memory outside the ring that no reference in this process
+    /// covers during the call.
     pub(crate) unsafe fn take(&mut self, pieces: &[Piece]) -> Result<usize, RingError> {
         let want = total(pieces);
         let there = self.available_for(usize::try_from(want).unwrap_or(usize::MAX))? as u64;
@@ -293,12 +306,12 @@ impl<S: Store> RingConsumer<S> {
             left -= todo;
             while todo > 0 {
                 let offset = self.tail & (self.capacity - 1);
-                // Up to the end of the ring, and of the step.
+                // Stop at the end of the ring and at the end of the step.
                 let run =
                     todo.min(self.capacity - offset).min(step - self.tail.wrapping_sub(self.freed));
-                // SAFETY: `run` bytes at `at` lie in a piece the caller vouches for; `offset + run` is at
-                // most the capacity; an honest producer does not write there before we free it, and what a
-                // hostile one writes is copied as bytes and nothing more.
+                // SAFETY: the `run` bytes at `at` lie in a piece, which the caller keeps writable.
+                // `offset + run` is at most the capacity. An honest producer does not write there
+                // before we free it. A hostile one changes only the bytes that are copied.
                 unsafe { self.store.read(offset as usize, at as *mut u8, run as usize) };
                 self.tail = self.tail.wrapping_add(run);
                 at = at.wrapping_add(run);
@@ -315,8 +328,8 @@ impl<S: Store> RingConsumer<S> {
         Ok(taken as usize)
     }
 
-    /// Frees everything taken. True when the producer sleeps and has the space it wanted: the caller must
-    /// wake it.
+    /// Frees all taken bytes. Returns true if the producer blocks and has the space that it needs;
+    /// the caller must then wake it.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         if !self.unannounced {
@@ -324,19 +337,21 @@ impl<S: Store> RingConsumer<S> {
         }
         self.unannounced = false;
         self.free();
-        // pairs with the fence in `RingProducer::arm`: it sees our tail or we see it armed.
+        // Pairs with the fence in `RingProducer::arm`: it sees our tail, or we see it armed.
         self.store.fence();
         let need = u64::from(self.store.armed(Side::RingProducer));
-        // Our head lags behind the producer's, so it has at most this much free. With less than it needs
-        // there still is something to take, and we come back here; with nothing to take, all is free.
+        // Our head lags behind the producer's, so the producer has at most this much free space. If
+        // that is less than it needs, there are still bytes to take, and we come back here. If
+        // there are none to take, all space is free.
         let free = self.capacity - self.head.wrapping_sub(self.freed);
         need != 0 && free >= min(need, self.capacity) && self.store.take_armed(Side::RingProducer)
     }
 
-    /// Announces that we are going to sleep. True when data is already there: do not, and nothing is armed.
+    /// Requests a wake-up for new bytes. Returns true if bytes are already there: then nothing is
+    /// armed, and the caller must not block.
     pub(crate) fn arm(&mut self) -> Result<bool, RingError> {
         self.store.set_armed(Side::RingConsumer, 1);
-        // pairs with the fence in `RingProducer::publish`: it sees us armed or we see its head.
+        // Pairs with the fence in `RingProducer::publish`: it sees us armed, or we see its head.
         self.store.fence();
         let read = self.read_head();
         if read.is_err() || self.known_available() > 0 {
@@ -346,7 +361,7 @@ impl<S: Store> RingConsumer<S> {
         Ok(self.known_available() > 0)
     }
 
-    /// Takes back [`Self::arm`]; a wake-up may already be on its way.
+    /// Cancels [`Self::arm`]. A wake-up may already be on its way.
     #[inline]
     pub(crate) fn disarm(&mut self) {
         self.store.set_armed(Side::RingConsumer, 0);
@@ -366,7 +381,7 @@ impl<S: Store> RingConsumer<S> {
     #[inline]
     fn read_head(&mut self) -> Result<(), RingError> {
         let head = self.store.position(RingWord::Head);
-        // Not behind what it showed before, not ahead of the space we freed.
+        // The head never moves back, and never passes the space that the consumer freed.
         let most = self.freed.wrapping_add(self.capacity);
         if head.wrapping_sub(self.head) > most.wrapping_sub(self.head) {
             return Err(RingError::Corrupt);
@@ -388,46 +403,47 @@ pub(crate) enum RingWord {
 /// One end of the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Side {
-    /// The one that appends.
+    /// The side that appends.
     RingProducer,
-    /// The one that takes.
+    /// The side that takes.
     RingConsumer,
 }
 
-/// The memory of a ring: what the algorithm above needs of it, so that loom can stand in for it.
+/// The memory of a ring, as far as the algorithm above needs it. Loom tests use their own
+/// implementation.
 pub(crate) trait Store {
     /// Reads the other side's position (Acquire).
     fn position(&self, word: RingWord) -> u64;
 
-    /// Writes our own position (Release).
+    /// Writes this side's position (Release).
     fn publish(&self, word: RingWord, value: u64);
 
-    /// Reads whether `side` is armed (Relaxed: ordered by the fence before it).
+    /// Whether `side` is armed (Relaxed: the preceding fence orders the load).
     fn armed(&self, side: Side) -> u32;
 
-    /// Arms or disarms `side`, in one order with `take_armed` (AcqRel exchange).
+    /// Arms or disarms `side`. Totally ordered with `take_armed` (AcqRel exchange).
     fn set_armed(&self, side: Side, value: u32);
 
-    /// Disarms `side` for the other one (AcqRel exchange); whether it was armed still.
+    /// Disarms the other side `side` (AcqRel exchange). Returns whether it was still armed.
     fn take_armed(&self, side: Side) -> bool;
 
-    /// A full fence: no load after it is done before a store preceding it.
+    /// A full fence: no later load happens before an earlier store.
     fn fence(&self);
 
     /// Copies `len` bytes from `src` to offset `at` of the data.
     ///
     /// # Safety
     ///
-    /// `src` is readable for `len` bytes, `at + len` is at most the capacity, and the other side does not use
-    /// that range of the data.
+    /// `src` is readable for `len` bytes, `at + len` is at most the capacity, and the other side
+    /// does not use that range of the data.
     unsafe fn write(&self, at: usize, src: *const u8, len: usize);
 
     /// Copies `len` bytes from offset `at` of the data to `dst`.
     ///
     /// # Safety
     ///
-    /// `dst` is writable for `len` bytes, `at + len` is at most the capacity, and an honest other side does
-    /// not write to that range of the data.
+    /// `dst` is writable for `len` bytes, `at + len` is at most the capacity, and an honest other
+    /// side does not write to that range of the data.
     unsafe fn read(&self, at: usize, dst: *mut u8, len: usize);
 }
 
@@ -447,7 +463,7 @@ impl RingMemory {
     ///
     /// As [`RingProducer::new`].
     unsafe fn new(base: *mut u8) -> Self {
-        assert!(base.cast::<u64>().is_aligned(), "a ring must be aligned to its words");
+        assert!(base.cast::<u64>().is_aligned(), "a ring must be 8-byte aligned");
         Self { base }
     }
 
@@ -457,8 +473,9 @@ impl RingMemory {
             RingWord::Head => Self::HEAD,
             RingWord::Tail => Self::TAIL,
         };
-        // SAFETY: inside the header, which `new`'s caller keeps mapped and which nobody in this process
-        // touches but through these atomics; aligned because `base` is and the offsets are whole lines.
+        // SAFETY: the word lies in the header, which the caller of `new` keeps mapped. This process
+        // accesses the header only through these atomics. The word is aligned, because `base` is
+        // and the offsets are whole cache lines.
         unsafe { AtomicU64::from_ptr(self.base.add(at).cast()) }
     }
 
@@ -473,19 +490,20 @@ impl RingMemory {
     }
 }
 
-// SAFETY: the memory belongs to no thread, and all that one side writes and another reads is atomic.
+// SAFETY: the memory is tied to no thread, and all words that one side writes and the other reads
+// are atomic.
 unsafe impl Send for RingMemory {}
 
 impl Store for RingMemory {
     #[inline]
     fn position(&self, word: RingWord) -> u64 {
-        // pairs with `publish`: the bytes behind a position are seen with it.
+        // Pairs with `publish`: the bytes before a position are visible with it.
         self.word(word).load(Ordering::Acquire)
     }
 
     #[inline]
     fn publish(&self, word: RingWord, value: u64) {
-        // pairs with `position`.
+        // Pairs with `position`.
         self.word(word).store(value, Ordering::Release);
     }
 
@@ -496,13 +514,14 @@ impl Store for RingMemory {
 
     #[inline]
     fn set_armed(&self, side: Side, value: u32) {
-        // pairs with `take_armed`, which it thereby comes after or before, also for later fences.
+        // Pairs with `take_armed`. The exchanges are totally ordered, which also orders the fences
+        // after them.
         self.flag(side).swap(value, Ordering::AcqRel);
     }
 
     #[inline]
     fn take_armed(&self, side: Side) -> bool {
-        // pairs with `set_armed`.
+        // Pairs with `set_armed`.
         self.flag(side).swap(0, Ordering::AcqRel) != 0
     }
 
@@ -513,14 +532,15 @@ impl Store for RingMemory {
 
     #[inline]
     unsafe fn write(&self, at: usize, src: *const u8, len: usize) {
-        // SAFETY: the caller keeps `at + len` inside the data, which `new`'s caller keeps mapped, and vouches
-        // for `src`; pieces lie outside the ring, so nothing overlaps.
+        // SAFETY: the caller keeps `at + len` inside the data, which the caller of `new` keeps
+        // mapped, and keeps `src` readable. Pieces lie outside the ring, so the ranges do not
+        // overlap.
         unsafe { copy(CopyKind::Plain, self.base.add(HEADER + at), src, len) }
     }
 
     #[inline]
     unsafe fn read(&self, at: usize, dst: *mut u8, len: usize) {
-        // SAFETY: as in `write`, the other way round.
+        // SAFETY: as in `write`, with `dst` writable.
         unsafe { copy(CopyKind::Plain, dst, self.base.add(HEADER + at), len) }
     }
 }
@@ -535,7 +555,7 @@ mod tests {
 
     use super::*;
 
-    /// The memory of a ring, from where it really comes. Miri knows no shared files.
+    /// The memory of a ring, of the kind used in production. Miri does not support shared files.
     #[cfg(not(miri))]
     struct Memory(super::super::shm::ShmMapping);
     #[cfg(miri)]
@@ -558,7 +578,7 @@ mod tests {
 
         /// Reads a word of the header.
         fn word(&self, offset: usize) -> u64 {
-            // SAFETY: inside the header, aligned; the test's threads are not running.
+            // SAFETY: the word lies in the header and is aligned; the test's threads do not run.
             unsafe { self.0.ptr().add(offset).cast::<u64>().read_volatile() }
         }
 
@@ -569,21 +589,21 @@ mod tests {
         }
     }
 
-    /// Both ends of a ring in `memory`, which must outlive them.
+    /// Both sides of a ring in `memory`, which must outlive them.
     fn ends(memory: &Memory, capacity: usize) -> (RingProducer, RingConsumer) {
         let base = memory.0.ptr();
-        // SAFETY: each test keeps the memory until after the last use of both ends.
+        // SAFETY: each test keeps the memory until after the last use of both sides.
         unsafe { (RingProducer::new(base, capacity), RingConsumer::new(base, capacity)) }
     }
 
     fn append(producer: &mut RingProducer, bytes: &[u8]) -> Result<usize, RingError> {
-        // SAFETY: a slice outside the ring.
+        // SAFETY: the slice lies outside the ring.
         unsafe { producer.append(&[Piece::of(bytes)]) }
     }
 
     fn take(consumer: &mut RingConsumer, max: usize) -> Result<Vec<u8>, RingError> {
         let mut bytes = vec![0; max];
-        // SAFETY: a vector outside the ring, not otherwise used meanwhile.
+        // SAFETY: the vector lies outside the ring and is not used during the call.
         let n = unsafe { consumer.take(&[Piece::of_mut(&mut bytes)])? };
         bytes.truncate(n);
         Ok(bytes)
@@ -609,12 +629,12 @@ mod tests {
         let mut got = Vec::new();
         let mut sent = 0;
         while got.len() < 10 {
-            // SAFETY: static strings.
+            // SAFETY: the pieces are static strings.
             sent += unsafe { producer.append_from(&pieces, sent) }.unwrap();
             producer.publish();
             let (mut a, mut b) = ([0; 1], [0; 2]);
             let into = [Piece::of_mut(&mut a), Piece::of_mut(&mut b)];
-            // SAFETY: two arrays not otherwise used meanwhile.
+            // SAFETY: the two arrays are not used during the call.
             let n = unsafe { consumer.take(&into) }.unwrap();
             consumer.publish();
             got.extend(a.into_iter().chain(b).take(n));
@@ -630,7 +650,7 @@ mod tests {
         assert_eq!(append(&mut producer, &[1; 100]), Ok(64));
         assert_eq!(append(&mut producer, &[1; 1]), Ok(0));
         producer.publish();
-        // Less than an eighth is not freed by taking alone.
+        // `take` alone does not free less than an eighth of the ring.
         assert_eq!(take(&mut consumer, 7).unwrap().len(), 7);
         assert_eq!(producer.free(), Ok(0));
         consumer.publish();
@@ -650,7 +670,7 @@ mod tests {
         assert!(!producer.publish());
         assert_eq!(consumer.arm(), Ok(true));
         append(&mut producer, b"z").unwrap();
-        assert!(!producer.publish(), "nothing stays armed when there was data");
+        assert!(!producer.publish(), "arm leaves nothing armed if data is available");
         take(&mut consumer, 3).unwrap();
         assert_eq!(consumer.arm(), Ok(false));
         consumer.disarm();
@@ -671,7 +691,7 @@ mod tests {
         take(&mut consumer, 6).unwrap();
         assert!(consumer.publish(), "20 are free");
         assert!(producer.free_for(20).unwrap() >= 20);
-        assert_eq!(producer.arm(1000), Ok(false), "no more than the capacity is waited for");
+        assert_eq!(producer.arm(1000), Ok(false), "the need is capped at the capacity");
         take(&mut consumer, 64).unwrap();
         assert!(consumer.publish());
     }
@@ -687,7 +707,7 @@ mod tests {
         assert_eq!(consumer.available(), Ok(2 * STEP as usize));
         assert!(producer.publish());
         assert_eq!(consumer.available(), Ok(600_000));
-        // Even when the last step ended with the append.
+        // The same holds if the last step ends with the append.
         take(&mut consumer, 600_000).unwrap();
         assert_eq!(consumer.arm(), Ok(false));
         append(&mut producer, &bytes[..STEP as usize]).unwrap();
@@ -705,14 +725,14 @@ mod tests {
         consumer.publish();
         assert_eq!(producer.free(), Ok(32));
 
-        // Tails ahead of the head, or behind what was freed.
+        // Tails ahead of the head, or behind the freed position.
         for tail in [41, 7, 0, u64::MAX, 40 + 64] {
             memory.scribble(RingMemory::TAIL, tail);
             assert_eq!(producer.free_for(64), Err(RingError::Corrupt), "{tail}");
             assert_eq!(append(&mut producer, &[0; 64]), Err(RingError::Corrupt), "{tail}");
             assert_eq!(producer.arm(64), Err(RingError::Corrupt), "{tail}");
         }
-        // Heads behind what was shown, or with more than the capacity.
+        // Heads behind the visible position, or ahead of it by more than the capacity.
         for head in [39, 0, 8 + 64 + 1, u64::MAX, 1 << 63] {
             memory.scribble(RingMemory::HEAD, head);
             assert_eq!(consumer.available(), Err(RingError::Corrupt), "{head}");
@@ -737,7 +757,7 @@ mod tests {
         };
         for _ in 0..if cfg!(miri) { 500 } else { 100_000 } {
             let (offset, value) = ((random() % 4 * 64) as usize, random());
-            // Both near misses and plain garbage.
+            // Values close to the valid ones, and random values.
             let now = memory.word(offset);
             let near = now.wrapping_add(value % 80).wrapping_sub(40);
             memory.scribble(offset, if value & 1 == 0 { near } else { value });
@@ -802,7 +822,7 @@ mod tests {
     }
 }
 
-/// The same code over loom's atomics: every order of events the memory model allows.
+/// The same code over loom's atomics, in every order of events that the memory model allows.
 ///
 /// `RUSTFLAGS="--cfg loom" cargo test -p peerway --release ring::loom`
 #[cfg(all(test, loom))]
@@ -815,8 +835,9 @@ mod loom {
 
     use super::*;
 
-    /// A ring whose bytes are watched for races, and the event descriptors of its two sides: a `Notify` keeps
-    /// a signal until somebody waits, may wake for nothing, and orders no more than it must.
+    /// A ring whose bytes loom checks for races, with a `Notify` for each side's event descriptor.
+    /// A `Notify` keeps a signal until a thread waits, may wake spuriously, and imposes no more
+    /// order than necessary.
     struct Memory {
         head: AtomicU64,
         tail: AtomicU64,
@@ -829,7 +850,7 @@ mod loom {
     }
 
     impl Memory {
-        /// Both ends of a new ring, which leaves out its fences when not `fenced`.
+        /// Both sides of a new ring. Without `fenced`, it omits the fences.
         fn ends(
             capacity: usize,
             fenced: bool,
@@ -904,11 +925,11 @@ mod loom {
         }
     }
 
-    /// Sends all of `bytes`, sleeping while not even `need` are free.
+    /// Sends all of `bytes`; blocks while fewer than `need` bytes are free.
     fn send_all(producer: &mut RingProducer<Arc<Memory>>, bytes: &[u8], need: usize) {
         let mut sent = 0;
         while sent < bytes.len() {
-            // SAFETY: a slice outside the ring.
+            // SAFETY: the slice lies outside the ring.
             let n = unsafe { producer.append(&[Piece::of(&bytes[sent..])]) }.unwrap();
             sent += n;
             if producer.publish() {
@@ -920,12 +941,12 @@ mod loom {
         }
     }
 
-    /// Takes `total` bytes, `most` at a time, sleeping while there are none.
+    /// Takes `total` bytes, at most `most` at a time; blocks while there are none.
     fn receive_all(consumer: &mut RingConsumer<Arc<Memory>>, total: usize, most: usize) -> Vec<u8> {
         let mut got = Vec::new();
         while got.len() < total {
             let mut bytes = vec![0; most.min(total - got.len())];
-            // SAFETY: a vector of our own, not otherwise used meanwhile.
+            // SAFETY: the vector lies outside the ring and is not used during the call.
             let n = unsafe { consumer.take(&[Piece::of_mut(&mut bytes)]) }.unwrap();
             got.extend_from_slice(&bytes[..n]);
             if consumer.publish() {
@@ -938,8 +959,9 @@ mod loom {
         got
     }
 
-    /// `bytes` through a ring of `capacity`; loom reports a sleeper that nobody wakes as a deadlock, and a
-    /// byte touched by both sides as a race. `preemptions` bounds the search; `None` is all of it.
+    /// Sends `bytes` through a ring of `capacity`. Loom reports a lost wake-up as a deadlock, and a
+    /// byte that both sides access at once as a race. `preemptions` bounds the search; `None`
+    /// searches exhaustively.
     fn model(
         (capacity, fenced): (usize, bool),
         bytes: &'static [u8],
@@ -978,7 +1000,7 @@ mod loom {
         model((4, true), b"abcdefgh", (1, 3), Some(2));
     }
 
-    /// Shows that the tests above would notice.
+    /// Shows that the tests above detect a lost wake-up.
     #[test]
     #[should_panic]
     fn without_the_fences_a_wake_up_is_lost() {

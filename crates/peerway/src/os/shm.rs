@@ -1,9 +1,10 @@
 //! Shared memory: sealed memfds, and mappings of them.
 //!
-//! A file that can shrink turns every access beyond its new end into SIGBUS, so memory we share is a memfd
-//! sealed against it, and a peer's descriptor is believed only after [`check_memfd`]. The bytes behind a
-//! mapping may change at any time at the other process's whim: a [`ShmMapping`] hands out a raw pointer, never
-//! a slice. Called by the memory registry and the local transports.
+//! If a file shrinks, every access beyond its new end raises SIGBUS. So Peerway shares memory as a
+//! memfd that is sealed against shrinking, and trusts a peer's file descriptor only after
+//! [`check_memfd`]. The other process may change the bytes of a mapping at any time, so a
+//! [`ShmMapping`] gives out a raw pointer, never a slice. Used by the memory registry and the local
+//! transports.
 
 use std::ffi::c_void;
 use std::io;
@@ -13,7 +14,7 @@ use std::ptr::{self, NonNull};
 use rustix::fs::{FileType, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A shared mapping of a file, unmapped when dropped.
+/// A shared mapping of a file. Drop unmaps it.
 #[derive(Debug)]
 pub(crate) struct ShmMapping {
     base: NonNull<u8>,
@@ -21,24 +22,24 @@ pub(crate) struct ShmMapping {
 }
 
 impl ShmMapping {
-    /// Maps the first `len` bytes of `fd`, shared; for reading only when not `writable`.
+    /// Maps the first `len` bytes of `fd`, shared; read-only unless `writable`.
     pub(crate) fn of_fd(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Self> {
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: with no address hint and no MAP_FIXED the kernel picks unused addresses, so no existing
-        // object is disturbed; what is mapped is reached through raw pointers only.
+        // SAFETY: without an address hint and MAP_FIXED the kernel picks unused addresses, so the
+        // call affects no existing object. The mapped bytes are accessed through raw pointers only.
         let base =
             unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
-        let base =
-            NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
+        let base = NonNull::new(base.cast())
+            .ok_or_else(|| io::Error::other("the kernel mapped shared memory at address 0"))?;
         Ok(Self { base, len })
     }
 
-    /// The first byte; page-aligned, and valid as long as the mapping lives.
+    /// The first byte, page-aligned. Valid while the mapping lives.
     pub(crate) fn ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// How many bytes were mapped.
+    /// Length of the mapping in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -46,8 +47,8 @@ impl ShmMapping {
 
 impl Drop for ShmMapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `of_fd` and belongs to this value alone; whoever used `ptr()`
-        // promised not to outlive it.
+        // SAFETY: `of_fd` mapped the range, and only this value owns it. Users of `ptr()` do not
+        // use the pointer after the value is dropped.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }
@@ -55,30 +56,33 @@ impl Drop for ShmMapping {
 
 // SAFETY: a mapping is an address range of the process, tied to no thread.
 unsafe impl Send for ShmMapping {}
-// SAFETY: `&ShmMapping` only tells where the range is; accesses through the pointer are the caller's to order.
+// SAFETY: `&ShmMapping` only gives the address of the range. Callers must order their accesses
+// through the pointer.
 unsafe impl Sync for ShmMapping {}
 
-/// A memfd of `len` bytes (rounded up to whole pages) that can never change its size.
+/// Creates a memfd of `len` bytes (rounded up to whole pages) whose size can never change.
 ///
-/// It is sparse: pages take memory when first touched. `name` shows in `/proc/PID/maps` and nowhere else.
+/// It is sparse: a page takes memory when it is first accessed. `name` shows only in
+/// `/proc/PID/maps`.
 pub(crate) fn create_memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     let len = len
         .checked_next_multiple_of(page_size())
         .filter(|len| *len > 0)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "shared memory of no size"))?;
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "invalid shared memory size"))?;
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len as u64)?;
-    // SEAL keeps the holder of a passed descriptor from adding F_SEAL_WRITE under us.
+    // SEAL prevents a peer that holds the file descriptor from adding F_SEAL_WRITE.
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
 }
 
-/// Checks that a descriptor from a peer is a memfd that cannot shrink and holds at least `len` bytes.
+/// Checks that a peer's file descriptor is a memfd that cannot shrink and has at least `len` bytes.
 ///
-/// Then no access to its first `len` bytes can fault, whatever the peer does to the file. The kernel's
-/// other sealable file, a hugetlb memfd, is refused: it can fault when the host runs out of huge pages.
+/// Then no access to its first `len` bytes can fault, whatever the peer does to the file. The other
+/// sealable kind of file, a hugetlb memfd, is refused: it can fault when the host runs out of huge
+/// pages.
 pub(crate) fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> io::Result<()> {
-    /// `statfs` type of tmpfs, which memfds are files of (linux/magic.h).
+    /// `statfs` type of tmpfs, the file system of memfds (linux/magic.h).
     const TMPFS_MAGIC: u32 = 0x0102_1994;
 
     let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidData, why));
@@ -86,25 +90,25 @@ pub(crate) fn check_memfd(fd: BorrowedFd<'_>, len: usize) -> io::Result<()> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
         || rustix::fs::fstatfs(fd)?.f_type as u32 != TMPFS_MAGIC
     {
-        return refuse("not a memfd");
+        return refuse("the peer's shared memory is not a memfd on tmpfs");
     }
-    // A file on a mounted tmpfs reports F_SEAL_SEAL alone and can take no further seal.
+    // A file on a mounted tmpfs has F_SEAL_SEAL only, and accepts no other seal.
     if !rustix::fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK) {
-        return refuse("shared memory that can shrink");
+        return refuse("the peer's shared memory is not sealed against shrinking");
     }
-    // Read after the seals: from here on the size can only grow.
+    // Read the size after the seals: from here on it can only grow.
     let size = rustix::fs::fstat(fd)?.st_size;
     if u64::try_from(size).unwrap_or(0) < len as u64 {
-        return refuse("shared memory shorter than announced");
+        return refuse("the peer's shared memory is shorter than announced");
     }
     Ok(())
 }
 
 /// Bytes in a page of memory.
 pub(crate) fn page_size() -> usize {
-    // SAFETY: asks for a constant of the system; always safe.
+    // SAFETY: `sysconf` reads a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    // It cannot fail on Linux; 4096 is the least any Linux has.
+    // `sysconf` does not fail for this on Linux; 4096 is the smallest page size.
     usize::try_from(size).unwrap_or(4096)
 }
 
@@ -121,7 +125,7 @@ mod tests {
         let one = ShmMapping::of_fd(fd.as_fd(), page_size(), true).unwrap();
         let two = ShmMapping::of_fd(fd.as_fd(), page_size(), false).unwrap();
         assert_eq!(one.len(), page_size());
-        // SAFETY: both mappings are a page long and used by this thread alone.
+        // SAFETY: both mappings are one page long, and only this thread uses them.
         unsafe {
             one.ptr().add(page_size() - 1).write_volatile(7);
             assert_eq!(two.ptr().add(page_size() - 1).read_volatile(), 7);
@@ -139,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_trusted_is_refused() {
+    fn untrusted_files_are_refused() {
         let refused = |fd: BorrowedFd<'_>, len| check_memfd(fd, len).is_err();
         let sealed = create_memfd("peerway-test", page_size()).unwrap();
         assert!(refused(sealed.as_fd(), page_size() + 1), "too short");

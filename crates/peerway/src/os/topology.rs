@@ -1,9 +1,9 @@
-//! Where devices and processors are, read from `/sys`.
+//! Locations of devices and CPUs, read from `/sys`.
 //!
-//! Every function is a function of a directory: given `/` it describes this machine, given a tree of
-//! files it describes that one. A link is followed only while it stays inside that directory. A file
-//! that is missing or says something unexpected leaves a fact unknown; it never makes a device disappear.
-//! What the facts mean is [`peerway_core::topology`]'s business.
+//! Every function takes a root directory: `/` describes this machine, any other tree of files
+//! describes that tree. A link is followed only if its target lies inside the root. A missing or
+//! malformed file leaves a fact unknown; it never removes a device. [`peerway_core::topology`]
+//! interprets the facts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,10 @@ pub use peerway_core::topology::{
 };
 use peerway_core::topology::{by_name, parse_cpus};
 
-/// The RDMA devices, by name.
+/// The RDMA devices, sorted by name.
 ///
-/// One that is not on the PCI bus, such as soft-RoCE, is where the network interface is that it runs over.
+/// A device that is not on the PCI bus, such as soft-RoCE, has the location of the network
+/// interface that it runs over.
 pub fn read(root: &Path) -> Vec<Device> {
     let base = root.join("sys/class/infiniband");
     let mut devices: Vec<Device> = names(&base)
@@ -37,8 +38,8 @@ pub fn read(root: &Path) -> Vec<Device> {
     devices
 }
 
-/// Where the PCI function with this address is, such as `0000:3b:00.0`; a GPU driver's longer domain
-/// and capital letters (`00000000:3B:00.0`) are understood.
+/// The location of the PCI function with this address, such as `0000:3b:00.0`. The GPU driver's
+/// spelling, with a longer domain and capital letters (`00000000:3B:00.0`), is accepted too.
 pub fn function(root: &Path, address: &str) -> Place {
     let Some(address) = kernels_spelling(address) else { return Place::Unknown };
     let (pci, numa) = location(root, &root.join("sys/bus/pci/devices").join(address));
@@ -49,44 +50,45 @@ pub fn function(root: &Path, address: &str) -> Place {
     }
 }
 
-/// The processors of a NUMA node, in order; none where there is no such node or its list is garbage.
+/// The CPUs of a NUMA node, in ascending order. Empty if the node does not exist or its list is
+/// malformed.
 pub fn cpus_of_node(root: &Path, node: u16) -> Vec<usize> {
     let file = root.join(format!("sys/devices/system/node/node{node}/cpulist"));
     text(&file).and_then(|list| parse_cpus(&list)).unwrap_or_default()
 }
 
-/// The NUMA node that a processor belongs to.
+/// The NUMA node of a CPU.
 pub fn node_of_cpu(root: &Path, cpu: usize) -> Option<u16> {
     let mut nodes: Vec<u16> = names(&root.join("sys/devices/system/node"))
         .iter()
         .filter_map(|name| name.strip_prefix("node")?.parse().ok())
         .collect();
-    // In the order of their numbers, so that a list which names one twice has one answer.
+    // In numerical order, so that the result is deterministic if two lists contain the CPU.
     nodes.sort_unstable();
     nodes.into_iter().find(|node| cpus_of_node(root, *node).contains(&cpu))
 }
 
-/// The way to a device in the PCI tree, and its NUMA node.
+/// A device's path in the PCI tree, and its NUMA node.
 fn location(root: &Path, device: &Path) -> (Vec<String>, Option<u16>) {
     let Some(real) = inside(root, device) else { return Default::default() };
-    // The kernel writes -1 where a device belongs to no node.
+    // The kernel writes -1 if a device belongs to no node.
     let numa = text(&real.join("numa_node")).and_then(|node| node.trim().parse().ok());
     (pci_path(&real), numa)
 }
 
-/// What a path leads to, where that is inside `root`. A loop of links leads nowhere.
+/// The target of a path, if it lies inside `root`. `None` for a loop of links.
 fn inside(root: &Path, path: &Path) -> Option<PathBuf> {
     let real = path.canonicalize().ok()?;
     real.starts_with(root.canonicalize().ok()?).then_some(real)
 }
 
-/// The PCI part of a device's directory: from the root complex, wherever it begins, down to the last
-/// function. What hangs below, such as a virtio device, is left off.
+/// The PCI part of a device's directory: from the first root complex down to the last function. It
+/// omits anything below, such as a virtio device.
 fn pci_path(device: &Path) -> Vec<String> {
     let parts = device.iter().filter_map(|part| part.to_str());
     parts
         .skip_while(|part| !is_root_complex(part))
-        // A root complex may lie below a function too: a volume management device is one.
+        // A root complex may also lie below a function: a volume management device is one.
         .take_while(|part| is_root_complex(part) || is_address(part))
         .map(str::to_owned)
         .collect()
@@ -108,7 +110,7 @@ fn is_hex(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// An address as the kernel spells it: small letters, and a domain of four digits or as many as it takes.
+/// An address in the kernel's spelling: lower case, and a domain of at least four digits.
 fn kernels_spelling(address: &str) -> Option<String> {
     let address = address.trim().to_ascii_lowercase();
     let (domain, rest) = address.split_once(':')?;
@@ -116,12 +118,12 @@ fn kernels_spelling(address: &str) -> Option<String> {
     is_address(&address).then(|| format!("{domain:04x}:{rest}"))
 }
 
-/// The network interface that a virtual RDMA device runs over: soft-RoCE has a file that says so, any
-/// other has it as the interface of its first address.
+/// The network interface that a virtual RDMA device runs over. Soft-RoCE names it in a file. For
+/// any other device, it is the interface of the first address.
 fn interface_below(device: &Path) -> Option<String> {
     let named = |file: &str| {
         let name = text(&device.join(file))?.trim().to_owned();
-        // It becomes part of a path.
+        // The name becomes part of a path.
         (!name.is_empty() && !name.contains('/') && name != "..").then_some(name)
     };
     named("parent").or_else(|| named("ports/1/gid_attrs/ndevs/0"))
@@ -143,8 +145,9 @@ mod tests {
 
     use super::*;
 
-    /// A directory that is removed when dropped, made from lines: `path = text` is a file, `path -> target`
-    /// a link, `path: node` a PCI function on a NUMA node, and `name @ path` an RDMA device of one.
+    /// A directory tree made from lines, removed on drop. `path = text` is a file, `path -> target`
+    /// a link, `path: node` a PCI function on a NUMA node, and `name @ path` an RDMA device of a
+    /// function.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -189,7 +192,8 @@ mod tests {
             self.link(&format!("sys/bus/pci/devices/{address}"), &target);
         }
 
-        /// As the kernel has it: the class's entry is a link to below the function, and `device` one back.
+        /// As in the kernel: the entry of the class links to a directory below the function, and
+        /// its `device` links back.
         fn device(&self, name: &str, path: &str) {
             let below = format!("devices/{path}/infiniband/{name}");
             self.link(&format!("sys/{below}/device"), "../..");
@@ -213,8 +217,8 @@ mod tests {
         }
     }
 
-    /// Two sockets with two switches each, and two GPUs and two NICs below each switch. Devices are
-    /// numbered as such machines do: not in the order of the bus.
+    /// Two sockets with two switches each, and two GPUs and two NICs below each switch. As on real
+    /// machines, the device numbers do not follow the order of the bus.
     fn big_box() -> Tree {
         let mut lines = vec![
             "sys/devices/system/node/node0/cpulist = 0-55,112-167".to_owned(),
@@ -228,7 +232,7 @@ mod tests {
                 let function = format!("{below}/0000:{:02x}:00.0", bus + 3 + slot);
                 lines.push(format!("{function}: {}", switch / 2));
                 if slot >= 2 {
-                    // 11, 10, 9, ...: so that the order by number and by letter differ.
+                    // 11, 10, 9, ...: the numerical and the alphabetical order differ.
                     let number = 11 - (2 * switch + slot - 2);
                     lines.push(format!("mlx5_{number} @ {function}"));
                 }

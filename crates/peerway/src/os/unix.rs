@@ -1,8 +1,10 @@
-//! Local sockets that carry descriptors between peers of one host: AF_UNIX, SOCK_SEQPACKET, abstract names.
+//! Local sockets that pass file descriptors between peers on one host: AF_UNIX, SOCK_SEQPACKET,
+//! abstract names.
 //!
-//! Sequenced packets keep bytes and descriptors together and need no framing. Abstract names leave no file
-//! behind and are bound to the network namespace. Every socket returned is non-blocking and close-on-exec;
-//! nothing here waits, save [`connect`], and that not for long. Called by the local transports' handshake.
+//! Sequenced packets keep bytes and file descriptors together and need no framing. Abstract names
+//! leave no file behind and belong to the network namespace. All returned sockets are non-blocking
+//! and close-on-exec. Only [`connect`] blocks, for at most [`CONNECT_WITHIN`]. Used by the
+//! handshake of the local transports.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
@@ -16,38 +18,40 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-/// The longest packet [`recv`] takes: set-up messages are a few hundred bytes.
+/// The longest packet that [`recv`] accepts. Set-up messages are a few hundred bytes.
 pub(crate) const MAX_BYTES: usize = 4096;
 
-/// The most descriptors in one packet: two rings, their event descriptors, and some to spare.
+/// The maximum number of file descriptors in one packet: two rings, their event descriptors, and
+/// some spare.
 pub(crate) const MAX_FDS: usize = 8;
 
-/// How long [`connect`] waits for a listener whose backlog is full; a stopped one would hold us forever.
+/// How long [`connect`] waits for a listener whose backlog is full. A stopped listener would block
+/// it forever.
 const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
-/// One message, and what came with it.
+/// One message with its file descriptors.
 #[derive(Debug)]
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// What [`recv`] found.
+/// The result of [`recv`].
 #[derive(Debug)]
 pub(crate) enum Received {
     Packet(Packet),
-    /// A packet whose descriptors were lost: this process can open no more files.
+    /// A packet whose file descriptors were lost, because this process cannot open more files.
     Cut(Vec<u8>),
     WouldBlock,
     Closed,
 }
 
-/// Who is at the other end, by the kernel's word, as of its `connect` or `listen`.
+/// The process at the other end when it called `connect` or `listen`, as the kernel reports it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Credentials {
-    /// 0 when the process is not visible in our PID namespace.
+    /// 0 if the process is not visible in this PID namespace.
     pub(crate) pid: u32,
-    /// The overflow uid (65534) when the user does not exist in our user namespace.
+    /// The overflow uid (65534) if the user does not exist in this user namespace.
     pub(crate) uid: u32,
 }
 
@@ -55,12 +59,13 @@ pub(crate) struct Credentials {
 pub(crate) fn listen(name: &str) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     rustix::net::bind(&socket, &address(name)?)?;
-    // Each peer process connects once, so the backlog only has to absorb a whole host's start-up.
+    // Each peer process connects once, so the backlog only has to hold the processes of one host at
+    // start-up.
     rustix::net::listen(&socket, 128)?;
     Ok(socket)
 }
 
-/// Takes the next connection; `None` when there is none yet.
+/// Accepts the next connection; `None` if there is none yet.
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     match retry_on_intr(|| rustix::net::accept_with(listener, flags)) {
@@ -70,11 +75,11 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Connects to the listener of that abstract `name` within `timeout`, or a second if that is less.
+/// Connects to the listener on the abstract `name`, within `timeout` or one second, whichever is
+/// less.
 pub(crate) fn connect(name: &str, timeout: Duration) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::CLOEXEC)?;
-    // A local connect waits for room in the backlog and for nothing else.
-    // A time-out of zero would be none.
+    // A local connect only waits for room in the backlog. A timeout of zero would mean no timeout.
     let timeout = timeout.clamp(Duration::from_millis(1), CONNECT_WITHIN);
     sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
     let address = address(name)?;
@@ -87,9 +92,10 @@ pub(crate) fn connect(name: &str, timeout: Duration) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Asks the kernel who is at the other end.
+/// Asks the kernel for the process at the other end.
 pub(crate) fn credentials(sock: BorrowedFd<'_>) -> io::Result<Credentials> {
-    // Not through rustix, whose pid is non-zero by type: a process outside our PID namespace shows as 0.
+    // Not through rustix, whose pid type excludes 0: a process outside our PID namespace has pid 0
+    // here.
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the option writes at most `len` bytes, the size of `cred`, and both outlive the call.
@@ -108,11 +114,14 @@ pub(crate) fn credentials(sock: BorrowedFd<'_>) -> io::Result<Credentials> {
     Ok(Credentials { pid: u32::try_from(cred.pid).unwrap_or(0), uid: cred.uid })
 }
 
-/// Sends one packet, all or nothing; false when the socket has no room now.
+/// Sends one packet, all or nothing. Returns false if the socket has no room now.
 pub(crate) fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
-    // An empty packet would read as the end of the connection.
+    // The receiver would take an empty packet for the end of the connection.
     if bytes.is_empty() || bytes.len() > MAX_BYTES || fds.len() > MAX_FDS {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "packet out of bounds"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a local packet must have 1 to 4096 bytes and at most 8 file descriptors",
+        ));
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -129,9 +138,9 @@ pub(crate) fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -
     }
 }
 
-/// Takes one packet. One longer than [`MAX_BYTES`], or with more than [`MAX_FDS`] descriptors, is
-/// `InvalidData`, and what came with it is closed. Any other error is one of this process and says
-/// nothing about the peer.
+/// Receives one packet. `InvalidData` if it is longer than [`MAX_BYTES`] or has more than
+/// [`MAX_FDS`] file descriptors; the received descriptors are closed. Any other error is an error
+/// of this process, not of the peer.
 pub(crate) fn recv(sock: BorrowedFd<'_>) -> io::Result<Received> {
     let mut bytes = vec![0; MAX_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -145,7 +154,7 @@ pub(crate) fn recv(sock: BorrowedFd<'_>) -> io::Result<Received> {
         Err(Errno::CONNRESET) => return Ok(Received::Closed),
         Err(error) => return Err(error.into()),
     };
-    // Drained before any return, so that descriptors of a refused packet are closed here.
+    // Drain before any return, so that the file descriptors of a refused packet are closed here.
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -153,16 +162,20 @@ pub(crate) fn recv(sock: BorrowedFd<'_>) -> io::Result<Received> {
         }
     }
     let is_cut = got.flags.contains(ReturnFlags::CTRUNC);
-    // Counted as well, since alignment may leave room for one more in the buffer.
+    // Also count them: alignment may leave space for one more in the buffer.
     let too_many = fds.len() > MAX_FDS || (is_cut && fds.len() == MAX_FDS);
     if got.flags.contains(ReturnFlags::TRUNC) || too_many {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "packet longer than allowed"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a local packet has more than 4096 bytes or 8 file descriptors",
+        ));
     }
     if got.bytes == 0 {
         return Ok(Received::Closed);
     }
     bytes.truncate(got.bytes);
-    // The kernel cuts a message with descriptors that it cannot install in this process.
+    // The kernel truncates the control data if it cannot install the file descriptors in this
+    // process.
     Ok(if is_cut { Received::Cut(bytes) } else { Received::Packet(Packet { bytes, fds }) })
 }
 
@@ -181,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    /// A connected pair, by way of a listener of its own.
+    /// A connected pair, made with its own listener.
     fn pair(name: &str) -> (OwnedFd, OwnedFd) {
         let name = format!("peerway-test-{}-{name}", std::process::id());
         let listener = listen(&name).unwrap();
@@ -226,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_on_both_sides() {
+    fn oversized_packets_are_refused_on_both_sides() {
         let (near, far) = pair("refused");
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
         assert!(send(near.as_fd(), &[0; MAX_BYTES + 1], &[]).is_err());
@@ -263,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_says_who_it_is() {
+    fn the_kernel_reports_the_peers_credentials() {
         let (near, far) = pair("who");
         let here = (std::process::id(), rustix::process::geteuid().as_raw());
         for sock in [&near, &far] {
@@ -273,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listening_is_an_error() {
+    fn connecting_without_a_listener_is_an_error() {
         let name = format!("peerway-test-{}-nobody", std::process::id());
         let refused = connect(&name, CONNECT_WITHIN).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);

@@ -1,33 +1,41 @@
-//! Tags on memory: is what lies at an address still what lay there when the tag was put?
+//! Tags on memory: a tag shows whether the pages at an address are still those that it was put on.
 //!
-//! A NIC goes on using the pages that it was given at registration, so a registration that is kept for
-//! later must not be used after its memory was unmapped and other memory mapped in its place. A tag tells.
+//! A NIC keeps using the pages that it was given at registration. A cached registration must not be
+//! used after its memory was unmapped and other memory was mapped in its place. A tag detects that.
 //!
-//! - *Private anonymous memory* is given a name (`PR_SET_VMA_ANON_NAME`), which goes away with the mapping.
-//!   Memory that is mapped later has no name, even where it joins a named neighbour.
-//! - *Shared memory* (memfd, tmpfs, shared anonymous, huge pages) is known by its file and offset: mapped
-//!   anew from there, it is the same pages.
-//! - Everything else has no tag: private mappings of files and devices; files on disks, whose inode numbers
-//!   are used again; `brk` heap and stack, whose names the kernel does not show; any anonymous memory where
-//!   the kernel cannot name it (before 5.17, or built without `CONFIG_ANON_VMA_NAME`, as Debian's are).
+//! - *Private anonymous memory* gets a name (`PR_SET_VMA_ANON_NAME`), which disappears with the
+//!   mapping. Memory that is mapped later has no name, even if it merges with a named neighbour.
+//! - *Shared memory* (memfd, tmpfs, shared anonymous, huge pages) is identified by its file and
+//!   offset. A new mapping of the same offset has the same pages.
+//! - All other memory cannot be tagged: private mappings of files and devices; files on disks,
+//!   whose inode numbers are reused; `brk` heap and stack, whose names the kernel does not show;
+//!   and all anonymous memory if the kernel cannot name it (before 5.17, or built without
+//!   `CONFIG_ANON_VMA_NAME`, as Debian's are).
 //!
-//! A name holds a number that is given once per process. Its last page has a name of its own: a mapping
-//! that is cut short and grown again (`mremap`, as `realloc` does) grows with the name that its end then
-//! has, and so not with that one. Every other page's name says where the last page is, and counts only
-//! while that is there.
+//! A name contains a number that is unique in the process. The last page of a named range has its
+//! own name. The reason is `mremap` (as in `realloc`): a mapping that is shortened and grown again
+//! grows with the name that its end has by then, which is not the last page's name. The name of
+//! every other page contains the address of the last page, and is valid only while that page is
+//! there.
 //!
-//! Tags overlap without harm: memory that has a name which counts keeps it, and the new tag takes it over.
-//! Nothing is named twice unless it was mapped twice. Names are never taken away, as other tags may need
-//! them; each splits a mapping, and a process has 65530 at most, so there are no more than [`MAX_NAMED`].
+//! Tags may overlap: memory that has a valid name keeps it, and the new tag adopts that name.
+//! Memory is named twice only if it was mapped twice. Names are never removed, because other tags
+//! may need them. Each name splits a mapping, and a process has at most 65530 mappings, so the
+//! number of named tags is limited to [`MAX_NAMED`].
 //!
-//! A check costs one look at each mapping of the range, two for named memory: 0.7 µs each by
-//! `PROCMAP_QUERY`, 25 µs by the text of `/proc/self/maps` in a program with 40 mappings, and more with more.
+//! A check costs one query for each mapping of the range, and two for named memory. A query takes
+//! 0.7 µs by `PROCMAP_QUERY`. By the text of `/proc/self/maps` it takes 25 µs in a program with 40
+//! mappings, and longer with more.
 //!
-//! Not noticed: pages that are replaced while the mapping stays (`MADV_DONTNEED`, which allocators use for
-//! memory that was freed, `MADV_FREE`, `MREMAP_DONTUNMAP`, a hole punched into a shared file, a file made
-//! shorter and longer again); a hole *inside* the range that is filled by growing the part below it, or by
-//! moving another part of the same range there. Put a tag *before* the registration: what changes between
-//! the two is noticed then, and would not be otherwise.
+//! Tags do not detect these changes:
+//!
+//! - Pages that are replaced while the mapping stays: `MADV_DONTNEED` (which allocators use for
+//!   freed memory), `MADV_FREE`, `MREMAP_DONTUNMAP`, a hole punched into a shared file, a file
+//!   shortened and extended again.
+//! - A hole *inside* the range that is filled by growing the part below it, or by moving another
+//!   part of the same range there.
+//!
+//! Put a tag *before* the registration. Then a later check detects a change between the two.
 
 use std::ffi::CString;
 use std::io;
@@ -37,25 +45,26 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::maps::{Maps, MapsEntry};
 use super::shm::page_size;
 
-/// Tags with names of their own at one time: at two more mappings each, half of what a process has.
+/// Maximum number of tags with their own names at one time. Each adds two mappings, so this uses
+/// half of a process's mappings.
 const MAX_NAMED: usize = 1 << 14;
 
-/// What a range of memory was when the tag was put.
+/// The identity of a range of memory when the tag was put.
 #[derive(Debug)]
 pub(crate) struct Tag {
-    /// In order of address and without gaps.
+    /// In ascending order of address, without gaps.
     segments: Vec<Segment>,
-    /// Whether it counts against [`MAX_NAMED`].
+    /// Whether this tag counts against [`MAX_NAMED`].
     named: bool,
 }
 
 static NAMED: AtomicUsize = AtomicUsize::new(0);
 
 impl Tag {
-    /// Tags the pages that hold the `len` bytes at `addr`. None where they cannot be tagged, or not all
-    /// of them are mapped.
+    /// Tags the pages that contain the `len` bytes at `addr`. `None` if they cannot be tagged or
+    /// are not all mapped.
     ///
-    /// The memory is not touched, and may be in use.
+    /// The memory is not accessed, and may be in use.
     pub(crate) fn put(maps: &Maps, addr: u64, len: u64) -> Option<Self> {
         let range = pages(addr, len)?;
         let mut parts: Vec<VmaPart> = Vec::new();
@@ -83,12 +92,12 @@ impl Tag {
             }
         }
         tag.name(untagged)?;
-        // Asks for what was just put: the kernel may have taken a name and not show it.
+        // Check the new tag: the kernel may accept a name and not show it.
         tag.is_still_there(maps, addr, len).then_some(tag)
     }
 
-    /// Whether the `len` bytes at `addr`, in the range of the tag, are still what they were. False also
-    /// where that cannot be told, as in a forked child.
+    /// Whether the `len` bytes at `addr`, which lie in the tag's range, still have the same pages.
+    /// Also false if that is unknown, as in a forked child.
     pub(crate) fn is_still_there(&self, maps: &Maps, addr: u64, len: u64) -> bool {
         let Some(range) = pages(addr, len) else { return false };
         let mut at = range.start;
@@ -98,7 +107,8 @@ impl Tag {
             }
             let end = segment.end.min(range.end);
             let mark = &segment.mark;
-            // Where the last page of a name is asked for as well, its turn comes.
+            // If the range contains the name's last page, the loop checks that page as a segment of
+            // its own.
             let counts = mark.tail().is_some_and(|tail| tail < range.end) || mark.counts(maps);
             if segment.start > at || !mark.is_on(maps, at..end) || !counts {
                 return false;
@@ -108,7 +118,7 @@ impl Tag {
         at >= range.end
     }
 
-    /// Gives a range of anonymous memory a name.
+    /// Gives a name to a range of anonymous memory.
     fn name(&mut self, range: Option<Range<u64>>) -> Option<()> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
 
@@ -119,7 +129,7 @@ impl Tag {
                 return None;
             }
         }
-        // Given once: a name that is seen was put there by whoever drew the number.
+        // The number is unique, so only this call sets a name that contains it.
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let tail = end - page_size() as u64;
         let body = Mark::Name(Name { id, tail, is_tail: false });
@@ -158,14 +168,14 @@ struct Segment {
     mark: Mark,
 }
 
-/// A range that may be tagged, and what is there already.
+/// A range that may be tagged, with its current mark.
 struct VmaPart {
     range: Range<u64>,
-    /// None where it is anonymous and has no name of ours.
+    /// `None` if the memory is anonymous and has no valid name from a tag.
     mark: Option<Mark>,
 }
 
-/// By what memory is known again.
+/// The property that identifies memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 enum Mark {
     Name(Name),
@@ -173,13 +183,13 @@ enum Mark {
         device: (u32, u32),
         inode: u64,
         shared: bool,
-        /// The address at which the file's first byte would lie.
+        /// The address at which the file's first byte would be mapped.
         base: u64,
     },
 }
 
 impl Mark {
-    /// Whether every page of a range has it.
+    /// Whether every page of a range has this mark.
     fn is_on(&self, maps: &Maps, range: Range<u64>) -> bool {
         let all = maps.walk(range, |mapping| match self.is_of(mapping) {
             true => ControlFlow::Continue(()),
@@ -195,7 +205,7 @@ impl Mark {
         }
     }
 
-    /// The last page of the range that was named.
+    /// The last page of the named range.
     fn tail(&self) -> Option<u64> {
         match self {
             Self::Name(name) => Some(name.tail),
@@ -203,7 +213,7 @@ impl Mark {
         }
     }
 
-    /// Whether it still says anything: a name does while the last page of its range is there.
+    /// Whether the mark is still valid. A name is valid while the last page of its range is there.
     fn counts(&self, maps: &Maps) -> bool {
         let Self::Name(Name { id, tail, is_tail: false }) = *self else { return true };
         let last = Self::Name(Name { id, tail, is_tail: true });
@@ -215,13 +225,13 @@ impl Mark {
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct Name {
     id: u64,
-    /// The last page of the range that was named.
+    /// The last page of the named range.
     tail: u64,
     is_tail: bool,
 }
 
 impl Name {
-    /// From a mapping's name as the kernel shows it, such as `[anon:peerway-2a-7f0012345000]`.
+    /// Parses a mapping's name as the kernel shows it, such as `[anon:peerway-2a-7f0012345000]`.
     fn parse(shown: &str) -> Option<Self> {
         let text = shown.strip_prefix("[anon:peerway-")?.strip_suffix(']')?;
         let (text, is_tail) = match text.strip_suffix("-end") {
@@ -237,7 +247,8 @@ impl Name {
         let end = if self.is_tail { "-end" } else { "" };
         let name = CString::new(format!("peerway-{:x}-{:x}{end}", self.id, self.tail))?;
         let len = range.end - range.start;
-        // SAFETY: gives mappings a name and touches no memory; the kernel copies the string.
+        // SAFETY: `prctl` names mappings and accesses no memory of theirs. The kernel copies the
+        // string.
         let returned = unsafe {
             libc::prctl(
                 libc::PR_SET_VMA,
@@ -251,8 +262,8 @@ impl Name {
     }
 }
 
-/// What a part of a mapping is known by already: one part, or two where it begins with the last page of a
-/// named range. None where it cannot be tagged.
+/// The current marks of a part of a mapping: one part, or two if it begins with the last page of a
+/// named range. `None` if the mapping cannot be tagged.
 fn parts_of(mapping: &MapsEntry<'_>, range: Range<u64>) -> Option<[Option<VmaPart>; 2]> {
     if mapping.inode != 0 {
         return Some([Some(VmaPart { range, mark: Some(file_of(mapping)?) }), None]);
@@ -264,11 +275,12 @@ fn parts_of(mapping: &MapsEntry<'_>, range: Range<u64>) -> Option<[Option<VmaPar
         return Some([Some(VmaPart { range, mark: None }), None]);
     };
     if !name.is_tail {
-        // Beyond the last page it is what was moved here from elsewhere.
+        // Memory beyond the last page was moved here from another range, so its name is not valid.
         let mark = (range.end <= name.tail).then_some(Mark::Name(name));
         return Some([Some(VmaPart { range, mark }), None]);
     }
-    // What a mapping that ended with the range has grown by since has the last page's name as well.
+    // If a mapping that ended with the named range has grown, the added pages have the last page's
+    // name too.
     let end = name.tail + page_size() as u64;
     if range.start != name.tail {
         return Some([Some(VmaPart { range, mark: None }), None]);
@@ -278,20 +290,20 @@ fn parts_of(mapping: &MapsEntry<'_>, range: Range<u64>) -> Option<[Option<VmaPar
     Some([Some(last), grown])
 }
 
-/// The file behind a mapping, where that alone tells what its pages are.
+/// The file behind a mapping, if the file and offset alone identify its pages.
 fn file_of(mapping: &MapsEntry<'_>) -> Option<Mark> {
     let MapsEntry { start, offset, device, inode, shared, name, .. } = *mapping;
-    // Anonymous huge pages are a file that the kernel makes for one mapping and never again.
+    // For anonymous huge pages, the kernel makes a file for one mapping and never uses it again.
     let own_pages = name.starts_with("/anon_hugepage");
-    // What a private mapping wrote is not in the file.
+    // A private mapping's written pages are not in the file.
     if inode == 0 || !(shared || own_pages) {
         return None;
     }
-    // Only file systems without a disk, which give every file a new number.
+    // Accept only file systems without a disk, which give every file a new inode number.
     if device.0 != 0 {
         return None;
     }
-    // Mappings of a device differ by more than their offset; below /dev, only these are memory.
+    // Mappings of a device differ by more than their offset. Below /dev, only these are memory.
     let memory = ["/dev/shm/", "/dev/zero", "/dev/hugepages"];
     if name.starts_with("/dev/") && !memory.iter().any(|dir| name.starts_with(dir)) {
         return None;
@@ -299,7 +311,8 @@ fn file_of(mapping: &MapsEntry<'_>) -> Option<Mark> {
     Some(Mark::File { device, inode, shared, base: start.wrapping_sub(offset) })
 }
 
-/// The pages that hold some bytes; none where there are no bytes or no such addresses.
+/// The pages that contain the `len` bytes at `addr`. `None` if `len` is zero or the addresses
+/// overflow.
 fn pages(addr: u64, len: u64) -> Option<Range<u64>> {
     let page = page_size() as u64;
     let end = addr.checked_add(len).filter(|_| len > 0)?.checked_next_multiple_of(page)?;

@@ -1,11 +1,13 @@
-//! Waking a sleeper: event descriptors across processes and inside epoll, futexes inside the process.
+//! Wakes blocked threads: event descriptors across processes and in epoll, futexes within the
+//! process.
 //!
-//! Neither carries data. A wake-up may be spurious, so a woken thread looks again; that none is *missing*
-//! is the business of whoever sets and tests the armed flag (see `ring.rs`).
+//! Neither carries data. A wake-up may be spurious, so a woken thread checks again. The code that
+//! sets and tests the armed flag ensures that no wake-up is *missing* (see `ring.rs`).
 //!
-//! A peer that holds our event descriptor shares its open file: it may signal it at will, and it could clear
-//! `O_NONBLOCK` and fill the counter so that a `signal` blocks. So descriptors pass only between processes
-//! that already share a ring, and [`EventFd::from_owned`] takes nothing but an eventfd.
+//! A peer that holds our event descriptor shares its open file. It may signal it at will. It could
+//! also clear `O_NONBLOCK` and fill the counter, so that `signal` blocks. So event descriptors pass
+//! only between processes that already share a ring, and [`EventFd::from_owned`] accepts nothing
+//! but an eventfd.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,36 +19,39 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-/// A counter in the kernel that makes its descriptor readable while it is not zero.
+/// A kernel counter. Its file descriptor is readable while the counter is not zero.
 #[derive(Debug)]
 pub(crate) struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new one, not signalled.
+    /// A new event descriptor, not signalled.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Takes over a descriptor received from a peer, refusing anything but an eventfd: a write to some
-    /// other file could block or do harm.
+    /// Takes ownership of a file descriptor received from a peer. It refuses anything but an
+    /// eventfd: a write to another file could block or do harm.
     pub(crate) fn from_owned(fd: OwnedFd) -> io::Result<Self> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         if link.as_os_str() != "anon_inode:[eventfd]" {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not an event descriptor"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the peer passed a file descriptor that is not an eventfd",
+            ));
         }
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
         Ok(Self(fd))
     }
 
-    /// Makes the descriptor readable, waking whoever polls it.
+    /// Makes the file descriptor readable, which wakes the threads that poll it.
     pub(crate) fn signal(&self) {
-        // EAGAIN means that the counter is full, hence already readable: the wake-up is there.
+        // EAGAIN means that the counter is full and so already readable. The wake-up is not lost.
         let written = rustix::io::retry_on_intr(|| rustix::io::write(&self.0, &1u64.to_ne_bytes()));
         debug_assert!(matches!(written, Ok(8) | Err(Errno::AGAIN)), "eventfd write: {written:?}");
     }
 
-    /// Makes the descriptor unreadable again; whether it had been signalled.
+    /// Makes the file descriptor unreadable again. Returns whether it was signalled.
     pub(crate) fn drain(&self) -> bool {
         let mut count = [0; 8];
         rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut count)).is_ok()
@@ -59,19 +64,21 @@ impl AsFd for EventFd {
     }
 }
 
-/// Sleeps while `word` is `expected`, until woken or for `timeout`; false when the time ran out.
+/// Blocks while `word` equals `expected`, until a wake-up or for `timeout`. Returns false if the
+/// time ran out.
 ///
-/// True promises nothing: the word may have differed at once, or a signal came. Look again. Only for words
-/// of this process (private futex).
+/// True guarantees nothing: the word may have differed at the start, or a signal arrived. The
+/// caller must check again. Only for words of this process (private futex).
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> bool {
-    // A time-out too long to express is no time-out.
+    // A timeout too long to express means no timeout.
     let timeout = timeout.and_then(|timeout| rustix::thread::Timespec::try_from(timeout).ok());
     futex::wait(word, futex::Flags::PRIVATE, expected, timeout.as_ref()) != Err(Errno::TIMEDOUT)
 }
 
-/// Wakes up to `n` threads that sleep on `word`; how many there were.
+/// Wakes up to `n` threads that block on `word`. Returns how many it woke.
 pub(crate) fn futex_wake(word: &AtomicU32, n: u32) -> usize {
-    // The kernel's count is signed: a larger one would read as negative and wake a single thread.
+    // The kernel's count is signed: it would take a larger one as negative and wake a single
+    // thread.
     futex::wake(word, futex::Flags::PRIVATE, n.min(i32::MAX as u32)).unwrap_or(0)
 }
 
@@ -124,7 +131,7 @@ mod tests {
                     futex_wait(&word, 0, None);
                 }
             });
-            // pairs with the Acquire load of the sleeper.
+            // Pairs with the Acquire load in the waiting thread.
             word.store(1, Ordering::Release);
             futex_wake(&word, 1);
         });

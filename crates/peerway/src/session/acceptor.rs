@@ -1,11 +1,13 @@
-//! The acceptor's side of the handshake: never blocks, bounded in number and time.
+//! The acceptor's side of the handshake. It never blocks, and it bounds the number of connections
+//! and their time.
 //!
-//! Connections knock, say one message, and become a session, a lane of one, or nothing. Whatever
-//! they send, the endpoint goes on serving others.
+//! A connection sends one message and becomes a session, a lane of a session, or nothing. Whatever
+//! it sends, the endpoint goes on serving the other peers.
 //!
-//! When there are too many half-open connections, or no descriptor for another, the oldest one of
-//! the busiest source makes room (see `crowd`). Where that does not help, the listener leaves epoll
-//! for a moment. What it has not accepted waits in the kernel's backlog, and nothing spins.
+//! When there are too many half-open connections, or no file descriptor for another one, the
+//! acceptor drops the oldest connection of the busiest source (see `crowd`). If that does not help,
+//! it takes the listener out of epoll for a moment. Connections that are not accepted yet wait in
+//! the kernel's backlog, so no thread spins.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,29 +40,30 @@ use crate::transport::lane::{Lane, Role};
 use crate::transport::tcp::TcpWire;
 use crate::transport::verbs::queue::Queue;
 
-/// Connections that may be in the handshake at a time, by TCP and on the local socket each.
+/// The most connections in the handshake at a time, for TCP and for the local socket each.
 const MAX_PENDING: usize = 1024;
-/// As many may always be, however few descriptors this process is allowed.
+/// This many are always allowed, however low the process's limit of file descriptors is.
 const MIN_PENDING: usize = 16;
-/// They may hold one of so many descriptors that this process is allowed.
+/// Half-open connections may hold one in this many of the process's file descriptors.
 const DESCRIPTOR_SHARE: u64 = 4;
-/// How long a connection may be half open before it has to make room where there are too many. An
-/// honest handshake rarely takes longer, and new connections can wait this long.
+/// The time after which a half-open connection may be dropped when there are too many. A normal
+/// handshake rarely takes longer, and new connections can wait this long.
 const GRACE: Duration = Duration::from_millis(250);
-/// The same where descriptors are short. That may be the program's own doing, so honest handshakes
-/// that are slow get more time.
+/// The same when file descriptors are short. The program itself may have used them up, so slow
+/// handshakes get more time.
 const SHORTAGE_GRACE: Duration = Duration::from_secs(1);
-/// How long a listener rests when it cannot accept: some ten futile attempts a second cost nothing.
+/// How long a listener rests when it cannot accept. About ten failing attempts a second cost
+/// nothing.
 const REST: Duration = Duration::from_millis(100);
-/// How long it rests when too many connections are half open: honest handshakes end soon.
+/// How long a listener rests when too many connections are half open. Normal handshakes end soon.
 const FULL_REST: Duration = Duration::from_millis(20);
-/// Connections that a listener accepts before others are served.
+/// Connections that a listener accepts before the driver serves other events.
 const ACCEPTS: usize = 64;
-/// Half-open connections are looked at this often, to drop those that took too long.
+/// Interval between two checks for half-open connections that took too long.
 const LOOK: Duration = Duration::from_secs(1);
-/// The same warning is logged no more often than this.
+/// The shortest interval between two equal warnings in the log.
 const WARN_EVERY: Duration = Duration::from_secs(10);
-/// Bulk lanes a session may have.
+/// The most bulk lanes of a session.
 pub(super) const MAX_LANES: u16 = 64;
 
 const LISTENER: u64 = 0;
@@ -68,26 +71,27 @@ const LOCAL_LISTENER: u64 = 1;
 const CONNECTION: u64 = 2;
 const LOCAL_CONNECTION: u64 = 3;
 
-/// Listeners and everything in the handshake.
+/// The listeners and all connections in the handshake.
 pub(crate) struct Acceptor {
     listeners: Vec<TcpListener>,
     local: Option<OwnedFd>,
     pending: HashMap<u64, Pending>,
     local_pending: HashMap<u64, LocalPending>,
-    /// Each belongs to a connection in `pending` and ends with it, so there are never more of them.
+    /// Each entry belongs to a connection in `pending` and ends with it, so there are never more
+    /// entries than connections.
     half_open: HashMap<[u8; 16], HalfOpen>,
-    /// Listeners that are not in epoll for a while.
+    /// Listeners that are out of epoll for a while.
     resting: Vec<Resting>,
-    /// The log says that no connection can be accepted, and nothing to the contrary yet.
+    /// The log says that no connection can be accepted, and has not said the contrary since.
     short: bool,
     short_warnings: Warnings,
-    /// Half-open connections that made room since the log last said so.
+    /// Half-open connections dropped since the last warning.
     dropped: u64,
     dropped_warnings: Warnings,
     next: u64,
 }
 
-/// A listener that is watched again at some time.
+/// A listener that goes back into epoll at `until`.
 struct Resting {
     /// [`LISTENER`] or [`LOCAL_LISTENER`].
     kind: u64,
@@ -95,7 +99,7 @@ struct Resting {
     until: u64,
 }
 
-/// When a warning was last logged.
+/// The time of the last warning.
 #[derive(Default)]
 struct Warnings(Option<u64>);
 
@@ -110,35 +114,35 @@ impl Warnings {
     }
 }
 
-/// A connection that has not become anything yet.
+/// A TCP connection in the handshake.
 struct Pending {
     stream: TcpStream,
     addr: SocketAddr,
     assembly: Assembly,
     since: u64,
     deadline: u64,
-    /// It opened this session and has not said that it is ready.
+    /// The session that it opened, before its `Ready`.
     session: Option<[u8; 16]>,
 }
 
-/// A connection on the local socket that has not attached to anything yet.
+/// A connection on the local socket that is not attached to a session yet.
 struct LocalPending {
     socket: OwnedFd,
-    /// The process that connected; 0 when it is not visible here.
+    /// The process that connected. 0 if it is not visible here.
     pid: u32,
     since: u64,
     deadline: u64,
 }
 
-/// A session whose opener has not said that it is ready.
+/// A session whose opener has not sent `Ready` yet.
 struct HalfOpen {
     hello: Hello,
     lanes: Vec<(u16, TcpStream)>,
     queues: Vec<(u16, Queue)>,
-    /// Who will drive the session.
+    /// The shard that will drive the session.
     shard: Arc<Shard>,
     link: Option<(Link, bool)>,
-    /// The bytes that the opener reads to prove that it can.
+    /// Random bytes. The opener reads them through CMA to show that it can.
     secret: Box<[u8; 16]>,
     deadline: u64,
 }
@@ -170,7 +174,7 @@ impl Acceptor {
         })
     }
 
-    /// Something happened at the acceptor; returns sessions that are complete.
+    /// Handles an event of a listener or a connection. Returns the sessions that are complete.
     pub(crate) fn handle_event(
         &mut self,
         endpoint: &Arc<Inner>,
@@ -189,7 +193,7 @@ impl Acceptor {
         Vec::new()
     }
 
-    /// When something here depends on the clock; `None` when nothing does.
+    /// The time until the acceptor has work to do. `None` if it has none.
     pub(crate) fn until_next(&self, now: u64) -> Option<Duration> {
         let idle = self.pending.is_empty() && self.local_pending.is_empty();
         let look = (!idle).then_some(LOOK);
@@ -197,7 +201,7 @@ impl Acceptor {
         look.into_iter().chain(wake).min()
     }
 
-    /// Watches listeners again that have rested.
+    /// Puts listeners that have rested back into epoll.
     pub(crate) fn wake_listeners(&mut self, shard: &Shard, now: u64) {
         for mut resting in std::mem::take(&mut self.resting) {
             let Some(listener) = self.listener(resting.kind, resting.at) else { continue };
@@ -205,14 +209,14 @@ impl Acceptor {
                 if watch(shard, listener, resting.kind, resting.at).is_ok() {
                     continue;
                 }
-                // Watching takes memory, which may be short, too.
+                // Watching needs memory, which may be short as well.
                 resting.until = clock::after(now, REST);
             }
             self.resting.push(resting);
         }
     }
 
-    /// Drops what took too long.
+    /// Drops connections that took too long.
     pub(crate) fn sweep(&mut self, now: u64) {
         self.pending.retain(|_, p| p.deadline > now);
         self.local_pending.retain(|_, p| p.deadline > now);
@@ -277,7 +281,7 @@ impl Acceptor {
             };
             made_room = false;
             let Ok(peer) = unix::credentials(socket.as_fd()) else { continue };
-            // It could attach to nothing, see `attach`.
+            // A connection of another user could not attach: see `attach`.
             if peer.uid != rustix::process::getuid().as_raw() {
                 continue;
             }
@@ -295,26 +299,27 @@ impl Acceptor {
         }
     }
 
-    /// Every connection that waited has been accepted.
+    /// All waiting connections are accepted.
     fn caught_up(&mut self) {
         if std::mem::take(&mut self.short) {
             tracing::info!("connections are accepted again");
         }
     }
 
-    /// There is no descriptor or no memory for a connection.
+    /// Warns that there is no file descriptor or no memory for a connection.
     fn warn_of_shortage(&mut self, error: &io::Error, now: u64) {
         if !self.short && self.short_warnings.is_due(now) {
             self.short = true;
             tracing::warn!(
                 %error,
-                "no connection can be accepted; new peers wait until this process has descriptors \
-                 and memory again (`ulimit -n` shows the limit of descriptors)"
+                "no connection can be accepted; new peers wait until this process has file \
+                 descriptors and memory again (`ulimit -n` shows the limit of descriptors)"
             );
         }
     }
 
-    /// Takes a listener out of epoll for a while: what waits there would wake us again at once.
+    /// Takes a listener out of epoll for a while. Otherwise its waiting connections would wake the
+    /// progress thread again at once.
     fn rest(&mut self, shard: &Shard, kind: u64, at: u64, until: u64) {
         if let Some(listener) = self.listener(kind, at) {
             let _ = epoll::delete(shard.epoll(), listener);
@@ -330,7 +335,7 @@ impl Acceptor {
         }
     }
 
-    /// Has a half-open connection of either kind give its descriptor back.
+    /// Drops a half-open connection of either kind to free its file descriptor.
     fn make_any_room(&mut self, now: u64) -> bool {
         self.make_room(now, SHORTAGE_GRACE) || self.make_local_room(now, SHORTAGE_GRACE)
     }
@@ -354,7 +359,7 @@ impl Acceptor {
         true
     }
 
-    /// The same for the local socket, by process.
+    /// Does the same for the local socket. The source is the process.
     fn make_local_room(&mut self, now: u64, grace: Duration) -> bool {
         let occupants = self.local_pending.iter().map(|(&id, pending)| {
             let (source, since) = (pending.pid, pending.since);
@@ -373,11 +378,16 @@ impl Acceptor {
         self.dropped += 1;
         if self.dropped_warnings.is_due(now) {
             let dropped = std::mem::take(&mut self.dropped);
-            tracing::warn!(%from, dropped, "half-open connections made room for new ones");
+            tracing::warn!(
+                %from,
+                dropped,
+                "dropped half-open connections to make room for new ones; \
+                 `from` is the busiest source"
+            );
         }
     }
 
-    /// The connection that opened a session is gone: nobody can complete the session.
+    /// Forgets a half-open session after its connection is gone: nothing can complete it.
     fn forget(&mut self, session: Option<[u8; 16]>) {
         if let Some(session) = session {
             self.half_open.remove(&session);
@@ -389,7 +399,7 @@ impl Acceptor {
         self.next
     }
 
-    /// A connection in the handshake has something to say.
+    /// Handles input on a connection in the handshake.
     fn spoke(
         &mut self,
         endpoint: &Arc<Inner>,
@@ -424,7 +434,7 @@ impl Acceptor {
                     return None;
                 }
                 Err(error) => {
-                    tracing::debug!(from = %pending.addr, ?error, "a connection was dropped");
+                    tracing::debug!(from = %pending.addr, ?error, "dropped a half-open connection");
                     return None;
                 }
             }
@@ -547,7 +557,8 @@ impl Acceptor {
         };
         if pin.is_rdma() && hello.rdma.is_empty() {
             return Err(Refusal::Pinned(format!(
-                "it is pinned to {pin}, and the opener has no RDMA device or is pinned to another path"
+                "it is pinned to {pin}, and the opener has no RDMA device or is pinned to another \
+                 path"
             )));
         }
         Ok(Welcome {
@@ -562,14 +573,14 @@ impl Acceptor {
         })
     }
 
-    /// A local connection passes the segment of a session that is being opened.
+    /// Handles input on a local connection, which attaches the segment to a half-open session.
     fn local_spoke(&mut self, endpoint: &Inner, shard: &Shard, id: u64) {
         let Some(pending) = self.local_pending.remove(&id) else { return };
         match unix::recv(pending.socket.as_fd()) {
             Ok(Received::Packet(packet)) => {
                 let _ = epoll::delete(shard.epoll(), &pending.socket);
                 if self.attach(endpoint, pending.socket, packet).is_none() {
-                    tracing::debug!("a local connection was dropped");
+                    tracing::debug!("dropped a half-open local connection");
                 }
             }
             Ok(Received::WouldBlock) => {
@@ -577,8 +588,8 @@ impl Acceptor {
             }
             Ok(Received::Cut(_)) => {
                 tracing::warn!(
-                    "a local peer's descriptors were lost: this process can open no more files \
-                     (ulimit -n); the peer connects by TCP"
+                    "lost the file descriptors of a local peer, because this process has reached \
+                     its limit (`ulimit -n`); the peer connects by TCP"
                 );
             }
             Ok(Received::Closed) | Err(_) => {}
@@ -589,7 +600,8 @@ impl Acceptor {
         let attach = Attach::from_bytes(&packet.bytes)?;
         let half = self.half_open.get_mut(&attach.session)?;
         let peer = unix::credentials(socket.as_fd()).ok()?;
-        // Shared memory binds honest code only, so it goes to the same user alone.
+        // Shared memory protects nothing from a hostile process, so only processes of the same user
+        // get it.
         if peer.uid != rustix::process::getuid().as_raw() || half.link.is_some() {
             return None;
         }
@@ -609,7 +621,8 @@ impl Acceptor {
     }
 }
 
-/// Both sides are ready: the session, or a refusal if our pin cannot be met.
+/// Completes the session after both sides are ready, or refuses it if this side's pin cannot be
+/// met.
 fn complete(
     endpoint: &Arc<Inner>,
     half: HalfOpen,
@@ -686,7 +699,7 @@ fn complete(
     Some(NewSession { session, lanes, detect, claim: Some(claim) })
 }
 
-/// Which session a hello is about; `None` for a sub-session that there cannot be.
+/// The session that a hello names. `None` if the sub-session number is out of range.
 fn whom(hello: &Hello) -> Option<Whom> {
     let sub_session = match hello.sub_session {
         Some(sub_session) if (1..=MAX_SUB_SESSIONS).contains(&sub_session.number) => {
@@ -703,12 +716,13 @@ fn lane(stream: TcpStream, index: u16, role: Role, now: u64) -> Option<Lane> {
     Some(Lane::new(Box::new(wire), index, role, now))
 }
 
-/// Answers on a fresh connection, whose buffer has room for so little; `None` when it is gone.
+/// Answers on a fresh connection, whose send buffer has room for so few bytes. `None` if it is
+/// gone.
 fn reply(stream: &mut TcpStream, message: &Control) -> Option<()> {
     stream.write_all(&frame(message)).ok()
 }
 
-/// How many connections may be in the handshake, given the descriptors that this process may have.
+/// The most connections in the handshake, given the process's limit of file descriptors.
 fn most_pending() -> usize {
     let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(allowed / DESCRIPTOR_SHARE)
@@ -716,7 +730,8 @@ fn most_pending() -> usize {
         .clamp(MIN_PENDING, MAX_PENDING)
 }
 
-/// Whether accepting failed for one connection alone, as accept(2) says: the next may be had at once.
+/// Whether accepting failed for one connection only, as accept(2) says. The next one may succeed at
+/// once.
 fn is_of_connection(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

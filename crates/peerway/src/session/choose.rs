@@ -1,22 +1,22 @@
-//! Which path to take to a peer, once it is known what works.
+//! Chooses the path to a peer from what the handshake found.
 
 use peerway_core::config::Pin;
 
 use super::Reach;
 use crate::path::{Path, PathKind};
 
-/// What the handshake found out.
+/// The result of the handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) same_process: bool,
     pub(crate) linked: bool,
     pub(crate) we_pull: bool,
     pub(crate) peer_pulls: bool,
-    /// Queue pairs are open, and make this path.
+    /// The kind of RDMA path, if queue pairs are open.
     pub(crate) queues: Option<PathKind>,
 }
 
-/// Whether local paths are to be tried at all, and if not why.
+/// Whether to try local paths. If not, the reason.
 pub(crate) fn offers_local(pin: Pin, disable_ipc: bool) -> Result<(), String> {
     match pin {
         Pin::Tcp | Pin::Ib | Pin::Efa => Err(format!("pinned to {pin}")),
@@ -25,7 +25,7 @@ pub(crate) fn offers_local(pin: Pin, disable_ipc: bool) -> Result<(), String> {
     }
 }
 
-/// Whether this side may copy from its peer's memory under its pin.
+/// Whether this side may copy from the peer's memory under its pin.
 pub(crate) fn may_pull(pin: Pin) -> bool {
     matches!(pin, Pin::Auto | Pin::Local | Pin::LocalCma)
 }
@@ -35,12 +35,13 @@ pub(crate) fn may_share_process(pin: Pin) -> bool {
     matches!(pin, Pin::Auto | Pin::Local)
 }
 
-/// The path, or why a pin cannot be met. `why` says why there is nothing better than TCP.
+/// Chooses the path, or returns why the pin cannot be met. `why` is the reason why there is nothing
+/// better than TCP.
 pub(crate) fn choose(pin: Pin, found: Found, why: &str) -> Result<(Path, Reach), String> {
     let path = |kind, why: &str| Path { kind, why: why.to_owned() };
     if found.same_process && may_share_process(pin) {
         let reach = Reach { same_process: true, ..Reach::default() };
-        return Ok((path(PathKind::SameProcess, "both endpoints live in this process"), reach));
+        return Ok((path(PathKind::SameProcess, "both endpoints are in this process"), reach));
     }
     if let Some(kind) = found.queues {
         let why = if pin.is_rdma() { format!("pinned to {pin}") } else { why.to_owned() };
@@ -66,7 +67,8 @@ pub(crate) fn choose(pin: Pin, found: Found, why: &str) -> Result<(Path, Reach),
             Ok((path(PathKind::LocalCma, "pinned to local-cma"), reach))
         }
         Pin::LocalCma => Err(format!(
-            "process_vm_readv is refused ({}): Yama, seccomp, another user or PID namespace",
+            "process_vm_readv is refused ({}): \
+             check Yama, seccomp, and the user and PID namespace of both processes",
             if found.we_pull { "for the peer" } else { "for us" }
         )),
         Pin::LocalMap => {

@@ -1,4 +1,5 @@
-//! The opener's side of the handshake. Runs in the calling thread, blocking, under one deadline.
+//! The opener's side of the handshake. It runs in the calling thread and blocks, under one
+//! deadline.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -33,7 +34,7 @@ use crate::transport::lane::{Lane, Role};
 use crate::transport::tcp::TcpWire;
 use crate::transport::verbs::queue::Queue;
 
-/// The time that a whole connect may take: every address, and every step of the handshake.
+/// The time limit of a whole connect: all addresses and all steps of the handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimeLimit {
     timeout: Duration,
@@ -41,7 +42,7 @@ pub(crate) struct TimeLimit {
 }
 
 impl TimeLimit {
-    /// A limit that ends `timeout` from now.
+    /// Creates a limit that ends `timeout` from now.
     pub(crate) fn new(timeout: Duration) -> Self {
         Self { timeout, deadline: clock::after(clock::now(), timeout) }
     }
@@ -54,7 +55,7 @@ impl TimeLimit {
         self.left() == Duration::ZERO
     }
 
-    /// Fails once the limit is over, naming the stage that has just ended.
+    /// Fails if the limit is over. The error names the stage that has just ended.
     fn check(&self, addr: SocketAddr, stage: &'static str) -> Result<(), ConnectError> {
         if self.is_over() { Err(self.timed_out(addr, stage)) } else { Ok(()) }
     }
@@ -65,7 +66,7 @@ impl TimeLimit {
     }
 }
 
-/// Stages of a connect, as errors name them.
+/// The stages of a connect, as errors name them.
 mod stage {
     pub(super) const ELSEWHERE: &str = "waiting for another connect to the same peer";
     pub(super) const TCP: &str = "opening the TCP connection";
@@ -77,16 +78,17 @@ mod stage {
     pub(super) const THEIRS: &str = "waiting for the session that the peer opens";
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 enum Outcome {
     /// A session to adopt.
     Opened(Box<NewSession>),
-    /// The peer says that there is one between the two already, or on its way.
+    /// The peer reports that a session between the two already exists or is being opened.
     Exists(Incarnation),
 }
 
 impl Inner {
-    /// What is said of a sub-session that is to be opened: it belongs to the session that is everybody's.
+    /// The main session that a sub-session belongs to, for the hello. `None` if `whom` names the
+    /// main session.
     fn sub_session(&self, whom: &Whom) -> io::Result<Option<SubSession>> {
         if whom.sub_session == 0 {
             return Ok(None);
@@ -95,7 +97,7 @@ impl Inner {
         Ok(Some(SubSession { number: whom.sub_session, of: first.id }))
     }
 
-    /// Opens a session, the one that is everybody's or a sub-session of it, or finds it.
+    /// Opens the main session or a sub-session, or finds it.
     pub(crate) fn connect_to(
         self: &Arc<Self>,
         whom: Whom,
@@ -105,14 +107,14 @@ impl Inner {
         self.check_open().map_err(ConnectError::from)?;
         let mut last = None;
         for (at, &addr) in metadata.addresses.iter().enumerate() {
-            // Behind a dead link an address is silent: the others must have their share of the time.
+            // An address behind a dead link is silent, so each address gets its share of the time.
             let share = (metadata.addresses.len() - at) as u32;
             let patience = limit.left() / share;
             match self.connect_at(addr, Some(whom), patience, limit) {
                 Ok(peer) => return Ok(peer),
                 // The error names the address at which the time ran out.
                 Err(error) if limit.is_over() => return Err(error),
-                // Only an address that nobody answers at is a reason to try the next.
+                // Only an address without an answer is a reason to try the next one.
                 Err(error @ (ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })) => {
                     last = Some(error);
                 }
@@ -122,7 +124,7 @@ impl Inner {
         Err(last.unwrap_or(ConnectError::EndpointClosed))
     }
 
-    /// Opens a session with whoever listens at `addr`, or finds it.
+    /// Opens a session with the endpoint that listens at `addr`, or finds it.
     pub(crate) fn connect_at(
         self: &Arc<Self>,
         addr: SocketAddr,
@@ -141,8 +143,8 @@ impl Inner {
                     Opening::TimedOut => return Err(limit.timed_out(addr, stage::ELSEWHERE)),
                 }
             }
-            // The session is known before the attempt is over: in between the peer could open
-            // another.
+            // Register the session before the attempt ends. In between the peer could open another
+            // one.
             let outcome = open(self, addr, expects, patience, limit).map(|opened| match opened {
                 Outcome::Opened(new) => Ok(self.opened(*new)),
                 Outcome::Exists(who) => Err(who),
@@ -154,8 +156,8 @@ impl Inner {
                 Ok(peer) => return Ok(peer),
                 Err(who) => who,
             };
-            // The other side opens, or has not noticed that the last session is over: one of the
-            // two is true within moments.
+            // Either the peer opens a session now, or it has not noticed that the last session is
+            // over. One of them resolves within moments.
             let whom = expects.unwrap_or_else(|| who.into());
             if let Some(session) = self.wait_for(&whom, Duration::from_millis(20)) {
                 return Ok(Peer::new(self.clone(), session));
@@ -165,7 +167,8 @@ impl Inner {
     }
 }
 
-/// Tries to open a session with whoever listens at `addr`, who must take the call within `patience`.
+/// Tries to open a session with the endpoint that listens at `addr`. It must accept the TCP
+/// connection within `patience`.
 fn open(
     endpoint: &Arc<Inner>,
     addr: SocketAddr,
@@ -184,7 +187,8 @@ fn open(
 
     let session: [u8; 16] = random();
     let offer = offers_local(config.transport, config.disable_ipc);
-    // One lane saturates a loopback; a network wants several, one flow being one core's work.
+    // One lane saturates a loopback. A network needs several, because one flow is the work of one
+    // core.
     let here = stream.local_addr().is_ok_and(|local| local.ip() == addr.ip());
     let several = 4.max(endpoint.rails.len().min(usize::from(MAX_LANES)) as u16);
     let bulk = config.lanes.unwrap_or(if here { 1 } else { several });
@@ -209,7 +213,7 @@ fn open(
         Control::Welcome(welcome) => welcome,
         Control::Refuse(Refusal::Exists(who)) => return Ok(Outcome::Exists(who)),
         Control::Refuse(refusal) => return Err(refused(endpoint, addr, expects, refusal)),
-        _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it did not answer the hello" }),
+        _ => return Err(ConnectError::PeerMisbehaved { addr, why: "wrong answer to the hello" }),
     };
 
     let claim = match expects {
@@ -237,7 +241,7 @@ fn open(
         }
         limit.check(addr, stage::QUEUES)?;
     }
-    // A pin that cannot be met is told before the peer takes the session for open.
+    // Report a pin that cannot be met before the peer considers the session open.
     let (mut path, reach) = choose(config.transport, found, &why).map_err(|why| {
         ConnectError::PathUnavailable { pin: config.transport.to_string(), addr, why }
     })?;
@@ -272,13 +276,13 @@ fn open(
         Control::Ready(_) => {}
         Control::Refuse(Refusal::Exists(who)) => return Ok(Outcome::Exists(who)),
         Control::Refuse(refusal) => return Err(refused(endpoint, addr, expects, refusal)),
-        _ => return Err(ConnectError::PeerMisbehaved { addr, why: "it did not get ready" }),
+        _ => return Err(ConnectError::PeerMisbehaved { addr, why: "wrong answer to `Ready`" }),
     }
 
-    // Silence counts from now on: connecting may have taken longer than a peer may be silent.
+    // Silence counts from now on: the connect may have taken longer than the detection time.
     let now = clock::now();
     let lane = |stream, index, role| -> Result<Lane, ConnectError> {
-        let wire = TcpWire::new(stream).map_err(|e| os("preparing a connection", e))?;
+        let wire = TcpWire::new(stream).map_err(|e| os("cannot prepare a connection", e))?;
         Ok(Lane::new(Box::new(wire), index, role, now))
     };
     let control = if found.linked || rdma.is_some() { Role::Control } else { Role::Latency };
@@ -307,7 +311,7 @@ fn open(
 const NOT_LOCAL: Found =
     Found { same_process: false, linked: false, we_pull: false, peer_pulls: false, queues: None };
 
-/// Opens queue pairs between the two endpoints' devices, or says why there are none.
+/// Opens queue pairs between the devices of the two endpoints, or returns why there are none.
 fn go_rdma(
     endpoint: &Inner,
     shard: &Shard,
@@ -321,7 +325,7 @@ fn go_rdma(
     }
     let plans = queues::plan(&rdma.ports(), &welcome.rdma, endpoint.config.rdma.queue_pairs);
     if plans.is_empty() {
-        return Err("no port of the peer's is of the kind of ours".to_owned());
+        return Err("no common RDMA link type: our ports and the peer's ports differ".to_owned());
     }
     let (ours, offers) = queues::offer(shard.ports(), &plans)?;
     let lost = |error: HelloError| format!("the peer did not answer the offer ({error:?})");
@@ -340,7 +344,7 @@ fn go_rdma(
     Ok((connected, QueueReach { ports: welcome.rdma.clone(), plans, lanes, pinned }))
 }
 
-/// Puts queue pairs at their places among the lanes.
+/// Adds queue pairs to the lanes, at their indexes.
 pub(super) fn add_queues(lanes: &mut Vec<Option<Lane>>, queues: Vec<(u16, Queue)>, now: u64) {
     for (index, queue) in queues {
         let at = usize::from(index);
@@ -351,7 +355,7 @@ pub(super) fn add_queues(lanes: &mut Vec<Option<Lane>>, queues: Vec<(u16, Queue)
     }
 }
 
-/// Tries the ways inside the host; what does not work is said in words.
+/// Tries the local paths. The text says why there is none.
 fn go_local(
     endpoint: &Inner,
     host: &HostFacts,
@@ -364,7 +368,7 @@ fn go_local(
         return far(format!("the peer offers no local path: {}", welcome.local_why));
     }
     let Some(peer) = decode_host(&welcome.host) else {
-        return far("the peer's word about its host cannot be read".into());
+        return far("the peer's host description cannot be decoded".into());
     };
     if peer.boot_id != host.boot_id || host.boot_id == [0; 16] {
         return far("the peer is on another host".into());
@@ -377,7 +381,7 @@ fn go_local(
         Ok((found, link)) => (found, Some(link), String::new()),
         Err(why) => {
             let apart = if peer.net_ns != host.net_ns {
-                " (the peer lives in another network namespace)"
+                " (the peer is in another network namespace)"
             } else {
                 ""
             };
@@ -394,24 +398,29 @@ fn attach(
 ) -> Result<(Found, Link), String> {
     let text = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     let left = clock::until(deadline, clock::now());
-    let socket =
-        unix::connect(&welcome.local, left).map_err(text("its local socket is out of reach"))?;
-    let peer = unix::credentials(socket.as_fd()).map_err(text("no credentials"))?;
+    let socket = unix::connect(&welcome.local, left)
+        .map_err(text("cannot connect to the peer's local socket"))?;
+    let peer =
+        unix::credentials(socket.as_fd()).map_err(text("cannot read the peer's credentials"))?;
     let uid = rustix::process::getuid().as_raw();
     if peer.uid != uid {
-        return Err(format!("the peer runs as another user ({}, we are {uid})", peer.uid));
+        return Err(format!("the peer runs as user {}, this process as user {uid}", peer.uid));
     }
-    let (fd, segment) = Link::create_segment().map_err(text("no shared segment"))?;
+    let (fd, segment) = Link::create_segment().map_err(text("cannot create the shared segment"))?;
     let wake_fds = (EventFd::new(), EventFd::new());
-    let (own, theirs) =
-        (wake_fds.0.map_err(text("no eventfd"))?, wake_fds.1.map_err(text("no eventfd"))?);
+    let (own, theirs) = (
+        wake_fds.0.map_err(text("cannot create an eventfd"))?,
+        wake_fds.1.map_err(text("cannot create an eventfd"))?,
+    );
     let secret: Box<[u8; 16]> = Box::new(random());
     let request = Attach { session, probe: Probe::of(&secret) };
     let fds = [fd.as_fd(), theirs.as_fd(), own.as_fd()];
-    unix::send(socket.as_fd(), &request.to_bytes(), &fds).map_err(text("attaching failed"))?;
-    let answer = wait_packet(&socket, deadline).map_err(text("the peer did not attach"))?;
+    unix::send(socket.as_fd(), &request.to_bytes(), &fds)
+        .map_err(text("cannot send the shared segment to the peer"))?;
+    let answer = wait_packet(&socket, deadline)
+        .map_err(text("the peer did not attach the shared segment"))?;
     let answer =
-        Attached::from_bytes(&answer).ok_or("the peer answered the attach with nonsense")?;
+        Attached::from_bytes(&answer).ok_or("the peer's answer to the attach cannot be decoded")?;
     let memory = if may_pull { answer.probe.open(peer.pid) } else { None };
     let we_pull = memory.is_some();
     let found = Found { linked: true, we_pull, peer_pulls: answer.pulls, ..NOT_LOCAL };
@@ -423,7 +432,9 @@ fn wait_packet(socket: &OwnedFd, deadline: u64) -> io::Result<Vec<u8>> {
         match unix::recv(socket.as_fd())? {
             Received::Packet(packet) => return Ok(packet.bytes),
             Received::Closed => return Err(io::ErrorKind::ConnectionReset.into()),
-            Received::Cut(_) => return Err(io::Error::other("no file descriptors left")),
+            Received::Cut(_) => {
+                return Err(io::Error::other("no file descriptors left (ulimit -n)"));
+            }
             Received::WouldBlock => {}
         }
         let left = clock::until(deadline, clock::now());
@@ -439,8 +450,8 @@ fn wait_packet(socket: &OwnedFd, deadline: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Where bulk lanes leave from and arrive. A lane goes to the peer's address on its rail's own
-/// network: the source alone does not decide which link packets take.
+/// The pairs of source and destination for bulk lanes. A lane goes to the peer's address on the
+/// network of its rail, because the source address alone does not decide which link packets take.
 fn rails(endpoint: &Inner, to: SocketAddr, metadata: &[u8]) -> Vec<(IpAddr, SocketAddr)> {
     if to.ip().is_loopback() {
         return Vec::new();
@@ -454,8 +465,8 @@ fn rails(endpoint: &Inner, to: SocketAddr, metadata: &[u8]) -> Vec<(IpAddr, Sock
     same_family.map(|rail| (rail.addr, there(rail))).collect()
 }
 
-/// A lane by the rail whose turn it is. One that leads nowhere is left out from then on, which
-/// `why` says; `None` when none is left.
+/// Opens a lane on the rail whose turn it is. It removes a rail that fails and adds that to `why`.
+/// `None` if no rail is left.
 fn by_rail(
     rails: &mut Vec<(IpAddr, SocketAddr)>,
     index: u16,
@@ -466,12 +477,17 @@ fn by_rail(
     while !rails.is_empty() {
         let at = usize::from(index - 1) % rails.len();
         let (from, to) = rails[at];
-        // Without a link a rail is silent, and must leave time for the others.
+        // A rail without a link is silent and must leave time for the others.
         let deadline = clock::after(clock::now(), limit.left() / 4);
         match open_lane(to, Some(from), request, deadline) {
             Ok(Some(stream)) => return Some(stream),
             failed => {
-                tracing::warn!(%from, %to, ?failed, "a rail leads nowhere");
+                tracing::warn!(
+                    %from,
+                    %to,
+                    ?failed,
+                    "cannot open a lane on this rail; the session does without the rail"
+                );
                 why.push_str(&format!("; no lane from {from} to {}", to.ip()));
                 rails.remove(at);
             }
@@ -480,8 +496,8 @@ fn by_rail(
     None
 }
 
-/// Connects a lane of a session that is being opened, before `deadline`; `None` when whoever is
-/// there refuses it.
+/// Connects a lane of a session that is being opened, before `deadline`. `None` if the peer refuses
+/// it.
 fn open_lane(
     to: SocketAddr,
     from: Option<IpAddr>,
@@ -495,19 +511,19 @@ fn open_lane(
     Ok(opened.then_some(stream))
 }
 
-/// Both sides use the longer detection time, but nobody can make us wait for more than a minute.
+/// Both sides use the longer detection time. A peer cannot raise it above one minute.
 pub(crate) fn agreed_detect(ours: Duration, theirs_ms: u32) -> Duration {
     ours.max(Duration::from_millis(theirs_ms.into()).min(Duration::from_secs(60)))
 }
 
-/// The peer's process id, if it means the same process here: same boot, same PID namespace.
+/// The peer's process id, if it means the same process here: same boot and same PID namespace.
 pub(crate) fn visible_pid(here: &HostFacts, peer: Option<HostFacts>) -> Option<u32> {
     let peer = peer?;
     let near = peer.boot_id == here.boot_id && here.boot_id != [0; 16];
     (near && peer.pid_ns == here.pid_ns && here.pid_ns != 0).then_some(peer.pid)
 }
 
-/// What a host says of itself, as bytes for the wire.
+/// Encodes a host description for the wire.
 pub(crate) fn encode_host(host: &HostFacts) -> Vec<u8> {
     postcard::to_allocvec(host).unwrap_or_default()
 }
@@ -533,7 +549,7 @@ fn refused(
         },
         Refusal::Full => ConnectError::PeerFull { addr },
         Refusal::Pinned(why) => ConnectError::PeerRefuses { addr, why },
-        _ => ConnectError::PeerMisbehaved { addr, why: "it refused for no good reason" },
+        _ => ConnectError::PeerMisbehaved { addr, why: "it does not know the session" },
     }
 }
 

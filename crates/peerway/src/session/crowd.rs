@@ -1,7 +1,8 @@
-//! Which half-open connection makes room for a new one.
+//! Chooses the half-open connection that the acceptor drops to make room for a new one.
 //!
-//! Strangers may open connections and say nothing. When there is no room for a new connection, the
-//! oldest one of the busiest source goes: one source cannot keep the others out.
+//! Any host may open connections and send nothing. When there is no room for a new connection, the
+//! acceptor drops the oldest one of the busiest source. One source can therefore not keep the
+//! others out.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -11,16 +12,16 @@ use std::hash::Hash;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Occupant<S> {
     pub(super) id: u64,
-    /// Where it comes from: an address or a process.
+    /// The source: an address or a process.
     pub(super) source: S,
     /// When it was accepted.
     pub(super) since: u64,
-    /// How many connections end with it, itself included.
+    /// How many connections end with this one, including itself.
     pub(super) weight: usize,
 }
 
-/// The oldest connection of the source that holds the most. Among sources that hold as many, the one
-/// with the oldest connection counts as the busiest.
+/// The oldest connection of the source that holds the most. If several sources hold as many, the
+/// source with the oldest connection counts as the busiest.
 pub(super) fn oldest_of_busiest<S: Copy + Eq + Hash>(
     all: impl Iterator<Item = Occupant<S>>,
 ) -> Option<Occupant<S>> {
@@ -36,7 +37,7 @@ pub(super) fn oldest_of_busiest<S: Copy + Eq + Hash>(
     busiest.map(|(_, oldest)| oldest)
 }
 
-/// Orders by age, the oldest first. Connections of one moment are told apart by their ids.
+/// Orders by age, the oldest first. The id decides between connections of the same instant.
 fn age<S>(occupant: &Occupant<S>) -> (u64, u64) {
     (occupant.since, occupant.id)
 }
@@ -52,7 +53,7 @@ mod tests {
     fn chosen(all: &[Occupant<&'static str>]) -> Option<u64> {
         let forth = oldest_of_busiest(all.iter().copied()).map(|occupant| occupant.id);
         let back = oldest_of_busiest(all.iter().rev().copied()).map(|occupant| occupant.id);
-        assert_eq!(forth, back, "the order decides");
+        assert_eq!(forth, back, "the result must not depend on the order");
         forth
     }
 
@@ -60,12 +61,12 @@ mod tests {
     fn the_oldest_of_the_busiest_source_goes() {
         let all = [occupant(1, "a", 1), occupant(2, "b", 1), occupant(3, "b", 1)];
         assert_eq!(chosen(&all), Some(2));
-        assert_eq!(chosen(&all[..2]), Some(1), "as many of each: the oldest of all");
+        assert_eq!(chosen(&all[..2]), Some(1), "sources hold as many: the oldest connection goes");
         assert_eq!(chosen(&[]), None);
     }
 
     #[test]
-    fn what_ends_with_a_connection_counts() {
+    fn connections_that_end_with_another_count() {
         let all = [occupant(4, "a", 9), occupant(2, "b", 1), occupant(3, "b", 1)];
         assert_eq!(chosen(&all), Some(4));
     }

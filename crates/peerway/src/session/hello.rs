@@ -1,5 +1,5 @@
-//! What both sides of the handshake share: frames on a connection that is not a lane yet, and the
-//! packets by which a local link is attached.
+//! Parts that both sides of the handshake share: frames on a connection that is not a lane yet, and
+//! the packets that attach a local link.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::clock;
 use crate::os::cma;
 
-/// A control message as the bytes of a frame.
+/// Encodes a control message as a frame.
 pub(crate) fn frame(message: &Control) -> Vec<u8> {
     let body = message.to_bytes();
     let mut head = Header::new(Kind::Control);
@@ -37,8 +37,8 @@ pub(crate) fn send(stream: &mut TcpStream, message: &Control, deadline: u64) -> 
     Ok(())
 }
 
-/// The time until `deadline`. The socket's own time-out starts anew with every call, so each call
-/// gets what is left: a peer that sends single bytes cannot prolong the handshake.
+/// The time until `deadline`. The socket's own time-out starts again with every call, so each call
+/// gets only the time that is left. A peer that sends single bytes cannot prolong the handshake.
 fn left(deadline: u64) -> io::Result<Duration> {
     match clock::until(deadline, clock::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -46,23 +46,23 @@ fn left(deadline: u64) -> io::Result<Duration> {
     }
 }
 
-/// Whether a call is to be made again. The kernel counts time-outs in its own ticks and may return a
-/// little early, so the clock decides what is over.
+/// Whether to repeat a call. The kernel counts time-outs in its own ticks and may return a little
+/// early, so the clock decides when the time is over.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }
 
-/// Why no control message came.
+/// The reason why no control message arrived.
 #[derive(Debug)]
 pub(crate) enum HelloError {
     /// The connection failed or timed out.
     Io(io::Error),
-    /// What came is not ours.
+    /// The bytes are not a frame of this protocol.
     Frame(FrameError),
 }
 
-/// Receives exactly one control message from a blocking connection before `deadline`, and not a
-/// byte more: what follows belongs to the lane.
+/// Receives exactly one control message from a blocking connection before `deadline`. It reads no
+/// byte more, because the following bytes belong to the lane.
 pub(crate) fn receive(stream: &mut TcpStream, deadline: u64) -> Result<Control, HelloError> {
     let mut assembly = Assembly::default();
     loop {
@@ -77,14 +77,14 @@ pub(crate) fn receive(stream: &mut TcpStream, deadline: u64) -> Result<Control, 
     }
 }
 
-/// A control message being put together from a connection, blocking or not.
+/// Assembles a control message from a connection, blocking or not.
 #[derive(Default)]
 pub(crate) struct Assembly {
     bytes: Vec<u8>,
 }
 
 impl Assembly {
-    /// Reads what is missing. `None`: not all there yet, ask again.
+    /// Reads missing bytes. `None` means that the message is not complete yet.
     pub(crate) fn read(&mut self, stream: &mut TcpStream) -> Result<Option<Control>, HelloError> {
         let body = match self.bytes.first_chunk::<HEADER_LEN>() {
             None => None,
@@ -103,7 +103,8 @@ impl Assembly {
         match read {
             Ok(0) => Err(HelloError::Io(io::ErrorKind::UnexpectedEof.into())),
             Ok(_) => {
-                // What is no header of ours is told at once, however little follows it.
+                // Check the header at once: bytes of another protocol fail early, however few
+                // follow.
                 if let Some(head) = self.bytes.first_chunk::<HEADER_LEN>() {
                     let body = body_len(head).map_err(HelloError::Frame)?;
                     if self.bytes.len() == HEADER_LEN + body {
@@ -126,13 +127,13 @@ fn body_len(head: &[u8; HEADER_LEN]) -> Result<usize, FrameError> {
     Ok(checked.payload)
 }
 
-/// First packet on the local socket: which session, and where our probe lies.
+/// The first packet on the local socket: the session and the opener's probe.
 pub(crate) struct Attach {
     pub(crate) session: [u8; 16],
     pub(crate) probe: Probe,
 }
 
-/// Sixteen random bytes at an address: who can read them can read the process.
+/// Sixteen random bytes at an address. A process that can read them can read this process's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Probe {
     pub(crate) addr: u64,
@@ -140,7 +141,7 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// A probe of the bytes at `secret`, which must stay where they are until it is used.
+    /// A probe of the bytes at `secret`. They must not move until the probe is used.
     pub(crate) fn of(secret: &[u8; 16]) -> Self {
         Self { addr: secret.as_ptr() as u64, secret: *secret }
     }
@@ -157,14 +158,14 @@ impl Probe {
         Some(Self { addr, secret: *bytes.last_chunk()? })
     }
 
-    /// Opens the memory of process `pid` if it really has the secret at that address: then CMA
-    /// works, and that process is the peer.
+    /// Opens the memory of process `pid` if it has the secret at that address. Then CMA works, and
+    /// that process is the peer.
     pub(crate) fn open(&self, pid: u32) -> Option<cma::ProcessMemory> {
         if pid == 0 {
             return None;
         }
         cma::ProcessMemory::open(pid, self.addr, &self.secret)
-            .inspect_err(|error| tracing::debug!(pid, %error, "no copies by CMA"))
+            .inspect_err(|error| tracing::debug!(pid, %error, "cannot use CMA with this peer"))
             .ok()
     }
 }
@@ -183,7 +184,7 @@ impl Attach {
     }
 }
 
-/// The acceptor's answer: whether it pulls, and its own probe.
+/// The acceptor's answer: whether it can pull, and its own probe.
 pub(crate) struct Attached {
     pub(crate) pulls: bool,
     pub(crate) probe: Probe,

@@ -1,4 +1,4 @@
-//! Imports: asking a peer what a descriptor grants and how to reach it directly.
+//! Imports: ask a peer what a descriptor grants and how to access it directly.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,10 +27,11 @@ use crate::session::Session;
 use crate::session::link::Link;
 use crate::threads;
 
-/// How many times the connect time-out an owner may take that says it is at work: five minutes by default.
+/// How many connect time-outs an owner may take if it reports that it is working: five minutes by
+/// default.
 const AT_WORK: u32 = 60;
 
-/// Questions that wait for an answer.
+/// Imports that wait for an answer.
 #[derive(Default)]
 pub(crate) struct Imports {
     waiting: Mutex<HashMap<u64, Answer>>,
@@ -42,9 +43,9 @@ pub(crate) struct Imports {
 struct Answer {
     result: Option<Result<Import, TransferError>>,
     fd: Option<OwnedFd>,
-    /// The descriptor came and could not be taken in.
+    /// The file descriptor arrived, but this process could not open it.
     is_fd_lost: bool,
-    /// The owner has heard the question and is at work on the answer.
+    /// The owner has received the import and is working on the answer.
     takes_time: bool,
 }
 
@@ -60,7 +61,7 @@ impl Answer {
 }
 
 impl Imports {
-    /// The peer answered.
+    /// Stores the peer's answer.
     pub(crate) fn answered(&self, request: u64, result: Result<Import, TransferError>) {
         if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
             answer.result.get_or_insert(result);
@@ -68,7 +69,7 @@ impl Imports {
         }
     }
 
-    /// The peer has begun to register the memory, which takes as long as it takes.
+    /// Records that the peer has begun to register the memory, which may take long.
     pub(crate) fn takes_time(&self, request: u64) {
         if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
             answer.takes_time = true;
@@ -76,7 +77,7 @@ impl Imports {
         }
     }
 
-    /// A file descriptor came on the local socket.
+    /// Stores a file descriptor that arrived on the local socket.
     pub(crate) fn descriptor_came(&self, request: u64, fd: OwnedFd) {
         if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
             answer.fd.get_or_insert(fd);
@@ -84,7 +85,8 @@ impl Imports {
         }
     }
 
-    /// A file descriptor came on the local socket, and this process could not open it.
+    /// Records that a file descriptor arrived on the local socket and this process could not open
+    /// it.
     pub(crate) fn descriptor_lost(&self, request: u64) {
         if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {
             answer.is_fd_lost = true;
@@ -92,7 +94,7 @@ impl Imports {
         }
     }
 
-    /// The peer is gone.
+    /// Fails all waiting imports, because the peer is gone.
     pub(crate) fn fail_all(&self) {
         for answer in self.waiting.lock().unwrap().values_mut() {
             answer.result = Some(Err(TransferError::PeerGone));
@@ -101,7 +103,7 @@ impl Imports {
     }
 }
 
-/// Turns a descriptor's bytes into a region of `session`'s peer.
+/// Imports a descriptor as a region of the session's peer.
 pub(crate) fn import(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,
@@ -131,7 +133,7 @@ pub(crate) fn import(
         let direct = reach_directly(session, &import, fd)?;
         (granted, direct, import.base, usable_keys(session, &import), import.flush)
     };
-    // Memory of a GPU goes in frames, by the same devices, where they do not reach it.
+    // If the devices cannot access GPU memory, the same devices carry it in frames.
     let keyless = granted.len > 0 && keys.is_empty() && granted.kind == MemoryKind::Host;
     check_pin(endpoint.config.transport, &direct, keyless)?;
     check_window(window, granted.len)?;
@@ -149,7 +151,7 @@ pub(crate) fn import(
     });
     let mut known = session.known.lock().unwrap();
     if known.len() == known.capacity() {
-        // Before it grows: then sweeping costs each import a constant.
+        // Sweep before the map grows, so that each import pays a constant cost.
         known.retain(|_, weak| weak.strong_count() > 0);
     }
     known.insert(key, Arc::downgrade(&inner));
@@ -161,21 +163,21 @@ fn check_window(window: Span, len: u64) -> Result<(), ImportError> {
     whole.contains(window).then_some(()).ok_or(ImportError::Refused(TransferError::OutOfBounds))
 }
 
-/// A pinned direct path that this memory does not have is an error, not a detour.
+/// A pin to a direct path that this memory lacks is an error. Another path would break the pin.
 fn check_pin(pin: Pin, direct: &Direct, keyless: bool) -> Result<(), ImportError> {
     let why = match pin {
         Pin::LocalMap if !matches!(direct, Direct::Mapped { .. } | Direct::Gpu(_)) => {
-            "it is not memory that the peer's endpoint allocated as shareable"
+            "the peer's endpoint did not allocate this memory as shareable"
         }
         Pin::Ib | Pin::Efa if keyless => {
-            "its owner could not register it with its RDMA devices (the owner's log says why)"
+            "its owner could not register it with its RDMA devices (see the owner's log)"
         }
         _ => return Ok(()),
     };
     Err(ImportError::PathUnavailable { pin: pin.to_string(), why: why.to_owned() })
 }
 
-/// The keys that an import gives, if there is one for each port that we know of and no address in the
+/// The keys of an import. Empty unless there is one for each known port and no address in the
 /// memory overflows.
 fn usable_keys(session: &Session, import: &Import) -> Vec<u32> {
     let whole = Span { offset: import.base, len: import.len };
@@ -183,7 +185,7 @@ fn usable_keys(session: &Session, import: &Import) -> Vec<u32> {
     if fit && whole.end().is_some() { import.keys.clone() } else { Vec::new() }
 }
 
-/// What an owner says about an advertisement.
+/// The owner's answer about an advertisement.
 struct Granted {
     access: Access,
     len: u64,
@@ -196,13 +198,13 @@ fn same_process(
 ) -> Result<(Granted, Direct), ImportError> {
     let owner =
         inner::find(&session.incarnation).ok_or(ImportError::Refused(TransferError::PeerGone))?;
-    // The peer of the grant is whoever holds the other end, and here that is us.
+    // The grant is for the other end of the owner's session, which is this endpoint.
     let asker = session.incarnation;
     let grant = owner
         .grants
         .find_descriptor(descriptor, &owner.counterpart(&session.id).unwrap_or(asker))
         .map_err(ImportError::Refused)?;
-    // The span was checked against the region when it was granted.
+    // `Region::advertise` checked the span against the region.
     let ptr = grant.memory.ptr().wrapping_add(grant.span.offset as usize);
     let kind = grant.memory.kind();
     let granted = Granted { access: grant.access, len: grant.span.len, kind };
@@ -228,7 +230,8 @@ fn ask(
     loop {
         let answer = waiting.get(&request);
         let complete = answer.is_none_or(Answer::is_complete);
-        // Memory takes as long as it takes to register, some 0.1 s a gigabyte, but nobody can make us wait for ever.
+        // Registering takes about 0.1 s a gigabyte, so a working owner gets more time, but not for
+        // ever.
         let at_work = answer.is_some_and(|answer| answer.takes_time);
         let by = if at_work { at_work_until } else { deadline };
         let left = clock::until(by, clock::now());
@@ -240,7 +243,7 @@ fn ask(
     }
     match waiting.remove(&request) {
         Some(Answer { is_fd_lost: true, .. }) => Err(ImportError::Map(io::Error::other(
-            "this process has no file descriptor left for it; raise its limit (ulimit -n)",
+            "this process has no file descriptor left; raise its limit (`ulimit -n`)",
         ))),
         Some(Answer { result: Some(Ok(import)), fd, .. })
             if !import.has_descriptor() || fd.is_some() =>
@@ -306,8 +309,8 @@ fn map(
     Ok(mapping)
 }
 
-/// The owner's side: the answer to `session`'s peer about a descriptor. Where memory must be registered with
-/// devices first, which may take longer than the driver can be held up, the answer follows.
+/// The owner's side: answers the session's peer about a descriptor. Registering memory with devices
+/// may take longer than the driver can be blocked. In that case a thread sends the answer later.
 pub(crate) fn answer(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,
@@ -331,7 +334,10 @@ pub(crate) fn answer(
     }
     let (rdma, to) = (rdma.clone(), session.clone());
     let Some(turn) = Turn::take() else {
-        tracing::warn!(most = MOST_REGISTERING, "too many peers ask for keys: one gets none");
+        tracing::warn!(
+            most = MOST_REGISTERING,
+            "too many registrations in progress; this import gets no RDMA keys and goes by frames"
+        );
         return imported(Ok(import));
     };
     let register = {
@@ -345,16 +351,16 @@ pub(crate) fn answer(
         }
     };
     let thread = threads::spawn("peerway-register", &endpoint.cpus, register);
-    // Without a thread there are no keys, and frames carry what is read and written.
+    // Without a thread there are no keys, and frames carry the bytes.
     if thread.is_ok() { Control::Importing { request } } else { imported(Ok(import)) }
 }
 
-/// Threads that register memory for peers, in this process.
+/// The number of threads in this process that register memory for peers.
 static REGISTERING: AtomicUsize = AtomicUsize::new(0);
-/// Peers that ask for more at a time get no keys: threads are not theirs to take.
+/// The most such threads. Further imports get no keys, so that peers cannot exhaust the threads.
 const MOST_REGISTERING: usize = 256;
 
-/// The right to one of those threads.
+/// Permission to run one of these threads.
 struct Turn;
 
 impl Turn {
@@ -395,8 +401,8 @@ fn look_up(
     Ok((grant, import))
 }
 
-/// Offers a gate and, for memory of our own, its file descriptor. Where the peer has neither way
-/// to use them nothing is offered.
+/// Offers a gate and, for shareable memory, its file descriptor. It offers nothing if the peer can
+/// use neither.
 fn offer_direct(
     session: &Arc<Session>,
     request: u64,
@@ -427,7 +433,7 @@ fn offer_direct(
     Ok(())
 }
 
-/// Offers memory of a GPU to a peer that may map it.
+/// Offers GPU memory to a peer that may map it.
 fn offer_gpu(
     session: &Arc<Session>,
     link: &Link,

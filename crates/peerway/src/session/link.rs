@@ -1,9 +1,9 @@
 //! The local link: what two processes on one host share besides sockets.
 //!
 //! One memfd segment per session holds four rings (latency and bulk, each way) and two tables of
-//! gates, one per owner. A Unix socket carries file descriptors of regions to map. The layout is
-//! fixed by protocol version; positions and words in it are the other process's word and checked
-//! wherever they are used.
+//! gates, one per owner. A Unix socket carries the file descriptors of regions to map. The protocol
+//! version fixes the layout. The other process can write any position or word in the segment, so
+//! this side checks each one where it uses it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,23 +21,23 @@ use crate::os::wake::EventFd;
 use crate::session::Reach;
 use crate::transport::ring::RingWire;
 
-/// Latency rings hold small frames only.
+/// Capacity of a latency ring, which holds only small frames.
 const LATENCY_RING: usize = 256 << 10;
-/// Bulk rings: four chunks of 256 KiB inrequest, and both rings of a direction fit in L2.
+/// Capacity of a bulk ring: four chunks of 256 KiB in flight. Both rings of a direction fit in L2.
 const BULK_RING: usize = 1 << 20;
-/// Regions of one owner that one peer can access directly at a time.
+/// The most regions of one owner that one peer can access directly at a time.
 const GATES: usize = 4096;
 
 const RINGS: [usize; 4] = [LATENCY_RING, LATENCY_RING, BULK_RING, BULK_RING];
 
-/// Which half of the segment is ours: the session's opener is `First`.
+/// Which half of the segment belongs to this side. The opener of the session has `First`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Half {
     First,
     Second,
 }
 
-/// Bytes of a segment.
+/// The length of a segment in bytes.
 pub(crate) fn segment_len() -> usize {
     gates_offset(Half::Second) + GATES * GATE_LEN
 }
@@ -55,11 +55,11 @@ fn gates_offset(owner: Half) -> usize {
 pub(crate) struct Link {
     segment: Arc<ShmMapping>,
     half: Half,
-    /// Passes file descriptors; also watched for the peer's end.
+    /// Passes file descriptors. The driver also watches it for the peer's end.
     pub(crate) socket: OwnedFd,
-    /// The peer's memory, where the kernel lets us copy from and to it.
+    /// The peer's memory, if the kernel lets this process copy from and to it.
     memory: Option<Arc<cma::ProcessMemory>>,
-    /// Rung by the peer when we sleep.
+    /// The peer signals it when this side blocks.
     pub(crate) wake_fd: EventFd,
     pub(crate) peer_wake_fd: Arc<EventFd>,
     gates: Mutex<GateTable>,
@@ -67,7 +67,7 @@ pub(crate) struct Link {
 
 #[derive(Default)]
 struct GateTable {
-    /// Gates in use, by the grant they guard.
+    /// Gates in use: the grant, the gate's index and its pass.
     taken: Vec<(SlotId, u32, u32)>,
     free: Vec<u32>,
     next: u32,
@@ -94,21 +94,21 @@ impl Link {
         }
     }
 
-    /// A new segment: its descriptor to pass on, and our mapping.
+    /// Creates a segment. Returns its file descriptor for the peer, and a mapping.
     pub(crate) fn create_segment() -> io::Result<(OwnedFd, ShmMapping)> {
         let fd = shm::create_memfd("peerway-session", segment_len())?;
         let mapping = ShmMapping::of_fd(fd.as_fd(), segment_len(), true)?;
         Ok((fd, mapping))
     }
 
-    /// A segment that a peer passed.
+    /// Maps a segment that a peer passed.
     pub(crate) fn adopt_segment(fd: &OwnedFd) -> io::Result<ShmMapping> {
         shm::check_memfd(fd.as_fd(), segment_len())?;
         ShmMapping::of_fd(fd.as_fd(), segment_len(), true)
     }
 
-    /// The latency and the bulk wire. Called once per link: a ring has one producer and one
-    /// consumer.
+    /// Creates the latency wire and the bulk wire. Called once per link, because a ring has one
+    /// producer and one consumer.
     pub(crate) fn wires(&self) -> [RingWire; 2] {
         [0, 2].map(|first| {
             let (out, inc) = match self.half {
@@ -116,14 +116,14 @@ impl Link {
                 Half::Second => (first + 1, first),
             };
             let base = |ring: usize| {
-                // SAFETY: all offsets of the layout lie inside the segment, whose length was fixed
-                // (created) or checked (adopted) to be `segment_len`.
+                // SAFETY: all offsets of the layout lie inside the segment. Its length is
+                // `segment_len`: `create_segment` sets it and `adopt_segment` checks it.
                 unsafe { self.segment.ptr().add(ring_offset(ring)) }
             };
-            // SAFETY: each ring of the layout lies inside the segment, is aligned to its header's
-            // cache lines and stays mapped while the wire holds the segment; this side is the only
-            // producer of one and the only consumer of the other because the driver makes the
-            // wires once.
+            // SAFETY: each ring of the layout lies inside the segment and is aligned to its
+            // header's cache lines. It stays mapped while the wire holds the segment. This side is
+            // the only producer of one ring and the only consumer of the other, because the driver
+            // calls `wires` once.
             let (producer, consumer) = unsafe {
                 (RingProducer::new(base(out), RINGS[out]), RingConsumer::new(base(inc), RINGS[inc]))
             };
@@ -131,7 +131,8 @@ impl Link {
         })
     }
 
-    /// A gate of ours for `grant`, opened; `None` when the table is full. The same grant has one.
+    /// Opens a gate of this side for `grant`, or returns the one it has. `None` if the table is
+    /// full.
     pub(crate) fn own_gate(&self, grant: SlotId) -> Option<(u32, u32, SharedGate)> {
         let mut table = self.gates.lock().unwrap();
         if let Some(&(_, index, pass)) = table.taken.iter().find(|(id, ..)| *id == grant) {
@@ -154,7 +155,7 @@ impl Link {
         Some((index, pass, gate))
     }
 
-    /// Gives back the gates of grants that are gone.
+    /// Frees the gate of a grant that is gone.
     pub(crate) fn forget_gate(&self, grant: SlotId) {
         let mut table = self.gates.lock().unwrap();
         if let Some(at) = table.taken.iter().position(|(id, ..)| *id == grant) {
@@ -163,7 +164,7 @@ impl Link {
         }
     }
 
-    /// Closes every gate of ours: the session is over.
+    /// Closes every gate of this side, because the session is over.
     pub(crate) fn bar_all(&self) {
         let table = self.gates.lock().unwrap();
         for (_, index, _) in &table.taken {
@@ -173,7 +174,7 @@ impl Link {
         }
     }
 
-    /// A gate of the peer by the index it named; `None` when there is no such gate.
+    /// The peer's gate at an index that the peer named. `None` if the index is out of range.
     pub(crate) fn peer_gate(&self, index: u32) -> Option<SharedGate> {
         let owner = if self.half == Half::First { Half::Second } else { Half::First };
         self.gate(owner, index)
@@ -185,17 +186,18 @@ impl Link {
         if within { SharedGate::new(self.segment.clone(), offset) } else { None }
     }
 
-    /// The peer's memory, where we may copy from and to it by ourselves.
+    /// The peer's memory, if this process may copy from and to it.
     pub(crate) fn memory(&self, reach: &Reach) -> Option<&Arc<cma::ProcessMemory>> {
         self.memory.as_ref().filter(|_| reach.we_pull)
     }
 
-    /// The peer's process, where its memory could be opened.
+    /// The peer's process, if its memory could be opened.
     pub(super) fn process(&self) -> Option<&Arc<Pidfd>> {
         self.memory.as_ref().map(|memory| memory.process())
     }
 
-    /// Whether the peer has closed its half: nothing of the session is left there.
+    /// Whether the peer has closed its half of the socket. It then uses nothing of the session any
+    /// more.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -203,8 +205,8 @@ impl Link {
         polled.is_ok() && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP)
     }
 
-    /// Tells the peer that nothing of the session is left here. Only our half: what we hear on the
-    /// other is the peer's word.
+    /// Tells the peer that this side uses nothing of the session any more. It shuts down the write
+    /// half only, because the peer reports its own end on the other half.
     pub(crate) fn close(&self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }

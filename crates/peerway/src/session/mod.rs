@@ -1,7 +1,7 @@
-//! A session: everything two endpoint incarnations share.
+//! A session: everything that two endpoint incarnations share.
 //!
-//! This is the part that any thread may hold. What only the driver touches (lanes, queues, leases)
-//! is in `progress::driver`.
+//! Any thread may hold this part. The parts that only the driver touches (lanes, queues, leases)
+//! are in `progress::driver`.
 
 pub(crate) mod acceptor;
 pub(crate) mod choose;
@@ -34,52 +34,52 @@ use link::Link;
 pub(crate) struct Session {
     pub(crate) id: [u8; 16],
     pub(crate) incarnation: Incarnation,
-    /// Set for a thread's own.
+    /// Set if this is a sub-session of a proxy thread.
     pub(crate) sub_session: Option<SubSession>,
     pub(crate) addr: SocketAddr,
     pub(crate) shard: Arc<Shard>,
-    /// Position in the driver's table, set when the driver takes the session over.
+    /// Index in the driver's table. The driver sets it when it adopts the session.
     pub(crate) index: AtomicUsize,
     pub(crate) path: Path,
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
-    /// Set when queue pairs are the path.
+    /// Set if the path is RDMA queue pairs.
     pub(crate) rdma: Option<Arc<queues::QueueReach>>,
     pub(crate) imports: Imports,
-    /// Remote regions by grant and token, so that importing twice costs one round trip.
+    /// Remote regions by grant and token, so that a second import needs no round trip.
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
-    /// The peer's files that are mapped here, by file number: many advertisements may share one, and
-    /// mapping it anew would fault every page in again.
+    /// Mapped files of the peer, by device and file number. Many advertisements may share a file,
+    /// and a new mapping would fault in every page again.
     pub(crate) mapped: Mutex<HashMap<(u64, u64), Weak<ShmMapping>>>,
-    /// The peer's GPU memory that is mapped here.
+    /// Mapped GPU memory of the peer.
     pub(crate) opens: Opens,
     pub(crate) stats: PeerCounters,
     pub(crate) initiator: bool,
-    /// The peer's process, when it is on this host and visible.
+    /// The peer's process, if it is on this host and visible.
     process: Option<Arc<Pidfd>>,
-    /// Pulls from the peer's memory that our copy pool has not finished.
+    /// Pulls from the peer's memory that the copy pool has not finished.
     pulls: AtomicUsize,
-    /// The driver has not buried it.
+    /// False after `mark_closed`.
     alive: AtomicBool,
-    /// It is to be buried: nothing new is posted on it.
+    /// The session is about to close: callers post nothing new on it.
     closing: AtomicBool,
 }
 
-/// What names an advertisement: its grant and its token.
+/// Identifies an advertisement: its grant and its token.
 type Advertisement = (SlotId, [u8; 16]);
 
-/// Which ways besides the TCP lanes are open between the two processes.
+/// Which local paths are open between the two processes, besides the TCP lanes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Reach {
     pub(crate) same_process: bool,
     pub(crate) map: bool,
-    /// We can read the peer's memory by CMA.
+    /// This process can read the peer's memory by CMA.
     pub(crate) we_pull: bool,
-    /// The peer can read ours.
+    /// The peer can read this process's memory by CMA.
     pub(crate) peer_pulls: bool,
 }
 
-/// Bytes and frames, counted in the hot path.
+/// Counters of bytes and frames, updated in the hot path.
 #[derive(Debug, Default)]
 pub(crate) struct PeerCounters {
     pub(crate) bytes_written: AtomicU64,
@@ -90,7 +90,7 @@ pub(crate) struct PeerCounters {
     pub(crate) lanes_lost: AtomicU64,
 }
 
-/// What a session is made of once the handshake is over.
+/// The result of a handshake, from which a session is made.
 pub(crate) struct Parts {
     pub(crate) id: [u8; 16],
     pub(crate) incarnation: Incarnation,
@@ -101,7 +101,7 @@ pub(crate) struct Parts {
     pub(crate) link: Option<Link>,
     pub(crate) rdma: Option<Arc<queues::QueueReach>>,
     pub(crate) initiator: bool,
-    /// The peer's process in our PID namespace, if it is known.
+    /// The peer's process in this PID namespace, if known.
     pub(crate) pid: Option<u32>,
 }
 
@@ -133,7 +133,7 @@ impl Session {
         })
     }
 
-    /// Whom it leads to.
+    /// The peer and the sub-session number of this session.
     pub(crate) fn whom(&self) -> Whom {
         Whom {
             who: self.incarnation,
@@ -147,20 +147,21 @@ impl Session {
         self.alive.load(Ordering::Acquire) && !self.closing.load(Ordering::Relaxed)
     }
 
-    /// Whether it was ended before the driver had it.
+    /// Whether the session was closed before the driver adopted it.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Ends the session: for everybody who asks at once, for the driver as soon as it gets to it.
+    /// Closes the session. Callers see it closed at once; the driver closes it when it handles the
+    /// command.
     pub(crate) fn remove(self: &Arc<Self>) {
         self.closing.store(true, Ordering::SeqCst);
         self.shard.submit(DriverCommand::Remove { session: self.clone() });
         self.shard.notify_if_blocked();
     }
 
-    /// Somebody found the peer's memory gone, which comes before the end of its connections in the death of
-    /// a process: nobody posts to it any more.
+    /// Called when a thread finds that the peer's memory is gone. When a process dies, its memory
+    /// goes before its connections close. From now on no caller posts to the session.
     pub(crate) fn found_gone(self: &Arc<Self>) {
         if !self.closing.swap(true, Ordering::SeqCst) {
             self.shard.submit(DriverCommand::Gone { session: self.clone() });
@@ -168,7 +169,7 @@ impl Session {
         }
     }
 
-    /// No more transfers; returns whether this call made it so.
+    /// Marks the session closed for new transfers. Returns whether this call did it.
     pub(crate) fn mark_closed(&self) -> bool {
         let was_alive = self.alive.swap(false, Ordering::AcqRel);
         if was_alive {
@@ -181,43 +182,44 @@ impl Session {
         was_alive
     }
 
-    /// The peer's process, when it is on this host and visible.
+    /// The peer's process, if it is on this host and visible.
     pub(crate) fn process(&self) -> Option<&Pidfd> {
         self.process.as_deref()
     }
 
-    /// Whether the peer's process is known to have ended. Only peers on this host can be asked.
+    /// Whether the peer's process has certainly ended. Only a peer on this host can be checked.
     pub(crate) fn is_process_dead(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.is_dead())
     }
 
-    /// Whether there is proof that the peer copies no more from our memory by itself.
+    /// Whether it is certain that the peer copies no more from this process's memory.
     pub(crate) fn can_pull_no_more(&self) -> bool {
         self.is_process_dead() || self.link.as_ref().is_none_or(Link::is_closed_by_peer)
     }
 
-    /// Whether the end of the peer's process would be noticed.
+    /// Whether the session detects the end of the peer's process.
     pub(crate) fn is_watched(&self) -> bool {
         self.process.is_some()
     }
 
-    /// Our copy pool begins to copy from the peer's memory.
+    /// The copy pool starts to copy from the peer's memory.
     pub(crate) fn pull_began(&self) {
         self.pulls.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Pulls that are under way.
+    /// The number of pulls in progress.
     pub(crate) fn pulls(&self) -> usize {
         self.pulls.load(Ordering::Relaxed)
     }
 
-    /// It has finished.
+    /// A pull has finished.
     pub(crate) fn pull_ended(&self) {
         self.pulls.fetch_sub(1, Ordering::SeqCst);
         self.close_link_if_idle();
     }
 
-    /// Once the session is over and nothing of it is being copied, the peer may know.
+    /// Tells the peer that this side has finished, once the session is closed and no pull is in
+    /// progress.
     pub(crate) fn close_link_if_idle(&self) {
         if let Some(link) = &self.link
             && !self.alive.load(Ordering::Acquire)

@@ -1,8 +1,9 @@
-//! Agreeing on queue pairs: which there are to be, our ends and the peer's.
+//! The agreement on queue pairs: which ones to open, the local ends and the peer's ends.
 //!
-//! The opener plans lanes, makes its ends and offers them; the acceptor makes the far ends and connects
-//! them at once, the opener when it hears of them. It goes the same way when a session is opened and
-//! when a lost queue pair is replaced. What a peer says is checked: numbers of ports and lanes are ours.
+//! The opener plans lanes, creates its ends and offers them. The acceptor creates its ends and
+//! connects them at once. The opener connects its ends when it gets the answer. Both sides follow
+//! the same steps when a session opens and when a lost queue pair is replaced. Everything from a
+//! peer is checked: port and lane numbers are valid only if this side has them.
 
 use std::sync::Arc;
 
@@ -15,19 +16,19 @@ use crate::transport::verbs::pairing;
 use crate::transport::verbs::port::PortCq;
 use crate::transport::verbs::queue::Queue;
 
-/// Queue pairs that a peer may ask for at a time.
+/// The most queue pairs that a peer may request at a time.
 const MAX_QUEUES: usize = 64;
 
-/// What a session with queue pairs knows about them.
+/// What a session knows about its queue pairs.
 #[derive(Debug)]
 pub(crate) struct QueueReach {
     /// The peer's ports.
     pub(crate) ports: Vec<RdmaPort>,
-    /// The lanes that are queue pairs; empty at the acceptor, who does not open any.
+    /// The lanes that are queue pairs. Empty at the acceptor, because it opens none.
     pub(crate) plans: Vec<Plan>,
-    /// How many lanes are queue pairs when all are there.
+    /// How many lanes are queue pairs when none is lost.
     pub(crate) lanes: usize,
-    /// Nothing but queue pairs may carry bytes.
+    /// Only queue pairs may carry bytes.
     pub(crate) pinned: bool,
 }
 
@@ -35,14 +36,15 @@ pub(crate) struct QueueReach {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) lane: u16,
-    /// Our port.
+    /// The local port.
     pub(crate) from: usize,
-    /// The peer's.
+    /// The peer's port.
     pub(crate) to: usize,
     pub(crate) latency: bool,
 }
 
-/// The lanes between two endpoints: one for small transfers, and for large ones some on every pair of ports.
+/// Plans the lanes between two endpoints: one for small transfers, and `each` lanes for large
+/// transfers on every pair of ports.
 pub(crate) fn plan(ours: &[RdmaPort], theirs: &[RdmaPort], each: u16) -> Vec<Plan> {
     let pairs = pairing::pair(ours, theirs);
     let Some(&(from, to)) = pairs.first() else { return Vec::new() };
@@ -54,10 +56,10 @@ pub(crate) fn plan(ours: &[RdmaPort], theirs: &[RdmaPort], each: u16) -> Vec<Pla
     plans
 }
 
-/// A lane and the far end of its queue pair, or why there is none.
+/// A lane, and the peer's end of its queue pair or the reason why there is none.
 pub(crate) type Answer = (u16, Result<QueueEnd, String>);
 
-/// A queue pair as a lane.
+/// Makes a lane from a queue pair.
 pub(crate) fn lane(index: u16, queue: Queue, now: u64) -> Lane {
     let role = if queue.latency { Role::Latency } else { Role::Bulk };
     Lane::new(Box::new(queue), index, role, now)
@@ -65,11 +67,11 @@ pub(crate) fn lane(index: u16, queue: Queue, now: u64) -> Lane {
 
 type Offered = (Vec<(u16, Queue)>, Vec<QueueOffer>);
 
-/// Makes our ends. Where none can be made the first reason is told.
+/// Creates the local ends. If none can be created, it returns the first reason.
 pub(crate) fn offer(ports: &[Arc<PortCq>], plans: &[Plan]) -> Result<Offered, String> {
     let (mut queues, mut offers, mut failed) = (Vec::new(), Vec::new(), None);
     for &Plan { lane, from, to, latency } in plans {
-        let made = ports.get(from).ok_or_else(|| "no such port".to_owned());
+        let made = ports.get(from).ok_or_else(|| "the local RDMA port does not exist".to_owned());
         let made = made.and_then(|port| make(port, latency));
         match made {
             Ok(queue) => {
@@ -89,13 +91,13 @@ pub(crate) fn offer(ports: &[Arc<PortCq>], plans: &[Plan]) -> Result<Offered, St
 
 fn make(port: &Arc<PortCq>, latency: bool) -> Result<Queue, String> {
     if !port.nic.has_link() {
-        return Err(format!("the link of {} is down", port.nic.context.name()));
+        return Err(format!("the link of RDMA device {} is down", port.nic.context.name()));
     }
-    // Devices lock its buffers: where memory is short the limit is named.
+    // Creating a queue locks memory for its buffers. If memory is short, the error names the limit.
     Queue::new(port, latency).map_err(|error| RdmaError::registering(error).to_string())
 }
 
-/// Makes and connects the far ends of what a peer offers.
+/// Creates and connects the ends for a peer's offers.
 pub(crate) fn answer(
     ports: &[Arc<PortCq>],
     theirs: &[RdmaPort],
@@ -112,12 +114,13 @@ pub(crate) fn answer(
             answers.push((offer.lane, Err("no such port or lane".to_owned())));
             continue;
         };
-        // An address that nobody answers for takes the kernel a second: once is enough.
+        // An address that does not answer takes the kernel a second, so one attempt per port is
+        // enough.
         if let Some((_, why)) = failed.iter().find(|(to, _)| *to == offer.to_port) {
             answers.push((offer.lane, Err(why.clone())));
             continue;
         }
-        // One is what an honest peer asks for, and it takes the most memory.
+        // A correct peer asks for one latency queue, which takes the most memory.
         let latency = offer.latency && queues.iter().all(|(_, queue)| !queue.latency);
         let made = make(port, latency).and_then(|mut queue| {
             queue.connect(offer.end, their).map_err(|error| error.to_string())?;
@@ -137,8 +140,8 @@ pub(crate) fn answer(
     (queues, answers)
 }
 
-/// Connects our ends to the far ones that there are, until `deadline`. One may take the kernel a
-/// second, and cannot be interrupted.
+/// Connects the local ends to the answered ones, until `deadline`. One connect may take the kernel
+/// a second and cannot be interrupted.
 pub(crate) fn connect(
     ours: Vec<(u16, Queue)>,
     answers: &[Answer],
@@ -150,27 +153,27 @@ pub(crate) fn connect(
         if clock::now() >= deadline {
             break;
         }
-        // As in `answer`: once is enough.
+        // One attempt per device is enough, as in `answer`.
         if failed.contains(&queue.nic_index()) {
             continue;
         }
         let answer = answers.iter().find(|(of, _)| *of == lane).map(|(_, answer)| answer);
         let done = match answer {
             Some(Ok(end)) => match theirs.get(usize::from(end.port)) {
-                // A late answer to an earlier offer is for an end that is gone.
+                // A late answer to an earlier offer belongs to an end that no longer exists.
                 Some(_) if end.to != queue.end().number => {
-                    Err("it answers another offer".to_owned())
+                    Err("the peer answered an earlier offer".to_owned())
                 }
                 Some(their) => queue.connect(*end, their).map_err(|error| error.to_string()),
-                None => Err("the peer names a port that it has not".to_owned()),
+                None => Err("the peer's answer names a port that it does not have".to_owned()),
             },
             Some(Err(why)) => Err(why.clone()),
-            None => Err("the peer did not answer for it".to_owned()),
+            None => Err("the peer's answer lacks this lane".to_owned()),
         };
         match done {
             Ok(()) => connected.push((lane, queue)),
             Err(why) => {
-                tracing::warn!(lane, why, "a queue pair could not be connected");
+                tracing::warn!(lane, why, "cannot connect a queue pair");
                 if matches!(answer, Some(Ok(_))) {
                     failed.push(queue.nic_index());
                 }

@@ -1,4 +1,4 @@
-//! Kernels that push: `driven.cu` of the engine.
+//! Kernels that push commands: the engine's `driven.cu`.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -21,23 +21,24 @@ pub(super) struct Kernels<'a> {
     gpu: Arc<Gpu>,
     module: Module,
     stream: Stream,
-    /// What kernels write: two clocks, a status, a count of wrong words, times.
+    /// Memory that kernels write: two clocks, a status, a count of wrong words, a step, times.
     scratch: DeviceMemory,
 }
 
+// Offsets in the scratch memory. The clocks are at offset 0.
 const STATUS: u64 = 16;
 const BAD: u64 = 32;
-/// The step that a graph is at.
+/// The current step of a graph.
 const STEP: u64 = 48;
 const TIMES: u64 = 64;
-/// Times that there is room for.
+/// How many times fit into the scratch memory.
 const MOST: u64 = 1 << 20;
 
 impl<'a> Kernels<'a> {
     pub(super) fn new(proxy: &'a Proxy, ordinal: u32) -> anyhow::Result<Self> {
         let cuda = Cuda::load(Library::Cuda.named())?;
         let gpu = Gpu::open(&cuda, ordinal)?;
-        // SAFETY: PTX that belongs to the engine.
+        // SAFETY: `KERNELS` is valid PTX, which is part of the engine.
         let module = unsafe { Module::load(&gpu, KERNELS.to_bytes_with_nul()) }?;
         let stream = Stream::new(&gpu)?;
         let options = DeviceMemoryOptions::default();
@@ -49,7 +50,9 @@ impl<'a> Kernels<'a> {
         self.scratch.address() + offset
     }
 
-    /// Launches a kernel and waits for it; from the launch to its end. A status that is not zero is an error.
+    /// Launches a kernel and waits for it. Returns the time from the launch to the end.
+    ///
+    /// A status other than zero is an error.
     fn run(
         &self,
         name: &CStr,
@@ -68,22 +71,26 @@ impl<'a> Kernels<'a> {
         threads: u32,
         arguments: &[u64],
     ) -> Result<(), CudaError> {
-        // Of those that take four bytes, the first four: the GPU's order of bytes is the processor's.
+        // A kernel reads the first four bytes of a four-byte argument. These are the low ones,
+        // because GPU and CPU are little-endian.
         let mut arguments: Vec<*mut c_void> =
             arguments.iter().map(|argument| (&raw const *argument).cast_mut().cast()).collect();
         let stream = self.stream.raw();
         let grid = Grid::row(blocks, threads);
-        // SAFETY: every caller gives what the kernel takes; memory that it names outlives the wait.
+        // SAFETY: every caller passes the arguments of this kernel. The callers' regions and
+        // `scratch` outlive the kernel, because every caller waits for the stream and `Drop` waits
+        // again.
         unsafe { self.module.launch(function, grid, stream, &mut arguments) }
     }
 
-    /// Does what puts work into the stream, and waits for it; from the start to the end.
+    /// Enqueues work on the stream with `work` and waits for it. Returns the time from start to
+    /// end.
     fn timed_work(
         &self,
         name: &CStr,
         work: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Duration> {
-        // SAFETY: the first bytes of our own memory.
+        // SAFETY: `scratch` has more than `TIMES` bytes and belongs to this value.
         unsafe { self.gpu.fill(self.at(0), 0, TIMES as usize, self.stream.raw())? };
         self.stream.synchronize()?;
         let _armed = self.proxy.arm();
@@ -94,8 +101,8 @@ impl<'a> Kernels<'a> {
         let [status, bad] = [self.word(STATUS)?, self.word(BAD)?];
         let fault =
             || self.proxy.take_fault().map_or_else(String::new, |fault| format!("; {fault}"));
-        ensure!(status == 0, "{name:?}: a call of the kernel ended with {status}{}", fault());
-        ensure!(bad == 0, "{name:?}: {bad} words are not what was sent");
+        ensure!(status == 0, "{name:?}: a peerway call returned status {status}{}", fault());
+        ensure!(bad == 0, "{name:?}: {bad} received words differ from the sent ones");
         Ok(took)
     }
 
@@ -106,12 +113,14 @@ impl<'a> Kernels<'a> {
     }
 
     fn read(&self, offset: u64, to: *mut u8, len: usize) -> anyhow::Result<()> {
-        // SAFETY: our own memory on the GPU; the caller's buffer is of that length and outlives the wait.
+        // SAFETY: `scratch` has `len` bytes at `offset`. The caller's buffer has `len` bytes and
+        // outlives the wait below.
         unsafe { self.gpu.copy(to as u64, self.at(offset), len, self.stream.raw())? };
         Ok(self.stream.synchronize()?)
     }
 
-    /// The times that the last kernel wrote, in nanoseconds: it also wrote how long a cycle took.
+    /// The times that the last kernel wrote, in nanoseconds. The kernel measures in cycles, and
+    /// also writes its total in cycles and in nanoseconds.
     fn times(&self, rounds: u64) -> anyhow::Result<Times> {
         let mut clocks = [0u64; 2];
         self.read(0, clocks.as_mut_ptr().cast(), 16)?;
@@ -119,7 +128,7 @@ impl<'a> Kernels<'a> {
         self.read(TIMES, cycles.as_mut_ptr().cast(), cycles.len() * 8)?;
         let per_cycle = clocks[1] as f64 / clocks[0].max(1) as f64;
         let mut times = Times::new();
-        // The first ones meet cold caches.
+        // Skip the first times, which include cold caches.
         cycles.iter().skip(cycles.len() / 20).for_each(|cycles| {
             times.record(((*cycles as f64 * per_cycle) as u64).max(1));
         });
@@ -303,12 +312,12 @@ impl Producer for Kernels<'_> {
 
 impl Drop for Kernels<'_> {
     fn drop(&mut self) {
-        // Memory must not go before a kernel whose wait failed.
+        // After a failed wait a kernel may still run. Wait for it before the memory is freed.
         let _ = self.stream.synchronize();
     }
 }
 
-/// Blocks and threads for so many warps, four in a block.
+/// Blocks and threads per block for `warps` warps, at most four per block.
 fn grid(warps: u32) -> (u32, u32) {
     let each = warps.clamp(1, 4);
     (warps.div_ceil(each), each * 32)

@@ -1,5 +1,5 @@
-//! `bench gpu-local`: one GPU and its proxy. What a push costs, how long a command takes to be answered, and how many are drained and
-//! posted in a second.
+//! `bench gpu-local`: one GPU and its proxy. Measures the cost of a push, the round trip of a
+//! command, and the commands per second that the proxy drains and posts.
 
 use std::time::{Duration, Instant};
 
@@ -13,17 +13,19 @@ use super::{LocalArgs, TIMEOUT};
 use crate::bench::run::Outputs;
 use crate::output;
 
-/// Bytes of a put that is posted to ourselves.
+/// Bytes of a put to the second endpoint of this process.
 const SMALL: u64 = 64;
-/// Slots that those puts go round.
+/// Places in the buffers that the puts use in rotation.
 const PLACES: u64 = 1024;
 
 const NOTES: &str = "\
-push: a command that does nothing, by one thread and by 32 lanes of a warp at once (for one command); round trip: until the answer is seen
-drained: commands that do nothing, from the launch until the proxy has taken the last; posted: puts of 64 bytes to another endpoint of this
-process, checked, grouped and copied by the proxy's threads in host memory, until the last is answered for";
+push: a command without effect, by one thread and by all 32 lanes of a warp (time per command)
+round trip: until the kernel sees the answer to its command
+drained: commands without effect, from the launch until the proxy has taken the last one
+posted: puts of 64 bytes to another endpoint of this process, until the last one completes; the
+proxy's threads check, group and copy them in host memory";
 
-/// Runs it.
+/// Runs the benchmark.
 pub(crate) fn run(args: &LocalArgs) -> anyhow::Result<()> {
     super::have_queues();
     let outputs = Outputs::open(args.json.as_deref(), None)?;
@@ -34,7 +36,7 @@ pub(crate) fn run(args: &LocalArgs) -> anyhow::Result<()> {
         }
     }
     let who = args.who.gpu().map_or_else(
-        || "processors in a kernel's place".to_owned(),
+        || "CPU threads (simulated kernels)".to_owned(),
         |gpu| format!("kernels of GPU {gpu}"),
     );
     let title = format!("commands pushed by {who}, rings of {:?} slots", args.slots);
@@ -78,7 +80,10 @@ fn measure(
         let start = Instant::now();
         let pushed = producer.flood(warps, args.commands)?;
         while proxy.stats().commands - before < pushed {
-            ensure!(start.elapsed() < Duration::from_secs(60), "commands were not drained");
+            ensure!(
+                start.elapsed() < Duration::from_secs(60),
+                "the proxy did not drain {pushed} commands within 60 s"
+            );
             std::hint::spin_loop();
         }
         rows.push(row("drained", warps).rate(pushed, start.elapsed().as_secs_f64()));
@@ -98,6 +103,6 @@ fn measure(
         let posted = Row { size: Some(SMALL), ..row("posted", warps) };
         rows.push(posted.rate(count, took.as_secs_f64()));
     }
-    ensure!(proxy.stats().faults == 0, "{:?}", proxy.take_fault());
+    ensure!(proxy.stats().faults == 0, "the proxy reported a fault: {:?}", proxy.take_fault());
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! `bench gpu-remote`: two ranks, each with memory, rings and a proxy. The sender's kernels put into the receiver's memory; the receiver's
-//! kernels wait, answer, and compare every byte.
+//! `bench gpu-remote`: two ranks, each with memory, rings and a proxy. The sender's kernels put
+//! into the receiver's memory. The receiver's kernels wait, answer, and compare every byte.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::process::{Child, Command, Stdio};
@@ -14,33 +14,37 @@ use super::report::{Report, Row};
 use super::{RemoteArgs, RemoteMeasure, TIMEOUT};
 use crate::bench::run::Outputs;
 
-/// Counters: what a conversation, a stream of puts, a relay and its answer use.
+/// Counters for round trips, streams of puts, forwarded puts, and the answers to forwarded puts.
 const TALK: u16 = 0;
 const STREAM: u16 = 1;
 const RELAY: u16 = 2;
 const ANSWER: u16 = 3;
-/// All layers of a step were taken; and the first layer's.
+/// The counter that the receiver raises after it has taken all layers of a step.
 const TAKEN: u16 = 4;
+/// The counter of the first layer. The other layers have the following counters.
 const LAYER: u16 = 16;
 
-/// Bytes of the window that streams of puts go round.
+/// Bytes of the window that streams of puts use in rotation.
 const STREAM_BYTES: u64 = 64 << 20;
-/// Patience with the other rank.
+/// How long to wait for the other rank.
 const SOON: Duration = Duration::from_secs(60);
 
 const NOTES: &str = "\
-one way: half of a round of put, count, wait by the other kernel, and the same back; every payload is new and compared
-puts: from the launch of the sender's kernel until its quiet has been answered; the receiver compares all of it afterwards
-forwarded: put and count, the receiver copies it on and answers the sender, whose kernel waits for that: a whole round
-step: all layers of a model written by a captured graph, of which each is sent as soon as it is written while the receiver takes and compares
-it (+ sent); the next step waits until all were taken. The same graph without sending beside it";
+one way: half of a round trip of put with count, wait by the other kernel, and the same back; the
+kernels compare every payload
+puts: from the launch of the sender's kernel until its quiet is answered; the receiver compares all
+bytes afterwards
+forwarded: a whole round trip of put with count; the receiver copies the bytes on and then answers
+step: one step of a captured graph that writes all layers of a model, without sending
+step + sent: the same, with each layer sent as soon as it is written; the receiver compares each
+layer, and the next step waits until the receiver has taken all layers";
 
 /// One rank, with its peer.
 struct Rank {
     number: u8,
     proxy: Proxy,
     peer: Peer,
-    /// What is sent from, what arrives, and where streams of puts lie.
+    /// The buffers for outgoing messages, for incoming messages, and for streams of puts.
     source: Region,
     landing: Region,
     stream: Region,
@@ -55,21 +59,21 @@ pub(crate) fn run(args: &RemoteArgs) -> anyhow::Result<()> {
     let (rank, peer, args) = (args.rank, &args.peer, &args.measure);
     match (rank, peer) {
         (Some(rank), Some(peer)) => {
-            ensure!(rank < 2, "rank {rank}: there are 0, which sends, and 1, which receives");
+            ensure!(rank < 2, "invalid rank {rank}: expected 0 (sends) or 1 (receives)");
             let address = (peer.as_str(), args.port)
                 .to_socket_addrs()
-                .with_context(|| format!("cannot find {peer}"))?
+                .with_context(|| format!("cannot resolve the peer's address {peer}"))?
                 .next()
-                .with_context(|| format!("{peer} has no address"))?;
+                .with_context(|| format!("the peer {peer} has no address"))?;
             one(args, rank, address)
         }
         _ => both(args),
     }
 }
 
-/// Starts rank 1 as a second process of this machine, and is rank 0.
+/// Starts rank 1 as a second process on this machine, and runs as rank 0.
 fn both(args: &RemoteMeasure) -> anyhow::Result<()> {
-    let program = std::env::current_exe().context("cannot find this program")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let mut second = Command::new(program);
     second.args(["bench", "gpu-remote", "--rank", "1", "--peer", "127.0.0.1"]);
     second.args(["--port", &args.port.to_string(), "--threads", &args.threads.to_string()]);
@@ -86,19 +90,19 @@ fn both(args: &RemoteMeasure) -> anyhow::Result<()> {
         second.args(["--path", &path.to_string()]);
     }
     let second = second.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-    let mut second = Second(second.context("cannot start the second process")?);
+    let mut second = Second(second.context("cannot start rank 1 as a second process")?);
     one(args, 0, SocketAddr::new(IpAddr::from([127, 0, 0, 1]), args.port))?;
     let status = second.0.wait()?;
     ensure!(status.success(), "rank 1 ended with {status}");
     Ok(())
 }
 
-/// The second process, ended with the first.
+/// The second process. Dropping the value kills it.
 struct Second(Child);
 
 impl Drop for Second {
     fn drop(&mut self) {
-        // Over already, if all went well.
+        // After a successful run the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -111,7 +115,7 @@ fn one(args: &RemoteMeasure, number: u8, address: SocketAddr) -> anyhow::Result<
     let mut rows = Vec::new();
     let mut said = 0;
     for &size in &args.sizes {
-        ensure!(size.is_multiple_of(4), "{size} is no multiple of four bytes");
+        ensure!(size.is_multiple_of(4), "size {size} is not a multiple of 4 bytes");
         rank.latency(args, &*producer, size, &mut said, &mut rows)?;
         rank.stream(args, &*producer, size, &mut rows)?;
         if args.forward > 0 {
@@ -130,7 +134,7 @@ fn one(args: &RemoteMeasure, number: u8, address: SocketAddr) -> anyhow::Result<
         "two ranks, {path}, puts by {}",
         match args.who.gpu() {
             Some(gpu) => format!("kernels of GPU {gpu}, copier {}", args.copier),
-            None => "processors in a kernel's place".to_owned(),
+            None => "CPU threads (simulated kernels)".to_owned(),
         }
     );
     let report = Report { title, rows, notes: NOTES };
@@ -154,7 +158,7 @@ impl Rank {
             Some(gpu) => endpoint.allocate_gpu(gpu, len),
             None => endpoint.allocate(len as usize),
         };
-        // Messages land in two places in turn.
+        // Messages arrive in two halves of the buffer in turn.
         let (source, landing) = (region(longest)?, region(2 * longest)?);
         let stream = region(STREAM_BYTES.max(longest))?;
         let builder = Proxy::builder(&endpoint).threads(args.threads).timeout(TIMEOUT);
@@ -163,20 +167,24 @@ impl Rank {
             builder = builder.gpu(gpu);
         }
         let proxy = builder.build()?;
-        // Both ranks make the same windows in the same order; what is only sent from is none of the peer's business, but costs nothing.
+        // Both ranks register the same windows in the same order. The peer does not need the window
+        // of `source`, but it costs nothing.
         let from = [proxy.window(&source)?, proxy.window(&stream)?];
         proxy.window(&landing)?;
         peer.notify(&proxy.peer_info()?)?.join().ok()?;
-        let info = peer.notification(SOON).context("the other rank sent no info")?;
+        let info = peer.notification(SOON).context("the other rank sent no peer info")?;
         let theirs = proxy.add_peer(0, &peer, &info.message)?;
         let [_, stream_there, landing_there] = theirs[..] else {
-            bail!("the other rank has {} windows: is it of the same version?", theirs.len());
+            bail!(
+                "the other rank advertises {} windows instead of 3: run the same version on both sides",
+                theirs.len()
+            );
         };
         let to = [landing_there, stream_there];
         Ok(Self { number, proxy, peer, source, landing, stream, endpoint, from, to })
     }
 
-    /// Waits until the other rank is here too.
+    /// A barrier: waits until the other rank calls it too.
     fn meet(&self) -> anyhow::Result<()> {
         self.peer.notify(b"here")?.join().ok()?;
         self.peer.notification(SOON).context("the other rank does not answer")?;
@@ -226,7 +234,7 @@ impl Rank {
         let slots = (STREAM_BYTES / size).max(1);
         for counter in [None, Some(STREAM)] {
             let seed = size as u32 ^ u32::from(counter.unwrap_or(9));
-            // The sender's part that puts go round, and no more.
+            // Only these bytes of the stream buffer are sent, so only these are compared.
             let whole = slots * size;
             let seed_of = |rank: u8| if rank == 0 { seed } else { !seed };
             producer.fill(&self.stream, seed_of(self.number))?;
@@ -244,7 +252,7 @@ impl Rank {
             }
             self.meet()?;
             if self.number == 1 {
-                producer.check(&self.stream, whole, seed).context("after the sender's quiet")?;
+                producer.check(&self.stream, whole, seed).context("wrong bytes after the quiet")?;
             }
         }
         Ok(())
@@ -259,13 +267,13 @@ impl Rank {
         let all = u64::from(args.layers) * args.layer_size;
         ensure!(
             all <= self.stream.len(),
-            "{} layers of {} do not fit",
+            "{} layers of {} bytes do not fit into the stream buffer: lower --layers or --layer-size",
             args.layers,
             args.layer_size
         );
         ensure!(
             args.layer_size.is_multiple_of(4),
-            "{} is no multiple of four bytes",
+            "layer size {} is not a multiple of 4 bytes",
             args.layer_size
         );
         self.meet()?;
@@ -333,17 +341,17 @@ impl Rank {
     }
 }
 
-/// Rank 0 calls until rank 1 is there.
+/// Rank 0 tries to connect until rank 1 listens. Rank 1 accepts.
 fn meet(endpoint: &Endpoint, number: u8, address: SocketAddr) -> anyhow::Result<Peer> {
     if number == 1 {
-        return endpoint.accept(SOON).context("rank 0 did not come");
+        return endpoint.accept(SOON).context("rank 0 did not connect");
     }
     let start = Instant::now();
     loop {
         match endpoint.connect_addr(address) {
             Ok(peer) => return Ok(peer),
             Err(error) if start.elapsed() > SOON => {
-                return Err(error).with_context(|| format!("no rank 1 at {address}"));
+                return Err(error).with_context(|| format!("cannot reach rank 1 at {address}"));
             }
             Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }

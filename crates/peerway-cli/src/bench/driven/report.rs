@@ -1,4 +1,4 @@
-//! The tables of the GPU-driven engine's benchmarks.
+//! The tables of the benchmarks of the GPU-driven engine.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::bench::size;
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Row {
     pub(super) what: &'static str,
-    /// Threads of the proxy, rings, slots of a ring, warps that push.
+    /// Threads of the proxy, rings, slots per ring, and warps that push.
     pub(super) threads: usize,
     pub(super) rings: usize,
     pub(super) slots: u32,
@@ -28,7 +28,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// With the times of something, of which each stands for `share` commands.
+    /// Sets the times. Each recorded time covers `share` commands.
     pub(super) fn times(mut self, times: &Times, share: f64) -> Self {
         let us = |nanos: f64| Some(nanos / share / 1e3);
         (self.avg_us, self.p50_us, self.p99_us) =
@@ -36,7 +36,7 @@ impl Row {
         self
     }
 
-    /// With a rate.
+    /// Sets the rate.
     pub(super) fn rate(mut self, commands: u64, seconds: f64) -> Self {
         self.mops = Some(commands as f64 / seconds / 1e6);
         self.gbps = self.size.map(|size| (commands * size) as f64 / seconds / 1e9);
@@ -60,7 +60,7 @@ impl Row {
     }
 }
 
-/// A table and what stands above and below it.
+/// A table with a title above and notes below.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) title: String,

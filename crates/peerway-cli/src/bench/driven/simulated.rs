@@ -1,4 +1,5 @@
-//! Processors in the place of kernels. A warp is a batch of 32 commands; warps share the processors.
+//! CPU threads that push commands instead of kernels. A warp is a batch of 32 commands. All warps
+//! share the CPU threads.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use peerway::driven::{Command, HostProducer, Op, Proxy};
 use super::producer::{Layers, Producer, Puts, Talk};
 use crate::bench::measure::Times;
 
-/// Threads that push at most: more than there are processors would only wait.
+/// The most threads that push. More threads than CPUs would only wait.
 const THREADS: u32 = 2;
 
 /// See the module.
@@ -40,7 +41,7 @@ impl<'a> Simulated<'a> {
         Ok(times)
     }
 
-    /// Has some threads push `batches` for each of `warps`; `batch` gives the commands of one.
+    /// Pushes `batches` batches for each of `warps` warps. `batch` returns the commands of a batch.
     fn push_all(
         &self,
         warps: u32,
@@ -64,7 +65,9 @@ impl<'a> Simulated<'a> {
                 })
                 .collect();
             let mut ends = started.into_iter().map(|thread| thread.join());
-            ends.try_for_each(|end| end.map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+            ends.try_for_each(|end| {
+                end.map_err(|_| anyhow::anyhow!("a pushing thread panicked"))?
+            })
         })
     }
 }
@@ -101,7 +104,8 @@ impl Producer for Simulated<'_> {
             dst: puts.dst,
             len: puts.len,
         };
-        // A command that does not fit is an error now and not in a thread.
+        // Encode the command with the largest offsets first, so that a command that does not fit
+        // fails here and not in a thread.
         let last = (puts.slots - 1) * puts.len;
         Command { src: whole.src + last, dst: whole.dst + last, ..whole }.encode()?;
         let each = u64::from(puts.warps) * 32;
@@ -129,7 +133,10 @@ impl Producer for Simulated<'_> {
     fn check(&self, region: &Region, len: u64, seed: u32) -> anyhow::Result<()> {
         let mut bytes = vec![0; len as usize / 4 * 4];
         region.read_at(0, &mut bytes)?;
-        ensure!(bytes == pattern(len / 4, seed), "bytes are not what was sent");
+        ensure!(
+            bytes == pattern(len / 4, seed),
+            "the received {len} bytes differ from the sent ones"
+        );
         Ok(())
     }
 
@@ -140,7 +147,7 @@ impl Producer for Simulated<'_> {
             let (dst, src) = (talk.dst, talk.source.1);
             producer.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
             producer.wait_counter(talk.counter, number + 1, Some(talk.peer))?;
-            self.check(talk.landing, talk.len, !(number as u32)).context("an answer")
+            self.check(talk.landing, talk.len, !(number as u32)).context("wrong answer")
         })
     }
 
@@ -149,10 +156,10 @@ impl Producer for Simulated<'_> {
             let number = talk.first + round;
             talk.source.0.write_at(0, &pattern(talk.len / 4, !(number as u32)))?;
             producer.wait_counter(talk.counter, number + 1, Some(talk.peer))?;
-            self.check(talk.landing, talk.len, number as u32).context("a message")?;
+            self.check(talk.landing, talk.len, number as u32).context("wrong message")?;
             let (dst, src) = (talk.dst, talk.source.1);
             producer.put_with_count(talk.peer, dst, src, talk.len, talk.counter)?;
-            // It is filled anew next.
+            // The next round overwrites the source, so wait until the put has read it.
             Ok(producer.quiet(talk.peer)?)
         });
         answered.map(drop)
@@ -194,7 +201,7 @@ impl Producer for Simulated<'_> {
                 producer.wait_counter(counter, step + 1, Some(layers.peer))?;
                 layers.memory.0.read_at(u64::from(layer) * layers.len, &mut bytes)?;
                 let right = bytes == pattern(layers.len / 4, layer_seed(step, layer));
-                ensure!(right, "layer {layer} of step {step} is not what was sent");
+                ensure!(right, "layer {layer} of step {step} differs from the sent bytes");
             }
             producer.signal(layers.peer, layers.taken)?;
         }
@@ -210,13 +217,13 @@ impl Producer for Simulated<'_> {
     }
 }
 
-/// The pattern of `driven.cu`.
+/// The same pattern as in `driven.cu`.
 fn pattern(words: u64, seed: u32) -> Vec<u8> {
     let word = |at: u64| (at as u32).wrapping_mul(2_654_435_761) ^ seed;
     (0..words).flat_map(|at| word(at).to_le_bytes()).collect()
 }
 
-/// What a layer of a step is filled with.
+/// The seed of a layer's pattern in a step.
 fn layer_seed(step: u64, layer: u32) -> u32 {
     (step * 1000 + u64::from(layer)) as u32
 }

@@ -1,4 +1,4 @@
-//! perftest's two programs as child processes: a server where the memory is, a client here.
+//! perftest as child processes: the server runs on the serving side, the client in this process.
 
 use std::fs;
 use std::io::Read;
@@ -14,24 +14,25 @@ use super::parse::{self, Found};
 use super::port::Port;
 use super::{Ask, Op};
 
-/// How long a run may take: less than the watchdog's patience.
+/// The longest time of a run. It is shorter than the watchdog's patience.
 const PATIENCE: Duration = Duration::from_secs(45);
-/// How long a server may take until it listens.
+/// The longest time until a server listens.
 const START: Duration = Duration::from_secs(10);
-/// How often both are looked at.
+/// How often the child processes are checked.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A server that listens for one client.
 pub(crate) struct Server {
-    /// Ended when this is dropped.
+    /// Dropping it ends the process.
     _running: Running,
 }
 
 impl Server {
-    /// Starts one on this device and says where it listens.
+    /// Starts a server on this device, and returns its address.
     pub(crate) fn start(ask: &Ask, port: &Port, ip: IpAddr) -> anyhow::Result<(Self, SocketAddr)> {
         ask.check()?;
-        // A port that is free now; whoever takes it meanwhile costs a repeated pair.
+        // The port is free now. If another process takes it meanwhile, the run fails and is
+        // repeated.
         let address = TcpListener::bind((ip, 0))?.local_addr()?;
         let mut running = Running::start(command(ask, port, address.port()), ask)?;
         let start = Instant::now();
@@ -40,7 +41,7 @@ impl Server {
                 bail!("{} ended with {status}: {}", ask.tool(), running.said());
             }
             if start.elapsed() > START {
-                bail!("{} does not listen after {} s", ask.tool(), START.as_secs());
+                bail!("{} did not start to listen within {} s", ask.tool(), START.as_secs());
             }
             thread::sleep(LOOK);
         }
@@ -48,7 +49,7 @@ impl Server {
     }
 }
 
-/// Runs the client against a server and reads what it says.
+/// Runs the client against a server and parses its output.
 pub(crate) fn client(ask: &Ask, port: &Port, server: SocketAddr) -> anyhow::Result<Found> {
     let mut command = command(ask, port, server.port());
     command.arg(server.ip().to_string());
@@ -84,12 +85,12 @@ fn command(ask: &Ask, port: &Port, tcp: u16) -> Command {
         option("-q", ask.queue_pairs.to_string());
         command.arg("--report_gbits");
     }
-    // Processors whose speed changes are no reason to stop.
+    // Continue even if the CPU frequency changes.
     command.arg("-F");
     command
 }
 
-/// A child that ends with this process, whatever becomes of it.
+/// A child process that ends with this process, even if this process is killed.
 struct Running {
     child: Child,
     tool: &'static str,
@@ -98,7 +99,8 @@ struct Running {
 impl Running {
     fn start(mut command: Command, ask: &Ask) -> anyhow::Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: between fork and exec only a system call is made.
+        // SAFETY: between fork and exec the closure only makes a system call, which is
+        // async-signal-safe.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -106,7 +108,9 @@ impl Running {
             });
         }
         let tool = ask.tool();
-        let child = command.spawn().with_context(|| format!("cannot start {tool} (perftest)"))?;
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start {tool}: is perftest installed?"))?;
         Ok(Self { child, tool })
     }
 
@@ -123,11 +127,12 @@ impl Running {
         }
     }
 
-    /// What it has printed, once it is over. It prints a page: the pipes hold all of it.
+    /// The output of a process that has ended. It is about a page long, so the pipes hold all of
+    /// it.
     fn said(&mut self) -> String {
         let mut said = Vec::new();
         let (out, err) = (self.child.stdout.take(), self.child.stderr.take());
-        // What cannot be read is missed by whoever looks for it.
+        // If a read fails, the caller finds no figures in the output and reports that.
         let _ = out.map(|mut out| out.read_to_end(&mut said));
         let _ = err.map(|mut err| err.read_to_end(&mut said));
         String::from_utf8_lossy(&said).into_owned()
@@ -136,19 +141,21 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Already gone is as good.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Whether somebody listens on a port of this machine; connecting would be taken for the client.
+/// Whether a process listens on this port. Reads the kernel's table, because perftest would take a
+/// test connection for its client.
 fn listens(port: u16) -> bool {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
     tables.iter().flatten().any(|table| is_listening(table, port))
 }
 
-/// Local address and state are the second and fourth word of a line; `0A` is listening.
+/// Parses `/proc/net/tcp`. The second word of a line is the local address, the fourth is the state,
+/// and `0A` means listening.
 fn is_listening(table: &str, port: u16) -> bool {
     let end = format!(":{port:04X}");
     table.lines().any(|line| {
@@ -159,7 +166,7 @@ fn is_listening(table: &str, port: u16) -> bool {
 
 fn last_line(text: &str) -> &str {
     let lines = text.lines().map(str::trim);
-    lines.rev().find(|line| line.chars().any(char::is_alphanumeric)).unwrap_or("it said nothing")
+    lines.rev().find(|line| line.chars().any(char::is_alphanumeric)).unwrap_or("no output")
 }
 
 #[cfg(test)]
@@ -204,6 +211,6 @@ mod tests {
     #[test]
     fn the_last_words_are_told() {
         assert_eq!(last_line("a\n Couldn't connect\n-----\n\n"), "Couldn't connect");
-        assert_eq!(last_line("---\n"), "it said nothing");
+        assert_eq!(last_line("---\n"), "no output");
     }
 }

@@ -1,10 +1,12 @@
-//! perftest beside us: the programs that everybody measures RDMA devices with, in turns with our own rows.
+//! Compares rows of RDMA devices with perftest, the usual benchmark of such devices.
 //!
-//! A row is measured in pairs, a turn of ours and a run of `ib_write_bw`, `ib_read_bw` or `ib_write_lat`,
-//! over the same two devices, with as many requests under way on as many queue pairs. The medians of the
-//! pairs are compared. The serving process starts perftest's server (`child`), this one its client; what
-//! the client prints is read by `parse`. A run that fails or prints nonsense, as perftest does now and
-//! then where clocks are emulated, costs its pair, which is measured again.
+//! A row is measured in pairs: a round of Peerway, and a run of `ib_write_bw`, `ib_read_bw` or
+//! `ib_write_lat`. Both use the same two devices, with the same number of requests in flight and
+//! the same number of queue pairs. The medians of the pairs are compared.
+//!
+//! The serving process starts perftest's server (`child`), and this process starts its client.
+//! `parse` reads the client's output. If a run fails or prints invalid figures, its pair is
+//! measured again. This happens occasionally on machines with emulated clocks.
 
 pub(crate) mod child;
 pub(crate) mod parse;
@@ -18,33 +20,33 @@ use super::layout::Layout;
 use super::measure::Times;
 use parse::Found;
 
-/// Turns of a row: a median of fewer says little.
+/// Pairs per row. A median of fewer pairs is not reliable.
 pub(crate) const PAIRS: usize = 7;
 
-/// Transfers under way on both sides of a row for bandwidth; perftest calls it `--tx-depth`.
+/// Transfers in flight in a bandwidth row. perftest calls it `--tx-depth`.
 pub(crate) const DEPTH: u32 = 16;
 
-/// Rows for bandwidth start here: smaller ones measure how fast requests are made.
+/// The smallest size of a bandwidth row. Smaller sizes measure the rate of requests instead.
 const FROM: u64 = 64 << 10;
-/// And rows for latency end here.
+/// The largest size of a latency row.
 const TO: u64 = 64 << 10;
 
-/// Pairs that may be measured again before the row is given up.
+/// How many pairs may be repeated before the row fails.
 pub(crate) const SPARE_PAIRS: usize = 10;
 
-/// What perftest is asked to do.
+/// The parameters of a perftest run.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) struct Ask {
     pub(crate) op: Op,
     pub(crate) size: u64,
-    /// Of each queue pair.
+    /// Iterations per queue pair.
     pub(crate) iterations: u64,
     pub(crate) depth: u32,
     pub(crate) queue_pairs: u16,
 }
 
 impl Ask {
-    /// Whether perftest has such a row at all.
+    /// Whether perftest can measure such a row.
     pub(crate) fn has(op: Op, layout: &Layout) -> bool {
         layout.iovs == 1
             && match op {
@@ -53,7 +55,7 @@ impl Ask {
             }
     }
 
-    /// The program.
+    /// The name of the perftest program.
     pub(crate) fn tool(&self) -> &'static str {
         match self.op {
             Op::Write => "ib_write_bw",
@@ -62,16 +64,25 @@ impl Ask {
         }
     }
 
-    /// What comes from another process is no more than a benchmark needs.
+    /// Checks the parameters, which come from another process, against the range of a benchmark.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        ensure!((1..=1 << 32).contains(&self.size), "no size of a row: {}", self.size);
-        ensure!((5..=1 << 24).contains(&self.iterations), "not so many: {}", self.iterations);
-        ensure!((1..=1024).contains(&self.depth), "not so deep: {}", self.depth);
-        ensure!((1..=64).contains(&self.queue_pairs), "not so many: {}", self.queue_pairs);
+        ensure!((1..=1 << 32).contains(&self.size), "size {} is out of range", self.size);
+        ensure!(
+            (5..=1 << 24).contains(&self.iterations),
+            "number of iterations {} is out of range",
+            self.iterations
+        );
+        ensure!((1..=1024).contains(&self.depth), "depth {} is out of range", self.depth);
+        ensure!(
+            (1..=64).contains(&self.queue_pairs),
+            "number of queue pairs {} is out of range",
+            self.queue_pairs
+        );
         Ok(())
     }
 
-    /// So many iterations that a run takes about `seconds` at this speed, and enough to mean something.
+    /// Sets the iterations so that a run takes about `seconds` at this speed, but not fewer than a
+    /// useful minimum.
     pub(crate) fn last(&mut self, seconds: f64, nanos_each: f64) {
         let fit = seconds * 1e9 / nanos_each / f64::from(self.queue_pairs);
         let twice = 2 * u64::from(self.depth) / u64::from(self.queue_pairs);
@@ -80,22 +91,22 @@ impl Ask {
     }
 }
 
-/// What the pairs of one row came to.
+/// The figures of the pairs of one row.
 #[derive(Debug)]
 pub(crate) struct Pairs {
     pub(crate) depth: u32,
     pub(crate) queue_pairs: u16,
-    /// GB/s of our turns, or half a round trip in microseconds.
+    /// Peerway's figures: GB/s, or half a round trip in microseconds.
     pub(crate) ours: Vec<f64>,
     pub(crate) theirs: Vec<Found>,
-    /// Of our single transfers.
+    /// The times of Peerway's single transfers.
     pub(crate) times: Times,
-    /// Pairs that had to be measured again.
+    /// How many pairs were repeated.
     pub(crate) again: usize,
 }
 
 impl Pairs {
-    /// The median of our turns.
+    /// The median of Peerway's rounds.
     pub(crate) fn our_median(&self) -> f64 {
         median(self.ours.iter().copied())
     }
@@ -105,7 +116,7 @@ impl Pairs {
         median(self.theirs.iter().map(|found| found.value))
     }
 
-    /// The median of what 99 of 100 of perftest's stay under, where it says so.
+    /// The median of perftest's 99th percentiles. `None` if perftest does not print them.
     pub(crate) fn their_p99(&self) -> Option<f64> {
         let all: Option<Vec<f64>> = self.theirs.iter().map(|found| found.p99).collect();
         all.map(|all| median(all.into_iter()))
@@ -129,7 +140,7 @@ mod tests {
         assert!(!Ask::has(Op::Read, &layout(4096, 1)));
         assert!(!Ask::has(Op::Read, &layout(1 << 20, 128)));
         assert!(Ask::has(Op::Pingpong, &layout(256, 1)));
-        assert!(!Ask::has(Op::Pingpong, &layout(1, 1)), "it wants two bytes to tell turns apart");
+        assert!(!Ask::has(Op::Pingpong, &layout(1, 1)), "ib_write_lat needs at least two bytes");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What perftest prints: a heading that begins with `#bytes`, and under it a row of numbers.
+//! Parses perftest's output: a heading that begins with `#bytes`, and below it a row of numbers.
 
 use super::Op;
 
@@ -7,12 +7,12 @@ use super::Op;
 pub(crate) struct Found {
     /// GB/s, or the typical time one way in microseconds.
     pub(crate) value: f64,
-    /// What 99 of 100 stay under, in microseconds; only where latency is measured.
+    /// The 99th percentile in microseconds. `None` for bandwidth.
     pub(crate) p99: Option<f64>,
 }
 
-/// Reads the row of that size. `None` where there is none, or where its numbers are none: `inf`, `nan`,
-/// or nothing at all.
+/// Parses the row of that size. `None` if there is no such row, or if a figure is missing, `inf` or
+/// `nan`.
 pub(crate) fn row(text: &str, op: Op, size: u64) -> Option<Found> {
     let lines = text.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
     let row = { lines }.skip(1).find_map(|line| {
@@ -20,7 +20,7 @@ pub(crate) fn row(text: &str, op: Op, size: u64) -> Option<Found> {
         let is_it = words.next().is_some_and(|word| word.parse() == Ok(size));
         is_it.then(|| words.map(|word| word.parse().unwrap_or(f64::NAN)).collect::<Vec<f64>>())
     })?;
-    // A column that is missing moves the others.
+    // If a column is missing, the others shift.
     if row.len() < if op == Op::Pingpong { 8 } else { 4 } {
         return None;
     }
@@ -28,7 +28,7 @@ pub(crate) fn row(text: &str, op: Op, size: u64) -> Option<Found> {
     match op {
         // iterations, peak and average in Gbit/s, messages
         Op::Write | Op::Read => Some(Found { value: real(2)? / 8.0, p99: None }),
-        // iterations, least, most, typical, average, deviation, 99 %, 99.9 %
+        // iterations, minimum, maximum, typical, average, deviation, 99 %, 99.9 %
         Op::Pingpong => Some(Found { value: real(3)?, p99: Some(real(6)?) }),
     }
 }

@@ -1,4 +1,5 @@
-//! The device that one side measures on: perftest has to be told what the engine finds by itself.
+//! The RDMA device of one side. The engine detects its parameters, but perftest needs them as
+//! options.
 
 use std::ffi::OsString;
 
@@ -13,17 +14,17 @@ use peerway_sys::verbs::{Device, Verbs, choose_gid};
 pub(crate) struct Port {
     pub(crate) device: String,
     pub(crate) number: u8,
-    /// On Ethernet.
+    /// Set on Ethernet, and for reliable datagrams.
     pub(crate) gid_index: Option<u32>,
     /// Bytes.
     pub(crate) mtu: u32,
     pub(crate) service_level: u8,
-    /// Reliable datagrams instead of connections.
+    /// Whether the device uses reliable datagrams instead of connections.
     pub(crate) datagrams: bool,
 }
 
 impl Port {
-    /// The device of that name, or of `PEERWAY_RDMA_DEV`, or the first that has an active port.
+    /// The device `named`, or the first of `PEERWAY_RDMA_DEV`, or the first with an active port.
     pub(crate) fn choose(named: Option<&str>) -> anyhow::Result<Self> {
         let (config, _) = Config::from_env(|name| std::env::var(name).ok())?;
         let setting = config.rdma.devices.clone();
@@ -44,7 +45,7 @@ impl Port {
                 }
             }
         }
-        let none = || anyhow::anyhow!("no RDMA device {}", wanted.unwrap_or("is on this machine"));
+        let none = || anyhow::anyhow!("no RDMA device {}", wanted.unwrap_or("on this machine"));
         Err(why.unwrap_or_else(none))
     }
 
@@ -62,7 +63,7 @@ impl Port {
             .filter(|(_, gid)| gid.raw != [0; 16]);
         let gids: Vec<_> = gids.collect();
         let gid_index = config.rdma.gid_index.or_else(|| choose_gid(&gids, !ethernet));
-        ensure!(!ethernet || gid_index.is_some(), "no address");
+        ensure!(!ethernet || gid_index.is_some(), "no GID: give its interface an address");
         Ok(Self {
             device: device.name(),
             number,
@@ -74,13 +75,14 @@ impl Port {
     }
 }
 
-/// The library that the environment names.
+/// The path of libibverbs that an environment variable sets.
 fn library() -> Option<OsString> {
     let mut names = Library::Ibverbs.override_variables().iter();
     names.find_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
 }
 
-/// Whether a device has reliable datagrams, which another pin than `ib` asks for.
+/// Whether the default device uses reliable datagrams. Such a device needs the pin `efa` instead of
+/// `ib`.
 pub(crate) fn has_efa() -> bool {
     Port::choose(None).is_ok_and(|port| port.datagrams)
 }

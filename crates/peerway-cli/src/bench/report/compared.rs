@@ -1,4 +1,4 @@
-//! The table of rows that perftest was run beside.
+//! The table of rows that are compared with perftest.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use super::{Line, figure, table, write_table};
 use crate::bench::perftest::{PAIRS, Pairs};
 use crate::bench::{Op, size};
 
-/// A row beside perftest.
+/// A row and perftest's figures.
 #[derive(Clone, Debug)]
 pub(crate) struct Compared {
     path: String,
@@ -14,7 +14,7 @@ pub(crate) struct Compared {
     size: u64,
     depth: u32,
     queue_pairs: u16,
-    /// GB/s, or half a round trip in microseconds.
+    /// GB/s, or half a round trip in microseconds. The same holds for `theirs`.
     ours: f64,
     theirs: f64,
     p50_us: f64,
@@ -64,7 +64,7 @@ impl Compared {
     }
 }
 
-/// Writes the table and what its columns are.
+/// Writes the table and the definitions of its columns.
 pub(super) fn write(f: &mut fmt::Formatter<'_>, rows: &[Compared]) -> fmt::Result {
     let mut table = table(&[
         "path",
@@ -85,15 +85,15 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, rows: &[Compared]) -> fmt::Resul
     write_table(f, &mut table, 3)?;
     writeln!(
         f,
-        "medians of {PAIRS} turns each, one of ours and one of perftest's, between the same devices; ratio: ours / perftest"
+        "medians of {PAIRS} rounds, each of Peerway and then of perftest, on the same devices; ratio: ours / perftest"
     )?;
     writeln!(
         f,
-        "GB/s from the first post to the last end, depth transfers under way; p50, p99: of one of them, from its post"
+        "GB/s: from the first post to the last completion, with depth transfers in flight; p50, p99: of one transfer, from its post"
     )?;
     let again: usize = rows.iter().map(|row| row.again).sum();
     if again > 0 {
-        writeln!(f, "perftest failed or printed no number in {again} runs, which were repeated")?;
+        writeln!(f, "perftest failed or printed no number in {again} runs; these were repeated")?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The table of kinds of GPU memory.
+//! The table that compares kinds of GPU memory.
 
 use std::fmt;
 
@@ -9,22 +9,22 @@ use crate::bench::measure::Times;
 use crate::bench::memory::Memory;
 use crate::bench::size;
 
-/// What was timed.
+/// The timed operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum What {
-    /// Memory is allocated and freed.
+    /// Allocate and free memory.
     AllocFree,
-    /// The driver copies inside one process.
+    /// Copy inside one process with the driver.
     Copy,
-    /// Into the other process's memory.
+    /// Write to the other process's memory.
     IpcWrite,
-    /// Out of the other process's memory.
+    /// Read the other process's memory.
     IpcRead,
 }
 
 impl What {
-    /// As it is printed.
+    /// The name in the table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::AllocFree => "alloc + free",
@@ -43,7 +43,7 @@ pub(crate) struct Row {
     /// Bytes.
     size: u64,
     p50_us: f64,
-    /// Bytes by the median time; none where no bytes move.
+    /// Bytes divided by the median time. `None` if the operation moves no bytes.
     gbps: Option<f64>,
 }
 
@@ -59,7 +59,7 @@ impl Row {
     }
 }
 
-/// All figures, the kinds of each beside each other.
+/// All figures. The rows of the two kinds alternate.
 #[derive(Debug)]
 pub(crate) struct Kinds {
     pub(crate) gpus: [u32; 2],
@@ -72,7 +72,7 @@ impl fmt::Display for Kinds {
         let [local, remote] = self.gpus;
         writeln!(
             f,
-            "peerway {} bench: kinds of GPU memory in turns, {} s a row, GPU {local} here, GPU {remote} there",
+            "peerway {} bench: kinds of GPU memory, {} s per row, GPU {local} here, GPU {remote} on the other side",
             env!("CARGO_PKG_VERSION"),
             self.seconds
         )?;
@@ -96,7 +96,7 @@ impl fmt::Display for Kinds {
         )?;
         writeln!(
             f,
-            "copy: one cuMemcpyAsync and a wait between two buffers of the kind, inside one process"
+            "copy: one cuMemcpyAsync and a wait, between two buffers of the same kind inside one process"
         )
     }
 }

@@ -1,20 +1,20 @@
-//! What registering memory with RDMA devices costs.
+//! The cost of registering memory with RDMA devices.
 
 use std::fmt;
 
 use super::figure;
 use crate::bench::size;
 
-/// Registrations of one path.
+/// The figures of one path.
 #[derive(Clone, Debug)]
 pub(crate) struct Registration {
     pub(crate) path: String,
     /// Bytes and nanoseconds.
     pub(crate) sizes: Vec<(u64, u64)>,
     pub(crate) lookups: usize,
-    /// Nanoseconds of one lookup.
+    /// Nanoseconds per lookup.
     pub(crate) lookup: u64,
-    /// The same, and how many smaller registrations it was behind.
+    /// How many smaller registrations existed, and nanoseconds per lookup with them.
     pub(crate) behind: (usize, u64),
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Registration {
         let Self { path, sizes, lookups, lookup, behind: (smaller, behind) } = self;
         writeln!(
             f,
-            "registration, {path}: what the first prepare of a region takes longer than later ones"
+            "registration, {path}: the time of a region's first prepare minus that of later ones"
         )?;
         for (size, nanos) in sizes {
             let millis = *nanos as f64 / 1e6;
@@ -38,7 +38,7 @@ impl fmt::Display for Registration {
         }
         writeln!(
             f,
-            "  {lookups} lookups of ranges nested in a registered one: {} µs each; behind {smaller} smaller \
+            "  {lookups} lookups of ranges inside a registered range: {} µs each; with {smaller} smaller \
              registrations inside it: {} µs",
             figure(*lookup as f64 / 1e3),
             figure(*behind as f64 / 1e3),

@@ -1,9 +1,11 @@
-//! What it costs to make memory known to RDMA devices, by nothing but what an application has.
+//! The cost of registering memory with RDMA devices, measured through the public interface alone.
 //!
-//! The engine registers a region with its devices when a transfer that uses it is prepared (or first posted). So a
-//! region is made, and its first prepare is timed against later ones: the difference is the registration, or the
-//! lookup of one that is there already. Lookups are of ranges nested in a registered one, by batches of many regions;
-//! once with the whole registered first, and once behind smaller registrations inside it.
+//! The engine registers a region with its devices when a transfer that uses it is prepared (or
+//! first posted). This benchmark creates a region and compares its first prepare with later ones.
+//! The difference is the cost of the registration, or of the lookup of an existing registration.
+//!
+//! The lookups are for ranges inside a registered range, in batches of many regions. They are
+//! measured without and with smaller registrations inside that range.
 
 use std::time::Instant;
 
@@ -14,15 +16,15 @@ use super::{Session, Tools, memory};
 use crate::bench::layout::mix;
 use crate::bench::report::Registration;
 
-/// What is registered.
+/// Bytes to register.
 const SIZES: [u64; 3] = [1 << 20, 64 << 20, 1 << 30];
-/// Registrations of each size, of which the median counts; prepares that each is compared with.
+/// Registrations per size, whose median counts. Also the number of later prepares to compare with.
 const REPEATS: usize = 5;
 /// Bytes of the transfers.
 const PIECE: u64 = 8;
-/// Memory whose ranges are looked up.
+/// Bytes of the memory whose ranges are looked up.
 const WHOLE: u64 = 32 << 20;
-/// Ranges looked up, and how many of them in one batch.
+/// Lookups in total, and per batch.
 const LOOKUPS: usize = 100_000;
 const AT_ONCE: usize = 1000;
 /// Smaller registrations inside the whole.
@@ -33,7 +35,7 @@ impl Session {
     pub(crate) fn registration(&self, tools: &mut Tools<'_>) -> anyhow::Result<Registration> {
         let mut sizes = Vec::new();
         for size in SIZES {
-            // Where memory does not suffice the size is left out.
+            // A size that fails, for example for lack of memory, is left out.
             let Ok(nanos) = self.registers(tools, size) else { continue };
             sizes.push((size, nanos));
         }
@@ -43,7 +45,7 @@ impl Session {
         Ok(Registration { path, sizes, lookups: LOOKUPS, lookup, behind: (SMALLER, behind) })
     }
 
-    /// Nanoseconds to register so many bytes.
+    /// Nanoseconds to register `size` bytes.
     fn registers(&self, tools: &mut Tools<'_>, size: u64) -> anyhow::Result<u64> {
         let mut all = Vec::new();
         for _ in 0..REPEATS {
@@ -53,7 +55,7 @@ impl Session {
         Ok(median(all))
     }
 
-    /// Nanoseconds that one lookup of a nested range takes, behind so many smaller registrations.
+    /// Nanoseconds per lookup of a nested range, with `smaller` smaller registrations inside.
     fn lookups(&self, tools: &mut Tools<'_>, smaller: usize) -> anyhow::Result<u64> {
         let whole = Whole::new(WHOLE)?;
         let part = |at: u64, len: u64| Ok(self.endpoint.register(whole.part(at, len))?);
@@ -72,7 +74,7 @@ impl Session {
             let nested: Vec<Region> = (0..AT_ONCE)
                 .map(|i| {
                     let random = mix((round * AT_ONCE + i) as u64);
-                    // Longer than the smaller ones, so that none of them is the answer.
+                    // Longer than the smaller registrations, so that none of them covers it.
                     let len = 4096 + PIECE + random % (64 << 10);
                     part((random >> 32) % (WHOLE - len), len)
                 })
@@ -82,10 +84,10 @@ impl Session {
         Ok(median(all))
     }
 
-    /// How much longer the first prepare that uses these regions takes than later ones, in nanoseconds.
+    /// How much longer the first prepare with these regions takes than later ones, in nanoseconds.
     fn first_prepare(&self, tools: &mut Tools<'_>, regions: &[Region]) -> anyhow::Result<u64> {
         let room = self.remote.len() / PIECE;
-        ensure!(room > 0, "the other side's buffer is too small");
+        ensure!(room > 0, "the other side's buffer is smaller than {PIECE} bytes");
         let pairs: Vec<_> = regions
             .iter()
             .enumerate()
@@ -105,10 +107,14 @@ impl Session {
         };
         let first = prepare()?;
         let later = (0..REPEATS).map(|_| prepare()).collect::<anyhow::Result<_>>()?;
-        // That it was for devices, and works.
+        // Check that the prepared transfer works and uses the RDMA devices.
         let transfer = self.peer.post(&batch)?;
         transfer.join().ok()?;
-        ensure!(transfer.path().to_string() == self.name, "devices did not carry it out");
+        ensure!(
+            transfer.path().to_string() == self.name,
+            "the transfer did not take {}",
+            self.name
+        );
         tools.dog.beat();
         Ok(first.saturating_sub(median(later)))
     }
@@ -119,7 +125,7 @@ fn median(mut values: Vec<u64>) -> u64 {
     values.get(values.len() / 2).copied().unwrap_or(0)
 }
 
-/// Memory that lasts as long as the program, so that any number of regions can be parts of it.
+/// Leaked memory. It lives as long as the program, so any number of regions can be parts of it.
 #[derive(Clone, Copy)]
 struct Whole {
     addr: usize,
@@ -141,7 +147,8 @@ struct Part {
     len: usize,
 }
 
-// SAFETY: the memory is leaked, lies inside what `Whole::new` got, and is only ever named by address.
+// SAFETY: `Whole::part` gives a range of memory that `Whole::new` leaked, so the range is valid
+// forever. No reference to it exists: this program names it only by address.
 unsafe impl OwnedMemory for Part {
     fn bytes(&mut self) -> (*mut u8, usize) {
         (std::ptr::with_exposed_provenance_mut(self.addr), self.len)

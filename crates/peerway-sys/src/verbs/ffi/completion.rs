@@ -1,4 +1,4 @@
-//! Completion queues, their channels, and what comes out of them.
+//! Completion queues, their channels, and completions.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -32,7 +32,7 @@ c_types! {
         opcode: c_uint,
         vendor_err: u32,
         byte_len: u32,
-        /// Big-endian where it is an immediate, host order where it is an invalidated key.
+        /// Big-endian if it is an immediate, host order if it is an invalidated key.
         imm_data: u32,
         qp_num: u32,
         src_qp: u32,

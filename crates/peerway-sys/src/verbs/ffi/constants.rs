@@ -13,7 +13,7 @@ c_constants! {
     IBV_TRANSPORT_UNKNOWN: c_int = -1;
     IBV_TRANSPORT_IB: c_int = 0;
     IBV_TRANSPORT_IWARP: c_int = 1;
-    /// What EFA devices say.
+    /// The value that EFA devices report.
     IBV_TRANSPORT_UNSPECIFIED: c_int = 4;
 
     IBV_GID_TYPE_IB: u32 = 0;
@@ -59,7 +59,7 @@ c_constants! {
     IBV_ACCESS_ON_DEMAND: c_uint = 1 << 6;
     IBV_ACCESS_HUGETLB: c_uint = 1 << 7;
     IBV_ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
-    /// The flags that a kernel which does not know them may ignore.
+    /// The flags that a kernel may ignore if it does not know them.
     IBV_ACCESS_OPTIONAL_RANGE: c_uint = 0x3ff0_0000;
 
     IBV_MW_TYPE_1: c_uint = 1;
@@ -68,7 +68,7 @@ c_constants! {
     IBV_QPT_RC: c_uint = 2;
     IBV_QPT_UC: c_uint = 3;
     IBV_QPT_UD: c_uint = 4;
-    /// A kind that only the driver knows: SRD on EFA.
+    /// A type that only the driver knows: SRD on EFA.
     IBV_QPT_DRIVER: c_uint = 0xff;
 
     IBV_QP_INIT_ATTR_PD: u32 = 1;

@@ -1,10 +1,10 @@
-//! An open device, and the tables of function pointers that hang on it.
+//! An open device and its tables of function pointers.
 //!
-//! `ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq` and `ibv_req_notify_cq` are no symbols of the
-//! library: the C header has them as inline functions that jump through `ibv_context.ops`, and so
-//! does Peerway. Whatever is opened with `ibv_open_device` begins at an `ibv_context`; in front of it
-//! in memory lies the rest of a `verbs_context`, which new releases of the library extend at its
-//! front. Its `sz`, right before the `ibv_context`, says how far it reaches.
+//! `ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq` and `ibv_req_notify_cq` are not symbols of the
+//! library. In the C header they are inline functions that jump through `ibv_context.ops`, and
+//! Peerway does the same. The pointer from `ibv_open_device` points to an `ibv_context`. The rest
+//! of a `verbs_context` lies in front of it in memory. New releases of the library extend the
+//! `verbs_context` at its front. Its `sz`, directly before the `ibv_context`, is its size.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -79,7 +79,7 @@ c_types! {
         async_fd: c_int,
         num_comp_vectors: c_int,
         mutex: libc::pthread_mutex_t,
-        /// All ones where a `verbs_context` lies around this.
+        /// All ones if a `verbs_context` surrounds this structure.
         abi_compat: *mut c_void,
     }
 

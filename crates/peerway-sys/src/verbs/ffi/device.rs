@@ -1,4 +1,4 @@
-//! Devices, their ports and addresses, and what they say about themselves.
+//! Devices, their ports and addresses, and their capabilities.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -8,12 +8,12 @@ use crate::layout::c_types;
 c_types! {
     Exact struct ibv_device {
         _ops: [Unused; 2],
-        /// Signed: unknown is -1.
+        /// Signed, because -1 means unknown.
         node_type: c_int,
         transport_type: c_int,
-        /// What the kernel calls the device, such as `mlx5_0`.
+        /// The kernel's name for the device, such as `mlx5_0`.
         name: [c_char; 64],
-        /// What it calls the character device, such as `uverbs0`.
+        /// The kernel's name for the character device, such as `uverbs0`.
         dev_name: [c_char; 64],
         dev_path: [c_char; 256],
         /// `/sys/class/infiniband/NAME`.

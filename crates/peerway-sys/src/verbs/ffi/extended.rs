@@ -1,7 +1,7 @@
-//! Queue pairs whose work requests are built by calls instead of structures.
+//! Extended queue pairs, whose work requests are built by calls instead of structures.
 //!
-//! An `ibv_qp_ex` begins with the `ibv_qp` that it is; `ibv_qp_to_qp_ex` gives it for queue pairs made
-//! with `send_ops_flags`. The pointers of operations that were not asked for there may be null.
+//! An `ibv_qp_ex` starts with its `ibv_qp`. `ibv_qp_to_qp_ex` returns it for queue pairs that were
+//! created with `send_ops_flags`. Pointers of operations that were not requested there may be null.
 
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -1,4 +1,4 @@
-//! Protection domains, registered memory and windows on it.
+//! Protection domains, registered memory and memory windows.
 
 use std::ffi::{c_uint, c_void};
 

@@ -1,8 +1,8 @@
-//! `<infiniband/verbs.h>` in Rust: structures and constants, with the names they have there.
+//! `<infiniband/verbs.h>` in Rust: structures and constants, with the header's names.
 //!
-//! Documented by rdma-core's manual pages (`man ibv_post_send`); here stands only what they leave
-//! open. Every size, offset and value is compared with the header by the test in `layout.rs`.
-//! Enumerations are integers: a library may answer with a value that is newer than this list.
+//! The manual pages of rdma-core document them (`man ibv_post_send`). Comments here add only what
+//! those pages omit. The test in `layout.rs` compares every size, offset and value with the header.
+//! Enumerations are integers, because a library may return a value that is newer than this list.
 #![allow(missing_docs)]
 
 pub mod completion;

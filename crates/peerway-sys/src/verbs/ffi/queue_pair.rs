@@ -1,4 +1,4 @@
-//! Queue pairs, their attributes, and addresses of far ones.
+//! Queue pairs, their attributes, and addresses of remote ports.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -78,7 +78,7 @@ c_types! {
         traffic_class: u8,
     }
 
-    /// What precedes the payload in the receive buffer of an unreliable datagram.
+    /// The header in front of the payload in the receive buffer of an unreliable datagram.
     Exact struct ibv_grh {
         /// Big-endian.
         version_tclass_flow: u32,

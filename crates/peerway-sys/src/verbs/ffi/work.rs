@@ -1,4 +1,4 @@
-//! Work requests of the classic kind, posted as linked lists.
+//! Classic work requests, posted as linked lists.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -57,11 +57,11 @@ c_types! {
         num_sge: c_int,
         opcode: c_uint,
         send_flags: c_uint,
-        /// Big-endian where it is an immediate, host order where it is a key to invalidate.
+        /// Big-endian if it is an immediate, host order if it is a key to invalidate.
         imm_data: u32,
         wr: ibv_wr_target,
         remote_srqn = "qp_type.xrc.remote_srqn": u32,
-        /// In C a union with `tso`, which is smaller.
+        /// In C this is a union with `tso`, which is smaller.
         bind_mw: ibv_wr_bind_mw,
     }
 

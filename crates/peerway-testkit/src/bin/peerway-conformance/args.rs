@@ -8,22 +8,22 @@ use crate::world::Transport;
 pub(crate) const USAGE: &str = "\
 usage: peerway-conformance --transport same-process|local-map|local-cma|local-ring|tcp|all|verbs|efa
                            --profile ci|guest|soak [--jobs N] [--only NAME] [--list]
---jobs runs so many scenarios at once, except those that need the machine for themselves (1)
-CONFORMANCE_DEVICES=OURS/THEIRS names RDMA devices of the two sides (rxe0,rxe2/rxe1,rxe3)
-CONFORMANCE_LOG=DIRECTORY has every process write the engine's log there";
+--jobs N runs N scenarios at once (default 1); scenarios that need an idle machine run alone
+CONFORMANCE_DEVICES=OURS/THEIRS names the RDMA devices of the two sides (rxe0,rxe2/rxe1,rxe3)
+CONFORMANCE_LOG=DIRECTORY makes every process write the engine's log to a file there";
 
-/// What this process is to be.
+/// The role of this process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Role {
-    /// Runs the scenarios, each in a process.
+    /// Runs the scenarios, each in its own process.
     Supervise,
-    /// Prints their names.
+    /// Prints the names of the scenarios.
     List,
-    /// One scenario.
+    /// Runs one scenario.
     Run,
-    /// A peer in one.
+    /// Acts as a peer in a scenario.
     Serve,
-    /// A peer in namespaces of its own, which `only` names.
+    /// Acts as a peer in its own namespaces, which `only` names.
     ServeApart,
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct Args {
     pub(crate) role: Role,
     pub(crate) transports: Vec<Transport>,
     pub(crate) profile: Profile,
-    /// Scenarios at once.
+    /// How many scenarios run at once.
     pub(crate) jobs: usize,
-    /// Names, or beginnings of names; empty for all.
+    /// Names of scenarios, or prefixes of names. Empty selects all scenarios.
     pub(crate) only: Vec<String>,
 }
 
@@ -52,16 +52,17 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Args> {
             "--profile" => {
                 let name = value()?;
                 let known = profile::ALL.iter().find(|p| p.name == name);
-                args.profile = *known.with_context(|| format!("no profile '{name}'"))?;
+                args.profile = *known.with_context(|| format!("unknown profile '{name}'"))?;
             }
             "--jobs" => {
                 let jobs = value()?;
                 let parsed = jobs.parse().ok().filter(|jobs| (1..=64).contains(jobs));
-                args.jobs = parsed.with_context(|| format!("--jobs is 1 to 64, not '{jobs}'"))?;
+                args.jobs =
+                    parsed.with_context(|| format!("--jobs must be 1 to 64, not '{jobs}'"))?;
             }
             "--only" => args.only.extend(value()?.split(',').map(str::to_owned)),
             "--list" => args.role = Role::List,
-            // Only this program says these, to itself.
+            // Internal arguments: this program passes them to the processes that it starts.
             "--run" => args.role = Role::Run,
             "--serve-apart" => {
                 args.role = Role::ServeApart;
@@ -80,7 +81,7 @@ fn transports(text: &str) -> Result<Vec<Transport>> {
     }
     let named = |name: &str| {
         let known = Transport::ALL.iter().find(|t| t.name() == name);
-        known.copied().with_context(|| format!("no transport '{name}'"))
+        known.copied().with_context(|| format!("unknown transport '{name}'"))
     };
     text.split(',').map(named).collect()
 }

@@ -1,4 +1,4 @@
-//! The third peer: whatever befalls others, it is served meanwhile and afterwards.
+//! The third peer. The endpoint under test must serve it during and after every fault.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +12,13 @@ use peerway_testkit::memory;
 use crate::remote::Remote;
 use crate::world::World;
 
-/// Bytes of each of its transfers: more than an inline copy, less than a pause.
+/// Bytes of each transfer: more than an inline copy, few enough to be served without a pause.
 const LEN: u64 = 200_000;
 
 pub(crate) struct Healthy {
     over: Arc<AtomicBool>,
     thread: JoinHandle<Result<(u64, Duration)>>,
-    /// Kept alive.
+    /// Keeps the third peer alive.
     _remote: Option<Remote>,
 }
 
@@ -30,7 +30,7 @@ impl Healthy {
         Ok(Self { _remote: Some(remote), ..healthy })
     }
 
-    /// The same with a peer that is there already.
+    /// Does the same with an existing peer.
     pub(crate) fn with(world: &World, endpoint: &Endpoint, remote: &mut Remote) -> Result<Self> {
         let peer = world.connect(endpoint, remote).context("the third peer")?;
         remote.region("healthy", LEN, world.memory())?;
@@ -55,14 +55,14 @@ impl Healthy {
         Ok(Self { over, thread, _remote: None })
     }
 
-    /// Whether it was served all the time.
+    /// Fails unless the third peer was served all the time.
     pub(crate) fn finish(self, world: &World) -> Result<()> {
         self.over.store(true, Ordering::SeqCst);
         let done = self.thread.join().map_err(|_| anyhow!("the third peer's thread panicked"))?;
         let (rounds, longest) = done.context("the third, healthy peer was not served")?;
-        ensure!(rounds > 0, "the third peer had no round");
+        ensure!(rounds > 0, "the third peer completed no round");
         let bound = world.profile.slack;
-        ensure!(longest < bound, "the third peer once waited {longest:?}");
+        ensure!(longest < bound, "the third peer waited {longest:?} for one round");
         Ok(())
     }
 }

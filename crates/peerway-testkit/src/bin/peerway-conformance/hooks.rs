@@ -1,25 +1,26 @@
-//! What happens between a copier's check and its copy: it is slowed down, its process stops, or it
-//! waits until it is told to go on. And how much of a frame one receive call lands.
+//! Hooks that run between a copier's check and its copy. They slow the copy down, stop the process,
+//! or park the copy until [`release`]. Another hook limits how much of a frame one receive call
+//! lands.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 static SLOW_US: AtomicU64 = AtomicU64::new(0);
-/// Copies until the process stops itself; 0 or less for never.
+/// Copies until the process stops itself. 0 or less means never.
 static STOP_IN: AtomicI64 = AtomicI64::new(0);
-/// Copies until one waits.
+/// Copies until a copy parks. 0 or less means never.
 static PARK_IN: AtomicI64 = AtomicI64::new(0);
 static PARKED: AtomicBool = AtomicBool::new(false);
 static RELEASED: AtomicBool = AtomicBool::new(false);
 static COPIES: AtomicU64 = AtomicU64::new(0);
 
-/// Every copy takes this much longer.
+/// Makes every copy take `us` microseconds longer.
 pub(crate) fn slow(us: u64) {
     SLOW_US.store(us, Ordering::SeqCst);
     install();
 }
 
-/// One receive call puts at most so much of a frame in place.
+/// Makes one receive call land at most `bytes` of a frame.
 pub(crate) fn land_at_most(bytes: u64) {
     peerway::hooks::landing_limit(Some(bytes));
 }
@@ -38,22 +39,22 @@ pub(crate) fn park_in(n: i64) {
     install();
 }
 
-/// Whether a copy waits.
+/// Whether a copy is parked.
 pub(crate) fn is_parked() -> bool {
     PARKED.load(Ordering::SeqCst)
 }
 
-/// Lets it go on.
+/// Releases the parked copy.
 pub(crate) fn release() {
     RELEASED.store(true, Ordering::SeqCst);
 }
 
-/// Copies seen since a hook was first set.
+/// The number of copies since a hook was first set.
 pub(crate) fn copies() -> u64 {
     COPIES.load(Ordering::SeqCst)
 }
 
-/// Leaves copies alone.
+/// Removes all hooks.
 pub(crate) fn off() {
     peerway::hooks::before_copy(None);
     peerway::hooks::landing_limit(None);
@@ -74,7 +75,8 @@ fn before_copy() {
         std::thread::sleep(Duration::from_micros(us));
     }
     if STOP_IN.load(Ordering::Relaxed) > 0 && STOP_IN.fetch_sub(1, Ordering::SeqCst) == 1 {
-        // SAFETY: stops this process until somebody sends SIGCONT.
+        // SAFETY: raise takes no pointers. It stops this process until another process sends
+        // SIGCONT.
         unsafe { libc::raise(libc::SIGSTOP) };
     }
     if PARK_IN.load(Ordering::Relaxed) > 0 && PARK_IN.fetch_sub(1, Ordering::SeqCst) == 1 {

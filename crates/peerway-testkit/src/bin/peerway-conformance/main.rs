@@ -1,9 +1,9 @@
-//! `peerway-conformance`: does an engine keep Peerway's contract, by every path, whatever its peers
-//! do?
+//! `peerway-conformance` checks that an engine keeps Peerway's contract on every path, whatever its
+//! peers do.
 //!
-//! It asserts properties, not outcomes: every transfer ends in bounded time, what is fenced stays
-//! quiet, others are served meanwhile. Each scenario runs in a process of its own under a watchdog,
-//! and starts its peers by running this program again, so nothing but the program is needed.
+//! It asserts properties, not outcomes: every transfer ends in bounded time, fenced memory does not
+//! change, and other peers are served meanwhile. Each scenario runs in its own process under a
+//! watchdog. It starts its peers by running this program again, so it needs no other program.
 
 mod args;
 mod healthy;
@@ -46,11 +46,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has SIGPIPE end this process where whoever reads its output has gone. Rust's start-up code ignores
-/// the signal, and printing panics instead. The scenarios end with this process.
+/// Restores the default action of SIGPIPE, so that this process ends when the reader of its output
+/// is gone. Rust's start-up code ignores the signal, and printing would panic instead. The
+/// scenarios end with this process.
 fn end_with_the_reader() {
-    // SAFETY: no other thread runs yet, and the default action runs no code of this process. The
-    // process that supervises or lists has no sockets whose peers could raise the signal.
+    // SAFETY: no other thread runs yet, and the default action runs no code of this process. A
+    // process that supervises or lists has no sockets that could raise the signal.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 

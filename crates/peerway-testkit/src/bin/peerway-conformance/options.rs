@@ -1,4 +1,4 @@
-//! Settings of an endpoint, as a line that a peer process can be sent.
+//! The settings of an endpoint, encoded as a line for a peer process.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use peerway::{Endpoint, Pin};
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) pin: Pin,
-    /// Where to listen, unless the interfaces say so.
+    /// The listening address, unless `interfaces` is set.
     pub(crate) bind: SocketAddr,
     /// Interfaces to use as rails.
     pub(crate) interfaces: Option<String>,

@@ -1,35 +1,35 @@
-//! Profiles: the same scenarios with more or fewer bytes, rounds and patience.
+//! Profiles: the same scenarios with different sizes, rounds and time limits.
 
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Profile {
     pub(crate) name: &'static str,
-    /// Bytes of a transfer that is to be caught in flight.
+    /// Bytes of a transfer that a scenario must catch in flight.
     pub(crate) big: u64,
-    /// Connect, transfer, remove.
+    /// Rounds of connect, transfer and remove.
     pub(crate) rounds: u32,
-    /// Repetitions of what is random.
+    /// Repetitions of randomized steps.
     pub(crate) tries: u32,
-    /// Peers of the incast.
+    /// Number of peers in the incast scenario.
     pub(crate) peers: u32,
-    /// Silence after which a peer is dead, in endpoints whose peers misbehave.
+    /// Silence after which an endpoint declares a peer dead, in scenarios whose peers misbehave.
     pub(crate) detect: Duration,
     pub(crate) fence: Duration,
     pub(crate) deadline: Duration,
-    /// How long connecting may take, and how long a connection that says nothing is kept.
+    /// The connect time-out. An endpoint also keeps a silent connection for this long.
     pub(crate) connect: Duration,
-    /// How late a busy machine may be. Only scenarios that fail wait for as long.
+    /// Extra time that a busy machine may take. Only a failing scenario waits for all of it.
     pub(crate) slack: Duration,
-    /// How long memory is watched after its fence.
+    /// How long a scenario watches memory after its fence.
     pub(crate) watch: Duration,
-    /// How many times longer than on a real machine a processor takes for the same.
+    /// How many times slower this machine's processor is than real hardware.
     pub(crate) slower: u32,
-    /// A scenario that takes longer hangs.
+    /// A scenario that runs longer than this counts as hung.
     pub(crate) limit: Duration,
 }
 
-/// Two cores that others share, a few minutes for everything.
+/// For two shared cores. A full run takes a few minutes.
 pub(crate) const CI: Profile = Profile {
     name: "ci",
     big: 64 << 20,
@@ -46,7 +46,7 @@ pub(crate) const CI: Profile = Profile {
     limit: Duration::from_secs(180),
 };
 
-/// An emulated machine: everything is several times slower.
+/// For an emulated machine, on which everything is several times slower.
 pub(crate) const GUEST: Profile = Profile {
     name: "guest",
     big: 32 << 20,
@@ -63,7 +63,7 @@ pub(crate) const GUEST: Profile = Profile {
     limit: Duration::from_secs(300),
 };
 
-/// Hours are no matter.
+/// For runs that may take hours.
 pub(crate) const SOAK: Profile = Profile {
     name: "soak",
     big: 256 << 20,

@@ -1,5 +1,5 @@
-//! A peer that does what it is told: in another process, or for the path inside one process in a
-//! thread. Both understand the same lines; see `servant`.
+//! A peer that obeys orders. It runs in another process, or in a thread for the same-process path.
+//! Both forms understand the same lines; see `servant`.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,21 +15,21 @@ use crate::options::Options;
 use crate::servant::Servant;
 use crate::world::Transport;
 
-/// Longer than anything a scenario asks for.
+/// Longest wait for an answer. No order of a scenario takes this long.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// Where a region's memory comes from.
+/// The source of a region's memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Memory {
-    /// The endpoint's: local peers can map it.
+    /// The endpoint allocates it, so local peers can map it.
     Shareable,
-    /// The heap's.
+    /// The heap.
     Private,
 }
 
 pub(crate) struct Remote {
     seat: Seat,
-    /// Of its endpoint.
+    /// The metadata of the peer's endpoint.
     pub(crate) metadata: Vec<u8>,
 }
 
@@ -39,14 +39,14 @@ enum Seat {
 }
 
 impl Remote {
-    /// Starts it, with an endpoint called `e`.
+    /// Starts a peer with an endpoint named `e`.
     pub(crate) fn start(transport: Transport, options: &Options) -> Result<Self> {
         let mut remote = Self::bare(transport)?;
         remote.endpoint(options)?;
         Ok(remote)
     }
 
-    /// Starts it without an endpoint.
+    /// Starts a peer without an endpoint.
     pub(crate) fn bare(transport: Transport) -> Result<Self> {
         let seat = if transport == Transport::SameProcess {
             let (lines, inbox) = channel::<String>();
@@ -66,8 +66,8 @@ impl Remote {
         Ok(Self { seat, metadata: Vec::new() })
     }
 
-    /// Starts it in new namespaces (`pid,mount`), without an endpoint; `Err` when that is not
-    /// permitted here.
+    /// Starts a peer in new namespaces (`pid,mount`), without an endpoint. Fails where the kernel
+    /// does not permit that.
     pub(crate) fn apart(kinds: &str) -> Result<Self> {
         let mut remote = Self {
             seat: Seat::Process(Child::spawn(&["--serve-apart", kinds])?),
@@ -77,26 +77,26 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Makes its endpoint `e`, in place of the one it had.
+    /// Creates the peer's endpoint `e` and replaces the previous one.
     pub(crate) fn endpoint(&mut self, options: &Options) -> Result<()> {
         self.metadata = hex::decode(&self.ask(&format!("endpoint e {}", options.to_words()))?)?;
         Ok(())
     }
 
-    /// Where its endpoint listens.
+    /// The address that the peer's endpoint listens on.
     pub(crate) fn addr(&self) -> Result<SocketAddr> {
         Ok(*Metadata::from_bytes(&self.metadata)?.addresses.first().context("no address")?)
     }
 
-    /// Its process.
+    /// The peer's process.
     pub(crate) fn child(&mut self) -> Result<&mut Child> {
         match &mut self.seat {
             Seat::Process(child) => Ok(child),
-            Seat::Thread { .. } => bail!("the peer has no process of its own"),
+            Seat::Thread { .. } => bail!("the peer runs as a thread and has no process"),
         }
     }
 
-    /// The process it lives in.
+    /// The process that the peer runs in.
     pub(crate) fn pid(&self) -> u32 {
         match &self.seat {
             Seat::Process(child) => child.pid(),
@@ -104,7 +104,7 @@ impl Remote {
         }
     }
 
-    /// Sends a line; its answer is waited for later.
+    /// Sends a line without waiting for its answer.
     pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
         match &mut self.seat {
             Seat::Process(child) => child.tell(line),
@@ -114,7 +114,7 @@ impl Remote {
         }
     }
 
-    /// The next answer.
+    /// Waits for the next answer.
     pub(crate) fn answer(&mut self) -> Result<String> {
         let answer = match &mut self.seat {
             Seat::Process(child) => child.answer(PATIENCE)?,
@@ -128,13 +128,13 @@ impl Remote {
         }
     }
 
-    /// Sends a line and returns its answer.
+    /// Sends a line and waits for its answer.
     pub(crate) fn ask(&mut self, line: &str) -> Result<String> {
         self.tell(line)?;
         self.answer().with_context(|| line.chars().take(60).collect::<String>())
     }
 
-    /// Sends a line that must be refused, and returns the refusal.
+    /// Sends a line that the peer must refuse, and returns the refusal.
     pub(crate) fn refused(&mut self, line: &str) -> Result<String> {
         match self.ask(line) {
             Ok(answer) => bail!("'{line}' was not refused: {answer}"),
@@ -142,12 +142,12 @@ impl Remote {
         }
     }
 
-    /// The answer as a number.
+    /// Sends a line and parses its answer as a number.
     pub(crate) fn number(&mut self, line: &str) -> Result<u64> {
         Ok(self.ask(line)?.parse()?)
     }
 
-    /// Makes a region; returns its address.
+    /// Creates a region and returns its address.
     pub(crate) fn region(&mut self, name: &str, len: u64, memory: Memory) -> Result<u64> {
         let kind = if memory == Memory::Shareable { "alloc" } else { "vec" };
         self.number(&format!("region e {name} {len} {kind}"))
@@ -159,12 +159,12 @@ impl Remote {
         Ok(bytes)
     }
 
-    /// Has it import a descriptor of ours under `name`, from the peer it calls `p`.
+    /// Makes the peer import our descriptor as `name`, through its peer `p`.
     pub(crate) fn import(&mut self, name: &str, descriptor: &[u8]) -> Result<()> {
         self.ask(&format!("import p {name} {}", hex::encode(descriptor))).map(drop)
     }
 
-    /// Has it take the session that we opened as its peer `p`.
+    /// Makes the peer accept the session that we opened, as its peer `p`.
     pub(crate) fn accept(&mut self) -> Result<()> {
         self.ask("accept e p 10000").map(drop)
     }

@@ -1,4 +1,4 @@
-//! What a peer can be told to do. One line in, one line out: `ok ...` or `err ...`.
+//! The orders that a peer obeys. Each line of input has one line of output: `ok ...` or `err ...`.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -19,7 +19,7 @@ mod driven;
 mod hostile;
 pub(crate) mod namespaces;
 
-/// Obeys the lines on standard input.
+/// Obeys the orders on standard input.
 pub(crate) fn serve_lines() -> ExitCode {
     let mut servant = Servant::default();
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
@@ -28,7 +28,7 @@ pub(crate) fn serve_lines() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Everything it has been told to make, by name.
+/// All objects that orders have created, by name.
 #[derive(Default)]
 pub(crate) struct Servant {
     endpoints: HashMap<String, Endpoint>,
@@ -284,12 +284,12 @@ struct Words<'a>(SplitWhitespace<'a>);
 
 impl<'a> Words<'a> {
     fn text(&mut self) -> Result<&'a str> {
-        self.0.next().context("a word is missing")
+        self.0.next().context("the order is too short: a word is missing")
     }
 
     fn number<T: FromStr>(&mut self) -> Result<T> {
         let word = self.text()?;
-        word.parse().map_err(|_| anyhow!("'{word}' is no such number"))
+        word.parse().map_err(|_| anyhow!("'{word}' is not a valid number"))
     }
 
     fn millis(&mut self) -> Result<Duration> {
@@ -297,7 +297,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// An engine's error by its variant's name, which the other side can look for.
+/// Reports an engine error by its variant name, which the other side can search for.
 fn typed<T, E: Debug>(result: std::result::Result<T, E>) -> Result<T> {
     result.map_err(|error| anyhow!("{error:?}"))
 }

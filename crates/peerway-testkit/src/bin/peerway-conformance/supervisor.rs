@@ -1,4 +1,4 @@
-//! Runs every scenario in a process of its own, under a watchdog, and keeps the score.
+//! Runs every scenario in its own process under a watchdog, and counts the results.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -17,7 +17,7 @@ use crate::world::Transport;
 enum Result {
     Ok(String),
     Skip(String),
-    /// It came too late to do what it is about.
+    /// The scenario came too late to catch the transfer that it tests.
     Late(String),
     Fail(String),
 }
@@ -25,12 +25,12 @@ enum Result {
 /// A scenario on a transport.
 type Case = (Transport, &'static Scenario);
 
-/// What became of them all.
+/// The counts over all scenarios.
 #[derive(Default)]
 struct Score {
     passed: usize,
     skipped: usize,
-    /// Tried again.
+    /// Runs that were repeated.
     again: usize,
     failures: Vec<String>,
 }
@@ -56,13 +56,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         print!(", {skipped} skipped");
     }
     if again > 0 {
-        print!(", {again} tried again for want of the machine's time, or too late for a transfer");
+        print!(", {again} repeated because the machine was busy or the scenario came too late");
     }
     println!();
     if failures.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the cases, so many at once.
+/// Runs the cases, `jobs` at a time.
 fn take_turns(cases: &[Case], jobs: usize, profile: Profile, score: &Mutex<Score>) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -101,15 +101,15 @@ fn score_one((transport, scenario): Case, profile: Profile, score: &Mutex<Score>
     }
 }
 
-/// Percent of the machine's time that others may take before a failure says more of them than of us.
+/// Percent of stolen processor time above which a failure is blamed on the machine's host.
 const STOLEN: u64 = 15;
-/// How often a scenario is tried where they take more.
+/// How often a scenario runs while the host steals more than that.
 const TRIES: usize = 3;
 
-/// How often a scenario is tried that comes too late to catch a transfer in flight.
+/// How often a scenario runs that comes too late to catch a transfer in flight.
 const CATCHES: usize = 20;
 
-/// Runs a scenario; again, when it came too late to do what it is about, and says so.
+/// Runs a scenario, and repeats it when it reports that it came too late for its transfer.
 fn run_until_it_catches(
     transport: Transport,
     scenario: &Scenario,
@@ -123,13 +123,14 @@ fn run_until_it_catches(
         println!("{:<13} {:<28} again: {why}", transport.name(), scenario.name);
     }
     match run_on_a_machine_of_ours(transport, scenario, profile, again) {
-        Result::Late(why) => Result::Fail(format!("{why}, {CATCHES} times")),
+        Result::Late(why) => Result::Fail(format!("{why} ({CATCHES} times)")),
         other => other,
     }
 }
 
-/// Runs a scenario; again, when it failed while the host of this virtual machine gave much of its time to others. Time limits are what most
-/// scenarios are about, and a peer that was not let run is silent. Where nothing is taken a failure is a failure.
+/// Runs a scenario, and repeats it when it failed while the host of this virtual machine stole much
+/// processor time. Most scenarios test time limits, and a peer that cannot run is silent. A failure
+/// without stolen time is final.
 fn run_on_a_machine_of_ours(
     transport: Transport,
     scenario: &Scenario,
@@ -148,9 +149,7 @@ fn run_on_a_machine_of_ours(
         }
         *again += 1;
         let (path, name) = (transport.name(), scenario.name);
-        println!(
-            "{path:<13} {name:<28} again: {stolen} % of the machine's time was taken from it when {why}"
-        );
+        println!("{path:<13} {name:<28} again: the host stole {stolen} % of its time when {why}");
     }
     run_one(transport, scenario, profile)
 }
@@ -167,9 +166,10 @@ fn start(transport: Transport, scenario: &Scenario, profile: Profile) -> std::io
     let mut command = Command::new("/proc/self/exe");
     command.args(args).args(["--only", scenario.name]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own, so that its peers can be ended with it.
+    // Its own process group, so that the watchdog can kill its peers with it.
     command.process_group(0);
-    // SAFETY: prctl is a plain system call, allowed between fork and exec.
+    // SAFETY: prctl is a plain system call that allocates nothing, so it may run between fork and
+    // exec.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -184,7 +184,8 @@ fn watch(mut process: Child, scenario: &Scenario, limit: Duration) -> Result {
     let out = process.stdout.take().map(collect);
     let err = process.stderr.take().map(collect);
     let ended = wait(&mut process, limit);
-    // SAFETY: signals the group that `start` made; its leader may be gone, its peers must go too.
+    // SAFETY: kill takes no pointers. The group is the one that `start` created. Its leader may be
+    // gone, but its peers must end too.
     unsafe { libc::kill(-group, libc::SIGKILL) };
     let status = ended.or_else(|| {
         let _ = process.wait();

@@ -1,4 +1,4 @@
-//! Where a scenario takes place: the transport, the profile, endpoints and peers made to fit.
+//! The environment of a scenario: the transport, the profile, and matching endpoints and peers.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use crate::profile::Profile;
 use crate::remote::{Memory, Remote};
 use crate::scenarios;
 
-/// A path to be tested.
+/// A path under test.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Transport {
     SameProcess,
@@ -29,7 +29,7 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    /// Those that need no device.
+    /// Transports that need no device.
     pub(crate) const ANYWHERE: [Self; 5] =
         [Self::SameProcess, Self::LocalMap, Self::LocalCma, Self::LocalRing, Self::Tcp];
     pub(crate) const ALL: [Self; 7] = [
@@ -78,13 +78,13 @@ impl Transport {
         }
     }
 
-    /// Whether RDMA devices carry it out. They need no peer's processor, but its word that it lives:
-    /// a peer that stands still is reached until it is given up.
+    /// Whether RDMA devices carry the transfers. They do not need the peer's processor, but the
+    /// engine needs heartbeats: a stopped peer is reachable until the engine gives it up.
     pub(crate) fn is_device(self) -> bool {
         matches!(self, Self::Verbs | Self::Efa)
     }
 
-    /// Whether a write is carried out without the target's processor.
+    /// Whether a write completes without the target's processor.
     pub(crate) fn writes_alone(self) -> bool {
         matches!(self, Self::SameProcess | Self::LocalMap)
     }
@@ -94,24 +94,24 @@ impl Transport {
         matches!(self, Self::LocalRing | Self::Tcp)
     }
 
-    /// Whether a read is.
+    /// Whether a read completes without the target's processor.
     pub(crate) fn reads_alone(self) -> bool {
         matches!(self, Self::SameProcess | Self::LocalMap | Self::LocalCma)
     }
 }
 
-/// What a scenario says of itself when nothing failed.
+/// The result of a scenario that did not fail.
 pub(crate) enum Verdict {
     Ok(String),
     Skip(String),
 }
 
-/// The plain good end.
+/// A pass without a note.
 pub(crate) fn fine() -> Result<Verdict> {
     Ok(Verdict::Ok(String::new()))
 }
 
-/// The good end with something to tell.
+/// A pass with a note.
 pub(crate) fn fine_with(note: impl Into<String>) -> Result<Verdict> {
     Ok(Verdict::Ok(note.into()))
 }
@@ -131,12 +131,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Err(error) => ("fail", format!("{error:#}")),
     };
     println!("verdict {word} {}", text.replace('\n', " | "));
-    // Peers that a scenario left stopped or parked must not keep the process from ending.
+    // Exit without clean-up: a stopped or parked peer must not keep this process alive.
     std::process::exit(i32::from(word != "ok" && word != "skip"));
 }
 
-/// Whether a scenario could not do what it is about, because the transfer that it meant to catch had not begun or was
-/// over: this process was not let run in between. All scenarios say so in these words.
+/// Whether a scenario came too late: the transfer that it meant to catch had not begun or was over,
+/// because this process was not scheduled. Every scenario uses one of these two phrases for that,
+/// and no other error may contain them.
 fn is_too_late(error: &anyhow::Error) -> bool {
     let said = format!("{error:#}");
     said.contains(" was over before ") || said.contains(" in flight")
@@ -156,7 +157,7 @@ pub(crate) struct World {
     pub(crate) profile: Profile,
 }
 
-/// An endpoint here, a peer elsewhere, and the session between the two.
+/// A local endpoint, a peer, and the session between them.
 pub(crate) struct Pair {
     pub(crate) a: Endpoint,
     pub(crate) b: Remote,
@@ -164,7 +165,7 @@ pub(crate) struct Pair {
 }
 
 impl World {
-    /// Says what is being done, for whoever finds the scenario hanging.
+    /// Logs the current step, so that the watchdog can report where a scenario hangs.
     pub(crate) fn step(&self, what: impl AsRef<str>) {
         eprintln!("- {}", what.as_ref());
     }
@@ -185,7 +186,7 @@ impl World {
         }
     }
 
-    /// Settings for scenarios that fault nothing: deadlines far away.
+    /// Settings for scenarios without faults: the deadline is far away.
     pub(crate) fn calm(&self) -> Options {
         Options { deadline: self.profile.limit, ..self.options() }
     }
@@ -195,9 +196,10 @@ impl World {
         Remote::start(self.transport, &Options { devices, ..options.clone() })
     }
 
-    /// Memory that this transport can reach best.
+    /// The kind of memory that a scenario uses on this transport.
     pub(crate) fn memory(&self) -> Memory {
-        // The mapped path has no other; for the rest private memory is the harder case.
+        // The mapped path reaches only shareable memory. For the others private memory is the
+        // harder case.
         if self.transport == Transport::LocalMap { Memory::Shareable } else { Memory::Private }
     }
 
@@ -227,26 +229,28 @@ impl World {
         Ok(peer)
     }
 
-    /// The longest a transfer may take to end once it has this deadline.
+    /// The longest time within which a transfer with this deadline must end.
     pub(crate) fn bound(&self, deadline: Duration) -> Duration {
         deadline + self.profile.fence + self.profile.slack
     }
 
-    /// Waits for a transfer to end, which it must within its deadline, the fence and some slack.
+    /// Waits for a transfer to end, which it must within its deadline, the fence time and some
+    /// slack.
     pub(crate) fn ends(&self, transfer: &Transfer, deadline: Duration) -> Result<Ended> {
         let bound = self.bound(deadline);
         let ended = transfer.wait(bound);
         ended.with_context(|| format!("a transfer has not ended after {bound:?}"))
     }
 
-    /// Waits for a cancelled transfer.
+    /// Waits for a cancelled transfer to end.
     pub(crate) fn ends_soon(&self, transfer: &Transfer) -> Result<Ended> {
         self.ends(transfer, Duration::ZERO)
     }
 
-    /// Waits until an open fence has closed, which it must once the peer has gone on or died: until
-    /// then memory is lost to us. Of a far peer that was given up nobody hears again; there the
-    /// fence stays open, and only the peer's memory is concerned.
+    /// Waits until an open fence has closed. It must close once the peer has resumed or died,
+    /// because the memory is unusable until then. After the engine gives a remote peer up, it never
+    /// hears from that peer again. The fence then stays open, which concerns only the peer's
+    /// memory.
     pub(crate) fn closes(&self, peer: &Peer, transfer: &Transfer) -> Result<Duration> {
         let far = self.transport == Transport::Tcp || self.transport.is_device();
         if far && !peer.is_alive() {
@@ -257,15 +261,15 @@ impl World {
         while transfer.poll().is_none_or(|ended| ended.fence == Fence::Open) {
             ensure!(
                 start.elapsed() < bound,
-                "a fence is still open {bound:?} after its peer went on"
+                "a fence is still open {bound:?} after its peer resumed"
             );
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(start.elapsed())
     }
 
-    /// Waits until bytes of a transfer have arrived, so that it is in flight; true unless it ended
-    /// first.
+    /// Waits until bytes of a transfer have arrived, so that it is in flight. Returns false if it
+    /// ended first.
     pub(crate) fn in_flight(&self, transfer: &Transfer) -> Result<bool> {
         let until = Instant::now() + self.profile.deadline;
         while transfer.stats().bytes_done == 0 {
@@ -278,7 +282,7 @@ impl World {
 }
 
 impl Pair {
-    /// Memory of the peer's, filled with the pattern of `seed`, as seen from here.
+    /// Memory of the peer, filled with the pattern of `seed` and imported here.
     pub(crate) fn theirs(
         &mut self,
         name: &str,
@@ -292,7 +296,7 @@ impl Pair {
         Ok(self.peer.import(&descriptor)?)
     }
 
-    /// Whether a session to the peer works, the old one or a new one: after a fault has passed.
+    /// Waits until a session to the peer works after a fault, the old session or a new one.
     pub(crate) fn works_again(&mut self, world: &World) -> Result<()> {
         let until = Instant::now() + world.profile.slack + 2 * world.profile.detect;
         loop {
@@ -321,11 +325,11 @@ impl Pair {
     }
 }
 
-/// Fails unless the end is one of those that a peer's misfortune may cause.
+/// Fails unless the transfer ended for one of `reasons`, with a held fence if it is done.
 pub(crate) fn allowed(ended: Ended, reasons: &[Reason]) -> Result<()> {
     ensure!(reasons.contains(&ended.reason), "a transfer ended as {ended:?}, not as {reasons:?}");
     if ended.reason == Reason::Done && ended.fence == Fence::Open {
-        bail!("done, with an open fence");
+        bail!("a transfer is done, but its fence is open");
     }
     Ok(())
 }

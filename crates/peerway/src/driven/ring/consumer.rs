@@ -1,4 +1,4 @@
-//! The proxy's end of a ring.
+//! The consumer of a ring: the proxy.
 
 use std::ops::ControlFlow;
 
@@ -6,25 +6,25 @@ use peerway_core::command::{PHASE, phase};
 
 use super::Words;
 
-/// Takes commands in the order of their positions.
+/// Takes commands in position order.
 #[derive(Debug)]
 pub(crate) struct CommandConsumer<W> {
     words: W,
     log2: u32,
     /// Positions consumed.
     position: u64,
-    /// Of which producers were told.
+    /// Positions published as credit.
     published: u64,
 }
 
 impl<W: Words> CommandConsumer<W> {
-    /// The consuming end of a ring of `1 << log2` slots that is all zeros.
+    /// Creates the consumer of a ring of `1 << log2` slots. All slots must be zero.
     pub(crate) fn new(words: W, log2: u32) -> Self {
         Self { words, log2, position: 0, published: 0 }
     }
 
-    /// Gives up to `most` commands to `take`, by position and words, and says how many it took. `take` may refuse one: it
-    /// is given again the next time.
+    /// Passes up to `most` commands to `take`, as position and words, and returns how many it took.
+    /// When `take` refuses a command, the next call passes that command again.
     #[inline]
     pub(crate) fn drain(
         &mut self,
@@ -36,7 +36,7 @@ impl<W: Words> CommandConsumer<W> {
         while self.position - start < most as u64 {
             let words = self.words.slot((self.position & mask) as usize);
             let phase = phase(self.position, self.log2);
-            // Both halves of this lap, or it is not all there yet.
+            // The command is complete when both halves carry the phase bit of this lap.
             if ((words[0] ^ phase) | (words[1] ^ phase)) & PHASE != 0 {
                 break;
             }
@@ -50,12 +50,12 @@ impl<W: Words> CommandConsumer<W> {
         taken as usize
     }
 
-    /// Tells producers what is free: seldom while commands flow, as each time costs a line that producers look at, and at
-    /// once when they have stopped.
+    /// Publishes credit. While commands flow it publishes seldom, because each store invalidates a
+    /// cache line that producers read. When the ring is idle it publishes at once.
     #[inline]
     fn give_credit(&mut self, idle: bool) {
         let unsaid = self.position - self.published;
-        // Often enough that a producer finds room before the ring is full.
+        // Frequent enough that a producer finds room before the ring is full.
         let every = (1u64 << self.log2).div_ceil(8).min(64);
         if unsaid >= every || (idle && unsaid > 0) {
             self.words.set_credit(self.position);

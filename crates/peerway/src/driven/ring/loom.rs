@@ -1,4 +1,4 @@
-//! The same code over loom's atomics: every order of events the memory model allows.
+//! Runs the ring code over loom's atomics, in every order of events that the memory model allows.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p peerway --release --lib loom`
 
@@ -12,20 +12,20 @@ use ::loom::thread;
 
 use super::*;
 
-/// A ring, and for each command a cell that its producer writes before it is pushed: loom reports a race where the
-/// consumer reads it too soon.
+/// A ring, and for each command a cell that its producer writes before the push. Loom reports a
+/// race if the consumer reads the cell too soon.
 struct Model {
     slots: Vec<[AtomicU64; 2]>,
     claim: AtomicU64,
     cached: AtomicU64,
     credit: AtomicU64,
     payload: Vec<UnsafeCell<u64>>,
-    /// The halves of a slot are stored in the other order.
+    /// `set_slot` stores the second half of a slot first.
     backwards: bool,
-    /// Stores of slots order nothing: what a missing fence would be.
+    /// Slot stores are relaxed, as if the fence were missing.
     unfenced: bool,
-    /// What stands for looking again and again, which loom would follow for ever: a signal is kept until somebody waits, and orders no more
-    /// than it must.
+    /// Replaces busy polling, which loom would follow for ever. A notification is kept until a
+    /// thread waits for it, and it adds no ordering beyond what waiting needs.
     pushed: Notify,
     freed: Vec<Notify>,
 }
@@ -102,7 +102,8 @@ fn model(
                 thread::spawn(move || {
                     let producer = CommandProducer::new(ring.clone(), log2);
                     for name in me * each..(me + 1) * each {
-                        // SAFETY: nobody else writes this cell; loom checks who reads it.
+                        // SAFETY: only this producer writes this cell. Loom checks every read of
+                        // it.
                         ring.payload[name as usize].with_mut(|cell| unsafe { *cell = name + 100 });
                         let wait = || {
                             ring.freed[me as usize].wait();
@@ -119,10 +120,11 @@ fn model(
         while got < total {
             let taken = consumer.drain(usize::MAX, |_, words| {
                 let [name, again] = words.map(|word| word & !peerway_core::command::PHASE);
-                assert_eq!(name, again, "the halves of one command");
-                assert_eq!(name, next[(name / each) as usize], "in the producer's order");
+                assert_eq!(name, again, "both halves belong to the same command");
+                assert_eq!(name, next[(name / each) as usize], "in the order of pushes");
                 next[(name / each) as usize] += 1;
-                // SAFETY: its producer is through with it, or loom says so.
+                // SAFETY: the producer wrote the cell before it pushed the command. Loom reports a
+                // violation.
                 ring.payload[name as usize].with(|cell| assert_eq!(unsafe { *cell }, name + 100));
                 ControlFlow::Continue(())
             });
@@ -149,7 +151,7 @@ fn two_producers_share_a_ring_and_wait_for_credit() {
     model((1, 2, 2), (false, false), 1);
 }
 
-/// Shows that the tests above would notice.
+/// Shows that the model detects a missing fence.
 #[test]
 #[should_panic]
 fn without_the_fence_the_bytes_are_not_there() {

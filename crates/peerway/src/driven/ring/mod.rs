@@ -1,25 +1,36 @@
-//! The command ring: kernels push, a proxy drains. The kernels' side is `include/peerway_device.cuh`; what is here is
-//! the same protocol in Rust, for the proxy and for processors that stand in for a GPU.
+//! The command ring: kernels push commands, a proxy drains them. The kernels' side is
+//! `include/peerway_device.cuh`. This module is the same protocol in Rust, for the proxy and for
+//! CPU threads that push in place of a kernel.
 //!
-//! | word | where | written by | says |
+//! | word | where | written by | meaning |
 //! |---|---|---|---|
-//! | claim | the producer's memory | producers | positions ever claimed |
-//! | cached | the producer's memory | producers | credit as last read; its top bit: the ring is dead |
-//! | credit | host memory | consumer | positions ever consumed |
+//! | claim | the producer's memory | producers | positions claimed so far |
+//! | cached | the producer's memory | producers | credit as last read; top bit: the ring is dead |
+//! | credit | host memory | consumer | positions consumed so far |
 //! | slots | host memory | producers | commands: 16 bytes, a phase bit in each half |
 //!
-//! **Claims.** A producer takes positions with one addition and writes their slots when the credit says that they are
-//! free. Credit is read across PCIe only when what is cached is not enough.
+//! **Claims.** A producer claims positions with one atomic addition. It writes their slots when the
+//! credit shows that the slots are free. It reads the credit across PCIe only when the cached
+//! credit is too low.
 //!
-//! **Slots.** The phase bit alternates from lap to lap. A slot is there when both halves have the bit of this lap, so a
-//! store that is torn between them is only late, and the consumer never writes a slot. Both halves are written
-//! with everything before them visible (a fence on the GPU, release here).
+//! **Slots.** The phase bit alternates from lap to lap. A slot is complete when both halves carry
+//! the phase bit of the current lap. A store that is torn between the halves is therefore only
+//! late, and the consumer never writes a slot. A producer makes everything before the command
+//! visible before it writes either half (a fence on the GPU, release ordering here).
 //!
-//! **Full.** Who waits for room longer than its bound takes its claim back, which works if nobody has claimed behind
-//! it; those behind wait for the same room, so they give back first. A claim that cannot be taken back within the bound again is a hole that no
-//! consumer passes: the ring is marked dead, and every later push is refused at once.
+//! **Full ring.** A producer that waits for room longer than its bound gives its claim back. This
+//! works only if no other producer has claimed behind it. Producers behind it wait for the same
+//! room, so they give back first. A claim that cannot be given back within a second bound is a hole
+//! that the consumer cannot pass. The producer then marks the ring dead, and every later push fails
+//! at once.
 //!
-//! Nothing that a producer writes can lead the consumer out of range: it indexes by its own position alone.
+//! **Bounds.** The consumer indexes slots by its own position alone, so nothing that a producer
+//! writes can lead it out of range.
+//!
+//! **Ring memory contract** (named by SAFETY comments). [`RingWords`] and [`HostMemory`] hold
+//! addresses of the caller's memory. Their creator keeps that memory allocated while they are used,
+//! gives them aligned addresses, and lets all threads and kernels access it only atomically.
+//! `ProxyMemory::ring` and `ProxyMemory::host_ring` create them.
 
 mod consumer;
 mod producer;
@@ -32,60 +43,60 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerway_core::abi::DEAD;
 
-/// The words of one ring: what the protocol needs of memory, so that loom can stand in for it.
+/// The memory operations that the protocol needs on one ring, as a trait so that loom can replace
+/// them.
 pub(crate) trait Words {
-    /// The two halves of a slot (each Acquire).
+    /// Loads the two halves of a slot (each Acquire).
     fn slot(&self, at: usize) -> [u64; 2];
 
-    /// Writes them (each Release).
+    /// Stores the two halves of a slot (each Release).
     fn set_slot(&self, at: usize, words: [u64; 2]);
 
-    /// Positions consumed (Acquire).
+    /// Loads the number of consumed positions (Acquire).
     fn credit(&self) -> u64;
 
-    /// Says how many were (Release).
+    /// Stores the number of consumed positions (Release).
     fn set_credit(&self, consumed: u64);
 }
 
-/// The words that only producers use.
+/// The operations that only producers use.
 pub(crate) trait ClaimWords: Words {
-    /// Takes `count` positions; the first of them (Relaxed: positions order nothing).
+    /// Claims `count` positions and returns the first (Relaxed: the claim orders no other memory).
     fn claim(&self, count: u64) -> u64;
 
-    /// Takes the claim back if it is the last one.
+    /// Gives the claim back if it is the last one, and returns whether it did.
     fn unclaim(&self, first: u64, count: u64) -> bool;
 
-    /// The cached credit (Acquire).
+    /// Loads the cached credit (Acquire).
     fn cached(&self) -> u64;
 
-    /// Raises it (AcqRel).
+    /// Raises the cached credit to at least `credit` (AcqRel).
     fn raise_cached(&self, credit: u64);
 
     /// Marks the ring dead.
     fn die(&self);
 }
 
-/// A ring in memory, by the addresses of its parts.
+/// The addresses of one ring: its slots and its credit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingWords {
     pub(crate) slots: *mut u64,
     pub(crate) credit: *mut u64,
 }
 
-// SAFETY: only addresses; every access is atomic, and whoever makes one promises that the memory lives.
+// SAFETY: holds addresses only. All accesses are atomic (ring memory contract).
 unsafe impl Send for RingWords {}
 
 impl RingWords {
     #[inline]
     fn half(&self, at: usize, half: usize) -> &AtomicU64 {
-        // SAFETY: whoever made this keeps the memory while it is used, and nobody touches it but through
-        // atomics (a GPU's stores are such); `at` is below the number of slots.
+        // SAFETY: ring memory contract. `at` is below the number of slots: callers mask it.
         unsafe { AtomicU64::from_ptr(self.slots.add(2 * at + half)) }
     }
 
     #[inline]
     fn credit_word(&self) -> &AtomicU64 {
-        // SAFETY: as above.
+        // SAFETY: ring memory contract.
         unsafe { AtomicU64::from_ptr(self.credit) }
     }
 }
@@ -93,13 +104,13 @@ impl RingWords {
 impl Words for RingWords {
     #[inline]
     fn slot(&self, at: usize) -> [u64; 2] {
-        // pairs with `set_slot`, or with a kernel's fence before its store
+        // Pairs with `set_slot`, or with the fence that a kernel executes before its store.
         [0, 1].map(|half| self.half(at, half).load(Ordering::Acquire))
     }
 
     #[inline]
     fn set_slot(&self, at: usize, words: [u64; 2]) {
-        // pairs with `slot`
+        // Pairs with `slot`.
         self.half(at, 0).store(words[0], Ordering::Release);
         self.half(at, 1).store(words[1], Ordering::Release);
     }
@@ -111,12 +122,12 @@ impl Words for RingWords {
 
     #[inline]
     fn set_credit(&self, consumed: u64) {
-        // pairs with `credit`, here or in a kernel
+        // Pairs with `credit`, here or in a kernel.
         self.credit_word().store(consumed, Ordering::Release);
     }
 }
 
-/// A ring whose producers are in this process too.
+/// A ring whose producers run in this process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostMemory {
     pub(crate) ring: RingWords,
@@ -124,21 +135,21 @@ pub(crate) struct HostMemory {
     pub(crate) cached: *mut u64,
 }
 
-// SAFETY: as for `RingWords`.
+// SAFETY: holds addresses only. All accesses are atomic (ring memory contract).
 unsafe impl Send for HostMemory {}
-// SAFETY: every access is atomic.
+// SAFETY: all accesses are atomic (ring memory contract).
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
     #[inline]
     fn claim_word(&self) -> &AtomicU64 {
-        // SAFETY: as for `RingWords`.
+        // SAFETY: ring memory contract.
         unsafe { AtomicU64::from_ptr(self.claim) }
     }
 
     #[inline]
     fn cached_word(&self) -> &AtomicU64 {
-        // SAFETY: as for `RingWords`.
+        // SAFETY: ring memory contract.
         unsafe { AtomicU64::from_ptr(self.cached) }
     }
 }
@@ -179,7 +190,8 @@ impl ClaimWords for HostMemory {
     }
 
     fn raise_cached(&self, credit: u64) {
-        // pairs with `cached`: what the consumer read of a slot comes before the next lap's store
+        // Pairs with `cached`. The consumer's reads of a slot happen before the store of the next
+        // lap.
         self.cached_word().fetch_max(credit, Ordering::AcqRel);
     }
 

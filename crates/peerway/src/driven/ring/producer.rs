@@ -1,26 +1,29 @@
-//! A processor's end of a ring, where it stands in for a kernel.
+//! The producer of a ring, for CPU threads that push in place of a kernel.
 
 use peerway_core::abi::DEAD;
 use peerway_core::command::phase;
 
 use super::ClaimWords;
 
-/// Pushes commands. Any number of them share a ring.
+/// Pushes commands. Any number of producers can share a ring.
 #[derive(Clone, Debug)]
 pub(crate) struct CommandProducer<W> {
     pub(super) words: W,
     log2: u32,
 }
 
-/// A command that was not pushed.
+/// The reason why a push failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
-    /// Nobody made room in time.
-    #[error("the command ring was full for longer than its bound: is the proxy armed?")]
+    /// The consumer made no room in time.
+    #[error("the command ring stayed full until the push timed out; check that the proxy is armed")]
     Full,
-    /// A claim was abandoned earlier.
-    #[error("the command ring is dead: a push was abandoned while it was full")]
+    /// An earlier push abandoned its claim.
+    #[error(
+        "the command ring is dead because an earlier push timed out while the ring was full; \
+         build a new proxy"
+    )]
     Dead,
 }
 
@@ -29,8 +32,8 @@ impl<W: ClaimWords> CommandProducer<W> {
         Self { words, log2 }
     }
 
-    /// Pushes commands of consecutive positions, the first of which is returned. `patient` is asked again and again while
-    /// there is no room.
+    /// Pushes commands to consecutive positions and returns the first position. While there is no
+    /// room it calls `patient` repeatedly; `false` ends the wait.
     pub(crate) fn push(
         &self,
         commands: &[[u64; 2]],
@@ -42,7 +45,8 @@ impl<W: ClaimWords> CommandProducer<W> {
         if cached & DEAD != 0 {
             return self.abandon(first, count);
         }
-        // A wrapping difference: another producer may have read a credit beyond our position already.
+        // Another producer may have cached a credit beyond our position, so the difference
+        // saturates.
         if (first + count).saturating_sub(cached) > 1 << self.log2 {
             self.wait_for_room(first, count, patient)?;
         }
@@ -74,7 +78,7 @@ impl<W: ClaimWords> CommandProducer<W> {
                 break;
             }
         }
-        // Those behind us wait for the same room and give their claims back first.
+        // Producers behind this one wait for the same room and give their claims back first.
         loop {
             if self.words.unclaim(first, count) {
                 return Err(PushError::Full);
@@ -92,7 +96,8 @@ impl<W: ClaimWords> CommandProducer<W> {
     }
 
     fn abandon(&self, first: u64, count: u64) -> Result<u64, PushError> {
-        // Only so that claims do not grow for ever.
+        // The ring stays dead. Giving the claim back only keeps the claim word from growing for
+        // ever.
         self.words.unclaim(first, count);
         Err(PushError::Dead)
     }

@@ -4,16 +4,16 @@ use std::thread;
 
 use super::*;
 
-/// A ring in a vector, with what its pointers refer to.
+/// A ring in a vector, and the addresses into that vector.
 struct Ring {
     _memory: Vec<u64>,
     words: HostMemory,
     log2: u32,
 }
 
-// SAFETY: the words are atomics in memory that does not move.
+// SAFETY: all words are accessed atomically, and the vector's heap buffer does not move.
 unsafe impl Send for Ring {}
-// SAFETY: as above.
+// SAFETY: the same argument as for `Send`.
 unsafe impl Sync for Ring {}
 
 impl Ring {
@@ -53,7 +53,7 @@ fn commands_come_out_in_order_over_many_laps() {
         let commands = [[round, 1], [round, 2], [round, 3]];
         assert_eq!(producer.push(&commands, || false), Ok(3 * round));
         assert_eq!(all(&mut consumer), commands);
-        assert_eq!(all(&mut consumer), [] as [[u64; 2]; 0], "which also says what is free");
+        assert_eq!(all(&mut consumer), [] as [[u64; 2]; 0], "empty; publishes the credit");
     }
 }
 
@@ -95,7 +95,7 @@ fn a_full_ring_is_refused_and_works_again_when_drained() {
     assert_eq!(producer.push(&[[8, 8]], bounded), Err(PushError::Full));
     assert_eq!(all(&mut consumer).len(), 4);
     all(&mut consumer);
-    assert_eq!(producer.push(&[[9, 9]], || false), Ok(4), "no claim was lost");
+    assert_eq!(producer.push(&[[9, 9]], || false), Ok(4), "the refused push gave its claim back");
     assert_eq!(all(&mut consumer), [[9, 9]]);
 }
 
@@ -104,14 +104,14 @@ fn an_abandoned_claim_makes_the_ring_dead_and_not_wrong() {
     let ring = Ring::new(1);
     let (producer, mut consumer) = (ring.producer(), ring.consumer());
     producer.push(&[[1, 1]; 2], || false).unwrap();
-    // Somebody behind claims and never gives back.
+    // A producer behind this one claims a position and never gives it back.
     let claimed_behind = || {
         ring.words.claim(1);
         false
     };
     assert_eq!(producer.push(&[[2, 2]], claimed_behind), Err(PushError::Full));
     assert_eq!(producer.push(&[[3, 3]], || true), Err(PushError::Dead));
-    assert_eq!(all(&mut consumer).len(), 2, "what was pushed before is drained");
+    assert_eq!(all(&mut consumer).len(), 2, "the consumer still drains earlier commands");
     assert!(all(&mut consumer).is_empty());
 }
 
@@ -138,7 +138,7 @@ fn many_producers_lose_nothing() {
     let mut next = [0u64; 3];
     while next.iter().sum::<u64>() < 3 * EACH {
         for [at, me] in all(&mut consumer) {
-            assert_eq!(at, next[me as usize], "of {me}");
+            assert_eq!(at, next[me as usize], "commands of producer {me} arrive in order");
             next[me as usize] += 1;
         }
     }

@@ -1,4 +1,4 @@
-//! An image that is wanted: found, or compiled and kept.
+//! Provides an image: from the cache, or compiled and stored.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -11,23 +11,23 @@ use super::entry::CacheEntry;
 use super::key::Digest;
 use super::{Image, JitError, Source, Status};
 
-/// What an image is to run on.
+/// What an image must run on.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) enum Wanted {
-    /// Exactly this.
+    /// Exactly this architecture.
     Architecture(Architecture),
-    /// A GPU of this number.
+    /// A GPU with this compute capability, as a number such as 90.
     Gpu(u32),
 }
 
 impl Wanted {
-    /// The best that a compiler has for it.
+    /// The best architecture for it that a compiler supports.
     fn choose(self, compiler: &dyn Compiler) -> Result<Architecture, JitError> {
         let wished = match self {
             Self::Architecture(architecture) => architecture,
             Self::Gpu(number) => Architecture::code(number),
         };
-        // One that does not tell is tried.
+        // If the compiler does not list its architectures, try this one.
         let Some(known) = compiler.knows() else { return Ok(wished) };
         if known.contains(&wished.number()) {
             return Ok(wished);
@@ -43,8 +43,8 @@ impl Wanted {
         })
     }
 
-    /// Whether an image for that architecture will do, the better the higher: what [`Self::choose`] gives with one
-    /// compiler or another.
+    /// How well an image for an architecture fits; higher is better, `None` is unusable. The usable
+    /// ones are those that [`Self::choose`] returns for some compiler.
     fn rank(self, architecture: Architecture) -> Option<u32> {
         match self {
             Self::Architecture(wanted) => (architecture == wanted).then_some(0),
@@ -57,11 +57,11 @@ impl Wanted {
     }
 }
 
-/// Finds and compiles.
+/// Finds and compiles images.
 pub(super) struct Jit {
     cache: KernelCache,
     find: Find,
-    /// What is being looked for or compiled now.
+    /// Images that are being looked up or compiled now.
     under_way: Mutex<HashMap<(Digest, Wanted), Arc<UnderWay>>>,
 }
 
@@ -76,7 +76,7 @@ impl Jit {
         Self { cache, find: Box::new(find), under_way: Mutex::default() }
     }
 
-    /// The image, by this thread or by another that was asked for the same just before.
+    /// The image, made by this thread or by another one that requested the same image just before.
     pub(super) fn image(&self, source: &Source, wanted: Wanted) -> Result<Image, JitError> {
         source.check()?;
         let program = Digest::of_program(source);
@@ -84,7 +84,7 @@ impl Jit {
         let mine = self.under_way().entry(key).or_default().clone();
         let image = mine.get_or_init(|| self.find_or_compile(source, &program, wanted)).clone();
         let mut under_way = self.under_way();
-        // Those who come from now on look anew, on disk.
+        // Later callers look on disk again.
         if under_way.get(&key).is_some_and(|other| Arc::ptr_eq(other, &mine)) {
             under_way.remove(&key);
         }
@@ -141,7 +141,7 @@ impl Jit {
     }
 
     fn under_way(&self) -> std::sync::MutexGuard<'_, HashMap<(Digest, Wanted), Arc<UnderWay>>> {
-        // Nothing that can panic happens while it is held.
+        // No code panics while the lock is held, so a poisoned lock is still consistent.
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,12 +1,17 @@
 //! The directory of compiled kernels, which all processes of a user share.
 //!
-//! Invariants: a file under an image's name is whole, because it is written under another name and renamed; what is
-//! not is taken for missing and replaced. Nothing is believed that another user could have written: code from here runs
-//! on a GPU with the rights of this process. A directory or file that is not the user's own, or that others can write to,
-//! is not used; files are looked at through the open directory, so that it cannot be exchanged meanwhile. Locks are not
-//! needed: two processes that write one image write the same, and who reads a file that is removed goes on reading it.
+//! Invariants:
 //!
-//! A file's time of change is when it was last used, which decides what has to go.
+//! - A file under an image's name is complete, because it is written under another name and
+//!   renamed. An invalid file counts as missing and is replaced.
+//! - Nothing is trusted that another user could have written: code from the cache runs on a GPU
+//!   with the rights of this process. A directory or file that belongs to another user, or that
+//!   others can write, is not used. Files are opened through the open directory, so that it cannot
+//!   be replaced in between.
+//! - Locks are not needed. Two processes that write one image write the same content. A process
+//!   that reads a removed file can still read it to the end.
+//!
+//! A file's modification time is the time of its last use, which determines what is evicted.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -24,27 +29,28 @@ use super::entry::CacheEntry;
 use super::key::{Digest, file_name, parse_file_name};
 use super::place::Place;
 
-/// What is kept at most: hundreds of programs.
+/// Maximum size of the cache in bytes: hundreds of programs.
 pub(super) const LIMIT: u64 = 256 << 20;
-/// What a file is called until it is whole.
+/// Prefix of a file's name until it is complete.
 const UNFINISHED: &str = ".new-";
-/// After which nobody writes a file any more: one that is still unfinished was left by a process that ended.
+/// No process writes a file for this long. An unfinished file older than this was left by a process
+/// that died.
 const ABANDONED: Duration = Duration::from_secs(3600);
-/// Who else could write: group and others.
+/// Permission bits that let the group or others write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Why nothing can be kept.
+/// Why the cache cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error(
-        "there is neither HOME nor XDG_CACHE_HOME; PEERWAY_KERNEL_CACHE names a directory, or says off"
+        "neither HOME nor XDG_CACHE_HOME is set; set PEERWAY_KERNEL_CACHE to a directory or to off"
     )]
     Unknown,
     #[error("{path:?} {what}")]
     NotOurs { path: PathBuf, what: &'static str },
     #[error("{path:?}: {error}")]
     Io { path: PathBuf, error: io::Error },
-    #[error("the image has {len} bytes, more than the {limit} that are kept")]
+    #[error("the image has {len} bytes, more than the cache limit of {limit}")]
     TooLarge { len: usize, limit: u64 },
 }
 
@@ -52,11 +58,11 @@ enum Unusable {
 pub(super) struct KernelCache {
     place: Place,
     limit: u64,
-    /// Whether it was said that the cache cannot be used.
+    /// Whether the warning that the cache is unusable was logged.
     told: AtomicBool,
 }
 
-/// What there is.
+/// The content of the cache.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) images: usize,
@@ -69,7 +75,7 @@ impl KernelCache {
         Self { place, limit, told: AtomicBool::new(false) }
     }
 
-    /// The directory, which may not be there.
+    /// The directory, which may not exist.
     pub(super) fn directory(&self) -> Option<&Path> {
         match &self.place {
             Place::At(path) => Some(path),
@@ -77,7 +83,7 @@ impl KernelCache {
         }
     }
 
-    /// The image of a program that this compiler makes.
+    /// The image of a program made by this compiler.
     pub(super) fn get(
         &self,
         program: &Digest,
@@ -87,12 +93,12 @@ impl KernelCache {
         let directory = self.open(false).map_err(|error| self.tell(&error)).ok()??;
         let name = file_name(program, architecture, compiler);
         let entry = self.read(&directory, &name, program, architecture)?;
-        // Names have only some digits of the compiler.
+        // The name contains only some digits of the compiler's hash.
         (entry.compiler == compiler).then_some(entry)
     }
 
-    /// The image of a program that any compiler made, for an architecture that will do: the best of them, then that
-    /// which was used last.
+    /// The image of a program made by any compiler, for an architecture that `rank` accepts. It
+    /// prefers the highest rank, then the most recent use.
     pub(super) fn get_any(
         &self,
         program: &Digest,
@@ -115,7 +121,7 @@ impl KernelCache {
         })
     }
 
-    /// Keeps an image, and lets those go that were not used for longest where that is too much.
+    /// Stores an image, and evicts the least recently used ones if the cache is too large.
     pub(super) fn put(&self, program: &Digest, architecture: Architecture, entry: &CacheEntry) {
         let name = file_name(program, architecture, &entry.compiler);
         let bytes = entry.encode(program, architecture);
@@ -124,7 +130,7 @@ impl KernelCache {
         }
     }
 
-    /// What there is now.
+    /// The current content.
     pub(super) fn contents(&self) -> Contents {
         match self.open(false) {
             Ok(None) => Contents::default(),
@@ -139,7 +145,7 @@ impl KernelCache {
         }
     }
 
-    /// The directory, made where it is not there and is to be; `None` where it is not.
+    /// Opens the directory. If it does not exist, creates it with `make`, otherwise returns `None`.
     fn open(&self, make: bool) -> Result<Option<OwnedFd>, Unusable> {
         let path = match &self.place {
             Place::Off => return Ok(None),
@@ -163,7 +169,7 @@ impl KernelCache {
         }
     }
 
-    /// A file's content, if it is what its name says.
+    /// Reads a file, if its content matches its name.
     fn read(
         &self,
         directory: &OwnedFd,
@@ -171,11 +177,11 @@ impl KernelCache {
         program: &Digest,
         architecture: Architecture,
     ) -> Option<CacheEntry> {
-        // Without waiting: what is there could be a pipe.
+        // Non-blocking, because the name could be a pipe.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut file = File::from(rustix::fs::openat(directory, name, flags, Mode::empty()).ok()?);
         let refuse = |why: &dyn std::fmt::Display| {
-            tracing::warn!(file = name, "a compiled kernel is not used, and made anew: {why}");
+            tracing::warn!(file = name, "ignoring a cached kernel and compiling it again: {why}");
         };
         let metadata = file.metadata().ok()?;
         if let Some(why) = why_not_ours(&metadata) {
@@ -183,16 +189,16 @@ impl KernelCache {
             return None;
         }
         if !metadata.is_file() || metadata.len() > self.limit {
-            refuse(&"it is not a file, or too large");
+            refuse(&"it is not a regular file, or is too large");
             return None;
         }
         let mut bytes = Vec::new();
-        // One byte more than it may have, as it might grow meanwhile; then its length is wrong.
+        // Read one byte more than the limit, because the file may grow. Then its length is wrong.
         let read = (&mut file).take(self.limit + 1).read_to_end(&mut bytes);
         read.map_err(|error| refuse(&error)).ok()?;
         match CacheEntry::decode(&bytes, program, architecture) {
             Ok(entry) => {
-                // Where this is not allowed it is only removed sooner.
+                // If this is not permitted, the file is only evicted sooner.
                 let _ = file.set_modified(SystemTime::now());
                 Some(entry)
             }
@@ -209,7 +215,7 @@ impl KernelCache {
             return Err(Unusable::TooLarge { len: bytes.len(), limit: self.limit });
         }
         let path = || self.directory().map_or_else(|| name.into(), |at| at.join(name));
-        // Random, because processes of several containers may have one number and one directory.
+        // Random, because processes in several containers may share a pid and the directory.
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
             let error = io::Error::other(error.to_string());
@@ -226,10 +232,10 @@ impl KernelCache {
         Ok(())
     }
 
-    /// Removes what was not used for longest until the rest is not too much. `keep` stays.
+    /// Removes the least recently used images until the rest fits the limit. `keep` stays.
     fn evict(&self, directory: &OwnedFd, keep: &str) {
         let remove = |name: &str| {
-            // Another process may have been sooner.
+            // Another process may have removed it already.
             let _ = rustix::fs::unlinkat(directory, name, AtFlags::empty());
         };
         let (unfinished, mut images): (Vec<_>, Vec<_>) =
@@ -247,7 +253,7 @@ impl KernelCache {
         }
     }
 
-    /// The images, and what will be such; nothing else that may lie there.
+    /// The images and unfinished files in the directory; ignores other files.
     fn list(&self, directory: &OwnedFd) -> Vec<Listed> {
         let Ok(entries) = Dir::read_from(directory) else { return Vec::new() };
         let names = entries.flatten().filter_map(|entry| {
@@ -264,10 +270,10 @@ impl KernelCache {
         listed.collect()
     }
 
-    /// Says once that the cache is not used.
+    /// Logs once that the cache is not used.
     fn tell(&self, error: &Unusable) {
         if !self.told.swap(true, Ordering::Relaxed) {
-            tracing::warn!("compiled kernels are not kept: {error}");
+            tracing::warn!("the cache of compiled kernels is not used: {error}");
         }
     }
 
@@ -283,7 +289,7 @@ struct Listed {
     used: SystemTime,
 }
 
-/// Why what is there cannot be believed.
+/// Why a file or directory cannot be trusted.
 fn why_not_ours(found: &std::fs::Metadata) -> Option<&'static str> {
     if found.uid() != rustix::process::geteuid().as_raw() {
         return Some("belongs to another user");

@@ -1,4 +1,4 @@
-//! What compiles: NVRTC, found at run time.
+//! The compiler: NVRTC, found at run time.
 
 use std::ffi::{CStr, CString, OsString};
 use std::fs;
@@ -10,20 +10,21 @@ use peerway_sys::nvrtc::{Architecture, Nvrtc, Program};
 
 use super::Source;
 
-/// What compiles.
+/// A compiler.
 pub(super) trait Compiler: Send + Sync {
-    /// Which one it is: images of two that differ in this are never taken for each other's.
+    /// Identifies the compiler. Images of compilers with different identities are never exchanged.
     fn identity(&self) -> &str;
 
-    /// The numbers of the architectures that it knows, ascending, where it tells.
+    /// The numbers of the supported architectures, ascending; `None` if the compiler does not list
+    /// them.
     fn knows(&self) -> Option<&[u32]>;
 
-    /// The image, or what the compiler says about the program. The source was checked.
+    /// The image, or the compiler's messages about the program. The source was checked.
     fn compile(&self, source: &Source, architecture: Architecture) -> Result<Vec<u8>, String>;
 }
 
-/// The process's NVRTC, or where it was looked for. Looked for again while there is none: a library that others load
-/// later, such as torch's, is found by its name from then on.
+/// The NVRTC of this process, or where it was searched. The search repeats while there is none: a
+/// library that other code loads later, such as torch's, is found by its name from then on.
 pub(super) fn find() -> Result<Arc<dyn Compiler>, String> {
     static FOUND: Mutex<Option<Arc<FoundCompiler>>> = Mutex::new(None);
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +58,7 @@ pub(super) struct FoundCompiler {
 }
 
 impl FoundCompiler {
-    /// The one at that place, or whichever the system finds.
+    /// Loads the library at that path, or otherwise the library that the system finds.
     pub(super) fn load_suggested(path: &Path) -> Result<Self, String> {
         Self::load(Some(path.into())).or_else(|at_that_place| {
             Self::load(None).map_err(|elsewhere| format!("{at_that_place}; {elsewhere}"))
@@ -67,7 +68,7 @@ impl FoundCompiler {
     pub(super) fn load(named: Option<OsString>) -> Result<Self, String> {
         let nvrtc = Nvrtc::load(named).map_err(|error| error.to_string())?;
         let (major, minor) = nvrtc.version().map_err(|error| error.to_string())?;
-        // Updates of one version call themselves the same, and differ in their size.
+        // Updates of one version have the same version number but different sizes.
         let file = nvrtc.found().path.as_deref().and_then(|path| fs::metadata(path).ok());
         let size = file.map_or_else(String::new, |file| format!(" ({} bytes)", file.len()));
         let identity = format!("NVRTC {major}.{minor}{size}");
@@ -94,7 +95,7 @@ impl Compiler for FoundCompiler {
         let headers: Vec<(&CStr, &CStr)> = headers.iter().map(|(n, t)| (&**n, &**t)).collect();
         let options = source.options.iter().map(c_string);
         let options: Vec<CString> = options.collect::<Result<_, String>>()?;
-        // Nothing may come from beside a file of the source's name: the key would not know.
+        // Do not include files next to a file with the source's name: the key does not cover them.
         let options: Vec<&CStr> =
             options.iter().map(|o| &**o).chain([c"--no-source-include"]).collect();
         let program = Program {

@@ -1,14 +1,14 @@
-//! A file of the cache: a header that says what it is, and the image.
+//! A file of the cache: a header that identifies it, and the image.
 //!
-//! | offset | bytes | what |
+//! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 8 | `PWKERNEL` |
-//! | 8 | 4 | format, little-endian as all numbers |
+//! | 8 | 4 | format; all numbers are little-endian |
 //! | 12 | 4 | length of the compiler's name |
 //! | 16 | 8 | length of the image |
 //! | 24 | 32 | key |
 //! | 56 | 32 | checksum of everything else |
-//! | 88 | | the compiler's name, the image |
+//! | 88 | | the compiler's name, then the image |
 
 use peerway_sys::nvrtc::Architecture;
 
@@ -19,25 +19,25 @@ const KEY: usize = 24;
 const CHECKSUM: usize = 56;
 const HEADER: usize = 88;
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct CacheEntry {
     pub(super) compiler: String,
     pub(super) image: Vec<u8>,
 }
 
-/// A file that is not what it should be.
+/// A file that is not a valid entry.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub(super) enum Broken {
     #[error("it is not a compiled kernel")]
     Foreign,
-    #[error("it is of another format")]
+    #[error("it has another format version")]
     Format,
-    #[error("it has another length than it says")]
+    #[error("its length differs from the length in its header")]
     Length,
     #[error("its checksum is wrong")]
     Checksum,
-    #[error("it is another kernel than its name says")]
+    #[error("it is a different kernel than its name says")]
     Key,
 }
 
@@ -94,7 +94,7 @@ impl CacheEntry {
     }
 }
 
-/// Of everything but itself. `bytes` are at least a header.
+/// Hashes everything except the checksum. `bytes` has at least the length of a header.
 fn checksum(bytes: &[u8]) -> Digest {
     Digest::of([&bytes[..CHECKSUM], &bytes[HEADER..]])
 }

@@ -1,4 +1,4 @@
-//! Why there is no image, or no kernel.
+//! Errors of compiling and loading kernels.
 
 use peerway_sys::nvrtc::Architecture;
 
@@ -8,74 +8,75 @@ use crate::gpu::GpuError;
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JitError {
-    /// There is nothing to compile with, and no image of an earlier time.
+    /// There is no compiler, and no image in the cache.
     #[error(
-        "{name} is not in the cache of kernels and there is no compiler: {reasons}. Install a CUDA toolkit, or the \
-         Python package nvidia-cuda-nvrtc and name its libnvrtc.so in PEERWAY_NVRTC_SO"
+        "{name} is not in the cache of kernels and there is no compiler: {reasons}. Install a CUDA \
+         toolkit, or the Python package nvidia-cuda-nvrtc, and set PEERWAY_NVRTC_SO to its \
+         libnvrtc.so"
     )]
     NoCompiler {
-        /// What was to be compiled.
+        /// Name of the program.
         name: String,
-        /// Where a compiler was looked for, and what was wrong there.
+        /// Where a compiler was searched, and why each place failed.
         reasons: String,
     },
     /// The program does not compile.
     #[error("{name} does not compile for {architecture} with {compiler}: {log}")]
     Compile {
-        /// What was to be compiled.
+        /// Name of the program.
         name: String,
-        /// For what.
-        architecture: Architecture,
-        /// By what.
-        compiler: String,
-        /// What the compiler said.
-        log: String,
-    },
-    /// The compiler does not know the architecture.
-    #[error(
-        "{compiler} does not compile for {architecture}, only for {known}; name another libnvrtc.so in PEERWAY_NVRTC_SO"
-    )]
-    ArchitectureUnknown {
-        /// What was asked for.
+        /// The target architecture.
         architecture: Architecture,
         /// The compiler.
         compiler: String,
-        /// What it knows, separated by commas.
+        /// The compiler's messages.
+        log: String,
+    },
+    /// The compiler does not support the architecture.
+    #[error(
+        "{compiler} does not compile for {architecture}, only for {known}; set PEERWAY_NVRTC_SO to \
+         another libnvrtc.so"
+    )]
+    ArchitectureUnknown {
+        /// The requested architecture.
+        architecture: Architecture,
+        /// The compiler.
+        compiler: String,
+        /// The architectures that it supports, separated by commas.
         known: String,
     },
-    /// A text has a NUL inside, where the compiler would take it to end.
-    #[error("a text of {name} has a NUL byte")]
+    /// A text contains a NUL, where the compiler would end it.
+    #[error("the source, a header or an option of {name} contains a NUL byte")]
     Nul {
-        /// What was to be compiled.
+        /// Name of the program.
         name: String,
     },
-    /// The architecture was given among the options.
-    #[error(
-        "the option {option} says what to compile for, which is not said by options but by the target"
-    )]
+    /// The options contain the architecture.
+    #[error("the option {option} says what to compile for: give that as the target instead")]
     ArchitectureOption {
-        /// That option.
+        /// The option.
         option: String,
     },
-    /// The program has no kernel of that name.
+    /// The program has no kernel with that name.
     #[error(
-        "there is no kernel `{name}` in the program ({error}); those declared extern \"C\" have the name that is written"
+        "there is no kernel `{name}` in the program ({error}); declare it extern \"C\", so that \
+         the compiler keeps its name"
     )]
     NoKernel {
-        /// As it was given.
+        /// The name given.
         name: String,
-        /// What the driver says.
+        /// The driver's error.
         error: String,
     },
     /// A launch has more or fewer arguments than the kernel has parameters.
     #[error("the kernel takes {takes} arguments and was given {given}")]
     Arguments {
-        /// Parameters of the kernel.
+        /// Number of parameters.
         takes: usize,
-        /// Arguments.
+        /// Number of arguments.
         given: usize,
     },
-    /// The GPU cannot be used, or does not take the program.
+    /// The GPU cannot be used, or does not accept the program.
     #[error("{0}")]
     Gpu(#[from] GpuError),
 }

@@ -1,10 +1,13 @@
-//! Which image it is, by a strong hash over everything that decides what is in it.
+//! Identifies an image by a strong hash over everything that determines its content.
 //!
-//! Two hashes, because of machines without a compiler: the *program* (texts, headers, options) can be computed anywhere
-//! and is in the file's name, next to the architecture; the *key* is that, the architecture and the compiler, and stands
-//! in the file. With a compiler there is one file to look at. Without one, files of the program are looked through, and
-//! each says which compiler made it: any of them is a right image of the program, only not surely the one that a newer
-//! compiler would make. No index has to be kept in step with the files.
+//! There are two hashes, because of machines without a compiler. The *program* hash (texts,
+//! headers, options) can be computed anywhere, and is in the file's name, next to the architecture.
+//! The *key* also covers the architecture and the compiler, and is in the file.
+//!
+//! With a compiler, there is one file to look up. Without one, the cache searches the files of the
+//! program, and each names the compiler that made it. Any of them is a correct image of the
+//! program, though perhaps not the one that a newer compiler would make. No index has to be kept
+//! consistent with the files.
 
 use std::fmt;
 
@@ -13,15 +16,15 @@ use sha2::{Digest as _, Sha256};
 
 use super::Source;
 
-/// Raised when what is hashed, or what a file looks like, changes.
+/// Increased when the hashed data or the file format changes.
 pub(super) const FORMAT: u32 = 1;
 
-/// SHA-256.
+/// A SHA-256 hash.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Digest(pub(super) [u8; 32]);
 
 impl Digest {
-    /// Of several things; where one ends and the next begins counts.
+    /// Hashes several parts. The boundaries between the parts are included.
     pub(super) fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut hash = Sha256::new();
         for part in parts {
@@ -31,7 +34,7 @@ impl Digest {
         Self(hash.finalize().into())
     }
 
-    /// Of what is compiled.
+    /// The hash of a program.
     pub(super) fn of_program(source: &Source) -> Self {
         let format = FORMAT.to_le_bytes();
         let counts =
@@ -42,7 +45,7 @@ impl Digest {
         Self::of(start.into_iter().chain(texts.map(|text| text.as_bytes())))
     }
 
-    /// Of an image: what was compiled, for what, and by what.
+    /// The key of an image: the program, the architecture and the compiler.
     pub(super) fn of_image(program: &Self, architecture: Architecture, compiler: &str) -> Self {
         let architecture = architecture.to_string();
         Self::of([&program.0[..], architecture.as_bytes(), compiler.as_bytes()])
@@ -55,16 +58,18 @@ impl fmt::Display for Digest {
     }
 }
 
-/// The name of a file: program, architecture, and enough of the compiler to tell two apart.
+/// The name of a file: program, architecture, and enough of the compiler's hash to distinguish
+/// compilers.
 pub(super) fn file_name(program: &Digest, architecture: Architecture, compiler: &str) -> String {
     let compiler = Digest::of([compiler.as_bytes()]).to_string();
     format!("{program}-{architecture}-{}", &compiler[..COMPILER])
 }
 
-/// The digits of the compiler in a file's name.
+/// Number of hexadecimal digits of the compiler's hash in a file's name.
 const COMPILER: usize = 16;
 
-/// The program, in hexadecimal digits, and the architecture in a file's name; `None` for what is no image of ours.
+/// The program's hash in hexadecimal and the architecture in a file's name. `None` if it is not the
+/// name of an image.
 pub(super) fn parse_file_name(name: &str) -> Option<(&str, Architecture)> {
     let is_hex = |text: &str, len| {
         text.len() == len && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
@@ -117,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_hash_is_sha_256() {
-        // Of a length of zero, that is eight zeros.
+        // The hashed data is a length of zero, that is eight zero bytes.
         let expected = "af5570f5a1810b7af78caf4bc70a660f0df51e42baf91d4de5b2328de0e83dfc";
         assert_eq!(Digest::of([&[][..]]).to_string(), expected);
     }

@@ -1,12 +1,12 @@
-//! Kernels that are compiled at run time, by NVRTC, and kept on disk.
+//! Kernels compiled at run time by NVRTC, and cached on disk.
 //!
-//! A [`Source`] is all that a program is made of: its text, what it includes, its options. [`compile`] makes an
-//! [`Image`] of it, for a GPU of this process or for an architecture, in which case no GPU is needed;
-//! [`Program::load`] puts that onto a GPU, ready to be launched.
+//! A [`Source`] contains everything that a program consists of: its text, its headers, its options.
+//! [`compile`] makes an [`Image`] of it, for a GPU of this process or for an architecture; the
+//! latter needs no GPU. [`Program::load`] loads the image onto a GPU, ready to launch.
 //!
-//! Compiling takes a tenth of a second to many seconds, so what was compiled is kept in a directory
-//! (`PEERWAY_KERNEL_CACHE`) that all processes of a user share. Nothing but time depends on it: where it cannot be used,
-//! that is logged once and everything is compiled.
+//! Compiling takes from a tenth of a second to many seconds. So images are kept in a directory
+//! (`PEERWAY_KERNEL_CACHE`) that all processes of a user share. Only speed depends on it: if it is
+//! unusable, that is logged once and every program is compiled.
 //!
 //! ```no_run
 //! use peerway::gpu::jit::{self, Program, Source, Target};
@@ -19,8 +19,9 @@
 //! # Ok::<(), jit::JitError>(())
 //! ```
 //!
-//! Inside: `source` and `key` say what is wanted, `build` decides between keeping and compiling, `cache` is the directory, at
-//! `place`, `entry` a file in it, `compiler` is NVRTC, `program` what is on a GPU.
+//! Modules: `source` and `key` identify a program, `build` decides between the cache and the
+//! compiler, `cache` is the directory at `place`, `entry` is a file in it, `compiler` is NVRTC, and
+//! `program` is a program on a GPU.
 
 mod build;
 mod cache;
@@ -47,18 +48,18 @@ use self::build::{Jit, Wanted};
 use self::cache::KernelCache;
 use self::place::Place;
 
-/// What a program is compiled for.
+/// The target of a compilation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Target {
-    /// A GPU of this process, by its number: code for exactly that GPU, or, where the compiler is older than the GPU,
-    /// PTX, which the driver translates.
+    /// A GPU of this process, by its number. The image is code for exactly that GPU, or PTX, which
+    /// the driver translates, if the compiler is older than the GPU.
     Gpu(u32),
     /// An architecture, such as `sm_90a`.
     Architecture(Architecture),
 }
 
-/// A compiled program, as the driver takes it.
+/// A compiled program in a form that the driver accepts.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Image {
     bytes: Arc<[u8]>,
@@ -68,29 +69,30 @@ pub struct Image {
 }
 
 impl Image {
-    /// Code, or PTX with a NUL at its end: what `cuModuleLoadData` takes.
+    /// Code, or PTX with a NUL at its end, for `cuModuleLoadData`.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What it was compiled for.
+    /// The architecture that it was compiled for.
     pub fn architecture(&self) -> Architecture {
         self.architecture
     }
 
-    /// Which compiler made it.
+    /// The compiler that made it.
     pub fn compiler(&self) -> &str {
         &self.compiler
     }
 
-    /// Whether it was found on disk.
+    /// Whether it came from the cache on disk.
     pub fn was_cached(&self) -> bool {
         self.was_cached
     }
 }
 
-/// The image of a program: from the cache, or compiled now. Threads that ask for the same one at the same time wait for
-/// the first of them. Without a compiler, what the cache has is used whichever compiler made it.
+/// The image of a program, from the cache or compiled now. Threads that request the same image at
+/// the same time wait for the first of them. Without a compiler, an image in the cache is used
+/// whichever compiler made it.
 ///
 /// # Errors
 ///
@@ -106,35 +108,36 @@ pub fn compile(source: &Source, target: Target) -> Result<Image, JitError> {
     JIT.image(source, wanted)
 }
 
-/// Says where a compiler is, for want of one that `PEERWAY_NVRTC_SO` names: for those who know of libraries that the
-/// system's search does not find, such as a Python environment's. It is tried before that search; without effect once a
-/// compiler was found.
+/// Suggests the path of a compiler, which is used if `PEERWAY_NVRTC_SO` is not set. It is for
+/// callers that know of libraries outside the system's search path, such as in a Python
+/// environment. It is tried before that search, and has no effect once a compiler was found.
 pub fn suggest_compiler(path: impl Into<PathBuf>) {
     compiler::suggest(path.into());
 }
 
-/// What there is to compile with, and what is kept.
+/// The compiler, and the state of the cache.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Status {
-    /// The compiler, or why there is none.
+    /// The compiler, or the reason why there is none.
     pub compiler: Result<String, String>,
-    /// The directory, which may not be there yet; `None` where nothing is kept.
+    /// The cache directory, which may not exist yet. `None` if caching is off or no directory is
+    /// known.
     pub directory: Option<PathBuf>,
-    /// How many images it has.
+    /// Number of images in it.
     pub images: usize,
-    /// Their size.
+    /// Their total size in bytes.
     pub bytes: u64,
-    /// Why nothing can be kept.
+    /// Why images cannot be cached.
     pub problem: Option<String>,
 }
 
-/// What there is to compile with, and what is kept. Makes nothing.
+/// The compiler, and the state of the cache. Creates no files.
 pub fn status() -> Status {
     JIT.status()
 }
 
-/// The process's own.
+/// The instance of this process.
 static JIT: LazyLock<Jit> = LazyLock::new(|| {
     let place = Place::of(|name| std::env::var_os(name));
     Jit::new(KernelCache::new(place, cache::LIMIT), compiler::find)

@@ -1,20 +1,20 @@
-//! Which directory compiled kernels are kept in.
+//! Selects the directory for compiled kernels.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Where kernels are kept.
+/// The place for compiled kernels.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Place {
-    /// The user wants none kept.
+    /// The user turned the cache off.
     Off,
-    /// Neither a directory is named nor a home.
+    /// The environment names neither a directory nor a home.
     Unknown,
     At(PathBuf),
 }
 
 impl Place {
-    /// As the environment has it.
+    /// Reads the place from the environment.
     pub(super) fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let set = |name| variable(name).filter(|value| !value.is_empty());
         if let Some(value) = set("PEERWAY_KERNEL_CACHE") {
@@ -24,7 +24,7 @@ impl Place {
                 Self::At(value.into())
             };
         }
-        // The rule of XDG: what is not absolute does not count.
+        // XDG requires that relative paths are ignored.
         let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
         caches.map_or(Self::Unknown, |caches| Self::At(caches.join("peerway/kernels")))

@@ -10,9 +10,9 @@ use crate::gpu::{GpuError, gpus};
 
 /// A compiled program on a GPU.
 ///
-/// It is there from [`Program::load`] on and each kernel from [`Program::kernel`] on. So with both called before a stream
-/// is captured, nothing is compiled or loaded while it is. It stays while it or a kernel of it is held: hold on to one of
-/// them until all launches are done.
+/// [`Program::load`] loads the program, and [`Program::kernel`] each kernel. If both are called
+/// before a stream is captured, nothing is compiled or loaded during the capture. The program stays
+/// loaded while it or one of its kernels is held: keep one of them until all launches are done.
 #[derive(Clone)]
 pub struct Program {
     module: Arc<Module>,
@@ -28,29 +28,30 @@ pub struct Kernel {
 }
 
 impl Program {
-    /// Puts an image onto a GPU, in its primary context. PTX is translated by the driver now.
+    /// Loads an image onto a GPU, in its primary context. The driver translates PTX now.
     ///
     /// # Errors
     ///
-    /// [`JitError::Gpu`]: no such GPU, or the driver does not take the image, being of another architecture or made by
-    /// a compiler that is newer than the driver.
+    /// [`JitError::Gpu`]: no such GPU, or the driver refuses the image, because it is for another
+    /// architecture or from a compiler newer than the driver.
     pub fn load(image: &Image, gpu: u32) -> Result<Self, JitError> {
         let device = gpus()?.device(gpu)?;
-        // SAFETY: images come from a compiler, or from the cache, which checks that they are whole and ours.
+        // SAFETY: the image comes from a compiler, or from the cache, which checks that it is
+        // complete and written by this user.
         let module = unsafe { Module::load(&device.gpu, image.bytes()) }.map_err(GpuError::from)?;
         Ok(Self { module: Arc::new(module), gpu })
     }
 
-    /// The GPU it is on.
+    /// The GPU that it is loaded on.
     pub fn gpu(&self) -> u32 {
         self.gpu
     }
 
-    /// The kernel of that name, ready to be launched.
+    /// The kernel with that name, ready to launch.
     ///
     /// # Errors
     ///
-    /// [`JitError::NoKernel`], or what the driver says.
+    /// [`JitError::NoKernel`], or a driver call failed.
     pub fn kernel(&self, name: &str) -> Result<Kernel, JitError> {
         let none = |error: String| JitError::NoKernel { name: name.to_owned(), error };
         let c_name = CString::new(name).map_err(|error| none(error.to_string()))?;
@@ -62,29 +63,32 @@ impl Program {
 }
 
 impl Kernel {
-    /// The program it is of.
+    /// The program of this kernel.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// Bytes of each of its parameters; `None` where the driver does not tell, before CUDA 12.4.
+    /// Size of each parameter in bytes; `None` if the driver does not report it (before CUDA 12.4).
     pub fn parameters(&self) -> Option<&[usize]> {
         self.parameters.as_deref()
     }
 
-    /// Puts it into a stream (null is the default one): so many blocks of so many threads, each block with `shared` bytes
-    /// besides what the kernel declares. Each argument is a pointer to a value, which is copied before this returns.
+    /// Launches the kernel into a stream (null is the default stream). `grid` counts blocks,
+    /// `block` counts threads per block, and `shared` is the shared memory per block in bytes, in
+    /// addition to what the kernel declares. Each argument is a pointer to a value, which is copied
+    /// before this returns.
     ///
     /// # Safety
     ///
-    /// The arguments point to what the kernel's parameters are, as many and in that order, and the kernel does with them
-    /// what may be done: memory that it is led to stays until it has ended. The stream is null, or lives and is of the
-    /// program's GPU. The program is held until the launch is done.
+    /// The arguments point to values of the kernel's parameter types, all of them and in order. The
+    /// kernel's accesses through them are valid: the memory stays valid until the kernel has ended.
+    /// The stream is null, or is alive and belongs to the program's GPU. The program is held until
+    /// the launch is done.
     ///
     /// # Errors
     ///
-    /// [`JitError::Arguments`] where the driver tells that they are not as many as the kernel has, [`JitError::Gpu`] with
-    /// what else it says.
+    /// [`JitError::Arguments`] if the driver reports a different number of parameters.
+    /// [`JitError::Gpu`] if a driver call failed.
     pub unsafe fn launch(
         &self,
         grid: [u32; 3],
@@ -100,12 +104,13 @@ impl Kernel {
         }
         let grid = Grid { blocks: grid, threads: block, shared };
         let module = &self.program.module;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds this function's contract.
         let launched = unsafe { module.launch(self.function, grid, stream.cast(), arguments) };
         Ok(launched.map_err(GpuError::from)?)
     }
 
-    /// The driver's handle, a `CUfunction`, for `cuLaunchKernel`; valid while the kernel or its program is held.
+    /// The driver's handle, a `CUfunction`, for `cuLaunchKernel`. It is valid while the kernel or
+    /// its program is held.
     pub fn as_raw(&self) -> *mut c_void {
         self.function.raw().cast()
     }

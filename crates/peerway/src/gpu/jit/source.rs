@@ -1,8 +1,8 @@
-//! What is compiled.
+//! The input of a compilation.
 
 use super::JitError;
 
-/// A program in CUDA C++, with all that it is made of.
+/// A program in CUDA C++ with everything that it consists of.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Source {
     pub(super) name: String,
@@ -11,7 +11,7 @@ pub struct Source {
     pub(super) options: Vec<String>,
 }
 
-/// Options by which the compiler reads files.
+/// Options that make the compiler read files.
 const READS_FILES: &[&str] = &[
     "-I",
     "--include-path",
@@ -25,12 +25,12 @@ const READS_FILES: &[&str] = &[
     "--options-file",
 ];
 
-/// Options that say what the caller of [`super::compile`] says.
+/// Options that set the target, which the caller of [`super::compile`] already gives.
 const ARCHITECTURE: &[&str] =
     &["-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code"];
 
 impl Source {
-    /// A program; the name is what the compiler calls it in its messages.
+    /// A program. The compiler uses the name in its messages.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
         let (name, text) = (name.into(), text.into());
         Self { name, text, headers: Vec::new(), options: Vec::new() }
@@ -43,19 +43,21 @@ impl Source {
         self
     }
 
-    /// Adds an option of the compiler, such as `--std=c++17`; the architecture is none of them.
+    /// Adds a compiler option, such as `--std=c++17`. Options that set the architecture are
+    /// refused.
     ///
-    /// With one that has the compiler read files (`-I`, `--pre-include`), nothing is kept on disk: what the files say is
-    /// not known here, and an image that no longer fits them must not be found. The same goes for texts that include
-    /// files by their full paths. Other includes are looked for nowhere but among [`Self::header`] and those directories,
-    /// not beside the file that the name seems to be of.
+    /// An option that makes the compiler read files (`-I`, `--pre-include`) turns off the cache for
+    /// this program. The content of the files is not known here, and a stale image must not be
+    /// found. The same holds for texts that include files by absolute paths. Other includes are
+    /// searched only among [`Self::header`] and those directories, not next to a file with the
+    /// program's name.
     #[must_use]
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
         self
     }
 
-    /// Refuses what no compiler could be given.
+    /// Refuses input that no compiler accepts.
     pub(super) fn check(&self) -> Result<(), JitError> {
         let headers = self.headers.iter().flat_map(|(name, text)| [name, text]);
         let mut texts = [&self.name, &self.text].into_iter().chain(headers).chain(&self.options);
@@ -69,7 +71,7 @@ impl Source {
         }
     }
 
-    /// Whether it is all that its image depends on.
+    /// Whether the image depends on nothing but this source.
     pub(super) fn is_whole(&self) -> bool {
         let headers = self.headers.iter().map(|(_, text)| text);
         let mut texts = headers.chain([&self.text]);
@@ -78,7 +80,7 @@ impl Source {
     }
 }
 
-/// Whether a line includes a file by its full path.
+/// Whether a line includes a file by an absolute path.
 fn includes_by_path(line: &str) -> bool {
     let directive = line.trim_start().strip_prefix('#').map(str::trim_start);
     let file = directive.and_then(|directive| directive.strip_prefix("include"));
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_compiler_takes_is_refused() {
+    fn input_that_no_compiler_accepts_is_refused() {
         let plain = Source::new("a.cu", "text");
         assert_eq!(plain.check(), Ok(()));
         let nul = Err(JitError::Nul { name: "a.cu".to_owned() });

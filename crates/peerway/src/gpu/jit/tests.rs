@@ -1,5 +1,5 @@
-//! Images from a cache in a directory of the test's own, compiled by a stand-in that counts, and by NVRTC where there is
-//! one.
+//! Images from a cache in a directory of the test. A stand-in that counts compiles them, and NVRTC
+//! if it is available.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -22,7 +22,7 @@ use super::{Image, JitError, Source};
 const SM_90: Wanted = Wanted::Architecture(Architecture::code(90));
 const COMPILER: &str = "stand-in 1";
 
-/// Compiles to a text that tells what was compiled.
+/// Compiles to a text that describes the input.
 struct StandIn {
     identity: &'static str,
     knows: &'static [u32],
@@ -53,7 +53,7 @@ fn image_of(text: &str, architecture: Architecture, compiler: &str) -> Vec<u8> {
     format!("{text} for {architecture} by {compiler}").repeat(20).into_bytes()
 }
 
-/// A directory that is removed at the end.
+/// A directory that is removed on drop.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -66,7 +66,7 @@ impl Temporary {
         Self(path)
     }
 
-    /// The files that are images, or would have become such.
+    /// The images and unfinished images.
     fn files(&self) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.cache()) else { return Vec::new() };
         entries.map(|entry| entry.unwrap().path()).collect()
@@ -87,7 +87,7 @@ impl Drop for Temporary {
     }
 }
 
-/// With a stand-in, and how often that compiled.
+/// A `Jit` with a stand-in, and the number of its compilations.
 fn jit(place: Place, limit: u64, identity: &'static str) -> (Jit, Arc<AtomicUsize>) {
     let compiled = Arc::<AtomicUsize>::default();
     let count = compiled.clone();
@@ -98,7 +98,7 @@ fn jit(place: Place, limit: u64, identity: &'static str) -> (Jit, Arc<AtomicUsiz
     (Jit::new(KernelCache::new(place, limit), find), compiled)
 }
 
-/// Without a compiler.
+/// A `Jit` without a compiler.
 fn without(directory: &Path) -> Jit {
     let place = Place::At(directory.into());
     Jit::new(KernelCache::new(place, LIMIT), || Err("libnvrtc is nowhere".to_owned()))
@@ -108,7 +108,7 @@ fn source(text: &str) -> Source {
     Source::new("test.cu", text)
 }
 
-/// Where the image of a source is kept.
+/// The file with the image of a source.
 fn file_of(directory: &Path, source: &Source) -> PathBuf {
     directory.join(file_name(&Digest::of_program(source), Architecture::code(90), COMPILER))
 }
@@ -118,7 +118,7 @@ fn assert_right(image: &Image, text: &str) {
 }
 
 #[test]
-fn what_was_compiled_is_found_by_the_next_process() {
+fn compiled_images_are_found_by_the_next_process() {
     let temporary = Temporary::new();
     let (first, compiled) = temporary.jit();
     let made = first.image(&source("a"), SM_90).unwrap();
@@ -147,7 +147,7 @@ fn what_was_compiled_is_found_by_the_next_process() {
 }
 
 #[test]
-fn what_is_not_what_it_should_be_is_made_anew() {
+fn invalid_files_are_compiled_again() {
     let temporary = Temporary::new();
     let directory = temporary.cache();
     let file = file_of(&directory, &source("a"));
@@ -189,7 +189,8 @@ fn what_is_not_what_it_should_be_is_made_anew() {
             .unwrap();
         }),
         ("of another user", &|| {
-            // Only root can make it so; for others it stays as it is after another change.
+            // Only root can change the owner; for other users the file stays broken by the change
+            // before.
             change(0);
             let _ = std::os::unix::fs::chown(&file, Some(12345), None);
         }),
@@ -240,7 +241,7 @@ fn a_directory_that_cannot_be_used_only_costs_time() {
         }
     }
     assert_eq!(fs::read_dir(open).unwrap().count(), 0);
-    // What was wished for is no problem, and what does not fit is not kept.
+    // An explicit "off" is not a problem, and an image that does not fit is not stored.
     let (off, _) = jit(Place::Off, LIMIT, COMPILER);
     assert!(!off.image(&source("a"), SM_90).unwrap().was_cached());
     assert!(!off.cache().has_told() && off.status().problem.is_none());
@@ -250,7 +251,7 @@ fn a_directory_that_cannot_be_used_only_costs_time() {
 }
 
 #[test]
-fn what_was_not_used_for_longest_goes_first() {
+fn the_least_recently_used_image_is_evicted_first() {
     let temporary = Temporary::new();
     let directory = temporary.cache();
     let (unbounded, _) = temporary.jit();
@@ -270,14 +271,14 @@ fn what_was_not_used_for_longest_goes_first() {
         age(directory.join(name), hours);
     }
     let (jit, compiled) = jit(Place::At(directory.clone()), 3 * len, COMPILER);
-    // Used, so it stays, though it is the oldest.
+    // It was used just now, so it stays although it is the oldest.
     assert!(jit.image(&source("a"), SM_90).unwrap().was_cached());
     jit.image(&source("d"), SM_90).unwrap();
     assert_eq!(compiled.load(Ordering::Relaxed), 1);
     let is_there = |text| file_of(&directory, &source(text)).exists();
     assert!(is_there("a") && !is_there("b") && is_there("c") && is_there("d"));
     assert!(!directory.join(".new-old").exists() && directory.join(".new-young").exists());
-    assert!(directory.join("notes.txt").exists(), "not ours to remove");
+    assert!(directory.join("notes.txt").exists(), "the cache removes only its own files");
 }
 
 #[test]
@@ -299,13 +300,13 @@ fn threads_that_want_the_same_wait_for_one() {
             }
         });
         let compiled = compiled.load(Ordering::Relaxed) - 8;
-        // Where nothing is kept, one that is held up for longer than compiling takes compiles again.
+        // Without a cache, a thread that is delayed for longer than a compilation compiles again.
         assert!(compiled == 1 || !kept && compiled < 8, "{compiled}");
     }
 }
 
 #[test]
-fn what_does_not_compile_is_said_each_time() {
+fn compile_errors_are_reported_each_time() {
     let temporary = Temporary::new();
     let (jit, compiled) = temporary.jit();
     for _ in 0..2 {
@@ -320,7 +321,8 @@ fn what_does_not_compile_is_said_each_time() {
 
 const SHARED: &str = "PEERWAY_TEST_JIT_SHARED";
 
-/// Starts itself twice; those compile the same programs into one directory that has not room for all.
+/// Starts this test twice as a child process. The children compile the same programs into one
+/// directory that is too small for all of them.
 #[test]
 fn two_processes_at_once() {
     const ROUNDS: usize = 60;
@@ -353,7 +355,7 @@ fn two_processes_at_once() {
 }
 
 #[test]
-fn without_a_compiler_what_is_kept_is_used() {
+fn without_a_compiler_cached_images_are_used() {
     let temporary = Temporary::new();
     let directory = temporary.cache();
     let place = || Place::At(directory.clone());
@@ -365,15 +367,16 @@ fn without_a_compiler_what_is_kept_is_used() {
         assert!(said.contains(part), "{said}");
     }
     assert!(none.status().compiler.is_err());
-    assert!(!directory.exists(), "nothing is made to look into");
+    assert!(!directory.exists(), "a lookup creates no directory");
 
-    // For a GPU that the compiler does not know, PTX of the newest that it does.
+    // For a GPU that the compiler does not support, PTX for the newest one that it supports.
     let (one, _) = jit(place(), LIMIT, COMPILER);
     let ptx = one.image(&source("a"), Wanted::Gpu(100)).unwrap();
     assert_eq!(ptx.architecture(), Architecture::ptx(90));
     let found = none.image(&source("a"), Wanted::Gpu(100)).unwrap();
     assert_eq!((found.bytes(), found.was_cached()), (ptx.bytes(), true));
-    // Code for the GPU is better, and of two of those the one that was used last.
+    // Code for the GPU is better than PTX. Of two such images, the most recently used one is
+    // better.
     one.image(&source("a"), Wanted::Gpu(80)).unwrap();
     let (two, _) = jit(place(), LIMIT, "stand-in 2");
     for (jit, compiler) in [(&two, "stand-in 2"), (&one, COMPILER)] {
@@ -383,7 +386,7 @@ fn without_a_compiler_what_is_kept_is_used() {
         assert_eq!((found.architecture(), found.compiler()), (Architecture::code(90), compiler));
         assert_right(&found, "a");
     }
-    // Not PTX of a later GPU, nor another GPU's code, nor another program's; and nothing that is spoiled.
+    // Not PTX for a later GPU, code for another GPU, another program, or a corrupt file.
     assert!(none.image(&source("a"), Wanted::Gpu(75)).is_err());
     assert!(none.image(&source("b"), Wanted::Gpu(90)).is_err());
     fs::write(file_of(&directory, &source("a")), "garbage").unwrap();
@@ -391,7 +394,7 @@ fn without_a_compiler_what_is_kept_is_used() {
 }
 
 #[test]
-fn what_the_compiler_does_not_know_is_said() {
+fn unknown_architectures_are_reported() {
     let temporary = Temporary::new();
     let (jit, compiled) = temporary.jit();
     let newer = Wanted::Architecture("sm_100a".parse().unwrap());
@@ -403,7 +406,7 @@ fn what_the_compiler_does_not_know_is_said() {
 }
 
 #[test]
-fn what_depends_on_files_is_not_kept() {
+fn images_that_depend_on_files_are_not_cached() {
     let temporary = Temporary::new();
     let (jit, compiled) = temporary.jit();
     for _ in 0..2 {
@@ -415,8 +418,8 @@ fn what_depends_on_files_is_not_kept() {
 }
 
 #[test]
-fn a_suggestion_that_is_none_is_told_beside_what_else_was_tried() {
-    // Where the system has a compiler, that one is taken.
+fn a_wrong_suggestion_is_reported_with_the_other_places_tried() {
+    // If the system has a compiler, it is used instead.
     if let Err(said) = FoundCompiler::load_suggested(Path::new("/nowhere/libnvrtc.so.12")) {
         assert!(said.contains("/nowhere/libnvrtc.so.12: "), "{said}");
         assert!(said.contains("; libnvrtc") && said.contains("libnvrtc.so.13"), "{said}");
@@ -427,12 +430,13 @@ mod needs_root {
     use super::*;
 
     #[test]
-    #[ignore = "tells whether this process may give files away"]
+    #[ignore = "probes whether this process may change the owner of files"]
     fn probe() {
         let temporary = Temporary::new();
         let file = temporary.0.join("file");
         File::create(&file).unwrap();
-        std::os::unix::fs::chown(&file, Some(12345), None).expect("only root can give files away");
+        std::os::unix::fs::chown(&file, Some(12345), None)
+            .expect("only root can change the owner of files");
     }
 
     #[test]
@@ -442,7 +446,7 @@ mod needs_root {
         let (jit, _) = temporary.jit();
         jit.image(&source("a"), SM_90).unwrap();
         let file = file_of(&temporary.cache(), &source("a"));
-        // A whole image, which only who it belongs to speaks against. Root alone can make one.
+        // The image is complete; only its owner is wrong. Only root can create this case.
         std::os::unix::fs::chown(&file, Some(12345), None).unwrap();
         assert!(!jit.image(&source("a"), SM_90).unwrap().was_cached());
         assert_eq!(file.metadata().unwrap().uid(), rustix::process::geteuid().as_raw());
@@ -458,9 +462,9 @@ mod needs_nvrtc {
     use super::*;
 
     #[test]
-    #[ignore = "tells whether PEERWAY_TEST_NVRTC names NVRTC"]
+    #[ignore = "probes whether PEERWAY_TEST_NVRTC names NVRTC"]
     fn probe() {
-        std::env::var_os("PEERWAY_TEST_NVRTC").expect("PEERWAY_TEST_NVRTC names no NVRTC");
+        std::env::var_os("PEERWAY_TEST_NVRTC").expect("PEERWAY_TEST_NVRTC is not set");
     }
 
     /// With the NVRTC that `PEERWAY_TEST_NVRTC` names.
@@ -468,7 +472,8 @@ mod needs_nvrtc {
     #[ignore = "needs NVRTC, named by PEERWAY_TEST_NVRTC: cargo xtask test --only test"]
     fn nvrtc_compiles() {
         let library = std::env::var_os("PEERWAY_TEST_NVRTC").unwrap();
-        // One that was suggested is taken; where it is none, what the system finds, if anything.
+        // A suggested library is used. If it is not NVRTC, the system's library is used,
+        // if any.
         let suggested = FoundCompiler::load_suggested(Path::new(&library)).map(|_| ()).err();
         assert_eq!(suggested, None);
         let temporary = Temporary::new();
@@ -500,20 +505,20 @@ mod needs_nvrtc {
         for part in ["wrong.cu", "sm_90", "no_such_thing"] {
             assert!(said.contains(part), "{said}");
         }
-        // Beside a file of the source's name there may be anything; it would not be in the key.
+        // A file next to a file with the source's name is not covered by the key.
         fs::write(temporary.0.join("beside.h"), "#define BY 1\n").unwrap();
         let name = temporary.0.join("beside.cu").display().to_string();
         let beside = Source::new(name, text.replace("by.h", "beside.h"));
         assert!(matches!(jit.image(&beside, SM_90), Err(JitError::Compile { .. })));
-        // Nor beside the process.
-        assert!(Path::new("kernels/copy.cu").exists(), "tests run in the directory of the package");
+        // Neither is a file in the working directory.
+        assert!(Path::new("kernels/copy.cu").exists(), "tests run in the package's directory");
         let near = Source::new("near.cu", "#include \"kernels/copy.cu\"\n");
         assert!(matches!(jit.image(&near, SM_90), Err(JitError::Compile { .. })));
         let named = beside.option(format!("-I{}", temporary.0.display()));
         assert!(!jit.image(&named, SM_90).unwrap().was_cached());
         let unknown = Wanted::Architecture("sm_999".parse().unwrap());
         assert!(matches!(jit.image(&grow, unknown), Err(JitError::ArchitectureUnknown { .. })));
-        // What is not code is not taken for such.
+        // An image that is not executable code is refused.
         let relocatable = grow.option("--dlink-time-opt");
         assert!(matches!(jit.image(&relocatable, SM_90), Err(JitError::Compile { .. })));
     }

@@ -1,4 +1,4 @@
-//! Copiers for who is not the engine: tests, benchmarks, programs with lists of their own.
+//! Copiers for code outside the engine: tests, benchmarks, programs with their own lists.
 
 use std::fmt;
 use std::time::Instant;
@@ -6,8 +6,8 @@ use std::time::Instant;
 use super::{CopierKind, CopierOptions, PeerCopy, Ticket, copier, pause};
 use crate::gpu::{GpuError, Run, gpus};
 
-/// Copies lists of pieces between memories that a GPU reaches: its own, that of other GPUs and other processes which is
-/// mapped here, and pinned host memory.
+/// Copies lists of pieces between memories that a GPU can access: its own memory, mapped memory of
+/// other GPUs and processes, and pinned host memory.
 ///
 /// ```no_run
 /// use peerway::gpu::{Copier, CopierKind, CopierOptions, PinnedMemory, Run};
@@ -16,7 +16,7 @@ use crate::gpu::{GpuError, Run, gpus};
 /// let (from, to) = (PinnedMemory::allocate(4096)?, PinnedMemory::allocate(4096)?);
 /// let mut copier = Copier::new(0, CopierKind::Launched, &CopierOptions::default())?;
 /// let runs = [Run { src: from.ptr() as u64, dst: to.ptr() as u64, len: 4096 }];
-/// // SAFETY: both are there until the copy is done.
+/// // SAFETY: both buffers outlive the copy.
 /// if let Some(ticket) = unsafe { copier.submit(&runs) }? {
 ///     copier.wait(ticket)?;
 /// }
@@ -24,66 +24,67 @@ use crate::gpu::{GpuError, Run, gpus};
 /// # }
 /// ```
 ///
-/// Tasks are done in any order, those of one list and of several that are under way. After an error the copier fails with
-/// the same one from then on. Dropping it waits for what is under way.
+/// Tasks are done in any order, within a list and across lists in progress. After an error, every
+/// call returns that error. Dropping the copier waits for copies in progress.
 pub struct Copier {
     inner: Box<dyn PeerCopy>,
     gpu: u32,
 }
 
 impl Copier {
-    /// A copier on a GPU.
+    /// Creates a copier on a GPU.
     ///
     /// # Errors
     ///
-    /// [`GpuError`]: no driver, no such GPU, or what the driver says; [`GpuError::NoKernels`] where the GPU cannot run those
-    /// of ours.
+    /// [`GpuError`]: no driver, no such GPU, or a driver call failed. [`GpuError::NoKernels`] if
+    /// the GPU cannot run the engine's kernels.
     pub fn new(gpu: u32, kind: CopierKind, options: &CopierOptions) -> Result<Self, GpuError> {
         Ok(Self { inner: copier(&gpus()?.device(gpu)?, kind, options)?, gpu })
     }
 
-    /// Who copies.
+    /// The kind of this copier.
     pub fn kind(&self) -> CopierKind {
         self.inner.kind()
     }
 
-    /// Tasks that one submission may have.
+    /// Maximum number of tasks per submission.
     pub fn most(&self) -> usize {
         self.inner.most()
     }
 
-    /// Tasks that fit now; more when [`Self::poll`] has found some done.
+    /// Number of tasks that fit now. It grows when [`Self::poll`] finds tasks done.
     pub fn room(&self) -> usize {
         self.inner.room()
     }
 
-    /// Has all of the pieces copied; `None` where they do not fit now, and then none is taken.
+    /// Submits all of the pieces. `None` if they do not fit now; then none is submitted.
     ///
     /// # Safety
     ///
-    /// The GPU reaches all of the memory, which stays valid until the ticket is done or the copier is dropped, and nobody
-    /// writes what is read, or touches what is written, before that.
+    /// The GPU can access all of the memory. Until the ticket is done or the copier is dropped, the
+    /// memory stays valid, nothing writes the sources, and nothing accesses the destinations.
     ///
     /// # Errors
     ///
-    /// What the driver says; also what it said before. A resident copier refuses addresses that no process has; that
-    /// alone changes nothing.
+    /// A driver call failed, now or earlier. A resident copier refuses addresses that no process
+    /// has; that alone does not make the copier fail.
     pub unsafe fn submit(&mut self, runs: &[Run]) -> Result<Option<Ticket>, GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the same contract.
         Ok(unsafe { self.inner.submit(runs) }?)
     }
 
-    /// Up to which ticket all are done: their bytes are there for kernels, the host and other GPUs.
+    /// The newest ticket up to which all are done. Their bytes are visible to kernels, the host and
+    /// other GPUs.
     ///
     /// # Errors
     ///
-    /// As for [`Self::submit`]; what was under way may or may not have been copied.
+    /// As for [`Self::submit`]. Copies in progress may or may not have happened.
     pub fn poll(&mut self) -> Result<Ticket, GpuError> {
         Ok(self.inner.poll()?)
     }
 
-    /// Waits until a ticket is done, without giving the processor away for the first hundred microseconds. One that was
-    /// not given out yet is not waited for.
+    /// Waits until a ticket is done. It spins for the first hundred microseconds. It does not wait
+    /// for a ticket that was not issued yet.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
-//! The driver's copies: a list in one call where the driver has that, else one call for each task.
+//! The driver's copies: one call per list if the driver supports that, otherwise one call per task.
 //!
-//! The end of a list is an event. Events come from the device and go back to it.
+//! An event marks the end of a list. Events come from the device's pool and return to it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use super::{CopierKind, Fault, PeerCopy, Ticket};
 use crate::gpu::copy::Run;
 use crate::gpu::device::{Device, Mark};
 
-/// Tasks of a list: what the driver is asked for in one call.
+/// Maximum number of tasks in a list, which is one driver call.
 const MOST: usize = 4096;
-/// Lists under way: half of the events that a device keeps.
+/// Maximum number of lists in progress: half of the events that a device keeps.
 const UNDER_WAY: usize = 32;
 
 pub(super) struct Engines {
     device: Arc<Device>,
     stream: Stream,
-    /// Whether the driver takes lists.
+    /// Whether the driver accepts lists.
     batches: bool,
-    /// The list as the driver wants it.
+    /// The list in the driver's format.
     dst: Vec<u64>,
     src: Vec<u64>,
     len: Vec<usize>,
-    /// What is under way, in its order.
+    /// Lists in progress, in order.
     marks: VecDeque<(Ticket, Mark)>,
     submitted: Ticket,
     done: Ticket,
@@ -48,7 +48,7 @@ impl Engines {
         })
     }
 
-    /// Puts the list into the stream, and a mark behind it.
+    /// Puts the list into the stream, followed by a mark.
     ///
     /// # Safety
     ///
@@ -57,25 +57,25 @@ impl Engines {
         let (gpu, stream) = (&self.device.gpu, self.stream.raw());
         let mut listed = false;
         if self.batches && self.len.len() > 1 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds this function's contract.
             let copied =
                 unsafe { gpu.copy_batch(&mut self.dst, &mut self.src, &mut self.len, stream) };
             match copied {
                 Ok(()) => listed = true,
-                // Whatever it did not like: one by one they are copied, or refused for a reason.
+                // Whatever the reason, single copies either work or fail with a specific error.
                 Err(error) => {
-                    tracing::warn!(%error, "copies go one by one");
+                    tracing::warn!(%error, "the driver refused a batch copy; copies go one by one");
                     self.batches = false;
                 }
             }
         }
         if !listed {
             for ((dst, src), len) in self.dst.iter().zip(&self.src).zip(&self.len) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller upholds this function's contract.
                 unsafe { gpu.copy(*dst, *src, *len, stream)? };
             }
         }
-        // SAFETY: a stream of our own.
+        // SAFETY: the copier owns the stream.
         unsafe { self.device.mark(stream) }
     }
 }
@@ -111,7 +111,7 @@ impl PeerCopy for Engines {
             self.len.push(run.len as usize);
         }
         if !self.len.is_empty() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds the contract of `submit`.
             let started = unsafe { self.start() };
             let mark = self.fault.keep(started)?;
             self.submitted += 1;
@@ -136,7 +136,7 @@ impl PeerCopy for Engines {
 
 impl Drop for Engines {
     fn drop(&mut self) {
-        // Who drops it may give the memory back.
+        // The caller may free the memory after the drop.
         let _ = self.stream.synchronize();
     }
 }

@@ -1,8 +1,9 @@
-//! A kernel for every list: few small tasks are described in the launch itself, others in pinned memory.
+//! A kernel launch for every list. The launch itself describes a few small tasks; other lists are
+//! in pinned memory.
 //!
-//! All launches are in one stream, so they end in their order, and each says so by writing its ticket into the same word of
-//! pinned memory, which is seen some microseconds sooner than an event. A list's memory is used again when its launch is
-//! done, which is why there are no more launches under way than there are lists.
+//! All launches use one stream, so they end in order. Each writes its ticket into the same word of
+//! pinned memory, which becomes visible some microseconds sooner than an event. A list's memory is
+//! reused when its launch is done, so there are no more launches in progress than lists.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,19 +14,19 @@ use super::{CopierKind, Fault, PeerCopy, Ticket, Watch, bytes_of};
 use crate::gpu::copy::{self, MANY, Run};
 use crate::gpu::device::Device;
 
-/// Launches under way.
+/// Maximum number of launches in progress.
 const PLACES: u64 = 8;
-/// What tasks are cut into: see `copy::list_runs`.
+/// Entries per list, after tasks are cut into parts: see `copy::list_runs`.
 const ENTRIES: usize = 2 * MANY;
-/// The word, with a line of its own behind the lists.
+/// Bytes for the word, which has its own cache line after the lists.
 const LINE: usize = 128;
 
 pub(super) struct Launched {
     device: Arc<Device>,
     stream: Stream,
-    /// The lists, and behind them the word.
+    /// The lists, followed by the word.
     memory: HostMemory,
-    /// What the blocks of a launch count in.
+    /// A counter for the blocks of a launch.
     ended: Plain,
     submitted: Ticket,
     done: Ticket,
@@ -37,10 +38,10 @@ impl Launched {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         let lists = PLACES as usize * ENTRIES * size_of::<Run>();
         let memory = device.host_memory(lists + LINE)?;
-        // SAFETY: all of it, which nobody else knows yet.
+        // SAFETY: covers the new allocation, which no other code knows yet.
         unsafe { memory.ptr().write_bytes(0, memory.len()) };
         let ended = Plain::allocate(&device.gpu, LINE)?;
-        // SAFETY: all of it.
+        // SAFETY: covers the new allocation.
         unsafe { device.fill_now(ended.address(), 0, LINE)? };
         Ok(Self {
             device: device.clone(),
@@ -59,10 +60,11 @@ impl Launched {
         self.memory.ptr().cast::<Run>().wrapping_add(place * ENTRIES)
     }
 
-    /// The last ticket that is done, as far as it fits.
+    /// The low 32 bits of the last completed ticket.
     fn word(&self) -> &AtomicU32 {
         let at = self.memory.ptr().wrapping_add(self.memory.len() - LINE);
-        // SAFETY: inside the pinned memory, which is aligned to pages; the word is only used as an atomic.
+        // SAFETY: the word lies inside the pinned memory, which is page-aligned, and is only
+        // accessed as an atomic.
         unsafe { &*at.cast::<AtomicU32>() }
     }
 
@@ -75,13 +77,14 @@ impl Launched {
         };
         let (mut word, mut value) = (self.word().as_ptr() as u64, ticket as u32);
         if copy::is_few(runs.len(), bytes) {
-            // SAFETY: the caller's promise; the word is ours until the stream is done.
+            // SAFETY: the caller upholds this function's contract. `self` owns the word until the
+            // stream is done.
             return unsafe {
                 copy::launch_few(kernels, self.stream.raw(), runs, bytes, word, value)
             };
         }
         let list = self.list(ticket);
-        // SAFETY: a list has room for the parts of `MANY` tasks, and nobody reads it now.
+        // SAFETY: a list has space for the parts of `MANY` tasks, and nothing reads it now.
         let mut entries = unsafe { copy::list_runs(runs, bytes, list) };
         let (mut list, mut ended) = (list as u64, self.ended.address());
         let arguments = &mut [
@@ -92,8 +95,8 @@ impl Launched {
             (&raw mut value).cast(),
         ];
         let (blocks, threads) = (copy::grid(&self.device, entries), copy::THREADS);
-        // SAFETY: the kernel's five parameters; the list stays until its ticket is done; the rest is the caller's
-        // promise.
+        // SAFETY: these are the kernel's five parameters. The list stays until its ticket is done.
+        // The caller upholds this function's contract.
         unsafe {
             kernels.module.launch(
                 kernels.list,
@@ -129,7 +132,8 @@ impl PeerCopy for Launched {
         }
         let bytes = bytes_of(runs);
         if bytes > 0 {
-            // SAFETY: the caller's promise; the launch that had the list is done, as there was room.
+            // SAFETY: the caller upholds the contract of `submit`. There was room, so the launch
+            // that used this list is done.
             let launched = unsafe { self.launch(self.submitted + 1, runs, bytes) };
             self.fault.keep(launched)?;
             self.submitted += 1;
@@ -142,7 +146,7 @@ impl PeerCopy for Launched {
         if self.done == self.submitted {
             return Ok(self.done);
         }
-        // pairs with the kernel's fence before it writes the word
+        // Pairs with the kernel's fence before it writes the word.
         let more = self.word().load(Ordering::Acquire).wrapping_sub(self.done as u32);
         if more == 0 {
             let looked = self.watch.look(&self.device, &self.stream);
@@ -157,7 +161,7 @@ impl PeerCopy for Launched {
 
 impl Drop for Launched {
     fn drop(&mut self) {
-        // The lists and the word are given back.
+        // Wait for the kernels before the lists and the word are freed.
         let _ = self.stream.synchronize();
     }
 }

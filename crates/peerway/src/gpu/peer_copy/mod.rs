@@ -1,12 +1,14 @@
-//! Copies between memories that a GPU reaches: lists of tasks, done by one of three engines behind one trait.
+//! Copies between memories that a GPU can access: lists of tasks, done by one of three engines
+//! behind one trait.
 //!
-//! - `launched`: a kernel for every list.
+//! - `launched`: launches a kernel for every list.
 //! - `resident`: a kernel that waits for tasks in a ring.
-//! - `engines`: the driver's copies, which take no multiprocessor.
+//! - `engines`: the driver's copies, which use no multiprocessor.
 //!
-//! A copier belongs to one thread at a time: it hands lists over with [`PeerCopy::submit`] and looks for their end with
-//! [`PeerCopy::poll`]. Nothing is allocated for that. Tasks of a list, and of lists that are under way together, are done in
-//! any order. A copier that failed stays so: what was under way may or may not have been copied.
+//! One thread at a time owns a copier. It submits lists with [`PeerCopy::submit`] and checks for
+//! their end with [`PeerCopy::poll`]. Neither allocates. Tasks are done in any order, within a list
+//! and across lists in progress. A copier that failed stays failed: copies in progress may or may
+//! not have happened.
 
 mod copier;
 mod engines;
@@ -26,47 +28,48 @@ use super::device::{Device, Mark};
 
 pub use self::copier::Copier;
 
-/// The number of a submission to a copier. They only rise, and 0 has been done from the start.
+/// The number of a submission to a copier. Numbers only rise. Ticket 0 is done from the start.
 pub type Ticket = u64;
 
-/// Who copies lists.
+/// An engine that copies lists.
 pub(crate) trait PeerCopy: Send {
     fn kind(&self) -> CopierKind;
 
-    /// Tasks that one submission may have.
+    /// Maximum number of tasks per submission.
     fn most(&self) -> usize;
 
-    /// Tasks that fit now, whatever they are. Grows when [`Self::poll`] finds something done.
+    /// Number of tasks of any kind that fit now. It grows when [`Self::poll`] finds tasks done.
     fn room(&self) -> usize;
 
-    /// Takes all tasks, or none of them where they do not fit.
+    /// Accepts all tasks, or none if they do not fit.
     ///
     /// # Safety
     ///
-    /// The GPU reaches all of the memory, which stays valid until the ticket is done or the copier is dropped, and nobody
-    /// writes what is read, or touches what is written, before that.
+    /// The GPU can access all of the memory. Until the ticket is done or the copier is dropped, the
+    /// memory stays valid, nothing writes the sources, and nothing accesses the destinations.
     unsafe fn submit(&mut self, runs: &[Run]) -> Result<Option<Ticket>, CudaError>;
 
     /// The newest ticket.
     fn last(&self) -> Ticket;
 
-    /// Up to which ticket all are done: their bytes are there for kernels, the host and other GPUs.
+    /// The newest ticket up to which all are done. Their bytes are visible to kernels, the host and
+    /// other GPUs.
     fn poll(&mut self) -> Result<Ticket, CudaError>;
 }
 
-/// Who copies lists of tasks: see [`Copier`].
+/// The engine of a [`Copier`].
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum CopierKind {
-    /// A kernel is launched for every list.
+    /// Launches a kernel for every list.
     Launched,
-    /// A kernel stays on the GPU and waits for tasks; it leaves when none come for a while.
+    /// A kernel stays on the GPU and waits for tasks. It leaves if none come for a while.
     Resident,
-    /// The driver copies, by copy engines where it can: no multiprocessor is taken.
+    /// The driver copies, by copy engines if possible, without a multiprocessor.
     Engines,
 }
 
 impl CopierKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Launched, Self::Resident, Self::Engines];
 
     fn name(self) -> &'static str {
@@ -93,21 +96,22 @@ impl FromStr for CopierKind {
     }
 }
 
-/// A name that no [`CopierKind`] has.
+/// The name matches no [`CopierKind`].
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("`{0}` is no copier: launched, resident or engines")]
+#[error("`{0}` is not a copier: use launched, resident or engines")]
 pub struct NoSuchCopier(String);
 
-/// How a [`CopierKind::Resident`] copier behaves; others have no choice.
+/// Options of a [`CopierKind::Resident`] copier. Other kinds ignore them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CopierOptions {
-    /// Blocks of threads, from 1 to 128: each takes half a multiprocessor while the kernel is there.
+    /// Number of thread blocks, from 1 to 128. Each occupies half a multiprocessor while the kernel
+    /// runs.
     pub blocks: u32,
-    /// How long the kernel stays without a task. The next one after that pays for a launch.
+    /// How long the kernel stays without a task. The next task then pays for a launch.
     pub idle: Duration,
-    /// How long it stays at most before it makes room for a moment, however much there is to do: whoever waits for all
-    /// work on the GPU, as some calls of the driver do, waits that long.
+    /// Maximum time that the kernel stays, even with tasks left, before it leaves for a moment.
+    /// Callers that wait for all work on the GPU, as some driver calls do, wait up to this long.
     pub stay: Duration,
 }
 
@@ -118,7 +122,7 @@ impl Default for CopierOptions {
     }
 }
 
-/// A copier of that kind.
+/// Creates a copier of that kind.
 pub(crate) fn copier(
     device: &Arc<Device>,
     kind: CopierKind,
@@ -134,11 +138,11 @@ pub(crate) fn copier(
     })
 }
 
-/// How long a word in host memory is looked at in vain before the driver is asked whether something failed, and again after
-/// that. Asking costs microseconds.
+/// How long a copier polls a word in host memory without progress before it asks the driver whether
+/// work failed. It asks again after the same time. Each query costs microseconds.
 const PATIENCE: Duration = Duration::from_micros(200);
 
-/// Finds out that kernels failed, which then write no word.
+/// Detects failed kernels, which write no word.
 #[derive(Default)]
 struct Watch {
     since: Option<Instant>,
@@ -146,12 +150,12 @@ struct Watch {
 }
 
 impl Watch {
-    /// There was progress.
+    /// Call after progress.
     fn reset(&mut self) {
         self.since = None;
     }
 
-    /// There was none.
+    /// Call without progress.
     fn look(&mut self, device: &Arc<Device>, stream: &Stream) -> Result<(), CudaError> {
         let now = Instant::now();
         if now - *self.since.get_or_insert(now) < PATIENCE {
@@ -161,14 +165,14 @@ impl Watch {
         match &self.mark {
             Some(mark) if !mark.is_done()? => {}
             Some(_) => self.mark = None,
-            // SAFETY: a stream of the copier's own.
+            // SAFETY: the copier owns the stream.
             None => self.mark = Some(unsafe { device.mark(stream.raw()) }?),
         }
         Ok(())
     }
 }
 
-/// The error that a copier has failed with, from then on.
+/// The error of a failed copier; every later call returns it.
 #[derive(Default)]
 struct Fault(Option<CudaError>);
 
@@ -177,7 +181,7 @@ impl Fault {
         self.0.clone().map_or(Ok(()), Err)
     }
 
-    /// Remembers what failed.
+    /// Records the first error.
     fn keep<T>(&mut self, result: Result<T, CudaError>) -> Result<T, CudaError> {
         result.inspect_err(|error| {
             self.0.get_or_insert_with(|| error.clone());
@@ -185,7 +189,7 @@ impl Fault {
     }
 }
 
-/// Waits a moment for a copier: copies take microseconds, and what takes longer may nap.
+/// Waits a moment for a copier. Copies take microseconds, so it first spins; a longer wait sleeps.
 fn pause(since: Instant) {
     const SPIN: Duration = Duration::from_micros(100);
     const NAP: Duration = Duration::from_micros(10);
@@ -196,7 +200,7 @@ fn pause(since: Instant) {
     }
 }
 
-/// Bytes of a list.
+/// Total length of a list in bytes.
 fn bytes_of(runs: &[Run]) -> u64 {
     runs.iter().fold(0, |sum: u64, run| sum.saturating_add(run.len))
 }
@@ -211,6 +215,9 @@ mod tests {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         let error = "pigeon".parse::<CopierKind>().unwrap_err();
-        assert_eq!(error.to_string(), "`pigeon` is no copier: launched, resident or engines");
+        assert_eq!(
+            error.to_string(),
+            "`pigeon` is not a copier: use launched, resident or engines"
+        );
     }
 }

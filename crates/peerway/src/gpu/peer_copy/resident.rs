@@ -1,28 +1,36 @@
-//! A kernel that stays on the GPU and takes tasks out of rings in pinned memory: no launch, no event, two crossings of the
-//! bus. Its half is `peerway_copy_resident` in `kernels/copy.cu`.
+//! A kernel that stays on the GPU and takes tasks from rings in pinned memory: no launch, no event,
+//! two crossings of the bus. The GPU side is `peerway_copy_resident` in `kernels/copy.cu`.
 //!
-//! Every block of the kernel has a ring of slots that only the host writes, and a line of words that only the block writes:
-//! how many tasks of its ring it has done in all, and in which launch it was gone. Tasks are dealt to the blocks in turns, large
-//! ones in parts. A ticket is done when every block has done what had been dealt to it by then.
+//! Every block of the kernel has a ring of slots that only the host writes, and a line of words
+//! that only the block writes. The line holds the number of tasks of its ring that the block has
+//! done in total, and the last launch that the block has left. The host deals tasks to the blocks
+//! in turn, large ones in parts. A ticket is done when every block has done the tasks that were
+//! dealt to it by then.
 //!
-//! A slot is used again when the block has said that it is done with it. Each of its words has a phase that turns with every
-//! lap, so a word of the lap before is never taken for a new one, in whatever order words arrive. The word of the length is the
-//! one that is acquired: what this thread knew before it wrote the task, the block knows when it copies.
+//! The host reuses a slot when the block has reported its task as done. Each word of a slot has a
+//! phase bit that flips with every lap of the ring. So the block never takes a word of the previous
+//! lap for a new one, in whatever order words arrive. The block acquires the word with the length:
+//! everything visible to the host thread before it wrote the task is visible to the block when it
+//! copies.
 //!
 //! # Why no task is lost when the kernel leaves
 //!
-//! The kernel must leave when nothing comes, and after some time in any case: whoever waits for all work on the GPU waits for it
-//! too. There is one launch after the other in one stream, each with a number.
+//! The kernel must leave if no tasks come, and after some time in any case: callers that wait for
+//! all work on the GPU wait for it too. Launches follow each other in one stream, each with a
+//! number.
 //!
-//! 1. A block leaves only when all that it took is done and said to be. It then says the launch's number, and takes nothing more.
-//! 2. A launch begins where the blocks said they were, after the one before has ended for all of them. So nothing is
-//!    taken twice, and nothing is passed over.
+//! 1. A block leaves only when it has done and reported every task that it took. It then writes the
+//!    launch's number, and takes no more tasks.
+//! 2. A launch begins at the positions that the blocks reported, after the previous launch has
+//!    ended for all of them. So no task is taken twice, and none is skipped.
 //! 3. Every block of a launch looks at its ring at least once.
-//! 4. Where the newest launch is gone for a block that has tasks, [`Resident::poll`] launches again. A task that was written
-//!    while its block was leaving was either seen by its last look, or is found by this one; by 3 it is taken.
+//! 4. If a block has tasks and has left the newest launch, [`Resident::poll`] launches again. If a
+//!    task was written while its block was leaving, either the block's last look found it, or
+//!    `poll` finds the block gone. By 3, the new launch takes it.
 //!
-//! A block that leaves first tells the others, over a word in device memory, and they leave when they find nothing to
-//! do: none waits long behind a launch that a single busy block holds up. That block leaves when its time is over.
+//! A block that leaves first tells the others through a word in device memory. They leave when they
+//! have no task. So no block waits long for the next launch because one busy block delays it. That
+//! block leaves when its time is over.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,30 +42,33 @@ use super::{CopierKind, CopierOptions, Fault, PeerCopy, Ticket, Watch, bytes_of,
 use crate::gpu::copy::Run;
 use crate::gpu::device::Device;
 
-/// Threads of a block: the most that the kernel was compiled for.
+/// Threads per block: the maximum that the kernel was compiled for.
 const THREADS: u32 = 512;
-/// Slots of a ring: a power of two, and more than the 32 that a warp reads at once.
+/// Slots per ring: a power of two, and more than the 32 that a warp reads at once.
 const SLOTS: u64 = 1024;
-/// Bytes of a slot, and of a block's line: two of the processor's, as it fetches neighbours.
+/// Bytes of a slot and of a block's line. A line spans two cache lines of the CPU, because the CPU
+/// prefetches neighbours.
 const SLOT: usize = 32;
 const LINE: usize = 128;
-/// Where words have their phase.
+/// The bit of the phase in a word.
 const PHASE: u32 = 63;
-/// In the word of the length: a wish that the launch ends.
+/// A flag in the word with the length: asks the launch to end.
 const LEAVE: u64 = 1 << 62;
-/// A part of a task is no shorter: a block copies it in about the time that it takes to hear of it.
+/// Minimum length of a part of a task. A block copies it in about the time that it takes to receive
+/// it.
 const PART: u64 = 16 << 10;
-/// Parts of a list for every block, besides its tasks: more than one, so that who is done first gets more.
+/// Extra parts of a list per block, beyond its tasks. More than one, so that a block that finishes
+/// early gets more work.
 const PARTS: u64 = 4;
-/// Lists under way.
+/// Maximum number of lists in progress.
 const TICKETS: u64 = 256;
-/// The words that blocks agree by.
+/// Bytes for the words that coordinate the blocks.
 const TOGETHER: usize = 128;
 
 pub(super) struct Resident {
     device: Arc<Device>,
     stream: Stream,
-    /// The lines, and behind them the rings.
+    /// The lines of all blocks, followed by their rings.
     memory: HostMemory,
     together: Plain,
     idle: u64,
@@ -67,9 +78,9 @@ pub(super) struct Resident {
     /// Tasks of each ring that were written, and that are known to be done.
     written: Box<[u64]>,
     done: Box<[u64]>,
-    /// For each ticket under way, what had been written to every ring by then.
+    /// For each ticket in progress, the number of tasks written to every ring by then.
     targets: Box<[u64]>,
-    /// The block whose turn is next.
+    /// The next block in turn.
     turn: usize,
     submitted: Ticket,
     finished: Ticket,
@@ -81,10 +92,11 @@ impl Resident {
     pub(super) fn new(device: &Arc<Device>, options: &CopierOptions) -> Result<Self, CudaError> {
         let blocks = options.blocks.clamp(1, 128) as usize;
         let memory = device.host_memory(blocks * (LINE + SLOTS as usize * SLOT))?;
-        // SAFETY: all of it, which nobody else knows yet. The first lap has the phase 1.
+        // SAFETY: covers the new allocation, which no other code knows yet. The first lap has phase
+        // 1, so zeros are no tasks.
         unsafe { memory.ptr().write_bytes(0, memory.len()) };
         let together = Plain::allocate(&device.gpu, TOGETHER)?;
-        // SAFETY: all of it.
+        // SAFETY: covers the new allocation.
         unsafe { device.fill_now(together.address(), 0, TOGETHER)? };
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let mut copier = Self {
@@ -104,8 +116,8 @@ impl Resident {
             fault: Fault::default(),
             watch: Watch::default(),
         };
-        // The driver loads code when it is first launched, which takes milliseconds and waits for the whole GPU. So the
-        // first launch is for nothing, and leaves at once.
+        // The driver loads code at the first launch, which takes milliseconds and waits for the
+        // whole GPU. So make the first launch here, with a task that makes it leave at once.
         copier.write(0, [1, 0, LEAVE]);
         copier.start()?;
         copier.stream.synchronize()?;
@@ -121,19 +133,19 @@ impl Resident {
 
     fn word(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at + 8 <= self.memory.len());
-        // SAFETY: inside the pinned memory, which is aligned to pages, at a multiple of eight; words are only used as
-        // atomics, here and by the kernel.
+        // SAFETY: the word lies inside the pinned memory, which is page-aligned, at a multiple of
+        // eight. Words are only accessed as atomics, here and by the kernel.
         unsafe { &*self.memory.ptr().wrapping_add(at).cast::<AtomicU64>() }
     }
 
-    /// Writes a task into the ring of a block, which has room.
+    /// Writes a task into the ring of a block that has room.
     fn write(&mut self, block: usize, task: [u64; 3]) {
         let at = self.written[block];
         let phase = ((at / SLOTS) & 1) ^ 1;
         let ring = self.blocks() * LINE + block * SLOTS as usize * SLOT;
         let slot = ring + (at % SLOTS) as usize * SLOT;
         for (word, value) in task.into_iter().enumerate() {
-            // pairs with the kernel's acquiring load of the last of them
+            // Pairs with the kernel's acquiring load of the last word.
             self.word(slot + word * 8).store(value | phase << PHASE, Ordering::Release);
         }
         self.written[block] += 1;
@@ -150,7 +162,7 @@ impl Resident {
         }
     }
 
-    /// Launches the kernel once more, behind what is in the stream.
+    /// Launches the kernel again, after the work in the stream.
     fn start(&mut self) -> Result<(), CudaError> {
         let Some(kernels) = self.device.kernels() else {
             return Err(self.device.gpu.refuse("cuModuleLoadData"));
@@ -168,8 +180,8 @@ impl Resident {
             (&raw mut stay).cast(),
         ];
         let (blocks, stream) = (self.blocks() as u32, self.stream.raw());
-        // SAFETY: the kernel's six parameters; lines and rings for so many blocks, and the words, stay until the stream
-        // is done; tasks are what the callers of `submit` promised.
+        // SAFETY: these are the kernel's six parameters. The lines, the rings and the coordination
+        // words stay until the stream is done. The callers of `submit` guarantee the tasks.
         unsafe {
             kernels.module.launch(
                 kernels.resident,
@@ -182,13 +194,13 @@ impl Resident {
         Ok(())
     }
 
-    /// Launches again where the kernel has left and there is something to do.
+    /// Launches again if a block has left and still has tasks.
     fn start_where_gone(&mut self) -> Result<(), CudaError> {
         for block in 0..self.blocks() {
             if self.written[block] == self.done[block] {
                 continue;
             }
-            // In this order: what it has done was said before it was gone.
+            // In this order: a block reports its tasks as done before it reports that it has left.
             if self.is_gone(block) && !self.look(block) {
                 return self.start();
             }
@@ -196,15 +208,15 @@ impl Resident {
         Ok(())
     }
 
-    /// Whether the newest launch has ended for a block.
+    /// Whether a block has left the newest launch.
     fn is_gone(&self, block: usize) -> bool {
-        // pairs with the block's fence before it says so
+        // Pairs with the block's fence before it writes the word.
         self.word(block * LINE + 8).load(Ordering::Acquire) == u64::from(self.launch)
     }
 
-    /// Asks how far a block is; whether it has done all that it was given.
+    /// Reads a block's progress. Returns whether it has done all of its tasks.
     fn look(&mut self, block: usize) -> bool {
-        // pairs with the block's fence before it says so
+        // Pairs with the block's fence before it writes the word.
         self.done[block] = self.word(block * LINE).load(Ordering::Acquire);
         self.done[block] == self.written[block]
     }
@@ -237,14 +249,14 @@ impl PeerCopy for Resident {
             return Ok(None);
         }
         let bytes = bytes_of(runs);
-        // No address of a process is so high, and no memory so large: the bits are the kernel's.
+        // No address or length of a process needs these bits; the kernel uses them.
         if bytes >= LEAVE || runs.iter().any(|run| (run.src | run.dst) >> PHASE != 0) {
             return Err(self.device.gpu.refuse("peerway_copy_resident"));
         }
         if bytes == 0 {
             return Ok(Some(self.submitted));
         }
-        // No more parts than there was room kept for: every whole part is a share of the list's bytes.
+        // `most` reserves space for these parts: each whole part is a share of the list's bytes.
         let shares = self.blocks() as u64 * PARTS;
         let part = bytes.div_ceil(shares).next_multiple_of(4096).max(PART);
         for run in runs {
@@ -298,7 +310,7 @@ impl PeerCopy for Resident {
 
 impl Drop for Resident {
     fn drop(&mut self) {
-        // A child that was forked has neither the kernel nor the rings.
+        // A forked child has neither the kernel nor the rings.
         if !self.device.gpu.cuda().is_ours() {
             return;
         }
@@ -307,10 +319,11 @@ impl Drop for Resident {
             pause(begun);
         }
         if self.fault.check().is_ok() {
-            // Nobody launches any more: the newest launch takes it, or is gone.
+            // There are no more launches. Either the newest launch takes this task, or it has
+            // already left.
             self.write(0, [u64::from(self.launch), 0, LEAVE]);
         }
-        // The rings are given back, not before the kernel is gone.
+        // Free the rings only after the kernel has left.
         let _ = self.stream.synchronize();
     }
 }

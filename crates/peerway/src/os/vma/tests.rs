@@ -1,5 +1,8 @@
-//! Tags on memory that is unmapped, moved, cut, grown and mapped anew. Where the kernel cannot name
-//! anonymous memory those tests say so and end.
+//! Tests for tags on memory that is unmapped, moved, cut, grown and mapped again. Tests that need a
+//! kernel that can name anonymous memory are ignored elsewhere.
+//!
+//! **Test pages.** The pages of an [`Area`] belong to one test. No Rust
+//! reference points into them, so the test may map, move and unmap them.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,7 +15,7 @@ use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use super::*;
 use crate::os::shm;
 
-/// Pages that tests do as they like with; what is mapped there in the end is unmapped.
+/// Pages for the tests to map and unmap. Drop unmaps all of them.
 struct Area {
     base: u64,
     pages: u64,
@@ -21,7 +24,7 @@ struct Area {
 impl Area {
     fn new(pages: u64) -> Self {
         let area = Self { base: 0, pages };
-        // SAFETY: anonymous memory at addresses that the kernel picks.
+        // SAFETY: maps anonymous memory at addresses that the kernel picks.
         let base = unsafe {
             rustix::mm::mmap_anonymous(ptr::null_mut(), area.len() as usize, RW, MapFlags::PRIVATE)
         };
@@ -37,27 +40,27 @@ impl Area {
     }
 
     fn unmap(&self, first: u64, count: u64) {
-        // SAFETY: pages of the test's own, which no reference points into.
+        // SAFETY: "Test pages" (see the head of this file).
         unsafe { rustix::mm::munmap(self.at(first), (count * page()) as usize) }.unwrap();
     }
 
     fn map(&self, first: u64, count: u64) {
         let (addr, len) = (self.at(first), (count * page()) as usize);
-        // SAFETY: pages of the test's own, which no reference points into.
+        // SAFETY: "Test pages".
         unsafe { rustix::mm::mmap_anonymous(addr, len, RW, MapFlags::PRIVATE | MapFlags::FIXED) }
             .unwrap();
     }
 
     fn map_file(&self, fd: &OwnedFd, first: u64, count: u64, flags: MapFlags, offset: u64) {
         let (addr, len) = (self.at(first), (count * page()) as usize);
-        // SAFETY: pages of the test's own, which no reference points into.
+        // SAFETY: "Test pages".
         unsafe { rustix::mm::mmap(addr, len, RW, flags | MapFlags::FIXED, fd, offset) }.unwrap();
     }
 
-    /// Changes the length of a mapping where it is.
+    /// Changes the length of a mapping in place.
     fn resize(&self, first: u64, from: u64, to: u64) {
         let (from, to) = ((from * page()) as usize, (to * page()) as usize);
-        // SAFETY: pages of the test's own, which no reference points into.
+        // SAFETY: "Test pages".
         unsafe { rustix::mm::mremap(self.at(first), from, to, MremapFlags::empty()) }.unwrap();
     }
 
@@ -82,22 +85,23 @@ fn page() -> u64 {
     page_size() as u64
 }
 
-/// Runs a test by both ways of asking the kernel. Each way in a process of its own: tests leave holes, which another thread's memory might else be mapped
-/// into and then over.
+/// Runs a test with both methods of `maps`, each in its own process. Tests leave holes, into which
+/// another thread's memory could be mapped and then overwritten.
 fn both_ways(test: impl Fn(&Maps)) {
     in_a_child(|| test(&Maps::open().unwrap()));
     in_a_child(|| test(&Maps::open().unwrap().by_text()));
 }
 
 fn in_a_child(test: impl Fn()) {
-    // SAFETY: glibc's allocator and threads work in the child of a process with many threads, no lock of
-    // ours is taken, and it leaves by `_exit`; should a panic hang on a lock, the alarm ends it.
+    // SAFETY: glibc's allocator and threads work in the child of a multi-threaded process. The
+    // child takes none of this crate's locks and leaves by `_exit`. If a panic hangs on a lock, the
+    // alarm ends the child.
     match unsafe { libc::fork() } {
         0 => {
-            // SAFETY: asks for a signal that ends the child.
+            // SAFETY: requests a signal that ends the child.
             unsafe { libc::alarm(60) };
             let passed = panic::catch_unwind(AssertUnwindSafe(test)).is_ok();
-            // SAFETY: ends the child at once.
+            // SAFETY: `_exit` ends the child at once.
             unsafe { libc::_exit(i32::from(!passed)) }
         }
         child => assert_eq!(status_of(child), 0),
@@ -106,7 +110,7 @@ fn in_a_child(test: impl Fn()) {
 
 fn status_of(child: libc::pid_t) -> i32 {
     let mut status = -1;
-    // SAFETY: reaps a child of the test's own.
+    // SAFETY: reaps a child of this test.
     unsafe { libc::waitpid(child, &mut status, 0) };
     status
 }
@@ -175,7 +179,7 @@ fn shared_anonymous_memory_is_a_file_of_its_own() {
         let area = Area::new(4);
         let map = || {
             let flags = MapFlags::SHARED | MapFlags::FIXED;
-            // SAFETY: pages of the test's own, which no reference points into.
+            // SAFETY: "Test pages".
             unsafe { rustix::mm::mmap_anonymous(area.at(0), area.len() as usize, RW, flags) }
                 .unwrap();
         };
@@ -193,11 +197,11 @@ fn a_forked_child_cannot_tell() {
     let fd = shm::create_memfd("peerway-test", page_size()).unwrap();
     let shared = shm::ShmMapping::of_fd(fd.as_fd(), page_size(), true).unwrap();
     let tag = Tag::put(&maps, shared.ptr() as u64, 1).unwrap();
-    // SAFETY: the child asks for mappings, which takes no lock, and leaves by `_exit`.
+    // SAFETY: the child queries its mappings, which takes no lock, and leaves by `_exit`.
     match unsafe { libc::fork() } {
         0 => {
             let there = tag.is_still_there(&maps, shared.ptr() as u64, 1);
-            // SAFETY: ends the child at once.
+            // SAFETY: `_exit` ends the child at once.
             unsafe { libc::_exit(i32::from(there)) }
         }
         child => assert_eq!(status_of(child), 0),
@@ -247,7 +251,7 @@ mod needs_names_of_memory {
     use super::*;
 
     #[test]
-    #[ignore = "tells whether this kernel can name anonymous memory"]
+    #[ignore = "probes whether this kernel can name anonymous memory"]
     fn probe() {
         let tag = Area::new(1).tag(&Maps::open().unwrap(), 0, 1);
         assert!(tag.is_some(), "this kernel cannot name anonymous memory");
@@ -265,27 +269,27 @@ mod needs_names_of_memory {
                     && area.has(&tag, maps, 3, 2)
                     && area.has(&tag, maps, 8, 1)
             );
-            // Not of the range, though mapped.
+            // These pages are mapped but outside the tag's range.
             assert!(!area.has(&tag, maps, 9, 1) && !area.has(&tag, maps, 0, 10));
             assert!(!tag.is_still_there(maps, area.base, 0));
             assert!(!tag.is_still_there(maps, u64::MAX, 2));
 
-            // SAFETY: pages of the test's own; written while they may be.
+            // SAFETY: "Test pages"; the write precedes the change of protection.
             unsafe {
                 area.at(2).cast::<u8>().write_bytes(7, 100);
                 rustix::mm::mprotect(area.at(1), page_size(), MprotectFlags::READ).unwrap();
                 rustix::mm::mprotect(area.at(4), page_size(), MprotectFlags::empty()).unwrap();
             }
-            assert!(area.has(&tag, maps, 0, 9), "protection changes no pages");
+            assert!(area.has(&tag, maps, 0, 9), "a change of protection keeps the pages");
             area.unmap(10, 2);
             area.map(10, 2);
-            assert!(area.has(&tag, maps, 0, 9), "neighbours may come and go");
+            assert!(area.has(&tag, maps, 0, 9), "changes to neighbouring pages do not matter");
         });
     }
 
     #[test]
     #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
-    fn memory_mapped_anew_is_noticed_whole_and_in_part() {
+    fn memory_mapped_again_is_noticed_whole_and_in_part() {
         both_ways(|maps| {
             let whole = [(0, 8), (0, 1), (3, 2), (7, 1), (0, 7)];
             for (first, count) in whole {
@@ -294,10 +298,10 @@ mod needs_names_of_memory {
                 area.unmap(first, count);
                 assert!(!area.has(&tag, maps, 0, 8), "unmapped {first} {count}");
                 area.map(first, count);
-                assert!(!area.has(&tag, maps, 0, 8), "mapped anew {first} {count}");
+                assert!(!area.has(&tag, maps, 0, 8), "mapped again {first} {count}");
                 let again = area.tag(maps, 0, 8).unwrap();
                 assert!(area.has(&again, maps, 0, 8));
-                assert!(!area.has(&tag, maps, 0, 8), "an older tag does not come back to life");
+                assert!(!area.has(&tag, maps, 0, 8), "an older tag stays invalid");
             }
         });
     }
@@ -313,7 +317,7 @@ mod needs_names_of_memory {
             area.resize(0, 6, 3);
             area.resize(0, 3, 6);
             assert!(!area.has(&tag, maps, 0, 6));
-            assert!(!area.has(&inner, maps, 1, 4), "it had taken over the name");
+            assert!(!area.has(&inner, maps, 1, 4), "the inner tag had adopted the name");
             let again = area.tag(maps, 1, 4).unwrap();
             assert!(area.has(&again, maps, 1, 4) && !area.has(&inner, maps, 1, 4));
             area.map(6, 2);
@@ -327,7 +331,7 @@ mod needs_names_of_memory {
             let area = Area::new(8);
             area.unmap(4, 4);
             let tag = area.tag(maps, 0, 4).unwrap();
-            // The kernel grows one mapping, and ours are two by now.
+            // The kernel grows a single mapping, and the tag has split the range into two.
             area.resize(3, 1, 5);
             assert!(area.has(&tag, maps, 0, 4));
             let more = area.tag(maps, 0, 8).unwrap();
@@ -348,14 +352,14 @@ mod needs_names_of_memory {
             for (first, count) in [(0, 3), (3, 1)] {
                 let len = (count * page()) as usize;
                 let (from, to) = (other.at(first), one.at(first));
-                // SAFETY: pages of the test's own, which no reference points into.
+                // SAFETY: "Test pages".
                 unsafe { rustix::mm::mremap_fixed(from, len, len, MremapFlags::MAYMOVE, to) }
                     .unwrap();
             }
             other.map(0, 4);
             assert!(!one.has(&one_tag, maps, 0, 4));
             assert!(!other.has(&other_tag, maps, 0, 4));
-            // The names that came along do not count here.
+            // The names that moved with the pages are not valid here.
             let again = one.tag(maps, 0, 4).unwrap();
             assert!(one.has(&again, maps, 0, 4));
         });
@@ -376,7 +380,7 @@ mod needs_names_of_memory {
             area.map(8, 1);
             let there = tags.map(|(tag, at, count)| area.has(tag, maps, at, count));
             assert_eq!(there, [true, true, false, false]);
-            assert!(area.has(&around, maps, 0, 8), "what is left of it");
+            assert!(area.has(&around, maps, 0, 8), "the part before the hole");
         });
     }
 
@@ -384,9 +388,10 @@ mod needs_names_of_memory {
     #[ignore = "needs a kernel that names memory: cargo xtask test --only test"]
     fn freed_and_allocated_again_is_no_change() {
         let maps = Maps::open().unwrap();
-        // A thread other than the first allocates outside of the `brk` heap.
+        // Only the main thread allocates from the `brk` heap.
         let allocating = std::thread::spawn(move || {
-            // What stays above keeps the allocator from giving back the pages of what is freed.
+            // `above` stays allocated, so the allocator does not return the freed pages to the
+            // kernel.
             let (block, above) = (vec![1_u8; 96 << 10], vec![1_u8; 96 << 10]);
             let (addr, len) = (block.as_ptr() as u64, block.len() as u64);
             let tag = Tag::put(&maps, addr, len).expect("this memory can be named");
@@ -419,12 +424,12 @@ mod needs_huge_pages {
     use super::*;
 
     #[test]
-    #[ignore = "tells whether there are huge pages"]
+    #[ignore = "probes whether huge pages are available"]
     fn probe() {
         let flags = MapFlags::PRIVATE | MapFlags::HUGETLB;
-        // SAFETY: at an address that the kernel picks, and nobody is told.
+        // SAFETY: maps at an address that the kernel picks; nothing uses it.
         let mapped = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), 2 << 20, RW, flags) };
-        mapped.expect("no huge page can be had (vm.nr_hugepages)");
+        mapped.expect("no huge page is available (vm.nr_hugepages)");
     }
 
     #[test]
@@ -435,7 +440,8 @@ mod needs_huge_pages {
             let maps = Maps::open().unwrap();
             let map = |at, flags| {
                 let flags = flags | MapFlags::PRIVATE | MapFlags::HUGETLB;
-                // SAFETY: at an address that the kernel picks, or over what was mapped there by this.
+                // SAFETY: maps at an address that the kernel picks, or over the memory that this
+                // closure mapped there.
                 unsafe { rustix::mm::mmap_anonymous(at, HUGE, RW, flags) }
             };
             let base = map(ptr::null_mut(), MapFlags::empty()).unwrap();

@@ -168,7 +168,7 @@ struct CachedRegistration {
     pages: Same,
 }
 
-/// RegisteredAs it is known that the pages of a registration are those of its addresses.
+/// How it is known that the pages of a registration are those of its addresses.
 enum Same {
     While(Weak<()>),
     Tagged(Tag),

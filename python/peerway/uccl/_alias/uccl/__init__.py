@@ -1,4 +1,4 @@
-"""``uccl`` is ``peerway.uccl``: on the path of processes that were started under ``python -m peerway.uccl``."""
+"""Makes ``uccl`` an alias of ``peerway.uccl`` in child processes of ``python -m peerway.uccl``."""
 
 from peerway.uccl.alias import install
 

@@ -1,4 +1,4 @@
-// As log.h: what NIXL's headers use of Abseil's checks.
+// The part of Abseil's checks that NIXL's headers use. See log.h.
 #pragma once
 
 #include "absl/log/log.h"

@@ -1,2 +1,2 @@
-// NIXL's log.h includes this, and its plugin uses nothing of it.
+// NIXL's log.h includes this file, but its plugin uses nothing from it.
 #pragma once

@@ -1,4 +1,5 @@
-// What NIXL's plugin uses of Abseil's log, so that it is compiled without Abseil: errors and warnings to standard error, the rest nowhere.
+// The part of Abseil's log that NIXL's plugin uses, so that it compiles without Abseil. Errors and
+// warnings go to standard error. Other messages are dropped.
 #pragma once
 
 #include <iostream>

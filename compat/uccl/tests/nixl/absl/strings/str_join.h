@@ -1,4 +1,4 @@
-// What NIXL's headers use of Abseil's strings.
+// The part of Abseil's strings that NIXL's headers use.
 #pragma once
 
 #include <sstream>

@@ -1,4 +1,4 @@
-//! Cancelling what is in flight: it ends soon, and what is fenced stays as it is.
+//! Cancelling transfers in flight: each ends soon, and memory with a held fence does not change.
 
 use std::time::{Duration, Instant};
 
@@ -34,14 +34,17 @@ pub(crate) fn write(world: &World) -> Result<Verdict> {
         let stats = transfer.stats();
         ensure!(stats.bytes_done > 0, "no byte was in flight");
         allowed(ended, &[Reason::Cancelled])?;
-        // The source may be used again at once when the fence is held.
+        // With a held fence the source may be reused at once.
         if ended.fence == Fence::Held {
             memory::fill_all(&ours, 3)?;
             pair.b.ask(&format!("stays r {}", world.profile.watch.as_millis()))?;
             pair.b.ask("countnew r 1 2").context("the source was read after the fence")?;
         }
-        ensure!(pair.b.ask("notification e 50")? == "none", "a cancelled write notified");
-        ensure!(pair.b.number("counter e 5")? == 0, "a cancelled write counted");
+        ensure!(
+            pair.b.ask("notification e 50")? == "none",
+            "a cancelled write delivered its notification"
+        );
+        ensure!(pair.b.number("counter e 5")? == 0, "a cancelled write raised its counter");
         if round == 0 {
             let done = stats.bytes_done >> 10;
             notes.push(format!("{:?} in {} ms at {done} KiB", ended.fence, took.as_millis()));
@@ -70,7 +73,7 @@ pub(crate) fn read(world: &World) -> Result<Verdict> {
         ensure!(ended.fence == Fence::Held, "a cancelled read has an open fence");
         let stats = transfer.stats();
         ensure!(stats.bytes_done > 0 && stats.bytes_done < len, "{stats:?}: not in flight");
-        // The buffer is ours again: fill it, and nothing of the read may show.
+        // The buffer belongs to the caller again: after this fill, no byte of the read may appear.
         memory::fill_all(&ours, 3)?;
         hooks::off();
         std::thread::sleep(world.profile.watch);
@@ -81,12 +84,10 @@ pub(crate) fn read(world: &World) -> Result<Verdict> {
     fine_with(note)
 }
 
-/// The copier's process stops between check and copy, and the initiator cancels meanwhile.
+/// The copier's process stops between check and copy. The initiator then cancels.
 pub(crate) fn stopped_copier(world: &World) -> Result<Verdict> {
     if world.transport.writes_alone() || world.transport.is_device() {
-        return Ok(Verdict::Skip(
-            "the initiator copies by itself; see cancel-parked-copier".into(),
-        ));
+        return Ok(Verdict::Skip("the initiator copies itself; see cancel-parked-copier".into()));
     }
     let mut pair = world.pair()?;
     let len = world.profile.big;
@@ -103,8 +104,8 @@ pub(crate) fn stopped_copier(world: &World) -> Result<Verdict> {
     let start = Instant::now();
     let ended = world.ends_soon(&transfer)?;
     let took = start.elapsed();
-    // On a busy machine the stopped peer may have been silent for too long before the cancel. The
-    // last heartbeat may be an eighth of that time older than the post.
+    // On a busy machine the stopped peer may exceed the detection time before the cancel. Its last
+    // heartbeat may predate the post by an eighth of that time.
     let silent = ended.reason == Reason::Failed(TransferError::PeerSilent)
         && start - posted >= world.profile.detect * 3 / 4;
     ensure!(ended.reason == Reason::Cancelled || silent, "{ended:?}");
@@ -120,11 +121,11 @@ pub(crate) fn stopped_copier(world: &World) -> Result<Verdict> {
     let after = procfs::memory_of(pair.b.pid(), addr, len as usize)?;
     let changed = before.iter().zip(&after).filter(|(a, b)| a != b).count();
     if ended.fence == Fence::Held && changed > 0 {
-        bail!("Held, but {changed} bytes changed after the copier went on");
+        bail!("the fence was Held, but {changed} bytes changed after the copier resumed");
     }
     pair.b.ask("hook off")?;
-    pair.b.ask("countnew r 1 2").context("bytes that are neither old nor new")?;
-    world.step("an open fence closes");
+    pair.b.ask("countnew r 1 2").context("the target holds bytes that are neither old nor new")?;
+    world.step("waiting for an open fence to close");
     world.closes(&pair.peer, &transfer)?;
     pair.b.ask(&format!("stays r {}", world.profile.watch.as_millis()))?;
     pair.works_again(world)?;
@@ -136,8 +137,8 @@ pub(crate) fn stopped_copier(world: &World) -> Result<Verdict> {
     ))
 }
 
-/// A copier of this process waits between check and copy; the initiator cancels meanwhile. What is
-/// said to be held before it goes on must not change when it does.
+/// A copier of this process is parked between check and copy, and the initiator cancels. Memory
+/// reported as held before the copier resumes must not change when it does.
 pub(crate) fn parked_copier(world: &World) -> Result<Verdict> {
     let mut pair = world.pair()?;
     pair.b.accept()?;
@@ -149,10 +150,10 @@ pub(crate) fn parked_copier(world: &World) -> Result<Verdict> {
     let transfer = pair.peer.post(&Batch::read(&ours.all(), &remote.all())?)?;
     let until = Instant::now() + world.profile.slack;
     while !hooks::is_parked() {
-        ensure!(Instant::now() < until, "no copy came");
+        ensure!(Instant::now() < until, "no copy reached the parking hook");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Let go again after a while: shorter than the fence, so that an end in time can be had.
+    // Release the copier after half the fence time, so that the transfer can still end in time.
     let parked = world.profile.fence / 2;
     let releaser = std::thread::spawn(move || {
         std::thread::sleep(parked);

@@ -1,4 +1,4 @@
-//! Sessions: one between two endpoints, whoever opens it, over either address family.
+//! Sessions: two endpoints share one session, whichever side opens it, over either address family.
 
 use std::net::SocketAddr;
 
@@ -10,23 +10,32 @@ use crate::options::Options;
 use crate::world::{Verdict, World, fine_with};
 
 pub(crate) fn run(world: &World) -> Result<Verdict> {
-    world.step("a second connect is the same peer");
+    world.step("a second connect returns the same peer");
     let mut pair = world.pair()?;
-    ensure!(pair.a.connect(&pair.b.metadata)? == pair.peer, "another peer for the same endpoint");
-    ensure!(pair.a.connect_addr(pair.b.addr()?)? == pair.peer, "another peer by address");
+    ensure!(
+        pair.a.connect(&pair.b.metadata)? == pair.peer,
+        "a second connect by metadata returned another peer"
+    );
+    ensure!(
+        pair.a.connect_addr(pair.b.addr()?)? == pair.peer,
+        "a connect by address returned another peer"
+    );
     pair.b.accept()?;
     pair.b.ask(&format!("connect e q {}", hex::encode(&pair.a.metadata())))?;
     ensure!(pair.a.peers().len() == 1, "{} sessions between two endpoints", pair.a.peers().len());
     let nobody = pair.a.accept(std::time::Duration::from_millis(20));
     ensure!(matches!(nobody, Err(AcceptError::TimedOut)), "accepted {nobody:?}");
 
-    world.step("to itself");
+    world.step("an endpoint connects to itself");
     let me = pair.a.connect(&pair.a.metadata()).context("an endpoint that connects to itself")?;
     me.notify(b"me")?.join().ok()?;
-    let note = pair.a.notification(std::time::Duration::from_secs(5)).context("no word from me")?;
+    let note = pair
+        .a
+        .notification(std::time::Duration::from_secs(5))
+        .context("no notification from this endpoint to itself")?;
     ensure!(note.message == b"me" && note.from == pair.a.incarnation(), "{note:?}");
 
-    world.step("both open at the same time");
+    world.step("both sides connect at the same time");
     let rounds = (world.profile.tries / 10).max(10);
     let mut remote = world.remote(&world.options())?;
     for round in 0..rounds {
@@ -45,12 +54,16 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     world.step("IPv6");
     let bind = SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 0));
     let note = match (Options { bind, ..world.options() }).build() {
-        Err(error) => format!("no IPv6 here: {error:#}"),
+        Err(error) => format!("IPv6 is not available: {error:#}"),
         Ok(six) => {
             let metadata = six.metadata();
             let other: Endpoint = world.options().build()?;
-            let peer = other.connect(&metadata).context("by IPv6")?;
-            ensure!(peer.address().is_ipv6(), "connected by {}", peer.address());
+            let peer = other.connect(&metadata).context("connecting over IPv6")?;
+            ensure!(
+                peer.address().is_ipv6(),
+                "connected over {}, which is not IPv6",
+                peer.address()
+            );
             peer.notify(b"six")?.join().ok()?;
             String::new()
         }

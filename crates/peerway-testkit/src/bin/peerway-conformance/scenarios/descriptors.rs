@@ -1,4 +1,4 @@
-//! A process that has no file descriptors left.
+//! A process without free file descriptors.
 
 use anyhow::{Context, Result, bail, ensure};
 use peerway::{Access, Batch, Fence, Pin, Reason};
@@ -8,10 +8,11 @@ use crate::options::Options;
 use crate::remote::Memory;
 use crate::world::{Verdict, World, fine};
 
-/// The descriptor that an import brings cannot be received: the import fails, the session lives.
+/// The process cannot receive the descriptor that an import brings. The import fails; the session
+/// survives.
 ///
-/// Meanwhile the peer pulls a write of ours, slowly. Were the cut message taken for the peer's
-/// goodbye, that write would end as fenced while the peer goes on copying.
+/// Meanwhile the peer slowly pulls a write. If the engine took the truncated message for the peer's
+/// goodbye, that write would end as fenced while the peer still copies.
 pub(crate) fn cut_message(world: &World) -> Result<Verdict> {
     let deadline = world.profile.limit;
     let options = Options { pin: Pin::Auto, deadline, ..world.options() };
@@ -53,18 +54,18 @@ pub(crate) fn cut_message(world: &World) -> Result<Verdict> {
     fine()
 }
 
-/// The limits of this process, as they were.
+/// The saved limits of this process.
 struct Limits(libc::rlimit);
 
-/// Lowers the limit of this process until it can open nothing.
+/// Lowers the limit of this process until it can open no file descriptor.
 fn no_more_descriptors() -> Result<Limits> {
     let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure outlives the call, which fills it.
+    // SAFETY: `limits` is a valid rlimit that outlives the call, which fills it.
     let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits) };
     ensure!(got == 0, "getrlimit: {}", std::io::Error::last_os_error());
     let saved = Limits(limits);
     saved.set(0)?;
-    ensure!(std::fs::File::open("/dev/null").is_err(), "a descriptor is left");
+    ensure!(std::fs::File::open("/dev/null").is_err(), "a descriptor could still be opened");
     Ok(saved)
 }
 
@@ -75,7 +76,7 @@ impl Limits {
 
     fn set(&self, to: u64) -> Result<()> {
         let lower = libc::rlimit { rlim_cur: to, ..self.0 };
-        // SAFETY: the structure outlives the call, which reads it.
+        // SAFETY: `lower` is a valid rlimit that outlives the call, which only reads it.
         let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const lower) };
         ensure!(set == 0, "setrlimit: {}", std::io::Error::last_os_error());
         Ok(())

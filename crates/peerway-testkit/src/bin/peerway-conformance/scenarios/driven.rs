@@ -1,4 +1,5 @@
-//! The GPU-driven engine with processors in the kernels' place: commands from rings, counters, quiet, faults.
+//! The GPU-driven engine, with host threads in place of kernels: commands from rings, counters,
+//! quiet, faults.
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -14,10 +15,10 @@ use crate::healthy::Healthy;
 use crate::world::{Pair, Verdict, World, fine, fine_with};
 
 const LEN: u64 = 4 << 20;
-/// Kernels wait for this long at most.
+/// Longest wait of a kernel.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A proxy of ours whose peer 3 is the pair's other side, with one window on each.
+/// A local proxy whose peer 3 is the other side of the pair, with one window on each side.
 struct Driven {
     proxy: Proxy,
     ours: Region,
@@ -59,7 +60,7 @@ pub(crate) fn puts(world: &World) -> Result<Verdict> {
     pair.b.ask("check r 1 64 4096 10000")?;
     pair.b.ask("check r 9 0 0 4096")?;
     pair.b.ask("check r 9 14096 14096 1000")?;
-    world.step("many puts of many sizes through small rings, with counts: each after its bytes");
+    world.step("many puts of many sizes through small rings; each count follows its bytes");
     let rounds = 20u64;
     for round in 1..=rounds {
         memory::fill_all(&driven.ours, round)?;
@@ -83,15 +84,15 @@ pub(crate) fn puts(world: &World) -> Result<Verdict> {
         driven.host_producer(1)?.signal(PEER, 8)?;
         ensure!(
             pair.b.number(&format!("pcounter x 8 {round} 10000"))? == round,
-            "a signal is lost"
+            "a signal was lost"
         );
         pair.b.ask(&format!("check r {round} 0 0 {LEN}")).context("after quiet")?;
         let before: u64 = pair.b.number("pcounter x 9 0 0")?;
-        ensure!(before == 0, "a counter rose that nobody named");
+        ensure!(before == 0, "counter 9 rose, but no command names it");
         let seen = pair.b.number("pcounter x 7 0 0")?;
-        ensure!(seen >= counted, "{seen} counts of {counted} in this round alone");
+        ensure!(seen >= counted, "the peer saw {seen} counts, but this round alone sent {counted}");
     }
-    world.step("the last of a batch counted: its bytes are there when the count is");
+    world.step("when the count of a put is visible, its bytes are too");
     let base = pair.b.number("pcounter x 11 0 0")?;
     for round in 1..=50u64 {
         memory::fill_all(&driven.ours, 100 + round)?;
@@ -101,10 +102,10 @@ pub(crate) fn puts(world: &World) -> Result<Verdict> {
     }
     let stats = driven.proxy.stats();
     ensure!(stats.faults == 0, "{:?}", driven.proxy.take_fault());
-    fine_with(format!("{} puts in {} flights", stats.puts, stats.requests))
+    fine_with(format!("{} puts in {} requests", stats.puts, stats.requests))
 }
 
-/// Quiet waits for a target that stands, and not for another peer's.
+/// Quiet waits for a stopped target, and does not wait for other peers.
 pub(crate) fn quiet(world: &World) -> Result<Verdict> {
     let mut pair = world.pair_with(&world.calm())?;
     let driven = Driven::new(world, &mut pair, TIMEOUT)?;
@@ -118,7 +119,8 @@ pub(crate) fn quiet(world: &World) -> Result<Verdict> {
     pair.b.child()?.stop()?;
     let (from, to) = (driven.from.base, driven.to.base);
     let producer = driven.host_producer(0)?;
-    // More than the writer puts there by itself where it is the owner that copies what is large.
+    // Larger than a write that the initiator copies itself on paths where the owner copies large
+    // ones.
     let len = 2 << 20;
     producer.put(PEER, to, from, len)?;
     let (tell, told) = channel();
@@ -126,11 +128,11 @@ pub(crate) fn quiet(world: &World) -> Result<Verdict> {
         let producer = producer.clone();
         move || {
             let quiet = producer.quiet(PEER);
-            // Nobody listens any more where the scenario has failed.
+            // The receiver is gone if the scenario has already failed.
             let _ = tell.send(quiet);
         }
     });
-    // Where no processor of the target's is needed, the bytes are there already.
+    // On paths that do not need the target's processor, the bytes are already there.
     let alone = world.transport.writes_alone() || world.transport.is_device();
     let patience = match world.transport.writes_alone() {
         true => world.profile.slack,
@@ -139,11 +141,14 @@ pub(crate) fn quiet(world: &World) -> Result<Verdict> {
     let early = told.recv_timeout(patience);
     match early {
         Ok(quiet) => {
-            ensure!(alone && quiet == Ok(()), "quiet before the bytes were there: {quiet:?}")
+            ensure!(alone && quiet == Ok(()), "quiet returned before the bytes arrived: {quiet:?}")
         }
-        Err(_) => ensure!(!world.transport.writes_alone(), "quiet waits for a mapped peer"),
+        Err(_) => ensure!(
+            !world.transport.writes_alone(),
+            "quiet waits for a stopped peer whose memory is mapped"
+        ),
     }
-    world.step("another peer is not held up");
+    world.step("puts to another peer are not delayed");
     producer.put(5, there.base, from, 4096)?;
     producer.quiet(5)?;
     other.ask("check r 2 0 0 4096")?;
@@ -156,7 +161,7 @@ pub(crate) fn quiet(world: &World) -> Result<Verdict> {
     fine()
 }
 
-/// The far process is killed while a kernel waits for it.
+/// The remote process is killed while a kernel waits for it.
 pub(crate) fn kill(world: &World) -> Result<Verdict> {
     let mut pair = world.pair()?;
     let driven = Driven::new(world, &mut pair, TIMEOUT)?;
@@ -178,8 +183,11 @@ pub(crate) fn kill(world: &World) -> Result<Verdict> {
     let (waited, when) = waiter.join().map_err(|_| anyhow::anyhow!("the waiter panicked"))?;
     ensure!(waited == Err(HostProducerError::Failed), "the wait for a killed peer: {waited:?}");
     let took = when.duration_since(start);
-    ensure!(took < world.profile.detect + world.profile.slack, "told after {took:?}");
-    world.step("its commands fail at once, others go on");
+    ensure!(
+        took < world.profile.detect + world.profile.slack,
+        "the waiting kernel learned of the death after {took:?}"
+    );
+    world.step("commands to the dead peer fail at once; other peers are served");
     producer.put(PEER, driven.to.base, driven.from.base, 4096)?;
     ensure!(producer.quiet(PEER) == Err(HostProducerError::Failed), "quiet to a dead peer");
     let fault = driven.proxy.take_fault().context("no fault was raised")?;
@@ -189,7 +197,7 @@ pub(crate) fn kill(world: &World) -> Result<Verdict> {
         "a dead peer fails in every fault epoch"
     );
     healthy.finish(world)?;
-    world.step("another takes its number");
+    world.step("a new peer takes the dead peer's number");
     let mut next = world.remote(&world.options())?;
     let peer = world.connect(&pair.a, &next)?;
     next.region("r", LEN, world.memory())?;
@@ -201,11 +209,11 @@ pub(crate) fn kill(world: &World) -> Result<Verdict> {
     ensure!(next.number("pcounter x 1 1 10000")? == 1, "no count");
     next.ask("check r 5 0 0 4096")?;
     let waited = producer.wait_counter_for(1, 1, Some(PEER), Duration::from_millis(50));
-    ensure!(waited == Err(HostProducerError::TimedOut), "a wait for the new one: {waited:?}");
-    fine_with(format!("told within {} ms", took.as_millis()))
+    ensure!(waited == Err(HostProducerError::TimedOut), "a wait on the new peer: {waited:?}");
+    fine_with(format!("the kernel learned of the death within {} ms", took.as_millis()))
 }
 
-/// Commands that make no sense fail alone, are counted and named.
+/// Invalid commands fail alone. The proxy counts and reports each of them.
 pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
     let mut pair = world.pair_with(&world.calm())?;
     let driven = Driven::new(world, &mut pair, Duration::from_millis(300))?;
@@ -216,12 +224,24 @@ pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
     let (from, to) = (driven.from.base, driven.to.base);
     let good = Command { op: Op::PutCount, peer: PEER, counter: 2, src: from, dst: to, len: 64 };
     let cases = [
-        ("a peer that is not there", Command { peer: 4, ..good }, FaultCode::Peer),
-        ("a source that is not ours", Command { src: from + LEN, ..good }, FaultCode::Source),
-        ("a source that runs over", Command { src: from + LEN - 60, ..good }, FaultCode::Source),
-        ("a destination outside", Command { dst: to + LEN, ..good }, FaultCode::Destination),
-        ("a destination over", Command { dst: to + LEN - 60, ..good }, FaultCode::Destination),
-        ("a counter too many", Command { counter: 64, ..good }, FaultCode::Counter),
+        ("an unknown peer", Command { peer: 4, ..good }, FaultCode::Peer),
+        ("a source outside the window", Command { src: from + LEN, ..good }, FaultCode::Source),
+        (
+            "a source that overruns the window",
+            Command { src: from + LEN - 60, ..good },
+            FaultCode::Source,
+        ),
+        (
+            "a destination outside the window",
+            Command { dst: to + LEN, ..good },
+            FaultCode::Destination,
+        ),
+        (
+            "a destination that overruns the window",
+            Command { dst: to + LEN - 60, ..good },
+            FaultCode::Destination,
+        ),
+        ("a counter out of range", Command { counter: 64, ..good }, FaultCode::Counter),
     ];
     for (what, command, code) in cases {
         world.step(what);
@@ -233,15 +253,15 @@ pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
         let named = (fault.code, fault.peer, fault.ring, fault.position);
         ensure!(named == (code, command.peer, 1, position), "{what}: {fault}");
         let after = driven.proxy.stats().faults;
-        ensure!(after > before, "{what}: it was not counted");
+        ensure!(after > before, "{what}: the fault was not counted");
     }
-    world.step("an operation that there is not");
+    world.step("an unknown operation");
     let [first, second] = good.encode()?;
     producer.push_words(&[[first | 0xf, second]])?;
-    producer.quiet(PEER).context("a command of no operation is nobody's")?;
+    producer.quiet(PEER).context("an unknown operation must not fail a peer's quiet")?;
     let fault = driven.proxy.take_fault().context("no fault")?;
     ensure!(fault.code == FaultCode::Operation, "{fault}");
-    world.step("numbers that a ring does not take");
+    world.step("values that a ring refuses");
     for (what, refused) in [
         ("a rank out of range", producer.put(8, to, from, 4)),
         ("an odd length", producer.put(PEER, to, from, 5)),
@@ -249,16 +269,19 @@ pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
     ] {
         ensure!(refused.is_err(), "{what} was pushed");
     }
-    world.step("nothing of it was done, and the rest works");
+    world.step("no failed command had an effect, and valid commands work");
     pair.b.ask(&format!("check r 9 0 0 {LEN}"))?;
-    ensure!(pair.b.number("pcounter x 2 0 0")? == 0, "a failed command counted");
+    ensure!(pair.b.number("pcounter x 2 0 0")? == 0, "a failed command raised its counter");
     producer.push(good)?;
     producer.quiet(PEER)?;
-    ensure!(pair.b.number("pcounter x 2 1 10000")? == 1, "a good command did not count");
+    ensure!(
+        pair.b.number("pcounter x 2 1 10000")? == 1,
+        "a valid command did not raise its counter"
+    );
     pair.b.ask("check r 1 0 0 64")?;
-    world.step("a full ring, with nobody to drain it");
+    world.step("a full ring that no worker drains");
     drop(armed);
-    // A worker that is awake takes what comes; soon it sleeps.
+    // A worker that is still awake takes new commands; wait until it sleeps.
     std::thread::sleep(Duration::from_millis(100));
     let mut pushed = 0u32;
     let full = loop {
@@ -266,10 +289,10 @@ pub(crate) fn bad_commands(world: &World) -> Result<Verdict> {
             Ok(()) => pushed += 1,
             Err(error) => break error,
         }
-        ensure!(pushed < 10_000, "a ring of 64 took {pushed}");
+        ensure!(pushed < 10_000, "a ring of 64 slots accepted {pushed} commands");
     };
     ensure!(matches!(full, HostProducerError::Push(_)), "{full:?}");
     let _armed = driven.proxy.arm();
-    producer.quiet(PEER).context("after it was armed again")?;
+    producer.quiet(PEER).context("after the proxy was armed again")?;
     fine()
 }

@@ -1,4 +1,4 @@
-//! A peer that does not read, or reads slowly, delays nobody else.
+//! A peer that reads slowly or not at all does not delay other peers.
 
 use anyhow::{Result, ensure};
 use peerway::Batch;
@@ -15,13 +15,13 @@ pub(crate) fn slow(world: &World) -> Result<Verdict> {
     let ours = world.region(&pair.a, len)?;
     memory::fill_all(&ours, 2)?;
     let healthy = Healthy::start(world, &pair.a)?;
-    world.step("a reader that is slow");
+    world.step("a slow reader");
     pair.b.ask("hook slow 3000")?;
     let transfers: Vec<_> = (0..4)
         .map(|_| pair.peer.post(&Batch::write(&ours.all(), &remote.all())?))
         .collect::<Result<_, _>>()?;
     std::thread::sleep(world.profile.detect / 2);
-    world.step("a reader that stands");
+    world.step("a stopped reader");
     pair.b.child()?.stop()?;
     std::thread::sleep(world.profile.detect);
     let queued = pair.peer.post(&Batch::read(&ours.all(), &remote.all())?)?;
@@ -29,7 +29,7 @@ pub(crate) fn slow(world: &World) -> Result<Verdict> {
     queued.cancel();
     pair.b.child()?.go_on()?;
     pair.b.ask("hook off")?;
-    world.step("all of it still ends");
+    world.step("all transfers still end");
     for transfer in &transfers {
         let ended = world.ends(transfer, world.profile.slack * 2)?;
         ensure!(ended.ok().is_ok(), "a slow reader's transfer: {ended:?}");

@@ -1,4 +1,5 @@
-//! A forked child's endpoint answers that it is the parent's, and disturbs nobody.
+//! In a forked child, the endpoint reports that it belongs to the parent. The parent is not
+//! disturbed.
 
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let metadata = pair.b.metadata.clone();
     for leave in ["at once", "after dropping everything"] {
         world.step(leave);
-        // SAFETY: the child makes calls of the engine that promise to work there, and leaves by
-        // `_exit`.
+        // SAFETY: the child calls only engine functions that are documented to work after a fork,
+        // and leaves by `_exit`.
         match unsafe { libc::fork() } {
             -1 => bail!("fork: {}", std::io::Error::last_os_error()),
             0 => {
@@ -32,7 +33,8 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
                 wrong |= 8 * i32::from(!matches!(accepted, Err(AcceptError::Forked)));
                 wrong |= 16 * i32::from(!matches!(pair.peer.notify(b"x"), Err(PostError::Forked)));
                 if leave != "at once" {
-                    // SAFETY: each value is read once and not used again: the child leaves below.
+                    // SAFETY: each value is read once and never used again, because the child exits
+                    // below.
                     unsafe {
                         drop(std::ptr::read(&raw const ours));
                         drop(std::ptr::read(&raw const remote));
@@ -40,22 +42,22 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
                         drop(std::ptr::read(&raw const pair.a));
                     }
                 }
-                // SAFETY: ends the child without running the parent's exit handlers.
+                // SAFETY: `_exit` ends the child without running the parent's exit handlers.
                 unsafe { libc::_exit(wrong) }
             }
             child => {
                 let status = wait_for(child, world.profile.slack)?;
-                ensure!(libc::WIFEXITED(status), "the child was ended by status {status:#x}");
-                let wrong = libc::WEXITSTATUS(status);
                 ensure!(
-                    wrong == 0,
-                    "calls in the child were not answered with Forked: bits {wrong:#b}"
+                    libc::WIFEXITED(status),
+                    "the child did not exit by itself: wait status {status:#x}"
                 );
+                let wrong = libc::WEXITSTATUS(status);
+                ensure!(wrong == 0, "calls in the child did not return Forked: bits {wrong:#b}");
             }
         }
-        world.step("the parent goes on");
+        world.step("the parent continues");
         pair.peer.run(&batch)?.ok()?;
-        ensure!(pair.peer.is_alive(), "the session did not live through the fork");
+        ensure!(pair.peer.is_alive(), "the session did not survive the fork");
         let again = pair.theirs("r2", 4096, world.memory(), 1)?;
         pair.peer.read(&ours.slice(0..4096), &again.all())?;
         ours.advertise(Access::READ)?;
@@ -68,12 +70,13 @@ fn wait_for(child: i32, within: Duration) -> Result<i32> {
     let until = std::time::Instant::now() + within;
     loop {
         let mut status = 0;
-        // SAFETY: asks about our own child without waiting.
+        // SAFETY: `status` is a valid int, and the child was forked by this process.
         if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child {
             return Ok(status);
         }
         if std::time::Instant::now() >= until {
-            // SAFETY: ends our own child, which hangs.
+            // SAFETY: `child` was forked by this process and is not reaped, so the number is still
+            // its own.
             unsafe { libc::kill(child, libc::SIGKILL) };
             bail!("the forked child hangs");
         }

@@ -1,6 +1,6 @@
-//! Revoke and cancel in the middle of a frame: little memory and very slow copies, so that what
-//! lands after the fence has nowhere to hide. Where payload travels in frames, a frame is made to
-//! land in many calls, and what has landed at the fence must end inside one.
+//! Revoke and cancel in the middle of a frame. Regions are small and copies very slow, so that any
+//! byte that lands after the fence shows. On paths that send payload in frames, a frame lands in
+//! many calls, and the fence must stop it inside a frame.
 
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,25 @@ use peerway_testkit::memory;
 use crate::hooks;
 use crate::world::{REVOKED, Verdict, World, allowed, fine_with};
 
-/// A few frames, looked over in a millisecond.
+/// A few frames. A check of this much memory takes a millisecond.
 const LEN: u64 = 4 << 20;
-/// Every copy waits this long, inside its gate; a fence must wait for one of them at most.
+/// Delay of every copy, inside its gate. A fence must wait for at most one such copy.
 const SLOW_US: u64 = 40_000;
-/// What one call lands of a frame: a hundredth, so that the moment between two frames is hard to hit.
+/// How much of a frame one call lands: a hundredth, so that the fence rarely falls between two
+/// frames.
 const LANDING: u64 = FRAME / 100;
-/// A landing of a write waits this long: a frame takes half a second then, longer than the owner
-/// takes to see its first bytes.
+/// Delay of one landing of a write. A frame then takes half a second, which is longer than the
+/// owner
+/// needs to see its first bytes.
 const LANDING_US: u64 = 5000;
-/// And one of a read, so that a turn of the driver's, after which it looks for a cancel, takes less.
+/// Delay of one landing of a read. It is shorter because the driver looks for a cancel only after a
+/// whole turn of landings.
 const TURN_LANDING_US: u64 = 1000;
-/// Longer than some copies take.
+/// Longer than a few copies take.
 const LATER: Duration = Duration::from_millis(300);
 const TRIES: u32 = 5;
 
-/// The owner is this process, so that it can look at its memory the moment the fence is held.
+/// This process is the owner, so that it can check its memory as soon as the fence is held.
 pub(crate) fn revoke(world: &World) -> Result<Verdict> {
     let mut pair = world.pair()?;
     pair.b.accept()?;
@@ -45,15 +48,19 @@ pub(crate) fn revoke(world: &World) -> Result<Verdict> {
         hooks::slow(slow);
         pair.b.ask(&format!("hook slow {slow}"))?;
         pair.b.ask(&format!("post t p write r 0 x 0 {len}"))?;
-        // The beginning of every frame: to look at all of it takes an emulated machine too long.
+        // Check only the beginning of every frame: an emulated machine takes too long to check all
+        // bytes.
         let frames = || (0..len / FRAME).map(|frame| frame * FRAME);
         caught(world, || Ok(frames().any(|at| memory::check(&region, 1, at, at, 64).is_err())))?;
         let fence = region.revoke();
-        ensure!(fence == Fence::Held, "nobody is stopped, yet the fence is {fence:?}");
+        ensure!(fence == Fence::Held, "no process is stopped, yet the fence is {fence:?}");
         let hash = memory::hash(&region, 0, len)?;
         let new = memory::count_new(&region, 1, 2)?;
         std::thread::sleep(LATER);
-        ensure!(memory::hash(&region, 0, len)? == hash, "Held, but bytes landed afterwards");
+        ensure!(
+            memory::hash(&region, 0, len)? == hash,
+            "the fence was Held, but bytes landed afterwards"
+        );
         ensure!(new > 0 && new < len, "{new} of {len} bytes had arrived: not in flight");
         ensure!(!framed || new % FRAME != 0, "{new} bytes had arrived: whole frames");
         arrived.push(format!("{} KiB", new >> 10));
@@ -67,7 +74,7 @@ pub(crate) fn revoke(world: &World) -> Result<Verdict> {
 
 pub(crate) fn cancel_read(world: &World) -> Result<Verdict> {
     let framed = world.transport.is_framed();
-    // A driver takes a turn's bytes before it looks for a cancel: there must be more than that.
+    // A driver lands a turn's worth of bytes before it looks for a cancel. The read must be larger.
     let (len, slow) =
         if framed { (2 * LEN, TURN_LANDING_US) } else { (some_frames(world), SLOW_US) };
     let mut pair = world.pair()?;
@@ -94,13 +101,14 @@ pub(crate) fn cancel_read(world: &World) -> Result<Verdict> {
         inside += u32::from(new % FRAME != 0);
         arrived.push(format!("{} KiB", new >> 10));
     }
-    // Where the driver's turn is over is no choice of ours, so one of many may end with a frame.
+    // The scenario does not control where the driver's turn ends, so a few cancels may fall between
+    // frames.
     ensure!(!framed || inside > TRIES / 2, "{inside} of {TRIES} cancels came inside a frame");
     pair.works_again(world)?;
     fine_with(format!("at {}", arrived.join(", ")))
 }
 
-/// More than what a post hands to devices by itself.
+/// More than a post hands to devices by itself.
 fn some_frames(world: &World) -> u64 {
     if world.transport.is_device() { 4 * LEN } else { LEN }
 }

@@ -1,5 +1,5 @@
-//! Rubbish at every state of the protocol. The victim is the peer process: it must live, keep its
-//! descriptors and serve others.
+//! Invalid data in every state of the protocol. The victim is the peer process: it must survive,
+//! keep no extra descriptors and serve other peers.
 
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -14,14 +14,14 @@ use crate::healthy::Healthy;
 use crate::remote::Remote;
 use crate::world::{Verdict, World, fine_with};
 
-/// Descriptors that may come and go by themselves: a connection of the third peer's.
+/// Descriptors that may come and go by themselves, such as a connection of the third peer.
 const FEW: u64 = 4;
 
-/// The victim, and somebody who is served by it all the time.
+/// The victim, and a third peer that it serves all the time.
 struct Victim {
     b: Remote,
     healthy: Healthy,
-    /// Kept alive: it serves the third peer.
+    /// Kept alive because it writes to and reads from the victim all the time.
     bystander: peerway::Endpoint,
     fds: u64,
 }
@@ -29,15 +29,15 @@ struct Victim {
 impl Victim {
     fn new(world: &World) -> Result<Self> {
         let mut b = world.remote(&world.options())?;
-        // The victim writes to and reads from a bystander: through its own endpoint if it is in
-        // this process, otherwise the bystander is its peer.
+        // The bystander is an endpoint of this process. It is the victim's third peer.
         let bystander = world.options().build()?;
         let healthy = Healthy::with(world, &bystander, &mut b)?;
         let fds = fds(&mut b)?;
         Ok(Self { b, healthy, bystander, fds })
     }
 
-    /// It lives, serves, and lets go of what the rubbish took.
+    /// Checks that the victim lives, serves other peers and has released the descriptors that the
+    /// invalid data took.
     fn finish(mut self, world: &World) -> Result<()> {
         let until = Instant::now() + world.options().connect + world.profile.slack;
         loop {
@@ -50,7 +50,7 @@ impl Victim {
         }
         world.step("a new peer is served");
         let c = world.options().build()?;
-        let peer = world.connect(&c, &self.b).context("connecting after the rubbish")?;
+        let peer = world.connect(&c, &self.b).context("connecting after the invalid data")?;
         peer.notify(b"still here")?.join().ok()?;
         self.healthy.finish(world)
     }
@@ -76,18 +76,24 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
     for text in ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01\x02\x00\x01", "SSH-2.0-x\r\n"] {
         let mut raw = open(&mut random)?;
         raw.send(text.repeat(20).as_bytes())?;
-        ensure!(raw.is_hung_up(world.profile.slack), "a stranger was not hung up on");
+        ensure!(
+            raw.is_hung_up(world.profile.slack),
+            "the victim kept a connection of another protocol open"
+        );
     }
-    world.step("lengths that are too long");
+    world.step("frame lengths over the limit");
     for kind in [Kind::Control, Kind::Notify, Kind::Write, Kind::Beat] {
         let mut raw = open(&mut random)?;
         let mut bytes = frame(kind, |_| {}, &[], &[]);
         // `body` lies at byte 8 of the header.
         bytes[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
         raw.send(&bytes)?;
-        ensure!(raw.is_hung_up(world.profile.slack), "{kind:?} of 4 GiB was waited for");
+        ensure!(
+            raw.is_hung_up(world.profile.slack),
+            "the victim waits for a {kind:?} frame of 4 GiB"
+        );
     }
-    world.step("messages at the wrong time");
+    world.step("control messages in the wrong state");
     let ready = || Ready {
         same_process: false,
         linked: false,
@@ -110,29 +116,35 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
     for message in &misplaced {
         let mut raw = open(&mut random)?;
         raw.send(&control(message))?;
-        ensure!(raw.is_hung_up(world.profile.slack), "{message:?} first of all was put up with");
+        ensure!(
+            raw.is_hung_up(world.profile.slack),
+            "{message:?} as the first message did not close the connection"
+        );
     }
-    world.step("a hello, and then the wrong thing");
+    world.step("a hello, then a wrong message");
     for message in &misplaced[1..] {
         let mut raw = open(&mut random)?;
         if raw.greet().is_err() {
-            // A pinned endpoint may refuse what has no local path.
+            // A pinned endpoint may refuse a peer without a local path.
             continue;
         }
         raw.send(&control(message))?;
         let garbage = random.bytes(200);
         raw.send(&garbage)?;
     }
-    world.step("claims about the session that are not true");
+    world.step("false claims about the session");
     for (same_process, linked) in [(true, false), (false, true), (true, true)] {
         let mut raw = open(&mut random)?;
         if raw.greet().is_ok() {
             let ready = Ready { same_process, linked, ..ready() };
             raw.send(&control(&Control::Ready(ready)))?;
-            ensure!(raw.is_hung_up(world.profile.slack), "a false claim was believed");
+            ensure!(
+                raw.is_hung_up(world.profile.slack),
+                "a false claim did not close the connection"
+            );
         }
     }
-    world.step("hellos mutated");
+    world.step("mutated hellos");
     for _ in 0..world.profile.tries {
         let mut raw = open(&mut random)?;
         let mut bytes = control(&raw.hello());
@@ -143,7 +155,7 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
             raw.send(&more)?;
         }
     }
-    world.step("a hello from itself, and with absurd numbers");
+    world.step("a hello with absurd numbers");
     let mut raw = open(&mut random)?;
     if let Control::Hello(hello) = raw.hello() {
         let absurd =
@@ -151,19 +163,22 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
         raw.send(&control(&Control::Hello(absurd)))?;
         raw.send(&control(&Control::Ready(ready())))?;
     }
-    world.step("sub-sessions of sessions that there are not");
+    world.step("sub-sessions of unknown sessions");
     for number in [0, 1, 64, 65, u16::MAX] {
         let mut raw = open(&mut random)?;
         let Control::Hello(hello) = raw.hello() else { continue };
-        // Also in the name of a peer that has a session.
+        // One attempt uses the identity of a peer that has a session.
         let near = victim.bystander.incarnation();
         let incarnation = if number == 1 { near } else { hello.incarnation };
         let sub_session = Some(SubSession { number, of: [7; 16] });
         raw.send(&control(&Control::Hello(Hello { incarnation, sub_session, ..hello })))?;
         let answer = raw.control()?;
-        ensure!(answer == Control::Refuse(Refusal::UnknownSession), "{answer:?} to a sub-session");
+        ensure!(
+            answer == Control::Refuse(Refusal::UnknownSession),
+            "a sub-session of an unknown session was answered with {answer:?}"
+        );
     }
-    world.step("many at once");
+    world.step("many connections at once");
     let crowd: Vec<Raw> = (0..200).map(|_| open(&mut random)).collect::<Result<_>>()?;
     drop(crowd);
     victim.finish(world)?;
@@ -181,7 +196,8 @@ pub(crate) fn session(world: &World) -> Result<Verdict> {
         world.step(name);
         let mut raw = Raw::connect(addr, &mut random)?;
         if raw.open().is_err() {
-            // Endpoints pinned to a local path take no session by TCP: the handshake is all there is.
+            // Endpoints pinned to a local path accept no session over TCP. Only the handshake is
+            // tested.
             continue;
         }
         opened += 1;
@@ -214,18 +230,21 @@ pub(crate) fn session(world: &World) -> Result<Verdict> {
         let whole = frame(Kind::Notify, |h| h.sequence = 1.into(), &[], &payload);
         half.send(&whole[..2000])?;
         let patience = world.profile.detect + world.profile.slack;
-        ensure!(half.is_hung_up(patience), "a peer that is silent in mid-frame is kept");
+        ensure!(
+            half.is_hung_up(patience),
+            "a peer that is silent in mid-frame was not disconnected"
+        );
     }
     victim.finish(world)?;
     if opened == 0 {
         return Ok(Verdict::Skip(
-            "a pin to a local path takes no session without a segment".into(),
+            "an endpoint pinned to a local path accepts no session without a segment".into(),
         ));
     }
     fine_with(format!("{opened} sessions"))
 }
 
-/// One frame of every kind, none of which makes sense on a fresh session.
+/// One frame of every kind. None of them is valid on a fresh session.
 fn frames(payload: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     let mut add = |name: &str, bytes: Vec<u8>| all.push((name.to_owned(), bytes));
@@ -245,14 +264,14 @@ fn frames(payload: &[u8]) -> Vec<(String, Vec<u8>)> {
         add(&format!("{kind:?} {sequence}"), bytes);
     }
     let first = |head: &mut peerway_core::wire::Header| head.sequence = 1.into();
-    add("a write of nowhere", frame(Kind::Write, first, &[], payload));
+    add("a write to no grant", frame(Kind::Write, first, &[], payload));
     add(
-        "a write with a table that lies",
+        "a write with a false segment table",
         frame(Kind::Write, first, &[(0, 1), (u64::MAX, 9)], payload),
     );
-    add("a read of nowhere", frame(Kind::Read, first, &[(0, u32::MAX)], &[]));
-    add("a read of very much", frame(Kind::Read, first, &[(0, u32::MAX); 256], &[]));
-    add("read data nobody asked for", frame(Kind::ReadData, first, &[], payload));
+    add("a read of no grant", frame(Kind::Read, first, &[(0, u32::MAX)], &[]));
+    add("a read of too much", frame(Kind::Read, first, &[(0, u32::MAX); 256], &[]));
+    add("read data without a read", frame(Kind::ReadData, first, &[], payload));
     add("a notification", frame(Kind::Notify, first, &[], payload));
     add(
         "a notification out of order",
@@ -279,7 +298,7 @@ fn frames(payload: &[u8]) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Connections that say nothing, or stop after a hello, are let go of by themselves.
+/// The victim drops connections that are silent from the start or after a hello.
 pub(crate) fn silence(world: &World) -> Result<Verdict> {
     let mut victim = Victim::new(world)?;
     let addr = victim.b.addr()?;
@@ -299,32 +318,32 @@ pub(crate) fn silence(world: &World) -> Result<Verdict> {
         ensure!(Instant::now() < until, "the victim accepted nothing");
         std::thread::sleep(Duration::from_millis(1));
     }
-    world.step("waiting for the victim to lose its patience");
+    world.step("waiting for the victim's connect time-out");
     let until = Instant::now() + world.options().connect + world.profile.slack;
     for raw in &mut silent {
         let left = until.saturating_duration_since(Instant::now());
         let hung_up = raw.is_hung_up(left.max(Duration::from_millis(5)));
-        ensure!(hung_up, "a silent connection is kept beyond the connect time-out");
+        ensure!(hung_up, "the victim kept a silent connection beyond its connect time-out");
     }
     drop(silent);
     victim.finish(world)?;
     fine_with("")
 }
 
-/// Packets on the abstract socket that local peers attach to.
+/// Invalid packets on the abstract socket that local peers attach to.
 pub(crate) fn local_socket(world: &World) -> Result<Verdict> {
     let victim = Victim::new(world)?;
     let addr = victim.b.addr()?;
     let mut random = Random::new(0x10ca1);
     let mut raw = Raw::connect(addr, &mut random)?;
-    let name = raw.greet().context("the victim's local name")?.local;
+    let name = raw.greet().context("asking for the victim's local socket")?.local;
     ensure!(!name.is_empty(), "the victim offers no local socket");
     for i in 0..world.profile.tries {
         let socket = seqpacket(&name)?;
         let len = random.below(5000) as usize;
         let mut bytes = random.bytes(len);
         if i % 3 == 0 && len > 16 {
-            // A session that really is being opened.
+            // A session whose handshake is in progress.
             bytes[..16].copy_from_slice(&raw.session);
         }
         let _ = rustix::net::send(&socket, &bytes, rustix::net::SendFlags::NOSIGNAL);
@@ -345,7 +364,8 @@ fn seqpacket(name: &str) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// An attach of the right length whose descriptors are no segment and no bells.
+/// An attach message of the right length, whose descriptors are neither a segment nor wake
+/// descriptors.
 fn attach(socket: &OwnedFd, session: &[u8; 16], stray: &TcpStream) -> Result<()> {
     use std::io::IoSlice;
     use std::mem::MaybeUninit;

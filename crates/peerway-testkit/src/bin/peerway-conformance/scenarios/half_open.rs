@@ -1,4 +1,4 @@
-//! Connections that stay half open make room for a new peer.
+//! Half-open connections make room for a new peer.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -16,13 +16,15 @@ use crate::options::Options;
 use crate::remote::Remote;
 use crate::world::{Transport, Verdict, World, fine_with};
 
-/// Connections of the crowd: more than an endpoint keeps half open, and than it keeps waiting.
+/// Connections of the crowd. An endpoint keeps fewer half-open connections, and fewer in its
+/// backlog.
 const CROWD: usize = 1500;
-/// Descriptors of this process: the crowd, and as many again where the victim lives here, too.
+/// Descriptors that this process needs: the crowd, and as many again where the victim runs in this
+/// process.
 const NEEDED: u64 = 4096;
-/// Descriptors that a victim may have, where they are few.
+/// The descriptor limit of a victim with few descriptors.
 const FEW: u64 = 400;
-/// Longer than the scenario takes, so that no connection of the crowd is dropped for its age.
+/// Longer than the scenario takes, so that the victim drops no connection for its age.
 const AGES: Duration = Duration::from_secs(600);
 /// Longest wait for a new peer to be served.
 const WATCHDOG: Duration = Duration::from_secs(30);
@@ -33,14 +35,14 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         return Ok(Verdict::Skip(format!("{most} descriptors are allowed, {NEEDED} are needed")));
     }
     let mut random = Random::new(0xc0d);
-    world.step("a crowd that says nothing");
+    world.step("a crowd of silent connections");
     let (victim, _crowd) = crowded(world, &mut random, |_| Ok(()))?;
     is_served(world, &victim)?;
 
-    world.step("a crowd that says hello");
+    world.step("a crowd that sends hellos");
     let hello = |raw: &mut Raw| {
         let bytes = control(&raw.hello());
-        // One that is not connected yet says nothing.
+        // A connection that is not established yet cannot send, which is no error.
         let _ = raw.stream.write(&bytes);
         Ok(())
     };
@@ -48,21 +50,21 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     is_served(world, &victim)?;
     drop((victim, crowd));
 
-    world.step("a crowd elsewhere does not drive out a slow peer");
+    world.step("a crowd from another address does not displace a slow peer");
     let victim = world.remote(&patient(world))?;
     let mut slow = Raw::connect(victim.addr()?, &mut random)?;
-    // Endpoints that are pinned to devices refuse the hello.
+    // Endpoints pinned to devices refuse the hello.
     let greeted = slow.greet().is_ok();
     let elsewhere = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
     let crowd = gather(&victim, elsewhere, &mut random, |_| Ok(()))?;
     is_served(world, &victim)?;
     if greeted {
-        answers(&mut slow).context("the slow peer was driven out")?;
+        answers(&mut slow).context("the slow peer was disconnected")?;
     }
     drop((victim, crowd));
 
     if world.transport != Transport::SameProcess {
-        world.step("a crowd elsewhere that would take every descriptor");
+        world.step("a crowd from another address that would exhaust the descriptors");
         let mut victim = world.remote(&patient(world))?;
         victim.ask(&format!("descriptors {FEW}"))?;
         let crowd = gather(&victim, elsewhere, &mut random, |_| Ok(()))?;
@@ -83,12 +85,12 @@ fn is_local(transport: Transport) -> bool {
     matches!(transport, Transport::LocalMap | Transport::LocalCma | Transport::LocalRing)
 }
 
-/// Settings of a victim that waits for half-open connections.
+/// Settings of a victim with a connect time-out that never expires in this scenario.
 fn patient(world: &World) -> Options {
     Options { connect: AGES, ..world.options() }
 }
 
-/// A victim, and a crowd of connections to it that do no more than `say`.
+/// A victim, and a crowd of connections to it that do nothing but `say`.
 fn crowded(
     world: &World,
     random: &mut Random,
@@ -109,7 +111,7 @@ fn gather(
     let addr = victim.addr()?;
     let mut crowd = Vec::with_capacity(CROWD);
     for _ in 0..CROWD {
-        let stream = knock(addr, from).context("one of the crowd")?;
+        let stream = knock(addr, from).context("opening a connection of the crowd")?;
         let mut raw = Raw::over(stream, random)?;
         say(&mut raw)?;
         crowd.push(raw);
@@ -117,7 +119,8 @@ fn gather(
     Ok(crowd)
 }
 
-/// Begins a connection and does not wait for it: a victim whose descriptors are few lets it wait.
+/// Starts a connection without waiting for it: a victim with few descriptors leaves it in the
+/// backlog.
 fn knock(to: SocketAddr, from: IpAddr) -> Result<TcpStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
@@ -131,7 +134,7 @@ fn knock(to: SocketAddr, from: IpAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// A crowd on the local socket. Its backlog is short, so each waits for its turn.
+/// Opens a crowd of connections on the local socket. Its backlog is short, so the loop retries.
 fn gather_local(name: &str) -> Result<Vec<OwnedFd>> {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -143,7 +146,7 @@ fn gather_local(name: &str) -> Result<Vec<OwnedFd>> {
         match rustix::net::connect(&socket, &address) {
             Ok(()) => crowd.push(socket),
             Err(rustix::io::Errno::AGAIN) => {
-                ensure!(Instant::now() < until, "the local socket takes nobody any more");
+                ensure!(Instant::now() < until, "the local socket accepts no more connections");
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(error) => return Err(error.into()),
@@ -152,15 +155,15 @@ fn gather_local(name: &str) -> Result<Vec<OwnedFd>> {
     Ok(crowd)
 }
 
-/// A new peer connects by the path under test.
+/// Checks that a new peer can connect over the path under test.
 fn is_served(world: &World, victim: &Remote) -> Result<()> {
     let a = Options { connect: WATCHDOG, ..world.options() }.build()?;
-    let peer = world.connect(&a, victim).context("a new peer beside a crowd")?;
+    let peer = world.connect(&a, victim).context("connecting a new peer beside the crowd")?;
     peer.notify(b"served")?.join().ok()?;
     Ok(())
 }
 
-/// A peer that has said hello goes on with the handshake.
+/// Continues the handshake of a peer that has sent its hello.
 fn answers(slow: &mut Raw) -> Result<()> {
     let why = String::from("made by hand");
     let ready =

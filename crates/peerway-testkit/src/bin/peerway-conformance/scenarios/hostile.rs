@@ -1,5 +1,5 @@
-//! A peer that writes rubbish over the segment it shares with us: we neither crash nor hang, and no
-//! memory of ours changes but what it may write.
+//! A peer overwrites the shared segment with random data. The engine must neither crash nor hang,
+//! and no memory may change except what the peer may write.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let a = world.options().build()?;
     let healthy = Healthy::start(world, &a)?;
     let len = 4 << 20;
-    // Never advertised: nothing may change it.
+    // Never advertised: it must not change.
     let private = world.region(&a, len)?;
     memory::fill_all(&private, 9)?;
     let untouched = memory::hash(&private, 0, len)?;
@@ -31,7 +31,8 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         let shared = world.region(&a, len)?;
         b.import("x", &shared.advertise(Access::READ_WRITE)?)?;
         let ours = world.region(&a, len)?;
-        // Rings die of rubbish at once; gates alone leave the session alive.
+        // Random data in the rings ends the session at once. Random data in the gates alone does
+        // not.
         let what = if round % 2 == 0 { "gates" } else { "all" };
         b.tell(&format!("scribble {round} 400 {what}"))?;
         let until = Instant::now() + Duration::from_millis(400);
@@ -61,7 +62,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
             "memory that was never shared changed"
         );
     }
-    world.step("afterwards");
+    world.step("a new peer after the hostile ones");
     let mut b = world.remote(&world.options())?;
     let peer = world.connect(&a, &b)?;
     b.region("r", len, world.memory())?;

@@ -8,7 +8,7 @@ use peerway_testkit::procfs;
 
 use crate::world::{Verdict, World, fine_with};
 
-/// Seconds in which one quiet one is looked for.
+/// How many seconds the scenario waits for one quiet second.
 const SECONDS: usize = 20;
 
 pub(crate) fn run(world: &World) -> Result<Verdict> {
@@ -34,10 +34,10 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         used.iter().all(|ticks| *ticks < allowed),
         "ticks of 10 ms used in the quietest of {SECONDS} idle seconds: {used:?}"
     );
-    world.step("while somebody waits for what does not come");
+    world.step("while a thread waits for a notification that never comes");
     let used = quietest(&ticks, allowed, || {
         let note = pair.a.notification(Duration::from_secs(1));
-        ensure!(note.is_none(), "a notification out of nowhere");
+        ensure!(note.is_none(), "an unexpected notification arrived");
         Ok(())
     })?;
     ensure!(
@@ -47,8 +47,9 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     fine_with(format!("{used:?} ticks"))
 }
 
-/// What each process used in the first quiet second, or in the last one. The kernel charges a whole tick to whoever
-/// runs as it ends, so one second alone proves little; who polls uses every one of them.
+/// The ticks that each process used in the first quiet second, or in the last second if none was
+/// quiet. The kernel charges a whole tick to the thread that runs at its end, so one busy second
+/// proves little. A thread that polls uses every tick.
 fn quietest(
     ticks: &dyn Fn() -> Result<Vec<u64>>,
     allowed: u64,

@@ -10,18 +10,18 @@ use peerway_testkit::{hex, memory};
 use crate::remote::Remote;
 use crate::world::{Verdict, World, fine_with};
 
-/// Peers of one process.
+/// Peers in one process.
 const EACH: u32 = 16;
-/// More than is pushed by CMA.
+/// More than the initiator pushes itself over CMA.
 const PART: u64 = (1 << 20) + 4096;
-/// Silence after which a peer is dead, where devices are played.
+/// The shortest detection time on RDMA transports.
 const PATIENT: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(world: &World) -> Result<Verdict> {
     let mut options = world.calm();
     if world.transport.is_device() {
-        // Every peer has threads that play its devices. Hundreds of them on two cores can keep one from
-        // its beat for longer than silence may last elsewhere, and silence is not what this is about.
+        // Threads emulate the devices of every peer. On two cores, hundreds of them can delay a
+        // heartbeat beyond the usual detection time, and this scenario does not test detection.
         options.detect = options.detect.max(PATIENT);
     }
     let a = options.build()?;
@@ -44,7 +44,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         host.ask(&format!("region e{peer} r{peer} {PART} {kind}"))?;
         host.ask(&format!("fill r{peer} {peer}"))?;
     }
-    // The acceptor takes a session over a moment after its opener has it.
+    // The accepting side registers the session a moment after the opener does.
     let until = Instant::now() + world.profile.slack;
     while a.peers().len() < peers as usize {
         ensure!(Instant::now() < until, "{} peers of {peers}", a.peers().len());
@@ -83,10 +83,10 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         }
     }
     let took = start.elapsed();
-    world.step("they all leave");
+    world.step("all peers leave");
     drop(hosts);
     let until = Instant::now() + world.profile.detect + world.profile.slack;
-    // In one process the peers' endpoints close with their thread, a moment later.
+    // In the same process, the peers' endpoints close a moment later, with their thread.
     while !a.peers().is_empty() {
         ensure!(Instant::now() < until, "{} peers are left", a.peers().len());
         std::thread::sleep(Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! Death in mid-transfer.
+//! A peer is killed in mid-transfer.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::healthy::Healthy;
 use crate::hooks;
 use crate::world::{GONE, Verdict, World, allowed, fine, fine_with};
 
-/// A copy takes this much longer, so that transfers can be caught in flight.
+/// Delay of every copy, so that the scenario can catch transfers in flight.
 const SLOW_US: u64 = 1000;
 
 pub(crate) fn target(world: &World) -> Result<Verdict> {
@@ -45,12 +45,12 @@ pub(crate) fn target(world: &World) -> Result<Verdict> {
         longest = longest.max(took);
         if ended.reason == GONE {
             let again = pair.a.connect(&pair.b.metadata);
-            ensure!(again.is_err(), "a peer that is known to be gone was connected to");
+            ensure!(again.is_err(), "connecting to a dead peer succeeded");
         }
-        world.step("nothing can be posted any more");
+        world.step("posts to the dead peer fail");
         let until = Instant::now() + world.profile.slack;
         while pair.peer.is_alive() {
-            ensure!(Instant::now() < until, "a dead peer is still called alive");
+            ensure!(Instant::now() < until, "a dead peer is still reported as alive");
             std::thread::sleep(Duration::from_millis(5));
         }
         ensure!(pair.peer.post(&batch).is_err(), "a transfer to a dead peer was posted");
@@ -80,15 +80,16 @@ pub(crate) fn initiator(world: &World) -> Result<Verdict> {
     }
     pair.b.child()?.kill()?;
     hooks::off();
-    world.step("revoke after its death");
+    world.step("revoke after the peer's death");
     let start = Instant::now();
     let fence = region.revoke();
     let took = start.elapsed();
     ensure!(took < world.profile.fence + world.profile.slack, "revoke took {took:?}");
-    // The peer is dead, so nothing of it can be on its way.
+    // The peer is dead, so no copy of it is still pending.
     ensure!(fence == peerway::Fence::Held, "revoke after the peer's death: {fence:?}");
     memory::stays(&region, world.profile.watch)?;
-    let new = memory::count_new(&region, 1, 2).context("torn bytes")?;
+    let new = memory::count_new(&region, 1, 2)
+        .context("the region holds bytes that are neither old nor new")?;
     healthy.finish(world)?;
     if new == 0 {
         return fine();

@@ -1,4 +1,4 @@
-//! Lanes that die: a proxy in front of the peer kills connections at bad moments.
+//! Lanes that die: a TCP proxy in front of the peer kills connections at critical moments.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::options::Options;
 use crate::remote::Remote;
 use crate::world::{GONE, SILENT, Verdict, World, allowed, fine_with};
 
-/// Connections of a session in the order in which they are opened: the first is for control and
-/// small transfers, the others for large ones.
+/// Connections of a session, in the order in which it opens them. The first carries control and
+/// small transfers, the others carry large ones.
 const LATENCY: usize = 0;
 const BULK: [usize; 3] = [1, 2, 3];
 
@@ -36,7 +36,8 @@ fn proxied(world: &World) -> Result<Proxied> {
     Ok(Proxied { a, b, proxy, peer })
 }
 
-/// Acknowledgements of a lane are held back until much has gone out on it; then it dies.
+/// The proxy holds a lane's acknowledgements back until many bytes have gone out on it. Then the
+/// lane dies.
 pub(crate) fn lost(world: &World) -> Result<Verdict> {
     let Proxied { a, mut b, proxy, peer } = proxied(world)?;
     let healthy = Healthy::start(world, &a)?;
@@ -45,7 +46,7 @@ pub(crate) fn lost(world: &World) -> Result<Verdict> {
     let remote = peer.import(&b.advertise("r", Access::READ_WRITE)?)?;
     let ours = world.region(&a, len)?;
     let mut lost = 0;
-    // One lane after the other dies; the last takes everything.
+    // Two lanes die one after the other. The third lane takes over.
     for (round, lane) in BULK[..2].iter().copied().enumerate() {
         world.step(format!("lane {lane}"));
         let seed = 10 + round as u64;
@@ -60,7 +61,7 @@ pub(crate) fn lost(world: &World) -> Result<Verdict> {
             ensure!(Instant::now() < until, "lane {lane} carries nothing");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Data has been applied, its acknowledgement has not been seen.
+        // The peer has applied data, but its acknowledgement has not arrived.
         std::thread::sleep(Duration::from_millis(30));
         proxy.kill(lane);
         let ended = world.ends(&transfer, world.profile.deadline)?;
@@ -70,10 +71,10 @@ pub(crate) fn lost(world: &World) -> Result<Verdict> {
         ensure!(b.ask("notification e 100")? == "none", "a notification was delivered twice");
         ensure!(
             b.number("counter e 3")? == round as u64 + 1,
-            "the counter fired otherwise than once"
+            "the counter did not rise exactly once"
         );
         let now = peer.stats().lanes_lost;
-        ensure!(now > lost, "the engine says that {now} lanes were lost");
+        ensure!(now > lost, "the engine reports {now} lost lanes, no more than before");
         lost = now;
     }
     world.step("killed in the middle of a frame");
@@ -106,8 +107,9 @@ pub(crate) fn lost_read(world: &World) -> Result<Verdict> {
     fine_with(format!("{} lanes lost", peer.stats().lanes_lost))
 }
 
-/// A notification is delivered, its acknowledgement is held back, its lane dies: it must not be
-/// delivered again, and an end as done must mean that it was.
+/// The peer receives a notification, the proxy holds its acknowledgement back, and the lane dies.
+/// The engine must not deliver the notification again, and may report it as done only if it was
+/// delivered.
 pub(crate) fn lost_note(world: &World) -> Result<Verdict> {
     let mut ends = Vec::new();
     for delivered in [true, false] {
@@ -121,7 +123,7 @@ pub(crate) fn lost_note(world: &World) -> Result<Verdict> {
         let transfer = peer.notify(b"once")?;
         let counted = peer.count(8)?;
         let got = b.ask("notification e 200")?;
-        ensure!((got != "none") == delivered, "the proxy did not hold: {got}");
+        ensure!((got != "none") == delivered, "the proxy did not hold the bytes: {got}");
         proxy.kill(LATENCY);
         let unknown = Reason::Failed(TransferError::DeliveryUnknown);
         for (what, transfer) in [("notification", &transfer), ("count", &counted)] {
@@ -130,26 +132,35 @@ pub(crate) fn lost_note(world: &World) -> Result<Verdict> {
             if what == "notification" {
                 let again = b.ask("notification e 200")?;
                 let times = u32::from(delivered) + u32::from(again != "none");
-                ensure!(times <= 1, "it was delivered twice");
-                ensure!(ended.reason != Reason::Done || times == 1, "done, but never delivered");
+                ensure!(times <= 1, "the notification was delivered twice");
+                ensure!(
+                    ended.reason != Reason::Done || times == 1,
+                    "the notification ended as done, but was never delivered"
+                );
                 ends.push(format!("{:?}", ended.reason));
             } else {
                 let times = b.number("counter e 8")?;
-                ensure!(times <= 1, "a counter fired {times} times");
-                ensure!(ended.reason != Reason::Done || times == 1, "done, but never counted");
+                ensure!(times <= 1, "a counter rose {times} times");
+                ensure!(
+                    ended.reason != Reason::Done || times == 1,
+                    "the count ended as done, but was never counted"
+                );
             }
         }
-        world.step("the session goes on without it");
+        world.step("the session continues without the lane");
         ensure!(peer.is_alive(), "one lane's death ended the session");
         peer.notify(b"more")?.join().ok()?;
-        ensure!(b.ask("notification e 5000")? == hex::encode(b"more"), "not on another lane");
+        ensure!(
+            b.ask("notification e 5000")? == hex::encode(b"more"),
+            "no notification arrived on another lane"
+        );
         drop(a);
     }
     fine_with(ends.join(", "))
 }
 
-/// The target stands with bytes in its sockets when every connection dies. They are still there when
-/// it goes on, so "held" may only be said when it can no longer apply them.
+/// Every connection dies while the target is stopped with bytes in its sockets. The bytes are still
+/// there when it resumes, so the fence may be held only once the target can no longer apply them.
 pub(crate) fn all_lost(world: &World) -> Result<Verdict> {
     let Proxied { a, mut b, proxy, peer } = proxied(world)?;
     let healthy = Healthy::start(world, &a)?;
@@ -163,7 +174,7 @@ pub(crate) fn all_lost(world: &World) -> Result<Verdict> {
     let transfer = peer.post(&Batch::write(&ours.all(), &remote.all())?)?;
     ensure!(world.in_flight(&transfer)?, "the write was over before the stop");
     b.child()?.stop()?;
-    // The proxy has filled the target's sockets by now.
+    // By now the proxy has filled the target's sockets.
     std::thread::sleep(Duration::from_millis(100));
     proxy.bar();
     proxy.kill_all();
@@ -177,14 +188,14 @@ pub(crate) fn all_lost(world: &World) -> Result<Verdict> {
     let after = procfs::memory_of(b.pid(), addr, len as usize)?;
     let changed = before.iter().zip(&after).filter(|(a, b)| a != b).count();
     if ended.fence == Fence::Held && changed > 0 {
-        bail!("{ended:?} after {took:?}, but {changed} bytes changed when the target went on");
+        bail!("{ended:?} after {took:?}, but {changed} bytes changed when the target resumed");
     }
     healthy.finish(world)?;
     fine_with(format!("{:?} {:?} after {} ms", ended.reason, ended.fence, took.as_millis()))
 }
 
-/// A lane swallows what is sent on it (a broken switch) without dying; others live. The transfer
-/// goes on without it, and what it swallowed must not come out of it later.
+/// A lane swallows sent bytes without dying, like a broken switch; other lanes live. The transfer
+/// completes without it, and the swallowed bytes must not land later.
 pub(crate) fn stalled(world: &World) -> Result<Verdict> {
     let Proxied { a, mut b, proxy, peer } = proxied(world)?;
     let healthy = Healthy::start(world, &a)?;
@@ -200,27 +211,27 @@ pub(crate) fn stalled(world: &World) -> Result<Verdict> {
         if !held {
             break;
         }
-        world.step("swallowing");
+        world.step("the lane swallows bytes");
         let deadline = world.profile.detect * 4;
         let batch = Batch::write(&ours.all(), &remote.all())?.deadline(deadline);
         let ended = world.ends(&peer.post(&batch)?, deadline)?;
         allowed(ended, &[Reason::Done]).context("one lane was silent and others lived")?;
         b.ask(&format!("check r 2 0 0 {len}"))?;
-        ensure!(peer.stats().lanes_lost > 0, "the silent lane is still believed in");
-        world.step("other bytes take their place");
+        ensure!(peer.stats().lanes_lost > 0, "the silent lane was not given up");
+        world.step("other bytes replace the swallowed ones");
         memory::fill_all(&ours, 3)?;
         peer.run(&batch)?.ok()?;
         b.ask(&format!("check r 3 0 0 {len}"))?;
     }
-    world.step("the lane gives back what it swallowed");
+    world.step("the lane delivers the swallowed bytes");
     std::thread::sleep(world.profile.watch);
     b.ask(&format!("check r 3 0 0 {len}")).context("bytes of a lost lane landed late")?;
-    ensure!(peer.is_alive(), "the session did not live through it");
+    ensure!(peer.is_alive(), "the session did not survive the stalled lane");
     healthy.finish(world)?;
     fine_with(format!("{} lanes lost", peer.stats().lanes_lost))
 }
 
-/// The cable is pulled: nothing gets through in either direction, and later everything does.
+/// The cable is unplugged: no byte passes in either direction, and later all of them do.
 pub(crate) fn unplugged(world: &World) -> Result<Verdict> {
     let Proxied { a, mut b, proxy, peer } = proxied(world)?;
     let healthy = Healthy::start(world, &a)?;

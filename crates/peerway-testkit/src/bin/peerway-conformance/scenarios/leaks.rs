@@ -1,4 +1,4 @@
-//! Connect, transfer, remove, over and over: nothing is left behind on either side.
+//! Connect, transfer, remove, many times: neither side leaks anything.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use peerway_testkit::procfs::{self, Holdings};
 use crate::remote::Remote;
 use crate::world::{Verdict, World, fine_with};
 
-/// Growth of resident memory that is noise: allocators keep some pages.
+/// Growth of resident memory that counts as noise: allocators keep some pages.
 const NOISE_KIB: usize = 6 << 10;
 
 pub(crate) fn run(world: &World) -> Result<Verdict> {
@@ -64,14 +64,14 @@ fn round(world: &World, a: &Endpoint, b: &mut Remote, i: u32) -> Result<()> {
     peer.write(&ours.all(), &remote.all())?;
     peer.read(&ours.all(), &remote.all())?;
     if i.is_multiple_of(2) {
-        // The owner's side of a grant, too.
+        // Every second round also creates a grant on this side.
         ours.advertise(Access::READ)?;
     }
     peer.remove();
     Ok(())
 }
 
-/// Waits until a process holds what it held before: sessions that were removed go away by and by.
+/// Waits until a process holds no more than before: removed sessions go away with a delay.
 fn comes_back(world: &World, pid: u32, before: Holdings, rounds: u32) -> Result<()> {
     let until = Instant::now() + world.profile.slack;
     loop {
@@ -82,7 +82,7 @@ fn comes_back(world: &World, pid: u32, before: Holdings, rounds: u32) -> Result<
     }
 }
 
-/// Lets removed sessions go away on both sides.
+/// Gives both sides time to release removed sessions.
 fn settle(a: &Endpoint) {
     let until = Instant::now() + Duration::from_secs(2);
     while !a.peers().is_empty() && Instant::now() < until {
@@ -92,7 +92,7 @@ fn settle(a: &Endpoint) {
 }
 
 fn same(before: Holdings, after: Holdings, rounds: u32) -> Result<()> {
-    // A few may be on their way out.
+    // A few objects may still be closing.
     ensure!(after.fds <= before.fds + 4, "descriptors: {before:?} then {after:?}");
     ensure!(after.threads <= before.threads + 2, "threads: {before:?} then {after:?}");
     ensure!(after.maps <= before.maps + 16, "mappings: {before:?} then {after:?}");

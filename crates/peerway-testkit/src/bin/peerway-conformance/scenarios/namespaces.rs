@@ -1,4 +1,4 @@
-//! Peers in namespaces of their own: reached by a lesser path, or told why not.
+//! Peers in their own namespaces: the engine takes another path to them, or says why it cannot.
 
 use anyhow::{Context, Result, bail, ensure};
 use peerway::{Access, ConnectError, Pin};
@@ -31,20 +31,20 @@ fn one(world: &World, options: &Options, b: &mut Remote, kinds: &str) -> Result<
     let a = options.build()?;
     let peer = match a.connect(&b.metadata) {
         Ok(peer) => peer,
-        // Loopback of another net namespace is another loopback.
+        // Each network namespace has its own loopback, so the peer is unreachable.
         Err(ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. }) if kinds == "net" => {
             return Ok("unreachable".into());
         }
         Err(ConnectError::PathUnavailable { why, .. }) if options.pin != Pin::Auto => {
-            // The kernel lets nobody read a process that it cannot name, and only CMA needs that.
+            // Only CMA needs the process number of the peer, and another PID namespace hides it.
             ensure!(world.transport == Transport::LocalCma && kinds.contains("pid"), "{why}");
-            ensure!(!why.is_empty(), "no reason was given");
-            return Ok("said why not".into());
+            ensure!(!why.is_empty(), "the error gives no reason");
+            return Ok("refused with a reason".into());
         }
         Err(other) => bail!("{other:?}"),
     };
-    ensure!(kinds != "net", "connected to a loopback that is not ours");
-    ensure!(!peer.path().why.is_empty(), "no reason for {}", peer.path());
+    ensure!(kinds != "net", "connected to the loopback of another network namespace");
+    ensure!(!peer.path().why.is_empty(), "the path {} gives no reason", peer.path());
     let kinds_of_memory: &[Memory] = match options.pin {
         Pin::LocalMap => &[Memory::Shareable],
         _ => &[Memory::Shareable, Memory::Private],

@@ -1,4 +1,4 @@
-//! A process without free file descriptors: its listeners rest, and recover by themselves.
+//! A process without free file descriptors: its listeners pause, and recover by themselves.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use peerway_testkit::raw::{Raw, control};
 
 use crate::world::{Verdict, World, fine_with};
 
-/// How long the processor time of the starved process is watched.
+/// How long the scenario measures the processor time of the process without descriptors.
 const WINDOW: Duration = Duration::from_secs(3);
 /// Longest wait for the listeners to recover.
 const WATCHDOG: Duration = Duration::from_secs(30);
@@ -19,11 +19,11 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let mut b = world.remote(&world.options())?;
     let addr = b.addr()?;
     let mut random = Random::new(0xfd);
-    // Endpoints that are pinned to the network name no local socket, or refuse a hello.
+    // Endpoints pinned to the network offer no local socket, or refuse a hello.
     let greeted = Raw::connect(addr, &mut random)?.greet();
     let local = greeted.map(|welcome| welcome.local).unwrap_or_default();
 
-    world.step("connections wait that the peer has no descriptors for");
+    world.step("connections wait because the peer has no free descriptors");
     b.ask("descriptors 0")?;
     let mut waiting = Raw::connect(addr, &mut random)?;
     let hello = waiting.hello();
@@ -38,10 +38,10 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     world.step("descriptors are free again");
     b.ask("descriptors all")?;
     waiting.stream.set_read_timeout(Some(WATCHDOG))?;
-    let answer = waiting.control().context("the connection that waited was not served")?;
+    let answer = waiting.control().context("the waiting connection was not served")?;
     if let Some(socket) = waiting_local {
-        // It sent no attach, so being served is being hung up on.
-        ensure!(hangs_up(&socket)?, "the local connection that waited was not served");
+        // The socket sent no attach, so the peer serves it by closing the connection.
+        ensure!(hangs_up(&socket)?, "the waiting local connection was not served");
     }
     drop((waiting, answer));
     let a = world.options().build()?;
@@ -50,7 +50,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     fine_with(format!("{used:?} of processor time in {window:?}"))
 }
 
-/// A connection to the local socket, with a packet that means nothing.
+/// Connects to the local socket and sends an invalid packet.
 fn knock(name: &str) -> Result<OwnedFd> {
     use rustix::net::{
         AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket,

@@ -1,4 +1,5 @@
-//! Notifications and counters: after the bytes, exactly once, bounded.
+//! Notifications and counters: they follow the bytes, arrive exactly once, and their queue is
+//! bounded.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ pub(crate) fn follow(world: &World) -> Result<Verdict> {
     let seen = ours.advertise(Access::WRITE)?;
     pair.b.import("x", &seen)?;
     pair.b.region("r", len, world.memory())?;
-    world.step("the bytes are there when their notification is seen");
+    world.step("when a notification is visible, its bytes are too");
     let rounds = 30u64;
     for round in 1..=rounds {
         pair.b.ask(&format!("fill r {round}"))?;
@@ -32,12 +33,12 @@ pub(crate) fn follow(world: &World) -> Result<Verdict> {
             memory::check(&ours, round, 0, 0, len).context("a counter came before its bytes")?;
         }
         let got = pair.a.notification(SOON).context("no notification")?;
-        ensure!(got.message == round.to_le_bytes(), "another notification than was sent");
+        ensure!(got.message == round.to_le_bytes(), "the notification differs from the one sent");
         memory::check(&ours, round, 0, 0, len).context("a notification came before its bytes")?;
         let ended = pair.b.ask(&format!("wait t{round} 10000"))?;
         ensure!(ended == "Done Held", "{ended}");
     }
-    ensure!(pair.a.wait_counter(9, rounds, SOON) == rounds, "a counter fired twice or not at all");
+    ensure!(pair.a.wait_counter(9, rounds, SOON) == rounds, "a counter rose twice or not at all");
 
     world.step("sizes");
     for size in [0, 1, 63, 4096, 65_537, MAX_NOTIFICATION] {
@@ -45,13 +46,16 @@ pub(crate) fn follow(world: &World) -> Result<Verdict> {
         pattern(size as u64, 0, &mut message);
         pair.peer.notify(&message)?.join().ok().with_context(|| format!("{size} bytes"))?;
         let got = pair.b.ask("notification e 5000")?;
-        ensure!(got == hex::encode(&message), "a notification of {size} bytes arrived otherwise");
+        ensure!(
+            got == hex::encode(&message),
+            "a notification of {size} bytes arrived with other bytes"
+        );
     }
     match pair.peer.notify(&vec![0; MAX_NOTIFICATION + 1]) {
         Err(PostError::NotificationTooLong { .. }) => {}
-        other => bail!("a notification over the cap: {:?}", other.map(|t| t.join())),
+        other => bail!("a notification over the size limit: {:?}", other.map(|t| t.join())),
     }
-    world.step("many, in order, once");
+    world.step("many notifications arrive in order, once");
     let many = 500u32;
     let sent: Vec<_> =
         (0..many).map(|i| pair.peer.notify(&i.to_le_bytes())).collect::<Result<_, _>>()?;
@@ -62,16 +66,19 @@ pub(crate) fn follow(world: &World) -> Result<Verdict> {
         let got = pair.b.ask("notification e 5000")?;
         ensure!(got == hex::encode(&i.to_le_bytes()), "number {i} arrived as {got}");
     }
-    ensure!(pair.b.ask("notification e 100")? == "none", "a notification was seen twice");
+    ensure!(pair.b.ask("notification e 100")? == "none", "a notification was delivered twice");
     for _ in 0..100 {
         pair.peer.count(77)?.join().ok()?;
     }
-    ensure!(pair.b.number("counter e 77")? == 100, "a counter fired twice or not at all");
+    ensure!(pair.b.number("counter e 77")? == 100, "a counter rose twice or not at all");
     // A transfer of no bytes still notifies.
     let remote = pair.peer.import(&pair.b.advertise("r", Access::WRITE)?)?;
     let empty = Batch::write(&ours.slice(0..0), &remote.slice(0..0))?.notify(b"nothing")?;
     pair.peer.run(&empty)?.ok()?;
-    ensure!(pair.b.ask("notification e 5000")? == hex::encode(b"nothing"), "after no bytes");
+    ensure!(
+        pair.b.ask("notification e 5000")? == hex::encode(b"nothing"),
+        "a transfer of no bytes did not notify"
+    );
     fine()
 }
 
@@ -87,9 +94,12 @@ pub(crate) fn full(world: &World) -> Result<Verdict> {
         }
     }
     ensure!(taken > 0 && refused > 0, "{taken} taken, {refused} refused: the queue has no bound");
-    world.step("draining makes room, and what was taken is there, once");
+    world.step("draining makes room, and each accepted notification is there once");
     for _ in 0..taken {
-        ensure!(pair.b.ask("notification e 5000")? == hex::encode(&message), "one is missing");
+        ensure!(
+            pair.b.ask("notification e 5000")? == hex::encode(&message),
+            "an accepted notification is missing"
+        );
     }
     ensure!(pair.b.ask("notification e 100")? == "none", "a refused notification was delivered");
     pair.peer.notify(b"again")?.join().ok()?;

@@ -1,7 +1,7 @@
 //! Memory that a peer may still write after its owner has released it.
 //!
-//! The writer is stopped between the gate and its copy, so the owner cannot have a fence. Its
-//! memory must stay allocated until the writer has left, whatever becomes of region and endpoint.
+//! The writer is stopped between the gate and its copy, so the owner cannot get a held fence. The
+//! memory must stay allocated until the writer leaves, even if region and endpoint are dropped.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use peerway_testkit::memory;
 use crate::remote::Remote;
 use crate::world::{Pair, Verdict, World, fine, fine_with};
 
-/// Small enough for a writer to copy it by itself on every path.
+/// Small enough that the writer copies it itself on every path.
 const LEN: u64 = 29_664;
-/// Bytes that the heap is filled with after the region was released.
+/// The byte that fills the heap after the region is released.
 const CANARY: u8 = 0xC5;
 
 /// The region, its endpoint, and a writer that is stopped inside the gate.
@@ -38,13 +38,13 @@ fn stopped_writer(world: &World) -> Result<Stopped> {
     Ok(Stopped { endpoint, region, writer })
 }
 
-/// Lets the writer finish its copy.
+/// Resumes the writer, which finishes its copy.
 fn go_on(writer: &mut Remote) -> Result<String> {
     writer.child()?.go_on()?;
     writer.answer()
 }
 
-/// Whether nothing is quarantined any more, soon.
+/// Waits until no memory is quarantined.
 fn is_released() -> Result<()> {
     let until = Instant::now() + Duration::from_secs(20);
     while peerway::quarantine().regions > 0 {
@@ -54,10 +54,10 @@ fn is_released() -> Result<()> {
     Ok(())
 }
 
-/// The region and the endpoint are dropped while the writer stands; the heap is reused.
+/// The region and the endpoint are dropped while the writer is stopped. The heap is then reused.
 pub(crate) fn outlives_endpoint(world: &World) -> Result<Verdict> {
     let Stopped { endpoint, region, mut writer } = stopped_writer(world)?;
-    ensure!(region.revoke() == Fence::Open, "the writer is inside, yet the fence is held");
+    ensure!(region.revoke() == Fence::Open, "the writer is inside the gate, yet the fence is held");
     drop(region);
     let held = peerway::quarantine();
     ensure!(held.regions == 1 && held.bytes == LEN, "after the region is dropped: {held:?}");
@@ -74,7 +74,7 @@ pub(crate) fn outlives_endpoint(world: &World) -> Result<Verdict> {
     fine_with(format!("the write ended as {ended}"))
 }
 
-/// A region that is simply dropped, with nobody asking for a fence, is kept all the same.
+/// A region that is dropped without a revoke stays allocated too.
 pub(crate) fn outlives_region(world: &World) -> Result<Verdict> {
     let Stopped { endpoint, region, mut writer } = stopped_writer(world)?;
     drop(endpoint);
@@ -88,10 +88,10 @@ pub(crate) fn outlives_region(world: &World) -> Result<Verdict> {
     fine()
 }
 
-/// The source of a write that the owner pulls: the owner is stopped before it copies, and the
-/// writer's endpoint is dropped. What the heap holds afterwards must not land.
+/// The owner pulls a write and is stopped before it copies. The writer's endpoint is dropped. Bytes
+/// that the heap holds afterwards must not land.
 pub(crate) fn source_outlives_endpoint(world: &World) -> Result<Verdict> {
-    // More than this process would write by itself.
+    // More than this process copies itself.
     const LEN: u64 = 2 << 20;
     let Pair { a: endpoint, b: mut owner, peer } = world.pair()?;
     owner.region("r", LEN, world.memory())?;
@@ -104,7 +104,10 @@ pub(crate) fn source_outlives_endpoint(world: &World) -> Result<Verdict> {
     owner.child()?.wait_stopped(Duration::from_secs(20))?;
     transfer.cancel();
     let ended = world.ends_soon(&transfer)?;
-    ensure!(ended.fence == Fence::Open, "the owner is about to copy: {ended:?}");
+    ensure!(
+        ended.fence == Fence::Open,
+        "the owner is about to copy, yet the fence is not open: {ended:?}"
+    );
     drop((transfer, remote, peer, source, endpoint));
     let held = peerway::quarantine();
     ensure!(held.regions == 1 && held.bytes == LEN, "after the endpoint is dropped: {held:?}");
@@ -117,18 +120,24 @@ pub(crate) fn source_outlives_endpoint(world: &World) -> Result<Verdict> {
     fine_with(format!("{} of {} KiB landed", new.parse::<u64>()? >> 10, LEN >> 10))
 }
 
-/// Every revoke tells the truth: the second one, and one after the endpoint is gone.
+/// Every revoke reports the true fence: the second one, and one after the endpoint is dropped.
 pub(crate) fn revoke_again(world: &World) -> Result<Verdict> {
     let Stopped { endpoint, region, mut writer } = stopped_writer(world)?;
     for what in ["the first revoke", "the second revoke"] {
-        ensure!(region.revoke() == Fence::Open, "{what} says Held, and the writer is inside");
+        ensure!(
+            region.revoke() == Fence::Open,
+            "{what} returns Held, but the writer is inside the gate"
+        );
     }
     drop(endpoint);
-    ensure!(region.revoke() == Fence::Open, "without its endpoint, and the writer is inside");
+    ensure!(
+        region.revoke() == Fence::Open,
+        "a revoke without the endpoint returns Held, but the writer is inside the gate"
+    );
     let before = memory::hash(&region, 0, LEN)?;
     go_on(&mut writer)?;
     let late = memory::hash(&region, 0, LEN)? != before;
-    ensure!(region.revoke() == Fence::Held, "the writer has left, yet the fence is open");
+    ensure!(region.revoke() == Fence::Held, "the writer has left the gate, yet the fence is open");
     memory::stays(&region, world.profile.watch)?;
-    fine_with(if late { "landed late as said" } else { "nothing landed" })
+    fine_with(if late { "bytes landed late, as the open fence said" } else { "no byte landed" })
 }

@@ -1,4 +1,4 @@
-//! Real links: peers in network namespaces that only virtual cables join.
+//! Peers in network namespaces that are joined only by virtual links.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -12,15 +12,15 @@ use crate::options::Options;
 use crate::remote::{Memory, Remote};
 use crate::world::{Verdict, World, allowed, fine_with};
 
-/// Links between the two.
+/// Links between the two namespaces.
 const LINKS: u8 = 2;
-/// What a link carries: far less than a processor sends, so that both are needed.
+/// Rate of a link: far below what a processor can send, so that a transfer needs both links.
 const RATE: &str = "2gbit";
-/// Landings at the peer take this much longer, so that a transfer lasts until a link is gone.
+/// Delay of every landing at the peer, so that a transfer lasts until a link is down.
 const SLOW_US: u64 = 1000;
 
-/// Two processes of one host that share no network but a cable: local paths begin with a socket that
-/// belongs to the network namespace, so TCP it is, and the path says why.
+/// Two processes of one host that share only a network link. Local paths start with a socket that
+/// belongs to the network namespace. The engine therefore uses TCP, and the path says why.
 pub(crate) fn netns(world: &World) -> Result<Verdict> {
     let (_cables, mut b) = match cabled() {
         Ok(both) => both,
@@ -36,15 +36,21 @@ pub(crate) fn netns(world: &World) -> Result<Verdict> {
         let peer = match a.connect(&b.metadata) {
             Ok(peer) => peer,
             Err(ConnectError::PathUnavailable { why, .. }) if pin.is_local() => {
-                ensure!(why.contains("network namespace"), "it does not say why: {why}");
+                ensure!(
+                    why.contains("network namespace"),
+                    "the error does not name the network namespace: {why}"
+                );
                 notes.push(format!("{pin}: refused"));
                 continue;
             }
             Err(other) => bail!("{pin}: {other:?}"),
         };
         let path = peer.path();
-        ensure!(!pin.is_local(), "{path}, though it is pinned to {pin}");
-        ensure!(path.kind == PathKind::Tcp, "{path} to another network namespace");
+        ensure!(!pin.is_local(), "connected over {path}, though the endpoint is pinned to {pin}");
+        ensure!(
+            path.kind == PathKind::Tcp,
+            "the path to another network namespace is {path}, not TCP"
+        );
         let reason = if pin == Pin::Auto { "network namespace" } else { "pinned" };
         ensure!(path.why.contains(reason), "the path does not say why: {path}");
         b.accept()?;
@@ -60,15 +66,15 @@ pub(crate) fn netns(world: &World) -> Result<Verdict> {
     fine_with(notes.join("; "))
 }
 
-/// Several interfaces are several rails: all carry a share, and one that goes down takes nothing
-/// with it.
+/// Several interfaces form several rails. Each rail carries a share, and a transfer survives the
+/// loss of one.
 pub(crate) fn run(world: &World) -> Result<Verdict> {
     let (cables, mut b) = match cabled() {
         Ok(both) => both,
         Err(why) => return Ok(Verdict::Skip(format!("{why:#}"))),
     };
-    // A peer that lands slowly on a busy machine must not be taken for a silent one: what is lost
-    // here is a link.
+    // A peer that lands slowly on a busy machine must not count as silent. This scenario loses
+    // links, not peers.
     let on = |end: End| Options {
         interfaces: Some(end.name().into()),
         lanes: LINKS.into(),
@@ -78,16 +84,16 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     };
     let a = on(End::Near).build()?;
     b.endpoint(&on(End::Far))?;
-    // Where links cannot be slowed down the receiving processor bounds the bytes, and the kernel decides by which
-    // socket it gets most of them: one may be lucky; not thrice.
+    // If the links cannot be slowed down, the receiving processor limits the rate, and the kernel
+    // decides which socket gets most of it. One uneven try is then chance; three are not.
     let (tries, links) = match cables.slow_down(LINKS, RATE) {
         Ok(()) => (1, format!("links of {RATE}")),
-        Err(why) => (3, format!("links as fast as they are ({why:#})")),
+        Err(why) => (3, format!("links at full speed ({why:#})")),
     };
     let mut rails = Rails { world, cables, tries, a, b };
     let mut notes = vec![links, rails.shared()?];
-    // The first connection, which also carries control, is on link 0. Switched off at our end a link
-    // is an error here; at the far end it is only silence.
+    // The first connection, which also carries control, uses link 0. A link that is down at the
+    // near end raises an error here. A link that is down at the far end is only silent.
     for (end, at) in [(End::Near, 1), (End::Near, 0), (End::Far, 1), (End::Far, 0)] {
         world.step(format!("{}{at} goes down", end.name()));
         let note = rails.cut(end, at).with_context(|| format!("{}{at} down", end.name()))?;
@@ -105,7 +111,7 @@ struct Rails<'a> {
 }
 
 impl Rails<'_> {
-    /// A write and a read use both links.
+    /// Checks that a write and a read use both links.
     fn shared(&mut self) -> Result<String> {
         let mut tries = self.tries;
         loop {
@@ -141,7 +147,8 @@ impl Rails<'_> {
         (0..LINKS).map(|at| self.cables.sent(end, at)).collect()
     }
 
-    /// How much of `len` bytes each link has carried since; a good share is a quarter.
+    /// The share of `len` bytes that each link has carried since `before`. Each share must exceed a
+    /// quarter.
     fn shares(&self, what: &str, end: End, before: Vec<u64>, len: u64) -> Result<String> {
         let mut words = Vec::new();
         for (at, (before, now)) in before.into_iter().zip(self.sent(end)?).enumerate() {
@@ -154,7 +161,8 @@ impl Rails<'_> {
         Ok(words.join(" + "))
     }
 
-    /// A link goes down under a write and a read; both end, and what comes after uses the other.
+    /// A link goes down under a write and a read. Both must complete, and later transfers use the
+    /// other link.
     fn cut(&mut self, end: End, at: u8) -> Result<String> {
         let len = self.world.profile.big;
         let peer = self.a.connect(&self.b.metadata)?;
@@ -172,7 +180,7 @@ impl Rails<'_> {
         let read = peer.post(&Batch::read(&back.all(), &source.all())?)?;
         self.cables.unplug(end, at)?;
         let start = Instant::now();
-        // The other link lives, and with it a lane: what the lost ones carried goes there.
+        // The other link keeps a lane alive, and the lost lanes' work moves to it.
         let written = self.world.ends(&write, self.world.profile.deadline * 2)?;
         allowed(written, &[Reason::Done]).context("the write")?;
         let was_read = self.world.ends(&read, self.world.profile.deadline * 2)?;
@@ -181,7 +189,7 @@ impl Rails<'_> {
         self.b.ask("hook off")?;
         self.b.ask(&format!("check w 7 0 0 {len}"))?;
         memory::check(&back, 6, 0, 0, len)?;
-        self.world.step("the session goes on by the other link, or a new one does");
+        self.world.step("the session continues over the other link, or a new one does");
         self.by_the_other(at, false)?;
         self.world.step("a new session while the link is down");
         self.by_the_other(at, true)?;
@@ -192,23 +200,27 @@ impl Rails<'_> {
         Ok(format!("done after {} ms, then {shares}", took.as_millis()))
     }
 
-    /// Transfers work while link `down` is, and take the other.
+    /// Checks that transfers work while link `down` is down, over the other link.
     fn by_the_other(&mut self, down: u8, anew: bool) -> Result<()> {
         if anew {
             self.anew();
         }
-        let peer = self.a.connect(&self.b.metadata).context("connecting by the other link")?;
+        let peer = self.a.connect(&self.b.metadata).context("connecting over the other link")?;
         let other = 1 - down;
         let before = self.cables.sent(End::Near, other)?;
         there_and_back(self.world, &self.a, &peer, &mut self.b, Memory::Private)?;
         let carried = self.cables.sent(End::Near, other)? - before;
-        ensure!(carried > BYTES, "{carried} bytes went by the other link");
+        ensure!(carried > BYTES, "only {carried} bytes went over the other link");
         let gone = format!("no lane from {}", End::Near.addr(down));
-        ensure!(!anew || peer.path().why.contains(&gone), "the path is silent: {}", peer.path());
+        ensure!(
+            !anew || peer.path().why.contains(&gone),
+            "the path does not name the lost link: {}",
+            peer.path()
+        );
         Ok(())
     }
 
-    /// Ends the session, so that the next connect makes another.
+    /// Ends the session, so that the next connect opens a new one.
     fn anew(&self) {
         for peer in self.a.peers() {
             peer.remove();
@@ -216,7 +228,7 @@ impl Rails<'_> {
     }
 }
 
-/// A link had too little of a transfer.
+/// A link carried too small a share of a transfer.
 #[derive(Debug)]
 struct Uneven(String);
 
@@ -228,7 +240,7 @@ impl std::fmt::Display for Uneven {
 
 impl std::error::Error for Uneven {}
 
-/// Of a transfer that is only to work.
+/// Bytes of a transfer that only has to work.
 const BYTES: u64 = 3 << 20;
 
 fn there_and_back(
@@ -249,7 +261,8 @@ fn there_and_back(
     memory::check(&ours, 8, 0, 0, BYTES)
 }
 
-/// This process in one network namespace, a peer in another, cables between the two.
+/// Moves this process to its own network namespace, starts a peer in another, and joins the two by
+/// links.
 fn cabled() -> Result<(Cables, Remote)> {
     Cables::leave()?;
     let b = Remote::apart("net")?;

@@ -23,17 +23,18 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     b.child()?.kill()?;
     world.step("restarted");
     let mut b = world.remote(&Options { bind, ..world.options() })?;
-    ensure!(b.addr()? == bind, "the new life has another port");
+    ensure!(b.addr()? == bind, "the restarted peer has another port");
     b.region("r", 100_000, world.memory())?;
     b.ask("fill r 1")?;
     let start = Instant::now();
     match a.connect(&old_metadata) {
         Err(ConnectError::OtherIncarnation { .. }) => {}
-        // The old session's death may not have been noticed yet: then it is still the old peer.
+        // The engine may not have noticed the death of the old session. It then returns the old
+        // peer.
         Ok(same) if same == peer => {
             let until = start + world.profile.detect + world.profile.slack;
             while peer.is_alive() {
-                ensure!(Instant::now() < until, "the dead life is still called alive");
+                ensure!(Instant::now() < until, "the dead peer is still reported as alive");
                 std::thread::sleep(Duration::from_millis(5));
             }
             match a.connect(&old_metadata) {
@@ -43,18 +44,21 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         }
         other => bail!("old metadata: {other:?}"),
     }
-    ensure!(peer.run(&peerway::Batch::write(&ours.all(), &remote.all())?).is_err(), "the old peer");
-    world.step("its new life");
+    ensure!(
+        peer.run(&peerway::Batch::write(&ours.all(), &remote.all())?).is_err(),
+        "a write to the old peer succeeded"
+    );
+    world.step("the restarted peer");
     let new = world.connect(&a, &b)?;
     ensure!(new != peer && new.incarnation() != peer.incarnation(), "the same peer as before");
     match new.import(&old) {
         Err(ImportError::OtherIncarnation) => {}
-        other => bail!("an old descriptor in the new life: {other:?}"),
+        other => bail!("an old descriptor in the new session: {other:?}"),
     }
     if let Ok(batch) = peerway::Batch::write(&ours.all(), &remote.all()) {
-        ensure!(new.post(&batch).is_err(), "an old region in a new session");
+        ensure!(new.post(&batch).is_err(), "an old region was accepted in the new session");
     }
-    b.ask("check r 1 0 0 100000").context("nothing of the old life was written")?;
+    b.ask("check r 1 0 0 100000").context("a write to the old peer changed the new one")?;
     let remote = new.import(&b.advertise("r", Access::READ_WRITE)?)?;
     memory::fill_all(&ours, 6)?;
     new.write(&ours.all(), &remote.all())?;

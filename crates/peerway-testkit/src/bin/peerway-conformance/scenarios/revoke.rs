@@ -25,7 +25,7 @@ pub(crate) fn write(world: &World) -> Result<Verdict> {
     let transfer = pair.peer.post(&Batch::write(&ours.all(), &remote.all())?)?;
     ensure!(world.in_flight(&transfer)?, "the write was over before the revoke");
     let fence = pair.b.ask("revoke r")?;
-    // Nobody is stopped, so a fence is to be had.
+    // No process is stopped, so the revoke must get a held fence.
     ensure!(fence.starts_with("Held"), "revoke under a write: {fence}");
     pair.b.ask(&format!("stays r {}", world.profile.watch.as_millis()))?;
     let ended = world.ends_soon(&transfer)?;
@@ -50,7 +50,7 @@ pub(crate) fn read(world: &World) -> Result<Verdict> {
     ensure!(world.in_flight(&transfer)?, "the read was over before the revoke");
     let fence = pair.b.ask("revoke r")?;
     ensure!(fence.starts_with("Held"), "revoke under a read: {fence}");
-    // The owner may reuse the memory now: nothing of what it becomes may be seen.
+    // The owner may reuse the memory now. The reader must not see the new bytes.
     pair.b.ask("fill r 7")?;
     let ended = world.ends_soon(&transfer)?;
     hooks::off();
@@ -63,14 +63,14 @@ pub(crate) fn read(world: &World) -> Result<Verdict> {
 pub(crate) fn many(world: &World) -> Result<Verdict> {
     let mut pair = world.pair()?;
     pair.b.accept()?;
-    // More than is pushed by CMA.
+    // More than the initiator pushes itself over CMA.
     let len = 2 << 20;
     pair.b.region("r", len, world.memory())?;
     let ours = world.region(&pair.a, len)?;
     memory::fill_all(&ours, 2)?;
     let (mut done, mut revoked) = (0, 0);
     let until = Instant::now() + world.profile.detect * 2;
-    // From less than a write takes to many times that, whatever the device.
+    // From shorter than a write to many times longer, on every device.
     for pause in [3, 6, 12, 24, 48].into_iter().cycle().map(Duration::from_millis) {
         let now = Instant::now();
         if now >= until && (done > 0 && revoked > 0 || now >= until + world.profile.slack) {

@@ -1,4 +1,4 @@
-//! A peer reaches only what was advertised: range, direction, lifetime, and to whom.
+//! A peer reaches only what the owner advertised to it: range, direction and lifetime.
 
 use anyhow::{Context, Result, bail, ensure};
 use peerway::{Access, Batch, ImportError, PostError, RemoteRegion, TransferError};
@@ -28,7 +28,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         wrong[at] ^= 1;
         refused(pair.peer.import(&wrong), TransferError::RemoteAccess)?;
     }
-    world.step("a descriptor that is none");
+    world.step("invalid descriptors");
     for bad in [&whole[..63], &[0; 64][..], &[0xFF; 64][..], b""] {
         match pair.peer.import(bad) {
             Err(ImportError::Descriptor(_)) => {}
@@ -44,7 +44,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
             _ => Batch::read(&ours.all(), &remote.all()),
         };
         ensure!(matches!(made, Err(PostError::Access { .. })), "against a {name}-only region");
-        // Claiming more rights than were given.
+        // Claim more rights than the owner granted.
         let mut wide = narrow.clone();
         wide[13] = Access::READ_WRITE.bits();
         refused_or_narrow(pair.peer.import(&wide), access)?;
@@ -86,7 +86,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     lower[..8].copy_from_slice(&(base - 4096).to_le_bytes());
     lower[56..].copy_from_slice(&(base - 4096).to_le_bytes());
     if let Ok(remote) = pair.peer.import(&lower) {
-        // The base is the owner's business: at worst the window starts at the advertised base.
+        // The engine ignores a false base. At worst, the window starts at the advertised base.
         ensure!(remote.len() <= LEN, "a lower base widens the window");
     }
 
@@ -97,7 +97,10 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let bound = hex::decode(&pair.b.ask("advertise_to r 3 p")?)?;
     let refusal = third.refused(&format!("import p x {}", hex::encode(&bound)))?;
     ensure!(refusal.contains("RemoteAccess"), "{refusal}");
-    let remote = pair.peer.import(&bound).context("the peer it is meant for")?;
+    let remote = pair
+        .peer
+        .import(&bound)
+        .context("importing as the peer that the descriptor is bound to")?;
     pair.peer.read(&ours.slice(0..10), &remote.slice(0..10))?;
 
     world.step("a stale generation");
@@ -126,7 +129,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     pair.peer.write(&ours.all(), &remote.all())?;
     pair.b.ask(&format!("check r 2 0 0 {LEN}"))?;
 
-    world.step("a descriptor of somebody else's");
+    world.step("a descriptor of another endpoint");
     third.region("t", 100, world.memory())?;
     let theirs = third.advertise("t", Access::READ)?;
     match pair.peer.import(&theirs) {
@@ -154,11 +157,11 @@ fn refused_or_narrow(result: Result<RemoteRegion, ImportError>, allowed: Access)
 fn out_of_range(result: Result<RemoteRegion, ImportError>) -> Result<()> {
     match result {
         Err(ImportError::Descriptor(_) | ImportError::Refused(_)) => Ok(()),
-        other => bail!("a range outside: {other:?}"),
+        other => bail!("a range outside the grant: {other:?}"),
     }
 }
 
-/// A peer made by hand that holds a proper descriptor and asks for more than it grants.
+/// A hand-made peer holds a valid descriptor and asks for more than it grants.
 pub(crate) fn liar(world: &World) -> Result<Verdict> {
     let mut b = world.remote(&world.options())?;
     b.region("r", LEN, world.memory())?;

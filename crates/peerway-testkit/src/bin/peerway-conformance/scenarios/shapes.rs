@@ -1,4 +1,4 @@
-//! Bytes of every shape and size arrive, in both directions, whoever initiates.
+//! Bytes of every shape and size arrive, in both directions, whichever side initiates.
 
 use anyhow::{Context, Result, bail, ensure};
 use peerway::{Access, Batch, PostError, Reason, WorkError};
@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::remote::Memory;
 use crate::world::{Pair, Transport, Verdict, World, fine};
 
-/// Nothing, a byte, odd lengths, around an inline copy, a segment, a frame, a pull.
+/// Zero, one, odd lengths, and lengths around an inline copy, a segment, a frame and a pull.
 const SIZES: [u64; 14] = [
     0,
     1,
@@ -54,7 +54,7 @@ fn with(world: &World, options: &Options) -> Result<Verdict> {
     fine()
 }
 
-/// Writes and reads back, from both sides, with odd offsets on both.
+/// Writes and reads back, from both sides, with different odd offsets.
 fn range(pair: &mut Pair, kind: Memory, len: u64) -> Result<()> {
     let (here, there) = (3, 5);
     let whole = len + 16;
@@ -68,7 +68,7 @@ fn range(pair: &mut Pair, kind: Memory, len: u64) -> Result<()> {
     let part = remote.slice(there..there + len);
     pair.peer.write(&ours.slice(here..here + len), &part).context("write")?;
     pair.b.ask(&format!("check r 2 {here} {there} {len}")).context("after a write")?;
-    // What surrounds the range is as it was.
+    // The bytes around the range must not change.
     pair.b.ask(&format!("check r 1 0 0 {there}")).context("before the range")?;
     let after = there + len;
     pair.b
@@ -82,7 +82,7 @@ fn range(pair: &mut Pair, kind: Memory, len: u64) -> Result<()> {
     back.read_at(here + len, &mut edge)?;
     ensure!(edge == [0; 3], "a read wrote after its range");
 
-    // And the other way round: the peer initiates on the same session.
+    // The other direction: the peer initiates on the same session.
     pair.b.import("x", &back.advertise(Access::READ_WRITE)?)?;
     pair.b.ask("fill r 9")?;
     let ended = pair.b.ask(&format!("xfer p write r {there} x {here} {len}"))?;
@@ -95,7 +95,7 @@ fn range(pair: &mut Pair, kind: Memory, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// Ranges of three regions on each side, crosswise.
+/// Ranges of three regions on each side, each mapped to a different region on the other side.
 fn vectors(world: &World, pair: &mut Pair) -> Result<()> {
     let len = 300_000u64;
     let mut remotes = Vec::new();
@@ -133,7 +133,7 @@ fn vectors(world: &World, pair: &mut Pair) -> Result<()> {
     Ok(())
 }
 
-/// A permutation of blocks with gaps, and the same back.
+/// Writes a permutation of blocks with gaps and reads it back.
 fn blocks(world: &World, pair: &mut Pair) -> Result<()> {
     let (stride, len, count) = (1500u64, 1024u64, 5000u32);
     let whole = stride * u64::from(count);
@@ -208,7 +208,7 @@ pub(crate) fn bad_work(world: &World) -> Result<Verdict> {
         matches!(outside, Err(WorkError::Outside { .. })),
         "read_at beyond the end: {outside:?}"
     );
-    // Nothing of that did any harm.
+    // None of the refused batches has an effect: a valid transfer still works.
     pair.peer.write(&ours.all(), &remote.all())?;
     fine()
 }

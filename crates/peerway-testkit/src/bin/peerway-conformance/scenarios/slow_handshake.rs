@@ -1,4 +1,4 @@
-//! A connect keeps its one time-out, however slowly the other side answers.
+//! A connect keeps its single time-out, however slowly the other side answers.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -14,19 +14,19 @@ use crate::world::{Transport, Verdict, World, fine_with};
 
 /// The time-out under test.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Each byte arrives well within the time-out.
+/// Pause between two bytes. Each byte arrives well within the time-out.
 const DRIP: Duration = Duration::from_millis(100);
-/// A connect that is not over by then ignores its time-out. Dripping ends here.
+/// A connect that takes this long ignores its time-out. The slow answer ends here too.
 const WATCHDOG: Duration = Duration::from_secs(20);
 
-/// The answer that comes one byte at a time, or never.
+/// The answer that arrives one byte at a time, or never.
 #[derive(Clone, Copy, Debug)]
 enum Slow {
     Welcome,
     LaneOpened,
     QueuesOpened,
     Ready,
-    /// The answer on the local socket, which never comes.
+    /// The answer on the local socket, which never arrives.
     Attached,
 }
 
@@ -65,36 +65,38 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         let stage = times_out(&a, &slow_way).with_context(|| format!("{slow:?} is slow"))?;
         stages.push(stage);
     }
-    world.step("three addresses that all are slow");
+    world.step("three addresses, all slow");
     let ways: Vec<Between> =
         (0..3).map(|_| Between::start(Slow::Welcome, b.addr()?)).collect::<Result<_>>()?;
     let addresses = ways.iter().map(|way| way.addr).collect();
     times_out(&a, &Metadata { addresses, ..to }).context("three addresses")?;
-    world.step("the peer itself is reached");
+    world.step("a direct connect works");
     let peer = world.connect(&a, &b)?;
     peer.notify(b"here")?.join().ok()?;
-    fine_with(format!("given up while {}", stages.join("; ")))
+    fine_with(format!("timed out while {}", stages.join("; ")))
 }
 
-/// Connects, which must fail by the time-out; returns the stage that the error names.
+/// Connects, which must fail by the time-out. Returns the stage that the error names.
 fn times_out(a: &Endpoint, to: &Metadata) -> Result<String> {
     let start = Instant::now();
     let result = a.connect_within(&to.to_bytes(), TIMEOUT);
     let took = start.elapsed();
     ensure!(took < WATCHDOG, "a connect with a time-out of {TIMEOUT:?} took {took:?}: {result:?}");
-    ensure!(took >= TIMEOUT, "a connect gave up after {took:?}: {result:?}");
-    let Err(error) = result else { bail!("connected") };
+    ensure!(
+        took >= TIMEOUT,
+        "a connect with a time-out of {TIMEOUT:?} ended after {took:?}: {result:?}"
+    );
+    let Err(error) = result else { bail!("the connect succeeded") };
     let text = error.to_string();
     let ConnectError::TimedOut { addr, millis, stage } = error else { bail!("{error:?}") };
     ensure!(to.addresses.contains(&addr), "the error names {addr}");
     ensure!(u128::from(millis) == TIMEOUT.as_millis(), "the error names {millis} ms");
     let named = text.contains(&addr.to_string()) && !stage.is_empty() && text.contains(stage);
-    ensure!(named, "the error does not say where and when: {text}");
+    ensure!(named, "the error does not name the address and the stage: {text}");
     Ok(stage.to_owned())
 }
 
-/// Passes the handshake on to a peer, up to the answer that is slow. Its threads end with the
-/// process.
+/// Relays the handshake to a peer, up to the slow answer. Its threads end with the process.
 struct Between {
     addr: SocketAddr,
 }
@@ -103,7 +105,7 @@ impl Between {
     fn start(slow: Slow, peer: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("a listener")?;
         let addr = listener.local_addr()?;
-        // Nobody accepts there: connecting succeeds, and no answer comes.
+        // No thread accepts on this socket: connecting succeeds, and no answer comes.
         let silent = format!("peerway-silent-{}-{}", std::process::id(), addr.port());
         let socket = match slow {
             Slow::Attached => Some(silent_socket(&silent)?),
@@ -120,7 +122,7 @@ impl Between {
     }
 }
 
-/// Every message of the opener's has one answer.
+/// Relays one message at a time: each message of the opener has exactly one answer.
 fn pass_on(stream: TcpStream, slow: Slow, peer: SocketAddr, silent: &str) -> Result<()> {
     let mut random = Random::new(u64::from(peer.port()));
     let mut near = Raw::over(stream, &mut random)?;
@@ -142,7 +144,7 @@ fn pass_on(stream: TcpStream, slow: Slow, peer: SocketAddr, silent: &str) -> Res
     }
 }
 
-/// A header that promises a long message, then one byte at a time.
+/// Sends a header that announces a long message, then one byte at a time.
 fn drip(near: &mut Raw) -> Result<()> {
     use std::io::Write;
     let bytes = frame(Kind::Control, |_| {}, &[], &[0; MAX_CONTROL]);

@@ -1,4 +1,4 @@
-//! A region larger than 32 bits can count, of which only the touched pages exist.
+//! A region larger than 32 bits can address, of which only the touched pages exist.
 
 use anyhow::{Context, Result, ensure};
 use peerway::{Access, Batch, Descriptor};
@@ -9,15 +9,15 @@ use crate::world::{Verdict, World, fine};
 
 const GIB: u64 = 1 << 30;
 const LEN: u64 = 5 * GIB;
-/// Bytes moved at each place.
+/// Bytes of each transfer.
 const PART: u64 = 3 << 20;
 
 pub(crate) fn run(world: &World) -> Result<Verdict> {
     let mut pair = world.pair_with(&world.calm())?;
-    // A memfd is sparse; so is a large zeroed vector, but only a memfd can be mapped.
+    // A memfd is sparse. So is a large zeroed vector, but peers can map only a memfd.
     pair.b.region("r", LEN, Memory::Shareable)?;
     let descriptor = pair.b.advertise("r", Access::READ_WRITE)?;
-    ensure!(Descriptor::from_bytes(&descriptor)?.len == LEN, "the descriptor's length");
+    ensure!(Descriptor::from_bytes(&descriptor)?.len == LEN, "the descriptor has a wrong length");
     let remote = pair.peer.import(&descriptor)?;
     ensure!(remote.len() == LEN, "imported {} of {LEN} bytes", remote.len());
     let ours = world.region(&pair.a, PART)?;
@@ -55,7 +55,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     }
     ensure!(
         Batch::write(&ours.slice(0..2), &remote.slice(LEN - 1..LEN + 1)).is_err(),
-        "a byte beyond 5 GiB"
+        "a write beyond the end of the region was accepted"
     );
     fine()
 }

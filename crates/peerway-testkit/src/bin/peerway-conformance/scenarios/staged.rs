@@ -1,4 +1,4 @@
-//! Stages released one by one, classes, deadlines of transfers, and transfers as futures.
+//! Stages released one by one, classes, transfer deadlines, and transfers as futures.
 
 use std::future::Future;
 use std::pin::pin;
@@ -44,12 +44,14 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     }
     for i in [1, 2, 4] {
         let at = i * part;
-        pair.b.ask(&format!("check r 1 {at} {at} {part}")).context("a stage went by itself")?;
+        pair.b
+            .ask(&format!("check r 1 {at} {at} {part}"))
+            .context("a stage ran without being released")?;
         ensure!(staged.poll(i as usize).is_none(), "stage {i} has ended without being released");
     }
     match (staged.release(3), staged.release(99)) {
         (Err(PostError::AlreadyReleased(3)), Err(PostError::NoSuchStage { stage: 99, .. })) => {}
-        other => bail!("released twice, and one that is not: {other:?}"),
+        other => bail!("a stage released twice and an unknown stage: {other:?}"),
     }
     for i in [1, 2, 4] {
         staged.release(i)?;
@@ -67,7 +69,11 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
             pair.b.ask(&format!("check r 3 0 0 {size}"))?;
             let stats = transfer.stats();
             ensure!(stats.bytes_done == size && stats.bytes_total == size, "{stats:?}");
-            ensure!(transfer.path() == world.transport.kind(), "it took {}", transfer.path());
+            ensure!(
+                transfer.path() == world.transport.kind(),
+                "the transfer took the path {}",
+                transfer.path()
+            );
         }
     }
 
@@ -90,11 +96,11 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     }
     let note = block_on(pair.peer.notify(b"future")?)?;
     ensure!(note == Ended::DONE, "a notification's future: {note:?}");
-    ensure!(pair.b.ask("notification e 5000")? != "none", "it did not arrive");
+    ensure!(pair.b.ask("notification e 5000")? != "none", "the notification did not arrive");
     fine()
 }
 
-/// Runs a transfer as a future, in a thread that does nothing but sleep.
+/// Awaits a transfer as a future, on a thread that only sleeps meanwhile.
 fn block_on(transfer: Transfer) -> Result<Ended> {
     struct Unpark(Thread);
     impl Wake for Unpark {

@@ -1,4 +1,4 @@
-//! SIGSTOP and SIGCONT: of the target, of the initiator, for long and for short.
+//! SIGSTOP and SIGCONT, of the target and of the initiator, for long and short times.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,12 @@ use crate::options::Options;
 use crate::world::{GONE, SILENT, Transport, Verdict, World, allowed, fine, fine_with};
 
 const SLOW_US: u64 = 1000;
-/// Ends that a stopped peer may cause.
+/// Reasons with which a transfer to a stopped peer may end.
 const STOPPED: [Reason; 4] =
     [SILENT, GONE, Reason::TimedOut, Reason::Failed(TransferError::PeerMisbehaved)];
 
-/// Devices may be done before a peer that stands still is given up.
+/// Adds `Done` on devices, which may complete a transfer before the engine gives the stopped peer
+/// up.
 fn ends_of_a_stopped(world: &World) -> Vec<Reason> {
     let done = world.transport.is_device().then_some(Reason::Done);
     STOPPED.into_iter().chain(done).collect()
@@ -49,7 +50,8 @@ pub(crate) fn target_write(world: &World) -> Result<Verdict> {
         allowed(ended, &ends_of_a_stopped(world))?;
     }
     let before = procfs::memory_of(pair.b.pid(), addr, len as usize)?;
-    // The source is ours again when the fence is held: what still came of it would show this.
+    // With a held fence the source belongs to the caller again. A late copy would show this
+    // pattern.
     if ended.fence == Fence::Held {
         memory::fill_all(&ours, 3)?;
     }
@@ -58,17 +60,21 @@ pub(crate) fn target_write(world: &World) -> Result<Verdict> {
     let after = procfs::memory_of(pair.b.pid(), addr, len as usize)?;
     let late = before.iter().zip(&after).filter(|(a, b)| a != b).count();
     if ended.fence == Fence::Held && late > 0 {
-        bail!("{ended:?}, but {late} bytes changed after the target went on");
+        bail!("{ended:?}, but {late} bytes changed after the target resumed");
     }
-    // The lease: a target that was given up applies nothing but the copy it stood in.
+    // The lease: once the initiator gives a target up, the target applies only the copy it was
+    // stopped in.
     if world.transport == Transport::Tcp && ended.reason == SILENT && late > 2 << 20 {
-        bail!("the lease had run out, but {late} bytes were applied after the target went on");
+        bail!("the lease had expired, but the target applied {late} bytes after it resumed");
     }
-    let new = pair.b.ask("countnew r 1 2").context("bytes that are neither old nor new")?;
+    let new = pair
+        .b
+        .ask("countnew r 1 2")
+        .context("the target holds bytes that are neither old nor new")?;
     pair.b.ask("hook off")?;
-    world.step("an open fence closes");
+    world.step("waiting for an open fence to close");
     world.closes(&pair.peer, &transfer)?;
-    world.step("afterwards");
+    world.step("after the target resumed");
     pair.works_again(world)?;
     healthy.finish(world)?;
     fine_with(format!(
@@ -99,25 +105,27 @@ pub(crate) fn target_read(world: &World) -> Result<Verdict> {
         allowed(ended, &[Reason::Done])?;
     } else {
         allowed(ended, &ends_of_a_stopped(world))?;
-        // A read that has ended never touches its buffer again, whatever the peer does.
+        // A read that has ended must never touch its buffer again, whatever the peer does.
         ensure!(ended.fence == Fence::Held, "a read ended with an open fence");
     }
     let hash = memory::hash(&ours, 0, len)?;
     pair.b.child()?.go_on()?;
     std::thread::sleep(world.profile.watch.max(world.profile.detect));
     ensure!(memory::hash(&ours, 0, len)? == hash, "a read that had ended changed its buffer");
-    memory::count_new(&ours, 2, 1).context("bytes that are neither old nor new")?;
+    memory::count_new(&ours, 2, 1)
+        .context("the buffer holds bytes that are neither old nor new")?;
     hooks::off();
-    world.step("afterwards");
+    world.step("after the target resumed");
     pair.works_again(world)?;
     healthy.finish(world)?;
     fine_with(format!("{:?} {:?}", ended.reason, ended.fence))
 }
 
-/// A pause that the detection time forgives: the transfer must simply go on.
+/// A pause within the detection time: the transfer must simply continue.
 pub(crate) fn short(world: &World) -> Result<Verdict> {
     let pause = world.profile.detect;
-    // A quarter: the lease is three quarters, and what the last heartbeat echoed may be a quarter old.
+    // A quarter of the detection time: the lease lasts three quarters, and the last heartbeat's
+    // echo may be a quarter old.
     let mut pair = world.pair_with(&Options { detect: 4 * pause, ..world.calm() })?;
     let len = world.profile.big;
     let remote = pair.theirs("r", len, world.memory(), 1)?;
@@ -137,7 +145,7 @@ pub(crate) fn short(world: &World) -> Result<Verdict> {
     fine()
 }
 
-/// The copier stands inside the gate, between check and copy, when the owner revokes.
+/// The copier is stopped inside the gate, between check and copy, when the owner revokes.
 pub(crate) fn initiator_revoke(world: &World) -> Result<Verdict> {
     let mut pair = world.pair()?;
     pair.b.accept()?;
@@ -150,15 +158,15 @@ pub(crate) fn initiator_revoke(world: &World) -> Result<Verdict> {
     pair.b.ask("fill r 2")?;
     let alone = world.transport.writes_alone() || world.transport.is_device();
     if alone {
-        // It copies itself: after some quanta it stops before the next copy, slowly enough that it
-        // has answered the order by then.
+        // The initiator copies itself. It stops before a later copy, slowly enough that it has
+        // answered the order by then.
         pair.b.ask("hook slow 5000")?;
         pair.b.ask("hook stop 20")?;
         pair.b.ask(&format!("post t p write r 0 x 0 {len}"))?;
         pair.b.child()?.wait_stopped(Duration::from_secs(10))?;
     } else {
-        // Slower still: a pull goes on while its source stands, and must not be over before the
-        // revoke.
+        // Slower still: a pull continues while its source is stopped, and must not finish before
+        // the revoke.
         hooks::slow(SLOW_US * 5);
         pair.b.ask(&format!("post t p write r 0 x 0 {len}"))?;
         let until = Instant::now() + world.profile.deadline;
@@ -172,7 +180,7 @@ pub(crate) fn initiator_revoke(world: &World) -> Result<Verdict> {
     let fence = region.revoke();
     let took = start.elapsed();
     ensure!(took < world.profile.fence + world.profile.slack, "revoke took {took:?}");
-    // Where the owner copies it answers for every byte by itself, and devices obey their own side.
+    // Where the owner copies, it controls every byte. Devices obey the owner's side.
     if !alone || world.transport.is_device() {
         ensure!(fence == Fence::Held, "the owner copies, yet the fence is {fence:?}");
     }
@@ -181,23 +189,26 @@ pub(crate) fn initiator_revoke(world: &World) -> Result<Verdict> {
     let hash = memory::hash(&region, 0, len)?;
     hooks::off();
     pair.b.child()?.go_on()?;
-    world.step("goes on");
+    world.step("resumed");
     std::thread::sleep(world.profile.watch.max(world.profile.detect));
     let changed = memory::hash(&region, 0, len)? != hash;
-    ensure!(fence == Fence::Open || !changed, "Held, but memory changed after the copier went on");
+    ensure!(
+        fence == Fence::Open || !changed,
+        "the fence was Held, but memory changed after the copier resumed"
+    );
     pair.b.ask("hook off")?;
     let ended = pair.b.ask("wait t 10000")?;
     ensure!(ended != "none" && !ended.starts_with("Done"), "the revoked write: {ended}");
-    world.step("afterwards");
-    // What was open closes once the copier has gone on.
-    memory::stays(&region, world.profile.watch).context("long after the copier went on")?;
+    world.step("after the copier resumed");
+    // An open fence closes once the copier has resumed.
+    memory::stays(&region, world.profile.watch).context("long after the copier resumed")?;
     pair.works_again(world)?;
     world.step("the third peer");
     healthy.finish(world)?;
     fine_with(format!(
         "{fence:?} after {} ms{}",
         took.as_millis(),
-        if changed { ", landed late as said" } else { "" }
+        if changed { ", bytes landed late, as the open fence said" } else { "" }
     ))
 }
 
@@ -210,7 +221,7 @@ pub(crate) fn reached(world: &World) -> Result<Verdict> {
     let remote = pair.theirs("r", len, world.memory(), 1)?;
     let ours = world.region(&pair.a, len)?;
     pair.b.child()?.stop()?;
-    // For longer than the detection time: the session must outlive the silence.
+    // Longer than the detection time: the session must survive the silence.
     let until = Instant::now() + world.profile.detect * 2;
     while Instant::now() < until {
         ours.fill(0, len, 0)?;
@@ -242,7 +253,7 @@ pub(crate) fn deadline(world: &World) -> Result<Verdict> {
         let start = Instant::now();
         let transfer = match pair.peer.post(&batch.deadline(given)) {
             Ok(transfer) => transfer,
-            // The session may have been given up by now.
+            // The engine may have given the session up by now.
             Err(peerway::PostError::PeerGone) => continue,
             Err(other) => bail!("{what}: {other:?}"),
         };
@@ -258,9 +269,9 @@ pub(crate) fn deadline(world: &World) -> Result<Verdict> {
     if notes.is_empty() { fine() } else { fine_with(notes.join(", ")) }
 }
 
-/// A reader that does not empty its socket cannot keep the owner from having its fence.
+/// A reader that does not empty its socket cannot delay the owner's fence.
 pub(crate) fn reader_revoke(world: &World) -> Result<Verdict> {
-    // The session must outlive the revoke: a session that is given up releases its memory anyway.
+    // The session must outlive the revoke, because a session that is given up releases its memory.
     let detect = world.profile.limit;
     let mut pair = world.pair_with(&Options { detect, ..world.calm() })?;
     pair.b.accept()?;
@@ -270,7 +281,7 @@ pub(crate) fn reader_revoke(world: &World) -> Result<Verdict> {
     pair.b.import("x", &region.advertise(Access::READ_WRITE)?)?;
     pair.b.region("r", len, world.memory())?;
     pair.b.ask("fill r 2")?;
-    // Slowly, so that the reader stops in the middle.
+    // Slowly, so that the reader stops in the middle of the read.
     pair.b.ask("hook land 65536")?;
     pair.b.ask(&format!("post t p read r 0 x 0 {len}"))?;
     let until = Instant::now() + world.profile.limit / 2;
@@ -279,7 +290,7 @@ pub(crate) fn reader_revoke(world: &World) -> Result<Verdict> {
         std::thread::yield_now();
     }
     pair.b.child()?.stop()?;
-    // Until nothing more fits into what lies between the two.
+    // Wait until the socket buffers between the two are full.
     let mut served = 0;
     while served != pair.peer.stats().bytes_served {
         served = pair.peer.stats().bytes_served;
@@ -288,12 +299,15 @@ pub(crate) fn reader_revoke(world: &World) -> Result<Verdict> {
     ensure!(served < len, "everything was served before the reader stopped");
     let fence = region.revoke();
     ensure!(fence == Fence::Held, "the owner sends, yet the fence is {fence:?}");
-    // The owner may reuse the memory: nothing of what it becomes may be seen.
+    // The owner may reuse the memory. The reader must not see the new bytes.
     memory::fill_all(&region, 7)?;
     pair.b.child()?.go_on()?;
     let ended = pair.b.ask("wait t 20000")?;
     ensure!(ended != "none" && !ended.starts_with("Done"), "the revoked read: {ended}");
     pair.b.ask("hook off")?;
-    let new = pair.b.ask("countnew r 2 1").context("the reader saw bytes of after the revoke")?;
+    let new = pair
+        .b
+        .ask("countnew r 2 1")
+        .context("the reader received bytes written after the revoke")?;
     fine_with(format!("{} of {} KiB arrived", new.parse::<u64>().unwrap_or(0) >> 10, len >> 10))
 }

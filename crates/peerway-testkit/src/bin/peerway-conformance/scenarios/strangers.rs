@@ -1,4 +1,4 @@
-//! Addresses at which no peer is to be had: each a typed error, in bounded time.
+//! Addresses without a usable peer: each connect fails with a typed error, in bounded time.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -23,11 +23,11 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         let result = a.connect(metadata);
         let took = start.elapsed();
         let bound = world.options().connect + world.profile.slack;
-        ensure!(took < bound, "{what}: it took {took:?} to say so");
+        ensure!(took < bound, "{what}: the error took {took:?}");
         match result {
             Ok(peer) => bail!("{what}: connected to {peer:?}"),
             Err(error) => {
-                ensure!(!error.to_string().is_empty(), "{what}: no sentence");
+                ensure!(!error.to_string().is_empty(), "{what}: the error has no text");
                 Ok(error)
             }
         }
@@ -47,7 +47,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let closed = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let error = timed("a dead port", &to(closed).to_bytes())?;
     ensure!(matches!(error, ConnectError::Unreachable { .. }), "a dead port: {error:?}");
-    // TEST-NET-1: nobody lives there; a network may drop or refuse what is sent to it.
+    // TEST-NET-1 has no hosts. A network may drop or refuse packets to it.
     let nowhere = SocketAddr::from(([192, 0, 2, 7], 9));
     let error = timed("a dead address", &to(nowhere).to_bytes())?;
     ensure!(
@@ -96,7 +96,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         };
         ensure!(fits, "{what}: {error:?}");
     }
-    world.step("an endpoint with another name than was meant");
+    world.step("an endpoint with another incarnation than expected");
     let b = world.options().build()?;
     let wrong =
         Metadata { incarnation: Incarnation([9; 16]), ..Metadata::from_bytes(&b.metadata())? };
@@ -128,7 +128,7 @@ fn version_nine() -> Vec<u8> {
     bytes
 }
 
-/// Something that listens and is no peer. Its thread ends with the process.
+/// A listener that is not a peer. Its thread ends with the process.
 fn listener(answer: Answer) -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").context("a listener")?;
     let addr = listener.local_addr()?;

@@ -63,8 +63,8 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
                             }
                             other => bail!("a prepared transfer ended as {other:?}"),
                         };
-                        // One that nobody waits for: it may land at any time, so in memory of its
-                        // own.
+                        // A transfer without a waiter: it may land at any time, so it has its own
+                        // memory.
                         if random.one_in(4) {
                             drop(peer.post(&Batch::read(&unwatched.all(), &mine)?)?);
                             std::thread::sleep(Duration::from_millis(1));

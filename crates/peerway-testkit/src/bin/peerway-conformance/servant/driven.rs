@@ -1,4 +1,4 @@
-//! Orders about proxies: `proxy NAME ENDPOINT REGION`, `pcounter NAME COUNTER VALUE MS`.
+//! Orders about proxies: `proxy NAME ENDPOINT REGION` and `pcounter NAME COUNTER VALUE MS`.
 
 use anyhow::{Context, Result};
 use peerway::driven::Proxy;

@@ -1,4 +1,4 @@
-//! A peer that writes rubbish over everything it shares with its victims.
+//! A peer that overwrites everything it shares with its victims.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use peerway_testkit::random::Random;
 /// Bytes at the end of a segment that hold the gates of both sides.
 const GATES: u64 = 512 << 10;
 
-/// Writes random words over the shared segments of all sessions of this process, or over their gates
-/// alone.
+/// Writes random words over the shared segments of all sessions of this process, or over their
+/// gates alone.
 pub(crate) fn scribble(seed: u64, time: Duration, gates: bool) -> Result<String> {
     let segments = procfs::mappings_of("memfd:peerway-session")?;
     ensure!(!segments.is_empty(), "this process shares no session segment");
@@ -20,10 +20,10 @@ pub(crate) fn scribble(seed: u64, time: Duration, gates: bool) -> Result<String>
     while Instant::now() < until {
         for &(start, end) in &segments {
             for _ in 0..256 {
-                // Half of it goes to the first pages and the last: headers and gates are there.
+                // Half of the writes go to the first and last pages, which hold headers and gates.
                 let len = (end - start) as u64;
                 let at = match random.below(4) {
-                    // Few gates are in use, and those come first in each table.
+                    // Few gates are in use, and those are first in each table.
                     0 | 1 if gates => {
                         len - GATES + random.below(2) * (GATES / 2) + random.below(512)
                     }
@@ -38,8 +38,8 @@ pub(crate) fn scribble(seed: u64, time: Duration, gates: bool) -> Result<String>
                     2 => random.below(1 << 22),
                     _ => random.word(),
                 };
-                // SAFETY: the range is a shared mapping of this process, kept by its session; the
-                // store may tear what the engine reads there, which is the purpose.
+                // SAFETY: the range is a shared mapping of this process, which its session keeps
+                // mapped. The store may tear what the engine reads there, which is the purpose.
                 unsafe { ((start as u64 + at) as *mut u64).write_volatile(word) };
                 words += 1;
             }

@@ -1,10 +1,10 @@
-//! A peer in namespaces of its own.
+//! A peer in its own namespaces.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-/// Serves in new namespaces: this process makes them and runs itself again inside, since a new PID
-/// namespace begins with the next child.
+/// Serves in new namespaces. This process creates them and runs itself again inside, because a new
+/// PID namespace takes effect only for the next child.
 pub(crate) fn serve_apart(kinds: &[String]) -> ExitCode {
     let mut flags = 0;
     for kind in kinds {
@@ -16,15 +16,17 @@ pub(crate) fn serve_apart(kinds: &[String]) -> ExitCode {
             _ => 0,
         };
     }
-    // SAFETY: moves this process, which has one thread, to new namespaces.
+    // SAFETY: unshare takes no pointers. It moves this process, which has one thread, to new
+    // namespaces.
     if unsafe { libc::unshare(flags) } != 0 {
-        println!("err not permitted: {}", std::io::Error::last_os_error());
+        println!("err creating namespaces is not permitted: {}", std::io::Error::last_os_error());
         return ExitCode::FAILURE;
     }
     println!("ok apart");
     let mut command = Command::new("/proc/self/exe");
     command.arg("--serve");
-    // SAFETY: prctl is a plain system call, allowed between fork and exec.
+    // SAFETY: prctl is a plain system call that allocates nothing, so it may run between fork and
+    // exec.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -34,7 +36,7 @@ pub(crate) fn serve_apart(kinds: &[String]) -> ExitCode {
     match command.status() {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
-            println!("err cannot run again inside: {error}");
+            println!("err cannot start the peer inside the namespaces: {error}");
             ExitCode::FAILURE
         }
     }

@@ -1,6 +1,6 @@
-//! Threads of proxies have sessions of their own with a peer where lanes carry what they send.
+//! Each proxy thread has its own session with a peer if lanes carry its commands.
 //!
-//! One test, in a program of its own: it counts the threads and the sockets of the process.
+//! There is one test, in its own program, because it counts the threads and sockets of the process.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use peerway::{Endpoint, Pin};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Threads of this process that serve lanes.
+/// Progress threads of this process.
 fn serving_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
@@ -24,7 +24,7 @@ fn sockets() -> usize {
     targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
 }
 
-/// Whether it is so soon.
+/// Whether a condition holds soon.
 fn comes_to(mut is_so: impl FnMut() -> bool) -> bool {
     let until = Instant::now() + SOON;
     while Instant::now() < until {
@@ -39,7 +39,7 @@ fn comes_to(mut is_so: impl FnMut() -> bool) -> bool {
 #[test]
 fn each_thread_has_lanes_of_its_own() {
     for pin in [Pin::Tcp, Pin::LocalRing, Pin::LocalMap] {
-        // Those of the round before have been joined, which is a moment before the kernel forgets them.
+        // The threads of the previous round are joined. The kernel removes them a moment later.
         assert!(comes_to(|| serving_threads() == 0), "{pin}: {} at first", serving_threads());
         let endpoints = [0, 1].map(|_| Endpoint::builder().transport(pin).build().unwrap());
         let [a, b] = &endpoints;
@@ -53,19 +53,22 @@ fn each_thread_has_lanes_of_its_own() {
         let there = a.connect(&b.metadata()).unwrap();
         let back = b.accept(SOON).unwrap();
         let of_a_session = sockets() - listening;
-        // Both sides have proxies that know each other, and share what either opened.
+        // Both sides have proxies that know each other. They share the sub-sessions that either
+        // side opened.
         far.add_peer(0, &back, &near.peer_info().unwrap()).unwrap();
         near.add_peer(0, &there, &far.peer_info().unwrap()).unwrap();
-        // One for each endpoint, and two more, as the proxy has three threads. A thread names itself when it first runs.
+        // One thread for each endpoint, and two more for a proxy of three threads. A thread sets
+        // its name when it first runs.
         let (wanted, threads) = (2 * (1 + 2), serving_threads);
         assert!(comes_to(|| threads() == wanted), "{pin}: {} and not {wanted}", threads());
-        // And a session for each of them, whichever side opened it, but none where nothing goes by lanes.
+        // One session for each of them, whichever side opened it. There is only one if nothing goes
+        // by lanes.
         let sessions = if pin == Pin::LocalMap { 1 } else { 3 };
         let there_are = || (sockets() - listening) as f64 / of_a_session as f64;
         assert!(comes_to(|| there_are() == f64::from(sessions)), "{pin}: {} sessions", there_are());
         for endpoint in &endpoints {
-            assert_eq!(endpoint.peers().len(), 1, "{pin}: a thread is no peer");
-            assert!(endpoint.accept(Duration::from_millis(1)).is_err(), "{pin}: nor accepted");
+            assert_eq!(endpoint.peers().len(), 1, "{pin}: a sub-session is not a peer");
+            assert!(endpoint.accept(Duration::from_millis(1)).is_err(), "{pin}: not accepted");
         }
         let _armed = (near.arm(), far.arm());
         for ring in 0..4u64 {
@@ -82,9 +85,9 @@ fn each_thread_has_lanes_of_its_own() {
         assert_eq!(far.wait_counter(7, 4, SOON), 4, "{pin}");
         assert_eq!(near.wait_counter(9, 4, SOON), 4, "{pin}");
         if pin != Pin::LocalMap {
-            assert_eq!(there.stats().bytes_written, 48, "{pin}: of all threads");
+            assert_eq!(there.stats().bytes_written, 48, "{pin}: the sum over all threads");
         }
-        // With the peer its sub-sessions go, and every thread says so, on both sides.
+        // The sub-sessions end with the peer, and every thread reports that, on both sides.
         a.remove_peer(&there);
         for proxy in [&near, &far] {
             for ring in 0..4 {

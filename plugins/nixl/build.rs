@@ -1,4 +1,4 @@
-//! Compiles the C++ half, which NIXL's interface asks for.
+//! Compiles the C++ part of the plugin.
 
 const SOURCES: &[&str] = &["engine", "notifications", "plugin", "remote_agent", "request", "words"];
 
@@ -6,7 +6,7 @@ fn main() {
     let sources = SOURCES.iter().map(|name| format!("cpp/{name}.cpp"));
     cc::Build::new()
         .cpp(true)
-        // What NIXL itself is compiled as, and asks of its plugins.
+        // NIXL is compiled with this standard, and requires it of plugins.
         .std("c++20")
         .include("../../include")
         .flag("-fvisibility=hidden")
@@ -14,9 +14,10 @@ fn main() {
         .extra_warnings(true)
         .files(sources)
         .compile("peerway_nixl");
-    // Calls to the engine stay in this file, whatever else the process has loaded under the same names.
+    // Bind calls to the engine inside this library, even if the process has loaded other symbols
+    // with the same names.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // The threads of an endpoint may still run when NIXL lets go of the plugin.
+    // Never unload: the threads of an endpoint may still run when NIXL closes the plugin.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo::rerun-if-changed=cpp");
     println!("cargo::rerun-if-changed=../../include/peerway.h");

@@ -482,5 +482,5 @@ def test_in_a_stream(pinned: str) -> None:
             prepared.enqueue("a stream")
         host = ours.register(bytearray(SIZE))
         if pinned == "tcp":
-            with pytest.raises(peerway.GpuError, match="no place in a stream"):
+            with pytest.raises(peerway.GpuError, match="post it without a stream"):
                 peer.prepare_write(host, remote).enqueue(stream)

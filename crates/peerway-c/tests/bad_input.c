@@ -341,7 +341,7 @@ static void work(void) {
     SAYS(peerway_staged_release(staged, 1), PEERWAY_STATUS_NO_SUCH_STAGE, "there is no stage 1");
     SAYS(peerway_staged_poll(staged, 0, NULL), PEERWAY_STATUS_PENDING, NULL);
     SAYS(peerway_staged_poll(staged, 7, NULL), PEERWAY_STATUS_NO_SUCH_STAGE, "");
-    SAYS(peerway_staged_release_in(staged, 0, NULL), PEERWAY_STATUS_GPU, "no place in a stream");
+    SAYS(peerway_staged_release_in(staged, 0, NULL), PEERWAY_STATUS_GPU, "post it without a stream");
     OK(peerway_staged_release(staged, 0));
     SAYS(peerway_staged_release(staged, 0), PEERWAY_STATUS_ALREADY_RELEASED, "stage 0 was released already");
     OK(peerway_staged_wait(staged, 120 * SECOND, NULL));
@@ -350,7 +350,7 @@ static void work(void) {
     struct peerway_enqueued *enqueued;
     SAYS(peerway_peer_prepare(apart.peer, batch, &prepared), PEERWAY_STATUS_OTHER_PEER, "");
     OK(peerway_peer_prepare(two.peer, batch, &prepared));
-    SAYS(peerway_prepared_enqueue(prepared, NULL, &enqueued), PEERWAY_STATUS_GPU, "no place in a stream");
+    SAYS(peerway_prepared_enqueue(prepared, NULL, &enqueued), PEERWAY_STATUS_GPU, "post it without a stream");
     OK(peerway_prepared_free(prepared));
     OK(peerway_batch_free(batch));
 

@@ -1,12 +1,13 @@
-"""NIXL with UCX against NIXL with Peerway: the same program, the same buffers, in turns.
+"""Compares NIXL over UCX with NIXL over Peerway: the same program and the same buffers, in turns.
 
     python compare.py                     # local and tcp, all sizes
     python compare.py --modes tcp --sizes 4K,1M --descriptors 1,128
 
-Two processes on this host for either backend: one transfers, the other has the memory. A request is prepared once and
-posted again and again, and asked for its state until it is done, as programs with NIXL do. Rounds of the two backends
-take turns, and whoever's turn it is not is stopped: a backend that polls would else take the processors from one that
-sleeps. The medians are of all rounds, and the bytes that arrived are compared at the end of each row.
+Each backend has two processes on this host: one transfers, the other owns the memory. A request is
+prepared once, posted many times, and polled until it is done, as programs with NIXL do. Rounds of
+the two backends alternate. The processes of the other backend are stopped meanwhile, because a
+backend that polls would take CPU time from a backend that sleeps. The medians are over all rounds.
+The bytes are compared at the end of each row.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def bytes_of(text):
     return int(text)
 
 
-# What the four processes do ---------------------------------------------------------------------
+# The four processes ----------------------------------------------------------------------------
 
 
 def tell(what):
@@ -44,7 +45,7 @@ def tell(what):
 
 
 class Side:
-    """An agent with memory, that does what it is told."""
+    """An agent with memory that executes requests from its standard input."""
 
     def __init__(self, role, backend, mode, size, package):
         api = __import__(f"{package}._api", fromlist=["nixl_agent"])
@@ -52,7 +53,7 @@ class Side:
         self.agent = api.nixl_agent(role, api.nixl_agent_config(backends=[]))
         settings = {}
         if backend == "PEERWAY":
-            # Who is stopped for a round is not dead.
+            # A process that is stopped for a round must not count as dead.
             settings = {"detect": "1m", "transport": "tcp" if mode == "tcp" else "auto"}
         self.agent.create_backend(backend, settings)
         self.agent.register_memory([(self.memory.ctypes.data, size, 0, "")], "DRAM")
@@ -67,12 +68,12 @@ class Side:
         self.there = address
 
     def fill(self, seed, count, length):
-        """Bytes that are not the other side's."""
+        """Fills the memory with a pattern. The two sides use different seeds."""
         part = self.memory[: spread(count, length) * count]
         part[:] = np.resize(np.arange(251, dtype=np.uint8), part.nbytes) + np.uint8(seed)
 
     def sum(self, count, length):
-        """Of the blocks that a row transfers."""
+        """The sum of the blocks that a row transfers."""
         rows = self.memory[: spread(count, length) * count].reshape(count, -1)
         return int(rows[:, :length].sum(dtype=np.uint64))
 
@@ -88,7 +89,7 @@ class Side:
         return prepared
 
     def round(self, seconds):
-        """Pairs of the whole time and the time in the posting call."""
+        """Pairs of the total time and the time in the posting call."""
         taken, until = [], time.perf_counter() + seconds
         while not taken or time.perf_counter() < until:
             taken.append(self._once())
@@ -102,7 +103,7 @@ class Side:
             state = self.agent.check_xfer_state(self.request)
         ended = time.perf_counter()
         if state != "DONE":
-            raise SystemExit(f"a transfer ended as {state}")
+            raise SystemExit(f"a transfer ended with state {state}")
         return ended - begun, posted - begun
 
     def release(self):
@@ -110,7 +111,7 @@ class Side:
 
 
 def spread(count, length):
-    """Every second block of a region, so that NIXL does not merge them."""
+    """The distance between blocks. Several blocks have gaps, so that NIXL does not merge them."""
     return length if count == 1 else 2 * length
 
 
@@ -119,7 +120,7 @@ def descriptors(base, count, length):
     return np.stack([at, np.full(count, length, np.uint64), np.zeros(count, np.uint64)], axis=1)
 
 
-# Who tells them ---------------------------------------------------------------------------------
+# The controlling process -----------------------------------------------------------------------
 
 
 class Process:
@@ -137,7 +138,7 @@ class Process:
         return self._told()
 
     def _told(self):
-        # NIXL logs to the same place.
+        # NIXL logs to the same stream.
         for line in self.process.stdout:
             if line.startswith(MARK):
                 return json.loads(line[len(MARK) :])
@@ -203,7 +204,7 @@ def row(mode, op, count, length, pairs, seconds):
         with pair:
             blocks = {"count": count, "length": length}
             if pair.initiator.ask("sum", **blocks) != pair.target.ask("sum", **blocks):
-                raise SystemExit("other bytes arrived than were sent")
+                raise SystemExit("the received bytes differ from the sent ones")
             pair.initiator.ask("release")
     result = {"mode": mode, "op": op, "descriptors": count, "bytes": count * length}
     for backend, times in taken.items():
@@ -242,9 +243,9 @@ def main():
     parser.add_argument("--sizes", default=SIZES)
     parser.add_argument("--descriptors", default=f"1,128,{MANY}")
     parser.add_argument("--ops", default="WRITE,READ")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a backend and row")
-    parser.add_argument("--package", default="nixl_cu12", help="nixl_cu12 or nixl_cu13")
-    parser.add_argument("--json", help="the rows, for programs")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per backend and row")
+    parser.add_argument("--package", default="nixl_cu12", help="the NIXL package: nixl_cu12 or nixl_cu13")
+    parser.add_argument("--json", help="write the rows to this file as JSON")
     parser.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:

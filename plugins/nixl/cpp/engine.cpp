@@ -10,10 +10,10 @@
 
 namespace {
 
-// Parameters of NIXL's own backend for UCCL, which ours can take the place of. They have nothing to say here.
+// Parameters of NIXL's own UCCL backend, which this backend can replace. They have no effect here.
 constexpr const char *OF_UCCL[] = {"num_cpus", "in_python", "device_idx"};
 
-// A parameter's name as a setting's.
+// The name of the setting for a parameter.
 std::string as_setting(const std::string &parameter) {
     std::string name = "PEERWAY_";
     std::transform(parameter.begin(), parameter.end(), std::back_inserter(name), [](unsigned char letter) {
@@ -32,7 +32,7 @@ Engine::Engine(const nixlBackendInitParams *init) : nixlBackendEngine(init) {
     std::vector<std::pair<std::string, std::string>> texts;
     for (const auto &[parameter, value] : *init->customParams) {
         const bool is_of_uccl = std::find(std::begin(OF_UCCL), std::end(OF_UCCL), parameter) != std::end(OF_UCCL);
-        // Empty says nothing, whatever it is called: programs pass parameters of other backends so.
+        // Skip empty values of any name: programs pass empty parameters of other backends.
         if (!is_of_uccl && !value.empty()) {
             texts.emplace_back(as_setting(parameter), value);
         }
@@ -45,9 +45,10 @@ Engine::Engine(const nixlBackendInitParams *init) : nixlBackendEngine(init) {
     options.size = sizeof options;
     options.settings = settings.data();
     options.settings_count = settings.size();
-    // Listening from here on: NIXL hands the connection info out once the engine is made.
+    // The endpoint listens from here on, because NIXL distributes the connection info once the
+    // engine exists.
     if (peerway_endpoint_new(&options, endpoint.made()) != PEERWAY_STATUS_OK) {
-        say(localAgent, "cannot make the backend", peerway_last_error());
+        say(localAgent, "cannot create the backend", peerway_last_error());
         initErr = true;
     }
 }
@@ -63,7 +64,7 @@ nixl_status_t Engine::registerMem(const nixlBlobDesc &memory, const nixl_mem_t &
         return NIXL_ERR_NOT_SUPPORTED;
     }
     if (memory.len == 0) {
-        say(localAgent, about, "there is nothing to register");
+        say(localAgent, about, "the length is zero");
         return NIXL_ERR_INVALID_PARAM;
     }
     auto made = std::make_unique<LocalMemory>();
@@ -86,15 +87,15 @@ nixl_status_t Engine::registerMem(const nixlBlobDesc &memory, const nixl_mem_t &
 
 nixl_status_t Engine::deregisterMem(nixlBackendMD *memory) {
     const std::unique_ptr<LocalMemory> local(static_cast<LocalMemory *>(memory));
-    // The memory is freed next, so nobody may write to it any more when this returns.
+    // The program may free the memory after this call, so no agent may write to it any more.
     bool open = false;
     const auto status = peerway_region_revoke(local->region.get(), &open);
     if (status != PEERWAY_STATUS_OK) {
-        return failed(localAgent, "cannot take memory back", status);
+        return failed(localAgent, "cannot deregister memory", status);
     }
     if (open) {
-        say(localAgent, "memory that was taken back",
-            "an agent that may write to it did not answer in time: it must not be used for something else yet");
+        say(localAgent, "deregistered memory",
+            "an agent did not confirm in time that it no longer writes to the memory: do not reuse or free it yet");
         return NIXL_ERR_BACKEND;
     }
     return NIXL_SUCCESS;
@@ -113,11 +114,12 @@ nixl_status_t Engine::getConnInfo(std::string &out) const {
         out.resize(len);
         status = peerway_endpoint_metadata(endpoint.get(), out.data(), out.size(), &len);
     }
-    return status == PEERWAY_STATUS_OK ? NIXL_SUCCESS : failed(localAgent, "cannot tell where it listens", status);
+    return status == PEERWAY_STATUS_OK ? NIXL_SUCCESS : failed(localAgent, "cannot read the connection info", status);
 }
 
 nixl_status_t Engine::loadRemoteConnInfo(const std::string &name, const std::string &conn_info) {
-    // Looked at now, so that what is no connection info is told at once; connected when there is something to transfer.
+    // Check the connection info now, so that an error is reported at once. The connection is opened
+    // by the first transfer.
     peerway_incarnation incarnation{};
     const auto status = peerway_metadata_incarnation(conn_info.data(), conn_info.size(), &incarnation);
     if (status != PEERWAY_STATUS_OK) {
@@ -125,7 +127,7 @@ nixl_status_t Engine::loadRemoteConnInfo(const std::string &name, const std::str
     }
     const std::lock_guard lock(knowing);
     auto &known = agents[name];
-    // Told again what it knows, it keeps its session.
+    // If the same connection info is loaded again, keep the session.
     if (!known || known->conn_info() != conn_info) {
         known = std::make_shared<RemoteAgent>(conn_info);
     }
@@ -141,7 +143,7 @@ std::shared_ptr<RemoteAgent> Engine::agent(const std::string &name) const {
 nixl_status_t Engine::connected(const std::string &name, std::shared_ptr<Peer> &peer) const {
     const auto known = agent(name);
     if (!known) {
-        say(localAgent, "agent " + quoted(name), "its metadata was not loaded, or has no connection info of this backend");
+        say(localAgent, "agent " + quoted(name), "its metadata is not loaded, or has no connection info for this backend");
         return NIXL_ERR_NOT_FOUND;
     }
     const auto status = known->peer(endpoint, peer);
@@ -150,7 +152,8 @@ nixl_status_t Engine::connected(const std::string &name, std::shared_ptr<Peer> &
 
 nixl_status_t Engine::connect(const std::string &name) {
     if (name == localAgent) {
-        // Known, and connected to once there is a transfer to ourselves: most programs have none.
+        // Only load the connection info. The first transfer of the agent to itself connects, and
+        // most programs have none.
         std::string ours;
         const auto status = getConnInfo(ours);
         return status == NIXL_SUCCESS ? loadRemoteConnInfo(name, ours) : status;
@@ -160,7 +163,8 @@ nixl_status_t Engine::connect(const std::string &name) {
 }
 
 nixl_status_t Engine::disconnect(const std::string &name) {
-    // The session stays: the other agent may be using it for transfers of its own, and it goes with either of the two.
+    // The session stays open, because the other agent may use it for its own transfers. It closes
+    // with either agent.
     const std::lock_guard lock(knowing);
     return agents.erase(name) == 0 ? NIXL_ERR_NOT_FOUND : NIXL_SUCCESS;
 }
@@ -173,7 +177,7 @@ nixl_status_t Engine::loadRemoteMD(const nixlBlobDesc &memory,
     made->agent = agent(name);
     if (!made->agent || memory.metaInfo.size() != made->descriptor.size()) {
         say(localAgent, "cannot load memory of agent " + quoted(name),
-            made->agent ? "what describes it is not of this backend" : "its connection info was not loaded");
+            made->agent ? "its metadata is not from this backend" : "its connection info is not loaded");
         return made->agent ? NIXL_ERR_INVALID_PARAM : NIXL_ERR_NOT_FOUND;
     }
     made->addr = memory.addr;
@@ -217,7 +221,7 @@ nixl_status_t Engine::pairs(const nixl_meta_dlist_t &local,
             }
             last = to;
         }
-        // Offsets below zero come out too large, and the engine says so of those.
+        // An address below the region wraps to a large offset, which the engine refuses.
         pairs.push_back({from->region.get(), ours.addr - from->addr, imported->get(), theirs.addr - to->addr, ours.len});
     }
     return NIXL_SUCCESS;
@@ -233,14 +237,14 @@ nixl_status_t Engine::prepXfer(const nixl_xfer_op_t &operation,
     const size_t count = local.count();
     if (count != remote.count()) {
         say(localAgent, about,
-            std::to_string(count) + " descriptors here and " + std::to_string(remote.count()) + " there");
+            std::to_string(count) + " local descriptors, but " + std::to_string(remote.count()) + " remote ones");
         return NIXL_ERR_MISMATCH;
     }
     for (size_t i = 0; i < count; ++i) {
         if (local[i].len != remote[i].len) {
             say(localAgent, about,
-                "descriptor " + std::to_string(i) + " is of " + std::to_string(local[i].len) + " bytes here and of " +
-                    std::to_string(remote[i].len) + " there");
+                "descriptor " + std::to_string(i) + " has " + std::to_string(local[i].len) + " local bytes, but " +
+                    std::to_string(remote[i].len) + " remote ones");
             return NIXL_ERR_MISMATCH;
         }
     }
@@ -283,8 +287,8 @@ nixl_status_t Engine::checkXfer(nixlBackendReqH *handle) const {
 
 nixl_status_t Engine::releaseReqH(nixlBackendReqH *handle) const {
     auto *request = static_cast<Request *>(handle);
-    // Refuses by an exception. NIXL stores a status as the request's own, and frees the request at
-    // the next release.
+    // `stop` refuses with an exception. If it returned a status, NIXL would store it in the request
+    // and free the request at the next release.
     if (!request->stop()) {
         return NIXL_ERR_REPOST_ACTIVE;
     }
@@ -329,7 +333,7 @@ nixl_status_t Engine::genNotif(const std::string &name, const std::string &messa
     }
     const auto parts = packed(localAgent, message);
     if (parts.empty()) {
-        say(localAgent, "notification to agent " + quoted(name), std::to_string(message.size()) + " bytes are too long");
+        say(localAgent, "notification to agent " + quoted(name), std::to_string(message.size()) + " bytes are too many");
         return NIXL_ERR_INVALID_PARAM;
     }
     for (const auto &part : parts) {

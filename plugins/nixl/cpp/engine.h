@@ -1,4 +1,4 @@
-// The engine as a backend of NIXL.
+// The engine as a NIXL backend.
 #pragma once
 
 #include <memory>
@@ -65,10 +65,11 @@ class Engine : public nixlBackendEngine {
     nixl_status_t genNotif(const std::string &name, const std::string &message) const override;
 };
 
-// Memory that transfers can be of.
+// The supported kinds of memory.
 inline const nixl_mem_list_t MEMORIES = {DRAM_SEG, VRAM_SEG};
 
-// Parameters that are worth naming: settings of docs/configuration.md in small letters, without PEERWAY_. Any other of them is taken too.
+// The parameters that NIXL lists: names of settings in lower case, without PEERWAY_. The backend
+// also accepts every other setting of docs/configuration.md.
 inline constexpr const char *PARAMETERS[] = {
     "transport", "bind",    "advertise",       "interfaces", "lanes",        "shards",
     "deadline",  "detect",  "connect_timeout", "fence",      "notify_bytes", "log_level",

@@ -17,7 +17,7 @@ template <class T, peerway_status (*Free)(T *)> class Handle {
     }
     ~Handle() { Free(held); }
 
-    // Where a call puts a handle that it makes.
+    // The place for a handle that a call creates.
     T **made() {
         Free(std::exchange(held, nullptr));
         return &held;

@@ -1,8 +1,9 @@
-// What NIXL's core and a backend have in common, from NIXL 1.3 to 1.5: the values of its enums, the layout of what is passed, and the
-// order of the virtual functions. NIXL's wheels bring no headers, so these facts are written down here; `cargo xtask test --only nixl`
-// compares the virtual functions with those of the backends in the wheels, and runs the plugin in each of them.
+// The binary interface between NIXL's core and a backend, for NIXL 1.3 to 1.5: the values of its
+// enums, the layouts of its arguments, and the order of the virtual functions. NIXL's wheels
+// contain no headers, so this file states these facts. `cargo xtask test --only nixl` compares the
+// virtual functions with those of the backends in the wheels, and runs the plugin in each wheel.
 //
-// Classes are named as NIXL names them, because compiled names are part of what is compared.
+// Classes have NIXL's names, because the test compares mangled names.
 #pragma once
 
 #include <chrono>
@@ -42,11 +43,11 @@ enum class nixl_cost_t { analytical_backend };
 using nixl_b_params_t = std::unordered_map<std::string, std::string>;
 using nixl_mem_list_t = std::vector<nixl_mem_t>;
 using nixl_query_resp_t = std::optional<nixl_b_params_t>;
-// Who sent it, and what.
+// Pairs of the sender's name and the message.
 using notif_list_t = std::vector<std::pair<std::string, std::string>>;
 using nixlMemViewH = void *;
 
-// Of a descriptor list's entry.
+// An entry of a descriptor list.
 class nixlBasicDesc {
   public:
     uintptr_t addr;
@@ -54,13 +55,13 @@ class nixlBasicDesc {
     uint64_t devId;
 };
 
-// Memory to be registered, or a peer's with what its backend said of it.
+// Memory to register, or a peer's memory with the metadata of its backend.
 class nixlBlobDesc : public nixlBasicDesc {
   public:
     std::string metaInfo;
 };
 
-// What a backend knows of memory.
+// A backend's metadata of memory.
 class nixlBackendMD {
   protected:
     bool isPrivateMD;
@@ -70,7 +71,7 @@ class nixlBackendMD {
     virtual ~nixlBackendMD() = default;
 };
 
-// Memory to be transferred, with what the backend knows of the registration around it.
+// Memory to transfer, with the backend's metadata of its registration.
 class nixlMetaDesc : public nixlBasicDesc {
   public:
     nixlBackendMD *metadataP;
@@ -78,7 +79,7 @@ class nixlMetaDesc : public nixlBasicDesc {
 
 struct nixlRemoteMetaDesc;
 
-// Only ever handed in: NIXL makes these.
+// NIXL creates these lists. A backend only receives them.
 template <class T> class nixlDescList {
   protected:
     nixl_mem_t type;
@@ -95,20 +96,20 @@ using nixl_meta_dlist_t = nixlDescList<nixlMetaDesc>;
 using nixl_reg_dlist_t = nixlDescList<nixlBlobDesc>;
 using nixl_remote_meta_dlist_t = nixlDescList<nixlRemoteMetaDesc>;
 
-// What a backend keeps of a request.
+// The base of a backend's request.
 class nixlBackendReqH {
   public:
     virtual ~nixlBackendReqH() = default;
 };
 
-// What NIXL's bindings for Python throw where a request is still active. They recognise an exception
-// of the same name and base that a backend throws.
+// NIXL's Python bindings raise this exception if a request is still active. They also recognise it
+// by name and base when a backend throws it.
 class __attribute__((visibility("default"))) nixlRepostActiveError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
 };
 
-// What goes with a post.
+// Options of a post.
 struct nixlBackendOptionalArgs {
     std::string notifMsg;
     bool hasNotif = false;
@@ -117,7 +118,7 @@ struct nixlBackendOptionalArgs {
 
 struct nixlAgentOptionalArgs;
 
-// What a backend is made from.
+// The parameters of a backend's constructor.
 class nixlBackendInitParams {
   public:
     std::string localAgent;
@@ -129,12 +130,12 @@ class nixlBackendInitParams {
     bool enableTelemetry_ = false;
 };
 
-// Of another layout in every version. None is made here.
+// The layout differs between versions. This plugin creates none.
 struct nixlTelemetryEvent {
     uint64_t unknown;
 };
 
-// The base of every backend. NIXL reads the members by code of its own, so they are where it looks for them.
+// The base of every backend. NIXL's own code reads the members, so their layout must match.
 class nixlBackendEngine {
     std::string backendType;
     nixl_b_params_t customParams;
@@ -212,7 +213,7 @@ class nixlBackendEngine {
     }
 };
 
-// What a plugin hands to NIXL.
+// The table that a plugin returns to NIXL.
 class nixlBackendPlugin {
   public:
     int api_version;
@@ -226,7 +227,7 @@ class nixlBackendPlugin {
 
 constexpr int nixl_plugin_api_version = 1;
 
-// The layouts of the standard library that the wheels are built with, and of what is read here.
+// The layouts of the standard library that the wheels use, and of the structs above.
 static_assert(sizeof(void *) == 8 && sizeof(std::string) == 32 && sizeof(std::vector<int>) == 24);
 static_assert(sizeof(nixl_b_params_t) == 56 && sizeof(std::mutex) == 40);
 static_assert(sizeof(nixlBasicDesc) == 24 && offsetof(nixlBasicDesc, devId) == 16);

@@ -5,7 +5,8 @@
 
 namespace {
 
-// Begins every message. The number is of the layout: an agent with another one is told apart.
+// The header of every message. The last byte of the magic is the version of the layout, so messages
+// of another version are recognised.
 struct Head {
     char magic[4];
     uint32_t name_len;
@@ -16,9 +17,11 @@ struct Head {
 static_assert(sizeof(Head) == 24);
 
 constexpr char MAGIC[4] = {'P', 'W', 'N', 1};
-// The longest notification has so many parts, of a MiB. What a peer says of itself is held to it too.
+// The most parts of a notification, of about a MiB each. Numbers in received headers are checked
+// against it too.
 constexpr size_t MOST_PARTS = 1024;
-// Bytes of notifications whose last part has not come, with what keeps them. Far more than any program has under way.
+// The most bytes of unfinished notifications, including bookkeeping. Programs have far less in
+// flight.
 constexpr size_t MOST_UNFINISHED = size_t{1} << 30;
 
 std::atomic<uint64_t> last_id{0};
@@ -61,8 +64,8 @@ bool Arrivals::take(const std::array<uint8_t, 16> &incarnation,
     }
     if (std::memcmp(head.magic, MAGIC, sizeof MAGIC) != 0 || head.name_len > message.size() - sizeof head ||
         head.part >= head.parts || head.parts > MOST_PARTS) {
-        complaint = "a message of " + std::to_string(message.size()) +
-                    " bytes is no notification of a NIXL agent with this version of the backend, and was dropped";
+        complaint = "dropped a message of " + std::to_string(message.size()) +
+                    " bytes, which is not a notification of a NIXL agent with this version of the backend";
         return false;
     }
     std::string from = message.substr(sizeof head, head.name_len);
@@ -81,7 +84,7 @@ bool Arrivals::take(const std::array<uint8_t, 16> &incarnation,
         bytes += whole.bytes;
     }
     if (head.parts != whole.parts.size() || !whole.parts[head.part].empty() || part.empty()) {
-        complaint = "parts of a notification of agent '" + whole.from + "' do not fit together, and were dropped";
+        complaint = "dropped a part of a notification of agent '" + whole.from + "', which does not match its other parts";
         return false;
     }
     whole.bytes += part.size();
@@ -89,7 +92,7 @@ bool Arrivals::take(const std::array<uint8_t, 16> &incarnation,
     whole.parts[head.part] = std::move(part);
     if (--whole.missing > 0) {
         if (bytes > MOST_UNFINISHED) {
-            complaint = "notifications whose ends have not come take more than 1 GiB: the oldest was dropped";
+            complaint = "unfinished notifications take more than 1 GiB: dropped the oldest";
             forget_oldest();
         }
         return false;

@@ -1,7 +1,9 @@
 // Notifications between agents: of any length, with the sender's name, as messages of the engine.
 //
-// A message of the engine has a longest length, so a long notification goes in parts. Those of a transfer's notification go ahead of
-// it, all but the last, which the engine delivers after the transfer's bytes: so nobody sees any of it before.
+// The length of an engine message is limited, so a long notification is sent in parts. For a
+// notification of a transfer, all parts but the last are sent before the transfer. The engine
+// delivers the last part after the transfer's bytes, so the receiver does not see the notification
+// before.
 #pragma once
 
 #include <array>
@@ -14,12 +16,13 @@
 #include "handle.h"
 #include "nixl_abi.h"
 
-// The messages that a notification goes as, in order. None where it is longer than about a GiB, or the name is.
+// The messages of a notification, in order. Empty if the notification is longer than about 1 GiB,
+// or the name is too long.
 std::vector<std::string> packed(const std::string &from, const std::string &notification);
 
-// Puts notifications together from the messages that arrive.
+// Reassembles notifications from the messages that arrive.
 class Arrivals {
-    // Which endpoint sent it, and which of its notifications it is.
+    // The sending endpoint, and the number of the notification at that endpoint.
     using Key = std::pair<std::array<uint8_t, 16>, uint64_t>;
 
     struct Parts {
@@ -30,15 +33,16 @@ class Arrivals {
     };
 
     std::map<Key, Parts> unfinished;
-    // In the order in which they began, so that what a failed transfer left behind goes first when there is too much.
+    // In the order of their first part. If there are too many bytes, the oldest are dropped first:
+    // these are the remains of failed transfers.
     std::vector<Key> begun;
     size_t bytes = 0;
 
     void forget_oldest();
 
   public:
-    // Takes a message in; true where it completes a notification, which `who` and `what` become. `complaint` is for messages that
-    // make no sense, and for what had to be dropped.
+    // Adds a message. Returns true if it completes a notification, and sets `who` to the sender and
+    // `what` to the text. Sets `complaint` if the message is invalid or something was dropped.
     bool take(const std::array<uint8_t, 16> &incarnation,
               const std::string &message,
               std::string &who,

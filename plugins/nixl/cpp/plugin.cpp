@@ -1,4 +1,4 @@
-// How NIXL finds the backend.
+// The entry point of the plugin.
 
 #include <exception>
 
@@ -7,23 +7,24 @@
 
 namespace {
 
-// What NIXL may call a backend of this plugin: the name of the file it was loaded from.
+// The names under which NIXL may load the backend. NIXL takes the name from the file's name.
 constexpr const char *NAMES[] = {"PEERWAY", "UCCL"};
 
 nixlBackendEngine *create(const nixlBackendInitParams *init) {
-    // Nothing tells which version of NIXL asks. Where the parameters are not where they are looked for, the name is none.
+    // NIXL does not pass its version. If the layout of the parameters differs, `type` is not one of
+    // the names.
     bool is_known = false;
     for (const auto *name : NAMES) {
         is_known = is_known || init->type == name;
     }
     if (!is_known || init->customParams == nullptr) {
-        say("?", "cannot make the backend", "this NIXL passes other parameters than 1.3 to 1.5, which this plugin is for");
+        say("?", "cannot create the backend", "this NIXL is incompatible: the plugin supports NIXL 1.3 to 1.5");
         return nullptr;
     }
     try {
         return new Engine(init);
     } catch (const std::exception &error) {
-        say(init->localAgent, "cannot make the backend", error.what());
+        say(init->localAgent, "cannot create the backend", error.what());
         return nullptr;
     }
 }
@@ -39,7 +40,7 @@ const char *name() {
 nixl_b_params_t parameters() {
     nixl_b_params_t all;
     for (const auto *parameter : PARAMETERS) {
-        // Empty is as the environment says, or as usual.
+        // An empty value means the environment's value, or the default.
         all.emplace(parameter, "");
     }
     return all;

@@ -1,4 +1,4 @@
-// An agent that transfers go to, and its memory.
+// A remote agent and its memory.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 using Descriptor = std::array<uint8_t, PEERWAY_DESCRIPTOR_LEN>;
 
-// Who it is, and the session with it, which is made when it is first needed.
+// The identity of an agent, and the session with it. The session is opened when it is first needed.
 class RemoteAgent {
     const std::string metadata;
     std::mutex connecting;
@@ -22,11 +22,12 @@ class RemoteAgent {
 
     const std::string &conn_info() const { return metadata; }
 
-    // The session: connects where there is none, or where it broke. One agent's silence holds up nobody else's.
+    // Returns the session. Connects if there is none, or if it broke. The lock is per agent, so an
+    // unresponsive agent does not delay connections to others.
     peerway_status peer(const Endpoint &endpoint, std::shared_ptr<Peer> &peer);
 };
 
-// Memory of ours.
+// Local memory.
 class LocalMemory : public nixlBackendMD {
   public:
     LocalMemory() : nixlBackendMD(true) {}
@@ -37,10 +38,10 @@ class LocalMemory : public nixlBackendMD {
     Descriptor descriptor{};
 };
 
-// Memory of an agent's, ours too where it is for transfers to ourselves.
+// Memory of an agent. For transfers of an agent to itself, it is local memory.
 class RemoteMemory : public nixlBackendMD {
     std::mutex importing;
-    // Of the session it was imported in: a new one has to ask again.
+    // The session of the import. A new session needs a new import.
     std::shared_ptr<Peer> session;
     std::shared_ptr<Remote> imported;
 
@@ -52,6 +53,7 @@ class RemoteMemory : public nixlBackendMD {
     size_t len = 0;
     Descriptor descriptor{};
 
-    // What transfers name it by. The first call in a session asks the agent.
+    // Returns the imported memory for transfers. The first call in a session sends a request to the
+    // agent.
     peerway_status remote(const std::shared_ptr<Peer> &peer, std::shared_ptr<Remote> &remote);
 };

@@ -7,10 +7,10 @@
 
 namespace {
 
-// A cancelled transfer ends within the fence deadline. This bound covers an engine that breaks its
-// promise.
+// A cancelled transfer ends within the fence deadline. This bound is a safeguard against a bug in
+// the engine.
 constexpr uint64_t AT_MOST_NS = 60'000'000'000;
-// Agents have no use for counters, so counting one does nothing but be answered.
+// Agents do not use counters, so raising one only tests whether the peer answers.
 constexpr uint32_t UNUSED_COUNTER = 0;
 
 } // namespace
@@ -59,14 +59,16 @@ nixl_status_t Request::check() {
     }
     told = answer(peerway_transfer_poll(transfer.get(), nullptr));
     if (told == NIXL_IN_PROG) {
-        // Programs ask in a loop. The thread that serves the transfer at the other end, on this host, may be waiting for this very core.
+        // Programs poll in a loop. On one host, the thread that serves the transfer at the other
+        // end may need this core.
         std::this_thread::yield();
     }
     return told;
 }
 
-// The answer for NIXL. NIXL frees a request whose end it was told, whatever the backend says to the
-// release. So a transfer is in progress for NIXL until its fence holds, or no proof can arrive.
+// The answer for NIXL. Once NIXL knows the end of a request, it frees the request even if the
+// backend refuses the release. So a transfer is in progress for NIXL until its fence is held, or
+// until no proof can arrive any more.
 nixl_status_t Request::answer(peerway_status status) {
     if (status == PEERWAY_STATUS_PENDING) {
         return NIXL_IN_PROG;
@@ -80,19 +82,19 @@ nixl_status_t Request::answer(peerway_status status) {
     if (asked == PEERWAY_STATUS_PENDING || fence == PEERWAY_FENCE_OPEN) {
         if (!said_open) {
             say(agent, about,
-                "bytes of it may still land: the agent did not answer for them in time. "
-                "The request is in progress until the agent goes on or dies");
+                "its bytes may still land, because the agent did not confirm in time. "
+                "The request stays in progress until the agent answers or dies");
         }
         said_open = true;
         return NIXL_IN_PROG;
     }
     if (fence == PEERWAY_FENCE_LOST) {
         say(agent, about,
-            "the session is over, and the agent did not confirm that nothing lands any more");
+            "the session ended, and the agent never confirmed that no byte can land any more");
     } else if (said_open) {
-        say(agent, about, "nothing of it can land any more");
+        say(agent, about, "its bytes can no longer land");
     }
-    // NIXL does not ask again, so the transfer is let go of.
+    // NIXL does not poll this transfer again, so free it.
     transfer = Transfer();
     if (taken_back) {
         return status == PEERWAY_STATUS_OK ? NIXL_ERR_NOT_ALLOWED : in_nixls_words(status);
@@ -100,8 +102,9 @@ nixl_status_t Request::answer(peerway_status status) {
     if (given_up || (status != PEERWAY_STATUS_REVOKED && status != PEERWAY_STATUS_REMOTE_ACCESS)) {
         return in_nixls_words(status);
     }
-    // An agent that leaves takes its memory back first, and may be gone by now without our having heard of it. NIXL is to know which it is:
-    // a disconnect has it forget the agent.
+    // An agent that shuts down revokes its memory first, so it may be gone already. NIXL must know
+    // which case it is, because it forgets an agent after a disconnect. Raise a counter to find
+    // out.
     taken_back = true;
     said_end = said_open = false;
     status = peerway_peer_count(peer->get(), UNUSED_COUNTER, transfer.made());
@@ -119,10 +122,10 @@ bool Request::stop() {
         return true;
     }
     if (told == NIXL_IN_PROG) {
-        throw nixlRepostActiveError("bytes of the transfer may still land: release it again later");
+        throw nixlRepostActiveError("bytes of the transfer may still land: release the request again later");
     }
-    // NIXL frees its handle now, and heeds neither an answer nor an exception.
+    // NIXL frees its handle now, and ignores both a status and an exception.
     say(agent, about,
-        "it was released while bytes of it may still land, and is kept until the process ends");
+        "the request was released while its bytes may still land; the backend keeps it until the process ends");
     return false;
 }

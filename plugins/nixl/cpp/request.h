@@ -1,4 +1,4 @@
-// A request: prepared once, posted many times.
+// A request. It is prepared once and posted many times.
 #pragma once
 
 #include <memory>
@@ -17,15 +17,17 @@ class Request : public nixlBackendReqH {
 
     std::mutex changing;
     Transfer transfer;
-    // The last answer of post() or check(). While it is NIXL_IN_PROG, NIXL heeds how releaseReqH
-    // ends. Otherwise NIXL calls it from a destructor.
+    // The last result of post() or check(). While it is NIXL_IN_PROG, NIXL respects the result of
+    // releaseReqH. Otherwise NIXL calls releaseReqH from a destructor.
     nixl_status_t told = NIXL_ERR_NOT_POSTED;
-    // Whether the lines were logged that a post has once: its end, and that its fence is open.
+    // Whether the failure and the open fence of the current post have been logged. Each is logged
+    // once.
     bool said_end = false;
     bool said_open = false;
-    // The memory was taken back. `transfer` is a question to its owner from then on: whether it is still there.
+    // The owner revoked the memory. From then on, `transfer` only tests whether the owner still
+    // lives.
     bool taken_back = false;
-    // NIXL wants it released, so whether the agent is still there is of no interest.
+    // NIXL releases the request, so it does not matter whether the agent still lives.
     bool given_up = false;
 
     nixl_status_t answer(peerway_status status);
@@ -34,14 +36,15 @@ class Request : public nixlBackendReqH {
     Request(std::string our_agent, const std::string &remote_agent)
         : agent(std::move(our_agent)), about("transfer with agent '" + remote_agent + "'") {}
 
-    // Has it ready to be posted.
+    // Prepares the request.
     nixl_status_t prepare(const std::shared_ptr<Peer> &to, const Batch &batch);
-    // Posts it, with a notification after its bytes where there is one.
+    // Posts the request. If `notification` is not null, it follows the bytes.
     nixl_status_t post(const std::string *notification);
-    // Where it is.
+    // Polls the request and returns its state.
     nixl_status_t check();
-    // Stops it, if it is under way, and waits for its end, at most for the fence deadline.
-    // True: it can be deleted. Throws nixlRepostActiveError where bytes of it may still land.
-    // False: they may still land, and NIXL heeds no answer, so the request must be kept.
+    // Cancels the request if it is in flight, and waits for its end, at most for the fence
+    // deadline. Returns true if the request can be deleted. Throws nixlRepostActiveError if its
+    // bytes may still land. Returns false if its bytes may still land and NIXL ignores the result:
+    // the request must be kept.
     bool stop();
 };

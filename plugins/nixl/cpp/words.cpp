@@ -8,14 +8,14 @@ nixl_status_t in_nixls_words(peerway_status status) {
         return NIXL_SUCCESS;
     case PEERWAY_STATUS_PENDING:
         return NIXL_IN_PROG;
-    // Who is not there, or is there no more. NIXL takes this for the end of the agent.
+    // The peer does not exist, or no longer exists. NIXL then forgets the agent.
     case PEERWAY_STATUS_PEER_GONE:
     case PEERWAY_STATUS_PEER_SILENT:
     case PEERWAY_STATUS_UNREACHABLE:
     case PEERWAY_STATUS_TIMED_OUT:
     case PEERWAY_STATUS_OTHER_INCARNATION:
         return NIXL_ERR_REMOTE_DISCONNECT;
-    // NIXL has no word for a deadline. The transfer was stopped by it, with a fence, as by a cancel.
+    // NIXL has no status for a deadline. A deadline stops the transfer with a fence, like a cancel.
     case PEERWAY_STATUS_DEADLINE:
     case PEERWAY_STATUS_CANCELLED:
         return NIXL_ERR_CANCELED;
@@ -46,7 +46,7 @@ nixl_status_t in_nixls_words(peerway_status status) {
 }
 
 void say(const std::string &agent, const std::string &about, const std::string &sentence) {
-    // Put together first, so that lines of several threads do not mix.
+    // A single write, so that lines of several threads do not interleave.
     const std::string line = "[PEERWAY] agent '" + agent + "': " + about + ": " + sentence + "\n";
     std::fputs(line.c_str(), stderr);
 }

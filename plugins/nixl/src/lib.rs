@@ -1,26 +1,27 @@
-//! `libplugin_PEERWAY.so`: the engine as a backend of NIXL.
+//! `libplugin_PEERWAY.so`: the engine as a NIXL backend.
 //!
-//! NIXL's interface for backends is a C++ class, so the backend is C++ (`cpp/`), written on `include/peerway.h` alone. This crate puts
-//! it and the engine into one file that needs nothing else, and shows the two calls by which NIXL finds its way in.
+//! NIXL's interface for backends is a C++ class, so the backend is written in C++ (`cpp/`), on top
+//! of `include/peerway.h` alone. This crate links the backend and the engine into one
+//! self-contained file, and exports the two entry points that NIXL calls.
 
-#![allow(non_snake_case, reason = "the file's name is NIXL's to choose")]
+#![allow(non_snake_case, reason = "NIXL dictates the file name")]
 
 use std::ffi::c_void;
 
-// What the C++ half calls.
+// The C++ code calls this crate's C functions.
 use peerway_c as _;
 
 unsafe extern "C" {
     fn peerway_nixl_plugin() -> *mut c_void;
 }
 
-/// NIXL's first call: the table of what the plugin does.
+/// NIXL's first call. Returns the table of the plugin's functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn nixl_plugin_init() -> *mut c_void {
-    // SAFETY: takes nothing and gives the address of a table that is never freed.
+    // SAFETY: the function takes no argument, and returns the address of a static table.
     unsafe { peerway_nixl_plugin() }
 }
 
-/// NIXL's last call. Nothing is left to be done: engines clean up after themselves.
+/// NIXL's last call. It has nothing to do, because each engine cleans up when it is destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn nixl_plugin_fini() {}

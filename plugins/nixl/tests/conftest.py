@@ -1,6 +1,7 @@
-"""What the tests of the NIXL backend have in common.
+"""Fixtures of the tests of the NIXL backend.
 
-They run in a real NIXL: `PEERWAY_NIXL` names its package (`nixl_cu12`, as usual), which has found the plugin by itself.
+The tests run in a real NIXL, in which the plugin is installed. `PEERWAY_NIXL` names its package
+(default `nixl_cu12`).
 """
 
 import json
@@ -21,12 +22,12 @@ import nixl_of_tests as of_tests
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes its time, and is the same with every version of NIXL")
+    config.addinivalue_line("markers", "slow: takes long, and does not depend on the version of NIXL")
 
 
 @pytest.fixture
 def two():
-    """Two agents in one process, each with a MiB, that know each other."""
+    """Two agents in one process, each with 1 MiB, that have loaded each other's metadata."""
     pair = of_tests.pair()
     yield pair
     for side in pair:
@@ -35,7 +36,7 @@ def two():
 
 @pytest.fixture
 def peer_process():
-    """Starts further processes with an agent each; ends what is left of them."""
+    """Starts further processes with an agent each, and kills them after the test."""
     started = []
 
     def start(size=1 << 20, **settings):
@@ -49,7 +50,7 @@ def peer_process():
 
 
 class PeerProcess:
-    """Another process with an agent, that does what it is told: see `peer.py`."""
+    """Another process with an agent that executes requests: see `peer.py`."""
 
     def __init__(self, size, settings):
         self.name = f"peer-{uuid.uuid4().hex[:8]}"
@@ -76,7 +77,7 @@ class PeerProcess:
         return self._answer()
 
     def _answer(self):
-        # NIXL logs to the same place.
+        # NIXL logs to the same stream.
         mark = of_tests.MARK.encode()
         while True:
             line = self._line()
@@ -100,7 +101,7 @@ class PeerProcess:
         return bytes.fromhex(self.ask("bytes", offset=offset, length=length))
 
     def notifications(self, count):
-        """As many as were expected, or what came of them in time."""
+        """The expected number of notifications, or those that arrived in time."""
         found, deadline = [], time.monotonic() + of_tests.WATCHDOG
         while len(found) < count and time.monotonic() < deadline:
             for name, messages in self.ask("notifications").items():
@@ -132,7 +133,7 @@ def thread_states(pid):
 
 
 class Log:
-    """The lines of the backend on the standard error since the test began."""
+    """The lines of the backend on standard error since the test began."""
 
     def __init__(self, capfd):
         self._capfd = capfd

@@ -1,4 +1,4 @@
-"""An agent with memory, as the tests and the processes that they start have one."""
+"""An agent with memory, for the tests and the processes that they start."""
 
 import importlib
 import os
@@ -11,14 +11,14 @@ MARK = "@ "
 PACKAGE = os.environ.get("PEERWAY_NIXL", "nixl_cu12")
 BACKEND = os.environ.get("PEERWAY_NIXL_BACKEND", "PEERWAY")
 
-# Seconds after which a test gives up. It passes as soon as what it waits for holds, so this is
-# generous enough for a busy machine.
+# Seconds after which a test gives up. A test passes as soon as its condition holds, so this value
+# can be generous for busy machines.
 WATCHDOG = 180.0
 
 api = importlib.import_module(f"{PACKAGE}._api")
 bindings = importlib.import_module(f"{PACKAGE}._bindings")
 
-# What NIXL raises where it got another status than success.
+# The exceptions that NIXL raises for a status other than success.
 REFUSED = tuple(kind for name, kind in vars(bindings).items() if name.startswith("nixl") and name.endswith("Error"))
 
 
@@ -32,14 +32,14 @@ def until(condition, what):
 
 
 class Side:
-    """An agent, its memory, and transfers between that and another's."""
+    """An agent, its memory, and transfers between its memory and another agent's."""
 
     def __init__(self, name=None, size=1 << 20, memory=None, settings=None, threads=False):
         self.name = name or f"agent-{uuid.uuid4().hex[:8]}"
         self.memory = np.zeros(size, np.uint8) if memory is None else memory
         config = api.nixl_agent_config(backends=[])
         if threads:
-            # NIXL's agents are for one thread unless they are told.
+            # By default, only one thread may use an agent of NIXL.
             config.sync_mode = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
         self.agent = api.nixl_agent(self.name, config)
         self.agent.create_backend(BACKEND, settings or {})
@@ -51,7 +51,7 @@ class Side:
         return self.memory.ctypes.data
 
     def descriptors(self, *ranges, base=None):
-        """Of (offset, length) pairs, of our memory or of another's that begins at `base`."""
+        """Descriptors of (offset, length) pairs, in the own memory or in memory that begins at `base`."""
         base = self.address if base is None else base
         listed = [(base + offset, length, 0) for offset, length in ranges]
         return self.agent.get_xfer_descs(listed, "DRAM")
@@ -62,7 +62,7 @@ class Side:
         return self.agent.initialize_xfer(op, local, remote, name, message)
 
     def run(self, handle, message=b""):
-        """Posts it and says how it ended."""
+        """Posts the request and returns its final state."""
         state = self.agent.transfer(handle, message) if message else self.agent.transfer(handle)
         return self.ended(handle, state)
 
@@ -74,7 +74,7 @@ class Side:
         return state
 
     def notifications(self, count=1, timeout=WATCHDOG):
-        """As many as were expected, or what came of them in time."""
+        """The expected number of notifications, or those that arrived in time."""
         found, deadline = [], time.monotonic() + timeout
         while len(found) < count and time.monotonic() < deadline:
             for name, messages in self.agent.get_new_notifs().items():
@@ -88,7 +88,7 @@ class Side:
 
 
 def pair(**settings):
-    """Two agents that know each other."""
+    """Two agents that have loaded each other's metadata."""
     a, b = Side(settings=settings), Side(settings=settings)
     a.agent.add_remote_agent(b.agent.get_agent_metadata())
     b.agent.add_remote_agent(a.agent.get_agent_metadata())
@@ -96,7 +96,7 @@ def pair(**settings):
 
 
 def release(side, request):
-    """Asks until the request is released."""
+    """Retries until the request is released."""
 
     def is_released():
         try:

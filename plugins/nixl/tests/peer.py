@@ -1,4 +1,4 @@
-"""The other process of a test: an agent that does what it is told on its standard input."""
+"""The other process of a test: an agent that executes requests from its standard input."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def do_fill(side, value):
 
 
 def do_only(side, value):
-    """Whether all of the memory holds this."""
+    """Whether every byte of the memory has this value."""
     return bool((side.memory == value).all())
 
 
@@ -39,7 +39,7 @@ def do_notifications(side):
 
 
 def do_write(side, metadata, address, length):
-    """Writes to the one that asks, as its peers do to us."""
+    """Writes to the memory of the requesting agent."""
     name = side.agent.add_remote_agent(bytes.fromhex(metadata))
     name = name.decode() if isinstance(name, bytes) else name
     side.memory[:length] = 0x77
@@ -48,7 +48,7 @@ def do_write(side, metadata, address, length):
 
 
 def do_forget(side):
-    """Takes its memory back."""
+    """Deregisters the memory."""
     side.agent.deregister_memory(side.registered)
     return True
 

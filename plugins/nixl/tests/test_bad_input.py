@@ -1,4 +1,4 @@
-"""What makes no sense: NIXL's proper status, one line that says what it was, and an agent that lives on."""
+"""Invalid input: it gives the right NIXL status and one log line, and the agent stays usable."""
 
 import struct
 
@@ -6,13 +6,13 @@ import pytest
 from conftest import pattern
 from nixl_of_tests import BACKEND, REFUSED, Side, api
 
-# How an endpoint's metadata begins.
+# The first bytes of an endpoint's metadata.
 MAGIC = b"PWMD"
 
 
 @pytest.fixture
 def lives(two):
-    """Two agents; afterwards they still transfer."""
+    """Two agents, which must still be able to transfer after the test."""
     a, b = two
     yield a, b
     a.memory[:64] = pattern(64)
@@ -59,7 +59,8 @@ def test_metadata_that_is_none(lives):
 
 
 def test_connection_info_that_is_not_ours(lives, capfd):
-    # NIXL itself does not survive metadata of its own that was changed, so only the backend's part of it is.
+    # NIXL itself crashes on corrupted metadata of its own, so the test corrupts only the backend's
+    # part.
     a, _ = lives
     other = Side()
     metadata = other.agent.get_agent_metadata()
@@ -74,15 +75,15 @@ def test_connection_info_that_is_not_ours(lives, capfd):
     other.close()
 
 
-def test_an_agent_that_nobody_loaded(lives):
+def test_an_agent_that_is_not_loaded(lives):
     a, b = lives
     with pytest.raises(Exception, match="(?i)not.?found"):
-        a.request("WRITE", [(0, 64)], [(0, 64)], "nobody", b.address)
+        a.request("WRITE", [(0, 64)], [(0, 64)], "unknown", b.address)
     with pytest.raises(Exception, match="(?i)not.?found"):
-        a.agent.send_notif("nobody", b"hello")
+        a.agent.send_notif("unknown", b"hello")
 
 
-def test_memory_that_nobody_registered(lives):
+def test_memory_that_is_not_registered(lives):
     a, b = lives
     outside = pattern(64)
     local = a.agent.get_xfer_descs([(outside.ctypes.data, 64, 0)], "DRAM")
@@ -124,7 +125,8 @@ def test_no_memory_at_all(lives):
 
 
 def test_a_request_is_not_posted_twice_at_once(peer_process):
-    # A stopped peer keeps the first post from ending, and is not held dead meanwhile.
+    # A stopped peer keeps the first post in progress. With these settings it does not count as
+    # dead.
     settings = {"transport": "tcp", "detect": "120s", "deadline": "120s"}
     size = 128 << 20
     peer = peer_process(size=size, **settings)
@@ -141,13 +143,14 @@ def test_a_request_is_not_posted_twice_at_once(peer_process):
 
 
 def test_messages_that_are_no_notifications(lives, capfd):
-    # A peer that is no agent can send what it likes: numbers of parts that nobody has memory for, too.
-    peerway = pytest.importorskip("peerway", reason="the peerway package, which plays the stranger, is not installed")
+    # A peer that is no NIXL agent can send anything, also a number of parts that would exhaust
+    # memory.
+    peerway = pytest.importorskip("peerway", reason="the peerway package, which sends the messages, is not installed")
     a, b = lives
     metadata = b.agent.get_agent_metadata()
     at = metadata.index(MAGIC)
     with peerway.Endpoint() as stranger:
-        # What follows the addresses is NIXL's; an endpoint's metadata has an end of its own.
+        # The bytes after the addresses belong to NIXL, so cut the endpoint's metadata at its end.
         peer = stranger.connect(metadata[at : end_of_metadata(metadata, at)])
         head = lambda name, part, parts: struct.pack("<4sIQII", b"PWN\x01", name, 7, part, parts)  # noqa: E731
         for message in [
@@ -167,7 +170,7 @@ def test_messages_that_are_no_notifications(lives, capfd):
 
 
 def end_of_metadata(metadata, at):
-    """Its magic, version, incarnation and addresses, each a family, an IP address and a port."""
+    """The end of the metadata: magic, version, incarnation and addresses (family, IP address, port)."""
     at += len(MAGIC) + 1 + 16
     count, at = metadata[at], at + 1
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Peers that die, stop, come back, or take their memory away; requests that are given up."""
+"""Peers that die, stop, come back, or deregister their memory, and requests that are released early."""
 
 import time
 
@@ -19,13 +19,13 @@ def test_a_killed_peer_is_a_disconnect(peer_process, op):
     peer.kill()
     try:
         ended = side.ended(request)
-        # It was sooner done than killed; the next one is not.
+        # The transfer finished before the kill. Post again until one fails.
         while ended == "DONE":
             ended = side.run(request)
     except Exception as error:
         ended = error
     assert "DISCONNECT" in str(ended).upper(), ended
-    # NIXL has forgotten the agent, and this one serves others.
+    # NIXL has forgotten the dead agent. This agent still works with others.
     other = peer_process()
     side.agent.add_remote_agent(other.metadata)
     assert side.run(side.request("WRITE", [(0, 64)], [(0, 64)], other.name, other.address)) == "DONE"
@@ -33,7 +33,8 @@ def test_a_killed_peer_is_a_disconnect(peer_process, op):
 
 
 def test_a_stopped_peer_ends_a_transfer(peer_process):
-    # By TCP no proof can come from a silent peer: the end is told when the peer's lease is over.
+    # Over TCP, no proof can come from a silent peer. The end is reported when the peer's lease
+    # expires.
     peer = peer_process(size=256 << 20, **TCP)
     side = Side(size=256 << 20, settings=TCP)
     side.agent.add_remote_agent(peer.metadata)
@@ -48,7 +49,7 @@ def test_a_stopped_peer_ends_a_transfer(peer_process):
 
 
 def test_a_deadline_ends_a_transfer_that_stands_still(peer_process, log):
-    # The peer lives, and is not silent for long enough to be held dead.
+    # The peer is stopped, but not silent long enough to count as dead.
     settings = {"deadline": "300ms", "detect": "120s", "transport": "tcp"}
     peer = peer_process(size=256 << 20, **settings)
     side = Side(size=256 << 20, settings=settings)
@@ -63,7 +64,7 @@ def test_a_deadline_ends_a_transfer_that_stands_still(peer_process, log):
         return log.lines("the deadline passed")
 
     until(has_ended, "the deadline ends the transfer")
-    # What was sent may still land, so NIXL is told the end when the peer has answered for it.
+    # The sent bytes may still land, so NIXL learns of the end only after the peer has confirmed.
     peer.go_on()
     with pytest.raises(Exception, match="(?i)cancel"):
         side.ended(request)
@@ -84,7 +85,7 @@ def test_what_was_released_writes_nothing_any_more(peer_process, transport):
         request = side.request("WRITE", whole, whole, peer.name, peer.address)
         if side.agent.transfer(request) == "PROC":
             release(side, request)
-        # Whoever has the memory now finds his bytes in it, and no others.
+        # The memory can be reused: no byte of the released request changes it any more.
         peer.ask("fill", value=turn)
         time.sleep(0.05)
         assert peer.ask("only", value=turn)
@@ -116,8 +117,8 @@ def test_a_peer_that_comes_back_is_another_and_can_be_loaded_anew(peer_process):
     assert side.run(request) == "DONE"
     first.kill()
     with pytest.raises(Exception, match="(?i)disconnect"):
-        # Until its end is noticed, a small write may still be done.
-        until(lambda: side.run(request) != "DONE", "the peer's end is noticed")
+        # Until the peer's death is detected, a small write may still succeed.
+        until(lambda: side.run(request) != "DONE", "the peer's death is detected")
     second = peer_process(**TCP)
     side.agent.add_remote_agent(second.metadata)
     request = side.request("WRITE", [(0, 64)], [(0, 64)], second.name, second.address)

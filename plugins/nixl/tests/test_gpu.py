@@ -1,4 +1,4 @@
-"""Memory of GPUs (VRAM) through NIXL: on a GPU, or on the fake driver that `PEERWAY_CUDA_SO` names."""
+"""GPU memory (VRAM) through NIXL, on a GPU or on the stand-in driver that `PEERWAY_CUDA_SO` names."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../../python/tests"))
 
-pytest.importorskip("peerway", reason="the peerway package, which makes memory of GPUs, is not installed")
+pytest.importorskip("peerway", reason="the peerway package, which allocates GPU memory, is not installed")
 
 import gpu_support  # noqa: E402
 import nixl_of_tests as of_tests  # noqa: E402
@@ -22,12 +22,12 @@ def _gpu():
 
 
 class Side:
-    """An agent with memory on the GPU."""
+    """An agent with GPU memory."""
 
     def __init__(self, seed=None, **settings):
         data = bytes(SIZE) if seed is None else pattern(SIZE, seed).tobytes()
         self.buffer = gpu_support.GpuBuffer(data, before=4096)
-        # Memory of the host as well.
+        # The agent has host memory too.
         self.side = of_tests.Side(size=SIZE, settings=settings)
         self.agent, self.name = self.side.agent, self.side.name
         self.registered = self.agent.register_memory([(self.buffer.ptr, SIZE, 0, "")], "VRAM")
@@ -70,7 +70,7 @@ def test_written_and_read(two, length):
 def test_between_the_gpu_and_the_host(two):
     a, b = two
     whole = [(0, SIZE)]
-    # From a GPU into the other's memory of the host, and back into another GPU's.
+    # From GPU memory to the other agent's host memory, and back.
     remote = a.side.descriptors(*whole, base=b.side.address)
     a.run("WRITE", a.on_gpu(*whole), remote, b.name)
     assert b.side.memory.tobytes() == bytes(a.buffer)

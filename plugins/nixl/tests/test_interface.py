@@ -1,4 +1,4 @@
-"""The virtual functions of our backend against those of the backends that are in the wheel."""
+"""Compares the virtual functions of Peerway's backend with those of the backends in the wheel."""
 
 import glob
 import importlib
@@ -10,21 +10,22 @@ import nixl_of_tests as of_tests
 
 
 def directory():
-    """Where the wheel keeps its plugins."""
+    """The plugin directory of the wheel."""
     package = importlib.import_module(of_tests.PACKAGE)
     site = os.path.dirname(os.path.dirname(package.__file__))
     return os.path.join(site, f".{of_tests.PACKAGE}.mesonpy.libs", "plugins")
 
 
 def virtual_functions(library, engine):
-    """What follows the class's name in the compiled names of its virtual functions, in their order."""
+    """The mangled names of a class's virtual functions, in order, without the name of the class."""
     symbols = subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout
     table = re.search(rf"^([0-9a-f]+) \w _ZTV{len(engine)}{engine}$", symbols, re.M)
     at = int(table[1], 16)
     relocations = subprocess.run(
         ["readelf", "--relocs", "--wide", library], capture_output=True, text=True, check=True
     ).stdout
-    # Of the plugin as it is linked, addresses; of the wheel's, names. Both lead to names.
+    # The entries are addresses in this plugin, and names in the wheel's. Both are resolved to
+    # names.
     names = dict(re.findall(r"^([0-9a-f]+) \w (_ZN\S+)$", symbols, re.M))
     entries = {}
     for line in relocations.splitlines():
@@ -36,7 +37,7 @@ def virtual_functions(library, engine):
         elif "R_X86_64_RELATIV" in fields[2]:
             entries[int(fields[0], 16)] = names.get(fields[3].rjust(16, "0"), fields[3])
     found = []
-    # After the offset to the whole object and the type's description.
+    # The first two entries are the offset to the whole object and the type information.
     for slot in itertools_count(at + 16):
         name = entries.get(slot, "")
         function = re.fullmatch(r"_ZN(K?)(\d+)(\S+)", name)
@@ -57,7 +58,7 @@ def test_virtual_functions_are_in_the_order_of_this_nixl():
     (ours,) = glob.glob(os.path.join(directory(), "libplugin_PEERWAY.so"))
     expected = virtual_functions(theirs, "nixlPosixEngine")
     assert len(expected) == 27, expected
-    # Destructors of the compilers that were used may have other names for the same.
+    # The names of the two destructors may differ between compilers.
     assert virtual_functions(ours, "Engine")[2:] == expected[2:]
 
 

@@ -1,4 +1,4 @@
-"""Notifications: of any length, after the bytes, once, and only when asked for."""
+"""Notifications: of any length, after the bytes, once, and only on request."""
 
 import pytest
 from conftest import pattern
@@ -23,7 +23,7 @@ def test_with_a_transfer_after_its_bytes(one, peer_process, length):
     for turn in range(1, 4):
         one.memory[:] = turn
         one.agent.transfer(request, message)
-        # The bytes were there when it was seen, whether or not the sender has looked.
+        # The bytes are there when the notification arrives, even if the sender has not polled.
         assert peer.notifications(1) == [(one.name, message)]
         assert peer.ask("only", value=turn)
         assert one.ended(request) == "DONE"
@@ -43,7 +43,7 @@ def test_none_is_sent_that_was_not_asked_for(two):
         assert a.run(request) == "DONE"
     a.agent.send_notif(b.name, b"last")
     assert b.notifications() == [(a.name, b"last")]
-    # Once asked for, NIXL has it sent with every post, until another is given.
+    # NIXL sends a given message with every later post, until another message is given.
     for given, sent in [(b"first", b"first"), (b"", b"first"), (b"second", b"second")]:
         assert a.run(request, given) == "DONE"
         assert b.notifications() == [(a.name, sent)]

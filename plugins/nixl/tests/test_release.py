@@ -1,11 +1,11 @@
-"""Release of requests whose bytes may still land: it is refused until they cannot."""
+"""Release of requests whose bytes may still land: the backend refuses it until they cannot."""
 
 import pytest
 from nixl_of_tests import Side, bindings, release, until
 
 SIZE = 64 << 20
 WHOLE = [(0, SIZE)]
-MAY_LAND = "bytes of it may still land"
+MAY_LAND = "its bytes may still land"
 
 
 def posted_to_a_stopped_peer(side, peer):
@@ -18,14 +18,15 @@ def posted_to_a_stopped_peer(side, peer):
 
 
 def check_refusals(side, request, log):
-    """The transfer has ended for the engine, and its fence is open."""
+    """Waits until the transfer has ended in the engine with an open fence, and checks the refusals."""
 
     def has_ended():
         assert side.agent.check_xfer_state(request) == "PROC"
         return log.lines(MAY_LAND)
 
     until(has_ended, "the transfer has ended with an open fence")
-    # NIXL itself frees a request at the second release where the backend answered the first with a status.
+    # If the backend answered the first release with a status, NIXL would free the request at the
+    # second.
     for _ in range(5):
         with pytest.raises(bindings.nixlRepostActiveError):
             side.agent.release_xfer_handle(request)
@@ -49,7 +50,7 @@ def test_release_is_refused_until_the_stopped_peer(peer_process, log, transport,
     else:
         peer.go_on()
         release(side, request)
-        # Whoever has the memory now finds his bytes in it, and no others.
+        # The memory can be reused: no byte of the released request changes it any more.
         peer.ask("fill", value=0x11)
         assert peer.ask("notifications") == {}
         assert peer.ask("only", value=0x11)
@@ -70,7 +71,8 @@ def test_an_end_is_told_once_its_fence_holds(peer_process, log):
 
 
 def test_a_stopped_peer_refuses_the_release_of_a_request_under_way(peer_process, log):
-    # The peer is not silent for long enough to be held dead: the release itself finds the fence open.
+    # The peer is not silent long enough to count as dead, so the release itself finds the fence
+    # open.
     settings = {"transport": "local-cma", "detect": "120s", "deadline": "120s", "fence": "200ms"}
     peer = peer_process(size=SIZE, **settings)
     side = Side(size=SIZE, settings=settings)
@@ -83,12 +85,12 @@ def test_a_stopped_peer_refuses_the_release_of_a_request_under_way(peer_process,
             side.agent.release_xfer_handle(request)
         except bindings.nixlRepostActiveError:
             return True
-        # Nothing of it had been sent, so nothing of it can land.
+        # The transfer had sent no byte yet, so no byte can land. Try again.
         request = side.request("WRITE", WHOLE, WHOLE, peer.name, peer.address)
         side.agent.transfer(request)
         return False
 
-    until(is_refused, "a request is released while bytes of it are under way")
+    until(is_refused, "a request is released while its bytes are in flight")
     check_refusals(side, request, log)
     peer.go_on()
     release(side, request)
@@ -96,7 +98,8 @@ def test_a_stopped_peer_refuses_the_release_of_a_request_under_way(peer_process,
 
 
 def test_a_read_whose_notification_does_not_arrive_is_released_at_once(peer_process, log):
-    # The bytes are there, and no peer's silence changes them: only the message is lost.
+    # The bytes of a read have arrived, and a silent peer cannot change them. Only the message is
+    # lost.
     settings = {"transport": "local-cma"}
     peer = peer_process(size=SIZE, **settings)
     side = Side(size=SIZE, settings=settings)
@@ -117,7 +120,7 @@ def test_an_agent_ends_with_a_request_that_is_not_released(peer_process, log):
     side = Side(size=SIZE, settings=settings)
     request = posted_to_a_stopped_peer(side, peer)
     check_refusals(side, request, log)
-    # The memory outlives the agent, as the backend's README asks for.
+    # The memory must outlive the agent, as the guide requires.
     kept = side.memory
     del request
     side.close()

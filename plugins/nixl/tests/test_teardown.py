@@ -1,4 +1,4 @@
-"""Ends, in every order, over and over, leaving nothing behind."""
+"""Teardown in every order, many times, without leaks."""
 
 import gc
 import itertools
@@ -11,7 +11,7 @@ ROUNDS = int(os.environ.get("PEERWAY_NIXL_ROUNDS", "1000"))
 
 
 def counted():
-    """Descriptors, threads and mappings of this process."""
+    """The numbers of file descriptors, threads and mappings of this process."""
     with open("/proc/self/maps") as maps:
         mappings = len(maps.readlines())
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), mappings
@@ -26,7 +26,7 @@ def test_agents_end_in_every_order():
         a, b = pair()
         requests = [a.request("WRITE", [(0, 4096)], [(0, 4096)], b.name, b.address)]
         state = a.agent.transfer(requests[0], b"done")
-        # Some are left under way.
+        # Every second transfer may still be in flight.
         if turn % 2:
             assert a.ended(requests[0], state) == "DONE"
         sides = {"first": a, "second": b}
@@ -37,7 +37,7 @@ def test_agents_end_in_every_order():
                 try:
                     a.agent.remove_remote_agent(b.name)
                 except Exception as error:
-                    # It noticed by itself that the other is gone.
+                    # The agent has already detected that the other one is gone.
                     assert "NOT_FOUND" in str(error).upper(), error
             elif step == "memory" and sides["second"] is not None:
                 b.agent.deregister_memory(b.registered)
@@ -49,7 +49,7 @@ def test_agents_end_in_every_order():
         del a, b, sides, requests
         gc.collect()
         if turn == ROUNDS // 10:
-            # Sessions may still wind down, which only makes the comparison milder.
+            # Sessions may still be closing, which only makes the comparison more lenient.
             before = counted()
 
     def is_as_before():
@@ -60,10 +60,10 @@ def test_agents_end_in_every_order():
 
 
 class Counts:
-    """What was in use, and what is in use when the sentence is written."""
+    """Formats the counts of the beginning and the current counts, for the message of a failure."""
 
     def __init__(self, before):
         self._before = before
 
     def __str__(self):
-        return f"descriptors, threads and mappings {self._before} at first, {counted()} now"
+        return f"file descriptors, threads and mappings: {self._before} before, {counted()} now"

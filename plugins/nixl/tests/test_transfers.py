@@ -1,4 +1,4 @@
-"""Bytes, in every shape that NIXL knows."""
+"""Transfers, with every kind of request that NIXL has."""
 
 import mmap
 import socket
@@ -23,7 +23,7 @@ def test_a_range_between_processes(one, peer_process, op, length):
         peer.ask("fill", value=0x5A)
         assert one.run(one.request("READ", whole, whole, peer.name, peer.address)) == "DONE"
         assert (one.memory[:length] == 0x5A).all()
-    # And nothing else.
+    # The transfer changed no other byte.
     assert one.memory[length] == 0
 
 
@@ -67,7 +67,7 @@ def test_a_hundred_thousand_descriptors(peer_process):
     side = Side(size=2 * count * length)
     side.agent.add_remote_agent(peer.metadata)
     side.memory[:] = pattern(side.memory.nbytes)
-    # Every second block here, in another order there.
+    # Every second local block, in another order at the peer.
     order = np.random.default_rng(1).permutation(count).astype(np.uint64)
     rows = lambda base, index: np.stack(  # noqa: E731
         [
@@ -87,7 +87,7 @@ def test_a_hundred_thousand_descriptors(peer_process):
         at = int(order[i]) * 2 * length
         ours = side.memory[i * 2 * length : i * 2 * length + length].tobytes()
         assert peer.bytes(at, length) == ours
-        # Between the blocks nothing was written.
+        # The bytes between the blocks are unchanged.
         assert peer.bytes(at + length, length) == bytes(length)
     side.close()
 
@@ -105,16 +105,17 @@ def test_prepared_once_and_posted_a_thousand_times(one, peer_process):
         assert one.run(handle) == "DONE"
         if turn % 250 == 0:
             assert peer.bytes(picked[0] * 512, 256) == bytes([turn % 251]) * 256
-    assert peer.bytes(512, 256) == bytes(256), "an index that was not picked"
+    assert peer.bytes(512, 256) == bytes(256), "a block that was not picked has changed"
     one.agent.release_xfer_handle(handle)
 
 
 @pytest.mark.slow
 def test_more_than_four_gib_in_one_descriptor():
     length = (4 << 30) + 12_345
-    # The source is all one page of zeros; only the destination takes memory.
+    # The source is never written, so the kernel backs it with the zero page. Only the destination
+    # takes memory.
     source, target = (np.frombuffer(mmap.mmap(-1, length), np.uint8) for _ in range(2))
-    # The default deadline is for what programs transfer at once, on machines that are not full.
+    # The default deadline is too short for this transfer on a busy machine.
     settings = {"deadline": "10m"}
     a, b = Side(memory=source, settings=settings), Side(memory=target, settings=settings)
     target[-1] = target[0] = 9
@@ -145,7 +146,7 @@ def test_loading_an_agent_does_not_connect(peer_process):
     peer = peer_process()
     side = Side()
     peer.kill()
-    # Nobody is there any more, and nobody has to be.
+    # The peer is gone, but loading its metadata does not connect.
     side.agent.add_remote_agent(peer.metadata)
     with pytest.raises(Exception, match="(?i)disconnect"):
         side.request("WRITE", [(0, 64)], [(0, 64)], peer.name, peer.address)

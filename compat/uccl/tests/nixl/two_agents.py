@@ -56,7 +56,8 @@ def owner(pipe):
 
     def came():
         for who, messages in made.get_new_notifs(backends=["UCCL"]).items():
-            # The plugin sends a notification after every transfer. It is empty if none was requested.
+            # The plugin sends a notification after every transfer. It is empty if none was
+            # requested.
             seen.extend((who, m) for m in messages if m)
         return len(seen) >= 2
 

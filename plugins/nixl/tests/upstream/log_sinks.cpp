@@ -1,5 +1,6 @@
-// NIXL's tests count the warnings and errors of its log, which is Abseil's. The wheel has that inside, and its headers nowhere. So its lines are
-// read where it writes them: this program's fwrite() stands before the C library's.
+// NIXL's tests count the warnings and errors of its log, which is Abseil's. The wheel contains
+// Abseil without its headers. So this file intercepts the log where it is written: this program's
+// fwrite() replaces the one of the C library.
 
 #include <dlfcn.h>
 
@@ -16,7 +17,7 @@ namespace {
 std::mutex changing;
 std::vector<absl::LogSink *> sinks;
 
-// Lines begin with a letter and the date: "W1231 23:59:59.999999 1 file.cpp:1] message".
+// A log line begins with a letter and the date: "W1231 23:59:59.999999 1 file.cpp:1] message".
 void show(std::string_view line) {
     constexpr std::string_view LETTERS = "IWEF";
     const auto letter = line.empty() ? LETTERS.npos : LETTERS.find(line[0]);

@@ -1,4 +1,4 @@
-// What NIXL's tests ask of a line of the log.
+// The part of a log entry that NIXL's tests use.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Who is shown every line of the log.
+// A sink that receives every log entry.
 #pragma once
 
 #include "absl/log/log_entry.h"

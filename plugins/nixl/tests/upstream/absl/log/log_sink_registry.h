@@ -1,4 +1,4 @@
-// How a sink is shown the log; log_sinks.cpp has both.
+// Registers sinks. log_sinks.cpp implements both functions.
 #pragma once
 
 #include "absl/log/log_sink.h"

@@ -1,4 +1,4 @@
-// What NIXL's tests use of Abseil's formats: numbers in a text.
+// The part of Abseil's formatting that NIXL's tests use: a number in a text.
 #pragma once
 
 #include <cstdio>

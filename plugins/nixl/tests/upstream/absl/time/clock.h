@@ -1,4 +1,4 @@
-// What NIXL's tests use of Abseil's clock.
+// The part of Abseil's clock that NIXL's tests use.
 #pragma once
 
 #include <chrono>

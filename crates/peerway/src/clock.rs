@@ -4,6 +4,10 @@ use std::time::Duration;
 
 /// Nanoseconds of the monotonic clock. It also runs while the process is stopped.
 pub(crate) fn now() -> u64 {
+    #[cfg(test)]
+    if let Some(now) = SIMULATED.get() {
+        return now;
+    }
     let ts = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
 }
@@ -16,4 +20,29 @@ pub(crate) fn after(now: u64, wait: Duration) -> u64 {
 /// The time left until `deadline`.
 pub(crate) fn until(deadline: u64, now: u64) -> Duration {
     Duration::from_nanos(deadline.saturating_sub(now))
+}
+
+#[cfg(test)]
+thread_local! {
+    static SIMULATED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
+
+/// Gives this thread a clock of its own, which stands still until [`advance`], while the result
+/// lives.
+#[cfg(test)]
+pub(crate) fn simulate(start: u64) -> impl Drop {
+    struct Real;
+    impl Drop for Real {
+        fn drop(&mut self) {
+            SIMULATED.set(None);
+        }
+    }
+    SIMULATED.set(Some(start));
+    Real
+}
+
+/// Moves the simulated clock of this thread.
+#[cfg(test)]
+pub(crate) fn advance(time: Duration) {
+    SIMULATED.set(SIMULATED.get().map(|now| after(now, time)));
 }

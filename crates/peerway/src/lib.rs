@@ -15,6 +15,7 @@
 
 mod address;
 mod batch;
+mod bugs;
 mod builder;
 mod clock;
 pub mod driven;
@@ -33,6 +34,8 @@ mod peers;
 mod progress;
 mod session;
 mod shards;
+#[cfg(test)]
+mod simulation;
 mod slots;
 mod staged;
 mod stats;

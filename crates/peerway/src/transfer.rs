@@ -108,7 +108,7 @@ struct Over {
 }
 
 impl Transfer {
-    fn running(
+    pub(crate) fn running(
         endpoint: &Arc<Inner>,
         session: &Arc<Session>,
         slot: SlotId,

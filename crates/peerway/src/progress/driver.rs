@@ -769,6 +769,8 @@ impl Driver {
                 let at = s.lanes.len() as u16;
                 s.lanes.push(Some(Box::new(Lane::new(Box::new(wire), at, role, now))));
             }
+        }
+        if s.lanes.iter().flatten().any(|lane| lane.wire.is_memory()) {
             self.rings.push(index);
         }
         if let Some(process) = s.session.process() {

@@ -20,6 +20,7 @@ use zerocopy::FromBytes;
 use super::driver::{Driver, SessionDriver, TURN_BYTES, answer_pull};
 use super::ending::LaneEnd;
 use super::request::release_source;
+use crate::bugs::{Bug, is_planted};
 use crate::clock;
 use crate::hooks;
 use crate::memory::grants::Grant;
@@ -290,7 +291,7 @@ impl Driver {
         let RecvState::Land(incoming) = &mut lane.rx else { return Ok(true) };
         if incoming.left > 0 {
             // The lease is asked anew for every call: the process may have been stopped meanwhile.
-            if !s.is_local() && !s.lease.is_valid(clock::now()) {
+            if !s.is_local() && !s.lease.is_valid(clock::now()) && !is_planted(Bug::LeaseIgnored) {
                 return Err(LaneEnd::LeaseOver);
             }
             if !incoming.gate.enter() {
@@ -599,7 +600,8 @@ impl Driver {
             if entry.answered {
                 continue;
             }
-            let applied = sequence <= applied;
+            let applied = (sequence <= applied || is_planted(Bug::ReplanLoses))
+                && !is_planted(Bug::ReplanRepeats);
             if let Some((_, code)) = refused.iter().find(|(number, _)| *number == sequence) {
                 self.answered(s, entry, Err(TransferError::from_code(*code)));
                 continue;

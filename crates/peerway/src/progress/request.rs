@@ -11,6 +11,7 @@ use peerway_sys::cuda::CudaError;
 
 use super::driver::{Driver, SessionDriver};
 use crate::batch::{Direction, Signal, Work};
+use crate::bugs::{Bug, is_planted};
 use crate::clock;
 use crate::gpu::device::Device;
 use crate::gpu::staging::StagedCopy;
@@ -151,7 +152,9 @@ impl Request {
     /// away; what a device reads, or a GPU copies, is not in our hands until it is done.
     pub(crate) fn is_quiet(&self) -> bool {
         self.gpu.as_ref().is_none_or(|gpu| gpu.puts == 0)
-            && (self.unanswered == 0 || (self.route == Route::Read && self.parts == 0))
+            && (self.unanswered == 0
+                || (self.route == Route::Read && self.parts == 0)
+                || is_planted(Bug::HeldAtOnce))
     }
 }
 
@@ -207,7 +210,7 @@ impl Driver {
             }
             return;
         }
-        if request.unanswered > 0 || request.has_more() {
+        if (request.unanswered > 0 && !is_planted(Bug::SignalEarly)) || request.has_more() {
             return;
         }
         if (request.signal.is_empty() || request.signal_sent) && !request.must_flush() {

@@ -215,6 +215,13 @@ impl Shard {
         Ok(())
     }
 
+    /// Puts the driver in. Only `poll_once` runs it.
+    #[cfg(test)]
+    pub(crate) fn start_without_thread(&self, endpoint: &Arc<Inner>, driver: Driver) {
+        let mut seat = self.poller.try_lock().expect("no other thread knows of the shard yet");
+        *seat = Seat { driver: Some(driver), endpoint: Arc::downgrade(endpoint) };
+    }
+
     /// Ends the progress thread and drops the driver with its sockets.
     pub(crate) fn stop(&self) {
         self.poller.stop();

@@ -1,0 +1,40 @@
+//! Bugs that tests plant, to prove that the simulation finds them.
+//!
+//! Outside unit tests, `is_planted` is false at compile time.
+
+/// A promise broken on purpose.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Bug {
+    /// Re-planning takes every frame of a lost lane for applied.
+    ReplanLoses,
+    /// Re-planning repeats frames that the peer has applied.
+    ReplanRepeats,
+    /// A receiver applies bytes whatever its lease says.
+    LeaseIgnored,
+    /// A signal is sent before the bytes of its transfer are acknowledged.
+    SignalEarly,
+    /// A fence is held as soon as a transfer is stopped.
+    HeldAtOnce,
+}
+
+#[cfg(test)]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a bug in this thread, or takes it away.
+#[cfg(test)]
+pub(crate) fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+#[inline(always)]
+pub(crate) fn is_planted(bug: Bug) -> bool {
+    #[cfg(test)]
+    return PLANTED.get() == Some(bug);
+    #[cfg(not(test))]
+    {
+        let _ = bug;
+        false
+    }
+}

@@ -1,0 +1,163 @@
+//! A node: an endpoint without sockets and threads, whose driver runs when the schedule says so.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use peerway_core::config::Config;
+use peerway_core::descriptor::Descriptor;
+use peerway_core::ids::Incarnation;
+use peerway_core::region::{MemoryKind, Span};
+
+use super::wire::SimulatedLane;
+use crate::batch::Batch;
+use crate::clock;
+use crate::inner::Inner;
+use crate::memory::{Backing, Direct, RegionInner, RemoteInner, RemoteRegion};
+use crate::path::{Path, PathKind};
+use crate::progress::driver::{Driver, NewSession};
+use crate::progress::request::{Request, Route};
+use crate::progress::shard::{DriverCommand, Shard};
+use crate::session::{Parts, Reach, Session};
+use crate::threads::Cpus;
+use crate::transfer::{Transfer, signal_request};
+use crate::transport::lane::{Lane, Role};
+use crate::transport::verbs::RdmaError;
+use crate::{Access, Direction, Region};
+
+/// How long a node may be silent.
+pub(super) const DETECT: Duration = Duration::from_secs(2);
+/// How long a fence may take.
+pub(super) const FENCE: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub(super) struct Node {
+    pub(super) inner: Arc<Inner>,
+    shard: Arc<Shard>,
+    session: Arc<Session>,
+}
+
+impl Node {
+    /// The two ends of a session over these lanes. `frames` bounds the unacknowledged frames of a
+    /// lane.
+    pub(super) fn pair(lanes: &[SimulatedLane], frames: u32) -> [Self; 2] {
+        let names = [Incarnation([1; 16]), Incarnation([2; 16])];
+        [0, 1].map(|node| Self::new(names[node], names[1 - node], node, lanes, frames))
+    }
+
+    fn new(
+        name: Incarnation,
+        peer: Incarnation,
+        node: usize,
+        lanes: &[SimulatedLane],
+        frames: u32,
+    ) -> Self {
+        let mut config = Config::default();
+        (config.slots, config.copy_threads) = (32, 0);
+        (config.detect, config.fence) = (DETECT, FENCE);
+        (config.spin, config.max_inflight_ops) = (Duration::ZERO, Some(frames));
+        let rdma = Err(RdmaError::NoDevice { kind: "simulated" });
+        let cpus = Cpus::choose(None).unwrap();
+        let inner = Inner::new(name, config, cpus, String::new(), Vec::new(), Vec::new(), rdma);
+        let shard = Shard::new(Duration::ZERO, Vec::new()).unwrap();
+        inner.shards.set(vec![shard.clone()]);
+        shard.start_without_thread(&inner, Driver::new(inner.clone(), shard.clone(), None));
+        let parts = Parts {
+            id: [7; 16],
+            incarnation: peer,
+            sub_session: None,
+            addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 1 + node as u16)),
+            path: Path { kind: PathKind::Tcp, why: "simulated".into() },
+            reach: Reach::default(),
+            link: None,
+            rdma: None,
+            initiator: node == 0,
+            pid: None,
+        };
+        let session = Session::new(parts, shard.clone());
+        let lane = |(at, lane): (usize, &SimulatedLane)| {
+            let role = if at == 0 { Role::Latency } else { Role::Bulk };
+            Some(Lane::new(Box::new(lane.wire(node)), at as u16, role, clock::now()))
+        };
+        let lanes = lanes.iter().enumerate().map(lane).collect();
+        let new = NewSession { session: session.clone(), lanes, detect: DETECT, claim: None };
+        shard.submit(DriverCommand::Adopt(Box::new(new)));
+        assert_ne!(session.index.load(Ordering::Relaxed), usize::MAX, "the driver adopted it");
+        Self { inner, shard, session }
+    }
+
+    /// Registers memory that the caller keeps until the node has stopped.
+    pub(super) fn register(&self, bytes: &mut [u8]) -> Region {
+        let memory = RegionInner::new(bytes.as_mut_ptr(), bytes.len(), Backing::Raw, None);
+        Region::new(&self.inner, memory)
+    }
+
+    /// Imports a descriptor as a liar would: with these rights and this length, unasked.
+    pub(super) fn import(&self, descriptor: &[u8], access: Access, len: u64) -> RemoteRegion {
+        let descriptor = Descriptor::from_bytes(descriptor).unwrap();
+        let inner = RemoteInner {
+            session: self.session.clone(),
+            grant: descriptor.grant,
+            token: descriptor.token,
+            access,
+            len,
+            kind: MemoryKind::Host,
+            direct: Direct::None,
+            base: 0,
+            keys: Vec::new(),
+            flush: false,
+        };
+        RemoteRegion { inner: Arc::new(inner), window: Span { offset: 0, len } }
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.session.is_alive()
+    }
+
+    /// Closes the session.
+    pub(super) fn disconnect(&self) {
+        self.session.remove();
+    }
+
+    /// Posts a batch in pieces of this length.
+    pub(super) fn post(
+        &self,
+        batch: Batch,
+        piece: u64,
+        bulk: bool,
+        deadline: u64,
+    ) -> Option<Transfer> {
+        let Batch { direction, work, signal, .. } = batch;
+        let (inner, session) = (&self.inner, &self.session);
+        let slot = inner.slots.take(work.shape.total(), PathKind::Tcp, clock::now())?;
+        let route = Route::of(direction, false);
+        self.shard.start_request(slot, session, || Request {
+            route,
+            at: work.shape.start(),
+            work: Some(work),
+            piece,
+            bulk,
+            ..signal_request(slot, session.clone(), None, signal, deadline)
+        });
+        Some(Transfer::running(inner, session, slot, None, false))
+    }
+
+    /// The driver takes one turn.
+    pub(super) fn poll(&self) {
+        self.shard.poll_once(clock::now());
+    }
+
+    /// Ends everything.
+    pub(super) fn stop(&self) {
+        self.shard.stop();
+    }
+}
+
+/// The rights that a transfer of this direction needs.
+pub(super) fn needed(direction: Direction) -> Access {
+    match direction {
+        Direction::Read => Access::READ,
+        Direction::Write => Access::WRITE,
+    }
+}

@@ -274,6 +274,18 @@ const PARTS: &[Part] = &[
         run: |_| loom::run(workspace(), &target_directory()),
     },
     Part {
+        name: "simulation",
+        about: "the promises, in many schedules of two drivers over simulated lanes",
+        fetch: None,
+        run: |soak| {
+            let runs = if soak { "1000000" } else { "100000" };
+            let program = Programs::build(workspace())?.find("peerway", "peerway")?;
+            let test = ["simulation::every_schedule", "--nocapture"];
+            let package = workspace().join("crates/peerway");
+            python::step_with(&[("PEERWAY_SIMULATION_RUNS", runs)], &program, &package, &test)
+        },
+    },
+    Part {
         name: "instructions",
         about: "instruction counts of hot operations match docs/instructions.txt",
         fetch: None,

@@ -29,7 +29,7 @@ static void *poster(void *argument) {
         // The completion arrives although the handle is freed.
         OK(peerway_transfer_free(transfer));
         if (me == 0) SAYS(peerway_batch_total(NULL, NULL), PEERWAY_STATUS_NULL_ARGUMENT, "bytes is null");
-        else SAYS(peerway_region_fill(two.ours, 1, UINT64_MAX, 0), PEERWAY_STATUS_OUTSIDE, "leaves");
+        else SAYS(peerway_region_fill(two.ours, 1, UINT64_MAX, 0), PEERWAY_STATUS_OUTSIDE, "extends beyond");
     }
     OK(peerway_batch_free(batch));
     return NULL;

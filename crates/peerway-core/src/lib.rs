@@ -1,7 +1,7 @@
 //! The part of Peerway that does no input or output.
 //!
 //! This crate holds ids, region arithmetic, the shapes of work and their cursors, the striping
-//! rule, wire frames, credits, counters, leases, device locality, the configuration table and
+//! rule, wire frames, the protocol of lanes, credits, counters, leases, device locality, the configuration table and
 //! transfer outcomes.
 //!
 //! Everything here is deterministic and free of `unsafe`, so tests and fuzzers run it without a
@@ -20,6 +20,7 @@ pub mod ids;
 pub mod lease;
 pub mod metadata;
 pub mod outcome;
+pub mod protocol;
 pub mod region;
 pub mod stripe;
 pub mod topology;

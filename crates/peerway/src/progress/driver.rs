@@ -13,6 +13,7 @@ use std::time::Duration;
 use peerway_core::ids::SlotId;
 use peerway_core::lease::Lease;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::protocol::{Applied, LostLanes};
 use peerway_core::wire::{Control, Header, Kind};
 use peerway_sys::verbs::ffi::ibv_wc;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -31,7 +32,7 @@ use crate::peers::Claim;
 use crate::progress::copy_pool::Job;
 use crate::session::Session;
 use crate::session::acceptor::Acceptor;
-use crate::transport::lane::{Lane, Outstanding, Role};
+use crate::transport::lane::{Lane, Role};
 use crate::transport::pull::{PullJob, PullOrigin};
 use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::Unfinished;
@@ -100,7 +101,7 @@ pub(crate) struct SessionDriver {
     pub(super) session: Arc<Session>,
     pub(super) index: usize,
     pub(super) lanes: Vec<Option<Box<Lane>>>,
-    /// Flights that have something to put into frames. Named by slot and generation: a slot's next
+    /// Requests that have something to put into frames. Named by slot and generation: a slot's next
     /// tenant may belong to another peer.
     pub(super) latency: VecDeque<SlotId>,
     pub(super) bulk: VecDeque<SlotId>,
@@ -108,14 +109,9 @@ pub(crate) struct SessionDriver {
     pub(super) signals: Vec<SlotId>,
     /// Lanes that the peer says it has lost.
     pub(super) lost_by_peer: Vec<u16>,
-    /// Frames of lost lanes, until the peer says which it has applied.
-    pub(super) lost: HashMap<u16, (u64, Vec<Outstanding>)>,
-    /// Lanes that it has asked about: the answer is given again when another lane is lost, since it
-    /// may have gone out on that one.
-    pub(super) asked: Vec<u16>,
-    /// What was applied from lanes that are gone.
-    pub(super) last_applied: HashMap<u16, Applied>,
-    /// Flights that have something for devices to carry out, as in `latency` and `bulk`.
+    /// Lanes that are gone, until both sides agree on what became of their frames.
+    pub(super) lost: LostLanes,
+    /// Requests that have something for devices to carry out, as in `latency` and `bulk`.
     pub(super) parts_latency: VecDeque<SlotId>,
     pub(super) parts_bulk: VecDeque<SlotId>,
     /// What failed queue pairs left, until the peer says what arrived.
@@ -137,17 +133,6 @@ pub(crate) struct SessionDriver {
     pub(super) alone_since: Option<u64>,
     /// Over; kept until this time at the latest to learn when the peer has let go.
     pub(super) lingering: Option<u64>,
-}
-
-/// What was applied from a lane that is gone.
-#[derive(Clone, Default)]
-pub(super) struct Applied {
-    /// The last frame.
-    pub(super) applied: u64,
-    /// Frames that were refused, and why.
-    pub(super) refused: Vec<(u64, u8)>,
-    /// Immediates that came.
-    pub(super) immediates: u64,
 }
 
 /// A session that leaves the handshake.
@@ -215,9 +200,7 @@ impl SessionDriver {
 
     /// What was applied from a lane that is gone, as the answer to the peer's question.
     pub(super) fn fenced(&self, lane: u16) -> Control {
-        let Applied { applied, refused, immediates } =
-            self.last_applied.get(&lane).cloned().unwrap_or_default();
-        Control::LaneFenced { lane, applied, refused, immediates }
+        fenced(lane, self.lost.applied(lane))
     }
 
     pub(super) fn is_local(&self) -> bool {
@@ -726,9 +709,7 @@ impl Driver {
             bulk: VecDeque::new(),
             signals: Vec::new(),
             lost_by_peer: Vec::new(),
-            lost: HashMap::new(),
-            asked: Vec::new(),
-            last_applied: HashMap::new(),
+            lost: LostLanes::default(),
             parts_latency: VecDeque::new(),
             parts_bulk: VecDeque::new(),
             unfinished: HashMap::new(),
@@ -887,6 +868,12 @@ impl Driver {
     pub(super) fn poll_every(&self) -> Option<Duration> {
         self.has_copies().then_some(COPY_NAP)
     }
+}
+
+/// What was applied from a lane that is gone, as a message.
+pub(super) fn fenced(lane: u16, applied: Applied) -> Control {
+    let Applied { last, refused, immediates } = applied;
+    Control::LaneFenced { lane, applied: last, refused, immediates }
 }
 
 /// Answers a pull frame.

@@ -12,7 +12,7 @@ use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::{Control, FrameError};
 use rustix::event::epoll;
 
-use super::driver::{Applied, Driver, SessionDriver};
+use super::driver::{Driver, SessionDriver, fenced};
 use super::request::Route;
 use crate::clock;
 use crate::os::Piece;
@@ -88,17 +88,13 @@ impl Driver {
         }
         s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
         self.finish_puts(s, &mut lane);
-        let refused = lane.refused.iter().copied().collect();
         let immediates = lane.wire.queue().map_or(0, |queue| queue.immediates);
-        let applied = Applied { applied: lane.applied.last(), refused, immediates };
-        s.last_applied.insert(lane.index, applied);
-        let unanswered = lane.outstanding.iter().copied().collect();
-        s.lost.insert(lane.index, (lane.first_outstanding(), unanswered));
+        s.lost.add(lane.index, &lane.sent, &lane.applied, immediates);
         self.queue_ended(s, lane);
         // All of them: an earlier question or answer may have been on the lane that is lost now.
-        let lost: Vec<u16> = s.lost.keys().copied().collect();
-        let gone = s.asked.iter().filter(|lane| s.last_applied.contains_key(lane));
-        let answers: Vec<Control> = gone.map(|lane| s.fenced(*lane)).collect();
+        let lost: Vec<u16> = s.lost.questions().collect();
+        let answers: Vec<Control> =
+            s.lost.answers().map(|(lane, applied)| fenced(lane, applied)).collect();
         if let Some(other) = s.control_lane() {
             for lane in lost {
                 other.push_control(&Control::LaneLost { lane });
@@ -123,8 +119,8 @@ impl Driver {
             }
         }
         // Only lanes that there have been: a peer can name any number.
-        if usize::from(lost) < s.lanes.len() && !s.asked.contains(&lost) {
-            s.asked.push(lost);
+        if usize::from(lost) < s.lanes.len() {
+            s.lost.note_question(lost);
         }
     }
 

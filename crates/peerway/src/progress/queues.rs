@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Reason, TransferError};
+use peerway_core::protocol::SentFrame;
 use peerway_core::wire::{Control, Kind, QueueOffer};
 use peerway_core::work::Cursor;
 use peerway_sys::verbs::ffi::{ibv_sge, ibv_wc};
@@ -24,7 +25,7 @@ use super::request::Route;
 use crate::clock;
 use crate::hooks;
 use crate::session::queues;
-use crate::transport::lane::{Lane, Outstanding, Role};
+use crate::transport::lane::{Lane, Role};
 use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::{Completed, GROUP, Queue, RdmaPart, Unfinished};
 
@@ -105,7 +106,7 @@ impl SessionDriver {
         let plans = rdma.into_iter().flat_map(|rdma| &rdma.plans);
         plans.filter(|plan| {
             self.lanes.get(usize::from(plan.lane)).is_none_or(Option::is_none)
-                && !self.lost.contains_key(&plan.lane)
+                && !self.lost.is_awaiting(plan.lane)
                 && !self.unfinished.contains_key(&plan.lane)
         })
     }
@@ -714,8 +715,7 @@ impl Driver {
             lane.limit_frames(frames);
         }
         s.lanes[index] = Some(Box::new(lane));
-        s.last_applied.remove(&at);
-        s.asked.retain(|asked| *asked != at);
+        s.lost.replaced(at);
         s.next_beat = now;
         self.set_timer(s, now);
         // The session is out of the table, so what came already is taken in here.
@@ -728,8 +728,8 @@ impl Driver {
     }
 }
 
-fn entry(part: &RdmaPart) -> Outstanding {
+fn entry(part: &RdmaPart) -> SentFrame {
     let kind = if part.read { Kind::Read } else { Kind::Write };
     let (slot, part): (SlotId, Cursor) = (part.slot, part.part);
-    Outstanding { kind, slot, part, window: 0, answered: true }
+    SentFrame { kind, slot, part, window: 0, is_answered: true }
 }

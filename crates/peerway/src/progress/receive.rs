@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::TransferError;
+use peerway_core::protocol::{Applied, Verdict};
 use peerway_core::region::{Access, Span};
 use peerway_core::wire::{
     Control, FrameError, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL, PULL_SEGMENT_LEN,
@@ -77,7 +78,7 @@ impl Driver {
                 break;
             }
             let cost = STEP_BYTES + (lane.placed - placed);
-            if lane.landed_since_ack >= ACK_EVERY {
+            if lane.applied.unacknowledged_bytes() >= ACK_EVERY {
                 lane.push_ack();
             }
             budget = budget.saturating_sub(cost);
@@ -106,7 +107,7 @@ impl Driver {
         let checked = head.check().map_err(nonsense)?;
         lane.start += HEADER_LEN;
         let sequence = head.sequence.get();
-        if checked.kind.is_sequenced() && sequence != lane.applied.last().wrapping_add(1) {
+        if checked.kind.is_sequenced() && !lane.applied.is_next(sequence) {
             return Err(nonsense(FrameError::Order));
         }
         match checked.kind {
@@ -132,7 +133,7 @@ impl Driver {
                 if lane.is_being_put(sequence) {
                     return Err(nonsense(FrameError::Order));
                 }
-                let entry = lane.answer(sequence);
+                let entry = lane.sent.answer(sequence);
                 let entry = entry.ok_or_else(|| nonsense(FrameError::Order))?;
                 // Refused at its header, the frame may still be going out.
                 if let Some(work) = self.request(entry.slot).and_then(|f| f.work.as_ref()) {
@@ -141,8 +142,8 @@ impl Driver {
                 self.answered(s, entry, Err(error));
             }
             Kind::Pulled => {
-                let pull = lane.waiting(sequence).is_some_and(|e| e.kind == Kind::Pull);
-                let entry = lane.answer(sequence).filter(|_| pull);
+                let pull = lane.sent.waiting(sequence).is_some_and(|e| e.kind == Kind::Pull);
+                let entry = lane.sent.answer(sequence).filter(|_| pull);
                 let entry = entry.ok_or_else(|| nonsense(FrameError::Order))?;
                 s.session.stats.bytes_written.fetch_add(entry.part.left(), Ordering::Relaxed);
                 self.answered(s, entry, Ok(()));
@@ -167,18 +168,15 @@ impl Driver {
 
     /// All frames up to `sequence` were applied.
     fn acked(&mut self, s: &mut SessionDriver, lane: &mut Lane, sequence: u64) -> Step<()> {
-        let unfinished = lane.frame.as_ref().is_some_and(|f| (1..=sequence).contains(&f.sequence));
-        if !lane.was_sent(sequence) || unfinished {
-            return Err(nonsense(FrameError::Order));
-        }
-        let from = lane.first_outstanding().max(lane.acked + 1);
-        for sequence in from..=sequence {
-            let Some(entry) = lane.waiting(sequence) else { continue };
+        let sending = lane.frame.as_ref().map_or(0, |frame| frame.sequence);
+        let covered = lane.sent.acknowledge(sequence, sending);
+        for sequence in covered.ok_or_else(|| nonsense(FrameError::Order))? {
+            let Some(entry) = lane.sent.waiting(sequence) else { continue };
             // Reads and pulls have answers of their own.
             if matches!(entry.kind, Kind::Read | Kind::Pull) {
                 continue;
             }
-            if let Some(entry) = lane.answer(sequence) {
+            if let Some(entry) = lane.sent.answer(sequence) {
                 if entry.kind == Kind::Write {
                     let written = &s.session.stats.bytes_written;
                     written.fetch_add(entry.part.left(), Ordering::Relaxed);
@@ -186,7 +184,6 @@ impl Driver {
                 self.answered(s, entry, Ok(()));
             }
         }
-        lane.acked = lane.acked.max(sequence);
         Ok(())
     }
 
@@ -321,7 +318,7 @@ impl Driver {
             }
             advance(incoming, moved);
             lane.placed += moved;
-            lane.landed_since_ack += moved;
+            lane.applied.add_bytes(moved);
             s.session.stats.bytes_landed.fetch_add(moved, Ordering::Relaxed);
         }
         if incoming.left == 0 {
@@ -403,15 +400,13 @@ impl Driver {
         there.clear();
         let filled = runs.iter().filter(|run| run.len > 0);
         there.extend(filled.map(|run| Piece { addr: run.source, len: run.len }));
-        lane.applied.take(sequence);
+        lane.applied.apply(sequence);
         s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
         if total <= INLINE_PULL {
             let result = pull::copy(&s.session, &grant, &memory, &here, &there);
             let result = result.and_then(|()| self.count(head.counts()));
             // The answer says more than an acknowledgement would, but not of the frames before it.
-            if lane.ack_sent + 1 == sequence {
-                lane.ack_sent = sequence;
-            }
+            lane.applied.note_answered(sequence);
             answer_pull(lane, sequence, result);
             lane.keep(here);
             lane.keep(there);
@@ -453,7 +448,8 @@ impl Driver {
         payload: usize,
     ) -> Step<()> {
         let sequence = head.sequence.get();
-        let Some(entry) = lane.waiting(sequence).filter(|e| e.kind == Kind::Read).copied() else {
+        let Some(entry) = lane.sent.waiting(sequence).filter(|e| e.kind == Kind::Read).copied()
+        else {
             return Err(nonsense(FrameError::Order));
         };
         if entry.part.left() != payload as u64 || lane.is_being_put(sequence) {
@@ -465,7 +461,7 @@ impl Driver {
                 lane.rx = RecvState::Fill { sequence, slot: entry.slot, part: entry.part };
             }
             Err(error) => {
-                lane.answer(sequence);
+                lane.sent.answer(sequence);
                 self.answered(s, entry, Err(error));
                 lane.rx = RecvState::Skip { left: payload, then: AfterSkip::Nothing };
             }
@@ -481,7 +477,7 @@ impl Driver {
             let Some(work) = request.and_then(|f| f.work.as_ref()) else {
                 // Cancelled: its memory is not ours to touch any more.
                 lane.fill = None;
-                lane.answer(sequence);
+                lane.sent.answer(sequence);
                 lane.rx = RecvState::Skip { left: part.left() as usize, then: AfterSkip::Nothing };
                 return Ok(true);
             };
@@ -490,7 +486,7 @@ impl Driver {
             pieces.clear();
             let mut at = part;
             if let Some(buffer) = &lane.fill {
-                let whole = lane.waiting(sequence).map_or(part, |entry| entry.part);
+                let whole = lane.sent.waiting(sequence).map_or(part, |entry| entry.part);
                 let filled = whole.left() - part.left();
                 pieces.push(Piece { addr: buffer.ptr() as u64 + filled, len: part.left() });
                 at = Cursor::default();
@@ -528,7 +524,7 @@ impl Driver {
             lane.rx = RecvState::Head;
             if let Some(buffer) = lane.fill.take() {
                 self.put_read(s, lane, sequence, buffer);
-            } else if let Some(entry) = lane.answer(sequence) {
+            } else if let Some(entry) = lane.sent.answer(sequence) {
                 self.answered(s, entry, Ok(()));
             }
         }
@@ -581,7 +577,7 @@ impl Driver {
                 }
             }
             Control::LaneFenced { lane: lost, applied, refused, immediates } => {
-                self.replan(s, lost, applied, &refused);
+                self.replan(s, lost, &Applied { last: applied, refused, immediates });
                 self.replan_parts(s, lost, immediates);
             }
             Control::OpenQueues { queues } if !s.session.initiator => s.reopening.offered(queues),
@@ -592,33 +588,27 @@ impl Driver {
         Ok(())
     }
 
-    /// The peer says what it applied from a lost lane: the rest goes out again on others. What it
-    /// applied counts, so that nothing is applied twice.
-    fn replan(&mut self, s: &mut SessionDriver, lane: u16, applied: u64, refused: &[(u64, u8)]) {
-        let Some((first, entries)) = s.lost.remove(&lane) else { return };
-        for (sequence, entry) in (first..).zip(entries) {
-            if entry.answered {
-                continue;
-            }
-            let applied = (sequence <= applied || is_planted(Bug::ReplanLoses))
-                && !is_planted(Bug::ReplanRepeats);
-            if let Some((_, code)) = refused.iter().find(|(number, _)| *number == sequence) {
-                self.answered(s, entry, Err(TransferError::from_code(*code)));
-                continue;
-            }
-            match entry.kind {
-                Kind::Write | Kind::Notify | Kind::Count | Kind::Cancel if applied => {
-                    self.answered(s, entry, Ok(()));
+    /// The peer says what it applied from a lost lane: the rest goes out again on others.
+    fn replan(&mut self, s: &mut SessionDriver, lane: u16, answer: &Applied) {
+        for (frame, verdict) in s.lost.resolve(lane, answer) {
+            let verdict = match (verdict, frame.kind) {
+                (_, Kind::Write) if is_planted(Bug::ReplanLoses) => Verdict::Done,
+                (Verdict::Done, Kind::Write) if is_planted(Bug::ReplanRepeats) => Verdict::Repeat,
+                (verdict, _) => verdict,
+            };
+            match verdict {
+                Verdict::Done => self.answered(s, frame, Ok(())),
+                Verdict::Refused(code) => {
+                    self.answered(s, frame, Err(TransferError::from_code(code)));
                 }
-                Kind::Write | Kind::Read | Kind::Pull => self.repeat(s, entry.slot, entry.part),
-                Kind::Notify | Kind::Count => {
-                    // Known not to have been delivered: it goes out again.
-                    let Some(request) = self.request(entry.slot) else { continue };
+                Verdict::Repeat => self.repeat(s, frame.slot, frame.part),
+                Verdict::RepeatSignal => {
+                    let Some(request) = self.request(frame.slot) else { continue };
                     request.unanswered -= 1;
                     request.signal_sent = false;
-                    self.settle(s, entry.slot);
+                    self.settle(s, frame.slot);
                 }
-                _ => {}
+                Verdict::Drop => {}
             }
         }
     }
@@ -661,7 +651,7 @@ pub(super) fn finish(lane: &mut Lane, sequence: u64, result: Result<(), Transfer
     if let Err(error) = result {
         lane.push_nack(sequence, error as u8);
     }
-    lane.applied.take(sequence);
+    lane.applied.apply(sequence);
 }
 
 fn refuse_pull(lane: &mut Lane, sequence: u64, error: TransferError) -> Step<()> {
@@ -729,7 +719,7 @@ fn skip(lane: &mut Lane) -> Step<bool> {
     }
     if *left == 0 {
         if let AfterSkip::Count(sequence) = *then {
-            lane.applied.take(sequence);
+            lane.applied.apply(sequence);
         }
         lane.rx = RecvState::Head;
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::protocol::SentFrame;
 use peerway_core::wire::{Header, Kind};
 use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
@@ -16,7 +17,7 @@ use crate::clock;
 use crate::gpu::device::Device;
 use crate::gpu::staging::StagedCopy;
 use crate::session::Session;
-use crate::transport::lane::{Body, Lane, Outstanding};
+use crate::transport::lane::{Body, Lane};
 
 /// See the module.
 pub(crate) struct Request {
@@ -168,7 +169,7 @@ impl Driver {
     pub(super) fn answered(
         &mut self,
         s: &mut SessionDriver,
-        entry: Outstanding,
+        entry: SentFrame,
         result: Result<(), TransferError>,
     ) {
         let bytes = entry.part.left();
@@ -245,7 +246,7 @@ impl Driver {
             let mut head = Header::new(Kind::Notify);
             head.transfer = slot.to_bits().into();
             let window = message.len() as u64;
-            head.sequence = lane.remember(Kind::Notify, slot, Cursor::default(), window).into();
+            head.sequence = lane.sent.push(Kind::Notify, slot, Cursor::default(), window).into();
             lane.push_with(head, message);
             request.unanswered += 1;
         }
@@ -253,7 +254,7 @@ impl Driver {
             let mut head = Header::new(Kind::Count);
             head.transfer = slot.to_bits().into();
             head.immediate = id.into();
-            head.sequence = lane.remember(Kind::Count, slot, Cursor::default(), 0).into();
+            head.sequence = lane.sent.push(Kind::Count, slot, Cursor::default(), 0).into();
             lane.push(&head);
             request.unanswered += 1;
         }
@@ -277,14 +278,14 @@ impl Driver {
             if let Some(work) = &request.work {
                 release_source(lane, slot, work);
             }
-            let has_pulls = pulls && lane.outstanding.iter().any(|e| e.slot == slot && !e.answered);
+            let has_pulls = pulls && lane.sent.is_waiting_for(slot);
             if has_pulls {
                 let mut cancel = Header::new(Kind::Cancel);
                 cancel.transfer = slot.to_bits().into();
                 // Its own answer is of no interest, only that of the pulls: it belongs to a transfer that is over.
                 let before = slot.generation.wrapping_sub(1);
                 let nobody = SlotId { index: slot.index, generation: before };
-                cancel.sequence = lane.remember(Kind::Cancel, nobody, Cursor::default(), 0).into();
+                cancel.sequence = lane.sent.push(Kind::Cancel, nobody, Cursor::default(), 0).into();
                 lane.push(&cancel);
                 s.dirty = true;
             }

@@ -129,7 +129,7 @@ impl Driver {
                 if let Some(gpu) = self.request(*slot).and_then(|request| request.gpu.as_mut()) {
                     gpu.puts -= 1;
                 }
-                match lane.answer(put.sequence) {
+                match lane.sent.answer(put.sequence) {
                     Some(entry) => self.answered(s, entry, result),
                     None => self.settle(s, *slot),
                 }
@@ -182,7 +182,7 @@ impl Driver {
         match put {
             Ok((staged, of)) => {
                 lane.puts.push_back(GpuPut { sequence, staged, begun: clock::now(), of });
-                lane.applied.take(sequence);
+                lane.applied.apply(sequence);
                 s.copies = true;
             }
             Err(error) => finish(lane, sequence, Err(error)),
@@ -204,12 +204,12 @@ impl Driver {
         sequence: u64,
         buffer: Buffer,
     ) {
-        let Some(entry) = lane.waiting(sequence).copied() else { return };
+        let Some(entry) = lane.sent.waiting(sequence).copied() else { return };
         let request = self.request(entry.slot).filter(|f| f.ending.is_none() && !f.unfenced);
         let Some((work, gpu)) = request.and_then(|f| Some((f.work.clone()?, f.gpu.as_mut()?)))
         else {
             // Cancelled: its memory is not ours to touch any more.
-            lane.answer(sequence);
+            lane.sent.answer(sequence);
             return;
         };
         hooks::about_to_copy();
@@ -226,7 +226,7 @@ impl Driver {
                 s.copies = true;
             }
             Err(error) => {
-                lane.answer(sequence);
+                lane.sent.answer(sequence);
                 self.answered(s, entry, Err(failed(&error)));
             }
         }

@@ -132,7 +132,7 @@ impl Driver {
             }
             let Some(request) = self.requests[slot.index as usize].as_mut() else { continue };
             let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
-            let room = lane.window.room();
+            let room = lane.sent.room();
             let (next, least) = match request.gpu.as_ref().and_then(|gpu| gpu.fetched.front()) {
                 // Cut already, and sent whole.
                 Some(fetched) => (fetched.part.left(), u64::MAX),
@@ -239,7 +239,7 @@ impl Driver {
             self.endpoint.slots.set_path(slot, PathKind::Tcp);
         }
         let window = if kind == Kind::Pull { 0 } else { total };
-        head.sequence = lane.remember(kind, slot, part, window).into();
+        head.sequence = lane.sent.push(kind, slot, part, window).into();
         head.transfer = slot.to_bits().into();
         let body = match staged {
             Some(buffer) => Body::StagedCopy { buffer, len: total, done: 0 },

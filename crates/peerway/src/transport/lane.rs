@@ -6,9 +6,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use peerway_core::counter::HighWater;
-use peerway_core::credit::Window;
 use peerway_core::ids::SlotId;
+use peerway_core::protocol::{AppliedFrames, SentFrames};
 use peerway_core::wire::{Checked, Control, HEADER_LEN, Header, Kind, SEGMENT_LEN};
 use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
@@ -59,10 +58,8 @@ pub(crate) struct Lane {
     pub(crate) head: Vec<u8>,
     pub(crate) replies: VecDeque<Reply>,
     pub(crate) reply_next: bool,
-    last_sequence: u64,
-    pub(crate) outstanding: VecDeque<Outstanding>,
-    pub(crate) acked: u64,
-    pub(crate) window: Window,
+    /// Our frames that wait for answers.
+    pub(crate) sent: SentFrames,
 
     /// Lists kept for their memory, so that frames need not allocate: of the last call's pieces, of
     /// a table's runs, and of pieces of requests that are over.
@@ -74,11 +71,8 @@ pub(crate) struct Lane {
     pub(crate) scratch: Box<[u8]>,
     pub(crate) start: usize,
     pub(crate) end: usize,
-    pub(crate) applied: HighWater,
-    /// The last refusals: the peer must learn of them even if the lane dies first.
-    pub(crate) refused: VecDeque<(u64, u8)>,
-    pub(crate) ack_sent: u64,
-    pub(crate) landed_since_ack: u64,
+    /// The peer's frames that are dealt with.
+    pub(crate) applied: AppliedFrames,
     /// Payload put where it belongs, of the peer's writes and of our reads.
     pub(crate) placed: u64,
     /// Received bytes on their way from pinned buffers into GPU memory.
@@ -161,17 +155,6 @@ impl Drop for Reply {
     }
 }
 
-/// A frame that has not been answered.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outstanding {
-    pub(crate) kind: Kind,
-    pub(crate) slot: SlotId,
-    /// What part of the work it carries, so that it can be repeated elsewhere.
-    pub(crate) part: Cursor,
-    pub(crate) window: u64,
-    pub(crate) answered: bool,
-}
-
 /// A run of granted memory that a request names, and for a pull where its bytes are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableRun {
@@ -237,10 +220,7 @@ impl Lane {
             head: Vec::with_capacity(HEADER_LEN + 256 * SEGMENT_LEN),
             replies: VecDeque::new(),
             reply_next: false,
-            last_sequence: 0,
-            outstanding: VecDeque::with_capacity(WINDOW_FRAMES as usize),
-            acked: 0,
-            window: Window::new(WINDOW_BYTES, WINDOW_FRAMES),
+            sent: SentFrames::new(WINDOW_BYTES, WINDOW_FRAMES),
             pieces: Vec::with_capacity(2 * WINDOW_FRAMES as usize),
             runs: Vec::with_capacity(WINDOW_FRAMES as usize),
             spare: Vec::new(),
@@ -248,10 +228,7 @@ impl Lane {
             scratch: vec![0; SCRATCH].into_boxed_slice(),
             start: 0,
             end: 0,
-            applied: HighWater::default(),
-            refused: VecDeque::new(),
-            ack_sent: 0,
-            landed_since_ack: 0,
+            applied: AppliedFrames::new(WINDOW_FRAMES),
             placed: 0,
             puts: VecDeque::new(),
             fill: None,
@@ -266,56 +243,16 @@ impl Lane {
 
     /// Allows fewer unacknowledged frames, and fewer parts under way, than the lane's own bound.
     pub(crate) fn limit_frames(&mut self, frames: u32) {
-        self.window = Window::new(WINDOW_BYTES, frames.clamp(1, WINDOW_FRAMES));
+        self.sent = SentFrames::new(WINDOW_BYTES, frames.clamp(1, WINDOW_FRAMES));
         if let Some(queue) = self.wire.queue() {
             queue.limit_parts(frames);
         }
-    }
-
-    /// Numbers a sequenced frame and remembers it until it is answered.
-    pub(crate) fn remember(&mut self, kind: Kind, slot: SlotId, part: Cursor, window: u64) -> u64 {
-        self.last_sequence += 1;
-        self.window.take(window);
-        self.outstanding.push_back(Outstanding { kind, slot, part, window, answered: false });
-        self.last_sequence
-    }
-
-    /// The number of the oldest frame in `outstanding`.
-    pub(crate) fn first_outstanding(&self) -> u64 {
-        self.last_sequence + 1 - self.outstanding.len() as u64
-    }
-
-    /// Marks a frame as answered and returns it; `None` when it has been, or never was sent.
-    pub(crate) fn answer(&mut self, sequence: u64) -> Option<Outstanding> {
-        let at = sequence.checked_sub(self.first_outstanding())?;
-        let entry = self.outstanding.get_mut(usize::try_from(at).ok()?)?;
-        if entry.answered {
-            return None;
-        }
-        entry.answered = true;
-        let answered = *entry;
-        self.window.put_back(answered.window);
-        while self.outstanding.front().is_some_and(|e| e.answered) {
-            self.outstanding.pop_front();
-        }
-        Some(answered)
-    }
-
-    /// The frame that waits for an answer under this number.
-    pub(crate) fn waiting(&self, sequence: u64) -> Option<&Outstanding> {
-        let at = sequence.checked_sub(self.first_outstanding())?;
-        self.outstanding.get(usize::try_from(at).ok()?).filter(|e| !e.answered)
     }
 
     /// Whether the answer to a read of this number has come, and is on its way into GPU memory.
     pub(crate) fn is_being_put(&self, sequence: u64) -> bool {
         let of_read = |put: &GpuPut| matches!(put.of, GpuPutOwner::Read { .. });
         self.puts.iter().any(|put| put.sequence == sequence && of_read(put))
-    }
-
-    /// Whether this number has been sent at all.
-    pub(crate) fn was_sent(&self, sequence: u64) -> bool {
-        sequence <= self.last_sequence
     }
 
     /// Queues a frame without payload.
@@ -352,14 +289,11 @@ impl Lane {
     /// not, and holds up those after it.
     pub(crate) fn push_ack(&mut self) {
         let writes = self.puts.iter().filter(|put| matches!(put.of, GpuPutOwner::Write { .. }));
-        let before = writes.map(|put| put.sequence - 1).next();
-        let applied = before.unwrap_or_else(|| self.applied.last());
-        if applied > self.ack_sent {
+        let pending = writes.map(|put| put.sequence).next();
+        if let Some(applied) = self.applied.next_acknowledgement(pending) {
             let mut ack = Header::new(Kind::Ack);
             ack.sequence = applied.into();
             self.push_answer(&ack);
-            self.ack_sent = applied;
-            self.landed_since_ack = 0;
         }
     }
 
@@ -369,11 +303,7 @@ impl Lane {
         nack.sequence = sequence.into();
         nack.status = u16::from(code).into();
         self.push_answer(&nack);
-        // No more can be unanswered at a time.
-        if self.refused.len() >= WINDOW_FRAMES as usize {
-            self.refused.pop_front();
-        }
-        self.refused.push_back((sequence, code));
+        self.applied.refuse(sequence, code);
     }
 
     /// Has the frame that is being sent go on from a private copy if it carries granted memory that

@@ -21,6 +21,7 @@ impl Counters {
 
     /// Adds one arrival and returns the new value. Returns `None` if the id is new and the set is
     /// full.
+    #[inline]
     pub fn arrive(&mut self, id: u32) -> Option<u64> {
         if let Some(value) = self.values.get_mut(&id) {
             *value += 1;
@@ -50,6 +51,7 @@ pub struct HighWater(u64);
 
 impl HighWater {
     /// Accepts `sequence` if it is the next number.
+    #[inline]
     pub fn take(&mut self, sequence: u64) -> bool {
         let next = self.0.checked_add(1) == Some(sequence);
         if next {
@@ -59,6 +61,7 @@ impl HighWater {
     }
 
     /// The last accepted number, or 0 before the first.
+    #[inline]
     pub fn last(self) -> u64 {
         self.0
     }

@@ -18,6 +18,7 @@ impl Window {
     /// The number of bytes that one more frame may carry. 0 means that the sender must wait. An
     /// idle window accepts a frame of any size, so progress does not depend on the configured
     /// limit.
+    #[inline]
     pub fn room(&self) -> u64 {
         if self.frames >= self.max_frames {
             0
@@ -29,12 +30,14 @@ impl Window {
     }
 
     /// Accounts for a frame that was sent.
+    #[inline]
     pub fn take(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.frames += 1;
     }
 
     /// Accounts for a frame that was acknowledged.
+    #[inline]
     pub fn put_back(&mut self, bytes: u64) {
         debug_assert!(self.frames > 0 && self.bytes >= bytes);
         self.bytes = self.bytes.saturating_sub(bytes);

@@ -42,11 +42,13 @@ impl AppliedFrames {
     }
 
     /// Whether a frame of this number is due.
+    #[inline]
     pub fn is_next(&self, sequence: u64) -> bool {
         sequence == self.last.last().wrapping_add(1)
     }
 
     /// A frame was applied, or refused and passed over.
+    #[inline]
     pub fn apply(&mut self, sequence: u64) {
         self.last.take(sequence);
     }
@@ -60,17 +62,20 @@ impl AppliedFrames {
     }
 
     /// Bytes of a frame are in place.
+    #[inline]
     pub fn add_bytes(&mut self, bytes: u64) {
         self.unacknowledged_bytes += bytes;
     }
 
     /// Bytes applied since the last acknowledgement.
+    #[inline]
     pub fn unacknowledged_bytes(&self) -> u64 {
         self.unacknowledged_bytes
     }
 
     /// The number to acknowledge now, if any. The effect of frame `pending` is not in place yet
     /// (its bytes are on their way into GPU memory), so nothing from it on is acknowledged.
+    #[inline]
     pub fn next_acknowledgement(&mut self, pending: Option<u64>) -> Option<u64> {
         let applied = pending.map_or(self.last.last(), |sequence| sequence - 1);
         (applied > self.acknowledged).then(|| {

@@ -42,11 +42,13 @@ impl SentFrames {
     }
 
     /// The number of bytes that the next frame may carry; see [`Window::room`].
+    #[inline]
     pub fn room(&self) -> u64 {
         self.window.room()
     }
 
     /// Numbers a frame and keeps it until it is answered.
+    #[inline]
     pub fn push(&mut self, kind: Kind, slot: SlotId, part: Cursor, window: u64) -> u64 {
         self.last_sequence += 1;
         self.window.take(window);
@@ -55,6 +57,7 @@ impl SentFrames {
     }
 
     /// The unanswered frame of this number.
+    #[inline]
     pub fn waiting(&self, sequence: u64) -> Option<&SentFrame> {
         let at = sequence.checked_sub(self.first())?;
         self.frames.get(usize::try_from(at).ok()?).filter(|frame| !frame.is_answered)
@@ -66,6 +69,7 @@ impl SentFrames {
     }
 
     /// Takes the answer to a frame. `None` if it was answered before or never sent.
+    #[inline]
     pub fn answer(&mut self, sequence: u64) -> Option<SentFrame> {
         let at = sequence.checked_sub(self.first())?;
         let frame = self.frames.get_mut(usize::try_from(at).ok()?)?;
@@ -84,6 +88,7 @@ impl SentFrames {
     /// The numbers that an acknowledgement of everything up to `sequence` newly covers. `None` if
     /// the peer acknowledges what it cannot have received: a frame that was not sent, or frame
     /// `sending`, which is half-sent (0 for none).
+    #[inline]
     pub fn acknowledge(
         &mut self,
         sequence: u64,

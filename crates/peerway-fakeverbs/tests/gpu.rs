@@ -52,7 +52,7 @@ fn pass(verbs: &str, cuda: &str) -> [String; 2] {
 }
 
 const DMA_BUF: &str = "how=DmaBuf";
-const NOT_REACHED: &str = "do not reach memory of GPU 0: not as a dma-buf";
+const NOT_REACHED: &str = "cannot register memory of GPU 0, neither as a dma-buf";
 
 #[test]
 fn they_pass_where_devices_reach_gpus() {

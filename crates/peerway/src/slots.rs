@@ -1,8 +1,8 @@
 //! The table of transfers in flight.
 //!
-//! A slot is named by index and generation, so a handle can never reach the slot's next tenant. The
-//! state word is a futex: whoever ends a transfer wakes its waiters. A slot is reused only when it
-//! has ended, its handle is gone, and nothing of it can still touch memory.
+//! A slot is named by index and generation, so a handle can never reach the slot's next owner. The
+//! state word is a futex: the thread that ends a transfer wakes its waiters. A slot is reused only
+//! when it has ended, its handle is gone, and no part of it can still touch memory.
 
 mod free;
 
@@ -20,7 +20,7 @@ use crate::os::wake::{futex_wait, futex_wake};
 use crate::path::PathKind;
 
 const ENDED: u32 = 1;
-/// Somebody sleeps on the word.
+/// A thread blocks on the word.
 const WAITED: u32 = 2;
 /// The user's handle is gone.
 const DETACHED: u32 = 4;
@@ -82,7 +82,7 @@ impl Slots {
         Self { slots: (0..count).map(|_| slot()).collect(), free: Free::new(count as u32) }
     }
 
-    /// How many there are.
+    /// The number of slots.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -110,12 +110,13 @@ impl Slots {
     #[inline]
     pub(crate) fn ended(&self, id: SlotId) -> Option<Ended> {
         let slot = self.slot(id);
-        // pairs with the release in `end`
+        // Pairs with the release in `end`.
         let word = slot.word.load(Ordering::Acquire);
         (word & ENDED != 0).then(|| Ended::from_bits(slot.ended.load(Ordering::Relaxed)))
     }
 
-    /// Whether the transfer has ended, or another thread has seen its end and given its slot away.
+    /// Whether the transfer has ended. Also true when another thread has seen the end and released
+    /// the slot.
     #[inline]
     pub(crate) fn has_ended(&self, id: SlotId) -> bool {
         let slot = self.slot(id);
@@ -130,8 +131,8 @@ impl Slots {
         slot.ended.store(ended.to_bits(), Ordering::Relaxed);
         slot.ended_at.store(clock::now(), Ordering::Relaxed);
         let open = if ended.fence == Fence::Open { UNFENCED } else { 0 };
-        // pairs with the acquire in `ended` and the read-modify-write in `sleep`: a sleeper that
-        // set WAITED before this is woken, one that sets it after sees ENDED.
+        // Pairs with the acquire in `ended` and the read-modify-write in `sleep`: a waiter that set
+        // WAITED before this is woken, and one that sets it later sees ENDED.
         let before = slot.word.fetch_or(ENDED | open, Ordering::AcqRel);
         if before & WAITED != 0 {
             futex_wake(&slot.word, u32::MAX);
@@ -144,7 +145,7 @@ impl Slots {
         }
     }
 
-    /// What an open fence was waiting for has happened.
+    /// Closes an open fence: nothing of the transfer can touch memory any more.
     pub(crate) fn fenced(&self, id: SlotId) {
         let slot = self.slot(id);
         let ended = Ended::from_bits(slot.ended.load(Ordering::Relaxed));
@@ -155,7 +156,7 @@ impl Slots {
         }
     }
 
-    /// What an open fence waits for will not be learned: the slot is free, the answer stays open.
+    /// Releases a slot whose open fence can never be closed. The reported fence stays open.
     pub(crate) fn unfenced_for_good(&self, id: SlotId) {
         let before = self.slot(id).word.fetch_and(!UNFENCED, Ordering::AcqRel);
         if before & DETACHED != 0 {
@@ -165,7 +166,7 @@ impl Slots {
 
     /// Whether the transfer ended with an open fence that [`Self::fenced`] may still close.
     pub(crate) fn is_unfenced(&self, id: SlotId) -> bool {
-        // pairs with the releases in `end`, `fenced` and `unfenced_for_good`
+        // Pairs with the releases in `end`, `fenced` and `unfenced_for_good`.
         self.slot(id).word.load(Ordering::Acquire) & UNFENCED != 0
     }
 
@@ -178,12 +179,12 @@ impl Slots {
         }
     }
 
-    /// Blocks until the transfer ends or the time is over.
+    /// Blocks until the transfer ends or the timeout passes.
     pub(crate) fn sleep(&self, id: SlotId, timeout: Duration) {
         let slot = self.slot(id);
         let before = slot.word.fetch_or(WAITED, Ordering::AcqRel);
-        // Another thread may have seen the end, and the slot may have a new tenant, who wakes
-        // nobody.
+        // Another thread may have seen the end, and the slot may have a new owner, which does not
+        // wake this thread.
         let its = slot.generation.load(Ordering::Relaxed) == id.generation;
         if before & (ENDED | CLOSED) == 0 && its {
             let _ = futex_wait(&slot.word, before | WAITED, Some(timeout));
@@ -193,23 +194,24 @@ impl Slots {
     /// Wakes every thread that blocks on a slot, and lets none block again: the endpoint is closed.
     pub(crate) fn close(&self) {
         for slot in &self.slots {
-            // pairs with the read-modify-write in `sleep`: a waiter that set WAITED before this is
-            // woken, one that sets it after sees CLOSED.
+            // Pairs with the read-modify-write in `sleep`: a waiter that set WAITED before this is
+            // woken, and one that sets it later sees CLOSED.
             if slot.word.fetch_or(CLOSED, Ordering::AcqRel) & WAITED != 0 {
                 futex_wake(&slot.word, u32::MAX);
             }
         }
     }
 
-    /// Has `waker` woken at the end; false when it has ended already.
+    /// Registers `waker` for the end of the transfer. Returns false when the transfer has ended
+    /// already.
     pub(crate) fn wake_later(&self, id: SlotId, waker: &Waker) -> bool {
         let slot = self.slot(id);
         let mut place = slot.waker.lock().unwrap();
-        // pairs with the ones in `end` and `detach`: whoever ends it after this waits for the lock,
-        // and so does whoever gives the slot away.
+        // Pairs with the read-modify-writes in `end` and `detach`: a thread that ends the transfer
+        // or releases the slot after this waits for the lock.
         let before = slot.word.fetch_or(WAKER, Ordering::AcqRel);
-        // The end may have been seen by another thread, and the slot may have a new tenant, who is
-        // woken for nothing.
+        // Another thread may have seen the end, and the slot may have a new owner. The new owner
+        // then only gets a spurious wake-up.
         if before & ENDED != 0 || slot.generation.load(Ordering::Relaxed) != id.generation {
             return false;
         }
@@ -217,15 +219,14 @@ impl Slots {
         true
     }
 
-    /// Wakes who is to be woken at the end, unless the slot has been given away: then that was done
-    /// before.
+    /// Wakes the registered waker, unless the slot has been released: `release` has woken it then.
     #[cold]
     fn wake(&self, id: SlotId) {
         let slot = self.slot(id);
         let mut place = slot.waker.lock().unwrap();
         let its = slot.generation.load(Ordering::Relaxed) == id.generation;
         let waker = if its { place.take() } else { None };
-        // Let go of first: a waker may poll at once, and polling takes the lock.
+        // Unlock first: the woken task may poll at once, and polling takes the lock.
         drop(place);
         if let Some(waker) = waker {
             waker.wake();
@@ -255,7 +256,7 @@ impl Slots {
         }
     }
 
-    /// Gives the slot away. `before` is its word, from when it had ended on.
+    /// Releases the slot. `before` is the word as it was when the transfer ended, or later.
     #[inline]
     fn release(&self, id: SlotId, before: u32) {
         let next = id.generation.wrapping_add(1);
@@ -263,8 +264,8 @@ impl Slots {
         if before & WAKER == 0 {
             slot.generation.store(next, Ordering::Relaxed);
         } else {
-            // Nobody's waker is left to the slot's next tenant: who sees the end first may wake
-            // another.
+            // Leave no waker to the slot's next owner: `end` may not have woken this one yet,
+            // because another thread can see the end first.
             self.wake(id);
             let _place = slot.waker.lock().unwrap();
             slot.generation.store(next, Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! The copy pool: threads that help with large copies.
 //!
-//! A large copy is a [`Job`] cut into quanta. Whoever waits for it works on it, and the copy pool helps,
-//! so that two cores copy. The threads are started by the first large job and sleep on a futex when
-//! there is none: in naps at first, because waking a thread for good costs whoever does it as much as
-//! posting may take (16 to 40 µs where cores are virtual).
+//! A large copy is a [`Job`] cut into quanta. The thread that waits for it works on it, and the
+//! copy pool helps, so that two cores copy. The first large job starts the threads. Without a job
+//! they block on a futex, at first with short timeouts: waking a blocked thread costs the waker 16
+//! to 40 µs where cores are virtual, as much as a post may take.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,23 +18,23 @@ use crate::os::process;
 use crate::os::wake::{futex_wait, futex_wake};
 use crate::threads::{self, Cpus};
 
-/// Bytes of one quantum: small enough that a heartbeat or a cancel waits less than 100 µs for it,
-/// large enough that claiming it costs nothing (512 KiB measured as good as 4 MiB).
+/// Bytes of one quantum. It is small enough that a heartbeat or a cancel waits less than 100 µs for
+/// it. It is large enough that claiming it costs nothing (512 KiB measured as good as 4 MiB).
 pub(crate) const QUANTUM: u64 = 512 << 10;
 
-/// How long a thread that has just helped looks for more before it naps.
+/// How long a thread that has just helped polls for more work before it naps.
 const LINGER: Duration = Duration::from_micros(50);
-/// How long a thread without work naps before it looks again, and how often before it sleeps. The kernel
-/// adds 50 µs to a nap.
+/// How long a thread without work naps before it checks again, and the number of naps before it
+/// blocks without a timeout. The kernel adds 50 µs to a nap.
 const NAP: Duration = Duration::from_micros(50);
 const NAPS: u32 = 20;
 
-/// How soon a job wants its helpers.
+/// How soon a job needs its helpers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Haste {
-    /// Now: somebody waits.
+    /// Now: a thread waits for the job.
     Now,
-    /// Within a nap, if that spares the caller a wake-up.
+    /// Within a nap, if that saves the caller a wake-up.
     Soon,
 }
 
@@ -42,20 +42,20 @@ thread_local! {
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is one of a copy pool.
+/// Whether the current thread belongs to a copy pool.
 pub(crate) fn is_helper() -> bool {
     HELPS.get()
 }
 
 /// A copy that several threads can work on.
 pub(crate) trait Job: Send + Sync {
-    /// Copies one quantum; false when there is none left to claim.
+    /// Copies one quantum. Returns false when none is left to claim.
     fn step(&self) -> bool;
 
-    /// Claims no more; ends once the quanta under way are done.
+    /// Stops claiming quanta. The job ends once the quanta in progress are done.
     fn cancel(&self);
 
-    /// The endpoint closes: claims no more and ends.
+    /// The endpoint closes: stops claiming quanta and ends the job.
     fn halt(&self);
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct CopyPool {
 
 struct PoolShared {
     jobs: ArrayQueue<Arc<dyn Job>>,
-    /// Raised at every new job; the threads sleep on it.
+    /// Incremented for every new job. The threads block on it.
     wakeups: AtomicU32,
     asleep: AtomicU32,
     napping: AtomicU32,
@@ -77,10 +77,10 @@ struct PoolShared {
 }
 
 impl CopyPool {
-    /// A copy pool of `size` threads on these processors, none of them started yet.
+    /// Creates a copy pool of `size` threads on these CPUs. No thread is started yet.
     pub(crate) fn new(size: usize, cpus: Cpus) -> Self {
         let shared = PoolShared {
-            // One entry per helper wanted by a job: more outstanding jobs than this run on their
+            // One entry for each helper that a job requests. Jobs beyond this limit run on their
             // waiters alone, which is no loss on a machine that busy.
             jobs: ArrayQueue::new(1024),
             wakeups: AtomicU32::new(0),
@@ -91,22 +91,23 @@ impl CopyPool {
         Self { shared: Arc::new(shared), threads: Mutex::default(), size, cpus }
     }
 
-    /// Asks for a thread. False when there is nobody to help: the caller must see to the job itself.
+    /// Requests a helper for the job. Returns false when no helper is available: the caller must
+    /// then complete the job itself.
     ///
-    /// One: a second would be woken on the core of whoever asks.
+    /// Only one helper: a second one would be woken on the core of the caller.
     pub(crate) fn offer(&self, job: &Arc<dyn Job>, haste: Haste) -> bool {
         if !self.is_started() && !self.start() {
             return false;
         }
         let taken = self.shared.jobs.push(job.clone()).is_ok();
-        // pairs with the load before sleeping in `run`: either the thread sees the new wakeups or we
-        // see that it sleeps.
+        // Pairs with the load of `wakeups` in `run`: either the thread sees the new value, or this
+        // thread sees that it is blocked.
         self.shared.wakeups.fetch_add(1, Ordering::SeqCst);
         let napping = self.shared.napping.load(Ordering::SeqCst) as usize;
         let asleep = self.shared.asleep.load(Ordering::SeqCst) > 0;
         let wake = match haste {
             Haste::Now => napping > 0 || asleep,
-            // Each of those who nap takes one.
+            // Each napping thread takes one job.
             Haste::Soon => asleep && self.shared.jobs.len() > napping,
         };
         if wake {
@@ -119,19 +120,21 @@ impl CopyPool {
         !self.threads.lock().unwrap().is_empty()
     }
 
-    /// Starts the threads, so that the first large copy need not; false when there are none.
+    /// Starts the threads, so that the first large copy need not. Returns false when no thread
+    /// could be started.
     pub(crate) fn start(&self) -> bool {
         let mut started = self.threads.lock().unwrap();
         while started.len() < self.size {
             let shared = self.shared.clone();
             match threads::spawn("peerway-copy", &self.cpus, move || {
-                // A poster must not lose its core to the helper it wakes: measured, 1.8 ms.
+                // A poster must not lose its core to the helper that it wakes: measured, that costs
+                // 1.8 ms.
                 process::yield_to_others();
                 shared.run();
             }) {
                 Ok(handle) => started.push(handle),
                 Err(error) => {
-                    tracing::warn!(%error, "no copy thread: large copies use one core");
+                    tracing::warn!(%error, "cannot start a copy thread: large copies use one core");
                     break;
                 }
             }
@@ -139,7 +142,7 @@ impl CopyPool {
         !started.is_empty()
     }
 
-    /// Ends the threads once their current quantum is done.
+    /// Ends the threads once their current quanta are done.
     pub(crate) fn stop(&self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.wakeups.fetch_add(1, Ordering::SeqCst);
@@ -152,9 +155,10 @@ impl CopyPool {
         }
     }
 
-    /// Forgets the threads without joining them: after a fork they exist in the parent only.
+    /// Forgets the threads without joining them: after a fork they exist only in the parent.
     pub(crate) fn abandon(&self) {
-        // Whoever held the lock at the fork does not exist here; then the handles are leaked with it.
+        // The thread that held the lock at the fork does not exist in the child. The handles are
+        // then leaked.
         if let Ok(mut threads) = self.threads.try_lock() {
             threads.drain(..).for_each(std::mem::forget);
         }
@@ -162,8 +166,8 @@ impl CopyPool {
 }
 
 impl PoolShared {
-    /// Looks for the next job for a moment after the last: copies of a megabyte come one after the other,
-    /// and are over before a sleeper would be awake.
+    /// Polls for the next job for a short time after the last one. Copies of a megabyte come in
+    /// sequence, and each is over before a blocked thread would be awake.
     fn is_offered_soon(&self) -> bool {
         let until = clock::after(clock::now(), LINGER);
         while self.jobs.is_empty() && !self.stop.load(Ordering::Relaxed) {
@@ -179,7 +183,7 @@ impl PoolShared {
         HELPS.set(true);
         let mut naps = 0;
         loop {
-            // Before `stop` is looked at: it is set before the wakeups is rung.
+            // Load this before `stop`: `CopyPool::stop` sets `stop` before it increments `wakeups`.
             let wakeups = self.wakeups.load(Ordering::SeqCst);
             if self.stop.load(Ordering::SeqCst) {
                 return;

@@ -1,5 +1,5 @@
 //! How transfers make progress: shards with their drivers, which any thread may poll, and the copy
-//! copy pool.
+//! pool.
 
 pub(crate) mod copy_pool;
 pub(crate) mod driver;

@@ -1,12 +1,13 @@
-//! Queue pairs in the driver's hands: parts of requests go out, completions come in, failed ones are
-//! drained, answered for and replaced.
+//! The driver's handling of queue pairs: it posts parts of requests, processes completions, and
+//! drains and replaces failed queue pairs.
 //!
-//! A request whose memory is all registered is cut into *parts*, lists of work requests that go to
-//! one queue pair with one doorbell. A part is answered for by its completion; nobody at the far
-//! side is asked. What follows the bytes goes out behind them where the queue pair keeps the order
-//! and had all of them; else each queue pair that had any is *flushed* first: a read of the peer's
-//! memory comes back only after what was written before it. Memory of a GPU that does not order
-//! such writes is read itself, and always, before its bytes are said to be there.
+//! A request whose memory is all registered is cut into *parts*: lists of work requests that go to
+//! one queue pair with one doorbell. The completion of a part answers it, without the peer's CPU.
+//!
+//! The signal follows the bytes on the same queue pair if that queue pair keeps the order and
+//! carried all of them. Otherwise the driver first *flushes* each queue pair that carried any: a
+//! read of the peer's memory completes only after the writes before it. GPU memory that does not
+//! order such writes is always read itself before its bytes are reported as complete.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -29,47 +30,48 @@ use crate::transport::lane::{Lane, Role};
 use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::{Completed, GROUP, Queue, RdmaPart, Unfinished};
 
-/// Completions taken with one poll.
+/// Completions per poll.
 pub(super) const POLL: usize = 64;
-/// Polls of one completion queue before others have their turn.
+/// Polls of one completion queue before the next one has its turn.
 const POLLS: usize = 4;
-/// Bytes of a part: large enough that a doorbell costs nothing, small enough that queue pairs
-/// share.
+/// Limit of bytes in a part. It is large enough that a doorbell costs nothing, and small enough
+/// that queue pairs share the load.
 const PART_BYTES: u64 = 1 << 20;
-/// How long the last completions of a failed queue pair are waited for; devices take microseconds.
+/// How long the driver waits for the last completions of a failed queue pair. Devices take
+/// microseconds.
 const DRAIN: Duration = Duration::from_millis(500);
 /// How long a peer may take to answer an offer of queue pairs.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Pauses between attempts to replace a queue pair.
+/// The shortest and the longest pause between attempts to replace a queue pair.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Queue pairs that are to replace lost ones. Only the opener of a session offers any.
+/// Queue pairs that are to replace lost ones. Only the initiator of a session offers any.
 #[derive(Default)]
 pub(crate) struct Reopening {
-    /// Ends of ours that wait for the peer's.
+    /// Our ends that wait for the peer's ends.
     waiting: Vec<(u16, Queue)>,
     answers: Vec<queues::Answer>,
-    /// What the peer offers.
+    /// The peer's offers.
     offers: Vec<QueueOffer>,
     /// When the next attempt is due.
     at: u64,
-    /// When the present one is given up.
+    /// When the current attempt times out.
     give_up: u64,
     pause: Duration,
 }
 
 impl Reopening {
-    /// The peer answered.
+    /// The peer has answered.
     pub(super) fn answered(&mut self, queues: Vec<queues::Answer>) {
         self.answers = queues;
     }
 
-    /// The peer offers queue pairs; only an opener may.
+    /// The peer offers queue pairs. Only the initiator may.
     pub(super) fn offered(&mut self, queues: Vec<QueueOffer>) {
         self.offers = queues;
     }
 
-    /// Whether the peer has answered or offered something.
+    /// Whether there are answers or offers to handle.
     pub(super) fn has_news(&self) -> bool {
         !self.answers.is_empty() || !self.offers.is_empty()
     }
@@ -80,19 +82,19 @@ impl Reopening {
 }
 
 impl SessionDriver {
-    /// Reads that a peer's device refused, and which wait for its word.
+    /// Reads that the peer's device refused, and that wait for the peer's reason.
     pub(super) fn refused_reads(&self) -> Vec<SlotId> {
         let parts = self.unfinished.values().flat_map(|left| &left.parts);
         parts.filter(|part| part.read).map(|part| part.slot).collect()
     }
 
-    /// Whether a queue pair is there to take parts.
+    /// Whether there is a queue pair that accepts parts.
     pub(super) fn has_queues(&mut self) -> bool {
         self.session.rdma.is_some() && self.lanes.iter_mut().flatten().any(|lane| lane.is_queue())
     }
 
-    /// The lane of the queue pair for small transfers, where there is one and nothing else is to be
-    /// posted: no other need be asked.
+    /// The lane of the queue pair for small transfers, if it exists and only small parts are
+    /// queued. The other lanes need no check then.
     fn only_small_parts(&self) -> Option<usize> {
         let is_it = |lane: &Option<Box<Lane>>| {
             lane.as_ref().is_some_and(|l| l.role == Role::Latency && l.draining.is_none())
@@ -100,7 +102,7 @@ impl SessionDriver {
         if self.parts_bulk.is_empty() { self.lanes.iter().position(is_it) } else { None }
     }
 
-    /// Lanes that had queue pairs and could have them again.
+    /// Lanes that had queue pairs and can have them again.
     fn lost_queues(&self) -> impl Iterator<Item = &queues::Plan> {
         let rdma = self.session.rdma.as_ref().filter(|_| self.session.initiator);
         let plans = rdma.into_iter().flat_map(|rdma| &rdma.plans);
@@ -111,7 +113,7 @@ impl SessionDriver {
         })
     }
 
-    /// How long nothing is due for queue pairs.
+    /// The time until the next timer for queue pairs.
     pub(super) fn until_queues(&self, now: u64) -> Duration {
         let draining = self.lanes.iter().flatten().filter_map(|lane| lane.draining);
         let next = draining.map(|until| clock::until(until, now)).min();
@@ -126,13 +128,13 @@ impl SessionDriver {
 }
 
 impl Driver {
-    /// Takes completions in; true when there were any.
+    /// Processes completions. Returns true when there were any.
     pub(super) fn look_at_ports(&mut self, now: u64) -> bool {
         if self.ports.is_empty() {
             return false;
         }
         let mut any = false;
-        // Out of its place while what it holds is looked at.
+        // Taken out while `dispatch` borrows the driver.
         let mut completions = std::mem::take(&mut self.completions);
         for at in 0..self.ports.len() {
             for _ in 0..POLLS {
@@ -143,7 +145,7 @@ impl Driver {
                 let taken = match port.shared.cq.poll(&mut completions) {
                     Ok(taken) => taken,
                     Err(error) => {
-                        tracing::error!(%error, "a device cannot be used any more");
+                        tracing::error!(%error, "an RDMA device is lost: its poll failed");
                         self.ports[at].gone = true;
                         self.port_ended(at);
                         break;
@@ -196,7 +198,7 @@ impl Driver {
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
             Completed::Drained => {
-                let error = io::Error::other("the queue pair was shut");
+                let error = io::Error::other("the queue pair was shut down");
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
         }
@@ -210,7 +212,7 @@ impl Driver {
         }
     }
 
-    /// A part has been carried out.
+    /// Accounts for a completed part.
     fn part_done(&mut self, s: &mut SessionDriver, part: &RdmaPart) {
         let bytes = part.part.left();
         let stats = &s.session.stats;
@@ -230,8 +232,8 @@ impl Driver {
         }
     }
 
-    /// Posts the first part of a small request, which mostly is all of it, where nothing is before
-    /// it and its queue pair has room; false when it has to wait its turn.
+    /// Posts the first part of a small request, which is mostly all of it. Returns false when the
+    /// request must queue, because other parts are waiting or its queue pair has no room.
     pub(super) fn post_at_once(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
         if !s.has_posted_all() {
             return false;
@@ -255,8 +257,8 @@ impl Driver {
         true
     }
 
-    /// Posts parts of the requests whose turn it is, one to each queue pair in a round; true when
-    /// any were.
+    /// Posts parts of the queued requests, one to each queue pair per round. Returns true when any
+    /// were posted.
     pub(super) fn post_parts(&mut self, s: &mut SessionDriver, rounds: usize) -> bool {
         let mut any = false;
         for _ in 0..rounds {
@@ -279,7 +281,7 @@ impl Driver {
         any
     }
 
-    /// Posts a part to each queue pair that takes one; true when any were.
+    /// Posts a part to each queue pair that has room. Returns true when any were posted.
     fn post_round(&mut self, s: &mut SessionDriver) -> bool {
         let mut posted = false;
         for step in 0..s.lanes.len() {
@@ -290,7 +292,8 @@ impl Driver {
         posted
     }
 
-    /// No queue pair is left: frames carry what is to be sent, unless nothing but devices may.
+    /// Without queue pairs, frames carry the queued requests, unless the transport is pinned to
+    /// RDMA.
     fn without_queues(&mut self, s: &mut SessionDriver) {
         if s.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned) {
             return;
@@ -315,7 +318,7 @@ impl Driver {
         }
     }
 
-    /// Posts a part of the request whose turn it is on this lane.
+    /// Posts a part of the next queued request on this lane.
     fn post_next(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> io::Result<bool> {
         loop {
             let is_small = !s.parts_latency.is_empty();
@@ -366,13 +369,14 @@ impl Driver {
             let (Some(registered), Some(&rkey)) =
                 (work.local_keys(&pair.local), remote.keys.get(far_port))
             else {
-                // Checked when the transfer was posted. Nothing of the part may be lost.
+                // The post of the transfer checked this. The part must not be lost, so restore the
+                // cursor.
                 queue.discard();
                 match redo {
                     Some(_) => request.redo.push(start),
                     None => request.at = start,
                 }
-                return Err(io::Error::other("memory without a key for the device"));
+                return Err(io::Error::other("the memory has no key for the RDMA device"));
             };
             let addr = work.local_addr(&pair.local) as u64;
             let local = ibv_sge { addr, length: pair.len as u32, lkey: registered.lkey(nic) };
@@ -389,13 +393,13 @@ impl Driver {
         }
         request.queues |= bit;
         let part = start.limited(total);
-        // All of it went or goes by this queue pair, in order: the count can come with its last
-        // bytes.
+        // This queue pair carries all bytes, in order, so the count can come with the last ones.
         let last = request.at.left() == 0 && request.redo.is_empty() && !queue.is_unordered();
         let counts = request.signal.count.filter(|_| {
             let framed = request.unanswered > request.parts;
             let alone = request.queues == bit && !framed && request.signal.notify.is_none();
-            // An immediate lands in memory of the host, which says nothing about that of a GPU.
+            // An immediate arrives in host memory, which proves nothing about the order of writes
+            // to GPU memory.
             !read && last && alone && queue.has_credit() && !request.writes_unordered()
         });
         request.signal_sent |= counts.is_some();
@@ -407,12 +411,12 @@ impl Driver {
         }
         let part = RdmaPart { slot, part, read, immediate: None, failed: None };
         // SAFETY: the request keeps its work, and so the memory with its registrations, until the
-        // part is answered for or the queue pair is gone.
+        // part is answered or the queue pair is gone.
         unsafe { queue.post_part(part, counts) }.map_err(io::Error::other)
     }
 
-    /// Asks every queue pair that had parts of a request whether all has arrived; true when there
-    /// are any to ask.
+    /// Flushes every queue pair that carried parts of a request. Returns true when there are any to
+    /// wait for.
     pub(super) fn flush_queues(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
         let Some(request) = self.request(slot) else { return false };
         if request.queues == 0 || request.flushed || request.route != Route::Write {
@@ -432,11 +436,12 @@ impl Driver {
             }
             let index = lane.index;
             let Some(queue) = lane.wire.queue() else { continue };
-            // What follows goes by this one, behind the bytes.
+            // The signal goes by this queue pair, behind the bytes.
             if !queue.is_unordered() && Some(index) == next && work.is_none() {
                 continue;
             }
-            // Also where it fails: what was not posted is told of with what the queue pair leaves.
+            // Count it even if the post fails: `unfinished` then reports the flush with the rest of
+            // the queue pair's work.
             asked += 1;
             let far_port = queue.far_port();
             let words = work.iter().flat_map(|work| work.words(far_port));
@@ -451,8 +456,8 @@ impl Driver {
         asked > 0
     }
 
-    /// A lane is over: a queue pair must be shut and drained before it can be answered for. True
-    /// while that takes.
+    /// Shuts down the queue pair of a lane that ends. Returns true while the lane must wait for the
+    /// queue pair to drain, before which its parts cannot be answered.
     pub(super) fn drain_first(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         let Some(queue) = lane.wire.queue() else { return false };
         let now = clock::now();
@@ -465,22 +470,22 @@ impl Driver {
         now < until
     }
 
-    /// A queue pair is drained. It is given back, and what it leaves is repeated or waits for the
-    /// peer's word.
+    /// Destroys a drained queue pair. Its unfinished parts are repeated, or wait for the peer's
+    /// answer.
     pub(super) fn queue_ended(&mut self, s: &mut SessionDriver, mut lane: Box<Lane>) {
         self.forget_queue(&mut lane);
         let Some(queue) = lane.wire.queue() else { return };
         let mut left = queue.unfinished();
         let index = lane.index;
-        // From here on the device touches nothing of it.
+        // From here on the device does not touch the request's memory.
         drop(lane);
         let reads: Vec<RdmaPart> = left.parts.extract_if(.., |part| part.read).collect();
         let mut again = Vec::new();
         for part in reads {
             let goes_on = self.request(part.slot).is_some_and(|request| request.ending.is_none());
             if part.failed == Some(TransferError::Revoked) && goes_on {
-                // A device refuses memory that was withdrawn, and that of a peer which is dying: it
-                // tells which, by its word or its end. Nothing more is asked for meanwhile.
+                // A device refuses access to revoked memory, and to the memory of a dying peer. The
+                // peer's answer, or its end, tells which. Send nothing more meanwhile.
                 self.stop(s, part.slot, Reason::Failed(TransferError::Revoked), clock::now());
                 left.parts.push(part);
             } else {
@@ -493,13 +498,13 @@ impl Driver {
         }
     }
 
-    /// The peer says that the far end of a lost queue pair is gone, and how many immediates had
-    /// come by it.
+    /// The peer reports that its end of a lost queue pair is gone, and how many immediates had
+    /// arrived by it.
     pub(super) fn replan_parts(&mut self, s: &mut SessionDriver, lane: u16, immediates: u64) {
         let Some(Unfinished { parts, flushes }) = s.unfinished.remove(&lane) else { return };
-        // An immediate that came proves everything that was written before it by the same queue
-        // pair, which keeps the order: to write that again would change memory that the peer was
-        // told about.
+        // An immediate that arrived proves that all earlier writes on the same queue pair arrived,
+        // because it keeps the order. Repeating them would change memory that the peer has already
+        // been notified about.
         let came = |part: &RdmaPart| part.immediate.is_some_and(|number| number <= immediates);
         let proven = parts.iter().rposition(came).map_or(0, |last| last + 1);
         for (at, part) in parts.into_iter().enumerate() {
@@ -516,8 +521,7 @@ impl Driver {
         self.set_timer(s, clock::now());
     }
 
-    /// A part that a queue pair did not finish is repeated, unless it was why the queue pair
-    /// failed.
+    /// Repeats a part that a queue pair did not finish, unless the part itself caused the failure.
     fn again(&mut self, s: &mut SessionDriver, part: RdmaPart) {
         let Some(request) = self.request(part.slot) else { return };
         request.parts -= 1;
@@ -527,19 +531,19 @@ impl Driver {
         }
     }
 
-    /// Stops the queue pairs that work on a read which was cancelled and does not come to its end.
+    /// Stops the queue pairs that still work on a cancelled read after its fence timeout.
     pub(super) fn sever(&mut self, s: &mut SessionDriver, slot: SlotId, now: u64) {
-        tracing::debug!(peer = %s.session.addr, now, "queue pairs are stopped for a cancelled read");
+        tracing::debug!(peer = %s.session.addr, now, "stopping queue pairs for a cancelled read");
         for at in 0..s.lanes.len() {
             let Some(lane) = s.lanes[at].as_mut().filter(|lane| lane.draining.is_none()) else {
                 continue;
             };
             if lane.wire.queue().is_some_and(|queue| queue.has_part(slot)) {
-                let error = io::Error::other("a read was cancelled and did not end");
+                let error = io::Error::other("a cancelled read did not finish in time");
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
         }
-        // Those that only wait for the peer's word touch nothing any more.
+        // Reads that only wait for the peer's answer touch no memory any more.
         let waits = |part: &mut RdmaPart| part.read && part.slot == slot;
         let left = s.unfinished.values_mut();
         let waiting: Vec<RdmaPart> =
@@ -549,21 +553,21 @@ impl Driver {
         }
     }
 
-    /// Completions of this lane's queue pair are nobody's from now on.
+    /// Unregisters the lane's queue pair: its completions have no owner from now on.
     pub(super) fn forget_queue(&mut self, lane: &mut Lane) {
         if let Some(queue) = lane.wire.queue() {
             self.ports[queue.nic_index()].forget(queue.key.value());
         }
     }
 
-    /// A completion queue does not answer: every queue pair on it is lost.
+    /// A completion queue has failed: every queue pair on it is lost.
     fn port_ended(&mut self, port: usize) {
         for index in 0..self.sessions.len() {
             self.with_session(index, |driver, s| {
                 for at in 0..s.lanes.len() {
                     let queue = s.lanes[at].as_mut().and_then(|lane| lane.wire.queue());
                     if queue.is_some_and(|queue| queue.nic_index() == port) {
-                        let error = io::Error::other("its device is gone");
+                        let error = io::Error::other("the RDMA device is lost");
                         driver.lane_ended(s, at, LaneEnd::Broken(error));
                     }
                 }
@@ -571,7 +575,8 @@ impl Driver {
         }
     }
 
-    /// epoll says that a completion queue has something; it is polled in this turn anyhow.
+    /// Consumes the events of a completion queue that epoll reported. The driver polls the queue in
+    /// the same turn.
     pub(super) fn take_port_event(&mut self, port: usize) {
         let Some(port) = self.ports.get_mut(port) else { return };
         while let Ok(Some(_)) = port.shared.channel.event() {
@@ -580,8 +585,8 @@ impl Driver {
         }
     }
 
-    /// Has the next completion of each queue make an event. True when there are completions
-    /// already.
+    /// Arms each completion queue, so that its next completion generates an event. Returns true
+    /// when there are completions already.
     pub(super) fn arm_ports(&mut self) -> bool {
         let mut armed = false;
         let unarmed = |port: &&mut Port| port.adopted > 0 && !port.armed && !port.gone;
@@ -589,12 +594,12 @@ impl Driver {
             port.armed = port.shared.cq.request_notify(false).is_ok();
             armed = true;
         }
-        // What came before the arming makes no event.
+        // Completions from before the arming generate no event, so poll once more.
         armed && self.look_at_ports(clock::now())
     }
 
-    /// Completions of a session's queue pairs are its own from now on; those that came already are
-    /// returned.
+    /// Assigns the completions of a session's queue pairs to the session. Returns those that
+    /// arrived before.
     pub(super) fn adopt_queues(&mut self, s: &mut SessionDriver) -> Vec<(usize, ibv_wc)> {
         let mut early = Vec::new();
         for lane in s.lanes.iter_mut().flatten() {
@@ -607,19 +612,19 @@ impl Driver {
         early
     }
 
-    /// Takes in what came before its queue pair was adopted, and what comes from now on.
+    /// Processes completions that arrived before their queue pair was adopted.
     pub(super) fn replay(&mut self, early: &[(usize, ibv_wc)], now: u64) {
         for (port, wc) in early {
             self.dispatch(*port, wc, now);
         }
     }
 
-    /// What is due for queue pairs by the clock.
+    /// Handles the timers of queue pairs.
     pub(super) fn queues_tick(&mut self, s: &mut SessionDriver, now: u64) {
         for at in 0..s.lanes.len() {
             let late = s.lanes[at].as_ref().and_then(|lane| lane.draining);
             if late.is_some_and(|until| now >= until) {
-                let error = io::Error::other("the queue pair did not come to rest");
+                let error = io::Error::other("the queue pair did not drain in time");
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
         }
@@ -639,7 +644,7 @@ impl Driver {
         let (queues, offers) = match queues::offer(self.shard.ports(), &plans) {
             Ok(made) => made,
             Err(why) => {
-                tracing::debug!(why, peer = %s.session.addr, "no queue pairs to offer");
+                tracing::debug!(why, peer = %s.session.addr, "cannot create queue pairs to offer");
                 s.reopening.at = clock::after(now, s.reopening.pause);
                 return;
             }
@@ -652,7 +657,7 @@ impl Driver {
         }
     }
 
-    /// The peer answered an offer: what it has far ends for become lanes.
+    /// Handles the peer's answer to an offer: the queue pairs that have a far end become lanes.
     pub(super) fn install_queues(&mut self, s: &mut SessionDriver) {
         let answers = std::mem::take(&mut s.reopening.answers);
         if answers.is_empty() {
@@ -662,8 +667,8 @@ impl Driver {
         let Some(rdma) = s.session.rdma.clone() else { return };
         let waiting = std::mem::take(&mut s.reopening.waiting);
         for (lane, queue) in queues::connect(waiting, &answers, &rdma.ports, u64::MAX) {
-            // Only attempts that fail are made rarer: a queue pair that fails again has worked
-            // first.
+            // Only failed attempts lengthen the pause. A queue pair that fails again has worked
+            // before.
             s.reopening.pause = Duration::ZERO;
             self.install(s, lane, queue, now);
         }
@@ -672,8 +677,8 @@ impl Driver {
         s.dirty = true;
     }
 
-    /// The opener of the session offers queue pairs in place of lost ones. Every lane is in its
-    /// place.
+    /// Handles the initiator's offer of queue pairs in place of lost ones. All lanes are in the
+    /// table here.
     pub(super) fn open_queues(&mut self, s: &mut SessionDriver) {
         let offers = std::mem::take(&mut s.reopening.offers);
         if offers.is_empty() {
@@ -687,7 +692,7 @@ impl Driver {
         let (lost, others): (Vec<QueueOffer>, Vec<QueueOffer>) =
             offers.iter().partition(|o| lost(o));
         let (queues, mut answers) = queues::answer(self.shard.ports(), &rdma.ports, &lost);
-        let not_lost = || Err("that lane is not lost".to_owned());
+        let not_lost = || Err("the lane is still open".to_owned());
         answers.extend(others.iter().map(|offer| (offer.lane, not_lost())));
         if let Some(lane) = s.control_lane() {
             lane.push_control_answer(&Control::QueuesOpened { queues: answers });
@@ -699,14 +704,15 @@ impl Driver {
         }
     }
 
-    /// Puts a queue pair in the place of a lost one.
+    /// Installs a queue pair in place of a lost one.
     fn install(&mut self, s: &mut SessionDriver, at: u16, queue: Queue, now: u64) {
         let (port, key) = (queue.nic_index(), queue.key.value());
         let index = usize::from(at);
         if s.lanes.len() <= index {
             s.lanes.resize_with(index + 1, || None);
         }
-        // What is in its place, or comes after the end, was not asked for.
+        // Drop a queue pair whose lane exists already, or whose session has ended: it was not
+        // requested.
         if s.lanes[index].is_some() || !s.session.is_alive() {
             return;
         }
@@ -718,7 +724,7 @@ impl Driver {
         s.lost.replaced(at);
         s.next_beat = now;
         self.set_timer(s, now);
-        // The session is out of the table, so what came already is taken in here.
+        // The session is out of the table, so process the early completions here.
         for wc in self.ports[port].adopt(key, s.index, at) {
             self.completed(s, at.into(), &wc, now);
         }

@@ -1,8 +1,8 @@
-//! What comes in on a lane.
+//! Receives frames on a lane.
 //!
-//! A state machine over an ordered stream: header, table, payload. Payload goes straight into its
-//! destination after the check. Nothing a peer sends is believed: every length is capped before it
-//! is used, every address comes from our own tables.
+//! A state machine over an ordered stream: header, table, payload. After the checks, payload goes
+//! straight to its destination. The driver trusts nothing that a peer sends: it limits every length
+//! before use and takes every address from its own tables.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,28 +34,30 @@ use crate::transport::lane::{
 };
 use crate::transport::pull::{self, PullJob, PullOrigin};
 
-/// Bytes asked for when a header is expected: a few small frames, and little of a large one, whose
-/// payload should go to its destination without a stop in the scratch buffer.
+/// Bytes to receive when a header is expected. That covers a few small frames but little of a large
+/// one, whose payload should not pass through the scratch buffer.
 const HEAD_READ: usize = 4096;
-/// What a step costs of the turn's budget besides the bytes it lands, so that a flood of empty
+/// The cost of a step in the turn's budget besides its payload bytes, so that a flood of empty
 /// frames ends a turn too.
 const STEP_BYTES: u64 = 4096;
-/// Bytes of answers that may wait for a peer to read them: many times what an honest one can cause.
+/// Limit of answer bytes that wait for a peer to read them: many times what a correct peer can
+/// cause.
 const MAX_OWED: usize = 1 << 20;
-/// Destination pieces of one receive call.
+/// Destination pieces per receive call.
 const LAND_PIECES: usize = 64;
-/// Bytes landed after which an acknowledgement is due even though more is coming.
+/// Payload bytes after which an acknowledgement is due even though more is coming.
 const ACK_EVERY: u64 = 1 << 20;
-/// A pull up to this size is done at once by the driver: about 100 µs, no more than waking a helper
-/// and waiting for it costs.
+/// The driver does a pull up to this size at once. It takes about 100 µs, no more than waking a
+/// helper and waiting for it.
 const INLINE_PULL: u64 = 1 << 20;
 
 type Step<T> = Result<T, LaneEnd>;
 
 impl Driver {
-    /// Receives until nothing is there or it is others' turn.
+    /// Receives until no input is left or the turn's budget is used up.
     ///
-    /// True when it stopped for the others' sake and must be called again without being asked.
+    /// Returns true when the budget ended the turn. The caller must then call again without waiting
+    /// for an event.
     pub(super) fn receive(
         &mut self,
         s: &mut SessionDriver,
@@ -97,7 +99,7 @@ impl Driver {
             return Err(nonsense(FrameError::Order));
         }
         if lane.unread() < HEADER_LEN {
-            // What memory has is seen with less than a receive that finds nothing takes.
+            // For a memory wire, checking for input is cheaper than a receive call that finds none.
             let silent =
                 lane.wire.is_memory() && !lane.wire.has_input().map_err(LaneEnd::Broken)?;
             return if silent { Ok(false) } else { refill(lane, HEAD_READ) };
@@ -135,7 +137,7 @@ impl Driver {
                 }
                 let entry = lane.sent.answer(sequence);
                 let entry = entry.ok_or_else(|| nonsense(FrameError::Order))?;
-                // Refused at its header, the frame may still be going out.
+                // The peer may refuse a frame at its header, while the frame is still being sent.
                 if let Some(work) = self.request(entry.slot).and_then(|f| f.work.as_ref()) {
                     release_source(lane, entry.slot, work);
                 }
@@ -166,13 +168,13 @@ impl Driver {
         Ok(true)
     }
 
-    /// All frames up to `sequence` were applied.
+    /// Handles an acknowledgement: the peer has applied all frames up to `sequence`.
     fn acked(&mut self, s: &mut SessionDriver, lane: &mut Lane, sequence: u64) -> Step<()> {
         let sending = lane.frame.as_ref().map_or(0, |frame| frame.sequence);
         let covered = lane.sent.acknowledge(sequence, sending);
         for sequence in covered.ok_or_else(|| nonsense(FrameError::Order))? {
             let Some(entry) = lane.sent.waiting(sequence) else { continue };
-            // Reads and pulls have answers of their own.
+            // Reads and pulls have separate answers.
             if matches!(entry.kind, Kind::Read | Kind::Pull) {
                 continue;
             }
@@ -209,7 +211,8 @@ impl Driver {
         begun.map(|()| true)
     }
 
-    /// The grant a request names and where in our memory its runs lie; every one is checked.
+    /// Finds the grant that a request names and the pieces of our memory for its runs. Checks every
+    /// run.
     fn find(
         &self,
         s: &SessionDriver,
@@ -283,11 +286,11 @@ impl Driver {
         }
     }
 
-    /// Puts payload where it belongs.
+    /// Receives payload into its destination.
     fn land(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
         let RecvState::Land(incoming) = &mut lane.rx else { return Ok(true) };
         if incoming.left > 0 {
-            // The lease is asked anew for every call: the process may have been stopped meanwhile.
+            // Check the lease before every call: the process may have been stopped in between.
             if !s.is_local() && !s.lease.is_valid(clock::now()) && !is_planted(Bug::LeaseIgnored) {
                 return Err(LaneEnd::LeaseOver);
             }
@@ -300,8 +303,8 @@ impl Driver {
             hooks::about_to_copy();
             let mut pieces = std::mem::take(&mut lane.pieces);
             rest_of(incoming, &mut pieces);
-            // SAFETY: the pieces were checked against the grant, which keeps their memory alive and
-            // whose gate we hold.
+            // SAFETY: `find` checked the pieces against the grant, which keeps their memory alive.
+            // This function is inside the grant's gate.
             let moved = unsafe {
                 from_scratch_or_wire(
                     &mut *lane.wire,
@@ -405,7 +408,8 @@ impl Driver {
         if total <= INLINE_PULL {
             let result = pull::copy(&s.session, &grant, &memory, &here, &there);
             let result = result.and_then(|()| self.count(head.counts()));
-            // The answer says more than an acknowledgement would, but not of the frames before it.
+            // The answer replaces the acknowledgement of this frame, but not of the frames before
+            // it.
             lane.applied.note_answered(sequence);
             answer_pull(lane, sequence, result);
             lane.keep(here);
@@ -434,7 +438,7 @@ impl Driver {
         Ok(())
     }
 
-    /// What a frame has brought is in place: counts it if it is to be counted.
+    /// Increments the counter of a frame, if it names one. The frame's bytes are in place.
     pub(super) fn count(&mut self, counts: Option<u32>) -> Result<(), TransferError> {
         let Some(id) = counts else { return Ok(()) };
         self.endpoint.inbox.count(id)
@@ -469,13 +473,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Puts the answer to a read into our memory.
+    /// Receives the answer to a read into our memory.
     fn fill_read(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
         let RecvState::Fill { sequence, slot, mut part } = lane.rx else { return Ok(true) };
         if part.left() > 0 {
             let request = self.request(slot).filter(|f| f.ending.is_none() && !f.unfenced);
             let Some(work) = request.and_then(|f| f.work.as_ref()) else {
-                // Cancelled: its memory is not ours to touch any more.
+                // The request was cancelled, so its memory must not be touched any more.
                 lane.fill = None;
                 lane.sent.answer(sequence);
                 lane.rx = RecvState::Skip { left: part.left() as usize, then: AfterSkip::Nothing };
@@ -496,7 +500,7 @@ impl Driver {
             {
                 pieces.push(Piece { addr: work.local_addr(&pair.local) as u64, len: pair.len });
             }
-            // SAFETY: the pieces lie in local regions that the request's work keeps alive.
+            // SAFETY: the request's work keeps the local regions of the pieces alive.
             let moved = unsafe {
                 from_scratch_or_wire(
                     &mut *lane.wire,
@@ -571,7 +575,7 @@ impl Driver {
                 if lost == lane.index {
                     return Err(nonsense(FrameError::Order));
                 }
-                // Looked at when this lane is back in the table: see `with_session`.
+                // `with_session` handles it after this call, when this lane is back in the table.
                 if !s.lost_by_peer.contains(&lost) {
                     s.lost_by_peer.push(lost);
                 }
@@ -588,7 +592,8 @@ impl Driver {
         Ok(())
     }
 
-    /// The peer says what it applied from a lost lane: the rest goes out again on others.
+    /// The peer reports which frames of a lost lane it applied. The others go out again on other
+    /// lanes.
     fn replan(&mut self, s: &mut SessionDriver, lane: u16, answer: &Applied) {
         for (frame, verdict) in s.lost.resolve(lane, answer) {
             let verdict = match (verdict, frame.kind) {
@@ -613,7 +618,7 @@ impl Driver {
         }
     }
 
-    /// A part of a request goes out again.
+    /// Queues a part of a request to be sent again.
     pub(super) fn repeat(&mut self, s: &mut SessionDriver, slot: SlotId, part: Cursor) {
         let Some(request) = self.request(slot) else { return };
         request.unanswered -= 1;
@@ -630,9 +635,9 @@ impl Driver {
         self.settle(s, slot);
     }
 
-    /// Puts a request among those that have something to send.
+    /// Adds a request to the send queue that fits it.
     pub(super) fn enqueue(&mut self, s: &mut SessionDriver, slot: SlotId) {
-        // Where nothing else may carry bytes, queue pairs are waited for.
+        // If the transport is pinned to RDMA, the request waits for a queue pair.
         let rdma = s.session.rdma.as_ref();
         let queues = rdma.is_some_and(|rdma| rdma.pinned) || (rdma.is_some() && s.has_queues());
         let Some(request) = self.request(slot) else { return };
@@ -646,7 +651,7 @@ impl Driver {
     }
 }
 
-/// A sequenced frame has been dealt with.
+/// Completes a sequenced frame: counts it as applied, and refuses it on an error.
 pub(super) fn finish(lane: &mut Lane, sequence: u64, result: Result<(), TransferError>) {
     if let Err(error) = result {
         lane.push_nack(sequence, error as u8);
@@ -659,7 +664,7 @@ fn refuse_pull(lane: &mut Lane, sequence: u64, error: TransferError) -> Step<()>
     Ok(())
 }
 
-/// Reads a table into runs; returns their total, which cannot overflow: there are at most 256 runs
+/// Reads a table into runs and returns their total. It cannot overflow: there are at most 256 runs
 /// of 32-bit lengths.
 fn read_table(kind: Kind, table: &[u8], runs: &mut Vec<TableRun>) -> u64 {
     runs.clear();
@@ -685,7 +690,7 @@ fn nonsense(error: FrameError) -> LaneEnd {
     LaneEnd::Misbehaved(error)
 }
 
-/// Reads more into the scratch buffer; false when nothing is there.
+/// Receives more bytes into the scratch buffer. Returns false when there are none.
 fn refill(lane: &mut Lane, want: usize) -> Step<bool> {
     if lane.start == lane.end {
         (lane.start, lane.end) = (0, 0);
@@ -726,7 +731,7 @@ fn skip(lane: &mut Lane) -> Step<bool> {
     Ok(true)
 }
 
-/// The next pieces of a incoming that are still to be filled.
+/// Collects the next pieces of an incoming write that are still to be filled.
 fn rest_of(incoming: &IncomingWrite, into: &mut Vec<Piece>) {
     into.clear();
     let mut within = incoming.within;
@@ -749,7 +754,7 @@ fn advance(incoming: &mut IncomingWrite, mut bytes: u64) {
     }
 }
 
-/// Leaves the first `most` bytes of the pieces.
+/// Truncates the pieces to their first `most` bytes.
 fn cut(pieces: &mut Vec<Piece>, mut most: u64) {
     if most == u64::MAX {
         return;
@@ -761,12 +766,12 @@ fn cut(pieces: &mut Vec<Piece>, mut most: u64) {
     pieces.retain(|piece| piece.len > 0);
 }
 
-/// Moves bytes into the pieces: those already in the scratch buffer, or else from the
-/// wire, in one call with whatever follows them (which goes to the scratch buffer). Returns how many
-/// went into the pieces; 0 means that nothing is there.
+/// Moves bytes into the pieces, from the scratch buffer if it has any, or else from the wire. A
+/// receive from the wire also takes the bytes that follow, into the scratch buffer. Returns how
+/// many bytes went into the pieces; 0 means that none are available.
 ///
-/// Callers ask anew before every call whether the bytes are still wanted, so a call may well take
-/// only part of a frame.
+/// A call may take only part of a frame: callers check before every call whether the bytes are
+/// still wanted.
 ///
 /// # Safety
 ///
@@ -783,7 +788,7 @@ unsafe fn from_scratch_or_wire(
         for piece in &*pieces {
             let len = (piece.len as usize).min(*end - *start);
             let from = scratch[*start..*start + len].as_ptr();
-            // SAFETY: `from` has `len` bytes by the slice; the caller vouches for the piece.
+            // SAFETY: `from` has `len` bytes by the slice. The caller vouches for the piece.
             unsafe { copy(CopyKind::Plain, piece.addr as *mut u8, from, len) };
             *start += len;
             moved += len as u64;
@@ -796,7 +801,7 @@ unsafe fn from_scratch_or_wire(
     (*start, *end) = (0, 0);
     let wanted: u64 = pieces.iter().map(|p| p.len).sum();
     pieces.push(Piece::of_mut(&mut scratch[..HEAD_READ]));
-    // SAFETY: the caller vouches for the pieces; the last one is the scratch buffer.
+    // SAFETY: the caller vouches for the pieces. The last one is the scratch buffer.
     match unsafe { wire.receive(pieces) }.map_err(LaneEnd::Broken)? {
         None => Ok(0),
         Some(0) => Err(LaneEnd::Closed),

@@ -1,4 +1,4 @@
-//! A transfer on lanes: what is left of it, what is unanswered, and how it ends.
+//! A request: a transfer on lanes, with its remaining and unanswered parts, and how it ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,45 +24,45 @@ pub(crate) struct Request {
     pub(crate) slot: SlotId,
     pub(crate) session: Arc<Session>,
     pub(crate) route: Route,
-    /// `None` when only a notification or a count is sent.
+    /// `None` when only a signal is sent.
     pub(crate) work: Option<Work>,
-    /// Not yet put into frames.
+    /// The rest that is not yet in frames or parts.
     pub(crate) at: Cursor,
-    /// Parts whose lane died before they were applied.
+    /// Parts to send again, because their lane failed before the peer applied them.
     pub(crate) redo: Vec<Cursor>,
-    /// Local memory is a GPU's: the processor sends and receives it through pinned buffers.
+    /// Set when local memory is GPU memory: frames then carry it through pinned staging buffers.
     pub(crate) gpu: Option<Box<StagedRequest>>,
-    /// Bytes of a frame or a part.
+    /// Limit of bytes per frame or part.
     pub(crate) piece: u64,
-    /// RDMA devices can carry it out: all its memory is registered with them.
+    /// Whether RDMA devices can carry it out: all its memory is registered with them.
     pub(crate) by_device: bool,
-    /// Parts that devices are at work on. They are among `unanswered`.
+    /// Parts that devices are working on. They are included in `unanswered`.
     pub(crate) parts: u32,
-    /// The lanes whose queue pairs had parts of it, a bit each.
+    /// A bit for each lane whose queue pair carried parts of it.
     pub(crate) queues: u64,
-    /// Those queue pairs have been asked whether everything has arrived.
+    /// Whether those queue pairs have been flushed.
     pub(crate) flushed: bool,
     pub(crate) bulk: bool,
     pub(crate) posted: u64,
     pub(crate) deadline: u64,
     pub(crate) signal: Signal,
-    /// The last frame took the signal along.
+    /// Whether the signal has been sent, with the last frame or after it.
     pub(crate) signal_sent: bool,
-    /// Frames that have not been answered.
+    /// Frames and parts that are not yet answered.
     pub(crate) unanswered: u32,
     pub(crate) queued: bool,
-    /// It will end for this reason as soon as its fence is held, and at this time at the latest.
+    /// The reason for which it will end as soon as its fence is held, and the latest time for that.
     pub(crate) ending: Option<(Reason, u64)>,
-    /// It has ended with an open fence; only its memory is still kept.
+    /// Whether it has ended with an open fence. It only keeps its memory then.
     pub(crate) unfenced: bool,
 }
 
-/// What a request from or into GPU memory has more than others.
+/// The additional state of a request from or into GPU memory.
 pub(crate) struct StagedRequest {
     pub(crate) device: Arc<Device>,
-    /// Parts on their way out of GPU memory, in the order in which they are put into frames.
+    /// Parts being copied out of GPU memory, in the order in which they are put into frames.
     pub(crate) fetched: VecDeque<Fetched>,
-    /// Parts on their way into GPU memory. They are among `unanswered`.
+    /// Parts being copied into GPU memory. They are included in `unanswered`.
     pub(crate) puts: u32,
 }
 
@@ -72,7 +72,7 @@ impl StagedRequest {
     }
 }
 
-/// A part of a request on its way out of GPU memory.
+/// A part of a request that is being copied out of GPU memory.
 pub(crate) struct Fetched {
     pub(crate) part: Cursor,
     pub(crate) staged: StagedCopy,
@@ -103,39 +103,39 @@ impl Route {
 }
 
 impl Request {
-    /// Whether it carries no bytes, so that none of it can change memory whatever the peer does: a notification that may still come is
-    /// no fence's affair.
+    /// Whether it carries no bytes, so that it can change no memory. A fence does not cover a
+    /// notification that may still arrive.
     pub(crate) fn is_bare(&self) -> bool {
         self.route == Route::SignalOnly
     }
 
-    /// Whether something is left to put into frames.
+    /// Whether some of it is left to put into frames or parts.
     pub(crate) fn has_more(&self) -> bool {
         self.ending.is_none() && (self.at.left() > 0 || !self.redo.is_empty() || self.has_fetched())
     }
 
-    /// Whether parts are on their way out of GPU memory.
+    /// Whether parts are being copied out of GPU memory.
     pub(crate) fn has_fetched(&self) -> bool {
         self.gpu.as_ref().is_some_and(|gpu| !gpu.fetched.is_empty())
     }
 
-    /// Whether what it sends is fetched from a GPU first.
+    /// Whether its outgoing bytes are fetched from a GPU first.
     pub(crate) fn is_staged(&self) -> bool {
         self.gpu.is_some() && self.route == Route::Write
     }
 
-    /// Whether devices write memory of the peer's that shows it only after a flush.
+    /// Whether devices write peer memory in which the writes are visible only after a flush.
     pub(crate) fn writes_unordered(&self) -> bool {
         let remotes = self.work.as_ref().map_or(&[][..], |work| work.remotes.as_slice());
         self.route == Route::Write && remotes.iter().any(|remote| remote.flush)
     }
 
-    /// Whether what devices wrote of it has to be flushed before it is said to be there.
+    /// Whether its RDMA writes must be flushed before they are reported as complete.
     fn must_flush(&self) -> bool {
         self.queues != 0 && !self.flushed && self.writes_unordered()
     }
 
-    /// Shows our GPUs what devices read into their memory.
+    /// Makes the bytes that devices read into GPU memory visible to our GPUs.
     fn show(&self) -> Result<(), CudaError> {
         let Some(work) = self.work.as_ref().filter(|_| self.route == Route::Read) else {
             return Ok(());
@@ -149,8 +149,8 @@ impl Request {
         Ok(())
     }
 
-    /// Whether nothing of it can change memory any more. What a read still receives in frames is thrown
-    /// away; what a device reads, or a GPU copies, is not in our hands until it is done.
+    /// Whether it can change no memory any more. Payload that a read still receives in frames is
+    /// discarded. The driver cannot stop a device's read or a GPU's copy, so those must finish.
     pub(crate) fn is_quiet(&self) -> bool {
         self.gpu.as_ref().is_none_or(|gpu| gpu.puts == 0)
             && (self.unanswered == 0
@@ -160,12 +160,12 @@ impl Request {
 }
 
 impl Driver {
-    /// The request of a slot, unless that transfer is over.
+    /// The request in a slot, unless that transfer is over.
     pub(super) fn request(&mut self, slot: SlotId) -> Option<&mut Request> {
         self.requests[slot.index as usize].as_mut().filter(|f| f.slot == slot)
     }
 
-    /// A frame of a transfer was answered.
+    /// Handles the answer to a frame of a transfer.
     pub(super) fn answered(
         &mut self,
         s: &mut SessionDriver,
@@ -195,7 +195,7 @@ impl Driver {
         self.settle(s, entry.slot);
     }
 
-    /// Ends a request if nothing more is to be waited for, or sends what follows its bytes.
+    /// Ends a request if nothing is left to wait for, or queues its signal.
     pub(super) fn settle(&mut self, s: &mut SessionDriver, slot: SlotId) {
         let Some(request) = self.request(slot) else { return };
         if request.unfenced {
@@ -216,26 +216,27 @@ impl Driver {
         }
         if (request.signal.is_empty() || request.signal_sent) && !request.must_flush() {
             let shown = request.show().map_err(|error| {
-                tracing::error!(%error, "what was read cannot be shown to a GPU");
+                tracing::error!(%error, "could not flush RDMA reads into GPU memory");
                 Reason::Failed(TransferError::Device)
             });
             let reason = shown.map_or_else(|reason| reason, |()| Reason::Done);
             self.end(slot, Ended { reason, fence: Fence::Held });
         } else if !s.signals.contains(&slot) {
-            // Sent when every lane is in its place: one of them is out while it works.
+            // `after_work` sends it when every lane is in the table: one is taken out while it is
+            // served.
             s.signals.push(slot);
         }
     }
 
-    /// Sends the notification and the count that follow a transfer's bytes, which have all been
-    /// answered for. Kept until they are answered for themselves: a lane may take them with it.
+    /// Sends the notification and the count that follow a transfer's bytes, all of which have been
+    /// answered. The request keeps them until they are answered too, because their lane may fail.
     pub(super) fn send_signal(&mut self, s: &mut SessionDriver, slot: SlotId) {
         if self.flush_queues(s, slot) {
             return;
         }
         let nothing = self.request(slot).is_some_and(|f| f.signal.is_empty() || f.signal_sent);
         if nothing {
-            // It only waited for queue pairs to be asked, and those are gone.
+            // It only waited for a flush, and its queue pairs are gone.
             self.settle(s, slot);
             return;
         }
@@ -261,8 +262,8 @@ impl Driver {
         s.dirty = true;
     }
 
-    /// Stops a request: nothing more of it is put into frames, and it ends when what was sent has
-    /// been answered for.
+    /// Stops a request: the driver sends no more of it, and it ends when everything sent is
+    /// answered.
     pub(super) fn stop(&mut self, s: &mut SessionDriver, slot: SlotId, reason: Reason, now: u64) {
         let until = clock::after(now, self.endpoint.config.fence);
         self.timers.end_by(until);
@@ -271,7 +272,7 @@ impl Driver {
             return;
         }
         request.ending = Some((reason, until));
-        // Waits for the copies: the memory is the caller's again.
+        // `clear` waits for the copies. After that the memory belongs to the caller again.
         request.gpu.iter_mut().for_each(|gpu| gpu.fetched.clear());
         let pulls = request.route == Route::Pull;
         for lane in s.lanes.iter_mut().flatten() {
@@ -282,7 +283,8 @@ impl Driver {
             if has_pulls {
                 let mut cancel = Header::new(Kind::Cancel);
                 cancel.transfer = slot.to_bits().into();
-                // Its own answer is of no interest, only that of the pulls: it belongs to a transfer that is over.
+                // Only the answers to the pulls matter. The cancel's own answer is assigned to the
+                // slot's previous generation, and so is ignored.
                 let before = slot.generation.wrapping_sub(1);
                 let nobody = SlotId { index: slot.index, generation: before };
                 cancel.sequence = lane.sent.push(Kind::Cancel, nobody, Cursor::default(), 0).into();
@@ -293,7 +295,7 @@ impl Driver {
         self.settle(s, slot);
     }
 
-    /// Ends a request for the user. With an open fence its memory stays ours.
+    /// Ends a request for the user. With an open fence the request keeps its memory.
     pub(super) fn end(&mut self, slot: SlotId, ended: Ended) {
         if ended.fence == Fence::Open {
             if let Some(request) = self.request(slot) {
@@ -314,8 +316,8 @@ impl Driver {
     }
 }
 
-/// A half-sent frame must be finished, or the lane is lost; it is finished from a private copy, so
-/// that the transfer's memory is the caller's again.
+/// Moves the rest of a half-sent frame into a private copy, so that the transfer's memory belongs
+/// to the caller again. The frame must be finished, or the lane is lost.
 pub(super) fn release_source(lane: &mut Lane, slot: SlotId, work: &Work) {
     let Some(frame) = &mut lane.frame else { return };
     let Body::Request { slot: of, at } = &mut frame.body else { return };

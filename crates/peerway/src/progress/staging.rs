@@ -1,9 +1,9 @@
-//! Memory that only a GPU reaches, on lanes: through pinned buffers.
+//! GPU memory on lanes: transfers through pinned staging buffers.
 //!
-//! What is sent is fetched into a buffer first, some parts ahead of the frames; what is received
-//! lands in a buffer and is put into place from there. An acknowledgement waits for that, so that
-//! done means there for GPU memory too. Copies are looked at once a turn; while some are under way
-//! nobody sleeps for long.
+//! Outgoing bytes are fetched into a buffer first, some parts ahead of the frames. Incoming bytes
+//! are received in a buffer and then put into GPU memory. The acknowledgement waits for that copy,
+//! so that "done" means "in place" for GPU memory too. The driver checks the copies once per turn.
+//! While copies are in progress, the progress thread blocks only for short times.
 
 use std::time::Duration;
 
@@ -23,23 +23,23 @@ use crate::hooks;
 use crate::os::Piece;
 use crate::transport::lane::{GpuPut, GpuPutOwner, IncomingWrite, Lane};
 
-/// Parts fetched ahead: enough that the copies of the next ones are done when their turn comes.
+/// Parts fetched ahead: enough that the copy of the next part is done when its turn comes.
 const AHEAD: usize = 8;
-/// How often the progress thread looks at copies that take long.
+/// How often the progress thread checks copies that take long.
 pub(super) const COPY_NAP: Duration = Duration::from_micros(20);
-/// While copies were begun or done within this time, a poll counts as progress: one copy takes 30
-/// µs.
+/// A poll counts as progress for this long after a copy began or finished. One copy takes 30 µs.
 const FRESH: Duration = Duration::from_micros(300);
-/// A flag that has not come by then is asked about: kernels that fail raise none.
+/// If a completion flag has not been raised by then, the driver queries CUDA: kernels that fail
+/// raise no flag.
 const FLAG_PATIENCE: Duration = Duration::from_micros(500);
 
 impl Driver {
-    /// Whether copies from or to GPU memory are under way.
+    /// Whether copies from or to GPU memory are in progress.
     pub(crate) fn has_copies(&self) -> bool {
         !self.staging.is_empty()
     }
 
-    /// Remembers a session with copies under way.
+    /// Registers a session that has copies in progress.
     #[inline]
     pub(super) fn note_staging(&mut self, s: &SessionDriver) {
         if s.copies && !self.staging.contains(&s.index) {
@@ -48,7 +48,8 @@ impl Driver {
         }
     }
 
-    /// Looks at every copy under way; true when one was done.
+    /// Checks every copy in progress. Returns true when one finished or the last progress is
+    /// recent.
     pub(super) fn look_at_copies(&mut self, now: u64) -> bool {
         if self.staging.is_empty() {
             return false;
@@ -80,7 +81,7 @@ impl Driver {
                 request.has_fetched() && std::sync::Arc::ptr_eq(&request.session, &s.session)
             });
         }
-        // What has been fetched may be sent.
+        // Fetched parts may be ready to send.
         s.dirty |= s.copies;
         progress
     }
@@ -102,7 +103,8 @@ impl Driver {
         any
     }
 
-    /// Waits for what a lane has received to be in its place: it is over, and must be answered for.
+    /// Waits until all received bytes of a lane are in place. The lane is closing, and its frames
+    /// must be answered.
     pub(super) fn finish_puts(&mut self, s: &mut SessionDriver, lane: &mut Lane) {
         while let Some(put) = lane.puts.front_mut() {
             let result = put.staged.wait().map_err(|error| failed(&error));
@@ -110,7 +112,7 @@ impl Driver {
         }
     }
 
-    /// The lane's first put is over.
+    /// Completes the lane's first put.
     fn put_ended(
         &mut self,
         s: &mut SessionDriver,
@@ -137,7 +139,7 @@ impl Driver {
         }
     }
 
-    /// Has a write to GPU memory received in a buffer.
+    /// Prepares a staging buffer to receive a write to GPU memory.
     pub(super) fn land_in_buffer(
         &mut self,
         lane: &mut Lane,
@@ -156,7 +158,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A write to GPU memory has been received: it is put into its place.
+    /// Starts the copy of a received write into GPU memory.
     pub(super) fn put_incoming(
         &mut self,
         s: &mut SessionDriver,
@@ -170,8 +172,8 @@ impl Driver {
             Some(device) if gate.enter() => {
                 hooks::about_to_copy();
                 let of = GpuPutOwner::Write { _grant: grant.clone(), gate, counts };
-                // SAFETY: the pieces were checked against the grant, which the put keeps; it holds
-                // the gate.
+                // SAFETY: `find` checked the pieces against the grant. The put keeps the grant and
+                // is inside its gate.
                 let staged =
                     unsafe { StagedCopy::put(device, buffer, target.iter().copied(), true) };
                 staged.map(|staged| (staged, of)).map_err(|error| failed(&error))
@@ -189,14 +191,14 @@ impl Driver {
         }
     }
 
-    /// Where the answer to a read is received, if it is into GPU memory.
+    /// The staging buffer for the answer to a read, if the read goes into GPU memory.
     pub(super) fn fill_buffer(&mut self, slot: SlotId) -> Result<Option<Buffer>, TransferError> {
         let request = self.request(slot).filter(|request| request.ending.is_none());
         let Some(gpu) = request.and_then(|request| request.gpu.as_ref()) else { return Ok(None) };
         Buffer::any(&gpu.device).map(Some).map_err(|error| failed(&error))
     }
 
-    /// The answer to a read has been received: it is put into its place.
+    /// Starts the copy of a received read answer into GPU memory.
     pub(super) fn put_read(
         &mut self,
         s: &mut SessionDriver,
@@ -208,12 +210,12 @@ impl Driver {
         let request = self.request(entry.slot).filter(|f| f.ending.is_none() && !f.unfenced);
         let Some((work, gpu)) = request.and_then(|f| Some((f.work.clone()?, f.gpu.as_mut()?)))
         else {
-            // Cancelled: its memory is not ours to touch any more.
+            // The request was cancelled, so its memory must not be touched any more.
             lane.sent.answer(sequence);
             return;
         };
         hooks::about_to_copy();
-        // SAFETY: the pieces lie in local regions that the put's work keeps alive.
+        // SAFETY: the put keeps the work, which keeps the local regions of the pieces alive.
         let staged = unsafe {
             let by_kernel = work.is_reached_by(&gpu.device);
             StagedCopy::put(&gpu.device, buffer, work.local_pieces(entry.part), by_kernel)
@@ -232,7 +234,8 @@ impl Driver {
         }
     }
 
-    /// Fetches the next parts of a request; true when the first is ready to be sent.
+    /// Fetches the next parts of a request from GPU memory. Returns true when the first is ready to
+    /// send.
     pub(super) fn fetch(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
         let Some(request) = self.request(slot) else { return false };
         let (Some(gpu), Some(work)) = (request.gpu.as_mut(), request.work.clone()) else {
@@ -251,8 +254,8 @@ impl Driver {
                 request.redo.pop();
             }
             let by_kernel = work.is_reached_by(&gpu.device);
-            // SAFETY: the pieces lie in local regions that the request's work keeps alive; a request
-            // that ends waits for what it fetches.
+            // SAFETY: the request's work keeps the local regions of the pieces alive. A request
+            // that ends waits for its fetches.
             match unsafe { StagedCopy::fetch(&gpu.device, work.local_pieces(part), by_kernel) } {
                 Ok(staged) => gpu.fetched.push_back(Fetched { part, staged, begun: now }),
                 Err(why) => error = Some(why),
@@ -274,8 +277,7 @@ impl Driver {
         ready
     }
 
-    /// Whether the next read of the peer's can be answered. Starts fetching where it is of GPU
-    /// memory.
+    /// Whether the peer's next read can be answered. Starts the fetches for reads of GPU memory.
     pub(super) fn reply_is_ready(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         if lane.replies.is_empty() {
             return false;
@@ -284,20 +286,20 @@ impl Driver {
             let now = clock::now();
             for reply in lane.replies.iter_mut().take(AHEAD) {
                 let Some(device) = reply.grant.memory.device() else { continue };
-                // One with a gate and nothing staged could not be fetched, and is refused when its
-                // turn comes.
+                // A reply with a gate but no staged copy could not be fetched. It is refused when
+                // its turn comes.
                 if reply.staged.is_some() || reply.gate.is_some() || reply.total == 0 {
                     continue;
                 }
                 let gate = reply.grant.gate();
-                // Closed: it is refused when its turn comes.
+                // The gate is closed: the reply is refused when its turn comes.
                 if !gate.enter() {
                     continue;
                 }
                 reply.gate = Some(gate);
                 hooks::about_to_copy();
-                // SAFETY: the pieces were checked against the grant, which the reply keeps; it
-                // holds the gate.
+                // SAFETY: `find` checked the pieces against the grant. The reply keeps the grant
+                // and is inside its gate.
                 let staged =
                     unsafe { StagedCopy::fetch(device, reply.pieces.iter().copied(), true) };
                 match staged {
@@ -313,7 +315,7 @@ impl Driver {
             let begun = front.begun;
             let done = match &mut front.staged {
                 Some(staged) => look(staged, begun, now).map_err(|error| failed(&error)),
-                // Refused by its gate, or by the driver.
+                // The gate was closed (`reply_frame` refuses it), or the fetch failed.
                 None if of_gpu && front.gate.is_none() => Ok(true),
                 None if of_gpu => Err(TransferError::Device),
                 None => Ok(true),
@@ -334,7 +336,7 @@ impl Driver {
     }
 }
 
-/// Takes from the cursor what one frame can carry.
+/// Cuts from the cursor the bytes that one frame can carry.
 fn cut(work: &Work, at: &mut Cursor, most: u64) -> Cursor {
     let start = *at;
     let (mut count, mut total, mut region) = (0, 0, None);
@@ -360,6 +362,6 @@ fn look(staged: &mut StagedCopy, begun: u64, now: u64) -> Result<bool, CudaError
 }
 
 fn failed(error: &CudaError) -> TransferError {
-    tracing::error!(%error, "a copy by a GPU failed");
+    tracing::error!(%error, "a GPU copy failed");
     TransferError::Device
 }

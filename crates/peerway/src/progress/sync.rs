@@ -1,4 +1,4 @@
-//! Atomics and the queue of the poller: the real ones, or loom's in its tests.
+//! The poller's atomics and queue: the real ones, or loom's models in its tests.
 
 #[cfg(not(loom))]
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
@@ -18,8 +18,8 @@ mod modelled {
 
     pub(crate) use loom::sync::atomic::{AtomicU32, fence};
 
-    /// loom lets a swap that comes after a store read what the store overwrote, so stores are
-    /// swaps.
+    /// loom lets a swap that follows a store read the value before the store. So stores are
+    /// modelled as swaps.
     macro_rules! stored_by_swap {
         ($name:ident, $value:ty) => {
             pub(crate) struct $name(loom::sync::atomic::$name);
@@ -47,12 +47,12 @@ mod modelled {
     stored_by_swap!(AtomicBool, bool);
     stored_by_swap!(AtomicU64, u64);
 
-    /// Time stands still: a model must do the same in every run.
+    /// Time does not advance: a model must behave the same in every run.
     pub(crate) fn now_ns() -> u64 {
         1
     }
 
-    /// A queue whose length is no more than a hint, so that the fences around it matter.
+    /// A queue whose length is only a hint, so that the fences around it matter.
     pub(crate) struct CommandQueue<C> {
         len: AtomicU32,
         commands: loom::sync::Mutex<VecDeque<C>>,

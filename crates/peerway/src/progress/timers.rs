@@ -14,18 +14,18 @@ use super::ending::{LaneEnd, SessionEnd};
 use super::request::Route;
 use crate::clock;
 
-/// What is late is looked at again after this time at the earliest.
+/// The minimum time before an overdue timer is checked again.
 const AGAIN: Duration = Duration::from_millis(5);
-/// Heartbeats are never rarer than this.
+/// The maximum interval between heartbeats.
 const MAX_BEAT: Duration = Duration::from_secs(10);
 
-/// When the next thing is due. `u64::MAX` where nothing is.
+/// The times of the next events. `u64::MAX` means none.
 pub(super) struct Timers {
-    /// Sessions by number. An entry counts if its session's timer still has that time.
+    /// Sessions by index. An entry is valid if its session's timer still has that time.
     sessions: BinaryHeap<Reverse<(u64, usize)>>,
-    /// No deadline or fence of a request is earlier.
+    /// A lower bound of all deadlines and fence timeouts of requests.
     requests: u64,
-    /// Of connections that are not sessions yet.
+    /// The next timeout of connections that are not sessions yet.
     pub(super) acceptor: u64,
 }
 
@@ -42,7 +42,7 @@ impl Timers {
         session.min(self.requests).min(self.acceptor)
     }
 
-    /// Something is decided about a request at this time.
+    /// Notes that a request has a deadline or a fence timeout at this time.
     #[inline]
     pub(super) fn end_by(&mut self, time: u64) {
         self.requests = self.requests.min(time);
@@ -50,7 +50,7 @@ impl Timers {
 }
 
 impl Driver {
-    /// Does everything that is due.
+    /// Handles all expired timers.
     pub(super) fn tick(&mut self, now: u64) {
         while let Some(&Reverse((due, index))) = self.timers.sessions.peek()
             && due <= now
@@ -77,7 +77,7 @@ impl Driver {
         }
     }
 
-    /// Has a session looked at by this time.
+    /// Makes sure that the session is checked by this time.
     pub(super) fn set_timer(&mut self, s: &mut SessionDriver, due: u64) {
         if due < s.timer {
             s.timer = due;
@@ -85,9 +85,9 @@ impl Driver {
         }
     }
 
-    /// Ends requests whose deadline is over, or the time that their fences have.
+    /// Ends requests whose deadline or fence timeout has passed.
     fn sweep_flights(&mut self, now: u64) {
-        // Backwards, because ending one moves the last into its place.
+        // Iterate backwards: ending a request moves the last one into its place.
         for at in (0..self.active.len()).rev() {
             let Some(&slot) = self.active.get(at) else { continue };
             let Some(request) = self.request(slot) else { continue };
@@ -97,7 +97,7 @@ impl Driver {
             }
             match request.ending {
                 Some(_) if request.route == Route::Read && request.parts > 0 => {
-                    // What our own devices do can be stopped, and then the fence is held.
+                    // The driver can stop the work of our own devices, and then the fence is held.
                     let until = request.ending.map_or(now, |(_, until)| until);
                     if now >= until {
                         self.with_session(index, |driver, s| driver.sever(s, slot, now));
@@ -131,12 +131,12 @@ impl Driver {
             return;
         }
         if now >= s.next_beat {
-            // A peer may have agreed on less than we have, see `agreed_detect`. What a beat echoes
-            // may be a whole interval old and is believed for another, so at an eighth half of a
-            // lease remains for pauses.
+            // The peer may have agreed on a shorter detection time than ours, see `agreed_detect`.
+            // The clock value that a beat echoes may be one interval old, and stays valid for
+            // another. At an eighth, half of a lease remains for pauses.
             s.next_beat = clock::after(now, (s.detect / 8).min(MAX_BEAT));
             for lane in s.lanes.iter_mut().flatten() {
-                // A lane that cannot send what it has needs no more to say.
+                // A lane with a full send buffer needs no further heartbeat.
                 if lane.out.len() < 64 << 10 {
                     let mut beat = Header::new(Kind::Beat);
                     beat.sequence = now.into();
@@ -165,9 +165,9 @@ impl Driver {
         }
     }
 
-    /// Whether a sub-session's session has been over for as long as silence may last. What ended that
-    /// one ends the sub-session too, in its own time and with its own proof; only a peer that keeps one
-    /// up without the other comes to this.
+    /// Whether the main session of a sub-session has been gone for longer than the detection time.
+    /// The end of the main session normally ends the sub-session too, in its own time and with its
+    /// own proof. Only a peer that keeps one without the other gets here.
     fn is_orphan(&self, s: &mut SessionDriver, now: u64) -> bool {
         if self.endpoint.has_session_of(s.session.incarnation, s.session.sub_session) {
             s.alone_since = None;
@@ -177,8 +177,8 @@ impl Driver {
         Duration::from_nanos(now.saturating_sub(since)) > s.detect
     }
 
-    /// A local peer that is silent may only be stopped: what needs its help fails, direct access
-    /// goes on, and it is a peer again when it goes on.
+    /// Handles a silent local peer, which may only be stopped. Requests that need the peer's help
+    /// fail, but direct access continues. The session stays, and works again when the peer resumes.
     fn local_silence(&mut self, s: &mut SessionDriver, now: u64) {
         if s.session.is_process_dead() {
             self.close_session(s, SessionEnd::Released);
@@ -195,7 +195,7 @@ impl Driver {
             }
             let error = Reason::Failed(TransferError::PeerSilent);
             let reason = request.ending.map_or(error, |(reason, _)| reason);
-            // A notification that its receiver never takes changes no memory.
+            // A notification that the receiver never takes in changes no memory.
             let held = request.is_quiet() || request.is_bare();
             self.stop(s, slot, reason, now);
             let fence = if held { Fence::Held } else { Fence::Open };
@@ -207,13 +207,13 @@ impl Driver {
 }
 
 impl SessionDriver {
-    /// When something is due for the session.
+    /// When the session's next timer expires.
     fn due(&self, now: u64) -> u64 {
         if let Some(until) = self.lingering {
             return until;
         }
         let lanes = self.lanes.iter().flatten().map(|lane| clock::after(lane.heard, self.detect));
-        // A local peer is silent when all lanes are, and stays one.
+        // A local peer counts as silent when all its lanes are silent, and its session stays.
         let silent =
             if self.is_local() { lanes.max().filter(|due| *due > now) } else { lanes.min() };
         let queues = clock::after(now, self.until_queues(now));

@@ -1,8 +1,8 @@
-//! What goes out on a lane.
+//! Sends frames on a lane.
 //!
 //! Small frames wait in a buffer and go out in one call with the next data frame's header and
-//! payload. Data frames are made one at a time, when the lane has room, from the request whose turn it
-//! is or from a read of the peer's, alternately.
+//! payload. The driver makes data frames one at a time, when the lane has room. It alternates
+//! between the next queued request and the peer's reads.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -22,15 +22,16 @@ use crate::os::Piece;
 use crate::path::PathKind;
 use crate::transport::lane::{Body, Lane, OutFrame};
 
-/// Small frames that may wait before data: above this the buffer is sent first.
+/// Limit of bytes in small frames that may wait before data. Above this the buffer is sent first.
 const MAX_OUT: usize = 64 << 10;
-/// Memory pieces of one send call.
+/// Memory pieces per send call.
 const SEND_PIECES: usize = MAX_SEGMENTS;
-/// With less room than this in the window a lane waits rather than send crumbs.
+/// A lane with less window than this waits, rather than send tiny frames.
 const MIN_ROOM: u64 = 64 << 10;
 
 impl Driver {
-    /// Sends until the lane is full or it is others' turn; true when anything went out.
+    /// Sends until the lane is full or the turn's budget is used up. Returns true when anything was
+    /// sent.
     pub(super) fn transmit(
         &mut self,
         s: &mut SessionDriver,
@@ -61,7 +62,7 @@ impl Driver {
         Ok(progress)
     }
 
-    /// Makes the next frame; false when there is none to make now.
+    /// Makes the next frame. Returns false when there is none to make now.
     fn next_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         lane.reply_next = !lane.reply_next;
         if lane.reply_next && self.reply_frame(s, lane) {
@@ -70,7 +71,7 @@ impl Driver {
         self.request_frame(s, lane) || self.reply_frame(s, lane)
     }
 
-    /// Answers a read of the peer's.
+    /// Makes the frame that answers the peer's next read.
     fn reply_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         if !self.reply_is_ready(s, lane) {
             return false;
@@ -103,7 +104,7 @@ impl Driver {
         true
     }
 
-    /// Makes a frame of the request whose turn it is.
+    /// Makes a frame of the next queued request.
     fn request_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
         if s.has_framed_all() {
             return false;
@@ -134,7 +135,7 @@ impl Driver {
             let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
             let room = lane.sent.room();
             let (next, least) = match request.gpu.as_ref().and_then(|gpu| gpu.fetched.front()) {
-                // Cut already, and sent whole.
+                // A fetched part is cut to size already, and is sent whole.
                 Some(fetched) => (fetched.part.left(), u64::MAX),
                 None => (request.redo.last().copied().unwrap_or(request.at).left(), MIN_ROOM),
             };
@@ -178,7 +179,7 @@ impl Driver {
             _ if staged.is_some() => start.left(),
             _ => request.piece.min(room).min(MAX_PAYLOAD),
         };
-        // The table after the header, which is written when the table is known.
+        // The table follows the header. The header is written when the table is known.
         lane.head.clear();
         lane.head.resize(HEADER_LEN, 0);
         let mut head = Header::new(kind);
@@ -215,9 +216,9 @@ impl Driver {
         {
             request.redo.push(rest);
         }
-        // Nothing else of it is under way or left, so this frame can bring the count along: the peer sees it
-        // with the bytes, not a round trip later.
-        // What devices wrote of it is flushed first.
+        // Nothing else of the request is unanswered or left, so this frame can carry the count. The
+        // peer sees the count with the bytes, not a round trip later. If devices wrote parts of it,
+        // those must be flushed first.
         let last = request.unanswered == 0
             && request.at.left() == 0
             && request.redo.is_empty()
@@ -235,7 +236,7 @@ impl Driver {
             sent_at.store(self.now.max(request.posted), Ordering::Relaxed);
         }
         if request.by_device && lane.wire.queue().is_none() {
-            // No queue pair is left: it says by what it went instead.
+            // No queue pair is left. Report the path that is used instead.
             self.endpoint.slots.set_path(slot, PathKind::Tcp);
         }
         let window = if kind == Kind::Pull { 0 } else { total };
@@ -250,7 +251,7 @@ impl Driver {
     }
 }
 
-/// Puts a frame's header where it is sent from, with its body if it has one.
+/// Stores a frame's header where it is sent from, with its body if it has one.
 fn finish_frame(
     lane: &mut Lane,
     mut head: Header,
@@ -283,7 +284,8 @@ fn finish_frame(
 }
 
 impl Driver {
-    /// One send call with everything that is ready; 0 when nothing is, or when the lane is full.
+    /// Makes one send call with everything that is ready. Returns 0 when nothing is ready or the
+    /// lane is full.
     fn send_some(&mut self, lane: &mut Lane) -> Result<u64, LaneEnd> {
         let mut pieces = std::mem::take(&mut lane.pieces);
         pieces.clear();
@@ -322,8 +324,8 @@ impl Driver {
             lane.pieces = pieces;
             return Ok(0);
         }
-        // SAFETY: the lane's own buffers; local memory that a request's work keeps; memory of ours
-        // behind a gate that the reply holds.
+        // SAFETY: the pieces are the lane's own buffers, local memory that a request's work keeps
+        // alive, or granted memory behind a gate that the reply holds.
         let sent = unsafe { lane.wire.send(&pieces) };
         lane.pieces = pieces;
         let sent = sent.map_err(LaneEnd::Broken)? as u64;
@@ -335,7 +337,7 @@ impl Driver {
         Ok(sent)
     }
 
-    /// Takes sent bytes off what is waiting.
+    /// Removes sent bytes from the waiting data.
     fn consume(&mut self, lane: &mut Lane, mut sent: u64) -> Result<(), LaneEnd> {
         let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
         let small = (first - lane.out_done).min(sent as usize);
@@ -355,7 +357,7 @@ impl Driver {
         sent -= head as u64;
         frame.left -= sent;
         match &mut frame.body {
-            // All of it is the usual case, and then there is nothing to keep count of.
+            // The usual case: everything was sent, so the cursor is not needed any more.
             Body::Request { .. } if frame.left == 0 => {}
             Body::Request { slot, at } => {
                 let work = self.work_of(*slot)?;
@@ -388,11 +390,11 @@ impl Driver {
         Ok(())
     }
 
-    /// The work whose bytes a frame carries: a request stays while a frame of it is unanswered, and one that is
-    /// being sent is.
+    /// The work whose bytes a frame carries. A request stays in the table while one of its frames
+    /// is unanswered, and a frame that is being sent is unanswered.
     fn work_of(&self, slot: SlotId) -> Result<&Work, LaneEnd> {
         let request = self.requests[slot.index as usize].as_ref().filter(|f| f.slot == slot);
-        let gone = || LaneEnd::Broken(io::Error::other("a frame outlived its transfer"));
+        let gone = || LaneEnd::Broken(io::Error::other("the transfer of a queued frame is gone"));
         request.and_then(|request| request.work.as_ref()).ok_or_else(gone)
     }
 }

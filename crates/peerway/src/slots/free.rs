@@ -1,4 +1,5 @@
-//! Numbers that nobody has: a stack, so that what was used last, and lies in some cache, is used next.
+//! The stack of free slot numbers. The number used last, whose slot is likely in a cache, is used
+//! next.
 
 #[cfg(all(test, loom))]
 use ::loom::sync::atomic::{AtomicU32, AtomicU64};
@@ -8,15 +9,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// See the module.
 pub(super) struct Free {
-    /// The topmost number and one, or 0. Above that, how often it was changed, so that nobody takes what has been taken and
-    /// given back meanwhile for unchanged.
+    /// The lower half is the topmost number plus one, or 0 when the stack is empty. The upper half
+    /// counts the changes, so that a compare-exchange fails if a number was taken and given back in
+    /// between.
     top: AtomicU64,
-    /// For each number that is free, the next below it and one, or 0.
+    /// For each free number, the next one below it plus one, or 0.
     below: Box<[AtomicU32]>,
 }
 
 impl Free {
-    /// All numbers less than `count`, the least on top.
+    /// Creates a stack of all numbers less than `count`, the least on top.
     pub(super) fn new(count: u32) -> Self {
         let below = (0..count).map(|_| AtomicU32::new(0)).collect();
         let free = Self { top: AtomicU64::new(0), below };
@@ -29,7 +31,8 @@ impl Free {
         let mut top = self.top.load(Ordering::Acquire);
         loop {
             let number = (top as u32).checked_sub(1)?;
-            // It may be another's by now and this its past: then the top has changed too.
+            // Another thread may own the number by now, so this value may be out of date. Then
+            // `top` has changed too, and the exchange fails.
             let below = self.below[number as usize].load(Ordering::Relaxed);
             match self.replace(top, below, Ordering::Acquire) {
                 Ok(_) => return Some(number),
@@ -38,13 +41,14 @@ impl Free {
         }
     }
 
-    /// A number that was taken.
+    /// Gives back a number that was taken.
     #[inline]
     pub(super) fn give_back(&self, number: u32) {
         let mut top = self.top.load(Ordering::Relaxed);
         loop {
             self.below[number as usize].store(top as u32, Ordering::Relaxed);
-            // pairs with the acquires in `take`: whoever has the number next sees what was done with it.
+            // Pairs with the acquires in `take`: the next owner of the number sees everything done
+            // with it before.
             match self.replace(top, number + 1, Ordering::Release) {
                 Ok(_) => return,
                 Err(now) => top = now,
@@ -69,7 +73,8 @@ mod loom {
 
     use super::*;
 
-    /// Taking both and giving one back while another thread takes: the top is what it was, and what is below it is not.
+    /// One thread takes both numbers and gives one back while another thread takes one: the top is
+    /// the same as before, but the number below it is not.
     #[test]
     fn nobody_takes_what_another_has() {
         ::loom::model(|| {
@@ -87,7 +92,7 @@ mod loom {
         });
     }
 
-    /// What was written before a number was given back is seen by who takes it.
+    /// Writes before a number is given back are visible to the next thread that takes it.
     #[test]
     fn who_takes_a_number_sees_what_its_last_holder_did() {
         ::loom::model(|| {

@@ -1,7 +1,8 @@
-//! Copies that this process does by itself: same process, mapped memory, reads by CMA, and small writes by it.
+//! Copies that this process does by itself: within one process, through mapped memory, reads by
+//! CMA, and small writes by CMA.
 //!
-//! Each quantum passes the owner's gate, so that a revoke bars the next one and waits for the one
-//! under way. Nothing of the peer's CPU is needed.
+//! Each quantum enters the owner's gate, so that a revoke bars the next quantum and waits for those
+//! in progress. The peer's CPU is not involved.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -23,18 +24,20 @@ use crate::progress::copy_pool::{self, Job, QUANTUM};
 use crate::transport::pull::cma_failed;
 use crate::transport::stores::Choice;
 
-/// iovs of one call: more cost no less (measured), and 1024 is the kernel's limit.
+/// iovecs per call. More bring no gain (measured), and 1024 is the kernel's limit.
 const CMA_PIECES: usize = 500;
 
-/// No cache holds so much: such copies need not ask.
+/// No cache holds this many bytes, so copies of this size do not consult the record of costs.
 const NO_CACHE: u64 = 256 << 20;
 
-/// A vector of at most so many pieces is walked to its middle, while somebody waits for the post to return.
+/// The limit of pieces up to which the job walks a vector to find its middle. A caller waits for
+/// the post to return meanwhile.
 const WALKED: usize = 4096;
 
-/// Copies everything from the cursor to its end. Every remote region of the work must have a direct path.
+/// Copies everything from the cursor to its end. Every remote region of the work must have a direct
+/// path.
 ///
-/// `Err` says why it stopped; bytes before that have been copied.
+/// `Err` says why the copy stopped. Bytes before that point have been copied.
 pub(crate) fn copy_all(
     work: &Work,
     direction: Direction,
@@ -51,8 +54,9 @@ pub(crate) fn copy_all(
             }
             hooks::about_to_copy();
             let here = work.local_addr(&pair.local);
-            // SAFETY: the shape was checked against both regions' extents; the local region is kept
-            // alive by `work`; the remote one is mapped (or ours) while the gate admits us.
+            // SAFETY: the shape was checked against both regions' extents. `work` keeps the local
+            // region alive. The remote region is mapped (or our own) while this thread is inside
+            // the gate.
             unsafe {
                 let there = base.add(pair.remote.offset as usize);
                 match direction {
@@ -65,7 +69,7 @@ pub(crate) fn copy_all(
             break Err(error);
         }
     };
-    // The bytes must be seen before the gate says that the copy is over, and before any
+    // The bytes must be visible before the gate says that the copy is over, and before any
     // notification about them.
     if kind == CopyKind::NonTemporal {
         store_fence();
@@ -75,13 +79,13 @@ pub(crate) fn copy_all(
 }
 
 thread_local! {
-    /// Piece lists of this thread's last copy, so that the next one need not allocate.
+    /// Piece lists of this thread's last copy, kept so that the next copy need not allocate.
     static PIECES: RefCell<(Vec<Piece>, Vec<Piece>)> = const {
         RefCell::new((Vec::new(), Vec::new()))
     };
 }
 
-/// Copies one run of pieces that lie in the same remote region, by CMA.
+/// Copies one run of pieces in the same remote region by CMA.
 fn cma_run<'a>(
     work: &'a Work,
     direction: Direction,
@@ -115,9 +119,9 @@ fn cma_run<'a>(
         return Err(TransferError::Revoked);
     }
     hooks::about_to_copy();
-    // SAFETY: the local pieces lie in regions that `work` keeps alive; the remote ones are addresses in
-    // another process, which the kernel checks, of memory that the shape keeps inside what was advertised
-    // and the gate says is ours to use.
+    // SAFETY: `work` keeps the regions of the local pieces alive. The remote pieces are addresses
+    // in another process, which the kernel checks. The shape keeps them inside the advertised
+    // memory, and the entered gate permits the access.
     let result = unsafe {
         match direction {
             Direction::Read => memory.read(&ours, &theirs),
@@ -128,7 +132,7 @@ fn cma_run<'a>(
     result.map_err(|error| cma_failed(&remote.session, &error))
 }
 
-/// The gate that a run of pieces holds; leaves it when dropped.
+/// The gate that a run of pieces holds. Its drop leaves the gate.
 #[derive(Default)]
 struct Pass<'a>(Option<(&'a RemoteInner, &'a GateRef)>);
 
@@ -169,7 +173,7 @@ pub(crate) struct DirectJob {
     direction: Direction,
     work: Work,
     kind: CopyKind,
-    /// Where the kind was chosen by experience, which is told how it went.
+    /// Set where the record of costs chose the kind. The job then reports its time to that record.
     choice: Option<Choice>,
     deadline: u64,
     signal: Signal,
@@ -177,14 +181,15 @@ pub(crate) struct DirectJob {
 }
 
 struct DirectJobState {
-    /// What is left of the half that the waiter begins with, and of the copy pool's: each keeps to its own as long
-    /// as there is any, so that a core finds in its caches what it left there. All is in the first half where no
-    /// choice is made, or a vector is too long to find its middle.
+    /// The rest of the half that the waiter begins with, and of the copy pool's half. Each side
+    /// stays in its own half while bytes are left there, so that a core finds its earlier data in
+    /// its caches. The first half has all the bytes where no choice is made, or where the vector is
+    /// too long to find its middle.
     halves: [Cursor; 2],
     running: u32,
-    /// Nanoseconds that the quanta took so far.
+    /// Nanoseconds that the quanta have taken so far.
     took: u64,
-    /// Set when no more quanta are claimed: why.
+    /// The reason why no more quanta are claimed, once there is one.
     stop: Option<Reason>,
     finished: bool,
 }
@@ -233,7 +238,8 @@ impl DirectJob {
         self.finish_if_over(state);
     }
 
-    /// The next part of the work and the time, or `None` when nothing is left to claim.
+    /// Claims the next part of the work. Returns it with the current time, or `None` when nothing
+    /// is left.
     fn claim(&self) -> Option<(Cursor, u64)> {
         let now = clock::now();
         let mut state = self.state.lock().unwrap();
@@ -279,7 +285,8 @@ impl DirectJob {
             self.endpoint.experience.took(choice, shape.total(), shape.items(), took);
         }
         if reason == Reason::Done && !self.signal.is_empty() {
-            // The bytes are there; now the lane says so, and its answer ends the transfer.
+            // The bytes are in place. The signal tells the peer, and the peer's answer ends the
+            // transfer.
             let session = &self.work.remotes.as_slice()[0].session;
             self.endpoint.send_signal(
                 self.slot,

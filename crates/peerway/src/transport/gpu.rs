@@ -1,7 +1,8 @@
-//! Copies that a GPU does: between memories of which at least one is a GPU's, and both can be reached from here.
+//! Copies that a GPU does: at least one side is GPU memory, and this process can reach both sides.
 //!
-//! Pieces of the work are submitted, a few at a time, and looked at until they are done. What was submitted
-//! cannot be recalled, so a cancel waits for it: tens of microseconds between GPUs, a millisecond to the host.
+//! The job submits the work in chunks, a few at a time, and polls them until they are done. A
+//! submitted chunk cannot be recalled, so a cancel waits for it: tens of microseconds between GPUs,
+//! a millisecond to the host.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -23,19 +24,22 @@ use crate::inner::Inner;
 use crate::memory::gate::GateRef;
 use crate::progress::copy_pool::Job;
 
-/// Bytes submitted at a time where both ends are a GPU's: some 30 µs.
+/// Bytes per submission where both sides are GPU memory: about 30 µs.
 const CHUNK: u64 = 64 << 20;
-/// And where one is the host's: 300 µs at the speed of PCIe.
+/// Bytes per submission where one side is host memory: 300 µs at the speed of PCIe.
 const HOST_CHUNK: u64 = 16 << 20;
-/// From so many bytes on host memory is pinned when it is used again.
+/// Host memory of at least this size is pinned when it is used again.
 const WORTH_PINNING: u64 = 1 << 20;
-/// Submissions under way: enough that the GPU has the next while the last is looked at.
+/// Limit of submissions in progress. The GPU has the next one ready while the job checks the last
+/// one.
 const WINDOW: usize = 4;
-/// For so long a waiter looks without a pause, and as much longer as bytes between GPUs take (1 TB/s).
+/// A waiter polls without a pause for this long, plus the time that bytes between GPUs take at 1
+/// TB/s.
 const SPIN: Duration = Duration::from_micros(50);
-/// And between two looks after that.
+/// The pause between two polls after that.
 const NAP: Duration = Duration::from_micros(20);
-/// A flag that has not come by then is asked about: kernels that fail raise none.
+/// If a completion flag has not been raised by then, the job queries the CUDA driver: kernels that
+/// fail raise no flag.
 const FLAG_PATIENCE: Duration = Duration::from_micros(500);
 
 /// See the module.
@@ -48,16 +52,16 @@ pub(crate) struct GpuJob {
     deadline: u64,
     signal: Signal,
     chunk: u64,
-    /// A stream of the user's that the copies are put into, all at once.
+    /// The user's stream. All copies are submitted to it at once.
     on: Option<UserStream>,
     state: Mutex<GpuJobState>,
 }
 
-/// A stream that its owner keeps until the post has returned; nothing is put into it later.
+/// A stream that its owner keeps until the post has returned. The job submits nothing to it later.
 #[derive(Clone, Copy)]
 pub(crate) struct UserStream(pub(crate) CUstream);
 
-// SAFETY: streams may be used by any thread.
+// SAFETY: CUDA allows any thread to use a stream.
 unsafe impl Send for UserStream {}
 // SAFETY: as above.
 unsafe impl Sync for UserStream {}
@@ -69,13 +73,13 @@ struct GpuJobState {
     finished: bool,
     /// A copy failed.
     failed: bool,
-    /// It has ended with an open fence: what is under way did not end in time.
+    /// The transfer has ended with an open fence, because submitted copies did not finish in time.
     open: bool,
-    /// When something was last submitted or found done.
+    /// When the job last submitted a chunk or found one done.
     moved: u64,
 }
 
-/// A submission under way.
+/// A submission in progress.
 struct Chunk {
     done: Done,
     bytes: u64,
@@ -135,7 +139,7 @@ impl GpuJob {
         })
     }
 
-    /// Looks at what is under way and submits more; true when something moved.
+    /// Polls the chunks in progress and submits more. Returns true when anything changed.
     fn advance(&self, state: &mut GpuJobState, now: u64) -> bool {
         let mut moved = false;
         while let Some(chunk) = state.running.front_mut() {
@@ -170,12 +174,13 @@ impl GpuJob {
     }
 
     fn failed(&self, state: &mut GpuJobState, error: &CudaError) {
-        tracing::error!(%error, "a copy by a GPU failed");
+        tracing::error!(%error, "a GPU copy failed");
         state.failed = true;
         state.stop.get_or_insert(Reason::Failed(TransferError::Device));
     }
 
-    /// Ends it with an open fence when what is under way has had its time: the GPU is held up by something else.
+    /// Ends the transfer with an open fence when submitted copies have made no progress for the
+    /// fence timeout: other work occupies the GPU.
     fn give_up(&self, state: &mut GpuJobState, now: u64) {
         let Some(reason) = state.stop.filter(|_| !state.finished) else { return };
         let idle = Duration::from_nanos(now.saturating_sub(state.moved));
@@ -185,7 +190,7 @@ impl GpuJob {
         }
     }
 
-    /// Whether there is a reason to submit no more.
+    /// Stops further submissions when the deadline has passed or the session has ended.
     fn check(&self, state: &mut GpuJobState, now: u64) {
         if state.stop.is_some() || (state.at.left() == 0 && state.running.is_empty()) {
             return;
@@ -201,7 +206,7 @@ impl GpuJob {
         }
     }
 
-    /// Submits the next piece of the work.
+    /// Submits the next chunk of the work.
     fn submit(&self, at: &mut Cursor, now: u64) -> Result<Option<Chunk>, Refused> {
         let work = &self.work;
         let mut gates = Gates::default();
@@ -218,7 +223,8 @@ impl GpuJob {
             }
             self.enter(&mut gates, remote.region)?;
             hooks::about_to_copy();
-            // SAFETY: the work keeps both regions, and the gates keep the remote one valid.
+            // SAFETY: the work keeps both regions alive, and the held gates keep the remote one
+            // valid.
             let done = unsafe {
                 copy::submit_blocks(&self.device, on, &work.shape, &part, sides, writes)?
             };
@@ -250,7 +256,7 @@ impl GpuJob {
         Ok(done.map(|done| Chunk { done, bytes, submitted: now, _gates: gates }))
     }
 
-    /// Addresses of two regions here: `src` of the local one, `dst` of the remote one.
+    /// Addresses of two regions in this process: `src` of the local one, `dst` of the remote one.
     fn sides(&self, local: u32, remote: u32) -> Result<Sides, Refused> {
         let here = self.work.local(local);
         let there = &self.work.remotes.as_slice()[remote as usize];
@@ -262,7 +268,8 @@ impl GpuJob {
     fn enter(&self, gates: &mut Gates, remote: u32) -> Result<(), Refused> {
         let there = &self.work.remotes.as_slice()[remote as usize];
         let gate = there.gate().ok_or(TransferError::RemoteAccess)?;
-        // Most work names one region, or one after the other.
+        // Most work names one region, or each region in one run, so comparing with the last gate is
+        // enough.
         if gates.0.last().is_some_and(|held| held.is_same(gate)) {
             return Ok(());
         }
@@ -284,7 +291,7 @@ impl GpuJob {
             return over;
         }
         state.finished = true;
-        // All of it is there, whatever else was asked for meanwhile.
+        // All bytes are in place, so the transfer is done even if it was cancelled in the meantime.
         let whole = state.at.left() == 0 && !state.failed;
         let reason = state.stop.filter(|_| !whole).unwrap_or(Reason::Done);
         drop(state);
@@ -333,7 +340,8 @@ impl Job for GpuJob {
 
     fn halt(&self) {
         self.stop(Reason::Failed(TransferError::EndpointClosed));
-        // Nobody will look any more, and the memory is let go of: what is under way ends first.
+        // No thread polls this job any more. `clear` waits for the chunks in progress before the
+        // memory is released.
         let mut state = self.state.lock().unwrap();
         state.running.clear();
         self.finish_if_over(state);
@@ -342,7 +350,7 @@ impl Job for GpuJob {
 
 impl Drop for GpuJob {
     fn drop(&mut self) {
-        // Nobody looks any more. What is under way ends first: the memory is let go of after this.
+        // As in `halt`: the chunks in progress finish before the memory is released.
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.running.clear();
         if state.open {
@@ -351,7 +359,7 @@ impl Drop for GpuJob {
     }
 }
 
-/// Why a piece was not submitted.
+/// Why a chunk was not submitted.
 enum Refused {
     Error(TransferError),
     Driver(CudaError),

@@ -1,7 +1,8 @@
-//! A lane: one wire to a peer, with what is half-sent, half-received and not yet answered on it.
+//! A lane: one wire to a peer, with the state of its half-sent, half-received and unanswered
+//! frames.
 //!
-//! Only the driver touches lanes. Sequenced frames are numbered from 1; the peer applies them in
-//! order, so the last applied number says everything about a lane that died.
+//! Only the driver touches lanes. Sequenced frames are numbered from 1 and the peer applies them in
+//! order. So the number of the last applied frame describes completely how far a failed lane got.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,18 +20,18 @@ use crate::memory::gate::GateRef;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
 
-/// Unacknowledged bytes on a lane: about what a loopback socket buffers; on a network the product
-/// of 100 Gbit/s and 0.6 ms.
+/// Limit of unacknowledged bytes on a lane. It is about what a loopback socket buffers, and on a
+/// network the product of 100 Gbit/s and 0.6 ms.
 const WINDOW_BYTES: u64 = 8 << 20;
-/// Unacknowledged frames on a lane; also the most reads a peer may ask for at a time.
+/// Limit of unacknowledged frames on a lane, and of reads that a peer may have outstanding.
 pub(crate) const WINDOW_FRAMES: u32 = 256;
-/// Bytes of the receive buffer: the largest table and some small frames.
+/// Bytes of the receive buffer: it holds the largest table and some small frames.
 const SCRATCH: usize = 16 << 10;
 
-/// What a lane is for.
+/// The traffic that a lane carries.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Role {
-    /// Control and liveness only: data has better lanes.
+    /// Control and liveness only. The session has better lanes for data.
     Control,
     /// Control and small transfers.
     Latency,
@@ -45,24 +46,25 @@ pub(crate) struct Lane {
     pub(crate) role: Role,
     pub(crate) heard: u64,
     pub(crate) blocked: bool,
-    /// epoll watches for room to send.
+    /// epoll watches this wire for room to send.
     pub(crate) watched_out: bool,
 
-    /// Small frames, complete, to be sent before the next data frame.
+    /// Complete small frames, which go out before the next data frame.
     pub(crate) out: Vec<u8>,
     pub(crate) out_done: usize,
-    /// Bytes of `out` that answer the peer: a peer that asks and never reads is not waited for.
+    /// Bytes of `out` that answer the peer. The driver closes the lane of a peer that requests
+    /// without reading the answers.
     pub(crate) owed: usize,
     pub(crate) frame: Option<OutFrame>,
     /// Header and table of `frame`.
     pub(crate) head: Vec<u8>,
     pub(crate) replies: VecDeque<Reply>,
     pub(crate) reply_next: bool,
-    /// Our frames that wait for answers.
+    /// Frames sent to the peer that are not yet answered.
     pub(crate) sent: SentFrames,
 
-    /// Lists kept for their memory, so that frames need not allocate: of the last call's pieces, of
-    /// a table's runs, and of pieces of requests that are over.
+    /// Lists kept for their allocations, so that frames need not allocate: the pieces of the last
+    /// call, the runs of a table, and piece lists of finished frames.
     pub(crate) pieces: Vec<Piece>,
     pub(crate) runs: Vec<TableRun>,
     pub(crate) spare: Vec<Vec<Piece>>,
@@ -71,24 +73,24 @@ pub(crate) struct Lane {
     pub(crate) scratch: Box<[u8]>,
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// The peer's frames that are dealt with.
+    /// Frames of the peer that have been handled.
     pub(crate) applied: AppliedFrames,
-    /// Payload put where it belongs, of the peer's writes and of our reads.
+    /// Payload bytes stored at their destination, for the peer's writes and for our reads.
     pub(crate) placed: u64,
-    /// Received bytes on their way from pinned buffers into GPU memory.
+    /// Received bytes that the GPU is copying from pinned buffers into GPU memory.
     pub(crate) puts: VecDeque<GpuPut>,
-    /// Where the answer to a read of ours into GPU memory is received.
+    /// The buffer that receives the answer to one of our reads into GPU memory.
     pub(crate) fill: Option<Buffer>,
-    /// Set for a queue pair that is being shut: until when its last completions are waited for.
+    /// Set while a queue pair shuts down: the latest time to wait for its last completions.
     pub(crate) draining: Option<u64>,
 }
 
 /// A data frame that is being sent.
 pub(crate) struct OutFrame {
-    /// Up to here `Lane::out` goes before the frame; what was queued later goes after it, since
-    /// frames are numbered in the order in which they are made.
+    /// The part of `Lane::out` before this offset goes out before the frame. Later bytes go out after
+    /// it, because frames are numbered in the order in which they are made.
     pub(crate) after: usize,
-    /// Its number, 0 when it has none.
+    /// Its sequence number, or 0 when it has none.
     pub(crate) sequence: u64,
     pub(crate) head_sent: usize,
     pub(crate) left: u64,
@@ -97,30 +99,31 @@ pub(crate) struct OutFrame {
 
 /// Where a frame's payload comes from.
 pub(crate) enum Body {
-    /// A transfer's local memory, from the cursor on. Its request keeps it: that stays while a frame of it is unanswered.
+    /// A transfer's local memory, from the cursor on. The request keeps the memory alive: it stays
+    /// in the table while one of its frames is unanswered.
     Request { slot: SlotId, at: Cursor },
-    /// Our own memory that the peer reads. The gate is held until the frame is out.
+    /// Our own memory that the peer reads. The reply holds the gate until the frame has been sent.
     Reply(Reply),
-    /// A private copy: what is left of a frame whose transfer was cancelled.
+    /// A private copy of the rest of a frame whose transfer was cancelled.
     Bytes { bytes: Vec<u8>, done: usize },
-    /// A copy of GPU memory.
+    /// A staged copy of GPU memory.
     StagedCopy { buffer: Buffer, len: u64, done: u64 },
 }
 
-/// Received bytes on their way into GPU memory.
+/// Received bytes that the GPU is copying into GPU memory.
 pub(crate) struct GpuPut {
     pub(crate) sequence: u64,
-    /// Dropped first: it waits for the copy.
+    /// Dropped first: its drop waits for the copy.
     pub(crate) staged: StagedCopy,
     pub(crate) begun: u64,
     pub(crate) of: GpuPutOwner,
 }
 
-/// Whose bytes they are. Keeps their memory.
+/// The transfer that the bytes belong to. Keeps the destination memory alive.
 pub(crate) enum GpuPutOwner {
-    /// A write of the peer's.
+    /// A write by the peer.
     Write { _grant: Arc<Grant>, gate: GateRef, counts: Option<u32> },
-    /// A read of ours.
+    /// One of our reads.
     Read { slot: SlotId, _work: Work },
 }
 
@@ -132,7 +135,7 @@ impl Drop for GpuPutOwner {
     }
 }
 
-/// A read of the peer's that we answer.
+/// A read by the peer that this side answers.
 pub(crate) struct Reply {
     pub(crate) sequence: u64,
     pub(crate) transfer: u64,
@@ -142,7 +145,7 @@ pub(crate) struct Reply {
     pub(crate) within: u64,
     pub(crate) total: u64,
     pub(crate) gate: Option<GateRef>,
-    /// Its bytes on their way out of GPU memory, and since when.
+    /// The copy of its bytes out of GPU memory, and when it began.
     pub(crate) staged: Option<StagedCopy>,
     pub(crate) begun: u64,
 }
@@ -155,7 +158,7 @@ impl Drop for Reply {
     }
 }
 
-/// A run of granted memory that a request names, and for a pull where its bytes are.
+/// A run of granted memory that a request names. For a pull, also the source address of its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableRun {
     pub(crate) offset: u64,
@@ -163,44 +166,45 @@ pub(crate) struct TableRun {
     pub(crate) source: u64,
 }
 
-/// What is being received.
+/// The item that the lane is receiving.
 pub(crate) enum RecvState {
     /// A header.
     Head,
     /// A table, once its header is known.
     Table { head: Header, checked: Checked },
-    /// Payload for memory of ours that a peer writes.
+    /// Payload that a peer writes into our memory.
     Land(IncomingWrite),
-    /// Payload for a read of ours.
+    /// Payload that answers one of our reads.
     Fill { sequence: u64, slot: SlotId, part: Cursor },
-    /// Payload nobody wants.
+    /// Payload to discard.
     Skip { left: usize, then: AfterSkip },
-    /// A body that is kept whole: a message.
+    /// A body that is collected whole: a message.
     Gather { head: Header, kind: Kind, bytes: Vec<u8>, need: usize },
 }
 
-/// What to do when unwanted payload has passed.
+/// What follows when discarded payload has passed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AfterSkip {
     /// Nothing.
     Nothing,
-    /// The frame was sequenced and has been refused already.
+    /// Counts the sequenced frame as applied. It has been refused already.
     Count(u64),
 }
 
 /// A write being applied.
 pub(crate) struct IncomingWrite {
     pub(crate) sequence: u64,
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     pub(crate) grant: Arc<Grant>,
     pub(crate) gate: GateRef,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) next: usize,
     pub(crate) within: u64,
     pub(crate) left: u64,
-    /// The counter to raise when all of it is there.
+    /// The counter to increment when all bytes are in place.
     pub(crate) counts: Option<u32>,
-    /// For memory of a GPU: what receives it first, and where it belongs. `pieces` is the buffer then.
+    /// For GPU memory: the staging buffer that receives the bytes first, and their destination.
+    /// `pieces` then describes the staging buffer.
     pub(crate) staged: Option<(Buffer, Vec<Piece>)>,
 }
 
@@ -236,12 +240,13 @@ impl Lane {
         }
     }
 
-    /// Whether it is a queue pair that takes work requests.
+    /// Whether the wire is a queue pair that accepts work requests.
     pub(crate) fn is_queue(&mut self) -> bool {
         self.draining.is_none() && self.wire.queue().is_some()
     }
 
-    /// Allows fewer unacknowledged frames, and fewer parts under way, than the lane's own bound.
+    /// Lowers the limit of unacknowledged frames, and of parts in progress, below the lane's
+    /// default.
     pub(crate) fn limit_frames(&mut self, frames: u32) {
         self.sent = SentFrames::new(WINDOW_BYTES, frames.clamp(1, WINDOW_FRAMES));
         if let Some(queue) = self.wire.queue() {
@@ -249,7 +254,8 @@ impl Lane {
         }
     }
 
-    /// Whether the answer to a read of this number has come, and is on its way into GPU memory.
+    /// Whether the answer to the read of this number has arrived and is being copied into GPU
+    /// memory.
     pub(crate) fn is_being_put(&self, sequence: u64) -> bool {
         let of_read = |put: &GpuPut| matches!(put.of, GpuPutOwner::Read { .. });
         self.puts.iter().any(|put| put.sequence == sequence && of_read(put))
@@ -260,13 +266,13 @@ impl Lane {
         self.out.extend_from_slice(header.as_bytes());
     }
 
-    /// Queues a frame that answers one of the peer's.
+    /// Queues a frame that answers a frame of the peer.
     pub(crate) fn push_answer(&mut self, header: &Header) {
         self.push(header);
         self.owed += HEADER_LEN;
     }
 
-    /// Queues a frame with a payload that is copied now.
+    /// Queues a frame with a payload, which is copied now.
     pub(crate) fn push_with(&mut self, mut header: Header, payload: &[u8]) {
         header.set_body(0, 0, payload.len());
         self.push(&header);
@@ -278,15 +284,15 @@ impl Lane {
         self.push_with(Header::new(Kind::Control), &message.to_bytes());
     }
 
-    /// Queues a control message that answers one of the peer's.
+    /// Queues a control message that answers a message of the peer.
     pub(crate) fn push_control_answer(&mut self, message: &Control) {
         let before = self.out.len();
         self.push_control(message);
         self.owed += self.out.len() - before;
     }
 
-    /// Queues an acknowledgement of all that has been applied. What is still on its way into GPU memory has
-    /// not, and holds up those after it.
+    /// Queues an acknowledgement of all applied frames. A frame whose bytes are still being copied
+    /// into GPU memory is not applied, and delays the acknowledgement of later frames.
     pub(crate) fn push_ack(&mut self) {
         let writes = self.puts.iter().filter(|put| matches!(put.of, GpuPutOwner::Write { .. }));
         let pending = writes.map(|put| put.sequence).next();
@@ -297,7 +303,7 @@ impl Lane {
         }
     }
 
-    /// Refuses a frame.
+    /// Refuses a frame with an error code.
     pub(crate) fn push_nack(&mut self, sequence: u64, code: u8) {
         let mut nack = Header::new(Kind::Nack);
         nack.sequence = sequence.into();
@@ -306,8 +312,8 @@ impl Lane {
         self.applied.refuse(sequence, code);
     }
 
-    /// Has the frame that is being sent go on from a private copy if it carries granted memory that
-    /// has been barred since, and leaves the gate.
+    /// Switches the frame being sent to a private copy, and leaves the gate, if the frame carries
+    /// granted memory that was revoked in the meantime.
     pub(crate) fn copy_barred_reply(&mut self) {
         let Some(frame) = &mut self.frame else { return };
         let Body::Reply(reply) = &mut frame.body else { return };
@@ -319,27 +325,27 @@ impl Lane {
         for piece in &reply.pieces[reply.next..] {
             let from = (piece.addr as usize + within) as *const u8;
             let into = &mut bytes[done..done + piece.len as usize - within];
-            // SAFETY: the pieces were checked against the grant, which keeps their memory; the reply
-            // holds the gate until it is dropped below. `into` is memory of our own.
+            // SAFETY: `find` checked the pieces against the grant, which keeps their memory alive.
+            // The reply holds the gate until it is dropped below. `into` is a private buffer.
             unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
             (done, within) = (done + into.len(), 0);
         }
         frame.body = Body::Bytes { bytes, done: 0 };
     }
 
-    /// Gives a piece list back.
+    /// Keeps a piece list for reuse.
     pub(crate) fn keep(&mut self, pieces: Vec<Piece>) {
         if self.spare.len() < 8 {
             self.spare.push(pieces);
         }
     }
 
-    /// Whether nothing waits to be sent on it.
+    /// Whether the lane has nothing left to send.
     pub(crate) fn has_sent_all(&self) -> bool {
         self.frame.is_none() && self.out.is_empty() && self.replies.is_empty()
     }
 
-    /// Bytes received and not yet looked at.
+    /// Bytes received and not yet parsed.
     pub(crate) fn unread(&self) -> usize {
         self.end - self.start
     }

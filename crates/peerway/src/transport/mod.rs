@@ -1,8 +1,8 @@
-//! How bytes move: directly by this process, or as frames on a lane.
+//! How bytes move: this process copies them directly, or a lane carries them as frames.
 //!
-//! A [`Wire`] is an ordered stream of bytes (a TCP connection, a pair of shared rings, messages of a
-//! queue pair). A lane puts
-//! the frames of `peerway_core::wire` on it; which wire it is decides speed and nothing else.
+//! A [`Wire`] is an ordered stream of bytes: a TCP connection, a pair of shared rings, or the
+//! messages of a queue pair. A lane puts the frames of `peerway_core::wire` on it. The choice of
+//! wire affects speed only, never meaning.
 
 pub(crate) mod direct;
 pub(crate) mod gpu;
@@ -21,38 +21,39 @@ use crate::os::Piece;
 
 /// An ordered stream of bytes to one peer. Never blocks.
 pub(crate) trait Wire: Send {
-    /// Sends what fits; 0 means that there is no room now.
+    /// Sends as many bytes as fit. Returns 0 when there is no room now.
     ///
     /// # Safety
     ///
     /// The pieces are readable memory.
     unsafe fn send(&mut self, pieces: &[Piece]) -> io::Result<usize>;
 
-    /// Receives what is there; `None` means nothing now, `Some(0)` that the peer closed.
+    /// Receives the bytes that are available. `None` means nothing now; `Some(0)` means that the
+    /// peer closed the stream.
     ///
     /// # Safety
     ///
     /// The pieces are writable memory that no Rust reference covers.
     unsafe fn receive(&mut self, pieces: &[Piece]) -> io::Result<Option<usize>>;
 
-    /// The descriptor that epoll watches for this wire alone. A ring has none: its session's event
-    /// descriptor stands for it.
+    /// The file descriptor that epoll watches for this wire alone. A ring has none: its session's
+    /// event file descriptor covers it.
     fn socket(&self) -> Option<RawFd>;
 
-    /// Whether a look costs no system call and should be taken at every turn.
+    /// Whether a check for input needs no system call, so that the driver does it at every turn.
     fn is_memory(&self) -> bool;
 
-    /// Cheap test for something to receive; a socket cannot tell and says yes.
+    /// Cheap test for input. A socket cannot tell and returns true.
     fn has_input(&mut self) -> io::Result<bool>;
 
-    /// Asks to be woken when something can be received (or sent, when `blocked`); true when that is
-    /// so already and the caller must not sleep.
+    /// Asks for a wake-up when the wire can receive (or send, when `blocked`). Returns true when it
+    /// can already; the caller must not block then.
     fn arm(&mut self, blocked: bool) -> io::Result<bool>;
 
-    /// Takes `arm` back: the caller looks by itself again.
+    /// Withdraws `arm`: the caller polls again.
     fn disarm(&mut self);
 
-    /// The queue pair that it is, if it is one: by that the peer's memory can be reached.
+    /// The wire's queue pair, if it is one. Work requests on it reach the peer's memory.
     fn queue(&mut self) -> Option<&mut Queue> {
         None
     }

@@ -1,6 +1,7 @@
-//! The target's side of a CMA write: it copies from the initiator's memory into its own.
+//! The target's side of a CMA write: the target copies from the initiator's memory into its own.
 //!
-//! The owner of the destination copies, so that it can stop, revoke and answer for every byte.
+//! The owner of the destination does the copy, so that it can stop it, revoke access and account
+//! for every byte.
 
 use std::cell::RefCell;
 use std::io;
@@ -19,18 +20,18 @@ use crate::session::Session;
 pub(crate) struct PullJob {
     pub(crate) shard: Arc<Shard>,
     pub(crate) session: Arc<Session>,
-    /// The lane the frame came on, and what it answers.
+    /// The frame that this job answers, and its lane.
     pub(crate) origin: PullOrigin,
     pub(crate) grant: Arc<Grant>,
-    /// The initiator's.
+    /// The initiator's memory.
     pub(crate) memory: Arc<cma::ProcessMemory>,
-    /// Destination here and source there, piece by piece.
+    /// Destination pieces in this process and source pieces in the initiator, in pairs.
     pub(crate) here: Vec<Piece>,
     pub(crate) there: Vec<Piece>,
     pub(crate) state: Mutex<PullState>,
 }
 
-/// Copies from another process into memory of ours that was granted, behind the grant's gate.
+/// Copies from another process into granted memory of this process, behind the grant's gate.
 pub(crate) fn copy(
     session: &Arc<Session>,
     grant: &Grant,
@@ -43,14 +44,15 @@ pub(crate) fn copy(
         return Err(TransferError::Revoked);
     }
     hooks::about_to_copy();
-    // SAFETY: the local pieces were checked against the grant, which keeps their memory alive and
-    // whose gate we hold; the remote ones are addresses in another process, which the kernel checks.
+    // SAFETY: `find` checked the local pieces against the grant, which keeps their memory alive and
+    // whose gate this function holds. The remote pieces are addresses in another process, which the
+    // kernel checks.
     let result = unsafe { memory.read(here, there) };
     gate.leave();
     result.map_err(|error| cma_failed(session, &error))
 }
 
-/// Why a copy between processes failed.
+/// Maps a failed copy between processes to a transfer error.
 pub(crate) fn cma_failed(session: &Arc<Session>, error: &io::Error) -> TransferError {
     match error.raw_os_error() {
         Some(libc::ESRCH) => {
@@ -62,13 +64,13 @@ pub(crate) fn cma_failed(session: &Arc<Session>, error: &io::Error) -> TransferE
     }
 }
 
-/// Which frame is answered.
+/// The frame that a pull answers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PullOrigin {
     pub(crate) lane: u16,
     pub(crate) sequence: u64,
     pub(crate) transfer: u64,
-    /// The counter to raise when it is done.
+    /// The counter to increment when the pull is done.
     pub(crate) counts: Option<u32>,
 }
 
@@ -82,7 +84,8 @@ pub(crate) struct PullState {
 }
 
 impl PullJob {
-    /// The next quantum as two piece lists of the same total.
+    /// Claims the next quantum as two piece lists of the same total. Returns false when nothing is
+    /// left.
     fn claim(&self, here: &mut Vec<Piece>, there: &mut Vec<Piece>) -> bool {
         here.clear();
         there.clear();
@@ -126,13 +129,14 @@ impl PullJob {
 
 impl Job for PullJob {
     fn step(&self) -> bool {
-        // At most a quantum of 4 KiB blocks, so these stay small and are reused by the thread.
+        // A quantum has at most as many pieces as it has 4 KiB blocks, so the lists stay small.
+        // Each thread reuses them.
         thread_local! {
             static PIECES: RefCell<(Vec<Piece>, Vec<Piece>)> = const {
                 RefCell::new((Vec::new(), Vec::new()))
             };
         }
-        // Taken out, because finishing may run a driver that steps another pull on this thread.
+        // Take the lists out: finishing may run a driver that steps another pull on this thread.
         let (mut here, mut there) = PIECES.take();
         let claimed = self.claim(&mut here, &mut there);
         if claimed {
@@ -149,10 +153,10 @@ impl Job for PullJob {
         claimed
     }
 
-    /// The answer comes when the quanta under way are done.
+    /// The answer goes out when the quanta in progress are done.
     fn cancel(&self) {
         let mut state = self.state.lock().unwrap();
-        // The initiator cancelled, so it does not care which error the refusal carries.
+        // The initiator cancelled, so it ignores the error code of the refusal.
         state.stop.get_or_insert(TransferError::RemoteAccess);
         drop(state);
         self.finish_if_over();

@@ -14,9 +14,10 @@ use crate::os::wake::EventFd;
 pub(crate) struct RingWire {
     outgoing: RingProducer,
     incoming: RingConsumer,
-    /// Rung when the peer sleeps and there is something for it.
+    /// Signalled when the peer has armed its ring and there is something for it.
     peer_wake_fd: Arc<EventFd>,
-    /// What must be taken back: touching the armed words costs the peer a cache miss each.
+    /// Whether `disarm` has something to withdraw. It must not touch the armed words needlessly:
+    /// each access costs the peer a cache miss.
     armed_in: bool,
     armed_out: bool,
     _segment: Arc<ShmMapping>,
@@ -75,7 +76,7 @@ impl Wire for RingWire {
     }
 
     fn arm(&mut self, blocked: bool) -> io::Result<bool> {
-        // An arm that finds something to do takes itself back.
+        // An `arm` that finds work withdraws itself.
         let ready = self.incoming.arm().map_err(corrupt)?;
         self.armed_in = !ready;
         if ready || !blocked {

@@ -1,43 +1,49 @@
 //! How a large copy stores: past the caches, or into them.
 //!
-//! Non-temporal stores win while the memory is cold. Where the caches hold both sides of a copy, as with a
-//! staging buffer that is filled again and again, ordinary stores win by two to three times, and they alone keep
-//! it that way. Nothing but the clock can tell: other processes share the last cache. So copies of a size keep a
-//! record of what a byte costs by either store, take the cheaper one, and now and then try the other.
+//! Non-temporal stores are faster while the memory is cold. Where the caches hold both sides of a
+//! copy, as with a staging buffer that is refilled often, ordinary stores are two to three times
+//! faster. Only ordinary stores keep the caches warm. Only measured time can tell which case holds,
+//! because other processes share the last-level cache. So copies of one size keep a record of the
+//! cost per byte of both kinds of store. They use the cheaper kind and from time to time try the
+//! other.
 
 use std::sync::Mutex;
 
 use crate::os::copy::{CopyKind, NON_TEMPORAL_FROM};
 
-/// Copies of one trial, whose best counts: each finds the caches warmer than the one before.
+/// Copies of one trial. The best of them counts, because each finds the caches warmer than the one
+/// before.
 const TRIAL: u32 = 6;
-/// Copies from one trial to the next; twice as many after each that changed nothing, up to [`LONGEST_PAUSE`].
+/// Copies from one trial to the next. The pause doubles after each trial that changed nothing, up
+/// to [`LONGEST_PAUSE`].
 const PAUSE: u32 = 64;
 const LONGEST_PAUSE: u32 = 1024;
 
-/// The choice changes to what costs less than this part of it: each change costs a copy of cold memory.
+/// The choice changes when the other kind costs less than this fraction of the chosen one. A margin
+/// is needed because each change costs a copy of cold memory.
 const CHEAPER: f64 = 0.9;
-/// The part of a new cost in the record, and how much dearer than the record it may be: a copy that lost its core
-/// says nothing of stores.
+/// The weight of a new cost in the record, and the limit of a new cost as a multiple of the record.
+/// A copy whose thread lost its core says nothing about stores.
 const SHARE: f64 = 0.25;
 const DEAREST: f64 = 2.0;
 
-/// Copies of 2 MiB, of 4, 8 and so on up to 128 have a record each; so have those in pieces of less than this,
-/// on average.
+/// Copies of 2 MiB, 4 MiB, 8 MiB and so on up to 128 MiB have a record each. Copies whose pieces
+/// are smaller than `SCATTERED` on average have separate records.
 const SIZES: usize = 7;
 const SCATTERED: u64 = 64 << 10;
 
-/// What the copies of an endpoint have learnt.
+/// The measured costs of an endpoint's copies.
 #[derive(Default)]
 pub(crate) struct Experience([[Mutex<Record>; SIZES]; 2]);
 
 impl Experience {
-    /// How the next copy of `total` bytes in so many pieces is to store.
+    /// Chooses how the next copy of `total` bytes in `pieces` pieces stores.
     pub(crate) fn choose(&self, total: u64, pieces: usize) -> Choice {
         self.of(total, pieces).lock().unwrap().choose()
     }
 
-    /// Such a copy, all of it, took so many nanoseconds of all that worked on it.
+    /// Records that a complete copy took `nanos` nanoseconds, summed over all threads that worked
+    /// on it.
     pub(crate) fn took(&self, choice: Choice, total: u64, pieces: usize, nanos: u64) {
         self.of(total, pieces).lock().unwrap().took(choice, nanos as f64 / total as f64);
     }
@@ -53,19 +59,20 @@ impl Experience {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice {
     pub(crate) kind: CopyKind,
-    /// The caches are as copies of this kind leave them, so its time tells what the next would take.
+    /// The caches are in the state that copies of this kind leave, so the time of this copy
+    /// predicts the next.
     tells: bool,
 }
 
-/// Of copies of about one size.
+/// The costs of copies of about one size.
 #[derive(Debug)]
 struct Record {
-    /// Nanoseconds a byte, once known, of what is chosen and of the other.
+    /// Nanoseconds per byte, once known, of the chosen kind and of the other.
     cost: Option<f64>,
     other_cost: Option<f64>,
     chosen: CopyKind,
     last: Option<CopyKind>,
-    /// Copies to come before the next trial is over.
+    /// Copies until the end of the next trial.
     left: u32,
     pause: u32,
 }
@@ -77,7 +84,7 @@ impl Default for Record {
             other_cost: None,
             chosen: CopyKind::NonTemporal,
             last: None,
-            // Two to know what streaming costs, then the first trial.
+            // Two copies to learn the cost of streaming, then the first trial.
             left: 2 + TRIAL,
             pause: PAUSE,
         }
@@ -97,7 +104,7 @@ impl Record {
             self.left = self.pause + TRIAL;
         }
         if self.left == TRIAL {
-            // What it was found to be then is of no use now.
+            // The cost found by the previous trial is out of date.
             self.other_cost = None;
         }
         let kind = if self.left <= TRIAL { other(self.chosen) } else { self.chosen };
@@ -131,10 +138,11 @@ fn other(kind: CopyKind) -> CopyKind {
 mod tests {
     use super::*;
 
-    /// Memory that is copied again and again, and what a byte of it costs.
+    /// A model of memory that is copied repeatedly, and of its cost per byte.
     struct Again {
         record: Record,
-        /// The part of it that the caches hold, and how much of the rest each copy through them brings in.
+        /// The fraction of it that the caches hold, and the fraction of the rest that each cached
+        /// copy brings in.
         warm: f64,
         gains: f64,
     }
@@ -144,7 +152,7 @@ mod tests {
             Self { record: Record::default(), warm: 0.0, gains }
         }
 
-        /// One more copy; `disturbed` by so much.
+        /// Does one more copy, whose cost a disturbance multiplies by `disturbed`.
         fn copy(&mut self, disturbed: f64) -> CopyKind {
             let choice = self.record.choose();
             let cost = match choice.kind {
@@ -195,7 +203,7 @@ mod tests {
         memory.cached(20);
         (memory.gains, memory.warm) = (0.0, 0.0);
         memory.cached(40);
-        // But for the trial that falls due.
+        // Only the trial that falls due uses the caches.
         assert!(memory.cached(PAUSE) <= TRIAL);
         memory.gains = 1.0;
         memory.cached(3 * PAUSE);

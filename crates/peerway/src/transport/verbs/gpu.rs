@@ -1,12 +1,13 @@
 //! GPU memory for RDMA devices.
 //!
-//! The way that needs no module of the GPU's vendor in the kernel comes first: the pages that a range lies in are
-//! exported as a dma-buf, of which each device registers just the range, under the addresses that it has on the
-//! GPU. Where the GPU, the device or the kernel cannot, the range is registered by its address like any other, which
-//! `nvidia_peermem` makes work. An attempt is the only way to know either.
+//! The first choice needs no kernel module of the GPU's vendor. The pages of the range are exported
+//! as a dma-buf, and each device registers only the range, under its GPU addresses. Where the GPU,
+//! the device or the kernel does not support that, the range is registered by its address like host
+//! memory, which works with `nvidia_peermem`. Only an attempt tells whether either way works.
 //!
-//! A registration is of one allocation, named by the driver's buffer id, and serves one region or advertisement: what
-//! was freed and allocated anew at the same address never is reached by an old one that somebody else made.
+//! A registration covers one allocation, named by the driver's buffer id, and serves one region or
+//! advertisement. So memory that was freed and allocated again at the same address is never reached
+//! through a registration of the old allocation.
 
 use std::ffi::{c_uint, c_void};
 use std::os::fd::{AsFd, OwnedFd};
@@ -38,7 +39,7 @@ impl Registration {
         let access = access | IBV_ACCESS_RELAXED_ORDERING;
         let made = dma_buf(located, address, len).and_then(|(fd, offset)| {
             let on = |nic: &Nic| {
-                // SAFETY: the caller vouches for the memory, of which this is a dma-buf.
+                // SAFETY: the caller vouches for the memory, and this is its dma-buf.
                 unsafe { Mr::register_dmabuf(&nic.pd, fd.as_fd(), offset, len, address, access) }
             };
             Self::make(nics, address, len, RegisteredAs::DmaBuf, on)
@@ -59,8 +60,8 @@ impl Registration {
                 })?
             }
         };
-        // It was that allocation when the region was made, and ids do not come again: so it was when the
-        // devices took hold of it.
+        // The region was made from this allocation, and buffer ids are not reused. If the id is
+        // still the same, the devices have registered this allocation.
         if !located.is_still_there(address) {
             return Err(RdmaError::GpuMemoryFreed { gpu, address });
         }
@@ -76,10 +77,11 @@ impl Registration {
     }
 }
 
-/// A dma-buf of the pages that a range lies in, and where in it the range starts; or why there is none.
+/// Exports a dma-buf of the pages that contain a range. Returns it with the offset of the range, or
+/// the reason why there is none.
 fn dma_buf(located: &Located, address: u64, len: usize) -> Result<(OwnedFd, u64), String> {
     let gpu = &located.device.gpu;
-    // The GPU's no is believed; its yes is not.
+    // Trust the GPU when it denies support, but not when it claims it: only the export tells.
     if !gpu.facts().dma_buf {
         return Err("the GPU says that it has none".to_owned());
     }
@@ -92,8 +94,8 @@ fn dma_buf(located: &Located, address: u64, len: usize) -> Result<(OwnedFd, u64)
     Ok((fd, address - start))
 }
 
-/// Whether memory of a GPU may be registered for requests of ours, as far as the order of writes goes: a device
-/// that reads for us writes there.
+/// Checks whether GPU memory may be registered for our own requests. A device that reads for us
+/// writes into this memory, so the GPU must order those writes or support a flush.
 pub(super) fn check_local(located: &Located) -> Result<(), RdmaError> {
     let gpu = &located.device.gpu;
     if gpu.facts().rdma_ordered {
@@ -104,7 +106,9 @@ pub(super) fn check_local(located: &Located) -> Result<(), RdmaError> {
         .map_err(|error| RdmaError::GpuUnordered { gpu: index, why: error.to_string() })
 }
 
-/// Likewise for requests of peers, which make sure by reading some of the memory that what they wrote is there.
+/// Checks whether GPU memory may be registered for requests of peers. Peers flush their writes by
+/// reading some of the memory, so write access alone is not enough on a GPU that does not order
+/// them.
 pub(super) fn check_remote(located: &Located, access: Access) -> Result<(), RdmaError> {
     let ordered = located.device.gpu.facts().rdma_ordered;
     if ordered || !access.allows(Access::WRITE) || access.allows(Access::READ) {

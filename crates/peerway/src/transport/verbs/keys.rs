@@ -1,12 +1,16 @@
-//! What memory devices may touch: registrations for our own requests, and for peers'.
+//! Memory registrations with RDMA devices, for our own requests and for those of peers.
 //!
-//! Both are made when first needed. Our side of a transfer is registered once per region, for this
-//! process's requests alone, and shared by regions inside one that is registered already. A device holds on to
-//! the pages that were there, so sharing asks first whether they still are: memory that a living region of
-//! ours keeps is, and other memory is known by a tag on its mapping, where the kernel has tags. What peers
-//! may touch is registered once per advertisement with exactly its extent and rights: giving *that*
-//! registration back is how an advertisement is revoked, and when the call returns no device lets
-//! anybody in. GPU memory is shared with no other region: see [`gpu`](super::gpu).
+//! Both kinds are made on first use.
+//!
+//! For our own requests, a region is registered once, for this process alone. Regions inside a
+//! registered range share its registration. A device keeps the pages that it registered, so before
+//! sharing, the cache checks that the addresses still have those pages. Memory that a living region
+//! keeps allocated has them. Other memory is recognised by a tag on its mapping, where the kernel
+//! supports tags.
+//!
+//! For requests of peers, each advertisement is registered with exactly its extent and rights.
+//! Deregistering it revokes the advertisement: when the call returns, no device admits a peer. GPU
+//! memory is never shared between regions: see [`gpu`](super::gpu).
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_void};
@@ -23,33 +27,33 @@ use crate::os::maps::Maps;
 use crate::os::vma::Tag;
 use crate::threads::{self, Cpus};
 
-/// Below this a second thread takes longer to start than a registration takes.
+/// Below this size, starting a second thread takes longer than a registration.
 const PARALLEL_BYTES: usize = 1 << 20;
 
-/// Memory registered on every device of an endpoint that is still there.
+/// Memory registered on every device of an endpoint that still works.
 pub(crate) struct Registration {
-    /// By device; none for a device that is gone, which has no queue pairs either.
+    /// By device. `None` for a lost device, which has no queue pairs either.
     mrs: Vec<Option<Mr>>,
     start: u64,
     len: u64,
     how: RegisteredAs,
 }
 
-/// What devices were given.
+/// How the memory was registered with devices.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum RegisteredAs {
-    /// Memory of the host.
+    /// Host memory.
     Pages,
-    /// Memory of a GPU, as a dma-buf.
+    /// GPU memory, as a dma-buf.
     DmaBuf,
-    /// Memory of a GPU, by its address alone.
+    /// GPU memory, by its address.
     PeerMemory,
 }
 
 impl Registration {
     /// # Safety
     ///
-    /// The memory stays mapped, and is no Rust reference's, until the registration is dropped.
+    /// The memory stays mapped, and no Rust reference covers it, until the registration is dropped.
     unsafe fn of_host(
         nics: &[Arc<Nic>],
         ptr: *mut u8,
@@ -66,7 +70,7 @@ impl Registration {
         Self::make(nics, start as u64, len, RegisteredAs::Pages, on)
     }
 
-    /// Registers the memory by this on every device.
+    /// Registers the memory on every device by calling `on`.
     pub(super) fn make(
         nics: &[Arc<Nic>],
         start: u64,
@@ -85,7 +89,7 @@ impl Registration {
                     Ok(other) => {
                         other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                     }
-                    // Without a thread it only takes longer.
+                    // Without a thread the registration only takes longer.
                     Err(_) => on(nic),
                 });
                 std::iter::once(first).chain(others).collect()
@@ -93,7 +97,7 @@ impl Registration {
         } else {
             nics.iter().map(on).collect()
         };
-        // A device that was taken away takes nothing from the others.
+        // A lost device does not affect the others.
         let gone = |error: &VerbsError| matches!(error.errno, libc::EIO | libc::ENODEV);
         let left = mrs.iter().any(Result::is_ok);
         let mrs = mrs.into_iter().map(|made| match made {
@@ -104,41 +108,42 @@ impl Registration {
         Ok(Self { mrs: mrs.collect::<Result<_, _>>()?, start, len: len as u64, how })
     }
 
-    /// What devices were given.
+    /// How the memory was registered.
     pub(super) fn how(&self) -> RegisteredAs {
         self.how
     }
 
-    /// Whether the processor can read it too, and so put some of it into requests.
+    /// Whether the CPU can read the memory too, and so put its bytes inline into requests.
     #[inline]
     pub(crate) fn is_of_host(&self) -> bool {
         self.how == RegisteredAs::Pages
     }
 
-    /// For requests of ours on that device.
+    /// The key for our own requests on a device.
     #[inline]
     pub(crate) fn lkey(&self, nic: usize) -> u32 {
         self.mrs[nic].as_ref().map_or(0, Mr::lkey)
     }
 
-    /// For requests of a peer's, by device.
+    /// The keys for requests of a peer, by device.
     pub(crate) fn rkeys(&self) -> Vec<u32> {
         self.mrs.iter().map(|mr| mr.as_ref().map_or(0, Mr::rkey)).collect()
     }
 
-    /// Whether it is of these devices.
+    /// Whether it was made on the devices of `rdma`.
     #[inline]
     pub(crate) fn is_of(&self, rdma: &Rdma) -> bool {
         let mut each = self.mrs.iter().zip(&rdma.nics);
         each.any(|(mr, nic)| mr.as_ref().is_some_and(|mr| Arc::ptr_eq(mr.pd(), &nic.pd)))
     }
 
-    /// Ends it everywhere; what a device would not give back is returned.
+    /// Deregisters the memory on all devices. Returns the registrations that a device refused to
+    /// end.
     pub(crate) fn close(self) -> Result<(), Self> {
         let (mut kept, start, len, how) = (Vec::new(), self.start, self.len, self.how);
         for mr in self.mrs.into_iter().flatten() {
             if let Err((mr, error)) = mr.close() {
-                tracing::error!(%error, "a device keeps memory that was revoked");
+                tracing::error!(%error, "a device did not deregister revoked memory");
                 kept.push(Some(mr));
             }
         }
@@ -146,17 +151,18 @@ impl Registration {
     }
 }
 
-/// Who keeps registered memory where it is.
+/// What guarantees that registered memory stays mapped.
 #[derive(Clone, Copy)]
 pub(crate) enum Keeper<'a> {
-    /// A region, for as long as this lives.
+    /// A region, while this reference count lives.
     Region(&'a Arc<()>),
-    /// The caller, who promised.
+    /// The caller, by contract.
     Caller,
 }
 
-/// Registrations for our own requests, by where they start. None lies inside another, so their ends are in the
-/// order of their starts, and the last that starts at or before a range is the only one that can cover it.
+/// Registrations for our own requests, by start address. None lies inside another, so their ends
+/// are in the order of their starts. Only the last one that starts at or before a range can cover
+/// it.
 pub(crate) struct RegistrationCache {
     by_start: Mutex<BTreeMap<u64, CachedRegistration>>,
     maps: Option<Maps>,
@@ -168,7 +174,7 @@ struct CachedRegistration {
     pages: Same,
 }
 
-/// How it is known that the pages of a registration are those of its addresses.
+/// How the cache knows that a registration still has the pages at its addresses.
 enum Same {
     While(Weak<()>),
     Tagged(Tag),
@@ -179,7 +185,7 @@ impl RegistrationCache {
         Self { by_start: Mutex::default(), maps: Maps::open().ok() }
     }
 
-    /// One that covers the range and has the pages that are there now.
+    /// Finds a registration that covers the range and has its current pages.
     pub(crate) fn find(&self, start: u64, len: u64) -> Option<Arc<Registration>> {
         let mut by_start = self.by_start.lock().unwrap();
         loop {
@@ -197,12 +203,13 @@ impl RegistrationCache {
             if let (true, Some(found)) = (same, registration.upgrade()) {
                 return Some(found);
             }
-            // It never covers anything again; one before it may.
+            // This entry can never cover anything again. An earlier one may.
             by_start.remove(&at);
         }
     }
 
-    /// To be called before the memory is registered: pages that change meanwhile must be noticed.
+    /// Must be called before the memory is registered, so that pages which change in between are
+    /// noticed.
     fn mark(&self, start: u64, len: u64, keeper: Keeper<'_>) -> Option<Same> {
         match keeper {
             Keeper::Region(kept) => Some(Same::While(Arc::downgrade(kept))),
@@ -210,14 +217,14 @@ impl RegistrationCache {
         }
     }
 
-    /// Keeps a registration that no other covers, in place of those that it covers.
+    /// Adds a registration that no other covers. It replaces those that it covers.
     fn insert(&self, registration: &Arc<Registration>, pages: Same) {
         let mut by_start = self.by_start.lock().unwrap();
         let (start, end) = (registration.start, registration.start + registration.len);
         while let Some((&at, _)) = by_start.range(start..).next().filter(|(_, e)| e.end <= end) {
             by_start.remove(&at);
         }
-        // Another thread may have been quicker with a larger one.
+        // Another thread may have inserted a larger one in the meantime.
         let before = by_start.range(..=start).next_back();
         if before.is_none_or(|(_, before)| before.end < end) {
             let registration = Arc::downgrade(registration);
@@ -227,11 +234,11 @@ impl RegistrationCache {
 }
 
 impl Rdma {
-    /// Memory for requests of ours; where it is, if it is a GPU's.
+    /// Registers memory for our own requests. `gpu` says where it is, if it is GPU memory.
     ///
     /// # Safety
     ///
-    /// It stays mapped, and is no Rust reference's, until the registration is dropped.
+    /// The memory stays mapped, and no Rust reference covers it, until the registration is dropped.
     pub(crate) unsafe fn register_local(
         &self,
         ptr: *mut u8,
@@ -253,18 +260,20 @@ impl Rdma {
         // SAFETY: the caller vouches for the memory.
         let made = unsafe { Registration::of_host(&self.nics, ptr, len, IBV_ACCESS_LOCAL_WRITE) }?;
         let made = Arc::new(made);
-        // What cannot be told from other memory later is not shared.
+        // Without a mark the cache could not recognise changed pages, so the registration is not
+        // shared.
         if let Some(pages) = pages {
             self.cache.insert(&made, pages);
         }
         Ok(made)
     }
 
-    /// Memory for requests of peers, with these rights and no others; where it is, if it is a GPU's.
+    /// Registers memory for requests of peers with exactly these rights. `gpu` says where it is, if
+    /// it is GPU memory.
     ///
     /// # Safety
     ///
-    /// It stays mapped, and is no Rust reference's, until the registration is dropped.
+    /// The memory stays mapped, and no Rust reference covers it, until the registration is dropped.
     pub(crate) unsafe fn register_remote(
         &self,
         ptr: *mut u8,
@@ -277,7 +286,7 @@ impl Rdma {
             flags |= IBV_ACCESS_REMOTE_READ;
         }
         if access.allows(Access::WRITE) {
-            // Verbs want the right to write locally with it.
+            // Verbs require local write access together with remote write access.
             flags |= IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_LOCAL_WRITE;
         }
         if let Some(located) = gpu {

@@ -1,10 +1,9 @@
-//! RDMA: devices read and write the memory of both sides, through queue pairs.
+//! RDMA: devices read and write the memory of both sides through queue pairs.
 //!
 //! A [`Nic`] is an open device with one port. Every shard has a [`PortCq`] on each: one completion
-//! queue, polled by the shard's driver whatever the number of peers. A [`Queue`] is one queue pair to
-//! one peer. It is two things at once: a [`Wire`](super::Wire) on which frames travel as messages, and a
-//! list of work requests (*parts* of requests) that the device carries out without the peer's help.
-//! What memory devices may touch is in [`keys`].
+//! queue, which the shard's driver polls for all peers. A [`Queue`] is one queue pair to one peer.
+//! It is a [`Wire`](super::Wire) on which frames travel as messages. It also carries out work
+//! requests (*parts* of requests) without the peer's CPU. Memory registrations are in [`keys`].
 
 mod gpu;
 pub(crate) mod keys;
@@ -35,9 +34,9 @@ use crate::path::PathKind;
 pub(crate) struct Rdma {
     pub(crate) nics: Vec<Arc<Nic>>,
     pub(crate) cache: RegistrationCache,
-    /// Processors near the devices, where that is a part of the machine's.
+    /// CPUs of the NUMA node of the devices. Empty when the devices are not all on one known node.
     pub(crate) cpus: Vec<usize>,
-    /// It was said that they do not reach memory of GPUs.
+    /// Whether a warning has said that the devices cannot reach GPU memory.
     told: AtomicBool,
 }
 
@@ -48,18 +47,18 @@ pub enum RdmaError {
     /// The library is missing.
     #[error("{0}")]
     NoLibrary(LoadError),
-    /// There is no device, or none of the kind that is wanted.
+    /// There is no device, or none of the required kind.
     #[error("no {kind} device is on this machine (`rdma link` lists RDMA devices)")]
     NoDevice {
-        /// What was looked for.
+        /// The kind that is required.
         kind: &'static str,
     },
-    /// A device that was asked for is not there.
-    #[error("PEERWAY_RDMA_DEV names {name:?}, which is no RDMA device here (there are: {known})")]
+    /// A configured device does not exist.
+    #[error("PEERWAY_RDMA_DEV names {name:?}, which is not an RDMA device (there are: {known})")]
     UnknownDevice {
-        /// What was asked for.
+        /// The configured name.
         name: String,
-        /// What is there.
+        /// The devices that exist.
         known: String,
     },
     /// No link is up.
@@ -67,84 +66,84 @@ pub enum RdmaError {
         "no port of {devices} is active: bring its link up (`rdma link`, `ip link set ... up`)"
     )]
     NoActivePort {
-        /// The devices looked at.
+        /// The devices that were checked.
         devices: String,
     },
-    /// A GID that is not there.
+    /// A configured GID that does not exist.
     #[error(
-        "PEERWAY_RDMA_GID_INDEX={index} is no address of {device} (`peerway doctor` lists them)"
+        "PEERWAY_RDMA_GID_INDEX={index} is not a GID of {device} (`peerway doctor` lists them)"
     )]
     NoGid {
         /// The index.
         index: String,
-        /// Of this device.
+        /// The device.
         device: String,
     },
-    /// A device of the first kind, that carries messages only.
+    /// A first-generation EFA device, which carries messages only.
     #[error(
-        "{device} cannot read or write a peer's memory: that takes a later EFA device or driver"
+        "{device} does not support RDMA reads and writes: use a later EFA device or a later driver"
     )]
     NoMemoryRequests {
-        /// Which device.
+        /// The device.
         device: String,
     },
     /// A verb failed.
     #[error("{0}")]
     Verbs(#[from] VerbsError),
-    /// Too little memory can be locked.
+    /// The limit of locked memory is too low.
     #[error(
-        "{error}: a device needs memory that stays where it is, and {limit} may be locked \
+        "{error}: the device needs locked memory, and the limit is {limit} \
          (raise it with `ulimit -l unlimited`, or in a container `--ulimit memlock=-1`)"
     )]
     MemoryLock {
-        /// What was tried.
+        /// The call that failed.
         error: VerbsError,
         /// The limit in words.
         limit: String,
     },
-    /// No device takes the memory of a GPU.
+    /// No device can register the memory of a GPU.
     #[error(
-        "RDMA devices do not reach memory of GPU {gpu}: not as a dma-buf ({dma_buf}), and not by its \
-         address, which nvidia_peermem would make work ({by_address}); it goes through pinned buffers"
+        "RDMA devices cannot register memory of GPU {gpu}, neither as a dma-buf ({dma_buf}) nor by \
+         address, which needs nvidia_peermem ({by_address}); transfers use pinned buffers"
     )]
     GpuMemory {
-        /// Whose memory.
+        /// The index of the GPU.
         gpu: u32,
-        /// What the GPU or a device said to a dma-buf.
+        /// Why the registration as a dma-buf failed.
         dma_buf: String,
-        /// What a device said to the address.
+        /// Why the registration by address failed.
         by_address: String,
     },
-    /// The GPU's memory is no longer what it was.
+    /// The GPU memory was freed.
     #[error("the memory of GPU {gpu} at {address:#x} was freed since it was registered")]
     GpuMemoryFreed {
-        /// Whose memory.
+        /// The index of the GPU.
         gpu: u32,
-        /// First byte.
+        /// The address of the first byte.
         address: u64,
     },
-    /// What devices write cannot be made visible in time.
+    /// Writes by devices cannot be made visible to the GPU in time.
     #[error(
-        "GPU {gpu} sees what RDMA devices write only after a flush, which is not to be had: {why}"
+        "GPU {gpu} sees RDMA writes only after a flush, but such a flush is not available: {why}"
     )]
     GpuUnordered {
-        /// Whose memory.
+        /// The index of the GPU.
         gpu: u32,
-        /// What is in the way.
+        /// Why a flush is not available.
         why: String,
     },
-    /// Switched off.
+    /// Switched off by the configured transport.
     #[error("pinned to {0}")]
     Pinned(Pin),
 }
 
 impl RdmaError {
-    /// A registration that failed, with what the user can do about it.
+    /// Wraps a failed registration and adds what the user can do about it.
     pub(crate) fn registering(error: VerbsError) -> Self {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
         match (error.errno, limit) {
             (libc::ENOMEM | libc::EPERM, Some(bytes)) => {
-                Self::MemoryLock { error, limit: format!("only {} KiB", bytes >> 10) }
+                Self::MemoryLock { error, limit: format!("{} KiB", bytes >> 10) }
             }
             _ => Self::Verbs(error),
         }
@@ -152,14 +151,14 @@ impl RdmaError {
 }
 
 impl Rdma {
-    /// Opens the devices that the configuration asks for: all with an active port, else.
+    /// Opens the configured devices, or else all devices with an active port.
     pub(crate) fn open(config: &Config) -> Result<Arc<Self>, RdmaError> {
         let pin = config.transport;
         if !matches!(pin, Pin::Auto | Pin::Ib | Pin::Efa) {
             return Err(RdmaError::Pinned(pin));
         }
         let library = Library::Ibverbs.named();
-        // Where nothing asks for RDMA and the kernel has no device, no library is even looked for.
+        // When no setting requires RDMA and the kernel has no device, skip loading the library.
         if library.is_none() && pin == Pin::Auto && !kernel_has_devices() {
             return Err(RdmaError::NoDevice { kind: "RDMA" });
         }
@@ -191,15 +190,15 @@ impl Rdma {
             let efa = efa.as_ref().filter(|_| datagrams);
             match Nic::open(&device, nics.len(), efa, node, &config.rdma) {
                 Ok(nic) => nics.push(Arc::new(nic)),
-                // A wrong setting is told even where another device would do.
+                // Report a wrong setting even where another device would work.
                 Err(error @ RdmaError::NoGid { .. }) => return Err(error),
                 Err(error) => {
-                    tracing::debug!(device = names[at], %error, "not used");
+                    tracing::debug!(device = names[at], %error, "RDMA device not used");
                     failed.get_or_insert(error);
                 }
             }
         }
-        // Connections and datagrams do not mix: the kind of the first one is taken.
+        // Connections and datagrams do not mix. The first device decides.
         let datagrams = nics.first().is_some_and(|nic| nic.efa.is_some());
         nics.retain(|nic| nic.efa.is_some() == datagrams);
         if nics.is_empty() {
@@ -215,23 +214,23 @@ impl Rdma {
         }))
     }
 
-    /// Says that memory could not be registered. That a machine's devices do not reach its GPUs is no news the
-    /// second time.
+    /// Logs that memory could not be registered. The log level drops after the first report that
+    /// the devices cannot reach GPUs, because that does not change.
     pub(crate) fn not_reached(&self, error: &RdmaError) {
         let of_gpus = matches!(error, RdmaError::GpuMemory { .. });
         if of_gpus && self.told.swap(true, Ordering::Relaxed) {
-            tracing::debug!(%error, "memory is not reached by RDMA");
+            tracing::debug!(%error, "memory could not be registered for RDMA");
         } else {
-            tracing::warn!(%error, "memory is not reached by RDMA");
+            tracing::warn!(%error, "memory could not be registered for RDMA");
         }
     }
 
-    /// What peers must know to reach the devices.
+    /// The addresses that peers need to reach the devices.
     pub(crate) fn ports(&self) -> Vec<RdmaPort> {
         self.nics.iter().map(|nic| nic.address).collect()
     }
 
-    /// The path that they give.
+    /// The kind of path that the devices provide.
     pub(crate) fn kind(&self) -> PathKind {
         if self.nics[0].efa.is_some() { PathKind::Efa } else { PathKind::Verbs }
     }
@@ -242,7 +241,7 @@ fn kernel_has_devices() -> bool {
     found.is_ok_and(|mut entries| entries.next().is_some())
 }
 
-/// All devices, those near the processor that asks first.
+/// All devices, those nearest to the current CPU first.
 fn by_nearness(names: &[String], places: &[topology::Device]) -> Vec<usize> {
     let here = topology::node_of_cpu(Path::new("/"), affinity::current_cpu());
     let here = here.map_or(Place::Unknown, Place::Node);
@@ -253,7 +252,8 @@ fn by_nearness(names: &[String], places: &[topology::Device]) -> Vec<usize> {
     all
 }
 
-/// The processors of the one node that all devices are on; none where there is no such node.
+/// The CPUs of the NUMA node of all devices. Empty when the devices are on several nodes or their
+/// node is unknown.
 fn cpus(mut nodes: impl Iterator<Item = Option<u16>>) -> Vec<usize> {
     let root = Path::new("/");
     let Some(Some(node)) = nodes.next() else { return Vec::new() };
@@ -263,7 +263,7 @@ fn cpus(mut nodes: impl Iterator<Item = Option<u16>>) -> Vec<usize> {
     topology::cpus_of_node(root, node)
 }
 
-/// Which devices a setting names: by name, or by number in the list.
+/// The devices that a setting names, by name or by index.
 fn wanted(setting: &str, names: &[String]) -> Result<Vec<usize>, RdmaError> {
     let mut wanted = Vec::new();
     for name in setting.split(',').map(str::trim).filter(|name| !name.is_empty()) {

@@ -1,4 +1,4 @@
-//! An open device with the port that is used.
+//! An open device with the port in use.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use crate::os::pages::Pages;
 
 /// See the module.
 pub(crate) struct Nic {
-    /// Its place among the endpoint's devices.
+    /// Its index among the endpoint's devices.
     pub(crate) index: usize,
     pub(crate) context: Arc<Context>,
     pub(crate) pd: Arc<Pd>,
     /// Set for devices with reliable datagrams instead of connections.
     pub(crate) efa: Option<Arc<Efa>>,
-    /// What peers must know.
+    /// The port's address, for peers.
     pub(crate) address: RdmaPort,
     pub(crate) port: u8,
     pub(crate) gid_index: u8,
-    /// The NUMA node it is on, where that is known.
+    /// The NUMA node of the device, if known.
     pub(crate) node: Option<u16>,
     pub(crate) limits: ibv_device_attr,
     pub(crate) config: config::Rdma,
@@ -67,8 +67,8 @@ impl Nic {
         let pd = Arc::new(Pd::alloc(&context)?);
         let flush_page = Pages::new(1, node);
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
-        // SAFETY: the page is kept beside the registration, which is dropped first, and nobody has a
-        // reference to it.
+        // SAFETY: the device keeps the page next to the registration and drops the registration
+        // first. No Rust reference to the page exists.
         let flush = unsafe { Mr::register(&pd, flush_page.ptr().cast(), flush_page.len(), access) }
             .map_err(RdmaError::registering)?;
         let address = RdmaPort {
@@ -94,17 +94,18 @@ impl Nic {
         })
     }
 
-    /// Whether its link is up. Queue pairs could be made without, and would fail with their first request.
+    /// Whether the link is up. A queue pair can be created without a link, but fails at its first
+    /// request.
     pub(crate) fn has_link(&self) -> bool {
         self.context.port_attr(self.port).is_ok_and(|attr| is_active(attr.state))
     }
 
-    /// Eight bytes that peers read to learn that their writes have arrived: address and key.
+    /// Address and key of the eight bytes that peers read to learn that their writes have arrived.
     pub(crate) fn flush_word(&self) -> (u64, u32) {
         (self.flush_page.ptr() as u64, self.flush.rkey())
     }
 
-    /// Where what is read from a peer's word goes: nobody looks at it.
+    /// The destination for the read of a peer's flush word. No code reads it.
     pub(crate) fn flush_target(&self) -> ibv_sge {
         let addr = self.flush_page.ptr() as u64 + 64;
         ibv_sge { addr, length: 8, lkey: self.flush.lkey() }
@@ -121,7 +122,7 @@ fn is_active(state: u32) -> bool {
     matches!(state, IBV_PORT_ACTIVE | IBV_PORT_ACTIVE_DEFER)
 }
 
-/// The address to use: the one that was asked for, or the best.
+/// The GID to use: the configured one, or the best one.
 fn gid(
     context: &Context,
     port: u8,

@@ -1,9 +1,10 @@
-//! Which of our ports talks to which of the peer's.
+//! Pairs our ports with the peer's ports.
 
 use peerway_core::wire::RdmaPort;
 
-/// Pairs of ports, ours first: each of ours with the one of the peer's that is nearest by address and
-/// not taken, as long as there are any. Ports of one rail share a subnet and so the longest prefix.
+/// Pairs of port indexes, ours first. Each of our ports takes the nearest free port of the peer by
+/// address, while there are any. Ports of one rail share a subnet and so have the longest common
+/// prefix.
 pub(crate) fn pair(ours: &[RdmaPort], theirs: &[RdmaPort]) -> Vec<(usize, usize)> {
     let mut left: Vec<usize> = (0..theirs.len()).collect();
     let mut pairs = Vec::new();
@@ -11,7 +12,7 @@ pub(crate) fn pair(ours: &[RdmaPort], theirs: &[RdmaPort]) -> Vec<(usize, usize)
         let fits =
             |their: &RdmaPort| their.datagrams == our.datagrams && their.ethernet == our.ethernet;
         let candidates = left.iter().copied().filter(|their| fits(&theirs[*their]));
-        // The first of equals, so that rails meet in their order.
+        // Take the first of equals, so that rails pair in order.
         let best = candidates.rev().max_by_key(|their| common_bits(our.gid, theirs[*their].gid));
         if let Some(their) = best {
             left.retain(|at| *at != their);

@@ -1,8 +1,9 @@
 //! A shard's completion queue on one device.
 //!
 //! Every queue pair of the shard on that device completes into it, so a poll costs the same for one
-//! peer and for a thousand. Queue pairs have a *key*, an index with a generation, that the identifiers
-//! of their requests carry: a completion of a queue pair that is gone names a key that is no more.
+//! peer and for a thousand. Each queue pair has a *key*, an index with a generation, which the ids
+//! of its work requests carry. A completion of a destroyed queue pair has a key that is no longer
+//! valid.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,15 +12,15 @@ use peerway_sys::verbs::{CompChannel, Cq, VerbsError};
 
 use super::nic::Nic;
 
-/// Completions that the queue is made for; it grows when queue pairs come.
+/// Initial entries of the completion queue. It grows when queue pairs are added.
 const FIRST_ENTRIES: i32 = 1024;
-/// And on EFA, whose queues do not grow: some fifty peers.
+/// Entries on EFA, whose completion queues cannot grow: enough for about fifty peers.
 const FIXED_ENTRIES: i32 = 32 << 10;
 
-/// Early completions after which those of queue pairs that are gone are sought out.
+/// The number of early completions at which those of destroyed queue pairs are removed.
 const MANY_EARLY: usize = 1024;
 
-/// What connecting threads and the driver share of it.
+/// The part of a port that connecting threads and the driver share.
 pub(crate) struct PortCq {
     pub(crate) nic: Arc<Nic>,
     pub(crate) cq: Arc<Cq>,
@@ -29,14 +30,15 @@ pub(crate) struct PortCq {
 
 #[derive(Default)]
 struct PortState {
-    /// Completions that there could be at a time.
+    /// Limit of completions that all queue pairs together can produce at a time.
     reserved: i32,
     entries: i32,
     generations: Vec<u16>,
     free: Vec<u16>,
 }
 
-/// A queue pair's name in the identifiers of its requests, and its room in the queue.
+/// A queue pair's name in the ids of its work requests, and its reserved entries in the completion
+/// queue.
 pub(crate) struct Key {
     port: Arc<PortCq>,
     value: u32,
@@ -55,7 +57,7 @@ impl PortCq {
         Ok(Arc::new(Self { nic: nic.clone(), cq, channel, state }))
     }
 
-    /// Makes room for a queue pair with so many requests and receives.
+    /// Reserves entries for a queue pair with `room` work requests and receives.
     pub(crate) fn reserve(self: &Arc<Self>, room: u32) -> Result<Key, VerbsError> {
         let room = room as i32;
         let mut state = self.state.lock().unwrap();
@@ -82,7 +84,7 @@ impl PortCq {
 }
 
 impl Key {
-    /// For the upper half of a request's identifier.
+    /// The upper half of a work request's id.
     pub(crate) fn value(&self) -> u32 {
         self.value
     }
@@ -103,18 +105,18 @@ impl Drop for Key {
     }
 }
 
-/// The driver's view: who owns which queue pair.
+/// The driver's view: the session and lane of each queue pair.
 pub(crate) struct Port {
     pub(crate) shared: Arc<PortCq>,
     /// By index: key, session, lane.
     owners: Vec<Option<(u32, usize, u16)>>,
     /// Completions of queue pairs that no session has adopted yet.
     early: Vec<ibv_wc>,
-    /// Queue pairs that are adopted.
+    /// The number of adopted queue pairs.
     pub(crate) adopted: usize,
-    /// The next completion makes an event.
+    /// The next completion generates an event.
     pub(crate) armed: bool,
-    /// The device does not answer any more.
+    /// The device no longer responds.
     pub(crate) gone: bool,
 }
 
@@ -130,7 +132,7 @@ impl Port {
         }
     }
 
-    /// A session's lane has this queue pair now; what came before is returned.
+    /// Assigns a queue pair to a session's lane. Returns the completions that arrived before.
     pub(crate) fn adopt(&mut self, key: u32, session: usize, lane: u16) -> Vec<ibv_wc> {
         let index = (key & 0xFFFF) as usize;
         if self.owners.len() <= index {
@@ -144,7 +146,7 @@ impl Port {
         its
     }
 
-    /// The queue pair is gone.
+    /// Removes a queue pair that is gone.
     pub(crate) fn forget(&mut self, key: u32) {
         let entry = self.owners.get_mut((key & 0xFFFF) as usize);
         if let Some(entry) = entry.filter(|e| e.is_some_and(|(of, ..)| of == key)) {
@@ -153,7 +155,8 @@ impl Port {
         }
     }
 
-    /// The session and lane that a completion is for. One that nobody has adopted yet is kept.
+    /// The session and lane of a completion. A completion of a queue pair that is not yet adopted
+    /// is kept for `adopt`.
     #[inline]
     pub(crate) fn owner(&mut self, wc: &ibv_wc) -> Option<(usize, u16)> {
         let key = key_of(wc);
@@ -161,7 +164,7 @@ impl Port {
             Some(Some((of, session, lane))) if *of == key => Some((*session, *lane)),
             _ => {
                 if self.shared.is_live(key) {
-                    // Those of queue pairs that never got a session go with them.
+                    // Drop the completions of queue pairs that never got a session.
                     if self.early.len() >= MANY_EARLY {
                         let Self { shared, early, .. } = self;
                         early.retain(|wc| shared.is_live(key_of(wc)));

@@ -1,14 +1,17 @@
-//! A queue pair to one peer: messages both ways, and work requests of ours.
+//! A queue pair to one peer: messages both ways, and our work requests.
 //!
-//! **Messages** are pieces of an ordered stream of bytes, so a queue is a [`Wire`]. Each has a number, by
-//! which they are put in order where the device does not do so, and says how many of the peer's its
-//! sender has taken in: nobody sends without knowing that a receive is posted for it.
+//! **Messages** are pieces of an ordered stream of bytes, so a queue is a [`Wire`]. Each message
+//! has a number, which restores the order where the device does not keep it. Each also says how
+//! many messages its sender has taken in. These credits guarantee that a sender always finds a
+//! posted receive.
 //!
-//! **Groups** are what is posted with one doorbell. On a connection only the last request of a group asks
-//! for a completion, since those before it are done then; datagrams complete in any order, and all ask.
+//! **Groups** are posted with one doorbell each. On a connection only the last request of a group
+//! asks for a completion, which implies those before it. Datagrams complete in any order, so each
+//! request asks for one.
 //!
-//! A queue fails as a whole. It is then *shut*: moved to the error state and given one last request and
-//! one last receive, whose completions say that nothing else will complete. What was received by then counts.
+//! A queue fails as a whole. The driver then *shuts* it: it moves the queue pair to the error state
+//! and posts one last request and one last receive. Their completions prove that nothing else will
+//! complete. Everything received until then counts.
 //!
 //! Only the driver touches a queue.
 
@@ -35,45 +38,47 @@ use crate::os::copy::{CopyKind, copy};
 use crate::os::pages::Pages;
 use crate::transport::Wire;
 
-/// WorkRequests of one group.
+/// Work requests per group.
 pub(crate) const GROUP: usize = 32;
-/// WorkRequests of a queue pair: a few groups, so that the device has the next when one is done.
+/// Work requests per queue pair: a few groups, so that the device has the next one when one is
+/// done.
 const DEPTH: u32 = 160;
-/// Of those, for messages, flushes and the last request.
+/// The part of `DEPTH` that is reserved for messages, flushes and the last request.
 const RESERVE: u32 = 24;
-/// Bytes of a message with its head.
+/// Bytes of a message with its header.
 const BUFFER: usize = 4096;
-/// Buffers for messages out and in, of a queue for small transfers and of one for large ones.
+/// Send and receive buffers for messages, of a queue for small transfers and of one for large ones.
 const LATENCY_BUFFERS: (u16, u16) = (12, 128);
 const BULK_BUFFERS: (u16, u16) = (4, 32);
-/// Bytes of parts that may be under way: what a cancel has to wait for, and more than 400 Gbit/s carry in
-/// 30 µs.
+/// Limit of bytes in posted parts. A cancel has to wait for them, and 400 Gbit/s carry fewer in 30
+/// µs.
 const WINDOW: u64 = 2 << 20;
-/// Credits that are kept for messages which only return credits.
+/// Credits that are kept back for messages which only return credits.
 const KEPT_CREDITS: u64 = 2;
-/// Bytes that a small write carries in the request itself.
+/// Limit of bytes that a small write carries inline in the request.
 const INLINE: u32 = 128;
-/// In the lower half of an identifier: it is a receive's, of this buffer.
+/// Bit in the lower half of an id: the id is of a receive, and the other bits name its buffer.
 const RECEIVE: u32 = 1 << 31;
-/// The buffer of the last receive.
+/// The buffer number of the last receive.
 const LAST: u32 = 0x7FFF_FFFF;
 
-/// Memories that a flush reads besides the flush word: GPUs of one host. WorkRequests for them are in the reserve.
+/// Limit of memories that a flush reads besides the flush word: the GPUs of one host. Their work
+/// requests are part of the reserve.
 const MOST_WORDS: usize = 8;
 
-/// Memory of a peer's that a flush reads.
+/// Peer memory that a flush reads.
 pub(crate) struct FlushWord {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
     pub(crate) len: u32,
 }
 
-/// The head of a message.
+/// Bytes of a message header.
 const HEAD: usize = 16;
 
 /// See the module.
 pub(crate) struct Queue {
-    /// Given back before what its requests use.
+    /// Destroyed before the resources that its requests use.
     qp: ManuallyDrop<Qp>,
     ah: Option<Ah>,
     pub(crate) key: Key,
@@ -82,15 +87,15 @@ pub(crate) struct Queue {
 
     depth: u32,
     used: u32,
-    /// Bytes of the parts under way.
+    /// Bytes of the parts in progress.
     bytes: u64,
-    /// Groups that may be under way when another part is posted.
+    /// Limit of groups in progress when another part is posted.
     most: usize,
     inline: u32,
     groups: VecDeque<Group>,
-    /// The number of the first of `groups`.
+    /// The number of the first group in `groups`.
     first: u32,
-    /// The group being made.
+    /// The group being built.
     work: WorkRequests,
 
     sent: u64,
@@ -128,9 +133,9 @@ struct Parameters {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum QueueState {
-    /// Not connected, or in use.
+    /// Not connected yet, or in use.
     Open,
-    /// Shut; waiting for the last request and the last receive.
+    /// Shut down, and waiting for the completions of the last request and the last receive.
     Shut { send_over: bool, receive_over: bool },
 }
 
@@ -140,11 +145,11 @@ struct Message {
     end: usize,
 }
 
-/// What was posted with one doorbell.
+/// The requests posted with one doorbell.
 struct Group {
     kind: GroupKind,
     requests: u16,
-    /// Completions that are still to come.
+    /// Completions still to come.
     left: u16,
 }
 
@@ -160,47 +165,48 @@ enum GroupKind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RdmaPart {
     pub(crate) slot: SlotId,
-    /// What of the work it is, so that it can be repeated elsewhere.
+    /// Its range of the work, so that another queue can repeat it.
     pub(crate) part: Cursor,
     pub(crate) read: bool,
     /// The number of its immediate on this queue, if it has one.
     pub(crate) immediate: Option<u64>,
-    /// The device says that it failed, and others only because of it.
+    /// The error, if the device reports that this part itself failed. Other parts fail only as a
+    /// consequence.
     pub(crate) failed: Option<TransferError>,
 }
 
-/// What a completion means.
+/// The meaning of a completion.
 #[derive(Debug)]
 pub(crate) enum Completed {
-    /// Room for more.
+    /// The queue has room for more.
     Room,
-    /// Something to receive.
+    /// A message can be received.
     Input,
-    /// A count for this counter.
+    /// A count arrived for this counter.
     Immediate(u32),
-    /// A part is done.
+    /// A part is complete.
     RdmaPart(RdmaPart),
-    /// What this request wrote before by this queue has arrived.
+    /// Everything that this request wrote by this queue before has arrived.
     Flushed(SlotId),
-    /// The queue failed just now.
+    /// The queue has just failed.
     Failed(WcStatus),
     /// The failed queue completes nothing more.
     Drained,
     Nothing,
 }
 
-/// What a failed queue leaves.
+/// The work that a failed queue did not finish.
 pub(crate) struct Unfinished {
     pub(crate) parts: Vec<RdmaPart>,
     pub(crate) flushes: Vec<SlotId>,
 }
 
-// SAFETY: the pointers are those of `requests`, which are followed only between `add` and `post`, inside one
-// call of the driver; the handles may be used from any thread.
+// SAFETY: the raw pointers are those in `work`. They are followed only between `add` and `post`,
+// inside one call of the driver. Any thread may use the verbs handles.
 unsafe impl Send for Queue {}
 
 impl Queue {
-    /// An end without a far one yet; receives are posted.
+    /// Creates an unconnected queue and posts its receives.
     pub(crate) fn new(port: &Arc<PortCq>, latency: bool) -> Result<Self, VerbsError> {
         let nic = &port.nic;
         let depth = DEPTH.min(nic.limits.max_qp_wr.cast_unsigned()).max(RESERVE + GROUP as u32);
@@ -214,11 +220,12 @@ impl Queue {
             max_inline_data: INLINE,
         };
         let qp = create(nic, &port.cq, cap)
-            // Devices differ in how much they take inline, and some take nothing.
+            // Devices differ in how much inline data they accept, and some accept none.
             .or_else(|_| create(nic, &port.cq, ibv_qp_cap { max_inline_data: 0, ..cap }))?;
         let inline = qp.cap().max_inline_data.min(INLINE);
         let buffers = Pages::new(BUFFER * (usize::from(sends) + usize::from(receives)), nic.node);
-        // SAFETY: the pages are dropped after the registration, and nobody has a reference to them.
+        // SAFETY: `drop` ends the registration before the pages are freed, and no Rust reference to
+        // them exists.
         let mr = unsafe {
             Mr::register(&nic.pd, buffers.ptr().cast(), buffers.len(), IBV_ACCESS_LOCAL_WRITE)
         }?;
@@ -268,12 +275,12 @@ impl Queue {
         &self.key.port().nic
     }
 
-    /// Whether requests to one peer may be carried out in any order.
+    /// Whether the device may carry out requests to one peer in any order.
     pub(crate) fn is_unordered(&self) -> bool {
         self.nic().efa.is_some()
     }
 
-    /// Our end, for the peer.
+    /// Describes our end to the peer.
     pub(crate) fn end(&self) -> QueueEnd {
         let (flush_addr, flush_key) = self.nic().flush_word();
         QueueEnd {
@@ -289,7 +296,7 @@ impl Queue {
         }
     }
 
-    /// Reads that it serves at a time.
+    /// The number of reads that it serves at a time.
     fn reads(&self) -> u8 {
         let nic = self.nic();
         at_most(nic.config.max_dest_rd_atomic, nic.limits.max_qp_rd_atom)
@@ -310,7 +317,7 @@ impl Queue {
         self.qp.modify(&attr, mask)
     }
 
-    /// Connects to the far end, which is at one of the peer's ports.
+    /// Connects to the far end, which is at the peer's port `at`.
     pub(crate) fn connect(&mut self, far: QueueEnd, at: &RdmaPort) -> Result<(), VerbsError> {
         let nic = self.nic().clone();
         let config = &nic.config;
@@ -342,7 +349,7 @@ impl Queue {
                 dest_qp_num: far.number,
                 rq_psn: far.first_packet,
                 max_dest_rd_atomic: self.reads(),
-                // 0.64 ms: credits make it rare that a receive is missing.
+                // 0.64 ms. Credits make a missing receive rare.
                 min_rnr_timer: 12,
                 ..state(IBV_QPS_RTR)
             };
@@ -352,7 +359,7 @@ impl Queue {
                 retry_cnt: config.retries,
                 rnr_retry: 7,
                 sq_psn: self.config.first_packet,
-                // More than the far side serves it would refuse as nonsense.
+                // The far side rejects more reads than it serves as an invalid request.
                 max_rd_atomic: at_most(config.max_rd_atomic, nic.limits.max_qp_init_rd_atom)
                     .min(far.reads.max(1)),
                 ..state(IBV_QPS_RTS)
@@ -371,17 +378,17 @@ impl Queue {
             && self.used + GROUP as u32 + RESERVE <= self.depth
     }
 
-    /// Allows fewer parts under way than fit.
+    /// Lowers the limit of parts in progress.
     pub(crate) fn limit_parts(&mut self, parts: u32) {
         self.most = parts.max(1) as usize;
     }
 
-    /// Forgets the group being made.
+    /// Discards the group being built.
     pub(crate) fn discard(&mut self) {
         self.work.clear();
     }
 
-    /// Whether the peer has a receive for an immediate.
+    /// Whether the peer has a posted receive for an immediate.
     pub(crate) fn has_credit(&self) -> bool {
         self.credits() > KEPT_CREDITS
     }
@@ -391,20 +398,20 @@ impl Queue {
         (receives + self.taken_by_peer).saturating_sub(self.sent)
     }
 
-    /// The device it is on, among the endpoint's.
+    /// The index of its device among the endpoint's devices.
     #[inline]
     pub(crate) fn nic_index(&self) -> usize {
         self.nic().index
     }
 
-    /// The peer's device at the other end.
+    /// The index of the peer's device at the other end.
     #[inline]
     pub(crate) fn far_port(&self) -> usize {
         self.far.map_or(0, |far| usize::from(far.end.port))
     }
 
-    /// Adds a work request to the group being made. What it writes may go into the request itself where the
-    /// processor can read it.
+    /// Adds a work request to the group being built. With `readable`, the CPU can read the local
+    /// memory, and a small write goes inline.
     #[inline]
     pub(crate) fn add(
         &mut self,
@@ -421,7 +428,8 @@ impl Queue {
         self.work.towards(remote, rkey);
     }
 
-    /// Posts the group as a part of a request; with `counts` its last write brings that count.
+    /// Posts the group as a part of a request. With `counts`, its last write carries an immediate
+    /// for that counter.
     ///
     /// # Safety
     ///
@@ -445,8 +453,8 @@ impl Queue {
         unsafe { self.post(GroupKind::RdmaPart(part)) }
     }
 
-    /// Reads these words of the peer's, and its flush word: when that is done, what was written before has
-    /// arrived, in the memories that were read.
+    /// Reads the given words of the peer, and its flush word. When the reads complete, all earlier
+    /// writes have arrived in the memories that were read.
     pub(crate) fn post_flush(
         &mut self,
         slot: SlotId,
@@ -462,7 +470,7 @@ impl Queue {
         unsafe { self.post(GroupKind::Flush(slot)) }
     }
 
-    /// Posts the group that was made.
+    /// Posts the group that was built.
     ///
     /// # Safety
     ///
@@ -476,10 +484,10 @@ impl Queue {
         self.groups.push_back(Group { kind, requests: requests as u16, left: left as u16 });
         self.used += requests as u32;
         let posted = if unordered {
-            // SAFETY: as the caller vouches.
+            // SAFETY: this function's caller upholds the same contract.
             unsafe { self.post_datagrams() }
         } else {
-            // SAFETY: a list that was linked just now; the caller vouches for the memory.
+            // SAFETY: `linked` has just built this list. The caller vouches for the memory.
             unsafe { self.qp.post_send(self.work.linked()) }.map_err(|error| {
                 VerbsError::of_post("ibv_post_send", self.qp.number(), error.errno)
             })
@@ -493,13 +501,14 @@ impl Queue {
     /// As for `post`.
     unsafe fn post_datagrams(&self) -> Result<(), VerbsError> {
         let (Some(ah), Some(far)) = (&self.ah, self.far) else { return Ok(()) };
-        // SAFETY: only the driver posts, and finishes a batch before it begins another; the caller
-        // vouches for the memory.
+        // SAFETY: only the driver posts, and it finishes a batch before it starts another. The
+        // caller vouches for the memory.
         let mut batch = unsafe { Batch::start(&self.qp) }?;
         for (request, piece) in self.work.iter() {
             let flags = request.send_flags & !(IBV_SEND_INLINE | IBV_SEND_SOLICITED);
             let id = request.wr_id;
-            // SAFETY: work requests are made by `add`, which fills this member.
+            // SAFETY: `add` fills this member for RDMA requests. For sends it is zeroed or left over
+            // from an earlier request, so it is initialised too, and it is not used.
             let target = unsafe { request.wr.rdma };
             match request.opcode {
                 IBV_WR_RDMA_READ => batch.read(id, flags, target.remote_addr, target.rkey)?,
@@ -521,7 +530,7 @@ impl Queue {
         u64::from(self.key.value()) << 32 | u64::from(lower)
     }
 
-    /// Takes a completion in.
+    /// Processes a completion.
     pub(crate) fn complete(&mut self, wc: &ibv_wc) -> Completed {
         let lower = wc.wr_id as u32;
         if lower & RECEIVE != 0 {
@@ -574,7 +583,7 @@ impl Queue {
         if wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
             self.immediates += 1;
             if let Err(error) = self.give_back(buffer as u16) {
-                tracing::debug!(%error, "a receive could not be posted");
+                tracing::debug!(%error, "could not repost a receive");
             }
             return wc.immediate().map_or(Completed::Nothing, Completed::Immediate);
         }
@@ -582,7 +591,8 @@ impl Queue {
         let head = self.head_of(buffer as u16);
         let number = u64::from_le_bytes(*head.first_chunk().unwrap_or(&[0; 8]));
         let taken = u64::from_le_bytes(*head.last_chunk().unwrap_or(&[0; 8]));
-        // A peer cannot have taken more than was sent to it; what is less is old.
+        // A peer cannot have taken in more than was sent to it. A smaller number than before is out
+        // of date.
         if taken <= self.sent {
             self.taken_by_peer = self.taken_by_peer.max(taken);
         }
@@ -604,12 +614,12 @@ impl Queue {
     fn head_of(&self, buffer: u16) -> [u8; HEAD] {
         let mut head = [0; HEAD];
         let from = self.receive_addr(buffer);
-        // SAFETY: a buffer of ours that the device has finished with.
+        // SAFETY: the buffer belongs to this queue, and the device has finished with it.
         unsafe { std::ptr::copy_nonoverlapping(from, head.as_mut_ptr(), HEAD) };
         head
     }
 
-    /// Takes messages that only brought credits out of the way.
+    /// Removes messages that only carried credits.
     fn skip_empty(&mut self) {
         while let Some(message) = self.inbox.get(&self.next_message) {
             if message.at < message.end {
@@ -619,12 +629,12 @@ impl Queue {
             self.inbox.remove(&self.next_message);
             self.next_message += 1;
             if let Err(error) = self.give_back(buffer) {
-                tracing::debug!(%error, "a receive could not be posted");
+                tracing::debug!(%error, "could not repost a receive");
             }
         }
     }
 
-    /// Posts a receive anew that a message or an immediate used.
+    /// Reposts a receive that a message or an immediate used.
     fn give_back(&mut self, buffer: u16) -> Result<(), VerbsError> {
         self.taken += 1;
         if self.state != QueueState::Open {
@@ -638,13 +648,14 @@ impl Queue {
         let addr = if last { 0 } else { self.receive_addr(lower as u16) as u64 };
         let piece = [ibv_sge { addr, length: BUFFER as u32, lkey: self.buffers_mr.lkey() }];
         let mut request = ibv_recv_wr::new(self.id(lower), if last { &[] } else { &piece });
-        // SAFETY: one request; its buffer is ours, registered, and read only once it is done.
+        // SAFETY: the list has one request. Its buffer belongs to this queue, is registered, and is
+        // read only after its completion.
         unsafe { self.qp.post_recv(&mut request) }
             .map_err(|error| VerbsError::of_post("ibv_post_recv", self.qp.number(), error.errno))
     }
 
     fn send_addr(&self, buffer: u16) -> *mut u8 {
-        // SAFETY: there are `sends` buffers, and then the receives.
+        // SAFETY: the area has `sends` send buffers, followed by the receive buffers.
         unsafe { self.buffers.ptr().add(usize::from(buffer) * BUFFER) }
     }
 
@@ -662,23 +673,24 @@ impl Queue {
         if self.state != QueueState::Open {
             return;
         }
-        // The last receive goes first: drivers look for receives when the state changes, and not again.
+        // Post the last receive first: device drivers flush the receives when the state changes,
+        // and not again.
         let received = self.post_receive(RECEIVE | LAST);
         self.state = QueueState::Shut { send_over: false, receive_over: received.is_err() };
         if let Err(error) = self.qp.modify(&state(IBV_QPS_ERR), IBV_QP_STATE) {
-            tracing::debug!(%error, "a queue pair could not be stopped");
+            tracing::debug!(%error, "could not move a queue pair to the error state");
         }
         self.discard();
         let nothing = ibv_sge { addr: 0, length: 0, lkey: 0 };
         self.add(false, nothing, true, 0, 0);
-        // SAFETY: no memory is named.
+        // SAFETY: the request names no memory.
         if unsafe { self.post(GroupKind::Last) }.is_err() {
-            // Where it is not taken the queue is as quiet as it will get.
+            // If the device does not accept the request, no further completion can be expected.
             self.over(true);
         }
     }
 
-    /// Whether the queue was shut and nothing completes any more.
+    /// Whether the queue was shut down and nothing completes any more.
     pub(crate) fn is_drained(&self) -> bool {
         matches!(self.state, QueueState::Shut { send_over: true, receive_over: true })
     }
@@ -690,14 +702,14 @@ impl Queue {
         if self.is_drained() { Completed::Drained } else { Completed::Nothing }
     }
 
-    /// Whether a part of this request is under way.
+    /// Whether a part of this request is in progress.
     pub(crate) fn has_part(&self, slot: SlotId) -> bool {
         let of =
             |group: &Group| matches!(&group.kind, GroupKind::RdmaPart(part) if part.slot == slot);
         self.groups.iter().any(of)
     }
 
-    /// What was posted and is not done.
+    /// Takes the posted work that is not complete.
     pub(crate) fn unfinished(&mut self) -> Unfinished {
         let mut left = Unfinished { parts: Vec::new(), flushes: Vec::new() };
         for group in self.groups.drain(..) {
@@ -710,7 +722,8 @@ impl Queue {
         left
     }
 
-    /// Tells the peer what was taken in, when it may be waiting for that and nothing else tells it.
+    /// Tells the peer how many messages were taken in, when the peer may wait for credits and no
+    /// other message carries them.
     pub(crate) fn return_credits(&mut self) -> io::Result<()> {
         let due = self.taken - self.taken_told >= u64::from(self.receives / 2);
         if due && self.state == QueueState::Open && self.credits() > 0 && !self.free.is_empty() {
@@ -719,7 +732,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Sends one message with what fits of the pieces; returns how many bytes went.
+    /// Sends one message with as many bytes of the pieces as fit. Returns the number of bytes sent
+    /// and the piece that was cut, if any.
     fn send_message<'a>(
         &mut self,
         pieces: &mut impl Iterator<Item = &'a Piece>,
@@ -731,7 +745,8 @@ impl Queue {
         let mut rest = None;
         for piece in pieces {
             let take = ((piece.len - *within) as usize).min(BUFFER - at);
-            // SAFETY: the buffer is ours and free; the caller of `send` vouches for the pieces.
+            // SAFETY: the buffer belongs to this queue and is free. The caller of `send` vouches
+            // for the pieces.
             unsafe {
                 let from = (piece.addr + *within) as *const u8;
                 copy(CopyKind::Plain, into.add(at), from, take);
@@ -757,10 +772,12 @@ impl Queue {
         self.taken_told = self.taken;
         let inline = if at as u32 <= self.inline { IBV_SEND_INLINE } else { 0 };
         let piece = ibv_sge { addr: into as u64, length: at as u32, lkey: self.buffers_mr.lkey() };
-        // A peer whose service thread sleeps lightly hears it too.
+        // The solicited flag also wakes a peer that armed its completion queue for solicited events
+        // only.
         let flags = IBV_SEND_SOLICITED | inline;
         self.work.add(self.id(self.next_group()), IBV_WR_SEND, flags, piece);
-        // SAFETY: the buffer is ours, registered, and not touched again before the group is done.
+        // SAFETY: the buffer belongs to this queue, is registered, and is not touched again before
+        // the group is done.
         unsafe { self.post(GroupKind::Message(buffer)) }.map_err(io::Error::other)?;
         Ok((at - HEAD, rest))
     }
@@ -798,7 +815,8 @@ impl Wire for Queue {
                 let take = ((piece.len - within) as usize).min(message.end - at);
                 message.at += take;
                 let from = self.receive_addr(buffer);
-                // SAFETY: the device has finished with the buffer; the caller vouches for the piece.
+                // SAFETY: the device has finished with the buffer. The caller vouches for the
+                // piece.
                 unsafe {
                     let into = (piece.addr + within) as *mut u8;
                     copy(CopyKind::Plain, into, from.add(at), take);
@@ -823,7 +841,7 @@ impl Wire for Queue {
         Ok(self.holds_input())
     }
 
-    /// The shard's completion queues are armed for all their queue pairs at once.
+    /// The driver arms the shard's completion queues, which covers all their queue pairs.
     fn arm(&mut self, _blocked: bool) -> io::Result<bool> {
         Ok(false)
     }
@@ -837,7 +855,8 @@ impl Wire for Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: each is dropped once, here. The queue pair goes first: then no device uses the buffers.
+        // SAFETY: each is dropped once, here. The queue pair is destroyed first, so that no device
+        // uses the buffers afterwards.
         unsafe {
             ManuallyDrop::drop(&mut self.qp);
             ManuallyDrop::drop(&mut self.buffers_mr);
@@ -857,22 +876,23 @@ fn state(qp_state: u32) -> ibv_qp_attr {
     ibv_qp_attr { qp_state, ..ibv_qp_attr::zeroed() }
 }
 
-/// What is asked for, or the device's own bound if that is less.
+/// The requested number, or the device's limit if that is less.
 fn at_most(asked: u8, limit: i32) -> u8 {
     asked.min(limit.clamp(1, 255) as u8)
 }
 
-/// Devices count in powers of two of 4.096 µs; 31 is the most.
+/// The verbs timeout code: devices count in powers of two of 4.096 µs, up to 31.
 fn timeout_code(timeout: std::time::Duration) -> u8 {
     let units = timeout.as_nanos().div_ceil(4096).max(1);
     (units.next_power_of_two().trailing_zeros() as u8).clamp(1, 31)
 }
 
-/// The transfer's own fault, as opposed to the queue's, which others can repeat it on.
+/// The error of a transfer that itself caused the failure. `None` means that the queue failed and
+/// another queue can repeat the transfer.
 fn blame(status: WcStatus) -> Option<TransferError> {
     match status.0 {
-        // Extent and rights were checked when the work was made: what the owner's device refuses is what
-        // the owner has withdrawn, or its kernel because it is being ended.
+        // Extent and rights were checked when the work was made. So the owner's device refuses
+        // access only if the owner revoked it, or if the owner's kernel is ending its process.
         IBV_WC_REM_ACCESS_ERR => Some(TransferError::Revoked),
         IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_LEN_ERR | IBV_WC_LOC_QP_OP_ERR | IBV_WC_LOC_ACCESS_ERR => {
             Some(TransferError::Device)

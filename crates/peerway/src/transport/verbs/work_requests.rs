@@ -1,20 +1,21 @@
-//! The requests that go out with the next doorbell.
+//! The work requests that go out with the next doorbell.
 //!
-//! They are written in places that stay: most of a request is the same every time, and it is larger than what differs.
+//! They are built in place and reused: most fields of a request are the same every time, and
+//! outweigh the fields that differ.
 
 use peerway_sys::verbs::ffi::*;
 
 /// See the module.
 pub(super) struct WorkRequests {
-    /// All places, those in use first.
+    /// All places. The ones in use come first.
     requests: Box<[ibv_send_wr]>,
-    /// The memory of each.
+    /// The memory of each request.
     pieces: Box<[ibv_sge]>,
     count: usize,
 }
 
 impl WorkRequests {
-    /// Places for so many.
+    /// Allocates `places` places.
     pub(super) fn new(places: usize) -> Self {
         let requests = vec![ibv_send_wr::zeroed(); places].into_boxed_slice();
         let pieces = vec![ibv_sge { addr: 0, length: 0, lkey: 0 }; places].into_boxed_slice();
@@ -25,7 +26,7 @@ impl WorkRequests {
         self.count
     }
 
-    /// Adds one. What it carries is inline where `flags` say so.
+    /// Adds a request. Its bytes go inline where `flags` say so.
     #[inline]
     pub(super) fn add(&mut self, id: u64, opcode: u32, flags: u32, local: ibv_sge) {
         let request = &mut self.requests[self.count];
@@ -37,7 +38,7 @@ impl WorkRequests {
         self.count += 1;
     }
 
-    /// Says which memory of the peer's the last one is about.
+    /// Sets the peer memory of the last request.
     #[inline]
     pub(super) fn towards(&mut self, remote_addr: u64, rkey: u32) {
         if let Some(last) = self.last() {
@@ -45,13 +46,13 @@ impl WorkRequests {
         }
     }
 
-    /// The last one, if there are any.
+    /// The last request, if any.
     #[inline]
     pub(super) fn last(&mut self) -> Option<&mut ibv_send_wr> {
         self.requests[..self.count].last_mut()
     }
 
-    /// Asks for a completion, of each or of the last.
+    /// Requests a completion for each request, or only for the last.
     #[inline]
     pub(super) fn sign(&mut self, each: bool) {
         let first = if each { 0 } else { self.count.saturating_sub(1) };
@@ -60,7 +61,8 @@ impl WorkRequests {
         }
     }
 
-    /// Links them to one another and to their memory; where the list begins. It is of use until anything else is done.
+    /// Links the requests to each other and to their memory. Returns the head of the list, which
+    /// stays valid until the next call.
     #[inline]
     pub(super) fn linked(&mut self) -> *mut ibv_send_wr {
         let used = &mut self.requests[..self.count];
@@ -71,7 +73,7 @@ impl WorkRequests {
         used.as_mut_ptr()
     }
 
-    /// Each with its memory.
+    /// The requests, each with its memory.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&ibv_send_wr, &ibv_sge)> {
         self.requests[..self.count].iter().zip(&self.pieces)
     }

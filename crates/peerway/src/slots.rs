@@ -276,6 +276,8 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use peerway_core::outcome::{Reason, TransferError};
 
     use super::*;
@@ -336,18 +338,41 @@ mod tests {
         assert!(all[3].is_none(), "there is one too many");
     }
 
-    #[test]
-    fn sleepers_wake() {
-        let slots = Slots::new(1);
-        let id = slots.take(1, PathKind::Tcp, 1).unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while slots.ended(id).is_none() {
-                    slots.sleep(id, Duration::from_secs(5));
+    /// Lets a thread sleep for a transfer, and fails if it sleeps until its time-out in any round.
+    fn wakes_a_sleeper(wake: impl Fn(&Slots, SlotId)) {
+        const WATCHDOG: Duration = Duration::from_secs(60);
+        for round in 0..if cfg!(miri) { 3 } else { 20 } {
+            let slots = Slots::new(1);
+            let id = slots.take(1, PathKind::Tcp, 1).unwrap();
+            std::thread::scope(|scope| {
+                let sleeper = scope.spawn(|| {
+                    let start = Instant::now();
+                    slots.sleep(id, WATCHDOG);
+                    start.elapsed()
+                });
+                while slots.slot(id).word.load(Ordering::Relaxed) & WAITED == 0 {
+                    std::thread::yield_now();
                 }
+                // Time to block. A thread that does not block yet sees the word change and returns,
+                // so a round on a busy machine only proves less.
+                std::thread::sleep(Duration::from_millis(1));
+                wake(&slots, id);
+                let slept = sleeper.join().unwrap();
+                assert!(slept < WATCHDOG, "round {round}: the sleeper was not woken");
             });
-            std::thread::sleep(Duration::from_millis(20));
-            slots.end(id, Ended::DONE);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_transfer_wakes_its_sleeper() {
+        wakes_a_sleeper(|slots, id| slots.end(id, Ended::DONE));
+    }
+
+    #[test]
+    fn closing_wakes_sleepers_and_lets_none_sleep_again() {
+        wakes_a_sleeper(|slots, id| {
+            slots.close();
+            slots.sleep(id, Duration::MAX);
         });
     }
 }

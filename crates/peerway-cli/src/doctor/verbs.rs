@@ -2,6 +2,7 @@
 //!
 //! [`ask`] opens each device, queries it and closes it. It creates no object on the device.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
@@ -59,7 +60,11 @@ pub(super) enum Asked {
 /// Queries every device of this machine.
 pub(super) fn ask() -> Asked {
     let named = Library::Ibverbs.override_variables().iter();
-    let named = named.filter_map(std::env::var_os).find(|value| !value.is_empty());
+    ask_by(named.filter_map(std::env::var_os).find(|value| !value.is_empty()))
+}
+
+/// Queries every device that this library lists, or libibverbs if no library is named.
+fn ask_by(named: Option<OsString>) -> Asked {
     let Ok(verbs) = Verbs::load(named) else { return Asked::NoLibrary };
     match verbs.devices() {
         Ok(list) => {
@@ -160,10 +165,30 @@ mod tests {
     use super::*;
     use crate::doctor::topology::fixture::Tree;
 
+    /// The stand-in for libibverbs, which cargo builds with this test.
+    fn stand_in() -> OsString {
+        let exe = std::env::current_exe().unwrap();
+        let library = exe.with_file_name("libpeerway_fakeverbs.so");
+        assert!(library.is_file(), "{} was not built", library.display());
+        library.into()
+    }
+
     #[test]
-    fn asking_is_answered_on_any_machine() {
-        // The machine may have devices or none. The query must not crash.
-        println!("{:?}", ask());
+    fn each_device_answers_with_its_attributes() {
+        let Asked::Devices(devices) = ask_by(Some(stand_in())) else {
+            panic!("the library lists no devices");
+        };
+        let names: Vec<&str> = devices.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["fake0", "fake1"]);
+        for (name, answers) in &devices {
+            let answers = answers.as_ref().unwrap();
+            assert_eq!((answers.node, answers.transport), ("channel adapter", "InfiniBand"));
+            assert!(answers.max_queue_pairs > 0 && answers.max_memory_regions > 0, "{answers:?}");
+            let [port] = &answers.ports[..] else { panic!("{name}: {:?}", answers.ports) };
+            assert_eq!((port.number, port.mtu), (1, Some(4096)));
+            let chosen = port.gids.iter().find(|gid| Some(gid.index) == port.chosen);
+            assert_eq!(chosen.map(|gid| gid.kind), Some("RoCE v2"), "{port:?}");
+        }
     }
 
     #[test]

@@ -317,16 +317,52 @@ mod tests {
     }
 
     #[cfg(target_arch = "x86_64")]
+    fn check_level(level: lines::Level) {
+        assert!(level <= lines::Level::here(), "this processor has no {level:?}");
+        // SAFETY: `check` passes slices of that length from two separate vectors, and fences. The
+        // processor has this level.
+        check(|dst, src, len| unsafe { lines::copy_with::<true>(level, dst, src, len) });
+        // SAFETY: the same argument.
+        check(|dst, src, len| unsafe { lines::copy_with::<false>(level, dst, src, len) });
+    }
+
+    #[cfg(target_arch = "x86_64")]
     #[test]
-    fn every_instruction_set_copies_exactly_the_range() {
-        use lines::Level;
-        for level in [Level::Avx512, Level::Avx2, Level::Neither] {
-            if level <= Level::here() {
-                // SAFETY: as above, and the level was detected.
-                check(|dst, src, len| unsafe { lines::copy_with::<true>(level, dst, src, len) });
-                // SAFETY: as above.
-                check(|dst, src, len| unsafe { lines::copy_with::<false>(level, dst, src, len) });
-            }
+    fn copies_without_wide_stores_are_exactly_the_range() {
+        check_level(lines::Level::Neither);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    mod needs_avx2 {
+        use super::*;
+
+        #[test]
+        #[ignore = "probes whether this processor has AVX2"]
+        fn probe() {
+            assert!(lines::Level::here() >= lines::Level::Avx2, "this processor has no AVX2");
+        }
+
+        #[test]
+        #[ignore = "needs AVX2: cargo xtask test --only test"]
+        fn copies_are_exactly_the_range() {
+            check_level(lines::Level::Avx2);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    mod needs_avx512 {
+        use super::*;
+
+        #[test]
+        #[ignore = "probes whether this processor has AVX-512F"]
+        fn probe() {
+            assert!(lines::Level::here() >= lines::Level::Avx512, "this processor has no AVX-512F");
+        }
+
+        #[test]
+        #[ignore = "needs AVX-512F: cargo xtask test --only test"]
+        fn copies_are_exactly_the_range() {
+            check_level(lines::Level::Avx512);
         }
     }
 
@@ -369,7 +405,26 @@ mod tests {
     }
 
     #[test]
-    fn any_address_can_be_prefetched() {
+    fn a_prefetch_accesses_no_memory_and_takes_any_address() {
+        let page = rustix::param::page_size();
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let area = unsafe {
+            let (prot, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::PRIVATE);
+            rustix::mm::mmap_anonymous(ptr::null_mut(), page, prot, flags).unwrap()
+        };
+        let is_resident = || {
+            let mut resident = 0xFF_u8;
+            // SAFETY: the range is one mapped page, for which the call writes one byte.
+            assert_eq!(unsafe { libc::mincore(area, page, &mut resident) }, 0);
+            resident & 1 == 1
+        };
+        prefetch(area.cast());
+        assert!(!is_resident(), "the prefetch read the page");
+        // SAFETY: the page is mapped readable.
+        unsafe { area.cast::<u8>().read_volatile() };
+        assert!(is_resident(), "a read is visible to `mincore`");
+        // SAFETY: the mapping is this test's own, and no reference to it exists.
+        unsafe { rustix::mm::munmap(area, page).unwrap() };
         prefetch(ptr::null());
         prefetch(ptr::without_provenance(usize::MAX));
     }

@@ -84,8 +84,6 @@ pub(crate) fn futex_wake(word: &AtomicU32, n: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]
@@ -123,17 +121,18 @@ mod tests {
     }
 
     #[test]
-    fn a_futex_wakes_its_sleeper() {
+    fn a_wake_up_ends_a_wait_and_is_counted() {
+        const WATCHDOG: Duration = Duration::from_secs(60);
+        // The word never changes, so only a wake-up ends the wait before its time-out.
         let word = AtomicU32::new(0);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while word.load(Ordering::Acquire) == 0 {
-                    futex_wait(&word, 0, None);
-                }
-            });
-            // Pairs with the Acquire load in the waiting thread.
-            word.store(1, Ordering::Release);
-            futex_wake(&word, 1);
+            let sleeper = scope.spawn(|| futex_wait(&word, 0, Some(WATCHDOG)));
+            // A wake-up before the thread blocks reaches no thread.
+            while futex_wake(&word, u32::MAX) == 0 {
+                assert!(!sleeper.is_finished(), "the thread blocked, but no wake-up reached it");
+                std::thread::yield_now();
+            }
+            assert!(sleeper.join().unwrap(), "the thread slept until its time-out");
         });
     }
 

@@ -67,16 +67,27 @@ pub fn efa() -> Arc<Efa> {
     Efa::load(Some(library().into())).expect("the library exports every function")
 }
 
+/// A function of the library, which is never unloaded.
+///
+/// # Safety
+///
+/// `F` is the type of the function.
+pub unsafe fn symbol<F: Copy>(name: &str) -> F {
+    // SAFETY: loading the library runs no code. The caller guarantees the type.
+    unsafe {
+        let library = libloading::Library::new(library()).expect("the library loads");
+        let symbol = *library.get::<F>(name).expect("the symbol is exported");
+        std::mem::forget(library);
+        symbol
+    }
+}
+
 /// The library's counters.
 pub fn stats() -> Stats {
-    // SAFETY: the library is already loaded, and loading it runs no code.
-    let library = unsafe { libloading::Library::new(library()) }.expect("the library is loaded");
     let mut stats = Stats::default();
     // SAFETY: the function has this type and fills the structure.
     unsafe {
-        let read: libloading::Symbol<'_, unsafe extern "C" fn(*mut Stats)> =
-            library.get(b"peerway_fakeverbs_stats\0").expect("the symbol is exported");
-        read(&mut stats);
+        symbol::<unsafe extern "C" fn(*mut Stats)>("peerway_fakeverbs_stats")(&mut stats);
     }
     stats
 }
@@ -103,7 +114,10 @@ impl Node {
     }
 
     pub fn with_entries(name: &str, entries: i32) -> Self {
-        let context = open(name);
+        Self::on(open(name), entries)
+    }
+
+    pub fn on(context: Arc<Context>, entries: i32) -> Self {
         let pd = Arc::new(Pd::alloc(&context).expect("one domain"));
         let channel = Arc::new(CompChannel::create(&context).expect("one channel"));
         channel.set_nonblocking().expect("a descriptor");

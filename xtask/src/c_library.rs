@@ -195,15 +195,27 @@ fn check_symbols(workspace: &Path, prefix: &Path) -> anyhow::Result<()> {
     let header = fs::read_to_string(&file).with_context(|| format!("cannot read {file:?}"))?;
     let declared: BTreeSet<&str> = declared(&header).collect();
     for (name, which) in [("libpeerway.so", "--dynamic"), ("libpeerway.a", "--extern-only")] {
-        let library = prefix.join("lib").join(name).display().to_string();
-        let listed = output(Command::new("nm").args([which, "--defined-only", &library]))?;
-        let shown: BTreeSet<&str> = listed.lines().filter_map(|l| l.split(' ').nth(2)).collect();
-        let more: Vec<_> = shown.difference(&declared).collect();
-        ensure!(more.is_empty(), "{name} exports {more:?}, which its header does not declare");
-        let less: Vec<_> = declared.difference(&shown).collect();
-        ensure!(less.is_empty(), "{name} does not export {less:?}, which its header declares");
-        println!("{name} exports its {} calls and nothing else", shown.len());
+        check_exports(&prefix.join("lib").join(name), which, &declared, "its header")?;
     }
+    Ok(())
+}
+
+/// Checks that a library exports exactly the names of a list. `which` selects the symbols that
+/// `nm` prints.
+pub(crate) fn check_exports(
+    library: &Path,
+    which: &str,
+    wanted: &BTreeSet<&str>,
+    list: &str,
+) -> anyhow::Result<()> {
+    let name = library.file_name().unwrap_or_default().display();
+    let listed = output(Command::new("nm").args([which, "--defined-only"]).arg(library))?;
+    let shown: BTreeSet<&str> = listed.lines().filter_map(|l| l.split(' ').nth(2)).collect();
+    let more: Vec<_> = shown.difference(wanted).collect();
+    ensure!(more.is_empty(), "{name} exports {more:?}, which {list} does not have");
+    let less: Vec<_> = wanted.difference(&shown).collect();
+    ensure!(less.is_empty(), "{name} does not export {less:?}, which {list} has");
+    println!("{name} exports the {} calls of {list} and nothing else", shown.len());
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 
-use crate::c_library::{self, Bench, Linked, Profile, STRICT};
+use crate::c_library::{self, Bench, Linked, Profile, STRICT, check_exports};
 use crate::file_set::FileSet;
 use crate::python::{PIP_INSTALL, output, step, step_with};
 use crate::test::target_directory;
@@ -94,15 +94,7 @@ fn check_symbols(bench: &Bench<'_>) -> anyhow::Result<()> {
     let file = bench.workspace.join(EXPORTS);
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file:?}"))?;
     let wanted: BTreeSet<&str> = exported(&text).collect();
-    let library = bench.prefix.join("lib").join(LIBRARY).display().to_string();
-    let listed = output(Command::new("nm").args(["--dynamic", "--defined-only", &library]))?;
-    let shown: BTreeSet<&str> = listed.lines().filter_map(|l| l.split(' ').nth(2)).collect();
-    let more: Vec<_> = shown.difference(&wanted).collect();
-    ensure!(more.is_empty(), "{LIBRARY} exports {more:?}, which UCCL does not have");
-    let less: Vec<_> = wanted.difference(&shown).collect();
-    ensure!(less.is_empty(), "{LIBRARY} does not export {less:?}");
-    println!("{LIBRARY} exports UCCL's {} calls and nothing else", shown.len());
-    Ok(())
+    check_exports(&bench.prefix.join("lib").join(LIBRARY), "--dynamic", &wanted, EXPORTS)
 }
 
 /// The names in a linker's version script.

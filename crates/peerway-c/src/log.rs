@@ -1,4 +1,5 @@
-//! The engine's log on standard error, at the level that PEERWAY_LOG_LEVEL sets.
+//! The engine's log on standard error, at the level that PEERWAY_LOG_LEVEL sets. The Python
+//! extension includes this file.
 
 use std::sync::Once;
 
@@ -9,11 +10,12 @@ use tracing_subscriber::filter::LevelFilter;
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        // `peerway_endpoint_new` reports an invalid configuration, so this ignores it.
+        // The endpoint under construction reports an invalid configuration, so this ignores it.
         let level = Config::from_env(|name| std::env::var(name).ok())
             .map_or(LogLevel::Warn, |(config, _)| config.log_level);
         // The engine and `tracing` use the same level names.
         let filter = level.to_string().parse().unwrap_or(LevelFilter::WARN);
+        // Other code of the process may already have set a subscriber. Keep that one.
         let _ = tracing_subscriber::fmt()
             .with_max_level(filter)
             .with_writer(std::io::stderr)

@@ -11,8 +11,8 @@ use peerway_sys::cuda::ffi::*;
 
 use crate::calls::{Answer, valid};
 use crate::resident::Resident;
-use crate::script::Dice;
 use crate::work::Engine;
+use peerway_fakescript::Dice;
 
 /// The kernels.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

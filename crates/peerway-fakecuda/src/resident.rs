@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use peerway_sys::cuda::ffi::*;
 
 use crate::calls::{Answer, valid};
-use crate::script::Dice;
 use crate::stream::rest;
 use crate::work::Engine;
+use peerway_fakescript::Dice;
 
 const LINE: u64 = 128;
 const SLOT: u64 = 32;

@@ -1,12 +1,12 @@
 //! The seeded script of `PEERWAY_FAKE_CUDA`: the machine's features, its faults, and when they
 //! occur.
 //!
-//! Items are separated by commas; each is `name=value`. Times have a unit (`us`, `ms`, `s`). The
-//! crate's documentation lists the items. A script that does not parse gives no driver: a test
-//! without the faults that it asked for would prove nothing.
+//! `peerway-fakescript` describes the form of a script, and the crate's documentation lists the
+//! items. Each of them has a value.
 
 use std::time::Duration;
 
+use peerway_fakescript::{at_most, number, time};
 use peerway_sys::cuda::ffi::*;
 
 /// A parsed script. The default is one GPU without faults, on which no operation is instant.
@@ -96,11 +96,7 @@ impl Script {
         text: &str,
         call: impl Fn(&str) -> Option<&'static str>,
     ) -> Result<Self, String> {
-        let mut script = Self::default();
-        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            script.item(item, &call).map_err(|why| format!("`{item}`: {why}"))?;
-        }
-        Ok(script)
+        peerway_fakescript::parse(text, |script: &mut Self, item| script.item(item, &call))
     }
 
     fn item(
@@ -111,12 +107,7 @@ impl Script {
         let (name, value) = item.split_once('=').ok_or("the item must be NAME=VALUE")?;
         match name {
             "seed" => self.seed = number(value)?,
-            "devices" => {
-                self.devices = u32::try_from(number(value)?)
-                    .ok()
-                    .filter(|count| *count <= 64)
-                    .ok_or("must be at most 64")?;
-            }
+            "devices" => self.devices = at_most(64, value)?,
             "memory" => self.memory = number(value)?,
             "latency" => self.latency = time(value)?,
             "jitter" => self.jitter = time(value)?,
@@ -131,13 +122,13 @@ impl Script {
             "dmabuf" => self.dmabuf = yes(value)?,
             "ordered" => self.ordered = yes(value)?,
             "ipc" => self.ipc = yes(value)?,
-            "version" => self.version = code(value)?,
-            "no_init" => self.no_init = Some(code(value)?),
+            "version" => self.version = number(value)?,
+            "no_init" => self.no_init = Some(number(value)?),
             "fail" => {
                 let (name, rest) =
                     value.split_once('@').ok_or("the value must be CALL@N[:CODE]")?;
                 let (at, code) = match rest.split_once(':') {
-                    Some((at, given)) => (number(at)?, code(given)?),
+                    Some((at, given)) => (number(at)?, number(given)?),
                     None => (number(rest)?, CUDA_ERROR_OUT_OF_MEMORY),
                 };
                 let call = call(name)
@@ -148,14 +139,6 @@ impl Script {
         }
         Ok(())
     }
-}
-
-fn number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("`{text}` is not a number"))
-}
-
-fn code(text: &str) -> Result<i32, String> {
-    text.parse().map_err(|_| format!("`{text}` is not a number"))
 }
 
 fn mode(text: &str) -> Result<Mode, String> {
@@ -172,43 +155,6 @@ fn yes(text: &str) -> Result<bool, String> {
         "yes" => Ok(true),
         "no" => Ok(false),
         _ => Err("the value must be `yes` or `no`".to_owned()),
-    }
-}
-
-fn time(text: &str) -> Result<Duration, String> {
-    let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(at);
-    let count = number(digits)?;
-    match unit {
-        "us" => Ok(Duration::from_micros(count)),
-        "ms" => Ok(Duration::from_millis(count)),
-        "s" => Ok(Duration::from_secs(count)),
-        _ => Err(format!("`{text}` is not a time in us, ms or s")),
-    }
-}
-
-/// The random generator of one stream: the same script and the same calls give the same results.
-#[derive(Debug)]
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// A random number below `bound`, or zero. The bounds are far below 2^64, so the bias does not
-    /// show.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        if bound == 0 { 0 } else { self.next() % bound }
-    }
-
-    /// SplitMix64: small, and good enough for random delays.
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
     }
 }
 
@@ -266,19 +212,5 @@ mod tests {
         ] {
             assert_eq!(parse(text), Err(words.to_owned()));
         }
-    }
-
-    #[test]
-    fn dice_repeat_and_stay_below() {
-        let throw = || {
-            let mut dice = Dice::new(3);
-            (0..1000).map(|_| dice.below(50)).collect::<Vec<_>>()
-        };
-        let thrown = throw();
-        assert_eq!(thrown, throw());
-        assert!(
-            thrown.iter().all(|value| *value < 50) && thrown.contains(&0) && thrown.contains(&49)
-        );
-        assert_eq!(Dice::new(1).below(0), 0);
     }
 }

@@ -23,8 +23,8 @@ use crate::errors::{
 use crate::event::{Event, Mark};
 use crate::lock;
 use crate::machine::Machine;
-use crate::script::Dice;
 use crate::work::Work;
+use peerway_fakescript::Dice;
 
 pub(crate) struct Stream {
     /// The stream's number in the process, counted from 0.

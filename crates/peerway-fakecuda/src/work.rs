@@ -18,10 +18,10 @@ use crate::event::Event;
 use crate::kernel::Kernel;
 use crate::lock;
 use crate::machine::Machine;
-use crate::script::Dice;
 use crate::space::{Access, Span};
 use crate::stream::rest;
 use crate::values::reached;
+use peerway_fakescript::Dice;
 
 /// Interval at which a waiting stream reads its word.
 const POLL: Duration = Duration::from_micros(20);

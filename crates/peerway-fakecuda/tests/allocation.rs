@@ -4,27 +4,17 @@
 
 mod support;
 
-use std::process::Command;
-
 use peerway::gpu::{DeviceMemory, DeviceMemoryKind, DeviceMemoryOptions, ImportedMemory};
 
 /// Runs a test of this file in a process with this script, and returns its output.
 fn with(script: &str, test: &str) -> String {
-    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
-        .args(["--exact", test, "--nocapture"])
-        .env("PEERWAY_CUDA_SO", support::library())
-        .env("PEERWAY_FAKE_CUDA", script)
-        .env("ALLOCATION_TEST", "1")
-        .output()
-        .expect("the test program starts again");
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success(), "`{script}`: {}\n{said}", output.status);
-    said
+    let mut command = support::child(test, script, "test");
+    support::pass(command.env("PEERWAY_CUDA_SO", support::library()))
 }
 
 /// Whether `with` has started this process.
 fn is_inner() -> bool {
-    std::env::var_os("ALLOCATION_TEST").is_some()
+    !support::role().is_empty()
 }
 
 /// The number of objects of each kind that the driver has: see `fakecuda_live`.

@@ -8,7 +8,6 @@ mod support;
 #[path = "../../peerway/tests/copier.rs"]
 mod engine;
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use peerway::gpu::{Copier, CopierKind, CopierOptions, GpuError, PinnedMemory, Run};
@@ -18,20 +17,13 @@ const INSIDE: &str = "PEERWAY_FAKECUDA_COPIER";
 
 /// Runs tests of this program with this script, and returns their output.
 fn pass(script: &str, which: &str) -> String {
-    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
-        .args([which, "--include-ignored", "--nocapture", "--test-threads=1"])
-        .env("PEERWAY_CUDA_SO", support::library())
-        .env("PEERWAY_FAKE_CUDA", script)
-        .env(INSIDE, which)
-        .env("RUST_LOG", "peerway=debug")
-        .env("NO_COLOR", "1")
-        .output()
-        .expect("the test program starts again");
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    assert!(output.status.success(), "`{script}`: {}\n{said}", output.status);
-    assert!(!said.contains(" 0 passed"), "`{script}`: {which} names no test\n{said}");
-    said
+    run(script, which, which)
+}
+
+/// As [`pass`], and tells these tests a word.
+fn run(script: &str, which: &str, inside: &str) -> String {
+    let arguments = [which, "--include-ignored", "--nocapture", "--test-threads=1"];
+    support::pass(support::engine(script).args(arguments).env(INSIDE, inside))
 }
 
 fn is_inside() -> bool {
@@ -157,16 +149,7 @@ fn a_refused_call_is_an_error_and_no_hang() {
         ];
         for (kind, call) in cases {
             let script = format!("jitter=5us,fail={call}");
-            let output =
-                Command::new(std::env::current_exe().expect("the test program has a path"))
-                    .args(["a_refused_call_is_an_error_and_no_hang", "--nocapture"])
-                    .env("PEERWAY_CUDA_SO", support::library())
-                    .env("PEERWAY_FAKE_CUDA", &script)
-                    .env(INSIDE, kind)
-                    .output()
-                    .expect("the test program starts again");
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{kind} with `{script}`: {said}");
+            run(&script, "a_refused_call_is_an_error_and_no_hang", kind);
         }
         return;
     }
@@ -196,16 +179,7 @@ fn a_refused_call_is_an_error_and_no_hang() {
 fn an_illegal_address_is_an_error_and_no_hang() {
     if !is_inside() {
         for kind in CopierKind::ALL {
-            let output =
-                Command::new(std::env::current_exe().expect("the test program has a path"))
-                    .args(["an_illegal_address_is_an_error_and_no_hang", "--nocapture"])
-                    .env("PEERWAY_CUDA_SO", support::library())
-                    .env("PEERWAY_FAKE_CUDA", "")
-                    .env(INSIDE, kind.to_string())
-                    .output()
-                    .expect("the test program starts again");
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{kind}: {said}");
+            run("", "an_illegal_address_is_an_error_and_no_hang", &kind.to_string());
         }
         return;
     }

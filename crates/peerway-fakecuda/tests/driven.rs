@@ -5,8 +5,6 @@ mod support;
 #[path = "../../peerway/tests/driven_gpu.rs"]
 mod engine;
 
-use std::process::Command;
-
 /// Tests that need kernels which this library does not run. They run only on a GPU.
 const OF_KERNELS: [&str; 4] = [
     "a_kernel_puts_and_is_told_when_it_is_there",
@@ -18,17 +16,11 @@ const OF_KERNELS: [&str; 4] = [
 /// Runs the engine's tests with this script in its own process, because a process reads its script
 /// once.
 fn pass(script: &str) {
-    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
-        .args(["engine::", "--ignored", "--nocapture", "--test-threads=1"])
-        .args(OF_KERNELS.iter().flat_map(|test| ["--skip", test]))
-        .env("PEERWAY_CUDA_SO", support::library())
-        .env("PEERWAY_FAKE_CUDA", script)
-        .output()
-        .expect("the test program starts again");
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    assert!(output.status.success(), "`{script}`: {}\n{said}", output.status);
-    assert!(!said.contains(" 0 passed"), "`{script}`: {said}");
+    support::pass(
+        support::engine(script)
+            .args(["engine::", "--ignored", "--nocapture", "--test-threads=1"])
+            .args(OF_KERNELS.iter().flat_map(|test| ["--skip", test])),
+    );
 }
 
 #[test]

@@ -8,8 +8,6 @@ mod support;
 #[path = "../../peerway/tests/gpu.rs"]
 mod engine;
 
-use std::process::Command;
-
 /// Tests that need a second process, a second GPU or a compiler. Tests that have these name them
 /// explicitly.
 const NEEDY: [&str; 3] = ["owner", "memories_of_two_gpus", "a_kernel_that_is_compiled_now"];
@@ -17,25 +15,15 @@ const NEEDY: [&str; 3] = ["owner", "memories_of_two_gpus", "a_kernel_that_is_com
 /// Runs the engine's tests of this name with this script, or all except the needy ones. Returns
 /// their output.
 fn pass(script: &str, which: &str) -> String {
-    let mut command = Command::new(std::env::current_exe().expect("the test program has a path"));
+    let mut command = support::engine(script);
     if let Some(nvrtc) = std::env::var_os("PEERWAY_TEST_NVRTC") {
         command.env("PEERWAY_NVRTC_SO", nvrtc);
     }
-    let output = command
+    command
         .args([&format!("engine::{which}"), "--ignored", "--nocapture", "--test-threads=1"])
         .args(NEEDY.iter().filter(|_| which.is_empty()).flat_map(|test| ["--skip", test]))
-        .env("PEERWAY_KERNEL_CACHE", "off")
-        .env("PEERWAY_CUDA_SO", support::library())
-        .env("PEERWAY_FAKE_CUDA", script)
-        .env("RUST_LOG", "peerway=debug")
-        .env("NO_COLOR", "1")
-        .output()
-        .expect("the test program starts again");
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    assert!(output.status.success(), "`{script}`: {}\n{said}", output.status);
-    assert!(!said.contains(" 0 passed"), "`{script}`: {which} names no test\n{said}");
-    said
+        .env("PEERWAY_KERNEL_CACHE", "off");
+    support::pass(&mut command)
 }
 
 #[test]

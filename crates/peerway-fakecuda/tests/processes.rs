@@ -3,9 +3,7 @@
 mod support;
 
 use std::ffi::{c_char, c_void};
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsRawFd as _;
-use std::process::{ChildStdout, Stdio};
 use std::ptr;
 
 use peerway_fakecuda::*;
@@ -17,65 +15,15 @@ const FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 const FABRIC: u32 = CU_MEM_HANDLE_TYPE_FABRIC;
 const PEERS: u32 = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
 
-/// The other process, which exchanges lines with this one.
-struct Far {
-    process: Killed,
-    output: BufReader<ChildStdout>,
+/// The other process, with the same script.
+fn far(test: &str) -> Far {
+    let script = std::env::var("PEERWAY_FAKE_CUDA").unwrap_or_default();
+    Far::start(child(test, &script, "far"))
 }
 
-impl Far {
-    fn start(test: &str) -> Self {
-        let script = std::env::var("PEERWAY_FAKE_CUDA").unwrap_or_default();
-        let mut command = child(test, &script, "far");
-        let mut process =
-            command.stdout(Stdio::piped()).spawn().expect("the test program starts again");
-        let output = BufReader::new(process.stdout.take().expect("the child has a pipe"));
-        Self { process: Killed(process), output }
-    }
-
-    fn say(&mut self, words: &str) {
-        let input = self.process.0.stdin.as_mut().expect("the child has a pipe");
-        input.write_all(format!("{words}\n").as_bytes()).expect("the other side reads");
-    }
-
-    /// The next line that is an answer. Test harnesses also print other lines.
-    fn hear(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(
-                self.output.read_line(&mut line).expect("the output can be read") > 0,
-                "no answer came"
-            );
-            if let Some(at) = line.find("@ ") {
-                return line[at + 2..].trim().to_owned();
-            }
-        }
-    }
-
-    fn ask(&mut self, words: &str) -> String {
-        self.say(words);
-        self.hear()
-    }
-}
-
-fn hear() -> String {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).expect("the other side writes");
-    line.trim().to_owned()
-}
-
-fn say(words: &str) {
-    println!("@ {words}");
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> [u8; 64] {
-    let byte = |at: usize| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).expect("two digits");
-    std::array::from_fn(byte)
+/// A handle, as the other process printed it.
+fn handle_of(text: &str) -> [u8; 64] {
+    unhex(text).try_into().expect("a handle has 64 bytes")
 }
 
 fn ipc_handle(address: u64) -> [u8; 64] {
@@ -100,7 +48,7 @@ fn serve_ipc() {
         let line = hear();
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
         match word {
-            "open" => match ipc_open(unhex(rest)) {
+            "open" => match ipc_open(handle_of(rest)) {
                 Ok(address) => say(&address.to_string()),
                 Err(code) => say(&format!("error {code}")),
             },
@@ -134,7 +82,7 @@ fn ipc_gives_the_allocation() {
         return serve_ipc();
     }
     start();
-    let mut far = Far::start("ipc_gives_the_allocation");
+    let mut far = far("ipc_gives_the_allocation");
     let (first, second) = (allocate(1000), allocate(2000));
     upload(first, &pattern(1, 1000));
     upload(second, &pattern(2, 2000));
@@ -188,7 +136,7 @@ fn ipc_gives_the_allocation() {
     }
 
     // The owner's process is gone.
-    let theirs = unhex(&far.ask("own"));
+    let theirs = handle_of(&far.ask("own"));
     let address = ipc_open(theirs).expect("the allocation exists");
     far.process.0.kill().expect("the process runs");
     far.process.0.wait().expect("the process ended");
@@ -245,7 +193,7 @@ fn offer(test: &str, types: u32, words: impl Fn(u64) -> String) {
     let address = map(handle, GRANULE);
     upload(address + 4096, &pattern(6, 64));
     let words = words(handle);
-    let mut far = Far::start(test);
+    let mut far = far(test);
     assert_eq!(far.ask(&words), hex(&pattern(6, 64)));
     assert_eq!(far.hear(), "done");
     assert_eq!(download(address, 4096), [0x42; 4096]);
@@ -281,7 +229,7 @@ fn a_fabric_handle_gives_the_memory() {
         return;
     }
     if role() == "far" {
-        return serve_mapped(|text| import(unhex(text).as_mut_ptr().cast(), FABRIC));
+        return serve_mapped(|text| import(handle_of(text).as_mut_ptr().cast(), FABRIC));
     }
     offer("a_fabric_handle_gives_the_memory", FABRIC | FD, |handle| {
         let mut fabric = CUmemFabricHandle::zeroed();

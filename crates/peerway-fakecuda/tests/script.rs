@@ -228,10 +228,7 @@ fn a_script_that_does_not_parse() {
         assert_eq!(cu!(cuInit(0)), CUDA_ERROR_UNKNOWN);
         return;
     }
-    let mut child = child("a_script_that_does_not_parse", "latncy=1us", "test");
-    let output = child.output().expect("the test program starts again");
-    let words = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words}");
+    let words = pass(&mut child("a_script_that_does_not_parse", "latncy=1us", "test"));
     assert_eq!(
         words.matches("PEERWAY_FAKE_CUDA: `latncy=1us`: unknown item").count(),
         1,

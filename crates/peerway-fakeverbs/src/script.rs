@@ -1,11 +1,11 @@
 //! The seeded script of `PEERWAY_FAKE_VERBS`: which faults occur, and when.
 //!
-//! Items are separated by commas; each is a word or `name=value`. Chances are percentages (`1%`,
-//! `0.5%`), times have a unit (`us`, `ms`, `s`). The crate's documentation lists the items. A
-//! script that does not parse gives no devices: a test without the faults that it asked for would
-//! prove nothing.
+//! `peerway-fakescript` describes the form of a script, and the crate's documentation lists the
+//! items.
 
 use std::time::Duration;
+
+use peerway_fakescript::{at_most, chance, number, time};
 
 /// A parsed script. The default is a fabric without faults.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,10 +75,7 @@ impl Script {
     ///
     /// A text that names the item and its mistake.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let mut script = Self::default();
-        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            script.item(item).map_err(|why| format!("`{item}`: {why}"))?;
-        }
+        let script = peerway_fakescript::parse(text, Self::item)?;
         let known = |name: &str| (0..script.devices).any(|index| name == format!("fake{index}"));
         let named = script.remove.iter().map(|(name, _)| name);
         for name in named.chain(script.linkdown.iter().map(|(name, ..)| name)) {
@@ -101,12 +98,7 @@ impl Script {
         };
         match name {
             "seed" => self.seed = number(value)?,
-            "devices" => {
-                self.devices = u32::try_from(number(value)?)
-                    .ok()
-                    .filter(|count| *count <= 200)
-                    .ok_or("must be at most 200")?;
-            }
+            "devices" => self.devices = at_most(200, value)?,
             "reorder" => self.reorder = chance(value)?,
             "drop" => self.drop = chance(value)?,
             "rnr" => self.rnr = chance(value)?,
@@ -138,55 +130,6 @@ impl Script {
             _ => return Err("unknown item".to_owned()),
         }
         Ok(())
-    }
-}
-
-fn number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("`{text}` is not a number"))
-}
-
-fn chance(text: &str) -> Result<f64, String> {
-    let percent = text.strip_suffix('%').and_then(|digits| digits.parse::<f64>().ok());
-    match percent {
-        Some(percent) if (0.0..=100.0).contains(&percent) => Ok(percent / 100.0),
-        _ => Err(format!("`{text}` is not a percentage")),
-    }
-}
-
-fn time(text: &str) -> Result<Duration, String> {
-    let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(at);
-    let count = number(digits)?;
-    match unit {
-        "us" => Ok(Duration::from_micros(count)),
-        "ms" => Ok(Duration::from_millis(count)),
-        "s" => Ok(Duration::from_secs(count)),
-        _ => Err(format!("`{text}` is not a time in us, ms or s")),
-    }
-}
-
-/// The random generator of one context: the same script and the same calls give the same results.
-#[derive(Debug)]
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// True with this chance. A chance of zero consumes no random number, so that unused faults do
-    /// not change when the others occur.
-    pub(crate) fn hit(&mut self, chance: f64) -> bool {
-        chance > 0.0 && ((self.next() >> 11) as f64) < chance * (1u64 << 53) as f64
-    }
-
-    /// SplitMix64: small, and good enough to shuffle packets.
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
     }
 }
 
@@ -230,19 +173,5 @@ mod tests {
         ] {
             assert_eq!(Script::parse(text), Err(words.to_owned()));
         }
-    }
-
-    #[test]
-    fn dice_are_fair_enough_and_repeat() {
-        let throw = || {
-            let mut dice = Dice::new(3);
-            (0..10_000).map(|_| dice.hit(0.2)).collect::<Vec<_>>()
-        };
-        let thrown = throw();
-        assert_eq!(thrown, throw());
-        let hits = thrown.iter().filter(|hit| **hit).count();
-        assert!((1800..2200).contains(&hits), "{hits}");
-        let mut dice = Dice::new(3);
-        assert!(!dice.hit(0.0) && dice.hit(1.0));
     }
 }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::device::{Device, MAX_MESSAGE};
-use crate::script::Dice;
 use crate::stats::{COUNTERS, count};
+use peerway_fakescript::Dice;
 
 /// Largest payload of a packet. It is large enough that system calls do not dominate large
 /// messages, and small enough that a message of a few hundred kilobytes has many packets.

@@ -4,8 +4,7 @@
 
 mod support;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::Stdio;
+use std::io::Read as _;
 use std::time::Duration;
 
 use peerway::{Access, Batch, Endpoint, Fence, Pin, Reason, TransferError};
@@ -20,22 +19,12 @@ fn endpoint(fence: Duration) -> Endpoint {
     builder.build().expect("there are devices")
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
-    (0..text.len()).step_by(2).map(byte).collect()
-}
-
 /// The remote process: it grants access to its memory until the script ends it.
 fn lend() {
     let endpoint = endpoint(WATCHDOG);
     let region = endpoint.register(vec![7u8; LEN]).expect("memory registers");
     let descriptor = region.advertise(Access::READ_WRITE).expect("the region can be advertised");
-    println!("@ {} {}", hex(&endpoint.metadata()), hex(&descriptor));
-    std::io::stdout().flush().expect("the parent reads");
+    say(&format!("{} {}", hex(&endpoint.metadata()), hex(&descriptor)));
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
@@ -48,13 +37,9 @@ fn use_until_death(test: &str, pin: &str, write: bool, fence: Duration, why: Tra
     if role() == "far" {
         return lend();
     }
-    let mut far = child(test, &format!("{efa}devices=1,die=60"), "far");
-    let mut far =
-        Killed(far.stdout(Stdio::piped()).spawn().expect("the test program starts again"));
-    let output = BufReader::new(far.0.stdout.take().expect("the child has a pipe"));
-    let mut lines = output.lines().map(|line| line.expect("the output can be read"));
-    let line = lines.find(|line| line.contains("@ ")).expect("the child prints its address");
-    let mut words = line.split("@ ").nth(1).expect("words follow the sign").split(' ').map(unhex);
+    let mut far = Far::start(child(test, &format!("{efa}devices=1,die=60"), "far"));
+    let line = far.hear();
+    let mut words = line.split(' ').map(unhex);
     let mut next = || words.next().expect("two words");
 
     let endpoint = endpoint(fence);

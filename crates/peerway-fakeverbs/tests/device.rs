@@ -6,19 +6,10 @@ mod support;
 #[path = "../../peerway-sys/tests/device.rs"]
 mod device;
 
-use std::process::Command;
-
 /// Runs the tests of `device` in a process with the library and this script.
 fn pass_with(script: &str) {
-    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
-        .args(["device::", "--ignored", "--nocapture"])
-        .env("PEERWAY_IBV_SO", support::library())
-        .env("PEERWAY_FAKE_VERBS", script)
-        .output()
-        .expect("the test program starts again");
-    let words = String::from_utf8_lossy(&output.stderr);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && !said.contains(" 0 passed"), "{said}{words}");
+    let mut command = support::engine(script, &format!("d{:x}-{script}", std::process::id()));
+    support::pass(command.args(["device::", "--ignored", "--nocapture"]));
 }
 
 #[test]

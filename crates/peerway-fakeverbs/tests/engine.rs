@@ -9,8 +9,6 @@ mod support;
 #[path = "../../peerway/tests/verbs.rs"]
 mod verbs;
 
-use std::process::Command;
-
 /// The names of all tests. `all_tests_are_named` checks that the list is complete.
 const TESTS: [&str; 7] = [
     "commands_of_kernels_are_carried_out_whatever_order_completions_come_in",
@@ -38,32 +36,19 @@ fn pass_with(script: &str, sign: &str) {
 /// Runs one test in a process with the library and this script, and returns its output.
 fn pass(test: &str, pin: &str, script: &str) -> String {
     let fabric = format!("{:x}-{pin}-{test}", std::process::id());
-    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
-        .args(["--exact", &format!("verbs::{test}"), "--ignored", "--nocapture"])
-        .env("PEERWAY_IBV_SO", support::library())
-        .env("PEERWAY_EFA_SO", support::library())
-        .env("PEERWAY_TEST_PIN", pin)
-        .env("PEERWAY_TEST_LOG", "1")
-        .env("NO_COLOR", "1")
-        .env("PEERWAY_FAKE_VERBS", script)
-        .env("PEERWAY_FAKE_VERBS_FABRIC", fabric.chars().take(30).collect::<String>())
-        .output()
-        .expect("the test program starts again");
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    let name = format!("{test} of {pin} with `{script}`");
-    assert!(output.status.success(), "{name}: {}\n{said}", output.status);
-    assert!(said.contains(" 1 passed"), "{name}: {said}");
+    let said = support::pass(
+        support::engine(script, &fabric)
+            .args(["--exact", &format!("verbs::{test}"), "--ignored", "--nocapture"])
+            .env("PEERWAY_TEST_PIN", pin)
+            .env("PEERWAY_TEST_LOG", "1"),
+    );
+    assert!(said.contains(" 1 passed"), "{test} of {pin} with `{script}`: {said}");
     said
 }
 
 #[test]
 fn all_tests_are_named() {
-    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
-        .args(["--list", "verbs::"])
-        .output()
-        .expect("the test program starts again");
-    let listed = String::from_utf8_lossy(&output.stdout);
+    let (_, listed) = support::run(support::program().args(["--list", "verbs::"]));
     let listed = listed.lines().filter_map(|line| line.strip_suffix(": test"));
     let mut listed: Vec<&str> = listed.filter_map(|name| name.strip_prefix("verbs::")).collect();
     let mut named = TESTS.to_vec();

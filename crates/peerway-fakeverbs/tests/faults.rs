@@ -208,10 +208,7 @@ fn a_long_break_of_the_link_is_not() {
 fn a_script_that_does_not_parse_gives_no_devices_and_says_why() {
     let test = "a_script_that_does_not_parse_gives_no_devices_and_says_why";
     if role().is_empty() {
-        let output =
-            child(test, "drop=lots", "test").output().expect("the test program starts again");
-        let words = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words}");
+        let words = pass(&mut child(test, "drop=lots", "test"));
         assert!(words.contains("`drop=lots`: `lots` is not a percentage"), "{words}");
         return;
     }

@@ -10,7 +10,7 @@ mod support;
 mod engine;
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::ExitStatus;
 
 use peerway::{Access, Batch, Endpoint, Pin, Reason, TransferError};
 
@@ -21,31 +21,24 @@ fn cuda() -> PathBuf {
 
 /// Runs the engine's tests whose names start with `which` with these scripts, for connections or
 /// for datagrams.
-fn run(which: &str, pin: &str, verbs: &str, cuda_script: &str) -> (Output, String) {
+fn run(which: &str, pin: &str, verbs: &str, cuda_script: &str) -> (ExitStatus, String) {
     let fabric = format!("g{:x}-{pin}-{verbs}{cuda_script}{which}", std::process::id());
     let verbs = if pin == "efa" { format!("efa,{verbs}") } else { verbs.to_owned() };
-    let output = Command::new(std::env::current_exe().expect("the test program has a path"))
-        .args([&format!("engine::{which}"), "--ignored", "--nocapture", "--test-threads=1"])
-        .env("PEERWAY_IBV_SO", support::library())
-        .env("PEERWAY_EFA_SO", support::library())
-        .env("PEERWAY_CUDA_SO", cuda())
-        .env("PEERWAY_FAKE_VERBS", verbs)
-        .env("PEERWAY_FAKE_VERBS_FABRIC", fabric.chars().take(30).collect::<String>())
-        .env("PEERWAY_FAKE_CUDA", cuda_script)
-        .env("PEERWAY_TEST_PIN", pin)
-        .env("RUST_LOG", "peerway=debug")
-        .env("NO_COLOR", "1")
-        .output()
-        .expect("the test program starts again");
-    let said = [&output.stdout[..], &output.stderr].concat();
-    (output, String::from_utf8_lossy(&said).into_owned())
+    support::run(
+        support::engine(&verbs, &fabric)
+            .args([&format!("engine::{which}"), "--ignored", "--nocapture", "--test-threads=1"])
+            .env("PEERWAY_CUDA_SO", cuda())
+            .env("PEERWAY_FAKE_CUDA", cuda_script)
+            .env("PEERWAY_TEST_PIN", pin)
+            .env("RUST_LOG", "peerway=debug"),
+    )
 }
 
 /// Runs all tests, which must pass, for both kinds of devices. Returns their outputs.
 fn pass(verbs: &str, cuda: &str) -> [String; 2] {
     ["ib", "efa"].map(|pin| {
-        let (output, said) = run("", pin, verbs, cuda);
-        assert!(output.status.success(), "{pin}, `{verbs}`, `{cuda}`: {}\n{said}", output.status);
+        let (status, said) = run("", pin, verbs, cuda);
+        assert!(status.success(), "{pin}, `{verbs}`, `{cuda}`: {}\n{said}", status);
         assert!(!said.contains(" 0 passed"), "{said}");
         said
     })
@@ -84,8 +77,8 @@ fn they_pass_where_the_gpu_gives_no_dma_buf() {
         assert!(said.contains("the GPU says that it has none"), "{said}");
         assert!(!said.contains(DMA_BUF), "{said}");
     }
-    let (output, said) = run("counts", "ib", "", "fail=cuMemGetHandleForAddressRange@1:801");
-    assert!(output.status.success(), "{said}");
+    let (status, said) = run("counts", "ib", "", "fail=cuMemGetHandleForAddressRange@1:801");
+    assert!(status.success(), "{said}");
     assert!(said.contains("cuMemGetHandleForAddressRange on GPU 0"), "{said}");
 }
 
@@ -96,8 +89,8 @@ fn they_pass_where_writes_must_be_flushed() {
         assert!(said.contains("it is advertised for writing only"), "{said}");
     }
     // The tests fail if a GPU falsely claims that it orders writes.
-    let (output, said) = run("counts", "ib", "posted", "");
-    assert!(!output.status.success() && said.contains("count before its bytes"), "{said}");
+    let (status, said) = run("counts", "ib", "posted", "");
+    assert!(!status.success() && said.contains("count before its bytes"), "{said}");
 }
 
 #[test]

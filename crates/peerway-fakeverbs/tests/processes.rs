@@ -2,8 +2,7 @@
 
 mod support;
 
-use std::io::{BufReader, Read as _, Write as _};
-use std::process::{Child, ChildStdout, Stdio};
+use std::io::Read as _;
 use std::time::{Duration, Instant};
 
 use peerway_sys::verbs::ffi::*;
@@ -23,23 +22,12 @@ struct Address {
 impl Address {
     fn line(&self) -> String {
         let gid = u128::from_be_bytes(self.gid);
-        format!("@ {gid} {} {} {}\n", self.number, self.memory, self.key)
+        format!("{gid} {} {} {}", self.number, self.memory, self.key)
     }
 
-    /// Reads the first line that is an address. Test harnesses also print other lines.
-    fn read(from: &mut impl std::io::BufRead) -> Self {
-        let mut line = String::new();
-        let at = loop {
-            line.clear();
-            assert!(
-                from.read_line(&mut line).expect("the output can be read") > 0,
-                "no address came"
-            );
-            if let Some(at) = line.find("@ ") {
-                break at;
-            }
-        };
-        let mut words = line[at + 2..].split_whitespace().map(|word| word.parse::<u128>());
+    /// The opposite of `line`.
+    fn of(line: &str) -> Self {
+        let mut words = line.split_whitespace().map(|word| word.parse::<u128>());
         let mut next = || words.next().expect("the address has four words").expect("a number");
         let gid = next().to_be_bytes();
         Self { gid, number: next() as u32, memory: next() as u64, key: next() as u32 }
@@ -57,17 +45,14 @@ fn serve() {
         memory: inbox.address(0),
         key: inbox.mr.rkey(),
     };
-    print!("{}", ours.line());
-    std::io::stdout().flush().expect("the other side reads");
-    let mut input = BufReader::new(std::io::stdin());
-    let theirs = Address::read(&mut input);
+    say(&ours.line());
+    let theirs = Address::of(&hear());
     // The other side may write as soon as this side is ready to receive.
     node.connect(&qp, theirs.gid, theirs.number);
     for id in 0..8 {
         receive(&qp, id, &[]);
     }
-    print!("{}", ours.line());
-    std::io::stdout().flush().expect("the other side reads");
+    say(&ours.line());
     // Each immediate asks for that many bytes back.
     while let Some(wc) = arrived(&node) {
         if wc.is_receive() && wc.status().is_success() {
@@ -87,7 +72,7 @@ fn serve() {
         }
     }
     let mut rest = Vec::new();
-    let _ = input.read_to_end(&mut rest);
+    let _ = std::io::stdin().read_to_end(&mut rest);
 }
 
 /// Waits for a completion, at most for the watchdog's time.
@@ -103,36 +88,15 @@ fn arrived(node: &Node) -> Option<ibv_wc> {
     None
 }
 
-struct Far {
-    process: Killed,
-    output: BufReader<ChildStdout>,
-}
-
-impl Far {
-    fn start(test: &str) -> Self {
-        let script = std::env::var("PEERWAY_FAKE_VERBS").unwrap_or_default();
-        let mut command = child(test, &script, "far");
-        let mut process: Child =
-            command.stdout(Stdio::piped()).spawn().expect("the test program starts again");
-        let output = BufReader::new(process.stdout.take().expect("the child has a pipe"));
-        Self { process: Killed(process), output }
-    }
-
-    /// Stops the process and waits until all its threads have stopped. Returns its number.
-    fn stop(&self) -> i32 {
-        let process = self.process.0.id() as i32;
-        // SAFETY: kill takes no pointers, and this process started the other one.
-        assert_eq!(unsafe { libc::kill(process, libc::SIGSTOP) }, 0);
-        let mut status = 0;
-        // SAFETY: `status` is valid. The call returns when all threads have stopped.
-        assert_eq!(unsafe { libc::waitpid(process, &mut status, libc::WUNTRACED) }, process);
-        process
-    }
-
-    fn write(&mut self, address: &Address) {
-        let input = self.process.0.stdin.as_mut().expect("the child has a pipe");
-        input.write_all(address.line().as_bytes()).expect("the other side reads");
-    }
+/// Stops the process and waits until all its threads have stopped. Returns its number.
+fn stop(far: &Far) -> i32 {
+    let process = far.process.0.id() as i32;
+    // SAFETY: kill takes no pointers, and this process started the other one.
+    assert_eq!(unsafe { libc::kill(process, libc::SIGSTOP) }, 0);
+    let mut status = 0;
+    // SAFETY: `status` is valid. The call returns when all threads have stopped.
+    assert_eq!(unsafe { libc::waitpid(process, &mut status, libc::WUNTRACED) }, process);
+    process
 }
 
 /// Runs `near` against another process. Both use the same script.
@@ -144,10 +108,11 @@ fn with_peer(test: &str, script: &str, near: impl FnOnce(Near)) {
         serve();
         return;
     }
-    let mut far = Far::start(test);
+    let script = std::env::var("PEERWAY_FAKE_VERBS").unwrap_or_default();
+    let mut far = Far::start(child(test, &script, "far"));
     let node = Node::new("fake0");
     let (memory, qp) = (node.buffer(LEN), node.qp(64));
-    let theirs = Address::read(&mut far.output);
+    let theirs = Address::of(&far.hear());
     node.connect(&qp, theirs.gid, theirs.number);
     let ours = Address {
         gid: node.gid(),
@@ -155,9 +120,9 @@ fn with_peer(test: &str, script: &str, near: impl FnOnce(Near)) {
         memory: memory.address(0),
         key: memory.mr.rkey(),
     };
-    far.write(&ours);
+    far.say(&ours.line());
     // The second address says that the remote process is connected.
-    let theirs = Address::read(&mut far.output);
+    let theirs = Address::of(&far.hear());
     near(Near { far, node, memory, qp, theirs });
 }
 
@@ -240,7 +205,7 @@ fn a_peer_that_dies_in_the_middle_is_retry_exceeded() {
             post(&near.qp, &mut [write.with_flags(SIGNALED)]);
         }
         near.node.completions(1);
-        near.far.stop();
+        stop(&near.far);
         // All sixteen writes may have completed. The peer dies before it can acknowledge this one.
         let write = ibv_send_wr::write(16, &piece, near.theirs.memory, near.theirs.key);
         post(&near.qp, &mut [write.with_flags(SIGNALED)]);
@@ -257,7 +222,7 @@ fn a_peer_that_dies_in_the_middle_is_retry_exceeded() {
 fn a_stopped_peer_is_waited_for() {
     with_peer("a_stopped_peer_is_waited_for", "", |near| {
         near.echo(1);
-        let process = near.far.stop();
+        let process = stop(&near.far);
         let piece = [near.memory.sge(0, LEN)];
         let write = ibv_send_wr::write(1, &piece, near.theirs.memory, near.theirs.key);
         post(&near.qp, &mut [write.with_flags(SIGNALED)]);

@@ -10,6 +10,8 @@ mod errors;
 mod gpu;
 mod host_producer;
 mod kernels;
+// C and Python log in the same way. A crate for it would be longer than the file.
+#[path = "../../peerway-c/src/log.rs"]
 mod log;
 mod memory;
 mod parameters;

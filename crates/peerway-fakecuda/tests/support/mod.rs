@@ -4,71 +4,41 @@
 
 use std::ffi::{CString, c_uint, c_void};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::ptr;
-use std::time::{Duration, Instant};
 
 use peerway_fakecuda::*;
+pub use peerway_fakescript::testing::*;
 use peerway_sys::cuda::ffi::*;
-
-/// Longer than a busy machine needs, shorter than an endless hang.
-pub const WATCHDOG: Duration = Duration::from_secs(180);
 
 pub const GRANULE: usize = 2 << 20;
 
-const CHILD: &str = "PEERWAY_FAKECUDA_TEST_CHILD";
+const SCRIPT: &str = "PEERWAY_FAKE_CUDA";
 
 /// Runs the test of this name in a process with this script. Returns true in that process, and
 /// false here once it has passed.
 pub fn scripted(test: &str, script: &str) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
-    }
-    let mut child =
-        Killed(child(test, script, "test").spawn().expect("the test program starts again"));
-    let begun = Instant::now();
-    let status = loop {
-        if let Some(status) = child.0.try_wait().expect("the child can be waited for") {
-            break status;
-        }
-        assert!(begun.elapsed() < WATCHDOG, "{test} with `{script}` hangs");
-        std::thread::sleep(Duration::from_millis(2));
-    };
-    assert!(status.success(), "{test} with `{script}`: {status}");
-    false
+    is_child(|| child(test, script, "test"))
 }
 
 /// A process that runs a test in a role.
 pub fn child(test: &str, script: &str, role: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("the test program has a path"));
-    command.args(["--exact", test, "--nocapture"]).env(CHILD, role);
-    command.env("PEERWAY_FAKE_CUDA", script).stdin(Stdio::piped());
+    let mut command = peerway_fakescript::testing::child(test, role);
+    command.env(SCRIPT, script);
     command
 }
 
-/// The role of this process.
-pub fn role() -> String {
-    std::env::var(CHILD).unwrap_or_default()
-}
-
-/// A child process that is killed on drop.
-pub struct Killed(pub Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // The process may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// This program with an engine that opens this library, with this script.
+pub fn engine(script: &str) -> Command {
+    let mut command = program();
+    command.env("PEERWAY_CUDA_SO", library()).env(SCRIPT, script);
+    command.env("RUST_LOG", "peerway=debug").env("NO_COLOR", "1");
+    command
 }
 
 /// The path of the library that was built with this test.
 pub fn library() -> PathBuf {
-    let exe = std::env::current_exe().expect("the test program has a path");
-    let deps = exe.parent().expect("the program is in a directory");
-    let found = [deps, deps.parent().expect("the directory has a parent")]
-        .map(|directory| directory.join("libpeerway_fakecuda.so"));
-    found.into_iter().find(|path| path.is_file()).expect("the library was built with this test")
+    peerway_fakescript::testing::library("libpeerway_fakecuda.so")
 }
 
 #[track_caller]
@@ -198,7 +168,7 @@ impl Gate {
 
 /// Bytes that depend on their position.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
-    (0..len).map(|at| ((at ^ (at >> 8) ^ (at >> 16)) as u8).wrapping_add(seed)).collect()
+    (0..len).map(|at| peerway_fakescript::testing::pattern(seed, at)).collect()
 }
 
 /// The properties of memory of a device.

@@ -4,23 +4,19 @@
 
 use std::ffi::c_void;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use peerway_fakescript::testing::*;
 use peerway_fakeverbs::Stats;
 use peerway_sys::efadv::Efa;
 use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Ah, CompChannel, Context, Cq, Mr, Pd, Qp, QpConfig, Verbs, masks};
 
-/// Longer than a busy machine needs, shorter than an endless hang.
-pub const WATCHDOG: Duration = Duration::from_secs(180);
-
 pub const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 pub const ALL: u32 = IBV_ACCESS_LOCAL_WRITE | REMOTE;
 pub const SIGNALED: u32 = IBV_SEND_SIGNALED;
-
-const CHILD: &str = "PEERWAY_FAKEVERBS_TEST_CHILD";
 
 /// Runs the test of this name in a process with this script. Returns true in that process, and
 /// false here once it has passed.
@@ -30,53 +26,37 @@ pub fn scripted(test: &str, script: &str) -> bool {
 
 /// As [`scripted`], for an engine: the engine opens this library, and these variables are set.
 pub fn scripted_with(test: &str, script: &str, variables: &[(&str, &str)]) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
-    }
-    let mut child = child(test, script, "test");
-    child.env("PEERWAY_IBV_SO", library()).env("PEERWAY_EFA_SO", library());
-    let status =
-        child.envs(variables.iter().copied()).status().expect("the test program starts again");
-    assert!(status.success(), "{test} with `{script}`: {status}");
-    false
+    is_child(|| {
+        let mut child = child(test, script, "test");
+        child.env("PEERWAY_IBV_SO", library()).env("PEERWAY_EFA_SO", library());
+        child.envs(variables.iter().copied());
+        child
+    })
 }
 
 /// A process that runs a test in a role. The role `test` gets its own fabric.
 pub fn child(test: &str, script: &str, role: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("the test program has a path"));
-    command.args(["--exact", test, "--include-ignored", "--nocapture"]).env(CHILD, role);
+    let mut command = peerway_fakescript::testing::child(test, role);
     command.env("PEERWAY_FAKE_VERBS", script);
     if role == "test" {
         let fabric = format!("{test}-{}", std::process::id());
         command.env("PEERWAY_FAKE_VERBS_FABRIC", &fabric[fabric.len().saturating_sub(30)..]);
     }
-    command.stdin(Stdio::piped());
     command
 }
 
-/// The role of this process.
-pub fn role() -> String {
-    std::env::var(CHILD).unwrap_or_default()
-}
-
-/// A child process that is killed on drop.
-pub struct Killed(pub Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // The process may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// This program with an engine that opens this library, with this script and fabric.
+pub fn engine(script: &str, fabric: &str) -> Command {
+    let mut command = program();
+    command.env("PEERWAY_IBV_SO", library()).env("PEERWAY_EFA_SO", library());
+    command.env("PEERWAY_FAKE_VERBS", script).env("NO_COLOR", "1");
+    command.env("PEERWAY_FAKE_VERBS_FABRIC", fabric.chars().take(30).collect::<String>());
+    command
 }
 
 /// The path of the library that was built with this test.
 pub fn library() -> PathBuf {
-    let exe = std::env::current_exe().expect("the test program has a path");
-    let deps = exe.parent().expect("the program is in a directory");
-    let found = [deps, deps.parent().expect("the directory has a parent")]
-        .map(|directory| directory.join("libpeerway_fakeverbs.so"));
-    found.into_iter().find(|path| path.is_file()).expect("the library was built with this test")
+    peerway_fakescript::testing::library("libpeerway_fakeverbs.so")
 }
 
 pub fn verbs() -> Arc<Verbs> {
@@ -87,16 +67,27 @@ pub fn efa() -> Arc<Efa> {
     Efa::load(Some(library().into())).expect("the library exports every function")
 }
 
+/// A function of the library, which is never unloaded.
+///
+/// # Safety
+///
+/// `F` is the type of the function.
+pub unsafe fn symbol<F: Copy>(name: &str) -> F {
+    // SAFETY: loading the library runs no code. The caller guarantees the type.
+    unsafe {
+        let library = libloading::Library::new(library()).expect("the library loads");
+        let symbol = *library.get::<F>(name).expect("the symbol is exported");
+        std::mem::forget(library);
+        symbol
+    }
+}
+
 /// The library's counters.
 pub fn stats() -> Stats {
-    // SAFETY: the library is already loaded, and loading it runs no code.
-    let library = unsafe { libloading::Library::new(library()) }.expect("the library is loaded");
     let mut stats = Stats::default();
     // SAFETY: the function has this type and fills the structure.
     unsafe {
-        let read: libloading::Symbol<'_, unsafe extern "C" fn(*mut Stats)> =
-            library.get(b"peerway_fakeverbs_stats\0").expect("the symbol is exported");
-        read(&mut stats);
+        symbol::<unsafe extern "C" fn(*mut Stats)>("peerway_fakeverbs_stats")(&mut stats);
     }
     stats
 }
@@ -123,7 +114,10 @@ impl Node {
     }
 
     pub fn with_entries(name: &str, entries: i32) -> Self {
-        let context = open(name);
+        Self::on(open(name), entries)
+    }
+
+    pub fn on(context: Arc<Context>, entries: i32) -> Self {
         let pd = Arc::new(Pd::alloc(&context).expect("one domain"));
         let channel = Arc::new(CompChannel::create(&context).expect("one channel"));
         channel.set_nonblocking().expect("a descriptor");
@@ -372,8 +366,4 @@ impl Buffer {
     pub fn has_pattern(&self, seed: u8, offset: usize, length: usize) -> bool {
         (offset..offset + length).all(|at| self.byte(at) == pattern(seed, at))
     }
-}
-
-pub fn pattern(seed: u8, at: usize) -> u8 {
-    ((at ^ (at >> 8) ^ (at >> 16)) as u8).wrapping_add(seed)
 }

@@ -46,20 +46,3 @@ owned!(Ah, "ibv_destroy_ah", |this| {
     // SAFETY: handle contract: `owned!` gives it back once.
     unsafe { (this.context().verbs().symbols.ibv_destroy_ah)(this.raw) }
 });
-
-#[cfg(test)]
-mod tests {
-    use super::super::fake;
-    use super::*;
-
-    #[test]
-    fn an_address_is_made_and_given_back() {
-        let pd = Arc::new(Pd::alloc(&Arc::new(fake::open())).expect("the fake gives one"));
-        fake::fail("ibv_create_ah", libc::EHOSTUNREACH);
-        let refused = Ah::create(&pd, &ibv_ah_attr::zeroed()).map(drop);
-        assert_eq!(refused.map_err(|error| error.errno), Err(libc::EHOSTUNREACH));
-        fake::log();
-        drop(Ah::create(&pd, &ibv_ah_attr::zeroed()).expect("the fake gives one"));
-        assert_eq!(fake::log(), ["ibv_create_ah", "ibv_destroy_ah"]);
-    }
-}

@@ -310,101 +310,10 @@ pub(super) fn set_nonblocking(fd: RawFd) -> Result<(), i32> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd as _;
-
-    use super::super::fake;
     use super::*;
 
     #[test]
-    fn device_attributes_are_read_and_refusals_are_named() {
-        let context = fake::open();
-        assert_eq!(context.name(), "fake0");
-        assert_eq!(context.sysfs_path(), Path::new("/sys/class/infiniband/fake0"));
-        assert_eq!(context.completion_vectors(), 3);
-        assert_eq!(context.device_attr().map(|attr| attr.max_qp), Ok(7));
-        assert_eq!(context.device_attr_ex().map(|attr| attr.orig_attr.max_qp), Ok(7));
-        assert_eq!(context.port_attr(1).map(|attr| attr.state), Ok(IBV_PORT_ACTIVE));
-
-        fake::fail("ibv_query_device", libc::EIO);
-        let error = context.device_attr().map(|_| ()).expect_err("the fake fails the call");
-        assert_eq!((error.call, &*error.on, error.errno), ("ibv_query_device", "fake0", libc::EIO));
-        fake::fail("ibv_query_port", libc::EINVAL);
-        let error = context.port_attr(9).map(|_| ()).expect_err("the fake fails the call");
-        assert_eq!((&*error.on, error.errno), ("port 9 of fake0", libc::EINVAL));
-    }
-
-    #[test]
-    fn addresses_come_from_the_new_call_or_the_old_one() {
-        let context = fake::open();
-        let gid = context.gid(1, 3).expect("the fake has it");
-        assert_eq!(gid.kind, GidKind::RoceV2);
-        assert_eq!(gid.interface_index, 5);
-
-        // Without the new call, the kind comes from sysfs, which does not have this device.
-        fake::fail("_ibv_query_gid_ex", libc::EOPNOTSUPP);
-        let gid = context.gid(1, 3).expect("the old call has it");
-        assert_eq!(gid.kind, GidKind::Unknown);
-
-        fake::fail("_ibv_query_gid_ex", libc::ENODATA);
-        let error = context.gid(1, 4).expect_err("the fake fails the call");
-        assert_eq!((&*error.on, error.errno), ("GID 4 of port 1 of fake0", libc::ENODATA));
-    }
-
-    #[test]
-    fn an_extended_context_is_asked_through_its_table_as_far_as_it_reaches() {
-        unsafe extern "C" fn query_port(
-            _: *mut ibv_context,
-            _: u8,
-            attr: *mut ibv_port_attr,
-            size: usize,
-        ) -> i32 {
-            assert_eq!(size, size_of::<ibv_port_attr>());
-            // SAFETY: the caller passes a structure of that size.
-            unsafe { (*attr).link_layer = IBV_LINK_LAYER_ETHERNET };
-            0
-        }
-
-        let context = fake::open();
-        // SAFETY: every context of the fake lies in a `verbs_context` that lives as long.
-        let table = unsafe {
-            &mut *context
-                .as_ptr()
-                .byte_sub(offset_of!(verbs_context, context))
-                .cast::<verbs_context>()
-        };
-        table.query_port = Some(query_port);
-        table.sz = size_of::<verbs_context>();
-        table.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-        let link_layer = |context: &Context| context.port_attr(1).map(|attr| attr.link_layer);
-        assert_eq!(link_layer(&context), Ok(IBV_LINK_LAYER_ETHERNET));
-
-        // One entry shorter: an older library, where the memory at that offset is not a function.
-        table.sz = size_of::<verbs_context>() - 8;
-        assert_eq!(link_layer(&context), Ok(IBV_LINK_LAYER_UNSPECIFIED));
-        table.sz = size_of::<verbs_context>();
-        table.context.abi_compat = std::ptr::null_mut();
-        assert_eq!(link_layer(&context), Ok(IBV_LINK_LAYER_UNSPECIFIED));
-    }
-
-    #[test]
-    fn an_event_is_read_and_acknowledged_at_once() {
-        let context = fake::open();
-        assert_eq!(context.async_event(), Ok(None));
-        fake::push_port_event(IBV_EVENT_PORT_ERR, 2);
-        let event = context.async_event().expect("no error").expect("it was pushed");
-        assert_eq!(event.to_string(), "port error on port 2");
-        assert_eq!(fake::log().last(), Some(&"ibv_ack_async_event"));
-        fake::fail("ibv_get_async_event", libc::EIO);
-        assert_eq!(context.async_event().map_err(|error| error.errno), Err(libc::EIO));
-    }
-
-    #[test]
-    fn descriptors_are_made_nonblocking() {
-        let context = fake::open();
-        context.set_async_nonblocking().expect("the fake uses a real descriptor");
-        // SAFETY: this command only reads flags.
-        let flags = unsafe { libc::fcntl(context.async_fd().as_raw_fd(), libc::F_GETFL) };
-        assert_ne!(flags & libc::O_NONBLOCK, 0);
+    fn a_descriptor_that_is_not_open_is_refused() {
         assert_eq!(set_nonblocking(-1), Err(libc::EBADF));
     }
 }

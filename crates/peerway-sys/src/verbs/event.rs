@@ -120,6 +120,8 @@ mod tests {
             text(about_cq, IBV_EVENT_CQ_ERR),
             "completion queue overrun on completion queue 0x20"
         );
+        let about_port = ibv_async_element { port_num: 2 };
+        assert_eq!(text(about_port, IBV_EVENT_PORT_ERR), "port error on port 2");
         let nothing = ibv_async_element::zeroed();
         assert_eq!(text(nothing, IBV_EVENT_DEVICE_FATAL), "device failed");
         assert_eq!(text(nothing, 999), "event 999");

@@ -260,77 +260,7 @@ pub fn next_rkey(rkey: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake;
     use super::*;
-
-    fn register(pd: &Arc<Pd>, access: c_uint) -> Result<Mr, VerbsError> {
-        // SAFETY: the fake touches no memory.
-        unsafe { Mr::register(pd, std::ptr::without_provenance_mut(0x1000), 64, access) }
-    }
-
-    #[test]
-    fn teardown_is_children_first_in_whatever_order_they_are_dropped() {
-        let context = Arc::new(fake::open());
-        let pd = Arc::new(Pd::alloc(&context).expect("the fake gives one"));
-        let mr = register(&pd, IBV_ACCESS_LOCAL_WRITE).expect("the fake gives one");
-        let mw = Mw::alloc(&pd).expect("the fake gives one");
-        fake::log();
-        drop((context, pd));
-        assert!(fake::log().is_empty());
-        drop(mr);
-        drop(mw);
-        assert_eq!(
-            fake::log(),
-            ["ibv_dereg_mr", "ibv_dealloc_mw", "ibv_dealloc_pd", "ibv_close_device"]
-        );
-    }
-
-    #[test]
-    fn a_refused_close_gives_the_handle_back() {
-        let pd = Arc::new(Pd::alloc(&Arc::new(fake::open())).expect("the fake gives one"));
-        let mr = register(&pd, 0).expect("the fake gives one");
-        fake::fail("ibv_dereg_mr", libc::EBUSY);
-        let (mr, error) = mr.close().expect_err("the fake fails the call");
-        assert_eq!((error.call, error.errno), ("ibv_dereg_mr", libc::EBUSY));
-        assert_eq!((mr.lkey(), mr.rkey()), (11, 12));
-        fake::log();
-        mr.close().expect("the second attempt succeeds");
-        assert_eq!(fake::log(), ["ibv_dereg_mr"]);
-    }
-
-    #[test]
-    fn optional_access_takes_the_call_that_knows_it() {
-        let pd = Arc::new(Pd::alloc(&Arc::new(fake::open())).expect("the fake gives one"));
-        fake::log();
-        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
-        let _relaxed = register(&pd, access).expect("the fake gives one");
-        assert_eq!(fake::log(), ["ibv_reg_mr_iova2"]);
-        let _strict = register(&pd, IBV_ACCESS_LOCAL_WRITE).expect("the fake gives one");
-        assert_eq!(fake::log(), ["ibv_reg_mr"]);
-    }
-
-    #[test]
-    fn refusals_say_what_was_asked() {
-        let context = Arc::new(fake::open());
-        fake::fail("ibv_alloc_pd", libc::ENOMEM);
-        assert_eq!(Pd::alloc(&context).map(|_| ()).map_err(|e| e.errno), Err(libc::ENOMEM));
-        let pd = Arc::new(Pd::alloc(&context).expect("the fake gives one"));
-        fake::fail("ibv_reg_mr", libc::ENOMEM);
-        let error = register(&pd, 0).map(|_| ()).expect_err("the fake fails the call");
-        assert_eq!((&*error.on, error.errno), ("fake0 (64 bytes at 0x1000)", libc::ENOMEM));
-        fake::fail("ibv_alloc_mw", libc::EPERM);
-        assert_eq!(Mw::alloc(&pd).map(|_| ()).map_err(|e| e.errno), Err(libc::EPERM));
-
-        // SAFETY: descriptor 0 is only passed on; the fake lacks the call.
-        let (fd, null) = (unsafe { BorrowedFd::borrow_raw(0) }, std::ptr::null_mut());
-        // SAFETY: the call fails, so nothing is registered.
-        let error = unsafe { Mr::register_dmabuf(&pd, fd, 0, 1, 0, 0) }.map(|_| ());
-        assert!(error.is_err_and(|error| error.is_unsupported()));
-        fake::fail("ibv_reg_mr_iova2", libc::EINVAL);
-        // SAFETY: the call fails, so nothing is registered.
-        let error = unsafe { Mr::register_at(&pd, null, 1, 0x10, 0) }.map(|_| ());
-        assert_eq!(error.map_err(|error| error.errno), Err(libc::EINVAL));
-    }
 
     #[test]
     fn window_keys_count_in_their_lowest_byte() {

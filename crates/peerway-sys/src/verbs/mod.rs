@@ -32,8 +32,6 @@ mod context;
 mod device;
 mod error;
 mod event;
-#[cfg(test)]
-pub(crate) mod fake;
 pub mod ffi;
 mod gid;
 mod memory;

@@ -127,7 +127,6 @@ fn list_of(local: &[ibv_sge]) -> (*mut ibv_sge, c_int) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake;
     use super::*;
 
     #[test]
@@ -147,19 +146,6 @@ mod tests {
         assert_eq!(ibv_send_wr::send_with_immediate(1, &[], 0).opcode, IBV_WR_SEND_WITH_IMM);
         let invalidate = ibv_send_wr::invalidate(1, 0x1234);
         assert_eq!((invalidate.opcode, invalidate.imm_data), (IBV_WR_LOCAL_INV, 0x1234));
-        let (_cq, pd, _qp) = fake::queue_pair();
-        let mw = Mw::alloc(&pd).expect("the fake gives one");
-        let info = ibv_mw_bind_info { length: 64, ..ibv_mw_bind_info::zeroed() };
-        let bind = ibv_send_wr::bind_window(1, &mw, 5, info);
-        assert_eq!((bind.opcode, bind.bind_mw.rkey, bind.bind_mw.bind_info.length), (8, 5, 64));
-
-        let ah = Ah::create(&pd, &ibv_ah_attr::zeroed()).expect("the fake gives one");
-        let datagram = ibv_send_wr::send(1, &local)
-            .to_datagram(&ah, 4, 5)
-            .with_flags(IBV_SEND_SIGNALED | IBV_SEND_INLINE);
-        // SAFETY: `to_datagram` initialises this field of the union.
-        let target = unsafe { datagram.wr.ud };
-        assert_eq!((target.remote_qpn, target.remote_qkey, datagram.send_flags), (4, 5, 10));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use peerway::{
     Access, Ended, Endpoint, Fence, PathKind, Peer, Pin, Reason, Region, RemoteRegion, Transfer,
     TransferError,
 };
+use peerway_testkit::memory;
 
 use crate::args::Args;
 use crate::options::Options;
@@ -294,6 +295,17 @@ impl Pair {
         self.b.ask(&format!("fill {name} {seed}"))?;
         let descriptor = self.b.advertise(name, Access::READ_WRITE)?;
         Ok(self.peer.import(&descriptor)?)
+    }
+
+    /// Memory of ours with the pattern of 1, which the peer imports as `x`, and memory `r` of the
+    /// peer with the pattern of 2.
+    pub(crate) fn lend(&mut self, world: &World, len: u64) -> Result<Region> {
+        let region = world.region(&self.a, len)?;
+        memory::fill_all(&region, 1)?;
+        self.b.import("x", &region.advertise(Access::READ_WRITE)?)?;
+        self.b.region("r", len, world.memory())?;
+        self.b.ask("fill r 2")?;
+        Ok(region)
     }
 
     /// Waits until a session to the peer works after a fault, the old session or a new one.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use peerway::{Access, Batch, Reason};
+use peerway::{Batch, Reason};
 use peerway_testkit::memory;
 
 use crate::healthy::Healthy;
@@ -65,11 +65,7 @@ pub(crate) fn initiator(world: &World) -> Result<Verdict> {
     pair.b.accept()?;
     let healthy = Healthy::start(world, &pair.a)?;
     let len = world.profile.big;
-    let region = world.region(&pair.a, len)?;
-    memory::fill_all(&region, 1)?;
-    pair.b.import("x", &region.advertise(Access::READ_WRITE)?)?;
-    pair.b.region("r", len, world.memory())?;
-    pair.b.ask("fill r 2")?;
+    let region = pair.lend(world, len)?;
     pair.b.ask(&format!("hook slow {SLOW_US}"))?;
     hooks::slow(SLOW_US);
     pair.b.ask(&format!("post t p write r 0 x 0 {len}"))?;

@@ -151,11 +151,7 @@ pub(crate) fn initiator_revoke(world: &World) -> Result<Verdict> {
     pair.b.accept()?;
     let healthy = Healthy::start(world, &pair.a)?;
     let len = world.profile.big;
-    let region = world.region(&pair.a, len)?;
-    memory::fill_all(&region, 1)?;
-    pair.b.import("x", &region.advertise(Access::READ_WRITE)?)?;
-    pair.b.region("r", len, world.memory())?;
-    pair.b.ask("fill r 2")?;
+    let region = pair.lend(world, len)?;
     let alone = world.transport.writes_alone() || world.transport.is_device();
     if alone {
         // The initiator copies itself. It stops before a later copy, slowly enough that it has
@@ -276,11 +272,7 @@ pub(crate) fn reader_revoke(world: &World) -> Result<Verdict> {
     let mut pair = world.pair_with(&Options { detect, ..world.calm() })?;
     pair.b.accept()?;
     let len = world.profile.big;
-    let region = world.region(&pair.a, len)?;
-    memory::fill_all(&region, 1)?;
-    pair.b.import("x", &region.advertise(Access::READ_WRITE)?)?;
-    pair.b.region("r", len, world.memory())?;
-    pair.b.ask("fill r 2")?;
+    let region = pair.lend(world, len)?;
     // Slowly, so that the reader stops in the middle of the read.
     pair.b.ask("hook land 65536")?;
     pair.b.ask(&format!("post t p read r 0 x 0 {len}"))?;

@@ -29,7 +29,10 @@ pub fn program() -> Command {
 /// This test program, to run one test in a role.
 pub fn child(test: &str, role: &str) -> Command {
     let mut command = program();
-    command.args(["--exact", test, "--include-ignored", "--nocapture"]).env(ROLE, role).stdin(Stdio::piped());
+    command
+        .args(["--exact", test, "--include-ignored", "--nocapture"])
+        .env(ROLE, role)
+        .stdin(Stdio::piped());
     command
 }
 

@@ -666,7 +666,8 @@ impl Driver {
         let now = clock::now();
         let Some(rdma) = s.session.rdma.clone() else { return };
         let waiting = std::mem::take(&mut s.reopening.waiting);
-        for (lane, queue) in queues::connect(waiting, &answers, &rdma.ports, u64::MAX) {
+        let peer = s.session.addr;
+        for (lane, queue) in queues::connect(peer, waiting, &answers, &rdma.ports, u64::MAX) {
             // Only failed attempts lengthen the pause. A queue pair that fails again has worked
             // before.
             s.reopening.pause = Duration::ZERO;

@@ -216,7 +216,8 @@ impl Driver {
         }
         if (request.signal.is_empty() || request.signal_sent) && !request.must_flush() {
             let shown = request.show().map_err(|error| {
-                tracing::error!(%error, "could not flush RDMA reads into GPU memory");
+                let peer = s.session.addr;
+                tracing::error!(%error, %peer, "could not flush RDMA reads into GPU memory");
                 Reason::Failed(TransferError::Device)
             });
             let reason = shown.map_or_else(|reason| reason, |()| Reason::Done);

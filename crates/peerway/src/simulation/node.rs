@@ -24,7 +24,7 @@ use crate::threads::Cpus;
 use crate::transfer::{Transfer, signal_request};
 use crate::transport::lane::{Lane, Role};
 use crate::transport::verbs::RdmaError;
-use crate::{Access, Direction, Region};
+use crate::{Access, Direction, Operation, Region};
 
 /// How long a node may be silent.
 pub(super) const DETECT: Duration = Duration::from_secs(2);
@@ -140,7 +140,11 @@ impl Node {
             bulk,
             ..signal_request(slot, session.clone(), None, signal, deadline)
         });
-        Some(Transfer::running(inner, session, slot, None, false))
+        let operation = match direction {
+            Direction::Read => Operation::Read,
+            Direction::Write => Operation::Write,
+        };
+        Some(Transfer::running(inner, session, slot, operation, None, false))
     }
 
     /// The driver takes one turn.

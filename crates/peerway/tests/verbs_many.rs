@@ -51,16 +51,18 @@ fn transfer(endpoint: &Endpoint, peer: &Peer, remote: &RemoteRegion, seed: u8) {
     assert!(bytes(&ours) == bytes(&back), "{seed}");
 }
 
-/// The queue pairs of all devices in the kernel. `None` without the `rdma` program.
-fn queue_pairs() -> Option<usize> {
-    let listed = Command::new("rdma").args(["resource", "show"]).output().ok()?;
+/// The queue pairs of all devices in the kernel.
+fn queue_pairs() -> usize {
+    let listed = Command::new("rdma").args(["resource", "show"]).output();
+    let listed = listed.expect("this test needs the `rdma` program of iproute2");
+    assert!(listed.status.success(), "`rdma resource show` ended with {}", listed.status);
     // `0: rxe0: pd 34 cq 34 qp 53 ...`
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
     let counts = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace().skip_while(|word| *word != "qp");
         words.nth(1)?.parse::<usize>().ok()
     });
-    listed.status.success().then(|| counts.sum())
+    counts.sum()
 }
 
 /// Waits until there are so many queue pairs. The kernel frees a queue pair after its work has
@@ -68,23 +70,21 @@ fn queue_pairs() -> Option<usize> {
 fn expect_queue_pairs(expected: usize) {
     let start = Instant::now();
     loop {
-        match queue_pairs() {
-            None => return eprintln!("queue pairs not counted: no `rdma` here"),
-            Some(count) if count == expected => return,
-            Some(count) => {
-                assert!(start.elapsed() < WATCHDOG, "{count} queue pairs, not {expected}");
-            }
+        let count = queue_pairs();
+        if count == expected {
+            return;
         }
+        assert!(start.elapsed() < WATCHDOG, "{count} queue pairs, not {expected}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 #[test]
-#[ignore = "needs RDMA devices: cargo xtask test --rdma"]
+#[ignore = "needs RDMA devices and the `rdma` program: cargo xtask test --rdma"]
 fn many_peers_share_a_device_and_leave_nothing_behind() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let hub = endpoint();
-    let none = queue_pairs().unwrap_or(0);
+    let none = queue_pairs();
     let others: Vec<Endpoint> = (0..PEERS).map(|_| endpoint()).collect();
     let regions: Vec<Region> = others.iter().map(|other| filled(other, 0)).collect();
     let peers: Vec<Peer> =
@@ -107,14 +107,13 @@ fn many_peers_share_a_device_and_leave_nothing_behind() {
         let first = bytes(region)[0];
         assert_eq!(first, at as u8, "each peer has its own bytes");
     }
-    if let Some(all) = queue_pairs() {
-        // Both ends are in this process, and each session has at least two queue pairs.
-        assert!(all - none >= 2 * 2 * PEERS, "{all} queue pairs");
-        let (gone, kept) = peers.split_at(PEERS / 2);
-        gone.iter().for_each(|peer| hub.remove_peer(peer));
-        expect_queue_pairs(none + (all - none) / 2);
-        transfer(&hub, &kept[0], &remotes[PEERS / 2], 200);
-    }
+    let all = queue_pairs();
+    // Both ends are in this process, and each session has at least two queue pairs.
+    assert!(all - none >= 2 * 2 * PEERS, "{all} queue pairs");
+    let (gone, kept) = peers.split_at(PEERS / 2);
+    gone.iter().for_each(|peer| hub.remove_peer(peer));
+    expect_queue_pairs(none + (all - none) / 2);
+    transfer(&hub, &kept[0], &remotes[PEERS / 2], 200);
     peers.iter().for_each(|peer| hub.remove_peer(peer));
     expect_queue_pairs(none);
     assert!(peers.iter().all(|peer| !peer.is_alive()));

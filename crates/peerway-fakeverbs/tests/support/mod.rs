@@ -44,7 +44,7 @@ pub fn scripted_with(test: &str, script: &str, variables: &[(&str, &str)]) -> bo
 /// A process that runs a test in a role. The role `test` gets its own fabric.
 pub fn child(test: &str, script: &str, role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test program has a path"));
-    command.args(["--exact", test, "--nocapture"]).env(CHILD, role);
+    command.args(["--exact", test, "--include-ignored", "--nocapture"]).env(CHILD, role);
     command.env("PEERWAY_FAKE_VERBS", script);
     if role == "test" {
         let fabric = format!("{test}-{}", std::process::id());

@@ -27,7 +27,7 @@ struct World {
 
 impl World {
     fn new(pin: Pin, len: usize) -> Self {
-        // Heartbeats are an eighth of this apart, so none falls between two counts.
+        // As few heartbeats as possible: one in 10 s.
         let make = || Endpoint::builder().transport(pin).detect(Duration::from_secs(600)).build();
         let (a, b) = (make().expect("the fake has devices"), make().expect("the fake has devices"));
         let peer = a.connect(&b.metadata()).expect("devices reach each other");
@@ -50,7 +50,19 @@ impl World {
         assert_eq!(self.peer.run(batch).expect("the transfer is posted").reason, Reason::Done);
     }
 
-    /// The counts that a transfer adds.
+    /// Checks the counts that a transfer adds. A heartbeat between two counts adds to them, but not
+    /// in every try.
+    #[track_caller]
+    fn costs(&self, batch: &Batch, expected: Stats) {
+        let mut counted = Stats::default();
+        let is_so = (0..5).any(|_| {
+            counted = self.count(batch);
+            counted == expected
+        });
+        assert!(is_so, "expected {expected:?}, lastly counted {counted:?}");
+    }
+
+    /// The counts that a transfer adds, with those of other messages meanwhile.
     fn count(&self, batch: &Batch) -> Stats {
         let before = stats();
         self.run(batch);
@@ -89,8 +101,8 @@ fn a_small_write_is_one_inline_request() {
         return;
     }
     let world = World::new(Pin::Ib, 4096);
-    assert_eq!(world.count(&world.range(100)), counts(1, 1, 1, 1));
-    assert_eq!(world.count(&world.range(256)), counts(1, 1, 1, 0));
+    world.costs(&world.range(100), counts(1, 1, 1, 1));
+    world.costs(&world.range(256), counts(1, 1, 1, 0));
 }
 
 #[test]
@@ -99,7 +111,7 @@ fn a_small_datagram_is_one_request() {
         return;
     }
     let world = World::new(Pin::Efa, 4096);
-    assert_eq!(world.count(&world.range(256)), counts(1, 1, 1, 0));
+    world.costs(&world.range(256), counts(1, 1, 1, 0));
 }
 
 /// 64 blocks of 256 B, none adjacent to another.
@@ -117,7 +129,7 @@ fn blocks_share_doorbells_and_completions() {
     }
     let world = World::new(Pin::Ib, 128 * 256);
     let groups = 64 / GROUP;
-    assert_eq!(world.count(&blocks(&world)), counts(groups, 64, groups, 0));
+    world.costs(&blocks(&world), counts(groups, 64, groups, 0));
 }
 
 #[test]
@@ -127,7 +139,7 @@ fn blocks_as_datagrams_share_doorbells() {
     }
     // Datagrams complete in any order, so each needs its own completion.
     let world = World::new(Pin::Efa, 128 * 256);
-    assert_eq!(world.count(&blocks(&world)), counts(64 / GROUP, 64, 64, 0));
+    world.costs(&blocks(&world), counts(64 / GROUP, 64, 64, 0));
 }
 
 #[test]
@@ -138,6 +150,5 @@ fn a_large_write_is_cut_into_parts() {
     let len = 16 << 20;
     let world = World::new(Pin::Ib, len as usize);
     let parts = len / PART;
-    let counted = world.count(&world.range(len));
-    assert_eq!(counted, counts(parts, parts, parts, 0));
+    world.costs(&world.range(len), counts(parts, parts, parts, 0));
 }

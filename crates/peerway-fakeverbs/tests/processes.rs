@@ -118,6 +118,17 @@ impl Far {
         Self { process: Killed(process), output }
     }
 
+    /// Stops the process and waits until all its threads have stopped. Returns its number.
+    fn stop(&self) -> i32 {
+        let process = self.process.0.id() as i32;
+        // SAFETY: kill takes no pointers, and this process started the other one.
+        assert_eq!(unsafe { libc::kill(process, libc::SIGSTOP) }, 0);
+        let mut status = 0;
+        // SAFETY: `status` is valid. The call returns when all threads have stopped.
+        assert_eq!(unsafe { libc::waitpid(process, &mut status, libc::WUNTRACED) }, process);
+        process
+    }
+
     fn write(&mut self, address: &Address) {
         let input = self.process.0.stdin.as_mut().expect("the child has a pipe");
         input.write_all(address.line().as_bytes()).expect("the other side reads");
@@ -229,14 +240,16 @@ fn a_peer_that_dies_in_the_middle_is_retry_exceeded() {
             post(&near.qp, &mut [write.with_flags(SIGNALED)]);
         }
         near.node.completions(1);
+        near.far.stop();
+        // All sixteen writes may have completed. The peer dies before it can acknowledge this one.
+        let write = ibv_send_wr::write(16, &piece, near.theirs.memory, near.theirs.key);
+        post(&near.qp, &mut [write.with_flags(SIGNALED)]);
         near.far.process.0.kill().expect("the peer runs");
-        let statuses: Vec<u32> = (1..16).map(|_| near.node.completion().status).collect();
+        let statuses: Vec<u32> = (1..17).map(|_| near.node.completion().status).collect();
         let failed = statuses.iter().position(|status| *status != IBV_WC_SUCCESS);
-        // All sixteen writes may have completed before the signal.
-        if let Some(at) = failed {
-            assert_eq!(statuses[at], IBV_WC_RETRY_EXC_ERR);
-            assert!(statuses[at + 1..].iter().all(|status| *status == IBV_WC_WR_FLUSH_ERR));
-        }
+        let at = failed.expect("the last write fails");
+        assert_eq!(statuses[at], IBV_WC_RETRY_EXC_ERR);
+        assert!(statuses[at + 1..].iter().all(|status| *status == IBV_WC_WR_FLUSH_ERR));
     });
 }
 
@@ -244,12 +257,7 @@ fn a_peer_that_dies_in_the_middle_is_retry_exceeded() {
 fn a_stopped_peer_is_waited_for() {
     with_peer("a_stopped_peer_is_waited_for", "", |near| {
         near.echo(1);
-        let process = near.far.process.0.id() as i32;
-        // SAFETY: kill takes no pointers, and this process started the other one.
-        assert_eq!(unsafe { libc::kill(process, libc::SIGSTOP) }, 0);
-        let mut status = 0;
-        // SAFETY: `status` is valid. The call returns when all threads have stopped.
-        assert_eq!(unsafe { libc::waitpid(process, &mut status, libc::WUNTRACED) }, process);
+        let process = near.far.stop();
         let piece = [near.memory.sge(0, LEN)];
         let write = ibv_send_wr::write(1, &piece, near.theirs.memory, near.theirs.key);
         post(&near.qp, &mut [write.with_flags(SIGNALED)]);

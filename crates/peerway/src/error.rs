@@ -7,10 +7,11 @@ use peerway_core::config::ConfigError;
 use peerway_core::descriptor::DescriptorError;
 use peerway_core::ids::Incarnation;
 use peerway_core::metadata::MetadataError;
-use peerway_core::outcome::{EndedError, TransferError};
+use peerway_core::outcome::TransferError;
 use peerway_core::wire::FrameError;
 use peerway_core::work::WorkError;
 
+use crate::failure::Failure;
 use crate::gpu::GpuError;
 pub use crate::transport::verbs::RdmaError;
 
@@ -322,5 +323,5 @@ pub enum Error {
     Post(#[from] PostError),
     /// The transfer ended with another result than done.
     #[error(transparent)]
-    Ended(#[from] EndedError),
+    Ended(#[from] Box<Failure>),
 }

@@ -20,6 +20,7 @@ mod clock;
 pub mod driven;
 mod endpoint;
 mod error;
+mod failure;
 pub mod gpu;
 #[doc(hidden)]
 pub mod hooks;
@@ -48,6 +49,7 @@ pub use endpoint::Endpoint;
 pub use error::{
     AcceptError, BuildError, ConnectError, Error, ImportError, PostError, RdmaError, RegisterError,
 };
+pub use failure::{Failure, LaneEvent, Operation};
 pub use inbox::Notification;
 pub use memory::quarantine::{QuarantineStats, quarantine};
 pub use memory::{

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::ids::Incarnation;
-use peerway_core::outcome::Ended;
+use peerway_core::outcome::{Ended, Reason};
 
 use crate::batch::{Batch, Signal, check_notification};
 use crate::error::{Error, ImportError, PostError};
@@ -53,12 +53,20 @@ impl Peer {
 
     /// Writes and waits for the end.
     pub fn write(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
-        Ok(self.run(&Batch::write(local, remote)?)?.ok()?)
+        self.finish(&Batch::write(local, remote)?)
     }
 
     /// Reads and waits for the end.
     pub fn read(&self, local: &LocalSlice, remote: &RemoteSlice) -> Result<(), Error> {
-        Ok(self.run(&Batch::read(local, remote)?)?.ok()?)
+        self.finish(&Batch::read(local, remote)?)
+    }
+
+    fn finish(&self, batch: &Batch) -> Result<(), Error> {
+        let transfer = self.begin(batch)?;
+        if transfer.join().reason == Reason::Done {
+            return Ok(());
+        }
+        transfer.failure().map_or(Ok(()), |failure| Err(Box::new(failure).into()))
     }
 
     /// Posts a batch. It returns within microseconds, whatever the size of the batch.
@@ -67,6 +75,9 @@ impl Peer {
     }
 
     /// Posts a batch and waits for its end. The calling thread does the work.
+    ///
+    /// To learn more of a failure than its reason and fence, use [`Self::begin`],
+    /// [`Transfer::join`] and [`Transfer::failure`].
     pub fn run(&self, batch: &Batch) -> Result<Ended, PostError> {
         Ok(self.begin(batch)?.join())
     }

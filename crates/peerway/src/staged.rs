@@ -9,6 +9,7 @@ use peerway_sys::cuda::Stream;
 
 use crate::clock;
 use crate::error::PostError;
+use crate::failure::Failure;
 use crate::gpu::device::Device;
 use crate::gpu::{self, GpuError};
 use crate::peer::Prepared;
@@ -171,6 +172,22 @@ impl Staged {
             Stage::Failed => Some(NOT_POSTED),
             Stage::Kept | Stage::Promised => None,
         }
+    }
+
+    /// What is known of the first stage that did not end as done. `None` if there is none, or if
+    /// that stage could not be posted; the log has the reason then.
+    pub fn failure(&self) -> Option<Failure> {
+        for stage in self.inner.released.lock().unwrap().iter() {
+            match stage {
+                Stage::Released(transfer) => match transfer.failure() {
+                    Some(failure) => return Some(failure),
+                    None => continue,
+                },
+                Stage::Kept | Stage::Promised => continue,
+                Stage::Failed => return None,
+            }
+        }
+        None
     }
 
     /// Cancels every released stage. The other stages are never posted.

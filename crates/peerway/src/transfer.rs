@@ -16,6 +16,7 @@ use peerway_core::work::Cursor;
 use crate::batch::{Batch, Class, Direction, Signal, Work};
 use crate::clock;
 use crate::error::PostError;
+use crate::failure::{Failure, Operation};
 use crate::gpu::GpuError;
 use crate::inner::{Inner, Unusable};
 use crate::memory::Direct;
@@ -85,11 +86,14 @@ pub struct Transfer {
 
 enum TransferState {
     /// Done by the posting call.
-    Finished { ended: Ended, path: PathKind, bytes: u64 },
+    Finished { path: PathKind, bytes: u64 },
+    /// The posting call could not copy. Boxed, so that small transfers that succeed stay small.
+    Refused(Box<RefusedCopy>),
     Running {
         endpoint: Arc<Inner>,
         session: Arc<Session>,
         slot: SlotId,
+        operation: Operation,
         /// A direct copy that the waiter works on.
         job: Option<Arc<dyn Job>>,
         /// No other thread was asked to make progress: the caller said that it waits or polls.
@@ -98,6 +102,25 @@ enum TransferState {
         /// kept.
         over: OnceLock<Over>,
     },
+}
+
+/// A copy that failed in the posting call, where nothing of it was left under way.
+struct RefusedCopy {
+    session: Arc<Session>,
+    operation: Operation,
+    path: PathKind,
+    bytes: u64,
+    error: TransferError,
+}
+
+impl RefusedCopy {
+    fn ended(&self) -> Ended {
+        Ended { reason: Reason::Failed(self.error), fence: Fence::Held }
+    }
+
+    fn stats(&self) -> TransferStats {
+        TransferStats { bytes_total: self.bytes, ..Default::default() }
+    }
 }
 
 /// What is left of a transfer that is over and fenced.
@@ -112,13 +135,22 @@ impl Transfer {
         endpoint: &Arc<Inner>,
         session: &Arc<Session>,
         slot: SlotId,
+        operation: Operation,
         job: Option<Arc<dyn Job>>,
         left_to_caller: bool,
     ) -> Self {
         let (endpoint, session) = (endpoint.clone(), session.clone());
         let (left_to_caller, over) = (AtomicBool::new(left_to_caller), OnceLock::new());
         Self {
-            state: TransferState::Running { endpoint, session, slot, job, left_to_caller, over },
+            state: TransferState::Running {
+                endpoint,
+                session,
+                slot,
+                operation,
+                job,
+                left_to_caller,
+                over,
+            },
         }
     }
 
@@ -144,7 +176,8 @@ impl Transfer {
     /// How it ended, if it has; only looks.
     pub fn ended(&self) -> Option<Ended> {
         match &self.state {
-            TransferState::Finished { ended, .. } => Some(*ended),
+            TransferState::Finished { .. } => Some(Ended::DONE),
+            TransferState::Refused(copy) => Some(copy.ended()),
             TransferState::Running { endpoint, slot, over, .. } => {
                 if let Some(over) = over.get() {
                     return Some(over.ended);
@@ -174,12 +207,74 @@ impl Transfer {
     /// that no proof can arrive any more: the session is over, or the endpoint is closed.
     pub fn is_fence_pending(&self) -> bool {
         match &self.state {
-            TransferState::Finished { .. } => false,
+            TransferState::Finished { .. } | TransferState::Refused(_) => false,
             TransferState::Running { endpoint, slot, over, .. } => {
                 let unfenced = endpoint.slots.is_unfenced(*slot);
                 // `over` is set before the slot is given away, so the bit was this transfer's.
                 unfenced && over.get().is_none() && endpoint.check_open().is_ok()
             }
+        }
+    }
+
+    /// What is known of a transfer that did not end as done: the peer, the path, the bytes, the
+    /// fence, and the last event of its lanes. `None` while it runs, and after success.
+    ///
+    /// The fence and the last event are those of the moment of this call.
+    ///
+    /// ```
+    /// # use peerway::{Access, Batch, Endpoint, Operation};
+    /// # let (a, b) = (Endpoint::new()?, Endpoint::new()?);
+    /// # let peer = a.connect(&b.metadata())?;
+    /// # let (ours, theirs) = (a.allocate(4096)?, b.allocate(4096)?);
+    /// # let remote = peer.import(&theirs.advertise(Access::READ)?)?;
+    /// theirs.revoke();
+    /// let transfer = peer.post(&Batch::read(&ours.all(), &remote.all())?)?;
+    /// transfer.join();
+    /// let failure = transfer.failure().expect("the memory was revoked");
+    /// assert_eq!((failure.operation, failure.bytes_total), (Operation::Read, 4096));
+    /// eprintln!("{failure}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn failure(&self) -> Option<Failure> {
+        match &self.state {
+            TransferState::Finished { .. } => None,
+            TransferState::Refused(copy) => {
+                Some(self.describe(&copy.session, copy.operation, copy.ended(), true))
+            }
+            TransferState::Running { endpoint, session, operation, .. } => {
+                let unusable = endpoint.check_open().err();
+                // What a fork copied may be locked for ever.
+                let with_event = !matches!(unusable, Some(Unusable::Forked));
+                let ended = match unusable {
+                    Some(unusable) => self.last_word(unusable),
+                    None => self.ended()?,
+                };
+                if ended.reason == Reason::Done {
+                    return None;
+                }
+                Some(self.describe(session, *operation, ended, with_event))
+            }
+        }
+    }
+
+    #[cold]
+    fn describe(
+        &self,
+        session: &Session,
+        operation: Operation,
+        ended: Ended,
+        with_event: bool,
+    ) -> Failure {
+        let TransferStats { bytes_done, bytes_total, .. } = self.stats();
+        Failure {
+            peer: session.addr,
+            incarnation: session.incarnation,
+            path: self.path(),
+            operation,
+            bytes_done,
+            bytes_total,
+            ended,
+            last_event: if with_event { session.last_event() } else { None },
         }
     }
 
@@ -268,7 +363,7 @@ impl Transfer {
     /// Whoever asks for a wake-up need not poll: other threads make progress from then on.
     pub fn on_end(&self, waker: &Waker) -> bool {
         match &self.state {
-            TransferState::Finished { .. } => false,
+            TransferState::Finished { .. } | TransferState::Refused(_) => false,
             TransferState::Running { endpoint, session, slot, .. } => {
                 let sleeps = self.ended().is_none() && endpoint.slots.wake_later(*slot, waker);
                 if sleeps {
@@ -304,6 +399,7 @@ impl Transfer {
     pub fn path(&self) -> PathKind {
         match &self.state {
             TransferState::Finished { path, .. } => *path,
+            TransferState::Refused(copy) => copy.path,
             TransferState::Running { endpoint, slot, over, .. } => {
                 let path = endpoint.slots.path(*slot);
                 over.get().map_or(path, |over| over.path)
@@ -317,6 +413,7 @@ impl Transfer {
             TransferState::Finished { bytes, .. } => {
                 TransferStats { bytes_done: *bytes, bytes_total: *bytes, ..Default::default() }
             }
+            TransferState::Refused(copy) => copy.stats(),
             TransferState::Running { endpoint, slot, over, .. } => {
                 let stats = endpoint.slots.stats(*slot);
                 over.get().map_or(stats, |over| over.stats)
@@ -512,6 +609,25 @@ fn check(session: &Arc<Session>, batch: &Batch) -> Result<(), PostError> {
     Ok(batch.work.check_gpu()?)
 }
 
+fn operation_of(direction: Direction) -> Operation {
+    match direction {
+        Direction::Read => Operation::Read,
+        Direction::Write => Operation::Write,
+    }
+}
+
+#[cold]
+fn refused(
+    session: &Arc<Session>,
+    operation: Operation,
+    path: PathKind,
+    bytes: u64,
+    error: TransferError,
+) -> TransferState {
+    let session = session.clone();
+    TransferState::Refused(Box::new(RefusedCopy { session, operation, path, bytes, error }))
+}
+
 #[inline]
 fn post_by(
     endpoint: &Arc<Inner>,
@@ -526,10 +642,11 @@ fn post_by(
     session.stats.transfers.fetch_add(1, Ordering::Relaxed);
     let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
     if let (TransferMethod::Direct(path), true, true) = (way, small, signal.is_empty()) {
-        let result = copy_all(work, *direction, work.shape.start(), CopyKind::Plain);
-        let reason = result.map_or_else(Reason::Failed, |()| Reason::Done);
-        let ended = Ended { reason, fence: Fence::Held };
-        return Ok(Transfer { state: TransferState::Finished { ended, path, bytes: total } });
+        let state = match copy_all(work, *direction, work.shape.start(), CopyKind::Plain) {
+            Ok(()) => TransferState::Finished { path, bytes: total },
+            Err(error) => refused(session, operation_of(*direction), path, total, error),
+        };
+        return Ok(Transfer { state });
     }
     let now = clock::now();
     let deadline = clock::after(now, deadline.unwrap_or(endpoint.config.deadline));
@@ -541,7 +658,8 @@ fn post_by(
     };
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(total, path, now).ok_or(PostError::Busy { slots })?;
-    let running = |job, left| Transfer::running(endpoint, session, slot, job, left);
+    let operation = operation_of(*direction);
+    let running = |job, left| Transfer::running(endpoint, session, slot, operation, job, left);
     let by_device = matches!(way, TransferMethod::Devices(..));
     match way {
         TransferMethod::Direct(_) if small => {
@@ -687,7 +805,9 @@ pub(crate) fn post_signal(
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(0, path, now).ok_or(PostError::Busy { slots })?;
     let deadline = clock::after(now, endpoint.config.deadline);
+    let operation =
+        if signal.notify.is_some() { Operation::Notify } else { Operation::Count };
     let request = || signal_request(slot, session.clone(), None, signal, deadline);
     session.shard.start_request(slot, session, request);
-    Ok(Transfer::running(endpoint, session, slot, None, false))
+    Ok(Transfer::running(endpoint, session, slot, operation, None, false))
 }

@@ -20,6 +20,7 @@ use super::GpuError;
 use super::device::{FLAGS, Flag, Mark, RAISED};
 use crate::clock;
 use crate::error::PostError;
+use crate::failure::Failure;
 use crate::peer::Prepared;
 use crate::transfer::Transfer;
 use crate::transport::gpu::UserStream;
@@ -129,6 +130,15 @@ impl Enqueued {
         }
     }
 
+    /// What is known of the last run if it did not end as done. `None` if it could not be posted:
+    /// the log has the reason then.
+    pub fn failure(&self) -> Option<Failure> {
+        match &self.how {
+            EnqueuedBy::Copies(transfer) => transfer.failure(),
+            EnqueuedBy::Called { trigger, .. } => trigger.state.lock().unwrap().failure.clone(),
+        }
+    }
+
     /// Releases a captured transfer, after its graph is destroyed, with everything that was kept
     /// for it. For a transfer that was not captured, this is the same as dropping it.
     ///
@@ -167,6 +177,8 @@ struct Trigger {
 struct StreamState {
     running: Option<Transfer>,
     last: Option<Ended>,
+    /// Of the last run.
+    failure: Option<Failure>,
     runs: u64,
 }
 
@@ -227,6 +239,7 @@ impl Trigger {
         let mut state = self.state.lock().unwrap();
         let transfer = state.running.take();
         (state.last, state.runs) = (Some(ended), state.runs + 1);
+        state.failure = transfer.as_ref().and_then(Transfer::failure);
         drop(state);
         drop(transfer);
         self.word.iter().for_each(Flag::raise);

@@ -29,7 +29,7 @@ use crate::memory::quarantine;
 use crate::os::unix::{self, Received};
 use crate::peers::Claim;
 use crate::progress::copy_pool::Job;
-use crate::session::Session;
+use crate::session::{MEMORY_GONE, PROCESS_ENDED, REMOVED, Session};
 use crate::session::acceptor::Acceptor;
 use crate::transport::lane::{Lane, Outstanding, Role};
 use crate::transport::pull::{PullJob, PullOrigin};
@@ -302,10 +302,14 @@ impl Driver {
             }
             DriverCommand::Adopt(new) => self.adopt(*new),
             DriverCommand::Remove { session } => {
-                self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Removed));
+                self.with(&session, |driver, s| {
+                    driver.close_session(s, SessionEnd::Removed, REMOVED);
+                });
             }
             DriverCommand::Gone { session } => {
-                self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Closed));
+                self.with(&session, |driver, s| {
+                    driver.close_session(s, SessionEnd::Closed, MEMORY_GONE);
+                });
             }
             DriverCommand::LeaveBarredGates => self.leave_barred_gates(),
             DriverCommand::Pulled { session, origin, result } => {
@@ -537,7 +541,7 @@ impl Driver {
                         driver.unarmed = true;
                         s.dirty = true;
                     }
-                    LINK_SOCKET => driver.link_spoke(s),
+                    LINK_SOCKET => driver.link_spoke(s, now),
                     PROCESS => driver.process_died(s, now),
                     lane => {
                         s.dirty = true;
@@ -559,7 +563,7 @@ impl Driver {
         for at in 0..s.lanes.len() {
             self.serve_lane(s, at, now);
         }
-        self.close_session(s, SessionEnd::Released);
+        self.close_session(s, SessionEnd::Released, PROCESS_ENDED);
     }
 
     fn accept_events(&mut self, word: u64, now: u64) {
@@ -597,10 +601,10 @@ impl Driver {
         }
     }
 
-    fn link_spoke(&mut self, s: &mut SessionDriver) {
+    fn link_spoke(&mut self, s: &mut SessionDriver, now: u64) {
         let Some(link) = &s.session.link else { return };
         let request = |bytes: &[u8]| bytes.first_chunk().map(|b| u64::from_le_bytes(*b));
-        let gone = loop {
+        let error = loop {
             match unix::recv(link.socket.as_fd()) {
                 Ok(Received::Packet(mut packet)) => {
                     if let (Some(request), Some(fd)) = (request(&packet.bytes), packet.fds.pop()) {
@@ -618,17 +622,29 @@ impl Driver {
                     }
                 }
                 Ok(Received::WouldBlock) => return,
-                // The peer closes its end with the last of the session: it applies nothing more.
-                Ok(Received::Closed) => break SessionEnd::Released,
-                // An error of this process proves nothing about the peer.
+                Ok(Received::Closed) => break None,
                 Err(error) => {
-                    tracing::warn!(peer = %s.session.addr, %error, "the local link failed");
                     let _ = epoll::delete(self.shard.epoll(), link.socket.as_fd());
-                    break SessionEnd::Closed;
+                    break Some(error);
                 }
             }
         };
-        self.close_session(s, gone);
+        match error {
+            // An error of this process proves nothing about the peer.
+            Some(error) => {
+                let cause = format!("the local link failed: {error}");
+                self.close_session(s, SessionEnd::Closed, &cause);
+            }
+            // The peer closes its end with the last of the session: it applies nothing more. Its
+            // goodbye may still wait in a ring.
+            None => {
+                for at in 0..s.lanes.len() {
+                    self.serve_lane(s, at, now);
+                }
+                let cause = "the peer's process closed its local link or ended";
+                self.close_session(s, SessionEnd::Released, cause);
+            }
+        }
     }
 
     /// Sends what the sessions that have something to send can send now.
@@ -780,7 +796,7 @@ impl Driver {
         if let Err(error) = watched {
             tracing::error!(%error, "epoll refused a session");
             self.unwatch_session(&s);
-            s.session.mark_closed();
+            s.session.mark_closed(&format!("epoll refused the session: {error}"));
             return;
         }
         s.session.index.store(index, Ordering::Release);
@@ -798,7 +814,7 @@ impl Driver {
         self.replay(&early, now);
         // Whoever ended it meanwhile found nothing to end.
         if session.is_closing() {
-            self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Removed));
+            self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Removed, REMOVED));
         }
     }
 

@@ -17,6 +17,7 @@ use super::request::Route;
 use crate::clock;
 use crate::os::Piece;
 use crate::progress::copy_pool::Job;
+use crate::session::Session;
 
 /// Why a lane cannot go on.
 #[derive(Debug)]
@@ -35,9 +36,29 @@ pub(super) enum LaneEnd {
     Silent,
 }
 
+impl LaneEnd {
+    /// What happened to the lane with this number, for people.
+    fn describe(&self, lane: u16) -> String {
+        match self {
+            Self::Closed => format!("lane {lane} was closed by the peer or the network"),
+            Self::Broken(error) => format!("lane {lane} broke: {error}"),
+            Self::Misbehaved(why) => format!("the peer broke the protocol on lane {lane}: {why}"),
+            Self::Bye => "the peer closed the session".to_owned(),
+            Self::LeaseOver => {
+                "the lease ran out: this process or the peer did not run for too long".to_owned()
+            }
+            Self::Silent => {
+                format!("lane {lane} was silent for longer than the detection time")
+            }
+        }
+    }
+}
+
 /// Why a session is over.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum SessionEnd {
+    /// The peer said goodbye.
+    Goodbye,
     /// The peer applies nothing more, for certain.
     Released,
     /// Its connections are closed; most likely its process ended.
@@ -54,20 +75,12 @@ impl Driver {
     /// A lane is over: its work moves to others, or the session is over with it.
     pub(super) fn lane_ended(&mut self, s: &mut SessionDriver, at: usize, end: LaneEnd) {
         let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
-        match &end {
-            LaneEnd::Misbehaved(why) => {
-                tracing::warn!(peer = %s.session.addr, %why, "a peer broke the protocol");
-            }
-            LaneEnd::Broken(error) => {
-                tracing::debug!(lane = lane.index, %error, peer = %s.session.addr, "lane broke");
-            }
-            end => tracing::debug!(lane = lane.index, ?end, peer = %s.session.addr, "lane ended"),
-        }
+        let cause = end.describe(lane.index);
+        tracing::debug!(peer = %s.session.addr, cause, "lane ended");
         self.unwatch(&lane);
         let gone = match end {
-            // A local peer's copy pool may still be copying when it says goodbye; its link tells.
-            LaneEnd::Bye if !s.is_local() => SessionEnd::Released,
-            LaneEnd::Bye | LaneEnd::Closed | LaneEnd::Broken(_) => SessionEnd::Closed,
+            LaneEnd::Bye => SessionEnd::Goodbye,
+            LaneEnd::Closed | LaneEnd::Broken(_) => SessionEnd::Closed,
             LaneEnd::Silent | LaneEnd::LeaseOver => SessionEnd::Silent,
             LaneEnd::Misbehaved(_) => SessionEnd::Misbehaved,
         };
@@ -79,8 +92,12 @@ impl Driver {
             || s.lanes.iter().all(Option::is_none);
         if whole {
             s.lanes[at] = Some(lane);
-            self.close_session(s, gone);
+            self.close_session(s, gone, &cause);
             return;
+        }
+        // The end of a queue pair that is being drained is the result of an earlier event.
+        if lane.draining.is_none() {
+            s.session.note_event(&cause);
         }
         if self.drain_first(s, &mut lane) {
             s.lanes[at] = Some(lane);
@@ -129,21 +146,27 @@ impl Driver {
     }
 
     /// A session is over. Its transfers end; what may still be applied keeps its memory.
-    pub(super) fn close_session(&mut self, s: &mut SessionDriver, end: SessionEnd) {
+    pub(super) fn close_session(&mut self, s: &mut SessionDriver, end: SessionEnd, cause: &str) {
+        let was_told = end == SessionEnd::Goodbye;
+        let end = match end {
+            // A local peer's copy pool may still be copying when it says goodbye; its link tells.
+            SessionEnd::Goodbye if s.is_local() => SessionEnd::Closed,
+            SessionEnd::Goodbye => SessionEnd::Released,
+            end => end,
+        };
         if s.lingering.is_some() {
             if end == SessionEnd::Released {
                 self.release(s, true);
             }
             return;
         }
-        if !s.session.mark_closed() {
+        if !s.session.mark_closed(cause) {
             for mut lane in s.lanes.iter_mut().filter_map(Option::take) {
                 self.unwatch(&lane);
                 self.forget_queue(&mut lane);
             }
             return;
         }
-        tracing::debug!(peer = %s.session.addr, ?end, "session over");
         self.endpoint.peer_gone(&s.session, end == SessionEnd::Removed);
         for pull in self.pulls.iter().filter(|p| Arc::ptr_eq(&p.session, &s.session)) {
             pull.cancel();
@@ -173,7 +196,9 @@ impl Driver {
         // A process that was killed is dead some moments after its sockets are.
         let proof_may_come = end == SessionEnd::Closed && s.session.is_watched();
         let error = match end {
-            SessionEnd::Released | SessionEnd::Closed => TransferError::PeerGone,
+            SessionEnd::Goodbye | SessionEnd::Released | SessionEnd::Closed => {
+                TransferError::PeerGone
+            }
             SessionEnd::Silent => TransferError::PeerSilent,
             SessionEnd::Misbehaved => TransferError::PeerMisbehaved,
             SessionEnd::Removed => TransferError::EndpointClosed,
@@ -181,11 +206,13 @@ impl Driver {
         let fence_until = clock::after(now, self.endpoint.config.fence);
         let refused = s.refused_reads();
         let mut waiting = false;
+        let mut transfers = 0;
         for slot in self.active.clone() {
             let Some(request) = self.request(slot) else { continue };
             if !Arc::ptr_eq(&request.session, &s.session) {
                 continue;
             }
+            transfers += usize::from(!request.unfenced);
             // The lanes are end, and with them whatever devices of ours were reading.
             let reads = request.route == Route::Read;
             let held = proven || reads || request.is_bare() || request.unanswered == 0;
@@ -209,6 +236,8 @@ impl Driver {
                 waiting = true;
             }
         }
+        let expected = end == SessionEnd::Removed || (was_told && transfers == 0);
+        report_end(&s.session, cause, transfers, expected);
         if let Some(link) = &s.session.link {
             let _ = epoll::delete(self.shard.epoll(), link.wake_fd.as_fd());
         }
@@ -248,6 +277,27 @@ impl Driver {
                 }
             }
         }
+    }
+}
+
+/// Logs the end of a session in one line. A user need not act on one that a side closed while
+/// nothing was under way.
+fn report_end(session: &Session, cause: &str, transfers: usize, expected: bool) {
+    let Session { addr, incarnation, path, .. } = session;
+    let path = path.kind;
+    let sub_session = session.sub_session.map(|sub_session| sub_session.number);
+    if expected {
+        tracing::info!(peer = %addr, %incarnation, %path, sub_session, cause, "a session closed");
+    } else {
+        tracing::warn!(
+            peer = %addr,
+            %incarnation,
+            %path,
+            sub_session,
+            cause,
+            transfers,
+            "lost the session with a peer, which ended its transfers; connect again"
+        );
     }
 }
 

@@ -13,6 +13,7 @@ use super::driver::{Driver, SessionDriver};
 use super::ending::{LaneEnd, SessionEnd};
 use super::request::Route;
 use crate::clock;
+use crate::session::PROCESS_ENDED;
 
 /// What is late is looked at again after this time at the earliest.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -147,7 +148,8 @@ impl Driver {
             s.dirty = true;
         }
         if self.is_orphan(s, now) {
-            self.close_session(s, SessionEnd::Silent);
+            let cause = "the session that this sub-session belongs to is over";
+            self.close_session(s, SessionEnd::Silent, cause);
             return;
         }
         if s.is_local() {
@@ -181,7 +183,7 @@ impl Driver {
     /// goes on, and it is a peer again when it goes on.
     fn local_silence(&mut self, s: &mut SessionDriver, now: u64) {
         if s.session.is_process_dead() {
-            self.close_session(s, SessionEnd::Released);
+            self.close_session(s, SessionEnd::Released, PROCESS_ENDED);
             return;
         }
         let heard = s.lanes.iter().flatten().map(|lane| lane.heard).max().unwrap_or(now);
@@ -193,6 +195,7 @@ impl Driver {
             if !Arc::ptr_eq(&request.session, &s.session) || request.unfenced {
                 continue;
             }
+            s.session.note_event("every lane was silent for longer than the detection time");
             let error = Reason::Failed(TransferError::PeerSilent);
             let reason = request.ending.map_or(error, |(reason, _)| reason);
             // A notification that its receiver never takes changes no memory.

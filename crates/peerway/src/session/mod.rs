@@ -16,10 +16,13 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use peerway_core::ids::{Incarnation, SlotId};
 use peerway_core::wire::SubSession;
 
+use crate::clock;
+use crate::failure::LaneEvent;
 use crate::gpu::share::Opens;
 use crate::memory::RemoteInner;
 use crate::os::process::Pidfd;
@@ -59,11 +62,19 @@ pub(crate) struct Session {
     process: Option<Arc<Pidfd>>,
     /// Pulls from the peer's memory that the copy pool has not finished.
     pulls: AtomicUsize,
+    /// The last end of a lane or of the session, and when it was. Written before any transfer fails
+    /// because of it.
+    last_event: Mutex<Option<(u64, String)>>,
     /// False after `mark_closed`.
     alive: AtomicBool,
     /// The session is about to close: callers post nothing new on it.
     closing: AtomicBool,
 }
+
+/// Causes of the end of a session.
+pub(crate) const REMOVED: &str = "this process closed the session";
+pub(crate) const MEMORY_GONE: &str = "the memory of the peer's process is gone";
+pub(crate) const PROCESS_ENDED: &str = "the peer's process ended";
 
 /// Identifies an advertisement: its grant and its token.
 type Advertisement = (SlotId, [u8; 16]);
@@ -128,6 +139,7 @@ impl Session {
             initiator: parts.initiator,
             process: opened.or_else(named),
             pulls: AtomicUsize::new(0),
+            last_event: Mutex::default(),
             alive: AtomicBool::new(true),
             closing: AtomicBool::new(false),
         })
@@ -155,6 +167,7 @@ impl Session {
     /// Closes the session. Callers see it closed at once; the driver closes it when it handles the
     /// command.
     pub(crate) fn remove(self: &Arc<Self>) {
+        self.note_event(REMOVED);
         self.closing.store(true, Ordering::SeqCst);
         self.shard.submit(DriverCommand::Remove { session: self.clone() });
         self.shard.notify_if_blocked();
@@ -163,14 +176,33 @@ impl Session {
     /// Called when a thread finds that the peer's memory is gone. When a process dies, its memory
     /// goes before its connections close. From now on no caller posts to the session.
     pub(crate) fn found_gone(self: &Arc<Self>) {
+        self.note_event(MEMORY_GONE);
         if !self.closing.swap(true, Ordering::SeqCst) {
             self.shard.submit(DriverCommand::Gone { session: self.clone() });
             self.shard.notify_if_blocked();
         }
     }
 
-    /// Marks the session closed for new transfers. Returns whether this call did it.
-    pub(crate) fn mark_closed(&self) -> bool {
+    /// Keeps what happened to a lane or to the session, for the transfers that fail because of it.
+    #[cold]
+    pub(crate) fn note_event(&self, what: &str) {
+        *self.last_event.lock().unwrap() = Some((clock::now(), what.to_owned()));
+    }
+
+    /// The last end of a lane or of the session.
+    pub(crate) fn last_event(&self) -> Option<LaneEvent> {
+        let event = self.last_event.lock().unwrap();
+        let (at, what) = event.as_ref()?;
+        let age = Duration::from_nanos(clock::now().saturating_sub(*at));
+        Some(LaneEvent { what: what.clone(), age })
+    }
+
+    /// Marks the session closed for new transfers. Returns whether this call did it. Only the
+    /// session's driver calls it.
+    pub(crate) fn mark_closed(&self, cause: &str) -> bool {
+        if self.alive.load(Ordering::Acquire) {
+            self.note_event(cause);
+        }
         let was_alive = self.alive.swap(false, Ordering::AcqRel);
         if was_alive {
             self.imports.fail_all();

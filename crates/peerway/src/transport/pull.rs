@@ -13,7 +13,7 @@ use crate::memory::grants::Grant;
 use crate::os::{Piece, cma};
 use crate::progress::copy_pool::{Job, QUANTUM};
 use crate::progress::shard::{DriverCommand, Shard};
-use crate::session::Session;
+use crate::session::{PROCESS_ENDED, Session};
 
 /// One pull frame being carried out.
 pub(crate) struct PullJob {
@@ -57,7 +57,10 @@ pub(crate) fn cma_failed(session: &Arc<Session>, error: &io::Error) -> TransferE
             session.found_gone();
             TransferError::PeerGone
         }
-        _ if session.is_process_dead() => TransferError::PeerGone,
+        _ if session.is_process_dead() => {
+            session.note_event(PROCESS_ENDED);
+            TransferError::PeerGone
+        }
         _ => TransferError::Fault,
     }
 }

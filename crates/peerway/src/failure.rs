@@ -134,10 +134,7 @@ mod tests {
             operation: Operation::Write,
             bytes_done: 524_288,
             bytes_total: 1_048_576,
-            ended: Ended {
-                reason: Reason::Failed(TransferError::PeerSilent),
-                fence: Fence::Open,
-            },
+            ended: Ended { reason: Reason::Failed(TransferError::PeerSilent), fence: Fence::Open },
             last_event: Some(LaneEvent {
                 what: "lane 2 broke: Connection reset by peer (os error 104)".into(),
                 age: Duration::from_millis(1234),

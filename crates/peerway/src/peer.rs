@@ -106,7 +106,8 @@ impl Peer {
         let prepared = Prepared { peer: self.clone(), batch: Arc::new(batch), way };
         if let Some(device) = prepared.device().filter(|_| of_gpu) {
             if let Err(error) = device.warm_up() {
-                tracing::warn!(%error, "cannot prepare a GPU for transfers");
+                let peer = self.session.addr;
+                tracing::warn!(%error, %peer, "cannot prepare a GPU for transfers");
             }
             // Memory is pinned at its second use. A prepared batch is used repeatedly, so count
             // both uses now.
@@ -306,6 +307,11 @@ impl Prepared {
     pub(crate) unsafe fn post_in(&self, stream: UserStream) -> Result<Option<Transfer>, PostError> {
         // SAFETY: the caller's promise.
         unsafe { transfer::post_in(&self.peer.endpoint, &self.peer.session, &self.batch, stream) }
+    }
+
+    /// The peer.
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
     }
 
     /// The GPU whose memory the transfer uses.

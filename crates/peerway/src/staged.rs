@@ -60,6 +60,15 @@ enum Stage {
     Failed,
 }
 
+impl Stage {
+    fn failure(&self) -> Option<Failure> {
+        match self {
+            Self::Released(transfer) => transfer.failure(),
+            Self::Kept | Self::Promised | Self::Failed => None,
+        }
+    }
+}
+
 impl StagedInner {
     fn release(&self, stage: usize) -> Result<(), PostError> {
         let stages = self.stages.len();
@@ -73,7 +82,9 @@ impl StagedInner {
         released[stage] = match posted {
             Ok(transfer) => Stage::Released(transfer),
             Err(error) if promised => {
-                tracing::error!(%error, stage, "cannot post a stage that a CUDA stream released");
+                let peer = prepared.peer().address();
+                let what = "cannot post a stage that a CUDA stream released";
+                tracing::error!(%error, %peer, stage, "{what}");
                 Stage::Failed
             }
             Err(error) => return Err(error),
@@ -177,17 +188,14 @@ impl Staged {
     /// What is known of the first stage that did not end as done. `None` if there is none, or if
     /// that stage could not be posted; the log has the reason then.
     pub fn failure(&self) -> Option<Failure> {
-        for stage in self.inner.released.lock().unwrap().iter() {
-            match stage {
-                Stage::Released(transfer) => match transfer.failure() {
-                    Some(failure) => return Some(failure),
-                    None => continue,
-                },
-                Stage::Kept | Stage::Promised => continue,
-                Stage::Failed => return None,
-            }
-        }
-        None
+        let released = self.inner.released.lock().unwrap();
+        let posted = released.iter().take_while(|stage| !matches!(stage, Stage::Failed));
+        posted.filter_map(Stage::failure).next()
+    }
+
+    /// What is known of this stage if it was posted and did not end as done.
+    pub fn failure_of(&self, stage: usize) -> Option<Failure> {
+        self.inner.released.lock().unwrap().get(stage)?.failure()
     }
 
     /// Cancels every released stage. The other stages are never posted.

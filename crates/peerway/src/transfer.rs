@@ -805,8 +805,7 @@ pub(crate) fn post_signal(
     let slots = endpoint.slots.len();
     let slot = endpoint.slots.take(0, path, now).ok_or(PostError::Busy { slots })?;
     let deadline = clock::after(now, endpoint.config.deadline);
-    let operation =
-        if signal.notify.is_some() { Operation::Notify } else { Operation::Count };
+    let operation = if signal.notify.is_some() { Operation::Notify } else { Operation::Count };
     let request = || signal_request(slot, session.clone(), None, signal, deadline);
     session.shard.start_request(slot, session, request);
     Ok(Transfer::running(endpoint, session, slot, operation, None, false))

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use peerway::{
-    Access, Batch, Endpoint, Ended, Error, Failure, Fence, Operation, PathKind, Peer, Pin, Reason,
+    Access, Batch, Ended, Endpoint, Error, Failure, Fence, Operation, PathKind, Peer, Pin, Reason,
     Region, RemoteRegion, Transfer, TransferError,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -129,11 +129,9 @@ fn check(failure: &Failure, peer: &Peer, operation: Operation, total: u64, ended
     assert!(failure.bytes_done <= total, "{failure:?}");
     assert_eq!(failure.ended, ended);
     let text = failure.to_string();
-    for part in [
-        peer.address().to_string(),
-        peer.incarnation().to_string(),
-        format!("by {}", failure.path),
-    ] {
+    for part in
+        [peer.address().to_string(), peer.incarnation().to_string(), format!("by {}", failure.path)]
+    {
         assert!(text.contains(&part), "{part} is not in: {text}");
     }
 }

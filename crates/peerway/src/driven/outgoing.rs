@@ -492,7 +492,8 @@ impl Outgoing {
             }
             Err(PostError::PeerGone) => return Err(FaultCode::PeerGone),
             Err(error) => {
-                tracing::warn!(%error, "failed to post a put to the endpoint");
+                let peer = self.target.session().addr;
+                tracing::warn!(%error, %peer, "failed to post a put to the endpoint");
                 return Err(FaultCode::Failed);
             }
         };

@@ -443,7 +443,11 @@ impl Proxy {
         let sub_sessions = endpoint.have_sub_sessions(self.workers - 1);
         self.shared.counters.note_lanes();
         if let Err(error) = sub_sessions {
-            tracing::warn!(%error, "cannot create a shard per proxy thread; threads share lanes");
+            tracing::warn!(
+                %error,
+                peer = %session.addr,
+                "cannot create a shard per proxy thread; threads share lanes"
+            );
             return all;
         }
         // One limit for all sub-sessions: a peer that hangs costs one time-out, not one for each
@@ -460,6 +464,7 @@ impl Proxy {
                 Err(error) => {
                     tracing::warn!(
                         %error,
+                        peer = %session.addr,
                         worker,
                         "cannot open a sub-session; this proxy thread shares the first one's lanes"
                     );

@@ -251,7 +251,8 @@ fn carry(target: &PeerTarget, counter: u16) -> Result<Raised, FaultCode> {
         Err(PostError::Busy { .. }) => Ok(Raised::NoRoom),
         Err(PostError::PeerGone) => Err(FaultCode::PeerGone),
         Err(error) => {
-            tracing::warn!(%error, "failed to post a count to a peer's proxy");
+            let peer = target.session().addr;
+            tracing::warn!(%error, %peer, "failed to post a count to a peer's proxy");
             Err(FaultCode::Failed)
         }
     }

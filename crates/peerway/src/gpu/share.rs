@@ -2,6 +2,7 @@
 //! offers from peers.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -121,7 +122,7 @@ impl Offered {
     }
 
     /// Maps the memory, if that is possible and was not tried before.
-    pub(crate) fn open(&self, opens: &Opens) -> Option<&Arc<Imported>> {
+    pub(crate) fn open(&self, opens: &Opens, peer: SocketAddr) -> Option<&Arc<Imported>> {
         if let Some(opened) = self.opened.get() {
             return opened.as_ref();
         }
@@ -129,7 +130,9 @@ impl Offered {
         let opened = self.opened.get_or_init(|| {
             opens
                 .open(&device, &self.offer, self.fd.as_ref(), &self.gate)
-                .inspect_err(|error| tracing::warn!(%error, "cannot map a peer's GPU memory"))
+                .inspect_err(|error| {
+                    tracing::warn!(%error, %peer, "cannot map a peer's GPU memory");
+                })
                 .ok()
         });
         opened.as_ref()

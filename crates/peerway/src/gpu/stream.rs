@@ -215,7 +215,8 @@ impl Trigger {
                 }
             }
             Err(error) => {
-                tracing::error!(%error, "cannot post a transfer from a CUDA stream");
+                let peer = self.prepared.peer().address();
+                tracing::error!(%error, %peer, "cannot post a transfer from a CUDA stream");
                 let why = match error {
                     PostError::PeerGone => TransferError::PeerGone,
                     PostError::EndpointClosed | PostError::Forked => TransferError::EndpointClosed,

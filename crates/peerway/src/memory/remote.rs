@@ -112,7 +112,7 @@ impl RemoteInner {
     /// Maps GPU memory if possible. Returns whether a GPU's copy can access the memory.
     pub(crate) fn open_for_gpu(&self) -> bool {
         match &self.direct {
-            Direct::Gpu(offered) => offered.open(&self.session.opens).is_some(),
+            Direct::Gpu(offered) => offered.open(&self.session.opens, self.session.addr).is_some(),
             Direct::SameProcess { .. } | Direct::Mapped { .. } => true,
             Direct::Cma { .. } | Direct::None => false,
         }

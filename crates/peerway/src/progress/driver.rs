@@ -29,8 +29,8 @@ use crate::memory::quarantine;
 use crate::os::unix::{self, Received};
 use crate::peers::Claim;
 use crate::progress::copy_pool::Job;
-use crate::session::{MEMORY_GONE, PROCESS_ENDED, REMOVED, Session};
 use crate::session::acceptor::Acceptor;
+use crate::session::{MEMORY_GONE, PROCESS_ENDED, REMOVED, Session};
 use crate::transport::lane::{Lane, Outstanding, Role};
 use crate::transport::pull::{PullJob, PullOrigin};
 use crate::transport::verbs::port::Port;
@@ -794,7 +794,7 @@ impl Driver {
             s.lanes.iter_mut().flatten().for_each(|lane| lane.limit_frames(frames));
         }
         if let Err(error) = watched {
-            tracing::error!(%error, "epoll refused a session");
+            tracing::error!(%error, peer = %s.session.addr, "epoll refused a session");
             self.unwatch_session(&s);
             s.session.mark_closed(&format!("epoll refused the session: {error}"));
             return;

@@ -296,7 +296,7 @@ fn report_end(session: &Session, cause: &str, transfers: usize, expected: bool) 
             sub_session,
             cause,
             transfers,
-            "lost the session with a peer, which ended its transfers; connect again"
+            "lost the session with a peer; its transfers end, and a new connect is needed"
         );
     }
 }

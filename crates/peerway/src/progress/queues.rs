@@ -660,7 +660,8 @@ impl Driver {
         let now = clock::now();
         let Some(rdma) = s.session.rdma.clone() else { return };
         let waiting = std::mem::take(&mut s.reopening.waiting);
-        for (lane, queue) in queues::connect(waiting, &answers, &rdma.ports, u64::MAX) {
+        let peer = s.session.addr;
+        for (lane, queue) in queues::connect(peer, waiting, &answers, &rdma.ports, u64::MAX) {
             // Only attempts that fail are made rarer: a queue pair that fails again has worked
             // first.
             s.reopening.pause = Duration::ZERO;

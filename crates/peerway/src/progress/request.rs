@@ -212,7 +212,8 @@ impl Driver {
         }
         if (request.signal.is_empty() || request.signal_sent) && !request.must_flush() {
             let shown = request.show().map_err(|error| {
-                tracing::error!(%error, "what was read cannot be shown to a GPU");
+                let peer = s.session.addr;
+                tracing::error!(%error, %peer, "what was read cannot be shown to a GPU");
                 Reason::Failed(TransferError::Device)
             });
             let reason = shown.map_or_else(|reason| reason, |()| Reason::Done);

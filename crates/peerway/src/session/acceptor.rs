@@ -588,6 +588,7 @@ impl Acceptor {
             }
             Ok(Received::Cut(_)) => {
                 tracing::warn!(
+                    process = pending.pid,
                     "lost the file descriptors of a local peer, because this process has reached \
                      its limit (`ulimit -n`); the peer connects by TCP"
                 );

@@ -231,7 +231,7 @@ fn open(
     let mut queues = Vec::new();
     let mut rdma = None;
     if !found.linked && !found.same_process {
-        match go_rdma(endpoint, &shard, &welcome, &mut stream, deadline) {
+        match go_rdma(endpoint, &shard, addr, &welcome, &mut stream, deadline) {
             Ok((made, reach)) => {
                 found.queues = endpoint.rdma.as_ref().ok().map(|rdma| rdma.kind());
                 (queues, rdma) = (made, Some(Arc::new(reach)));
@@ -315,6 +315,7 @@ const NOT_LOCAL: Found =
 fn go_rdma(
     endpoint: &Inner,
     shard: &Shard,
+    addr: SocketAddr,
     welcome: &Welcome,
     stream: &mut TcpStream,
     deadline: u64,
@@ -334,7 +335,7 @@ fn go_rdma(
     let Control::QueuesOpened { queues: answers } = receive(stream, deadline).map_err(lost)? else {
         return Err("the peer did not answer the offer".to_owned());
     };
-    let connected = queues::connect(ours, &answers, &welcome.rdma, deadline);
+    let connected = queues::connect(addr, ours, &answers, &welcome.rdma, deadline);
     if connected.is_empty() {
         let refusal = answers.into_iter().find_map(|(_, answer)| answer.err());
         return Err(refusal.unwrap_or_else(|| "no queue pair could be connected".to_owned()));
@@ -483,8 +484,8 @@ fn by_rail(
             Ok(Some(stream)) => return Some(stream),
             failed => {
                 tracing::warn!(
+                    peer = %to,
                     %from,
-                    %to,
                     ?failed,
                     "cannot open a lane on this rail; the session does without the rail"
                 );

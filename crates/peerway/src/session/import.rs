@@ -335,6 +335,7 @@ pub(crate) fn answer(
     let (rdma, to) = (rdma.clone(), session.clone());
     let Some(turn) = Turn::take() else {
         tracing::warn!(
+            peer = %session.addr,
             most = MOST_REGISTERING,
             "too many registrations in progress; this import gets no RDMA keys and goes by frames"
         );

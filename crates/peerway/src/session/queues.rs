@@ -5,6 +5,7 @@
 //! the same steps when a session opens and when a lost queue pair is replaced. Everything from a
 //! peer is checked: port and lane numbers are valid only if this side has them.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use peerway_core::wire::{QueueEnd, QueueOffer, RdmaPort};
@@ -143,6 +144,7 @@ pub(crate) fn answer(
 /// Connects the local ends to the answered ones, until `deadline`. One connect may take the kernel
 /// a second and cannot be interrupted.
 pub(crate) fn connect(
+    peer: SocketAddr,
     ours: Vec<(u16, Queue)>,
     answers: &[Answer],
     theirs: &[RdmaPort],
@@ -173,7 +175,7 @@ pub(crate) fn connect(
         match done {
             Ok(()) => connected.push((lane, queue)),
             Err(why) => {
-                tracing::warn!(lane, why, "cannot connect a queue pair");
+                tracing::warn!(%peer, lane, why, "cannot connect a queue pair");
                 if matches!(answer, Some(Ok(_))) {
                     failed.push(queue.nic_index());
                 }

@@ -170,7 +170,8 @@ impl GpuJob {
     }
 
     fn failed(&self, state: &mut GpuJobState, error: &CudaError) {
-        tracing::error!(%error, "a copy by a GPU failed");
+        let peer = self.work.remotes.as_slice()[0].session.addr;
+        tracing::error!(%error, %peer, "a copy by a GPU failed");
         state.failed = true;
         state.stop.get_or_insert(Reason::Failed(TransferError::Device));
     }

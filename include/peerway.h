@@ -248,6 +248,18 @@ typedef enum peerway_fence {
     PEERWAY_FENCE_LOST = 2,
 } peerway_fence;
 
+// What a transfer does.
+typedef enum peerway_operation {
+    // Writes memory of the peer. A notification or a count may follow the bytes.
+    PEERWAY_OPERATION_WRITE = 0,
+    // Reads memory of the peer.
+    PEERWAY_OPERATION_READ = 1,
+    // Sends a notification alone.
+    PEERWAY_OPERATION_NOTIFY = 2,
+    // Adds one to a counter of the peer, and does nothing else.
+    PEERWAY_OPERATION_COUNT = 3,
+} peerway_operation;
+
 // A path to a peer.
 typedef enum peerway_path {
     // Both endpoints live in this process.
@@ -529,6 +541,31 @@ typedef struct peerway_blocks {
     // The number of indices.
     size_t count;
 } peerway_blocks;
+
+// What is known of a transfer that failed.
+typedef struct peerway_failure {
+    // sizeof(struct peerway_failure).
+    size_t size;
+    // The incarnation of the peer.
+    struct peerway_incarnation incarnation;
+    // Bytes that are known to have arrived.
+    uint64_t bytes_done;
+    // Bytes of the batch. Zero for a notification or a count alone.
+    uint64_t bytes_total;
+    // The result: a peerway_status.
+    int32_t status;
+    // Whether bytes of the transfer may still change memory: a peerway_fence.
+    uint32_t fence;
+    // The path of the transfer: a peerway_path.
+    uint32_t path;
+    // What the transfer did: a peerway_operation.
+    uint32_t operation;
+    // The address of the peer, as text with its zero byte.
+    char peer[64];
+    // The last end of a lane or of the session, with the operating system's reason, as text with
+    // its zero byte. Cut if it is longer; empty if there was none.
+    char last_event[256];
+} peerway_failure;
 
 // Bytes and times of a transfer.
 typedef struct peerway_transfer_stats {
@@ -992,6 +1029,11 @@ enum peerway_status peerway_transfer_wait(const struct peerway_transfer *transfe
 // Sets *fence to whether bytes of an ended transfer may still change memory: a peerway_fence.
 // PENDING if the transfer has not ended.
 enum peerway_status peerway_transfer_fence(const struct peerway_transfer *transfer, uint32_t *fence);
+
+// Fills in what is known of a transfer that failed: the peer, the path, the bytes, the fence, and
+// the last end of a lane. PENDING if the transfer has not ended, NOTHING if it succeeded. The
+// calls that wait put the same into a sentence: see peerway_last_error.
+enum peerway_status peerway_transfer_failure(const struct peerway_transfer *transfer, struct peerway_failure *failure);
 
 // Cancels a transfer. It ends within the fence's deadline. Its end tells whether its bytes may
 // still change memory.

@@ -132,6 +132,7 @@ fn config() -> Config {
                 "peerway_copier",
                 "peerway_direction",
                 "peerway_fence",
+                "peerway_operation",
                 "peerway_path",
             ]),
             ..Default::default()

@@ -14,7 +14,7 @@ use crate::region::{self, peerway_region};
 use crate::remote::{self, peerway_remote};
 use crate::status::{Failure, peerway_status};
 use crate::stream::peerway_prepared;
-use crate::transfer::{Transfer, end, peerway_end, peerway_transfer};
+use crate::transfer::{Transfer, finish, peerway_end, peerway_transfer};
 
 /// A connected peer: one incarnation of a remote endpoint.
 pub struct peerway_peer {
@@ -255,7 +255,7 @@ pub unsafe extern "C" fn peerway_peer_write(
         let peer = get(peer)?;
         let local = region::part(local, local_offset, len)?;
         let remote = remote::part(remote, remote_offset, len)?;
-        end(peer.run(&peerway::Batch::write(&local, &remote)?)?, None)
+        finish(&peer.begin(&peerway::Batch::write(&local, &remote)?)?, None)
     })
 }
 
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn peerway_peer_read(
         let peer = get(peer)?;
         let local = region::part(local, local_offset, len)?;
         let remote = remote::part(remote, remote_offset, len)?;
-        end(peer.run(&peerway::Batch::read(&local, &remote)?)?, None)
+        finish(&peer.begin(&peerway::Batch::read(&local, &remote)?)?, None)
     })
 }
 
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn peerway_peer_run(
     call(|| {
         // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
-        end(get(peer)?.run(&*get(batch)?)?, fill)
+        finish(&get(peer)?.begin(&*get(batch)?)?, fill)
     })
 }
 

@@ -91,7 +91,7 @@ pub unsafe extern "C" fn peerway_staged_poll(
         if stage >= stages {
             return Err(peerway::PostError::NoSuchStage { stage, stages }.into());
         }
-        end_if_any(staged.poll(stage), fill)
+        end_if_any(staged.poll(stage), || staged.failure_of(stage), fill)
     })
 }
 
@@ -107,7 +107,9 @@ pub unsafe extern "C" fn peerway_staged_wait(
     call(|| {
         // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
-        end_if_any(get(staged)?.wait(Duration::from_nanos(timeout_ns)), fill)
+        let staged = get(staged)?;
+        let ended = staged.wait(Duration::from_nanos(timeout_ns));
+        end_if_any(ended, || staged.failure(), fill)
     })
 }
 

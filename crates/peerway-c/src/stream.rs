@@ -10,7 +10,7 @@ use crate::arguments::{self, Fill, Out};
 use crate::entry::call;
 use crate::handles::{self, get, handle};
 use crate::status::{Failure, peerway_status};
-use crate::transfer::{Transfer, end, end_if_any, peerway_end, peerway_transfer};
+use crate::transfer::{Transfer, end_if_any, finish, peerway_end, peerway_transfer};
 
 /// A batch that is prepared for its peer. Any thread may post it any number of times.
 pub struct peerway_prepared {
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn peerway_prepared_run(
     call(|| {
         // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
-        end(get(prepared)?.run()?, fill)
+        finish(&get(prepared)?.begin()?, fill)
     })
 }
 
@@ -139,7 +139,9 @@ pub unsafe extern "C" fn peerway_enqueued_wait(
     call(|| {
         // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
-        end_if_any(get(enqueued)?.wait(Duration::from_nanos(timeout_ns)), fill)
+        let enqueued = get(enqueued)?;
+        let ended = enqueued.wait(Duration::from_nanos(timeout_ns));
+        end_if_any(ended, || enqueued.failure(), fill)
     })
 }
 

@@ -1,13 +1,14 @@
 //! Posted transfers.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerway::{Ended, Fence};
+use peerway::{Ended, Fence, Operation};
 
 use crate::arguments::{Fill, Out, PEERWAY_FOREVER, Versioned};
 use crate::completions::{Watch, Watchers, eventfd_of};
+use crate::endpoint::peerway_incarnation;
 use crate::entry::call;
 use crate::handles::{self, get, handle};
 use crate::peer::peerway_path;
@@ -37,6 +38,18 @@ impl Transfer {
         if !self.transfer.on_end(&self.watchers.clone().into()) {
             self.watchers.tell();
         }
+    }
+
+    /// The fence of an ended transfer.
+    fn fence(&self) -> Option<peerway_fence> {
+        let ended = || self.transfer.poll().map(|ended| ended.fence);
+        Some(match ended()? {
+            Fence::Held => peerway_fence::Held,
+            Fence::Open if self.transfer.is_fence_pending() => peerway_fence::Open,
+            // Poll again: the fence may have become held since the first poll.
+            Fence::Open if ended() == Some(Fence::Held) => peerway_fence::Held,
+            Fence::Open => peerway_fence::Lost,
+        })
     }
 }
 
@@ -100,9 +113,70 @@ unsafe impl Versioned for peerway_transfer_stats {
     const NAME: &'static str = "struct peerway_transfer_stats";
 }
 
+/// What a transfer does.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum peerway_operation {
+    /// Writes memory of the peer. A notification or a count may follow the bytes.
+    Write = 0,
+    /// Reads memory of the peer.
+    Read = 1,
+    /// Sends a notification alone.
+    Notify = 2,
+    /// Adds one to a counter of the peer, and does nothing else.
+    Count = 3,
+}
+
+/// What is known of a transfer that failed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct peerway_failure {
+    /// sizeof(struct peerway_failure).
+    pub size: usize,
+    /// The incarnation of the peer.
+    pub incarnation: peerway_incarnation,
+    /// Bytes that are known to have arrived.
+    pub bytes_done: u64,
+    /// Bytes of the batch. Zero for a notification or a count alone.
+    pub bytes_total: u64,
+    /// The result: a peerway_status.
+    pub status: i32,
+    /// Whether bytes of the transfer may still change memory: a peerway_fence.
+    pub fence: u32,
+    /// The path of the transfer: a peerway_path.
+    pub path: u32,
+    /// What the transfer did: a peerway_operation.
+    pub operation: u32,
+    /// The address of the peer, as text with its zero byte.
+    pub peer: [c_char; 64],
+    /// The last end of a lane or of the session, with the operating system's reason, as text with
+    /// its zero byte. Cut if it is longer; empty if there was none.
+    pub last_event: [c_char; 256],
+}
+
+// SAFETY: repr(C), the size first, and only integers.
+unsafe impl Versioned for peerway_failure {
+    const FIRST: usize = 376;
+    const NAME: &'static str = "struct peerway_failure";
+}
+
+/// A text in an array, cut if it is longer, with at least one zero byte.
+fn text<const ROOM: usize>(text: &str) -> [c_char; ROOM] {
+    let mut array = [0; ROOM];
+    let end = text.floor_char_boundary(ROOM - 1);
+    for (to, byte) in array.iter_mut().zip(text[..end].bytes()) {
+        *to = byte as c_char;
+    }
+    array
+}
+
 /// Returns the end of a transfer as the result of a call, with a message if it failed. Fills in
-/// `peerway_end` if the caller passed one.
-pub(crate) fn end(ended: Ended, fill: Option<Fill<peerway_end>>) -> Answer {
+/// `peerway_end` if the caller passed one. Without a `failure`, the message is that of the end.
+pub(crate) fn end(
+    ended: Ended,
+    failure: impl FnOnce() -> Option<peerway::Failure>,
+    fill: Option<Fill<peerway_end>>,
+) -> Answer {
     let status = of_end(ended);
     if let Some(fill) = fill {
         let fence_open = (ended.fence == Fence::Open).into();
@@ -110,14 +184,26 @@ pub(crate) fn end(ended: Ended, fill: Option<Fill<peerway_end>>) -> Answer {
     }
     match status {
         peerway_status::Ok => Ok(()),
-        status => Err(Failure::new(status, ended.to_string())),
+        status => {
+            let sentence = failure().map_or_else(|| ended.to_string(), |known| known.to_string());
+            Err(Failure::new(status, sentence))
+        }
     }
 }
 
+/// Waits for a transfer, and returns its end as [`end`] does.
+pub(crate) fn finish(transfer: &peerway::Transfer, fill: Option<Fill<peerway_end>>) -> Answer {
+    end(transfer.join(), || transfer.failure(), fill)
+}
+
 /// As [`end`], for a transfer that may still run.
-pub(crate) fn end_if_any(ended: Option<Ended>, fill: Option<Fill<peerway_end>>) -> Answer {
+pub(crate) fn end_if_any(
+    ended: Option<Ended>,
+    failure: impl FnOnce() -> Option<peerway::Failure>,
+    fill: Option<Fill<peerway_end>>,
+) -> Answer {
     match ended {
-        Some(ended) => end(ended, fill),
+        Some(ended) => end(ended, failure, fill),
         None => {
             let status = peerway_status::Pending as i32;
             if let Some(fill) = fill {
@@ -138,7 +224,8 @@ pub unsafe extern "C" fn peerway_transfer_poll(
     call(|| {
         // SAFETY: the C contract.
         let fill = unsafe { Fill::if_any(ended) }?;
-        end_if_any(get(transfer)?.transfer.poll(), fill)
+        let transfer = get(transfer)?;
+        end_if_any(transfer.transfer.poll(), || transfer.transfer.failure(), fill)
     })
 }
 
@@ -158,7 +245,7 @@ pub unsafe extern "C" fn peerway_transfer_wait(
             PEERWAY_FOREVER => Some(transfer.transfer.join()),
             timeout => transfer.transfer.wait(Duration::from_nanos(timeout)),
         };
-        end_if_any(found, fill)
+        end_if_any(found, || transfer.transfer.failure(), fill)
     })
 }
 
@@ -172,16 +259,44 @@ pub unsafe extern "C" fn peerway_transfer_fence(
     call(|| {
         // SAFETY: the C contract.
         let out = unsafe { Out::new(fence, "fence", peerway_fence::Open as u32) }?;
-        let transfer = get(transfer)?;
-        let ended = || transfer.transfer.poll().map(|ended| ended.fence);
-        let found = match ended().ok_or(Failure::PENDING)? {
-            Fence::Held => peerway_fence::Held,
-            Fence::Open if transfer.transfer.is_fence_pending() => peerway_fence::Open,
-            // Poll again: the fence may have become held since the first poll.
-            Fence::Open if ended() == Some(Fence::Held) => peerway_fence::Held,
-            Fence::Open => peerway_fence::Lost,
-        };
+        let found = get(transfer)?.fence().ok_or(Failure::PENDING)?;
         out.set(found as u32);
+        Ok(())
+    })
+}
+
+/// Fills in what is known of a transfer that failed: the peer, the path, the bytes, the fence, and
+/// the last end of a lane. PENDING if the transfer has not ended, NOTHING if it succeeded. The
+/// calls that wait put the same into a sentence: see peerway_last_error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerway_transfer_failure(
+    transfer: *const peerway_transfer,
+    failure: *mut peerway_failure,
+) -> peerway_status {
+    call(|| {
+        // SAFETY: the C contract.
+        let fill = unsafe { Fill::new(failure) }?;
+        let transfer = get(transfer)?;
+        let fence = transfer.fence().ok_or(Failure::PENDING)?;
+        let found = transfer.transfer.failure().ok_or(Failure::NOTHING)?;
+        let operation = match found.operation {
+            Operation::Read => peerway_operation::Read,
+            Operation::Notify => peerway_operation::Notify,
+            Operation::Count => peerway_operation::Count,
+            _ => peerway_operation::Write,
+        };
+        fill.set(peerway_failure {
+            size: 0,
+            incarnation: found.incarnation.into(),
+            bytes_done: found.bytes_done,
+            bytes_total: found.bytes_total,
+            status: of_end(found.ended) as i32,
+            fence: fence as u32,
+            path: peerway_path::from(found.path) as u32,
+            operation: operation as u32,
+            peer: text(&found.peer.to_string()),
+            last_event: text(found.last_event.as_ref().map_or("", |event| &event.what)),
+        });
         Ok(())
     })
 }
@@ -242,4 +357,18 @@ pub unsafe extern "C" fn peerway_transfer_statistics(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerway_transfer_free(transfer: *mut peerway_transfer) -> peerway_status {
     call(|| handles::free(transfer).map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_between_characters_and_end_with_zero() {
+        let bytes = |array: &[c_char]| array.iter().map(|c| *c as u8).collect::<Vec<u8>>();
+        assert_eq!(bytes(&text::<4>("")), [0; 4]);
+        assert_eq!(bytes(&text::<4>("abc")), *b"abc\0");
+        assert_eq!(bytes(&text::<4>("abcd")), *b"abc\0");
+        assert_eq!(bytes(&text::<4>("ab\u{e9}")), *b"ab\0\0");
+    }
 }

@@ -42,6 +42,19 @@ static double seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+// A failure names the peer, and so does the message of the last call.
+static void check(const struct peerway_failure *failure, const struct peerway_peer *peer, enum peerway_status status) {
+    struct peerway_peer_facts facts = {.size = sizeof facts};
+    char address[64];
+    size_t len;
+    OK(peerway_peer_describe(peer, &facts));
+    OK(peerway_peer_address(peer, address, sizeof address, &len));
+    TRUE(failure->status == (int)status && failure->operation == PEERWAY_OPERATION_WRITE);
+    TRUE(failure->path == PEERWAY_PATH_TCP && failure->bytes_total == BYTES && failure->bytes_done <= BYTES);
+    TRUE(memcmp(&failure->incarnation, &facts.incarnation, sizeof facts.incarnation) == 0);
+    TRUE(strcmp(failure->peer, address) == 0 && strstr(peerway_last_error(), address));
+}
+
 int main(void) {
     int sockets[2];
     struct invitation invitation;
@@ -70,11 +83,15 @@ int main(void) {
     OK(peerway_peer_post(peer, batch, &transfer));
     SAYS(peerway_transfer_wait(transfer, 0, &ended), PEERWAY_STATUS_PENDING, NULL);
     TRUE(ended.status == PEERWAY_STATUS_PENDING);
-    SAYS(peerway_transfer_wait(transfer, PEERWAY_FOREVER, &ended), PEERWAY_STATUS_DEADLINE, "the deadline passed (fence open");
+    SAYS(peerway_transfer_wait(transfer, PEERWAY_FOREVER, &ended), PEERWAY_STATUS_DEADLINE, "the deadline passed; the fence is open");
     TRUE(ended.status == PEERWAY_STATUS_DEADLINE && ended.fence_open && seconds() - start < 60);
     struct peerway_transfer_stats stats = {.size = sizeof stats};
     OK(peerway_transfer_statistics(transfer, &stats));
     TRUE(stats.bytes_total == BYTES && stats.bytes_done < BYTES && stats.path == PEERWAY_PATH_TCP);
+    struct peerway_failure failure = {.size = sizeof failure};
+    OK(peerway_transfer_failure(transfer, &failure));
+    check(&failure, peer, PEERWAY_STATUS_DEADLINE);
+    TRUE(failure.fence == PEERWAY_FENCE_OPEN && failure.bytes_done < BYTES && !failure.last_event[0]);
     uint32_t fence = PEERWAY_FENCE_HELD;
     OK(peerway_transfer_fence(transfer, &fence));
     TRUE(fence == PEERWAY_FENCE_OPEN);
@@ -87,14 +104,35 @@ int main(void) {
     TRUE(fence == PEERWAY_FENCE_HELD);
     SAYS(peerway_transfer_poll(transfer, &ended), PEERWAY_STATUS_DEADLINE, "the deadline passed");
     TRUE(!ended.fence_open);
+    OK(peerway_transfer_failure(transfer, &failure));
+    TRUE(failure.fence == PEERWAY_FENCE_HELD);
+    OK(peerway_transfer_free(transfer));
+
+    // Cancelled, and done: one failed because of this process, the other did not fail.
+    OK(peerway_peer_post(peer, batch, &transfer));
+    SAYS(peerway_transfer_failure(NULL, &failure), PEERWAY_STATUS_NULL_ARGUMENT, "the handle to a transfer is null");
+    OK(peerway_transfer_cancel(transfer));
+    enum peerway_status status = peerway_transfer_wait(transfer, PEERWAY_FOREVER, NULL);
+    if (status == PEERWAY_STATUS_CANCELLED) {
+        TRUE(strstr(peerway_last_error(), "was cancelled after") != NULL);
+        OK(peerway_transfer_failure(transfer, &failure));
+        check(&failure, peer, PEERWAY_STATUS_CANCELLED);
+    } else {
+        TRUE(status == PEERWAY_STATUS_OK);
+        SAYS(peerway_transfer_failure(transfer, &failure), PEERWAY_STATUS_NOTHING, NULL);
+    }
     OK(peerway_transfer_free(transfer));
     TRUE(kill(child, SIGSTOP) == 0 && waitpid(child, NULL, WUNTRACED) == child);
 
     // Killed: the transfer ends because the peer is gone.
     OK(peerway_peer_post(peer, batch, &transfer));
+    SAYS(peerway_transfer_failure(transfer, &failure), PEERWAY_STATUS_PENDING, NULL);
     TRUE(kill(child, SIGKILL) == 0);
     SAYS(peerway_transfer_wait(transfer, PEERWAY_FOREVER, &ended), PEERWAY_STATUS_PEER_GONE, "the peer is gone");
     TRUE(ended.status == PEERWAY_STATUS_PEER_GONE && seconds() - start < 120);
+    OK(peerway_transfer_failure(transfer, &failure));
+    check(&failure, peer, PEERWAY_STATUS_PEER_GONE);
+    TRUE(failure.last_event[0] && strstr(peerway_last_error(), failure.last_event));
     OK(peerway_transfer_free(transfer));
     TRUE(waitpid(child, NULL, 0) == child);
     SAYS(peerway_peer_post(peer, batch, &transfer), PEERWAY_STATUS_PEER_GONE, "the peer is gone");

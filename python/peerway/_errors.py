@@ -127,7 +127,28 @@ class Busy(PeerwayError):
 
 
 class TransferError(PeerwayError):
-    """A transfer ended without success."""
+    """A transfer ended without success.
+
+    The attributes say what is known of it. They are None if the error has another source, such as
+    a call that posts nothing because the peer is gone.
+    """
+
+    #: The address of the peer.
+    peer: str | None = None
+    #: The incarnation of the peer: a restarted peer has another.
+    incarnation: str | None = None
+    #: The path of the transfer, as in ``Transfer.path``.
+    path: str | None = None
+    #: What the transfer did: ``"read"``, ``"write"``, ``"notify"`` or ``"count"``.
+    op: str | None = None
+    #: Bytes known to have arrived.
+    bytes_done: int | None = None
+    #: Bytes asked for: 0 for a notification or a count alone.
+    bytes_total: int | None = None
+    #: ``"held"``, or ``"open"`` while the peer may still touch the transfer's memory.
+    fence: str | None = None
+    #: The last end of a lane or of the session, with the operating system's reason, or None.
+    last_event: str | None = None
 
 
 class EndpointClosed(TransferError):

@@ -42,6 +42,53 @@ def test_stopped_peer_times_out_and_says_that_its_fence_is_open() -> None:
         far.resume()
 
 
+def check(error: BaseException, peer: peerway.Peer, op: str, nbytes: int) -> None:
+    """The exception says what every failed transfer says, and its text says the same."""
+    assert isinstance(error, peerway.TransferError)
+    host, port = peer.address
+    assert error.peer == f"{host}:{port}" and error.incarnation == peer.incarnation
+    assert (error.op, error.bytes_total) == (op, nbytes) and 0 <= error.bytes_done <= nbytes
+    assert error.fence == ("open" if isinstance(error, peerway.Unfenced) else "held")
+    for part in [error.peer, error.incarnation, f"by {error.path}", f"the fence is {error.fence}", error.last_event]:
+        assert part is None or part in str(error), (part, str(error))
+
+
+def test_failed_transfers_say_what_is_known() -> None:
+    with Far(transport="tcp") as far, peerway.Endpoint(transport="tcp", detect=120, fence=0.2) as endpoint:
+        nbytes = BIG // 8
+        peer = endpoint.connect(far.metadata)
+        small = peer.remote(far(there.advertise, 100))
+        assert far(there.revoke) is True
+        with pytest.raises(peerway.Revoked, match="the peer revoked the region") as revoked:
+            peer.read(bytearray(100), small)
+        check(revoked.value, peer, "read", 100)
+        assert (revoked.value.path, revoked.value.bytes_done, revoked.value.last_event) == ("tcp", 0, None)
+
+        ours = numpy.zeros(nbytes, "uint8")
+        remote = peer.remote(far(there.advertise, nbytes))
+        far.stop()
+        with pytest.raises(peerway.TransferTimeout, match="the deadline passed") as late:
+            peer.write(ours, remote, deadline=0.3)
+        check(late.value, peer, "write", nbytes)
+        assert late.value.fence == "open" and late.value.bytes_done < nbytes
+        cancelled = peer.post_write(ours, remote)
+        cancelled.cancel()
+        error = cancelled.exception(60)
+        assert isinstance(error, peerway.TransferCancelled) and error.last_event is None
+        check(error, peer, "write", nbytes)
+
+        writes, notifies = peer.post_write(ours, remote), peer.notify(b"nobody hears")
+        far.kill()
+        for transfer, op, total in [(writes, "write", nbytes), (notifies, "notify", 0)]:
+            error = transfer.exception(60)
+            assert isinstance(error, peerway.PeerGone)
+            check(error, peer, op, total)
+            assert error.last_event
+        with pytest.raises(peerway.PeerGone) as gone:
+            peer.notify(b"x")
+        assert gone.value.peer is None, "nothing was posted"
+
+
 def test_rights_are_kept(far: Far, endpoint: peerway.Endpoint) -> None:
     peer = endpoint.connect(far.metadata)
     readable = peer.remote(far(there.advertise, 100, 7, "r"))

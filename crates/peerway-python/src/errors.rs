@@ -4,10 +4,10 @@ use peerway::driven::{HostProducerError, ProxyError, PushError};
 use peerway::gpu::GpuError;
 use peerway::gpu::jit::JitError;
 use peerway::{
-    AcceptError, BuildError, ConnectError, Ended, Fence, ImportError, PostError, Reason,
+    AcceptError, BuildError, ConnectError, Ended, Failure, Fence, ImportError, PostError, Reason,
     RegisterError, TransferError,
 };
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyBaseException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -21,8 +21,13 @@ pub(crate) fn raise(py: Python<'_>, class: &str, what: impl ToString) -> PyErr {
     made.unwrap_or_else(|error| PyRuntimeError::new_err(format!("{} ({error})", what.to_string())))
 }
 
-/// The exception for a transfer that ended without success; `None` for one that is done.
-pub(crate) fn ended(py: Python<'_>, ended: Ended) -> Option<PyErr> {
+/// The exception for a transfer that ended without success; `None` for one that is done. It gets
+/// its attributes and its message from `failure`, where there is one.
+pub(crate) fn ended(
+    py: Python<'_>,
+    ended: Ended,
+    failure: impl FnOnce() -> Option<Failure>,
+) -> Option<PyErr> {
     let class = match ended.reason {
         Reason::Done => return None,
         Reason::Cancelled => "TransferCancelled",
@@ -33,7 +38,27 @@ pub(crate) fn ended(py: Python<'_>, ended: Ended) -> Option<PyErr> {
         Fence::Held => class.to_owned(),
         Fence::Open => format!("Unfenced{class}"),
     };
-    Some(raise(py, &class, ended))
+    let Some(failure) = failure() else { return Some(raise(py, &class, ended)) };
+    let error = raise(py, &class, &failure);
+    // An exception that takes no attributes is still the right one.
+    let _ = describe(error.value(py), &failure);
+    Some(error)
+}
+
+/// Sets the attributes of `TransferError`.
+fn describe(error: &Bound<'_, PyBaseException>, failure: &Failure) -> PyResult<()> {
+    error.setattr("peer", failure.peer.to_string())?;
+    error.setattr("incarnation", failure.incarnation.to_string())?;
+    error.setattr("path", failure.path.to_string())?;
+    error.setattr("op", failure.operation.name())?;
+    error.setattr("bytes_done", failure.bytes_done)?;
+    error.setattr("bytes_total", failure.bytes_total)?;
+    let fence = match failure.ended.fence {
+        Fence::Held => "held",
+        Fence::Open => "open",
+    };
+    error.setattr("fence", fence)?;
+    error.setattr("last_event", failure.last_event.as_ref().map(|event| &event.what))
 }
 
 fn transfer(error: TransferError) -> &'static str {

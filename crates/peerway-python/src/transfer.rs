@@ -45,7 +45,7 @@ impl Transfer {
     fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyErr>> {
         let timeout = waiting::timeout("timeout", timeout)?;
         match waiting::until(py, timeout, |left| self.transfer.wait(left))? {
-            Some(ended) => Ok(errors::ended(py, ended)),
+            Some(ended) => Ok(errors::ended(py, ended, || self.transfer.failure())),
             None => {
                 let what = "the transfer has not ended in this time; it continues";
                 Err(errors::raise(py, "WaitTimeout", what))
@@ -164,7 +164,11 @@ impl Enqueued {
             let what = "the enqueued transfer has not ended in this time; it continues";
             return Err(errors::raise(py, "WaitTimeout", what));
         };
-        errors::ended(py, ended).map_or(Ok(()), Err)
+        let enqueued = self.enqueued.lock().unwrap();
+        let failure = enqueued.as_ref().and_then(peerway::gpu::Enqueued::failure);
+        // The interpreter may run other threads while it makes the exception.
+        drop(enqueued);
+        errors::ended(py, ended, || failure).map_or(Ok(()), Err)
     }
 
     /// Releases the resources kept for a graph that captured the transfer. That graph must be
@@ -278,6 +282,6 @@ impl Staged {
             let what = "the released stages have not ended in this time; they continue";
             return Err(errors::raise(py, "WaitTimeout", what));
         };
-        errors::ended(py, ended).map_or(Ok(()), Err)
+        errors::ended(py, ended, || self.staged.failure()).map_or(Ok(()), Err)
     }
 }

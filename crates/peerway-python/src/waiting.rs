@@ -110,7 +110,7 @@ pub(crate) fn finish(py: Python<'_>, transfer: &peerway::Transfer) -> PyResult<(
             }
         },
     };
-    errors::ended(py, ended).map_or(Ok(()), Err)
+    errors::ended(py, ended, || transfer.failure()).map_or(Ok(()), Err)
 }
 
 /// A time-out argument: seconds, or no limit.

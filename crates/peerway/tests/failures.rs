@@ -9,7 +9,7 @@ use peerway::{
     Access, Batch, Ended, Endpoint, Error, Failure, Fence, Operation, PathKind, Peer, Pin, Reason,
     Region, RemoteRegion, Transfer, TransferError,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 const BYTES: usize = 64 << 20;
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -68,6 +68,12 @@ impl Owner {
         let _ = io::stdin().read_line(&mut String::new());
     }
 
+    /// Stops the process, and returns when every thread of it has stopped.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        waitpid(Some(Pid::from_child(&self.process)), WaitOptions::UNTRACED).unwrap();
+    }
+
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
@@ -98,7 +104,7 @@ fn write_to_stopped(test: &str, pin: Pin, deadline: Duration) -> Option<Stopped>
     let peer = endpoint.connect(&owner.metadata).unwrap();
     let remote = peer.import(&owner.descriptor).unwrap();
     let ours = endpoint.allocate(BYTES).unwrap();
-    owner.signal(Signal::STOP);
+    owner.stop();
     let batch = Batch::write(&ours.all(), &remote.all()).unwrap().deadline(deadline);
     let transfer = peer.post(&batch).unwrap();
     assert_eq!(transfer.failure(), None, "it runs");

@@ -77,7 +77,7 @@ impl AppliedFrames {
     /// (its bytes are on their way into GPU memory), so nothing from it on is acknowledged.
     #[inline]
     pub fn next_acknowledgement(&mut self, pending: Option<u64>) -> Option<u64> {
-        let applied = pending.map_or(self.last.last(), |sequence| sequence - 1);
+        let applied = pending.map_or_else(|| self.last.last(), |sequence| sequence - 1);
         (applied > self.acknowledged).then(|| {
             self.acknowledged = applied;
             self.unacknowledged_bytes = 0;

@@ -107,7 +107,7 @@ impl fmt::Display for Operation {
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct LaneEvent {
-    /// What happened, with the operating system's reason where there is one, such as "lane 2 broke:
+    /// What happened, with the operating system's reason where there is one, such as "lane 2 failed:
     /// Connection reset by peer (os error 104)".
     pub what: String,
     /// The time from the event to the call that asked for it.
@@ -136,7 +136,7 @@ mod tests {
             bytes_total: 1_048_576,
             ended: Ended { reason: Reason::Failed(TransferError::PeerSilent), fence: Fence::Open },
             last_event: Some(LaneEvent {
-                what: "lane 2 broke: Connection reset by peer (os error 104)".into(),
+                what: "lane 2 failed: Connection reset by peer (os error 104)".into(),
                 age: Duration::from_millis(1234),
             }),
         }
@@ -149,7 +149,7 @@ mod tests {
             "write to 10.0.0.2:4711 (incarnation 3f3f3f3f3f3f3f3f) by tcp failed after 524288 of \
              1048576 bytes: the peer has been silent for longer than the detection time; the fence \
              is open: the peer may still touch the transfer's memory. Last lane event: lane 2 \
-             broke: Connection reset by peer (os error 104) (1.2 s ago)"
+             failed: Connection reset by peer (os error 104) (1.2 s ago)"
         );
     }
 

@@ -101,7 +101,7 @@ impl Peer {
         {
             return Err(PostError::OtherPeer);
         }
-        let way = transfer::lasting_way(&self.endpoint, &self.session, &batch);
+        let way = transfer::lasting_method(&self.endpoint, &self.session, &batch);
         let of_gpu = batch.work.touches_gpu();
         let prepared = Prepared { peer: self.clone(), batch: Arc::new(batch), way };
         if let Some(device) = prepared.device().filter(|_| of_gpu) {

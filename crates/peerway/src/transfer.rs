@@ -1,4 +1,4 @@
-//! Posting work, and the handle to what was posted.
+//! Posting of batches, and the handle to a posted transfer.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -31,39 +31,43 @@ use crate::slots::TransferStats;
 use crate::transport::direct::{DirectJob, copy_all};
 use crate::transport::gpu::{GpuJob, UserStream};
 
-/// A direct copy up to this size is done by the posting call: 2 µs by a mapping, 6 by CMA, and less
-/// than handing it to another thread.
+/// The posting call performs a direct copy up to this size. That takes 2 µs by a mapping and 6 µs
+/// by CMA, less than passing it to another thread.
 const INLINE_COPY: u64 = 64 << 10;
-/// Fewer pieces than this in an inline copy, so that posting stays quick.
+/// The most pieces of an inline copy, so that posting stays fast.
 const INLINE_ITEMS: usize = 64;
-/// Writes up to this size, in up to so many pieces, are put into the peer's memory by this process,
-/// which need not wake the peer. The kernel copies each piece twice for it and takes a call for
-/// each (see `os/cma.rs`), so the peer pulls what is larger or more scattered. Measured with
+/// This process pushes writes up to this size, in up to [`PUSH_PIECES`] pieces, into the peer's
+/// memory. A push need not wake the peer. The kernel copies each pushed piece twice, with one call
+/// a piece (see `os/cma.rs`), so the peer pulls larger or more scattered writes. Measured with
 /// `bench`, pushed against pulled by a peer that is awake: 4.3 and 5.9 µs for 16 KiB, 7.5 and 8.4
 /// for 32, 14.0 and 12.2 for 64; 6.6 and 6.7 for 4 pieces of 4 KiB, 12.3 and 9.2 for 8.
 const PUSH_BYTES: u64 = 64 << 10;
 const PUSH_PIECES: usize = 4;
-/// Writes up to this size go through the ring even where the peer could pull them: measured with
-/// `bench`, 1.4 to 2.2 µs against 2.3 to 3.3 at 256 B, 2.5 against 3.5 at 4 KiB, 4.7 against 4.2 at
-/// 16 KiB.
+/// Writes up to this size go through the ring even if the peer could pull them. Measured with
+/// `bench`, ring against pull: 1.4 to 2.2 µs against 2.3 to 3.3 at 256 B, 2.5 against 3.5 at 4 KiB,
+/// 4.7 against 4.2 at 16 KiB.
 const RING_BYTES: u64 = 8 << 10;
-/// Small transfers go by the latency lane unless told otherwise.
+/// Transfers of [`Class::Auto`] up to this size use the latency lane.
 const LATENCY_BYTES: u64 = 64 << 10;
-/// From this size on another core is called in to copy: waking it costs some microseconds.
+/// From this size on, the copy pool helps a waiting caller. Waking another core costs some
+/// microseconds.
 const POOL_BYTES: u64 = 1 << 20;
 
-/// Transfers of GPU memory go on lanes in so many pieces at least, so that copies and the wire
-/// overlap, but because of that alone in none smaller than this: each costs some 10 µs. Measured at
-/// 4 MiB, of host memory's rate: 65 % in pieces of 512 KiB, 55 % in pieces of 256.
+/// A lane carries a transfer of GPU memory in at least [`STAGED_PIECES`] pieces, so that copies and
+/// the wire overlap. This rule makes no piece smaller than [`STAGED_PIECE`], because each piece
+/// costs some 10 µs. Measured at 4 MiB, as a share of the rate of host memory: 65 % in pieces of
+/// 512 KiB, 55 % in pieces of 256.
 const STAGED_PIECES: u64 = 8;
 const STAGED_PIECE: u64 = 256 << 10;
 
-/// Transfers up to this size are waited for awake: 256 µs.
+/// A waiting caller polls for transfers up to this size before it blocks: for at most 262 µs beyond
+/// the spin budget.
 const PATIENT_BYTES: u64 = 1 << 20;
 
-/// A posted transfer. Dropping the handle lets it go on; its memory is kept until it has ended.
+/// A posted transfer. After the handle is dropped, the transfer continues, and its memory is kept
+/// until it has ended.
 ///
-/// Also a [`Future`] of how it ends.
+/// The handle is also a [`Future`] that resolves to the end of the transfer.
 ///
 /// ```
 /// # use peerway::{Access, Batch, Endpoint, Reason};
@@ -79,32 +83,33 @@ const PATIENT_BYTES: u64 = 1 << 20;
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "a dropped transfer goes on, but nobody learns how it ends"]
+#[must_use = "a dropped transfer continues, but its result is lost"]
 pub struct Transfer {
     state: TransferState,
 }
 
 enum TransferState {
-    /// Done by the posting call.
+    /// The posting call completed it.
     Finished { path: PathKind, bytes: u64 },
-    /// The posting call could not copy. Boxed, so that small transfers that succeed stay small.
+    /// The copy in the posting call failed. Boxed, to keep the handle small for transfers that
+    /// succeed.
     Refused(Box<RefusedCopy>),
     Running {
         endpoint: Arc<Inner>,
         session: Arc<Session>,
         slot: SlotId,
         operation: Operation,
-        /// A direct copy that the waiter works on.
+        /// A direct copy or a GPU copy that the waiting thread advances.
         job: Option<Arc<dyn Job>>,
-        /// No other thread was asked to make progress: the caller said that it waits or polls.
+        /// The caller promised to wait or poll, so no other thread was asked to make progress.
         left_to_caller: AtomicBool,
-        /// Set once somebody has seen the end: the slot is free then, however long the handle is
-        /// kept.
+        /// Set when a thread has seen the end. The slot is free from then on, even while the handle
+        /// exists.
         over: OnceLock<Over>,
     },
 }
 
-/// A copy that failed in the posting call, where nothing of it was left under way.
+/// A copy that failed in the posting call. No part of it is pending.
 struct RefusedCopy {
     session: Arc<Session>,
     operation: Operation,
@@ -123,7 +128,7 @@ impl RefusedCopy {
     }
 }
 
-/// What is left of a transfer that is over and fenced.
+/// The record of a transfer that has ended with a held fence.
 struct Over {
     ended: Ended,
     path: PathKind,
@@ -154,7 +159,7 @@ impl Transfer {
         }
     }
 
-    /// How it ended, if it has. Moves things along a little when it has not.
+    /// How the transfer ended, or `None` while it runs. Makes some progress if it still runs.
     pub fn poll(&self) -> Option<Ended> {
         let ended = self.ended();
         let TransferState::Running { endpoint, session, job, .. } = &self.state else {
@@ -173,7 +178,7 @@ impl Transfer {
         self.ended()
     }
 
-    /// How it ended, if it has; only looks.
+    /// How the transfer ended, or `None` while it runs. Makes no progress.
     pub fn ended(&self) -> Option<Ended> {
         match &self.state {
             TransferState::Finished { .. } => Some(Ended::DONE),
@@ -184,13 +189,13 @@ impl Transfer {
                 }
                 let ended = endpoint.slots.ended(*slot)?;
                 if ended.fence == Fence::Open {
-                    // It may be held later, so the slot stays.
+                    // The fence may turn to held later, so the handle keeps the slot.
                     return over.get().map_or(Some(ended), |over| Some(over.ended));
                 }
                 let stats = endpoint.slots.stats(*slot);
                 let path = endpoint.slots.path(*slot);
-                // Another thread may have been first, and then what was read may be of the slot's
-                // next tenant: what that thread kept is right.
+                // If another thread set `over` first, the values read here may belong to the next
+                // transfer in the slot. The values of that thread are right.
                 match over.set(Over { ended, path, stats }) {
                     Ok(()) => endpoint.slots.detach(*slot),
                     Err(_) => return over.get().map(|over| over.ended),
@@ -210,16 +215,17 @@ impl Transfer {
             TransferState::Finished { .. } | TransferState::Refused(_) => false,
             TransferState::Running { endpoint, slot, over, .. } => {
                 let unfenced = endpoint.slots.is_unfenced(*slot);
-                // `over` is set before the slot is given away, so the bit was this transfer's.
+                // `over` is set before the slot is released. While it is unset, the bit belongs to
+                // this transfer.
                 unfenced && over.get().is_none() && endpoint.check_open().is_ok()
             }
         }
     }
 
-    /// What is known of a transfer that did not end as done: the peer, the path, the bytes, the
+    /// Details of a transfer that failed or was cancelled: the peer, the path, the bytes, the
     /// fence, and the last event of its lanes. `None` while it runs, and after success.
     ///
-    /// The fence and the last event are those of the moment of this call.
+    /// The fence and the last event are current as of this call.
     ///
     /// ```
     /// # use peerway::{Access, Batch, Endpoint, Operation};
@@ -243,7 +249,7 @@ impl Transfer {
             }
             TransferState::Running { endpoint, session, operation, .. } => {
                 let unusable = endpoint.check_open().err();
-                // What a fork copied may be locked for ever.
+                // After a fork, a lock that another thread of the parent held is never released.
                 let with_event = !matches!(unusable, Some(Unusable::Forked));
                 let ended = match unusable {
                     Some(unusable) => self.last_word(unusable),
@@ -278,9 +284,10 @@ impl Transfer {
         }
     }
 
-    /// How it ends on an endpoint that is closed, or the parent process's: nobody else will tell.
+    /// How a transfer ends on an endpoint that is closed or belongs to the parent process. No other
+    /// thread reports its end there.
     fn last_word(&self, unusable: Unusable) -> Ended {
-        // What a fork copied may be locked for ever.
+        // After a fork, a lock that another thread of the parent held is never released.
         if let (Unusable::Closed, TransferState::Running { job: Some(job), .. }) =
             (unusable, &self.state)
         {
@@ -290,7 +297,7 @@ impl Transfer {
         self.ended().unwrap_or(Ended { reason: closed, fence: Fence::Open })
     }
 
-    /// Waits for the end, for so long. The calling thread works for the transfer meanwhile.
+    /// Waits for the end, for at most `timeout`. The calling thread makes progress meanwhile.
     pub fn wait(&self, timeout: Duration) -> Option<Ended> {
         let TransferState::Running { endpoint, session, slot, job, .. } = &self.state else {
             return self.ended();
@@ -302,7 +309,7 @@ impl Transfer {
         if let Some(job) = job {
             let mut deadline = None;
             while ended().is_none() && job.step() {
-                // A clock is read only once something took longer than a quantum.
+                // Read the clock only if the copy takes longer than one quantum.
                 let now = clock::now();
                 if now >= *deadline.get_or_insert_with(|| clock::after(now, timeout)) {
                     return ended();
@@ -323,7 +330,7 @@ impl Transfer {
             if left == Duration::ZERO {
                 return ended();
             }
-            // The end of a job comes from the copy pool, which signals no event source.
+            // The copy pool ends a job, and it signals no event source.
             if job.is_none() && session.shard.lead_until(*slot, || ended().is_some(), deadline) {
                 return ended();
             }
@@ -333,7 +340,7 @@ impl Transfer {
         }
     }
 
-    /// Waits for the end, which comes: every transfer has a deadline.
+    /// Waits for the end. Every transfer has a deadline, so this call returns.
     pub fn join(&self) -> Ended {
         loop {
             if let Some(ended) = self.wait(Duration::from_secs(1)) {
@@ -342,8 +349,8 @@ impl Transfer {
         }
     }
 
-    /// Asks for the transfer to stop. It ends within the fence deadline, and says then whether
-    /// anything of it can still change memory.
+    /// Requests cancellation. The transfer ends within the fence deadline. Its fence then says
+    /// whether it can still change memory.
     pub fn cancel(&self) {
         let TransferState::Running { endpoint, session, slot, job, .. } = &self.state else {
             return;
@@ -358,9 +365,10 @@ impl Transfer {
         session.shard.notify_if_blocked();
     }
 
-    /// Has `waker` woken at the end, in place of any earlier one; false when it has ended already.
+    /// Registers `waker` to be woken at the end, in place of an earlier waker. Returns false when
+    /// the transfer has ended already.
     ///
-    /// Whoever asks for a wake-up need not poll: other threads make progress from then on.
+    /// The caller need not poll after this call: other threads make progress from then on.
     pub fn on_end(&self, waker: &Waker) -> bool {
         match &self.state {
             TransferState::Finished { .. } | TransferState::Refused(_) => false,
@@ -375,14 +383,15 @@ impl Transfer {
         }
     }
 
-    /// Has the engine's threads carry on what was left to the caller, who sleeps instead.
+    /// Passes a transfer that was left to the caller to the engine's threads, because the caller
+    /// blocks instead.
     fn leave_to_engine(&self) {
         let TransferState::Running { endpoint, session, job, left_to_caller, .. } = &self.state
         else {
             return;
         };
-        // The load keeps polls after the first cheap. The flag publishes nothing: whatever thread
-        // clears it does the hand-over, which synchronizes by itself.
+        // The load makes every poll after the first cheap. Relaxed is enough: the flag publishes no
+        // data, and the thread that clears it does the hand-over, which synchronizes by itself.
         if !left_to_caller.load(Ordering::Relaxed)
             || !left_to_caller.swap(false, Ordering::Relaxed)
             || endpoint.check_open().is_err()
@@ -395,7 +404,7 @@ impl Transfer {
         }
     }
 
-    /// The path it took.
+    /// The path of the transfer.
     pub fn path(&self) -> PathKind {
         match &self.state {
             TransferState::Finished { path, .. } => *path,
@@ -428,7 +437,7 @@ impl Drop for Transfer {
             return;
         };
         if self.ended().is_none() && endpoint.check_open().is_ok() {
-            // It goes on, and whoever was to wait for it is gone.
+            // The transfer continues without a waiting caller, so another thread must advance it.
             match job {
                 Some(job) => see_to(endpoint, job),
                 None => session.shard.notify_if_blocked(),
@@ -457,17 +466,18 @@ impl Future for Transfer {
     }
 }
 
-/// Has the copy pool carry a direct copy on; nobody else can where there is no copy pool.
+/// Passes a job to the copy pool. Without a copy pool, the calling thread completes it.
 fn see_to(endpoint: &Inner, job: &Arc<dyn Job>) {
     if !endpoint.copy_pool.offer(job, Haste::Soon) {
-        // Better a slow call than a transfer that never ends.
+        // A slow call is better than a transfer that never ends.
         while job.step() {}
     }
 }
 
-/// How much longer than the spin budget a waiter looks by itself: about what the bytes take at the
-/// far side (4 GB/s), while that is less than sleeping and being woken costs. Larger transfers
-/// sleep, and leave the core to whoever copies.
+/// How much longer than the spin budget a waiting thread polls before it blocks. It is about the
+/// time that the peer needs for the bytes at 4 GB/s, which is less than blocking and waking costs.
+/// For larger transfers the thread blocks after the spin budget, and leaves the core to the threads
+/// that copy.
 fn patience(bytes: u64) -> Duration {
     if bytes <= PATIENT_BYTES { Duration::from_nanos(bytes / 4) } else { Duration::ZERO }
 }
@@ -475,25 +485,30 @@ fn patience(bytes: u64) -> Duration {
 /// How a batch reaches its peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum TransferMethod {
-    /// This process copies.
+    /// This process copies the bytes.
     Direct(PathKind),
-    /// Frames carry it.
+    /// Frames on lanes carry the bytes.
     Lanes(Route, PathKind),
-    /// RDMA devices carry it out.
+    /// RDMA devices carry the bytes.
     Devices(Route, PathKind),
-    /// A GPU copies.
+    /// A GPU copies the bytes.
     Gpu(PathKind),
 }
 
-/// The best way that every remote region of the work has. Inline, since a call is a twentieth of
-/// what a small copy costs.
+/// Chooses the best method that every remote region of the work supports. Inline, because a call
+/// costs a twentieth of a small copy.
 #[inline(always)]
-fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -> TransferMethod {
+fn choose_method(
+    endpoint: &Inner,
+    session: &Session,
+    direction: Direction,
+    work: &Work,
+) -> TransferMethod {
     let remotes = work.remotes.as_slice();
     let touches_gpu = work.touches_gpu();
     if touches_gpu && work.by_gpu().is_some() {
         let kinds = remotes.iter().filter_map(|r| r.direct.kind());
-        // Host memory that a GPU copies to or from is no ordinary mapping either.
+        // Shared host memory counts as GPU IPC too: a GPU copies it, not a CPU mapping.
         let shared = kinds.into_iter().any(|kind| kind != PathKind::SameProcess);
         let kind = if shared { PathKind::GpuIpc } else { PathKind::SameProcess };
         return TransferMethod::Gpu(kind);
@@ -506,7 +521,7 @@ fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -
         Direct::Gpu(_) | Direct::None => false,
     });
     if direct && !touches_gpu {
-        // One that mixes mapped memory with CMA is named after the slower of the two.
+        // A batch that mixes mapped memory and CMA reports the slower path.
         let kinds = remotes.iter().filter_map(|r| r.direct.kind());
         let kind = kinds.max_by_key(|kind| *kind as u8);
         return TransferMethod::Direct(kind.unwrap_or(session.path.kind));
@@ -522,8 +537,8 @@ fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -
         };
     }
     let local = session.link.is_some();
-    // Mapping is off only where CMA is pinned; else a few bytes are there sooner than the kernel is
-    // asked.
+    // A few bytes arrive sooner through the ring than by a system call. Mapping is off only where
+    // the settings pin CMA, and then CMA carries writes of every size.
     let worth_a_call = (work.shape.total() > RING_BYTES || !session.reach.map) && !touches_gpu;
     if direction == Direction::Write && local && session.reach.peer_pulls && worth_a_call {
         return TransferMethod::Lanes(Route::of(direction, true), PathKind::LocalCma);
@@ -532,16 +547,17 @@ fn way(endpoint: &Inner, session: &Session, direction: Direction, work: &Work) -
     TransferMethod::Lanes(Route::of(direction, false), kind)
 }
 
-/// Who sees to a transfer after it is posted.
+/// Which thread makes progress on a transfer after it is posted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PostMode {
-    /// The caller waits at once.
+    /// The caller, which waits at once.
     Waits,
-    /// Nobody in particular.
+    /// The engine's threads, because the caller need not wait.
     Leaves,
 }
 
-/// Posts a batch, by the way that it is known to go where it is known.
+/// Posts a batch. A `known` method comes from [`lasting_method`], and the call then skips
+/// [`check`].
 pub(crate) fn post(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,
@@ -550,32 +566,34 @@ pub(crate) fn post(
     known: Option<TransferMethod>,
 ) -> Result<Transfer, PostError> {
     check_peer(endpoint, session)?;
-    let way = match known {
-        Some(way) => way,
+    let method = match known {
+        Some(method) => method,
         None => {
             check(session, batch)?;
-            way(endpoint, session, batch.direction, &batch.work)
+            choose_method(endpoint, session, batch.direction, &batch.work)
         }
     };
-    post_by(endpoint, session, batch, then, way, None)
+    post_by(endpoint, session, batch, then, method, None)
 }
 
-/// How a batch of this peer's reaches it, where that is the same each time: regions lose no keys,
-/// and the path of a session stays. The memory is registered with our devices then.
-pub(crate) fn lasting_way(
+/// The transfer method of a batch, if it is the same for each post. That holds for RDMA devices:
+/// regions never lose their keys, and the path of a session does not change. This call registers
+/// the batch's memory with the local devices.
+pub(crate) fn lasting_method(
     endpoint: &Inner,
     session: &Session,
     batch: &Batch,
 ) -> Option<TransferMethod> {
-    let way = way(endpoint, session, batch.direction, &batch.work);
-    (matches!(way, TransferMethod::Devices(..)) && !batch.work.touches_gpu()).then_some(way)
+    let method = choose_method(endpoint, session, batch.direction, &batch.work);
+    (matches!(method, TransferMethod::Devices(..)) && !batch.work.touches_gpu()).then_some(method)
 }
 
-/// Posts a batch into a stream, if a GPU can carry it out by itself; else nothing is posted.
+/// Posts a batch into a stream, if a GPU can copy it by itself. Otherwise posts nothing and returns
+/// `None`.
 ///
 /// # Safety
 ///
-/// The stream is alive and of the GPU that the batch's memory is of.
+/// The stream is alive and belongs to the GPU of the batch's memory.
 pub(crate) unsafe fn post_in(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,
@@ -584,21 +602,21 @@ pub(crate) unsafe fn post_in(
 ) -> Result<Option<Transfer>, PostError> {
     check_peer(endpoint, session)?;
     check(session, batch)?;
-    let way = way(endpoint, session, batch.direction, &batch.work);
-    if !matches!(way, TransferMethod::Gpu(..)) {
+    let method = choose_method(endpoint, session, batch.direction, &batch.work);
+    if !matches!(method, TransferMethod::Gpu(..)) {
         return Ok(None);
     }
-    post_by(endpoint, session, batch, PostMode::Leaves, way, Some(stream)).map(Some)
+    post_by(endpoint, session, batch, PostMode::Leaves, method, Some(stream)).map(Some)
 }
 
-/// Whether anything can be posted to a peer at all.
+/// Checks that the endpoint is open and the session is alive.
 #[inline]
 fn check_peer(endpoint: &Inner, session: &Session) -> Result<(), PostError> {
     endpoint.check_open().map_err(PostError::from)?;
     if session.is_alive() { Ok(()) } else { Err(PostError::PeerGone) }
 }
 
-/// Whether a batch is for this peer, and its memory is there.
+/// Checks that a batch is for this peer, and that its GPU memory is usable.
 #[inline]
 fn check(session: &Arc<Session>, batch: &Batch) -> Result<(), PostError> {
     if let Some(remote) = batch.work.remotes.as_slice().first()
@@ -634,14 +652,14 @@ fn post_by(
     session: &Arc<Session>,
     batch: &Batch,
     then: PostMode,
-    way: TransferMethod,
+    method: TransferMethod,
     on: Option<UserStream>,
 ) -> Result<Transfer, PostError> {
     let Batch { direction, work, class, deadline, signal } = batch;
     let total = work.shape.total();
     session.stats.transfers.fetch_add(1, Ordering::Relaxed);
     let small = total <= INLINE_COPY && work.shape.items() <= INLINE_ITEMS;
-    if let (TransferMethod::Direct(path), true, true) = (way, small, signal.is_empty()) {
+    if let (TransferMethod::Direct(path), true, true) = (method, small, signal.is_empty()) {
         let state = match copy_all(work, *direction, work.shape.start(), CopyKind::Plain) {
             Ok(()) => TransferState::Finished { path, bytes: total },
             Err(error) => refused(session, operation_of(*direction), path, total, error),
@@ -650,7 +668,7 @@ fn post_by(
     }
     let now = clock::now();
     let deadline = clock::after(now, deadline.unwrap_or(endpoint.config.deadline));
-    let path = match way {
+    let path = match method {
         TransferMethod::Direct(path)
         | TransferMethod::Lanes(_, path)
         | TransferMethod::Devices(_, path)
@@ -660,11 +678,12 @@ fn post_by(
     let slot = endpoint.slots.take(total, path, now).ok_or(PostError::Busy { slots })?;
     let operation = operation_of(*direction);
     let running = |job, left| Transfer::running(endpoint, session, slot, operation, job, left);
-    let by_device = matches!(way, TransferMethod::Devices(..));
-    match way {
+    let by_device = matches!(method, TransferMethod::Devices(..));
+    match method {
         TransferMethod::Direct(_) if small => {
             match copy_all(work, *direction, work.shape.start(), CopyKind::Plain) {
-                // The bytes are there; now a lane says so, and its answer ends the transfer.
+                // The bytes are in place. A lane carries the signal, and its acknowledgement ends
+                // the transfer.
                 Ok(()) => {
                     endpoint.slots.slot(slot).done.fetch_add(total, Ordering::Relaxed);
                     endpoint.send_signal(slot, session, work.clone(), signal.clone(), deadline);
@@ -695,12 +714,12 @@ fn post_by(
             Ok(running(Some(job), !helped))
         }
         TransferMethod::Gpu(_) => {
-            // There a moment ago.
+            // `choose_method` found a GPU a moment ago.
             let device = work.by_gpu().ok_or(GpuError::NotForAStream)?;
             let (work, signal) = (work.clone(), signal.clone());
             let job: Arc<dyn Job> =
                 GpuJob::new(endpoint.clone(), slot, *direction, work, device, deadline, signal, on);
-            // The GPU is set to work at once; somebody must look when it is done.
+            // The GPU starts at once. A thread must poll for its end.
             let more = job.step();
             if more && then == PostMode::Leaves {
                 see_to(endpoint, &job);
@@ -722,7 +741,7 @@ fn post_by(
                 Some(_) => (total / STAGED_PIECES).next_multiple_of(stripe::ALIGN),
                 None => MAX_PAYLOAD,
             };
-            // Copies from and to a GPU end without a sound.
+            // No event source reports the end of a GPU copy.
             let unseen = total > INLINE_SEND || staged.is_some();
             let request = || Request {
                 slot,
@@ -756,7 +775,7 @@ fn post_by(
     }
 }
 
-/// A request that carries no bytes, only what follows them.
+/// A request that carries no bytes, only a signal.
 pub(crate) fn signal_request(
     slot: SlotId,
     session: Arc<Session>,
@@ -789,7 +808,7 @@ pub(crate) fn signal_request(
     }
 }
 
-/// Posts a notification that follows nothing.
+/// Posts a notification or a count without bytes.
 pub(crate) fn post_signal(
     endpoint: &Arc<Inner>,
     session: &Arc<Session>,

@@ -1,7 +1,8 @@
-//! The driver: everything of a shard that only its holder touches.
+//! The driver: the state of a shard that only the thread holding the poller's lock accesses.
 //!
-//! A turn looks at the rings, asks epoll about the sockets, copies one quantum of pulled data and,
-//! when it is time, sends heartbeats and looks at deadlines. Nothing in it blocks.
+//! A turn polls the rings, asks epoll for socket events, polls the completion queues and copies one
+//! quantum of pulled data. When timers are due, it sends heartbeats and checks deadlines. A turn
+//! never blocks.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
@@ -37,62 +38,63 @@ use crate::transport::pull::{PullJob, PullOrigin};
 use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::Unfinished;
 
-/// epoll's words for the acceptor: listeners and half-open connections.
+/// Flag in epoll's event data for the acceptor: listeners and half-open connections.
 pub(crate) const ACCEPTOR: u64 = 1 << 62;
-/// epoll's words for completion queues.
+/// Flag in epoll's event data for completion queues.
 pub(super) const PORT: u64 = 1 << 61;
-/// Lane numbers above every real lane: a session's event descriptor, its local socket, and the
-/// descriptor of the peer's process.
+/// Lane numbers in epoll's event data above every real lane. They stand for a session's event
+/// descriptor, its local socket, and the descriptor of the peer's process.
 const LINK_WAKE: u64 = 0xFFFE;
 const LINK_SOCKET: u64 = 0xFFFF;
 const PROCESS: u64 = 0xFFFD;
 
-/// A turn asks epoll only so often while no socket has been busy: asking costs a system call, about
-/// as much as a small transfer over a ring.
+/// The interval between calls to epoll while no socket is busy. A call costs about as much as a
+/// small transfer over a ring.
 const SOCKET_LOOK_NS: u64 = 20_000;
-/// And so often where queue pairs carry the bytes of every session: sockets bring heartbeats,
-/// imports and new peers then, for which a millisecond is nothing.
+/// The same interval when queue pairs carry the bytes of every session. Sockets then carry only
+/// heartbeats, imports and new connections, which tolerate a delay of a millisecond.
 const SOCKET_LOOK_BY_DEVICES_NS: u64 = 1_000_000;
-/// For so long after a socket event every turn asks.
+/// After a socket event, every turn calls epoll for this long.
 const SOCKET_WARM_NS: u64 = 1_000_000;
-/// Bytes that one session may send or receive in a turn before others have theirs.
+/// Bytes that one session may send or receive in a turn, so that it does not starve the others.
 pub(super) const TURN_BYTES: u64 = 2 << 20;
-/// Work up to this size is sent by the posting call itself; more would make posting slow.
+/// The posting call itself sends work up to this size. More would make posting slow.
 pub(crate) const INLINE_SEND: u64 = 16 << 10;
 
-/// See the module.
+/// The state of a shard. See the module documentation.
 pub(crate) struct Driver {
     pub(super) endpoint: Arc<Inner>,
     pub(super) shard: Arc<Shard>,
     pub(super) sessions: Vec<Option<Box<SessionDriver>>>,
-    /// Sessions with rings: looked at in every turn.
+    /// Sessions with rings. Every turn polls them.
     rings: Vec<usize>,
-    /// How many sessions have no queue pairs, so that rings or sockets carry their bytes.
+    /// The number of sessions without queue pairs. Rings or sockets carry their bytes.
     without_devices: usize,
-    /// Sessions that have something to send.
+    /// Sessions with data to send.
     dirty: Vec<usize>,
-    /// Lanes that had more to receive than a turn allows.
+    /// Lanes, as (session, lane), that had more to receive than [`TURN_BYTES`].
     again: Vec<(usize, usize)>,
     pub(super) requests: Box<[Option<Request>]>,
     pub(super) active: Vec<SlotId>,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
     pub(super) acceptor: Option<Acceptor>,
-    /// Sessions with copies from or to GPU memory under way.
+    /// Sessions with pending copies from or to GPU memory.
     pub(super) staging: Vec<usize>,
-    /// When one of them was last begun or done.
+    /// When such a copy last started or finished.
     pub(super) copies_moved: u64,
     /// Completion queues, one for each RDMA device.
     pub(super) ports: Vec<Port>,
-    /// What the last poll of one gave.
+    /// The completions of the last poll of a port.
     pub(super) completions: Vec<ibv_wc>,
     pub(super) timers: Timers,
-    /// Until when the progress thread is blocked with every event source armed; 0 while it is not.
+    /// The time until which the progress thread blocks with every event source armed. 0 while it
+    /// does not block.
     armed_until: u64,
-    /// An event source is not armed, because it was used up or is new since.
+    /// An event source is not armed: it has fired, or it is new since the last [`Driver::arm`].
     pub(super) unarmed: bool,
     next_socket_look: u64,
     sockets_warm_until: u64,
-    /// When the last turn began, for what is not worth a look at the clock.
+    /// When the last turn began, for uses that do not justify reading the clock.
     pub(super) now: u64,
 }
 
@@ -101,22 +103,22 @@ pub(crate) struct SessionDriver {
     pub(super) session: Arc<Session>,
     pub(super) index: usize,
     pub(super) lanes: Vec<Option<Box<Lane>>>,
-    /// Requests that have something to put into frames. Named by slot and generation: a slot's next
-    /// tenant may belong to another peer.
+    /// Requests with data to put into frames. A [`SlotId`] includes the generation, because the
+    /// next request in a slot may belong to another peer.
     pub(super) latency: VecDeque<SlotId>,
     pub(super) bulk: VecDeque<SlotId>,
-    /// Flights whose bytes are all answered for and whose notification or count is due.
+    /// Requests whose bytes are all acknowledged and whose notification or count is due.
     pub(super) signals: Vec<SlotId>,
-    /// Lanes that the peer says it has lost.
+    /// Lanes that the peer reported as lost.
     pub(super) lost_by_peer: Vec<u16>,
-    /// Lanes that are gone, until both sides agree on what became of their frames.
+    /// Lost lanes, until both sides agree on which of their frames were applied.
     pub(super) lost: LostLanes,
-    /// Requests that have something for devices to carry out, as in `latency` and `bulk`.
+    /// Requests with parts to post to RDMA devices, as in `latency` and `bulk`.
     pub(super) parts_latency: VecDeque<SlotId>,
     pub(super) parts_bulk: VecDeque<SlotId>,
-    /// What failed queue pairs left, until the peer says what arrived.
+    /// The unfinished work of failed queue pairs, by lane, until the peer reports what arrived.
     pub(super) unfinished: HashMap<u16, Unfinished>,
-    /// Queue pairs in place of lost ones.
+    /// The state of opening queue pairs that replace lost ones.
     pub(super) reopening: Reopening,
     /// The lane that gets the next part.
     pub(super) next_queue: usize,
@@ -124,31 +126,31 @@ pub(crate) struct SessionDriver {
     pub(super) peer_clock: u64,
     pub(super) detect: Duration,
     pub(super) next_beat: u64,
-    /// When its timer is due.
+    /// When the session's timer is due.
     pub(super) timer: u64,
     pub(super) dirty: bool,
-    /// Copies from or to GPU memory are under way.
+    /// Copies from or to GPU memory are pending.
     pub(super) copies: bool,
-    /// For a sub-session, since when the session that it belongs to is over.
+    /// For a sub-session: when the session that it belongs to ended.
     pub(super) alone_since: Option<u64>,
-    /// Over; kept until this time at the latest to learn when the peer has let go.
+    /// The session is over. The driver keeps it until this time at the latest, to learn when the
+    /// peer can no longer access its memory.
     pub(super) lingering: Option<u64>,
 }
 
 /// A session that leaves the handshake.
 pub(crate) struct NewSession {
     pub(crate) session: Arc<Session>,
-    /// By index; a queue pair that could not be opened leaves a gap.
+    /// By index. A queue pair that could not be opened leaves `None`.
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) detect: Duration,
-    /// Kept until the session is known to whoever asks for it.
+    /// Held until the driver has adopted the session.
     pub(crate) claim: Option<Claim>,
 }
 
 impl SessionDriver {
-    /// The lane for control messages: the one for small transfers, or the first that lives. Where
-    /// there are queue pairs the connection goes first, since they fail with any request that
-    /// fails.
+    /// The lane for control messages: the latency lane, or the first usable lane. With queue pairs,
+    /// the TCP connection is preferred, because one failed work request breaks its queue pair.
     pub(super) fn control_lane(&mut self) -> Option<&mut Box<Lane>> {
         if self.session.rdma.is_none() || self.lanes.first().is_none_or(Option::is_none) {
             return self.latency_lane();
@@ -156,7 +158,7 @@ impl SessionDriver {
         self.lanes[0].as_mut()
     }
 
-    /// The lane for what follows a transfer's bytes.
+    /// The lane for the signal that follows a transfer's bytes.
     pub(super) fn latency_lane(&mut self) -> Option<&mut Box<Lane>> {
         let usable = |lane: &Option<Box<Lane>>| lane.as_ref().is_some_and(|l| l.draining.is_none());
         let latency = |lane: &Option<Box<Lane>>| {
@@ -167,8 +169,8 @@ impl SessionDriver {
         self.lanes[at].as_mut()
     }
 
-    /// Whether a lane of this role takes from the (latency, bulk) queues. When every lane of a role
-    /// is gone the others take its work.
+    /// Whether a lane of this role serves the (latency, bulk) queues. When every lane of a role is
+    /// gone, the other lanes take over its work.
     pub(super) fn serves(&self, role: Role) -> (bool, bool) {
         let lives = |role: Role| {
             let live = self.lanes.iter().flatten().filter(|lane| lane.draining.is_none());
@@ -177,7 +179,7 @@ impl SessionDriver {
         match role {
             Role::Latency => (true, !lives(Role::Bulk)),
             Role::Bulk => (!lives(Role::Latency), true),
-            // Nothing but queue pairs may carry bytes: they are waited for.
+            // Only queue pairs may carry bytes, so requests wait for new ones.
             Role::Control if self.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned) => {
                 (false, false)
             }
@@ -198,7 +200,7 @@ impl SessionDriver {
         self.latency.is_empty() && self.bulk.is_empty()
     }
 
-    /// What was applied from a lane that is gone, as the answer to the peer's question.
+    /// The answer to the peer's [`Control::LaneLost`]: which frames of the lost lane were applied.
     pub(super) fn fenced(&self, lane: u16) -> Control {
         fenced(lane, self.lost.applied(lane))
     }
@@ -237,7 +239,7 @@ impl Driver {
         }
     }
 
-    /// The endpoint closes: whatever is still under way ends now.
+    /// Ends every remaining transfer because the endpoint closes.
     pub(crate) fn end_all(&mut self) {
         for slot in self.active.clone() {
             let Some(request) = self.request(slot) else { continue };
@@ -250,7 +252,8 @@ impl Driver {
             let fence = if held { Fence::Held } else { Fence::Open };
             self.endpoint.slots.end(slot, Ended { reason, fence });
         }
-        // A peer that pulls reads the source by itself, whether or not this endpoint exists.
+        // A pulling peer reads the source memory by itself, even after this endpoint is gone. The
+        // quarantine keeps that memory.
         let fence = self.endpoint.config.fence;
         for request in self.requests.iter_mut().flatten() {
             if request.route == Route::Pull
@@ -262,7 +265,7 @@ impl Driver {
         }
     }
 
-    /// Carries out one command.
+    /// Executes one command.
     pub(crate) fn handle(&mut self, command: DriverCommand) {
         match command {
             DriverCommand::Start(request) => {
@@ -301,9 +304,10 @@ impl Driver {
         }
     }
 
-    /// A peer that does not read keeps a frame with granted memory waiting in a lane, and with it
-    /// the grant's gate. The owner has barred some grants: their frames go on from private copies,
-    /// at most one frame a lane.
+    /// Leaves the gates of barred grants that lanes still hold.
+    ///
+    /// A slow peer delays a frame that sends granted memory, and that frame holds the grant's gate.
+    /// The lane continues such a frame from a private copy, at most one frame a lane.
     fn leave_barred_gates(&mut self) {
         for session in self.sessions.iter_mut().flatten() {
             for lane in session.lanes.iter_mut().flatten() {
@@ -316,8 +320,8 @@ impl Driver {
         self.request(slot).map(|f| f.session.index.load(Ordering::Relaxed))
     }
 
-    /// Starts the request of a slot. It is made in its place: to move it about costs more than to
-    /// fill it in.
+    /// Starts the request of a slot. `request` builds it in place, because moving it costs more
+    /// than building it.
     #[inline]
     pub(crate) fn start_request(
         &mut self,
@@ -347,7 +351,7 @@ impl Driver {
                 driver.settle(s, slot);
             }
             if by_device && !s.has_posted_all() {
-                // Devices take requests in no time; the rest follows when these are done.
+                // Posting to a device is fast. Completions trigger the posting of the other parts.
                 driver.post_parts(s, 1);
                 if s.has_posted_all() {
                     return;
@@ -359,7 +363,7 @@ impl Driver {
         });
     }
 
-    /// A request to a session that is over.
+    /// Fails a request to a session that is over.
     #[cold]
     fn refuse(&mut self, slot: SlotId) {
         let open = self.endpoint.check_open().is_ok();
@@ -368,8 +372,8 @@ impl Driver {
         self.endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
     }
 
-    /// Sends on the lanes that take a request of this class; the others have nothing new. True when
-    /// nothing is left.
+    /// Sends on the lanes that serve requests of this class; the other lanes have no new data.
+    /// Returns true when nothing is left to send.
     fn flush_for(&mut self, s: &mut SessionDriver, bulk: bool) -> bool {
         let mut all = true;
         for at in 0..s.lanes.len() {
@@ -386,7 +390,7 @@ impl Driver {
         false
     }
 
-    /// As `with_session`, unless that session is over and another has its place.
+    /// Like `with_session`, but does nothing if another session has taken the index since.
     fn with(&mut self, session: &Arc<Session>, work: impl FnOnce(&mut Self, &mut SessionDriver)) {
         let index = session.index.load(Ordering::Acquire);
         self.with_session(index, |driver, s| {
@@ -396,7 +400,8 @@ impl Driver {
         });
     }
 
-    /// Runs `work` on a session that is out of the table meanwhile, and notes what it leaves to do.
+    /// Takes a session out of the table, runs `work` on it, and puts it back. Records whether the
+    /// session has data to send, and drops a session that has ended.
     pub(super) fn with_session(
         &mut self,
         index: usize,
@@ -407,7 +412,7 @@ impl Driver {
         work(self, &mut s);
         self.after_work(&mut s);
         if s.lanes.iter().all(Option::is_none) && s.lingering.is_none() {
-            // Nothing left of it.
+            // The session has no lane left and waits for no proof.
             self.unwatch_session(&s);
             self.rings.retain(|i| *i != index);
             self.without_devices -= usize::from(s.session.rdma.is_none());
@@ -419,7 +424,7 @@ impl Driver {
         self.sessions[index] = Some(s);
     }
 
-    /// What can only be done when every lane of the session is in its place.
+    /// Does the work that requires every lane of the session to be in its place.
     #[inline]
     fn after_work(&mut self, s: &mut SessionDriver) {
         if s.reopening.has_news() {
@@ -433,7 +438,7 @@ impl Driver {
         self.send_what_follows(s);
     }
 
-    /// The part of it that is rare.
+    /// The rare part of [`Self::after_work`]: answers lost lanes and sends signals.
     fn send_what_follows(&mut self, s: &mut SessionDriver) {
         while let Some(lost) = s.lost_by_peer.pop() {
             self.lost_by_peer(s, lost);
@@ -444,7 +449,7 @@ impl Driver {
         self.flush(s);
     }
 
-    /// One turn; true when anything happened.
+    /// Runs one turn. Returns true when it made progress.
     pub(crate) fn turn(&mut self, now: u64) -> bool {
         self.now = now;
         let mut progress = false;
@@ -536,8 +541,8 @@ impl Driver {
         !events.is_empty()
     }
 
-    /// The process of a peer on this host has ended: its memory is gone, and nothing of ours is
-    /// written or read by it any more.
+    /// Closes the session of a peer on this host whose process has ended. Its memory is gone, and
+    /// it can no longer access the memory of this process.
     fn process_died(&mut self, s: &mut SessionDriver, now: u64) {
         if let Some(process) = s.session.process() {
             let _ = epoll::delete(self.shard.epoll(), process.as_fd());
@@ -561,14 +566,13 @@ impl Driver {
                 shard.notify_if_blocked();
             }
         }
-        // What came half-way is dropped by the clock if nothing follows, and listeners that rest
-        // are watched again.
+        // The timer drops half-open connections that time out, and watches paused listeners again.
         self.timers.acceptor =
             acceptor.until_next(now).map_or(u64::MAX, |due| clock::after(now, due));
         self.acceptor = Some(acceptor);
     }
 
-    /// Receives on a lane and answers.
+    /// Receives on a lane, then sends on it.
     pub(super) fn serve_lane(&mut self, s: &mut SessionDriver, at: usize, now: u64) {
         let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
         let received = self.receive(s, &mut lane, now);
@@ -597,8 +601,8 @@ impl Driver {
                 Ok(Received::Cut(bytes)) => {
                     tracing::warn!(
                         peer = %s.session.addr,
-                        "a descriptor from this peer was lost: this process can open no more files \
-                         (ulimit -n); the import that asked for it fails"
+                        "lost a file descriptor that this peer sent, because this process has too \
+                         many open files; the import fails. Raise the limit (ulimit -n)"
                     );
                     if let Some(request) = request(&bytes) {
                         s.session.imports.descriptor_lost(request);
@@ -613,13 +617,13 @@ impl Driver {
             }
         };
         match error {
-            // An error of this process proves nothing about the peer.
+            // An error in this process proves nothing about the peer.
             Some(error) => {
-                let cause = format!("the local link failed: {error}");
+                let cause = format!("receiving on the local link failed: {error}");
                 self.close_session(s, SessionEnd::Closed, &cause);
             }
-            // The peer closes its end with the last of the session: it applies nothing more. Its
-            // goodbye may still wait in a ring.
+            // The peer closes its end after its last access, so it applies nothing more. Its
+            // goodbye may still be in a ring.
             None => {
                 for at in 0..s.lanes.len() {
                     self.serve_lane(s, at, now);
@@ -630,7 +634,7 @@ impl Driver {
         }
     }
 
-    /// Sends what the sessions that have something to send can send now.
+    /// Sends as much as possible for every dirty session. Returns true when it made progress.
     fn flush_dirty(&mut self) -> bool {
         let mut progress = false;
         for _ in 0..self.dirty.len() {
@@ -643,7 +647,7 @@ impl Driver {
         progress
     }
 
-    /// Sends on every lane of a session; true when anything went out.
+    /// Sends on every lane of a session. Returns true when it sent anything.
     pub(super) fn flush(&mut self, s: &mut SessionDriver) -> bool {
         let mut progress = self.post_parts(s, usize::MAX);
         for at in 0..s.lanes.len() {
@@ -663,7 +667,7 @@ impl Driver {
         let Some(mut lane) = lane else { return false };
         let sent = self.transmit(s, &mut lane);
         self.watch_out(s.index, &mut lane);
-        // The peer is asked to signal when a ring has room only where the ring is armed.
+        // Only `arm` asks the peer to signal when a full ring has room.
         self.unarmed |= lane.blocked && lane.wire.is_memory();
         s.lanes[at] = Some(lane);
         match sent {
@@ -675,27 +679,28 @@ impl Driver {
         }
     }
 
-    /// Has epoll watch for room while a socket is full.
+    /// Makes epoll report a full socket when it has room again.
     fn watch_out(&mut self, index: usize, lane: &mut Lane) {
         let want = lane.blocked;
         let Some(fd) = lane.wire.socket().filter(|_| want != lane.watched_out) else { return };
         lane.watched_out = want;
         let flags = if want { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
         let data = EventData::new_u64((index as u64) << 16 | u64::from(lane.index));
-        // SAFETY: the wire owns the descriptor and lives in `lane`.
+        // SAFETY: the wire owns the descriptor, and `lane` owns the wire and outlives this borrow.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let _ = epoll::modify(self.shard.epoll(), fd, data, flags);
     }
 
     pub(super) fn unwatch(&mut self, lane: &Lane) {
         if let Some(fd) = lane.wire.socket() {
-            // SAFETY: the wire owns the descriptor and lives in `lane`.
+            // SAFETY: the wire owns the descriptor, and `lane` owns the wire and outlives this
+            // borrow.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             let _ = epoll::delete(self.shard.epoll(), fd);
         }
     }
 
-    /// Takes a session's own descriptors out of epoll; its lanes' are gone.
+    /// Removes a session's own descriptors from epoll. [`Self::unwatch`] removes those of lanes.
     fn unwatch_session(&mut self, s: &SessionDriver) {
         let epoll = self.shard.epoll();
         if let Some(link) = &s.session.link {
@@ -748,7 +753,8 @@ impl Driver {
         let mut watched = Ok(());
         for lane in s.lanes.iter_mut().flatten() {
             if let Some(fd) = lane.wire.socket() {
-                // SAFETY: the wire owns the descriptor and lives in the lane.
+                // SAFETY: the wire owns the descriptor, and the lane owns the wire and outlives
+                // `fd`.
                 let fd = unsafe { BorrowedFd::borrow_raw(fd) };
                 watched = watched.and_then(|()| watch(fd, u64::from(lane.index)));
             }
@@ -777,9 +783,9 @@ impl Driver {
             s.lanes.iter_mut().flatten().for_each(|lane| lane.limit_frames(frames));
         }
         if let Err(error) = watched {
-            tracing::error!(%error, peer = %s.session.addr, "epoll refused a session");
+            tracing::error!(%error, peer = %s.session.addr, "cannot add a session to epoll");
             self.unwatch_session(&s);
-            s.session.mark_closed(&format!("epoll refused the session: {error}"));
+            s.session.mark_closed(&format!("cannot add the session to epoll: {error}"));
             return;
         }
         s.session.index.store(index, Ordering::Release);
@@ -789,19 +795,19 @@ impl Driver {
         self.without_devices += usize::from(session.rdma.is_none());
         let early = self.adopt_queues(&mut s);
         self.sessions[index] = Some(s);
-        // Handed out only now: before, nothing could be sent on it. And before what came early is
-        // taken in: that may end the session, and one that is over must not be handed out after.
+        // Publish the session only now: before, it could not send. Publish it before `replay`,
+        // which may end the session: a session that is over must not be published.
         if !session.initiator {
             self.endpoint.accepted(&session);
         }
         self.replay(&early, now);
-        // Whoever ended it meanwhile found nothing to end.
+        // A `Remove` or `Gone` before the adoption found no session, so close the session here.
         if session.is_closing() {
             self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Removed, REMOVED));
         }
     }
 
-    /// A pull by the copy pool is over: answer its frame.
+    /// Answers the frame of a pull that the copy pool has finished.
     fn pulled(
         &mut self,
         session: &Arc<Session>,
@@ -816,8 +822,8 @@ impl Driver {
         });
     }
 
-    /// Arms every event source for the progress thread, which blocks until `until`. True when there
-    /// is something to do already.
+    /// Arms every event source before the progress thread blocks until `until`. Returns true when
+    /// there is already work, so that the thread must not block.
     pub(super) fn arm(&mut self, until: u64) -> bool {
         self.unarmed = false;
         let mut ready = self.has_work();
@@ -833,8 +839,8 @@ impl Driver {
         ready || self.timers.next() < until
     }
 
-    /// The progress thread polls again: peers need not signal, and the next turn asks epoll what
-    /// ended the wait.
+    /// Disarms the rings after the progress thread has blocked, so that peers need not signal. The
+    /// next turn calls epoll to get the event that ended the wait.
     pub(super) fn end_block(&mut self) {
         if self.armed_until == 0 {
             return;
@@ -863,8 +869,8 @@ impl Driver {
             || self.has_copies()
     }
 
-    /// Whether the progress thread, blocked, must arm an event source again or wake for a timer
-    /// that was set since.
+    /// Whether the blocked progress thread must arm an event source again, or must wake earlier for
+    /// a new timer.
     pub(super) fn take_unarmed(&mut self) -> bool {
         if self.armed_until == 0 {
             return false;
@@ -880,13 +886,13 @@ impl Driver {
         self.timers.next()
     }
 
-    /// A GPU signals no end of a copy to epoll.
+    /// The polling interval while GPU copies are pending: epoll does not report their end.
     pub(super) fn poll_every(&self) -> Option<Duration> {
         self.has_copies().then_some(COPY_NAP)
     }
 }
 
-/// What was applied from a lane that is gone, as a message.
+/// The message that reports which frames of a lost lane were applied.
 pub(super) fn fenced(lane: u16, applied: Applied) -> Control {
     let Applied { last, refused, immediates } = applied;
     Control::LaneFenced { lane, applied: last, refused, immediates }

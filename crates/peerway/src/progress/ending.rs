@@ -1,8 +1,8 @@
-//! How lanes and sessions end, and what can be said of what they had sent.
+//! The end of lanes and sessions, and the fences of the transfers that they carried.
 //!
-//! A closed connection is no fence: bytes that wait in a stopped receiver's socket are applied when
-//! it goes on, whatever became of the connection. What proves that a peer applies nothing more is
-//! its goodbye, the end of its process, or the end of its half of a local link.
+//! A closed connection is no fence. A stopped peer still applies the bytes in its socket when it
+//! continues, even if the connection has closed since. Three events prove that a peer applies
+//! nothing more: its goodbye, the end of its process, or the end of its half of a local link.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -19,33 +19,33 @@ use crate::os::Piece;
 use crate::progress::copy_pool::Job;
 use crate::session::Session;
 
-/// Why a lane cannot go on.
+/// Why a lane ended.
 #[derive(Debug)]
 pub(super) enum LaneEnd {
-    /// The peer, or something between, closed it.
+    /// The peer or the network closed it.
     Closed,
-    /// It broke.
+    /// Sending or receiving on it failed.
     Broken(std::io::Error),
-    /// The peer sent nonsense.
+    /// The peer sent an invalid frame.
     Misbehaved(FrameError),
-    /// The peer says goodbye.
+    /// The peer said goodbye.
     Bye,
-    /// The lease ran out while the process did not run: nothing more may be applied.
+    /// The lease expired while a process did not run. This side must apply nothing more.
     LeaseOver,
-    /// Nothing was heard on it.
+    /// The peer sent nothing on it for longer than the detection time.
     Silent,
 }
 
 impl LaneEnd {
-    /// What happened to the lane with this number, for people.
+    /// The cause, for error reports and logs. `lane` is the number of the lane.
     fn describe(&self, lane: u16) -> String {
         match self {
             Self::Closed => format!("lane {lane} was closed by the peer or the network"),
-            Self::Broken(error) => format!("lane {lane} broke: {error}"),
+            Self::Broken(error) => format!("lane {lane} failed: {error}"),
             Self::Misbehaved(why) => format!("the peer broke the protocol on lane {lane}: {why}"),
             Self::Bye => "the peer closed the session".to_owned(),
             Self::LeaseOver => {
-                "the lease ran out: this process or the peer did not run for too long".to_owned()
+                "the lease expired: this process or the peer did not run for too long".to_owned()
             }
             Self::Silent => {
                 format!("lane {lane} was silent for longer than the detection time")
@@ -59,20 +59,20 @@ impl LaneEnd {
 pub(super) enum SessionEnd {
     /// The peer said goodbye.
     Goodbye,
-    /// The peer applies nothing more, for certain.
+    /// It is proven that the peer applies nothing more.
     Released,
-    /// Its connections are closed; most likely its process ended.
+    /// The connections to the peer are closed. Most likely its process ended.
     Closed,
-    /// It does not answer.
+    /// The peer does not answer.
     Silent,
-    /// It cannot be believed.
+    /// The peer broke the protocol.
     Misbehaved,
-    /// We closed it.
+    /// This endpoint closed it.
     Removed,
 }
 
 impl Driver {
-    /// A lane is over: its work moves to others, or the session is over with it.
+    /// Ends a lane. Its work moves to other lanes, or the session ends with it.
     pub(super) fn lane_ended(&mut self, s: &mut SessionDriver, at: usize, end: LaneEnd) {
         let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
         let cause = end.describe(lane.index);
@@ -85,9 +85,10 @@ impl Driver {
             LaneEnd::Misbehaved(_) => SessionEnd::Misbehaved,
         };
         let whole = matches!(end, LaneEnd::Bye | LaneEnd::LeaseOver | LaneEnd::Misbehaved(_))
-            // A ring breaks only by corruption, and a local session's one socket by its end.
+            // A ring fails only by corruption, and the one socket of a local session only when the
+            // session ends.
             || s.is_local()
-            // Queue pairs are opened and answered for over the connection, and go with it.
+            // Queue pairs need the connection for their setup and acknowledgements.
             || (at == 0 && s.session.rdma.is_some())
             || s.lanes.iter().all(Option::is_none);
         if whole {
@@ -95,7 +96,7 @@ impl Driver {
             self.close_session(s, gone, &cause);
             return;
         }
-        // The end of a queue pair that is being drained is the result of an earlier event.
+        // A draining queue pair ends because of an earlier event, which is recorded already.
         if lane.draining.is_none() {
             s.session.note_event(&cause);
         }
@@ -108,7 +109,8 @@ impl Driver {
         let immediates = lane.wire.queue().map_or(0, |queue| queue.immediates);
         s.lost.add(lane.index, &lane.sent, &lane.applied, immediates);
         self.queue_ended(s, lane);
-        // All of them: an earlier question or answer may have been on the lane that is lost now.
+        // Repeat all questions and answers: the lane that is lost now may have carried earlier
+        // ones.
         let lost: Vec<u16> = s.lost.questions().collect();
         let answers: Vec<Control> =
             s.lost.answers().map(|(lane, applied)| fenced(lane, applied)).collect();
@@ -123,11 +125,12 @@ impl Driver {
         }
     }
 
-    /// The peer has lost a lane and asks what we applied from it; nothing more is.
+    /// Answers a peer that has lost a lane and asks which of its frames this side applied. Ends the
+    /// lane first, so that this side applies no more of them.
     pub(super) fn lost_by_peer(&mut self, s: &mut SessionDriver, lost: u16) {
         self.lane_ended(s, usize::from(lost), LaneEnd::Closed);
-        // No pull of that lane is under way: only rings carry pulls, and a session does not outlive
-        // its rings. A queue pair that is being drained is answered for when it is gone.
+        // The lane has no pending pull: only rings carry pulls, and a session ends with its rings.
+        // For a draining queue pair, `lane_ended` sends the answer after the drain.
         if s.lanes.get(usize::from(lost)).is_none_or(Option::is_none) {
             let answer = s.fenced(lost);
             if let Some(other) = s.control_lane() {
@@ -135,17 +138,18 @@ impl Driver {
                 s.dirty = true;
             }
         }
-        // Only lanes that there have been: a peer can name any number.
+        // The peer can send any number. Record only lanes of this session.
         if usize::from(lost) < s.lanes.len() {
             s.lost.note_question(lost);
         }
     }
 
-    /// A session is over. Its transfers end; what may still be applied keeps its memory.
+    /// Ends a session and its transfers. A transfer that the peer may still apply keeps its memory.
     pub(super) fn close_session(&mut self, s: &mut SessionDriver, end: SessionEnd, cause: &str) {
         let was_told = end == SessionEnd::Goodbye;
         let end = match end {
-            // A local peer's copy pool may still be copying when it says goodbye; its link tells.
+            // The copy pool of a local peer may still copy after the goodbye. The end of the link
+            // proves that it has finished.
             SessionEnd::Goodbye if s.is_local() => SessionEnd::Closed,
             SessionEnd::Goodbye => SessionEnd::Released,
             end => end,
@@ -172,7 +176,8 @@ impl Driver {
             self.finish_puts(s, &mut lane);
             s.lanes[at] = Some(lane);
         }
-        // Queue pairs first: who hears the goodbye takes it for proof that nothing lands any more.
+        // Destroy the queue pairs before the goodbye: the peer takes the goodbye as proof that no
+        // more bytes arrive.
         for at in 0..s.lanes.len() {
             if let Some(mut lane) = s.lanes[at].take_if(|lane| lane.wire.queue().is_some()) {
                 self.forget_queue(&mut lane);
@@ -189,7 +194,7 @@ impl Driver {
 
         let now = clock::now();
         let proven = end == SessionEnd::Released || s.session.is_process_dead();
-        // A process that was killed is dead some moments after its sockets are.
+        // The kernel closes the sockets of a killed process shortly before it reports the death.
         let proof_may_come = end == SessionEnd::Closed && s.session.is_watched();
         let error = match end {
             SessionEnd::Goodbye | SessionEnd::Released | SessionEnd::Closed => {
@@ -209,10 +214,11 @@ impl Driver {
                 continue;
             }
             transfers += usize::from(!request.unfenced);
-            // The lanes are end, and with them whatever devices of ours were reading.
+            // The lanes are gone, and with them every read by a local device.
             let reads = request.route == Route::Read;
             let held = proven || reads || request.is_bare() || request.unanswered == 0;
-            // Memory that was refused as its owner died was not withdrawn.
+            // The peer's device refuses reads while the peer's process dies. That refusal does not
+            // mean that the peer revoked the memory, so the transfer fails with `PeerGone`.
             let died = error == TransferError::PeerGone && refused.contains(&slot);
             let reason = request.ending.filter(|_| !died);
             let reason = reason.map_or(Reason::Failed(error), |(reason, _)| reason);
@@ -238,7 +244,7 @@ impl Driver {
             let _ = epoll::delete(self.shard.epoll(), link.wake_fd.as_fd());
         }
         if waiting {
-            // A far peer's lease is over by then; a local one is watched for as long as it lives.
+            // A remote peer's lease has expired by then. A local peer is watched until it ends.
             let lease = s.detect + s.detect / 4;
             let forever = s.is_local();
             s.lingering = Some(if forever { u64::MAX } else { clock::after(now, lease) });
@@ -246,8 +252,8 @@ impl Driver {
         }
     }
 
-    /// A session that is over needs no more watching: because the peer has let go, or because it
-    /// has been long enough.
+    /// Stops watching a session that is over. `proven` says that the peer applies nothing more;
+    /// otherwise the time to wait for the proof has passed.
     pub(super) fn release(&mut self, s: &mut SessionDriver, proven: bool) {
         s.lingering = None;
         for slot in self.active.clone() {
@@ -276,8 +282,8 @@ impl Driver {
     }
 }
 
-/// Logs the end of a session in one line. A user need not act on one that a side closed while
-/// nothing was under way.
+/// Logs the end of a session in one line. An `expected` end needs no action by the user: this
+/// endpoint closed the session, or the peer closed it while no transfer ran.
 fn report_end(session: &Session, cause: &str, transfers: usize, expected: bool) {
     let Session { addr, incarnation, path, .. } = session;
     let path = path.kind;
@@ -292,18 +298,19 @@ fn report_end(session: &Session, cause: &str, transfers: usize, expected: bool) 
             sub_session,
             cause,
             transfers,
-            "lost the session with a peer; its transfers end, and a new connect is needed"
+            "lost the session with a peer; its transfers end. Connect again to continue"
         );
     }
 }
 
-/// Best effort: a lane that is full does not hear it, and finds the socket closed.
+/// Sends a goodbye on every lane, as a best effort. On a full lane, the peer finds the socket
+/// closed instead.
 fn say_goodbye(s: &mut SessionDriver) {
     for lane in s.lanes.iter_mut().flatten() {
         if lane.frame.is_none() {
             lane.push_control(&Control::Bye);
             let piece = [Piece::of(&lane.out[lane.out_done..])];
-            // SAFETY: the piece is the lane's own buffer.
+            // SAFETY: the piece is the lane's own buffer, which lives through this call.
             let _ = unsafe { lane.wire.send(&piece) };
         }
     }

@@ -1,5 +1,5 @@
-//! A shard: one driver with its event sources, its progress thread and the commands that others
-//! have for it. [`Poller`] says which thread polls the driver.
+//! A shard: one driver with its event sources, its progress thread and its command queue.
+//! [`Poller`] decides which thread polls the driver.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,27 +23,27 @@ use crate::threads;
 use crate::transport::pull::PullOrigin;
 use crate::transport::verbs::port::PortCq;
 
-/// Something for the driver to do.
+/// A command for the driver.
 pub(crate) enum DriverCommand {
-    /// Carry out a transfer.
+    /// Start a transfer.
     Start(Request),
-    /// Stop carrying it out.
+    /// Cancel the transfer in this slot.
     Cancel(SlotId),
     /// Send a control message.
     Control { session: Arc<Session>, message: Control },
-    /// Take over a session.
+    /// Adopt a session that has finished its handshake.
     Adopt(Box<NewSession>),
     /// Close a session.
     Remove { session: Arc<Session> },
-    /// Bury a session whose peer is gone.
+    /// Close a session whose peer's memory is gone.
     Gone { session: Arc<Session> },
-    /// Leave the gates of barred grants that are held for slow readers.
+    /// Leave the gates of barred grants that frames to slow peers hold.
     LeaveBarredGates,
-    /// A pull by the copy pool is over.
+    /// The copy pool has finished a pull.
     Pulled { session: Arc<Session>, origin: PullOrigin, result: Result<(), TransferError> },
 }
 
-/// See the module.
+/// A driver with its poller. See the module documentation.
 pub(crate) struct Shard {
     poller: Poller<Seat, EpollEvents>,
     /// Completion queues, one for each RDMA device of the endpoint.
@@ -51,9 +51,9 @@ pub(crate) struct Shard {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Where the driver is, while there is one.
+/// The place of the driver in the poller.
 struct Seat {
-    /// None before the shard is started and after it is stopped.
+    /// `None` before the shard starts and after it stops.
     driver: Option<Driver>,
     endpoint: Weak<Inner>,
 }
@@ -113,7 +113,7 @@ impl Polled for Seat {
 }
 
 impl Seat {
-    /// A transfer that came after the end.
+    /// Fails a transfer that was submitted while the shard has no driver.
     #[cold]
     fn refuse(&self, slot: SlotId) {
         if let Some(endpoint) = self.endpoint.upgrade() {
@@ -123,14 +123,15 @@ impl Seat {
     }
 }
 
-/// The event sources of a shard, in epoll, and what wakes the threads that block.
+/// The event sources of a shard, and the primitives on which its threads block.
 ///
-/// Threads wait by epoll and futex alone: `poll` fails where a process may open no more files.
+/// Threads block only in epoll and futex. `poll` fails in a process that has reached its limit of
+/// open files.
 struct EpollEvents {
-    /// What every polling thread asks: sockets, completion channels, links.
+    /// Sockets, completion channels and links. Every polling thread queries it.
     sources: OwnedFd,
-    /// `sources` and `wake_fd`. Only the thread with the role waits on it, so no other thread takes
-    /// a notification from it.
+    /// `sources` and `wake_fd`. Only the thread with the poller's role waits on it, so no other
+    /// thread consumes its notifications.
     all: OwnedFd,
     wake_fd: EventFd,
     /// Changes with every `resume`.
@@ -152,7 +153,7 @@ impl EpollEvents {
 }
 
 impl Events for EpollEvents {
-    /// Takes no event of the sources: the driver asks for them when it polls.
+    /// Consumes no event of the sources: the driver queries them when it polls.
     fn wait(&self, timeout: Option<Duration>) {
         let timeout = timeout.map(|time| rustix::event::Timespec {
             tv_sec: time.as_secs() as i64,
@@ -172,7 +173,7 @@ impl Events for EpollEvents {
 
     fn pause(&self, timeout: Duration) {
         let seen = self.seen_resumes.load(Ordering::Relaxed);
-        // The futex compares again: a `resume` in between ends the wait at once.
+        // The futex compares the value again, so a `resume` in between ends the wait at once.
         let _ = futex_wait(&self.resumes, seen, Some(timeout));
         self.seen_resumes.store(self.resumes.load(Ordering::Acquire), Ordering::Relaxed);
     }
@@ -184,7 +185,7 @@ impl Events for EpollEvents {
 }
 
 impl Shard {
-    /// A shard without a driver yet.
+    /// Creates a shard without a driver.
     pub(crate) fn new(spin: Duration, ports: Vec<Arc<PortCq>>) -> std::io::Result<Arc<Self>> {
         let events = EpollEvents::new()?;
         for (at, port) in ports.iter().enumerate() {
@@ -196,18 +197,18 @@ impl Shard {
         Ok(Arc::new(Self { poller, ports, thread: Mutex::new(None) }))
     }
 
-    /// Puts the driver in and starts the progress thread.
+    /// Installs the driver and starts the progress thread.
     pub(crate) fn start(
         self: &Arc<Self>,
         endpoint: &Arc<Inner>,
         driver: Driver,
     ) -> std::io::Result<()> {
-        // No other thread knows of the shard yet.
+        // No other thread has access to the shard yet, so the lock is free.
         if let Some(mut seat) = self.poller.try_lock() {
             *seat = Seat { driver: Some(driver), endpoint: Arc::downgrade(endpoint) };
         }
         let shard = self.clone();
-        // Near the devices that it polls, where they are near to only some processors.
+        // Run the thread near the devices that it polls, if they are near to only some processors.
         let near = endpoint.rdma.as_ref().map(|rdma| rdma.cpus.as_slice()).unwrap_or_default();
         let cpus = endpoint.cpus.near(near);
         let thread = threads::spawn("peerway-serve", &cpus, move || shard.poller.run())?;
@@ -215,10 +216,10 @@ impl Shard {
         Ok(())
     }
 
-    /// Puts the driver in. Only `poll_once` runs it.
+    /// Installs the driver without a progress thread. Only `poll_once` runs it.
     #[cfg(test)]
     pub(crate) fn start_without_thread(&self, endpoint: &Arc<Inner>, driver: Driver) {
-        let mut seat = self.poller.try_lock().expect("no other thread knows of the shard yet");
+        let mut seat = self.poller.try_lock().expect("the shard is not shared yet");
         *seat = Seat { driver: Some(driver), endpoint: Arc::downgrade(endpoint) };
     }
 
@@ -245,33 +246,33 @@ impl Shard {
         }
     }
 
-    /// After a fork: the thread is the parent's and so is the driver's state; only descriptors and
-    /// memory are let go of.
+    /// Drops the driver in the child of a fork, which releases only descriptors and memory. The
+    /// progress thread and the state of the driver belong to the parent.
     pub(crate) fn abandon(&self) {
         if let Ok(mut thread) = self.thread.try_lock() {
             std::mem::forget(thread.take());
         }
-        // SAFETY: no other thread of this process exists that could hold it: threads do not survive
-        // a fork.
+        // SAFETY: no thread of this process holds the poller's lock: the child of a fork has only
+        // the forking thread.
         drop(unsafe { (*self.poller.inherited()).driver.take() });
     }
 
-    /// Its event sources.
+    /// The epoll descriptor of the event sources.
     pub(crate) fn epoll(&self) -> &OwnedFd {
         &self.poller.events.sources
     }
 
-    /// Its completion queues, one for each RDMA device.
+    /// The completion queues, one for each RDMA device.
     pub(crate) fn ports(&self) -> &[Arc<PortCq>] {
         &self.ports
     }
 
-    /// Has the driver carry out a command, now or as soon as the thread that polls it gets to it.
+    /// Makes the driver execute a command: now, or when the thread that polls it takes the queue.
     pub(crate) fn submit(&self, command: DriverCommand) {
         self.poller.submit(command);
     }
 
-    /// Has the driver start a request, now or as soon as the thread that polls it gets to it.
+    /// Makes the driver start a request: now, or when the thread that polls it takes the queue.
     #[inline]
     pub(crate) fn start_request(
         &self,

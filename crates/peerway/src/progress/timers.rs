@@ -66,7 +66,7 @@ impl Driver {
             });
         }
         if now >= self.timers.requests {
-            self.sweep_flights(now);
+            self.sweep_requests(now);
         }
         if now >= self.timers.acceptor
             && let Some(acceptor) = &mut self.acceptor
@@ -87,7 +87,7 @@ impl Driver {
     }
 
     /// Ends requests whose deadline or fence timeout has passed.
-    fn sweep_flights(&mut self, now: u64) {
+    fn sweep_requests(&mut self, now: u64) {
         // Iterate backwards: ending a request moves the last one into its place.
         for at in (0..self.active.len()).rev() {
             let Some(&slot) = self.active.get(at) else { continue };

@@ -1,6 +1,6 @@
 //! What is known of a transfer that did not end as done.
 //!
-//! Nothing is collected while transfers run. A failure is put together when somebody asks for it,
+//! Nothing is collected while transfers run. `Transfer::failure` builds one on request,
 //! from the slot of the transfer and from the session, which keeps its last lane event.
 
 use std::fmt;

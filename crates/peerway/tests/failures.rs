@@ -277,7 +277,7 @@ fn a_closed_endpoint_and_a_removed_peer_say_who_closed() {
         let (ours, theirs) = (a.allocate(BYTES).unwrap(), b.allocate(BYTES).unwrap());
         let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
         let batch = Batch::write(&ours.all(), &remote.all()).unwrap();
-        // It makes no progress before somebody waits.
+        // It makes no progress before a thread waits for it.
         let transfer = peer.begin(&batch).unwrap();
         let staged = peer.stage(vec![batch]).unwrap();
         staged.release(0).unwrap();

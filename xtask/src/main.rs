@@ -12,6 +12,8 @@ mod file_set;
 mod gpu;
 mod instructions;
 mod kernels;
+#[cfg(test)]
+mod layers;
 mod loom;
 mod needs;
 mod nixl;

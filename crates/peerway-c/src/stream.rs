@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
+use peerway::Enqueued;
 use peerway::Prepared;
-use peerway::gpu::Enqueued;
 
 use crate::arguments::{self, Fill, Out};
 use crate::entry::call;

@@ -141,7 +141,7 @@ impl Prepared {
 /// A transfer that is enqueued in a CUDA stream or captured in a graph.
 #[pyclass(frozen, module = "peerway")]
 pub(crate) struct Enqueued {
-    enqueued: Mutex<Option<peerway::gpu::Enqueued>>,
+    enqueued: Mutex<Option<peerway::Enqueued>>,
 }
 
 #[pymethods]
@@ -149,7 +149,7 @@ impl Enqueued {
     /// How many times the transfer has ended.
     #[getter]
     fn runs(&self) -> u64 {
-        self.enqueued.lock().unwrap().as_ref().map_or(0, peerway::gpu::Enqueued::runs)
+        self.enqueued.lock().unwrap().as_ref().map_or(0, peerway::Enqueued::runs)
     }
 
     /// Waits until the transfer has ended once and is not running. Raises the error of the last
@@ -165,7 +165,7 @@ impl Enqueued {
             return Err(errors::raise(py, "WaitTimeout", what));
         };
         let enqueued = self.enqueued.lock().unwrap();
-        let failure = enqueued.as_ref().and_then(peerway::gpu::Enqueued::failure);
+        let failure = enqueued.as_ref().and_then(peerway::Enqueued::failure);
         // The interpreter may run other threads while it makes the exception.
         drop(enqueued);
         errors::ended(py, ended, || failure).map_or(Ok(()), Err)

@@ -325,3 +325,8 @@ pub enum Error {
     #[error(transparent)]
     Ended(#[from] Box<Failure>),
 }
+
+/// Wraps an error of the operating system.
+pub(crate) fn os(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
+    move |source| BuildError::Os { what, source }
+}

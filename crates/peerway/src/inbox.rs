@@ -8,8 +8,6 @@ use peerway_core::counter::Counters;
 use peerway_core::ids::Incarnation;
 use peerway_core::outcome::TransferError;
 
-use crate::driven::{self, FIRST_ID};
-
 /// The most messages, whatever their size. It bounds the queue's own overhead.
 const MAX_MESSAGES: usize = 65_536;
 /// The most counter ids of an endpoint at a time.
@@ -17,6 +15,16 @@ const MAX_COUNTERS: usize = 65_536;
 
 /// The most proxies of an endpoint. Each has ids for as many counters as a command can name.
 pub(crate) const MAX_PROXIES: usize = 1 << 14;
+
+/// The first id of proxy counters. Each proxy of an endpoint has the next 65,536 ids from here on.
+/// All other ids are the endpoint's own counters.
+pub(crate) const FIRST_PROXY_ID: u32 = 0xc000_0000;
+
+/// The counters of a proxy, which kernels wait for.
+pub(crate) trait ProxyCounters: Send + Sync {
+    /// Counts one arrival by a lane. Returns false if the counter does not exist.
+    fn arrived(&self, counter: usize) -> bool;
+}
 
 /// A message from a peer.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -32,7 +40,7 @@ pub(crate) struct Inbox {
     changed: Condvar,
     max_bytes: u64,
     /// Counters that kernels wait for, by proxy.
-    proxies: RwLock<Vec<Option<Arc<driven::Counters>>>>,
+    proxies: RwLock<Vec<Option<Arc<dyn ProxyCounters>>>>,
 }
 
 struct InboxState {
@@ -80,19 +88,19 @@ impl Inbox {
     }
 
     /// Assigns ids to a proxy's counters and returns the first. `None` if no ids are left.
-    pub(crate) fn add_counters(&self, counters: &Arc<driven::Counters>) -> Option<u32> {
+    pub(crate) fn add_counters(&self, counters: Arc<dyn ProxyCounters>) -> Option<u32> {
         let mut proxies = self.proxies.write().unwrap();
         // Never reuse the place of a former proxy: its peers may still count there.
         let at = proxies.len();
         if at >= MAX_PROXIES {
             return None;
         }
-        proxies.push(Some(counters.clone()));
-        Some(FIRST_ID + ((at as u32) << 16))
+        proxies.push(Some(counters));
+        Some(FIRST_PROXY_ID + ((at as u32) << 16))
     }
 
     pub(crate) fn remove_counters(&self, first_id: u32) {
-        let at = (first_id - FIRST_ID) >> 16;
+        let at = (first_id - FIRST_PROXY_ID) >> 16;
         if let Some(place) = self.proxies.write().unwrap().get_mut(at as usize) {
             *place = None;
         }
@@ -100,13 +108,12 @@ impl Inbox {
 
     /// Counts one arrival.
     pub(crate) fn count(&self, id: u32) -> Result<(), TransferError> {
-        if id >= FIRST_ID {
-            let at = ((id - FIRST_ID) >> 16) as usize;
+        if id >= FIRST_PROXY_ID {
+            let at = ((id - FIRST_PROXY_ID) >> 16) as usize;
             let proxies = self.proxies.read().unwrap();
             match proxies.get(at) {
                 Some(Some(counters)) => {
-                    counters.note_lanes();
-                    let raised = counters.raise((id & 0xffff) as usize, 1);
+                    let raised = counters.arrived((id & 0xffff) as usize);
                     return raised.then_some(()).ok_or(TransferError::CountersFull);
                 }
                 // The proxy is gone.

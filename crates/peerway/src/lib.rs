@@ -16,8 +16,8 @@
 mod address;
 mod batch;
 mod bugs;
-mod builder;
 mod clock;
+mod connect;
 pub mod driven;
 mod endpoint;
 mod error;
@@ -26,44 +26,39 @@ pub mod gpu;
 #[doc(hidden)]
 pub mod hooks;
 mod inbox;
-mod inner;
 mod memory;
 mod os;
 mod path;
 mod peer;
 mod peers;
+mod prepared;
 mod progress;
+mod quarantine;
+mod region;
 mod session;
-mod shards;
 #[cfg(test)]
 mod simulation;
 mod slots;
-mod staged;
-mod stats;
 #[doc(hidden)]
 pub mod threads;
 mod transfer;
 mod transport;
+mod work;
 mod worker;
 
-pub use batch::{Batch, Class, Direction};
-pub use builder::Builder;
-pub use endpoint::Endpoint;
+pub use batch::{Batch, Class};
+pub use endpoint::{Builder, Endpoint, EndpointStats};
 pub use error::{
     AcceptError, BuildError, ConnectError, Error, ImportError, PostError, RdmaError, RegisterError,
 };
 pub use failure::{Failure, LaneEvent, Operation};
 pub use inbox::Notification;
-pub use memory::quarantine::{QuarantineStats, quarantine};
-pub use memory::{
-    LocalBlocks, LocalSlice, OwnedMemory, Region, RemoteBlocks, RemoteRegion, RemoteSlice,
-    SharedMemory,
-};
+pub use memory::{OwnedMemory, SharedMemory};
 pub use os::copy;
 pub use os::net::{Interface, interfaces};
 pub use os::topology;
 pub use path::{Path, PathKind};
-pub use peer::{Peer, PeerStats, Prepared};
+pub use peer::{Peer, PeerStats};
 pub use peerway_core::config::Pin;
 pub use peerway_core::descriptor::{DESCRIPTOR_LEN, Descriptor};
 pub use peerway_core::ids::Incarnation;
@@ -71,7 +66,10 @@ pub use peerway_core::outcome::{Ended, EndedError, Fence, Reason, TransferError}
 pub use peerway_core::region::Access;
 pub use peerway_core::wire::MAX_NOTIFICATION;
 pub use peerway_core::work::WorkError;
+pub use prepared::{Enqueued, Prepared, Staged};
+pub use quarantine::{QuarantineStats, quarantine};
+pub use region::{LocalBlocks, LocalSlice, Region};
+pub use session::remote::{RemoteBlocks, RemoteRegion, RemoteSlice};
 pub use slots::TransferStats;
-pub use staged::Staged;
-pub use stats::EndpointStats;
 pub use transfer::Transfer;
+pub use work::Direction;

@@ -1,42 +1,44 @@
 //! A peer: one remote endpoint incarnation, and all operations on it.
 
-use std::ffi::c_void;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use peerway_core::descriptor::DESCRIPTOR_LEN;
 use peerway_core::ids::Incarnation;
 use peerway_core::outcome::{Ended, Reason};
+use peerway_core::region::Access;
 
-use crate::batch::{Batch, Signal, check_notification};
-use crate::error::{Error, ImportError, PostError};
-use crate::gpu::Enqueued;
-use crate::gpu::device::Device;
+use crate::batch::{Batch, check_notification};
+use crate::connect::import;
+use crate::error::{Error, ImportError, PostError, RegisterError};
 use crate::inbox::Notification;
-use crate::inner::Inner;
-use crate::memory::{LocalSlice, RemoteRegion, RemoteSlice};
 use crate::path::Path;
-use crate::session::{Session, import};
-use crate::staged::Staged;
-use crate::transfer::{self, PostMode, Transfer, TransferMethod};
-use crate::transport::gpu::UserStream;
+use crate::prepared::{Prepared, Staged};
+use crate::progress::engine::Engine;
+use crate::region::{LocalSlice, Region};
+use crate::session::Session;
+use crate::session::remote::{RemoteRegion, RemoteSlice};
+use crate::transfer::{self, PostMode, Transfer};
+use crate::work::Signal;
 
 /// A connected peer. Cloning is cheap. A restarted peer is another peer.
 #[derive(Clone)]
 pub struct Peer {
-    endpoint: Arc<Inner>,
+    endpoint: Arc<Engine>,
     session: Arc<Session>,
 }
 
 impl Peer {
-    pub(crate) fn new(endpoint: Arc<Inner>, session: Arc<Session>) -> Self {
+    pub(crate) fn new(endpoint: Arc<Engine>, session: Arc<Session>) -> Self {
         Self { endpoint, session }
     }
 
-    pub(crate) fn endpoint(&self) -> &Arc<Inner> {
+    pub(crate) fn endpoint(&self) -> &Arc<Engine> {
         &self.endpoint
     }
 
@@ -101,20 +103,7 @@ impl Peer {
         {
             return Err(PostError::OtherPeer);
         }
-        let way = transfer::lasting_method(&self.endpoint, &self.session, &batch);
-        let of_gpu = batch.work.touches_gpu();
-        let prepared = Prepared { peer: self.clone(), batch: Arc::new(batch), way };
-        if let Some(device) = prepared.device().filter(|_| of_gpu) {
-            if let Err(error) = device.warm_up() {
-                let peer = self.session.addr;
-                tracing::warn!(%error, %peer, "cannot prepare a GPU for transfers");
-            }
-            // Memory is pinned at its second use. A prepared batch is used repeatedly, so count
-            // both uses now.
-            prepared.batch.work.pin_for(&device);
-            prepared.batch.work.pin_for(&device);
-        }
-        Ok(prepared)
+        Ok(Prepared::new(self.endpoint.clone(), self.session.clone(), batch))
     }
 
     /// Prepares a transfer in stages that the caller releases one by one. Each stage has its own
@@ -126,7 +115,7 @@ impl Peer {
 
     /// Does [`Self::stage`] with stages that are already prepared.
     pub fn stage_prepared(&self, stages: Vec<Prepared>) -> Result<Staged, PostError> {
-        if stages.iter().any(|stage| stage.peer != *self) {
+        if stages.iter().any(|stage| !stage.is_for(&self.session)) {
             return Err(PostError::OtherPeer);
         }
         Ok(Staged::new(stages))
@@ -188,7 +177,7 @@ impl Peer {
         let mut sum = PeerStats::default();
         let open = self.endpoint.check_open().is_ok();
         let sub_sessions =
-            if open { self.endpoint.sub_sessions_of(&self.session) } else { Vec::new() };
+            if open { self.endpoint.peers.sub_sessions_of(&self.session) } else { Vec::new() };
         for session in sub_sessions.iter().chain([&self.session]) {
             let stats = &session.stats;
             let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
@@ -243,85 +232,26 @@ pub struct PeerStats {
     pub lanes_lost: u64,
 }
 
-/// A checked batch that can be posted many times.
-#[derive(Clone)]
-pub struct Prepared {
-    peer: Peer,
-    batch: Arc<Batch>,
-    /// How it reaches the peer, if that is the same for each post.
-    way: Option<TransferMethod>,
-}
-
-impl Prepared {
-    /// Posts the batch.
-    pub fn post(&self) -> Result<Transfer, PostError> {
-        self.post_then(PostMode::Leaves)
+/// Advertisements that name a peer.
+impl Region {
+    /// Advertises the whole region to one peer. Other peers cannot use the descriptor.
+    pub fn advertise_to(
+        &self,
+        peer: &Peer,
+        access: Access,
+    ) -> Result<[u8; DESCRIPTOR_LEN], RegisterError> {
+        self.advertise_range(0..self.len(), access, Some(peer))
     }
 
-    /// Posts the batch with this message after its bytes, instead of the message it was prepared
-    /// with. The list of ranges is neither rebuilt nor checked again.
-    pub fn post_notifying(&self, message: &[u8]) -> Result<Transfer, PostError> {
-        self.peer.post(&Batch::clone(&self.batch).notify(message)?)
-    }
-
-    /// Posts the batch and waits for its end.
-    pub fn run(&self) -> Result<Ended, PostError> {
-        Ok(self.begin()?.join())
-    }
-
-    /// Posts the batch for the calling thread to wait for next: see [`Peer::begin`].
-    pub fn begin(&self) -> Result<Transfer, PostError> {
-        self.post_then(PostMode::Waits)
-    }
-
-    #[inline]
-    fn post_then(&self, then: PostMode) -> Result<Transfer, PostError> {
-        let Peer { endpoint, session, .. } = &self.peer;
-        transfer::post(endpoint, session, &self.batch, then, self.way)
-    }
-
-    /// Puts the transfer into a CUDA stream. It starts when the stream reaches it, and later work
-    /// in the stream waits for its end. In a stream that is being captured it becomes part of the
-    /// graph and runs each time the graph runs.
+    /// Advertises a part of the region, to one peer or to every holder of the descriptor.
     ///
-    /// A transfer that fails does not stop the stream. The handle says how it ended.
-    ///
-    /// # Safety
-    ///
-    /// The stream (a `CUstream`, or `cudaStream_t`) is alive and belongs to the GPU whose memory is
-    /// transferred.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Self::post`], and [`PostError::Gpu`].
-    pub unsafe fn enqueue(&self, stream: *mut c_void) -> Result<Enqueued, PostError> {
-        // SAFETY: the caller's promise.
-        unsafe { Enqueued::new(self, stream) }
-    }
-
-    /// The part of [`Self::enqueue`] for transfers that a GPU can do alone.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Self::enqueue`].
-    pub(crate) unsafe fn post_in(&self, stream: UserStream) -> Result<Option<Transfer>, PostError> {
-        // SAFETY: the caller's promise.
-        unsafe { transfer::post_in(&self.peer.endpoint, &self.peer.session, &self.batch, stream) }
-    }
-
-    /// The peer.
-    pub(crate) fn peer(&self) -> &Peer {
-        &self.peer
-    }
-
-    /// The GPU whose memory the transfer uses.
-    pub(crate) fn device(&self) -> Option<Arc<Device>> {
-        let work = &self.batch.work;
-        work.by_gpu().or_else(|| work.staged_by())
-    }
-
-    /// The number of bytes in the transfer.
-    pub fn total(&self) -> u64 {
-        self.batch.total()
+    /// The same part, rights and peer give the same descriptor again.
+    pub fn advertise_range(
+        &self,
+        range: Range<u64>,
+        access: Access,
+        to: Option<&Peer>,
+    ) -> Result<[u8; DESCRIPTOR_LEN], RegisterError> {
+        self.advertise_bound(range, access, to.map(Peer::incarnation))
     }
 }

@@ -11,25 +11,25 @@ use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::stripe;
 use peerway_core::wire::MAX_PAYLOAD;
-use peerway_core::work::Cursor;
 
-use crate::batch::{Batch, Class, Direction, Signal, Work};
+use crate::batch::{Batch, Class};
 use crate::clock;
 use crate::error::PostError;
 use crate::failure::{Failure, Operation};
 use crate::gpu::GpuError;
-use crate::inner::{Inner, Unusable};
-use crate::memory::Direct;
 use crate::os::copy::CopyKind;
 use crate::path::PathKind;
-use crate::progress::copy_pool::{Haste, Job};
+use crate::progress::copies::direct::{DirectJob, copy_all};
+use crate::progress::copies::gpu::{GpuJob, UserStream};
+use crate::progress::copies::pool::{Haste, Job};
 use crate::progress::driver::INLINE_SEND;
+use crate::progress::engine::{Engine, Unusable};
 use crate::progress::request::{Request, Route, StagedRequest};
 use crate::progress::shard::DriverCommand;
 use crate::session::Session;
+use crate::session::remote::Direct;
 use crate::slots::TransferStats;
-use crate::transport::direct::{DirectJob, copy_all};
-use crate::transport::gpu::{GpuJob, UserStream};
+use crate::work::{Direction, Signal, Work};
 
 /// The posting call performs a direct copy up to this size. That takes 2 µs by a mapping and 6 µs
 /// by CMA, less than passing it to another thread.
@@ -95,7 +95,7 @@ enum TransferState {
     /// succeed.
     Refused(Box<RefusedCopy>),
     Running {
-        endpoint: Arc<Inner>,
+        endpoint: Arc<Engine>,
         session: Arc<Session>,
         slot: SlotId,
         operation: Operation,
@@ -137,7 +137,7 @@ struct Over {
 
 impl Transfer {
     pub(crate) fn running(
-        endpoint: &Arc<Inner>,
+        endpoint: &Arc<Engine>,
         session: &Arc<Session>,
         slot: SlotId,
         operation: Operation,
@@ -173,7 +173,7 @@ impl Transfer {
         }
         match job {
             Some(job) => drop(job.step()),
-            None => drop(session.shard.poll_once(clock::now())),
+            None => drop(endpoint.shard_of(session).poll_once(clock::now())),
         }
         self.ended()
     }
@@ -320,7 +320,8 @@ impl Transfer {
         let deadline = clock::after(now, timeout);
         let patience = patience(endpoint.slots.stats(*slot).bytes_total);
         loop {
-            if session.shard.poll_until(|| ended().is_some(), now, deadline, patience) {
+            if endpoint.shard_of(session).poll_until(|| ended().is_some(), now, deadline, patience)
+            {
                 return ended();
             }
             if let Err(unusable) = endpoint.check_open() {
@@ -331,10 +332,12 @@ impl Transfer {
                 return ended();
             }
             // The copy pool ends a job, and it signals no event source.
-            if job.is_none() && session.shard.lead_until(*slot, || ended().is_some(), deadline) {
+            if job.is_none()
+                && endpoint.shard_of(session).lead_until(*slot, || ended().is_some(), deadline)
+            {
                 return ended();
             }
-            session.shard.hand_over();
+            endpoint.shard_of(session).hand_over();
             endpoint.slots.sleep(*slot, left);
             now = clock::now();
         }
@@ -361,8 +364,8 @@ impl Transfer {
         if let Some(job) = job {
             job.cancel();
         }
-        session.shard.submit(DriverCommand::Cancel(*slot));
-        session.shard.notify_if_blocked();
+        endpoint.shard_of(session).submit(DriverCommand::Cancel(*slot));
+        endpoint.shard_of(session).notify_if_blocked();
     }
 
     /// Registers `waker` to be woken at the end, in place of an earlier waker. Returns false when
@@ -375,7 +378,7 @@ impl Transfer {
             TransferState::Running { endpoint, session, slot, .. } => {
                 let sleeps = self.ended().is_none() && endpoint.slots.wake_later(*slot, waker);
                 if sleeps {
-                    session.shard.hand_over();
+                    endpoint.shard_of(session).hand_over();
                     self.leave_to_engine();
                 }
                 sleeps
@@ -400,7 +403,7 @@ impl Transfer {
         }
         match job {
             Some(job) => see_to(endpoint, job),
-            None => session.shard.notify_if_blocked(),
+            None => endpoint.shard_of(session).notify_if_blocked(),
         }
     }
 
@@ -440,7 +443,7 @@ impl Drop for Transfer {
             // The transfer continues without a waiting caller, so another thread must advance it.
             match job {
                 Some(job) => see_to(endpoint, job),
-                None => session.shard.notify_if_blocked(),
+                None => endpoint.shard_of(session).notify_if_blocked(),
             }
         }
         if over.get().is_none() {
@@ -467,7 +470,7 @@ impl Future for Transfer {
 }
 
 /// Passes a job to the copy pool. Without a copy pool, the calling thread completes it.
-fn see_to(endpoint: &Inner, job: &Arc<dyn Job>) {
+fn see_to(endpoint: &Engine, job: &Arc<dyn Job>) {
     if !endpoint.copy_pool.offer(job, Haste::Soon) {
         // A slow call is better than a transfer that never ends.
         while job.step() {}
@@ -499,7 +502,7 @@ pub(crate) enum TransferMethod {
 /// costs a twentieth of a small copy.
 #[inline(always)]
 fn choose_method(
-    endpoint: &Inner,
+    endpoint: &Engine,
     session: &Session,
     direction: Direction,
     work: &Work,
@@ -559,7 +562,7 @@ pub(crate) enum PostMode {
 /// Posts a batch. A `known` method comes from [`lasting_method`], and the call then skips
 /// [`check`].
 pub(crate) fn post(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<Engine>,
     session: &Arc<Session>,
     batch: &Batch,
     then: PostMode,
@@ -580,7 +583,7 @@ pub(crate) fn post(
 /// regions never lose their keys, and the path of a session does not change. This call registers
 /// the batch's memory with the local devices.
 pub(crate) fn lasting_method(
-    endpoint: &Inner,
+    endpoint: &Engine,
     session: &Session,
     batch: &Batch,
 ) -> Option<TransferMethod> {
@@ -595,7 +598,7 @@ pub(crate) fn lasting_method(
 ///
 /// The stream is alive and belongs to the GPU of the batch's memory.
 pub(crate) unsafe fn post_in(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<Engine>,
     session: &Arc<Session>,
     batch: &Batch,
     stream: UserStream,
@@ -611,7 +614,7 @@ pub(crate) unsafe fn post_in(
 
 /// Checks that the endpoint is open and the session is alive.
 #[inline]
-fn check_peer(endpoint: &Inner, session: &Session) -> Result<(), PostError> {
+fn check_peer(endpoint: &Engine, session: &Session) -> Result<(), PostError> {
     endpoint.check_open().map_err(PostError::from)?;
     if session.is_alive() { Ok(()) } else { Err(PostError::PeerGone) }
 }
@@ -648,7 +651,7 @@ fn refused(
 
 #[inline]
 fn post_by(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<Engine>,
     session: &Arc<Session>,
     batch: &Batch,
     then: PostMode,
@@ -766,51 +769,18 @@ fn post_by(
                 ending: None,
                 unfenced: false,
             };
-            session.shard.start_request(slot, session, request);
+            endpoint.shard_of(session).start_request(slot, session, request);
             if then == PostMode::Leaves && unseen {
-                session.shard.notify_if_blocked();
+                endpoint.shard_of(session).notify_if_blocked();
             }
             Ok(running(None, then == PostMode::Waits && unseen))
         }
     }
 }
 
-/// A request that carries no bytes, only a signal.
-pub(crate) fn signal_request(
-    slot: SlotId,
-    session: Arc<Session>,
-    work: Option<Work>,
-    signal: Signal,
-    deadline: u64,
-) -> Request {
-    Request {
-        slot,
-        session,
-        route: Route::SignalOnly,
-        work,
-        at: Cursor::default(),
-        redo: Vec::new(),
-        gpu: None,
-        piece: MAX_PAYLOAD,
-        bulk: false,
-        posted: clock::now(),
-        deadline,
-        signal,
-        signal_sent: false,
-        by_device: false,
-        parts: 0,
-        queues: 0,
-        flushed: false,
-        unanswered: 0,
-        queued: false,
-        ending: None,
-        unfenced: false,
-    }
-}
-
 /// Posts a notification or a count without bytes.
 pub(crate) fn post_signal(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<Engine>,
     session: &Arc<Session>,
     signal: Signal,
 ) -> Result<Transfer, PostError> {
@@ -825,7 +795,7 @@ pub(crate) fn post_signal(
     let slot = endpoint.slots.take(0, path, now).ok_or(PostError::Busy { slots })?;
     let deadline = clock::after(now, endpoint.config.deadline);
     let operation = if signal.notify.is_some() { Operation::Notify } else { Operation::Count };
-    let request = || signal_request(slot, session.clone(), None, signal, deadline);
-    session.shard.start_request(slot, session, request);
+    let request = || Request::of_signal(slot, session.clone(), None, signal, deadline);
+    endpoint.shard_of(session).start_request(slot, session, request);
     Ok(Transfer::running(endpoint, session, slot, operation, None, false))
 }

@@ -12,12 +12,10 @@ use peerway_sys::cuda::PinnedRange;
 
 use crate::gpu::GpuError;
 use crate::gpu::device::Device;
-use crate::memory::{Region, SharedMemory};
+use crate::inbox::ProxyCounters;
+use crate::memory::SharedMemory;
+use crate::region::Region;
 use peerway_core::abi::{LINE, LINES};
-
-/// The first id of proxy counters. Each proxy of an endpoint has the next 65,536 ids from here on.
-/// All other ids are the endpoint's own counters.
-pub(crate) const FIRST_ID: u32 = 0xc000_0000;
 
 /// See the module.
 pub(crate) struct Counters {
@@ -89,6 +87,13 @@ impl Counters {
         // SAFETY: `counter` is below `count`, so the words lie inside the memory.
         unsafe { raise(self.memory.as_ptr(), counter, by) };
         true
+    }
+}
+
+impl ProxyCounters for Counters {
+    fn arrived(&self, counter: usize) -> bool {
+        self.note_lanes();
+        self.raise(counter, 1)
     }
 }
 

@@ -17,8 +17,9 @@ use super::target::PeerTarget;
 use super::worker::ProxyShared;
 use crate::gpu::copy::{Gathered, Run};
 use crate::gpu::device::Device;
-use crate::memory::{LocalSlice, RegionInner};
+use crate::memory::RegionInner;
 use crate::os::copy::{CopyKind, copy as copy_bytes, kind_for, store_fence};
+use crate::region::LocalSlice;
 use crate::transfer::Transfer;
 use peerway_core::abi::FaultCode;
 

@@ -44,8 +44,6 @@ pub use self::proxy::{Armed, Proxy, ProxyBuilder, ProxyError, ProxyStats};
 pub use self::ring::PushError;
 pub use self::space::Window;
 
-pub(crate) use self::counters::{Counters, FIRST_ID};
-
 /// Kernels that measure and test the engine: PTX of `kernels/driven.cu`.
 #[doc(hidden)]
 pub const KERNELS: &std::ffi::CStr = {

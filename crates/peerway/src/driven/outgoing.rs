@@ -20,14 +20,15 @@ use super::proxy_memory::ProxyMemory;
 use super::request::{self, Gates, List, ProxyRequest, PutOrigin, Raised};
 use super::space::Space;
 use super::target::{CopyMethod, PeerTarget};
-use crate::batch::{Batch, Work};
+use crate::batch::Batch;
 use crate::error::PostError;
 use crate::gpu::copy::{Gathered, Run};
 use crate::hooks;
 use crate::memory::RegionInner;
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
-use crate::progress::copy_pool::QUANTUM;
+use crate::progress::copies::pool::QUANTUM;
 use crate::transfer::{self, PostMode};
+use crate::work::Work;
 use peerway_core::abi::FaultCode;
 
 /// The most commands that wait here for room. Further commands stay in the ring.

@@ -13,7 +13,7 @@ use peerway_core::metadata::Metadata;
 use peerway_core::region::Access;
 
 use super::copiers::Set;
-use super::counters::{Counters, FIRST_ID};
+use super::counters::Counters;
 use super::fault::{Fault, Faults};
 use super::forward::{Forward, is_inside};
 use super::host_producer::{HostProducer, HostProducerError};
@@ -23,17 +23,19 @@ use super::proxy_memory::{ProxyMemory, Shape};
 use super::space::{Space, Window};
 use super::target::{PeerTarget, Targets};
 use super::worker::{ProxyCounters, ProxyShared, ProxyWorker};
+use crate::connect::opener::{self, TimeLimit};
 use crate::endpoint::Endpoint;
 use crate::error::{ImportError, RegisterError};
 use crate::gpu::device::Device;
 use crate::gpu::{CopierKind, GpuError, gpus};
-use crate::inner::Inner;
-use crate::memory::{Region, SharedMemory};
+use crate::inbox::{FIRST_PROXY_ID, MAX_PROXIES};
+use crate::memory::SharedMemory;
 use crate::os::process;
 use crate::os::topology::cpus_of_node;
 use crate::peer::Peer;
-use crate::peers::Whom;
-use crate::session::connect::TimeLimit;
+use crate::progress::engine::Engine;
+use crate::region::Region;
+use crate::session::Whom;
 use crate::threads;
 
 /// The most threads of a proxy by default.
@@ -46,7 +48,7 @@ const SLOTS: u32 = 2048;
 /// [module](super).
 pub struct Proxy {
     shared: Arc<ProxyShared>,
-    endpoint: Weak<Inner>,
+    endpoint: Weak<Engine>,
     /// Keeps the advertisements of the windows.
     regions: std::sync::Mutex<Vec<Region>>,
     first_id: u32,
@@ -252,8 +254,9 @@ impl ProxyBuilder {
         };
         let memory = ProxyMemory::new(shape, device.as_ref(), counters.address())?;
         let inner = self.endpoint.inner();
-        let most = crate::inbox::MAX_PROXIES;
-        let first_id = inner.inbox.add_counters(&counters).ok_or(ProxyError::NoIds { most })?;
+        let most = MAX_PROXIES;
+        let first_id =
+            inner.inbox.add_counters(counters.clone()).ok_or(ProxyError::NoIds { most })?;
         let shared = Arc::new(ProxyShared {
             endpoint: Arc::downgrade(inner),
             memory,
@@ -455,7 +458,8 @@ impl Proxy {
         let limit = TimeLimit::new(endpoint.config.connect_timeout);
         for worker in 1..self.workers {
             let whom = Whom { who: session.incarnation, sub_session: worker as u16 };
-            let sub_session = endpoint.connect_to(whom, &metadata, limit);
+            let sub_session = opener::connect_to(&endpoint, whom, &metadata, limit)
+                .map(|session| Peer::new(endpoint.clone(), session));
             let sub_session = sub_session.map_err(|error| error.to_string());
             let target = sub_session
                 .and_then(|peer| target_of(&peer, info).map_err(|error| error.to_string()));
@@ -738,7 +742,7 @@ fn target_of(peer: &Peer, info: &PeerInfo) -> Result<PeerTarget, ProxyError> {
     let mapped = counter_words.inner.direct.mapped().map(|(base, _)| base as usize);
     let aligned = mapped
         .is_none_or(|base| (base + counter_words.window.offset as usize).is_multiple_of(LINE));
-    let ids = info.first_id >= FIRST_ID && info.first_id & 0xffff == 0;
+    let ids = info.first_id >= FIRST_PROXY_ID && info.first_id & 0xffff == 0;
     if !enough || !writes || !aligned || !ids {
         return Err(ProxyError::NotPeerInfo);
     }

@@ -6,9 +6,9 @@ use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 
 use super::copiers::{Copiers, Pending};
 use super::target::PeerTarget;
-use crate::batch::Signal;
 use crate::error::PostError;
 use crate::transfer::{self, Transfer};
+use crate::work::Signal;
 use peerway_core::abi::FaultCode;
 use peerway_core::work::Pair;
 

@@ -7,10 +7,11 @@ use super::counters;
 use super::outgoing::Locals;
 use super::space::Space;
 use crate::gpu::device::Device;
-use crate::inner::Inner;
-use crate::memory::{RegionInner, RemoteInner, RemoteRegion};
+use crate::memory::RegionInner;
 use crate::peer::Peer;
+use crate::progress::engine::Engine;
 use crate::session::Session;
+use crate::session::remote::{RemoteInner, RemoteRegion};
 use peerway_core::abi::FaultCode;
 
 /// See the module.
@@ -65,7 +66,7 @@ impl PeerTarget {
         self.peer.session()
     }
 
-    pub(crate) fn endpoint(&self) -> &Arc<Inner> {
+    pub(crate) fn endpoint(&self) -> &Arc<Engine> {
         self.peer.endpoint()
     }
 

@@ -21,7 +21,7 @@ use super::proxy_memory::ProxyMemory;
 use super::ring::{CommandConsumer, RingWords};
 use super::target::Targets;
 use crate::clock;
-use crate::inner::Inner;
+use crate::progress::engine::Engine;
 use crate::progress::shard::Shard;
 use peerway_core::abi::FaultCode;
 
@@ -41,7 +41,7 @@ const ROUND: Duration = Duration::from_millis(1);
 
 /// The state that the workers of a proxy share.
 pub(crate) struct ProxyShared {
-    pub(crate) endpoint: Weak<Inner>,
+    pub(crate) endpoint: Weak<Engine>,
     pub(crate) memory: ProxyMemory,
     pub(crate) counters: Arc<Counters>,
     pub(crate) faults: Faults,

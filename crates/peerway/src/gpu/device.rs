@@ -20,7 +20,7 @@ const STREAMS: usize = 4;
 /// Number of events kept for reuse.
 const EVENTS: usize = 64;
 /// Number of words with which kernels report completion.
-pub(super) const FLAGS: usize = 4096;
+pub(crate) const FLAGS: usize = 4096;
 
 /// A GPU in use; see the module.
 pub(crate) struct Device {
@@ -296,7 +296,7 @@ impl Flag {
     }
 
     /// Frees the word once the stream has reached a mark.
-    pub(super) fn retire(self, passed: Mark) {
+    pub(crate) fn retire(self, passed: Mark) {
         let device = self.device.clone();
         device.flags.retired.lock().unwrap().push((self, passed));
     }

@@ -19,7 +19,6 @@ use peerway_sys::cuda::{CudaError, Mapped, Physical, Plain, Shared};
 use super::device::Device;
 use super::share::{self, Imported};
 use super::{GpuError, gpus};
-use crate::memory::OwnedMemory;
 use crate::worker::REAPER;
 
 /// GPU memory that other processes can map. Cheap to clone. Dropping the last clone waits for the
@@ -289,13 +288,6 @@ impl Drop for ImportedMemory {
     fn drop(&mut self) {
         // Unmapping does not wait for work in progress.
         let _ = self.imported.device.gpu.drain();
-    }
-}
-
-// SAFETY: the allocation does not move, and safe code cannot make a reference to GPU memory.
-unsafe impl OwnedMemory for DeviceMemory {
-    fn bytes(&mut self) -> (*mut u8, usize) {
-        (self.address() as *mut u8, self.inner.len as usize)
     }
 }
 

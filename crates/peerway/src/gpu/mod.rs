@@ -22,7 +22,6 @@ pub(crate) mod pin;
 mod pinned;
 pub(crate) mod share;
 pub(crate) mod staging;
-pub(crate) mod stream;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -38,8 +37,6 @@ pub use self::memory::{
 pub use self::peer_copy::{Copier, CopierKind, CopierOptions, NoSuchCopier, Ticket};
 pub use self::pinned::PinnedMemory;
 pub use peerway_sys::cuda::Facts;
-
-pub use self::stream::Enqueued;
 
 use self::device::Device;
 

@@ -5,7 +5,6 @@ use std::fmt;
 use peerway_sys::cuda::HostMemory;
 
 use super::{GpuError, gpus};
-use crate::memory::OwnedMemory;
 
 /// Host memory locked for GPUs (`cuMemHostAlloc`). A GPU copies to and from it without staging.
 /// Register it with [`crate::Endpoint::register`], like any host memory. Other processes cannot map
@@ -45,13 +44,6 @@ impl PinnedMemory {
     /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
-    }
-}
-
-// SAFETY: the allocation does not move, and the region that owns it never makes a reference to it.
-unsafe impl OwnedMemory for PinnedMemory {
-    fn bytes(&mut self) -> (*mut u8, usize) {
-        (self.memory.ptr(), self.len)
     }
 }
 

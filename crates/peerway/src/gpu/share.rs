@@ -13,7 +13,7 @@ use peerway_sys::cuda::{CudaError, Exported, Mapped, Opened, Physical, Shared};
 
 use super::device::Device;
 use super::{Allocation, Located, in_use};
-use crate::memory::gate::GateRef;
+use crate::os::gate::GateRef;
 use crate::worker::REAPER;
 
 /// Number of a peer's allocations that stay mapped for the next import, most recently used first.

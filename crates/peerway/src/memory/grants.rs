@@ -1,5 +1,6 @@
 //! The advertisements of this endpoint. Every request from a peer is checked against this table.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, RwLock};
 
 use peerway_core::descriptor::Descriptor;
@@ -10,8 +11,7 @@ use subtle::ConstantTimeEq;
 
 use crate::error::RegisterError;
 use crate::memory::RegionInner;
-use crate::memory::gate::{Gate, GateRef, SharedGate};
-use crate::session::Session;
+use crate::os::gate::{Gate, GateRef, SharedGate};
 use crate::transport::verbs::Rdma;
 use crate::transport::verbs::keys::Registration;
 
@@ -45,10 +45,22 @@ enum Keys {
     Closed,
 }
 
-/// A gate in a session's shared segment.
+/// A gate in the segment that this process shares with a peer.
 pub(crate) struct Export {
-    pub(crate) session: Arc<Session>,
+    pub(crate) to: Arc<dyn Importer>,
     pub(crate) gate: SharedGate,
+}
+
+/// A peer of this host that accesses granted memory by itself.
+pub(crate) trait Importer: Send + Sync {
+    /// The address of the peer, for logs.
+    fn addr(&self) -> SocketAddr;
+    /// Whether the session is open.
+    fn is_alive(&self) -> bool;
+    /// Whether the peer's process has certainly ended.
+    fn is_process_dead(&self) -> bool;
+    /// Releases the gate of a grant.
+    fn forget_gate(&self, grant: SlotId);
 }
 
 impl Grant {
@@ -75,8 +87,9 @@ impl Grant {
         }
         exports.retain(|e| {
             // A closed session may have left a copy in progress.
-            let quiet = e.gate.gate().is_empty() || e.session.is_process_dead();
-            !Arc::ptr_eq(&e.session, &export.session) && (e.session.is_alive() || !quiet)
+            let quiet = e.gate.gate().is_empty() || e.to.is_process_dead();
+            !std::ptr::addr_eq(Arc::as_ptr(&e.to), Arc::as_ptr(&export.to))
+                && (e.to.is_alive() || !quiet)
         });
         exports.push(export);
         Ok(())
@@ -130,9 +143,7 @@ impl Grant {
         let quiet = self.is_quiet();
         if quiet {
             for export in self.exports.lock().unwrap().drain(..) {
-                if let Some(link) = &export.session.link {
-                    link.forget_gate(self.id);
-                }
+                export.to.forget_gate(self.id);
             }
         }
         quiet
@@ -141,14 +152,14 @@ impl Grant {
     /// The peers that are inside, as text for a log.
     pub(crate) fn inside(&self) -> String {
         let exports = self.exports.lock().unwrap();
-        let is_inside = |e: &&Export| !e.gate.gate().is_empty() && !e.session.is_process_dead();
-        let names = exports.iter().filter(is_inside).map(|e| format!("peer {}", e.session.addr));
+        let is_inside = |e: &&Export| !e.gate.gate().is_empty() && !e.to.is_process_dead();
+        let names = exports.iter().filter(is_inside).map(|e| format!("peer {}", e.to.addr()));
         names.collect::<Vec<_>>().join(", ")
     }
 
     /// Whether no copy is inside any more. The count of a dead peer is ignored.
     pub(crate) fn is_quiet(&self) -> bool {
-        let quiet = |e: &Export| e.gate.gate().is_empty() || e.session.is_process_dead();
+        let quiet = |e: &Export| e.gate.gate().is_empty() || e.to.is_process_dead();
         let open = matches!(*self.keys.lock().unwrap(), Keys::Made(_)) && !self.is_live();
         !open && self.gate.is_empty() && self.exports.lock().unwrap().iter().all(quiet)
     }

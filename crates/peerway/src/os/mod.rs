@@ -8,6 +8,7 @@
 pub(crate) mod affinity;
 pub(crate) mod cma;
 pub mod copy;
+pub(crate) mod gate;
 pub(crate) mod maps;
 pub(crate) mod net;
 pub(crate) mod pages;
@@ -42,6 +43,14 @@ impl Piece {
     pub(crate) fn of_mut(slice: &mut [u8]) -> Self {
         Self { addr: slice.as_mut_ptr() as u64, len: slice.len() as u64 }
     }
+}
+
+/// Returns random bytes.
+pub(crate) fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    // Without randomness, identities and tokens would be guessable, so the process cannot go on.
+    getrandom::fill(&mut bytes).expect("the operating system must provide random bytes");
+    bytes
 }
 
 // The kernel reads a slice of pieces as iovecs.

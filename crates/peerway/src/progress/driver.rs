@@ -26,15 +26,14 @@ use super::shard::{DriverCommand, Shard};
 use super::staging::COPY_NAP;
 use super::timers::Timers;
 use crate::clock;
-use crate::inner::Inner;
-use crate::memory::quarantine;
 use crate::os::unix::{self, Received};
 use crate::peers::Claim;
-use crate::progress::copy_pool::Job;
-use crate::session::acceptor::Acceptor;
-use crate::session::{MEMORY_GONE, PROCESS_ENDED, REMOVED, Session};
-use crate::transport::lane::{Lane, Role};
-use crate::transport::pull::{PullJob, PullOrigin};
+use crate::progress::copies::pool::Job;
+use crate::progress::copies::pull::{PullJob, PullOrigin};
+use crate::progress::engine::Engine;
+use crate::progress::lane::{Lane, Role};
+use crate::quarantine;
+use crate::session::{PROCESS_ENDED, REMOVED, Session};
 use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::Unfinished;
 
@@ -63,7 +62,7 @@ pub(crate) const INLINE_SEND: u64 = 16 << 10;
 
 /// The state of a shard. See the module documentation.
 pub(crate) struct Driver {
-    pub(super) endpoint: Arc<Inner>,
+    pub(super) endpoint: Arc<Engine>,
     pub(super) shard: Arc<Shard>,
     pub(super) sessions: Vec<Option<Box<SessionDriver>>>,
     /// Sessions with rings. Every turn polls them.
@@ -77,7 +76,7 @@ pub(crate) struct Driver {
     pub(super) requests: Box<[Option<Request>]>,
     pub(super) active: Vec<SlotId>,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
-    pub(super) acceptor: Option<Acceptor>,
+    pub(super) acceptor: Option<Box<dyn Listening>>,
     /// Sessions with pending copies from or to GPU memory.
     pub(super) staging: Vec<usize>,
     /// When such a copy last started or finished.
@@ -136,6 +135,22 @@ pub(crate) struct SessionDriver {
     /// The session is over. The driver keeps it until this time at the latest, to learn when the
     /// peer can no longer access its memory.
     pub(super) lingering: Option<u64>,
+}
+
+/// The acceptor, as the driver of the first shard sees it: listeners and half-open connections.
+pub(crate) trait Listening: Send {
+    /// Handles an event with the [`ACCEPTOR`] flag. Returns the sessions that it completed.
+    fn handle_event(
+        &mut self,
+        endpoint: &Arc<Engine>,
+        shard: &Arc<Shard>,
+        word: u64,
+        now: u64,
+    ) -> Vec<NewSession>;
+    /// Handles what is due: drops connections that timed out, and watches paused listeners again.
+    fn tick(&mut self, shard: &Shard, now: u64);
+    /// The time until something is due.
+    fn until_next(&self, now: u64) -> Option<Duration>;
 }
 
 /// A session that leaves the handshake.
@@ -211,7 +226,11 @@ impl SessionDriver {
 }
 
 impl Driver {
-    pub(crate) fn new(endpoint: Arc<Inner>, shard: Arc<Shard>, acceptor: Option<Acceptor>) -> Self {
+    pub(crate) fn new(
+        endpoint: Arc<Engine>,
+        shard: Arc<Shard>,
+        acceptor: Option<Box<dyn Listening>>,
+    ) -> Self {
         let slots = endpoint.slots.len();
         let ports = shard.ports().iter().cloned().map(Port::new).collect();
         Self {
@@ -287,15 +306,9 @@ impl Driver {
                 });
             }
             DriverCommand::Adopt(new) => self.adopt(*new),
-            DriverCommand::Remove { session } => {
-                self.with(&session, |driver, s| {
-                    driver.close_session(s, SessionEnd::Removed, REMOVED);
-                });
-            }
-            DriverCommand::Gone { session } => {
-                self.with(&session, |driver, s| {
-                    driver.close_session(s, SessionEnd::Closed, MEMORY_GONE);
-                });
+            DriverCommand::Close { session, cause } => {
+                let end = if cause == REMOVED { SessionEnd::Removed } else { SessionEnd::Closed };
+                self.with(&session, |driver, s| driver.close_session(s, end, cause));
             }
             DriverCommand::LeaveBarredGates => self.leave_barred_gates(),
             DriverCommand::Pulled { session, origin, result } => {
@@ -558,10 +571,10 @@ impl Driver {
         let Some(mut acceptor) = self.acceptor.take() else { return };
         let endpoint = self.endpoint.clone();
         for new in acceptor.handle_event(&endpoint, &self.shard, word, now) {
-            let shard = new.session.shard.clone();
-            if Arc::ptr_eq(&shard, &self.shard) {
+            if new.session.shard == self.shard.index {
                 self.adopt(new);
             } else {
+                let shard = endpoint.shard_of(&new.session);
                 shard.submit(DriverCommand::Adopt(Box::new(new)));
                 shard.notify_if_blocked();
             }
@@ -798,10 +811,10 @@ impl Driver {
         // Publish the session only now: before, it could not send. Publish it before `replay`,
         // which may end the session: a session that is over must not be published.
         if !session.initiator {
-            self.endpoint.accepted(&session);
+            self.endpoint.peers.accepted(&session);
         }
         self.replay(&early, now);
-        // A `Remove` or `Gone` before the adoption found no session, so close the session here.
+        // A `Close` before the adoption found no session, so close the session here.
         if session.is_closing() {
             self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Removed, REMOVED));
         }

@@ -16,7 +16,7 @@ use super::driver::{Driver, SessionDriver, fenced};
 use super::request::Route;
 use crate::clock;
 use crate::os::Piece;
-use crate::progress::copy_pool::Job;
+use crate::progress::copies::pool::Job;
 use crate::session::Session;
 
 /// Why a lane ended.
@@ -167,7 +167,7 @@ impl Driver {
             }
             return;
         }
-        self.endpoint.peer_gone(&s.session, end == SessionEnd::Removed);
+        self.endpoint.peers.peer_gone(&s.session, end == SessionEnd::Removed);
         for pull in self.pulls.iter().filter(|p| Arc::ptr_eq(&p.session, &s.session)) {
             pull.cancel();
         }

@@ -1,14 +1,18 @@
-//! How transfers make progress: shards with their drivers, which any thread may poll, and the copy
-//! pool.
+//! How transfers make progress: the engine with its shards, whose drivers any thread may poll, and
+//! the copies that threads and GPUs do.
 
-pub(crate) mod copy_pool;
+pub(crate) mod copies;
 pub(crate) mod driver;
 mod ending;
+pub(crate) mod engine;
+mod imports;
+pub(crate) mod lane;
 mod poller;
 pub(crate) mod queues;
 mod receive;
 pub(crate) mod request;
 pub(crate) mod shard;
+pub(crate) mod shards;
 mod staging;
 mod sync;
 mod timers;

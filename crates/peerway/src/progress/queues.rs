@@ -25,10 +25,10 @@ use super::ending::LaneEnd;
 use super::request::Route;
 use crate::clock;
 use crate::hooks;
-use crate::session::queues;
-use crate::transport::lane::{Lane, Role};
+use crate::progress::lane::{Lane, Role};
 use crate::transport::verbs::port::Port;
 use crate::transport::verbs::queue::{Completed, GROUP, Queue, RdmaPart, Unfinished};
+use crate::transport::verbs::queues;
 
 /// Completions per poll.
 pub(super) const POLL: usize = 64;
@@ -717,7 +717,7 @@ impl Driver {
         if s.lanes[index].is_some() || !s.session.is_alive() {
             return;
         }
-        let mut lane = queues::lane(at, queue, now);
+        let mut lane = Lane::of_queue(at, queue, now);
         if let Some(frames) = self.endpoint.config.max_inflight_ops {
             lane.limit_frames(frames);
         }

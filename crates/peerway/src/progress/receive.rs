@@ -20,6 +20,7 @@ use zerocopy::FromBytes;
 
 use super::driver::{Driver, SessionDriver, TURN_BYTES, answer_pull};
 use super::ending::LaneEnd;
+use super::imports;
 use super::request::release_source;
 use crate::bugs::{Bug, is_planted};
 use crate::clock;
@@ -27,12 +28,11 @@ use crate::hooks;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy};
-use crate::progress::copy_pool::{Haste, Job};
-use crate::session::import;
-use crate::transport::lane::{
+use crate::progress::copies::pool::{Haste, Job};
+use crate::progress::copies::pull::{self, PullJob, PullOrigin};
+use crate::progress::lane::{
     AfterSkip, IncomingWrite, Lane, RecvState, Reply, TableRun, WINDOW_FRAMES,
 };
-use crate::transport::pull::{self, PullJob, PullOrigin};
 
 /// Bytes to receive when a header is expected. That covers a few small frames but little of a large
 /// one, whose payload should not pass through the scratch buffer.
@@ -563,7 +563,7 @@ impl Driver {
     fn control(&mut self, s: &mut SessionDriver, lane: &mut Lane, message: Control) -> Step<()> {
         match message {
             Control::Import { request, descriptor } => {
-                let answer = import::answer(&self.endpoint, &s.session, request, &descriptor);
+                let answer = imports::answer(&self.endpoint, &s.session, request, &descriptor);
                 lane.push_control_answer(&answer);
             }
             Control::Importing { request } => s.session.imports.takes_time(request),

@@ -6,18 +6,19 @@ use std::sync::Arc;
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::protocol::SentFrame;
+use peerway_core::wire::MAX_PAYLOAD;
 use peerway_core::wire::{Header, Kind};
 use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
 
 use super::driver::{Driver, SessionDriver};
-use crate::batch::{Direction, Signal, Work};
 use crate::bugs::{Bug, is_planted};
 use crate::clock;
 use crate::gpu::device::Device;
 use crate::gpu::staging::StagedCopy;
+use crate::progress::lane::{Body, Lane};
 use crate::session::Session;
-use crate::transport::lane::{Body, Lane};
+use crate::work::{Direction, Signal, Work};
 
 /// See the module.
 pub(crate) struct Request {
@@ -103,6 +104,39 @@ impl Route {
 }
 
 impl Request {
+    /// A request that carries no bytes, only a signal.
+    pub(crate) fn of_signal(
+        slot: SlotId,
+        session: Arc<Session>,
+        work: Option<Work>,
+        signal: Signal,
+        deadline: u64,
+    ) -> Self {
+        Self {
+            slot,
+            session,
+            route: Route::SignalOnly,
+            work,
+            at: Cursor::default(),
+            redo: Vec::new(),
+            gpu: None,
+            piece: MAX_PAYLOAD,
+            bulk: false,
+            posted: clock::now(),
+            deadline,
+            signal,
+            signal_sent: false,
+            by_device: false,
+            parts: 0,
+            queues: 0,
+            flushed: false,
+            unanswered: 0,
+            queued: false,
+            ending: None,
+            unfenced: false,
+        }
+    }
+
     /// Whether it carries no bytes, so that it can change no memory. A fence does not cover a
     /// notification that may still arrive.
     pub(crate) fn is_bare(&self) -> bool {

@@ -13,14 +13,14 @@ use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::wire::Control;
 use rustix::event::epoll;
 
+use super::copies::pull::PullOrigin;
 use super::driver::{Driver, NewSession, PORT};
+use super::engine::Engine;
 use super::poller::{Events, Polled, Poller};
 use super::request::Request;
-use crate::inner::Inner;
 use crate::os::wake::{EventFd, futex_wait, futex_wake};
-use crate::session::Session;
+use crate::session::{Session, SessionOwner};
 use crate::threads;
-use crate::transport::pull::PullOrigin;
 use crate::transport::verbs::port::PortCq;
 
 /// A command for the driver.
@@ -33,10 +33,8 @@ pub(crate) enum DriverCommand {
     Control { session: Arc<Session>, message: Control },
     /// Adopt a session that has finished its handshake.
     Adopt(Box<NewSession>),
-    /// Close a session.
-    Remove { session: Arc<Session> },
-    /// Close a session whose peer's memory is gone.
-    Gone { session: Arc<Session> },
+    /// Close a session, for this reason.
+    Close { session: Arc<Session>, cause: &'static str },
     /// Leave the gates of barred grants that frames to slow peers hold.
     LeaveBarredGates,
     /// The copy pool has finished a pull.
@@ -46,6 +44,8 @@ pub(crate) enum DriverCommand {
 /// A driver with its poller. See the module documentation.
 pub(crate) struct Shard {
     poller: Poller<Seat, EpollEvents>,
+    /// Its place in the endpoint's table.
+    pub(crate) index: usize,
     /// Completion queues, one for each RDMA device of the endpoint.
     ports: Vec<Arc<PortCq>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -55,7 +55,7 @@ pub(crate) struct Shard {
 struct Seat {
     /// `None` before the shard starts and after it stops.
     driver: Option<Driver>,
-    endpoint: Weak<Inner>,
+    endpoint: Weak<Engine>,
 }
 
 impl Polled for Seat {
@@ -186,7 +186,11 @@ impl Events for EpollEvents {
 
 impl Shard {
     /// Creates a shard without a driver.
-    pub(crate) fn new(spin: Duration, ports: Vec<Arc<PortCq>>) -> std::io::Result<Arc<Self>> {
+    pub(crate) fn new(
+        index: usize,
+        spin: Duration,
+        ports: Vec<Arc<PortCq>>,
+    ) -> std::io::Result<Arc<Self>> {
         let events = EpollEvents::new()?;
         for (at, port) in ports.iter().enumerate() {
             let data = epoll::EventData::new_u64(PORT | at as u64);
@@ -194,13 +198,13 @@ impl Shard {
         }
         let seat = Seat { driver: None, endpoint: Weak::new() };
         let poller = Poller::new(seat, events, spin);
-        Ok(Arc::new(Self { poller, ports, thread: Mutex::new(None) }))
+        Ok(Arc::new(Self { poller, index, ports, thread: Mutex::new(None) }))
     }
 
     /// Installs the driver and starts the progress thread.
     pub(crate) fn start(
         self: &Arc<Self>,
-        endpoint: &Arc<Inner>,
+        endpoint: &Arc<Engine>,
         driver: Driver,
     ) -> std::io::Result<()> {
         // No other thread has access to the shard yet, so the lock is free.
@@ -218,7 +222,7 @@ impl Shard {
 
     /// Installs the driver without a progress thread. Only `poll_once` runs it.
     #[cfg(test)]
-    pub(crate) fn start_without_thread(&self, endpoint: &Arc<Inner>, driver: Driver) {
+    pub(crate) fn start_without_thread(&self, endpoint: &Arc<Engine>, driver: Driver) {
         let mut seat = self.poller.try_lock().expect("the shard is not shared yet");
         *seat = Seat { driver: Some(driver), endpoint: Arc::downgrade(endpoint) };
     }
@@ -316,5 +320,17 @@ impl Shard {
         patience: Duration,
     ) -> bool {
         self.poller.poll_until(over, now, deadline, patience)
+    }
+}
+
+impl SessionOwner for Shard {
+    fn close(&self, session: &Arc<Session>, cause: &'static str) {
+        self.submit(DriverCommand::Close { session: session.clone(), cause });
+        self.notify_if_blocked();
+    }
+
+    fn send(&self, session: &Arc<Session>, message: Control) {
+        self.submit(DriverCommand::Control { session: session.clone(), message });
+        self.notify_if_blocked();
     }
 }

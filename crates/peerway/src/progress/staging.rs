@@ -16,12 +16,12 @@ use peerway_sys::cuda::CudaError;
 use super::driver::{Driver, SessionDriver};
 use super::receive::finish;
 use super::request::Fetched;
-use crate::batch::Work;
 use crate::clock;
 use crate::gpu::staging::{Buffer, StagedCopy};
 use crate::hooks;
 use crate::os::Piece;
-use crate::transport::lane::{GpuPut, GpuPutOwner, IncomingWrite, Lane};
+use crate::progress::lane::{GpuPut, GpuPutOwner, IncomingWrite, Lane};
+use crate::work::Work;
 
 /// Parts fetched ahead: enough that the copy of the next part is done when its turn comes.
 const AHEAD: usize = 8;

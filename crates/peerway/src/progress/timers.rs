@@ -71,8 +71,7 @@ impl Driver {
         if now >= self.timers.acceptor
             && let Some(acceptor) = &mut self.acceptor
         {
-            acceptor.sweep(now);
-            acceptor.wake_listeners(&self.shard, now);
+            acceptor.tick(&self.shard, now);
             let due = acceptor.until_next(now);
             self.timers.acceptor = due.map_or(u64::MAX, |due| clock::after(now, due.max(AGAIN)));
         }
@@ -171,7 +170,7 @@ impl Driver {
     /// The end of the main session normally ends the sub-session too, in its own time and with its
     /// own proof. Only a peer that keeps one without the other gets here.
     fn is_orphan(&self, s: &mut SessionDriver, now: u64) -> bool {
-        if self.endpoint.has_session_of(s.session.incarnation, s.session.sub_session) {
+        if self.endpoint.peers.has_session_of(s.session.incarnation, s.session.sub_session) {
             s.alone_since = None;
             return false;
         }

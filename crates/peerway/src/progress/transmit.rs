@@ -17,10 +17,10 @@ use zerocopy::IntoBytes;
 use super::driver::{Driver, SessionDriver, TURN_BYTES};
 use super::ending::LaneEnd;
 use super::request::{Fetched, Route};
-use crate::batch::Work;
 use crate::os::Piece;
 use crate::path::PathKind;
-use crate::transport::lane::{Body, Lane, OutFrame};
+use crate::progress::lane::{Body, Lane, OutFrame};
+use crate::work::Work;
 
 /// Limit of bytes in small frames that may wait before data. Above this the buffer is sent first.
 const MAX_OUT: usize = 64 << 10;

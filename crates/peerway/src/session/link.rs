@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use peerway_core::ids::SlotId;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::memory::gate::{GATE_LEN, SharedGate};
 use crate::os::cma;
+use crate::os::gate::{GATE_LEN, SharedGate};
 use crate::os::process::Pidfd;
 use crate::os::ring::{self, RingConsumer, RingProducer};
 use crate::os::shm::{self, ShmMapping};

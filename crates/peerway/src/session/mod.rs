@@ -3,14 +3,9 @@
 //! Any thread may hold this part. The parts that only the driver touches (lanes, queues, leases)
 //! are in `progress::driver`.
 
-pub(crate) mod acceptor;
-pub(crate) mod choose;
-pub(crate) mod connect;
-mod crowd;
-pub(crate) mod hello;
-pub(crate) mod import;
+pub(crate) mod imports;
 pub(crate) mod link;
-pub(crate) mod queues;
+pub(crate) mod remote;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,19 +14,19 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use peerway_core::ids::{Incarnation, SlotId};
-use peerway_core::wire::SubSession;
+use peerway_core::wire::{Control, SubSession};
 
 use crate::clock;
 use crate::failure::LaneEvent;
 use crate::gpu::share::Opens;
-use crate::memory::RemoteInner;
+use crate::memory::grants::Importer;
 use crate::os::process::Pidfd;
 use crate::os::shm::ShmMapping;
 use crate::path::Path;
-use crate::peers::Whom;
-use crate::progress::shard::{DriverCommand, Shard};
-use import::Imports;
+use crate::transport::verbs::queues::QueueReach;
+use imports::Imports;
 use link::Link;
+use remote::RemoteInner;
 
 /// See the module.
 pub(crate) struct Session {
@@ -40,14 +35,16 @@ pub(crate) struct Session {
     /// Set if this is a sub-session of a proxy thread.
     pub(crate) sub_session: Option<SubSession>,
     pub(crate) addr: SocketAddr,
-    pub(crate) shard: Arc<Shard>,
+    owner: Arc<dyn SessionOwner>,
+    /// Index of the shard whose driver has the session.
+    pub(crate) shard: usize,
     /// Index in the driver's table. The driver sets it when it adopts the session.
     pub(crate) index: AtomicUsize,
     pub(crate) path: Path,
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
     /// Set if the path is RDMA queue pairs.
-    pub(crate) rdma: Option<Arc<queues::QueueReach>>,
+    pub(crate) rdma: Option<Arc<QueueReach>>,
     pub(crate) imports: Imports,
     /// Remote regions by grant and token, so that a second import needs no round trip.
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
@@ -69,6 +66,28 @@ pub(crate) struct Session {
     alive: AtomicBool,
     /// The session is about to close: callers post nothing new on it.
     closing: AtomicBool,
+}
+
+/// What any thread may ask of the driver that has a session.
+pub(crate) trait SessionOwner: Send + Sync {
+    /// Closes the session. `cause` is [`REMOVED`] or [`MEMORY_GONE`].
+    fn close(&self, session: &Arc<Session>, cause: &'static str);
+    /// Sends a control message.
+    fn send(&self, session: &Arc<Session>, message: Control);
+}
+
+/// Identifies a session: the peer's identity and the sub-session number, 0 for the main session.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) struct Whom {
+    pub(crate) who: Incarnation,
+    pub(crate) sub_session: u16,
+}
+
+impl From<Incarnation> for Whom {
+    /// The main session.
+    fn from(who: Incarnation) -> Self {
+        Self { who, sub_session: 0 }
+    }
 }
 
 /// Causes of the end of a session.
@@ -110,14 +129,14 @@ pub(crate) struct Parts {
     pub(crate) path: Path,
     pub(crate) reach: Reach,
     pub(crate) link: Option<Link>,
-    pub(crate) rdma: Option<Arc<queues::QueueReach>>,
+    pub(crate) rdma: Option<Arc<QueueReach>>,
     pub(crate) initiator: bool,
     /// The peer's process in this PID namespace, if known.
     pub(crate) pid: Option<u32>,
 }
 
 impl Session {
-    pub(crate) fn new(parts: Parts, shard: Arc<Shard>) -> Arc<Self> {
+    pub(crate) fn new(parts: Parts, shard: usize, owner: Arc<dyn SessionOwner>) -> Arc<Self> {
         let opened = parts.link.as_ref().and_then(|link| link.process().cloned());
         let named = || parts.pid.and_then(|pid| Pidfd::open(pid).ok()).map(Arc::new);
         Arc::new(Self {
@@ -125,6 +144,7 @@ impl Session {
             incarnation: parts.incarnation,
             sub_session: parts.sub_session,
             addr: parts.addr,
+            owner,
             shard,
             index: AtomicUsize::new(usize::MAX),
             path: parts.path,
@@ -169,8 +189,7 @@ impl Session {
     pub(crate) fn remove(self: &Arc<Self>) {
         self.note_event(REMOVED);
         self.closing.store(true, Ordering::SeqCst);
-        self.shard.submit(DriverCommand::Remove { session: self.clone() });
-        self.shard.notify_if_blocked();
+        self.owner.close(self, REMOVED);
     }
 
     /// Called when a thread finds that the peer's memory is gone. When a process dies, its memory
@@ -178,9 +197,13 @@ impl Session {
     pub(crate) fn found_gone(self: &Arc<Self>) {
         self.note_event(MEMORY_GONE);
         if !self.closing.swap(true, Ordering::SeqCst) {
-            self.shard.submit(DriverCommand::Gone { session: self.clone() });
-            self.shard.notify_if_blocked();
+            self.owner.close(self, MEMORY_GONE);
         }
+    }
+
+    /// Sends a control message to the peer.
+    pub(crate) fn send(self: &Arc<Self>, message: Control) {
+        self.owner.send(self, message);
     }
 
     /// Keeps what happened to a lane or to the session, for the transfers that fail because of it.
@@ -258,6 +281,26 @@ impl Session {
             && self.pulls.load(Ordering::SeqCst) == 0
         {
             link.close();
+        }
+    }
+}
+
+impl Importer for Session {
+    fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    fn is_alive(&self) -> bool {
+        self.is_alive()
+    }
+
+    fn is_process_dead(&self) -> bool {
+        self.is_process_dead()
+    }
+
+    fn forget_gate(&self, grant: SlotId) {
+        if let Some(link) = &self.link {
+            link.forget_gate(grant);
         }
     }
 }

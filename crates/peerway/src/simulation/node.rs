@@ -13,16 +13,17 @@ use peerway_core::region::{MemoryKind, Span};
 use super::wire::SimulatedLane;
 use crate::batch::Batch;
 use crate::clock;
-use crate::inner::Inner;
-use crate::memory::{Backing, Direct, RegionInner, RemoteInner, RemoteRegion};
+use crate::memory::{Backing, RegionInner};
 use crate::path::{Path, PathKind};
 use crate::progress::driver::{Driver, NewSession};
+use crate::progress::engine::Engine;
+use crate::progress::lane::{Lane, Role};
 use crate::progress::request::{Request, Route};
 use crate::progress::shard::{DriverCommand, Shard};
+use crate::session::remote::{Direct, RemoteInner, RemoteRegion};
 use crate::session::{Parts, Reach, Session};
 use crate::threads::Cpus;
-use crate::transfer::{Transfer, signal_request};
-use crate::transport::lane::{Lane, Role};
+use crate::transfer::Transfer;
 use crate::transport::verbs::RdmaError;
 use crate::{Access, Direction, Operation, Region};
 
@@ -33,7 +34,7 @@ pub(super) const FENCE: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(super) struct Node {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<Engine>,
     shard: Arc<Shard>,
     session: Arc<Session>,
 }
@@ -54,14 +55,14 @@ impl Node {
         frames: u32,
     ) -> Self {
         let mut config = Config::default();
-        (config.slots, config.copy_threads) = (32, 0);
+        (config.shards, config.slots, config.copy_threads) = (1, 32, 0);
         (config.detect, config.fence) = (DETECT, FENCE);
         (config.spin, config.max_inflight_ops) = (Duration::ZERO, Some(frames));
         let rdma = Err(RdmaError::NoDevice { kind: "simulated" });
         let cpus = Cpus::choose(None).unwrap();
-        let inner = Inner::new(name, config, cpus, String::new(), Vec::new(), Vec::new(), rdma);
-        let shard = Shard::new(Duration::ZERO, Vec::new()).unwrap();
-        inner.shards.set(vec![shard.clone()]);
+        let inner = Engine::new(name, config, cpus, String::new(), Vec::new(), Vec::new(), rdma);
+        inner.make_shards().unwrap();
+        let shard = inner.shards.get(0).clone();
         shard.start_without_thread(&inner, Driver::new(inner.clone(), shard.clone(), None));
         let parts = Parts {
             id: [7; 16],
@@ -75,7 +76,7 @@ impl Node {
             initiator: node == 0,
             pid: None,
         };
-        let session = Session::new(parts, shard.clone());
+        let session = Session::new(parts, shard.index, shard.clone());
         let lane = |(at, lane): (usize, &SimulatedLane)| {
             let role = if at == 0 { Role::Latency } else { Role::Bulk };
             Some(Lane::new(Box::new(lane.wire(node)), at as u16, role, clock::now()))
@@ -138,7 +139,7 @@ impl Node {
             work: Some(work),
             piece,
             bulk,
-            ..signal_request(slot, session.clone(), None, signal, deadline)
+            ..Request::of_signal(slot, session.clone(), None, signal, deadline)
         });
         let operation = match direction {
             Direction::Read => Operation::Read,

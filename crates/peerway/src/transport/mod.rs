@@ -4,12 +4,7 @@
 //! messages of a queue pair. A lane puts the frames of `peerway_core::wire` on it. The choice of
 //! wire affects speed only, never meaning.
 
-pub(crate) mod direct;
-pub(crate) mod gpu;
-pub(crate) mod lane;
-pub(crate) mod pull;
 pub(crate) mod ring;
-pub(crate) mod stores;
 pub(crate) mod tcp;
 pub(crate) mod verbs;
 

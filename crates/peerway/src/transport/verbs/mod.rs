@@ -11,6 +11,7 @@ pub(crate) mod nic;
 pub(crate) mod pairing;
 pub(crate) mod port;
 pub(crate) mod queue;
+pub(crate) mod queues;
 mod work_requests;
 
 use std::path::Path;

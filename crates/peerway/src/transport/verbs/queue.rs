@@ -32,10 +32,10 @@ use peerway_sys::verbs::{Ah, Batch, Mr, Qp, QpConfig, VerbsError, WcStatus, mask
 use super::nic::Nic;
 use super::port::{Key, PortCq};
 use super::work_requests::WorkRequests;
-use crate::inner::random;
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy};
 use crate::os::pages::Pages;
+use crate::os::random;
 use crate::transport::Wire;
 
 /// Work requests per group.

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::ids::Incarnation;
@@ -15,24 +16,24 @@ use rustix::event::{PollFd, PollFlags};
 use super::acceptor::MAX_LANES;
 use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
 use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
-use super::link::{Half, Link};
-use super::queues::{self, QueueReach};
-use super::{Parts, Session};
 use crate::address::Rail;
 use crate::clock;
 use crate::error::ConnectError;
-use crate::inner::{Inner, random};
 use crate::os::net;
 use crate::os::process::HostFacts;
+use crate::os::random;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
-use crate::peer::Peer;
-use crate::peers::{Opening, Whom};
+use crate::peers::Opening;
 use crate::progress::driver::NewSession;
-use crate::progress::shard::Shard;
-use crate::transport::lane::{Lane, Role};
+use crate::progress::engine::Engine;
+use crate::progress::lane::{Lane, Role};
+use crate::progress::shard::{DriverCommand, Shard};
+use crate::session::link::{Half, Link};
+use crate::session::{Parts, Session, Whom};
 use crate::transport::tcp::TcpWire;
 use crate::transport::verbs::queue::Queue;
+use crate::transport::verbs::queues::{self, QueueReach};
 
 /// The time limit of a whole connect: all addresses and all steps of the handshake.
 #[derive(Clone, Copy, Debug)]
@@ -86,97 +87,113 @@ enum Outcome {
     Exists(Incarnation),
 }
 
-impl Inner {
-    /// The main session that a sub-session belongs to, for the hello. `None` if `whom` names the
-    /// main session.
-    fn sub_session(&self, whom: &Whom) -> io::Result<Option<SubSession>> {
-        if whom.sub_session == 0 {
-            return Ok(None);
-        }
-        let first = self.live_session(&whom.who.into()).ok_or(io::ErrorKind::NotConnected)?;
-        Ok(Some(SubSession { number: whom.sub_session, of: first.id }))
+/// The main session that a sub-session belongs to, for the hello. `None` if `whom` names the
+/// main session.
+fn sub_session(endpoint: &Engine, whom: &Whom) -> io::Result<Option<SubSession>> {
+    if whom.sub_session == 0 {
+        return Ok(None);
     }
+    let first = endpoint.peers.live_session(&whom.who.into()).ok_or(io::ErrorKind::NotConnected)?;
+    Ok(Some(SubSession { number: whom.sub_session, of: first.id }))
+}
 
-    /// Opens the main session or a sub-session, or finds it.
-    pub(crate) fn connect_to(
-        self: &Arc<Self>,
-        whom: Whom,
-        metadata: &Metadata,
-        limit: TimeLimit,
-    ) -> Result<Peer, ConnectError> {
-        self.check_open().map_err(ConnectError::from)?;
-        let mut last = None;
-        for (at, &addr) in metadata.addresses.iter().enumerate() {
-            // An address behind a dead link is silent, so each address gets its share of the time.
-            let share = (metadata.addresses.len() - at) as u32;
-            let patience = limit.left() / share;
-            match self.connect_at(addr, Some(whom), patience, limit) {
-                Ok(peer) => return Ok(peer),
-                // The error names the address at which the time ran out.
-                Err(error) if limit.is_over() => return Err(error),
-                // Only an address without an answer is a reason to try the next one.
-                Err(error @ (ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })) => {
-                    last = Some(error);
-                }
-                Err(error) => return Err(error),
+/// Opens the main session or a sub-session, or finds it.
+pub(crate) fn connect_to(
+    endpoint: &Arc<Engine>,
+    whom: Whom,
+    metadata: &Metadata,
+    limit: TimeLimit,
+) -> Result<Arc<Session>, ConnectError> {
+    endpoint.check_open().map_err(ConnectError::from)?;
+    let mut last = None;
+    for (at, &addr) in metadata.addresses.iter().enumerate() {
+        // An address behind a dead link is silent, so each address gets its share of the time.
+        let share = (metadata.addresses.len() - at) as u32;
+        let patience = limit.left() / share;
+        match connect_at(endpoint, addr, Some(whom), patience, limit) {
+            Ok(session) => return Ok(session),
+            // The error names the address at which the time ran out.
+            Err(error) if limit.is_over() => return Err(error),
+            // Only an address without an answer is a reason to try the next one.
+            Err(error @ (ConnectError::Unreachable { .. } | ConnectError::TimedOut { .. })) => {
+                last = Some(error);
             }
+            Err(error) => return Err(error),
         }
-        Err(last.unwrap_or(ConnectError::EndpointClosed))
     }
+    Err(last.unwrap_or(ConnectError::EndpointClosed))
+}
 
-    /// Opens a session with the endpoint that listens at `addr`, or finds it.
-    pub(crate) fn connect_at(
-        self: &Arc<Self>,
-        addr: SocketAddr,
-        expects: Option<Whom>,
-        patience: Duration,
-        limit: TimeLimit,
-    ) -> Result<Peer, ConnectError> {
-        loop {
-            if let Some(whom) = expects {
-                if let Some(session) = self.live_session(&whom) {
-                    return Ok(Peer::new(self.clone(), session));
-                }
-                match self.begin_opening(whom, limit.deadline) {
-                    Opening::Begun => {}
-                    Opening::ElsewhereEnded => continue,
-                    Opening::TimedOut => return Err(limit.timed_out(addr, stage::ELSEWHERE)),
-                }
+/// Opens a session with the endpoint that listens at `addr`, or finds it.
+pub(crate) fn connect_at(
+    endpoint: &Arc<Engine>,
+    addr: SocketAddr,
+    expects: Option<Whom>,
+    patience: Duration,
+    limit: TimeLimit,
+) -> Result<Arc<Session>, ConnectError> {
+    loop {
+        if let Some(whom) = expects {
+            if let Some(session) = endpoint.peers.live_session(&whom) {
+                return Ok(session);
             }
-            // Register the session before the attempt ends. In between the peer could open another
-            // one.
-            let outcome = open(self, addr, expects, patience, limit).map(|opened| match opened {
-                Outcome::Opened(new) => Ok(self.opened(*new)),
-                Outcome::Exists(who) => Err(who),
-            });
-            if let Some(whom) = expects {
-                self.end_opening(&whom);
+            match endpoint.peers.begin_opening(whom, limit.deadline) {
+                Opening::Begun => {}
+                Opening::ElsewhereEnded => continue,
+                Opening::TimedOut => return Err(limit.timed_out(addr, stage::ELSEWHERE)),
             }
-            let who = match outcome? {
-                Ok(peer) => return Ok(peer),
-                Err(who) => who,
-            };
-            // Either the peer opens a session now, or it has not noticed that the last session is
-            // over. One of them resolves within moments.
-            let whom = expects.unwrap_or_else(|| who.into());
-            if let Some(session) = self.wait_for(&whom, Duration::from_millis(20)) {
-                return Ok(Peer::new(self.clone(), session));
-            }
-            limit.check(addr, stage::THEIRS)?;
         }
+        // Register the session before the attempt ends. In between the peer could open another
+        // one.
+        let outcome = open(endpoint, addr, expects, patience, limit).map(|opened| match opened {
+            Outcome::Opened(new) => Ok(adopt(endpoint, *new)),
+            Outcome::Exists(who) => Err(who),
+        });
+        if let Some(whom) = expects {
+            endpoint.peers.end_opening(&whom);
+        }
+        let who = match outcome? {
+            Ok(session) => return Ok(session),
+            Err(who) => who,
+        };
+        // Either the peer opens a session now, or it has not noticed that the last session is
+        // over. One of them resolves within moments.
+        let whom = expects.unwrap_or_else(|| who.into());
+        if let Some(session) = endpoint.peers.wait_for(&whom, Duration::from_millis(20)) {
+            return Ok(session);
+        }
+        limit.check(addr, stage::THEIRS)?;
     }
+}
+
+/// Makes the driver adopt a session that this endpoint opened, and waits until it has.
+fn adopt(endpoint: &Engine, new: NewSession) -> Arc<Session> {
+    let session = new.session.clone();
+    endpoint.peers.opened(&session);
+    let shard = endpoint.shard_of(&session);
+    shard.submit(DriverCommand::Adopt(Box::new(new)));
+    shard.notify_if_blocked();
+    // The driver sets the index when it adopts the session. Without an index nothing can be sent.
+    while session.index.load(Ordering::Acquire) == usize::MAX
+        && session.is_alive()
+        && endpoint.check_open().is_ok()
+    {
+        std::thread::yield_now();
+    }
+    endpoint.peers.end_if_orphan(&session);
+    session
 }
 
 /// Tries to open a session with the endpoint that listens at `addr`. It must accept the TCP
 /// connection within `patience`.
 fn open(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<Engine>,
     addr: SocketAddr,
     expects: Option<Whom>,
     patience: Duration,
     limit: TimeLimit,
 ) -> Result<Outcome, ConnectError> {
-    let sub_session = expects.map(|whom| endpoint.sub_session(&whom)).transpose();
+    let sub_session = expects.map(|whom| sub_session(endpoint, &whom)).transpose();
     let sub_session =
         sub_session.map_err(|source| ConnectError::Unreachable { addr, source })?.flatten();
     let deadline = limit.deadline;
@@ -198,7 +215,7 @@ fn open(
         incarnation: endpoint.incarnation,
         expects: expects.map(|whom| whom.who),
         session,
-        replaces: expects.and_then(|whom| endpoint.last_session(&whom)),
+        replaces: expects.and_then(|whom| endpoint.peers.last_session(&whom)),
         sub_session,
         lanes: bulk,
         detect_ms: config.detect.as_millis() as u32,
@@ -218,7 +235,7 @@ fn open(
 
     let claim = match expects {
         Some(_) => None,
-        None => match endpoint.learned(welcome.incarnation) {
+        None => match endpoint.peers.learned(welcome.incarnation) {
             Some(claim) => Some(claim),
             None => return Ok(Outcome::Exists(welcome.incarnation)),
         },
@@ -304,7 +321,7 @@ fn open(
         initiator: true,
     };
     let detect = agreed_detect(config.detect, welcome.detect_ms);
-    let session = Session::new(parts, shard);
+    let session = Session::new(parts, shard.index, shard);
     Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, claim })))
 }
 
@@ -313,7 +330,7 @@ const NOT_LOCAL: Found =
 
 /// Opens queue pairs between the devices of the two endpoints, or returns why there are none.
 fn go_rdma(
-    endpoint: &Inner,
+    endpoint: &Engine,
     shard: &Shard,
     addr: SocketAddr,
     welcome: &Welcome,
@@ -352,13 +369,13 @@ pub(super) fn add_queues(lanes: &mut Vec<Option<Lane>>, queues: Vec<(u16, Queue)
         if lanes.len() <= at {
             lanes.resize_with(at + 1, || None);
         }
-        lanes[at] = Some(queues::lane(index, queue, now));
+        lanes[at] = Some(Lane::of_queue(index, queue, now));
     }
 }
 
 /// Tries the local paths. The text says why there is none.
 fn go_local(
-    endpoint: &Inner,
+    endpoint: &Engine,
     host: &HostFacts,
     welcome: &Welcome,
     session: [u8; 16],
@@ -453,7 +470,7 @@ fn wait_packet(socket: &OwnedFd, deadline: u64) -> io::Result<Vec<u8>> {
 
 /// The pairs of source and destination for bulk lanes. A lane goes to the peer's address on the
 /// network of its rail, because the source address alone does not decide which link packets take.
-fn rails(endpoint: &Inner, to: SocketAddr, metadata: &[u8]) -> Vec<(IpAddr, SocketAddr)> {
+fn rails(endpoint: &Engine, to: SocketAddr, metadata: &[u8]) -> Vec<(IpAddr, SocketAddr)> {
     if to.ip().is_loopback() {
         return Vec::new();
     }
@@ -538,7 +555,7 @@ fn os(what: &'static str, source: io::Error) -> ConnectError {
 }
 
 fn refused(
-    endpoint: &Inner,
+    endpoint: &Engine,
     addr: SocketAddr,
     expects: Option<Whom>,
     refusal: Refusal,

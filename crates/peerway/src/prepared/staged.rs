@@ -7,12 +7,12 @@ use std::time::Duration;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_sys::cuda::Stream;
 
+use super::{Prepared, stream};
 use crate::clock;
 use crate::error::PostError;
 use crate::failure::Failure;
+use crate::gpu::GpuError;
 use crate::gpu::device::Device;
-use crate::gpu::{self, GpuError};
-use crate::peer::Prepared;
 use crate::transfer::Transfer;
 
 /// The stages of one transfer, checked and planned in advance. Layer `i` is sent while layer `i +
@@ -82,7 +82,7 @@ impl StagedInner {
         released[stage] = match posted {
             Ok(transfer) => Stage::Released(transfer),
             Err(error) if promised => {
-                let peer = prepared.peer().address();
+                let peer = prepared.peer();
                 let what = "cannot post a stage that a CUDA stream released";
                 tracing::error!(%error, %peer, stage, "{what}");
                 Stage::Failed
@@ -134,7 +134,7 @@ impl Staged {
             let _ = inner.release(stage);
         };
         // SAFETY: the caller's promise.
-        Ok(unsafe { gpu::stream::call_in(&device.gpu, stream, go) }
+        Ok(unsafe { stream::call_in(&device.gpu, stream, go) }
             .inspect_err(|_| self.inner.released.lock().unwrap()[stage] = Stage::Kept)?)
     }
 

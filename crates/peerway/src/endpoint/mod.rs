@@ -1,5 +1,8 @@
 //! The endpoint: sockets, registrations, peers, and the threads that serve them.
 
+mod builder;
+mod stats;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::Range;
@@ -10,19 +13,23 @@ use peerway_core::config::Config;
 use peerway_core::ids::Incarnation;
 use peerway_core::metadata::Metadata;
 
-use crate::builder::Builder;
+pub use builder::Builder;
+pub use stats::EndpointStats;
+
 use crate::clock;
-use crate::error::{AcceptError, BuildError, ConnectError, RegisterError};
+use crate::connect::acceptor::Acceptor;
+use crate::connect::opener::{self, TimeLimit};
+use crate::error::{AcceptError, BuildError, ConnectError, RegisterError, os};
 use crate::gpu::{self, DeviceMemory, DeviceMemoryOptions};
 use crate::inbox::Notification;
-use crate::inner::{Inner, random};
-use crate::memory::quarantine::quarantine;
-use crate::memory::{Backing, OwnedMemory, Region, RegionInner, SharedMemory};
+use crate::memory::{Backing, OwnedMemory, RegionInner, SharedMemory};
+use crate::os::random;
 use crate::os::{net, process, unix};
 use crate::peer::Peer;
-use crate::session::acceptor::Acceptor;
-use crate::session::connect::TimeLimit;
-use crate::stats::EndpointStats;
+use crate::progress::driver::Listening;
+use crate::progress::engine::Engine;
+use crate::quarantine::quarantine;
+use crate::region::Region;
 use crate::threads::Cpus;
 use crate::transport::verbs::Rdma;
 
@@ -55,7 +62,7 @@ pub struct Endpoint {
 
 /// Closes the endpoint when the last handle of the user is dropped.
 struct Owner {
-    inner: Arc<Inner>,
+    inner: Arc<Engine>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -100,25 +107,20 @@ impl Endpoint {
             rdma => rdma,
         };
         let inner =
-            Inner::new(incarnation, config, cpus, local_name, places.rails, advertised, rdma);
-        let mut shards = Vec::new();
-        for _ in 0..inner.config.shards {
-            shards.push(inner.new_shard()?);
-        }
-        inner.shards.set(shards.clone());
-        let mut acceptor = Some(
-            Acceptor::new(&shards[0], listeners, local)
-                .map_err(os("cannot watch the listeners"))?,
-        );
+            Engine::new(incarnation, config, cpus, local_name, places.rails, advertised, rdma);
+        inner.make_shards()?;
+        let acceptor = Acceptor::new(inner.shards.get(0), listeners, local)
+            .map_err(os("cannot watch the listeners"))?;
+        let mut acceptor: Option<Box<dyn Listening>> = Some(Box::new(acceptor));
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
-        for shard in &shards {
+        for shard in inner.shards.shared() {
             inner.start_shard(shard, acceptor.take())?;
         }
         inner.announce();
         Ok(endpoint)
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn inner(&self) -> &Arc<Engine> {
         &self.owner.inner
     }
 
@@ -147,7 +149,9 @@ impl Endpoint {
     /// and every step of the handshake.
     pub fn connect_within(&self, metadata: &[u8], timeout: Duration) -> Result<Peer, ConnectError> {
         let metadata = Metadata::from_bytes(metadata)?;
-        self.inner().connect_to(metadata.incarnation.into(), &metadata, TimeLimit::new(timeout))
+        let (whom, limit) = (metadata.incarnation.into(), TimeLimit::new(timeout));
+        let session = opener::connect_to(self.inner(), whom, &metadata, limit)?;
+        Ok(Peer::new(self.inner().clone(), session))
     }
 
     /// Connects to the endpoint that listens at `addr`.
@@ -162,7 +166,9 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Peer, ConnectError> {
         self.inner().check_open().map_err(ConnectError::from)?;
-        self.inner().connect_at(addr, None, timeout, TimeLimit::new(timeout))
+        let limit = TimeLimit::new(timeout);
+        let session = opener::connect_at(self.inner(), addr, None, timeout, limit)?;
+        Ok(Peer::new(self.inner().clone(), session))
     }
 
     /// The time limit of a connect that sets none.
@@ -178,7 +184,7 @@ impl Endpoint {
         loop {
             inner.check_open().map_err(AcceptError::from)?;
             let left = clock::until(deadline, clock::now());
-            if let Some(session) = inner.next_accepted(left) {
+            if let Some(session) = inner.peers.next_accepted(left) {
                 return Ok(Peer::new(inner.clone(), session));
             }
             if left == Duration::ZERO {
@@ -189,7 +195,7 @@ impl Endpoint {
 
     /// All live peers.
     pub fn peers(&self) -> Vec<Peer> {
-        let sessions = self.inner().live_sessions();
+        let sessions = self.inner().peers.live_sessions();
         let sessions = sessions.into_iter().filter(|session| session.sub_session.is_none());
         sessions.map(|s| Peer::new(self.inner().clone(), s)).collect()
     }
@@ -399,9 +405,4 @@ fn listen_on_all(places: &[SocketAddr]) -> Result<(Vec<TcpListener>, Vec<SocketA
             Some(error) => return Err(error),
         }
     }
-}
-
-/// Wraps an error of the operating system.
-pub(crate) fn os(what: &'static str) -> impl FnOnce(io::Error) -> BuildError {
-    move |source| BuildError::Os { what, source }
 }

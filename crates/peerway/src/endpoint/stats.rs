@@ -1,6 +1,6 @@
 //! Statistics of an endpoint.
 
-use crate::memory::quarantine::QuarantineStats;
+use crate::quarantine::QuarantineStats;
 
 /// Statistics of an endpoint: see [`Endpoint::stats`](crate::Endpoint::stats).
 #[derive(Clone, Debug, Default, Eq, PartialEq)]

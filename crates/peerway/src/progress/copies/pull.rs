@@ -12,7 +12,7 @@ use peerway_core::outcome::TransferError;
 use crate::hooks;
 use crate::memory::grants::Grant;
 use crate::os::{Piece, cma};
-use crate::progress::copy_pool::{Job, QUANTUM};
+use crate::progress::copies::pool::{Job, QUANTUM};
 use crate::progress::shard::{DriverCommand, Shard};
 use crate::session::{PROCESS_ENDED, Session};
 

@@ -11,60 +11,60 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use peerway_core::wire::SubSession;
 
-use crate::endpoint::os;
-use crate::error::BuildError;
-use crate::inner::Inner;
-use crate::progress::driver::Driver;
-use crate::progress::shard::Shard;
-use crate::session::acceptor::Acceptor;
+use super::driver::{Driver, Listening};
+use super::engine::Engine;
+use super::shard::Shard;
+use crate::error::{BuildError, os};
 use crate::transport::verbs::port::PortCq;
 
 /// The highest sub-session number. A proxy has no more threads than this.
 pub(crate) const MAX_SUB_SESSIONS: u16 = 64;
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct Shards {
-    dealt: OnceLock<Vec<Arc<Shard>>>,
+    /// The shared shards, then those of sub-sessions by number.
+    table: Box<[OnceLock<Arc<Shard>>]>,
+    /// How many shards are shared.
+    shared: usize,
     next: AtomicUsize,
-    /// Shards by sub-session number minus one.
-    sub_sessions: SubSessions,
     /// Held while the shard of a sub-session is created.
     making: Mutex<()>,
 }
 
-struct SubSessions([OnceLock<Arc<Shard>>; MAX_SUB_SESSIONS as usize]);
-
-impl Default for SubSessions {
-    fn default() -> Self {
-        Self([const { OnceLock::new() }; MAX_SUB_SESSIONS as usize])
-    }
-}
-
 impl Shards {
-    /// Sets the endpoint's shared shards, once.
-    pub(crate) fn set(&self, shards: Vec<Arc<Shard>>) {
-        let _ = self.dealt.set(shards);
+    pub(crate) fn new(shared: usize) -> Self {
+        let places = shared + usize::from(MAX_SUB_SESSIONS);
+        let table = (0..places).map(|_| OnceLock::new()).collect();
+        Self { table, shared, next: AtomicUsize::new(0), making: Mutex::default() }
+    }
+
+    /// The shard with this index. A session names only shards that exist.
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> &Arc<Shard> {
+        self.table[index].get().expect("the shard of a session exists")
     }
 
     /// The shared shards. Sessions are distributed among them, and waiting threads poll them.
-    pub(crate) fn dealt(&self) -> &[Arc<Shard>] {
-        self.dealt.get().map_or(&[], Vec::as_slice)
+    pub(crate) fn shared(&self) -> impl Iterator<Item = &Arc<Shard>> {
+        self.table[..self.shared].iter().filter_map(OnceLock::get)
     }
 
     /// All shards.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Shard>> {
-        self.dealt().iter().chain(self.sub_sessions.0.iter().filter_map(OnceLock::get))
+        self.table.iter().filter_map(OnceLock::get)
     }
 
     /// The shards that a proxy thread polls: the shared ones for the first thread, the shard of its
     /// sub-session for each other thread.
     pub(crate) fn of_worker(&self, worker: usize) -> Vec<Arc<Shard>> {
         match worker.checked_sub(1) {
-            None => self.dealt().to_vec(),
-            Some(at) => {
-                self.sub_sessions.0.get(at).and_then(OnceLock::get).cloned().into_iter().collect()
-            }
+            None => self.shared().cloned().collect(),
+            Some(at) => self.table[self.shared..]
+                .get(at)
+                .and_then(OnceLock::get)
+                .cloned()
+                .into_iter()
+                .collect(),
         }
     }
 
@@ -72,33 +72,40 @@ impl Shards {
     /// shard.
     pub(crate) fn of(&self, sub_session: Option<SubSession>) -> Arc<Shard> {
         let place = |sub_session: SubSession| {
-            self.sub_sessions.0.get(usize::from(sub_session.number).checked_sub(1)?)
+            self.table[self.shared..].get(usize::from(sub_session.number).checked_sub(1)?)
         };
         if let Some(shard) = sub_session.and_then(place).and_then(OnceLock::get) {
             return shard.clone();
         }
-        let dealt = self.dealt();
-        dealt[self.next.fetch_add(1, Ordering::Relaxed) % dealt.len()].clone()
+        self.get(self.next.fetch_add(1, Ordering::Relaxed) % self.shared).clone()
     }
 }
 
-impl Inner {
+impl Engine {
+    /// Creates the shared shards, without drivers.
+    pub(crate) fn make_shards(&self) -> Result<(), BuildError> {
+        for (index, place) in self.shards.table[..self.shards.shared].iter().enumerate() {
+            let _ = place.set(self.new_shard(index)?);
+        }
+        Ok(())
+    }
+
     /// Creates a shard without a driver, with a completion queue for each RDMA device.
-    pub(crate) fn new_shard(&self) -> Result<Arc<Shard>, BuildError> {
+    fn new_shard(&self, index: usize) -> Result<Arc<Shard>, BuildError> {
         let nics = self.rdma.iter().flat_map(|rdma| &rdma.nics);
         let ports: Result<Vec<_>, _> = nics.map(PortCq::new).collect();
         let ports = ports.map_err(|error| BuildError::NoRdma {
             pin: self.config.transport.to_string(),
             error: error.into(),
         })?;
-        Shard::new(self.config.spin, ports).map_err(os("cannot create a shard"))
+        Shard::new(index, self.config.spin, ports).map_err(os("cannot create a shard"))
     }
 
     /// Starts the driver and the progress thread of a shard.
     pub(crate) fn start_shard(
         self: &Arc<Self>,
         shard: &Arc<Shard>,
-        acceptor: Option<Acceptor>,
+        acceptor: Option<Box<dyn Listening>>,
     ) -> Result<(), BuildError> {
         let driver = Driver::new(self.clone(), shard.clone(), acceptor);
         // The driver and the shard hold each other until the shard is stopped.
@@ -109,14 +116,13 @@ impl Inner {
     /// Ensures that the shards of the first `count` sub-sessions exist.
     pub(crate) fn have_sub_sessions(self: &Arc<Self>, count: usize) -> Result<(), BuildError> {
         let _making = self.shards.making.lock().unwrap();
-        for place in
-            self.shards.sub_sessions.0.iter().take(count).filter(|place| place.get().is_none())
-        {
+        let sub_sessions = self.shards.table.iter().enumerate().skip(self.shards.shared);
+        for (index, place) in sub_sessions.take(count).filter(|(_, place)| place.get().is_none()) {
             // `end_making` takes the same lock after the endpoint is closed, so every created shard
             // is stopped.
             let closed = |_| os("the endpoint is closed")(io::ErrorKind::NotConnected.into());
             self.check_open().map_err(closed)?;
-            let shard = self.new_shard()?;
+            let shard = self.new_shard(index)?;
             self.start_shard(&shard, None)?;
             let _ = place.set(shard);
         }

@@ -11,12 +11,12 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::batch::Work;
 use crate::memory::RegionInner;
 use crate::memory::grants::Grant;
 use crate::os::process::PerProcess;
 use crate::session::Session;
 use crate::threads::{self, Cpus};
+use crate::work::Work;
 
 /// Delay of the first check after a new entry: most peers leave within microseconds.
 const FIRST_LOOK: Duration = Duration::from_millis(1);

@@ -2,8 +2,8 @@
 
 use peerway_core::config::Pin;
 
-use super::Reach;
 use crate::path::{Path, PathKind};
+use crate::session::Reach;
 
 /// The result of the handshake.
 #[derive(Clone, Copy, Debug)]

@@ -12,17 +12,17 @@ use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::work::Cursor;
 
-use crate::batch::{Direction, Signal, Work};
+use super::pool::{self, Job, QUANTUM};
 use crate::clock;
 use crate::hooks;
-use crate::inner::Inner;
-use crate::memory::gate::GateRef;
-use crate::memory::{Direct, RemoteInner};
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy, kind_for, store_fence};
-use crate::progress::copy_pool::{self, Job, QUANTUM};
-use crate::transport::pull::cma_failed;
-use crate::transport::stores::Choice;
+use crate::os::gate::GateRef;
+use crate::progress::copies::pull::cma_failed;
+use crate::progress::copies::stores::Choice;
+use crate::progress::engine::Engine;
+use crate::session::remote::{Direct, RemoteInner};
+use crate::work::{Direction, Signal, Work};
 
 /// iovecs per call. More bring no gain (measured), and 1024 is the kernel's limit.
 const CMA_PIECES: usize = 500;
@@ -168,7 +168,7 @@ impl Drop for Pass<'_> {
 
 /// A direct copy large enough to be cut into quanta.
 pub(crate) struct DirectJob {
-    endpoint: Arc<Inner>,
+    endpoint: Arc<Engine>,
     slot: SlotId,
     direction: Direction,
     work: Work,
@@ -202,7 +202,7 @@ impl DirectJobState {
 
 impl DirectJob {
     pub(crate) fn new(
-        endpoint: Arc<Inner>,
+        endpoint: Arc<Engine>,
         slot: SlotId,
         direction: Direction,
         work: Work,
@@ -258,7 +258,7 @@ impl DirectJob {
             self.finish_if_over(state);
             return None;
         }
-        let mine = usize::from(copy_pool::is_helper());
+        let mine = usize::from(pool::is_helper());
         let half = if state.halves[mine].left() > 0 {
             &mut state.halves[mine]
         } else {

@@ -15,14 +15,14 @@ use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
 use peerway_sys::cuda::ffi::CUstream;
 
-use crate::batch::{Direction, Signal, Work};
 use crate::clock;
 use crate::gpu::copy::{self, Done, Gathered, MOST_BLOCKS, MOST_RUNS, Run, Sides};
 use crate::gpu::device::Device;
 use crate::hooks;
-use crate::inner::Inner;
-use crate::memory::gate::GateRef;
-use crate::progress::copy_pool::Job;
+use crate::os::gate::GateRef;
+use crate::progress::copies::pool::Job;
+use crate::progress::engine::Engine;
+use crate::work::{Direction, Signal, Work};
 
 /// Bytes per submission where both sides are GPU memory: about 30 µs.
 const CHUNK: u64 = 64 << 20;
@@ -44,7 +44,7 @@ const FLAG_PATIENCE: Duration = Duration::from_micros(500);
 
 /// See the module.
 pub(crate) struct GpuJob {
-    endpoint: Arc<Inner>,
+    endpoint: Arc<Engine>,
     slot: SlotId,
     direction: Direction,
     work: Work,
@@ -102,7 +102,7 @@ impl Drop for Gates {
 impl GpuJob {
     #[allow(clippy::too_many_arguments, reason = "one caller; a struct would only rename them")]
     pub(crate) fn new(
-        endpoint: Arc<Inner>,
+        endpoint: Arc<Engine>,
         slot: SlotId,
         direction: Direction,
         work: Work,

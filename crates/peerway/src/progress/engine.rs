@@ -4,33 +4,33 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::Duration;
 
 use peerway_core::config::Config;
 use peerway_core::ids::{Incarnation, SlotId};
 use peerway_core::metadata::Metadata;
 
+use super::copies::pool::CopyPool;
+use super::copies::stores::Experience;
+use super::request::Request;
+use super::shard::{DriverCommand, Shard};
+use super::shards::Shards;
 use crate::address::Rail;
-use crate::batch::{Signal, Work};
 use crate::clock;
 use crate::error::{AcceptError, ConnectError, PostError, RegisterError};
 use crate::inbox::{Inbox, Notification};
 use crate::memory::grants::Grants;
 use crate::os::process;
 use crate::peers::Peers;
-use crate::progress::copy_pool::CopyPool;
-use crate::progress::shard::DriverCommand;
 use crate::session::Session;
-use crate::shards::Shards;
 use crate::slots::Slots;
 use crate::threads::Cpus;
-use crate::transfer;
-use crate::transport::stores::Experience;
 use crate::transport::verbs::{Rdma, RdmaError};
+use crate::work::{Signal, Work};
 
 /// The state that the parts of an endpoint share.
-pub(crate) struct Inner {
+pub(crate) struct Engine {
     pub(crate) incarnation: Incarnation,
     pub(crate) config: Config,
     /// The CPUs on which its threads run.
@@ -47,26 +47,17 @@ pub(crate) struct Inner {
     /// The RDMA devices, or why there are none.
     pub(crate) rdma: Result<Arc<Rdma>, RdmaError>,
     pub(crate) shards: Shards,
-    pub(crate) peers: Mutex<Peers>,
-    pub(crate) peers_changed: Condvar,
+    pub(crate) peers: Arc<Peers>,
     closed: AtomicBool,
     fork_generation: u32,
 }
 
 /// The endpoints of this process, so that two of them can find each other's memory.
-static HERE: LazyLock<Mutex<HashMap<Incarnation, Weak<Inner>>>> = LazyLock::new(Mutex::default);
+static HERE: LazyLock<Mutex<HashMap<Incarnation, Weak<Engine>>>> = LazyLock::new(Mutex::default);
 
 /// Finds the endpoint of this process with that identity.
-pub(crate) fn find(who: &Incarnation) -> Option<Arc<Inner>> {
+pub(crate) fn find(who: &Incarnation) -> Option<Arc<Engine>> {
     HERE.lock().unwrap().get(who)?.upgrade()
-}
-
-/// Returns random bytes.
-pub(crate) fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    // Without randomness, identities and tokens would be guessable, so the process cannot go on.
-    getrandom::fill(&mut bytes).expect("the operating system must provide random bytes");
-    bytes
 }
 
 /// Why an endpoint cannot be used.
@@ -89,7 +80,7 @@ macro_rules! unusable_as {
 }
 unusable_as!(ConnectError, AcceptError, RegisterError, PostError);
 
-impl Inner {
+impl Engine {
     pub(crate) fn new(
         incarnation: Incarnation,
         config: Config,
@@ -110,9 +101,8 @@ impl Inner {
             rails,
             addresses,
             rdma,
-            shards: Shards::default(),
-            peers: Mutex::default(),
-            peers_changed: Condvar::new(),
+            shards: Shards::new(usize::from(config.shards)),
+            peers: Peers::new(incarnation),
             closed: AtomicBool::new(false),
             fork_generation: process::fork_generation(),
             config,
@@ -146,19 +136,25 @@ impl Inner {
         }
     }
 
+    /// The shard whose driver has the session.
+    #[inline]
+    pub(crate) fn shard_of(&self, session: &Session) -> &Arc<Shard> {
+        self.shards.get(session.shard)
+    }
+
     /// Sends the signal of a transfer that was copied directly, on a lane.
     pub(crate) fn send_signal(
-        self: &Arc<Self>,
+        &self,
         slot: SlotId,
         session: &Arc<Session>,
         work: Work,
         signal: Signal,
         deadline: u64,
     ) {
-        let request =
-            || transfer::signal_request(slot, session.clone(), Some(work), signal, deadline);
-        session.shard.start_request(slot, session, request);
-        session.shard.notify_if_blocked();
+        let request = || Request::of_signal(slot, session.clone(), Some(work), signal, deadline);
+        let shard = self.shard_of(session);
+        shard.start_request(slot, session, request);
+        shard.notify_if_blocked();
     }
 
     pub(crate) fn wait_notification(
@@ -191,7 +187,7 @@ impl Inner {
         sleep: impl Fn(Duration),
     ) {
         while !over() && self.check_open().is_ok() {
-            for shard in self.shards.dealt() {
+            for shard in self.shards.shared() {
                 if shard.poll_until(&over, clock::now(), deadline, Duration::ZERO) {
                     return;
                 }
@@ -200,7 +196,7 @@ impl Inner {
             if left == Duration::ZERO {
                 return;
             }
-            self.shards.dealt().iter().for_each(|shard| shard.hand_over());
+            self.shards.shared().for_each(|shard| shard.hand_over());
             sleep(left);
         }
     }
@@ -218,7 +214,7 @@ impl Inner {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
-        for session in self.live_sessions() {
+        for session in self.peers.live_sessions() {
             session.remove();
         }
         self.end_making();
@@ -229,8 +225,7 @@ impl Inner {
         self.slots.close();
         self.inbox.close();
         self.grants.bar_all();
-        self.peers.lock().unwrap().clear();
-        self.peers_changed.notify_all();
+        self.peers.close();
         HERE.lock().unwrap().remove(&self.incarnation);
     }
 }

@@ -10,12 +10,10 @@ use std::sync::Arc;
 
 use peerway_core::wire::{QueueEnd, QueueOffer, RdmaPort};
 
+use super::port::PortCq;
+use super::queue::Queue;
+use super::{RdmaError, pairing};
 use crate::clock;
-use crate::transport::lane::{Lane, Role};
-use crate::transport::verbs::RdmaError;
-use crate::transport::verbs::pairing;
-use crate::transport::verbs::port::PortCq;
-use crate::transport::verbs::queue::Queue;
 
 /// The most queue pairs that a peer may request at a time.
 const MAX_QUEUES: usize = 64;
@@ -59,12 +57,6 @@ pub(crate) fn plan(ours: &[RdmaPort], theirs: &[RdmaPort], each: u16) -> Vec<Pla
 
 /// A lane, and the peer's end of its queue pair or the reason why there is none.
 pub(crate) type Answer = (u16, Result<QueueEnd, String>);
-
-/// Makes a lane from a queue pair.
-pub(crate) fn lane(index: u16, queue: Queue, now: u64) -> Lane {
-    let role = if queue.latency { Role::Latency } else { Role::Bulk };
-    Lane::new(Box::new(queue), index, role, now)
-}
 
 type Offered = (Vec<(u16, Queue)>, Vec<QueueOffer>);
 

@@ -13,12 +13,13 @@ use peerway_core::wire::{Checked, Control, HEADER_LEN, Header, Kind, SEGMENT_LEN
 use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
 
-use super::Wire;
-use crate::batch::Work;
 use crate::gpu::staging::{Buffer, StagedCopy};
-use crate::memory::gate::GateRef;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
+use crate::os::gate::GateRef;
+use crate::transport::Wire;
+use crate::transport::verbs::queue::Queue;
+use crate::work::Work;
 
 /// Limit of unacknowledged bytes on a lane. It is about what a loopback socket buffers, and on a
 /// network the product of 100 Gbit/s and 0.6 ms.
@@ -209,6 +210,12 @@ pub(crate) struct IncomingWrite {
 }
 
 impl Lane {
+    /// Makes a lane from a queue pair.
+    pub(crate) fn of_queue(index: u16, queue: Queue, now: u64) -> Self {
+        let role = if queue.latency { Role::Latency } else { Role::Bulk };
+        Self::new(Box::new(queue), index, role, now)
+    }
+
     pub(crate) fn new(wire: Box<dyn Wire>, index: u16, role: Role, now: u64) -> Self {
         Self {
             wire,

@@ -22,23 +22,24 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::choose::{Found, choose, may_pull, offers_local};
-use super::connect::{add_queues, agreed_detect, decode_host, encode_host, visible_pid};
 use super::crowd::{Occupant, oldest_of_busiest};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
-use super::link::{Half, Link};
-use super::{Parts, Session, queues};
+use super::opener::{add_queues, agreed_detect, decode_host, encode_host, visible_pid};
 use crate::clock;
-use crate::inner::{Inner, random};
 use crate::os::process::HostFacts;
+use crate::os::random;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
-use crate::peers::Whom;
-use crate::progress::driver::{ACCEPTOR, NewSession};
+use crate::progress::driver::{ACCEPTOR, Listening, NewSession};
+use crate::progress::engine::Engine;
+use crate::progress::lane::{Lane, Role};
 use crate::progress::shard::Shard;
-use crate::shards::MAX_SUB_SESSIONS;
-use crate::transport::lane::{Lane, Role};
+use crate::progress::shards::MAX_SUB_SESSIONS;
+use crate::session::link::{Half, Link};
+use crate::session::{Parts, Session, Whom};
 use crate::transport::tcp::TcpWire;
 use crate::transport::verbs::queue::Queue;
+use crate::transport::verbs::queues;
 
 /// The most connections in the handshake at a time, for TCP and for the local socket each.
 const MAX_PENDING: usize = 1024;
@@ -147,6 +148,38 @@ struct HalfOpen {
     deadline: u64,
 }
 
+impl Listening for Acceptor {
+    fn handle_event(
+        &mut self,
+        endpoint: &Arc<Engine>,
+        shard: &Arc<Shard>,
+        word: u64,
+        now: u64,
+    ) -> Vec<NewSession> {
+        self.sweep(now);
+        let at = word & 0xFFFF_FFFF;
+        match (word & !ACCEPTOR) >> 32 {
+            LISTENER => self.accept(endpoint, shard, at as usize, now),
+            LOCAL_LISTENER => self.accept_local(endpoint, shard, now),
+            LOCAL_CONNECTION => self.local_spoke(endpoint, shard, at),
+            _ => return self.spoke(endpoint, shard, at, now).into_iter().collect(),
+        }
+        Vec::new()
+    }
+
+    fn until_next(&self, now: u64) -> Option<Duration> {
+        let idle = self.pending.is_empty() && self.local_pending.is_empty();
+        let look = (!idle).then_some(LOOK);
+        let wake = self.resting.iter().map(|resting| clock::until(resting.until, now)).min();
+        look.into_iter().chain(wake).min()
+    }
+
+    fn tick(&mut self, shard: &Shard, now: u64) {
+        self.sweep(now);
+        self.wake_listeners(shard, now);
+    }
+}
+
 impl Acceptor {
     pub(crate) fn new(
         shard: &Shard,
@@ -174,35 +207,8 @@ impl Acceptor {
         })
     }
 
-    /// Handles an event of a listener or a connection. Returns the sessions that are complete.
-    pub(crate) fn handle_event(
-        &mut self,
-        endpoint: &Arc<Inner>,
-        shard: &Shard,
-        word: u64,
-        now: u64,
-    ) -> Vec<NewSession> {
-        self.sweep(now);
-        let at = word & 0xFFFF_FFFF;
-        match (word & !ACCEPTOR) >> 32 {
-            LISTENER => self.accept(endpoint, shard, at as usize, now),
-            LOCAL_LISTENER => self.accept_local(endpoint, shard, now),
-            LOCAL_CONNECTION => self.local_spoke(endpoint, shard, at),
-            _ => return self.spoke(endpoint, shard, at, now).into_iter().collect(),
-        }
-        Vec::new()
-    }
-
-    /// The time until the acceptor has work to do. `None` if it has none.
-    pub(crate) fn until_next(&self, now: u64) -> Option<Duration> {
-        let idle = self.pending.is_empty() && self.local_pending.is_empty();
-        let look = (!idle).then_some(LOOK);
-        let wake = self.resting.iter().map(|resting| clock::until(resting.until, now)).min();
-        look.into_iter().chain(wake).min()
-    }
-
     /// Puts listeners that have rested back into epoll.
-    pub(crate) fn wake_listeners(&mut self, shard: &Shard, now: u64) {
+    fn wake_listeners(&mut self, shard: &Shard, now: u64) {
         for mut resting in std::mem::take(&mut self.resting) {
             let Some(listener) = self.listener(resting.kind, resting.at) else { continue };
             if now >= resting.until {
@@ -217,13 +223,13 @@ impl Acceptor {
     }
 
     /// Drops connections that took too long.
-    pub(crate) fn sweep(&mut self, now: u64) {
+    fn sweep(&mut self, now: u64) {
         self.pending.retain(|_, p| p.deadline > now);
         self.local_pending.retain(|_, p| p.deadline > now);
         self.half_open.retain(|_, half| half.deadline > now);
     }
 
-    fn accept(&mut self, endpoint: &Inner, shard: &Shard, at: usize, now: u64) {
+    fn accept(&mut self, endpoint: &Engine, shard: &Shard, at: usize, now: u64) {
         let most = most_pending();
         let mut made_room = false;
         for _ in 0..ACCEPTS {
@@ -261,7 +267,7 @@ impl Acceptor {
         }
     }
 
-    fn accept_local(&mut self, endpoint: &Inner, shard: &Shard, now: u64) {
+    fn accept_local(&mut self, endpoint: &Engine, shard: &Shard, now: u64) {
         let most = most_pending();
         let mut made_room = false;
         for _ in 0..ACCEPTS {
@@ -402,7 +408,7 @@ impl Acceptor {
     /// Handles input on a connection in the handshake.
     fn spoke(
         &mut self,
-        endpoint: &Arc<Inner>,
+        endpoint: &Arc<Engine>,
         shard: &Shard,
         id: u64,
         now: u64,
@@ -417,7 +423,7 @@ impl Acceptor {
 
     fn hear(
         &mut self,
-        endpoint: &Arc<Inner>,
+        endpoint: &Arc<Engine>,
         shard: &Shard,
         id: u64,
         now: u64,
@@ -443,7 +449,7 @@ impl Acceptor {
 
     fn said(
         &mut self,
-        endpoint: &Arc<Inner>,
+        endpoint: &Arc<Engine>,
         shard: &Shard,
         id: u64,
         mut pending: Pending,
@@ -512,7 +518,7 @@ impl Acceptor {
 
     fn greet(
         &mut self,
-        endpoint: &Arc<Inner>,
+        endpoint: &Arc<Engine>,
         hello: &Hello,
         now: u64,
     ) -> Result<Welcome, Refusal> {
@@ -524,15 +530,15 @@ impl Acceptor {
             return Err(Refusal::Full);
         }
         let whom = whom(hello).ok_or(Refusal::UnknownSession)?;
-        if !endpoint.has_session_of(whom.who, hello.sub_session) {
+        if !endpoint.peers.has_session_of(whom.who, hello.sub_session) {
             return Err(Refusal::UnknownSession);
         }
-        if let Some(old) = endpoint.live_session(&whom)
+        if let Some(old) = endpoint.peers.live_session(&whom)
             && hello.replaces == Some(old.id)
         {
             old.remove();
         }
-        if endpoint.has_or_opens(&whom) {
+        if endpoint.peers.has_or_opens(&whom) {
             return Err(Refusal::Exists(endpoint.incarnation));
         }
         let pin = endpoint.config.transport;
@@ -574,7 +580,7 @@ impl Acceptor {
     }
 
     /// Handles input on a local connection, which attaches the segment to a half-open session.
-    fn local_spoke(&mut self, endpoint: &Inner, shard: &Shard, id: u64) {
+    fn local_spoke(&mut self, endpoint: &Engine, shard: &Shard, id: u64) {
         let Some(pending) = self.local_pending.remove(&id) else { return };
         match unix::recv(pending.socket.as_fd()) {
             Ok(Received::Packet(packet)) => {
@@ -597,7 +603,7 @@ impl Acceptor {
         }
     }
 
-    fn attach(&mut self, endpoint: &Inner, socket: OwnedFd, packet: unix::Packet) -> Option<()> {
+    fn attach(&mut self, endpoint: &Engine, socket: OwnedFd, packet: unix::Packet) -> Option<()> {
         let attach = Attach::from_bytes(&packet.bytes)?;
         let half = self.half_open.get_mut(&attach.session)?;
         let peer = unix::credentials(socket.as_fd()).ok()?;
@@ -625,7 +631,7 @@ impl Acceptor {
 /// Completes the session after both sides are ready, or refuses it if this side's pin cannot be
 /// met.
 fn complete(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<Engine>,
     half: HalfOpen,
     mut pending: Pending,
     ready: Ready,
@@ -656,7 +662,8 @@ fn complete(
             return None;
         }
     };
-    let Some(claim) = whom(&half.hello).and_then(|whom| endpoint.begin_accepting(whom)) else {
+    let Some(claim) = whom(&half.hello).and_then(|whom| endpoint.peers.begin_accepting(whom))
+    else {
         let refusal = Refusal::Exists(endpoint.incarnation);
         reply(&mut pending.stream, &Control::Refuse(refusal));
         return None;
@@ -696,7 +703,7 @@ fn complete(
         initiator: false,
     };
     let detect = agreed_detect(endpoint.config.detect, half.hello.detect_ms);
-    let session = Session::new(parts, half.shard);
+    let session = Session::new(parts, half.shard.index, half.shard);
     Some(NewSession { session, lanes, detect, claim: Some(claim) })
 }
 

@@ -16,14 +16,14 @@ use std::time::Duration;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_sys::cuda::ffi::{CUhostFn, CUstream};
 
-use super::GpuError;
-use super::device::{FLAGS, Flag, Mark, RAISED};
+use super::Prepared;
 use crate::clock;
 use crate::error::PostError;
 use crate::failure::Failure;
-use crate::peer::Prepared;
+use crate::gpu::GpuError;
+use crate::gpu::device::{FLAGS, Flag, Mark, RAISED};
+use crate::progress::copies::gpu::UserStream;
 use crate::transfer::Transfer;
-use crate::transport::gpu::UserStream;
 use crate::worker::CALLER;
 
 /// A transfer enqueued in a stream by [`Prepared::enqueue`].
@@ -215,7 +215,7 @@ impl Trigger {
                 }
             }
             Err(error) => {
-                let peer = self.prepared.peer().address();
+                let peer = self.prepared.peer();
                 tracing::error!(%error, %peer, "cannot post a transfer from a CUDA stream");
                 let why = match error {
                     PostError::PeerGone => TransferError::PeerGone,

@@ -13,7 +13,7 @@ use peerway_core::work::WorkError;
 
 use crate::failure::Failure;
 use crate::gpu::GpuError;
-pub use crate::transport::verbs::RdmaError;
+pub use crate::transport::error::RdmaError;
 
 /// The endpoint could not be built.
 #[derive(Debug, thiserror::Error)]

@@ -532,7 +532,7 @@ fn choose_method(
     if let (Some(_), Ok(rdma)) = (&session.rdma, &endpoint.rdma) {
         let route = Route::of(direction, false);
         let kind = session.path.kind;
-        let fits = work.fits_devices(rdma);
+        let fits = work.fits_devices(&**rdma);
         return if fits {
             TransferMethod::Devices(route, kind)
         } else {

@@ -9,9 +9,7 @@ use crate::gpu::device::Device;
 use crate::memory::RegionInner;
 use crate::os::Piece;
 use crate::session::remote::RemoteInner;
-use crate::transport::verbs::Rdma;
-use crate::transport::verbs::keys::Registration;
-use crate::transport::verbs::queue::FlushWord;
+use crate::transport::device::{Devices, FlushWord, LocalKeys};
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -172,13 +170,13 @@ impl Work {
 
     /// The RDMA keys of a local place.
     #[inline]
-    pub(crate) fn local_keys(&self, place: &Place) -> Option<&Registration> {
+    pub(crate) fn local_keys(&self, place: &Place) -> Option<&LocalKeys> {
         self.locals.as_slice()[place.region as usize].registered()
     }
 
     /// Whether RDMA devices can do the whole transfer: both sides have keys for all of their
     /// memory.
-    pub(crate) fn fits_devices(&self, rdma: &Rdma) -> bool {
+    pub(crate) fn fits_devices(&self, rdma: &dyn Devices) -> bool {
         self.remotes.as_slice().iter().all(|remote| !remote.keys.is_empty())
             && self.locals.as_slice().iter().all(|local| local.register_with(rdma))
     }

@@ -1,6 +1,7 @@
 //! Completion queues, and channels that a thread can block on until a completion arrives.
 
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::Arc;
@@ -129,23 +130,39 @@ impl Cq {
         Ok(Self { raw, entries, channel: channel.cloned(), context: Arc::clone(context) })
     }
 
-    /// Takes up to `into.len()` completions out of the queue and returns their number. A smaller
-    /// number means that the queue is now empty.
+    /// Takes up to `into.len()` completions out of the queue and returns them. A smaller number
+    /// means that the queue is now empty.
     ///
     /// # Errors
     ///
     /// [`VerbsError`]: the queue overran or the device no longer exists.
     #[inline]
-    pub fn poll(&self, into: &mut [ibv_wc]) -> Result<usize, VerbsError> {
+    pub fn take<'a>(
+        &self,
+        into: &'a mut [MaybeUninit<ibv_wc>],
+    ) -> Result<&'a [ibv_wc], VerbsError> {
         let room = c_int::try_from(into.len()).unwrap_or(c_int::MAX);
         // SAFETY: handle contract: the queue exists and its device is open.
         let poll = unsafe { (*(*self.raw).context).ops.poll_cq };
         let taken = match poll {
             // SAFETY: as above; `into` has `room` entries.
-            Some(poll) => unsafe { poll(self.raw, room, into.as_mut_ptr()) },
+            Some(poll) => unsafe { poll(self.raw, room, into.as_mut_ptr().cast()) },
             None => -libc::EOPNOTSUPP,
         };
-        usize::try_from(taken).map_err(|_| self.refused("ibv_poll_cq", taken))
+        let taken = usize::try_from(taken).map_err(|_| self.refused("ibv_poll_cq", taken))?;
+        // SAFETY: the driver has written the first `taken` entries.
+        Ok(unsafe { into[..taken].assume_init_ref() })
+    }
+
+    /// As [`Self::take`], into initialised places. Returns the number of completions.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::take`].
+    pub fn poll(&self, into: &mut [ibv_wc]) -> Result<usize, VerbsError> {
+        let (places, len) = (into.as_mut_ptr().cast::<MaybeUninit<ibv_wc>>(), into.len());
+        // SAFETY: the two types have the same layout, and `take` writes only whole entries.
+        self.take(unsafe { std::slice::from_raw_parts_mut(places, len) }).map(<[_]>::len)
     }
 
     /// Arms the queue: the next completion, or the next solicited or failed one, creates an event.

@@ -37,9 +37,8 @@ use crate::progress::shard::Shard;
 use crate::progress::shards::MAX_SUB_SESSIONS;
 use crate::session::link::{Half, Link};
 use crate::session::{Parts, Session, Whom};
+use crate::transport::queues::{self, LaneQueue};
 use crate::transport::tcp::TcpWire;
-use crate::transport::verbs::queue::Queue;
-use crate::transport::verbs::queues;
 
 /// The most connections in the handshake at a time, for TCP and for the local socket each.
 const MAX_PENDING: usize = 1024;
@@ -139,7 +138,7 @@ struct LocalPending {
 struct HalfOpen {
     hello: Hello,
     lanes: Vec<(u16, TcpStream)>,
-    queues: Vec<(u16, Queue)>,
+    queues: Vec<LaneQueue>,
     /// The shard that will drive the session.
     shard: Arc<Shard>,
     link: Option<(Link, bool)>,

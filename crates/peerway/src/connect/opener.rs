@@ -31,9 +31,8 @@ use crate::progress::lane::{Lane, Role};
 use crate::progress::shard::{DriverCommand, Shard};
 use crate::session::link::{Half, Link};
 use crate::session::{Parts, Session, Whom};
+use crate::transport::queues::{self, LaneQueue, QueueReach};
 use crate::transport::tcp::TcpWire;
-use crate::transport::verbs::queue::Queue;
-use crate::transport::verbs::queues::{self, QueueReach};
 
 /// The time limit of a whole connect: all addresses and all steps of the handshake.
 #[derive(Clone, Copy, Debug)]
@@ -336,7 +335,7 @@ fn go_rdma(
     welcome: &Welcome,
     stream: &mut TcpStream,
     deadline: u64,
-) -> Result<(Vec<(u16, Queue)>, QueueReach), String> {
+) -> Result<(Vec<LaneQueue>, QueueReach), String> {
     let rdma = endpoint.rdma.as_ref().map_err(|error| error.to_string())?;
     if welcome.rdma.is_empty() {
         return Err(format!("the peer has none: {}", welcome.rdma_why));
@@ -363,7 +362,7 @@ fn go_rdma(
 }
 
 /// Adds queue pairs to the lanes, at their indexes.
-pub(super) fn add_queues(lanes: &mut Vec<Option<Lane>>, queues: Vec<(u16, Queue)>, now: u64) {
+pub(super) fn add_queues(lanes: &mut Vec<Option<Lane>>, queues: Vec<LaneQueue>, now: u64) {
     for (index, queue) in queues {
         let at = usize::from(index);
         if lanes.len() <= at {

@@ -31,7 +31,7 @@ use crate::progress::engine::Engine;
 use crate::quarantine::quarantine;
 use crate::region::Region;
 use crate::threads::Cpus;
-use crate::transport::verbs::Rdma;
+use crate::transport;
 
 /// One side of transfers: it listens, connects and owns registered memory.
 ///
@@ -98,7 +98,7 @@ impl Endpoint {
             .inspect_err(|error| tracing::debug!(%error, "no local socket: local paths are off"))
             .ok();
         let local_name = if local.is_some() { local_name } else { String::new() };
-        let rdma = Rdma::open(&config);
+        let rdma = transport::open_devices(&config);
         let rdma = match rdma {
             Err(error) if config.transport.is_rdma() => {
                 let pin = config.transport.to_string();

@@ -12,8 +12,7 @@ use subtle::ConstantTimeEq;
 use crate::error::RegisterError;
 use crate::memory::RegionInner;
 use crate::os::gate::{Gate, GateRef, SharedGate};
-use crate::transport::verbs::Rdma;
-use crate::transport::verbs::keys::Registration;
+use crate::transport::device::{Devices, RemoteKeys};
 
 /// Maximum number of advertisements of one endpoint at a time.
 const MAX_GRANTS: usize = 1 << 20;
@@ -38,7 +37,7 @@ pub(crate) struct Grant {
 enum Keys {
     /// No peer has requested them yet.
     None,
-    Made(Registration),
+    Made(Box<dyn RemoteKeys>),
     /// The memory could not be registered.
     Failed,
     /// Revoked.
@@ -118,7 +117,7 @@ impl Grant {
 
     /// Keys to the memory for peers' devices, one per local device; empty if there are none. The
     /// first call registers the memory, which takes a while.
-    pub(crate) fn keys(&self, rdma: &Rdma) -> Vec<u32> {
+    pub(crate) fn keys(&self, rdma: &dyn Devices) -> Vec<u32> {
         let mut keys = self.keys.lock().unwrap();
         if let (Keys::None, true) = (&*keys, self.span.len > 0) {
             // SAFETY: the span lies in the region (checked when it was granted), and the grant
@@ -133,7 +132,7 @@ impl Grant {
                 made.inspect_err(|error| rdma.not_reached(error)).map_or(Keys::Failed, Keys::Made);
         }
         match &*keys {
-            Keys::Made(made) => made.rkeys(),
+            Keys::Made(made) => made.keys(),
             _ => Vec::new(),
         }
     }

@@ -10,8 +10,7 @@ use crate::gpu::device::Device;
 use crate::gpu::pin::{self, Pin};
 use crate::gpu::{self, DeviceMemory, Located, PinnedMemory};
 use crate::memory::shared::SharedMemory;
-use crate::transport::verbs::Rdma;
-use crate::transport::verbs::keys::{Keeper, Registration};
+use crate::transport::device::{Devices, Keeper, LocalKeys};
 use crate::worker::REAPER;
 
 /// Memory whose address does not change while it is owned.
@@ -59,7 +58,7 @@ pub(crate) struct RegionInner {
     ptr: *mut u8,
     len: usize,
     /// The registration with local RDMA devices. The first transfer that uses them creates it.
-    registered: OnceLock<Option<Arc<Registration>>>,
+    registered: OnceLock<Option<LocalKeys>>,
     /// Lives as long as this value.
     alive: Arc<()>,
     /// The location of GPU memory.
@@ -167,7 +166,7 @@ impl RegionInner {
 
     /// Registers the memory with local RDMA devices, at most once. Returns whether it is registered
     /// with `rdma`.
-    pub(crate) fn register_with(&self, rdma: &Rdma) -> bool {
+    pub(crate) fn register_with(&self, rdma: &dyn Devices) -> bool {
         let registered = self.registered.get_or_init(|| {
             if self.len == 0 {
                 return None;
@@ -179,7 +178,7 @@ impl RegionInner {
             };
             made.inspect_err(|error| rdma.not_reached(error)).ok()
         });
-        registered.as_ref().is_some_and(|registration| registration.is_of(rdma))
+        registered.as_ref().is_some_and(|keys| rdma.made(keys))
     }
 
     fn keeper(&self) -> Keeper<'_> {
@@ -191,8 +190,8 @@ impl RegionInner {
 
     /// The keys for local RDMA devices.
     #[inline]
-    pub(crate) fn registered(&self) -> Option<&Registration> {
-        self.registered.get().and_then(Option::as_deref)
+    pub(crate) fn registered(&self) -> Option<&LocalKeys> {
+        self.registered.get().and_then(Option::as_ref)
     }
 
     /// First byte.

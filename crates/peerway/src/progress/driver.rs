@@ -16,10 +16,10 @@ use peerway_core::lease::Lease;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::protocol::{Applied, LostLanes};
 use peerway_core::wire::{Control, Header, Kind};
-use peerway_sys::verbs::ffi::ibv_wc;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::ending::{LaneEnd, SessionEnd};
+use super::port::Port;
 use super::queues::{POLL, Reopening};
 use super::request::{Request, Route};
 use super::shard::{DriverCommand, Shard};
@@ -34,8 +34,7 @@ use crate::progress::engine::Engine;
 use crate::progress::lane::{Lane, Role};
 use crate::quarantine;
 use crate::session::{PROCESS_ENDED, REMOVED, Session};
-use crate::transport::verbs::port::Port;
-use crate::transport::verbs::queue::Unfinished;
+use crate::transport::device::{Completion, Unfinished};
 
 /// Flag in epoll's event data for the acceptor: listeners and half-open connections.
 pub(crate) const ACCEPTOR: u64 = 1 << 62;
@@ -84,7 +83,7 @@ pub(crate) struct Driver {
     /// Completion queues, one for each RDMA device.
     pub(super) ports: Vec<Port>,
     /// The completions of the last poll of a port.
-    pub(super) completions: Vec<ibv_wc>,
+    pub(super) completions: Vec<Completion>,
     pub(super) timers: Timers,
     /// The time until which the progress thread blocks with every event source armed. 0 while it
     /// does not block.
@@ -237,7 +236,7 @@ impl Driver {
             endpoint,
             shard,
             ports,
-            completions: vec![ibv_wc::zeroed(); POLL],
+            completions: Vec::with_capacity(POLL),
             sessions: Vec::new(),
             rings: Vec::new(),
             without_devices: 0,

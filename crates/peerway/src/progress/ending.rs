@@ -106,7 +106,7 @@ impl Driver {
         }
         s.session.stats.lanes_lost.fetch_add(1, Ordering::Relaxed);
         self.finish_puts(s, &mut lane);
-        let immediates = lane.wire.queue().map_or(0, |queue| queue.immediates);
+        let immediates = lane.wire.queue().map_or(0, |queue| queue.immediates());
         s.lost.add(lane.index, &lane.sent, &lane.applied, immediates);
         self.queue_ended(s, lane);
         // Repeat all questions and answers: the lane that is lost now may have carried earlier

@@ -26,7 +26,8 @@ use crate::peers::Peers;
 use crate::session::Session;
 use crate::slots::Slots;
 use crate::threads::Cpus;
-use crate::transport::verbs::{Rdma, RdmaError};
+use crate::transport::device::Devices;
+use crate::transport::error::RdmaError;
 use crate::work::{Signal, Work};
 
 /// The state that the parts of an endpoint share.
@@ -45,7 +46,7 @@ pub(crate) struct Engine {
     pub(crate) rails: Vec<Rail>,
     pub(crate) addresses: Vec<SocketAddr>,
     /// The RDMA devices, or why there are none.
-    pub(crate) rdma: Result<Arc<Rdma>, RdmaError>,
+    pub(crate) rdma: Result<Arc<dyn Devices>, RdmaError>,
     pub(crate) shards: Shards,
     pub(crate) peers: Arc<Peers>,
     closed: AtomicBool,
@@ -88,7 +89,7 @@ impl Engine {
         local_name: String,
         rails: Vec<Rail>,
         addresses: Vec<SocketAddr>,
-        rdma: Result<Arc<Rdma>, RdmaError>,
+        rdma: Result<Arc<dyn Devices>, RdmaError>,
     ) -> Arc<Self> {
         Arc::new(Self {
             incarnation,

@@ -37,7 +37,7 @@ pub(crate) fn answer(
         return imported(Ok(import));
     };
     if grant.has_keys() {
-        import.keys = grant.keys(rdma);
+        import.keys = grant.keys(&**rdma);
         return imported(Ok(import));
     }
     let (rdma, to) = (rdma.clone(), session.clone());
@@ -52,7 +52,7 @@ pub(crate) fn answer(
     let register = {
         let mut import = import.clone();
         move || {
-            import.keys = grant.keys(&rdma);
+            import.keys = grant.keys(&*rdma);
             let message = Control::Imported { request, result: Ok(import) };
             to.send(message);
             drop(turn);

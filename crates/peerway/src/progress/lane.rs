@@ -18,7 +18,7 @@ use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::gate::GateRef;
 use crate::transport::Wire;
-use crate::transport::verbs::queue::Queue;
+use crate::transport::device::DeviceQueue;
 use crate::work::Work;
 
 /// Limit of unacknowledged bytes on a lane. It is about what a loopback socket buffers, and on a
@@ -211,9 +211,9 @@ pub(crate) struct IncomingWrite {
 
 impl Lane {
     /// Makes a lane from a queue pair.
-    pub(crate) fn of_queue(index: u16, queue: Queue, now: u64) -> Self {
-        let role = if queue.latency { Role::Latency } else { Role::Bulk };
-        Self::new(Box::new(queue), index, role, now)
+    pub(crate) fn of_queue(index: u16, queue: Box<dyn DeviceQueue>, now: u64) -> Self {
+        let role = if queue.is_for_latency() { Role::Latency } else { Role::Bulk };
+        Self::new(queue, index, role, now)
     }
 
     pub(crate) fn new(wire: Box<dyn Wire>, index: u16, role: Role, now: u64) -> Self {

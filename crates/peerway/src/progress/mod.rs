@@ -8,6 +8,7 @@ pub(crate) mod engine;
 mod imports;
 pub(crate) mod lane;
 mod poller;
+mod port;
 pub(crate) mod queues;
 mod receive;
 pub(crate) mod request;

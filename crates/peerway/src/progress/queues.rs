@@ -10,6 +10,7 @@
 //! order such writes is always read itself before its bytes are reported as complete.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -18,17 +19,19 @@ use peerway_core::outcome::{Reason, TransferError};
 use peerway_core::protocol::SentFrame;
 use peerway_core::wire::{Control, Kind, QueueOffer};
 use peerway_core::work::Cursor;
-use peerway_sys::verbs::ffi::{ibv_sge, ibv_wc};
 
 use super::driver::{Driver, SessionDriver};
 use super::ending::LaneEnd;
+use super::lane::{Lane, Role};
+use super::port::Port;
 use super::request::Route;
 use crate::clock;
 use crate::hooks;
-use crate::progress::lane::{Lane, Role};
-use crate::transport::verbs::port::Port;
-use crate::transport::verbs::queue::{Completed, GROUP, Queue, RdmaPart, Unfinished};
-use crate::transport::verbs::queues;
+use crate::transport::device::{
+    Completed, Completion, DevicePart, DeviceQueue, DeviceWork, FlushWord, PART_REQUESTS,
+    Unfinished,
+};
+use crate::transport::queues;
 
 /// Completions per poll.
 pub(super) const POLL: usize = 64;
@@ -49,7 +52,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 #[derive(Default)]
 pub(crate) struct Reopening {
     /// Our ends that wait for the peer's ends.
-    waiting: Vec<(u16, Queue)>,
+    waiting: Vec<queues::LaneQueue>,
     answers: Vec<queues::Answer>,
     /// The peer's offers.
     offers: Vec<QueueOffer>,
@@ -142,20 +145,18 @@ impl Driver {
                 if port.adopted == 0 || port.gone {
                     break;
                 }
-                let taken = match port.shared.cq.poll(&mut completions) {
-                    Ok(taken) => taken,
-                    Err(error) => {
-                        tracing::error!(%error, "an RDMA device is lost: its poll failed");
-                        self.ports[at].gone = true;
-                        self.port_ended(at);
-                        break;
-                    }
-                };
-                any |= taken > 0;
-                for completion in &completions[..taken] {
+                completions.clear();
+                if let Err(error) = port.shared.poll(&mut completions) {
+                    tracing::error!(%error, "an RDMA device is lost: its poll failed");
+                    self.ports[at].gone = true;
+                    self.port_ended(at);
+                    break;
+                }
+                any |= !completions.is_empty();
+                for completion in &completions {
                     self.dispatch(at, completion, now);
                 }
-                if taken < POLL {
+                if completions.len() < POLL {
                     break;
                 }
             }
@@ -164,16 +165,16 @@ impl Driver {
         any
     }
 
-    fn dispatch(&mut self, port: usize, wc: &ibv_wc, now: u64) {
-        if let Some((index, lane)) = self.ports[port].owner(wc) {
-            self.with_session(index, |driver, s| driver.completed(s, lane.into(), wc, now));
+    fn dispatch(&mut self, port: usize, completion: &Completion, now: u64) {
+        if let Some((index, lane)) = self.ports[port].owner(completion) {
+            self.with_session(index, |driver, s| driver.completed(s, lane.into(), completion, now));
         }
     }
 
-    fn completed(&mut self, s: &mut SessionDriver, at: usize, wc: &ibv_wc, now: u64) {
+    fn completed(&mut self, s: &mut SessionDriver, at: usize, completion: &Completion, now: u64) {
         let Some(Some(lane)) = s.lanes.get_mut(at) else { return };
         let Some(queue) = lane.wire.queue() else { return };
-        match queue.complete(wc) {
+        match queue.complete(completion) {
             Completed::Nothing => {}
             Completed::Room => s.dirty |= lane.blocked,
             Completed::Input => {
@@ -186,15 +187,15 @@ impl Driver {
                 }
                 self.return_credits(s, at);
             }
-            Completed::RdmaPart(part) => {
+            Completed::Part(part) => {
                 self.part_done(s, &part);
                 s.dirty |= !s.has_posted_all();
             }
             Completed::Flushed(slot) => self.flushed(s, slot),
             Completed::Failed(status) => {
-                let device = queue.key.port().nic.context.name();
-                tracing::warn!(%status, device, lane = at, peer = %s.session.addr, "queue pair failed");
-                let error = io::Error::other(status.to_string());
+                let device = queue.device_name();
+                tracing::warn!(status, device, lane = at, peer = %s.session.addr, "queue pair failed");
+                let error = io::Error::other(status.clone());
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
             Completed::Drained => {
@@ -213,7 +214,7 @@ impl Driver {
     }
 
     /// Accounts for a completed part.
-    fn part_done(&mut self, s: &mut SessionDriver, part: &RdmaPart) {
+    fn part_done(&mut self, s: &mut SessionDriver, part: &DevicePart) {
         let bytes = part.part.left();
         let stats = &s.session.stats;
         let counter = if part.read { &stats.bytes_read } else { &stats.bytes_written };
@@ -359,9 +360,10 @@ impl Driver {
         let read = request.route == Route::Read;
         let max = request.piece.min(PART_BYTES);
         hooks::about_to_copy();
-        let (nic, far_port) = (queue.nic_index(), queue.far_port());
+        let (device, far_port) = (queue.device(), queue.far_device());
+        let mut list = [const { MaybeUninit::uninit() }; PART_REQUESTS];
         let (mut requests, mut total) = (0, 0u64);
-        while requests < GROUP
+        while requests < PART_REQUESTS
             && at.left() > 0
             && let Some(pair) = work.shape.peek(at, max - total)
         {
@@ -371,17 +373,20 @@ impl Driver {
             else {
                 // The post of the transfer checked this. The part must not be lost, so restore the
                 // cursor.
-                queue.discard();
                 match redo {
                     Some(_) => request.redo.push(start),
                     None => request.at = start,
                 }
                 return Err(io::Error::other("the memory has no key for the RDMA device"));
             };
-            let addr = work.local_addr(&pair.local) as u64;
-            let local = ibv_sge { addr, length: pair.len as u32, lkey: registered.lkey(nic) };
-            let readable = registered.is_of_host();
-            queue.add(read, local, readable, remote.base + pair.remote.offset, rkey);
+            list[requests].write(DeviceWork {
+                local: work.local_addr(&pair.local) as u64,
+                local_key: registered.keys[device],
+                len: pair.len as u32,
+                remote: remote.base + pair.remote.offset,
+                remote_key: rkey,
+                of_host: registered.of_host,
+            });
             requests += 1;
             total += pair.len;
             work.shape.advance(at, pair.len);
@@ -409,10 +414,10 @@ impl Driver {
         if sent_at.load(Ordering::Relaxed) == 0 {
             sent_at.store(self.now.max(request.posted), Ordering::Relaxed);
         }
-        let part = RdmaPart { slot, part, read, immediate: None, failed: None };
-        // SAFETY: the request keeps its work, and so the memory with its registrations, until the
-        // part is answered or the queue pair is gone.
-        unsafe { queue.post_part(part, counts) }.map_err(io::Error::other)
+        let part = DevicePart { slot, part, read, immediate: None, failed: None };
+        // SAFETY: the loop has written the first `requests` entries. The request keeps its work, and
+        // so the memory with its registrations, until the part is answered or the queue is gone.
+        unsafe { queue.post_part(list[..requests].assume_init_ref(), part, counts) }
     }
 
     /// Flushes every queue pair that carried parts of a request. Returns true when there are any to
@@ -443,10 +448,9 @@ impl Driver {
             // Count it even if the post fails: `unfinished` then reports the flush with the rest of
             // the queue pair's work.
             asked += 1;
-            let far_port = queue.far_port();
-            let words = work.iter().flat_map(|work| work.words(far_port));
-            if let Err(error) = queue.post_flush(slot, words) {
-                let error = io::Error::other(error);
+            let far_port = queue.far_device();
+            let words: Vec<FlushWord> = work.iter().flat_map(|work| work.words(far_port)).collect();
+            if let Err(error) = queue.post_flush(slot, &words) {
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
         }
@@ -479,7 +483,7 @@ impl Driver {
         let index = lane.index;
         // From here on the device does not touch the request's memory.
         drop(lane);
-        let reads: Vec<RdmaPart> = left.parts.extract_if(.., |part| part.read).collect();
+        let reads: Vec<DevicePart> = left.parts.extract_if(.., |part| part.read).collect();
         let mut again = Vec::new();
         for part in reads {
             let goes_on = self.request(part.slot).is_some_and(|request| request.ending.is_none());
@@ -505,7 +509,7 @@ impl Driver {
         // An immediate that arrived proves that all earlier writes on the same queue pair arrived,
         // because it keeps the order. Repeating them would change memory that the peer has already
         // been notified about.
-        let came = |part: &RdmaPart| part.immediate.is_some_and(|number| number <= immediates);
+        let came = |part: &DevicePart| part.immediate.is_some_and(|number| number <= immediates);
         let proven = parts.iter().rposition(came).map_or(0, |last| last + 1);
         for (at, part) in parts.into_iter().enumerate() {
             if at < proven {
@@ -522,7 +526,7 @@ impl Driver {
     }
 
     /// Repeats a part that a queue pair did not finish, unless the part itself caused the failure.
-    fn again(&mut self, s: &mut SessionDriver, part: RdmaPart) {
+    fn again(&mut self, s: &mut SessionDriver, part: DevicePart) {
         let Some(request) = self.request(part.slot) else { return };
         request.parts -= 1;
         match part.failed {
@@ -544,9 +548,9 @@ impl Driver {
             }
         }
         // Reads that only wait for the peer's answer touch no memory any more.
-        let waits = |part: &mut RdmaPart| part.read && part.slot == slot;
+        let waits = |part: &mut DevicePart| part.read && part.slot == slot;
         let left = s.unfinished.values_mut();
-        let waiting: Vec<RdmaPart> =
+        let waiting: Vec<DevicePart> =
             left.flat_map(|left| left.parts.extract_if(.., waits)).collect();
         for part in waiting {
             self.again(s, part);
@@ -556,7 +560,7 @@ impl Driver {
     /// Unregisters the lane's queue pair: its completions have no owner from now on.
     pub(super) fn forget_queue(&mut self, lane: &mut Lane) {
         if let Some(queue) = lane.wire.queue() {
-            self.ports[queue.nic_index()].forget(queue.key.value());
+            self.ports[queue.device()].forget(queue.key());
         }
     }
 
@@ -566,7 +570,7 @@ impl Driver {
             self.with_session(index, |driver, s| {
                 for at in 0..s.lanes.len() {
                     let queue = s.lanes[at].as_mut().and_then(|lane| lane.wire.queue());
-                    if queue.is_some_and(|queue| queue.nic_index() == port) {
+                    if queue.is_some_and(|queue| queue.device() == port) {
                         let error = io::Error::other("the RDMA device is lost");
                         driver.lane_ended(s, at, LaneEnd::Broken(error));
                     }
@@ -579,7 +583,7 @@ impl Driver {
     /// the same turn.
     pub(super) fn take_port_event(&mut self, port: usize) {
         let Some(port) = self.ports.get_mut(port) else { return };
-        while let Ok(Some(_)) = port.shared.channel.event() {
+        if port.shared.take_events() {
             port.armed = false;
             self.unarmed = true;
         }
@@ -591,7 +595,7 @@ impl Driver {
         let mut armed = false;
         let unarmed = |port: &&mut Port| port.adopted > 0 && !port.armed && !port.gone;
         for port in self.ports.iter_mut().filter(unarmed) {
-            port.armed = port.shared.cq.request_notify(false).is_ok();
+            port.armed = port.shared.arm();
             armed = true;
         }
         // Completions from before the arming generate no event, so poll once more.
@@ -600,22 +604,22 @@ impl Driver {
 
     /// Assigns the completions of a session's queue pairs to the session. Returns those that
     /// arrived before.
-    pub(super) fn adopt_queues(&mut self, s: &mut SessionDriver) -> Vec<(usize, ibv_wc)> {
+    pub(super) fn adopt_queues(&mut self, s: &mut SessionDriver) -> Vec<(usize, Completion)> {
         let mut early = Vec::new();
         for lane in s.lanes.iter_mut().flatten() {
             let index = lane.index;
             let Some(queue) = lane.wire.queue() else { continue };
-            let port = queue.nic_index();
-            let came = self.ports[port].adopt(queue.key.value(), s.index, index);
-            early.extend(came.into_iter().map(|wc| (port, wc)));
+            let port = queue.device();
+            let came = self.ports[port].adopt(queue.key(), s.index, index);
+            early.extend(came.into_iter().map(|completion| (port, completion)));
         }
         early
     }
 
     /// Processes completions that arrived before their queue pair was adopted.
-    pub(super) fn replay(&mut self, early: &[(usize, ibv_wc)], now: u64) {
-        for (port, wc) in early {
-            self.dispatch(*port, wc, now);
+    pub(super) fn replay(&mut self, early: &[(usize, Completion)], now: u64) {
+        for (port, completion) in early {
+            self.dispatch(*port, completion, now);
         }
     }
 
@@ -706,8 +710,8 @@ impl Driver {
     }
 
     /// Installs a queue pair in place of a lost one.
-    fn install(&mut self, s: &mut SessionDriver, at: u16, queue: Queue, now: u64) {
-        let (port, key) = (queue.nic_index(), queue.key.value());
+    fn install(&mut self, s: &mut SessionDriver, at: u16, queue: Box<dyn DeviceQueue>, now: u64) {
+        let (port, key) = (queue.device(), queue.key());
         let index = usize::from(at);
         if s.lanes.len() <= index {
             s.lanes.resize_with(index + 1, || None);
@@ -726,8 +730,8 @@ impl Driver {
         s.next_beat = now;
         self.set_timer(s, now);
         // The session is out of the table, so process the early completions here.
-        for wc in self.ports[port].adopt(key, s.index, at) {
-            self.completed(s, at.into(), &wc, now);
+        for completion in self.ports[port].adopt(key, s.index, at) {
+            self.completed(s, at.into(), &completion, now);
         }
         self.unarmed = true;
         self.ports[port].armed = false;
@@ -735,7 +739,7 @@ impl Driver {
     }
 }
 
-fn entry(part: &RdmaPart) -> SentFrame {
+fn entry(part: &DevicePart) -> SentFrame {
     let kind = if part.read { Kind::Read } else { Kind::Write };
     let (slot, part): (SlotId, Cursor) = (part.slot, part.part);
     SentFrame { kind, slot, part, window: 0, is_answered: true }

@@ -21,7 +21,7 @@ use super::request::Request;
 use crate::os::wake::{EventFd, futex_wait, futex_wake};
 use crate::session::{Session, SessionOwner};
 use crate::threads;
-use crate::transport::verbs::port::PortCq;
+use crate::transport::device::CompletionQueue;
 
 /// A command for the driver.
 pub(crate) enum DriverCommand {
@@ -47,7 +47,7 @@ pub(crate) struct Shard {
     /// Its place in the endpoint's table.
     pub(crate) index: usize,
     /// Completion queues, one for each RDMA device of the endpoint.
-    ports: Vec<Arc<PortCq>>,
+    ports: Vec<Arc<dyn CompletionQueue>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -189,12 +189,12 @@ impl Shard {
     pub(crate) fn new(
         index: usize,
         spin: Duration,
-        ports: Vec<Arc<PortCq>>,
+        ports: Vec<Arc<dyn CompletionQueue>>,
     ) -> std::io::Result<Arc<Self>> {
         let events = EpollEvents::new()?;
         for (at, port) in ports.iter().enumerate() {
             let data = epoll::EventData::new_u64(PORT | at as u64);
-            epoll::add(&events.sources, port.channel.fd(), data, epoll::EventFlags::IN)?;
+            epoll::add(&events.sources, port.fd(), data, epoll::EventFlags::IN)?;
         }
         let seat = Seat { driver: None, endpoint: Weak::new() };
         let poller = Poller::new(seat, events, spin);
@@ -213,7 +213,7 @@ impl Shard {
         }
         let shard = self.clone();
         // Run the thread near the devices that it polls, if they are near to only some processors.
-        let near = endpoint.rdma.as_ref().map(|rdma| rdma.cpus.as_slice()).unwrap_or_default();
+        let near = endpoint.rdma.as_ref().map(|rdma| rdma.cpus()).unwrap_or_default();
         let cpus = endpoint.cpus.near(near);
         let thread = threads::spawn("peerway-serve", &cpus, move || shard.poller.run())?;
         *self.thread.lock().unwrap() = Some(thread);
@@ -267,7 +267,7 @@ impl Shard {
     }
 
     /// The completion queues, one for each RDMA device.
-    pub(crate) fn ports(&self) -> &[Arc<PortCq>] {
+    pub(crate) fn ports(&self) -> &[Arc<dyn CompletionQueue>] {
         &self.ports
     }
 

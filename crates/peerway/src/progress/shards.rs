@@ -15,7 +15,6 @@ use super::driver::{Driver, Listening};
 use super::engine::Engine;
 use super::shard::Shard;
 use crate::error::{BuildError, os};
-use crate::transport::verbs::port::PortCq;
 
 /// The highest sub-session number. A proxy has no more threads than this.
 pub(crate) const MAX_SUB_SESSIONS: u16 = 64;
@@ -92,12 +91,9 @@ impl Engine {
 
     /// Creates a shard without a driver, with a completion queue for each RDMA device.
     fn new_shard(&self, index: usize) -> Result<Arc<Shard>, BuildError> {
-        let nics = self.rdma.iter().flat_map(|rdma| &rdma.nics);
-        let ports: Result<Vec<_>, _> = nics.map(PortCq::new).collect();
-        let ports = ports.map_err(|error| BuildError::NoRdma {
-            pin: self.config.transport.to_string(),
-            error: error.into(),
-        })?;
+        let ports = self.rdma.as_ref().map_or(Ok(Vec::new()), |rdma| rdma.completion_queues());
+        let pin = || self.config.transport.to_string();
+        let ports = ports.map_err(|error| BuildError::NoRdma { pin: pin(), error })?;
         Shard::new(index, self.config.spin, ports).map_err(os("cannot create a shard"))
     }
 

@@ -23,7 +23,7 @@ use crate::memory::grants::Importer;
 use crate::os::process::Pidfd;
 use crate::os::shm::ShmMapping;
 use crate::path::Path;
-use crate::transport::verbs::queues::QueueReach;
+use crate::transport::queues::QueueReach;
 use imports::Imports;
 use link::Link;
 use remote::RemoteInner;

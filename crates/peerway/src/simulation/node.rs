@@ -24,7 +24,7 @@ use crate::session::remote::{Direct, RemoteInner, RemoteRegion};
 use crate::session::{Parts, Reach, Session};
 use crate::threads::Cpus;
 use crate::transfer::Transfer;
-use crate::transport::verbs::RdmaError;
+use crate::transport::error::RdmaError;
 use crate::{Access, Direction, Operation, Region};
 
 /// How long a node may be silent.

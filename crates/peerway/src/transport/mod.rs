@@ -1,18 +1,44 @@
-//! How bytes move: this process copies them directly, or a lane carries them as frames.
+//! How bytes leave the process.
 //!
 //! A [`Wire`] is an ordered stream of bytes: a TCP connection, a pair of shared rings, or the
-//! messages of a queue pair. A lane puts the frames of `peerway_core::wire` on it. The choice of
-//! wire affects speed only, never meaning.
+//! messages of a device queue. A lane puts the frames of `peerway_core::wire` on it. [`device`] has
+//! the traits of transports whose devices read and write memory by themselves. The choice of
+//! transport affects speed only, never meaning.
 
+pub(crate) mod device;
+pub(crate) mod error;
+mod pairing;
+pub(crate) mod queues;
 pub(crate) mod ring;
 pub(crate) mod tcp;
-pub(crate) mod verbs;
+mod verbs;
 
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
-use self::verbs::queue::Queue;
+use peerway_core::config::Config;
+
+use self::device::{DeviceQueue, Devices};
+use self::error::RdmaError;
 use crate::os::Piece;
+
+type Open = fn(&Config) -> Result<Arc<dyn Devices>, RdmaError>;
+
+/// The device transports, best first.
+const KINDS: &[Open] = &[verbs::open];
+
+/// Opens the devices of the first transport that has any. Returns the first reason if none has.
+pub(crate) fn open_devices(config: &Config) -> Result<Arc<dyn Devices>, RdmaError> {
+    let mut first = None;
+    for open in KINDS {
+        match open(config) {
+            Ok(devices) => return Ok(devices),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    Err(first.unwrap_or(RdmaError::NoDevice { kind: "RDMA" }))
+}
 
 /// An ordered stream of bytes to one peer. Never blocks.
 pub(crate) trait Wire: Send {
@@ -48,8 +74,8 @@ pub(crate) trait Wire: Send {
     /// Withdraws `arm`: the caller polls again.
     fn disarm(&mut self);
 
-    /// The wire's queue pair, if it is one. Work requests on it reach the peer's memory.
-    fn queue(&mut self) -> Option<&mut Queue> {
+    /// The device queue, if the wire is one. Its parts reach the peer's memory.
+    fn queue(&mut self) -> Option<&mut dyn DeviceQueue> {
         None
     }
 }

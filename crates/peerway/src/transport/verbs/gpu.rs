@@ -17,10 +17,10 @@ use peerway_core::region::Access;
 use peerway_sys::verbs::Mr;
 use peerway_sys::verbs::ffi::IBV_ACCESS_RELAXED_ORDERING;
 
-use super::RdmaError;
 use super::keys::{RegisteredAs, Registration};
 use super::nic::Nic;
 use crate::gpu::Located;
+use crate::transport::error::RdmaError;
 
 impl Registration {
     /// Registers memory of a GPU.

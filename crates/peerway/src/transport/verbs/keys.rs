@@ -21,11 +21,13 @@ use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Mr, VerbsError};
 
 use super::nic::Nic;
-use super::{Rdma, RdmaError, gpu};
+use super::{Rdma, gpu};
 use crate::gpu::Located;
 use crate::os::maps::Maps;
 use crate::os::vma::Tag;
 use crate::threads::{self, Cpus};
+use crate::transport::device::{Keeper, RemoteKeys};
+use crate::transport::error::RdmaError;
 
 /// Below this size, starting a second thread takes longer than a registration.
 const PARALLEL_BYTES: usize = 1 << 20;
@@ -119,45 +121,37 @@ impl Registration {
         self.how == RegisteredAs::Pages
     }
 
-    /// The key for our own requests on a device.
-    #[inline]
-    pub(crate) fn lkey(&self, nic: usize) -> u32 {
-        self.mrs[nic].as_ref().map_or(0, Mr::lkey)
+    /// The keys for our own requests, by device.
+    pub(super) fn lkeys(&self) -> Box<[u32]> {
+        self.mrs.iter().map(|mr| mr.as_ref().map_or(0, Mr::lkey)).collect()
     }
 
-    /// The keys for requests of a peer, by device.
-    pub(crate) fn rkeys(&self) -> Vec<u32> {
-        self.mrs.iter().map(|mr| mr.as_ref().map_or(0, Mr::rkey)).collect()
-    }
-
-    /// Whether it was made on the devices of `rdma`.
+    /// Whether it was made on these devices.
     #[inline]
-    pub(crate) fn is_of(&self, rdma: &Rdma) -> bool {
-        let mut each = self.mrs.iter().zip(&rdma.nics);
+    pub(super) fn is_of(&self, nics: &[Arc<Nic>]) -> bool {
+        let mut each = self.mrs.iter().zip(nics);
         each.any(|(mr, nic)| mr.as_ref().is_some_and(|mr| Arc::ptr_eq(mr.pd(), &nic.pd)))
+    }
+}
+
+impl RemoteKeys for Registration {
+    fn keys(&self) -> Vec<u32> {
+        self.mrs.iter().map(|mr| mr.as_ref().map_or(0, Mr::rkey)).collect()
     }
 
     /// Deregisters the memory on all devices. Returns the registrations that a device refused to
     /// end.
-    pub(crate) fn close(self) -> Result<(), Self> {
-        let (mut kept, start, len, how) = (Vec::new(), self.start, self.len, self.how);
-        for mr in self.mrs.into_iter().flatten() {
+    fn close(self: Box<Self>) -> Result<(), Box<dyn RemoteKeys>> {
+        let Self { mrs, start, len, how } = *self;
+        let mut kept = Vec::new();
+        for mr in mrs.into_iter().flatten() {
             if let Err((mr, error)) = mr.close() {
                 tracing::error!(%error, "a device did not deregister revoked memory");
                 kept.push(Some(mr));
             }
         }
-        if kept.is_empty() { Ok(()) } else { Err(Self { mrs: kept, start, len, how }) }
+        if kept.is_empty() { Ok(()) } else { Err(Box::new(Self { mrs: kept, start, len, how })) }
     }
-}
-
-/// What guarantees that registered memory stays mapped.
-#[derive(Clone, Copy)]
-pub(crate) enum Keeper<'a> {
-    /// A region, while this reference count lives.
-    Region(&'a Arc<()>),
-    /// The caller, by contract.
-    Caller,
 }
 
 /// Registrations for our own requests, by start address. None lies inside another, so their ends
@@ -239,7 +233,7 @@ impl Rdma {
     /// # Safety
     ///
     /// The memory stays mapped, and no Rust reference covers it, until the registration is dropped.
-    pub(crate) unsafe fn register_local(
+    pub(super) unsafe fn register_own(
         &self,
         ptr: *mut u8,
         len: usize,
@@ -274,7 +268,7 @@ impl Rdma {
     /// # Safety
     ///
     /// The memory stays mapped, and no Rust reference covers it, until the registration is dropped.
-    pub(crate) unsafe fn register_remote(
+    pub(super) unsafe fn register_for_peers(
         &self,
         ptr: *mut u8,
         len: usize,

@@ -6,12 +6,10 @@
 //! requests (*parts* of requests) without the peer's CPU. Memory registrations are in [`keys`].
 
 mod gpu;
-pub(crate) mod keys;
-pub(crate) mod nic;
-pub(crate) mod pairing;
-pub(crate) mod port;
-pub(crate) mod queue;
-pub(crate) mod queues;
+mod keys;
+mod nic;
+mod port;
+mod queue;
 mod work_requests;
 
 use std::path::Path;
@@ -19,141 +17,39 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerway_core::config::{Config, Pin};
-use peerway_core::wire::RdmaPort;
-use peerway_sys::efadv::Efa;
-use peerway_sys::verbs::{Verbs, VerbsError};
-use peerway_sys::{Library, LoadError};
-
+use peerway_core::region::Access;
 use peerway_core::topology::{Place, nearest};
+use peerway_core::wire::RdmaPort;
+use peerway_sys::Library;
+use peerway_sys::efadv::Efa;
+use peerway_sys::verbs::Verbs;
 
-use self::keys::RegistrationCache;
+use self::keys::{Registration, RegistrationCache};
 use self::nic::Nic;
+use self::port::PortCq;
+use super::device::{CompletionQueue, Devices, Keeper, LocalKeys, RemoteKeys};
+use super::error::RdmaError;
+use crate::gpu::Located;
 use crate::os::{affinity, topology};
 use crate::path::PathKind;
 
 /// The RDMA devices of an endpoint.
-pub(crate) struct Rdma {
-    pub(crate) nics: Vec<Arc<Nic>>,
-    pub(crate) cache: RegistrationCache,
+pub(super) struct Rdma {
+    nics: Vec<Arc<Nic>>,
+    cache: RegistrationCache,
     /// CPUs of the NUMA node of the devices. Empty when the devices are not all on one known node.
-    pub(crate) cpus: Vec<usize>,
+    cpus: Vec<usize>,
     /// Whether a warning has said that the devices cannot reach GPU memory.
     told: AtomicBool,
 }
 
-/// Why an endpoint has no RDMA.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RdmaError {
-    /// The library is missing.
-    #[error("{0}")]
-    NoLibrary(LoadError),
-    /// There is no device, or none of the required kind.
-    #[error("no {kind} device is on this machine (`rdma link` lists RDMA devices)")]
-    NoDevice {
-        /// The kind that is required.
-        kind: &'static str,
-    },
-    /// A configured device does not exist.
-    #[error("PEERWAY_RDMA_DEV names {name:?}, which is not an RDMA device (there are: {known})")]
-    UnknownDevice {
-        /// The configured name.
-        name: String,
-        /// The devices that exist.
-        known: String,
-    },
-    /// No link is up.
-    #[error(
-        "no port of {devices} is active: bring its link up (`rdma link`, `ip link set ... up`)"
-    )]
-    NoActivePort {
-        /// The devices that were checked.
-        devices: String,
-    },
-    /// A configured GID that does not exist.
-    #[error(
-        "PEERWAY_RDMA_GID_INDEX={index} is not a GID of {device} (`peerway doctor` lists them)"
-    )]
-    NoGid {
-        /// The index.
-        index: String,
-        /// The device.
-        device: String,
-    },
-    /// A first-generation EFA device, which carries messages only.
-    #[error(
-        "{device} does not support RDMA reads and writes: use a later EFA device or a later driver"
-    )]
-    NoMemoryRequests {
-        /// The device.
-        device: String,
-    },
-    /// A verb failed.
-    #[error("{0}")]
-    Verbs(#[from] VerbsError),
-    /// The limit of locked memory is too low.
-    #[error(
-        "{error}: the device needs locked memory, and the limit is {limit} \
-         (raise it with `ulimit -l unlimited`, or in a container `--ulimit memlock=-1`)"
-    )]
-    MemoryLock {
-        /// The call that failed.
-        error: VerbsError,
-        /// The limit in words.
-        limit: String,
-    },
-    /// No device can register the memory of a GPU.
-    #[error(
-        "RDMA devices cannot register memory of GPU {gpu}, neither as a dma-buf ({dma_buf}) nor by \
-         address, which needs nvidia_peermem ({by_address}); transfers use pinned buffers"
-    )]
-    GpuMemory {
-        /// The index of the GPU.
-        gpu: u32,
-        /// Why the registration as a dma-buf failed.
-        dma_buf: String,
-        /// Why the registration by address failed.
-        by_address: String,
-    },
-    /// The GPU memory was freed.
-    #[error("the memory of GPU {gpu} at {address:#x} was freed since it was registered")]
-    GpuMemoryFreed {
-        /// The index of the GPU.
-        gpu: u32,
-        /// The address of the first byte.
-        address: u64,
-    },
-    /// Writes by devices cannot be made visible to the GPU in time.
-    #[error(
-        "GPU {gpu} sees RDMA writes only after a flush, but such a flush is not available: {why}"
-    )]
-    GpuUnordered {
-        /// The index of the GPU.
-        gpu: u32,
-        /// Why a flush is not available.
-        why: String,
-    },
-    /// Switched off by the configured transport.
-    #[error("pinned to {0}")]
-    Pinned(Pin),
-}
-
-impl RdmaError {
-    /// Wraps a failed registration and adds what the user can do about it.
-    pub(crate) fn registering(error: VerbsError) -> Self {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
-        match (error.errno, limit) {
-            (libc::ENOMEM | libc::EPERM, Some(bytes)) => {
-                Self::MemoryLock { error, limit: format!("{} KiB", bytes >> 10) }
-            }
-            _ => Self::Verbs(error),
-        }
-    }
+/// Opens the configured devices, or else all devices with an active port.
+pub(super) fn open(config: &Config) -> Result<Arc<dyn Devices>, RdmaError> {
+    Ok(Rdma::open(config)?)
 }
 
 impl Rdma {
-    /// Opens the configured devices, or else all devices with an active port.
-    pub(crate) fn open(config: &Config) -> Result<Arc<Self>, RdmaError> {
+    fn open(config: &Config) -> Result<Arc<Self>, RdmaError> {
         let pin = config.transport;
         if !matches!(pin, Pin::Auto | Pin::Ib | Pin::Efa) {
             return Err(RdmaError::Pinned(pin));
@@ -214,26 +110,67 @@ impl Rdma {
             told: AtomicBool::new(false),
         }))
     }
+}
 
-    /// Logs that memory could not be registered. The log level drops after the first report that
-    /// the devices cannot reach GPUs, because that does not change.
-    pub(crate) fn not_reached(&self, error: &RdmaError) {
+impl Devices for Rdma {
+    fn kind(&self) -> PathKind {
+        if self.nics[0].efa.is_some() { PathKind::Efa } else { PathKind::Verbs }
+    }
+
+    fn ports(&self) -> Vec<RdmaPort> {
+        self.nics.iter().map(|nic| nic.address).collect()
+    }
+
+    fn cpus(&self) -> &[usize] {
+        &self.cpus
+    }
+
+    fn completion_queues(&self) -> Result<Vec<Arc<dyn CompletionQueue>>, RdmaError> {
+        let queue = |nic| Ok(PortCq::new(nic)? as Arc<dyn CompletionQueue>);
+        self.nics.iter().map(queue).collect()
+    }
+
+    unsafe fn register_local(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        keeper: Keeper<'_>,
+        gpu: Option<&Located>,
+    ) -> Result<LocalKeys, RdmaError> {
+        // SAFETY: the caller vouches for the memory.
+        let registration = unsafe { self.register_own(ptr, len, keeper, gpu) }?;
+        Ok(LocalKeys {
+            keys: registration.lkeys(),
+            of_host: registration.is_of_host(),
+            registration,
+        })
+    }
+
+    unsafe fn register_remote(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        access: Access,
+        gpu: Option<&Located>,
+    ) -> Result<Box<dyn RemoteKeys>, RdmaError> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.register_for_peers(ptr, len, access, gpu) }.map(|made| Box::new(made) as _)
+    }
+
+    fn made(&self, keys: &LocalKeys) -> bool {
+        let registration = keys.registration.downcast_ref::<Registration>();
+        registration.is_some_and(|registration| registration.is_of(&self.nics))
+    }
+
+    /// The log level drops after the first report that the devices cannot reach GPUs, because that
+    /// does not change.
+    fn not_reached(&self, error: &RdmaError) {
         let of_gpus = matches!(error, RdmaError::GpuMemory { .. });
         if of_gpus && self.told.swap(true, Ordering::Relaxed) {
             tracing::debug!(%error, "memory could not be registered for RDMA");
         } else {
             tracing::warn!(%error, "memory could not be registered for RDMA");
         }
-    }
-
-    /// The addresses that peers need to reach the devices.
-    pub(crate) fn ports(&self) -> Vec<RdmaPort> {
-        self.nics.iter().map(|nic| nic.address).collect()
-    }
-
-    /// The kind of path that the devices provide.
-    pub(crate) fn kind(&self) -> PathKind {
-        if self.nics[0].efa.is_some() { PathKind::Efa } else { PathKind::Verbs }
     }
 }
 

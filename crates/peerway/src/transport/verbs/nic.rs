@@ -11,8 +11,8 @@ use peerway_sys::efadv::ffi::{
 use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Context, Device, Mr, Pd, choose_gid};
 
-use super::RdmaError;
 use crate::os::pages::Pages;
+use crate::transport::error::RdmaError;
 
 /// See the module.
 pub(crate) struct Nic {

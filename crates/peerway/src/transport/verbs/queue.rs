@@ -24,7 +24,6 @@ use std::sync::Arc;
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::TransferError;
 use peerway_core::wire::{QueueEnd, RdmaPort};
-use peerway_core::work::Cursor;
 use peerway_sys::efadv::ffi::efadv_qp_init_attr;
 use peerway_sys::verbs::ffi::*;
 use peerway_sys::verbs::{Ah, Batch, Mr, Qp, QpConfig, VerbsError, WcStatus, masks};
@@ -37,9 +36,11 @@ use crate::os::copy::{CopyKind, copy};
 use crate::os::pages::Pages;
 use crate::os::random;
 use crate::transport::Wire;
+use crate::transport::device::{
+    Completed, Completion, DevicePart, DeviceQueue, DeviceWork, FlushWord, PART_REQUESTS,
+    Unfinished,
+};
 
-/// Work requests per group.
-pub(crate) const GROUP: usize = 32;
 /// Work requests per queue pair: a few groups, so that the device has the next one when one is
 /// done.
 const DEPTH: u32 = 160;
@@ -66,24 +67,17 @@ const LAST: u32 = 0x7FFF_FFFF;
 /// requests are part of the reserve.
 const MOST_WORDS: usize = 8;
 
-/// Peer memory that a flush reads.
-pub(crate) struct FlushWord {
-    pub(crate) addr: u64,
-    pub(crate) rkey: u32,
-    pub(crate) len: u32,
-}
-
 /// Bytes of a message header.
 const HEAD: usize = 16;
 
 /// See the module.
-pub(crate) struct Queue {
+pub(super) struct Queue {
     /// Destroyed before the resources that its requests use.
     qp: ManuallyDrop<Qp>,
     ah: Option<Ah>,
-    pub(crate) key: Key,
-    pub(crate) far: Option<Far>,
-    pub(crate) latency: bool,
+    key: Key,
+    far: Option<Far>,
+    latency: bool,
 
     depth: u32,
     used: u32,
@@ -108,7 +102,7 @@ pub(crate) struct Queue {
     next_message: u64,
     taken: u64,
     taken_told: u64,
-    pub(crate) immediates: u64,
+    immediates: u64,
     receives: u16,
 
     state: QueueState,
@@ -120,9 +114,9 @@ pub(crate) struct Queue {
 
 /// The far end, once it is known.
 #[derive(Clone, Copy)]
-pub(crate) struct Far {
-    pub(crate) end: QueueEnd,
-    pub(crate) receives: u64,
+struct Far {
+    end: QueueEnd,
+    receives: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -155,50 +149,10 @@ struct Group {
 
 enum GroupKind {
     Message(u16),
-    RdmaPart(RdmaPart),
+    Part(DevicePart),
     Flush(SlotId),
     Last,
     Over,
-}
-
-/// A part of a request that the device carries out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RdmaPart {
-    pub(crate) slot: SlotId,
-    /// Its range of the work, so that another queue can repeat it.
-    pub(crate) part: Cursor,
-    pub(crate) read: bool,
-    /// The number of its immediate on this queue, if it has one.
-    pub(crate) immediate: Option<u64>,
-    /// The error, if the device reports that this part itself failed. Other parts fail only as a
-    /// consequence.
-    pub(crate) failed: Option<TransferError>,
-}
-
-/// The meaning of a completion.
-#[derive(Debug)]
-pub(crate) enum Completed {
-    /// The queue has room for more.
-    Room,
-    /// A message can be received.
-    Input,
-    /// A count arrived for this counter.
-    Immediate(u32),
-    /// A part is complete.
-    RdmaPart(RdmaPart),
-    /// Everything that this request wrote by this queue before has arrived.
-    Flushed(SlotId),
-    /// The queue has just failed.
-    Failed(WcStatus),
-    /// The failed queue completes nothing more.
-    Drained,
-    Nothing,
-}
-
-/// The work that a failed queue did not finish.
-pub(crate) struct Unfinished {
-    pub(crate) parts: Vec<RdmaPart>,
-    pub(crate) flushes: Vec<SlotId>,
 }
 
 // SAFETY: the raw pointers are those in `work`. They are followed only between `add` and `post`,
@@ -207,9 +161,10 @@ unsafe impl Send for Queue {}
 
 impl Queue {
     /// Creates an unconnected queue and posts its receives.
-    pub(crate) fn new(port: &Arc<PortCq>, latency: bool) -> Result<Self, VerbsError> {
+    pub(super) fn new(port: &Arc<PortCq>, latency: bool) -> Result<Self, VerbsError> {
         let nic = &port.nic;
-        let depth = DEPTH.min(nic.limits.max_qp_wr.cast_unsigned()).max(RESERVE + GROUP as u32);
+        let depth =
+            DEPTH.min(nic.limits.max_qp_wr.cast_unsigned()).max(RESERVE + PART_REQUESTS as u32);
         let (sends, receives) = if latency { LATENCY_BUFFERS } else { BULK_BUFFERS };
         let key = port.reserve(depth + u32::from(receives) + 1)?;
         let cap = ibv_qp_cap {
@@ -246,7 +201,7 @@ impl Queue {
             inline,
             groups: VecDeque::with_capacity(depth as usize),
             first: 0,
-            work: WorkRequests::new(GROUP),
+            work: WorkRequests::new(PART_REQUESTS),
             sent: 0,
             taken_by_peer: 0,
             messages_sent: 0,
@@ -275,27 +230,6 @@ impl Queue {
         &self.key.port().nic
     }
 
-    /// Whether the device may carry out requests to one peer in any order.
-    pub(crate) fn is_unordered(&self) -> bool {
-        self.nic().efa.is_some()
-    }
-
-    /// Describes our end to the peer.
-    pub(crate) fn end(&self) -> QueueEnd {
-        let (flush_addr, flush_key) = self.nic().flush_word();
-        QueueEnd {
-            port: self.nic().index as u8,
-            number: self.qp.number(),
-            first_packet: self.config.first_packet,
-            key: self.config.qkey,
-            to: self.far.map_or(0, |far| far.end.number),
-            reads: self.reads(),
-            receives: self.receives,
-            flush_addr,
-            flush_key,
-        }
-    }
-
     /// The number of reads that it serves at a time.
     fn reads(&self) -> u8 {
         let nic = self.nic();
@@ -317,8 +251,7 @@ impl Queue {
         self.qp.modify(&attr, mask)
     }
 
-    /// Connects to the far end, which is at the peer's port `at`.
-    pub(crate) fn connect(&mut self, far: QueueEnd, at: &RdmaPort) -> Result<(), VerbsError> {
+    fn connect_to(&mut self, far: QueueEnd, at: &RdmaPort) -> Result<(), VerbsError> {
         let nic = self.nic().clone();
         let config = &nic.config;
         let mut gid = ibv_gid::zeroed();
@@ -370,57 +303,15 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether another part can be posted.
-    pub(crate) fn has_room(&self) -> bool {
-        self.state == QueueState::Open
-            && self.bytes < WINDOW
-            && self.groups.len() < self.most
-            && self.used + GROUP as u32 + RESERVE <= self.depth
-    }
-
-    /// Lowers the limit of parts in progress.
-    pub(crate) fn limit_parts(&mut self, parts: u32) {
-        self.most = parts.max(1) as usize;
-    }
-
     /// Discards the group being built.
-    pub(crate) fn discard(&mut self) {
+    fn discard(&mut self) {
         self.work.clear();
-    }
-
-    /// Whether the peer has a posted receive for an immediate.
-    pub(crate) fn has_credit(&self) -> bool {
-        self.credits() > KEPT_CREDITS
-    }
-
-    fn credits(&self) -> u64 {
-        let receives = self.far.map_or(0, |far| far.receives);
-        (receives + self.taken_by_peer).saturating_sub(self.sent)
-    }
-
-    /// The index of its device among the endpoint's devices.
-    #[inline]
-    pub(crate) fn nic_index(&self) -> usize {
-        self.nic().index
-    }
-
-    /// The index of the peer's device at the other end.
-    #[inline]
-    pub(crate) fn far_port(&self) -> usize {
-        self.far.map_or(0, |far| usize::from(far.end.port))
     }
 
     /// Adds a work request to the group being built. With `readable`, the CPU can read the local
     /// memory, and a small write goes inline.
     #[inline]
-    pub(crate) fn add(
-        &mut self,
-        read: bool,
-        local: ibv_sge,
-        readable: bool,
-        remote: u64,
-        rkey: u32,
-    ) {
+    fn add(&mut self, read: bool, local: ibv_sge, readable: bool, remote: u64, rkey: u32) {
         let id = self.id(self.next_group());
         let opcode = if read { IBV_WR_RDMA_READ } else { IBV_WR_RDMA_WRITE };
         let inline = !read && readable && local.length <= self.inline;
@@ -428,46 +319,9 @@ impl Queue {
         self.work.towards(remote, rkey);
     }
 
-    /// Posts the group as a part of a request. With `counts`, its last write carries an immediate
-    /// for that counter.
-    ///
-    /// # Safety
-    ///
-    /// The memory that the requests name stays registered until the part is done or the queue is
-    /// dropped.
-    pub(crate) unsafe fn post_part(
-        &mut self,
-        mut part: RdmaPart,
-        counts: Option<u32>,
-    ) -> Result<(), VerbsError> {
-        if let (Some(counter), Some(last)) = (counts, self.work.last()) {
-            last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-            last.send_flags |= IBV_SEND_SOLICITED;
-            last.imm_data = counter.to_be();
-            self.immediates_sent += 1;
-            self.sent += 1;
-            part.immediate = Some(self.immediates_sent);
-        }
-        self.bytes += part.part.left();
-        // SAFETY: the caller vouches for the memory.
-        unsafe { self.post(GroupKind::RdmaPart(part)) }
-    }
-
-    /// Reads the given words of the peer, and its flush word. When the reads complete, all earlier
-    /// writes have arrived in the memories that were read.
-    pub(crate) fn post_flush(
-        &mut self,
-        slot: SlotId,
-        words: impl Iterator<Item = FlushWord>,
-    ) -> Result<(), VerbsError> {
-        let Some(Far { end, .. }) = self.far else { return Ok(()) };
-        let target = self.nic().flush_target();
-        for FlushWord { addr, rkey, len } in words.take(MOST_WORDS) {
-            self.add(true, ibv_sge { length: len.min(target.length), ..target }, true, addr, rkey);
-        }
-        self.add(true, target, true, end.flush_addr, end.flush_key);
-        // SAFETY: the target is the device's own word, which lives as long as the device.
-        unsafe { self.post(GroupKind::Flush(slot)) }
+    fn credits(&self) -> u64 {
+        let receives = self.far.map_or(0, |far| far.receives);
+        (receives + self.taken_by_peer).saturating_sub(self.sent)
     }
 
     /// Posts the group that was built.
@@ -530,64 +384,22 @@ impl Queue {
         u64::from(self.key.value()) << 32 | u64::from(lower)
     }
 
-    /// Processes a completion.
-    pub(crate) fn complete(&mut self, wc: &ibv_wc) -> Completed {
-        let lower = wc.wr_id as u32;
-        if lower & RECEIVE != 0 {
-            return self.received(wc, lower & !RECEIVE);
-        }
-        let at = (lower.wrapping_sub(self.first) & !RECEIVE) as usize;
-        let Some(group) = self.groups.get_mut(at) else { return Completed::Nothing };
-        if !wc.status().is_success() {
-            if let GroupKind::Last = group.kind {
-                return self.over(true);
-            }
-            if let (GroupKind::RdmaPart(part), false) = (&mut group.kind, wc.status().is_flushed())
-            {
-                part.failed = part.failed.or_else(|| blame(wc.status()));
-            }
-            return self.failed(wc.status());
-        }
-        group.left = group.left.saturating_sub(1);
-        if group.left > 0 {
-            return Completed::Nothing;
-        }
-        let kind = std::mem::replace(&mut group.kind, GroupKind::Over);
-        while let Some(Group { kind: GroupKind::Over, requests, .. }) = self.groups.front() {
-            self.used -= u32::from(*requests);
-            self.groups.pop_front();
-            self.first = self.first.wrapping_add(1) & !RECEIVE;
-        }
-        match kind {
-            GroupKind::Message(buffer) => {
-                self.free.push(buffer);
-                Completed::Room
-            }
-            GroupKind::RdmaPart(part) => {
-                self.bytes -= part.part.left();
-                Completed::RdmaPart(part)
-            }
-            GroupKind::Flush(slot) => Completed::Flushed(slot),
-            GroupKind::Last => self.over(true),
-            GroupKind::Over => Completed::Nothing,
-        }
-    }
-
-    fn received(&mut self, wc: &ibv_wc, buffer: u32) -> Completed {
+    fn received(&mut self, completion: &Completion, buffer: u32) -> Completed {
         if buffer == LAST {
             return self.over(false);
         }
-        if !wc.status().is_success() {
-            return self.failed(wc.status());
+        let status = WcStatus(completion.status);
+        if !status.is_success() {
+            return self.failed(status);
         }
-        if wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
+        if let Some(counter) = completion.immediate {
             self.immediates += 1;
             if let Err(error) = self.give_back(buffer as u16) {
                 tracing::debug!(%error, "could not repost a receive");
             }
-            return wc.immediate().map_or(Completed::Nothing, Completed::Immediate);
+            return Completed::Immediate(counter);
         }
-        let end = (wc.byte_len as usize).min(BUFFER);
+        let end = (completion.len as usize).min(BUFFER);
         let head = self.head_of(buffer as u16);
         let number = u64::from_le_bytes(*head.first_chunk().unwrap_or(&[0; 8]));
         let taken = u64::from_le_bytes(*head.last_chunk().unwrap_or(&[0; 8]));
@@ -665,34 +477,11 @@ impl Queue {
     }
 
     fn failed(&mut self, status: WcStatus) -> Completed {
-        if self.state == QueueState::Open { Completed::Failed(status) } else { Completed::Nothing }
-    }
-
-    /// Stops the queue. [`Completed::Drained`] follows.
-    pub(crate) fn shut(&mut self) {
-        if self.state != QueueState::Open {
-            return;
+        if self.state == QueueState::Open {
+            Completed::Failed(status.to_string())
+        } else {
+            Completed::Nothing
         }
-        // Post the last receive first: device drivers flush the receives when the state changes,
-        // and not again.
-        let received = self.post_receive(RECEIVE | LAST);
-        self.state = QueueState::Shut { send_over: false, receive_over: received.is_err() };
-        if let Err(error) = self.qp.modify(&state(IBV_QPS_ERR), IBV_QP_STATE) {
-            tracing::debug!(%error, "could not move a queue pair to the error state");
-        }
-        self.discard();
-        let nothing = ibv_sge { addr: 0, length: 0, lkey: 0 };
-        self.add(false, nothing, true, 0, 0);
-        // SAFETY: the request names no memory.
-        if unsafe { self.post(GroupKind::Last) }.is_err() {
-            // If the device does not accept the request, no further completion can be expected.
-            self.over(true);
-        }
-    }
-
-    /// Whether the queue was shut down and nothing completes any more.
-    pub(crate) fn is_drained(&self) -> bool {
-        matches!(self.state, QueueState::Shut { send_over: true, receive_over: true })
     }
 
     fn over(&mut self, sends: bool) -> Completed {
@@ -700,36 +489,6 @@ impl Queue {
             *(if sends { send_over } else { receive_over }) = true;
         }
         if self.is_drained() { Completed::Drained } else { Completed::Nothing }
-    }
-
-    /// Whether a part of this request is in progress.
-    pub(crate) fn has_part(&self, slot: SlotId) -> bool {
-        let of =
-            |group: &Group| matches!(&group.kind, GroupKind::RdmaPart(part) if part.slot == slot);
-        self.groups.iter().any(of)
-    }
-
-    /// Takes the posted work that is not complete.
-    pub(crate) fn unfinished(&mut self) -> Unfinished {
-        let mut left = Unfinished { parts: Vec::new(), flushes: Vec::new() };
-        for group in self.groups.drain(..) {
-            match group.kind {
-                GroupKind::RdmaPart(part) => left.parts.push(part),
-                GroupKind::Flush(slot) => left.flushes.push(slot),
-                _ => {}
-            }
-        }
-        left
-    }
-
-    /// Tells the peer how many messages were taken in, when the peer may wait for credits and no
-    /// other message carries them.
-    pub(crate) fn return_credits(&mut self) -> io::Result<()> {
-        let due = self.taken - self.taken_told >= u64::from(self.receives / 2);
-        if due && self.state == QueueState::Open && self.credits() > 0 && !self.free.is_empty() {
-            self.send_message(&mut [].iter(), &mut 0)?;
-        }
-        Ok(())
     }
 
     /// Sends one message with as many bytes of the pieces as fit. Returns the number of bytes sent
@@ -780,6 +539,195 @@ impl Queue {
         // the group is done.
         unsafe { self.post(GroupKind::Message(buffer)) }.map_err(io::Error::other)?;
         Ok((at - HEAD, rest))
+    }
+}
+
+impl DeviceQueue for Queue {
+    fn key(&self) -> u32 {
+        self.key.value()
+    }
+
+    fn device(&self) -> usize {
+        self.nic().index
+    }
+
+    fn device_name(&self) -> String {
+        self.nic().context.name().to_owned()
+    }
+
+    fn far_device(&self) -> usize {
+        self.far.map_or(0, |far| usize::from(far.end.port))
+    }
+
+    fn is_for_latency(&self) -> bool {
+        self.latency
+    }
+
+    fn is_unordered(&self) -> bool {
+        self.nic().efa.is_some()
+    }
+
+    fn end(&self) -> QueueEnd {
+        let (flush_addr, flush_key) = self.nic().flush_word();
+        QueueEnd {
+            port: self.nic().index as u8,
+            number: self.qp.number(),
+            first_packet: self.config.first_packet,
+            key: self.config.qkey,
+            to: self.far.map_or(0, |far| far.end.number),
+            reads: self.reads(),
+            receives: self.receives,
+            flush_addr,
+            flush_key,
+        }
+    }
+
+    fn connect(&mut self, far: QueueEnd, at: &RdmaPort) -> io::Result<()> {
+        self.connect_to(far, at).map_err(io::Error::other)
+    }
+
+    fn has_room(&self) -> bool {
+        self.state == QueueState::Open
+            && self.bytes < WINDOW
+            && self.groups.len() < self.most
+            && self.used + PART_REQUESTS as u32 + RESERVE <= self.depth
+    }
+
+    fn limit_parts(&mut self, parts: u32) {
+        self.most = parts.max(1) as usize;
+    }
+
+    fn has_credit(&self) -> bool {
+        self.credits() > KEPT_CREDITS
+    }
+
+    unsafe fn post_part(
+        &mut self,
+        work: &[DeviceWork],
+        mut part: DevicePart,
+        counts: Option<u32>,
+    ) -> io::Result<()> {
+        for &DeviceWork { local, local_key, len, remote, remote_key, of_host } in work {
+            let local = ibv_sge { addr: local, length: len, lkey: local_key };
+            self.add(part.read, local, of_host, remote, remote_key);
+        }
+        if let (Some(counter), Some(last)) = (counts, self.work.last()) {
+            last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+            last.send_flags |= IBV_SEND_SOLICITED;
+            last.imm_data = counter.to_be();
+            self.immediates_sent += 1;
+            self.sent += 1;
+            part.immediate = Some(self.immediates_sent);
+        }
+        self.bytes += part.part.left();
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.post(GroupKind::Part(part)) }.map_err(io::Error::other)
+    }
+
+    fn post_flush(&mut self, slot: SlotId, words: &[FlushWord]) -> io::Result<()> {
+        let Some(Far { end, .. }) = self.far else { return Ok(()) };
+        let target = self.nic().flush_target();
+        for &FlushWord { addr, rkey, len } in words.iter().take(MOST_WORDS) {
+            self.add(true, ibv_sge { length: len.min(target.length), ..target }, true, addr, rkey);
+        }
+        self.add(true, target, true, end.flush_addr, end.flush_key);
+        // SAFETY: the target is the device's own word, which lives as long as the device.
+        unsafe { self.post(GroupKind::Flush(slot)) }.map_err(io::Error::other)
+    }
+
+    fn complete(&mut self, completion: &Completion) -> Completed {
+        let (lower, status) = (completion.work, WcStatus(completion.status));
+        if lower & RECEIVE != 0 {
+            return self.received(completion, lower & !RECEIVE);
+        }
+        let at = (lower.wrapping_sub(self.first) & !RECEIVE) as usize;
+        let Some(group) = self.groups.get_mut(at) else { return Completed::Nothing };
+        if !status.is_success() {
+            if let GroupKind::Last = group.kind {
+                return self.over(true);
+            }
+            if let (GroupKind::Part(part), false) = (&mut group.kind, status.is_flushed()) {
+                part.failed = part.failed.or_else(|| blame(status));
+            }
+            return self.failed(status);
+        }
+        group.left = group.left.saturating_sub(1);
+        if group.left > 0 {
+            return Completed::Nothing;
+        }
+        let kind = std::mem::replace(&mut group.kind, GroupKind::Over);
+        while let Some(Group { kind: GroupKind::Over, requests, .. }) = self.groups.front() {
+            self.used -= u32::from(*requests);
+            self.groups.pop_front();
+            self.first = self.first.wrapping_add(1) & !RECEIVE;
+        }
+        match kind {
+            GroupKind::Message(buffer) => {
+                self.free.push(buffer);
+                Completed::Room
+            }
+            GroupKind::Part(part) => {
+                self.bytes -= part.part.left();
+                Completed::Part(part)
+            }
+            GroupKind::Flush(slot) => Completed::Flushed(slot),
+            GroupKind::Last => self.over(true),
+            GroupKind::Over => Completed::Nothing,
+        }
+    }
+
+    fn return_credits(&mut self) -> io::Result<()> {
+        let due = self.taken - self.taken_told >= u64::from(self.receives / 2);
+        if due && self.state == QueueState::Open && self.credits() > 0 && !self.free.is_empty() {
+            self.send_message(&mut [].iter(), &mut 0)?;
+        }
+        Ok(())
+    }
+
+    fn immediates(&self) -> u64 {
+        self.immediates
+    }
+
+    fn shut(&mut self) {
+        if self.state != QueueState::Open {
+            return;
+        }
+        // Post the last receive first: device drivers flush the receives when the state changes,
+        // and not again.
+        let received = self.post_receive(RECEIVE | LAST);
+        self.state = QueueState::Shut { send_over: false, receive_over: received.is_err() };
+        if let Err(error) = self.qp.modify(&state(IBV_QPS_ERR), IBV_QP_STATE) {
+            tracing::debug!(%error, "could not move a queue pair to the error state");
+        }
+        self.discard();
+        let nothing = ibv_sge { addr: 0, length: 0, lkey: 0 };
+        self.add(false, nothing, true, 0, 0);
+        // SAFETY: the request names no memory.
+        if unsafe { self.post(GroupKind::Last) }.is_err() {
+            // If the device does not accept the request, no further completion can be expected.
+            self.over(true);
+        }
+    }
+
+    fn is_drained(&self) -> bool {
+        matches!(self.state, QueueState::Shut { send_over: true, receive_over: true })
+    }
+
+    fn has_part(&self, slot: SlotId) -> bool {
+        let of = |group: &Group| matches!(&group.kind, GroupKind::Part(part) if part.slot == slot);
+        self.groups.iter().any(of)
+    }
+
+    fn unfinished(&mut self) -> Unfinished {
+        let mut left = Unfinished { parts: Vec::new(), flushes: Vec::new() };
+        for group in self.groups.drain(..) {
+            match group.kind {
+                GroupKind::Part(part) => left.parts.push(part),
+                GroupKind::Flush(slot) => left.flushes.push(slot),
+                _ => {}
+            }
+        }
+        left
     }
 }
 
@@ -848,7 +796,7 @@ impl Wire for Queue {
 
     fn disarm(&mut self) {}
 
-    fn queue(&mut self) -> Option<&mut Queue> {
+    fn queue(&mut self) -> Option<&mut dyn DeviceQueue> {
         Some(self)
     }
 }

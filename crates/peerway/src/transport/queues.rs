@@ -10,9 +10,8 @@ use std::sync::Arc;
 
 use peerway_core::wire::{QueueEnd, QueueOffer, RdmaPort};
 
-use super::port::PortCq;
-use super::queue::Queue;
-use super::{RdmaError, pairing};
+use super::device::{CompletionQueue, DeviceQueue};
+use super::pairing;
 use crate::clock;
 
 /// The most queue pairs that a peer may request at a time.
@@ -42,6 +41,9 @@ pub(crate) struct Plan {
     pub(crate) latency: bool,
 }
 
+/// A queue and the number of its lane.
+pub(crate) type LaneQueue = (u16, Box<dyn DeviceQueue>);
+
 /// Plans the lanes between two endpoints: one for small transfers, and `each` lanes for large
 /// transfers on every pair of ports.
 pub(crate) fn plan(ours: &[RdmaPort], theirs: &[RdmaPort], each: u16) -> Vec<Plan> {
@@ -58,14 +60,14 @@ pub(crate) fn plan(ours: &[RdmaPort], theirs: &[RdmaPort], each: u16) -> Vec<Pla
 /// A lane, and the peer's end of its queue pair or the reason why there is none.
 pub(crate) type Answer = (u16, Result<QueueEnd, String>);
 
-type Offered = (Vec<(u16, Queue)>, Vec<QueueOffer>);
+type Offered = (Vec<LaneQueue>, Vec<QueueOffer>);
 
 /// Creates the local ends. If none can be created, it returns the first reason.
-pub(crate) fn offer(ports: &[Arc<PortCq>], plans: &[Plan]) -> Result<Offered, String> {
+pub(crate) fn offer(ports: &[Arc<dyn CompletionQueue>], plans: &[Plan]) -> Result<Offered, String> {
     let (mut queues, mut offers, mut failed) = (Vec::new(), Vec::new(), None);
     for &Plan { lane, from, to, latency } in plans {
         let made = ports.get(from).ok_or_else(|| "the local RDMA port does not exist".to_owned());
-        let made = made.and_then(|port| make(port, latency));
+        let made = made.and_then(|port| port.clone().open(latency));
         match made {
             Ok(queue) => {
                 offers.push(QueueOffer { lane, to_port: to as u8, latency, end: queue.end() });
@@ -82,21 +84,13 @@ pub(crate) fn offer(ports: &[Arc<PortCq>], plans: &[Plan]) -> Result<Offered, St
     }
 }
 
-fn make(port: &Arc<PortCq>, latency: bool) -> Result<Queue, String> {
-    if !port.nic.has_link() {
-        return Err(format!("the link of RDMA device {} is down", port.nic.context.name()));
-    }
-    // Creating a queue locks memory for its buffers. If memory is short, the error names the limit.
-    Queue::new(port, latency).map_err(|error| RdmaError::registering(error).to_string())
-}
-
 /// Creates and connects the ends for a peer's offers.
 pub(crate) fn answer(
-    ports: &[Arc<PortCq>],
+    ports: &[Arc<dyn CompletionQueue>],
     theirs: &[RdmaPort],
     offers: &[QueueOffer],
-) -> (Vec<(u16, Queue)>, Vec<Answer>) {
-    let (mut queues, mut answers): (Vec<(u16, Queue)>, Vec<Answer>) = Default::default();
+) -> (Vec<LaneQueue>, Vec<Answer>) {
+    let (mut queues, mut answers): (Vec<LaneQueue>, Vec<Answer>) = Default::default();
     let mut failed: Vec<(u8, String)> = Vec::new();
     for offer in offers.iter().take(MAX_QUEUES) {
         let taken = queues.iter().any(|(lane, _)| *lane == offer.lane);
@@ -114,8 +108,8 @@ pub(crate) fn answer(
             continue;
         }
         // A correct peer asks for one latency queue, which takes the most memory.
-        let latency = offer.latency && queues.iter().all(|(_, queue)| !queue.latency);
-        let made = make(port, latency).and_then(|mut queue| {
+        let latency = offer.latency && queues.iter().all(|(_, queue)| !queue.is_for_latency());
+        let made = port.clone().open(latency).and_then(|mut queue| {
             queue.connect(offer.end, their).map_err(|error| error.to_string())?;
             Ok(queue)
         });
@@ -137,18 +131,18 @@ pub(crate) fn answer(
 /// a second and cannot be interrupted.
 pub(crate) fn connect(
     peer: SocketAddr,
-    ours: Vec<(u16, Queue)>,
+    ours: Vec<LaneQueue>,
     answers: &[Answer],
     theirs: &[RdmaPort],
     deadline: u64,
-) -> Vec<(u16, Queue)> {
+) -> Vec<LaneQueue> {
     let (mut connected, mut failed) = (Vec::new(), Vec::new());
     for (lane, mut queue) in ours {
         if clock::now() >= deadline {
             break;
         }
         // One attempt per device is enough, as in `answer`.
-        if failed.contains(&queue.nic_index()) {
+        if failed.contains(&queue.device()) {
             continue;
         }
         let answer = answers.iter().find(|(of, _)| *of == lane).map(|(_, answer)| answer);
@@ -169,7 +163,7 @@ pub(crate) fn connect(
             Err(why) => {
                 tracing::warn!(%peer, lane, why, "cannot connect a queue pair");
                 if matches!(answer, Some(Ok(_))) {
-                    failed.push(queue.nic_index());
+                    failed.push(queue.device());
                 }
             }
         }

@@ -2,6 +2,9 @@
 //!
 //! Outside unit tests, `is_planted` is false at compile time.
 
+use peerway_core::outcome::{Ended, Fence};
+use peerway_core::protocol::{Effect, RequestState};
+
 /// A promise broken on purpose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Bug {
@@ -26,6 +29,24 @@ thread_local! {
 #[cfg(test)]
 pub(crate) fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
+}
+
+/// What follows from an event, as the planted bug has it.
+#[inline(always)]
+pub(crate) fn distort(effect: Effect, request: &RequestState) -> Effect {
+    match request.end_reason() {
+        Some(reason) if effect == Effect::Wait && is_planted(Bug::HeldAtOnce) => {
+            Effect::Finish(Ended { reason, fence: Fence::Held })
+        }
+        None if effect == Effect::Wait && !request.has_more() && is_planted(Bug::SignalEarly) => {
+            if request.is_signalled() {
+                Effect::Wait
+            } else {
+                Effect::Signal
+            }
+        }
+        _ => effect,
+    }
 }
 
 #[inline(always)]

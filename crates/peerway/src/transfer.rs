@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::protocol::Route;
 use peerway_core::stripe;
 use peerway_core::wire::MAX_PAYLOAD;
 
@@ -24,7 +25,7 @@ use crate::progress::copies::gpu::{GpuJob, UserStream};
 use crate::progress::copies::pool::{Haste, Job};
 use crate::progress::driver::INLINE_SEND;
 use crate::progress::engine::{Engine, Unusable};
-use crate::progress::request::{Request, Route, StagedRequest};
+use crate::progress::request::{Request, StagedRequest, route_of};
 use crate::progress::shard::DriverCommand;
 use crate::session::Session;
 use crate::session::remote::Direct;
@@ -530,7 +531,7 @@ fn choose_method(
         return TransferMethod::Direct(kind.unwrap_or(session.path.kind));
     }
     if let (Some(_), Ok(rdma)) = (&session.rdma, &endpoint.rdma) {
-        let route = Route::of(direction, false);
+        let route = route_of(direction, false);
         let kind = session.path.kind;
         let fits = work.fits_devices(&**rdma);
         return if fits {
@@ -544,10 +545,10 @@ fn choose_method(
     // the settings pin CMA, and then CMA carries writes of every size.
     let worth_a_call = (work.shape.total() > RING_BYTES || !session.reach.map) && !touches_gpu;
     if direction == Direction::Write && local && session.reach.peer_pulls && worth_a_call {
-        return TransferMethod::Lanes(Route::of(direction, true), PathKind::LocalCma);
+        return TransferMethod::Lanes(route_of(direction, true), PathKind::LocalCma);
     }
     let kind = if local { PathKind::LocalRing } else { PathKind::Tcp };
-    TransferMethod::Lanes(Route::of(direction, false), kind)
+    TransferMethod::Lanes(route_of(direction, false), kind)
 }
 
 /// Which thread makes progress on a transfer after it is posted.
@@ -746,28 +747,15 @@ fn post_by(
             };
             // No event source reports the end of a GPU copy.
             let unseen = total > INLINE_SEND || staged.is_some();
-            let request = || Request {
-                slot,
-                session: session.clone(),
-                route,
-                at: work.shape.start(),
-                work: Some(work.clone()),
-                redo: Vec::new(),
-                gpu: staged.map(StagedRequest::new),
-                piece: stripe::piece_len(total, lanes - 1, most.clamp(STAGED_PIECE, MAX_PAYLOAD)),
-                bulk,
-                posted: now,
-                deadline,
-                signal: signal.clone(),
-                signal_sent: false,
-                by_device,
-                parts: 0,
-                queues: 0,
-                flushed: false,
-                unanswered: 0,
-                queued: false,
-                ending: None,
-                unfenced: false,
+            let piece = stripe::piece_len(total, lanes - 1, most.clamp(STAGED_PIECE, MAX_PAYLOAD));
+            let request = || {
+                let (session, work, signal) = (session.clone(), work.clone(), signal.clone());
+                Request {
+                    gpu: staged.map(StagedRequest::new),
+                    bulk,
+                    posted: now,
+                    ..Request::new(slot, session, route, work, signal, piece, by_device, deadline)
+                }
             };
             endpoint.shard_of(session).start_request(slot, session, request);
             if then == PostMode::Leaves && unseen {

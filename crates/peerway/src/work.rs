@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use peerway_core::protocol::SignalDue;
 use peerway_core::work::{Cursor, Pair, Place, Shape};
 
 use crate::gpu::GpuError;
@@ -30,6 +31,12 @@ pub(crate) struct Signal {
 impl Signal {
     pub(crate) fn is_empty(&self) -> bool {
         self.notify.is_none() && self.count.is_none()
+    }
+
+    /// The signal, without its message.
+    #[inline]
+    pub(crate) fn due(&self) -> SignalDue {
+        SignalDue { notify: self.notify.is_some(), count: self.count }
     }
 }
 

@@ -1,19 +1,22 @@
 //! The protocol of lanes, without input or output: which frames were sent and answered, which were
-//! applied, and what happens to those of a lost lane.
+//! applied, what happens to those of a lost lane, and how the request that they belong to ends.
 //!
 //! A lane is an ordered stream of frames. Frames with an effect are numbered from 1, and the
 //! receiver applies them in order, so one number tells what became of all frames before it. A
 //! sender keeps [`SentFrames`], a receiver [`AppliedFrames`]. When a lane is lost, each side keeps
 //! its half in [`LostLanes`]. The receiver tells the sender how far it got, and the sender decides
-//! for each frame whether to count it as done or to send it again ([`Verdict`]).
+//! for each frame whether to count it as done or to send it again ([`Verdict`]). A
+//! [`RequestState`] follows one transfer and decides how it ends ([`Effect`]).
 //!
 //! The engine's driver moves the bytes and calls this module. `peerway::simulation` runs both under
 //! seeded schedules.
 
 mod applied;
 mod lost;
+mod request;
 mod sent;
 
 pub use applied::{Applied, AppliedFrames};
 pub use lost::{LostLanes, Verdict};
+pub use request::{Cut, Effect, Expiry, Loss, RequestState, Route, SignalDue, lane_bit};
 pub use sent::{SentFrame, SentFrames};

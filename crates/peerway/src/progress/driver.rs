@@ -21,7 +21,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use super::ending::{LaneEnd, SessionEnd};
 use super::port::Port;
 use super::queues::{POLL, Reopening};
-use super::request::{Request, Route};
+use super::request::Request;
 use super::shard::{DriverCommand, Shard};
 use super::staging::COPY_NAP;
 use super::timers::Timers;
@@ -261,21 +261,19 @@ impl Driver {
     pub(crate) fn end_all(&mut self) {
         for slot in self.active.clone() {
             let Some(request) = self.request(slot) else { continue };
-            if request.unfenced {
+            if request.state.is_unfenced() {
                 continue;
             }
             let closed = Reason::Failed(TransferError::EndpointClosed);
-            let reason = request.ending.map_or(closed, |(reason, _)| reason);
-            let held = request.is_quiet() || request.is_bare();
-            let fence = if held { Fence::Held } else { Fence::Open };
+            let reason = request.state.end_reason().unwrap_or(closed);
+            let fence = request.state.fence_now();
             self.endpoint.slots.end(slot, Ended { reason, fence });
         }
         // A pulling peer reads the source memory by itself, even after this endpoint is gone. The
         // quarantine keeps that memory.
         let fence = self.endpoint.config.fence;
         for request in self.requests.iter_mut().flatten() {
-            if request.route == Route::Pull
-                && request.unanswered > 0
+            if request.state.has_pulls()
                 && let Some(work) = request.work.take()
             {
                 quarantine::keep_source(request.session.clone(), work, fence);
@@ -347,7 +345,7 @@ impl Driver {
             return;
         }
         let request = self.requests[slot.index as usize].insert(request());
-        let left = request.at.left();
+        let left = request.state.left();
         let (inline, queued) = (left <= INLINE_SEND, left > 0);
         request.queued = queued;
         let (bulk, by_device) = (request.bulk, request.by_device);

@@ -8,12 +8,14 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::ids::SlotId;
+use peerway_core::outcome::TransferError;
+use peerway_core::protocol::Loss;
 use peerway_core::wire::{Control, FrameError};
 use rustix::event::epoll;
 
 use super::driver::{Driver, SessionDriver, fenced};
-use super::request::Route;
+use super::request::Request;
 use crate::clock;
 use crate::os::Piece;
 use crate::progress::copies::pool::Job;
@@ -206,37 +208,19 @@ impl Driver {
         };
         let fence_until = clock::after(now, self.endpoint.config.fence);
         let refused = s.refused_reads();
+        let proof_until = proof_may_come.then_some(fence_until);
+        let loss = Loss { error, is_proven: proven, proof_until };
         let mut waiting = false;
         let mut transfers = 0;
-        for slot in self.active.clone() {
+        for slot in self.requests_of(&s.session) {
             let Some(request) = self.request(slot) else { continue };
-            if !Arc::ptr_eq(&request.session, &s.session) {
-                continue;
-            }
-            transfers += usize::from(!request.unfenced);
-            // The lanes are gone, and with them every read by a local device.
-            let reads = request.route == Route::Read;
-            let held = proven || reads || request.is_bare() || request.unanswered == 0;
-            // The peer's device refuses reads while the peer's process dies. That refusal does not
-            // mean that the peer revoked the memory, so the transfer fails with `PeerGone`.
-            let died = error == TransferError::PeerGone && refused.contains(&slot);
-            let reason = request.ending.filter(|_| !died);
-            let reason = reason.map_or(Reason::Failed(error), |(reason, _)| reason);
-            if request.unfenced && held {
-                self.endpoint.slots.fenced(slot);
-                self.forget(slot);
-            } else if held {
-                self.end(slot, Ended { reason, fence: Fence::Held });
-            } else if proof_may_come && !request.unfenced {
-                request.ending.get_or_insert((reason, fence_until));
-                self.timers.end_by(fence_until);
-                waiting = true;
-            } else {
-                if !request.unfenced {
-                    self.end(slot, Ended { reason, fence: Fence::Open });
-                }
-                waiting = true;
-            }
+            transfers += usize::from(!request.state.is_unfenced());
+            let effect = request.state.session_lost(&loss, refused.contains(&slot));
+            self.apply(s, slot, effect);
+            waiting |= self.request(slot).is_some();
+        }
+        if waiting && proof_may_come {
+            self.timers.end_by(fence_until);
         }
         let expected = end == SessionEnd::Removed || (was_told && transfers == 0);
         report_end(&s.session, cause, transfers, expected);
@@ -256,29 +240,18 @@ impl Driver {
     /// otherwise the time to wait for the proof has passed.
     pub(super) fn release(&mut self, s: &mut SessionDriver, proven: bool) {
         s.lingering = None;
-        for slot in self.active.clone() {
+        for slot in self.requests_of(&s.session) {
             let Some(request) = self.request(slot) else { continue };
-            if !Arc::ptr_eq(&request.session, &s.session) {
-                continue;
-            }
-            let fence = if proven { Fence::Held } else { Fence::Open };
-            match (request.ending, request.unfenced) {
-                (Some((reason, _)), false) if proven => self.end(slot, Ended { reason, fence }),
-                (Some((reason, _)), false) => {
-                    self.end(slot, Ended { reason, fence });
-                    self.endpoint.slots.unfenced_for_good(slot);
-                    self.forget(slot);
-                }
-                _ => {
-                    if proven {
-                        self.endpoint.slots.fenced(slot);
-                    } else {
-                        self.endpoint.slots.unfenced_for_good(slot);
-                    }
-                    self.forget(slot);
-                }
-            }
+            let effect = request.state.proof_over(proven);
+            self.apply(s, slot, effect);
         }
+    }
+
+    /// The requests of a session.
+    pub(super) fn requests_of(&self, session: &Arc<Session>) -> Vec<SlotId> {
+        let is_of = |request: &&Request| Arc::ptr_eq(&request.session, session);
+        let requests = self.active.iter().map(|slot| &self.requests[slot.index as usize]);
+        requests.flatten().filter(is_of).map(|request| request.slot).collect()
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Reason, TransferError};
-use peerway_core::protocol::SentFrame;
+use peerway_core::protocol::{Route, SentFrame, lane_bit};
 use peerway_core::wire::{Control, Kind, QueueOffer};
 use peerway_core::work::Cursor;
 
@@ -24,7 +24,6 @@ use super::driver::{Driver, SessionDriver};
 use super::ending::LaneEnd;
 use super::lane::{Lane, Role};
 use super::port::Port;
-use super::request::Route;
 use crate::clock;
 use crate::hooks;
 use crate::transport::device::{
@@ -220,15 +219,14 @@ impl Driver {
         let counter = if part.read { &stats.bytes_read } else { &stats.bytes_written };
         counter.fetch_add(bytes, Ordering::Relaxed);
         let Some(request) = self.request(part.slot) else { return };
-        request.parts -= 1;
-        request.unanswered -= 1;
+        request.state.part_answered();
         self.endpoint.slots.slot(part.slot).done.fetch_add(bytes, Ordering::Relaxed);
         self.settle(s, part.slot);
     }
 
     fn flushed(&mut self, s: &mut SessionDriver, slot: SlotId) {
         if let Some(request) = self.request(slot) {
-            request.unanswered -= 1;
+            request.state.flush_answered();
             self.settle(s, slot);
         }
     }
@@ -249,7 +247,7 @@ impl Driver {
             self.lane_ended(s, at, LaneEnd::Broken(error));
         }
         if let Some(request) = self.request(slot) {
-            request.queued = request.has_more();
+            request.queued = request.state.has_more();
             if request.queued {
                 self.enqueue(s, slot);
                 s.dirty = true;
@@ -333,13 +331,13 @@ impl Driver {
             };
             let Some(slot) = queue.pop_front() else { return Ok(false) };
             let Some(request) = self.request(slot) else { continue };
-            if !request.has_more() {
+            if !request.state.has_more() {
                 request.queued = false;
                 continue;
             }
             let posted = self.post_part(lane, slot);
             if let Some(request) = self.request(slot) {
-                request.queued = request.has_more();
+                request.queued = request.state.has_more();
                 if request.queued {
                     let queue = if from_latency { &mut s.parts_latency } else { &mut s.parts_bulk };
                     queue.push_back(slot);
@@ -350,14 +348,13 @@ impl Driver {
     }
 
     fn post_part(&mut self, lane: &mut Lane, slot: SlotId) -> io::Result<()> {
-        let bit = 1u64 << (lane.index & 63);
+        let lane_index = lane.index;
         let Some(queue) = lane.wire.queue() else { return Ok(()) };
         let Some(request) = &mut self.requests[slot.index as usize] else { return Ok(()) };
         let Some(work) = &request.work else { return Ok(()) };
-        let mut redo = request.redo.pop();
-        let at = redo.as_mut().unwrap_or(&mut request.at);
-        let start = *at;
-        let read = request.route == Route::Read;
+        let cut = request.state.begin_cut();
+        let mut at = cut.start;
+        let read = request.state.route() == Route::Read;
         let max = request.piece.min(PART_BYTES);
         hooks::about_to_copy();
         let (device, far_port) = (queue.device(), queue.far_device());
@@ -365,7 +362,7 @@ impl Driver {
         let (mut requests, mut total) = (0, 0u64);
         while requests < PART_REQUESTS
             && at.left() > 0
-            && let Some(pair) = work.shape.peek(at, max - total)
+            && let Some(pair) = work.shape.peek(&at, max - total)
         {
             let remote = work.remote(&pair.remote);
             let (Some(registered), Some(&rkey)) =
@@ -373,10 +370,7 @@ impl Driver {
             else {
                 // The post of the transfer checked this. The part must not be lost, so restore the
                 // cursor.
-                match redo {
-                    Some(_) => request.redo.push(start),
-                    None => request.at = start,
-                }
+                request.state.end_cut(cut, cut.start);
                 return Err(io::Error::other("the memory has no key for the RDMA device"));
             };
             list[requests].write(DeviceWork {
@@ -389,27 +383,11 @@ impl Driver {
             });
             requests += 1;
             total += pair.len;
-            work.shape.advance(at, pair.len);
+            work.shape.advance(&mut at, pair.len);
         }
-        if let Some(rest) = redo
-            && rest.left() > 0
-        {
-            request.redo.push(rest);
-        }
-        request.queues |= bit;
-        let part = start.limited(total);
-        // This queue pair carries all bytes, in order, so the count can come with the last ones.
-        let last = request.at.left() == 0 && request.redo.is_empty() && !queue.is_unordered();
-        let counts = request.signal.count.filter(|_| {
-            let framed = request.unanswered > request.parts;
-            let alone = request.queues == bit && !framed && request.signal.notify.is_none();
-            // An immediate arrives in host memory, which proves nothing about the order of writes
-            // to GPU memory.
-            !read && last && alone && queue.has_credit() && !request.writes_unordered()
-        });
-        request.signal_sent |= counts.is_some();
-        request.unanswered += 1;
-        request.parts += 1;
+        let part = request.state.end_cut(cut, at);
+        let can_count = || !queue.is_unordered() && queue.has_credit();
+        let counts = request.state.part_made(lane_index, can_count);
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
             sent_at.store(self.now.max(request.posted), Ordering::Relaxed);
@@ -424,16 +402,13 @@ impl Driver {
     /// wait for.
     pub(super) fn flush_queues(&mut self, s: &mut SessionDriver, slot: SlotId) -> bool {
         let Some(request) = self.request(slot) else { return false };
-        if request.queues == 0 || request.flushed || request.route != Route::Write {
-            return false;
-        }
-        request.flushed = true;
-        let used = request.queues;
-        let work = if request.writes_unordered() { request.work.clone() } else { None };
+        let Some(used) = request.state.begin_flush() else { return false };
+        let work = if request.state.is_unordered() { request.work.clone() } else { None };
         let next = s.latency_lane().map(|lane| lane.index);
         let mut asked = 0;
         for at in 0..s.lanes.len() {
-            let Some(lane) = s.lanes[at].as_mut().filter(|_| used & (1 << (at & 63)) != 0) else {
+            let Some(lane) = s.lanes[at].as_mut().filter(|_| used & lane_bit(at as u16) != 0)
+            else {
                 continue;
             };
             if !lane.is_queue() {
@@ -455,7 +430,7 @@ impl Driver {
             }
         }
         if let Some(request) = self.request(slot) {
-            request.unanswered += asked;
+            request.state.flushes_posted(asked);
         }
         asked > 0
     }
@@ -486,7 +461,7 @@ impl Driver {
         let reads: Vec<DevicePart> = left.parts.extract_if(.., |part| part.read).collect();
         let mut again = Vec::new();
         for part in reads {
-            let goes_on = self.request(part.slot).is_some_and(|request| request.ending.is_none());
+            let goes_on = self.request(part.slot).is_some_and(|request| !request.state.is_ending());
             if part.failed == Some(TransferError::Revoked) && goes_on {
                 // A device refuses access to revoked memory, and to the memory of a dying peer. The
                 // peer's answer, or its end, tells which. Send nothing more meanwhile.
@@ -528,7 +503,7 @@ impl Driver {
     /// Repeats a part that a queue pair did not finish, unless the part itself caused the failure.
     fn again(&mut self, s: &mut SessionDriver, part: DevicePart) {
         let Some(request) = self.request(part.slot) else { return };
-        request.parts -= 1;
+        request.state.part_lost();
         match part.failed {
             Some(error) => self.answered(s, entry(&part), Err(error)),
             None => self.repeat(s, part.slot, part.part),

@@ -477,7 +477,8 @@ impl Driver {
     fn fill_read(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
         let RecvState::Fill { sequence, slot, mut part } = lane.rx else { return Ok(true) };
         if part.left() > 0 {
-            let request = self.request(slot).filter(|f| f.ending.is_none() && !f.unfenced);
+            let request =
+                self.request(slot).filter(|f| !f.state.is_ending() && !f.state.is_unfenced());
             let Some(work) = request.and_then(|f| f.work.as_ref()) else {
                 // The request was cancelled, so its memory must not be touched any more.
                 lane.fill = None;
@@ -609,8 +610,7 @@ impl Driver {
                 Verdict::Repeat => self.repeat(s, frame.slot, frame.part),
                 Verdict::RepeatSignal => {
                     let Some(request) = self.request(frame.slot) else { continue };
-                    request.unanswered -= 1;
-                    request.signal_sent = false;
+                    request.state.repeat_signal();
                     self.settle(s, frame.slot);
                 }
                 Verdict::Drop => {}
@@ -621,11 +621,7 @@ impl Driver {
     /// Queues a part of a request to be sent again.
     pub(super) fn repeat(&mut self, s: &mut SessionDriver, slot: SlotId, part: Cursor) {
         let Some(request) = self.request(slot) else { return };
-        request.unanswered -= 1;
-        request.signal_sent = false;
-        request.flushed = false;
-        if request.ending.is_none() {
-            request.redo.push(part);
+        if request.state.repeat(part) {
             if !request.queued {
                 request.queued = true;
                 self.enqueue(s, slot);

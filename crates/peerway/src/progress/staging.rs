@@ -78,7 +78,8 @@ impl Driver {
         for slot in &self.active {
             let request = self.requests[slot.index as usize].as_ref();
             s.copies |= request.is_some_and(|request| {
-                request.has_fetched() && std::sync::Arc::ptr_eq(&request.session, &s.session)
+                request.gpu.as_ref().is_some_and(|gpu| !gpu.fetched.is_empty())
+                    && std::sync::Arc::ptr_eq(&request.session, &s.session)
             });
         }
         // Fetched parts may be ready to send.
@@ -128,8 +129,8 @@ impl Driver {
                 }
             }
             GpuPutOwner::Read { slot, .. } => {
-                if let Some(gpu) = self.request(*slot).and_then(|request| request.gpu.as_mut()) {
-                    gpu.puts -= 1;
+                if let Some(request) = self.request(*slot) {
+                    request.state.put_ended();
                 }
                 match lane.sent.answer(put.sequence) {
                     Some(entry) => self.answered(s, entry, result),
@@ -193,7 +194,7 @@ impl Driver {
 
     /// The staging buffer for the answer to a read, if the read goes into GPU memory.
     pub(super) fn fill_buffer(&mut self, slot: SlotId) -> Result<Option<Buffer>, TransferError> {
-        let request = self.request(slot).filter(|request| request.ending.is_none());
+        let request = self.request(slot).filter(|request| !request.state.is_ending());
         let Some(gpu) = request.and_then(|request| request.gpu.as_ref()) else { return Ok(None) };
         Buffer::any(&gpu.device).map(Some).map_err(|error| failed(&error))
     }
@@ -207,8 +208,10 @@ impl Driver {
         buffer: Buffer,
     ) {
         let Some(entry) = lane.sent.waiting(sequence).copied() else { return };
-        let request = self.request(entry.slot).filter(|f| f.ending.is_none() && !f.unfenced);
-        let Some((work, gpu)) = request.and_then(|f| Some((f.work.clone()?, f.gpu.as_mut()?)))
+        let request =
+            self.request(entry.slot).filter(|f| !f.state.is_ending() && !f.state.is_unfenced());
+        let Some((work, gpu, state)) =
+            request.and_then(|f| Some((f.work.clone()?, f.gpu.as_mut()?, &mut f.state)))
         else {
             // The request was cancelled, so its memory must not be touched any more.
             lane.sent.answer(sequence);
@@ -222,7 +225,7 @@ impl Driver {
         };
         match staged {
             Ok(staged) => {
-                gpu.puts += 1;
+                state.put_began();
                 let of = GpuPutOwner::Read { slot: entry.slot, _work: work };
                 lane.puts.push_back(GpuPut { sequence, staged, begun: clock::now(), of });
                 s.copies = true;
@@ -245,19 +248,21 @@ impl Driver {
         let most = request.piece.min(MAX_PAYLOAD);
         let mut error = None;
         while gpu.fetched.len() < AHEAD && error.is_none() {
-            let at = request.redo.last_mut().unwrap_or(&mut request.at);
-            if at.left() == 0 {
+            if request.state.next_len() == 0 {
                 break;
             }
-            let part = cut(&work, at, most);
-            if request.redo.last().is_some_and(|rest| rest.left() == 0) {
-                request.redo.pop();
-            }
+            let begun = request.state.begin_cut();
+            let mut rest = begun.start;
+            cut(&work, &mut rest, most);
+            let part = request.state.end_cut(begun, rest);
             let by_kernel = work.is_reached_by(&gpu.device);
             // SAFETY: the request's work keeps the local regions of the pieces alive. A request
             // that ends waits for its fetches.
             match unsafe { StagedCopy::fetch(&gpu.device, work.local_pieces(part), by_kernel) } {
-                Ok(staged) => gpu.fetched.push_back(Fetched { part, staged, begun: now }),
+                Ok(staged) => {
+                    gpu.fetched.push_back(Fetched { part, staged, begun: now });
+                    request.state.fetch_began();
+                }
                 Err(why) => error = Some(why),
             }
         }

@@ -2,16 +2,15 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::outcome::Reason;
+use peerway_core::protocol::{Effect, Expiry};
 use peerway_core::wire::{Header, Kind};
 
 use super::driver::{Driver, SessionDriver};
 use super::ending::{LaneEnd, SessionEnd};
-use super::request::Route;
 use crate::clock;
 use crate::session::PROCESS_ENDED;
 
@@ -92,32 +91,20 @@ impl Driver {
             let Some(&slot) = self.active.get(at) else { continue };
             let Some(request) = self.request(slot) else { continue };
             let index = request.session.index.load(Ordering::Relaxed);
-            if request.unfenced {
-                continue;
-            }
-            match request.ending {
-                Some(_) if request.route == Route::Read && request.parts > 0 => {
-                    // The driver can stop the work of our own devices, and then the fence is held.
-                    let until = request.ending.map_or(now, |(_, until)| until);
-                    if now >= until {
-                        self.with_session(index, |driver, s| driver.sever(s, slot, now));
-                    }
+            match request.state.expired(now, request.deadline) {
+                Expiry::No => {}
+                Expiry::Stop => self.with_session(index, |driver, s| {
+                    driver.stop(s, slot, Reason::TimedOut, now);
+                }),
+                Expiry::Sever => {
+                    self.with_session(index, |driver, s| driver.sever(s, slot, now));
                 }
-                Some((reason, until)) if now >= until => {
-                    let fence = if request.is_bare() { Fence::Held } else { Fence::Open };
-                    self.end(slot, Ended { reason, fence });
-                }
-                None if now >= request.deadline => {
-                    self.with_session(index, |driver, s| {
-                        driver.stop(s, slot, Reason::TimedOut, now);
-                    });
-                }
-                _ => {}
+                Expiry::End(ended) => self.end(slot, ended),
             }
         }
         let requests = self.active.iter().map(|slot| &self.requests[slot.index as usize]);
-        let undecided = requests.flatten().filter(|request| !request.unfenced);
-        let due = undecided.map(|f| f.ending.map_or(f.deadline, |(_, until)| until)).min();
+        let due =
+            requests.flatten().filter_map(|request| request.state.due(request.deadline)).min();
         self.timers.requests = due.map_or(u64::MAX, |due| due.max(clock::after(now, AGAIN)));
     }
 
@@ -189,20 +176,13 @@ impl Driver {
         if Duration::from_nanos(now.saturating_sub(heard)) <= s.detect {
             return;
         }
-        for slot in self.active.clone() {
+        for slot in self.requests_of(&s.session) {
             let Some(request) = self.request(slot) else { continue };
-            if !Arc::ptr_eq(&request.session, &s.session) || request.unfenced {
-                continue;
-            }
+            let Effect::Finish(ended) = request.state.silenced() else { continue };
             s.session.note_event("every lane was silent for longer than the detection time");
-            let error = Reason::Failed(TransferError::PeerSilent);
-            let reason = request.ending.map_or(error, |(reason, _)| reason);
-            // A notification that the receiver never takes in changes no memory.
-            let held = request.is_quiet() || request.is_bare();
-            self.stop(s, slot, reason, now);
-            let fence = if held { Fence::Held } else { Fence::Open };
-            if self.request(slot).is_some_and(|f| !f.unfenced) {
-                self.end(slot, Ended { reason, fence });
+            self.stop(s, slot, ended.reason, now);
+            if self.request(slot).is_some_and(|request| !request.state.is_unfenced()) {
+                self.end(slot, ended);
             }
         }
     }

@@ -8,6 +8,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use peerway_core::ids::SlotId;
+use peerway_core::protocol::Route;
 use peerway_core::wire::{
     COUNTS, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN,
     PullSegment, SEGMENT_LEN, Segment,
@@ -16,7 +17,7 @@ use zerocopy::IntoBytes;
 
 use super::driver::{Driver, SessionDriver, TURN_BYTES};
 use super::ending::LaneEnd;
-use super::request::{Fetched, Route};
+use super::request::Fetched;
 use crate::os::Piece;
 use crate::path::PathKind;
 use crate::progress::lane::{Body, Lane, OutFrame};
@@ -123,7 +124,7 @@ impl Driver {
                 queue.pop_front();
                 continue;
             };
-            if !request.has_more() {
+            if !request.state.has_more() {
                 request.queued = false;
                 queue.pop_front();
                 continue;
@@ -137,7 +138,7 @@ impl Driver {
             let (next, least) = match request.gpu.as_ref().and_then(|gpu| gpu.fetched.front()) {
                 // A fetched part is cut to size already, and is sent whole.
                 Some(fetched) => (fetched.part.left(), u64::MAX),
-                None => (request.redo.last().copied().unwrap_or(request.at).left(), MIN_ROOM),
+                None => (request.state.next_len(), MIN_ROOM),
             };
             if room < least.min(next) {
                 return false;
@@ -145,7 +146,7 @@ impl Driver {
             queue.pop_front();
             let made = self.make_frame(lane, slot, room);
             if let Some(request) = self.request(slot) {
-                if request.has_more() {
+                if request.state.has_more() {
                     let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
                     queue.push_back(slot);
                 } else {
@@ -162,18 +163,20 @@ impl Driver {
         let Some(request) = &mut self.requests[slot.index as usize] else { return false };
         let Some(work) = &request.work else { return false };
         let fetched = request.gpu.as_mut().and_then(|gpu| gpu.fetched.pop_front());
-        let (mut redo, staged) = match fetched {
-            Some(Fetched { part, staged, .. }) => (Some(part), Some(staged.into_buffer())),
-            None => (request.redo.pop(), None),
-        };
-        let at = redo.as_mut().unwrap_or(&mut request.at);
-        let start = *at;
-        let kind = match request.route {
+        let kind = match request.state.route() {
             Route::Write => Kind::Write,
             Route::Read => Kind::Read,
             Route::Pull => Kind::Pull,
             Route::SignalOnly => return false,
         };
+        let (cut, start, staged) = match fetched {
+            Some(Fetched { part, staged, .. }) => (None, part, Some(staged.into_buffer())),
+            None => {
+                let cut = request.state.begin_cut();
+                (Some(cut), cut.start, None)
+            }
+        };
+        let mut at = start;
         let max = match kind {
             Kind::Pull => MAX_PULL,
             _ if staged.is_some() => start.left(),
@@ -186,7 +189,7 @@ impl Driver {
         let (mut count, mut total) = (0usize, 0u64);
         let mut region = None;
         while count < MAX_SEGMENTS
-            && let Some(pair) = work.shape.peek(at, max - total)
+            && let Some(pair) = work.shape.peek(&at, max - total)
         {
             let remote = work.remote(&pair.remote);
             if region.is_some_and(|r| r != pair.remote.region) {
@@ -208,29 +211,18 @@ impl Driver {
             }
             count += 1;
             total += pair.len;
-            work.shape.advance(at, pair.len);
+            work.shape.advance(&mut at, pair.len);
         }
-        let part = start.limited(total);
-        if let Some(rest) = redo
-            && rest.left() > 0
-        {
-            request.redo.push(rest);
-        }
-        // Nothing else of the request is unanswered or left, so this frame can carry the count. The
-        // peer sees the count with the bytes, not a round trip later. If devices wrote parts of it,
-        // those must be flushed first.
-        let last = request.unanswered == 0
-            && request.at.left() == 0
-            && request.redo.is_empty()
-            && !request.has_fetched()
-            && request.queues == 0;
-        if let (Kind::Write | Kind::Pull, true, Some(id), None) =
-            (kind, last, request.signal.count, &request.signal.notify)
-        {
+        let part = match cut {
+            Some(cut) => request.state.end_cut(cut, at),
+            None => {
+                request.state.fetch_ended();
+                start
+            }
+        };
+        if let Some(id) = request.state.frame_made() {
             (head.status, head.immediate) = (COUNTS.into(), id.into());
-            request.signal_sent = true;
         }
-        request.unanswered += 1;
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
             sent_at.store(self.now.max(request.posted), Ordering::Relaxed);

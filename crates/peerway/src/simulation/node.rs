@@ -18,7 +18,7 @@ use crate::path::{Path, PathKind};
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::engine::Engine;
 use crate::progress::lane::{Lane, Role};
-use crate::progress::request::{Request, Route};
+use crate::progress::request::{Request, route_of};
 use crate::progress::shard::{DriverCommand, Shard};
 use crate::session::remote::{Direct, RemoteInner, RemoteRegion};
 use crate::session::{Parts, Reach, Session};
@@ -132,14 +132,10 @@ impl Node {
         let Batch { direction, work, signal, .. } = batch;
         let (inner, session) = (&self.inner, &self.session);
         let slot = inner.slots.take(work.shape.total(), PathKind::Tcp, clock::now())?;
-        let route = Route::of(direction, false);
+        let route = route_of(direction, false);
         self.shard.start_request(slot, session, || Request {
-            route,
-            at: work.shape.start(),
-            work: Some(work),
-            piece,
             bulk,
-            ..Request::of_signal(slot, session.clone(), None, signal, deadline)
+            ..Request::new(slot, session.clone(), route, work, signal, piece, false, deadline)
         });
         let operation = match direction {
             Direction::Read => Operation::Read,

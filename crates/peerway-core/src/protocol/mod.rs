@@ -6,17 +6,22 @@
 //! sender keeps [`SentFrames`], a receiver [`AppliedFrames`]. When a lane is lost, each side keeps
 //! its half in [`LostLanes`]. The receiver tells the sender how far it got, and the sender decides
 //! for each frame whether to count it as done or to send it again ([`Verdict`]). A
-//! [`RequestState`] follows one transfer and decides how it ends ([`Effect`]).
+//! [`RequestState`] follows one transfer and decides how it ends ([`Effect`]). [`Liveness`] says when a peer counts as
+//! silent, and [`Role`] which lane carries what.
 //!
 //! The engine's driver moves the bytes and calls this module. `peerway::simulation` runs both under
 //! seeded schedules.
 
 mod applied;
+mod liveness;
 mod lost;
 mod request;
+mod roles;
 mod sent;
 
 pub use applied::{Applied, AppliedFrames};
+pub use liveness::{Beat, Liveness};
 pub use lost::{LostLanes, Verdict};
 pub use request::{Cut, Effect, Expiry, Loss, RequestState, Route, SignalDue, lane_bit};
+pub use roles::{Role, Serves};
 pub use sent::{SentFrame, SentFrames};

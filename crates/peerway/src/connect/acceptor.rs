@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use peerway_core::protocol::Role;
 use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::process::{Resource, getrlimit};
@@ -32,7 +33,7 @@ use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
 use crate::progress::driver::{ACCEPTOR, Listening, NewSession};
 use crate::progress::engine::Engine;
-use crate::progress::lane::{Lane, Role};
+use crate::progress::lane::Lane;
 use crate::progress::shard::Shard;
 use crate::progress::shards::MAX_SUB_SESSIONS;
 use crate::session::link::{Half, Link};

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use peerway_core::ids::Incarnation;
 use peerway_core::metadata::Metadata;
+use peerway_core::protocol::Role;
 use peerway_core::wire::{Control, Hello, Ready, Refusal, SubSession, Welcome};
 use rustix::event::{PollFd, PollFlags};
 
@@ -27,7 +28,7 @@ use crate::os::wake::EventFd;
 use crate::peers::Opening;
 use crate::progress::driver::NewSession;
 use crate::progress::engine::Engine;
-use crate::progress::lane::{Lane, Role};
+use crate::progress::lane::Lane;
 use crate::progress::shard::{DriverCommand, Shard};
 use crate::session::link::{Half, Link};
 use crate::session::{Parts, Session, Whom};

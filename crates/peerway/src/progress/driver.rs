@@ -12,9 +12,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
-use peerway_core::lease::Lease;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
-use peerway_core::protocol::{Applied, LostLanes};
+use peerway_core::protocol::{Applied, Liveness, LostLanes, Role, Serves};
 use peerway_core::wire::{Control, Header, Kind};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
@@ -31,7 +30,7 @@ use crate::peers::Claim;
 use crate::progress::copies::pool::Job;
 use crate::progress::copies::pull::{PullJob, PullOrigin};
 use crate::progress::engine::Engine;
-use crate::progress::lane::{Lane, Role};
+use crate::progress::lane::Lane;
 use crate::quarantine;
 use crate::session::{PROCESS_ENDED, REMOVED, Session};
 use crate::transport::device::{Completion, Unfinished};
@@ -120,10 +119,7 @@ pub(crate) struct SessionDriver {
     pub(super) reopening: Reopening,
     /// The lane that gets the next part.
     pub(super) next_queue: usize,
-    pub(super) lease: Lease,
-    pub(super) peer_clock: u64,
-    pub(super) detect: Duration,
-    pub(super) next_beat: u64,
+    pub(super) liveness: Liveness,
     /// When the session's timer is due.
     pub(super) timer: u64,
     pub(super) dirty: bool,
@@ -183,25 +179,13 @@ impl SessionDriver {
         self.lanes[at].as_mut()
     }
 
-    /// Whether a lane of this role serves the (latency, bulk) queues. When every lane of a role is
-    /// gone, the other lanes take over its work.
-    pub(super) fn serves(&self, role: Role) -> (bool, bool) {
+    /// The queues that a lane of this role serves.
+    pub(super) fn serves(&self, role: Role) -> Serves {
         let lives = |role: Role| {
             let live = self.lanes.iter().flatten().filter(|lane| lane.draining.is_none());
             live.into_iter().any(|lane| lane.role == role)
         };
-        match role {
-            Role::Latency => (true, !lives(Role::Bulk)),
-            Role::Bulk => (!lives(Role::Latency), true),
-            // Only queue pairs may carry bytes, so requests wait for new ones.
-            Role::Control if self.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned) => {
-                (false, false)
-            }
-            Role::Control => {
-                let latency = !lives(Role::Latency);
-                (latency, latency && !lives(Role::Bulk))
-            }
-        }
+        role.serves(lives, self.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned))
     }
 
     /// Whether no request waits for a queue pair.
@@ -388,7 +372,7 @@ impl Driver {
         let mut all = true;
         for at in 0..s.lanes.len() {
             let Some(lane) = &s.lanes[at] else { continue };
-            let (latency, bulk_too) = s.serves(lane.role);
+            let Serves { latency, bulk: bulk_too } = s.serves(lane.role);
             if (bulk && bulk_too) || (!bulk && latency) {
                 self.flush_lane(s, at);
                 all &= s.lanes[at].as_ref().is_some_and(|lane| lane.has_sent_all());
@@ -746,10 +730,7 @@ impl Driver {
             unfinished: HashMap::new(),
             reopening: Reopening::default(),
             next_queue: 0,
-            lease: Lease::new(new.detect, now),
-            peer_clock: 0,
-            detect: new.detect,
-            next_beat: now,
+            liveness: Liveness::new(new.detect, now),
             timer: u64::MAX,
             dirty: false,
             copies: false,

@@ -229,7 +229,7 @@ impl Driver {
         }
         if waiting {
             // A remote peer's lease has expired by then. A local peer is watched until it ends.
-            let lease = s.detect + s.detect / 4;
+            let lease = s.liveness.lease_of_peer();
             let forever = s.is_local();
             s.lingering = Some(if forever { u64::MAX } else { clock::after(now, lease) });
             self.set_timer(s, now);

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use peerway_core::ids::SlotId;
-use peerway_core::protocol::{AppliedFrames, SentFrames};
+use peerway_core::protocol::{AppliedFrames, Role, SentFrames};
 use peerway_core::wire::{Checked, Control, HEADER_LEN, Header, Kind, SEGMENT_LEN};
 use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
@@ -28,17 +28,6 @@ const WINDOW_BYTES: u64 = 8 << 20;
 pub(crate) const WINDOW_FRAMES: u32 = 256;
 /// Bytes of the receive buffer: it holds the largest table and some small frames.
 const SCRATCH: usize = 16 << 10;
-
-/// The traffic that a lane carries.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Role {
-    /// Control and liveness only. The session has better lanes for data.
-    Control,
-    /// Control and small transfers.
-    Latency,
-    /// Large transfers.
-    Bulk,
-}
 
 /// See the module.
 pub(crate) struct Lane {

@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Reason, TransferError};
-use peerway_core::protocol::{Route, SentFrame, lane_bit};
+use peerway_core::protocol::{Role, Route, SentFrame, lane_bit};
 use peerway_core::wire::{Control, Kind, QueueOffer};
 use peerway_core::work::Cursor;
 
 use super::driver::{Driver, SessionDriver};
 use super::ending::LaneEnd;
-use super::lane::{Lane, Role};
+use super::lane::Lane;
 use super::port::Port;
 use crate::clock;
 use crate::hooks;
@@ -321,10 +321,11 @@ impl Driver {
     fn post_next(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> io::Result<bool> {
         loop {
             let is_small = !s.parts_latency.is_empty();
-            let from_latency = is_small && (lane.role == Role::Latency || s.serves(lane.role).0);
+            let from_latency =
+                is_small && (lane.role == Role::Latency || s.serves(lane.role).latency);
             let queue = if from_latency {
                 &mut s.parts_latency
-            } else if !s.parts_bulk.is_empty() && s.serves(lane.role).1 {
+            } else if !s.parts_bulk.is_empty() && s.serves(lane.role).bulk {
                 &mut s.parts_bulk
             } else {
                 return Ok(false);
@@ -702,7 +703,7 @@ impl Driver {
         }
         s.lanes[index] = Some(Box::new(lane));
         s.lost.replaced(at);
-        s.next_beat = now;
+        s.liveness.beat_at_once(now);
         self.set_timer(s, now);
         // The session is out of the table, so process the early completions here.
         for completion in self.ports[port].adopt(key, s.index, at) {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::TransferError;
-use peerway_core::protocol::{Applied, Verdict};
+use peerway_core::protocol::{Applied, Beat, Verdict};
 use peerway_core::region::{Access, Span};
 use peerway_core::wire::{
     Control, FrameError, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL, PULL_SEGMENT_LEN,
@@ -151,8 +151,7 @@ impl Driver {
                 self.answered(s, entry, Ok(()));
             }
             Kind::Beat => {
-                s.lease.beat(head.transfer.get(), now);
-                s.peer_clock = s.peer_clock.max(sequence);
+                s.liveness.heard(Beat { clock: sequence, echo: head.transfer.get() }, now);
             }
             Kind::Cancel => {
                 let transfer = head.transfer.get();
@@ -291,7 +290,10 @@ impl Driver {
         let RecvState::Land(incoming) = &mut lane.rx else { return Ok(true) };
         if incoming.left > 0 {
             // Check the lease before every call: the process may have been stopped in between.
-            if !s.is_local() && !s.lease.is_valid(clock::now()) && !is_planted(Bug::LeaseIgnored) {
+            if !s.is_local()
+                && !s.liveness.may_apply(clock::now())
+                && !is_planted(Bug::LeaseIgnored)
+            {
                 return Err(LaneEnd::LeaseOver);
             }
             if !incoming.gate.enter() {

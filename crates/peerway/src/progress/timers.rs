@@ -16,8 +16,6 @@ use crate::session::PROCESS_ENDED;
 
 /// The minimum time before an overdue timer is checked again.
 const AGAIN: Duration = Duration::from_millis(5);
-/// The maximum interval between heartbeats.
-const MAX_BEAT: Duration = Duration::from_secs(10);
 
 /// The times of the next events. `u64::MAX` means none.
 pub(super) struct Timers {
@@ -117,18 +115,14 @@ impl Driver {
             }
             return;
         }
-        if now >= s.next_beat {
-            // The peer may have agreed on a shorter detection time than ours, see `agreed_detect`.
-            // The clock value that a beat echoes may be one interval old, and stays valid for
-            // another. At an eighth, half of a lease remains for pauses.
-            s.next_beat = clock::after(now, (s.detect / 8).min(MAX_BEAT));
+        // The peer may have agreed on a shorter detection time than ours, see `agreed_detect`.
+        if let Some(beat) = s.liveness.take_beat(now) {
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane with a full send buffer needs no further heartbeat.
                 if lane.out.len() < 64 << 10 {
-                    let mut beat = Header::new(Kind::Beat);
-                    beat.sequence = now.into();
-                    beat.transfer = s.peer_clock.into();
-                    lane.push(&beat);
+                    let mut head = Header::new(Kind::Beat);
+                    (head.sequence, head.transfer) = (beat.clock.into(), beat.echo.into());
+                    lane.push(&head);
                 }
             }
             s.dirty = true;
@@ -144,10 +138,8 @@ impl Driver {
         }
         self.queues_tick(s, now);
         for at in 0..s.lanes.len() {
-            let silent = s.lanes[at].as_ref().is_some_and(|lane| {
-                Duration::from_nanos(now.saturating_sub(lane.heard)) > s.detect
-            });
-            if silent {
+            let lane = s.lanes[at].as_ref();
+            if lane.is_some_and(|lane| s.liveness.is_overdue(lane.heard, now)) {
                 self.lane_ended(s, at, LaneEnd::Silent);
             }
         }
@@ -162,7 +154,7 @@ impl Driver {
             return false;
         }
         let since = *s.alone_since.get_or_insert(now);
-        Duration::from_nanos(now.saturating_sub(since)) > s.detect
+        s.liveness.is_overdue(since, now)
     }
 
     /// Handles a silent local peer, which may only be stopped. Requests that need the peer's help
@@ -173,7 +165,7 @@ impl Driver {
             return;
         }
         let heard = s.lanes.iter().flatten().map(|lane| lane.heard).max().unwrap_or(now);
-        if Duration::from_nanos(now.saturating_sub(heard)) <= s.detect {
+        if !s.liveness.is_overdue(heard, now) {
             return;
         }
         for slot in self.requests_of(&s.session) {
@@ -194,11 +186,9 @@ impl SessionDriver {
         if let Some(until) = self.lingering {
             return until;
         }
-        let lanes = self.lanes.iter().flatten().map(|lane| clock::after(lane.heard, self.detect));
         // A local peer counts as silent when all its lanes are silent, and its session stays.
-        let silent =
-            if self.is_local() { lanes.max().filter(|due| *due > now) } else { lanes.min() };
-        let queues = clock::after(now, self.until_queues(now));
-        self.next_beat.min(queues).min(silent.map_or(u64::MAX, |due| due.saturating_add(1)))
+        let heard = self.lanes.iter().flatten().map(|lane| lane.heard);
+        let due = self.liveness.due(heard, self.is_local(), now);
+        due.min(clock::after(now, self.until_queues(now)))
     }
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use peerway_core::ids::SlotId;
-use peerway_core::protocol::Route;
+use peerway_core::protocol::{Route, Serves};
 use peerway_core::wire::{
     COUNTS, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN,
     PullSegment, SEGMENT_LEN, Segment,
@@ -110,7 +110,7 @@ impl Driver {
         if s.has_framed_all() {
             return false;
         }
-        let (latency, bulk) = s.serves(lane.role);
+        let Serves { latency, bulk } = s.serves(lane.role);
         loop {
             let from_latency = latency && !s.latency.is_empty();
             let queue = match (from_latency, bulk) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use peerway_core::config::Config;
 use peerway_core::descriptor::Descriptor;
 use peerway_core::ids::Incarnation;
+use peerway_core::protocol::Role;
 use peerway_core::region::{MemoryKind, Span};
 
 use super::wire::SimulatedLane;
@@ -17,7 +18,7 @@ use crate::memory::{Backing, RegionInner};
 use crate::path::{Path, PathKind};
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::engine::Engine;
-use crate::progress::lane::{Lane, Role};
+use crate::progress::lane::Lane;
 use crate::progress::request::{Request, route_of};
 use crate::progress::shard::{DriverCommand, Shard};
 use crate::session::remote::{Direct, RemoteInner, RemoteRegion};

@@ -280,9 +280,9 @@ fn report_end(session: &Session, cause: &str, transfers: usize, expected: bool) 
 /// closed instead.
 fn say_goodbye(s: &mut SessionDriver) {
     for lane in s.lanes.iter_mut().flatten() {
-        if lane.frame.is_none() {
+        if lane.tx.frame.is_none() {
             lane.push_control(&Control::Bye);
-            let piece = [Piece::of(&lane.out[lane.out_done..])];
+            let piece = [Piece::of(&lane.tx.out[lane.tx.out_done..])];
             // SAFETY: the piece is the lane's own buffer, which lives through this call.
             let _ = unsafe { lane.wire.send(&piece) };
         }

@@ -39,6 +39,24 @@ pub(crate) struct Lane {
     /// epoll watches this wire for room to send.
     pub(crate) watched_out: bool,
 
+    /// Frames sent to the peer that are not yet answered.
+    pub(crate) sent: SentFrames,
+    /// Frames of the peer that have been handled.
+    pub(crate) applied: AppliedFrames,
+    pub(crate) tx: SendHalf,
+    pub(crate) rx: ReceiveHalf,
+
+    /// Lists kept for their allocations, so that frames need not allocate: the pieces of the last
+    /// call, and piece lists of finished frames.
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) spare: Vec<Vec<Piece>>,
+    /// Set while a device queue shuts down: the latest time to wait for its last completions.
+    pub(crate) draining: Option<u64>,
+}
+
+/// The frames that wait for the wire.
+#[derive(Default)]
+pub(crate) struct SendHalf {
     /// Complete small frames, which go out before the next data frame.
     pub(crate) out: Vec<u8>,
     pub(crate) out_done: usize,
@@ -50,34 +68,28 @@ pub(crate) struct Lane {
     pub(crate) head: Vec<u8>,
     pub(crate) replies: VecDeque<Reply>,
     pub(crate) reply_next: bool,
-    /// Frames sent to the peer that are not yet answered.
-    pub(crate) sent: SentFrames,
+}
 
-    /// Lists kept for their allocations, so that frames need not allocate: the pieces of the last
-    /// call, the runs of a table, and piece lists of finished frames.
-    pub(crate) pieces: Vec<Piece>,
-    pub(crate) runs: Vec<TableRun>,
-    pub(crate) spare: Vec<Vec<Piece>>,
-
-    pub(crate) rx: RecvState,
+/// The frame that is being received.
+pub(crate) struct ReceiveHalf {
+    pub(crate) state: RecvState,
+    /// Received bytes, of which those from `start` to `end` are not yet parsed.
     pub(crate) scratch: Box<[u8]>,
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// Frames of the peer that have been handled.
-    pub(crate) applied: AppliedFrames,
+    /// The runs of a table, kept for their allocation.
+    pub(crate) runs: Vec<TableRun>,
     /// Payload bytes stored at their destination, for the peer's writes and for our reads.
     pub(crate) placed: u64,
     /// Received bytes that the GPU is copying from pinned buffers into GPU memory.
     pub(crate) puts: VecDeque<GpuPut>,
     /// The buffer that receives the answer to one of our reads into GPU memory.
     pub(crate) fill: Option<Buffer>,
-    /// Set while a queue pair shuts down: the latest time to wait for its last completions.
-    pub(crate) draining: Option<u64>,
 }
 
 /// A data frame that is being sent.
 pub(crate) struct OutFrame {
-    /// The part of `Lane::out` before this offset goes out before the frame. Later bytes go out after
+    /// The part of `SendHalf::out` before this offset goes out before the frame. Later bytes go out after
     /// it, because frames are numbered in the order in which they are made.
     pub(crate) after: usize,
     /// Its sequence number, or 0 when it has none.
@@ -213,25 +225,25 @@ impl Lane {
             heard: now,
             blocked: false,
             watched_out: false,
-            out: Vec::with_capacity(4096),
-            out_done: 0,
-            owed: 0,
-            frame: None,
-            head: Vec::with_capacity(HEADER_LEN + 256 * SEGMENT_LEN),
-            replies: VecDeque::new(),
-            reply_next: false,
             sent: SentFrames::new(WINDOW_BYTES, WINDOW_FRAMES),
-            pieces: Vec::with_capacity(2 * WINDOW_FRAMES as usize),
-            runs: Vec::with_capacity(WINDOW_FRAMES as usize),
-            spare: Vec::new(),
-            rx: RecvState::Head,
-            scratch: vec![0; SCRATCH].into_boxed_slice(),
-            start: 0,
-            end: 0,
             applied: AppliedFrames::new(WINDOW_FRAMES),
-            placed: 0,
-            puts: VecDeque::new(),
-            fill: None,
+            tx: SendHalf {
+                out: Vec::with_capacity(4096),
+                head: Vec::with_capacity(HEADER_LEN + 256 * SEGMENT_LEN),
+                ..SendHalf::default()
+            },
+            rx: ReceiveHalf {
+                state: RecvState::Head,
+                scratch: vec![0; SCRATCH].into_boxed_slice(),
+                start: 0,
+                end: 0,
+                runs: Vec::with_capacity(WINDOW_FRAMES as usize),
+                placed: 0,
+                puts: VecDeque::new(),
+                fill: None,
+            },
+            pieces: Vec::with_capacity(2 * WINDOW_FRAMES as usize),
+            spare: Vec::new(),
             draining: None,
         }
     }
@@ -254,25 +266,25 @@ impl Lane {
     /// memory.
     pub(crate) fn is_being_put(&self, sequence: u64) -> bool {
         let of_read = |put: &GpuPut| matches!(put.of, GpuPutOwner::Read { .. });
-        self.puts.iter().any(|put| put.sequence == sequence && of_read(put))
+        self.rx.puts.iter().any(|put| put.sequence == sequence && of_read(put))
     }
 
     /// Queues a frame without payload.
     pub(crate) fn push(&mut self, header: &Header) {
-        self.out.extend_from_slice(header.as_bytes());
+        self.tx.out.extend_from_slice(header.as_bytes());
     }
 
     /// Queues a frame that answers a frame of the peer.
     pub(crate) fn push_answer(&mut self, header: &Header) {
         self.push(header);
-        self.owed += HEADER_LEN;
+        self.tx.owed += HEADER_LEN;
     }
 
     /// Queues a frame with a payload, which is copied now.
     pub(crate) fn push_with(&mut self, mut header: Header, payload: &[u8]) {
         header.set_body(0, 0, payload.len());
         self.push(&header);
-        self.out.extend_from_slice(payload);
+        self.tx.out.extend_from_slice(payload);
     }
 
     /// Queues a control message.
@@ -282,15 +294,15 @@ impl Lane {
 
     /// Queues a control message that answers a message of the peer.
     pub(crate) fn push_control_answer(&mut self, message: &Control) {
-        let before = self.out.len();
+        let before = self.tx.out.len();
         self.push_control(message);
-        self.owed += self.out.len() - before;
+        self.tx.owed += self.tx.out.len() - before;
     }
 
     /// Queues an acknowledgement of all applied frames. A frame whose bytes are still being copied
     /// into GPU memory is not applied, and delays the acknowledgement of later frames.
     pub(crate) fn push_ack(&mut self) {
-        let writes = self.puts.iter().filter(|put| matches!(put.of, GpuPutOwner::Write { .. }));
+        let writes = self.rx.puts.iter().filter(|put| matches!(put.of, GpuPutOwner::Write { .. }));
         let pending = writes.map(|put| put.sequence).next();
         if let Some(applied) = self.applied.next_acknowledgement(pending) {
             let mut ack = Header::new(Kind::Ack);
@@ -311,7 +323,7 @@ impl Lane {
     /// Switches the frame being sent to a private copy, and leaves the gate, if the frame carries
     /// granted memory that was revoked in the meantime.
     pub(crate) fn copy_barred_reply(&mut self) {
-        let Some(frame) = &mut self.frame else { return };
+        let Some(frame) = &mut self.tx.frame else { return };
         let Body::Reply(reply) = &mut frame.body else { return };
         if reply.grant.is_live() {
             return;
@@ -338,11 +350,11 @@ impl Lane {
 
     /// Whether the lane has nothing left to send.
     pub(crate) fn has_sent_all(&self) -> bool {
-        self.frame.is_none() && self.out.is_empty() && self.replies.is_empty()
+        self.tx.frame.is_none() && self.tx.out.is_empty() && self.tx.replies.is_empty()
     }
 
     /// Bytes received and not yet parsed.
     pub(crate) fn unread(&self) -> usize {
-        self.end - self.start
+        self.rx.end - self.rx.start
     }
 }

@@ -67,8 +67,8 @@ impl Driver {
         let mut budget = TURN_BYTES;
         let mut again = false;
         loop {
-            let placed = lane.placed;
-            let more = match &mut lane.rx {
+            let placed = lane.rx.placed;
+            let more = match &mut lane.rx.state {
                 RecvState::Head => self.head(s, lane, now)?,
                 RecvState::Table { .. } => self.table(s, lane)?,
                 RecvState::Land(_) => self.land(s, lane)?,
@@ -79,7 +79,7 @@ impl Driver {
             if !more {
                 break;
             }
-            let cost = STEP_BYTES + (lane.placed - placed);
+            let cost = STEP_BYTES + (lane.rx.placed - placed);
             if lane.applied.unacknowledged_bytes() >= ACK_EVERY {
                 lane.push_ack();
             }
@@ -95,7 +95,7 @@ impl Driver {
     }
 
     fn head(&mut self, s: &mut SessionDriver, lane: &mut Lane, now: u64) -> Step<bool> {
-        if lane.owed > MAX_OWED {
+        if lane.tx.owed > MAX_OWED {
             return Err(nonsense(FrameError::Order));
         }
         if lane.unread() < HEADER_LEN {
@@ -104,10 +104,10 @@ impl Driver {
                 lane.wire.is_memory() && !lane.wire.has_input().map_err(LaneEnd::Broken)?;
             return if silent { Ok(false) } else { refill(lane, HEAD_READ) };
         }
-        let bytes = &lane.scratch[lane.start..lane.start + HEADER_LEN];
+        let bytes = &lane.rx.scratch[lane.rx.start..lane.rx.start + HEADER_LEN];
         let head = Header::read_from_bytes(bytes).map_err(|_| nonsense(FrameError::Control))?;
         let checked = head.check().map_err(nonsense)?;
-        lane.start += HEADER_LEN;
+        lane.rx.start += HEADER_LEN;
         let sequence = head.sequence.get();
         if checked.kind.is_sequenced() && !lane.applied.is_next(sequence) {
             return Err(nonsense(FrameError::Order));
@@ -118,11 +118,13 @@ impl Driver {
                 let whole = [TableRun { offset: head.offset.get(), len, source: 0 }];
                 self.begin_write(s, lane, &head, checked.payload, &whole);
             }
-            Kind::Write | Kind::Read | Kind::Pull => lane.rx = RecvState::Table { head, checked },
+            Kind::Write | Kind::Read | Kind::Pull => {
+                lane.rx.state = RecvState::Table { head, checked }
+            }
             Kind::ReadData => self.begin_read_data(s, lane, &head, checked.payload)?,
             Kind::Notify | Kind::Control => {
                 let bytes = Vec::with_capacity(checked.payload);
-                lane.rx =
+                lane.rx.state =
                     RecvState::Gather { head, kind: checked.kind, bytes, need: checked.payload };
             }
             Kind::Count => {
@@ -169,7 +171,7 @@ impl Driver {
 
     /// Handles an acknowledgement: the peer has applied all frames up to `sequence`.
     fn acked(&mut self, s: &mut SessionDriver, lane: &mut Lane, sequence: u64) -> Step<()> {
-        let sending = lane.frame.as_ref().map_or(0, |frame| frame.sequence);
+        let sending = lane.tx.frame.as_ref().map_or(0, |frame| frame.sequence);
         let covered = lane.sent.acknowledge(sequence, sending);
         for sequence in covered.ok_or_else(|| nonsense(FrameError::Order))? {
             let Some(entry) = lane.sent.waiting(sequence) else { continue };
@@ -189,14 +191,14 @@ impl Driver {
     }
 
     fn table(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let RecvState::Table { head, checked } = lane.rx else { return Ok(true) };
+        let RecvState::Table { head, checked } = lane.rx.state else { return Ok(true) };
         if lane.unread() < checked.table {
             return refill(lane, checked.table.max(HEAD_READ));
         }
-        let mut runs = std::mem::take(&mut lane.runs);
-        let table = &lane.scratch[lane.start..lane.start + checked.table];
+        let mut runs = std::mem::take(&mut lane.rx.runs);
+        let table = &lane.rx.scratch[lane.rx.start..lane.rx.start + checked.table];
         let total = read_table(checked.kind, table, &mut runs);
-        lane.start += checked.table;
+        lane.rx.start += checked.table;
         let begun = match checked.kind {
             Kind::Write if total != checked.payload as u64 => Err(nonsense(FrameError::Order)),
             Kind::Write => {
@@ -206,7 +208,7 @@ impl Driver {
             Kind::Read => self.begin_read(s, lane, &head, &runs, total),
             _ => self.begin_pull(s, lane, &head, &runs, total),
         };
-        lane.runs = runs;
+        lane.rx.runs = runs;
         begun.map(|()| true)
     }
 
@@ -270,24 +272,24 @@ impl Driver {
                     staged,
                 };
                 match self.land_in_buffer(lane, &mut incoming) {
-                    Ok(()) => lane.rx = RecvState::Land(incoming),
+                    Ok(()) => lane.rx.state = RecvState::Land(incoming),
                     Err(error) => {
                         lane.push_nack(sequence, error as u8);
-                        lane.rx =
+                        lane.rx.state =
                             RecvState::Skip { left: payload, then: AfterSkip::Count(sequence) };
                     }
                 }
             }
             Err(error) => {
                 lane.push_nack(sequence, error as u8);
-                lane.rx = RecvState::Skip { left: payload, then: AfterSkip::Count(sequence) };
+                lane.rx.state = RecvState::Skip { left: payload, then: AfterSkip::Count(sequence) };
             }
         }
     }
 
     /// Receives payload into its destination.
     fn land(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let RecvState::Land(incoming) = &mut lane.rx else { return Ok(true) };
+        let RecvState::Land(incoming) = &mut lane.rx.state else { return Ok(true) };
         if incoming.left > 0 {
             // Check the lease before every call: the process may have been stopped in between.
             if !s.is_local()
@@ -299,7 +301,7 @@ impl Driver {
             if !incoming.gate.enter() {
                 let (left, sequence) = (incoming.left as usize, incoming.sequence);
                 lane.push_nack(sequence, TransferError::Revoked as u8);
-                lane.rx = RecvState::Skip { left, then: AfterSkip::Count(sequence) };
+                lane.rx.state = RecvState::Skip { left, then: AfterSkip::Count(sequence) };
                 return Ok(true);
             }
             hooks::about_to_copy();
@@ -310,8 +312,8 @@ impl Driver {
             let moved = unsafe {
                 from_scratch_or_wire(
                     &mut *lane.wire,
-                    &mut lane.scratch,
-                    (&mut lane.start, &mut lane.end),
+                    &mut lane.rx.scratch,
+                    (&mut lane.rx.start, &mut lane.rx.end),
                     &mut pieces,
                 )
             };
@@ -322,12 +324,13 @@ impl Driver {
                 return Ok(false);
             }
             advance(incoming, moved);
-            lane.placed += moved;
+            lane.rx.placed += moved;
             lane.applied.add_bytes(moved);
             s.session.stats.bytes_landed.fetch_add(moved, Ordering::Relaxed);
         }
         if incoming.left == 0 {
-            let RecvState::Land(mut incoming) = std::mem::replace(&mut lane.rx, RecvState::Head)
+            let RecvState::Land(mut incoming) =
+                std::mem::replace(&mut lane.rx.state, RecvState::Head)
             else {
                 return Ok(true);
             };
@@ -349,9 +352,9 @@ impl Driver {
         runs: &[TableRun],
         total: u64,
     ) -> Step<()> {
-        lane.rx = RecvState::Head;
+        lane.rx.state = RecvState::Head;
         let sequence = head.sequence.get();
-        if total > MAX_PAYLOAD || lane.replies.len() >= WINDOW_FRAMES as usize {
+        if total > MAX_PAYLOAD || lane.tx.replies.len() >= WINDOW_FRAMES as usize {
             return Err(nonsense(FrameError::Order));
         }
         let found = self.find(s, lane, head, Access::READ, runs);
@@ -359,7 +362,7 @@ impl Driver {
             Ok((grant, pieces)) => {
                 let transfer = head.transfer.get();
                 let (next, within, gate, staged, begun) = (0, 0, None, None, 0);
-                lane.replies.push_back(Reply {
+                lane.tx.replies.push_back(Reply {
                     sequence,
                     transfer,
                     grant,
@@ -386,7 +389,7 @@ impl Driver {
         runs: &[TableRun],
         total: u64,
     ) -> Step<()> {
-        lane.rx = RecvState::Head;
+        lane.rx.state = RecvState::Head;
         let sequence = head.sequence.get();
         if total > MAX_PULL || s.session.pulls() > WINDOW_FRAMES as usize {
             return Err(nonsense(FrameError::Order));
@@ -463,13 +466,13 @@ impl Driver {
         }
         match self.fill_buffer(entry.slot) {
             Ok(buffer) => {
-                lane.fill = buffer;
-                lane.rx = RecvState::Fill { sequence, slot: entry.slot, part: entry.part };
+                lane.rx.fill = buffer;
+                lane.rx.state = RecvState::Fill { sequence, slot: entry.slot, part: entry.part };
             }
             Err(error) => {
                 lane.sent.answer(sequence);
                 self.answered(s, entry, Err(error));
-                lane.rx = RecvState::Skip { left: payload, then: AfterSkip::Nothing };
+                lane.rx.state = RecvState::Skip { left: payload, then: AfterSkip::Nothing };
             }
         }
         Ok(())
@@ -477,22 +480,23 @@ impl Driver {
 
     /// Receives the answer to a read into our memory.
     fn fill_read(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let RecvState::Fill { sequence, slot, mut part } = lane.rx else { return Ok(true) };
+        let RecvState::Fill { sequence, slot, mut part } = lane.rx.state else { return Ok(true) };
         if part.left() > 0 {
             let request =
                 self.request(slot).filter(|f| !f.state.is_ending() && !f.state.is_unfenced());
             let Some(work) = request.and_then(|f| f.work.as_ref()) else {
                 // The request was cancelled, so its memory must not be touched any more.
-                lane.fill = None;
+                lane.rx.fill = None;
                 lane.sent.answer(sequence);
-                lane.rx = RecvState::Skip { left: part.left() as usize, then: AfterSkip::Nothing };
+                lane.rx.state =
+                    RecvState::Skip { left: part.left() as usize, then: AfterSkip::Nothing };
                 return Ok(true);
             };
             hooks::about_to_copy();
             let mut pieces = std::mem::take(&mut lane.pieces);
             pieces.clear();
             let mut at = part;
-            if let Some(buffer) = &lane.fill {
+            if let Some(buffer) = &lane.rx.fill {
                 let whole = lane.sent.waiting(sequence).map_or(part, |entry| entry.part);
                 let filled = whole.left() - part.left();
                 pieces.push(Piece { addr: buffer.ptr() as u64 + filled, len: part.left() });
@@ -507,8 +511,8 @@ impl Driver {
             let moved = unsafe {
                 from_scratch_or_wire(
                     &mut *lane.wire,
-                    &mut lane.scratch,
-                    (&mut lane.start, &mut lane.end),
+                    &mut lane.rx.scratch,
+                    (&mut lane.rx.start, &mut lane.rx.end),
                     &mut pieces,
                 )
             };
@@ -523,13 +527,13 @@ impl Driver {
             {
                 left -= pair.len;
             }
-            lane.placed += moved;
+            lane.rx.placed += moved;
             s.session.stats.bytes_read.fetch_add(moved, Ordering::Relaxed);
         }
-        lane.rx = RecvState::Fill { sequence, slot, part };
+        lane.rx.state = RecvState::Fill { sequence, slot, part };
         if part.left() == 0 {
-            lane.rx = RecvState::Head;
-            if let Some(buffer) = lane.fill.take() {
+            lane.rx.state = RecvState::Head;
+            if let Some(buffer) = lane.rx.fill.take() {
                 self.put_read(s, lane, sequence, buffer);
             } else if let Some(entry) = lane.sent.answer(sequence) {
                 self.answered(s, entry, Ok(()));
@@ -539,20 +543,22 @@ impl Driver {
     }
 
     fn gather(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let RecvState::Gather { head, kind, bytes, need } = &mut lane.rx else { return Ok(true) };
+        let RecvState::Gather { head, kind, bytes, need } = &mut lane.rx.state else {
+            return Ok(true);
+        };
         if bytes.len() < *need {
-            if lane.start == lane.end {
+            if lane.rx.start == lane.rx.end {
                 return refill(lane, HEAD_READ * 2);
             }
-            let take = (*need - bytes.len()).min(lane.end - lane.start);
-            bytes.extend_from_slice(&lane.scratch[lane.start..lane.start + take]);
-            lane.start += take;
+            let take = (*need - bytes.len()).min(lane.rx.end - lane.rx.start);
+            bytes.extend_from_slice(&lane.rx.scratch[lane.rx.start..lane.rx.start + take]);
+            lane.rx.start += take;
             if bytes.len() < *need {
                 return Ok(true);
             }
         }
         let (sequence, kind, bytes) = (head.sequence.get(), *kind, std::mem::take(bytes));
-        lane.rx = RecvState::Head;
+        lane.rx.state = RecvState::Head;
         if kind == Kind::Notify {
             let result = self.endpoint.inbox.deliver(s.session.incarnation, bytes);
             finish(lane, sequence, result);
@@ -690,41 +696,41 @@ fn nonsense(error: FrameError) -> LaneEnd {
 
 /// Receives more bytes into the scratch buffer. Returns false when there are none.
 fn refill(lane: &mut Lane, want: usize) -> Step<bool> {
-    if lane.start == lane.end {
-        (lane.start, lane.end) = (0, 0);
-    } else if lane.start > 0 {
-        lane.scratch.copy_within(lane.start..lane.end, 0);
-        (lane.start, lane.end) = (0, lane.end - lane.start);
+    if lane.rx.start == lane.rx.end {
+        (lane.rx.start, lane.rx.end) = (0, 0);
+    } else if lane.rx.start > 0 {
+        lane.rx.scratch.copy_within(lane.rx.start..lane.rx.end, 0);
+        (lane.rx.start, lane.rx.end) = (0, lane.rx.end - lane.rx.start);
     }
-    let room = (lane.scratch.len() - lane.end).min(want);
-    let piece = [Piece::of_mut(&mut lane.scratch[lane.end..lane.end + room])];
+    let room = (lane.rx.scratch.len() - lane.rx.end).min(want);
+    let piece = [Piece::of_mut(&mut lane.rx.scratch[lane.rx.end..lane.rx.end + room])];
     // SAFETY: the piece is the lane's own buffer.
     match unsafe { lane.wire.receive(&piece) }.map_err(LaneEnd::Broken)? {
         None => Ok(false),
         Some(0) => Err(LaneEnd::Closed),
         Some(n) => {
-            lane.end += n;
+            lane.rx.end += n;
             Ok(true)
         }
     }
 }
 
 fn skip(lane: &mut Lane) -> Step<bool> {
-    let RecvState::Skip { left, then } = &mut lane.rx else { return Ok(true) };
+    let RecvState::Skip { left, then } = &mut lane.rx.state else { return Ok(true) };
     if *left > 0 {
-        if lane.start == lane.end {
-            let want = lane.scratch.len();
+        if lane.rx.start == lane.rx.end {
+            let want = lane.rx.scratch.len();
             return refill(lane, want);
         }
-        let passed = (*left).min(lane.end - lane.start);
+        let passed = (*left).min(lane.rx.end - lane.rx.start);
         *left -= passed;
-        lane.start += passed;
+        lane.rx.start += passed;
     }
     if *left == 0 {
         if let AfterSkip::Count(sequence) = *then {
             lane.applied.apply(sequence);
         }
-        lane.rx = RecvState::Head;
+        lane.rx.state = RecvState::Head;
     }
     Ok(true)
 }

@@ -308,7 +308,7 @@ impl Driver {
 /// Moves the rest of a half-sent frame into a private copy, so that the transfer's memory belongs
 /// to the caller again. The frame must be finished, or the lane is lost.
 pub(super) fn release_source(lane: &mut Lane, slot: SlotId, work: &Work) {
-    let Some(frame) = &mut lane.frame else { return };
+    let Some(frame) = &mut lane.tx.frame else { return };
     let Body::Request { slot: of, at } = &mut frame.body else { return };
     if *of != slot {
         return;

@@ -71,8 +71,8 @@ impl Driver {
         for at in 0..s.lanes.len() {
             let Some(mut lane) = s.lanes[at].take() else { continue };
             progress |= self.reap_puts(s, &mut lane, now);
-            let fetches = lane.replies.front().is_some_and(|reply| reply.staged.is_some());
-            s.copies |= fetches || !lane.puts.is_empty();
+            let fetches = lane.tx.replies.front().is_some_and(|reply| reply.staged.is_some());
+            s.copies |= fetches || !lane.rx.puts.is_empty();
             s.lanes[at] = Some(lane);
         }
         for slot in &self.active {
@@ -89,7 +89,7 @@ impl Driver {
 
     fn reap_puts(&mut self, s: &mut SessionDriver, lane: &mut Lane, now: u64) -> bool {
         let mut any = false;
-        while let Some(put) = lane.puts.front_mut() {
+        while let Some(put) = lane.rx.puts.front_mut() {
             match look(&mut put.staged, put.begun, now) {
                 Ok(false) => break,
                 Ok(true) => self.put_ended(s, lane, Ok(())),
@@ -107,7 +107,7 @@ impl Driver {
     /// Waits until all received bytes of a lane are in place. The lane is closing, and its frames
     /// must be answered.
     pub(super) fn finish_puts(&mut self, s: &mut SessionDriver, lane: &mut Lane) {
-        while let Some(put) = lane.puts.front_mut() {
+        while let Some(put) = lane.rx.puts.front_mut() {
             let result = put.staged.wait().map_err(|error| failed(&error));
             self.put_ended(s, lane, result);
         }
@@ -120,7 +120,7 @@ impl Driver {
         lane: &mut Lane,
         result: Result<(), TransferError>,
     ) {
-        let Some(put) = lane.puts.pop_front() else { return };
+        let Some(put) = lane.rx.puts.pop_front() else { return };
         match &put.of {
             GpuPutOwner::Write { counts, .. } => {
                 let counted = result.and_then(|()| self.count(*counts));
@@ -184,7 +184,7 @@ impl Driver {
         lane.keep(target);
         match put {
             Ok((staged, of)) => {
-                lane.puts.push_back(GpuPut { sequence, staged, begun: clock::now(), of });
+                lane.rx.puts.push_back(GpuPut { sequence, staged, begun: clock::now(), of });
                 lane.applied.apply(sequence);
                 s.copies = true;
             }
@@ -227,7 +227,7 @@ impl Driver {
             Ok(staged) => {
                 state.put_began();
                 let of = GpuPutOwner::Read { slot: entry.slot, _work: work };
-                lane.puts.push_back(GpuPut { sequence, staged, begun: clock::now(), of });
+                lane.rx.puts.push_back(GpuPut { sequence, staged, begun: clock::now(), of });
                 s.copies = true;
             }
             Err(error) => {
@@ -284,12 +284,12 @@ impl Driver {
 
     /// Whether the peer's next read can be answered. Starts the fetches for reads of GPU memory.
     pub(super) fn reply_is_ready(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
-        if lane.replies.is_empty() {
+        if lane.tx.replies.is_empty() {
             return false;
         }
         loop {
             let now = clock::now();
-            for reply in lane.replies.iter_mut().take(AHEAD) {
+            for reply in lane.tx.replies.iter_mut().take(AHEAD) {
                 let Some(device) = reply.grant.memory.device() else { continue };
                 // A reply with a gate but no staged copy could not be fetched. It is refused when
                 // its turn comes.
@@ -315,7 +315,7 @@ impl Driver {
                     }
                 }
             }
-            let Some(front) = lane.replies.front_mut() else { return false };
+            let Some(front) = lane.tx.replies.front_mut() else { return false };
             let of_gpu = front.grant.memory.gpu.is_some() && front.total > 0;
             let begun = front.begun;
             let done = match &mut front.staged {
@@ -333,7 +333,7 @@ impl Driver {
                 }
                 Err(error) => {
                     let sequence = front.sequence;
-                    lane.replies.pop_front();
+                    lane.tx.replies.pop_front();
                     lane.push_nack(sequence, error as u8);
                 }
             }

@@ -119,7 +119,7 @@ impl Driver {
         if let Some(beat) = s.liveness.take_beat(now) {
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane with a full send buffer needs no further heartbeat.
-                if lane.out.len() < 64 << 10 {
+                if lane.tx.out.len() < 64 << 10 {
                     let mut head = Header::new(Kind::Beat);
                     (head.sequence, head.transfer) = (beat.clock.into(), beat.echo.into());
                     lane.push(&head);

@@ -42,8 +42,8 @@ impl Driver {
         let mut progress = false;
         lane.blocked = false;
         loop {
-            while lane.frame.is_none()
-                && lane.out.len() - lane.out_done < MAX_OUT
+            while lane.tx.frame.is_none()
+                && lane.tx.out.len() - lane.tx.out_done < MAX_OUT
                 && self.next_frame(s, lane)
             {}
             let sent = self.send_some(lane)?;
@@ -65,8 +65,8 @@ impl Driver {
 
     /// Makes the next frame. Returns false when there is none to make now.
     fn next_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
-        lane.reply_next = !lane.reply_next;
-        if lane.reply_next && self.reply_frame(s, lane) {
+        lane.tx.reply_next = !lane.tx.reply_next;
+        if lane.tx.reply_next && self.reply_frame(s, lane) {
             return true;
         }
         self.request_frame(s, lane) || self.reply_frame(s, lane)
@@ -77,7 +77,7 @@ impl Driver {
         if !self.reply_is_ready(s, lane) {
             return false;
         }
-        let Some(mut reply) = lane.replies.pop_front() else { return false };
+        let Some(mut reply) = lane.tx.replies.pop_front() else { return false };
         if reply.staged.is_none() {
             let gate = reply.grant.gate();
             if !gate.enter() {
@@ -91,17 +91,17 @@ impl Driver {
         head.sequence = reply.sequence.into();
         head.transfer = reply.transfer.into();
         head.set_body(0, 0, reply.total as usize);
-        lane.head.clear();
-        lane.head.extend_from_slice(head.as_bytes());
+        lane.tx.head.clear();
+        lane.tx.head.extend_from_slice(head.as_bytes());
         s.session.stats.bytes_served.fetch_add(reply.total, Ordering::Relaxed);
         let left = reply.total;
-        let after = lane.out.len();
+        let after = lane.tx.out.len();
         let sequence = 0;
         let body = match reply.staged.take() {
             Some(staged) => Body::StagedCopy { buffer: staged.into_buffer(), len: left, done: 0 },
             None => Body::Reply(reply),
         };
-        lane.frame = Some(OutFrame { after, sequence, head_sent: 0, left, body });
+        lane.tx.frame = Some(OutFrame { after, sequence, head_sent: 0, left, body });
         true
     }
 
@@ -183,8 +183,8 @@ impl Driver {
             _ => request.piece.min(room).min(MAX_PAYLOAD),
         };
         // The table follows the header. The header is written when the table is known.
-        lane.head.clear();
-        lane.head.resize(HEADER_LEN, 0);
+        lane.tx.head.clear();
+        lane.tx.head.resize(HEADER_LEN, 0);
         let mut head = Header::new(kind);
         let (mut count, mut total) = (0usize, 0u64);
         let mut region = None;
@@ -205,9 +205,9 @@ impl Driver {
             let (offset, len) = (pair.remote.offset.into(), (pair.len as u32).into());
             if kind == Kind::Pull {
                 let source = (work.local_addr(&pair.local) as u64).into();
-                lane.head.extend_from_slice(PullSegment { offset, len, source }.as_bytes());
+                lane.tx.head.extend_from_slice(PullSegment { offset, len, source }.as_bytes());
             } else {
-                lane.head.extend_from_slice(Segment { offset, len }.as_bytes());
+                lane.tx.head.extend_from_slice(Segment { offset, len }.as_bytes());
             }
             count += 1;
             total += pair.len;
@@ -256,21 +256,21 @@ fn finish_frame(
         Kind::Write => {
             if count == 1 {
                 // One run needs no table: the header has its offset and the body its length.
-                lane.head.truncate(HEADER_LEN);
+                lane.tx.head.truncate(HEADER_LEN);
                 head.set_body(0, 0, total as usize);
             } else {
                 head.set_body(count, count * SEGMENT_LEN, total as usize);
             }
-            lane.head[..HEADER_LEN].copy_from_slice(head.as_bytes());
-            let after = lane.out.len();
+            lane.tx.head[..HEADER_LEN].copy_from_slice(head.as_bytes());
+            let after = lane.tx.out.len();
             let sequence = head.sequence.get();
-            lane.frame = Some(OutFrame { after, sequence, head_sent: 0, left: total, body });
+            lane.tx.frame = Some(OutFrame { after, sequence, head_sent: 0, left: total, body });
         }
         _ => {
             let entry = if kind == Kind::Pull { PULL_SEGMENT_LEN } else { SEGMENT_LEN };
             head.set_body(count, count * entry, 0);
-            lane.head[..HEADER_LEN].copy_from_slice(head.as_bytes());
-            lane.out.extend_from_slice(&lane.head);
+            lane.tx.head[..HEADER_LEN].copy_from_slice(head.as_bytes());
+            lane.tx.out.extend_from_slice(&lane.tx.head);
         }
     }
 }
@@ -286,10 +286,10 @@ impl Driver {
                 pieces.push(piece);
             }
         };
-        let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
-        put(Piece::of(&lane.out[lane.out_done..first]));
-        if let Some(frame) = &lane.frame {
-            put(Piece::of(&lane.head[frame.head_sent..]));
+        let first = lane.tx.frame.as_ref().map_or(lane.tx.out.len(), |frame| frame.after);
+        put(Piece::of(&lane.tx.out[lane.tx.out_done..first]));
+        if let Some(frame) = &lane.tx.frame {
+            put(Piece::of(&lane.tx.head[frame.head_sent..]));
             match &frame.body {
                 Body::Request { slot, at } => {
                     let work = self.work_of(*slot)?;
@@ -331,20 +331,20 @@ impl Driver {
 
     /// Removes sent bytes from the waiting data.
     fn consume(&mut self, lane: &mut Lane, mut sent: u64) -> Result<(), LaneEnd> {
-        let first = lane.frame.as_ref().map_or(lane.out.len(), |frame| frame.after);
-        let small = (first - lane.out_done).min(sent as usize);
-        lane.out_done += small;
+        let first = lane.tx.frame.as_ref().map_or(lane.tx.out.len(), |frame| frame.after);
+        let small = (first - lane.tx.out_done).min(sent as usize);
+        lane.tx.out_done += small;
         sent -= small as u64;
-        if lane.out_done == lane.out.len() {
-            lane.out.clear();
-            lane.out_done = 0;
-            lane.owed = 0;
-            if let Some(frame) = &mut lane.frame {
+        if lane.tx.out_done == lane.tx.out.len() {
+            lane.tx.out.clear();
+            lane.tx.out_done = 0;
+            lane.tx.owed = 0;
+            if let Some(frame) = &mut lane.tx.frame {
                 frame.after = 0;
             }
         }
-        let Some(frame) = &mut lane.frame else { return Ok(()) };
-        let head = (lane.head.len() - frame.head_sent).min(sent as usize);
+        let Some(frame) = &mut lane.tx.frame else { return Ok(()) };
+        let head = (lane.tx.head.len() - frame.head_sent).min(sent as usize);
         frame.head_sent += head;
         sent -= head as u64;
         frame.left -= sent;
@@ -373,8 +373,8 @@ impl Driver {
             Body::Bytes { done, .. } => *done += sent as usize,
             Body::StagedCopy { done, .. } => *done += sent,
         }
-        if frame.left == 0 && frame.head_sent == lane.head.len() {
-            let frame = lane.frame.take();
+        if frame.left == 0 && frame.head_sent == lane.tx.head.len() {
+            let frame = lane.tx.frame.take();
             if let Some(OutFrame { body: Body::Reply(mut reply), .. }) = frame {
                 lane.keep(std::mem::take(&mut reply.pieces));
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
-use peerway_core::protocol::Route;
+use peerway_core::protocol::{RequestState, Route};
 use peerway_core::stripe;
 use peerway_core::wire::MAX_PAYLOAD;
 
@@ -345,7 +345,11 @@ impl Transfer {
     }
 
     /// Waits for the end. Every transfer has a deadline, so this call returns.
+    #[inline]
     pub fn join(&self) -> Ended {
+        if let TransferState::Finished { .. } = self.state {
+            return Ended::DONE;
+        }
         loop {
             if let Some(ended) = self.wait(Duration::from_secs(1)) {
                 return ended;
@@ -748,14 +752,22 @@ fn post_by(
             // No event source reports the end of a GPU copy.
             let unseen = total > INLINE_SEND || staged.is_some();
             let piece = stripe::piece_len(total, lanes - 1, most.clamp(STAGED_PIECE, MAX_PAYLOAD));
-            let request = || {
-                let (session, work, signal) = (session.clone(), work.clone(), signal.clone());
-                Request {
-                    gpu: staged.map(StagedRequest::new),
-                    bulk,
-                    posted: now,
-                    ..Request::new(slot, session, route, work, signal, piece, by_device, deadline)
-                }
+            // Device writes to such memory are visible only after a flush.
+            let flush = || work.remotes.as_slice().iter().any(|remote| remote.flush);
+            let is_unordered = by_device && route == Route::Write && flush();
+            let request = || Request {
+                slot,
+                session: session.clone(),
+                work: Some(work.clone()),
+                gpu: staged.map(StagedRequest::new),
+                message: signal.notify.clone(),
+                piece,
+                by_device,
+                bulk,
+                posted: now,
+                deadline,
+                queued: false,
+                state: RequestState::new(route, work.shape.start(), signal.due(), is_unordered),
             };
             endpoint.shard_of(session).start_request(slot, session, request);
             if then == PostMode::Leaves && unseen {

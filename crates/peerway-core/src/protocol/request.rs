@@ -63,6 +63,7 @@ pub struct SignalDue {
 }
 
 impl SignalDue {
+    #[inline]
     fn is_empty(self) -> bool {
         !self.notify && self.count.is_none()
     }
@@ -185,11 +186,13 @@ impl RequestState {
     }
 
     /// The reason for which it will end, if it is ending.
+    #[inline]
     pub fn end_reason(&self) -> Option<Reason> {
         self.ending.map(|(reason, _)| reason)
     }
 
     /// Whether it has ended for its user with an open fence.
+    #[inline]
     pub fn is_unfenced(&self) -> bool {
         self.is_unfenced
     }
@@ -200,6 +203,7 @@ impl RequestState {
     }
 
     /// Whether devices carried parts of it.
+    #[inline]
     pub fn is_by_devices(&self) -> bool {
         self.lanes != 0
     }
@@ -267,6 +271,7 @@ impl RequestState {
         count
     }
 
+    #[inline]
     fn is_all_cut(&self) -> bool {
         self.at.left() == 0 && self.redo.is_empty() && self.fetched == 0
     }
@@ -329,6 +334,7 @@ impl RequestState {
 
     /// The lanes whose devices must be flushed before the signal is sent, once. `None` if there are
     /// none.
+    #[inline]
     pub fn begin_flush(&mut self) -> Option<u64> {
         let is_due = self.lanes != 0 && !self.is_flushed && self.route == Route::Write;
         self.is_flushed |= is_due;
@@ -351,6 +357,7 @@ impl RequestState {
     }
 
     /// The signal to send now. `None` if there is none, or the request is ending.
+    #[inline]
     pub fn take_signal(&mut self) -> Option<SignalDue> {
         if self.is_signalled() || self.ending.is_some() {
             return None;
@@ -400,6 +407,7 @@ impl RequestState {
 
     /// The transfer ends for its user. Returns whether the request is over. With an open fence it
     /// stays and keeps its memory.
+    #[inline]
     pub fn finish(&mut self, ended: Ended) -> bool {
         self.is_unfenced |= ended.fence == Fence::Open;
         ended.fence == Fence::Held

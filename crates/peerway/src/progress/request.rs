@@ -70,39 +70,6 @@ pub(crate) fn route_of(direction: Direction, pulls: bool) -> Route {
 }
 
 impl Request {
-    /// A request for the whole of some work.
-    #[inline]
-    #[allow(clippy::too_many_arguments, reason = "it is built in place, where its values are")]
-    pub(crate) fn new(
-        slot: SlotId,
-        session: Arc<Session>,
-        route: Route,
-        work: Work,
-        signal: Signal,
-        piece: u64,
-        by_device: bool,
-        deadline: u64,
-    ) -> Self {
-        let unordered = || work.remotes.as_slice().iter().any(|remote| remote.flush);
-        let is_unordered = by_device && route == Route::Write && unordered();
-        let state = RequestState::new(route, work.shape.start(), signal.due(), is_unordered);
-        let (message, posted) = (signal.notify, clock::now());
-        Self {
-            slot,
-            session,
-            work: Some(work),
-            gpu: None,
-            message,
-            piece,
-            by_device,
-            bulk: false,
-            posted,
-            deadline,
-            queued: false,
-            state,
-        }
-    }
-
     /// A request that carries no bytes, only a signal. It keeps `work` until the signal is answered.
     pub(crate) fn of_signal(
         slot: SlotId,

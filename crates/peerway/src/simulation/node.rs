@@ -8,7 +8,7 @@ use std::time::Duration;
 use peerway_core::config::Config;
 use peerway_core::descriptor::Descriptor;
 use peerway_core::ids::Incarnation;
-use peerway_core::protocol::Role;
+use peerway_core::protocol::{RequestState, Role};
 use peerway_core::region::{MemoryKind, Span};
 
 use super::wire::SimulatedLane;
@@ -135,8 +135,11 @@ impl Node {
         let slot = inner.slots.take(work.shape.total(), PathKind::Tcp, clock::now())?;
         let route = route_of(direction, false);
         self.shard.start_request(slot, session, || Request {
+            state: RequestState::new(route, work.shape.start(), signal.due(), false),
+            work: Some(work),
+            piece,
             bulk,
-            ..Request::new(slot, session.clone(), route, work, signal, piece, false, deadline)
+            ..Request::of_signal(slot, session.clone(), None, signal, deadline)
         });
         let operation = match direction {
             Direction::Read => Operation::Read,

@@ -32,7 +32,7 @@ fn uses(root: &Path) -> anyhow::Result<Uses> {
         for used in paths(&text) {
             if names.contains(&used) {
                 if used != of {
-                    uses.entry(of.clone()).or_default().entry(used).or_insert(file.clone());
+                    uses.entry(of.clone()).or_default().entry(used).or_insert_with(|| file.clone());
                 }
             } else if used.starts_with(char::is_uppercase) {
                 let file = file.display();

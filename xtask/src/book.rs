@@ -398,8 +398,8 @@ fn check_lengths(file: &str, page: &Page, found: &mut Vec<Problem>) {
     }
 }
 
-/// Every chapter stands in the summary, once. A summary that names a missing chapter is a dead link,
-/// which [`check_links`] reports.
+/// Every chapter stands in the summary, once. A summary that names a missing chapter is a dead
+/// link, which [`check_links`] reports.
 fn check_summary(pages: &Pages, found: &mut Vec<Problem>) {
     let mut listed: BTreeSet<String> = BTreeSet::new();
     if let Some(summary) = pages.get(SUMMARY) {

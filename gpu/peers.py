@@ -3,12 +3,14 @@
 
 Compare the results with `peerway bench --memory gpu`.
 
-    gpu/peers.py [nixl] [nixl-peerway] [nccl]    nixl and nccl by default; packages that cannot be imported are skipped
+    gpu/peers.py [nixl] [nixl-peerway] [nccl]
 
-Two processes run one batch at a time; the results are medians. NIXL's time runs from `transfer` until its state is
-done. NCCL's time runs from a `send` in one process and a `recv` in the other until the stream is done. The program
-compares the bytes at the end. Run it under MPS: otherwise the GPU serves the contexts of two processes in turns of
-milliseconds.
+The default is nixl and nccl. The program skips packages that cannot be imported.
+
+Two processes run one batch at a time; the results are medians. NIXL's time runs from `transfer`
+until its state is done. NCCL's time runs from a `send` in one process and a `recv` in the other
+until the stream is done. The program compares the bytes at the end. Run it under MPS: otherwise the
+GPU serves the contexts of two processes in turns of milliseconds.
 """
 
 import json

@@ -5,7 +5,8 @@
 // of the second endpoint and counts them there. The kernel `receive`, on the other side, waits for
 // the count and compares the tokens.
 //
-//   nvcc -std=c++17 -arch=sm_90 driven.cu $(pkg-config --cflags --libs peerway) -o driven && ./driven
+//   nvcc -std=c++17 -arch=sm_90 driven.cu $(pkg-config --cflags --libs peerway) -o driven
+//   ./driven
 #include <peerway.h>
 
 #include <peerway_device.cuh>

@@ -84,7 +84,7 @@ def prefill(shape: Shape, decode: Connection) -> None:
         for layer in range(shape.layers):
             compute(shape, cache, table, layer)
             released.append(time.monotonic())
-            staged.release(layer)  # returns at once, so the next layer is computed while this one moves
+            staged.release(layer)  # returns at once: the next layer is computed while it moves
         staged.wait()
         decode.send((released, peer.path))
         decode.recv()  # keep the endpoint open until decode has finished

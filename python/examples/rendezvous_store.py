@@ -101,7 +101,7 @@ def await_keys(store: TCPStore, rank: int, keys: list[str]) -> None:
     """Waits until other ranks have set all of these keys. Ends the process if they do not."""
     try:
         store.wait(keys, timedelta(seconds=PATIENCE))
-    except RuntimeError as error:  # torch raises DistStoreError and DistNetworkError, which are RuntimeErrors
+    except RuntimeError as error:  # DistStoreError and DistNetworkError of torch are RuntimeErrors
         sys.exit(f"rank {rank}: the keys {', '.join(keys)} were not set within {PATIENCE:.0f} s: {error}")
 
 

@@ -129,8 +129,8 @@ class Busy(PeerwayError):
 class TransferError(PeerwayError):
     """A transfer ended without success.
 
-    The attributes say what is known of it. They are None if the error has another source, such as
-    a call that posts nothing because the peer is gone.
+    The attributes say what is known of it. They are None if the error has another source. A call
+    that posts nothing because the peer is gone sets only ``peer`` and ``incarnation``.
     """
 
     #: The address of the peer.

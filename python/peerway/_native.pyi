@@ -663,6 +663,9 @@ class Fault:
     def peer(self) -> int:
         """The number of the peer that the command was for."""
     @property
+    def address(self) -> str | None:
+        """The address of that peer, or None if the number names no peer."""
+    @property
     def ring(self) -> int:
         """The ring that the command came from."""
     @property

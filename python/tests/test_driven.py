@@ -195,6 +195,8 @@ def test_a_fault_is_reported_once_and_starts_a_new_epoch(two: tuple[Side, Side])
     ours, theirs = two
     producer = ours.proxy.host_producer(1)
     dst, src = theirs.window.base, ours.window.base
+    host, port = ours.endpoint.connect(theirs.endpoint.metadata).address
+    address = f"{host}:{port}"
     with ours.proxy.armed():
         for reason, code, peer, command in [
             ("destination", 4, 0, lambda: producer.put(0, dst + SIZE - 4, src, 8)),
@@ -208,7 +210,10 @@ def test_a_fault_is_reported_once_and_starts_a_new_epoch(two: tuple[Side, Side])
             fault = ours.proxy.take_fault()
             assert fault is not None and ours.proxy.take_fault() is None
             assert (fault.reason, fault.code, fault.peer, fault.ring) == (reason, code, peer, 1)
-            assert str(fault).startswith(f"command {fault.position} of ring 1 (operation {fault.op}, peer {peer}): ")
+            known = peer == 0
+            assert fault.address == (address if known else None)
+            who = f"peer {peer} at {address}" if known else f"peer {peer}"
+            assert str(fault).startswith(f"command {fault.position} of ring 1 (operation {fault.op}, {who}): ")
             assert str(fault) in repr(fault)
         producer.quiet(0)
     # The `quiet` for the unknown peer is the fifth fault.

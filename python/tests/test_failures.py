@@ -86,7 +86,10 @@ def test_failed_transfers_say_what_is_known() -> None:
             assert error.last_event
         with pytest.raises(peerway.PeerGone) as gone:
             peer.notify(b"x")
-        assert gone.value.peer is None, "nothing was posted"
+        host, port = peer.address
+        assert (gone.value.peer, gone.value.incarnation) == (f"{host}:{port}", peer.incarnation)
+        assert f"the peer is gone: {host}:{port} (incarnation {peer.incarnation})" in str(gone.value)
+        assert gone.value.op is None, "nothing was posted"
 
 
 def test_rights_are_kept(far: Far, endpoint: peerway.Endpoint) -> None:

@@ -1,4 +1,5 @@
-//! The Markdown files of the repository and the book in `docs/book`: links, chapters, line lengths.
+//! The Markdown files of the repository and the book in `docs/book`: links, named files, chapters,
+//! line lengths.
 //!
 //! [`check`] needs no tool besides git. It reads every Markdown file and reports all problems at
 //! once, each as `file:line: sentence`. [`build`] renders the book with mdBook.
@@ -19,6 +20,16 @@ const BOOK: &str = "docs/book";
 const CHAPTERS: &str = "docs/book/src/";
 /// The list of its chapters.
 const SUMMARY: &str = "docs/book/src/SUMMARY.md";
+/// The modules of the engine. Pages name their files without this prefix.
+const ENGINE: &str = "crates/peerway/src/";
+/// Directories of the workspace. A path in a code span that begins with one of them is complete.
+const ROOTS: [&str; 10] = [
+    "compat", "crates", "docs", "examples", "fuzz", "include", "plugins", "python", "testbed",
+    "xtask",
+];
+/// The keywords before the name of an item where Rust code defines it.
+const DEFINES: [&str; 9] =
+    ["const", "enum", "fn", "macro_rules", "mod", "static", "struct", "trait", "type"];
 /// The README has fewer lines than this: its reader decides in a minute.
 const README_LINES: usize = 150;
 /// The longest line of prose, in characters.
@@ -30,10 +41,14 @@ const WIDTH: usize = 120;
 ///
 /// All problems, one on each line, behind a line that counts them.
 pub(crate) fn check(workspace: &Path) -> anyhow::Result<()> {
-    let pages = read(workspace, &listed(workspace)?)?;
-    let problems = problems(workspace, &pages);
+    let files = listed(workspace)?;
+    let pages = read(workspace, &files)?;
+    let problems = problems(workspace, &files, &pages);
     if problems.is_empty() {
-        println!("{} Markdown files: links, chapters and lines are in order", pages.len());
+        println!(
+            "{} Markdown files: links, named files, chapters and lines are in order",
+            pages.len()
+        );
         return Ok(());
     }
     bail!("{} problems in Markdown files\n{}", problems.len(), problems.join("\n"))
@@ -57,10 +72,13 @@ pub(crate) fn build(workspace: &Path) -> anyhow::Result<()> {
 }
 
 /// All problems, each as `file:line: sentence`, by file and line.
-fn problems(workspace: &Path, pages: &Pages) -> Vec<String> {
+fn problems(workspace: &Path, files: &[String], pages: &Pages) -> Vec<String> {
     let mut found = Vec::new();
     for (file, page) in pages {
         check_links(workspace, pages, file, page, &mut found);
+        if is_current(file) {
+            check_named_files(workspace, files, file, page, &mut found);
+        }
         check_lengths(file, page, &mut found);
         if file.starts_with(CHAPTERS) {
             check_includes(workspace, file, page, &mut found);
@@ -153,14 +171,14 @@ impl Page {
     }
 }
 
-/// The Markdown files that git tracks or would track, and that exist.
+/// The files that git tracks or would track, and that exist.
 fn listed(workspace: &Path) -> anyhow::Result<Vec<String>> {
-    let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.md"];
+    let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let output = Command::new("git")
         .args(list)
         .current_dir(workspace)
         .output()
-        .context("cannot start git, which lists the Markdown files")?;
+        .context("cannot start git, which lists the files")?;
     if !output.status.success() {
         bail!("git cannot list files: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
@@ -171,9 +189,10 @@ fn listed(workspace: &Path) -> anyhow::Result<Vec<String>> {
     Ok(exist.map(str::to_owned).collect())
 }
 
+/// The Markdown files among `files`.
 fn read(workspace: &Path, files: &[String]) -> anyhow::Result<Pages> {
     let mut pages = Pages::new();
-    for file in files {
+    for file in files.iter().filter(|file| file.ends_with(".md")) {
         let text = fs::read_to_string(workspace.join(file))
             .with_context(|| format!("cannot read {file}"))?;
         pages.insert(file.clone(), Page::new(&text));
@@ -223,6 +242,108 @@ fn follow(workspace: &Path, pages: &Pages, file: &str, link: &str) -> Result<(),
         return Err(format!("the link {link} names #{anchor}, and {target} has no such heading"));
     }
     Ok(())
+}
+
+/// Whether a page describes the repository as it is now: a page at the top or under `docs`. The
+/// changelog and the notebook describe the past.
+fn is_current(file: &str) -> bool {
+    let is_history = file == "CHANGELOG.md" || file.starts_with("docs/notebook/");
+    (!file.contains('/') || file.starts_with("docs/")) && !is_history
+}
+
+/// Each path in a code span names an existing file or directory. Where the page writes "`item` in
+/// `file.rs`" or "`file.rs::item`", the file defines the item.
+fn check_named_files(
+    workspace: &Path,
+    files: &[String],
+    file: &str,
+    page: &Page,
+    found: &mut Vec<Problem>,
+) {
+    for line in page.lines.iter().filter(|line| line.kind != LineKind::Code) {
+        let spans = code_spans(&line.text);
+        let befores = std::iter::once(None).chain(spans.iter().map(Some));
+        for (before, (between, span)) in befores.zip(&spans) {
+            let (path, item) = match span.split_once("::") {
+                Some((path, item)) => (path, Some(item)),
+                None => (*span, before.filter(|_| *between == " in ").map(|(_, item)| *item)),
+            };
+            for path in alternatives(path) {
+                if let Err(sentence) = find_named(workspace, files, &path, item) {
+                    found.push(Problem::new(file, line.number, sentence));
+                }
+            }
+        }
+    }
+}
+
+/// Looks for the file or directory that a code span names; the error is the sentence that says what
+/// is wrong with it. A span that is no path is right.
+///
+/// A path is complete if it begins with a directory of the workspace, and begins at [`ENGINE`] if
+/// it begins with a module's directory. Any other path of a Rust file is the end of a path.
+fn find_named(
+    workspace: &Path,
+    files: &[String],
+    path: &str,
+    item: Option<&str>,
+) -> Result<(), String> {
+    let is_name = |letter: char| letter.is_ascii_alphanumeric() || "_-./".contains(letter);
+    // A name in capitals, as in `transport/NAME.rs`, stands for any name.
+    let is_blank = |name: &str| {
+        let stem = name.strip_suffix(".rs").unwrap_or(name);
+        !stem.is_empty() && stem.chars().all(|letter| letter.is_ascii_uppercase())
+    };
+    if !path.chars().all(is_name) || path.split('/').any(is_blank) {
+        return Ok(());
+    }
+    let first = path.split_once('/').map(|(first, _)| first);
+    let is_module = |first: &str| !first.is_empty() && workspace.join(ENGINE).join(first).is_dir();
+    let mut places: Vec<String> = if first.is_some_and(|first| ROOTS.contains(&first)) {
+        vec![path.to_owned()]
+    } else if first.is_some_and(is_module) {
+        // The workspace has a directory `gpu` too.
+        vec![format!("{ENGINE}{path}"), path.to_owned()]
+    } else if path.ends_with(".rs") {
+        let is_end = |file: &&String| {
+            file.strip_suffix(path).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+        };
+        files.iter().filter(is_end).cloned().collect()
+    } else {
+        return Ok(());
+    };
+    places.retain(|place| workspace.join(place).exists());
+    if places.is_empty() {
+        return Err(format!("the page names `{path}`, which does not exist"));
+    }
+    let Some(item) = item.filter(|_| path.ends_with(".rs")) else { return Ok(()) };
+    let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let item = item.split(|letter| !is_part(letter)).next().unwrap_or_default();
+    // Several files may have this name. The page's context says which one it means.
+    let is_defined = places.iter().any(|place| {
+        let text = fs::read_to_string(workspace.join(place)).unwrap_or_default();
+        let words: Vec<&str> =
+            text.split(|letter| !is_part(letter)).filter(|word| !word.is_empty()).collect();
+        words.windows(2).any(|pair| DEFINES.contains(&pair[0]) && pair[1] == item)
+    });
+    if is_defined {
+        return Ok(());
+    }
+    Err(format!("the page names `{item}` in `{path}`, which does not define it"))
+}
+
+/// The paths that `a/{b,c}.rs` stands for; the text itself if it has no such list.
+fn alternatives(path: &str) -> Vec<String> {
+    let list = path.split_once('{').and_then(|(before, rest)| {
+        let (names, behind) = rest.split_once('}')?;
+        Some((before, names, behind))
+    });
+    match list {
+        Some((before, names, behind)) => {
+            names.split(',').map(|name| format!("{before}{}{behind}", name.trim())).collect()
+        }
+        None => vec![path.to_owned()],
+    }
 }
 
 /// Each `{{#include ...}}` of a chapter names an existing file and, if it names an anchor, one that
@@ -277,8 +398,8 @@ fn check_lengths(file: &str, page: &Page, found: &mut Vec<Problem>) {
     }
 }
 
-/// Every chapter stands in the summary, once. A summary that names a missing chapter is a dead link,
-/// which [`check_links`] reports.
+/// Every chapter stands in the summary, once. A summary that names a missing chapter is a dead
+/// link, which [`check_links`] reports.
 fn check_summary(pages: &Pages, found: &mut Vec<Problem>) {
     let mut listed: BTreeSet<String> = BTreeSet::new();
     if let Some(summary) = pages.get(SUMMARY) {
@@ -362,6 +483,24 @@ fn without_code(line: &str) -> String {
     }
     text.push_str(rest);
     text
+}
+
+/// The code spans of a line, each with the text between it and the one before.
+fn code_spans(line: &str) -> Vec<(&str, &str)> {
+    let mut spans = Vec::new();
+    let mut rest = line;
+    while let Some(at) = rest.find('`') {
+        let ticks = leading_ticks(&rest[at..]);
+        let behind = &rest[at + ticks..];
+        rest = match closing_ticks(behind, ticks) {
+            Some(end) => {
+                spans.push((&rest[..at], behind[..end].trim()));
+                &behind[end + ticks..]
+            }
+            None => behind,
+        };
+    }
+    spans
 }
 
 fn leading_ticks(text: &str) -> usize {
@@ -467,12 +606,12 @@ mod tests {
                 fs::write(path, text).unwrap();
             }
             let names = files.iter().map(|(file, _)| (*file).to_owned());
-            Self { root, files: names.filter(|file| file.ends_with(".md")).collect() }
+            Self { root, files: names.collect() }
         }
 
         fn problems(&self) -> Vec<String> {
             let pages = read(&self.root, &self.files).unwrap();
-            problems(&self.root, &pages)
+            problems(&self.root, &self.files, &pages)
         }
     }
 
@@ -581,6 +720,47 @@ mod tests {
             "docs/book/src/b.md:4: the included file ../../../B.md cannot be read",
         ];
         assert_eq!(tree.problems(), expected);
+    }
+
+    #[test]
+    fn a_named_file_that_does_not_exist_is_reported() {
+        let text = "`crates/a/src/lib.rs` `crates/a/src/gone.rs`\n\
+                    `progress/lane.rs` `progress/{lane,gone}.rs` `progress/` `progress/old/`\n\
+                    | `peer.rs` `src/peer.rs` `eer.rs` |\n\
+                    `peer.rs::connect` `peer.rs::conn` `peer.rs::connect()`, `way` in `peer.rs`\n\
+                    `docs/gone.md` `xtask/src/gone.rs`\n";
+        let files = [
+            ("CONTRIBUTING.md", text),
+            ("crates/a/src/lib.rs", ""),
+            ("crates/peerway/src/peer.rs", "// A way\nfn connect() {}\n"),
+            ("crates/peerway/src/progress/lane.rs", ""),
+        ];
+        let expected = [
+            "CONTRIBUTING.md:1: the page names `crates/a/src/gone.rs`, which does not exist",
+            "CONTRIBUTING.md:2: the page names `progress/gone.rs`, which does not exist",
+            "CONTRIBUTING.md:2: the page names `progress/old/`, which does not exist",
+            "CONTRIBUTING.md:3: the page names `eer.rs`, which does not exist",
+            "CONTRIBUTING.md:4: the page names `conn` in `peer.rs`, which does not define it",
+            "CONTRIBUTING.md:4: the page names `way` in `peer.rs`, which does not define it",
+            "CONTRIBUTING.md:5: the page names `docs/gone.md`, which does not exist",
+            "CONTRIBUTING.md:5: the page names `xtask/src/gone.rs`, which does not exist",
+        ];
+        assert_eq!(Tree::new("named", &files).problems(), expected);
+    }
+
+    #[test]
+    fn placeholders_code_blocks_and_history_name_any_file() {
+        let text = "`crates/peerway/src/transport/NAME.rs`, `NAME/mod.rs`, `/proc/PID/mem`,\n\
+                    `target/book`, `std::fs`, `a/b`, `crates/<name>/x.rs`\n\n\
+                    ```\n`crates/gone.rs`\n```\n";
+        let past = "`crates/gone.rs`\n";
+        let files = [
+            ("ARCHITECTURE.md", text),
+            ("CHANGELOG.md", past),
+            ("docs/notebook/2026-01-01-x.md", past),
+            ("crates/a/README.md", past),
+        ];
+        assert_eq!(Tree::new("blanks", &files).problems(), Vec::<String>::new());
     }
 
     #[test]

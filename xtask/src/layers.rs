@@ -155,8 +155,8 @@ fn modules_use_only_what_comes_after_them_in_the_map() {
     }
 }
 
-/// The modules in the list of ARCHITECTURE.md, in order. Each line has modules, then, after at least
-/// two spaces, their purpose.
+/// The modules in the list of ARCHITECTURE.md, in order. Each line has modules, then, after at
+/// least two spaces, their purpose.
 fn modules_in(map: &str) -> Vec<String> {
     let list = map.split("Inside `peerway`").nth(1).and_then(|rest| rest.split("```").nth(1));
     let lines = list.unwrap_or_default().lines().filter(|line| !line.trim().is_empty());

@@ -53,7 +53,7 @@ enum Command {
         check: bool,
     },
     /// Build the book into target/book, if mdbook is installed, after checking the links of every
-    /// Markdown file.
+    /// Markdown file and the paths of the repository that it names.
     Docs,
     /// Write include/peerway_abi.h from its definition in Rust. A test of peerway-core compares the
     /// two.

@@ -357,7 +357,7 @@ fn of_post(error: &PostError) -> Status {
         PostError::Busy { .. } => Status::Busy,
         PostError::Access { .. } => Status::Access,
         PostError::OtherPeer => Status::OtherPeer,
-        PostError::PeerGone => Status::PeerGone,
+        PostError::PeerGone { .. } => Status::PeerGone,
         PostError::NotificationTooLong { .. } => Status::NotificationTooLong,
         PostError::MixedGpus { .. } => Status::MixedGpus,
         PostError::Gpu(error) => of_gpu(error),

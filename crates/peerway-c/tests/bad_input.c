@@ -355,8 +355,11 @@ static void work(void) {
     OK(peerway_batch_free(batch));
 
     // A removed peer.
+    char gone[96] = "the peer is gone: ";
+    size_t prefix = strlen(gone), address_len;
+    OK(peerway_peer_address(two.peer, gone + prefix, sizeof gone - prefix, &address_len));
     OK(peerway_peer_remove(two.peer));
-    SAYS(peerway_peer_write(two.peer, two.ours, 0, two.remote, 0, 64), PEERWAY_STATUS_PEER_GONE, "the peer is gone");
+    SAYS(peerway_peer_write(two.peer, two.ours, 0, two.remote, 0, 64), PEERWAY_STATUS_PEER_GONE, gone);
     struct peerway_notification *notification;
     SAYS(peerway_peer_notification(two.peer, PEERWAY_FOREVER, &notification), PEERWAY_STATUS_PEER_GONE, "gone");
     free_two(&two);

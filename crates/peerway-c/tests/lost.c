@@ -1,7 +1,8 @@
-// A peer is stopped, and then killed, while transfers to it are in flight. The transfers end in
-// time, with the right status and fence.
+// A peer revokes memory, is stopped, and then killed while transfers to it are in flight. The
+// transfers end in time, with the right status and fence.
 #define _GNU_SOURCE
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -12,7 +13,7 @@
 #define BYTES ((size_t)64 << 20)
 
 struct invitation {
-    unsigned char metadata[1024], descriptor[PEERWAY_DESCRIPTOR_LEN];
+    unsigned char metadata[1024], descriptor[PEERWAY_DESCRIPTOR_LEN], short_lived[PEERWAY_DESCRIPTOR_LEN];
     size_t metadata_len;
 };
 
@@ -22,17 +23,28 @@ static const struct peerway_endpoint_options OPTIONS = {.size = sizeof OPTIONS,
                                                         .detect_ns = 120 * SECOND,
                                                         .fence_ns = SECOND / 2};
 
-// Owns memory until the process is killed.
+// Owns memory until the process is killed. Revokes a second region when a byte arrives, and answers
+// with a byte that says whether the fence is open.
 static void owner(int socket) {
     struct peerway_endpoint *endpoint;
-    struct peerway_region *region;
+    struct peerway_region *region, *second;
     struct invitation invitation;
+    // A check that fails in the parent must leave no process behind.
+    TRUE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
     memset(&invitation, 0, sizeof invitation);
     OK(peerway_endpoint_new(&OPTIONS, &endpoint));
     OK(peerway_region_allocate(endpoint, BYTES, &region));
     OK(peerway_endpoint_metadata(endpoint, invitation.metadata, sizeof invitation.metadata, &invitation.metadata_len));
     OK(peerway_region_advertise(region, 0, UINT64_MAX, PEERWAY_ACCESS_READ_WRITE, NULL, invitation.descriptor));
+    OK(peerway_region_allocate(endpoint, BYTES, &second));
+    OK(peerway_region_advertise(second, 0, UINT64_MAX, PEERWAY_ACCESS_READ_WRITE, NULL, invitation.short_lived));
     TRUE(write(socket, &invitation, sizeof invitation) == sizeof invitation);
+    unsigned char byte;
+    bool open;
+    TRUE(read(socket, &byte, 1) == 1);
+    OK(peerway_region_revoke(second, &open));
+    byte = open;
+    TRUE(write(socket, &byte, 1) == 1);
     for (;;) pause();
 }
 
@@ -76,6 +88,33 @@ int main(void) {
     OK(peerway_peer_import(peer, invitation.descriptor, sizeof invitation.descriptor, &remote));
     OK(peerway_batch_range(PEERWAY_DIRECTION_WRITE, region, 0, remote, 0, BYTES, NULL, &batch));
 
+    // Revoked: the peer refuses every frame, and says why. The session and its lanes live on.
+    struct peerway_failure failure = {.size = sizeof failure};
+    struct peerway_remote *short_lived;
+    struct peerway_batch *late;
+    unsigned char open = 2;
+    OK(peerway_peer_import(peer, invitation.short_lived, sizeof invitation.short_lived, &short_lived));
+    // The deadline of the endpoint is for the stopped peer.
+    struct peerway_batch_options patient = {.size = sizeof patient, .deadline_ns = 120 * SECOND};
+    OK(peerway_batch_range(PEERWAY_DIRECTION_WRITE, region, 0, short_lived, 0, BYTES, &patient, &late));
+    OK(peerway_peer_post(peer, late, &transfer));
+    OK(peerway_transfer_wait(transfer, PEERWAY_FOREVER, NULL));
+    SAYS(peerway_transfer_failure(transfer, &failure), PEERWAY_STATUS_NOTHING, NULL);
+    OK(peerway_transfer_free(transfer));
+    TRUE(write(sockets[0], "r", 1) == 1 && read(sockets[0], &open, 1) == 1 && open == 0);
+    OK(peerway_peer_post(peer, late, &transfer));
+    SAYS(peerway_transfer_wait(transfer, PEERWAY_FOREVER, &ended), PEERWAY_STATUS_REVOKED, "the peer revoked the region; the fence is held");
+    TRUE(ended.status == PEERWAY_STATUS_REVOKED && !ended.fence_open);
+    OK(peerway_transfer_failure(transfer, &failure));
+    check(&failure, peer, PEERWAY_STATUS_REVOKED);
+    TRUE(failure.fence == PEERWAY_FENCE_HELD && failure.bytes_done == 0 && !failure.last_event[0]);
+    OK(peerway_transfer_free(transfer));
+    OK(peerway_batch_free(late));
+    OK(peerway_remote_free(short_lived));
+    struct peerway_peer_facts facts = {.size = sizeof facts};
+    OK(peerway_peer_describe(peer, &facts));
+    TRUE(facts.alive);
+
     // Stopped: the deadline ends the transfer. Bytes that the peer has not acknowledged may still
     // arrive.
     TRUE(kill(child, SIGSTOP) == 0);
@@ -88,7 +127,6 @@ int main(void) {
     struct peerway_transfer_stats stats = {.size = sizeof stats};
     OK(peerway_transfer_statistics(transfer, &stats));
     TRUE(stats.bytes_total == BYTES && stats.bytes_done < BYTES && stats.path == PEERWAY_PATH_TCP);
-    struct peerway_failure failure = {.size = sizeof failure};
     OK(peerway_transfer_failure(transfer, &failure));
     check(&failure, peer, PEERWAY_STATUS_DEADLINE);
     TRUE(failure.fence == PEERWAY_FENCE_OPEN && failure.bytes_done < BYTES && !failure.last_event[0]);
@@ -136,7 +174,7 @@ int main(void) {
     OK(peerway_transfer_free(transfer));
     TRUE(waitpid(child, NULL, 0) == child);
     SAYS(peerway_peer_post(peer, batch, &transfer), PEERWAY_STATUS_PEER_GONE, "the peer is gone");
-    struct peerway_peer_facts facts = {.size = sizeof facts};
+    TRUE(strstr(peerway_last_error(), failure.peer) != NULL);
     OK(peerway_peer_describe(peer, &facts));
     TRUE(!facts.alive);
     struct peerway_peer *again;

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::{Parser, Subcommand};
+use peerway_core::config::LogLevel;
 
 use crate::bench::driven::{LocalArgs, RemoteArgs, RemoteMeasure};
 use crate::bench::{self, BenchArgs};
@@ -36,6 +37,17 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
+    /// The level of the engine's log where no environment variable sets one. The benchmarks report
+    /// a failure in one line of their own, so the engine's warnings about it would repeat it.
+    pub(crate) fn default_log_level(&self) -> LogLevel {
+        match self.command {
+            Command::Bench(_) | Command::BenchmarkLocal(_) | Command::BenchmarkRemote { .. } => {
+                LogLevel::Error
+            }
+            Command::Doctor(_) | Command::NixlInstall(_) => LogLevel::Warn,
+        }
+    }
+
     /// Runs the subcommand.
     pub(crate) fn run(self) -> anyhow::Result<()> {
         match self.command {

@@ -1,14 +1,38 @@
 //! Engine logs on standard error, at the level that PEERWAY_LOG_LEVEL sets.
 
-use peerway_core::config::{Config, LogLevel};
+use peerway_core::config::{Config, LogLevel, SETTINGS};
 use tracing_subscriber::filter::LevelFilter;
 
-/// Starts logging. This function ignores an invalid configuration: the subcommand that uses the
-/// configuration reports the error.
-pub(crate) fn start() {
-    let level = Config::from_env(|name| std::env::var(name).ok())
-        .map_or(LogLevel::Warn, |(config, _)| config.log_level);
+use crate::output;
+
+/// Starts logging. `default` is the level where no environment variable sets one. This function
+/// ignores an invalid configuration: the subcommand that uses the configuration reports the error.
+pub(crate) fn start(default: LogLevel) {
+    let level = match Config::from_env(variable) {
+        Ok((config, _)) if is_level_set() => config.log_level,
+        _ => default,
+    };
     // The engine and `tracing` use the same level names.
     let filter = level.to_string().parse().unwrap_or(LevelFilter::WARN);
     tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).init();
+}
+
+/// Prints each warning about the settings once, for a subcommand that hides the engine's warnings
+/// by default. Where a variable sets the level, the engine logs these warnings.
+pub(crate) fn report_settings() {
+    if let (false, Ok((_, warnings))) = (is_level_set(), Config::from_env(variable)) {
+        for warning in warnings {
+            output::report_line(format_args!("peerway: warning: {warning}"));
+        }
+    }
+}
+
+fn is_level_set() -> bool {
+    SETTINGS
+        .iter()
+        .any(|setting| setting.name == "PEERWAY_LOG_LEVEL" && setting.find(variable).is_some())
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }

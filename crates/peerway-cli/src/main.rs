@@ -20,7 +20,7 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(cli::words(std::env::args_os()));
-    log::start();
+    log::start(cli.default_log_level());
     match cli.run() {
         Ok(()) => ExitCode::SUCCESS,
         // The reader closed the pipe before the end (`peerway doctor | head`).

@@ -12,6 +12,10 @@ const WATCHDOG: Duration = Duration::from_secs(300);
 fn bench(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerway"));
     command.arg("bench").args(line.split_whitespace());
+    // The tests compare what the command prints without a log level.
+    for name in ["PEERWAY_LOG_LEVEL", "UCCL_P2P_LOG_LEVEL", "UCCL_DEBUG"] {
+        command.env_remove(name);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -39,6 +43,14 @@ fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The state follows the name, which is in parentheses. Z is a zombie.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// The second process of a run, once its row runs. A row of these tests lasts for minutes.
+fn working_second(first: u32) -> u32 {
+    wait_until("no second process", || !children(first).is_empty());
+    let second = children(first)[0];
+    wait_for_work(second);
+    second
 }
 
 /// Waits until a process is in the middle of its work: it has used much more CPU time than its
@@ -249,30 +261,46 @@ fn a_gpu_that_is_not_there_is_one_line() {
 #[test]
 fn a_killed_second_process_ends_the_run_with_one_line() {
     let child = bench("--seconds 600 --sizes 4K --paths tcp").spawn().unwrap();
-    let pid = child.id();
-    wait_until("no second process", || !children(pid).is_empty());
-    let second = children(pid)[0];
-    // Wait until the row runs. It lasts for minutes.
-    wait_for_work(second);
+    let second = working_second(child.id());
     Command::new("kill").args(["-9", &second.to_string()]).status().unwrap();
     let output = finish(child);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    // The engine may warn of the lost session first. The command itself says one line.
-    let (warnings, own): (Vec<&str>, Vec<&str>) =
-        said.lines().partition(|line| line.contains("WARN") && line.contains("lost the session"));
-    assert!(warnings.len() <= 1, "{said}");
-    assert_eq!(own.len(), 1, "{said}");
-    assert!(own[0].starts_with("peerway: the second process ended"), "{said}");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 1, "{said}");
+    assert!(lines[0].starts_with("peerway: the second process ended"), "{said}");
+    assert!(lines[0].contains("signal: 9"), "{said}");
+}
+
+#[test]
+fn the_log_of_the_engine_is_shown_only_at_a_level_that_is_set() {
+    let line = "--seconds 0.01 --sizes 4K --iovs 1 --paths tcp --json -";
+    let logged = |level: &str| {
+        let output = finish(bench(line).env("PEERWAY_LOG_LEVEL", level).spawn().unwrap());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        said.lines().any(|line| line.contains("peerway::"))
+    };
+    assert!(logged("debug"));
+    assert!(!logged(""));
+}
+
+#[test]
+fn a_setting_without_effect_is_one_line() {
+    let mut command = bench("--seconds 0.01 --sizes 4K --iovs 1 --paths tcp,local-ring --json -");
+    let child = command.env("UCCL_DEBUG_SUBSYS", "P2P").spawn().unwrap();
+    let output = finish(child);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    let about: Vec<&str> = said.lines().filter(|line| line.contains("UCCL_DEBUG_SUBSYS")).collect();
+    assert_eq!(about.len(), 1, "{said}");
+    assert!(about[0].starts_with("peerway: warning: UCCL_DEBUG_SUBSYS has no effect"), "{said}");
 }
 
 #[test]
 fn a_killed_first_process_leaves_no_second_one() {
     let mut child = bench("--seconds 600 --sizes 4K --paths local-ring").spawn().unwrap();
-    let pid = child.id();
-    wait_until("no second process", || !children(pid).is_empty());
-    let second = children(pid)[0];
-    wait_for_work(second);
+    let second = working_second(child.id());
     child.kill().unwrap();
     child.wait().unwrap();
     wait_until("the second process is still alive", || !is_alive(second));

@@ -1,8 +1,8 @@
 //! The part of Peerway that does no input or output.
 //!
 //! This crate holds ids, region arithmetic, the shapes of work and their cursors, the striping
-//! rule, wire frames, the protocol of lanes, credits, counters, leases, device locality, the configuration table and
-//! transfer outcomes.
+//! rule, wire frames, the protocol of lanes, credits, counters, leases, device locality, the
+//! configuration table and transfer outcomes.
 //!
 //! Everything here is deterministic and free of `unsafe`, so tests and fuzzers run it without a
 //! peer. The `peerway` crate drives it.

@@ -8,6 +8,11 @@ mod support;
 #[path = "../../peerway/tests/gpu.rs"]
 mod engine;
 
+use peerway::{Access, Batch, Endpoint, Pin, Reason, TransferError};
+
+/// Set in the processes that a test of this file has started.
+const INSIDE: &str = "PEERWAY_FAKECUDA_GPU";
+
 /// Tests that need a second process, a second GPU or a compiler. Tests that have these name them
 /// explicitly.
 const NEEDY: [&str; 3] = ["owner", "memories_of_two_gpus", "a_kernel_that_is_compiled_now"];
@@ -59,6 +64,44 @@ fn they_pass_where_memory_cannot_be_shared() {
     // Bytes then go through pinned buffers, also between processes of one host.
     let said = pass("vmm=no,ipc=no", "every_shape");
     assert!(!said.contains("panicked"), "{said}");
+}
+
+/// A driver that fails during a transfer through staging buffers: the log names the peer.
+#[test]
+fn a_failed_copy_of_a_transfer_names_the_peer() {
+    let test = "a_failed_copy_of_a_transfer_names_the_peer";
+    if std::env::var_os(INSIDE).is_none() {
+        for way in ["from-gpu", "to-gpu"] {
+            // Enough calls that both endpoints are ready.
+            let script = "fail=cuMemcpyAsync@40:719,fail=cuLaunchKernel@40:719";
+            let mut command = support::engine(script);
+            command.args(["--exact", test, "--nocapture"]).env(INSIDE, way);
+            let said = support::pass(&mut command);
+            let (_, peer) = said.lines().find_map(|line| line.split_once("the peer is ")).unwrap();
+            let logged = said.lines().find(|line| line.contains("a GPU copy failed")).unwrap();
+            assert!(logged.ends_with(&format!("peer={peer}")), "{peer} is not in: {logged}");
+        }
+        return;
+    }
+    tracing_subscriber::fmt().with_ansi(false).init();
+    let endpoint = || Endpoint::builder().transport(Pin::Tcp).build().unwrap();
+    let (here, there) = (endpoint(), endpoint());
+    let peer = here.connect(&there.metadata()).unwrap();
+    let (gpu, host) = (1 << 20, vec![7; 1 << 20]);
+    // The side with the GPU memory logs the failure, and names the other side.
+    let (ours, theirs) = if std::env::var(INSIDE).unwrap() == "from-gpu" {
+        println!("the peer is {}", peer.address());
+        (here.allocate_gpu(0, gpu).unwrap(), there.register(host).unwrap())
+    } else {
+        println!("the peer is {}", there.accept(support::WATCHDOG).unwrap().address());
+        (here.register(host).unwrap(), there.allocate_gpu(0, gpu).unwrap())
+    };
+    let remote = peer.import(&theirs.advertise(Access::WRITE).unwrap()).unwrap();
+    let batch = Batch::write(&ours.all(), &remote.all()).unwrap();
+    let ended = (0..1000).map(|_| peer.post(&batch).unwrap().join());
+    let failed = ended.into_iter().find(|ended| ended.reason != Reason::Done);
+    let reason = failed.expect("no copy failed").reason;
+    assert_eq!(reason, Reason::Failed(TransferError::Device));
 }
 
 mod needs_nvrtc {

@@ -29,12 +29,16 @@
 //! | `flush_after=N` | | a queue pair fails when it begins its N-th request |
 //! | `memlock=BYTES` | | registering more than this on a device fails, as beyond `ulimit -l` |
 //! | `dmabuf=no` | | registering a dma-buf fails with EOPNOTSUPP, as before Linux 5.12 |
-//! | `posted` | | a peer's writes to a dma-buf land only when a peer reads some dma-buf, as with GPUs that do not order writes |
-//! | `prompt` | | a post returns only when its queue pair is idle, as if the posting processor were the device |
+//! | `posted` | | writes to a dma-buf land only when a peer reads some dma-buf |
+//! | `prompt` | | a post returns only when its queue pair is idle |
 //! | `remove=DEV@N` | | the device disappears with its N-th request in a process |
-//! | `die=N` | | the process dies at the N-th memory access by peers, as kernels end one: registrations go first, connections later |
+//! | `die=N` | | the process dies at the N-th memory access by peers |
 //! | `linkdown=DEV@MS..MS` | | the device loses all packets between these times after loading |
 //! | `patience=T` | 1s | how long to wait per retry for a peer that exists but is silent |
+//!
+//! `posted` behaves like a GPU that does not order writes. `prompt` behaves as if the posting
+//! processor were the device. `die` ends the process as a kernel does: registrations go first,
+//! connections later.
 //!
 //! The random generator of a context starts from the seed and from the number of contexts that the
 //! process opened before. A process that does the same in the same order therefore meets the same

@@ -2,8 +2,8 @@
 //!
 //! While other threads poll, the progress thread leaves the polling to them, and it comes back by
 //! itself. An engine that loses a wake-up waits for the next heartbeat, for 5 s on average. Each
-//! test repeats until no round has waited for a heartbeat several times in a row. A busy machine may
-//! spoil any number of rounds within the watchdog.
+//! test repeats until no round has waited for a heartbeat several times in a row. A busy machine
+//! may spoil any number of rounds within the watchdog.
 
 mod support;
 

@@ -1,11 +1,13 @@
 //! The engine's errors as Python exceptions. `peerway/_errors.py` defines the classes.
 
+use std::net::SocketAddr;
+
 use peerway::driven::{HostProducerError, ProxyError, PushError};
 use peerway::gpu::GpuError;
 use peerway::gpu::jit::JitError;
 use peerway::{
-    AcceptError, BuildError, ConnectError, Ended, Failure, Fence, ImportError, PostError, Reason,
-    RegisterError, TransferError,
+    AcceptError, BuildError, ConnectError, Ended, Failure, Fence, ImportError, Incarnation,
+    PostError, Reason, RegisterError, TransferError,
 };
 use pyo3::exceptions::{PyBaseException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
@@ -47,8 +49,7 @@ pub(crate) fn ended(
 
 /// Sets the attributes of `TransferError`.
 fn describe(error: &Bound<'_, PyBaseException>, failure: &Failure) -> PyResult<()> {
-    error.setattr("peer", failure.peer.to_string())?;
-    error.setattr("incarnation", failure.incarnation.to_string())?;
+    name_peer(error, failure.peer, failure.incarnation)?;
     error.setattr("path", failure.path.to_string())?;
     error.setattr("op", failure.operation.name())?;
     error.setattr("bytes_done", failure.bytes_done)?;
@@ -59,6 +60,16 @@ fn describe(error: &Bound<'_, PyBaseException>, failure: &Failure) -> PyResult<(
     };
     error.setattr("fence", fence)?;
     error.setattr("last_event", failure.last_event.as_ref().map(|event| &event.what))
+}
+
+/// Sets the attributes that name the peer.
+fn name_peer(
+    error: &Bound<'_, PyBaseException>,
+    peer: SocketAddr,
+    incarnation: Incarnation,
+) -> PyResult<()> {
+    error.setattr("peer", peer.to_string())?;
+    error.setattr("incarnation", incarnation.to_string())
 }
 
 fn transfer(error: TransferError) -> &'static str {
@@ -162,12 +173,17 @@ pub(crate) fn post(py: Python<'_>, error: PostError) -> PyErr {
     let class = match error {
         PostError::Busy { .. } => "Busy",
         PostError::Access { .. } => "AccessDenied",
-        PostError::PeerGone => "PeerGone",
+        PostError::PeerGone { .. } => "PeerGone",
         PostError::EndpointClosed | PostError::Forked => "EndpointClosed",
         PostError::Gpu(_) => "GpuError",
         _ => "InvalidWork",
     };
-    raise(py, class, error)
+    let raised = raise(py, class, &error);
+    if let PostError::PeerGone { peer, incarnation } = error {
+        // An exception that takes no attributes is still the right one.
+        let _ = name_peer(raised.value(py), peer, incarnation);
+    }
+    raised
 }
 
 /// Why a proxy could not be built.

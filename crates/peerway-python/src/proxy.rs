@@ -471,6 +471,12 @@ impl Fault {
         self.fault.peer
     }
 
+    /// The address of that peer, or None if the number names no peer.
+    #[getter]
+    fn address(&self) -> Option<String> {
+        self.fault.address.map(|address| address.to_string())
+    }
+
     /// The ring that the command came from.
     #[getter]
     fn ring(&self) -> u32 {

@@ -273,9 +273,14 @@ pub enum PostError {
     /// The remote region belongs to another peer.
     #[error("a remote region of another peer was used; import the region from this peer")]
     OtherPeer,
-    /// The peer is gone.
-    #[error("the peer is gone")]
-    PeerGone,
+    /// The session with the peer has ended. Connect again to reach the peer's next incarnation.
+    #[error("the peer is gone: {peer} (incarnation {incarnation}); connect again to continue")]
+    PeerGone {
+        /// The address that the session was opened with.
+        peer: SocketAddr,
+        /// The incarnation of the peer.
+        incarnation: Incarnation,
+    },
     /// The notification is longer than allowed.
     #[error("a notification of {len} bytes is over the cap of {max}")]
     NotificationTooLong {

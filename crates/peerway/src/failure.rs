@@ -107,8 +107,8 @@ impl fmt::Display for Operation {
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct LaneEvent {
-    /// What happened, with the operating system's reason where there is one, such as "lane 2 failed:
-    /// Connection reset by peer (os error 104)".
+    /// What happened, with the operating system's reason where there is one, such as "lane 2
+    /// failed: Connection reset by peer (os error 104)".
     pub what: String,
     /// The time from the event to the call that asked for it.
     pub age: Duration,

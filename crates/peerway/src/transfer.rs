@@ -621,7 +621,12 @@ pub(crate) unsafe fn post_in(
 #[inline]
 fn check_peer(endpoint: &Engine, session: &Session) -> Result<(), PostError> {
     endpoint.check_open().map_err(PostError::from)?;
-    if session.is_alive() { Ok(()) } else { Err(PostError::PeerGone) }
+    if session.is_alive() { Ok(()) } else { Err(peer_gone(session)) }
+}
+
+#[cold]
+fn peer_gone(session: &Session) -> PostError {
+    PostError::PeerGone { peer: session.addr, incarnation: session.incarnation }
 }
 
 /// Checks that a batch is for this peer, and that its GPU memory is usable.

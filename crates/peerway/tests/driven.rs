@@ -2,10 +2,10 @@
 //! program covers several processes and their failures.
 
 use std::ffi::c_void;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerway::driven::{
-    Command, Forward, HostProducerError, Op, Proxy, ProxyError, PushError, Window,
+    Command, FaultCode, Forward, HostProducerError, Op, Proxy, ProxyError, PushError, Window,
 };
 use peerway::{Access, Endpoint, Peer, Region};
 
@@ -263,6 +263,41 @@ fn the_header_for_kernels_follows_the_proxys_protocol() {
     };
     assert_eq!(status, 4, "PEERWAY_FAILED");
     assert!(two.proxies[0].take_fault().is_some());
+}
+
+#[test]
+fn a_fault_names_the_address_of_its_peer() {
+    let two = Two::new();
+    let _armed = two.proxies[0].arm();
+    let address = two.peers[0].address();
+    let producer = two.proxies[0].host_producer(0).unwrap();
+    let next_fault = || {
+        let watchdog = Instant::now() + SOON;
+        loop {
+            if let Some(fault) = two.proxies[0].take_fault() {
+                return fault;
+            }
+            assert!(Instant::now() < watchdog, "no fault");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    producer.signal(0, u16::MAX).unwrap();
+    let fault = next_fault();
+    assert_eq!((fault.code, fault.peer, fault.address), (FaultCode::Counter, 0, Some(address)));
+    assert!(fault.to_string().contains(&format!("peer 0 at {address}): ")), "{fault}");
+
+    producer.signal(3, 0).unwrap();
+    let fault = next_fault();
+    assert_eq!((fault.code, fault.peer, fault.address), (FaultCode::Peer, 3, None));
+    assert!(fault.to_string().contains("peer 3): "), "{fault}");
+
+    // The answer of a rule is for a numbered peer. The copies of a rule concern no peer.
+    let slice = two.regions[0].slice(0..8);
+    two.proxies[0].forward(Forward::new(7, slice).answer(0, u16::MAX)).unwrap();
+    let _their_armed = two.proxies[1].arm();
+    two.proxies[1].host_producer(0).unwrap().signal(0, 7).unwrap();
+    let fault = next_fault();
+    assert_eq!((fault.code, fault.peer, fault.address), (FaultCode::Counter, 0, Some(address)));
 }
 
 /// A loaded library that was compiled from C++ text.

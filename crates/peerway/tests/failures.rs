@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use peerway::{
-    Access, Batch, Ended, Endpoint, Error, Failure, Fence, Operation, PathKind, Peer, Pin, Reason,
-    Region, RemoteRegion, Transfer, TransferError,
+    Access, Batch, Ended, Endpoint, Error, Failure, Fence, Operation, PathKind, Peer, Pin,
+    PostError, Reason, Region, RemoteRegion, Transfer, TransferError,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
@@ -199,6 +199,14 @@ fn a_killed_peer_is_named_in_failures_and_in_one_warning() {
         assert_eq!(ended.reason, gone, "{pin}");
         let failure = notified.failure().unwrap();
         check(&failure, peer, Operation::Notify, 0, ended);
+
+        let refused = peer.notify(b"nobody is there").err().unwrap();
+        let (address, incarnation) = (peer.address(), peer.incarnation());
+        assert_eq!(refused, PostError::PeerGone { peer: address, incarnation }, "{pin}");
+        let expected = format!(
+            "the peer is gone: {address} (incarnation {incarnation}); connect again to continue"
+        );
+        assert_eq!(refused.to_string(), expected, "{pin}");
 
         let addr = peer.address().to_string();
         wait_until("a warning", || !log.lines("WARN", &addr).is_empty());

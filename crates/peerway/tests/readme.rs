@@ -23,7 +23,7 @@ fn example() -> Result<(), Box<dyn std::error::Error>> {
         ours.blocks(0, 4096, 4096, &[0, 1, 2]),
         remote.blocks(0, 4096, 4096, &[17, 4, 99]),
     )?;
-    let transfer = peer.post(&pages)?;                        // returns at once; poll, wait, cancel, await
+    let transfer = peer.post(&pages)?;                        // returns at once; wait or cancel
     println!("{} by {}", transfer.join(), peer.path());
 
     Ok(())

@@ -51,7 +51,7 @@ class Side:
         return self.memory.ctypes.data
 
     def descriptors(self, *ranges, base=None):
-        """Descriptors of (offset, length) pairs, in the own memory or in memory that begins at `base`."""
+        """Descriptors of (offset, length) pairs, in the own memory or in memory from `base` on."""
         base = self.address if base is None else base
         listed = [(base + offset, length, 0) for offset, length in ranges]
         return self.agent.get_xfer_descs(listed, "DRAM")

@@ -1,4 +1,4 @@
-"""Peers that die, stop, come back, or deregister their memory, and requests that are released early."""
+"""Peers that die, stop, return or deregister their memory, and requests released early."""
 
 import time
 

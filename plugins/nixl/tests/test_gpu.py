@@ -1,4 +1,4 @@
-"""GPU memory (VRAM) through NIXL, on a GPU or on the stand-in driver that `PEERWAY_CUDA_SO` names."""
+"""GPU memory (VRAM) through NIXL, on a GPU or on the fake driver that `PEERWAY_CUDA_SO` names."""
 
 import os
 import sys

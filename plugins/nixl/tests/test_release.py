@@ -18,7 +18,7 @@ def posted_to_a_stopped_peer(side, peer):
 
 
 def check_refusals(side, request, log):
-    """Waits until the transfer has ended in the engine with an open fence, and checks the refusals."""
+    """Waits until the transfer has ended in the engine with an open fence; checks the refusals."""
 
     def has_ended():
         assert side.agent.check_xfer_state(request) == "PROC"

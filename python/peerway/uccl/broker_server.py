@@ -3,11 +3,11 @@
 The protocol is lines of JSON over TCP. The server sends ``{"broker": "peerway-uccl", "version":
 1}`` first. Then a client may send
 
-* ``{"op": "register", "id": ..., "gpu": 0, "bdf": ..., "ips": [...], "port": ...}``, from this host only;
-  the registration ends with the connection,
+* ``{"op": "register", "id": ..., "gpu": 0, "bdf": ..., "ips": [...], "port": ...}``, from this
+  host only; the registration ends with the connection,
 * ``{"op": "unregister", "id": ...}``,
-* ``{"op": "find", "gpu": 0 or null, "bdf": ... or null, "not": id or null, "wait": seconds}``, answered by
-  ``{"ip": ..., "port": ...}`` or, after that time, by ``{"error": ...}``.
+* ``{"op": "find", "gpu": 0 or null, "bdf": ... or null, "not": id or null, "wait": seconds}``,
+  answered by ``{"ip": ..., "port": ...}`` or, after that time, by ``{"error": ...}``.
 
 One thread serves all clients and never waits for a single one. The server closes a connection when
 a line is too long, is not JSON or is not one of these requests, and when the client is silent for

@@ -51,6 +51,8 @@ use serde::{Deserialize, Serialize};
 
 use memory::{Memory, Place};
 
+use crate::log;
+
 /// What to measure and where to write the result.
 #[derive(Debug, Args)]
 #[command(
@@ -80,7 +82,10 @@ process. On other paths, the limit is the same path with host memory.
 
 Rows of RDMA devices have a limit only with --perftest. The benchmark then alternates between its own
 transfers and perftest, at least seven times, on the same two devices and with the same number of
-requests in flight. It compares the medians."
+requests in flight. It compares the medians.
+
+A run that fails ends with one line that says why. PEERWAY_LOG_LEVEL=warn also shows the warnings of
+the engine in both processes."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -241,6 +246,10 @@ impl Op {
 
 /// Runs the benchmark, or the role that the command line names.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
+    // The first process reports for both.
+    if !matches!(args.role, Some(Role::Second)) {
+        log::report_settings();
+    }
     match args.role {
         None => run::alone(&args.measure),
         Some(Role::Serve { address }) => serve::listen(&address),

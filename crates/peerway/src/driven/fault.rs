@@ -1,6 +1,7 @@
 //! The first failed command, as the proxy's owner sees it.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +16,8 @@ pub struct Fault {
     pub code: FaultCode,
     /// The number of the peer it was for.
     pub peer: u16,
+    /// The address of that peer. `None` if the number names no peer, or if the fault concerns none.
+    pub address: Option<SocketAddr>,
     /// The ring it came from.
     pub ring: u32,
     /// Its operation, as the number in the command.
@@ -26,8 +29,12 @@ pub struct Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { code, peer, ring, op, position } = self;
-        write!(f, "command {position} of ring {ring} (operation {op}, peer {peer}): {code}")
+        let Self { code, peer, address, ring, op, position } = self;
+        write!(f, "command {position} of ring {ring} (operation {op}, peer {peer}")?;
+        if let Some(address) = address {
+            write!(f, " at {address}")?;
+        }
+        write!(f, "): {code}")
     }
 }
 

@@ -123,14 +123,14 @@ impl Forwarding {
         self.copying.is_some() || !self.answers.is_empty() || !self.owed.is_empty()
     }
 
-    /// Handles arrivals and returns whether it made progress. `Err` names the faulty peer, or
-    /// peer 0 if no peer is at fault.
+    /// Handles arrivals and returns whether it made progress. `Err` names the faulty peer, if a
+    /// peer is at fault.
     pub(crate) fn step(
         &mut self,
         shared: &ProxyShared,
         copiers: &mut Copiers,
         target: impl Fn(u16) -> Option<Arc<PeerTarget>>,
-    ) -> Result<bool, (u16, FaultCode)> {
+    ) -> Result<bool, (Option<u16>, FaultCode)> {
         let mut failed = None;
         self.answers.retain(|answer| match answer.ended() {
             None => {
@@ -138,17 +138,22 @@ impl Forwarding {
                 true
             }
             Some(ended) => {
-                failed = failed.or_else(|| outcome(ended).err());
+                if let (None, Err(code)) = (failed, outcome(ended)) {
+                    failed = Some((answer.failure().map(|failure| failure.incarnation), code));
+                }
                 false
             }
         });
-        if let Some(code) = failed {
-            return Err((0, code));
+        if let Some((incarnation, code)) = failed {
+            let is_faulty = |peer: &u16| {
+                target(*peer).is_some_and(|to| Some(to.session().incarnation) == incarnation)
+            };
+            return Err((self.rule.answers.iter().map(|(peer, _)| *peer).find(is_faulty), code));
         }
         if let Some((peer, counter, left)) = self.owed.pop() {
-            let to = target(peer).ok_or((peer, FaultCode::Peer))?;
+            let to = target(peer).ok_or((Some(peer), FaultCode::Peer))?;
             let raised = request::raise(&to, counter, left, &mut self.answers);
-            let raised = raised.map_err(|code| (peer, code))?;
+            let raised = raised.map_err(|code| (Some(peer), code))?;
             if raised < left {
                 self.owed.push((peer, counter, left - raised));
             }
@@ -162,7 +167,7 @@ impl Forwarding {
                 Err(error) => {
                     self.copying = None;
                     self.broken = true;
-                    return Err(failed_copy(&error));
+                    return Err(failed_copy(self.rule.counter, &error));
                 }
             }
             self.copying = None;
@@ -177,7 +182,7 @@ impl Forwarding {
         // A peer that maps the counters could lower one.
         let Some(arrivals) = value.checked_sub(self.handled) else {
             self.broken = true;
-            return Err((0, FaultCode::Counter));
+            return Err((None, FaultCode::Counter));
         };
         match &self.device {
             None => self.copy_here(),
@@ -185,12 +190,12 @@ impl Forwarding {
                 let mut places = std::iter::once(&self.rule.from).chain(&self.rule.to);
                 if places.any(|place| place.region.handle.memory.is_freed()) {
                     self.broken = true;
-                    return Err((0, FaultCode::Source));
+                    return Err((None, FaultCode::Source));
                 }
                 let submitted = self.submit(device, copiers);
                 let pending = submitted.map_err(|error| {
                     self.broken = true;
-                    failed_copy(&error)
+                    failed_copy(self.rule.counter, &error)
                 })?;
                 if let Some(pending) = pending {
                     self.handled = value;
@@ -247,17 +252,17 @@ impl Forwarding {
         shared: &ProxyShared,
         arrivals: u64,
         target: impl Fn(u16) -> Option<Arc<PeerTarget>>,
-    ) -> Result<(), (u16, FaultCode)> {
+    ) -> Result<(), (Option<u16>, FaultCode)> {
         for counter in &self.rule.then {
             shared.counters.raise((*counter).into(), arrivals);
         }
         for (peer, counter) in &self.rule.answers {
-            let target = target(*peer).ok_or((*peer, FaultCode::Peer))?;
+            let target = target(*peer).ok_or((Some(*peer), FaultCode::Peer))?;
             if usize::from(*counter) >= target.counters {
-                return Err((*peer, FaultCode::Counter));
+                return Err((Some(*peer), FaultCode::Counter));
             }
             let raised = request::raise(&target, *counter, arrivals, &mut self.answers);
-            let raised = raised.map_err(|code| (*peer, code))?;
+            let raised = raised.map_err(|code| (Some(*peer), code))?;
             if raised < arrivals {
                 self.owed.push((*peer, *counter, arrivals - raised));
             }
@@ -270,9 +275,10 @@ fn address(slice: &LocalSlice) -> *mut u8 {
     slice.region.handle.memory.ptr().wrapping_add(slice.offset as usize)
 }
 
-fn failed_copy(error: &CudaError) -> (u16, FaultCode) {
-    tracing::error!(%error, "a GPU failed to forward an arrival; the rule stops");
-    (0, FaultCode::Failed)
+/// A rule names no peer that its bytes come from, so the counter identifies it.
+fn failed_copy(counter: u16, error: &CudaError) -> (Option<u16>, FaultCode) {
+    tracing::error!(%error, counter, "a GPU failed to forward an arrival; the rule stops");
+    (None, FaultCode::Failed)
 }
 
 /// Whether a slice lies inside its region.

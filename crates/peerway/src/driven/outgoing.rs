@@ -225,7 +225,9 @@ impl Outgoing {
 
     fn tell(&self, sink: FaultSink<'_>, code: FaultCode, origin: PutOrigin) {
         let PutOrigin { ring, op, position } = origin;
-        sink.faults.raise(sink.memory, Fault { code, peer: self.number, ring, op, position });
+        let address = Some(self.target.session().addr);
+        let fault = Fault { code, peer: self.number, address, ring, op, position };
+        sink.faults.raise(sink.memory, fault);
     }
 
     /// Submits pending commands as far as there is room. Returns whether it submitted any.
@@ -422,7 +424,8 @@ impl Outgoing {
                 refused.map_or(Ok(false), Err)
             }
             Err(error) => {
-                tracing::error!(%error, "a GPU copier rejected the copies of a proxy");
+                let peer = target.session().addr;
+                tracing::error!(%error, %peer, "a GPU copier rejected the copies of a proxy");
                 gates.leave(&target);
                 Err(FaultCode::Failed)
             }
@@ -491,7 +494,7 @@ impl Outgoing {
                 self.lists.extend(list);
                 return Ok(false);
             }
-            Err(PostError::PeerGone) => return Err(FaultCode::PeerGone),
+            Err(PostError::PeerGone { .. }) => return Err(FaultCode::PeerGone),
             Err(error) => {
                 let peer = self.target.session().addr;
                 tracing::warn!(%error, %peer, "failed to post a put to the endpoint");

@@ -129,7 +129,8 @@ impl ProxyRequest {
                 }
                 Err(error) => {
                     gates.leave(target);
-                    tracing::error!(%error, "a GPU copy of a proxy failed");
+                    let peer = target.session().addr;
+                    tracing::error!(%error, %peer, "a GPU copy of a proxy failed");
                     self.state = ProxyRequestState::Over;
                     Some(Err(FaultCode::Failed))
                 }
@@ -249,7 +250,7 @@ fn carry(target: &PeerTarget, counter: u16) -> Result<Raised, FaultCode> {
     match transfer::post_signal(target.endpoint(), target.session(), signal) {
         Ok(transfer) => Ok(Raised::Carried(transfer)),
         Err(PostError::Busy { .. }) => Ok(Raised::NoRoom),
-        Err(PostError::PeerGone) => Err(FaultCode::PeerGone),
+        Err(PostError::PeerGone { .. }) => Err(FaultCode::PeerGone),
         Err(error) => {
             let peer = target.session().addr;
             tracing::warn!(%error, %peer, "failed to post a count to a peer's proxy");

@@ -4,6 +4,7 @@
 //! pauses. While the proxy is not armed and the worker has nothing in progress, the worker blocks
 //! until the proxy is armed.
 
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -241,6 +242,8 @@ impl ProxyWorker {
                 Ok(stepped) => moved |= stepped,
                 Err((peer, code)) => {
                     let from = CommandOrigin { ring: u32::MAX, slot: 0, position: 0 };
+                    let address = peer.and_then(|peer| self.peers.address(peer));
+                    let peer = (peer.unwrap_or_default(), address);
                     refuse(sink, code, peer, Op::Nop as u8, from);
                 }
             }
@@ -292,6 +295,13 @@ impl ProxyPeers {
         }
     }
 
+    /// The address of a numbered peer.
+    #[cold]
+    fn address(&self, number: u16) -> Option<SocketAddr> {
+        let outgoing = self.all.get(usize::from(number))?.as_ref()?;
+        Some(outgoing.target.session().addr)
+    }
+
     /// Accepts a command from a ring, or leaves it there.
     #[inline]
     fn take(
@@ -304,13 +314,15 @@ impl ProxyPeers {
             Ok(command) if command.op == Op::Nop => return ControlFlow::Continue(()),
             Ok(command) => command,
             Err(unknown) => {
-                refuse(sink, FaultCode::Operation, peer_of(words[0]), unknown.0, from);
+                let peer = peer_of(words[0]);
+                let peer = (peer, self.address(peer));
+                refuse(sink, FaultCode::Operation, peer, unknown.0, from);
                 return ControlFlow::Continue(());
             }
         };
         let number = usize::from(command.peer);
         let Some(Some(outgoing)) = self.all.get_mut(number) else {
-            refuse(sink, FaultCode::Peer, command.peer, command.op as u8, from);
+            refuse(sink, FaultCode::Peer, (command.peer, None), command.op as u8, from);
             if command.op == Op::Quiet && number < self.all.len() {
                 sink.memory.answer(from.ring as usize, number, (from.position + 1) << 1 | 1);
             }
@@ -389,11 +401,17 @@ fn take_copiers(ours: &mut Copiers, shared: &ProxyShared, worker: usize) {
     }
 }
 
-/// Reports a command that no peer's queue can take.
+/// Reports a command that no peer's queue can take. `peer` is the peer's number and address.
 #[cold]
-fn refuse(sink: FaultSink<'_>, code: FaultCode, peer: u16, op: u8, from: CommandOrigin) {
+fn refuse(
+    sink: FaultSink<'_>,
+    code: FaultCode,
+    (peer, address): (u16, Option<SocketAddr>),
+    op: u8,
+    from: CommandOrigin,
+) {
     let CommandOrigin { ring, position, .. } = from;
-    sink.faults.raise(sink.memory, Fault { code, peer, ring, op, position });
+    sink.faults.raise(sink.memory, Fault { code, peer, address, ring, op, position });
 }
 
 impl ProxyCounters {

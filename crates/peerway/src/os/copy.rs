@@ -33,7 +33,7 @@ pub enum CopyKind {
 /// | same buffers again, 512 KiB / 1 MiB / 2 MiB / 8 MiB | 32 / 14 / 14 / 11 | 19 / 18 / 16 / 15 |
 /// | same buffers again, 16 MiB / 100 MiB | 6.4 / 10.3 | 10.8 / 9.4 |
 /// | walking 512 MiB in pieces of 64 KiB to 16 MiB | 5.6-6.6 | 9.2-10.0 |
-/// | cold source, then this core reads the copy, 1 / 4 / 16 MiB | 6.3 / 6.3 / 3.7 | 4.4 / 4.7 / 4.7 |
+/// | cold source, this core reads the copy, 1 / 4 / 16 MiB | 6.3 / 6.3 / 3.7 | 4.4 / 4.7 / 4.7 |
 /// | 100,000 blocks of 4 KiB, both sides at random in 512 MiB | 4.7 | 5.2 |
 /// | the same with [`prefetch`] of the next block | 5.4 | 6.6 |
 ///

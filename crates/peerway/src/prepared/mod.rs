@@ -65,7 +65,8 @@ impl Prepared {
         Ok(self.begin()?.join())
     }
 
-    /// Posts the batch for the calling thread to wait for next: see [`Peer::begin`](crate::Peer::begin).
+    /// Posts the batch for the calling thread to wait for next: see
+    /// [`Peer::begin`](crate::Peer::begin).
     pub fn begin(&self) -> Result<Transfer, PostError> {
         self.post_then(PostMode::Waits)
     }

@@ -218,7 +218,7 @@ impl Trigger {
                 let peer = self.prepared.peer();
                 tracing::error!(%error, %peer, "cannot post a transfer from a CUDA stream");
                 let why = match error {
-                    PostError::PeerGone => TransferError::PeerGone,
+                    PostError::PeerGone { .. } => TransferError::PeerGone,
                     PostError::EndpointClosed | PostError::Forked => TransferError::EndpointClosed,
                     _ => TransferError::Device,
                 };

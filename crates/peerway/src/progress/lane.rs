@@ -89,8 +89,8 @@ pub(crate) struct ReceiveHalf {
 
 /// A data frame that is being sent.
 pub(crate) struct OutFrame {
-    /// The part of `SendHalf::out` before this offset goes out before the frame. Later bytes go out after
-    /// it, because frames are numbered in the order in which they are made.
+    /// The part of `SendHalf::out` before this offset goes out before the frame. Later bytes go
+    /// out after it, because frames are numbered in the order in which they are made.
     pub(crate) after: usize,
     /// Its sequence number, or 0 when it has none.
     pub(crate) sequence: u64,

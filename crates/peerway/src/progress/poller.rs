@@ -465,7 +465,7 @@ impl<P: Polled, E: Events> Poller<P, E> {
         self.watching.store(false, Ordering::SeqCst);
     }
 
-    /// The thread with the role blocks until `until` at the latest, unless there is something to do.
+    /// The thread with the role blocks until `until` at the latest, unless there is work to do.
     fn block(&self, mut guard: PollGuard<'_, P, E>, now: u64, until: u64, is_progress: bool) {
         let until = guard.next_timer().min(until);
         if guard.arm(until) && !self.breaks(Rule::ArmThenLook) {

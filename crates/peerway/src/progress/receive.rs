@@ -271,7 +271,7 @@ impl Driver {
                     counts,
                     staged,
                 };
-                match self.land_in_buffer(lane, &mut incoming) {
+                match self.land_in_buffer(s, lane, &mut incoming) {
                     Ok(()) => lane.rx.state = RecvState::Land(incoming),
                     Err(error) => {
                         lane.push_nack(sequence, error as u8);

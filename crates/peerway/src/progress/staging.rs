@@ -5,10 +5,11 @@
 //! so that "done" means "in place" for GPU memory too. The driver checks the copies once per turn.
 //! While copies are in progress, the progress thread blocks only for short times.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
-use peerway_core::outcome::TransferError;
+use peerway_core::outcome::{Reason, TransferError};
 use peerway_core::wire::{MAX_PAYLOAD, MAX_SEGMENTS};
 use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
@@ -93,7 +94,7 @@ impl Driver {
             match look(&mut put.staged, put.begun, now) {
                 Ok(false) => break,
                 Ok(true) => self.put_ended(s, lane, Ok(())),
-                Err(error) => self.put_ended(s, lane, Err(failed(&error))),
+                Err(error) => self.put_ended(s, lane, Err(failed(s.session.addr, &error))),
             }
             any = true;
         }
@@ -108,7 +109,7 @@ impl Driver {
     /// must be answered.
     pub(super) fn finish_puts(&mut self, s: &mut SessionDriver, lane: &mut Lane) {
         while let Some(put) = lane.rx.puts.front_mut() {
-            let result = put.staged.wait().map_err(|error| failed(&error));
+            let result = put.staged.wait().map_err(|error| failed(s.session.addr, &error));
             self.put_ended(s, lane, result);
         }
     }
@@ -143,6 +144,7 @@ impl Driver {
     /// Prepares a staging buffer to receive a write to GPU memory.
     pub(super) fn land_in_buffer(
         &mut self,
+        s: &SessionDriver,
         lane: &mut Lane,
         incoming: &mut IncomingWrite,
     ) -> Result<(), TransferError> {
@@ -150,7 +152,7 @@ impl Driver {
         if incoming.left == 0 {
             return Ok(());
         }
-        let buffer = Buffer::any(device).map_err(|error| failed(&error))?;
+        let buffer = Buffer::any(device).map_err(|error| failed(s.session.addr, &error))?;
         let mut pieces = lane.spare.pop().unwrap_or_default();
         pieces.clear();
         pieces.push(Piece { addr: buffer.ptr() as u64, len: incoming.left });
@@ -177,7 +179,7 @@ impl Driver {
                 // is inside its gate.
                 let staged =
                     unsafe { StagedCopy::put(device, buffer, target.iter().copied(), true) };
-                staged.map(|staged| (staged, of)).map_err(|error| failed(&error))
+                staged.map(|staged| (staged, of)).map_err(|error| failed(s.session.addr, &error))
             }
             _ => Err(TransferError::Revoked),
         };
@@ -195,8 +197,10 @@ impl Driver {
     /// The staging buffer for the answer to a read, if the read goes into GPU memory.
     pub(super) fn fill_buffer(&mut self, slot: SlotId) -> Result<Option<Buffer>, TransferError> {
         let request = self.request(slot).filter(|request| !request.state.is_ending());
-        let Some(gpu) = request.and_then(|request| request.gpu.as_ref()) else { return Ok(None) };
-        Buffer::any(&gpu.device).map(Some).map_err(|error| failed(&error))
+        let Some((gpu, session)) = request.and_then(|f| Some((f.gpu.as_ref()?, &f.session))) else {
+            return Ok(None);
+        };
+        Buffer::any(&gpu.device).map(Some).map_err(|error| failed(session.addr, &error))
     }
 
     /// Starts the copy of a received read answer into GPU memory.
@@ -232,7 +236,7 @@ impl Driver {
             }
             Err(error) => {
                 lane.sent.answer(sequence);
-                self.answered(s, entry, Err(failed(&error)));
+                self.answered(s, entry, Err(failed(s.session.addr, &error)));
             }
         }
     }
@@ -274,7 +278,7 @@ impl Driver {
             }
         }
         if let Some(error) = error {
-            let reason = peerway_core::outcome::Reason::Failed(failed(&error));
+            let reason = Reason::Failed(failed(s.session.addr, &error));
             self.stop(s, slot, reason, now);
             return false;
         }
@@ -310,7 +314,7 @@ impl Driver {
                 match staged {
                     Ok(staged) => (reply.staged, reply.begun) = (Some(staged), now),
                     Err(error) => {
-                        failed(&error);
+                        failed(s.session.addr, &error);
                         break;
                     }
                 }
@@ -319,7 +323,9 @@ impl Driver {
             let of_gpu = front.grant.memory.gpu.is_some() && front.total > 0;
             let begun = front.begun;
             let done = match &mut front.staged {
-                Some(staged) => look(staged, begun, now).map_err(|error| failed(&error)),
+                Some(staged) => {
+                    look(staged, begun, now).map_err(|error| failed(s.session.addr, &error))
+                }
                 // The gate was closed (`reply_frame` refuses it), or the fetch failed.
                 None if of_gpu && front.gate.is_none() => Ok(true),
                 None if of_gpu => Err(TransferError::Device),
@@ -366,7 +372,7 @@ fn look(staged: &mut StagedCopy, begun: u64, now: u64) -> Result<bool, CudaError
     staged.is_done()
 }
 
-fn failed(error: &CudaError) -> TransferError {
-    tracing::error!(%error, "a GPU copy failed");
+fn failed(peer: SocketAddr, error: &CudaError) -> TransferError {
+    tracing::error!(%error, %peer, "a GPU copy failed");
     TransferError::Device
 }

@@ -361,8 +361,8 @@ impl Queue {
         for (request, piece) in self.work.iter() {
             let flags = request.send_flags & !(IBV_SEND_INLINE | IBV_SEND_SOLICITED);
             let id = request.wr_id;
-            // SAFETY: `add` fills this member for RDMA requests. For sends it is zeroed or left over
-            // from an earlier request, so it is initialised too, and it is not used.
+            // SAFETY: `add` fills this member for RDMA requests. For sends it is zeroed or left
+            // over from an earlier request, so it is initialised too, and it is not used.
             let target = unsafe { request.wr.rdma };
             match request.opcode {
                 IBV_WR_RDMA_READ => batch.read(id, flags, target.remote_addr, target.rkey)?,

@@ -55,9 +55,9 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         remote.blocks(0, 4096, 4096, &indices),
     )?;
     let pending = [pending, post(&blocks)?];
-    // The processor time shows that no post copies, whatever else this machine does. A transfer that
-    // is not over shows that its post did not wait for it. The scheduler may delay some posts until
-    // other threads have carried out the transfer.
+    // The processor time shows that no post copies, whatever else this machine does. A transfer
+    // that is not over shows that its post did not wait for it. The scheduler may delay some posts
+    // until other threads have carried out the transfer.
     let generous = GENEROUS * world.profile.slower;
     ensure!(most < generous, "posting took {most:?} of processor time");
     ensure!(!pending.contains(&0), "of {POSTS} posts each, {pending:?} did not wait");

@@ -250,7 +250,7 @@ pub(crate) fn deadline(world: &World) -> Result<Verdict> {
         let transfer = match pair.peer.post(&batch.deadline(given)) {
             Ok(transfer) => transfer,
             // The engine may have given the session up by now.
-            Err(peerway::PostError::PeerGone) => continue,
+            Err(peerway::PostError::PeerGone { .. }) => continue,
             Err(other) => bail!("{what}: {other:?}"),
         };
         let ended = world.ends(&transfer, given).context(what)?;

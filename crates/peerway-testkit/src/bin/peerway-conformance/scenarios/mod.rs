@@ -18,6 +18,7 @@ mod leaks;
 mod namespaces;
 mod no_descriptors;
 mod notes;
+mod other_user;
 mod posting;
 mod quarantine;
 mod rails;
@@ -100,6 +101,7 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "garbage-session", "invalid data on an open session", always, garbage::session, 1;
     "garbage-silence", "silent connections are dropped", always, garbage::silence, 1;
     "garbage-local", "invalid data on the local socket", local, garbage::local_socket, 1;
+    "other-user", "another user takes no place at the local socket", local, other_user::run, 1;
     "no-descriptors", "a process without free descriptors stays idle, and recovers", processes, no_descriptors::run, 1;
     "half-open", "half-open connections make room for a new peer", always, half_open::run, 1;
     "connect-deadline", "a connect keeps its time-out however slowly the peer answers", always, slow_handshake::run, 2;

@@ -434,7 +434,8 @@ pub const SETTINGS: &[Setting] = &[
         aliases: &[],
         default: "51780",
         doc: "The port on which the first `uccl.p2p` endpoint of a host tells other processes \
-              which endpoint serves which GPU. 0 turns that off.",
+              which endpoint serves which GPU. Only processes of one user can register there, so \
+              each user of a host needs a port. 0 turns that off.",
         kind: Kind::Count { min: 0, max: 65535, set: |_, _| () },
         status: Status::Used,
     },

@@ -35,6 +35,8 @@ struct PeerTable {
     /// The last session with each endpoint that has none now. An opener names it in its hello,
     /// which proves to the acceptor that the old session is over.
     last: HashMap<Whom, [u8; 16]>,
+    /// Main sessions, by id, whose peer may raise counters: see [`Peers::has_right`].
+    rights: HashSet<[u8; 16]>,
     /// Sessions that a local thread is opening.
     opening: HashSet<Whom>,
     /// Sessions that the acceptor has agreed to, until they are live.
@@ -113,6 +115,7 @@ impl Peers {
         table.live.clear();
         table.to_self.clear();
         table.accepted.clear();
+        table.rights.clear();
         table.closed = true;
         drop(table);
         self.changed.notify_all();
@@ -285,10 +288,49 @@ impl Peers {
             table.last.insert(session.whom(), session.id);
         }
         table.to_self.retain(|s| !same(s));
+        table.rights.remove(&session.id);
         table.accepted.retain(|s| !same(s));
         drop(table);
         self.changed.notify_all();
         sub_sessions.iter().filter(|_| removed).for_each(Session::remove);
+    }
+
+    /// Whether the peer of a session may raise counters of this endpoint. A peer that only reaches
+    /// the port may not. It has the right once one of these holds, until the session ends:
+    ///
+    /// - This endpoint opened the session: the program chose the peer.
+    /// - The peer has imported memory of this endpoint, or has sent a request with a valid token.
+    /// - This endpoint has imported memory of the peer.
+    ///
+    /// The right belongs to the main session. Its sub-sessions share it.
+    pub(crate) fn has_right(&self, session: &Session) -> bool {
+        session.has_right() || self.find_right(session)
+    }
+
+    #[cold]
+    fn find_right(&self, session: &Session) -> bool {
+        let has = self.lock().rights.contains(&session.main_id());
+        if has {
+            session.note_right();
+        }
+        has
+    }
+
+    /// Gives the peer of a session the right to raise counters.
+    pub(crate) fn give_right(&self, session: &Session) {
+        if !session.has_right() {
+            self.give_right_by_id(session.main_id());
+            session.note_right();
+        }
+    }
+
+    /// Does the same for the main session with this id, whose two ends are in this process.
+    #[cold]
+    pub(crate) fn give_right_by_id(&self, id: [u8; 16]) {
+        let mut table = self.lock();
+        if !table.closed {
+            table.rights.insert(id);
+        }
     }
 
     /// The peer of the session with this id.

@@ -828,7 +828,7 @@ impl Driver {
         result: Result<(), TransferError>,
     ) {
         self.with(session, |driver, s| {
-            let result = result.and_then(|()| driver.count(origin.counts));
+            let result = result.and_then(|()| driver.count(s, origin.counts));
             let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
             answer_pull(lane, origin.sequence, result);
             driver.flush(s);

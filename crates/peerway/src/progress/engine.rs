@@ -20,6 +20,7 @@ use crate::address::Rail;
 use crate::clock;
 use crate::error::{AcceptError, ConnectError, PostError, RegisterError};
 use crate::inbox::{Inbox, Notification};
+use crate::limits::Refusals;
 use crate::memory::grants::Grants;
 use crate::os::process;
 use crate::peers::Peers;
@@ -38,6 +39,7 @@ pub(crate) struct Engine {
     pub(crate) slots: Slots,
     pub(crate) grants: Grants,
     pub(crate) inbox: Inbox,
+    pub(crate) refusals: Refusals,
     pub(crate) copy_pool: CopyPool,
     pub(crate) experience: Experience,
     pub(crate) local_name: String,
@@ -95,6 +97,7 @@ impl Engine {
             slots: Slots::new(config.slots as usize),
             grants: Grants::default(),
             inbox: Inbox::new(config.notify_bytes),
+            refusals: Refusals::default(),
             copy_pool: CopyPool::new(usize::from(config.copy_threads), cpus.clone()),
             experience: Experience::default(),
             local_name,

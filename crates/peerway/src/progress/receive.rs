@@ -25,6 +25,7 @@ use super::request::release_source;
 use crate::bugs::{Bug, is_planted};
 use crate::clock;
 use crate::hooks;
+use crate::limits::RefusalReason;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy};
@@ -126,7 +127,7 @@ impl Driver {
                     RecvState::Gather { head, kind: checked.kind, bytes, need: checked.payload };
             }
             Kind::Count => {
-                let result = self.count(Some(head.immediate.get()));
+                let result = self.count_alone(s, head.immediate.get());
                 finish(lane, sequence, result);
             }
             Kind::Ack => self.acked(s, lane, sequence)?,
@@ -224,6 +225,7 @@ impl Driver {
         let id = SlotId { index: head.grant.get(), generation: head.generation.get() };
         let who = &s.session.incarnation;
         let grant = self.endpoint.grants.find(id, &head.token, access, who)?;
+        self.endpoint.peers.give_right(&s.session);
         if grant.memory.is_freed() {
             return Err(TransferError::Fault);
         }
@@ -333,7 +335,7 @@ impl Driver {
             if let Some((buffer, target)) = incoming.staged.take() {
                 self.put_incoming(s, lane, incoming, buffer, target);
             } else {
-                finish(lane, incoming.sequence, self.count(incoming.counts));
+                finish(lane, incoming.sequence, self.count(s, incoming.counts));
             }
         }
         Ok(true)
@@ -407,7 +409,7 @@ impl Driver {
         s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
         if total <= INLINE_PULL {
             let result = pull::copy(&s.session, &grant, &memory, &here, &there);
-            let result = result.and_then(|()| self.count(head.counts()));
+            let result = result.and_then(|()| self.count(s, head.counts()));
             // The answer replaces the acknowledgement of this frame, but not of the frames before
             // it.
             lane.applied.note_answered(sequence);
@@ -438,10 +440,29 @@ impl Driver {
         Ok(())
     }
 
-    /// Increments the counter of a frame, if it names one. The frame's bytes are in place.
-    pub(super) fn count(&mut self, counts: Option<u32>) -> Result<(), TransferError> {
+    /// Increments the counter of a frame, if it names one. The frame's bytes are in place, so the
+    /// peer has shown a grant.
+    pub(super) fn count(
+        &mut self,
+        s: &SessionDriver,
+        counts: Option<u32>,
+    ) -> Result<(), TransferError> {
         let Some(id) = counts else { return Ok(()) };
-        self.endpoint.inbox.count(id)
+        self.endpoint.inbox.count(id, &s.session.incarnation).inspect_err(|error| {
+            if *error == TransferError::CountersFull {
+                self.endpoint.refusals.note(RefusalReason::Counters, &s.session.addr);
+            }
+        })
+    }
+
+    /// Increments a counter for a frame or an immediate that names no grant. The peer needs a
+    /// right: without one, whoever reaches the port could raise what kernels and programs wait for.
+    pub(super) fn count_alone(&mut self, s: &SessionDriver, id: u32) -> Result<(), TransferError> {
+        if !self.endpoint.peers.has_right(&s.session) {
+            self.endpoint.refusals.note(RefusalReason::CountWithoutRight, &s.session.addr);
+            return Err(TransferError::RemoteAccess);
+        }
+        self.count(s, Some(id))
     }
 
     fn begin_read_data(
@@ -551,7 +572,11 @@ impl Driver {
         let (sequence, kind, bytes) = (head.sequence.get(), *kind, std::mem::take(bytes));
         lane.rx = RecvState::Head;
         if kind == Kind::Notify {
-            let result = self.endpoint.inbox.deliver(s.session.incarnation, bytes);
+            let is_stranger = !self.endpoint.peers.has_right(&s.session);
+            let result = self.endpoint.inbox.deliver(s.session.incarnation, is_stranger, bytes);
+            if result.is_err() {
+                self.endpoint.refusals.note(RefusalReason::Notifications, &s.session.addr);
+            }
             finish(lane, sequence, result);
             return Ok(true);
         }
@@ -569,6 +594,9 @@ impl Driver {
             Control::Importing { request } => s.session.imports.takes_time(request),
             Control::Imported { request, result } => {
                 let result = result.map_err(TransferError::from_code);
+                if result.is_ok() && s.session.imports.is_waiting(request) {
+                    self.endpoint.peers.give_right(&s.session);
+                }
                 s.session.imports.answered(request, result);
             }
             Control::LaneLost { lane: lost } => {

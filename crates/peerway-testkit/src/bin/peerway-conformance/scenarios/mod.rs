@@ -27,6 +27,7 @@ mod restart;
 mod revoke;
 mod rights;
 mod shapes;
+mod signals;
 mod slow_handshake;
 mod sparse;
 mod staged;
@@ -102,6 +103,7 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "garbage-silence", "silent connections are dropped", always, garbage::silence, 1;
     "garbage-local", "invalid data on the local socket", local, garbage::local_socket, 1;
     "other-user", "another user takes no place at the local socket", local, other_user::run, 1;
+    "stranger-signals", "floods of counts and notifications do not make an honest peer fail", tcp_only, signals::run, 1;
     "no-descriptors", "a process without free descriptors stays idle, and recovers", processes, no_descriptors::run, 1;
     "half-open", "half-open connections make room for a new peer", always, half_open::run, 1;
     "connect-deadline", "a connect keeps its time-out however slowly the peer answers", always, slow_handshake::run, 2;

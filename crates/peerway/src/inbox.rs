@@ -124,8 +124,7 @@ impl Inbox {
             Some(held) => held.has_room(len, max, SHARE),
             None => len <= max / 2,
         };
-        let strangers =
-            !is_from_stranger || state.strangers.has_room(len, max, SHARE_OF_STRANGERS);
+        let strangers = !is_from_stranger || state.strangers.has_room(len, max, SHARE_OF_STRANGERS);
         if !share || !strangers || !state.all.has_room(len, max, 1) {
             return Err(TransferError::NotificationsFull);
         }

@@ -10,6 +10,12 @@ use std::time::Duration;
 
 use crate::clock;
 
+/// One session may have one in this many of the bytes of half-received messages.
+const SESSIONS_SHARE: u64 = 16;
+/// A message must arrive within this many of the endpoint's detection times. A peer that sends
+/// single bytes is never silent, but must not hold memory for ever. By default it is 32 s, which is
+/// enough for the longest message at 33 KB/s.
+pub(crate) const MESSAGE_DETECTS: u32 = 16;
 /// The shortest time between two refusals in the log.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
@@ -176,6 +182,52 @@ impl Budget {
     }
 }
 
+/// The budgets of half-received messages of an endpoint.
+#[derive(Debug)]
+pub(crate) struct MessageBudgets {
+    all: Arc<Budget>,
+    strangers: Arc<Budget>,
+    of_session: u64,
+}
+
+impl MessageBudgets {
+    /// All peers without a right (see `Peers::has_right`) have half of the budget, so that they
+    /// cannot keep known peers from sending.
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self {
+            all: Budget::new(bytes),
+            strangers: Budget::new(bytes / 2),
+            of_session: bytes / SESSIONS_SHARE,
+        }
+    }
+
+    /// The budget of a new session.
+    pub(crate) fn of_session(&self) -> Arc<Budget> {
+        Budget::new(self.of_session)
+    }
+
+    /// Takes bytes for a message of a session, or returns `None` if a budget has fewer left.
+    pub(crate) fn charge(
+        &self,
+        session: &Arc<Budget>,
+        is_stranger: bool,
+        bytes: u64,
+    ) -> Option<MessageCharge> {
+        let session = session.charge(bytes)?;
+        let stranger = if is_stranger { Some(self.strangers.charge(bytes)?) } else { None };
+        let all = self.all.charge(bytes)?;
+        Some(MessageCharge { _session: session, _stranger: stranger, _all: all })
+    }
+}
+
+/// The bytes of one message. Dropping it gives them back to all budgets.
+#[derive(Debug)]
+pub(crate) struct MessageCharge {
+    _session: Charge,
+    _stranger: Option<Charge>,
+    _all: Charge,
+}
+
 /// Bytes of a budget. Dropping it gives them back.
 #[derive(Debug)]
 pub(crate) struct Charge {
@@ -204,6 +256,21 @@ mod tests {
         assert!(budget.charge(60).is_some());
         drop(second);
         assert!(budget.charge(100).is_some());
+    }
+
+    #[test]
+    fn a_refused_message_takes_nothing_from_any_budget() {
+        let budgets = MessageBudgets::new(32);
+        let (one, other) = (budgets.of_session(), budgets.of_session());
+        assert!(budgets.charge(&one, true, 3).is_none(), "a session has a sixteenth");
+        let others: Vec<_> = (0..8).map(|_| budgets.of_session()).collect();
+        let held: Vec<_> =
+            others.iter().map(|session| budgets.charge(session, true, 2).unwrap()).collect();
+        assert!(budgets.charge(&one, true, 1).is_none(), "strangers have half");
+        assert!(budgets.charge(&other, false, 2).is_some(), "known peers have the rest");
+        drop(held);
+        let left = |budget: &Budget| budget.left.load(Ordering::Relaxed);
+        assert_eq!([&budgets.all, &budgets.strangers, &one].map(|b| left(b)), [32, 16, 2]);
     }
 
     #[test]

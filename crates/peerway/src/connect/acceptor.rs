@@ -23,8 +23,9 @@ use rustix::process::{Resource, getrlimit};
 
 use super::choose::{Found, choose, may_pull, offers_local};
 use super::crowd::{Occupant, oldest_of_busiest};
+use super::detection::Detection;
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
-use super::opener::{add_queues, agreed_detect, decode_host, encode_host, visible_pid};
+use super::opener::{add_queues, decode_host, encode_host, visible_pid};
 use crate::clock;
 use crate::os::process::HostFacts;
 use crate::os::random;
@@ -702,9 +703,9 @@ fn complete(
         rdma,
         initiator: false,
     };
-    let detect = agreed_detect(endpoint.config.detect, half.hello.detect_ms);
+    let Detection { detect, beat } = Detection::agree(endpoint.config.detect, half.hello.detect_ms);
     let session = Session::new(parts, half.shard.index, half.shard);
-    Some(NewSession { session, lanes, detect, claim: Some(claim) })
+    Some(NewSession { session, lanes, detect, beat, claim: Some(claim) })
 }
 
 /// The session that a hello names. `None` if the sub-session number is out of range.

@@ -3,6 +3,7 @@
 pub(crate) mod acceptor;
 pub(crate) mod choose;
 mod crowd;
+mod detection;
 pub(crate) mod hello;
 pub(crate) mod import;
 pub(crate) mod opener;

@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::acceptor::MAX_LANES;
 use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
+use super::detection::Detection;
 use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
 use crate::address::Rail;
 use crate::clock;
@@ -320,9 +321,9 @@ fn open(
         rdma,
         initiator: true,
     };
-    let detect = agreed_detect(config.detect, welcome.detect_ms);
+    let Detection { detect, beat } = Detection::agree(config.detect, welcome.detect_ms);
     let session = Session::new(parts, shard.index, shard);
-    Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, claim })))
+    Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, beat, claim })))
 }
 
 const NOT_LOCAL: Found =
@@ -527,11 +528,6 @@ fn open_lane(
     send(&mut stream, request, deadline).map_err(HelloError::Io)?;
     let opened = matches!(receive(&mut stream, deadline)?, Control::LaneOpened);
     Ok(opened.then_some(stream))
-}
-
-/// Both sides use the longer detection time. A peer cannot raise it above one minute.
-pub(crate) fn agreed_detect(ours: Duration, theirs_ms: u32) -> Duration {
-    ours.max(Duration::from_millis(theirs_ms.into()).min(Duration::from_secs(60)))
 }
 
 /// The peer's process id, if it means the same process here: same boot and same PID namespace.

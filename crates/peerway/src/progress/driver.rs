@@ -26,6 +26,7 @@ use super::shard::{DriverCommand, Shard};
 use super::staging::COPY_NAP;
 use super::timers::Timers;
 use crate::clock;
+use crate::limits::Budget;
 use crate::os::unix::{self, Received};
 use crate::peers::Claim;
 use crate::progress::copies::pool::Job;
@@ -124,7 +125,10 @@ pub(crate) struct SessionDriver {
     pub(super) lease: Lease,
     pub(super) peer_clock: u64,
     pub(super) detect: Duration,
+    pub(super) beat: Duration,
     pub(super) next_beat: u64,
+    /// The session's budget of half-received messages.
+    pub(super) messages: Arc<Budget>,
     /// When the session's timer is due.
     pub(super) timer: u64,
     pub(super) dirty: bool,
@@ -159,6 +163,8 @@ pub(crate) struct NewSession {
     /// By index. A queue pair that could not be opened leaves `None`.
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) detect: Duration,
+    /// The interval of heartbeats.
+    pub(crate) beat: Duration,
     /// Held until the driver has adopted the session.
     pub(crate) claim: Option<Claim>,
 }
@@ -752,7 +758,9 @@ impl Driver {
             lease: Lease::new(new.detect, now),
             peer_clock: 0,
             detect: new.detect,
+            beat: new.beat,
             next_beat: now,
+            messages: self.endpoint.messages.of_session(),
             timer: u64::MAX,
             dirty: false,
             copies: false,

@@ -13,7 +13,7 @@ use peerway_core::protocol::{Applied, Verdict};
 use peerway_core::region::{Access, Span};
 use peerway_core::wire::{
     Control, FrameError, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL, PULL_SEGMENT_LEN,
-    PullSegment, SEGMENT_LEN, Segment,
+    PullSegment, Refusal, SEGMENT_LEN, Segment,
 };
 use peerway_core::work::Cursor;
 use zerocopy::FromBytes;
@@ -32,7 +32,7 @@ use crate::os::copy::{CopyKind, copy};
 use crate::progress::copies::pool::{Haste, Job};
 use crate::progress::copies::pull::{self, PullJob, PullOrigin};
 use crate::progress::lane::{
-    AfterSkip, IncomingWrite, Lane, RecvState, Reply, TableRun, WINDOW_FRAMES,
+    AfterSkip, IncomingMessage, IncomingWrite, Lane, RecvState, Reply, TableRun, WINDOW_FRAMES,
 };
 
 /// Bytes to receive when a header is expected. That covers a few small frames but little of a large
@@ -75,7 +75,11 @@ impl Driver {
                 RecvState::Land(_) => self.land(s, lane)?,
                 RecvState::Fill { .. } => self.fill_read(s, lane)?,
                 RecvState::Skip { .. } => skip(lane)?,
-                RecvState::Gather { .. } => self.gather(s, lane)?,
+                RecvState::Control { need } => {
+                    let need = *need;
+                    self.control_message(s, lane, need)?
+                }
+                RecvState::Gather(_) => self.gather(s, lane)?,
             };
             if !more {
                 break;
@@ -121,11 +125,8 @@ impl Driver {
             }
             Kind::Write | Kind::Read | Kind::Pull => lane.rx = RecvState::Table { head, checked },
             Kind::ReadData => self.begin_read_data(s, lane, &head, checked.payload)?,
-            Kind::Notify | Kind::Control => {
-                let bytes = Vec::with_capacity(checked.payload);
-                lane.rx =
-                    RecvState::Gather { head, kind: checked.kind, bytes, need: checked.payload };
-            }
+            Kind::Control => lane.rx = RecvState::Control { need: checked.payload },
+            Kind::Notify => self.begin_message(s, lane, sequence, checked.payload, now),
             Kind::Count => {
                 let result = self.count_alone(s, head.immediate.get());
                 finish(lane, sequence, result);
@@ -556,32 +557,73 @@ impl Driver {
         Ok(true)
     }
 
+    /// Makes room for a notification whose header has arrived.
+    ///
+    /// A message over budget is refused and its bytes are discarded as they come. The lane neither
+    /// waits nor closes: a lane that waits would stop the heartbeats behind the message, and other
+    /// peers may be the reason why the budget is used up. The sender can repeat the message.
+    fn begin_message(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        sequence: u64,
+        need: usize,
+        now: u64,
+    ) {
+        let mut charge = None;
+        if lane.unread() < need {
+            let is_stranger = !self.endpoint.peers.has_right(&s.session);
+            charge = self.endpoint.messages.charge(&s.messages, is_stranger, need as u64);
+            if charge.is_none() {
+                self.endpoint.refusals.note(RefusalReason::MessageBytes, &s.session.addr);
+                lane.push_nack(sequence, TransferError::NotificationsFull as u8);
+                lane.rx = RecvState::Skip { left: need, then: AfterSkip::Count(sequence) };
+                return;
+            }
+        }
+        let bytes = Vec::with_capacity(need);
+        let message = IncomingMessage { sequence, bytes, need, since: now, _charge: charge };
+        lane.rx = RecvState::Gather(message);
+    }
+
     fn gather(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let RecvState::Gather { head, kind, bytes, need } = &mut lane.rx else { return Ok(true) };
-        if bytes.len() < *need {
+        let RecvState::Gather(message) = &mut lane.rx else { return Ok(true) };
+        if message.bytes.len() < message.need {
             if lane.start == lane.end {
                 return refill(lane, HEAD_READ * 2);
             }
-            let take = (*need - bytes.len()).min(lane.end - lane.start);
-            bytes.extend_from_slice(&lane.scratch[lane.start..lane.start + take]);
+            let take = (message.need - message.bytes.len()).min(lane.end - lane.start);
+            message.bytes.extend_from_slice(&lane.scratch[lane.start..lane.start + take]);
             lane.start += take;
-            if bytes.len() < *need {
+            if message.bytes.len() < message.need {
                 return Ok(true);
             }
         }
-        let (sequence, kind, bytes) = (head.sequence.get(), *kind, std::mem::take(bytes));
+        let (sequence, bytes) = (message.sequence, std::mem::take(&mut message.bytes));
         lane.rx = RecvState::Head;
-        if kind == Kind::Notify {
-            let is_stranger = !self.endpoint.peers.has_right(&s.session);
-            let result = self.endpoint.inbox.deliver(s.session.incarnation, is_stranger, bytes);
-            if result.is_err() {
-                self.endpoint.refusals.note(RefusalReason::Notifications, &s.session.addr);
-            }
-            finish(lane, sequence, result);
-            return Ok(true);
+        let is_stranger = !self.endpoint.peers.has_right(&s.session);
+        let result = self.endpoint.inbox.deliver(s.session.incarnation, is_stranger, bytes);
+        if result.is_err() {
+            self.endpoint.refusals.note(RefusalReason::Notifications, &s.session.addr);
         }
-        let message = Control::from_bytes(&bytes).map_err(nonsense)?;
-        self.control(s, lane, message)?;
+        finish(lane, sequence, result);
+        Ok(true)
+    }
+
+    /// Handles a control message once it is whole. It needs no memory but the scratch buffer.
+    fn control_message(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        need: usize,
+    ) -> Step<bool> {
+        if lane.unread() < need {
+            return refill(lane, need.max(HEAD_READ));
+        }
+        let message = Control::from_bytes(&lane.scratch[lane.start..lane.start + need]);
+        lane.start += need;
+        lane.rx = RecvState::Head;
+        self.control(s, lane, message.map_err(nonsense)?)?;
         Ok(true)
     }
 
@@ -614,6 +656,9 @@ impl Driver {
             }
             Control::OpenQueues { queues } if !s.session.initiator => s.reopening.offered(queues),
             Control::QueuesOpened { queues } => s.reopening.answered(queues),
+            Control::Refuse(Refusal::Limit(why)) => {
+                s.session.note_event(&format!("the peer refuses: {why}"));
+            }
             Control::Bye => return Err(LaneEnd::Bye),
             _ => return Err(nonsense(FrameError::Control)),
         }

@@ -7,18 +7,17 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
-use peerway_core::wire::{Header, Kind};
+use peerway_core::wire::{Control, Header, Kind, Refusal};
 
 use super::driver::{Driver, SessionDriver};
 use super::ending::{LaneEnd, SessionEnd};
 use super::request::Route;
 use crate::clock;
+use crate::limits::{MESSAGE_DETECTS, RefusalReason};
 use crate::session::PROCESS_ENDED;
 
 /// The minimum time before an overdue timer is checked again.
 const AGAIN: Duration = Duration::from_millis(5);
-/// The maximum interval between heartbeats.
-const MAX_BEAT: Duration = Duration::from_secs(10);
 
 /// The times of the next events. `u64::MAX` means none.
 pub(super) struct Timers {
@@ -131,10 +130,7 @@ impl Driver {
             return;
         }
         if now >= s.next_beat {
-            // The peer may have agreed on a shorter detection time than ours, see `agreed_detect`.
-            // The clock value that a beat echoes may be one interval old, and stays valid for
-            // another. At an eighth, half of a lease remains for pauses.
-            s.next_beat = clock::after(now, (s.detect / 8).min(MAX_BEAT));
+            s.next_beat = clock::after(now, s.beat);
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane with a full send buffer needs no further heartbeat.
                 if lane.out.len() < 64 << 10 {
@@ -156,13 +152,29 @@ impl Driver {
             return;
         }
         self.queues_tick(s, now);
+        let message_time = self.endpoint.config.detect * MESSAGE_DETECTS;
+        let too_old = now.saturating_sub(message_time.as_nanos() as u64);
         for at in 0..s.lanes.len() {
             let silent = s.lanes[at].as_ref().is_some_and(|lane| {
                 Duration::from_nanos(now.saturating_sub(lane.heard)) > s.detect
             });
             if silent {
                 self.lane_ended(s, at, LaneEnd::Silent);
+            } else if s.lanes[at].as_ref().is_some_and(|lane| lane.has_message_since(too_old)) {
+                self.refuse_slow_message(s, at);
             }
+        }
+    }
+
+    /// Closes a lane on which a message takes too long, and tells the peer why.
+    fn refuse_slow_message(&mut self, s: &mut SessionDriver, at: usize) {
+        self.endpoint.refusals.note(RefusalReason::SlowMessage, &s.session.addr);
+        self.lane_ended(s, at, LaneEnd::SlowMessage);
+        if let Some(lane) = s.control_lane() {
+            let limit = self.endpoint.config.detect * MESSAGE_DETECTS;
+            let why = format!("a notification took longer than {limit:?} to arrive");
+            lane.push_control(&Control::Refuse(Refusal::Limit(why)));
+            s.dirty = true;
         }
     }
 

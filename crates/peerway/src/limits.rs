@@ -122,10 +122,15 @@ impl Default for Refusals {
 }
 
 impl Refusals {
+    /// Counts a refusal that the caller logs.
+    pub(crate) fn count(&self, reason: RefusalReason) {
+        self.counts[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts a refusal to `peer`, and logs it unless another one was logged just before.
     #[cold]
     pub(crate) fn note(&self, reason: RefusalReason, peer: &dyn fmt::Display) {
-        self.counts[reason as usize].fetch_add(1, Ordering::Relaxed);
+        self.count(reason);
         if self.is_log_due(clock::now()) {
             let others = self.unlogged.swap(0, Ordering::Relaxed);
             tracing::warn!(%peer, others, "{}; `others` counts refusals since the last such line",

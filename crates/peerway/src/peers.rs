@@ -5,6 +5,7 @@
 //! end with the main session. The public list of peers shows only the main session.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ struct PeerTable {
     /// The last session with each endpoint that has none now. An opener names it in its hello,
     /// which proves to the acceptor that the old session is over.
     last: HashMap<Whom, [u8; 16]>,
+    /// Sessions that peers have opened, by id. An endpoint that connects to itself is its own peer.
+    opened_by_peers: HashMap<[u8; 16], OpenedByPeer>,
     /// Main sessions, by id, whose peer may raise counters: see [`Peers::has_right`].
     rights: HashSet<[u8; 16]>,
     /// Sessions that a local thread is opening.
@@ -67,6 +70,14 @@ impl PeerTable {
         };
         self.live.values().filter(is_of).cloned().collect()
     }
+}
+
+/// A session that a peer opened, as the limits count it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct OpenedByPeer {
+    /// The peer's address, in its canonical form.
+    pub(crate) ip: IpAddr,
+    pub(crate) is_sub_session: bool,
 }
 
 /// The result of `begin_opening`.
@@ -116,6 +127,7 @@ impl Peers {
         table.to_self.clear();
         table.accepted.clear();
         table.rights.clear();
+        table.opened_by_peers.clear();
         table.closed = true;
         drop(table);
         self.changed.notify_all();
@@ -246,6 +258,9 @@ impl Peers {
     /// Adds a session that a peer opened.
     pub(crate) fn accepted(&self, session: &Arc<Session>) {
         let mut table = self.lock();
+        let ip = session.addr.ip().to_canonical();
+        let opened = OpenedByPeer { ip, is_sub_session: session.sub_session.is_some() };
+        table.opened_by_peers.insert(session.id, opened);
         if session.incarnation != self.me {
             table.live.insert(session.whom(), session.clone());
             if session.sub_session.is_none() && table.accepted.len() < MAX_UNASKED {
@@ -289,10 +304,18 @@ impl Peers {
         }
         table.to_self.retain(|s| !same(s));
         table.rights.remove(&session.id);
+        if !session.initiator {
+            table.opened_by_peers.remove(&session.id);
+        }
         table.accepted.retain(|s| !same(s));
         drop(table);
         self.changed.notify_all();
         sub_sessions.iter().filter(|_| removed).for_each(Session::remove);
+    }
+
+    /// The sessions that peers have opened and that are not over.
+    pub(crate) fn opened_by_peers(&self) -> Vec<OpenedByPeer> {
+        self.lock().opened_by_peers.values().copied().collect()
     }
 
     /// Whether the peer of a session may raise counters of this endpoint. A peer that only reaches

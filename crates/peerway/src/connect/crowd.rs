@@ -20,11 +20,11 @@ pub(super) struct Occupant<S> {
     pub(super) weight: usize,
 }
 
-/// The oldest connection of the source that holds the most. If several sources hold as many, the
-/// source with the oldest connection counts as the busiest.
+/// The oldest connection of the source that holds the most, and how many that source holds. If
+/// several sources hold as many, the source with the oldest connection counts as the busiest.
 pub(super) fn oldest_of_busiest<S: Copy + Eq + Hash>(
     all: impl Iterator<Item = Occupant<S>>,
-) -> Option<Occupant<S>> {
+) -> Option<(usize, Occupant<S>)> {
     let mut sources: HashMap<S, (usize, Occupant<S>)> = HashMap::new();
     for occupant in all {
         let (held, oldest) = sources.entry(occupant.source).or_insert((0, occupant));
@@ -33,8 +33,7 @@ pub(super) fn oldest_of_busiest<S: Copy + Eq + Hash>(
             *oldest = occupant;
         }
     }
-    let busiest = sources.into_values().max_by_key(|(held, oldest)| (*held, Reverse(age(oldest))));
-    busiest.map(|(_, oldest)| oldest)
+    sources.into_values().max_by_key(|(held, oldest)| (*held, Reverse(age(oldest))))
 }
 
 /// Orders by age, the oldest first. The id decides between connections of the same instant.
@@ -51,8 +50,8 @@ mod tests {
     }
 
     fn chosen(all: &[Occupant<&'static str>]) -> Option<u64> {
-        let forth = oldest_of_busiest(all.iter().copied()).map(|occupant| occupant.id);
-        let back = oldest_of_busiest(all.iter().rev().copied()).map(|occupant| occupant.id);
+        let forth = oldest_of_busiest(all.iter().copied()).map(|(_, occupant)| occupant.id);
+        let back = oldest_of_busiest(all.iter().rev().copied()).map(|(_, occupant)| occupant.id);
         assert_eq!(forth, back, "the result must not depend on the order");
         forth
     }
@@ -69,5 +68,6 @@ mod tests {
     fn connections_that_end_with_another_count() {
         let all = [occupant(4, "a", 9), occupant(2, "b", 1), occupant(3, "b", 1)];
         assert_eq!(chosen(&all), Some(4));
+        assert_eq!(oldest_of_busiest(all.iter().copied()).map(|(held, _)| held), Some(9));
     }
 }

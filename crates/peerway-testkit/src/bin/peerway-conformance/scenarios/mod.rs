@@ -15,6 +15,7 @@ mod incast;
 mod kill;
 mod lanes;
 mod leaks;
+mod limits;
 mod messages;
 mod namespaces;
 mod no_descriptors;
@@ -106,6 +107,7 @@ pub(crate) const ALL: &[Scenario] = scenarios! {
     "other-user", "another user takes no place at the local socket", local, other_user::run, 1;
     "stranger-signals", "floods of counts and notifications do not make an honest peer fail", tcp_only, signals::run, 1;
     "stranger-messages", "half-sent messages hold bounded memory for a bounded time", tcp_only, messages::run, 1;
+    "stranger-limits", "handshakes, sessions, lanes and descriptors have limits", tcp_only, limits::run, 1;
     "no-descriptors", "a process without free descriptors stays idle, and recovers", processes, no_descriptors::run, 1;
     "half-open", "half-open connections make room for a new peer", always, half_open::run, 1;
     "connect-deadline", "a connect keeps its time-out however slowly the peer answers", always, slow_handshake::run, 2;

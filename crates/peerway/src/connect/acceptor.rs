@@ -45,6 +45,8 @@ use crate::transport::verbs::queues;
 /// The time after which a half-open connection may be dropped when its source has too many. A normal
 /// handshake rarely takes longer, and new connections can wait this long.
 const GRACE: Duration = Duration::from_millis(250);
+/// The same for a connection that has sent nothing. An opener sends its hello at once.
+const SILENT_GRACE: Duration = Duration::from_millis(100);
 /// The same when no source has too many, or when file descriptors are short. Many peers may connect
 /// at once, or the program itself may have used up the descriptors, so slow handshakes get more
 /// time.
@@ -382,13 +384,14 @@ impl Acceptor {
         let is_of = |pending: &Pending| pending.addr.ip().to_canonical() == source;
         let mut held = self.pending.values().filter(|pending| is_of(pending)).count();
         while held > most.of_source {
-            let of_source = self.pending.iter().filter(|(_, pending)| is_of(pending));
-            let oldest = of_source.min_by_key(|(id, pending)| (pending.since, **id));
-            let Some((&id, _)) =
-                oldest.filter(|(_, pending)| now >= clock::after(pending.since, GRACE))
-            else {
-                return;
+            let may_go = |pending: &Pending| {
+                let grace = if pending.session.is_some() { GRACE } else { SILENT_GRACE };
+                is_of(pending) && now >= clock::after(pending.since, grace)
             };
+            let of_source = self.pending.iter().filter(|(_, pending)| may_go(pending));
+            let first = of_source
+                .min_by_key(|(id, pending)| (pending.session.is_some(), pending.since, **id));
+            let Some((&id, _)) = first else { return };
             self.drop_pending(endpoint, id);
             held -= 1;
         }
@@ -414,12 +417,14 @@ impl Acceptor {
             let half = pending.session.and_then(|session| self.half_open.get(&session));
             let weight = 1 + half.map_or(0, |half| half.lanes.len());
             let source = pending.addr.ip().to_canonical();
-            Occupant { id, source, since: pending.since, weight }
+            let has_spoken = pending.session.is_some();
+            Occupant { id, source, since: pending.since, has_spoken, weight }
         });
-        let Some((held, oldest)) = oldest_of_busiest(occupants) else { return false };
-        if now < clock::after(oldest.since, grace_of(held, most, grace)) {
-            return false;
-        }
+        let occupants: Vec<_> = occupants.collect();
+        let may_go = |held, one: &Occupant<_>| {
+            now >= clock::after(one.since, grace_of(held, one, most, grace))
+        };
+        let Some(oldest) = oldest_of_busiest(&occupants, may_go) else { return false };
         self.drop_pending(endpoint, oldest.id);
         true
     }
@@ -434,12 +439,14 @@ impl Acceptor {
     ) -> bool {
         let occupants = self.local_pending.iter().map(|(&id, pending)| {
             let (source, since) = (pending.pid, pending.since);
-            Occupant { id, source, since, weight: 1 }
+            // A local connection speaks once, and is then no longer pending.
+            Occupant { id, source, since, has_spoken: true, weight: 1 }
         });
-        let Some((held, oldest)) = oldest_of_busiest(occupants) else { return false };
-        if now < clock::after(oldest.since, grace_of(held, most, grace)) {
-            return false;
-        }
+        let occupants: Vec<_> = occupants.collect();
+        let may_go = |held, one: &Occupant<_>| {
+            now >= clock::after(one.since, grace_of(held, one, most, grace))
+        };
+        let Some(oldest) = oldest_of_busiest(&occupants, may_go) else { return false };
         self.local_pending.remove(&oldest.id);
         let source = format_args!("process {}", oldest.source);
         endpoint.refusals.note(RefusalReason::Handshakes, &source);
@@ -602,14 +609,7 @@ impl Acceptor {
         if endpoint.peers.has_or_opens(&whom) {
             return Err(Refusal::Exists(endpoint.incarnation));
         }
-        let opening = self.pending.values().filter_map(|pending| {
-            let half = self.half_open.get(&pending.session?)?;
-            Some(admission::opened_from(pending.addr.ip(), half.hello.sub_session.is_some()))
-        });
-        let others = endpoint.peers.opened_by_peers().into_iter().chain(opening);
-        let new = admission::opened_from(from, hello.sub_session.is_some());
-        admission::check_session(&endpoint.config.limits, new, others)
-            .inspect_err(|_| endpoint.refusals.note(RefusalReason::Sessions, &from))?;
+        admit(endpoint, hello, from)?;
         let pin = endpoint.config.transport;
         let (mut local, mut local_why) = (String::new(), String::new());
         match offers_local(pin, endpoint.config.disable_ipc) {
@@ -706,6 +706,11 @@ fn complete(
     ready: Ready,
     now: u64,
 ) -> Option<NewSession> {
+    // Other sessions may have been completed since the hello.
+    if let Err(refusal) = admit(endpoint, &half.hello, pending.addr.ip()) {
+        reply(&mut pending.stream, &Control::Refuse(refusal));
+        return None;
+    }
     let same_process = ready.same_process
         && decode_host(&half.hello.host).is_some_and(|h| h.process == HostFacts::here().process);
     let (link, we_pull) = match half.link {
@@ -776,6 +781,15 @@ fn complete(
     Some(NewSession { session, lanes, detect, beat, claim: Some(claim) })
 }
 
+/// Refuses a session if there are too many. Half-open sessions do not count: they are bounded as
+/// handshakes, and must not keep out a peer that is ready.
+fn admit(endpoint: &Engine, hello: &Hello, from: IpAddr) -> Result<(), Refusal> {
+    let new = admission::opened_from(from, hello.sub_session.is_some());
+    let others = endpoint.peers.opened_by_peers().into_iter();
+    admission::check_session(&endpoint.config.limits, new, others)
+        .inspect_err(|_| endpoint.refusals.note(RefusalReason::Sessions, &from))
+}
+
 /// The session that a hello names. `None` if the sub-session number is out of range.
 fn whom(hello: &Hello) -> Option<Whom> {
     let sub_session = match hello.sub_session {
@@ -799,10 +813,18 @@ fn reply(stream: &mut TcpStream, message: &Control) -> Option<()> {
     stream.write_all(&frame(message)).ok()
 }
 
-/// The time that a half-open connection has at least. `held` is the number of connections of its
-/// source. If no source has more than its share, many peers connect at once.
-fn grace_of(held: usize, most: MostHandshakes, grace: Duration) -> Duration {
-    if held > most.of_source { grace } else { grace.max(SHORTAGE_GRACE) }
+/// The time that a half-open connection has at least, where others have `grace`. `held` is the number
+/// of connections of its source. If no source has more than its share, many peers connect at once.
+fn grace_of<S>(
+    held: usize,
+    occupant: &Occupant<S>,
+    most: MostHandshakes,
+    grace: Duration,
+) -> Duration {
+    if held <= most.of_source {
+        return grace.max(SHORTAGE_GRACE);
+    }
+    if occupant.has_spoken { grace } else { grace.min(SILENT_GRACE) }
 }
 
 /// Whether accepting failed for one connection only, as accept(2) says. The next one may succeed at

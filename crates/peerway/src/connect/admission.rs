@@ -42,7 +42,7 @@ impl MostHandshakes {
 }
 
 /// Refuses a session if the endpoint or the peer's address has too many. `others` are the sessions
-/// that peers have opened or are opening.
+/// that peers have opened.
 pub(super) fn check_session(
     limits: &Limits,
     new: OpenedByPeer,

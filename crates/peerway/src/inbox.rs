@@ -111,7 +111,7 @@ impl Inbox {
     /// is a peer without a right (see `Peers::has_right`).
     ///
     /// A small queue has shares that are smaller than a message may be. So a peer without waiting
-    /// messages may send one that fits into half of the queue.
+    /// messages may send one of any size.
     pub(crate) fn deliver(
         &self,
         from: Incarnation,
@@ -122,7 +122,7 @@ impl Inbox {
         let (len, max) = (message.len() as u64, self.max_bytes);
         let share = match state.peers.get(&from) {
             Some(held) => held.has_room(len, max, SHARE),
-            None => len <= max / 2,
+            None => true,
         };
         let strangers = !is_from_stranger || state.strangers.has_room(len, max, SHARE_OF_STRANGERS);
         if !share || !strangers || !state.all.has_room(len, max, 1) {
@@ -289,9 +289,9 @@ mod tests {
     #[test]
     fn a_single_message_may_exceed_the_share_of_a_small_queue() {
         let inbox = Inbox::new(800);
-        assert_eq!(inbox.deliver(peer(1), false, vec![0; 401]), FULL);
-        inbox.deliver(peer(1), false, vec![0; 400]).unwrap();
-        assert_eq!(inbox.deliver(peer(1), false, Vec::new()), FULL);
+        assert_eq!(inbox.deliver(peer(1), true, vec![0; 401]), FULL, "strangers have half");
+        inbox.deliver(peer(1), true, vec![0; 400]).unwrap();
+        assert_eq!(inbox.deliver(peer(1), true, Vec::new()), FULL);
         inbox.deliver(peer(2), false, vec![0; 400]).unwrap();
         assert_eq!(inbox.deliver(peer(3), false, vec![0; 1]), FULL, "the whole queue is full");
     }

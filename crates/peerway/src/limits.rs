@@ -15,9 +15,14 @@ const SESSIONS_SHARE: u64 = 16;
 /// A message must arrive within this many of the endpoint's detection times. A peer that sends
 /// single bytes is never silent, but must not hold memory for ever. By default it is 32 s, which is
 /// enough for the longest message at 33 KB/s.
-pub(crate) const MESSAGE_DETECTS: u32 = 16;
+const MESSAGE_DETECTS: u32 = 16;
 /// The shortest time between two refusals in the log.
 const LOG_EVERY: Duration = Duration::from_secs(1);
+
+/// The time within which a message must arrive at an endpoint with this detection time.
+pub(crate) fn message_time(detect: Duration) -> Duration {
+    detect.saturating_mul(MESSAGE_DETECTS)
+}
 
 /// What an endpoint has refused to peers, by reason: see
 /// [`EndpointStats`](crate::EndpointStats). The numbers only rise.

@@ -22,7 +22,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use super::admission::{self, MostHandshakes};
 use super::choose::{Found, choose, may_pull, offers_local};
 use super::crowd::{Occupant, oldest_of_busiest};
-use super::detection::Detection;
+use super::detection::{self, Detection};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
 use super::opener::{add_queues, decode_host, encode_host, visible_pid};
 use crate::clock;
@@ -638,7 +638,7 @@ impl Acceptor {
         }
         Ok(Welcome {
             incarnation: endpoint.incarnation,
-            detect_ms: endpoint.config.detect.as_millis() as u32,
+            detect_ms: detection::to_millis(endpoint.config.detect),
             metadata: endpoint.metadata(),
             host: encode_host(&HostFacts::here()),
             local,

@@ -8,6 +8,9 @@ use std::time::Duration;
 const MOST_TIMES_OURS: u32 = 4;
 /// A peer cannot raise our detection time above this.
 const MOST: Duration = Duration::from_secs(60);
+/// The shortest detection time of a peer that counts, which is the least value of PEERWAY_DETECT. A
+/// stranger with a shorter one could make this side send heartbeats all the time.
+const LEAST: Duration = Duration::from_millis(50);
 /// Heartbeats for each detection time. The clock value that a heartbeat echoes may be one interval
 /// old, and stays valid for another. With eight, half of a lease remains for pauses.
 const BEATS: u32 = 8;
@@ -24,11 +27,16 @@ pub(super) struct Detection {
     pub(super) beat: Duration,
 }
 
+/// The detection time of this side, as a hello or a welcome tells it.
+pub(super) fn to_millis(detect: Duration) -> u32 {
+    u32::try_from(detect.as_millis()).unwrap_or(u32::MAX)
+}
+
 impl Detection {
     /// Both sides use the longer detection time, as far as they allow it. Heartbeats are frequent
     /// enough for the side that allows less.
     pub(super) fn agree(ours: Duration, theirs_ms: u32) -> Self {
-        let theirs = Duration::from_millis(theirs_ms.into()).max(Duration::from_millis(1));
+        let theirs = Duration::from_millis(theirs_ms.into()).max(LEAST.min(ours));
         let detect = allowed(ours, theirs);
         let beat = (detect.min(allowed(theirs, ours)) / BEATS).min(MAX_BEAT);
         Self { detect, beat }
@@ -56,6 +64,13 @@ mod tests {
         assert_eq!(Detection::agree(ms(2000), 0).detect, ms(2000));
         assert_eq!(Detection::agree(ms(40_000), u32::MAX).detect, ms(60_000));
         assert_eq!(Detection::agree(ms(100_000), u32::MAX).detect, ms(100_000));
+    }
+
+    #[test]
+    fn a_peer_cannot_ask_for_endless_heartbeats() {
+        assert_eq!(Detection::agree(ms(2000), 0).beat, ms(200) / BEATS);
+        assert_eq!(Detection::agree(ms(2000), 1), Detection::agree(ms(2000), 50));
+        assert!(Detection::agree(Duration::MAX, u32::MAX).beat <= MAX_BEAT);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::acceptor::MAX_LANES;
 use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
-use super::detection::Detection;
+use super::detection::{self, Detection};
 use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
 use crate::address::Rail;
 use crate::clock;
@@ -219,7 +219,7 @@ fn open(
         replaces: expects.and_then(|whom| endpoint.peers.last_session(&whom)),
         sub_session,
         lanes: bulk,
-        detect_ms: config.detect.as_millis() as u32,
+        detect_ms: detection::to_millis(config.detect),
         metadata: endpoint.metadata(),
         host: encode_host(&host),
         local: if offer.is_ok() { endpoint.local_name.clone() } else { String::new() },

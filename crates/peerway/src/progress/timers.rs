@@ -13,7 +13,7 @@ use super::driver::{Driver, SessionDriver};
 use super::ending::{LaneEnd, SessionEnd};
 use super::request::Route;
 use crate::clock;
-use crate::limits::{MESSAGE_DETECTS, RefusalReason};
+use crate::limits::{RefusalReason, message_time};
 use crate::session::PROCESS_ENDED;
 
 /// The minimum time before an overdue timer is checked again.
@@ -152,8 +152,9 @@ impl Driver {
             return;
         }
         self.queues_tick(s, now);
-        let message_time = self.endpoint.config.detect * MESSAGE_DETECTS;
-        let too_old = now.saturating_sub(message_time.as_nanos() as u64);
+        let message_time = message_time(self.endpoint.config.detect);
+        let too_old =
+            now.saturating_sub(u64::try_from(message_time.as_nanos()).unwrap_or(u64::MAX));
         for at in 0..s.lanes.len() {
             let silent = s.lanes[at].as_ref().is_some_and(|lane| {
                 Duration::from_nanos(now.saturating_sub(lane.heard)) > s.detect
@@ -171,7 +172,7 @@ impl Driver {
         self.endpoint.refusals.note(RefusalReason::SlowMessage, &s.session.addr);
         self.lane_ended(s, at, LaneEnd::SlowMessage);
         if let Some(lane) = s.control_lane() {
-            let limit = self.endpoint.config.detect * MESSAGE_DETECTS;
+            let limit = message_time(self.endpoint.config.detect);
             let why = format!("a notification took longer than {limit:?} to arrive");
             lane.push_control(&Control::Refuse(Refusal::Limit(why)));
             s.dirty = true;

@@ -474,6 +474,35 @@ typedef struct peerway_quarantine_stats {
     uint64_t entries_ever;
 } peerway_quarantine_stats;
 
+// What an endpoint has refused to peers, by reason. The numbers only rise. The settings of the
+// limits are PEERWAY_MAX_HANDSHAKES, PEERWAY_MAX_SESSIONS, PEERWAY_MAX_SESSIONS_PER_ADDRESS,
+// PEERWAY_MAX_LANES, PEERWAY_MESSAGE_BYTES, PEERWAY_NOTIFY_BYTES and PEERWAY_FREE_DESCRIPTORS.
+typedef struct peerway_refusal_stats {
+    // sizeof(struct peerway_refusal_stats).
+    size_t size;
+    // Half-open connections that were dropped, because the endpoint or their address had too many
+    // handshakes in progress.
+    uint64_t handshakes;
+    // Sessions, because the endpoint or their address had too many.
+    uint64_t sessions;
+    // Lanes, because their session had too many.
+    uint64_t lanes;
+    // Times at which the endpoint accepted no connection to keep file descriptors free.
+    uint64_t descriptors;
+    // Connections of other users to the local socket.
+    uint64_t other_users;
+    // Notifications, because too many bytes of messages were arriving.
+    uint64_t message_bytes;
+    // Lanes that were closed, because a message on them did not arrive in time.
+    uint64_t slow_messages;
+    // Notifications, because the queue or the peer's share of it was full.
+    uint64_t notifications;
+    // Counts, because the counters or the peer's share of them were full.
+    uint64_t counters;
+    // Counts by peers without a right to count.
+    uint64_t counts_without_right;
+} peerway_refusal_stats;
+
 // Facts about a remote region.
 typedef struct peerway_remote_facts {
     // sizeof(struct peerway_remote_facts).
@@ -976,6 +1005,10 @@ enum peerway_status peerway_region_free(struct peerway_region *region);
 
 // Fills in what this process has in quarantine, for all its current and former endpoints.
 enum peerway_status peerway_quarantine(struct peerway_quarantine_stats *stats);
+
+// Fills in what an endpoint has refused to peers.
+enum peerway_status peerway_endpoint_refusals(const struct peerway_endpoint *endpoint,
+                                              struct peerway_refusal_stats *stats);
 
 // Fills in the facts about a remote region.
 enum peerway_status peerway_remote_describe(const struct peerway_remote *remote, struct peerway_remote_facts *facts);

@@ -62,7 +62,8 @@ class Endpoint:
     @property
     def stats(self) -> dict[str, Any]:
         """``cpus``: the processors that the endpoint's threads may run on. ``quarantine``: the
-        result of ``peerway.quarantine()``.
+        result of ``peerway.quarantine()``. ``refusals``: what the endpoint has refused to peers,
+        by reason, such as ``sessions`` or ``counts_without_right``.
         """
     def connect(self, to: bytes | str | tuple[str, int], timeout: float | None = None) -> Peer:
         """Connects to an endpoint by its metadata, ``"host:port"`` or ``(host, port)``.

@@ -404,3 +404,15 @@ def test_memory_that_a_stopped_writer_may_write_outlives_region_and_endpoint() -
         while peerway.quarantine()["regions"]:
             assert time.monotonic() < deadline, peerway.quarantine()
             time.sleep(0.01)
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    one, other = peerway.Endpoint(transport="tcp"), peerway.Endpoint(transport="tcp")
+    peer = one.connect(other.metadata)
+    assert set(other.stats["refusals"].values()) == {0}
+    with pytest.raises(peerway.AccessDenied, match="a count before any import"):
+        peer.count(7).wait()
+    assert other.stats["refusals"]["counts_without_right"] == 1
+    assert other.counter(7) == 0
+    one.close()
+    other.close()

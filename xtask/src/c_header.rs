@@ -22,6 +22,7 @@ const ORDER: &[&str] = &[
     "peer",
     "region",
     "quarantine",
+    "refusals",
     "remote",
     "batch",
     "transfer",

@@ -34,6 +34,7 @@ mod notification;
 mod peer;
 mod proxy;
 mod quarantine;
+mod refusals;
 mod region;
 mod remote;
 mod staged;

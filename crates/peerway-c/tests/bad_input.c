@@ -23,6 +23,7 @@ static_assert(sizeof(struct peerway_remote_facts) == 32, "grown");
 static_assert(sizeof(struct peerway_peer_facts) == 40, "grown");
 static_assert(sizeof(struct peerway_peer_stats) == 56, "grown");
 static_assert(sizeof(struct peerway_endpoint_stats) == 16, "grown");
+static_assert(sizeof(struct peerway_refusal_stats) == 88, "grown");
 static_assert(sizeof(struct peerway_transfer_stats) == 48, "grown");
 static_assert(sizeof(struct peerway_proxy_options) == 48, "grown");
 static_assert(sizeof(struct peerway_forward) == 88, "grown");
@@ -422,6 +423,10 @@ static void exhaustion(void) {
     TRUE(stats.transfers >= 3 && stats.bytes_written >= 1 << 22);
     struct peerway_endpoint_stats runs = {.size = sizeof runs};
     OK(peerway_endpoint_statistics(two.here, &runs));
+    struct peerway_refusal_stats refused = {.size = sizeof refused, .sessions = 99};
+    OK(peerway_endpoint_refusals(two.here, &refused));
+    TRUE(refused.sessions == 0 && refused.counts_without_right == 0);
+    SAYS(peerway_endpoint_refusals(two.here, NULL), PEERWAY_STATUS_NULL_ARGUMENT, "null");
     char cpus[4096];
     size_t cpus_len;
     OK(peerway_endpoint_cpus(two.here, cpus, sizeof cpus, &cpus_len));

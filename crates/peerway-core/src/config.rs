@@ -71,6 +71,26 @@ pub struct Config {
     pub max_inflight_ops: Option<u32>,
     /// RDMA settings.
     pub rdma: Rdma,
+    /// Limits against strangers.
+    pub limits: Limits,
+}
+
+/// Limits against strangers: what peers may use of an endpoint before and after they are known.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Connections in the handshake at a time. One address may have an eighth of them.
+    pub handshakes: u32,
+    /// Sessions that peers have opened.
+    pub sessions: u32,
+    /// The same for one address.
+    pub sessions_per_address: u32,
+    /// Bulk lanes that a peer may open in a session.
+    pub lanes: u16,
+    /// Bytes of messages that are arriving. One session may have a sixteenth of them.
+    pub message_bytes: u64,
+    /// File descriptors of the process that accepting connections leaves free.
+    pub free_descriptors: u32,
 }
 
 /// RDMA settings.
@@ -203,6 +223,14 @@ impl Config {
                 queue_pairs: 0,
                 retries: 0,
                 timeout: Duration::ZERO,
+            },
+            limits: Limits {
+                handshakes: 0,
+                sessions: 0,
+                sessions_per_address: 0,
+                lanes: 0,
+                message_bytes: 0,
+                free_descriptors: 0,
             },
         }
     }

@@ -101,9 +101,10 @@ pub enum TransferError {
     #[error("the peer has been silent for longer than the detection time")]
     PeerSilent = 2,
     /// The owner refused access: unknown region, wrong token, wrong direction, or bound to another
-    /// peer.
+    /// peer. Or it refused a count, because this endpoint has imported none of its memory.
     #[error(
-        "the peer refused access: unknown region, wrong token, wrong direction, or granted to another peer"
+        "the peer refused access: unknown region, wrong token, wrong direction, granted to another \
+         peer, or a count before any import"
     )]
     RemoteAccess = 3,
     /// The owner refused access: the range is outside the advertised range.

@@ -483,6 +483,8 @@ pub enum Refusal {
     Full,
     /// No transport satisfies the pins of both sides.
     Pinned(String),
+    /// A limit of the sender is reached. The text is a sentence that names it.
+    Limit(String),
 }
 
 /// The result of an import.

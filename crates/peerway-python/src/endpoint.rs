@@ -141,13 +141,31 @@ impl Endpoint {
     }
 
     /// ``cpus``: the processors that the endpoint's threads may run on. ``quarantine``: the
-    /// result of ``peerway.quarantine()``.
+    /// result of ``peerway.quarantine()``. ``refusals``: what the endpoint has refused to peers,
+    /// by reason, such as ``sessions`` or ``counts_without_right``.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.endpoint.stats();
         let dict = PyDict::new(py);
         dict.set_item("cpus", stats.cpus)?;
         dict.set_item("quarantine", region::quarantine(py)?)?;
+        let refusals = PyDict::new(py);
+        let refused = stats.refusals;
+        for (reason, count) in [
+            ("handshakes", refused.handshakes),
+            ("sessions", refused.sessions),
+            ("lanes", refused.lanes),
+            ("descriptors", refused.descriptors),
+            ("other_users", refused.other_users),
+            ("message_bytes", refused.message_bytes),
+            ("slow_messages", refused.slow_messages),
+            ("notifications", refused.notifications),
+            ("counters", refused.counters),
+            ("counts_without_right", refused.counts_without_right),
+        ] {
+            refusals.set_item(reason, count)?;
+        }
+        dict.set_item("refusals", refusals)?;
         Ok(dict)
     }
 

@@ -23,6 +23,8 @@ pub struct Raw {
     pub session: [u8; 16],
     /// The identity that the hello claims.
     pub incarnation: Incarnation,
+    /// The number of the last sequenced frame that was sent. The test that sends frames sets it.
+    pub sequence: u64,
 }
 
 impl Raw {
@@ -40,7 +42,7 @@ impl Raw {
         session.copy_from_slice(&random.bytes(16));
         let mut incarnation = [0; 16];
         incarnation.copy_from_slice(&random.bytes(16));
-        Ok(Self { stream, session, incarnation: Incarnation(incarnation) })
+        Ok(Self { stream, session, incarnation: Incarnation(incarnation), sequence: 0 })
     }
 
     /// A valid hello, which every endpoint should answer.

@@ -145,10 +145,12 @@ pub enum ConnectError {
         expected: Incarnation,
     },
     /// The peer accepts no more sessions.
-    #[error("the peer at {addr} accepts no more sessions; close some there and try again")]
+    #[error("the peer at {addr} accepts no more sessions: {why}")]
     PeerFull {
         /// The peer's address.
         addr: SocketAddr,
+        /// The limit that is reached, as the peer says it.
+        why: String,
     },
     /// The pinned path is not available.
     #[error("path '{pin}' is pinned but not available to {addr}: {why}")]

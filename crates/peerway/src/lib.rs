@@ -26,6 +26,7 @@ pub mod gpu;
 #[doc(hidden)]
 pub mod hooks;
 mod inbox;
+mod limits;
 mod memory;
 mod os;
 mod path;
@@ -53,6 +54,7 @@ pub use error::{
 };
 pub use failure::{Failure, LaneEvent, Operation};
 pub use inbox::Notification;
+pub use limits::RefusalStats;
 pub use memory::{OwnedMemory, SharedMemory};
 pub use os::copy;
 pub use os::net::{Interface, interfaces};

@@ -129,6 +129,11 @@ impl Peer {
     }
 
     /// Adds one to a counter of the peer.
+    ///
+    /// The peer must know this endpoint: it opened the session, or one of the two has imported
+    /// memory of the other. Otherwise the count fails with
+    /// [`TransferError::RemoteAccess`](crate::TransferError::RemoteAccess), so that an endpoint
+    /// which merely reaches the port raises nothing.
     pub fn count(&self, id: u32) -> Result<Transfer, PostError> {
         transfer::post_signal(
             &self.endpoint,

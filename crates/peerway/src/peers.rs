@@ -5,6 +5,7 @@
 //! end with the main session. The public list of peers shows only the main session.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -35,6 +36,10 @@ struct PeerTable {
     /// The last session with each endpoint that has none now. An opener names it in its hello,
     /// which proves to the acceptor that the old session is over.
     last: HashMap<Whom, [u8; 16]>,
+    /// Sessions that peers have opened, by id. An endpoint that connects to itself is its own peer.
+    opened_by_peers: HashMap<[u8; 16], OpenedByPeer>,
+    /// Main sessions, by id, whose peer may raise counters: see [`Peers::has_right`].
+    rights: HashSet<[u8; 16]>,
     /// Sessions that a local thread is opening.
     opening: HashSet<Whom>,
     /// Sessions that the acceptor has agreed to, until they are live.
@@ -65,6 +70,14 @@ impl PeerTable {
         };
         self.live.values().filter(is_of).cloned().collect()
     }
+}
+
+/// A session that a peer opened, as the limits count it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct OpenedByPeer {
+    /// The peer's address, in its canonical form.
+    pub(crate) ip: IpAddr,
+    pub(crate) is_sub_session: bool,
 }
 
 /// The result of `begin_opening`.
@@ -113,6 +126,8 @@ impl Peers {
         table.live.clear();
         table.to_self.clear();
         table.accepted.clear();
+        table.rights.clear();
+        table.opened_by_peers.clear();
         table.closed = true;
         drop(table);
         self.changed.notify_all();
@@ -243,6 +258,9 @@ impl Peers {
     /// Adds a session that a peer opened.
     pub(crate) fn accepted(&self, session: &Arc<Session>) {
         let mut table = self.lock();
+        let ip = session.addr.ip().to_canonical();
+        let opened = OpenedByPeer { ip, is_sub_session: session.sub_session.is_some() };
+        table.opened_by_peers.insert(session.id, opened);
         if session.incarnation != self.me {
             table.live.insert(session.whom(), session.clone());
             if session.sub_session.is_none() && table.accepted.len() < MAX_UNASKED {
@@ -285,10 +303,57 @@ impl Peers {
             table.last.insert(session.whom(), session.id);
         }
         table.to_self.retain(|s| !same(s));
+        table.rights.remove(&session.id);
+        if !session.initiator {
+            table.opened_by_peers.remove(&session.id);
+        }
         table.accepted.retain(|s| !same(s));
         drop(table);
         self.changed.notify_all();
         sub_sessions.iter().filter(|_| removed).for_each(Session::remove);
+    }
+
+    /// The sessions that peers have opened and that are not over.
+    pub(crate) fn opened_by_peers(&self) -> Vec<OpenedByPeer> {
+        self.lock().opened_by_peers.values().copied().collect()
+    }
+
+    /// Whether the peer of a session may raise counters of this endpoint. A peer that only reaches
+    /// the port may not. It has the right once one of these holds, until the session ends:
+    ///
+    /// - This endpoint opened the session: the program chose the peer.
+    /// - The peer has imported memory of this endpoint, or has sent a request with a valid token.
+    /// - This endpoint has imported memory of the peer.
+    ///
+    /// The right belongs to the main session. Its sub-sessions share it.
+    pub(crate) fn has_right(&self, session: &Session) -> bool {
+        session.has_right() || self.find_right(session)
+    }
+
+    #[cold]
+    fn find_right(&self, session: &Session) -> bool {
+        let has = self.lock().rights.contains(&session.main_id());
+        if has {
+            session.note_right();
+        }
+        has
+    }
+
+    /// Gives the peer of a session the right to raise counters.
+    pub(crate) fn give_right(&self, session: &Session) {
+        if !session.has_right() {
+            self.give_right_by_id(session.main_id());
+            session.note_right();
+        }
+    }
+
+    /// Does the same for the main session with this id, whose two ends are in this process.
+    #[cold]
+    pub(crate) fn give_right_by_id(&self, id: [u8; 16]) {
+        let mut table = self.lock();
+        if !table.closed {
+            table.rights.insert(id);
+        }
     }
 
     /// The peer of the session with this id.

@@ -1,17 +1,19 @@
 """Finds the endpoint of a GPU on a host when the port is not known.
 
 Every process with an endpoint participates, with one thread that is usually blocked. The first
-process on a host that binds the broker's port serves it (:mod:`.broker_server`), on the loopback
-interface and on the addresses of its endpoints. The other processes register over a connection to
-that server. When the connection drops, another process binds the port and serves, and the rest
-register there.
+process on a host that binds the broker's port serves it (:mod:`.broker_server`): over TCP on the
+loopback interface and on the addresses of its endpoints, and on a Unix socket for processes of the
+same user. These register over a connection to that socket. When the connection drops, another
+process binds the port and serves, and the rest register there.
 
 ``PEERWAY_BROKER_PORT`` is the port (default 51780, the same on all hosts); 0 turns the broker off.
 ``PEERWAY_BROKER_WAIT`` is the time in seconds that a connect waits for an endpoint (default 10).
 
-The broker only returns the address to connect to. Any process with access to the loopback interface
-of a host can register endpoints there, just as it can listen on ports. It cannot access memory,
-because that requires a descriptor from the owner.
+Only processes of the user that serves can register: the kernel tells the user at the other end of a
+Unix socket. The first process that registers a GPU keeps its place while it lives. A search on this
+host goes over the Unix socket and refuses a broker of another user. A search on another host cannot
+know who answers there: it trusts the network and that host's port, as the address alone does. Two
+users of a host need two ports, or one of them connects by metadata.
 """
 
 import contextlib
@@ -23,13 +25,29 @@ import socket
 import threading
 import time
 import weakref
+from typing import Any
 
-from .broker_server import BANNER, MAX_LINE, Entry, Server, from_line, listen, number, short_text, to_line
+from .broker_server import (
+    BANNER,
+    MAX_LINE,
+    Entry,
+    Server,
+    credentials,
+    from_line,
+    listen,
+    listen_local,
+    local_name,
+    number,
+    short_text,
+    to_line,
+)
 from .log import logger
 
 _DEFAULT_PORT = 51780
 _DEFAULT_WAIT = 10.0
 _LOOPBACK = "127.0.0.1"
+#: After this many failed attempts, about two seconds, the port is not just changing hands.
+_FAILURES_TO_WARN = 8
 #: Seconds for one request to a broker that is running.
 _ANSWER_TIME = 2.0
 
@@ -78,9 +96,10 @@ def unregister(id: str) -> None:
 
 
 def find(host: str, *, gpu: int | None = None, bdf: str | None = None, but: str | None = None) -> tuple[str, int]:
-    """The address of the newest endpoint of this GPU on ``host``, without the id ``but``.
+    """The address of the endpoint of this GPU on ``host``, without the id ``but``.
 
-    Waits for one to appear. Raises ``LookupError`` with the reason if none does.
+    If several processes have one, it is that of the first process; if that process has several, it
+    is the newest. Waits for one to appear. Raises ``LookupError`` with the reason if none does.
     """
     at, seconds = port(), patience()
     wanted = f"GPU {gpu}" if bdf is None else f"GPU {bdf}"
@@ -90,9 +109,13 @@ def find(host: str, *, gpu: int | None = None, bdf: str | None = None, but: str 
     deadline = time.monotonic() + seconds
     while True:
         left = max(0.0, deadline - time.monotonic())
+        query: dict[str, object] = {"op": "find", "gpu": gpu, "bdf": bdf, "not": but, "wait": left}
         try:
-            with _Line(host, at, min(_ANSWER_TIME, max(left, 0.1))) as line:
-                line.send({"op": "find", "gpu": gpu, "bdf": bdf, "not": but, "wait": left})
+            here = _as_own(host, at)
+            if here is not None:
+                query["at"] = here
+            with _Line(host if here is None else None, at, min(_ANSWER_TIME, max(left, 0.1))) as line:
+                line.send(query)
                 answer = line.receive(left + _ANSWER_TIME)
             if "error" not in answer:
                 return str(ipaddress.ip_address(short_text(answer, "ip"))), number(answer, "port", 1, 65535)
@@ -105,6 +128,23 @@ def find(host: str, *, gpu: int | None = None, bdf: str | None = None, but: str 
         time.sleep(random.uniform(0.01, 0.05))
 
 
+def _as_own(host: str, at: int) -> str | None:
+    """The address of ``host`` if it is one of this host.
+
+    The kernel reaches an address of this host from the same address, or from another loopback one.
+    No packet is sent.
+    """
+    for family, kind, _protocol, _name, address in socket.getaddrinfo(host, at, type=socket.SOCK_DGRAM):
+        ip = str(address[0]).partition("%")[0]
+        if ipaddress.ip_address(ip).is_loopback:
+            return ip
+        with socket.socket(family, kind) as sock, contextlib.suppress(OSError):
+            sock.connect(address)
+            if sock.getsockname()[0].partition("%")[0] == ip:
+                return ip
+    return None
+
+
 class Agent:
     """The participation of this process in the broker on one port."""
 
@@ -114,7 +154,12 @@ class Agent:
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
         self._thread: threading.Thread | None = None
-        self._sockets: set[socket.socket] = set()
+        # Another process has served this one, so it may have served others.
+        self._has_followed = False
+        #: Consecutive times that this process could neither serve nor register.
+        self._failures = 0
+        # Sockets, and descriptors of processes that the server watches.
+        self._sockets: set[Any] = set()
         # `_ring` writes to this pair when the endpoints of this process change, to wake the thread.
         self._bell, self._wake = (self._track(sock) for sock in socket.socketpair())
         self._bell.setblocking(False)
@@ -155,11 +200,11 @@ class Agent:
         with self._lock:
             return list(self._entries.values())
 
-    def _track(self, sock: socket.socket) -> socket.socket:
+    def _track(self, sock: Any) -> Any:
         self._sockets.add(sock)
         return sock
 
-    def _drop(self, sock: socket.socket) -> None:
+    def _drop(self, sock: Any) -> None:
         self._sockets.discard(sock)
         sock.close()
 
@@ -179,6 +224,8 @@ class Agent:
             # Wait a random time, so that one of many processes that lost their broker comes first.
             # Wait longer if another program has the port.
             pause = 0.05 if took_part else min(1.0, pause * 2)
+            if took_part:
+                self._failures = 0
             select.select([self._wake], [], [], random.uniform(pause / 10, pause))
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)
@@ -190,22 +237,43 @@ class Agent:
         except OSError as error:
             logger.debug("cannot bind the broker's port %d: %s", self._port, error)
             return False
-        Server(listener, self._wake, self._ours, self._track, self._drop).run()
+        try:
+            local = self._track(listen_local(self._port))
+        except OSError as error:
+            # A server of this user is about to end, or another user has taken the name.
+            self._drop(listener)
+            logger.debug("cannot bind the broker's Unix socket for port %d: %s", self._port, error)
+            return False
+        settle, self._has_followed = self._has_followed, False
+        Server(listener, local, self._wake, self._ours, self._track, self._drop, settle).run()
         return True
 
     def _follow(self) -> bool:
         """Registers with the serving process until it ends. False if no process serves."""
         try:
-            with _Line(_LOOPBACK, self._port, 1.0) as line:
+            with _Line(None, self._port, 1.0) as line:
                 self._track(line.sock)
+                self._has_followed = True
                 try:
                     self._stay(line)
                 finally:
                     self._sockets.discard(line.sock)
         except (OSError, ValueError) as error:
             logger.debug("cannot register with a broker on port %d: %s", self._port, error)
+            self._warn_of_port(error)
             return False
         return True
+
+    def _warn_of_port(self, error: Exception) -> None:
+        """Warns once if the port stays taken by a program that is not a broker of this user."""
+        self._failures += 1
+        if self._failures == _FAILURES_TO_WARN:
+            logger.warning(
+                "another program or another user has port %d, so endpoints of this process are found only by "
+                "their metadata (%s); set PEERWAY_BROKER_PORT to a port for this user",
+                self._port,
+                error,
+            )
 
     def _stay(self, line: "_Line") -> None:
         told: set[str] = set()
@@ -227,10 +295,13 @@ class Agent:
 
 
 class _Line:
-    """A connection to a broker that carries lines."""
+    """A connection to a broker that carries lines: over TCP, or without a host to that of this user."""
 
-    def __init__(self, host: str, at: int, timeout: float) -> None:
-        self.sock = socket.create_connection((host, at), timeout)
+    def __init__(self, host: str | None, at: int, timeout: float) -> None:
+        if host is None:
+            self.sock = _connect_here(at, timeout)
+        else:
+            self.sock = socket.create_connection((host, at), timeout)
         self._got = bytearray()
         try:
             if self.receive(timeout) != BANNER:
@@ -270,6 +341,22 @@ class _Line:
 
     def __exit__(self, *_error: object) -> None:
         self.sock.close()
+
+
+def _connect_here(at: int, timeout: float) -> socket.socket:
+    """Connects to the broker of this user on this host."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(local_name(at))
+        _pid, uid = credentials(sock)
+        # Any user may bind the name.
+        if uid != os.geteuid():
+            raise ValueError(f"the broker for port {at} belongs to user {uid}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 _agents: dict[int, Agent] = {}

@@ -1,13 +1,21 @@
 """The serving side of the broker: it returns the endpoints on this host.
 
-The protocol is lines of JSON over TCP. The server sends ``{"broker": "peerway-uccl", "version":
-1}`` first. Then a client may send
+The protocol is lines of JSON, over TCP for other hosts and over a Unix socket for processes of this
+host. The server sends ``{"broker": "peerway-uccl", "version": 1}`` first. Then a client may send
 
-* ``{"op": "register", "id": ..., "gpu": 0, "bdf": ..., "ips": [...], "port": ...}``, from this
-  host only; the registration ends with the connection,
+* ``{"op": "register", "id": ..., "gpu": 0, "bdf": ..., "ips": [...], "port": ..., "since": ...}``,
+  over the Unix socket only. The registration ends with the connection or with the process that
+  opened it,
 * ``{"op": "unregister", "id": ...}``,
-* ``{"op": "find", "gpu": 0 or null, "bdf": ... or null, "not": id or null, "wait": seconds}``,
-  answered by ``{"ip": ..., "port": ...}`` or, after that time, by ``{"error": ...}``.
+* ``{"op": "find", "gpu": 0 or null, "bdf": ... or null, "not": id or null, "wait": seconds, "at":
+  address}``, answered by ``{"ip": ..., "port": ...}`` or, after that time, by ``{"error": ...}``.
+  ``at`` is the address that the client asks for; only clients of the Unix socket send it.
+
+The kernel tells the user of a process at the other end of the Unix socket. The server closes the
+connection of any other user before it takes a place.
+
+The process that registers a GPU first keeps its place: while it lives, the server returns its
+endpoint, the newest one if it has several. A process that is dead has no place.
 
 One thread serves all clients and never waits for a single one. The server closes a connection when
 a line is too long, is not JSON or is not one of these requests, and when the client is silent for
@@ -16,10 +24,13 @@ too long.
 
 import contextlib
 import errno
+import io
 import ipaddress
 import json
+import os
 import selectors
 import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -44,6 +55,9 @@ _MAX_ENTRIES = 1024
 #: Seconds for which a listener is not polled when accept fails, for example for lack of file
 #: descriptors.
 _REST = 0.1
+#: Seconds for which a server that follows another one collects registrations before it answers.
+#: Otherwise the first owner of a GPU could lose its place to a process that registers again sooner.
+_SETTLE = 0.25
 #: Seconds between two warnings that no connection can be accepted.
 _WARN_EVERY = 10.0
 #: Errors of accept(2) that concern only the connection, not the listener.
@@ -72,6 +86,9 @@ class Entry:
     bdf: str
     ips: tuple[str, ...]
     port: int
+    #: When the endpoint was made, in nanoseconds of the clock that all processes of a host share. It
+    #: decides which owner of a GPU was first, also after another process has become the server.
+    since: int = field(default_factory=time.monotonic_ns)
 
     def to_line(self) -> bytes:
         said = {
@@ -81,6 +98,7 @@ class Entry:
             "bdf": self.bdf,
             "ips": self.ips,
             "port": self.port,
+            "since": self.since,
         }
         return to_line(said)
 
@@ -96,6 +114,7 @@ class Entry:
             short_text(said, "bdf"),
             tuple(str(ipaddress.ip_address(ip)) for ip in ips),
             number(said, "port", 1, 65535),
+            number(said, "since", 0, 2**63 - 1),
         )
 
 
@@ -120,9 +139,14 @@ class Client:
     sock: socket.socket
     address: str
     since: float
+    #: The address by which the client reached this host.
     here: str
-    is_local: bool
+    #: The process of a client on the Unix socket, which belongs to our user. 0 if it is not visible
+    #: here, None for a client over TCP.
+    pid: int | None
     deadline: float
+    #: Becomes readable when the process of a registered client ends.
+    process: io.FileIO | None = None
     got: bytearray = field(default_factory=bytearray)
     entries: set[str] = field(default_factory=set)
     query: Query | None = None
@@ -134,12 +158,17 @@ class Server:
     def __init__(
         self,
         listener: socket.socket,
+        local: socket.socket,
         wake: socket.socket,
         ours: Callable[[], Iterable[Entry]],
-        track: Callable[[socket.socket], socket.socket],
-        drop: Callable[[socket.socket], None],
+        track: Callable[[Any], Any],
+        drop: Callable[[Any], None],
+        settle: bool = False,
     ) -> None:
         self._port: int = listener.getsockname()[1]
+        self._local = local
+        #: Until then, queries wait for the registrations of processes that had another server.
+        self._settles_at = time.monotonic() + _SETTLE if settle else None
         self._wake = wake
         self._ours = ours
         self._track = track
@@ -154,6 +183,8 @@ class Server:
         # A warning that accept fails was logged, and no accept has succeeded since.
         self._is_short = False
         self._warned_at = float("-inf")
+        # When the last warning about another user was logged.
+        self._refused_at = float("-inf")
         # poll(2) instead of epoll(7), so that a forked child shares no kernel object with this
         # process.
         self._selector = selectors.PollSelector()
@@ -161,11 +192,15 @@ class Server:
     def run(self) -> None:
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._selector.register(self._listeners["127.0.0.1"], selectors.EVENT_READ)
+        self._selector.register(self._local, selectors.EVENT_READ)
         try:
             while self._take_ours():
                 for key, _events in self._selector.select(self._patience()):
                     if key.data is not None:
-                        self._hear(key.data)
+                        if key.fileobj is key.data.process:
+                            self._dismiss(key.data)
+                        else:
+                            self._hear(key.data)
                     elif key.fileobj is self._wake:
                         with contextlib.suppress(BlockingIOError):
                             self._wake.recv(4096)
@@ -177,6 +212,7 @@ class Server:
                 self._dismiss(client)
             for listener in self._listeners.values():
                 self._drop(listener)
+            self._drop(self._local)
             self._selector.close()
 
     def _take_ours(self) -> bool:
@@ -195,8 +231,7 @@ class Server:
         for ip in entry.ips:
             self._listen(ip)
         for client in list(self._clients):
-            if client.query is not None and client.query.fits(entry):
-                self._answer(client, entry)
+            self._try_to_answer(client)
 
     def _listen(self, ip: str) -> None:
         """Listens on an endpoint's address, so that peers can reach the broker there, too."""
@@ -222,16 +257,30 @@ class Server:
         if self._is_short:
             self._is_short = False
             logger.info("the broker on port %d accepts connections again", self._port)
+        here, pid = "", None
+        if listener is self._local:
+            pid, uid = credentials(sock)
+            if uid != os.geteuid():
+                self._refuse_user(sock, uid)
+                return
+            name = f"process {pid}"
+        else:
+            name, here = address[0], sock.getsockname()[0].partition("%")[0]
         self._make_room()
         self._track(sock)
         sock.setblocking(False)
-        is_local = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
-        here = sock.getsockname()[0].partition("%")[0]
         now = time.monotonic()
-        client = Client(sock, address[0], now, here, is_local, now + SILENCE)
+        client = Client(sock, name, now, here, pid, now + SILENCE)
         self._clients.add(client)
         self._selector.register(sock, selectors.EVENT_READ, client)
         self._say(client, BANNER)
+
+    def _refuse_user(self, sock: socket.socket, uid: int) -> None:
+        sock.close()
+        now = time.monotonic()
+        if now >= self._refused_at + _WARN_EVERY:
+            self._refused_at = now
+            logger.warning("the broker on port %d refused a process of user %d", self._port, uid)
 
     def _rest(self, listener: socket.socket, error: OSError) -> None:
         """Stops polling a listener for a while.
@@ -282,11 +331,12 @@ class Server:
 
     def _do(self, client: Client, said: dict[str, Any]) -> None:
         op = said.get("op")
-        if op == "register" and client.is_local:
+        if op == "register" and client.pid is not None:
             entry = Entry.from_json(said)
             taken = self._entries.get(entry.id)
             if len(client.entries) >= _MAX_ENTRIES or (taken is not None and taken[2] is not client):
                 raise ValueError(f"id {entry.id} belongs to another client, or the client has too many endpoints")
+            self._watch(client)
             client.entries.add(entry.id)
             self._enter(entry, client)
         elif op == "unregister" and (id := short_text(said, "id")) in client.entries:
@@ -298,6 +348,23 @@ class Server:
         else:
             raise ValueError(f"operation {op!r} is not allowed for this client")
 
+    def _watch(self, client: Client) -> None:
+        """Watches the process of a client.
+
+        The connection alone does not prove that the process lives: a child may have inherited it.
+        """
+        if client.process is None and client.pid:
+            # The kernel refuses if the process has ended. Then the connection ends, too, or a child
+            # of that process holds it.
+            try:
+                client.process = self._track(io.FileIO(os.pidfd_open(client.pid)))
+            except ProcessLookupError:
+                raise ValueError(f"process {client.pid} has ended") from None
+            except OSError as error:
+                logger.debug("cannot watch process %d: %s", client.pid, error)
+                return
+            self._selector.register(client.process, selectors.EVENT_READ, client)
+
     def _find(self, client: Client, said: dict[str, Any]) -> None:
         wait = said.get("wait")
         if not isinstance(wait, (int, float)) or not wait >= 0:  # also refuses NaN
@@ -308,10 +375,24 @@ class Server:
             None if said.get("not") is None else short_text(said, "not"),
             time.monotonic() + min(wait, MAX_WAIT),
         )
+        if client.pid is not None:
+            client.here = short_text(said, "at")
         client.query = query
-        fits = [(order, entry) for order, entry, _owner in self._entries.values() if query.fits(entry)]
+        self._try_to_answer(client)
+
+    def _try_to_answer(self, client: Client) -> None:
+        """Answers the query of a client, if it has one and an endpoint fits.
+
+        The process that was first keeps its place, so the newest endpoint of that process is found.
+        """
+        query = client.query
+        if query is None or self._settles_at is not None:
+            return
+        fits = [(order, entry, owner) for order, entry, owner in self._entries.values() if query.fits(entry)]
         if fits:
-            self._answer(client, max(fits)[1])
+            _order, _entry, first = min(fits, key=lambda fit: (fit[1].since, fit[0]))
+            newest = max((fit for fit in fits if fit[2] is first), key=lambda fit: (fit[1].since, fit[0]))
+            self._answer(client, newest[1])
 
     def _answer(self, client: Client, entry: Entry) -> None:
         """Sends the endpoint's address.
@@ -343,15 +424,24 @@ class Server:
             self._entries.pop(id, None)
         self._selector.unregister(client.sock)
         self._drop(client.sock)
+        if client.process is not None:
+            self._selector.unregister(client.process)
+            self._drop(client.process)
 
     def _patience(self) -> float | None:
         """The time until the next deadline; None if there is none."""
         ends = [c.query.until if c.query else c.deadline for c in self._clients if c.query or not c.entries]
         ends += self._resting.values()
+        if self._settles_at is not None:
+            ends.append(self._settles_at)
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _expire(self) -> None:
         now = time.monotonic()
+        if self._settles_at is not None and self._settles_at <= now:
+            self._settles_at = None
+            for client in list(self._clients):
+                self._try_to_answer(client)
         for listener in [listener for listener, until in self._resting.items() if until <= now]:
             del self._resting[listener]
             self._selector.register(listener, selectors.EVENT_READ)
@@ -379,6 +469,38 @@ def listen(ip: str, port: int) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def local_name(port: int) -> str:
+    """The abstract name of the Unix socket of this user's broker.
+
+    It belongs to the network namespace, as the port does, and leaves no file behind.
+    """
+    return f"\0peerway-uccl-{os.geteuid()}-{port}"
+
+
+def listen_local(port: int) -> socket.socket:
+    """A non-blocking listener on the Unix socket."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(local_name(port))
+        sock.listen(128)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def credentials(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end of a Unix socket, as the kernel reports them.
+
+    The process is 0 if it is not visible here.
+    """
+    # struct ucred: pid, uid, gid.
+    size = struct.calcsize("iII")
+    pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, uid
 
 
 def to_line(said: dict[str, Any]) -> bytes:

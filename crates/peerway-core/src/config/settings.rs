@@ -337,7 +337,8 @@ pub const SETTINGS: &[Setting] = &[
         aliases: &[],
         default: "64MiB",
         doc: "The number of bytes of notifications that an endpoint stores until the application \
-              fetches them. The endpoint rejects notifications beyond that.",
+              fetches them. The endpoint rejects notifications beyond that. One peer may use an \
+              eighth; all peers that have no right to count may use half.",
         kind: Kind::Bytes {
             min: 64 << 10,
             max: 1 << 40,
@@ -346,11 +347,84 @@ pub const SETTINGS: &[Setting] = &[
         status: Status::Used,
     },
     Setting {
+        name: "PEERWAY_MAX_HANDSHAKES",
+        aliases: &[],
+        default: "128",
+        doc: "The number of connections that may be in the handshake at a time, over TCP and over \
+              the local socket each. An endpoint with few file descriptors allows fewer. One \
+              address may have an eighth of them for longer than a moment. Further connections \
+              wait, and the oldest one of the busiest address is dropped.",
+        kind: Kind::Count { min: 16, max: 1 << 16, set: |config, n| config.limits.handshakes = n },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_MAX_SESSIONS",
+        aliases: &[],
+        default: "1024",
+        doc: "The number of sessions that peers may open. Sessions that this endpoint opens do \
+              not count. Proxy threads may have three sub-sessions for each session of the limit, \
+              here and in PEERWAY_MAX_SESSIONS_PER_ADDRESS.",
+        kind: Kind::Count { min: 1, max: 1 << 16, set: |config, n| config.limits.sessions = n },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_MAX_SESSIONS_PER_ADDRESS",
+        aliases: &[],
+        default: "64",
+        doc: "The number of sessions that peers at one address may open. Raise it if more \
+              processes than that connect from one host.",
+        kind: Kind::Count {
+            min: 1,
+            max: 1 << 16,
+            set: |config, n| config.limits.sessions_per_address = n,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_MAX_LANES",
+        aliases: &[],
+        default: "16",
+        doc: "The number of bulk connections that a peer may open in a session. A peer with a \
+              greater PEERWAY_LANES does with fewer.",
+        kind: Kind::Count { min: 1, max: 64, set: |config, n| config.limits.lanes = n as u16 },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_MESSAGE_BYTES",
+        aliases: &[],
+        default: "64MiB",
+        doc: "The number of bytes of notifications that may be half received. A notification is \
+              charged when its header arrives. One session may have a sixteenth; all peers that \
+              have no right to count may have half. The endpoint rejects notifications beyond \
+              that.",
+        kind: Kind::Bytes {
+            // A sixteenth holds the longest notification.
+            min: 16 << 20,
+            max: 1 << 40,
+            set: |config, bytes| config.limits.message_bytes = bytes,
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_FREE_DESCRIPTORS",
+        aliases: &[],
+        default: "64",
+        doc: "The number of file descriptors that an endpoint leaves to the rest of the process \
+              when it accepts connections, and at most a sixteenth of the process's limit.",
+        kind: Kind::Count {
+            min: 0,
+            max: 1 << 20,
+            set: |config, n| config.limits.free_descriptors = n,
+        },
+        status: Status::Used,
+    },
+    Setting {
         name: "PEERWAY_DETECT",
         aliases: &[],
         default: "2s",
         doc: "How long a peer may be silent before the endpoint declares it dead and ends its \
-              transfers.",
+              transfers. If the peer's time is longer, the endpoint uses that, up to four times \
+              its own.",
         kind: Kind::Time {
             // With a shorter time, a busy scheduler looks like a dead peer.
             min: Duration::from_millis(50),
@@ -434,7 +508,8 @@ pub const SETTINGS: &[Setting] = &[
         aliases: &[],
         default: "51780",
         doc: "The port on which the first `uccl.p2p` endpoint of a host tells other processes \
-              which endpoint serves which GPU. 0 turns that off.",
+              which endpoint serves which GPU. Only processes of one user can register there, so \
+              each user of a host needs a port. 0 turns that off.",
         kind: Kind::Count { min: 0, max: 65535, set: |_, _| () },
         status: Status::Used,
     },

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use crate::lease::Lease;
 
-/// The longest time between two heartbeats.
-const MAX_BEAT: Duration = Duration::from_secs(10);
-
 /// See the module.
 #[derive(Debug)]
 pub struct Liveness {
     /// The detection time of both sides.
     detect: Duration,
+    /// The interval of heartbeats.
+    interval: Duration,
     lease: Lease,
     /// The newest clock value of the peer.
     peer_clock: u64,
@@ -30,8 +29,8 @@ pub struct Beat {
 
 impl Liveness {
     /// A session that begins now, with the first heartbeat due at once.
-    pub fn new(detect: Duration, now: u64) -> Self {
-        Self { detect, lease: Lease::new(detect, now), peer_clock: 0, next_beat: now }
+    pub fn new(detect: Duration, interval: Duration, now: u64) -> Self {
+        Self { detect, interval, lease: Lease::new(detect, now), peer_clock: 0, next_beat: now }
     }
 
     /// The detection time of both sides.
@@ -40,14 +39,11 @@ impl Liveness {
     }
 
     /// The heartbeat to send now on every lane, if one is due.
-    ///
-    /// The clock value that a beat echoes may be one interval old, and stays valid for another. At
-    /// an eighth of the detection time, half of a lease remains for pauses.
     pub fn take_beat(&mut self, now: u64) -> Option<Beat> {
         if now < self.next_beat {
             return None;
         }
-        self.next_beat = after(now, (self.detect / 8).min(MAX_BEAT));
+        self.next_beat = after(now, self.interval);
         Some(Beat { clock: now, echo: self.peer_clock })
     }
 
@@ -102,8 +98,8 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn beats_are_due_eight_times_in_the_detection_time() {
-        let mut live = Liveness::new(Duration::from_secs(8), 5 * S);
+    fn beats_are_due_once_in_an_interval() {
+        let mut live = Liveness::new(Duration::from_secs(8), Duration::from_secs(1), 5 * S);
         assert_eq!(live.take_beat(5 * S), Some(Beat { clock: 5 * S, echo: 0 }));
         assert_eq!(live.take_beat(6 * S - 1), None);
         live.heard(Beat { clock: 99, echo: 5 * S }, 6 * S);
@@ -115,7 +111,7 @@ mod tests {
 
     #[test]
     fn bytes_are_applied_only_while_the_peer_echoes_our_clock() {
-        let mut live = Liveness::new(Duration::from_secs(8), 0);
+        let mut live = Liveness::new(Duration::from_secs(8), Duration::from_secs(1), 0);
         assert!(live.may_apply(6 * S) && !live.may_apply(6 * S + 1));
         live.heard(Beat { clock: 1, echo: 4 * S }, 7 * S);
         assert!(live.may_apply(10 * S) && !live.may_apply(10 * S + 1));
@@ -124,7 +120,8 @@ mod tests {
 
     #[test]
     fn one_silent_lane_is_lost_and_one_silent_peer_needs_all() {
-        let live = Liveness { next_beat: u64::MAX, ..Liveness::new(Duration::from_secs(2), 0) };
+        let second = Duration::from_secs(1);
+        let live = Liveness { next_beat: u64::MAX, ..Liveness::new(2 * second, second, 0) };
         assert!(!live.is_overdue(S, 3 * S) && live.is_overdue(S, 3 * S + 1));
         let heard = [S, 2 * S];
         assert_eq!(live.due(heard.into_iter(), false, 2 * S), 3 * S + 1);

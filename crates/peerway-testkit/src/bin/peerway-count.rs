@@ -424,13 +424,13 @@ fn stripe_plan() -> anyhow::Result<u64> {
 
 fn count() -> anyhow::Result<u64> {
     let (mut high, mut window) = (HighWater::default(), Window::new(8 << 20, 256));
-    let mut counters = Counters::new(1024);
+    let (mut counters, from) = (Counters::new(1024, 128), Incarnation([7; 16]));
     let mut sequence = 0;
     count_all(|| {
         sequence += 1;
         if black_box(&window).room() > 0 && high.take(black_box(sequence)) {
             window.take(SMALL);
-            black_box(counters.arrive(black_box(5)));
+            black_box(counters.arrive(black_box(5), black_box(&from)));
             window.put_back(SMALL);
         }
     })

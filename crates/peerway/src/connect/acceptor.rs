@@ -4,29 +4,30 @@
 //! A connection sends one message and becomes a session, a lane of a session, or nothing. Whatever
 //! it sends, the endpoint goes on serving the other peers.
 //!
-//! When there are too many half-open connections, or no file descriptor for another one, the
+//! When there are too many half-open connections, or too few file descriptors for another one, the
 //! acceptor drops the oldest connection of the busiest source (see `crowd`). If that does not help,
 //! it takes the listener out of epoll for a moment. Connections that are not accepted yet wait in
-//! the kernel's backlog, so no thread spins.
+//! the kernel's backlog, so no thread spins. `admission` has the limits.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io::{self, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use peerway_core::protocol::Role;
 use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::process::{Resource, getrlimit};
 
+use super::admission::{self, MostHandshakes};
 use super::choose::{Found, choose, may_pull, offers_local};
 use super::crowd::{Occupant, oldest_of_busiest};
+use super::detection::{self, Detection};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
-use super::opener::{add_queues, agreed_detect, decode_host, encode_host, visible_pid};
+use super::opener::{add_queues, decode_host, encode_host, visible_pid};
 use crate::clock;
+use crate::limits::RefusalReason;
 use crate::os::process::HostFacts;
 use crate::os::random;
 use crate::os::unix::{self, Received};
@@ -41,17 +42,14 @@ use crate::session::{Parts, Session, Whom};
 use crate::transport::queues::{self, LaneQueue};
 use crate::transport::tcp::TcpWire;
 
-/// The most connections in the handshake at a time, for TCP and for the local socket each.
-const MAX_PENDING: usize = 1024;
-/// This many are always allowed, however low the process's limit of file descriptors is.
-const MIN_PENDING: usize = 16;
-/// Half-open connections may hold one in this many of the process's file descriptors.
-const DESCRIPTOR_SHARE: u64 = 4;
-/// The time after which a half-open connection may be dropped when there are too many. A normal
+/// The time after which a half-open connection may be dropped when its source has too many. A normal
 /// handshake rarely takes longer, and new connections can wait this long.
 const GRACE: Duration = Duration::from_millis(250);
-/// The same when file descriptors are short. The program itself may have used them up, so slow
-/// handshakes get more time.
+/// The same for a connection that has sent nothing. An opener sends its hello at once.
+const SILENT_GRACE: Duration = Duration::from_millis(100);
+/// The same when no source has too many, or when file descriptors are short. Many peers may connect
+/// at once, or the program itself may have used up the descriptors, so slow handshakes get more
+/// time.
 const SHORTAGE_GRACE: Duration = Duration::from_secs(1);
 /// How long a listener rests when it cannot accept. About ten failing attempts a second cost
 /// nothing.
@@ -64,7 +62,7 @@ const ACCEPTS: usize = 64;
 const LOOK: Duration = Duration::from_secs(1);
 /// The shortest interval between two equal warnings in the log.
 const WARN_EVERY: Duration = Duration::from_secs(10);
-/// The most bulk lanes of a session.
+/// The most bulk lanes of a session, whatever the settings of both sides.
 pub(super) const MAX_LANES: u16 = 64;
 
 const LISTENER: u64 = 0;
@@ -86,9 +84,6 @@ pub(crate) struct Acceptor {
     /// The log says that no connection can be accepted, and has not said the contrary since.
     short: bool,
     short_warnings: Warnings,
-    /// Half-open connections dropped since the last warning.
-    dropped: u64,
-    dropped_warnings: Warnings,
     next: u64,
 }
 
@@ -201,8 +196,6 @@ impl Acceptor {
             resting: Vec::new(),
             short: false,
             short_warnings: Warnings::default(),
-            dropped: 0,
-            dropped_warnings: Warnings::default(),
             next: 0,
         })
     }
@@ -230,7 +223,11 @@ impl Acceptor {
     }
 
     fn accept(&mut self, endpoint: &Engine, shard: &Shard, at: usize, now: u64) {
-        let most = most_pending();
+        let most = MostHandshakes::now(&endpoint.config.limits);
+        if !self.has_descriptors(endpoint, LISTENER, at as u64, now) {
+            return self.rest(shard, LISTENER, at as u64, clock::after(now, REST));
+        }
+        let first_kept_free = admission::first_kept_free(&endpoint.config.limits);
         let mut made_room = false;
         for _ in 0..ACCEPTS {
             let Some(listener) = self.listeners.get(at) else { return };
@@ -239,11 +236,11 @@ impl Acceptor {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.caught_up(),
                 Err(error) if is_of_connection(&error) => continue,
                 Err(error) => {
-                    if !made_room && self.make_any_room(now) {
+                    if !made_room && self.make_any_room(endpoint, most, now) {
                         made_room = true;
                         continue;
                     }
-                    self.warn_of_shortage(&error, now);
+                    self.warn_of_shortage(endpoint, &error, now);
                     return self.rest(shard, LISTENER, at as u64, clock::after(now, REST));
                 }
             };
@@ -253,22 +250,31 @@ impl Acceptor {
             }
             let deadline = clock::after(now, endpoint.config.connect_timeout);
             let id = self.id();
+            let is_last = stream.as_raw_fd() as u64 >= first_kept_free;
             if watch(shard, stream.as_fd(), CONNECTION, id).is_ok() {
                 let assembly = Assembly::default();
                 let pending =
                     Pending { stream, addr, assembly, since: now, deadline, session: None };
                 self.pending.insert(id, pending);
             }
-            while self.pending.len() > most {
-                if !self.make_room(now, GRACE) {
+            self.trim(endpoint, addr.ip().to_canonical(), most, now);
+            while self.pending.len() > most.all {
+                if !self.make_room(endpoint, most, now, GRACE) {
                     return self.rest(shard, LISTENER, at as u64, clock::after(now, FULL_REST));
                 }
+            }
+            if is_last {
+                return self.rest(shard, LISTENER, at as u64, clock::after(now, REST));
             }
         }
     }
 
     fn accept_local(&mut self, endpoint: &Engine, shard: &Shard, now: u64) {
-        let most = most_pending();
+        let most = MostHandshakes::now(&endpoint.config.limits);
+        if !self.has_descriptors(endpoint, LOCAL_LISTENER, 0, now) {
+            return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, REST));
+        }
+        let first_kept_free = admission::first_kept_free(&endpoint.config.limits);
         let mut made_room = false;
         for _ in 0..ACCEPTS {
             let Some(local) = &self.local else { return };
@@ -277,11 +283,11 @@ impl Acceptor {
                 Ok(None) => return self.caught_up(),
                 Err(error) if is_of_connection(&error) => continue,
                 Err(error) => {
-                    if !made_room && self.make_any_room(now) {
+                    if !made_room && self.make_any_room(endpoint, most, now) {
                         made_room = true;
                         continue;
                     }
-                    self.warn_of_shortage(&error, now);
+                    self.warn_of_shortage(endpoint, &error, now);
                     return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, REST));
                 }
             };
@@ -289,18 +295,42 @@ impl Acceptor {
             let Ok(peer) = unix::credentials(socket.as_fd()) else { continue };
             // A connection of another user could not attach: see `attach`.
             if peer.uid != rustix::process::getuid().as_raw() {
+                endpoint
+                    .refusals
+                    .note(RefusalReason::OtherUser, &format_args!("user {}", peer.uid));
                 continue;
             }
             let deadline = clock::after(now, endpoint.config.connect_timeout);
             let id = self.id();
+            let is_last = socket.as_raw_fd() as u64 >= first_kept_free;
             if watch(shard, socket.as_fd(), LOCAL_CONNECTION, id).is_ok() {
                 let pending = LocalPending { socket, pid: peer.pid, since: now, deadline };
                 self.local_pending.insert(id, pending);
             }
-            while self.local_pending.len() > most {
-                if !self.make_local_room(now, GRACE) {
+            while self.local_pending.len() > most.all {
+                if !self.make_local_room(endpoint, most, now, GRACE) {
                     return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, FULL_REST));
                 }
+            }
+            if is_last {
+                return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, REST));
+            }
+        }
+    }
+
+    /// Whether a connection can be accepted while descriptors stay free for the rest of the process.
+    /// Drops old half-open connections until it can.
+    fn has_descriptors(&mut self, endpoint: &Engine, kind: u64, at: u64, now: u64) -> bool {
+        let limits = &endpoint.config.limits;
+        loop {
+            let Some(listener) = self.listener(kind, at) else { return false };
+            if admission::has_descriptor_below(admission::first_kept_free(limits), listener) {
+                return true;
+            }
+            if !self.make_any_room(endpoint, MostHandshakes::now(limits), now) {
+                let error = io::Error::from_raw_os_error(libc::EMFILE);
+                self.warn_of_shortage(endpoint, &error, now);
+                return false;
             }
         }
     }
@@ -313,7 +343,8 @@ impl Acceptor {
     }
 
     /// Warns that there is no file descriptor or no memory for a connection.
-    fn warn_of_shortage(&mut self, error: &io::Error, now: u64) {
+    fn warn_of_shortage(&mut self, endpoint: &Engine, error: &io::Error, now: u64) {
+        endpoint.refusals.count(RefusalReason::Descriptors);
         if !self.short && self.short_warnings.is_due(now) {
             self.short = true;
             tracing::warn!(
@@ -342,55 +373,84 @@ impl Acceptor {
     }
 
     /// Drops a half-open connection of either kind to free its file descriptor.
-    fn make_any_room(&mut self, now: u64) -> bool {
-        self.make_room(now, SHORTAGE_GRACE) || self.make_local_room(now, SHORTAGE_GRACE)
+    fn make_any_room(&mut self, endpoint: &Engine, most: MostHandshakes, now: u64) -> bool {
+        self.make_room(endpoint, most, now, SHORTAGE_GRACE)
+            || self.make_local_room(endpoint, most, now, SHORTAGE_GRACE)
+    }
+
+    /// Drops connections of an address that has more than its share, the oldest first, unless they
+    /// are young. Other connections do not have to wait for that.
+    fn trim(&mut self, endpoint: &Engine, source: IpAddr, most: MostHandshakes, now: u64) {
+        let is_of = |pending: &Pending| pending.addr.ip().to_canonical() == source;
+        let mut held = self.pending.values().filter(|pending| is_of(pending)).count();
+        while held > most.of_source {
+            let may_go = |pending: &Pending| {
+                let grace = if pending.session.is_some() { GRACE } else { SILENT_GRACE };
+                is_of(pending) && now >= clock::after(pending.since, grace)
+            };
+            let of_source = self.pending.iter().filter(|(_, pending)| may_go(pending));
+            let first = of_source
+                .min_by_key(|(id, pending)| (pending.session.is_some(), pending.since, **id));
+            let Some((&id, _)) = first else { return };
+            self.drop_pending(endpoint, id);
+            held -= 1;
+        }
+    }
+
+    /// Drops a half-open connection.
+    fn drop_pending(&mut self, endpoint: &Engine, id: u64) {
+        if let Some(pending) = self.pending.remove(&id) {
+            self.forget(pending.session);
+            endpoint.refusals.note(RefusalReason::Handshakes, &pending.addr);
+        }
     }
 
     /// Drops the oldest connection of the busiest address, unless it is younger than `grace`.
-    fn make_room(&mut self, now: u64, grace: Duration) -> bool {
+    fn make_room(
+        &mut self,
+        endpoint: &Engine,
+        most: MostHandshakes,
+        now: u64,
+        grace: Duration,
+    ) -> bool {
         let occupants = self.pending.iter().map(|(&id, pending)| {
             let half = pending.session.and_then(|session| self.half_open.get(&session));
             let weight = 1 + half.map_or(0, |half| half.lanes.len());
             let source = pending.addr.ip().to_canonical();
-            Occupant { id, source, since: pending.since, weight }
+            let has_spoken = pending.session.is_some();
+            Occupant { id, source, since: pending.since, has_spoken, weight }
         });
-        let Some(oldest) = oldest_of_busiest(occupants) else { return false };
-        if now < clock::after(oldest.since, grace) {
-            return false;
-        }
-        if let Some(pending) = self.pending.remove(&oldest.id) {
-            self.forget(pending.session);
-        }
-        self.note_dropped(&oldest.source, now);
+        let occupants: Vec<_> = occupants.collect();
+        let may_go = |held, one: &Occupant<_>| {
+            now >= clock::after(one.since, grace_of(held, one, most, grace))
+        };
+        let Some(oldest) = oldest_of_busiest(&occupants, may_go) else { return false };
+        self.drop_pending(endpoint, oldest.id);
         true
     }
 
     /// Does the same for the local socket. The source is the process.
-    fn make_local_room(&mut self, now: u64, grace: Duration) -> bool {
+    fn make_local_room(
+        &mut self,
+        endpoint: &Engine,
+        most: MostHandshakes,
+        now: u64,
+        grace: Duration,
+    ) -> bool {
         let occupants = self.local_pending.iter().map(|(&id, pending)| {
             let (source, since) = (pending.pid, pending.since);
-            Occupant { id, source, since, weight: 1 }
+            // A local connection speaks once, and is then no longer pending.
+            Occupant { id, source, since, has_spoken: true, weight: 1 }
         });
-        let Some(oldest) = oldest_of_busiest(occupants) else { return false };
-        if now < clock::after(oldest.since, grace) {
-            return false;
-        }
+        let occupants: Vec<_> = occupants.collect();
+        let may_go = |held, one: &Occupant<_>| {
+            now >= clock::after(one.since, grace_of(held, one, most, grace))
+        };
+        let Some(oldest) = oldest_of_busiest(&occupants, may_go) else { return false };
         self.local_pending.remove(&oldest.id);
-        self.note_dropped(&format_args!("process {}", oldest.source), now);
+        let source = format_args!("process {}", oldest.source);
+        endpoint.refusals.note(RefusalReason::Handshakes, &source);
         true
-    }
-
-    fn note_dropped(&mut self, from: &dyn fmt::Display, now: u64) {
-        self.dropped += 1;
-        if self.dropped_warnings.is_due(now) {
-            let dropped = std::mem::take(&mut self.dropped);
-            tracing::warn!(
-                %from,
-                dropped,
-                "dropped half-open connections to make room for new ones; \
-                 `from` is the busiest source"
-            );
-        }
     }
 
     /// Forgets a half-open session after its connection is gone: nothing can complete it.
@@ -458,7 +518,7 @@ impl Acceptor {
     ) -> Option<NewSession> {
         match (message, pending.session) {
             (Control::Hello(hello), None) => {
-                match self.greet(endpoint, &hello, now) {
+                match self.greet(endpoint, &hello, pending.addr.ip(), now) {
                     Ok(welcome) => {
                         reply(&mut pending.stream, &Control::Welcome(welcome))?;
                         pending.session = Some(hello.session);
@@ -482,6 +542,13 @@ impl Acceptor {
             }
             (Control::OpenLane { session, lane }, None) => {
                 let half = self.half_open.get_mut(&session);
+                if half.is_some()
+                    && let Err(refusal) = admission::check_lane(&endpoint.config.limits, lane)
+                {
+                    endpoint.refusals.note(RefusalReason::Lanes, &pending.addr);
+                    reply(&mut pending.stream, &Control::Refuse(refusal));
+                    return None;
+                }
                 let fits = half.filter(|half| {
                     (1..=half.hello.lanes.min(MAX_LANES)).contains(&lane)
                         && half.lanes.iter().all(|(index, _)| *index != lane)
@@ -520,6 +587,7 @@ impl Acceptor {
         &mut self,
         endpoint: &Arc<Engine>,
         hello: &Hello,
+        from: IpAddr,
         now: u64,
     ) -> Result<Welcome, Refusal> {
         self.sweep(now);
@@ -541,6 +609,7 @@ impl Acceptor {
         if endpoint.peers.has_or_opens(&whom) {
             return Err(Refusal::Exists(endpoint.incarnation));
         }
+        admit(endpoint, hello, from)?;
         let pin = endpoint.config.transport;
         let (mut local, mut local_why) = (String::new(), String::new());
         match offers_local(pin, endpoint.config.disable_ipc) {
@@ -569,7 +638,7 @@ impl Acceptor {
         }
         Ok(Welcome {
             incarnation: endpoint.incarnation,
-            detect_ms: endpoint.config.detect.as_millis() as u32,
+            detect_ms: detection::to_millis(endpoint.config.detect),
             metadata: endpoint.metadata(),
             host: encode_host(&HostFacts::here()),
             local,
@@ -637,6 +706,11 @@ fn complete(
     ready: Ready,
     now: u64,
 ) -> Option<NewSession> {
+    // Other sessions may have been completed since the hello.
+    if let Err(refusal) = admit(endpoint, &half.hello, pending.addr.ip()) {
+        reply(&mut pending.stream, &Control::Refuse(refusal));
+        return None;
+    }
     let same_process = ready.same_process
         && decode_host(&half.hello.host).is_some_and(|h| h.process == HostFacts::here().process);
     let (link, we_pull) = match half.link {
@@ -702,9 +776,18 @@ fn complete(
         rdma,
         initiator: false,
     };
-    let detect = agreed_detect(endpoint.config.detect, half.hello.detect_ms);
+    let Detection { detect, beat } = Detection::agree(endpoint.config.detect, half.hello.detect_ms);
     let session = Session::new(parts, half.shard.index, half.shard);
-    Some(NewSession { session, lanes, detect, claim: Some(claim) })
+    Some(NewSession { session, lanes, detect, beat, claim: Some(claim) })
+}
+
+/// Refuses a session if there are too many. Half-open sessions do not count: they are bounded as
+/// handshakes, and must not keep out a peer that is ready.
+fn admit(endpoint: &Engine, hello: &Hello, from: IpAddr) -> Result<(), Refusal> {
+    let new = admission::opened_from(from, hello.sub_session.is_some());
+    let others = endpoint.peers.opened_by_peers().into_iter();
+    admission::check_session(&endpoint.config.limits, new, others)
+        .inspect_err(|_| endpoint.refusals.note(RefusalReason::Sessions, &from))
 }
 
 /// The session that a hello names. `None` if the sub-session number is out of range.
@@ -730,12 +813,18 @@ fn reply(stream: &mut TcpStream, message: &Control) -> Option<()> {
     stream.write_all(&frame(message)).ok()
 }
 
-/// The most connections in the handshake, given the process's limit of file descriptors.
-fn most_pending() -> usize {
-    let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(allowed / DESCRIPTOR_SHARE)
-        .unwrap_or(usize::MAX)
-        .clamp(MIN_PENDING, MAX_PENDING)
+/// The time that a half-open connection has at least, where others have `grace`. `held` is the number
+/// of connections of its source. If no source has more than its share, many peers connect at once.
+fn grace_of<S>(
+    held: usize,
+    occupant: &Occupant<S>,
+    most: MostHandshakes,
+    grace: Duration,
+) -> Duration {
+    if held <= most.of_source {
+        return grace.max(SHORTAGE_GRACE);
+    }
+    if occupant.has_spoken { grace } else { grace.min(SILENT_GRACE) }
 }
 
 /// Whether accepting failed for one connection only, as accept(2) says. The next one may succeed at

@@ -16,30 +16,39 @@ pub(super) struct Occupant<S> {
     pub(super) source: S,
     /// When it was accepted.
     pub(super) since: u64,
+    /// Whether it has sent a hello. A silent connection goes first.
+    pub(super) has_spoken: bool,
     /// How many connections end with this one, including itself.
     pub(super) weight: usize,
 }
 
-/// The oldest connection of the source that holds the most. If several sources hold as many, the
-/// source with the oldest connection counts as the busiest.
+/// The first connection to drop of the source that holds the most. If several sources hold as many,
+/// the source with the oldest connection counts as the busiest. `may_go` gets the number that the
+/// source holds and one of its connections.
 pub(super) fn oldest_of_busiest<S: Copy + Eq + Hash>(
-    all: impl Iterator<Item = Occupant<S>>,
+    all: &[Occupant<S>],
+    may_go: impl Fn(usize, &Occupant<S>) -> bool,
 ) -> Option<Occupant<S>> {
-    let mut sources: HashMap<S, (usize, Occupant<S>)> = HashMap::new();
+    let mut sources: HashMap<S, (usize, (u64, u64))> = HashMap::new();
     for occupant in all {
-        let (held, oldest) = sources.entry(occupant.source).or_insert((0, occupant));
+        let age = (occupant.since, occupant.id);
+        let (held, oldest) = sources.entry(occupant.source).or_insert((0, age));
         *held += occupant.weight;
-        if age(&occupant) < age(oldest) {
-            *oldest = occupant;
-        }
+        *oldest = age.min(*oldest);
     }
-    let busiest = sources.into_values().max_by_key(|(held, oldest)| (*held, Reverse(age(oldest))));
-    busiest.map(|(_, oldest)| oldest)
+    let of_busiest = |(_, (held, oldest)): &(S, (usize, (u64, u64)))| (*held, Reverse(*oldest));
+    let (busiest, (held, _)) = sources.into_iter().max_by_key(of_busiest)?;
+    let of_busiest = all.iter().filter(|occupant| occupant.source == busiest);
+    of_busiest
+        .filter(|occupant| may_go(held, occupant))
+        .min_by_key(|occupant| age(occupant))
+        .copied()
 }
 
-/// Orders by age, the oldest first. The id decides between connections of the same instant.
-fn age<S>(occupant: &Occupant<S>) -> (u64, u64) {
-    (occupant.since, occupant.id)
+/// Orders by age, the oldest first, and silent connections before the others. The id decides between
+/// connections of the same instant.
+fn age<S>(occupant: &Occupant<S>) -> (bool, u64, u64) {
+    (occupant.has_spoken, occupant.since, occupant.id)
 }
 
 #[cfg(test)]
@@ -47,12 +56,13 @@ mod tests {
     use super::*;
 
     fn occupant(id: u64, source: &'static str, weight: usize) -> Occupant<&'static str> {
-        Occupant { id, source, since: 100 + id / 2, weight }
+        Occupant { id, source, since: 100 + id / 2, has_spoken: false, weight }
     }
 
     fn chosen(all: &[Occupant<&'static str>]) -> Option<u64> {
-        let forth = oldest_of_busiest(all.iter().copied()).map(|occupant| occupant.id);
-        let back = oldest_of_busiest(all.iter().rev().copied()).map(|occupant| occupant.id);
+        let back: Vec<_> = all.iter().rev().copied().collect();
+        let forth = oldest_of_busiest(all, |_, _| true).map(|occupant| occupant.id);
+        let back = oldest_of_busiest(&back, |_, _| true).map(|occupant| occupant.id);
         assert_eq!(forth, back, "the result must not depend on the order");
         forth
     }
@@ -66,8 +76,21 @@ mod tests {
     }
 
     #[test]
+    fn a_silent_connection_goes_before_one_that_has_spoken() {
+        let mut all = [occupant(1, "a", 1), occupant(3, "a", 1), occupant(5, "a", 1)];
+        all[0].has_spoken = true;
+        assert_eq!(chosen(&all), Some(3));
+        let is_old = |_, occupant: &Occupant<_>| occupant.since < 101;
+        let chosen_old = oldest_of_busiest(&all, is_old).map(|occupant| occupant.id);
+        assert_eq!(chosen_old, Some(1), "young silent connections do not protect it");
+        all.iter_mut().for_each(|occupant| occupant.has_spoken = true);
+        assert_eq!(chosen(&all), Some(1));
+    }
+
+    #[test]
     fn connections_that_end_with_another_count() {
         let all = [occupant(4, "a", 9), occupant(2, "b", 1), occupant(3, "b", 1)];
         assert_eq!(chosen(&all), Some(4));
+        assert_eq!(oldest_of_busiest(&all, |held, _| held == 9).map(|one| one.id), Some(4));
     }
 }

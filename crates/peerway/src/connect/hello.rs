@@ -59,6 +59,8 @@ pub(crate) enum HelloError {
     Io(io::Error),
     /// The bytes are not a frame of this protocol.
     Frame(FrameError),
+    /// The peer refuses because of a limit. The text says which.
+    Limited(String),
 }
 
 /// Receives exactly one control message from a blocking connection before `deadline`. It reads no

@@ -47,6 +47,7 @@ pub(crate) fn import(
     }
     let (granted, direct, base, keys, flush) = if session.reach.same_process {
         let (granted, direct) = same_process(session, &descriptor)?;
+        endpoint.peers.give_right(session);
         (granted, direct, 0, Vec::new(), false)
     } else {
         let (import, fd) = ask(endpoint, session, bytes)?;
@@ -125,6 +126,7 @@ fn same_process(
         .grants
         .find_descriptor(descriptor, &owner.peers.counterpart(&session.id).unwrap_or(asker))
         .map_err(ImportError::Refused)?;
+    owner.peers.give_right_by_id(session.main_id());
     // `Region::advertise` checked the span against the region.
     let ptr = grant.memory.ptr().wrapping_add(grant.span.offset as usize);
     let kind = grant.memory.kind();

@@ -1,8 +1,10 @@
 //! How sessions come about: the two sides of the handshake, the choice of the path, and imports.
 
 pub(crate) mod acceptor;
+mod admission;
 pub(crate) mod choose;
 mod crowd;
+mod detection;
 pub(crate) mod hello;
 pub(crate) mod import;
 pub(crate) mod opener;

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::acceptor::MAX_LANES;
 use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
+use super::detection::{self, Detection};
 use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
 use crate::address::Rail;
 use crate::clock;
@@ -218,7 +219,7 @@ fn open(
         replaces: expects.and_then(|whom| endpoint.peers.last_session(&whom)),
         sub_session,
         lanes: bulk,
-        detect_ms: config.detect.as_millis() as u32,
+        detect_ms: detection::to_millis(config.detect),
         metadata: endpoint.metadata(),
         host: encode_host(&host),
         local: if offer.is_ok() { endpoint.local_name.clone() } else { String::new() },
@@ -271,10 +272,13 @@ fn open(
             let by_rail = by_rail(&mut rails, index, &request, limit, &mut path.why);
             let stream = match by_rail {
                 Some(stream) => Some(stream),
-                None => {
-                    let opened = open_lane(addr, None, &request, deadline);
-                    opened.map_err(fail(stage::LANES))?
-                }
+                None => match open_lane(addr, None, &request, deadline) {
+                    Err(HelloError::Limited(limit)) => {
+                        path.why.push_str(&format!("; the peer refused lane {index}: {limit}"));
+                        break;
+                    }
+                    opened => opened.map_err(fail(stage::LANES))?,
+                },
             };
             let refused = ConnectError::PeerMisbehaved { addr, why: "it refused a lane" };
             bulk_streams.push(stream.ok_or(refused)?);
@@ -320,9 +324,9 @@ fn open(
         rdma,
         initiator: true,
     };
-    let detect = agreed_detect(config.detect, welcome.detect_ms);
+    let Detection { detect, beat } = Detection::agree(config.detect, welcome.detect_ms);
     let session = Session::new(parts, shard.index, shard);
-    Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, claim })))
+    Ok(Outcome::Opened(Box::new(NewSession { session, lanes, detect, beat, claim })))
 }
 
 const NOT_LOCAL: Found =
@@ -499,6 +503,8 @@ fn by_rail(
         let deadline = clock::after(clock::now(), limit.left() / 4);
         match open_lane(to, Some(from), request, deadline) {
             Ok(Some(stream)) => return Some(stream),
+            // The peer allows no more lanes on any rail.
+            Err(HelloError::Limited(_)) => return None,
             failed => {
                 tracing::warn!(
                     peer = %to,
@@ -525,13 +531,11 @@ fn open_lane(
     let timeout = clock::until(deadline, clock::now());
     let mut stream = net::connect(to, from, timeout).map_err(HelloError::Io)?;
     send(&mut stream, request, deadline).map_err(HelloError::Io)?;
-    let opened = matches!(receive(&mut stream, deadline)?, Control::LaneOpened);
-    Ok(opened.then_some(stream))
-}
-
-/// Both sides use the longer detection time. A peer cannot raise it above one minute.
-pub(crate) fn agreed_detect(ours: Duration, theirs_ms: u32) -> Duration {
-    ours.max(Duration::from_millis(theirs_ms.into()).min(Duration::from_secs(60)))
+    match receive(&mut stream, deadline)? {
+        Control::LaneOpened => Ok(Some(stream)),
+        Control::Refuse(Refusal::Limit(why)) => Err(HelloError::Limited(why)),
+        _ => Ok(None),
+    }
 }
 
 /// The peer's process id, if it means the same process here: same boot and same PID namespace.
@@ -565,7 +569,11 @@ fn refused(
             addr,
             expected: expects.map_or(endpoint.incarnation, |whom| whom.who),
         },
-        Refusal::Full => ConnectError::PeerFull { addr },
+        Refusal::Full => {
+            let why = "it has a half-open session with the same id".to_owned();
+            ConnectError::PeerFull { addr, why }
+        }
+        Refusal::Limit(why) => ConnectError::PeerFull { addr, why },
         Refusal::Pinned(why) => ConnectError::PeerRefuses { addr, why },
         _ => ConnectError::PeerMisbehaved { addr, why: "it does not know the session" },
     }
@@ -579,6 +587,7 @@ fn hello_failed(
 ) -> ConnectError {
     match error {
         HelloError::Frame(why) => ConnectError::PeerIncompatible { addr, why },
+        HelloError::Limited(why) => ConnectError::PeerFull { addr, why },
         HelloError::Io(source) => match source.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => limit.timed_out(addr, stage),
             _ => ConnectError::Unreachable { addr, source },

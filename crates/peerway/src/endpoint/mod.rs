@@ -346,7 +346,9 @@ impl Endpoint {
 
     /// Statistics of the endpoint.
     pub fn stats(&self) -> EndpointStats {
-        EndpointStats { cpus: self.inner().cpus.numbers(), quarantine: quarantine() }
+        let inner = self.inner();
+        let refusals = inner.refusals.stats();
+        EndpointStats { cpus: inner.cpus.numbers(), quarantine: quarantine(), refusals }
     }
 
     /// Whether this is the only clone. Dropping it closes the endpoint.

@@ -1,5 +1,6 @@
 //! Statistics of an endpoint.
 
+use crate::limits::RefusalStats;
 use crate::quarantine::QuarantineStats;
 
 /// Statistics of an endpoint: see [`Endpoint::stats`](crate::Endpoint::stats).
@@ -12,4 +13,6 @@ pub struct EndpointStats {
     /// Memory that was released while a peer could still access it. It counts the whole process,
     /// not only this endpoint.
     pub quarantine: QuarantineStats,
+    /// What the endpoint has refused to peers, by reason.
+    pub refusals: RefusalStats,
 }

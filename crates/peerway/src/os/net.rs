@@ -104,8 +104,10 @@ pub(crate) fn matches(filter: &str, name: &str) -> bool {
 
 /// Listens on `addr`, non-blocking. A listener on an IPv6 wildcard also accepts IPv4 connections.
 pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
-    // A whole cluster may connect at once after a restart. The kernel caps this at somaxconn.
-    const BACKLOG: i32 = 1024;
+    // A whole cluster may connect at once after a restart, and few handshakes run at a time. A full
+    // backlog would cost a new peer a second or more until its next attempt. The kernel caps this
+    // at somaxconn.
+    const BACKLOG: i32 = 4096;
 
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     // A restarted process can bind its port again while old connections are in TIME_WAIT.

@@ -25,6 +25,7 @@ use super::shard::{DriverCommand, Shard};
 use super::staging::COPY_NAP;
 use super::timers::Timers;
 use crate::clock;
+use crate::limits::Budget;
 use crate::os::unix::{self, Received};
 use crate::peers::Claim;
 use crate::progress::copies::pool::Job;
@@ -120,6 +121,8 @@ pub(crate) struct SessionDriver {
     /// The lane that gets the next part.
     pub(super) next_queue: usize,
     pub(super) liveness: Liveness,
+    /// The session's budget of half-received messages.
+    pub(super) messages: Arc<Budget>,
     /// When the session's timer is due.
     pub(super) timer: u64,
     pub(super) dirty: bool,
@@ -154,6 +157,8 @@ pub(crate) struct NewSession {
     /// By index. A queue pair that could not be opened leaves `None`.
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) detect: Duration,
+    /// The interval of heartbeats.
+    pub(crate) beat: Duration,
     /// Held until the driver has adopted the session.
     pub(crate) claim: Option<Claim>,
 }
@@ -730,7 +735,8 @@ impl Driver {
             unfinished: HashMap::new(),
             reopening: Reopening::default(),
             next_queue: 0,
-            liveness: Liveness::new(new.detect, now),
+            liveness: Liveness::new(new.detect, new.beat, now),
+            messages: self.endpoint.messages.of_session(),
             timer: u64::MAX,
             dirty: false,
             copies: false,
@@ -806,7 +812,7 @@ impl Driver {
         result: Result<(), TransferError>,
     ) {
         self.with(session, |driver, s| {
-            let result = result.and_then(|()| driver.count(origin.counts));
+            let result = result.and_then(|()| driver.count(s, origin.counts));
             let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
             answer_pull(lane, origin.sequence, result);
             driver.flush(s);

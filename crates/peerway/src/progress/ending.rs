@@ -36,6 +36,8 @@ pub(super) enum LaneEnd {
     LeaseOver,
     /// The peer sent nothing on it for longer than the detection time.
     Silent,
+    /// A message on it did not arrive in time.
+    SlowMessage,
 }
 
 impl LaneEnd {
@@ -52,6 +54,7 @@ impl LaneEnd {
             Self::Silent => {
                 format!("lane {lane} was silent for longer than the detection time")
             }
+            Self::SlowMessage => format!("a message on lane {lane} did not arrive in time"),
         }
     }
 }
@@ -83,7 +86,7 @@ impl Driver {
         let gone = match end {
             LaneEnd::Bye => SessionEnd::Goodbye,
             LaneEnd::Closed | LaneEnd::Broken(_) => SessionEnd::Closed,
-            LaneEnd::Silent | LaneEnd::LeaseOver => SessionEnd::Silent,
+            LaneEnd::Silent | LaneEnd::SlowMessage | LaneEnd::LeaseOver => SessionEnd::Silent,
             LaneEnd::Misbehaved(_) => SessionEnd::Misbehaved,
         };
         let whole = matches!(end, LaneEnd::Bye | LaneEnd::LeaseOver | LaneEnd::Misbehaved(_))

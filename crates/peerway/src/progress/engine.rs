@@ -20,6 +20,7 @@ use crate::address::Rail;
 use crate::clock;
 use crate::error::{AcceptError, ConnectError, PostError, RegisterError};
 use crate::inbox::{Inbox, Notification};
+use crate::limits::{MessageBudgets, Refusals};
 use crate::memory::grants::Grants;
 use crate::os::process;
 use crate::peers::Peers;
@@ -39,6 +40,8 @@ pub(crate) struct Engine {
     pub(crate) slots: Slots,
     pub(crate) grants: Grants,
     pub(crate) inbox: Inbox,
+    pub(crate) refusals: Refusals,
+    pub(crate) messages: MessageBudgets,
     pub(crate) copy_pool: CopyPool,
     pub(crate) experience: Experience,
     pub(crate) local_name: String,
@@ -96,6 +99,8 @@ impl Engine {
             slots: Slots::new(config.slots as usize),
             grants: Grants::default(),
             inbox: Inbox::new(config.notify_bytes),
+            refusals: Refusals::default(),
+            messages: MessageBudgets::new(config.limits.message_bytes),
             copy_pool: CopyPool::new(usize::from(config.copy_threads), cpus.clone()),
             experience: Experience::default(),
             local_name,

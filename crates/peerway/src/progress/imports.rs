@@ -106,6 +106,7 @@ fn look_up(
         gpu: None,
     };
     offer_direct(session, request, &grant, &mut import)?;
+    endpoint.peers.give_right(session);
     Ok((grant, import))
 }
 

@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use peerway_core::ids::SlotId;
 use peerway_core::protocol::{AppliedFrames, Role, SentFrames};
-use peerway_core::wire::{Checked, Control, HEADER_LEN, Header, Kind, SEGMENT_LEN};
+use peerway_core::wire::{Checked, Control, HEADER_LEN, Header, Kind, MAX_CONTROL, SEGMENT_LEN};
 use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
 
 use crate::gpu::staging::{Buffer, StagedCopy};
+use crate::limits::MessageCharge;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::gate::GateRef;
@@ -26,8 +27,10 @@ use crate::work::Work;
 const WINDOW_BYTES: u64 = 8 << 20;
 /// Limit of unacknowledged frames on a lane, and of reads that a peer may have outstanding.
 pub(crate) const WINDOW_FRAMES: u32 = 256;
-/// Bytes of the receive buffer: it holds the largest table and some small frames.
+/// Bytes of the receive buffer: it holds the largest table or control message, and some small
+/// frames.
 const SCRATCH: usize = 16 << 10;
+const _: () = assert!(SCRATCH >= MAX_CONTROL);
 
 /// See the module.
 pub(crate) struct Lane {
@@ -180,8 +183,21 @@ pub(crate) enum RecvState {
     Fill { sequence: u64, slot: SlotId, part: Cursor },
     /// Payload to discard.
     Skip { left: usize, then: AfterSkip },
-    /// A body that is collected whole: a message.
-    Gather { head: Header, kind: Kind, bytes: Vec<u8>, need: usize },
+    /// A control message of this length. It is parsed in the scratch buffer, once it is whole.
+    Control { need: usize },
+    /// A notification, which is collected whole.
+    Gather(IncomingMessage),
+}
+
+/// A notification that is arriving.
+pub(crate) struct IncomingMessage {
+    pub(crate) sequence: u64,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) need: usize,
+    /// When its header arrived.
+    pub(crate) since: u64,
+    /// Its bytes in the budgets, unless it arrived whole.
+    pub(crate) _charge: Option<MessageCharge>,
 }
 
 /// What follows when discarded payload has passed.
@@ -339,6 +355,11 @@ impl Lane {
             (done, within) = (done + into.len(), 0);
         }
         frame.body = Body::Bytes { bytes, done: 0 };
+    }
+
+    /// Whether a message has been arriving since before `time`.
+    pub(crate) fn has_message_since(&self, time: u64) -> bool {
+        matches!(&self.rx.state, RecvState::Gather(message) if message.since < time)
     }
 
     /// Keeps a piece list for reuse.

@@ -181,7 +181,7 @@ impl Driver {
                 self.return_credits(s, at);
             }
             Completed::Immediate(id) => {
-                if let Err(error) = self.count(Some(id)) {
+                if let Err(error) = self.count_alone(s, id) {
                     tracing::error!(%error, id, peer = %s.session.addr, "a count was lost");
                 }
                 self.return_credits(s, at);

@@ -13,7 +13,7 @@ use peerway_core::protocol::{Applied, Beat, Verdict};
 use peerway_core::region::{Access, Span};
 use peerway_core::wire::{
     Control, FrameError, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL, PULL_SEGMENT_LEN,
-    PullSegment, SEGMENT_LEN, Segment,
+    PullSegment, Refusal, SEGMENT_LEN, Segment,
 };
 use peerway_core::work::Cursor;
 use zerocopy::FromBytes;
@@ -25,13 +25,14 @@ use super::request::release_source;
 use crate::bugs::{Bug, is_planted};
 use crate::clock;
 use crate::hooks;
+use crate::limits::RefusalReason;
 use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::copy::{CopyKind, copy};
 use crate::progress::copies::pool::{Haste, Job};
 use crate::progress::copies::pull::{self, PullJob, PullOrigin};
 use crate::progress::lane::{
-    AfterSkip, IncomingWrite, Lane, RecvState, Reply, TableRun, WINDOW_FRAMES,
+    AfterSkip, IncomingMessage, IncomingWrite, Lane, RecvState, Reply, TableRun, WINDOW_FRAMES,
 };
 
 /// Bytes to receive when a header is expected. That covers a few small frames but little of a large
@@ -74,7 +75,11 @@ impl Driver {
                 RecvState::Land(_) => self.land(s, lane)?,
                 RecvState::Fill { .. } => self.fill_read(s, lane)?,
                 RecvState::Skip { .. } => skip(lane)?,
-                RecvState::Gather { .. } => self.gather(s, lane)?,
+                RecvState::Control { need } => {
+                    let need = *need;
+                    self.control_message(s, lane, need)?
+                }
+                RecvState::Gather(_) => self.gather(s, lane)?,
             };
             if !more {
                 break;
@@ -122,13 +127,10 @@ impl Driver {
                 lane.rx.state = RecvState::Table { head, checked }
             }
             Kind::ReadData => self.begin_read_data(s, lane, &head, checked.payload)?,
-            Kind::Notify | Kind::Control => {
-                let bytes = Vec::with_capacity(checked.payload);
-                lane.rx.state =
-                    RecvState::Gather { head, kind: checked.kind, bytes, need: checked.payload };
-            }
+            Kind::Control => lane.rx.state = RecvState::Control { need: checked.payload },
+            Kind::Notify => self.begin_message(s, lane, sequence, checked.payload, now),
             Kind::Count => {
-                let result = self.count(Some(head.immediate.get()));
+                let result = self.count_alone(s, head.immediate.get());
                 finish(lane, sequence, result);
             }
             Kind::Ack => self.acked(s, lane, sequence)?,
@@ -225,6 +227,7 @@ impl Driver {
         let id = SlotId { index: head.grant.get(), generation: head.generation.get() };
         let who = &s.session.incarnation;
         let grant = self.endpoint.grants.find(id, &head.token, access, who)?;
+        self.endpoint.peers.give_right(&s.session);
         if grant.memory.is_freed() {
             return Err(TransferError::Fault);
         }
@@ -338,7 +341,7 @@ impl Driver {
             if let Some((buffer, target)) = incoming.staged.take() {
                 self.put_incoming(s, lane, incoming, buffer, target);
             } else {
-                finish(lane, incoming.sequence, self.count(incoming.counts));
+                finish(lane, incoming.sequence, self.count(s, incoming.counts));
             }
         }
         Ok(true)
@@ -412,7 +415,7 @@ impl Driver {
         s.session.stats.bytes_landed.fetch_add(total, Ordering::Relaxed);
         if total <= INLINE_PULL {
             let result = pull::copy(&s.session, &grant, &memory, &here, &there);
-            let result = result.and_then(|()| self.count(head.counts()));
+            let result = result.and_then(|()| self.count(s, head.counts()));
             // The answer replaces the acknowledgement of this frame, but not of the frames before
             // it.
             lane.applied.note_answered(sequence);
@@ -443,10 +446,29 @@ impl Driver {
         Ok(())
     }
 
-    /// Increments the counter of a frame, if it names one. The frame's bytes are in place.
-    pub(super) fn count(&mut self, counts: Option<u32>) -> Result<(), TransferError> {
+    /// Increments the counter of a frame, if it names one. The frame's bytes are in place, so the
+    /// peer has shown a grant.
+    pub(super) fn count(
+        &mut self,
+        s: &SessionDriver,
+        counts: Option<u32>,
+    ) -> Result<(), TransferError> {
         let Some(id) = counts else { return Ok(()) };
-        self.endpoint.inbox.count(id)
+        self.endpoint.inbox.count(id, &s.session.incarnation).inspect_err(|error| {
+            if *error == TransferError::CountersFull {
+                self.endpoint.refusals.note(RefusalReason::Counters, &s.session.addr);
+            }
+        })
+    }
+
+    /// Increments a counter for a frame or an immediate that names no grant. The peer needs a
+    /// right: without one, whoever reaches the port could raise what kernels and programs wait for.
+    pub(super) fn count_alone(&mut self, s: &SessionDriver, id: u32) -> Result<(), TransferError> {
+        if !self.endpoint.peers.has_right(&s.session) {
+            self.endpoint.refusals.note(RefusalReason::CountWithoutRight, &s.session.addr);
+            return Err(TransferError::RemoteAccess);
+        }
+        self.count(s, Some(id))
     }
 
     fn begin_read_data(
@@ -542,30 +564,73 @@ impl Driver {
         Ok(true)
     }
 
+    /// Makes room for a notification whose header has arrived.
+    ///
+    /// A message over budget is refused and its bytes are discarded as they come. The lane neither
+    /// waits nor closes: a lane that waits would stop the heartbeats behind the message, and other
+    /// peers may be the reason why the budget is used up. The sender can repeat the message.
+    fn begin_message(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        sequence: u64,
+        need: usize,
+        now: u64,
+    ) {
+        let mut charge = None;
+        if lane.unread() < need {
+            let is_stranger = !self.endpoint.peers.has_right(&s.session);
+            charge = self.endpoint.messages.charge(&s.messages, is_stranger, need as u64);
+            if charge.is_none() {
+                self.endpoint.refusals.note(RefusalReason::MessageBytes, &s.session.addr);
+                lane.push_nack(sequence, TransferError::NotificationsFull as u8);
+                lane.rx.state = RecvState::Skip { left: need, then: AfterSkip::Count(sequence) };
+                return;
+            }
+        }
+        let bytes = Vec::with_capacity(need);
+        let message = IncomingMessage { sequence, bytes, need, since: now, _charge: charge };
+        lane.rx.state = RecvState::Gather(message);
+    }
+
     fn gather(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> Step<bool> {
-        let RecvState::Gather { head, kind, bytes, need } = &mut lane.rx.state else {
-            return Ok(true);
-        };
-        if bytes.len() < *need {
+        let RecvState::Gather(message) = &mut lane.rx.state else { return Ok(true) };
+        if message.bytes.len() < message.need {
             if lane.rx.start == lane.rx.end {
                 return refill(lane, HEAD_READ * 2);
             }
-            let take = (*need - bytes.len()).min(lane.rx.end - lane.rx.start);
-            bytes.extend_from_slice(&lane.rx.scratch[lane.rx.start..lane.rx.start + take]);
+            let take = (message.need - message.bytes.len()).min(lane.rx.end - lane.rx.start);
+            message.bytes.extend_from_slice(&lane.rx.scratch[lane.rx.start..lane.rx.start + take]);
             lane.rx.start += take;
-            if bytes.len() < *need {
+            if message.bytes.len() < message.need {
                 return Ok(true);
             }
         }
-        let (sequence, kind, bytes) = (head.sequence.get(), *kind, std::mem::take(bytes));
+        let (sequence, bytes) = (message.sequence, std::mem::take(&mut message.bytes));
         lane.rx.state = RecvState::Head;
-        if kind == Kind::Notify {
-            let result = self.endpoint.inbox.deliver(s.session.incarnation, bytes);
-            finish(lane, sequence, result);
-            return Ok(true);
+        let is_stranger = !self.endpoint.peers.has_right(&s.session);
+        let result = self.endpoint.inbox.deliver(s.session.incarnation, is_stranger, bytes);
+        if result.is_err() {
+            self.endpoint.refusals.note(RefusalReason::Notifications, &s.session.addr);
         }
-        let message = Control::from_bytes(&bytes).map_err(nonsense)?;
-        self.control(s, lane, message)?;
+        finish(lane, sequence, result);
+        Ok(true)
+    }
+
+    /// Handles a control message once it is whole. It needs no memory but the scratch buffer.
+    fn control_message(
+        &mut self,
+        s: &mut SessionDriver,
+        lane: &mut Lane,
+        need: usize,
+    ) -> Step<bool> {
+        if lane.unread() < need {
+            return refill(lane, need.max(HEAD_READ));
+        }
+        let message = Control::from_bytes(&lane.rx.scratch[lane.rx.start..lane.rx.start + need]);
+        lane.rx.start += need;
+        lane.rx.state = RecvState::Head;
+        self.control(s, lane, message.map_err(nonsense)?)?;
         Ok(true)
     }
 
@@ -578,6 +643,9 @@ impl Driver {
             Control::Importing { request } => s.session.imports.takes_time(request),
             Control::Imported { request, result } => {
                 let result = result.map_err(TransferError::from_code);
+                if result.is_ok() && s.session.imports.is_waiting(request) {
+                    self.endpoint.peers.give_right(&s.session);
+                }
                 s.session.imports.answered(request, result);
             }
             Control::LaneLost { lane: lost } => {
@@ -595,6 +663,9 @@ impl Driver {
             }
             Control::OpenQueues { queues } if !s.session.initiator => s.reopening.offered(queues),
             Control::QueuesOpened { queues } => s.reopening.answered(queues),
+            Control::Refuse(Refusal::Limit(why)) => {
+                s.session.note_event(&format!("the peer refuses: {why}"));
+            }
             Control::Bye => return Err(LaneEnd::Bye),
             _ => return Err(nonsense(FrameError::Control)),
         }

@@ -124,7 +124,7 @@ impl Driver {
         let Some(put) = lane.rx.puts.pop_front() else { return };
         match &put.of {
             GpuPutOwner::Write { counts, .. } => {
-                let counted = result.and_then(|()| self.count(*counts));
+                let counted = result.and_then(|()| self.count(s, *counts));
                 if let Err(error) = counted {
                     lane.push_nack(put.sequence, error as u8);
                 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use peerway_core::outcome::Reason;
 use peerway_core::protocol::{Effect, Expiry};
-use peerway_core::wire::{Header, Kind};
+use peerway_core::wire::{Control, Header, Kind, Refusal};
 
 use super::driver::{Driver, SessionDriver};
 use super::ending::{LaneEnd, SessionEnd};
 use crate::clock;
+use crate::limits::{RefusalReason, message_time};
 use crate::session::PROCESS_ENDED;
 
 /// The minimum time before an overdue timer is checked again.
@@ -115,7 +116,6 @@ impl Driver {
             }
             return;
         }
-        // The peer may have agreed on a shorter detection time than ours, see `agreed_detect`.
         if let Some(beat) = s.liveness.take_beat(now) {
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane with a full send buffer needs no further heartbeat.
@@ -137,11 +137,28 @@ impl Driver {
             return;
         }
         self.queues_tick(s, now);
+        let message_time = message_time(self.endpoint.config.detect);
+        let too_old =
+            now.saturating_sub(u64::try_from(message_time.as_nanos()).unwrap_or(u64::MAX));
         for at in 0..s.lanes.len() {
             let lane = s.lanes[at].as_ref();
             if lane.is_some_and(|lane| s.liveness.is_overdue(lane.heard, now)) {
                 self.lane_ended(s, at, LaneEnd::Silent);
+            } else if s.lanes[at].as_ref().is_some_and(|lane| lane.has_message_since(too_old)) {
+                self.refuse_slow_message(s, at);
             }
+        }
+    }
+
+    /// Closes a lane on which a message takes too long, and tells the peer why.
+    fn refuse_slow_message(&mut self, s: &mut SessionDriver, at: usize) {
+        self.endpoint.refusals.note(RefusalReason::SlowMessage, &s.session.addr);
+        self.lane_ended(s, at, LaneEnd::SlowMessage);
+        if let Some(lane) = s.control_lane() {
+            let limit = message_time(self.endpoint.config.detect);
+            let why = format!("a notification took longer than {limit:?} to arrive");
+            lane.push_control(&Control::Refuse(Refusal::Limit(why)));
+            s.dirty = true;
         }
     }
 

@@ -73,6 +73,11 @@ impl Imports {
         waiting.remove(&request)
     }
 
+    /// Whether this side waits for the answer to a request.
+    pub(crate) fn is_waiting(&self, request: u64) -> bool {
+        self.waiting.lock().unwrap().contains_key(&request)
+    }
+
     /// Stores the peer's answer.
     pub(crate) fn answered(&self, request: u64, result: Result<Import, TransferError>) {
         if let Some(answer) = self.waiting.lock().unwrap().get_mut(&request) {

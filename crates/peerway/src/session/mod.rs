@@ -66,6 +66,8 @@ pub(crate) struct Session {
     alive: AtomicBool,
     /// The session is about to close: callers post nothing new on it.
     closing: AtomicBool,
+    /// The peer may raise counters: see `Peers::has_right`.
+    right: AtomicBool,
 }
 
 /// What any thread may ask of the driver that has a session.
@@ -162,6 +164,7 @@ impl Session {
             last_event: Mutex::default(),
             alive: AtomicBool::new(true),
             closing: AtomicBool::new(false),
+            right: AtomicBool::new(parts.initiator),
         })
     }
 
@@ -171,6 +174,21 @@ impl Session {
             who: self.incarnation,
             sub_session: self.sub_session.map_or(0, |sub_session| sub_session.number),
         }
+    }
+
+    /// The id of the main session.
+    pub(crate) fn main_id(&self) -> [u8; 16] {
+        self.sub_session.map_or(self.id, |sub_session| sub_session.of)
+    }
+
+    /// Whether it is known that the peer may raise counters. Ask `Peers::has_right`.
+    #[inline]
+    pub(crate) fn has_right(&self) -> bool {
+        self.right.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_right(&self) {
+        self.right.store(true, Ordering::Relaxed);
     }
 
     /// Whether transfers can be posted.

@@ -83,7 +83,13 @@ impl Node {
             Some(Lane::new(Box::new(lane.wire(node)), at as u16, role, clock::now()))
         };
         let lanes = lanes.iter().enumerate().map(lane).collect();
-        let new = NewSession { session: session.clone(), lanes, detect: DETECT, claim: None };
+        let new = NewSession {
+            session: session.clone(),
+            lanes,
+            detect: DETECT,
+            beat: DETECT / 8,
+            claim: None,
+        };
         shard.submit(DriverCommand::Adopt(Box::new(new)));
         assert_ne!(session.index.load(Ordering::Relaxed), usize::MAX, "the driver adopted it");
         Self { inner, shard, session }

@@ -115,6 +115,9 @@ pub(crate) fn lost_note(world: &World) -> Result<Verdict> {
     for delivered in [true, false] {
         let Proxied { a, mut b, proxy, peer } = proxied(world)?;
         world.step(if delivered { "delivered" } else { "not delivered" });
+        // A peer may count only after an import.
+        b.region("c", 64, world.memory())?;
+        peer.import(&b.advertise("c", Access::READ)?)?;
         if delivered {
             proxy.hold_back(LATENCY, true);
         } else {

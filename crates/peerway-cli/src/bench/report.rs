@@ -244,13 +244,13 @@ impl Report {
         if has(Against::Copies) {
             writeln!(
                 f,
-                "limit, local: the best of plain and non-temporal copies of the same pieces, {}, \
-                 inside one process",
+                "limit, local: the best of plain and non-temporal copies of the pieces, {},",
                 if self.copy_threads > 1 { "by one and by two threads" } else { "by one thread" }
             )?;
             writeln!(
                 f,
-                "              and with the same kind of memory; such a copy notifies no peer, so small transfers stay far below it"
+                "              inside one process, with the same kind of memory; such a copy \
+                 notifies no peer,\n              so small transfers stay far below it"
             )?;
         }
         if has(Against::Driver) {
@@ -282,13 +282,13 @@ impl Report {
         if has(Against::Sockets) {
             writeln!(
                 f,
-                "limit, tcp:   a blocking socket loop on its own connection, all pieces as one \
-                 message in sends of 1M,"
+                "limit, tcp:   a blocking socket loop on its own connection, the pieces as one \
+                 message, sends of 1M,"
             )?;
             writeln!(
                 f,
-                "              TCP_NODELAY, default congestion control, one byte back (read: one \
-                 byte ahead; pingpong: all bytes back)"
+                "              TCP_NODELAY, default congestion control, one byte back\n              \
+                 (read: one byte ahead; pingpong: all bytes back)"
             )?;
         }
         if has(Against::Perftest) {
@@ -306,7 +306,7 @@ impl Report {
         self.write_memory(f)?;
         writeln!(
             f,
-            "verified:     the bytes of every row; the cost of reading the clock ({} ns) is subtracted from each time",
+            "verified:     the bytes of every row; the cost of the clock ({} ns) is subtracted from each time",
             self.clock_cost.as_nanos()
         )
     }
@@ -314,7 +314,7 @@ impl Report {
     /// Describes the memory of both sides.
     fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const HOST: &str =
-            "allocated by the endpoint, 4K pages; other paths: private, huge pages advised";
+            "allocated by the endpoint, 4K pages; others: private, huge pages advised";
         if self.memory == [Memory::Host; 2] {
             return writeln!(f, "memory:       local-map: {HOST}");
         }
@@ -347,7 +347,7 @@ impl Report {
             if i == 0 {
                 writeln!(
                     f,
-                    "bound, cma:   the rate of process_vm_readv alone from the other process, the \
+                    "bound, cma:   process_vm_readv alone from the other process, the \
                      best of one and two threads:"
                 )?;
             }
@@ -374,8 +374,8 @@ impl Report {
         write_table(f, &mut table, 1)?;
         writeln!(
             f,
-            "p50 / max; post: time inside the posting call of a prepared write; idle: CPU time of \
-             both processes after a second of rest"
+            "p50 / max; post: time inside the posting call of a prepared write;\n\
+             idle: CPU time of both processes after a second of rest"
         )
     }
 }
@@ -525,6 +525,8 @@ pub(crate) mod tests {
         assert!(found(&["limit, local:"]) && found(&["limit, tcp:"]));
         assert!(found(&["local-cma: not measured: refused"]));
         assert!(text.lines().all(|line| line.trim_end() == line));
+        let wide = text.lines().find(|line| line.chars().count() > 100);
+        assert_eq!(wide, None, "a window has 100 columns");
     }
 
     #[test]

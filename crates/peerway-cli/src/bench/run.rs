@@ -267,7 +267,7 @@ impl Finished {
 /// A progress bar on standard error. It draws nothing if standard error is no terminal.
 fn progress() -> ProgressBar {
     let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} after {elapsed}: {msg}") {
         bar.set_style(style);
     }
     bar

@@ -55,6 +55,10 @@ class PeerIncompatible(ConnectError):
     """The remote side does not speak this protocol, or speaks another version of it."""
 
 
+class NotSecure(ConnectError):
+    """The connection cannot be secured: the peer did not prove its identity, or bytes changed."""
+
+
 class PathUnavailable(ConnectError):
     """A pinned path is not available."""
 
@@ -255,6 +259,7 @@ __all__ = [
     "NoCuda",
     "NoKernel",
     "NoSuchGpu",
+    "NotSecure",
     "NotificationsFull",
     "OutOfBounds",
     "PathUnavailable",

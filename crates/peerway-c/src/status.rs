@@ -97,6 +97,8 @@ pub enum peerway_status {
     InvalidDescriptor = 59,
     /// The peer's memory cannot be mapped.
     Map = 60,
+    /// The connection cannot be secured: the peer did not prove its identity, or bytes were changed.
+    NotSecure = 61,
 
     /// The batch is invalid: lengths or list lengths differ, or a list is too long.
     InvalidWork = 70,
@@ -165,7 +167,7 @@ pub enum peerway_status {
 use peerway_status as Status;
 
 /// Every status with its name, without the prefix.
-const NAMES: [(Status, &CStr); 66] = [
+const NAMES: [(Status, &CStr); 67] = [
     (Status::Ok, c"OK"),
     (Status::Pending, c"PENDING"),
     (Status::Nothing, c"NOTHING"),
@@ -203,6 +205,7 @@ const NAMES: [(Status, &CStr); 66] = [
     (Status::PeerRefuses, c"PEER_REFUSES"),
     (Status::InvalidDescriptor, c"INVALID_DESCRIPTOR"),
     (Status::Map, c"MAP"),
+    (Status::NotSecure, c"NOT_SECURE"),
     (Status::InvalidWork, c"INVALID_WORK"),
     (Status::Busy, c"BUSY"),
     (Status::Access, c"ACCESS"),
@@ -308,6 +311,7 @@ fn of_connect(error: &ConnectError) -> Status {
         ConnectError::Unreachable { .. } => Status::Unreachable,
         ConnectError::PeerIncompatible { .. } => Status::PeerIncompatible,
         ConnectError::PeerMisbehaved { .. } => Status::PeerMisbehaved,
+        ConnectError::NotSecure { .. } => Status::NotSecure,
         ConnectError::OtherIncarnation { .. } => Status::OtherIncarnation,
         ConnectError::PeerFull { .. } => Status::PeerFull,
         ConnectError::PathUnavailable { .. } => Status::PathUnavailable,

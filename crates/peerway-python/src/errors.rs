@@ -128,6 +128,7 @@ pub(crate) fn connect(py: Python<'_>, error: ConnectError) -> PyErr {
         ConnectError::PeerMisbehaved { .. } | ConnectError::PeerIncompatible { .. } => {
             "PeerIncompatible"
         }
+        ConnectError::NotSecure { .. } => "NotSecure",
         ConnectError::OtherIncarnation { .. } => "PeerGone",
         ConnectError::EndpointClosed | ConnectError::Forked => "EndpointClosed",
         _ => "ConnectError",

@@ -47,6 +47,12 @@ pub enum BuildError {
     /// No interface matches the filter.
     #[error("no interface matches '{0}'; `peerway doctor` lists the interfaces")]
     NoInterface(String),
+    /// The endpoint could not make its key pair.
+    #[error("cannot make the identity of the endpoint: {why}")]
+    Identity {
+        /// The reason.
+        why: String,
+    },
     /// Another operation of the operating system failed.
     #[error("{what}: {source}")]
     Os {
@@ -136,8 +142,20 @@ pub enum ConnectError {
         /// What it did wrong.
         why: &'static str,
     },
-    /// The peer restarted: another endpoint listens at its address now.
-    #[error("the endpoint {expected} no longer listens at {addr}; get its new metadata")]
+    /// TLS failed: the other side is not what it claims, or a third party changed bytes.
+    #[error("the connection to {addr} cannot be secured: {why}")]
+    NotSecure {
+        /// The address.
+        addr: SocketAddr,
+        /// What failed.
+        why: String,
+    },
+    /// Another endpoint listens at the peer's address: the peer restarted, or a stranger answers in
+    /// its place. It has not proven the expected identity, and it has been told nothing.
+    #[error(
+        "the endpoint at {addr} did not prove to be {expected}: the peer has restarted, or \
+         another endpoint has its address; get its new metadata"
+    )]
     OtherIncarnation {
         /// The address.
         addr: SocketAddr,

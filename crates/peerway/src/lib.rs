@@ -25,6 +25,7 @@ mod failure;
 pub mod gpu;
 #[doc(hidden)]
 pub mod hooks;
+mod identity;
 mod inbox;
 mod memory;
 mod os;

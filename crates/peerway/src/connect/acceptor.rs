@@ -1,8 +1,10 @@
 //! The acceptor's side of the handshake. It never blocks, and it bounds the number of connections
 //! and their time.
 //!
-//! A connection sends one message and becomes a session, a lane of a session, or nothing. Whatever
-//! it sends, the endpoint goes on serving the other peers.
+//! A connection becomes a session, a lane of a session, or nothing. A session begins with TLS, which
+//! proves the opener's identity before its first message. A lane begins with a message that proves
+//! that it belongs to its session (see `secure`). Whatever a connection sends, the endpoint goes on
+//! serving the other peers.
 //!
 //! When there are too many half-open connections, or no file descriptor for another one, the
 //! acceptor drops the oldest connection of the busiest source (see `crowd`). If that does not help,
@@ -17,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
+use peerway_core::wire::{Control, FrameError, Hello, Proof, Ready, Refusal, Welcome};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -25,7 +27,9 @@ use super::choose::{Found, choose, may_pull, offers_local};
 use super::crowd::{Occupant, oldest_of_busiest};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
 use super::opener::{add_queues, agreed_detect, decode_host, encode_host, visible_pid};
+use super::secure::{Beginning, Purpose, Secure, Side};
 use crate::clock;
+use crate::identity::Identity;
 use crate::os::process::HostFacts;
 use crate::os::random;
 use crate::os::unix::{self, Received};
@@ -64,6 +68,8 @@ const ACCEPTS: usize = 64;
 const LOOK: Duration = Duration::from_secs(1);
 /// The shortest interval between two equal warnings in the log.
 const WARN_EVERY: Duration = Duration::from_secs(10);
+/// The longest body of the message that opens a lane.
+const MAX_OPEN_LANE: usize = 256;
 /// The most bulk lanes of a session.
 pub(super) const MAX_LANES: u16 = 64;
 
@@ -119,11 +125,70 @@ impl Warnings {
 struct Pending {
     stream: TcpStream,
     addr: SocketAddr,
-    assembly: Assembly,
+    speech: Speech,
     since: u64,
     deadline: u64,
     /// The session that it opened, before its `Ready`.
     session: Option<[u8; 16]>,
+}
+
+/// What a connection says.
+enum Speech {
+    /// Nothing yet.
+    Nothing,
+    /// It opens a session. The box keeps the table of connections small.
+    Session(Box<Secure>),
+    /// It opens a lane.
+    Lane(Assembly),
+}
+
+impl Pending {
+    /// Reads what has arrived. `None` means that there was progress, and no complete message.
+    fn read(&mut self, identity: &Identity) -> Result<Option<Control>, HelloError> {
+        match &mut self.speech {
+            Speech::Nothing => {
+                self.speech = match Beginning::of(&self.stream)? {
+                    Beginning::Tls => Speech::Session(Box::new(Secure::accept(identity)?)),
+                    Beginning::Frame => Speech::Lane(Assembly::new(MAX_OPEN_LANE)),
+                };
+                Ok(None)
+            }
+            Speech::Session(secure) => {
+                let read = secure.read(&mut self.stream);
+                let output = secure.take_output();
+                let sent = self.stream.write_all(&output);
+                let read = read?;
+                sent.map_err(|error| HelloError::Io(io::Error::other(error)))?;
+                Ok(read)
+            }
+            Speech::Lane(assembly) => {
+                let read = assembly.read(&mut self.stream);
+                if let Err(HelloError::Frame(FrameError::Version(_))) = read {
+                    // An opener of another version sends frames without TLS. The header of any
+                    // answer tells it this version.
+                    self.reply(&Control::Refuse(Refusal::Full));
+                }
+                read
+            }
+        }
+    }
+
+    /// Answers. The send buffer of a fresh connection has room for so few bytes. `None` if the
+    /// connection is gone.
+    fn reply(&mut self, message: &Control) -> Option<()> {
+        let bytes = match &mut self.speech {
+            Speech::Session(secure) => secure.encrypt(message).ok()?,
+            _ => frame(message),
+        };
+        self.stream.write_all(&bytes).ok()
+    }
+
+    fn secure(&self) -> Option<&Secure> {
+        match &self.speech {
+            Speech::Session(secure) => Some(secure),
+            _ => None,
+        }
+    }
 }
 
 /// A connection on the local socket that is not attached to a session yet.
@@ -138,6 +203,8 @@ struct LocalPending {
 /// A session whose opener has not sent `Ready` yet.
 struct HalfOpen {
     hello: Hello,
+    /// The connection that opened it, in [`Acceptor::pending`].
+    connection: u64,
     lanes: Vec<(u16, TcpStream)>,
     queues: Vec<(u16, Queue)>,
     /// The shard that will drive the session.
@@ -254,9 +321,8 @@ impl Acceptor {
             let deadline = clock::after(now, endpoint.config.connect_timeout);
             let id = self.id();
             if watch(shard, stream.as_fd(), CONNECTION, id).is_ok() {
-                let assembly = Assembly::default();
-                let pending =
-                    Pending { stream, addr, assembly, since: now, deadline, session: None };
+                let (speech, session) = (Speech::Nothing, None);
+                let pending = Pending { stream, addr, speech, since: now, deadline, session };
                 self.pending.insert(id, pending);
             }
             while self.pending.len() > most {
@@ -430,7 +496,7 @@ impl Acceptor {
     ) -> Option<NewSession> {
         let mut pending = self.pending.remove(&id)?;
         loop {
-            match pending.assembly.read(&mut pending.stream) {
+            match pending.read(&endpoint.identity) {
                 Ok(Some(message)) => {
                     return self.said(endpoint, shard, id, pending, message, now);
                 }
@@ -458,11 +524,15 @@ impl Acceptor {
     ) -> Option<NewSession> {
         match (message, pending.session) {
             (Control::Hello(hello), None) => {
-                match self.greet(endpoint, &hello, now) {
+                match self.greet(endpoint, pending.secure()?, &hello, now) {
                     Ok(welcome) => {
-                        reply(&mut pending.stream, &Control::Welcome(welcome))?;
+                        pending.reply(&Control::Welcome(welcome))?;
                         pending.session = Some(hello.session);
+                        if let Speech::Session(secure) = &mut pending.speech {
+                            secure.admit();
+                        }
                         let half = HalfOpen {
+                            connection: id,
                             lanes: Vec::new(),
                             queues: Vec::new(),
                             shard: endpoint.shards.of(hello.sub_session),
@@ -475,22 +545,23 @@ impl Acceptor {
                         self.pending.insert(id, pending);
                     }
                     Err(refusal) => {
-                        reply(&mut pending.stream, &Control::Refuse(refusal));
+                        pending.reply(&Control::Refuse(refusal));
                     }
                 }
                 None
             }
-            (Control::OpenLane { session, lane }, None) => {
+            (Control::OpenLane { session, lane, proof }, None) if pending.secure().is_none() => {
+                let opened = self.prove(&session, Purpose::Lane(lane), &proof);
                 let half = self.half_open.get_mut(&session);
                 let fits = half.filter(|half| {
                     (1..=half.hello.lanes.min(MAX_LANES)).contains(&lane)
                         && half.lanes.iter().all(|(index, _)| *index != lane)
                 });
-                let Some(half) = fits else {
-                    reply(&mut pending.stream, &Control::Refuse(Refusal::UnknownSession));
+                let (Some(half), Some(proof)) = (fits, opened) else {
+                    pending.reply(&Control::Refuse(Refusal::UnknownSession));
                     return None;
                 };
-                reply(&mut pending.stream, &Control::LaneOpened)?;
+                pending.reply(&Control::LaneOpened { proof })?;
                 let _ = epoll::delete(shard.epoll(), &pending.stream);
                 half.lanes.push((lane, pending.stream));
                 None
@@ -503,7 +574,7 @@ impl Acceptor {
                 let ports = half.shard.ports();
                 let (made, answers) = queues::answer(ports, &half.hello.rdma, &offers);
                 half.queues = made;
-                reply(&mut pending.stream, &Control::QueuesOpened { queues: answers })?;
+                pending.reply(&Control::QueuesOpened { queues: answers })?;
                 self.pending.insert(id, pending);
                 None
             }
@@ -516,15 +587,31 @@ impl Acceptor {
         }
     }
 
+    /// Checks the opener's proof that a connection belongs to a half-open session. Returns the
+    /// acceptor's own.
+    fn prove(&self, session: &[u8; 16], purpose: Purpose, proof: &Proof) -> Option<Proof> {
+        let half = self.half_open.get(session)?;
+        let secure = self.pending.get(&half.connection)?.secure()?;
+        if !secure.is_proven(proof, Side::Opener, session, purpose) {
+            return None;
+        }
+        secure.proof(Side::Acceptor, session, purpose)
+    }
+
     fn greet(
         &mut self,
         endpoint: &Arc<Engine>,
+        secure: &Secure,
         hello: &Hello,
         now: u64,
     ) -> Result<Welcome, Refusal> {
         self.sweep(now);
-        if hello.expects.is_some_and(|who| who != endpoint.incarnation) {
-            return Err(Refusal::OtherIncarnation);
+        let proven = secure.peer().ok_or(Refusal::UnknownSession)?;
+        if hello.incarnation != proven {
+            return Err(Refusal::Identity(format!(
+                "the hello claims to come from {}, but its key is that of {proven}",
+                hello.incarnation
+            )));
         }
         if self.half_open.contains_key(&hello.session) {
             return Err(Refusal::Full);
@@ -539,11 +626,16 @@ impl Acceptor {
             old.remove();
         }
         if endpoint.peers.has_or_opens(&whom) {
-            return Err(Refusal::Exists(endpoint.incarnation));
+            return Err(Refusal::Exists);
         }
         let pin = endpoint.config.transport;
+        let here = HostFacts::here();
+        let of_host = Purpose::Host(here.boot_id);
+        let same_host = here.boot_id != [0; 16]
+            && secure.is_proven(&hello.host, Side::Opener, &hello.session, of_host);
         let (mut local, mut local_why) = (String::new(), String::new());
         match offers_local(pin, endpoint.config.disable_ipc) {
+            Ok(()) if !same_host => local_why = String::from("it is on another host"),
             Ok(()) => {
                 local.clone_from(&endpoint.local_name);
                 if !super::choose::may_share_process(pin) {
@@ -552,7 +644,7 @@ impl Acceptor {
             }
             Err(why) => local_why = why,
         }
-        if pin.is_local() && hello.local.is_empty() {
+        if pin.is_local() && !hello.local {
             return Err(Refusal::Pinned(format!(
                 "it is pinned to {pin}, and the opener offers no local path (it is pinned to tcp)"
             )));
@@ -568,10 +660,10 @@ impl Acceptor {
             )));
         }
         Ok(Welcome {
-            incarnation: endpoint.incarnation,
             detect_ms: endpoint.config.detect.as_millis() as u32,
             metadata: endpoint.metadata(),
-            host: encode_host(&HostFacts::here()),
+            // Only processes of this host can use the description, so no other process gets it.
+            host: if same_host { encode_host(&here) } else { Vec::new() },
             local,
             local_why,
             rdma,
@@ -605,6 +697,7 @@ impl Acceptor {
 
     fn attach(&mut self, endpoint: &Engine, socket: OwnedFd, packet: unix::Packet) -> Option<()> {
         let attach = Attach::from_bytes(&packet.bytes)?;
+        let proof = self.prove(&attach.session, Purpose::Link, &attach.proof)?;
         let half = self.half_open.get_mut(&attach.session)?;
         let peer = unix::credentials(socket.as_fd()).ok()?;
         // Shared memory protects nothing from a hostile process, so only processes of the same user
@@ -620,7 +713,7 @@ impl Acceptor {
             false => None,
         };
         let pulls = memory.is_some();
-        let answer = Attached { pulls, probe: Probe::of(&half.secret) };
+        let answer = Attached { pulls, proof, probe: Probe::of(&half.secret) };
         unix::send(socket.as_fd(), &answer.to_bytes(), &[]).ok()?;
         let link = Link::new(segment, Half::Second, socket, memory, own, theirs);
         half.link = Some((link, pulls));
@@ -637,8 +730,10 @@ fn complete(
     ready: Ready,
     now: u64,
 ) -> Option<NewSession> {
-    let same_process = ready.same_process
-        && decode_host(&half.hello.host).is_some_and(|h| h.process == HostFacts::here().process);
+    let here = HostFacts::here();
+    let opener = decode_host(&ready.host);
+    let same_process =
+        ready.same_process && opener.as_ref().is_some_and(|host| host.process == here.process);
     let (link, we_pull) = match half.link {
         Some((link, pulls)) if ready.linked => (Some(link), pulls),
         _ => (None, false),
@@ -658,17 +753,17 @@ fn complete(
     let (path, reach) = match choose(endpoint.config.transport, found, &ready.why) {
         Ok(chosen) => chosen,
         Err(why) => {
-            reply(&mut pending.stream, &Control::Refuse(Refusal::Pinned(why)));
+            pending.reply(&Control::Refuse(Refusal::Pinned(why)));
             return None;
         }
     };
     let Some(claim) = whom(&half.hello).and_then(|whom| endpoint.peers.begin_accepting(whom))
     else {
-        let refusal = Refusal::Exists(endpoint.incarnation);
-        reply(&mut pending.stream, &Control::Refuse(refusal));
+        pending.reply(&Control::Refuse(Refusal::Exists));
         return None;
     };
-    reply(&mut pending.stream, &Control::Ready(ready))?;
+    // This is the last message inside TLS. The next byte in both directions belongs to the lane.
+    pending.reply(&Control::Ready(Ready { host: Vec::new(), ..ready }))?;
     let control = if found.linked || with_queues { Role::Control } else { Role::Latency };
     let mut streams = half.lanes;
     streams.sort_by_key(|(index, _)| *index);
@@ -697,7 +792,7 @@ fn complete(
         addr: pending.addr,
         path,
         reach,
-        pid: visible_pid(&HostFacts::here(), decode_host(&half.hello.host)),
+        pid: visible_pid(&here, opener),
         link,
         rdma,
         initiator: false,
@@ -722,12 +817,6 @@ fn whom(hello: &Hello) -> Option<Whom> {
 fn lane(stream: TcpStream, index: u16, role: Role, now: u64) -> Option<Lane> {
     let wire = TcpWire::new(stream).ok()?;
     Some(Lane::new(Box::new(wire), index, role, now))
-}
-
-/// Answers on a fresh connection, whose send buffer has room for so few bytes. `None` if it is
-/// gone.
-fn reply(stream: &mut TcpStream, message: &Control) -> Option<()> {
-    stream.write_all(&frame(message)).ok()
 }
 
 /// The most connections in the handshake, given the process's limit of file descriptors.

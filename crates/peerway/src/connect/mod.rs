@@ -6,3 +6,4 @@ mod crowd;
 pub(crate) mod hello;
 pub(crate) mod import;
 pub(crate) mod opener;
+mod secure;

@@ -59,6 +59,10 @@ class NotSecure(ConnectError):
     """The connection cannot be secured: the peer did not prove its identity, or bytes changed."""
 
 
+class NotAdmitted(ConnectError):
+    """One of the two endpoints does not admit the other (``PEERWAY_IDENTITY``)."""
+
+
 class PathUnavailable(ConnectError):
     """A pinned path is not available."""
 
@@ -259,6 +263,7 @@ __all__ = [
     "NoCuda",
     "NoKernel",
     "NoSuchGpu",
+    "NotAdmitted",
     "NotSecure",
     "NotificationsFull",
     "OutOfBounds",

@@ -22,7 +22,7 @@ mod settings;
 use std::time::Duration;
 
 pub use parse::{parse_bytes, parse_duration};
-pub use pin::{LogLevel, Pin};
+pub use pin::{IdentityMode, LogLevel, Pin};
 pub use settings::{FoundSetting, Kind, SETTINGS, Setting, Status};
 
 /// The configuration of an endpoint. [`Config::default`] holds the defaults of the table.
@@ -69,6 +69,10 @@ pub struct Config {
     pub notify_bytes: u64,
     /// The number of operations on the wire at once per lane. `None`: the transport's limit.
     pub max_inflight_ops: Option<u32>,
+    /// Which endpoints may open a session.
+    pub identity: IdentityMode,
+    /// The file with the secret of the cluster.
+    pub cluster_secret_file: Option<String>,
     /// RDMA settings.
     pub rdma: Rdma,
 }
@@ -193,6 +197,8 @@ impl Config {
             disable_ipc: false,
             notify_bytes: 0,
             max_inflight_ops: None,
+            identity: IdentityMode::Pinned,
+            cluster_secret_file: None,
             rdma: Rdma {
                 devices: None,
                 gid_index: None,
@@ -429,6 +435,8 @@ mod tests {
             ("UCCL_P2P_DISABLE_IPC", "1"),
             ("PEERWAY_NOTIFY_BYTES", "1MiB"),
             ("UCCL_P2P_MAX_INFLIGHT_OPS", "32"),
+            ("PEERWAY_IDENTITY", "Cluster"),
+            ("PEERWAY_CLUSTER_SECRET_FILE", "/run/secret"),
             ("UCCL_P2P_RDMA_DEV", "mlx5_0,3"),
             ("UCCL_P2P_RDMA_GID_INDEX", "3"),
             ("UCCL_P2P_RDMA_SL", "5"),
@@ -455,6 +463,8 @@ mod tests {
         assert!(config.disable_ipc);
         assert_eq!(config.notify_bytes, 1 << 20);
         assert_eq!(config.max_inflight_ops, Some(32));
+        assert_eq!(config.identity, IdentityMode::Cluster);
+        assert_eq!(config.cluster_secret_file.as_deref(), Some("/run/secret"));
         let rdma = Rdma {
             devices: Some("mlx5_0,3".into()),
             gid_index: Some(3),

@@ -326,6 +326,17 @@ pub enum Control {
     },
     /// The sender closes the session deliberately.
     Bye,
+    /// Shows that the sender may take part. The opener sends it before its hello, inside TLS, and
+    /// the acceptor answers with its own.
+    Admit(Admission),
+}
+
+/// What an endpoint shows to be admitted.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[non_exhaustive]
+pub enum Admission {
+    /// A MAC under the secret of the cluster, over keying material of the TLS connection.
+    Secret(Proof),
 }
 
 impl Control {
@@ -489,6 +500,8 @@ pub enum Refusal {
     Full,
     /// No transport satisfies the pins of both sides.
     Pinned(String),
+    /// The acceptor does not admit the opener. The text says why.
+    NotAdmitted(String),
 }
 
 /// The result of an import.

@@ -82,7 +82,7 @@ fn transfer(error: TransferError) -> &'static str {
 /// Why an endpoint could not be built.
 pub(crate) fn build(py: Python<'_>, error: BuildError) -> PyErr {
     let class = match error {
-        BuildError::Config(_) => "InvalidSetting",
+        BuildError::Config(_) | BuildError::Identity(_) => "InvalidSetting",
         _ => "BuildError",
     };
     raise(py, class, error)
@@ -129,6 +129,7 @@ pub(crate) fn connect(py: Python<'_>, error: ConnectError) -> PyErr {
             "PeerIncompatible"
         }
         ConnectError::NotSecure { .. } => "NotSecure",
+        ConnectError::NotAdmitted { .. } => "NotAdmitted",
         ConnectError::OtherIncarnation { .. } => "PeerGone",
         ConnectError::EndpointClosed | ConnectError::Forked => "EndpointClosed",
         _ => "ConnectError",

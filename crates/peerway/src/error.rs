@@ -13,6 +13,7 @@ use peerway_core::work::WorkError;
 
 use crate::failure::Failure;
 use crate::gpu::GpuError;
+pub use crate::identity::IdentityError;
 pub use crate::transport::verbs::RdmaError;
 
 /// The endpoint could not be built.
@@ -47,12 +48,9 @@ pub enum BuildError {
     /// No interface matches the filter.
     #[error("no interface matches '{0}'; `peerway doctor` lists the interfaces")]
     NoInterface(String),
-    /// The endpoint could not make its key pair.
-    #[error("cannot make the identity of the endpoint: {why}")]
-    Identity {
-        /// The reason.
-        why: String,
-    },
+    /// The endpoint cannot make its key pair, or cannot show that it may take part.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     /// Another operation of the operating system failed.
     #[error("{what}: {source}")]
     Os {
@@ -148,6 +146,14 @@ pub enum ConnectError {
         /// The address.
         addr: SocketAddr,
         /// What failed.
+        why: String,
+    },
+    /// One of the two endpoints does not admit the other (`PEERWAY_IDENTITY`).
+    #[error("no session with the peer at {addr}: {why}")]
+    NotAdmitted {
+        /// The address.
+        addr: SocketAddr,
+        /// Which side does not admit the other, and why.
         why: String,
     },
     /// Another endpoint listens at the peer's address: the peer restarted, or a stranger answers in

@@ -19,7 +19,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerway_core::wire::{Control, FrameError, Hello, Proof, Ready, Refusal, Welcome};
+use peerway_core::wire::{
+    Admission as Shown, Control, FrameError, Hello, Proof, Ready, Refusal, Welcome,
+};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::process::{Resource, getrlimit};
 
@@ -27,9 +29,10 @@ use super::choose::{Found, choose, may_pull, offers_local};
 use super::crowd::{Occupant, oldest_of_busiest};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
 use super::opener::{add_queues, agreed_detect, decode_host, encode_host, visible_pid};
-use super::secure::{Beginning, Purpose, Secure, Side};
+use super::secure::{Beginning, Purpose, Secure};
 use crate::clock;
-use crate::identity::Identity;
+use crate::identity::admission::Admission;
+use crate::identity::{Identity, Side};
 use crate::os::process::HostFacts;
 use crate::os::random;
 use crate::os::unix::{self, Received};
@@ -128,6 +131,8 @@ struct Pending {
     speech: Speech,
     since: u64,
     deadline: u64,
+    /// The opener has shown that it may take part.
+    is_admitted: bool,
     /// The session that it opened, before its `Ready`.
     session: Option<[u8; 16]>,
 }
@@ -181,6 +186,24 @@ impl Pending {
             _ => frame(message),
         };
         self.stream.write_all(&bytes).ok()
+    }
+
+    /// Checks what the opener shows to be admitted. Returns what this side shows.
+    fn admit(&mut self, admission: &Admission, shown: &Shown) -> Result<Shown, String> {
+        let Speech::Session(secure) = &mut self.speech else {
+            return Err(String::from("it is not asked for"));
+        };
+        secure.check(admission, Side::Opener, shown)?;
+        let own = secure.show(admission, Side::Acceptor)?;
+        secure.admit();
+        self.is_admitted = true;
+        Ok(own)
+    }
+
+    /// Tells the opener why it may not take part.
+    fn refuse(&mut self, why: String) {
+        tracing::debug!(from = %self.addr, %why, "did not admit an opener");
+        self.reply(&Control::Refuse(Refusal::NotAdmitted(why)));
     }
 
     fn secure(&self) -> Option<&Secure> {
@@ -321,8 +344,15 @@ impl Acceptor {
             let deadline = clock::after(now, endpoint.config.connect_timeout);
             let id = self.id();
             if watch(shard, stream.as_fd(), CONNECTION, id).is_ok() {
-                let (speech, session) = (Speech::Nothing, None);
-                let pending = Pending { stream, addr, speech, since: now, deadline, session };
+                let pending = Pending {
+                    stream,
+                    addr,
+                    speech: Speech::Nothing,
+                    since: now,
+                    deadline,
+                    is_admitted: !endpoint.identity.admission.is_required(),
+                    session: None,
+                };
                 self.pending.insert(id, pending);
             }
             while self.pending.len() > most {
@@ -522,7 +552,25 @@ impl Acceptor {
         message: Control,
         now: u64,
     ) -> Option<NewSession> {
+        // A connection without TLS can only add a lane, and is told nothing else.
+        if pending.secure().is_none() != matches!(message, Control::OpenLane { .. }) {
+            return None;
+        }
         match (message, pending.session) {
+            (Control::Admit(shown), None) => {
+                match pending.admit(&endpoint.identity.admission, &shown) {
+                    Ok(own) => {
+                        pending.reply(&Control::Admit(own))?;
+                        self.pending.insert(id, pending);
+                    }
+                    Err(why) => pending.refuse(why),
+                }
+                None
+            }
+            (Control::Hello(_), None) if !pending.is_admitted => {
+                pending.refuse(endpoint.identity.admission.requirement().to_owned());
+                None
+            }
             (Control::Hello(hello), None) => {
                 match self.greet(endpoint, pending.secure()?, &hello, now) {
                     Ok(welcome) => {
@@ -550,7 +598,7 @@ impl Acceptor {
                 }
                 None
             }
-            (Control::OpenLane { session, lane, proof }, None) if pending.secure().is_none() => {
+            (Control::OpenLane { session, lane, proof }, None) => {
                 let opened = self.prove(&session, Purpose::Lane(lane), &proof);
                 let half = self.half_open.get_mut(&session);
                 let fits = half.filter(|half| {

@@ -74,6 +74,7 @@ mod stage {
     pub(super) const ELSEWHERE: &str = "waiting for another connect to the same peer";
     pub(super) const TCP: &str = "opening the TCP connection";
     pub(super) const TLS: &str = "waiting for the peer to prove its identity (TLS)";
+    pub(super) const ADMIT: &str = "waiting for the peer to admit this endpoint";
     pub(super) const HELLO: &str = "waiting for the answer to the hello";
     pub(super) const LINK: &str = "attaching the local link";
     pub(super) const QUEUES: &str = "exchanging RDMA queue pairs";
@@ -218,6 +219,8 @@ fn open(
     let mut stream = SecureStream::open(stream, &endpoint.identity, expected, deadline)
         .map_err(|error| tls_failed(limit, addr, expected, error))?;
     let who = stream.peer().map_err(fail(stage::TLS))?;
+    let admitted = stream.be_admitted(&endpoint.identity.admission).map_err(fail(stage::ADMIT))?;
+    admitted.map_err(|why| ConnectError::NotAdmitted { addr, why })?;
     let of_host = Purpose::Host(host.boot_id);
     let hello = Hello {
         incarnation: endpoint.incarnation,
@@ -580,6 +583,10 @@ fn os(what: &'static str, source: io::Error) -> ConnectError {
 fn refused(addr: SocketAddr, refusal: Refusal) -> ConnectError {
     match refusal {
         Refusal::Identity(why) => ConnectError::PeerRefuses { addr, why },
+        Refusal::NotAdmitted(why) => {
+            let why = format!("it does not admit this endpoint: {why}");
+            ConnectError::NotAdmitted { addr, why }
+        }
         Refusal::Full => ConnectError::PeerFull { addr },
         Refusal::Pinned(why) => ConnectError::PeerRefuses { addr, why },
         _ => ConnectError::PeerMisbehaved { addr, why: "it does not know the session" },

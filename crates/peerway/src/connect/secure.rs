@@ -13,12 +13,15 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
 use peerway_core::ids::Incarnation;
-use peerway_core::wire::{Control, FrameError, MAGIC, MAX_CONTROL, Proof, VERSION};
+use peerway_core::wire::{
+    Admission as Shown, Control, FrameError, MAGIC, MAX_CONTROL, Proof, Refusal, VERSION,
+};
 use rustls::Connection;
 use subtle::ConstantTimeEq;
 
 use super::hello::{Assembly, HelloError, frame, is_passing, left, send_all};
-use crate::identity::{Identity, incarnation_of};
+use crate::identity::admission::Admission;
+use crate::identity::{Identity, Side, incarnation_of};
 
 /// Bytes that an acceptor reads from an opener before it knows and admits it. A handshake with raw
 /// public keys and a hello take less than 1 KiB, and 40 bytes more for each RDMA port.
@@ -65,14 +68,12 @@ pub(super) enum Purpose {
     Link,
     /// The running boot of a host, by its id.
     Host([u8; 16]),
+    /// The right to take part. It comes before any session, whose id is then zero.
+    Admission,
 }
 
-/// The side that makes a proof. The other side's proof differs, so none can be sent back.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Side {
-    Opener,
-    Acceptor,
-}
+/// The session id in proofs for [`Purpose::Admission`].
+const NO_SESSION: [u8; 16] = [0; 16];
 
 /// TLS of one connection, without its socket.
 pub(super) struct Secure {
@@ -117,6 +118,7 @@ impl Secure {
             Purpose::Lane(lane) => (b"EXPORTER-peerway-lane", &lane.to_le_bytes()),
             Purpose::Link => (b"EXPORTER-peerway-link", &[]),
             Purpose::Host(boot) => (b"EXPORTER-peerway-host", boot),
+            Purpose::Admission => (b"EXPORTER-peerway-admission", &[]),
         };
         let context = [&[side as u8], &session[..], object].concat();
         self.tls.export_keying_material(Proof::default(), label, Some(&context)).ok()
@@ -132,6 +134,23 @@ impl Secure {
     ) -> bool {
         let right = self.proof(side, session, purpose);
         right.is_some_and(|right| right.ct_eq(proof).into())
+    }
+
+    /// What this side shows to be admitted.
+    pub(super) fn show(&self, admission: &Admission, side: Side) -> Result<Shown, String> {
+        let exported = self.proof(side, &NO_SESSION, Purpose::Admission);
+        admission.show(&exported.ok_or("the TLS handshake is not complete")?)
+    }
+
+    /// Checks what the other side shows.
+    pub(super) fn check(
+        &self,
+        admission: &Admission,
+        side: Side,
+        shown: &Shown,
+    ) -> Result<(), String> {
+        let exported = self.proof(side, &NO_SESSION, Purpose::Admission);
+        admission.check(&exported.ok_or("the TLS handshake is not complete")?, shown)
     }
 
     /// Encrypts a message.
@@ -262,6 +281,32 @@ impl SecureStream {
     /// Whether `proof` is the acceptor's.
     pub(super) fn is_proven(&self, proof: &Proof, session: &[u8; 16], purpose: Purpose) -> bool {
         self.secure.is_proven(proof, Side::Acceptor, session, purpose)
+    }
+
+    /// Shows that this endpoint may take part, and checks that the acceptor may. The outer error is
+    /// one of the connection, the inner one says why one side does not admit the other.
+    pub(super) fn be_admitted(
+        &mut self,
+        admission: &Admission,
+    ) -> Result<Result<(), String>, HelloError> {
+        if !admission.is_required() {
+            return Ok(Ok(()));
+        }
+        let shown = match self.secure.show(admission, Side::Opener) {
+            Ok(shown) => shown,
+            Err(why) => return Ok(Err(format!("this endpoint cannot show that it may: {why}"))),
+        };
+        self.send(&Control::Admit(shown))?;
+        Ok(match self.receive()? {
+            Control::Admit(shown) => {
+                let checked = self.secure.check(admission, Side::Acceptor, &shown);
+                checked.map_err(|why| format!("this endpoint does not admit it: {why}"))
+            }
+            Control::Refuse(Refusal::NotAdmitted(why)) => {
+                Err(format!("it does not admit this endpoint: {why}"))
+            }
+            _ => return Err(HelloError::Frame(FrameError::Control)),
+        })
     }
 
     /// Sends a message.

@@ -93,8 +93,7 @@ impl Endpoint {
         let places = crate::address::places(&config, bind, advertise)?;
         let (listeners, addresses) = listen_on_all(&places.bind)?;
         let advertised = places.advertised(&addresses);
-        let identity =
-            Identity::new().map_err(|error| BuildError::Identity { why: error.to_string() })?;
+        let identity = Identity::new(&config)?;
         let incarnation = identity.incarnation;
         let local_name = format!("peerway-{incarnation}-{:016x}", u64::from_le_bytes(random()));
         let local = unix::listen(&local_name)

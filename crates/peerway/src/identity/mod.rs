@@ -4,10 +4,17 @@
 //! SHA-256 hash of the public key, so metadata alone is enough to authenticate a peer. Both sides
 //! prove their keys in a TLS 1.3 handshake with raw public keys (RFC 7250). An opener that knows
 //! which peer it dials accepts only that key. The private key never leaves the process.
+//!
+//! Keys say which endpoint a peer is. Whether it may take part at all is the matter of
+//! [`admission`].
 
+pub(crate) mod admission;
+
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, LazyLock};
 
+use peerway_core::config::Config;
 use peerway_core::ids::Incarnation;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
@@ -26,6 +33,7 @@ use rustls::{
 use sha2::{Digest, Sha256};
 
 use crate::os::random;
+use admission::Admission;
 
 /// What precedes the 32 secret bytes of an Ed25519 key in PKCS #8 (RFC 8410, section 7): a
 /// sequence of version 0, the algorithm 1.3.101.112, and an octet string in an octet string.
@@ -51,11 +59,76 @@ pub(crate) struct Identity {
     pub(crate) incarnation: Incarnation,
     key: Arc<CertifiedKey>,
     accepting: Arc<ServerConfig>,
+    pub(crate) admission: Admission,
+}
+
+/// The side of a connection that makes a proof. The other side's proof differs, so none can be
+/// sent back.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Side {
+    Opener,
+    Acceptor,
+}
+
+/// The endpoint has no identity.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IdentityError {
+    /// The key pair could not be made.
+    #[error("cannot make the key pair of the endpoint: {0}")]
+    Key(String),
+    /// A setting that the mode needs is absent.
+    #[error("PEERWAY_IDENTITY={mode} needs {setting}: {what}")]
+    Missing {
+        /// The mode.
+        mode: String,
+        /// The absent setting.
+        setting: &'static str,
+        /// What it must name.
+        what: &'static str,
+    },
+    /// A setting has no effect in this mode. The endpoint would admit more than its user expects.
+    #[error("{setting} has no effect with PEERWAY_IDENTITY={mode}: set PEERWAY_IDENTITY={needed}")]
+    Unused {
+        /// The setting.
+        setting: &'static str,
+        /// The mode.
+        mode: String,
+        /// The mode that uses it.
+        needed: &'static str,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {setting}={path}: {source}")]
+    Unreadable {
+        /// The setting that names the file.
+        setting: &'static str,
+        /// The file.
+        path: String,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// A file does not hold what it should.
+    #[error("{setting}={path} {why}")]
+    Unusable {
+        /// The setting that names the file.
+        setting: &'static str,
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl From<Error> for IdentityError {
+    fn from(error: Error) -> Self {
+        Self::Key(error.to_string())
+    }
 }
 
 impl Identity {
-    /// Makes a key pair.
-    pub(crate) fn new() -> Result<Self, Error> {
+    /// Makes a key pair, and reads what the settings name for admission.
+    pub(crate) fn new(config: &Config) -> Result<Self, IdentityError> {
+        let admission = Admission::new(config)?;
         let mut pkcs8 = [&PKCS8_PREFIX[..], &random::<32>()].concat();
         let key = ring::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8.as_slice()));
         pkcs8.fill(0);
@@ -73,13 +146,13 @@ impl Identity {
         // session by a proof from its first connection.
         accepting.send_tls13_tickets = 0;
         accepting.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
-        Ok(Self { incarnation, key, accepting: Arc::new(accepting) })
+        Ok(Self { incarnation, key, accepting: Arc::new(accepting), admission })
     }
 
     /// An identity with a chosen name, for simulated endpoints that make no connection.
     #[cfg(test)]
     pub(crate) fn named(incarnation: Incarnation) -> Self {
-        Self { incarnation, ..Self::new().unwrap() }
+        Self { incarnation, ..Self::new(&Config::default()).unwrap() }
     }
 
     /// TLS of an acceptor, for one connection.

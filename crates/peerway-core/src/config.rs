@@ -73,6 +73,12 @@ pub struct Config {
     pub identity: IdentityMode,
     /// The file with the secret of the cluster.
     pub cluster_secret_file: Option<String>,
+    /// The file with the certificates of the authorities whose certificates admit.
+    pub tls_ca_file: Option<String>,
+    /// The file with the certificate of this endpoint and its chain.
+    pub tls_cert_file: Option<String>,
+    /// The file with the private key of that certificate.
+    pub tls_key_file: Option<String>,
     /// RDMA settings.
     pub rdma: Rdma,
 }
@@ -199,6 +205,9 @@ impl Config {
             max_inflight_ops: None,
             identity: IdentityMode::Pinned,
             cluster_secret_file: None,
+            tls_ca_file: None,
+            tls_cert_file: None,
+            tls_key_file: None,
             rdma: Rdma {
                 devices: None,
                 gid_index: None,
@@ -437,6 +446,9 @@ mod tests {
             ("UCCL_P2P_MAX_INFLIGHT_OPS", "32"),
             ("PEERWAY_IDENTITY", "Cluster"),
             ("PEERWAY_CLUSTER_SECRET_FILE", "/run/secret"),
+            ("PEERWAY_TLS_CA_FILE", "/run/ca"),
+            ("PEERWAY_TLS_CERT_FILE", "/run/cert"),
+            ("PEERWAY_TLS_KEY_FILE", "/run/key"),
             ("UCCL_P2P_RDMA_DEV", "mlx5_0,3"),
             ("UCCL_P2P_RDMA_GID_INDEX", "3"),
             ("UCCL_P2P_RDMA_SL", "5"),
@@ -465,6 +477,9 @@ mod tests {
         assert_eq!(config.max_inflight_ops, Some(32));
         assert_eq!(config.identity, IdentityMode::Cluster);
         assert_eq!(config.cluster_secret_file.as_deref(), Some("/run/secret"));
+        assert_eq!(config.tls_ca_file.as_deref(), Some("/run/ca"));
+        assert_eq!(config.tls_cert_file.as_deref(), Some("/run/cert"));
+        assert_eq!(config.tls_key_file.as_deref(), Some("/run/key"));
         let rdma = Rdma {
             devices: Some("mlx5_0,3".into()),
             gid_index: Some(3),

@@ -337,6 +337,15 @@ pub enum Control {
 pub enum Admission {
     /// A MAC under the secret of the cluster, over keying material of the TLS connection.
     Secret(Proof),
+    /// A certificate, and a signature with its key over keying material of the TLS connection.
+    Certificate {
+        /// The certificate, then those between it and the authority, as DER.
+        chain: Vec<Vec<u8>>,
+        /// The algorithm of the signature, in the numbering of TLS.
+        scheme: u16,
+        /// The signature.
+        signature: Vec<u8>,
+    },
 }
 
 impl Control {

@@ -10,6 +10,7 @@ use peerway::{BuildError, Builder, ConnectError, Endpoint, IdentityError, Pin};
 use peerway_core::wire::{Admission, Control, Refusal};
 use peerway_testkit::random::Random;
 use peerway_testkit::raw::{Raw, control};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 /// Longest wait for something that must happen.
 const WATCHDOG: Duration = Duration::from_secs(30);
@@ -59,7 +60,10 @@ fn not_admitted(from: &Endpoint, to: &Endpoint) -> String {
         let error = result.unwrap_err();
         assert!(matches!(error, ConnectError::NotAdmitted { .. }), "{error:?}");
     }
-    assert!(from.peers().is_empty() && to.accept(Duration::ZERO).is_err());
+    let is_known = |at: &Endpoint, who: &Endpoint| {
+        at.peers().iter().any(|peer| peer.incarnation() == who.incarnation())
+    };
+    assert!(!is_known(from, to) && !is_known(to, from));
     from.connect(&to.metadata()).unwrap_err().to_string()
 }
 
@@ -93,24 +97,9 @@ fn a_mac_is_worth_nothing_on_another_connection_or_back_to_its_maker() {
     let folder = Folder::new();
     let secret = folder.file("secret", [7; 32]);
     let (a, b) = (of_cluster(&secret), of_cluster(&secret));
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = listener.local_addr().unwrap();
-    let middle = std::thread::spawn(move || {
-        let (stream, _) = listener.accept().unwrap();
-        let mut near = Raw::over(stream, &mut Random::new(1)).unwrap();
-        near.stream.set_read_timeout(Some(WATCHDOG)).unwrap();
-        near.secure_as_acceptor().unwrap();
-        let asked = near.control().unwrap();
-        // The man in the middle has no secret, so it sends back what it got.
-        near.send(&control(&asked)).unwrap();
-        let ended = near.control();
-        (asked, ended.is_err())
-    });
-    let error = a.connect_addr(addr).unwrap_err();
-    assert!(matches!(error, ConnectError::NotAdmitted { .. }), "{error:?}");
-    let (mac, ended) = middle.join().unwrap();
+    // The man in the middle has no secret, so it sends back what it got.
+    let mac = shown_by(&a);
     assert!(matches!(mac, Control::Admit(Admission::Secret(_))), "{mac:?}");
-    assert!(ended, "the opener said more to an acceptor without the secret");
 
     for shown in [mac, Control::Admit(Admission::Secret([0; 32]))] {
         let mut far = Raw::connect(b.addresses()[0], &mut Random::new(2)).unwrap();
@@ -127,6 +116,156 @@ fn a_mac_is_worth_nothing_on_another_connection_or_back_to_its_maker() {
     assert!(b.peers().is_empty());
 }
 
+/// An authority that makes certificates.
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new([]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { pem, issuer: Issuer::new(params, key) }
+    }
+
+    /// Writes the files of a new endpoint: the authority, a certificate and its key.
+    fn write(&self, folder: &Folder, name: &str, until: i32) -> [String; 3] {
+        let mut params = CertificateParams::new([String::from("worker")]).unwrap();
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(until, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        [
+            folder.file(&format!("{name}.ca"), &self.pem),
+            folder.file(&format!("{name}.cert"), certificate.pem()),
+            folder.file(&format!("{name}.key"), key.serialize_pem()),
+        ]
+    }
+}
+
+const VALID: i32 = 4000;
+const MTLS: (&str, &str) = ("PEERWAY_IDENTITY", "mtls");
+const FILES: [&str; 3] = ["PEERWAY_TLS_CA_FILE", "PEERWAY_TLS_CERT_FILE", "PEERWAY_TLS_KEY_FILE"];
+
+fn with_certificate(files: &[String; 3]) -> Endpoint {
+    let settings = FILES.iter().zip(files);
+    let set = |builder: Builder, (name, value): (&&str, &String)| builder.setting(*name, value);
+    settings.fold(builder().setting(MTLS.0, MTLS.1), set).build().unwrap()
+}
+
+#[test]
+fn certificates_of_one_authority_admit_and_no_others() {
+    let folder = Folder::new();
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let b = with_certificate(&ours.write(&folder, "b", VALID));
+    let a = with_certificate(&ours.write(&folder, "a", VALID));
+    let stranger = with_certificate(&theirs.write(&folder, "stranger", VALID));
+    let expired = with_certificate(&ours.write(&folder, "expired", 2021));
+    let open = builder().build().unwrap();
+    let secret = of_cluster(&folder.file("secret", [7; 32]));
+
+    for (from, to) in [(&stranger, &b), (&b, &stranger), (&expired, &b), (&b, &expired)] {
+        let text = not_admitted(from, to);
+        assert!(text.contains("certificate is not accepted"), "{text}");
+    }
+    assert!(not_admitted(&open, &b).contains("PEERWAY_IDENTITY=mtls"));
+    assert!(not_admitted(&secret, &b).contains("PEERWAY_IDENTITY=mtls"));
+    assert!(not_admitted(&b, &secret).contains("PEERWAY_IDENTITY=cluster"));
+    assert!(not_admitted(&b, &open).contains("PEERWAY_IDENTITY=pinned"));
+    assert_eq!(a.connect(&b.metadata()).unwrap().incarnation(), b.incarnation());
+    assert_eq!(b.accept(WATCHDOG).unwrap().incarnation(), a.incarnation());
+}
+
+/// What an endpoint shows to an acceptor of another kind. The acceptor sends it back.
+fn shown_by(opener: &Endpoint) -> Control {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let middle = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut near = Raw::over(stream, &mut Random::new(1)).unwrap();
+        near.stream.set_read_timeout(Some(WATCHDOG)).unwrap();
+        near.secure_as_acceptor().unwrap();
+        let asked = near.control().unwrap();
+        near.send(&control(&asked)).unwrap();
+        assert!(
+            near.control().is_err(),
+            "the opener said more to an acceptor that is not admitted"
+        );
+        asked
+    });
+    let error = opener.connect_addr(addr).unwrap_err();
+    assert!(matches!(error, ConnectError::NotAdmitted { .. }), "{error:?}");
+    middle.join().unwrap()
+}
+
+#[test]
+fn a_certificate_proves_nothing_without_its_key() {
+    let folder = Folder::new();
+    let authority = Authority::new("ours");
+    let (a, b) = (authority.write(&folder, "a", VALID), authority.write(&folder, "b", VALID));
+    let (a, b) = (with_certificate(&a), with_certificate(&b));
+    let shown = shown_by(&a);
+    assert!(matches!(shown, Control::Admit(Admission::Certificate { .. })), "{shown:?}");
+    let mut thief = Raw::connect(b.addresses()[0], &mut Random::new(2)).unwrap();
+    thief.stream.set_read_timeout(Some(WATCHDOG)).unwrap();
+    thief.secure().unwrap();
+    thief.send(&control(&shown)).unwrap();
+    let answer = thief.control().unwrap();
+    let Control::Refuse(Refusal::NotAdmitted(why)) = &answer else { panic!("{answer:?}") };
+    assert!(why.contains("does not have the key"), "{why}");
+    assert!(thief.is_hung_up(WATCHDOG) && b.peers().is_empty());
+}
+
+#[test]
+fn changed_certificates_are_read_again() {
+    let folder = Folder::new();
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let b = with_certificate(&old.write(&folder, "b", VALID));
+    let of_old = with_certificate(&old.write(&folder, "of_old", VALID));
+    let of_new = with_certificate(&new.write(&folder, "of_new", VALID));
+    of_old.remove_peer(&of_old.connect(&b.metadata()).unwrap());
+    not_admitted(&of_new, &b);
+    // An unusable change keeps the old certificates.
+    folder.file("b.cert", "nothing");
+    of_old.remove_peer(&of_old.connect(&b.metadata()).unwrap());
+    new.write(&folder, "b", VALID);
+    let start = std::time::Instant::now();
+    while let Err(error) = of_new.connect(&b.metadata()) {
+        assert!(matches!(error, ConnectError::NotAdmitted { .. }), "{error:?}");
+        assert!(start.elapsed() < WATCHDOG, "the new authority is not known: {error}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // As an opener too.
+    let fresh = with_certificate(&new.write(&folder, "fresh", VALID));
+    assert!(b.connect(&fresh.metadata()).is_ok());
+    let stale = with_certificate(&old.write(&folder, "stale", VALID));
+    not_admitted(&stale, &b);
+}
+
+#[test]
+fn unusable_certificates_are_errors_in_a_sentence() {
+    let folder = Folder::new();
+    let authority = Authority::new("ours");
+    let [ca, cert, key] = &authority.write(&folder, "good", VALID);
+    let [_, _, other] = &authority.write(&folder, "other", VALID);
+    let text = folder.file("text", "nothing");
+    let with =
+        |ca, cert, key| refused(&[MTLS, (FILES[0], ca), (FILES[1], cert), (FILES[2], key)]).1;
+    let (error, told) = refused(&[MTLS, (FILES[0], ca), (FILES[1], cert)]);
+    assert!(matches!(error, BuildError::Identity(IdentityError::Missing { .. })), "{error:?}");
+    assert!(told.contains(FILES[2]), "{told}");
+    assert!(with(ca, cert, other).contains("not the key of the certificate"));
+    assert!(with(&text, cert, key).contains("has no certificate"));
+    assert!(with(ca, &text, key).contains("has no certificate"));
+    assert!(with(ca, cert, &text).contains("has no usable key"));
+    assert!(with(ca, cert, "/nowhere/key").contains("cannot read"));
+    assert!(refused(&[(FILES[0], ca)]).1.contains("PEERWAY_IDENTITY=mtls"));
+}
+
 /// The error of an endpoint with these settings.
 fn refused(settings: &[(&str, &str)]) -> (BuildError, String) {
     let with = |builder: Builder, (name, value): &(&str, &str)| builder.setting(*name, *value);
@@ -140,7 +279,7 @@ fn settings_that_cannot_be_met_are_errors_in_a_sentence() {
     let folder = Folder::new();
     let mode = ("PEERWAY_IDENTITY", "cluster");
     let (_, text) = refused(&[("PEERWAY_IDENTITY", "anybody")]);
-    assert!(text.contains("anybody") && text.contains("pinned or cluster"), "{text}");
+    assert!(text.contains("anybody") && text.contains("pinned, cluster or mtls"), "{text}");
     let (error, text) = refused(&[mode]);
     assert!(matches!(error, BuildError::Identity(IdentityError::Missing { .. })), "{error:?}");
     assert!(text.contains(SECRET), "{text}");

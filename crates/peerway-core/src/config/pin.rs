@@ -136,16 +136,19 @@ pub enum IdentityMode {
     Pinned,
     /// Both sides prove that they know the secret of the cluster.
     Cluster,
+    /// Both sides prove that they have a certificate of the authority.
+    Mtls,
 }
 
 impl IdentityMode {
     /// The values that the setting accepts, for errors and help texts.
-    pub const ALLOWED: &str = "pinned or cluster";
+    pub const ALLOWED: &str = "pinned, cluster or mtls";
 
     pub(super) fn parse(text: &str) -> Option<Self> {
         Some(match text.trim().to_ascii_lowercase().as_str() {
             "pinned" => Self::Pinned,
             "cluster" => Self::Cluster,
+            "mtls" => Self::Mtls,
             _ => return None,
         })
     }
@@ -156,6 +159,7 @@ impl fmt::Display for IdentityMode {
         f.write_str(match self {
             Self::Pinned => "pinned",
             Self::Cluster => "cluster",
+            Self::Mtls => "mtls",
         })
     }
 }

@@ -278,7 +278,8 @@ pub const SETTINGS: &[Setting] = &[
               `pinned` asks for nothing more: every endpoint may come in under its own identity, \
               and a connect by address alone reaches whatever endpoint answers there. `cluster` \
               lets both sides prove that they know the secret in PEERWAY_CLUSTER_SECRET_FILE, in \
-              every connect.",
+              every connect. `mtls` lets both sides prove that they have a certificate of an \
+              authority in PEERWAY_TLS_CA_FILE.",
         kind: Kind::Identity { set: |config, mode| config.identity = mode },
         status: Status::Used,
     },
@@ -293,6 +294,43 @@ pub const SETTINGS: &[Setting] = &[
         kind: Kind::Text {
             what: "the path of a file",
             set: |config, path| config.cluster_secret_file = Some(path),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_TLS_CA_FILE",
+        aliases: &[],
+        default: "",
+        doc: "The file with the certificates of the authorities that admit endpoints, for \
+              PEERWAY_IDENTITY=mtls: a CA, or a SPIFFE bundle, as PEM. The endpoint reads this \
+              file and the next two again when they change.",
+        kind: Kind::Text {
+            what: "the path of a PEM file",
+            set: |config, path| config.tls_ca_file = Some(path),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_TLS_CERT_FILE",
+        aliases: &[],
+        default: "",
+        doc: "The file with the certificate of this endpoint, for PEERWAY_IDENTITY=mtls, as PEM. The \
+              certificates between it and the authority follow it. It must be valid for clients \
+              and for servers, or not say for which.",
+        kind: Kind::Text {
+            what: "the path of a PEM file",
+            set: |config, path| config.tls_cert_file = Some(path),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_TLS_KEY_FILE",
+        aliases: &[],
+        default: "",
+        doc: "The file with the private key of the certificate in PEERWAY_TLS_CERT_FILE, as PEM.",
+        kind: Kind::Text {
+            what: "the path of a PEM file",
+            set: |config, path| config.tls_key_file = Some(path),
         },
         status: Status::Used,
     },

@@ -26,6 +26,8 @@ use crate::identity::{Identity, Side, incarnation_of};
 /// Bytes that an acceptor reads from an opener before it knows and admits it. A handshake with raw
 /// public keys and a hello take less than 1 KiB, and 40 bytes more for each RDMA port.
 const BEFORE_ADMISSION: usize = 4 << 10;
+/// The same where the opener shows a chain of certificates.
+const BEFORE_ADMISSION_BY_CERTIFICATE: usize = 20 << 10;
 /// Bytes that either side reads from the other in the rest of the handshake: a few control
 /// messages.
 const AFTER_ADMISSION: usize = 128 << 10;
@@ -90,7 +92,11 @@ impl Secure {
     /// The acceptor's side of a new connection.
     pub(super) fn accept(identity: &Identity) -> Result<Self, HelloError> {
         let tls = identity.accept().map_err(HelloError::Tls)?;
-        Ok(Self::new(tls.into(), BEFORE_ADMISSION))
+        let budget = match identity.admission {
+            Admission::Mtls(_) => BEFORE_ADMISSION_BY_CERTIFICATE,
+            _ => BEFORE_ADMISSION,
+        };
+        Ok(Self::new(tls.into(), budget))
     }
 
     fn new(mut tls: Connection, budget: usize) -> Self {
@@ -139,7 +145,7 @@ impl Secure {
     /// What this side shows to be admitted.
     pub(super) fn show(&self, admission: &Admission, side: Side) -> Result<Shown, String> {
         let exported = self.proof(side, &NO_SESSION, Purpose::Admission);
-        admission.show(&exported.ok_or("the TLS handshake is not complete")?)
+        admission.show(side, &exported.ok_or("the TLS handshake is not complete")?)
     }
 
     /// Checks what the other side shows.
@@ -150,7 +156,7 @@ impl Secure {
         shown: &Shown,
     ) -> Result<(), String> {
         let exported = self.proof(side, &NO_SESSION, Purpose::Admission);
-        admission.check(&exported.ok_or("the TLS handshake is not complete")?, shown)
+        admission.check(side, &exported.ok_or("the TLS handshake is not complete")?, shown)
     }
 
     /// Encrypts a message.

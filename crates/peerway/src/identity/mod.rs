@@ -9,12 +9,13 @@
 //! [`admission`].
 
 pub(crate) mod admission;
+mod certificates;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, LazyLock};
 
-use peerway_core::config::Config;
+use peerway_core::config::{Config, IdentityMode};
 use peerway_core::ids::Incarnation;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
@@ -81,7 +82,7 @@ pub enum IdentityError {
     #[error("PEERWAY_IDENTITY={mode} needs {setting}: {what}")]
     Missing {
         /// The mode.
-        mode: String,
+        mode: IdentityMode,
         /// The absent setting.
         setting: &'static str,
         /// What it must name.
@@ -93,9 +94,9 @@ pub enum IdentityError {
         /// The setting.
         setting: &'static str,
         /// The mode.
-        mode: String,
+        mode: IdentityMode,
         /// The mode that uses it.
-        needed: &'static str,
+        needed: IdentityMode,
     },
     /// A file cannot be read.
     #[error("cannot read {setting}={path}: {source}")]

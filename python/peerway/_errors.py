@@ -55,6 +55,14 @@ class PeerIncompatible(ConnectError):
     """The remote side does not speak this protocol, or speaks another version of it."""
 
 
+class NotSecure(ConnectError):
+    """The connection cannot be secured: the peer did not prove its identity, or bytes changed."""
+
+
+class NotAdmitted(ConnectError):
+    """One of the two endpoints does not admit the other (``PEERWAY_IDENTITY``)."""
+
+
 class PathUnavailable(ConnectError):
     """A pinned path is not available."""
 
@@ -255,6 +263,8 @@ __all__ = [
     "NoCuda",
     "NoKernel",
     "NoSuchGpu",
+    "NotAdmitted",
+    "NotSecure",
     "NotificationsFull",
     "OutOfBounds",
     "PathUnavailable",

@@ -97,6 +97,10 @@ pub enum peerway_status {
     InvalidDescriptor = 59,
     /// The peer's memory cannot be mapped.
     Map = 60,
+    /// The connection cannot be secured: the peer did not prove its identity, or bytes were changed.
+    NotSecure = 61,
+    /// One of the two endpoints does not admit the other (PEERWAY_IDENTITY).
+    NotAdmitted = 62,
 
     /// The batch is invalid: lengths or list lengths differ, or a list is too long.
     InvalidWork = 70,
@@ -165,7 +169,7 @@ pub enum peerway_status {
 use peerway_status as Status;
 
 /// Every status with its name, without the prefix.
-const NAMES: [(Status, &CStr); 66] = [
+const NAMES: [(Status, &CStr); 68] = [
     (Status::Ok, c"OK"),
     (Status::Pending, c"PENDING"),
     (Status::Nothing, c"NOTHING"),
@@ -203,6 +207,8 @@ const NAMES: [(Status, &CStr); 66] = [
     (Status::PeerRefuses, c"PEER_REFUSES"),
     (Status::InvalidDescriptor, c"INVALID_DESCRIPTOR"),
     (Status::Map, c"MAP"),
+    (Status::NotSecure, c"NOT_SECURE"),
+    (Status::NotAdmitted, c"NOT_ADMITTED"),
     (Status::InvalidWork, c"INVALID_WORK"),
     (Status::Busy, c"BUSY"),
     (Status::Access, c"ACCESS"),
@@ -278,7 +284,7 @@ fn of_gpu(error: &GpuError) -> Status {
 
 fn of_build(error: &BuildError) -> Status {
     match error {
-        BuildError::Config(_) => Status::InvalidSetting,
+        BuildError::Config(_) | BuildError::Identity(_) => Status::InvalidSetting,
         BuildError::TransportUnavailable(_) => Status::TransportUnavailable,
         BuildError::NoRdma { .. } => Status::NoRdma,
         BuildError::Listen { .. } => Status::Listen,
@@ -308,6 +314,8 @@ fn of_connect(error: &ConnectError) -> Status {
         ConnectError::Unreachable { .. } => Status::Unreachable,
         ConnectError::PeerIncompatible { .. } => Status::PeerIncompatible,
         ConnectError::PeerMisbehaved { .. } => Status::PeerMisbehaved,
+        ConnectError::NotSecure { .. } => Status::NotSecure,
+        ConnectError::NotAdmitted { .. } => Status::NotAdmitted,
         ConnectError::OtherIncarnation { .. } => Status::OtherIncarnation,
         ConnectError::PeerFull { .. } => Status::PeerFull,
         ConnectError::PathUnavailable { .. } => Status::PathUnavailable,

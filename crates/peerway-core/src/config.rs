@@ -22,7 +22,7 @@ mod settings;
 use std::time::Duration;
 
 pub use parse::{parse_bytes, parse_duration};
-pub use pin::{LogLevel, Pin};
+pub use pin::{IdentityMode, LogLevel, Pin};
 pub use settings::{FoundSetting, Kind, SETTINGS, Setting, Status};
 
 /// The configuration of an endpoint. [`Config::default`] holds the defaults of the table.
@@ -69,6 +69,16 @@ pub struct Config {
     pub notify_bytes: u64,
     /// The number of operations on the wire at once per lane. `None`: the transport's limit.
     pub max_inflight_ops: Option<u32>,
+    /// Which endpoints may open a session.
+    pub identity: IdentityMode,
+    /// The file with the secret of the cluster.
+    pub cluster_secret_file: Option<String>,
+    /// The file with the certificates of the authorities whose certificates admit.
+    pub tls_ca_file: Option<String>,
+    /// The file with the certificate of this endpoint and its chain.
+    pub tls_cert_file: Option<String>,
+    /// The file with the private key of that certificate.
+    pub tls_key_file: Option<String>,
     /// RDMA settings.
     pub rdma: Rdma,
     /// Limits against strangers.
@@ -213,6 +223,11 @@ impl Config {
             disable_ipc: false,
             notify_bytes: 0,
             max_inflight_ops: None,
+            identity: IdentityMode::Pinned,
+            cluster_secret_file: None,
+            tls_ca_file: None,
+            tls_cert_file: None,
+            tls_key_file: None,
             rdma: Rdma {
                 devices: None,
                 gid_index: None,
@@ -457,6 +472,11 @@ mod tests {
             ("UCCL_P2P_DISABLE_IPC", "1"),
             ("PEERWAY_NOTIFY_BYTES", "1MiB"),
             ("UCCL_P2P_MAX_INFLIGHT_OPS", "32"),
+            ("PEERWAY_IDENTITY", "Cluster"),
+            ("PEERWAY_CLUSTER_SECRET_FILE", "/run/secret"),
+            ("PEERWAY_TLS_CA_FILE", "/run/ca"),
+            ("PEERWAY_TLS_CERT_FILE", "/run/cert"),
+            ("PEERWAY_TLS_KEY_FILE", "/run/key"),
             ("UCCL_P2P_RDMA_DEV", "mlx5_0,3"),
             ("UCCL_P2P_RDMA_GID_INDEX", "3"),
             ("UCCL_P2P_RDMA_SL", "5"),
@@ -483,6 +503,11 @@ mod tests {
         assert!(config.disable_ipc);
         assert_eq!(config.notify_bytes, 1 << 20);
         assert_eq!(config.max_inflight_ops, Some(32));
+        assert_eq!(config.identity, IdentityMode::Cluster);
+        assert_eq!(config.cluster_secret_file.as_deref(), Some("/run/secret"));
+        assert_eq!(config.tls_ca_file.as_deref(), Some("/run/ca"));
+        assert_eq!(config.tls_cert_file.as_deref(), Some("/run/cert"));
+        assert_eq!(config.tls_key_file.as_deref(), Some("/run/key"));
         let rdma = Rdma {
             devices: Some("mlx5_0,3".into()),
             gid_index: Some(3),

@@ -29,7 +29,10 @@ impl SlotId {
     }
 }
 
-/// The random name of one lifetime of an endpoint. A restarted endpoint has a new incarnation.
+/// The name of one lifetime of an endpoint: the first half of the SHA-256 hash of its public key.
+///
+/// An endpoint makes its key pair when it starts, so a restarted endpoint has a new incarnation.
+/// The handshake proves it, so no other endpoint can take the name.
 #[derive(Clone, Copy, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Incarnation(pub [u8; 16]);
 

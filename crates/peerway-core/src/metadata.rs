@@ -8,14 +8,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::ids::Incarnation;
 
 const MAGIC: &[u8; 4] = b"PWMD";
-const VERSION: u8 = 1;
+/// Version 2: the incarnation is the hash of a public key, which the handshake proves.
+const VERSION: u8 = 2;
 /// The maximum number of addresses. No machine has more, and it bounds the parser's work.
 const MAX_ADDRESSES: usize = 16;
 
 /// The identity and the addresses of an endpoint.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Metadata {
-    /// The incarnation of the endpoint.
+    /// The incarnation of the endpoint. It authenticates the endpoint: the handshake fails unless
+    /// the other side has the key of which this is the hash.
     pub incarnation: Incarnation,
     /// The addresses it listens on, best first.
     pub addresses: Vec<SocketAddr>,
@@ -121,7 +123,7 @@ mod tests {
         bytes.push(0);
         assert_eq!(Metadata::from_bytes(&bytes), Err(MetadataError::NotMetadata));
         bytes.pop();
-        bytes[4] = 2;
-        assert_eq!(Metadata::from_bytes(&bytes), Err(MetadataError::Version(2)));
+        bytes[4] = 1;
+        assert_eq!(Metadata::from_bytes(&bytes), Err(MetadataError::Version(1)));
     }
 }

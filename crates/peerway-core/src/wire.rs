@@ -19,7 +19,7 @@ use crate::region::{Access, MemoryKind};
 /// `"PW"`.
 pub const MAGIC: u16 = 0x5750;
 /// The protocol version of this build. The handshake refuses peers of another version.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Bytes in a header.
 pub const HEADER_LEN: usize = size_of::<Header>();
 /// The maximum payload of one data frame: one large socket send (512 KiB to 1 MiB measured best).
@@ -256,19 +256,24 @@ pub enum FrameError {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[non_exhaustive]
 pub enum Control {
-    /// Opens a session: the first frame on a connection.
+    /// Opens a session: the first message on a connection, inside TLS.
     Hello(Hello),
-    /// Adds a lane to a session: the first frame on an additional connection.
+    /// Adds a lane to a session: the first frame on an additional connection, without TLS.
     OpenLane {
         /// The session.
         session: [u8; 16],
         /// The lane of the session.
         lane: u16,
+        /// Only the two ends of the session's TLS connection can compute it for this lane.
+        proof: Proof,
     },
     /// The session is open.
     Welcome(Welcome),
     /// The lane is open.
-    LaneOpened,
+    LaneOpened {
+        /// The acceptor's own proof for this lane.
+        proof: Proof,
+    },
     /// The opener sends it after it has tried all paths. The acceptor returns it when it agrees.
     Ready(Ready),
     /// The acceptor refuses the session or the lane, with the reason.
@@ -321,6 +326,26 @@ pub enum Control {
     },
     /// The sender closes the session deliberately.
     Bye,
+    /// Shows that the sender may take part. The opener sends it before its hello, inside TLS, and
+    /// the acceptor answers with its own.
+    Admit(Admission),
+}
+
+/// What an endpoint shows to be admitted.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[non_exhaustive]
+pub enum Admission {
+    /// A MAC under the secret of the cluster, over keying material of the TLS connection.
+    Secret(Proof),
+    /// A certificate, and a signature with its key over keying material of the TLS connection.
+    Certificate {
+        /// The certificate, then those between it and the authority, as DER.
+        chain: Vec<Vec<u8>>,
+        /// The algorithm of the signature, in the numbering of TLS.
+        scheme: u16,
+        /// The signature.
+        signature: Vec<u8>,
+    },
 }
 
 impl Control {
@@ -342,6 +367,10 @@ impl Control {
     }
 }
 
+/// A value that only the two ends of one TLS connection can compute: exported keying material of
+/// that connection, for one purpose, one side and one object. Compare it in constant time.
+pub type Proof = [u8; 32];
+
 /// An additional session between two endpoints.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub struct SubSession {
@@ -355,10 +384,9 @@ pub struct SubSession {
 /// The request to open a session.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Hello {
-    /// The incarnation of the opener.
+    /// The incarnation of the opener. The acceptor refuses a name that the opener's key does not
+    /// prove.
     pub incarnation: Incarnation,
-    /// The incarnation that the opener expects, if it knows one.
-    pub expects: Option<Incarnation>,
     /// The random name of the session.
     pub session: [u8; 16],
     /// The previous session between the two, if it is over for the opener. Only the two endpoints
@@ -370,12 +398,11 @@ pub struct Hello {
     pub lanes: u16,
     /// The opener's detection time in milliseconds. Both sides use the longer one.
     pub detect_ms: u32,
-    /// The opener's metadata, which tells the acceptor its address.
-    pub metadata: Vec<u8>,
-    /// The opener's description of its host, to decide on local paths.
-    pub host: Vec<u8>,
-    /// The local socket that can pass file descriptors. Empty if the opener offers no local path.
-    pub local: String,
+    /// A proof over the id of the running boot of the opener's host. An acceptor on the same host
+    /// computes the same value; any other learns nothing from it.
+    pub host: Proof,
+    /// Whether the opener offers local paths.
+    pub local: bool,
     /// The opener's RDMA ports. Empty if it offers none.
     pub rdma: Vec<RdmaPort>,
 }
@@ -435,15 +462,13 @@ pub struct QueueOffer {
 /// The answer to a `Hello`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Welcome {
-    /// The incarnation of the acceptor.
-    pub incarnation: Incarnation,
     /// The acceptor's detection time in milliseconds.
     pub detect_ms: u32,
     /// The acceptor's metadata bytes.
     pub metadata: Vec<u8>,
-    /// The acceptor's description of its host.
+    /// The acceptor's description of its host. Empty unless the opener is on the same host.
     pub host: Vec<u8>,
-    /// The acceptor's local socket. Empty if it offers no local path.
+    /// The acceptor's local socket. Empty if it offers the opener no local path.
     pub local: String,
     /// Why the acceptor offers no local path.
     pub local_why: String,
@@ -464,6 +489,8 @@ pub struct Ready {
     pub opener_pulls: bool,
     /// The session uses the queue pairs that were opened.
     pub queues: bool,
+    /// The opener's description of its host. Empty unless the acceptor is on the same host.
+    pub host: Vec<u8>,
     /// Why there is no better path.
     pub why: String,
 }
@@ -472,11 +499,10 @@ pub struct Ready {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The endpoint at this address has another incarnation. The expected one no longer exists.
-    OtherIncarnation,
-    /// A session between the two exists, or the acceptor is opening one in the other direction. The
-    /// acceptor names itself because the opener may know only its address.
-    Exists(Incarnation),
+    /// The opener claims an identity that its key does not prove. The text says which.
+    Identity(String),
+    /// A session between the two exists, or the acceptor is opening one in the other direction.
+    Exists,
     /// The session that the lane belongs to does not exist.
     UnknownSession,
     /// The endpoint accepts no more peers.
@@ -485,6 +511,8 @@ pub enum Refusal {
     Pinned(String),
     /// A limit of the sender is reached. The text is a sentence that names it.
     Limit(String),
+    /// The acceptor does not admit the opener. The text says why.
+    NotAdmitted(String),
 }
 
 /// The result of an import.

@@ -93,7 +93,7 @@ fn transfer(error: TransferError) -> &'static str {
 /// Why an endpoint could not be built.
 pub(crate) fn build(py: Python<'_>, error: BuildError) -> PyErr {
     let class = match error {
-        BuildError::Config(_) => "InvalidSetting",
+        BuildError::Config(_) | BuildError::Identity(_) => "InvalidSetting",
         _ => "BuildError",
     };
     raise(py, class, error)
@@ -139,6 +139,8 @@ pub(crate) fn connect(py: Python<'_>, error: ConnectError) -> PyErr {
         ConnectError::PeerMisbehaved { .. } | ConnectError::PeerIncompatible { .. } => {
             "PeerIncompatible"
         }
+        ConnectError::NotSecure { .. } => "NotSecure",
+        ConnectError::NotAdmitted { .. } => "NotAdmitted",
         ConnectError::OtherIncarnation { .. } => "PeerGone",
         ConnectError::EndpointClosed | ConnectError::Forked => "EndpointClosed",
         _ => "ConnectError",

@@ -12,3 +12,4 @@ pub mod procfs;
 pub mod proxy;
 pub mod random;
 pub mod raw;
+pub mod tls;

@@ -102,6 +102,13 @@ pub fn memory_of(pid: u32, addr: u64, len: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The id of the running boot, as the engine puts it into proofs. Zeros if it cannot be read.
+pub fn boot_id() -> [u8; 16] {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

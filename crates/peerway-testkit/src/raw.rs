@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use peerway_core::ids::Incarnation;
-use peerway_core::metadata::Metadata;
-use peerway_core::wire::{Control, HEADER_LEN, Header, Hello, Kind, Ready, Welcome};
+use peerway_core::wire::{Control, HEADER_LEN, Header, Hello, Kind, Proof, Ready, Welcome};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::procfs;
 use crate::random::Random;
+use crate::tls::{Key, Side, Tls};
 
 /// Longest wait for an answer from an endpoint that may not answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -21,10 +22,16 @@ pub struct Raw {
     pub stream: TcpStream,
     /// The session identifier of the hello.
     pub session: [u8; 16],
-    /// The identity that the hello claims.
+    /// The identity that the hello claims. It is that of `key` unless a test changes it.
     pub incarnation: Incarnation,
     /// The number of the last sequenced frame that was sent. The test that sends frames sets it.
     pub sequence: u64,
+    /// The key that TLS proves.
+    pub key: Key,
+    /// Set after the TLS handshake.
+    pub tls: Option<Tls>,
+    /// Whether messages travel inside TLS: from the TLS handshake until both sides are ready.
+    pub is_secure: bool,
 }
 
 impl Raw {
@@ -38,57 +45,128 @@ impl Raw {
     pub fn over(stream: TcpStream, random: &mut Random) -> Result<Self> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
         let mut session = [0; 16];
         session.copy_from_slice(&random.bytes(16));
-        let mut incarnation = [0; 16];
-        incarnation.copy_from_slice(&random.bytes(16));
-        Ok(Self { stream, session, incarnation: Incarnation(incarnation), sequence: 0 })
+        let key = Key::new(random)?;
+        Ok(Self {
+            stream,
+            session,
+            incarnation: key.incarnation,
+            key,
+            tls: None,
+            is_secure: false,
+            sequence: 0,
+        })
+    }
+
+    /// The first bytes of the opener's TLS.
+    pub fn client_hello(&self) -> Result<Vec<u8>> {
+        Tls::opener(&self.key)?.output()
+    }
+
+    /// Makes the TLS handshake as the opener. Returns the identity of the endpoint.
+    pub fn secure(&mut self) -> Result<Incarnation> {
+        self.shake_hands(Tls::opener(&self.key)?)
+    }
+
+    /// Makes the TLS handshake as the acceptor. Returns the identity of the opener.
+    pub fn secure_as_acceptor(&mut self) -> Result<Incarnation> {
+        self.shake_hands(Tls::acceptor(&self.key)?)
+    }
+
+    fn shake_hands(&mut self, mut tls: Tls) -> Result<Incarnation> {
+        let who = tls.shake_hands(&mut self.stream)?;
+        (self.tls, self.is_secure) = (Some(tls), true);
+        Ok(who)
+    }
+
+    /// Leaves TLS, as both sides do after `Ready`.
+    pub fn leave_tls(&mut self) {
+        self.is_secure = false;
+    }
+
+    /// A proof of this connection's session. Zeros before the TLS handshake.
+    pub fn proof(&self, side: Side, purpose: &str, object: &[u8]) -> Result<Proof> {
+        self.tls.as_ref().map_or(Ok([0; 32]), |tls| tls.proof(side, &self.session, purpose, object))
     }
 
     /// A valid hello, which every endpoint should answer.
     pub fn hello(&self) -> Control {
-        let addresses = vec![SocketAddr::from(([127, 0, 0, 1], 9))];
-        let metadata = Metadata { incarnation: self.incarnation, addresses }.to_bytes();
         Control::Hello(Hello {
             incarnation: self.incarnation,
-            expects: None,
             replaces: None,
             sub_session: None,
             session: self.session,
             lanes: 1,
             detect_ms: 1000,
-            metadata,
-            host: vec![0; 80],
-            local: String::from("peerway-nobody"),
+            host: self.proof(Side::Opener, "host", &procfs::boot_id()).unwrap_or_default(),
+            local: true,
             rdma: Vec::new(),
         })
     }
 
-    /// Sends a hello and returns the welcome.
+    /// Makes TLS, if it is not made yet, and sends a hello. Returns the answer.
+    pub fn ask(&mut self, change: impl FnOnce(&mut Hello)) -> Result<Control> {
+        if self.tls.is_none() {
+            self.secure()?;
+        }
+        let mut message = self.hello();
+        if let Control::Hello(hello) = &mut message {
+            change(hello);
+        }
+        self.send(&control(&message))?;
+        self.control()
+    }
+
+    /// Sends a valid hello, which the endpoint must welcome.
     pub fn greet(&mut self) -> Result<Welcome> {
-        let hello = self.hello();
-        self.send(&control(&hello))?;
-        match self.control()? {
+        match self.ask(|_| ())? {
             Control::Welcome(welcome) => Ok(welcome),
             other => bail!("the endpoint answered a valid hello with {other:?}"),
         }
     }
 
-    /// Opens a complete session over TCP.
-    pub fn open(&mut self) -> Result<Welcome> {
-        let welcome = self.greet()?;
-        let why = String::from("made by hand");
-        let ready =
-            Ready { same_process: false, linked: false, opener_pulls: false, queues: false, why };
-        self.send(&control(&Control::Ready(ready)))?;
+    /// Asks for a lane of this session on another connection. Returns the answer.
+    pub fn ask_for_lane(&self, on: &mut Self, lane: u16) -> Result<Control> {
+        let proof = self.proof(Side::Opener, "lane", &lane.to_le_bytes())?;
+        on.send(&control(&Control::OpenLane { session: self.session, lane, proof }))?;
+        on.control()
+    }
+
+    /// Says that this side is ready. The session is open then.
+    pub fn finish(&mut self) -> Result<()> {
+        self.send(&control(&Control::Ready(ready())))?;
         match self.control()? {
-            Control::Ready(_) => Ok(welcome),
+            Control::Ready(_) => {
+                self.leave_tls();
+                Ok(())
+            }
             other => bail!("the endpoint answered a valid ready with {other:?}"),
         }
     }
 
-    /// Sends bytes. A connection that the endpoint has closed is not an error.
+    /// Opens a session.
+    pub fn open(&mut self) -> Result<Welcome> {
+        let welcome = self.greet()?;
+        self.finish()?;
+        Ok(welcome)
+    }
+
+    /// Sends bytes, inside TLS if the connection is secure. A connection that the endpoint has
+    /// closed is not an error.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self.tls {
+            Some(tls) if self.is_secure => {
+                let bytes = tls.encrypt(bytes)?;
+                self.send_plain(&bytes)
+            }
+            _ => self.send_plain(bytes),
+        }
+    }
+
+    /// Sends bytes as they are.
+    pub fn send_plain(&mut self, bytes: &[u8]) -> Result<()> {
         match self.stream.write_all(bytes) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -101,12 +179,19 @@ impl Raw {
     /// Reads the next control message.
     pub fn control(&mut self) -> Result<Control> {
         let mut head = [0; HEADER_LEN];
-        self.stream.read_exact(&mut head).context("no answer")?;
+        self.read_exact(&mut head).context("no answer")?;
         let head = Header::read_from_bytes(&head).ok().context("a header")?;
         let checked = head.check()?;
         let mut body = vec![0; checked.table + checked.payload];
-        self.stream.read_exact(&mut body)?;
+        self.read_exact(&mut body)?;
         Ok(Control::from_bytes(&body)?)
+    }
+
+    fn read_exact(&mut self, buffer: &mut [u8]) -> Result<()> {
+        match &mut self.tls {
+            Some(tls) if self.is_secure => tls.read_exact(&mut self.stream, buffer),
+            _ => Ok(self.stream.read_exact(buffer)?),
+        }
     }
 
     /// Reads the status of the next refusal and skips other frames.
@@ -141,6 +226,13 @@ impl Raw {
         }
         false
     }
+}
+
+/// A `Ready` for a session over TCP.
+pub fn ready() -> Ready {
+    let why = String::from("made by hand");
+    let host = Vec::new();
+    Ready { same_process: false, linked: false, opener_pulls: false, queues: false, host, why }
 }
 
 /// A control message as a frame.

@@ -13,6 +13,7 @@ use peerway_core::work::WorkError;
 
 use crate::failure::Failure;
 use crate::gpu::GpuError;
+pub use crate::identity::IdentityError;
 pub use crate::transport::error::RdmaError;
 
 /// The endpoint could not be built.
@@ -47,6 +48,9 @@ pub enum BuildError {
     /// No interface matches the filter.
     #[error("no interface matches '{0}'; `peerway doctor` lists the interfaces")]
     NoInterface(String),
+    /// The endpoint cannot make its key pair, or cannot show that it may take part.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     /// Another operation of the operating system failed.
     #[error("{what}: {source}")]
     Os {
@@ -136,8 +140,28 @@ pub enum ConnectError {
         /// What it did wrong.
         why: &'static str,
     },
-    /// The peer restarted: another endpoint listens at its address now.
-    #[error("the endpoint {expected} no longer listens at {addr}; get its new metadata")]
+    /// TLS failed: the other side is not what it claims, or a third party changed bytes.
+    #[error("the connection to {addr} cannot be secured: {why}")]
+    NotSecure {
+        /// The address.
+        addr: SocketAddr,
+        /// What failed.
+        why: String,
+    },
+    /// One of the two endpoints does not admit the other (`PEERWAY_IDENTITY`).
+    #[error("no session with the peer at {addr}: {why}")]
+    NotAdmitted {
+        /// The address.
+        addr: SocketAddr,
+        /// Which side does not admit the other, and why.
+        why: String,
+    },
+    /// Another endpoint listens at the peer's address: the peer restarted, or a stranger answers in
+    /// its place. It has not proven the expected identity, and it has been told nothing.
+    #[error(
+        "the endpoint at {addr} did not prove to be {expected}: the peer has restarted, or \
+         another endpoint has its address; get its new metadata"
+    )]
     OtherIncarnation {
         /// The address.
         addr: SocketAddr,

@@ -25,6 +25,7 @@ mod failure;
 pub mod gpu;
 #[doc(hidden)]
 pub mod hooks;
+mod identity;
 mod inbox;
 mod limits;
 mod memory;
@@ -50,7 +51,8 @@ mod worker;
 pub use batch::{Batch, Class};
 pub use endpoint::{Builder, Endpoint, EndpointStats};
 pub use error::{
-    AcceptError, BuildError, ConnectError, Error, ImportError, PostError, RdmaError, RegisterError,
+    AcceptError, BuildError, ConnectError, Error, IdentityError, ImportError, PostError, RdmaError,
+    RegisterError,
 };
 pub use failure::{Failure, LaneEvent, Operation};
 pub use inbox::Notification;
@@ -61,7 +63,7 @@ pub use os::net::{Interface, interfaces};
 pub use os::topology;
 pub use path::{Path, PathKind};
 pub use peer::{Peer, PeerStats};
-pub use peerway_core::config::Pin;
+pub use peerway_core::config::{IdentityMode, Pin};
 pub use peerway_core::descriptor::{DESCRIPTOR_LEN, Descriptor};
 pub use peerway_core::ids::Incarnation;
 pub use peerway_core::outcome::{Ended, EndedError, Fence, Reason, TransferError};

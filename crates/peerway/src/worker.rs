@@ -1,7 +1,7 @@
 //! Threads for work that must not run in the thread that requests it.
 //!
 //! A CUDA stream callback must not call CUDA. The thread that holds the driver must not wait for a
-//! GPU. It also must not run the destructor of a caller's memory, which could call back into the
+//! GPU or a file. It also must not run the destructor of a caller's memory, which could call back into the
 //! engine.
 
 use std::sync::OnceLock;
@@ -31,6 +31,8 @@ type Task = Box<dyn FnOnce() + Send>;
 pub(crate) static CALLER: Worker = Worker::new("peerway-stream");
 /// Frees GPU memory, which waits for all work of the process on that GPU, and memory of callers.
 pub(crate) static REAPER: Worker = Worker::new("peerway-free");
+/// Looks whether files with certificates have changed.
+pub(crate) static FILES: Worker = Worker::new("peerway-files");
 
 impl Worker {
     const fn new(name: &'static str) -> Self {

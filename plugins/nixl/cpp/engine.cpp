@@ -140,6 +140,26 @@ std::shared_ptr<RemoteAgent> Engine::agent(const std::string &name) const {
     return found == agents.end() ? nullptr : found->second;
 }
 
+bool Engine::may_be(const std::string &name, const std::array<uint8_t, 16> &incarnation) const {
+    peerway_incarnation proven{};
+    if (name == localAgent) {
+        if (peerway_endpoint_incarnation(endpoint.get(), &proven) != PEERWAY_STATUS_OK) {
+            return false;
+        }
+    } else {
+        const auto known = agent(name);
+        if (!known) {
+            return true;
+        }
+        const auto &metadata = known->conn_info();
+        // The metadata was checked when it was loaded.
+        if (peerway_metadata_incarnation(metadata.data(), metadata.size(), &proven) != PEERWAY_STATUS_OK) {
+            return false;
+        }
+    }
+    return std::equal(incarnation.begin(), incarnation.end(), std::begin(proven.bytes));
+}
+
 nixl_status_t Engine::connected(const std::string &name, std::shared_ptr<Peer> &peer) const {
     const auto known = agent(name);
     if (!known) {
@@ -317,7 +337,12 @@ nixl_status_t Engine::getNotifs(notif_list_t &notifications) {
         std::copy(std::begin(from.bytes), std::end(from.bytes), incarnation.begin());
         std::string who, what, complaint;
         if (arrivals.take(incarnation, std::string(static_cast<const char *>(message), len), who, what, complaint)) {
-            notifications.emplace_back(std::move(who), std::move(what));
+            if (may_be(who, incarnation)) {
+                notifications.emplace_back(std::move(who), std::move(what));
+            } else {
+                complaint = "dropped a notification under the name of agent " + quoted(who) +
+                            ", which another endpoint sent; if the agent has restarted, load its new metadata";
+            }
         }
         if (!complaint.empty()) {
             say(localAgent, "notifications", complaint);

@@ -1,6 +1,8 @@
 // The engine as a NIXL backend.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,6 +23,9 @@ class Engine : public nixlBackendEngine {
     Arrivals arrivals;
 
     std::shared_ptr<RemoteAgent> agent(const std::string &name) const;
+    // Whether an endpoint with this proven identity may send under the name of an agent. An agent
+    // whose metadata is loaded has one identity. Nothing is known about other names.
+    bool may_be(const std::string &name, const std::array<uint8_t, 16> &incarnation) const;
     nixl_status_t connected(const std::string &name, std::shared_ptr<Peer> &peer) const;
     nixl_status_t pairs(const nixl_meta_dlist_t &local,
                         const nixl_meta_dlist_t &remote,

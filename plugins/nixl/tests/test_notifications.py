@@ -2,6 +2,7 @@
 
 import pytest
 from conftest import pattern
+from nixl_of_tests import Side
 
 LENGTHS = [1, 255, 257, 4096, 1 << 16, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_000]
 
@@ -62,6 +63,17 @@ def test_to_an_agent_that_never_loaded_the_sender(one, peer_process):
     one.agent.add_remote_agent(peer.metadata)
     one.agent.send_notif(peer.name, b"you do not know me")
     assert peer.notifications(1) == [(one.name, b"you do not know me")]
+
+
+def test_under_the_name_of_another_agent_is_dropped(two):
+    a, b = two
+    impostor = Side(a.name)
+    impostor.agent.add_remote_agent(b.agent.get_agent_metadata())
+    impostor.agent.send_notif(b.name, b"forged")
+    assert b.notifications(timeout=0.5) == []
+    a.agent.send_notif(b.name, b"true")
+    assert b.notifications() == [(a.name, b"true")]
+    impostor.close()
 
 
 def test_to_oneself(two):

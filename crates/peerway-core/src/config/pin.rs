@@ -1,4 +1,5 @@
-//! The two settings with a fixed list of words: the transport pin and the log level.
+//! The settings with a fixed list of words: the transport pin, the log level and the admission of
+//! peers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -122,6 +123,43 @@ impl LogLevel {
             "debug" => Self::Debug,
             "trace" => Self::Trace,
             _ => return None,
+        })
+    }
+}
+
+/// Which endpoints may open a session with an endpoint, and how they show it. Every endpoint proves
+/// its own key in any case.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum IdentityMode {
+    /// Every endpoint may come in. An opener reaches the endpoint that it dialled, or none.
+    Pinned,
+    /// Both sides prove that they know the secret of the cluster.
+    Cluster,
+    /// Both sides prove that they have a certificate of the authority.
+    Mtls,
+}
+
+impl IdentityMode {
+    /// The values that the setting accepts, for errors and help texts.
+    pub const ALLOWED: &str = "pinned, cluster or mtls";
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        Some(match text.trim().to_ascii_lowercase().as_str() {
+            "pinned" => Self::Pinned,
+            "cluster" => Self::Cluster,
+            "mtls" => Self::Mtls,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for IdentityMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pinned => "pinned",
+            Self::Cluster => "cluster",
+            Self::Mtls => "mtls",
         })
     }
 }

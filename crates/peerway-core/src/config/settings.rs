@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::parse::{parse_bytes, parse_duration, parse_flag, show_bytes, show_duration};
-use super::{Config, ConfigError, LogLevel, Pin};
+use super::{Config, ConfigError, IdentityMode, LogLevel, Pin};
 use crate::topology::parse_cpus;
 
 /// One row of the configuration table.
@@ -50,6 +50,7 @@ impl Setting {
         match self.kind {
             Kind::Transport { .. } => Pin::ALLOWED.to_owned(),
             Kind::Level { .. } => LogLevel::ALLOWED.to_owned(),
+            Kind::Identity { .. } => IdentityMode::ALLOWED.to_owned(),
             Kind::Text { what, .. } => what.to_owned(),
             Kind::Count { min, max, .. } => format!("a whole number from {min} to {max}"),
             Kind::CountOrAuto { min, max, .. } => {
@@ -80,6 +81,7 @@ impl Setting {
         let stored = match self.kind {
             Kind::Transport { set } => Pin::parse(value).map(|pin| set(config, pin)),
             Kind::Level { set } => LogLevel::parse(value).map(|level| set(config, level)),
+            Kind::Identity { set } => IdentityMode::parse(value).map(|mode| set(config, mode)),
             Kind::Text { set, .. } => {
                 set(config, value.to_owned());
                 Some(())
@@ -135,6 +137,11 @@ pub enum Kind {
     Level {
         /// Stores the value.
         set: fn(&mut Config, LogLevel),
+    },
+    /// Which endpoints may come in.
+    Identity {
+        /// Stores the value.
+        set: fn(&mut Config, IdentityMode),
     },
     /// Free text. The code that uses it checks it.
     Text {
@@ -259,6 +266,71 @@ pub const SETTINGS: &[Setting] = &[
         kind: Kind::Text {
             what: "interface names such as eth0,eth1 or ^docker",
             set: |config, text| config.interfaces = Some(text),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_IDENTITY",
+        aliases: &[],
+        default: "pinned",
+        doc: "Which endpoints may open a session with this one. Every endpoint proves its own key, \
+              and a connect by metadata reaches the endpoint that made the metadata or none. \
+              `pinned` asks for nothing more: every endpoint may come in under its own identity, \
+              and a connect by address alone reaches whatever endpoint answers there. `cluster` \
+              lets both sides prove that they know the secret in PEERWAY_CLUSTER_SECRET_FILE, in \
+              every connect. `mtls` lets both sides prove that they have a certificate of an \
+              authority in PEERWAY_TLS_CA_FILE.",
+        kind: Kind::Identity { set: |config, mode| config.identity = mode },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_CLUSTER_SECRET_FILE",
+        aliases: &[],
+        default: "",
+        doc: "The file with the secret that all endpoints of a cluster share, for \
+              PEERWAY_IDENTITY=cluster. It needs at least 32 bytes; `openssl rand -hex 32` makes \
+              one. White space at its end does not count. An endpoint reads the file when it \
+              starts.",
+        kind: Kind::Text {
+            what: "the path of a file",
+            set: |config, path| config.cluster_secret_file = Some(path),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_TLS_CA_FILE",
+        aliases: &[],
+        default: "",
+        doc: "The file with the certificates of the authorities that admit endpoints, for \
+              PEERWAY_IDENTITY=mtls: a CA, or a SPIFFE bundle, as PEM. The endpoint reads this \
+              file and the next two again when they change.",
+        kind: Kind::Text {
+            what: "the path of a PEM file",
+            set: |config, path| config.tls_ca_file = Some(path),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_TLS_CERT_FILE",
+        aliases: &[],
+        default: "",
+        doc: "The file with the certificate of this endpoint, for PEERWAY_IDENTITY=mtls, as PEM. The \
+              certificates between it and the authority follow it. It must be valid for clients \
+              and for servers, or not say for which.",
+        kind: Kind::Text {
+            what: "the path of a PEM file",
+            set: |config, path| config.tls_cert_file = Some(path),
+        },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_TLS_KEY_FILE",
+        aliases: &[],
+        default: "",
+        doc: "The file with the private key of the certificate in PEERWAY_TLS_CERT_FILE, as PEM.",
+        kind: Kind::Text {
+            what: "the path of a PEM file",
+            set: |config, path| config.tls_key_file = Some(path),
         },
         status: Status::Used,
     },

@@ -606,10 +606,17 @@ impl PinnedRange {
     pub unsafe fn pin(gpu: &Arc<Gpu>, ptr: *mut u8, len: usize) -> Result<Self, CudaError> {
         gpu.with(|current| {
             let flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-            // SAFETY: driver contract; the caller guarantees that the memory stays mapped.
-            let result =
-                unsafe { (current.symbols().cuMemHostRegister_v2)(ptr.cast(), len, flags) };
-            current.check("cuMemHostRegister", result)
+            let register = |flags| {
+                // SAFETY: driver contract; the caller guarantees that the memory stays mapped.
+                let result =
+                    unsafe { (current.symbols().cuMemHostRegister_v2)(ptr.cast(), len, flags) };
+                current.check("cuMemHostRegister", result)
+            };
+            // A mapping that this process cannot write needs the flag for it. The driver has no
+            // query for that, and the flag would bar copies into other memory.
+            let written = register(flags);
+            written
+                .or_else(|error| register(flags | CU_MEMHOSTREGISTER_READ_ONLY).map_err(|_| error))
         })?;
         Ok(Self { gpu: gpu.clone(), ptr })
     }

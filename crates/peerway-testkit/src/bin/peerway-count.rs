@@ -349,15 +349,13 @@ fn frame() -> anyhow::Result<u64> {
 fn hello() -> anyhow::Result<u64> {
     let hello = Control::Hello(Hello {
         incarnation: Incarnation([1; 16]),
-        expects: Some(Incarnation([2; 16])),
         session: [3; 16],
         replaces: None,
         sub_session: None,
         lanes: 4,
         detect_ms: 2000,
-        metadata: vec![5; 64],
-        host: vec![6; 48],
-        local: "peerway-0123456789abcdef".to_owned(),
+        host: [6; 32],
+        local: true,
         rdma: Vec::new(),
     });
     count_all(|| {

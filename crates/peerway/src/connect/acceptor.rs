@@ -1,8 +1,10 @@
 //! The acceptor's side of the handshake. It never blocks, and it bounds the number of connections
 //! and their time.
 //!
-//! A connection sends one message and becomes a session, a lane of a session, or nothing. Whatever
-//! it sends, the endpoint goes on serving the other peers.
+//! A connection becomes a session, a lane of a session, or nothing. A session begins with TLS, which
+//! proves the opener's identity before its first message. A lane begins with a message that proves
+//! that it belongs to its session (see `secure`). Whatever a connection sends, the endpoint goes on
+//! serving the other peers.
 //!
 //! When there are too many half-open connections, or too few file descriptors for another one, the
 //! acceptor drops the oldest connection of the busiest source (see `crowd`). If that does not help,
@@ -17,7 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerway_core::protocol::Role;
-use peerway_core::wire::{Control, Hello, Ready, Refusal, Welcome};
+use peerway_core::wire::{
+    Admission as Shown, Control, FrameError, Hello, Proof, Ready, Refusal, Welcome,
+};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::admission::{self, MostHandshakes};
@@ -26,7 +30,10 @@ use super::crowd::{Occupant, oldest_of_busiest};
 use super::detection::{self, Detection};
 use super::hello::{Assembly, Attach, Attached, HelloError, Probe, frame};
 use super::opener::{add_queues, decode_host, encode_host, visible_pid};
+use super::secure::{Beginning, Purpose, Secure};
 use crate::clock;
+use crate::identity::admission::Admission;
+use crate::identity::{Identity, Side};
 use crate::limits::RefusalReason;
 use crate::os::process::HostFacts;
 use crate::os::random;
@@ -62,6 +69,8 @@ const ACCEPTS: usize = 64;
 const LOOK: Duration = Duration::from_secs(1);
 /// The shortest interval between two equal warnings in the log.
 const WARN_EVERY: Duration = Duration::from_secs(10);
+/// The longest body of the message that opens a lane.
+const MAX_OPEN_LANE: usize = 256;
 /// The most bulk lanes of a session, whatever the settings of both sides.
 pub(super) const MAX_LANES: u16 = 64;
 
@@ -114,11 +123,90 @@ impl Warnings {
 struct Pending {
     stream: TcpStream,
     addr: SocketAddr,
-    assembly: Assembly,
+    speech: Speech,
     since: u64,
     deadline: u64,
+    /// The opener has shown that it may take part.
+    is_admitted: bool,
     /// The session that it opened, before its `Ready`.
     session: Option<[u8; 16]>,
+}
+
+/// What a connection says.
+enum Speech {
+    /// Nothing yet.
+    Nothing,
+    /// It opens a session. The box keeps the table of connections small.
+    Session(Box<Secure>),
+    /// It opens a lane.
+    Lane(Assembly),
+}
+
+impl Pending {
+    /// Reads what has arrived. `None` means that there was progress, and no complete message.
+    fn read(&mut self, identity: &Identity) -> Result<Option<Control>, HelloError> {
+        match &mut self.speech {
+            Speech::Nothing => {
+                self.speech = match Beginning::of(&self.stream)? {
+                    Beginning::Tls => Speech::Session(Box::new(Secure::accept(identity)?)),
+                    Beginning::Frame => Speech::Lane(Assembly::new(MAX_OPEN_LANE)),
+                };
+                Ok(None)
+            }
+            Speech::Session(secure) => {
+                let read = secure.read(&mut self.stream);
+                let output = secure.take_output();
+                let sent = self.stream.write_all(&output);
+                let read = read?;
+                sent.map_err(|error| HelloError::Io(io::Error::other(error)))?;
+                Ok(read)
+            }
+            Speech::Lane(assembly) => {
+                let read = assembly.read(&mut self.stream);
+                if let Err(HelloError::Frame(FrameError::Version(_))) = read {
+                    // An opener of another version sends frames without TLS. The header of any
+                    // answer tells it this version.
+                    self.reply(&Control::Refuse(Refusal::Full));
+                }
+                read
+            }
+        }
+    }
+
+    /// Answers. The send buffer of a fresh connection has room for so few bytes. `None` if the
+    /// connection is gone.
+    fn reply(&mut self, message: &Control) -> Option<()> {
+        let bytes = match &mut self.speech {
+            Speech::Session(secure) => secure.encrypt(message).ok()?,
+            _ => frame(message),
+        };
+        self.stream.write_all(&bytes).ok()
+    }
+
+    /// Checks what the opener shows to be admitted. Returns what this side shows.
+    fn admit(&mut self, admission: &Admission, shown: &Shown) -> Result<Shown, String> {
+        let Speech::Session(secure) = &mut self.speech else {
+            return Err(String::from("it is not asked for"));
+        };
+        secure.check(admission, Side::Opener, shown)?;
+        let own = secure.show(admission, Side::Acceptor)?;
+        secure.admit();
+        self.is_admitted = true;
+        Ok(own)
+    }
+
+    /// Tells the opener why it may not take part.
+    fn refuse(&mut self, why: String) {
+        tracing::debug!(from = %self.addr, %why, "did not admit an opener");
+        self.reply(&Control::Refuse(Refusal::NotAdmitted(why)));
+    }
+
+    fn secure(&self) -> Option<&Secure> {
+        match &self.speech {
+            Speech::Session(secure) => Some(secure),
+            _ => None,
+        }
+    }
 }
 
 /// A connection on the local socket that is not attached to a session yet.
@@ -133,6 +221,8 @@ struct LocalPending {
 /// A session whose opener has not sent `Ready` yet.
 struct HalfOpen {
     hello: Hello,
+    /// The connection that opened it, in [`Acceptor::pending`].
+    connection: u64,
     lanes: Vec<(u16, TcpStream)>,
     queues: Vec<LaneQueue>,
     /// The shard that will drive the session.
@@ -252,9 +342,15 @@ impl Acceptor {
             let id = self.id();
             let is_last = stream.as_raw_fd() as u64 >= first_kept_free;
             if watch(shard, stream.as_fd(), CONNECTION, id).is_ok() {
-                let assembly = Assembly::default();
-                let pending =
-                    Pending { stream, addr, assembly, since: now, deadline, session: None };
+                let pending = Pending {
+                    stream,
+                    addr,
+                    speech: Speech::Nothing,
+                    since: now,
+                    deadline,
+                    is_admitted: !endpoint.identity.admission.is_required(),
+                    session: None,
+                };
                 self.pending.insert(id, pending);
             }
             self.trim(endpoint, addr.ip().to_canonical(), most, now);
@@ -490,7 +586,7 @@ impl Acceptor {
     ) -> Option<NewSession> {
         let mut pending = self.pending.remove(&id)?;
         loop {
-            match pending.assembly.read(&mut pending.stream) {
+            match pending.read(&endpoint.identity) {
                 Ok(Some(message)) => {
                     return self.said(endpoint, shard, id, pending, message, now);
                 }
@@ -516,13 +612,35 @@ impl Acceptor {
         message: Control,
         now: u64,
     ) -> Option<NewSession> {
+        // A connection without TLS can only add a lane, and is told nothing else.
+        if pending.secure().is_none() != matches!(message, Control::OpenLane { .. }) {
+            return None;
+        }
         match (message, pending.session) {
+            (Control::Admit(shown), None) => {
+                match pending.admit(&endpoint.identity.admission, &shown) {
+                    Ok(own) => {
+                        pending.reply(&Control::Admit(own))?;
+                        self.pending.insert(id, pending);
+                    }
+                    Err(why) => pending.refuse(why),
+                }
+                None
+            }
+            (Control::Hello(_), None) if !pending.is_admitted => {
+                pending.refuse(endpoint.identity.admission.requirement().to_owned());
+                None
+            }
             (Control::Hello(hello), None) => {
-                match self.greet(endpoint, &hello, pending.addr.ip(), now) {
+                match self.greet(endpoint, pending.secure()?, &hello, pending.addr.ip(), now) {
                     Ok(welcome) => {
-                        reply(&mut pending.stream, &Control::Welcome(welcome))?;
+                        pending.reply(&Control::Welcome(welcome))?;
                         pending.session = Some(hello.session);
+                        if let Speech::Session(secure) = &mut pending.speech {
+                            secure.admit();
+                        }
                         let half = HalfOpen {
+                            connection: id,
                             lanes: Vec::new(),
                             queues: Vec::new(),
                             shard: endpoint.shards.of(hello.sub_session),
@@ -535,29 +653,30 @@ impl Acceptor {
                         self.pending.insert(id, pending);
                     }
                     Err(refusal) => {
-                        reply(&mut pending.stream, &Control::Refuse(refusal));
+                        pending.reply(&Control::Refuse(refusal));
                     }
                 }
                 None
             }
-            (Control::OpenLane { session, lane }, None) => {
+            (Control::OpenLane { session, lane, proof }, None) => {
+                let opened = self.prove(&session, Purpose::Lane(lane), &proof);
                 let half = self.half_open.get_mut(&session);
                 if half.is_some()
                     && let Err(refusal) = admission::check_lane(&endpoint.config.limits, lane)
                 {
                     endpoint.refusals.note(RefusalReason::Lanes, &pending.addr);
-                    reply(&mut pending.stream, &Control::Refuse(refusal));
+                    pending.reply(&Control::Refuse(refusal));
                     return None;
                 }
                 let fits = half.filter(|half| {
                     (1..=half.hello.lanes.min(MAX_LANES)).contains(&lane)
                         && half.lanes.iter().all(|(index, _)| *index != lane)
                 });
-                let Some(half) = fits else {
-                    reply(&mut pending.stream, &Control::Refuse(Refusal::UnknownSession));
+                let (Some(half), Some(proof)) = (fits, opened) else {
+                    pending.reply(&Control::Refuse(Refusal::UnknownSession));
                     return None;
                 };
-                reply(&mut pending.stream, &Control::LaneOpened)?;
+                pending.reply(&Control::LaneOpened { proof })?;
                 let _ = epoll::delete(shard.epoll(), &pending.stream);
                 half.lanes.push((lane, pending.stream));
                 None
@@ -570,7 +689,7 @@ impl Acceptor {
                 let ports = half.shard.ports();
                 let (made, answers) = queues::answer(ports, &half.hello.rdma, &offers);
                 half.queues = made;
-                reply(&mut pending.stream, &Control::QueuesOpened { queues: answers })?;
+                pending.reply(&Control::QueuesOpened { queues: answers })?;
                 self.pending.insert(id, pending);
                 None
             }
@@ -583,16 +702,32 @@ impl Acceptor {
         }
     }
 
+    /// Checks the opener's proof that a connection belongs to a half-open session. Returns the
+    /// acceptor's own.
+    fn prove(&self, session: &[u8; 16], purpose: Purpose, proof: &Proof) -> Option<Proof> {
+        let half = self.half_open.get(session)?;
+        let secure = self.pending.get(&half.connection)?.secure()?;
+        if !secure.is_proven(proof, Side::Opener, session, purpose) {
+            return None;
+        }
+        secure.proof(Side::Acceptor, session, purpose)
+    }
+
     fn greet(
         &mut self,
         endpoint: &Arc<Engine>,
+        secure: &Secure,
         hello: &Hello,
         from: IpAddr,
         now: u64,
     ) -> Result<Welcome, Refusal> {
         self.sweep(now);
-        if hello.expects.is_some_and(|who| who != endpoint.incarnation) {
-            return Err(Refusal::OtherIncarnation);
+        let proven = secure.peer().ok_or(Refusal::UnknownSession)?;
+        if hello.incarnation != proven {
+            return Err(Refusal::Identity(format!(
+                "the hello claims to come from {}, but its key is that of {proven}",
+                hello.incarnation
+            )));
         }
         if self.half_open.contains_key(&hello.session) {
             return Err(Refusal::Full);
@@ -607,12 +742,17 @@ impl Acceptor {
             old.remove();
         }
         if endpoint.peers.has_or_opens(&whom) {
-            return Err(Refusal::Exists(endpoint.incarnation));
+            return Err(Refusal::Exists);
         }
         admit(endpoint, hello, from)?;
         let pin = endpoint.config.transport;
+        let here = HostFacts::here();
+        let of_host = Purpose::Host(here.boot_id);
+        let same_host = here.boot_id != [0; 16]
+            && secure.is_proven(&hello.host, Side::Opener, &hello.session, of_host);
         let (mut local, mut local_why) = (String::new(), String::new());
         match offers_local(pin, endpoint.config.disable_ipc) {
+            Ok(()) if !same_host => local_why = String::from("it is on another host"),
             Ok(()) => {
                 local.clone_from(&endpoint.local_name);
                 if !super::choose::may_share_process(pin) {
@@ -621,7 +761,7 @@ impl Acceptor {
             }
             Err(why) => local_why = why,
         }
-        if pin.is_local() && hello.local.is_empty() {
+        if pin.is_local() && !hello.local {
             return Err(Refusal::Pinned(format!(
                 "it is pinned to {pin}, and the opener offers no local path (it is pinned to tcp)"
             )));
@@ -637,10 +777,10 @@ impl Acceptor {
             )));
         }
         Ok(Welcome {
-            incarnation: endpoint.incarnation,
             detect_ms: detection::to_millis(endpoint.config.detect),
             metadata: endpoint.metadata(),
-            host: encode_host(&HostFacts::here()),
+            // Only processes of this host can use the description, so no other process gets it.
+            host: if same_host { encode_host(&here) } else { Vec::new() },
             local,
             local_why,
             rdma,
@@ -674,6 +814,7 @@ impl Acceptor {
 
     fn attach(&mut self, endpoint: &Engine, socket: OwnedFd, packet: unix::Packet) -> Option<()> {
         let attach = Attach::from_bytes(&packet.bytes)?;
+        let proof = self.prove(&attach.session, Purpose::Link, &attach.proof)?;
         let half = self.half_open.get_mut(&attach.session)?;
         let peer = unix::credentials(socket.as_fd()).ok()?;
         // Shared memory protects nothing from a hostile process, so only processes of the same user
@@ -689,7 +830,7 @@ impl Acceptor {
             false => None,
         };
         let pulls = memory.is_some();
-        let answer = Attached { pulls, probe: Probe::of(&half.secret) };
+        let answer = Attached { pulls, proof, probe: Probe::of(&half.secret) };
         unix::send(socket.as_fd(), &answer.to_bytes(), &[]).ok()?;
         let link = Link::new(segment, Half::Second, socket, memory, own, theirs);
         half.link = Some((link, pulls));
@@ -708,11 +849,13 @@ fn complete(
 ) -> Option<NewSession> {
     // Other sessions may have been completed since the hello.
     if let Err(refusal) = admit(endpoint, &half.hello, pending.addr.ip()) {
-        reply(&mut pending.stream, &Control::Refuse(refusal));
+        pending.reply(&Control::Refuse(refusal));
         return None;
     }
-    let same_process = ready.same_process
-        && decode_host(&half.hello.host).is_some_and(|h| h.process == HostFacts::here().process);
+    let here = HostFacts::here();
+    let opener = decode_host(&ready.host);
+    let same_process =
+        ready.same_process && opener.as_ref().is_some_and(|host| host.process == here.process);
     let (link, we_pull) = match half.link {
         Some((link, pulls)) if ready.linked => (Some(link), pulls),
         _ => (None, false),
@@ -732,17 +875,17 @@ fn complete(
     let (path, reach) = match choose(endpoint.config.transport, found, &ready.why) {
         Ok(chosen) => chosen,
         Err(why) => {
-            reply(&mut pending.stream, &Control::Refuse(Refusal::Pinned(why)));
+            pending.reply(&Control::Refuse(Refusal::Pinned(why)));
             return None;
         }
     };
     let Some(claim) = whom(&half.hello).and_then(|whom| endpoint.peers.begin_accepting(whom))
     else {
-        let refusal = Refusal::Exists(endpoint.incarnation);
-        reply(&mut pending.stream, &Control::Refuse(refusal));
+        pending.reply(&Control::Refuse(Refusal::Exists));
         return None;
     };
-    reply(&mut pending.stream, &Control::Ready(ready))?;
+    // This is the last message inside TLS. The next byte in both directions belongs to the lane.
+    pending.reply(&Control::Ready(Ready { host: Vec::new(), ..ready }))?;
     let control = if found.linked || with_queues { Role::Control } else { Role::Latency };
     let mut streams = half.lanes;
     streams.sort_by_key(|(index, _)| *index);
@@ -771,7 +914,7 @@ fn complete(
         addr: pending.addr,
         path,
         reach,
-        pid: visible_pid(&HostFacts::here(), decode_host(&half.hello.host)),
+        pid: visible_pid(&here, opener),
         link,
         rdma,
         initiator: false,
@@ -805,12 +948,6 @@ fn whom(hello: &Hello) -> Option<Whom> {
 fn lane(stream: TcpStream, index: u16, role: Role, now: u64) -> Option<Lane> {
     let wire = TcpWire::new(stream).ok()?;
     Some(Lane::new(Box::new(wire), index, role, now))
-}
-
-/// Answers on a fresh connection, whose send buffer has room for so few bytes. `None` if it is
-/// gone.
-fn reply(stream: &mut TcpStream, message: &Control) -> Option<()> {
-    stream.write_all(&frame(message)).ok()
 }
 
 /// The time that a half-open connection has at least, where others have `grace`. `held` is the number

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use peerway_core::wire::{Control, FrameError, HEADER_LEN, Header, Kind};
+use peerway_core::wire::{Control, FrameError, HEADER_LEN, Header, Kind, MAX_CONTROL, Proof};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::clock;
@@ -23,8 +23,11 @@ pub(crate) fn frame(message: &Control) -> Vec<u8> {
 
 /// Sends a control message on a fresh, blocking connection, before `deadline`.
 pub(crate) fn send(stream: &mut TcpStream, message: &Control, deadline: u64) -> io::Result<()> {
-    let bytes = frame(message);
-    let mut rest = bytes.as_slice();
+    send_all(stream, &frame(message), deadline)
+}
+
+/// Sends bytes on a blocking connection, before `deadline`.
+pub(super) fn send_all(stream: &mut TcpStream, mut rest: &[u8], deadline: u64) -> io::Result<()> {
     while !rest.is_empty() {
         stream.set_write_timeout(Some(left(deadline)?))?;
         match stream.write(rest) {
@@ -39,7 +42,7 @@ pub(crate) fn send(stream: &mut TcpStream, message: &Control, deadline: u64) -> 
 
 /// The time until `deadline`. The socket's own time-out starts again with every call, so each call
 /// gets only the time that is left. A peer that sends single bytes cannot prolong the handshake.
-fn left(deadline: u64) -> io::Result<Duration> {
+pub(super) fn left(deadline: u64) -> io::Result<Duration> {
     match clock::until(deadline, clock::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
         left => Ok(left),
@@ -48,7 +51,7 @@ fn left(deadline: u64) -> io::Result<Duration> {
 
 /// Whether to repeat a call. The kernel counts time-outs in its own ticks and may return a little
 /// early, so the clock decides when the time is over.
-fn is_passing(error: &io::Error) -> bool {
+pub(super) fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }
 
@@ -61,12 +64,16 @@ pub(crate) enum HelloError {
     Frame(FrameError),
     /// The peer refuses because of a limit. The text says which.
     Limited(String),
+    /// TLS failed: the peer did not prove its identity, or the bytes are not what it sent.
+    Tls(rustls::Error),
+    /// The peer sent more bytes than a handshake has.
+    TooMuch,
 }
 
 /// Receives exactly one control message from a blocking connection before `deadline`. It reads no
 /// byte more, because the following bytes belong to the lane.
 pub(crate) fn receive(stream: &mut TcpStream, deadline: u64) -> Result<Control, HelloError> {
-    let mut assembly = Assembly::default();
+    let mut assembly = Assembly::new(MAX_CONTROL);
     loop {
         let left = left(deadline).map_err(HelloError::Io)?;
         stream.set_read_timeout(Some(left)).map_err(HelloError::Io)?;
@@ -80,17 +87,22 @@ pub(crate) fn receive(stream: &mut TcpStream, deadline: u64) -> Result<Control, 
 }
 
 /// Assembles a control message from a connection, blocking or not.
-#[derive(Default)]
 pub(crate) struct Assembly {
     bytes: Vec<u8>,
+    /// The longest body.
+    max: usize,
 }
 
 impl Assembly {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { bytes: Vec::new(), max }
+    }
+
     /// Reads missing bytes. `None` means that the message is not complete yet.
-    pub(crate) fn read(&mut self, stream: &mut TcpStream) -> Result<Option<Control>, HelloError> {
+    pub(crate) fn read(&mut self, stream: &mut impl Read) -> Result<Option<Control>, HelloError> {
         let body = match self.bytes.first_chunk::<HEADER_LEN>() {
             None => None,
-            Some(head) => Some(body_len(head).map_err(HelloError::Frame)?),
+            Some(head) => Some(self.body_len(head)?),
         };
         let need = HEADER_LEN + body.unwrap_or(0);
         if let (Some(_), true) = (body, self.bytes.len() == need) {
@@ -108,7 +120,7 @@ impl Assembly {
                 // Check the header at once: bytes of another protocol fail early, however few
                 // follow.
                 if let Some(head) = self.bytes.first_chunk::<HEADER_LEN>() {
-                    let body = body_len(head).map_err(HelloError::Frame)?;
+                    let body = self.body_len(head)?;
                     if self.bytes.len() == HEADER_LEN + body {
                         return self.read(stream);
                     }
@@ -119,19 +131,22 @@ impl Assembly {
             Err(error) => Err(HelloError::Io(error)),
         }
     }
-}
 
-fn body_len(head: &[u8; HEADER_LEN]) -> Result<usize, FrameError> {
-    let checked = Header::read_from_bytes(head).map_err(|_| FrameError::Control)?.check()?;
-    if checked.kind != Kind::Control {
-        return Err(FrameError::Control);
+    fn body_len(&self, head: &[u8; HEADER_LEN]) -> Result<usize, HelloError> {
+        let header = Header::read_from_bytes(head).map_err(|_| FrameError::Control);
+        let checked = header.and_then(|header| header.check()).map_err(HelloError::Frame)?;
+        if checked.kind != Kind::Control {
+            return Err(HelloError::Frame(FrameError::Control));
+        }
+        if checked.payload > self.max { Err(HelloError::TooMuch) } else { Ok(checked.payload) }
     }
-    Ok(checked.payload)
 }
 
-/// The first packet on the local socket: the session and the opener's probe.
+/// The first packet on the local socket: the session, the opener's proof that it belongs to it, and
+/// the opener's probe.
 pub(crate) struct Attach {
     pub(crate) session: [u8; 16],
+    pub(crate) proof: Proof,
     pub(crate) probe: Probe,
 }
 
@@ -174,31 +189,37 @@ impl Probe {
 
 impl Attach {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        [&self.session[..], &self.probe.to_bytes()].concat()
+        [&self.session[..], &self.proof, &self.probe.to_bytes()].concat()
     }
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; 40] = bytes.try_into().ok()?;
+        let bytes: &[u8; 72] = bytes.try_into().ok()?;
         Some(Self {
             session: *bytes.first_chunk()?,
+            proof: *bytes[16..].first_chunk()?,
             probe: Probe::from_bytes(bytes.last_chunk()?)?,
         })
     }
 }
 
-/// The acceptor's answer: whether it can pull, and its own probe.
+/// The acceptor's answer: whether it can pull, its own proof, and its own probe.
 pub(crate) struct Attached {
     pub(crate) pulls: bool,
+    pub(crate) proof: Proof,
     pub(crate) probe: Probe,
 }
 
 impl Attached {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        [&[u8::from(self.pulls)][..], &self.probe.to_bytes()].concat()
+        [&[u8::from(self.pulls)][..], &self.proof, &self.probe.to_bytes()].concat()
     }
 
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; 25] = bytes.try_into().ok()?;
-        Some(Self { pulls: bytes[0] == 1, probe: Probe::from_bytes(bytes.last_chunk()?)? })
+        let bytes: &[u8; 57] = bytes.try_into().ok()?;
+        Some(Self {
+            pulls: bytes[0] == 1,
+            proof: *bytes[1..].first_chunk()?,
+            probe: Probe::from_bytes(bytes.last_chunk()?)?,
+        })
     }
 }

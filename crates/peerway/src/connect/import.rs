@@ -178,7 +178,7 @@ fn reach_directly(
         return Ok(offered.map_or(Direct::None, |offered| Direct::Gpu(Box::new(offered))));
     }
     if let (Some(offer), Some(fd), true) = (import.mapping, fd, session.reach.map) {
-        let mapping = map(session, &offer, import.len, &fd).map_err(ImportError::Map)?;
+        let mapping = map(session, &offer, import, &fd).map_err(ImportError::Map)?;
         let (pin, offset) = (Default::default(), offer.offset as usize);
         return Ok(Direct::Mapped { pin, mapping, offset, gate });
     }
@@ -193,23 +193,25 @@ fn reach_directly(
 fn map(
     session: &Session,
     offer: &MappingOffer,
-    len: u64,
+    import: &Import,
     fd: &OwnedFd,
 ) -> io::Result<Arc<ShmMapping>> {
     let whole = Span { offset: 0, len: offer.file_len };
-    let fits = whole.contains(Span { offset: offer.offset, len });
+    let fits = whole.contains(Span { offset: offer.offset, len: import.len });
     let file_len = usize::try_from(offer.file_len).ok().filter(|_| fits);
     let file_len = file_len.ok_or(std::io::ErrorKind::InvalidData)?;
     shm::check_memfd(fd.as_fd(), file_len)?;
     let stat = rustix::fs::fstat(fd)?;
-    let file = (stat.st_dev, stat.st_ino);
+    // The owner passes a descriptor that cannot write for memory that it grants for reading.
+    let is_writable = import.access.allows(Access::WRITE);
+    let file = (stat.st_dev, stat.st_ino, is_writable);
     let mut mapped = session.mapped.lock().unwrap();
     if let Some(mapping) = mapped.get(&file).and_then(Weak::upgrade)
         && mapping.len() >= file_len
     {
         return Ok(mapping);
     }
-    let mapping = Arc::new(ShmMapping::of_fd(fd.as_fd(), file_len, true)?);
+    let mapping = Arc::new(ShmMapping::of_fd(fd.as_fd(), file_len, is_writable)?);
     mapped.retain(|_, weak| weak.strong_count() > 0);
     mapped.insert(file, Arc::downgrade(&mapping));
     Ok(mapping)

@@ -8,3 +8,4 @@ mod detection;
 pub(crate) mod hello;
 pub(crate) mod import;
 pub(crate) mod opener;
+mod secure;

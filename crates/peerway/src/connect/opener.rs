@@ -18,9 +18,11 @@ use super::acceptor::MAX_LANES;
 use super::choose::{Found, choose, may_pull, may_share_process, offers_local};
 use super::detection::{self, Detection};
 use super::hello::{Attach, Attached, HelloError, Probe, receive, send};
+use super::secure::{Purpose, SecureStream};
 use crate::address::Rail;
 use crate::clock;
 use crate::error::ConnectError;
+use crate::identity::is_other_identity;
 use crate::os::net;
 use crate::os::process::HostFacts;
 use crate::os::random;
@@ -72,6 +74,8 @@ impl TimeLimit {
 mod stage {
     pub(super) const ELSEWHERE: &str = "waiting for another connect to the same peer";
     pub(super) const TCP: &str = "opening the TCP connection";
+    pub(super) const TLS: &str = "waiting for the peer to prove its identity (TLS)";
+    pub(super) const ADMIT: &str = "waiting for the peer to admit this endpoint";
     pub(super) const HELLO: &str = "waiting for the answer to the hello";
     pub(super) const LINK: &str = "attaching the local link";
     pub(super) const QUEUES: &str = "exchanging RDMA queue pairs";
@@ -200,7 +204,7 @@ fn open(
     let deadline = limit.deadline;
     let fail = |stage| move |error: HelloError| hello_failed(limit, addr, stage, error);
     let config = &endpoint.config;
-    let mut stream = net::connect(addr, None, limit.left().min(patience))
+    let stream = net::connect(addr, None, limit.left().min(patience))
         .map_err(|error| fail(stage::TCP)(HelloError::Io(error)))?;
 
     let session: [u8; 16] = random();
@@ -212,37 +216,46 @@ fn open(
     let bulk = config.lanes.unwrap_or(if here { 1 } else { several });
     let shard = endpoint.shards.of(sub_session);
     let host = HostFacts::here();
+    let expected = expects.map(|whom| whom.who);
+    let mut stream = SecureStream::open(stream, &endpoint.identity, expected, deadline)
+        .map_err(|error| tls_failed(limit, addr, expected, error))?;
+    let who = stream.peer().map_err(fail(stage::TLS))?;
+    let admitted = stream.be_admitted(&endpoint.identity.admission).map_err(fail(stage::ADMIT))?;
+    admitted.map_err(|why| ConnectError::NotAdmitted { addr, why })?;
+    let of_host = Purpose::Host(host.boot_id);
     let hello = Hello {
         incarnation: endpoint.incarnation,
-        expects: expects.map(|whom| whom.who),
         session,
         replaces: expects.and_then(|whom| endpoint.peers.last_session(&whom)),
         sub_session,
         lanes: bulk,
         detect_ms: detection::to_millis(config.detect),
-        metadata: endpoint.metadata(),
-        host: encode_host(&host),
-        local: if offer.is_ok() { endpoint.local_name.clone() } else { String::new() },
+        host: stream.proof(&session, of_host).map_err(fail(stage::TLS))?,
+        local: offer.is_ok(),
         rdma: endpoint.rdma.as_ref().map(|rdma| rdma.ports()).unwrap_or_default(),
     };
-    send(&mut stream, &Control::Hello(hello), deadline)
-        .map_err(|error| fail(stage::HELLO)(HelloError::Io(error)))?;
-    let welcome = match receive(&mut stream, deadline).map_err(fail(stage::HELLO))? {
+    stream.send(&Control::Hello(hello)).map_err(fail(stage::HELLO))?;
+    let welcome = match stream.receive().map_err(fail(stage::HELLO))? {
         Control::Welcome(welcome) => welcome,
-        Control::Refuse(Refusal::Exists(who)) => return Ok(Outcome::Exists(who)),
-        Control::Refuse(refusal) => return Err(refused(endpoint, addr, expects, refusal)),
+        Control::Refuse(Refusal::Exists) => return Ok(Outcome::Exists(who)),
+        Control::Refuse(refusal) => return Err(refused(addr, refusal)),
         _ => return Err(ConnectError::PeerMisbehaved { addr, why: "wrong answer to the hello" }),
     };
 
     let claim = match expects {
         Some(_) => None,
-        None => match endpoint.peers.learned(welcome.incarnation) {
+        None => match endpoint.peers.learned(who) {
             Some(claim) => Some(claim),
-            None => return Ok(Outcome::Exists(welcome.incarnation)),
+            None => return Ok(Outcome::Exists(who)),
         },
     };
+    let peer_host = decode_host(&welcome.host)
+        .filter(|peer| peer.boot_id == host.boot_id && host.boot_id != [0; 16]);
     let (mut found, link, mut why) = match offer {
-        Ok(()) => go_local(endpoint, &host, &welcome, session, deadline),
+        Ok(()) => {
+            let near = (&host, peer_host.as_ref());
+            go_local(endpoint, near, &welcome, session, &stream, deadline)
+        }
         Err(why) => (NOT_LOCAL, None, why),
     };
     limit.check(addr, stage::LINK)?;
@@ -268,11 +281,11 @@ fn open(
     if !found.linked && !found.same_process && rdma.is_none() {
         let mut rails = rails(endpoint, addr, &welcome.metadata);
         for index in 1..=bulk {
-            let request = Control::OpenLane { session, lane: index };
-            let by_rail = by_rail(&mut rails, index, &request, limit, &mut path.why);
+            let lane = NewLane { session, index, of: &stream };
+            let by_rail = by_rail(&mut rails, &lane, limit, &mut path.why);
             let stream = match by_rail {
                 Some(stream) => Some(stream),
-                None => match open_lane(addr, None, &request, deadline) {
+                None => match lane.open(addr, None, deadline) {
                     Err(HelloError::Limited(limit)) => {
                         path.why.push_str(&format!("; the peer refused lane {index}: {limit}"));
                         break;
@@ -289,14 +302,14 @@ fn open(
         linked: found.linked,
         opener_pulls: found.we_pull,
         queues: rdma.is_some(),
+        host: if peer_host.is_some() { encode_host(&host) } else { Vec::new() },
         why: why.clone(),
     };
-    send(&mut stream, &Control::Ready(ready), deadline)
-        .map_err(|error| fail(stage::READY)(HelloError::Io(error)))?;
-    match receive(&mut stream, deadline).map_err(fail(stage::READY))? {
+    stream.send(&Control::Ready(ready)).map_err(fail(stage::READY))?;
+    match stream.receive().map_err(fail(stage::READY))? {
         Control::Ready(_) => {}
-        Control::Refuse(Refusal::Exists(who)) => return Ok(Outcome::Exists(who)),
-        Control::Refuse(refusal) => return Err(refused(endpoint, addr, expects, refusal)),
+        Control::Refuse(Refusal::Exists) => return Ok(Outcome::Exists(who)),
+        Control::Refuse(refusal) => return Err(refused(addr, refusal)),
         _ => return Err(ConnectError::PeerMisbehaved { addr, why: "wrong answer to `Ready`" }),
     }
 
@@ -307,19 +320,19 @@ fn open(
         Ok(Lane::new(Box::new(wire), index, role, now))
     };
     let control = if found.linked || rdma.is_some() { Role::Control } else { Role::Latency };
-    let mut lanes = vec![Some(lane(stream, 0, control)?)];
+    let mut lanes = vec![Some(lane(stream.into_stream(), 0, control)?)];
     for (index, stream) in (1..).zip(bulk_streams) {
         lanes.push(Some(lane(stream, index, Role::Bulk)?));
     }
     add_queues(&mut lanes, queues, now);
     let parts = Parts {
         id: session,
-        incarnation: welcome.incarnation,
+        incarnation: who,
         sub_session,
         addr,
         path,
         reach,
-        pid: visible_pid(&host, decode_host(&welcome.host)),
+        pid: visible_pid(&host, peer_host),
         link,
         rdma,
         initiator: true,
@@ -338,7 +351,7 @@ fn go_rdma(
     shard: &Shard,
     addr: SocketAddr,
     welcome: &Welcome,
-    stream: &mut TcpStream,
+    stream: &mut SecureStream,
     deadline: u64,
 ) -> Result<(Vec<LaneQueue>, QueueReach), String> {
     let rdma = endpoint.rdma.as_ref().map_err(|error| error.to_string())?;
@@ -351,9 +364,8 @@ fn go_rdma(
     }
     let (ours, offers) = queues::offer(shard.ports(), &plans)?;
     let lost = |error: HelloError| format!("the peer did not answer the offer ({error:?})");
-    send(stream, &Control::OpenQueues { queues: offers }, deadline)
-        .map_err(|error| lost(HelloError::Io(error)))?;
-    let Control::QueuesOpened { queues: answers } = receive(stream, deadline).map_err(lost)? else {
+    stream.send(&Control::OpenQueues { queues: offers }).map_err(lost)?;
+    let Control::QueuesOpened { queues: answers } = stream.receive().map_err(lost)? else {
         return Err("the peer did not answer the offer".to_owned());
     };
     let connected = queues::connect(addr, ours, &answers, &welcome.rdma, deadline);
@@ -377,29 +389,26 @@ pub(super) fn add_queues(lanes: &mut Vec<Option<Lane>>, queues: Vec<LaneQueue>, 
     }
 }
 
-/// Tries the local paths. The text says why there is none.
+/// Tries the local paths. The text says why there is none. `near` is this host and the peer's, if
+/// that is the same.
 fn go_local(
     endpoint: &Engine,
-    host: &HostFacts,
+    (host, peer): (&HostFacts, Option<&HostFacts>),
     welcome: &Welcome,
     session: [u8; 16],
+    stream: &SecureStream,
     deadline: u64,
 ) -> (Found, Option<Link>, String) {
     let far = |why: String| (NOT_LOCAL, None, why);
     if welcome.local.is_empty() {
         return far(format!("the peer offers no local path: {}", welcome.local_why));
     }
-    let Some(peer) = decode_host(&welcome.host) else {
-        return far("the peer's host description cannot be decoded".into());
-    };
-    if peer.boot_id != host.boot_id || host.boot_id == [0; 16] {
-        return far("the peer is on another host".into());
-    }
+    let Some(peer) = peer else { return far("the peer is on another host".into()) };
     let pin = endpoint.config.transport;
     if peer.process == host.process && may_share_process(pin) && welcome.local_why.is_empty() {
         return (Found { same_process: true, ..NOT_LOCAL }, None, String::new());
     }
-    match attach(welcome, session, may_pull(pin), deadline) {
+    match attach(welcome, session, stream, may_pull(pin), deadline) {
         Ok((found, link)) => (found, Some(link), String::new()),
         Err(why) => {
             let apart = if peer.net_ns != host.net_ns {
@@ -415,6 +424,7 @@ fn go_local(
 fn attach(
     welcome: &Welcome,
     session: [u8; 16],
+    stream: &SecureStream,
     may_pull: bool,
     deadline: u64,
 ) -> Result<(Found, Link), String> {
@@ -435,7 +445,8 @@ fn attach(
         wake_fds.1.map_err(text("cannot create an eventfd"))?,
     );
     let secret: Box<[u8; 16]> = Box::new(random());
-    let request = Attach { session, probe: Probe::of(&secret) };
+    let proof = stream.proof(&session, Purpose::Link).map_err(|error| format!("{error:?}"))?;
+    let request = Attach { session, proof, probe: Probe::of(&secret) };
     let fds = [fd.as_fd(), theirs.as_fd(), own.as_fd()];
     unix::send(socket.as_fd(), &request.to_bytes(), &fds)
         .map_err(text("cannot send the shared segment to the peer"))?;
@@ -443,6 +454,9 @@ fn attach(
         .map_err(text("the peer did not attach the shared segment"))?;
     let answer =
         Attached::from_bytes(&answer).ok_or("the peer's answer to the attach cannot be decoded")?;
+    if !stream.is_proven(&answer.proof, &session, Purpose::Link) {
+        return Err("another process than the peer answers on the peer's local socket".into());
+    }
     let memory = if may_pull { answer.probe.open(peer.pid) } else { None };
     let we_pull = memory.is_some();
     let found = Found { linked: true, we_pull, peer_pulls: answer.pulls, ..NOT_LOCAL };
@@ -491,17 +505,16 @@ fn rails(endpoint: &Engine, to: SocketAddr, metadata: &[u8]) -> Vec<(IpAddr, Soc
 /// `None` if no rail is left.
 fn by_rail(
     rails: &mut Vec<(IpAddr, SocketAddr)>,
-    index: u16,
-    request: &Control,
+    lane: &NewLane<'_>,
     limit: TimeLimit,
     why: &mut String,
 ) -> Option<TcpStream> {
     while !rails.is_empty() {
-        let at = usize::from(index - 1) % rails.len();
+        let at = usize::from(lane.index - 1) % rails.len();
         let (from, to) = rails[at];
         // A rail without a link is silent and must leave time for the others.
         let deadline = clock::after(clock::now(), limit.left() / 4);
-        match open_lane(to, Some(from), request, deadline) {
+        match lane.open(to, Some(from), deadline) {
             Ok(Some(stream)) => return Some(stream),
             // The peer allows no more lanes on any rail.
             Err(HelloError::Limited(_)) => return None,
@@ -520,21 +533,35 @@ fn by_rail(
     None
 }
 
-/// Connects a lane of a session that is being opened, before `deadline`. `None` if the peer refuses
-/// it.
-fn open_lane(
-    to: SocketAddr,
-    from: Option<IpAddr>,
-    request: &Control,
-    deadline: u64,
-) -> Result<Option<TcpStream>, HelloError> {
-    let timeout = clock::until(deadline, clock::now());
-    let mut stream = net::connect(to, from, timeout).map_err(HelloError::Io)?;
-    send(&mut stream, request, deadline).map_err(HelloError::Io)?;
-    match receive(&mut stream, deadline)? {
-        Control::LaneOpened => Ok(Some(stream)),
-        Control::Refuse(Refusal::Limit(why)) => Err(HelloError::Limited(why)),
-        _ => Ok(None),
+/// A bulk lane to open for a session.
+struct NewLane<'a> {
+    session: [u8; 16],
+    index: u16,
+    /// The connection of the session.
+    of: &'a SecureStream,
+}
+
+impl NewLane<'_> {
+    /// Connects the lane before `deadline`. `None` if the other side refuses it, or does not prove
+    /// that it is the peer.
+    fn open(
+        &self,
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        deadline: u64,
+    ) -> Result<Option<TcpStream>, HelloError> {
+        let (session, lane, purpose) = (self.session, self.index, Purpose::Lane(self.index));
+        let proof = self.of.proof(&session, purpose)?;
+        let timeout = clock::until(deadline, clock::now());
+        let mut stream = net::connect(to, from, timeout).map_err(HelloError::Io)?;
+        let request = Control::OpenLane { session, lane, proof };
+        send(&mut stream, &request, deadline).map_err(HelloError::Io)?;
+        let proven = match receive(&mut stream, deadline)? {
+            Control::LaneOpened { proof } => self.of.is_proven(&proof, &session, purpose),
+            Control::Refuse(Refusal::Limit(why)) => return Err(HelloError::Limited(why)),
+            _ => false,
+        };
+        Ok(proven.then_some(stream))
     }
 }
 
@@ -558,17 +585,13 @@ fn os(what: &'static str, source: io::Error) -> ConnectError {
     ConnectError::Os { what, source }
 }
 
-fn refused(
-    endpoint: &Engine,
-    addr: SocketAddr,
-    expects: Option<Whom>,
-    refusal: Refusal,
-) -> ConnectError {
+fn refused(addr: SocketAddr, refusal: Refusal) -> ConnectError {
     match refusal {
-        Refusal::OtherIncarnation => ConnectError::OtherIncarnation {
-            addr,
-            expected: expects.map_or(endpoint.incarnation, |whom| whom.who),
-        },
+        Refusal::Identity(why) => ConnectError::PeerRefuses { addr, why },
+        Refusal::NotAdmitted(why) => {
+            let why = format!("it does not admit this endpoint: {why}");
+            ConnectError::NotAdmitted { addr, why }
+        }
         Refusal::Full => {
             let why = "it has a half-open session with the same id".to_owned();
             ConnectError::PeerFull { addr, why }
@@ -577,6 +600,32 @@ fn refused(
         Refusal::Pinned(why) => ConnectError::PeerRefuses { addr, why },
         _ => ConnectError::PeerMisbehaved { addr, why: "it does not know the session" },
     }
+}
+
+/// The error of a failed TLS handshake.
+fn tls_failed(
+    limit: TimeLimit,
+    addr: SocketAddr,
+    expected: Option<Incarnation>,
+    error: HelloError,
+) -> ConnectError {
+    match (error, expected) {
+        (HelloError::Tls(error), Some(expected)) if is_other_identity(&error) => {
+            ConnectError::OtherIncarnation { addr, expected }
+        }
+        (HelloError::Io(error), _) if is_hang_up(&error) => {
+            let why = "it closed the connection during the TLS handshake; it may run an older \
+                       version of Peerway, or be another program";
+            let source = io::Error::new(error.kind(), why);
+            ConnectError::Unreachable { addr, source }
+        }
+        (error, _) => hello_failed(limit, addr, stage::TLS, error),
+    }
+}
+
+fn is_hang_up(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 fn hello_failed(
@@ -588,6 +637,10 @@ fn hello_failed(
     match error {
         HelloError::Frame(why) => ConnectError::PeerIncompatible { addr, why },
         HelloError::Limited(why) => ConnectError::PeerFull { addr, why },
+        HelloError::Tls(why) => ConnectError::NotSecure { addr, why: why.to_string() },
+        HelloError::TooMuch => {
+            ConnectError::PeerMisbehaved { addr, why: "it sends too much in the handshake" }
+        }
         HelloError::Io(source) => match source.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => limit.timed_out(addr, stage),
             _ => ConnectError::Unreachable { addr, source },

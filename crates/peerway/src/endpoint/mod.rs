@@ -21,6 +21,7 @@ use crate::connect::acceptor::Acceptor;
 use crate::connect::opener::{self, TimeLimit};
 use crate::error::{AcceptError, BuildError, ConnectError, RegisterError, os};
 use crate::gpu::{self, DeviceMemory, DeviceMemoryOptions};
+use crate::identity::Identity;
 use crate::inbox::Notification;
 use crate::memory::{Backing, OwnedMemory, RegionInner, SharedMemory};
 use crate::os::random;
@@ -92,7 +93,8 @@ impl Endpoint {
         let places = crate::address::places(&config, bind, advertise)?;
         let (listeners, addresses) = listen_on_all(&places.bind)?;
         let advertised = places.advertised(&addresses);
-        let incarnation = Incarnation(random());
+        let identity = Identity::new(&config)?;
+        let incarnation = identity.incarnation;
         let local_name = format!("peerway-{incarnation}-{:016x}", u64::from_le_bytes(random()));
         let local = unix::listen(&local_name)
             .inspect_err(|error| tracing::debug!(%error, "no local socket: local paths are off"))
@@ -106,8 +108,7 @@ impl Endpoint {
             }
             rdma => rdma,
         };
-        let inner =
-            Engine::new(incarnation, config, cpus, local_name, places.rails, advertised, rdma);
+        let inner = Engine::new(identity, config, cpus, local_name, places.rails, advertised, rdma);
         inner.make_shards()?;
         let acceptor = Acceptor::new(inner.shards.get(0), listeners, local)
             .map_err(os("cannot watch the listeners"))?;

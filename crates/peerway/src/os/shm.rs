@@ -8,10 +8,10 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{FileType, MemfdFlags, SealFlags};
+use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// A shared mapping of a file. Drop unmaps it.
@@ -76,6 +76,13 @@ pub(crate) fn create_memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Opens a memfd again, for reading only. The kernel then refuses a writable mapping of it. Another
+/// process of the same user could open it a third time for writing, through `/proc`.
+pub(crate) fn read_only(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let name = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    Ok(rustix::fs::open(name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 /// Checks that a peer's file descriptor is a memfd that cannot shrink and has at least `len` bytes.
 ///
 /// Then no access to its first `len` bytes can fault, whatever the peer does to the file. The other
@@ -117,6 +124,22 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+
+    #[test]
+    fn a_read_only_descriptor_maps_for_reading_alone() {
+        let fd = create_memfd("peerway-test", 1).unwrap();
+        let writable = ShmMapping::of_fd(fd.as_fd(), 1, true).unwrap();
+        let narrow = read_only(fd.as_fd()).unwrap();
+        check_memfd(narrow.as_fd(), 1).unwrap();
+        assert!(ShmMapping::of_fd(narrow.as_fd(), 1, true).is_err());
+        let mapping = ShmMapping::of_fd(narrow.as_fd(), 1, false).unwrap();
+        // SAFETY: both mappings are live and one byte long, and no other thread uses them.
+        let seen = unsafe {
+            writable.ptr().write_volatile(7);
+            mapping.ptr().read_volatile()
+        };
+        assert_eq!(seen, 7);
+    }
 
     #[test]
     fn two_mappings_show_the_same_bytes() {

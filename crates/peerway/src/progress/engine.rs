@@ -19,6 +19,7 @@ use super::shards::Shards;
 use crate::address::Rail;
 use crate::clock;
 use crate::error::{AcceptError, ConnectError, PostError, RegisterError};
+use crate::identity::Identity;
 use crate::inbox::{Inbox, Notification};
 use crate::limits::{MessageBudgets, Refusals};
 use crate::memory::grants::Grants;
@@ -34,6 +35,7 @@ use crate::work::{Signal, Work};
 /// The state that the parts of an endpoint share.
 pub(crate) struct Engine {
     pub(crate) incarnation: Incarnation,
+    pub(crate) identity: Identity,
     pub(crate) config: Config,
     /// The CPUs on which its threads run.
     pub(crate) cpus: Cpus,
@@ -86,7 +88,7 @@ unusable_as!(ConnectError, AcceptError, RegisterError, PostError);
 
 impl Engine {
     pub(crate) fn new(
-        incarnation: Incarnation,
+        identity: Identity,
         config: Config,
         cpus: Cpus,
         local_name: String,
@@ -94,8 +96,10 @@ impl Engine {
         addresses: Vec<SocketAddr>,
         rdma: Result<Arc<dyn Devices>, RdmaError>,
     ) -> Arc<Self> {
+        let incarnation = identity.incarnation;
         Arc::new(Self {
             incarnation,
+            identity,
             slots: Slots::new(config.slots as usize),
             grants: Grants::default(),
             inbox: Inbox::new(config.notify_bytes),

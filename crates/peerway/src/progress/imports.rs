@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use peerway_core::descriptor::Descriptor;
 use peerway_core::outcome::TransferError;
+use peerway_core::region::Access;
 use peerway_core::wire::{Control, Import, MappingOffer};
 
 use super::engine::Engine;
 use crate::gpu::share;
 use crate::memory::Backing;
 use crate::memory::grants::{Export, Grant};
-use crate::os::unix;
+use crate::os::{shm, unix};
 use crate::session::Session;
 use crate::session::link::Link;
 use crate::threads;
@@ -133,7 +134,20 @@ fn offer_direct(
     grant.export(Export { to: session.clone(), gate })?;
     (import.gate, import.pass) = (Some(index), pass);
     if let Some((memory, offset)) = shared {
-        let passed = unix::send(link.socket.as_fd(), &request.to_le_bytes(), &[memory.fd()]);
+        let narrow = match grant.access.allows(Access::WRITE) {
+            true => None,
+            false => Some(shm::read_only(memory.fd())),
+        };
+        let fd = match &narrow {
+            None => memory.fd(),
+            Some(Ok(fd)) => fd.as_fd(),
+            Some(Err(error)) => {
+                let peer = session.addr;
+                tracing::debug!(%peer, %error, "cannot open memory again for reading only");
+                return Ok(());
+            }
+        };
+        let passed = unix::send(link.socket.as_fd(), &request.to_le_bytes(), &[fd]);
         if passed.unwrap_or(false) {
             let (file_len, offset) = (memory.mapped_len(), offset + grant.span.offset);
             import.mapping = Some(MappingOffer { file_len, offset });

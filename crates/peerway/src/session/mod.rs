@@ -48,9 +48,9 @@ pub(crate) struct Session {
     pub(crate) imports: Imports,
     /// Remote regions by grant and token, so that a second import needs no round trip.
     pub(crate) known: Mutex<HashMap<Advertisement, Weak<RemoteInner>>>,
-    /// Mapped files of the peer, by device and file number. Many advertisements may share a file,
-    /// and a new mapping would fault in every page again.
-    pub(crate) mapped: Mutex<HashMap<(u64, u64), Weak<ShmMapping>>>,
+    /// Mapped files of the peer, by device, file number and whether they are writable here. Many
+    /// advertisements may share a file, and a new mapping would fault in every page again.
+    pub(crate) mapped: Mutex<HashMap<(u64, u64, bool), Weak<ShmMapping>>>,
     /// Mapped GPU memory of the peer.
     pub(crate) opens: Opens,
     pub(crate) stats: PeerCounters,

@@ -14,6 +14,7 @@ use peerway_core::region::{MemoryKind, Span};
 use super::wire::SimulatedLane;
 use crate::batch::Batch;
 use crate::clock;
+use crate::identity::Identity;
 use crate::memory::{Backing, RegionInner};
 use crate::path::{Path, PathKind};
 use crate::progress::driver::{Driver, NewSession};
@@ -61,7 +62,15 @@ impl Node {
         (config.spin, config.max_inflight_ops) = (Duration::ZERO, Some(frames));
         let rdma = Err(RdmaError::NoDevice { kind: "simulated" });
         let cpus = Cpus::choose(None).unwrap();
-        let inner = Engine::new(name, config, cpus, String::new(), Vec::new(), Vec::new(), rdma);
+        let inner = Engine::new(
+            Identity::named(name),
+            config,
+            cpus,
+            String::new(),
+            Vec::new(),
+            Vec::new(),
+            rdma,
+        );
         inner.make_shards().unwrap();
         let shard = inner.shards.get(0).clone();
         shard.start_without_thread(&inner, Driver::new(inner.clone(), shard.clone(), None));

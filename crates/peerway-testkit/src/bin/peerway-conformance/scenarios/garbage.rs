@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use peerway_core::wire::{Control, Hello, Kind, Ready, Refusal, SubSession};
 use peerway_testkit::random::Random;
-use peerway_testkit::raw::{Raw, control, frame};
+use peerway_testkit::raw::{Raw, control, frame, ready};
+use peerway_testkit::tls::Side;
 
 use crate::healthy::Healthy;
 use crate::remote::Remote;
@@ -73,7 +74,7 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
         let bytes = random.bytes(len);
         raw.send(&bytes)?;
     }
-    for text in ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01\x02\x00\x01", "SSH-2.0-x\r\n"] {
+    for text in ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x16\x03\x01\x00\x01\x01", "SSH-2.0-x\r\n"] {
         let mut raw = open(&mut random)?;
         raw.send(text.repeat(20).as_bytes())?;
         ensure!(
@@ -81,9 +82,28 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
             "the victim kept a connection of another protocol open"
         );
     }
-    world.step("frame lengths over the limit");
-    for kind in [Kind::Control, Kind::Notify, Kind::Write, Kind::Beat] {
+    world.step("mutated TLS");
+    for _ in 0..world.profile.tries {
         let mut raw = open(&mut random)?;
+        let mut bytes = raw.client_hello()?;
+        random.mutate(&mut bytes);
+        raw.send(&bytes)?;
+    }
+    world.step("more bytes than an unknown opener may send");
+    let mut raw = open(&mut random)?;
+    raw.send(&[b"\x16\x03\x01\x20\x00", &[0; 100][..]].concat())?;
+    ensure!(raw.is_hung_up(world.profile.slack), "the victim waits for 8 KiB of a stranger");
+    let mut raw = open(&mut random)?;
+    raw.secure()?;
+    raw.send(&frame(Kind::Control, |_| {}, &[], &[0; 8000]))?;
+    ensure!(raw.is_hung_up(world.profile.slack), "the victim read 8 KiB of a stranger");
+    world.step("frame lengths over the limit");
+    let kinds = [Kind::Control, Kind::Notify, Kind::Write, Kind::Beat];
+    for (kind, is_secure) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let mut raw = open(&mut random)?;
+        if is_secure {
+            raw.secure()?;
+        }
         let mut bytes = frame(kind, |_| {}, &[], &[]);
         // `body` lies at byte 8 of the header.
         bytes[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -94,27 +114,23 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
         );
     }
     world.step("control messages in the wrong state");
-    let ready = || Ready {
-        same_process: false,
-        linked: false,
-        opener_pulls: false,
-        queues: false,
-        why: String::new(),
-    };
     let misplaced = [
         Control::Ready(ready()),
-        Control::LaneOpened,
+        Control::LaneOpened { proof: [0; 32] },
         Control::Bye,
         Control::Refuse(Refusal::Full),
         Control::LaneLost { lane: 0 },
         Control::LaneFenced { lane: 9, applied: u64::MAX, refused: Vec::new(), immediates: 0 },
         Control::Import { request: 1, descriptor: vec![0; 64] },
         Control::Imported { request: 1, result: Err(3) },
-        Control::OpenLane { session: [7; 16], lane: 1 },
-        Control::OpenLane { session: [0; 16], lane: u16::MAX },
+        Control::OpenLane { session: [7; 16], lane: 1, proof: [0; 32] },
+        Control::OpenLane { session: [0; 16], lane: u16::MAX, proof: [0; 32] },
     ];
-    for message in &misplaced {
+    for (message, is_secure) in misplaced.iter().flat_map(|m| [(m, false), (m, true)]) {
         let mut raw = open(&mut random)?;
+        if is_secure {
+            raw.secure()?;
+        }
         raw.send(&control(message))?;
         ensure!(
             raw.is_hung_up(world.profile.slack),
@@ -144,9 +160,14 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
             );
         }
     }
+    world.step("a hello without TLS");
+    let mut raw = open(&mut random)?;
+    raw.send(&control(&raw.hello()))?;
+    ensure!(raw.is_hung_up(world.profile.slack), "the victim listens to a hello without TLS");
     world.step("mutated hellos");
     for _ in 0..world.profile.tries {
         let mut raw = open(&mut random)?;
+        raw.secure()?;
         let mut bytes = control(&raw.hello());
         random.mutate(&mut bytes);
         raw.send(&bytes)?;
@@ -157,26 +178,29 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
     }
     world.step("a hello with absurd numbers");
     let mut raw = open(&mut random)?;
+    raw.secure()?;
     if let Control::Hello(hello) = raw.hello() {
-        let absurd =
-            Hello { lanes: u16::MAX, detect_ms: u32::MAX, host: vec![0xFF; 9000], ..hello };
+        let absurd = Hello { lanes: u16::MAX, detect_ms: u32::MAX, host: [0xFF; 32], ..hello };
         raw.send(&control(&Control::Hello(absurd)))?;
         raw.send(&control(&Control::Ready(ready())))?;
     }
     world.step("sub-sessions of unknown sessions");
     for number in [0, 1, 64, 65, u16::MAX] {
         let mut raw = open(&mut random)?;
+        raw.secure()?;
         let Control::Hello(hello) = raw.hello() else { continue };
-        // One attempt uses the identity of a peer that has a session.
+        // One attempt claims the identity of a peer that has a session.
         let near = victim.bystander.incarnation();
         let incarnation = if number == 1 { near } else { hello.incarnation };
         let sub_session = Some(SubSession { number, of: [7; 16] });
         raw.send(&control(&Control::Hello(Hello { incarnation, sub_session, ..hello })))?;
         let answer = raw.control()?;
-        ensure!(
-            answer == Control::Refuse(Refusal::UnknownSession),
-            "a sub-session of an unknown session was answered with {answer:?}"
-        );
+        let fits = match answer {
+            Control::Refuse(Refusal::Identity(_)) => number == 1,
+            Control::Refuse(Refusal::UnknownSession) => number != 1,
+            _ => false,
+        };
+        ensure!(fits, "a sub-session of an unknown session was answered with {answer:?}");
     }
     world.step("many connections at once");
     let crowd: Vec<Raw> = (0..200).map(|_| open(&mut random)).collect::<Result<_>>()?;
@@ -289,8 +313,8 @@ fn frames(payload: &[u8]) -> Vec<(String, Vec<u8>)> {
         Control::Import { request: u64::MAX, descriptor: vec![0xFF; 64] },
         Control::Import { request: 0, descriptor: vec![1; 10_000] },
         Control::Imported { request: 0, result: Err(200) },
-        Control::OpenLane { session: [0; 16], lane: 1 },
-        Control::LaneOpened,
+        Control::OpenLane { session: [0; 16], lane: 1, proof: [0; 32] },
+        Control::LaneOpened { proof: [0; 32] },
         Control::Bye,
     ] {
         add(&format!("{message:?}").chars().take(60).collect::<String>(), control(&message));
@@ -306,9 +330,11 @@ pub(crate) fn silence(world: &World) -> Result<Verdict> {
     let mut silent: Vec<Raw> = Vec::new();
     for i in 0..50 {
         let mut raw = Raw::connect(addr, &mut random)?;
-        match i % 3 {
+        match i % 5 {
             0 => {}
-            1 => raw.send(&[0x50, 0x57, 1])?,
+            1 => raw.send(&[0x50, 0x57, 3])?,
+            2 => raw.send(&raw.client_hello()?[..40])?,
+            3 => drop(raw.secure()),
             _ => drop(raw.greet()),
         }
         silent.push(raw);
@@ -349,7 +375,10 @@ pub(crate) fn local_socket(world: &World) -> Result<Verdict> {
         let _ = rustix::net::send(&socket, &bytes, rustix::net::SendFlags::NOSIGNAL);
         if i % 5 == 0 {
             let stray = TcpStream::connect(addr)?;
-            attach(&socket, &raw.session, &stray)?;
+            // One in two has the right proof and fails for its descriptors.
+            let right = raw.proof(Side::Opener, "link", &[])?;
+            let proof = if i % 10 == 0 { right } else { [7; 32] };
+            attach(&socket, &raw.session, &proof, &stray)?;
         }
     }
     drop(raw);
@@ -366,7 +395,7 @@ fn seqpacket(name: &str) -> Result<OwnedFd> {
 
 /// An attach message of the right length, whose descriptors are neither a segment nor wake
 /// descriptors.
-fn attach(socket: &OwnedFd, session: &[u8; 16], stray: &TcpStream) -> Result<()> {
+fn attach(socket: &OwnedFd, session: &[u8; 16], proof: &[u8; 32], stray: &TcpStream) -> Result<()> {
     use std::io::IoSlice;
     use std::mem::MaybeUninit;
     use std::os::fd::AsFd;
@@ -376,7 +405,7 @@ fn attach(socket: &OwnedFd, session: &[u8; 16], stray: &TcpStream) -> Result<()>
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ensure!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)), "no room for descriptors");
-    let bytes = [&session[..], &[0; 24]].concat();
+    let bytes = [&session[..], proof, &[0; 24]].concat();
     let _ = sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL);
     Ok(())
 }

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use peerway_core::wire::{Control, Ready};
+use peerway_core::wire::Control;
 use peerway_testkit::limits;
 use peerway_testkit::random::Random;
-use peerway_testkit::raw::{Raw, control};
+use peerway_testkit::raw::{Raw, control, ready};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::options::Options;
@@ -39,9 +39,9 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let (victim, _crowd) = crowded(world, &mut random, |_| Ok(()))?;
     is_served(world, &victim)?;
 
-    world.step("a crowd that sends hellos");
+    world.step("a crowd that begins TLS");
     let hello = |raw: &mut Raw| {
-        let bytes = control(&raw.hello());
+        let bytes = raw.client_hello()?;
         // A connection that is not established yet cannot send, which is no error.
         let _ = raw.stream.write(&bytes);
         Ok(())
@@ -165,10 +165,7 @@ fn is_served(world: &World, victim: &Remote) -> Result<()> {
 
 /// Continues the handshake of a peer that has sent its hello.
 fn answers(slow: &mut Raw) -> Result<()> {
-    let why = String::from("made by hand");
-    let ready =
-        Ready { same_process: false, linked: false, opener_pulls: false, queues: false, why };
-    slow.send(&control(&Control::Ready(ready)))?;
+    slow.send(&control(&Control::Ready(ready())))?;
     slow.stream.set_read_timeout(Some(WATCHDOG))?;
     slow.control().map(drop)
 }

@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use peerway_core::wire::{Control, Hello, Ready, Refusal};
+use peerway_core::wire::{Control, Refusal};
 use peerway_testkit::random::Random;
-use peerway_testkit::raw::{Raw, control};
+use peerway_testkit::raw::Raw;
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::options::Options;
@@ -39,8 +39,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         sessions.push(session(&b, NEAR, &mut random, 0)?);
     }
     let mut more = connect(&b, NEAR, &mut random)?;
-    more.send(&control(&more.hello()))?;
-    let why = limit(more.control()?).context("a session over the limit")?;
+    let why = limit(more.ask(|_| ())?).context("a session over the limit")?;
     ensure!(why.contains("PEERWAY_MAX_SESSIONS_PER_ADDRESS"), "the reason is {why:?}");
     session(&b, ELSEWHERE, &mut random, 0).context("a session from another address")?;
 
@@ -49,8 +48,8 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let mut raw = connect(&b, ELSEWHERE, &mut random)?;
     greet(&mut raw, 64)?;
     let mut one = connect(&b, ELSEWHERE, &mut random)?;
-    one.send(&control(&Control::OpenLane { session: raw.session, lane: LANES + 1 }))?;
-    let why = limit(one.control()?).context("a lane over the limit")?;
+    let answer = raw.ask_for_lane(&mut one, LANES + 1)?;
+    let why = limit(answer).context("a lane over the limit")?;
     ensure!(why.contains("PEERWAY_MAX_LANES"), "the reason is {why:?}");
     drop((sessions, lanes));
 
@@ -71,8 +70,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     for raw in &mut new {
         ensure!(!raw.is_hung_up(Duration::from_millis(1)), "a young handshake was dropped");
     }
-    neighbour.send(&control(&Control::Ready(ready())))?;
-    ensure!(matches!(neighbour.control()?, Control::Ready(_)), "a neighbour was dropped");
+    neighbour.finish().context("a neighbour was dropped")?;
     drop((old, new));
 
     world.step("descriptors of the process");
@@ -100,9 +98,7 @@ fn connect(b: &Remote, from: IpAddr, random: &mut Random) -> Result<Raw> {
 
 /// Sends a hello that announces bulk lanes.
 fn greet(raw: &mut Raw, lanes: u16) -> Result<()> {
-    let Control::Hello(hello) = raw.hello() else { bail!("the hello is another message") };
-    raw.send(&control(&Control::Hello(Hello { lanes, ..hello })))?;
-    match raw.control()? {
+    match raw.ask(|hello| hello.lanes = lanes)? {
         Control::Welcome(_) => Ok(()),
         other => bail!("a hello was answered with {other:?}"),
     }
@@ -115,19 +111,13 @@ fn session(b: &Remote, from: IpAddr, random: &mut Random, lanes: u16) -> Result<
     let mut all = Vec::new();
     for lane in 1..=lanes {
         let mut one = connect(b, from, random)?;
-        one.send(&control(&Control::OpenLane { session: raw.session, lane }))?;
-        ensure!(one.control()? == Control::LaneOpened, "lane {lane} was not opened");
+        let answer = raw.ask_for_lane(&mut one, lane)?;
+        ensure!(matches!(answer, Control::LaneOpened { .. }), "lane {lane} was not opened");
         all.push(one);
     }
-    raw.send(&control(&Control::Ready(ready())))?;
-    ensure!(matches!(raw.control()?, Control::Ready(_)), "no session");
+    raw.finish()?;
     all.push(raw);
     Ok(all)
-}
-
-fn ready() -> Ready {
-    let why = String::from("made by hand");
-    Ready { same_process: false, linked: false, opener_pulls: false, queues: false, why }
 }
 
 /// The sentence of a refusal.

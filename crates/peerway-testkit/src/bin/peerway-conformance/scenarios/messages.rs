@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use peerway::{Access, MAX_NOTIFICATION};
-use peerway_core::wire::{Control, HEADER_LEN, Header, Hello, Kind, Ready};
+use peerway_core::wire::{Control, HEADER_LEN, Header, Kind};
 use peerway_testkit::random::Random;
-use peerway_testkit::raw::{Raw, control, frame};
+use peerway_testkit::raw::{Raw, frame};
 use zerocopy::FromBytes;
 
 use crate::options::Options;
@@ -106,24 +106,18 @@ struct Lanes {
 impl Lanes {
     fn open(addr: SocketAddr, random: &mut Random, lanes: u16) -> Result<Self> {
         let mut raw = Raw::connect(addr, random)?;
-        let Control::Hello(hello) = raw.hello() else { bail!("the hello is another message") };
-        raw.send(&control(&Control::Hello(Hello { lanes, detect_ms: u32::MAX, ..hello })))?;
-        match raw.control()? {
+        match raw.ask(|hello| (hello.lanes, hello.detect_ms) = (lanes, u32::MAX))? {
             Control::Welcome(_) => {}
             other => bail!("a hello was answered with {other:?}"),
         }
         let mut streams = Vec::new();
         for lane in 1..=lanes {
             let mut more = Raw::connect(addr, random)?;
-            more.send(&control(&Control::OpenLane { session: raw.session, lane }))?;
-            ensure!(more.control()? == Control::LaneOpened, "lane {lane} was not opened");
+            let answer = raw.ask_for_lane(&mut more, lane)?;
+            ensure!(matches!(answer, Control::LaneOpened { .. }), "lane {lane} was not opened");
             streams.push(more.stream);
         }
-        let why = String::from("made by hand");
-        let ready =
-            Ready { same_process: false, linked: false, opener_pulls: false, queues: false, why };
-        raw.send(&control(&Control::Ready(ready)))?;
-        ensure!(matches!(raw.control()?, Control::Ready(_)), "no session");
+        raw.finish()?;
         let refused = vec![false; streams.len()];
         Ok(Self { raw, streams, refused })
     }

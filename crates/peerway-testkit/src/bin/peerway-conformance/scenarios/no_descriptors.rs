@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use peerway_testkit::procfs;
 use peerway_testkit::random::Random;
-use peerway_testkit::raw::{Raw, control};
+use peerway_testkit::raw::Raw;
 
 use crate::world::{Verdict, World, fine_with};
 
@@ -26,8 +26,6 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     world.step("connections wait because the peer has no free descriptors");
     b.ask("descriptors 0")?;
     let mut waiting = Raw::connect(addr, &mut random)?;
-    let hello = waiting.hello();
-    waiting.send(&control(&hello))?;
     let waiting_local = if local.is_empty() { None } else { Some(knock(&local)?) };
     let (before, start) = (procfs::ticks(b.pid())?, Instant::now());
     std::thread::sleep(WINDOW);
@@ -38,12 +36,12 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     world.step("descriptors are free again");
     b.ask("descriptors all")?;
     waiting.stream.set_read_timeout(Some(WATCHDOG))?;
-    let answer = waiting.control().context("the waiting connection was not served")?;
+    waiting.secure().context("the waiting connection was not served")?;
     if let Some(socket) = waiting_local {
         // The socket sent no attach, so the peer serves it by closing the connection.
         ensure!(hangs_up(&socket)?, "the waiting local connection was not served");
     }
-    drop((waiting, answer));
+    drop(waiting);
     let a = world.options().build()?;
     let peer = world.connect(&a, &b).context("connecting afterwards")?;
     peer.notify(b"served")?.join().ok()?;

@@ -58,6 +58,7 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
                 | ConnectError::TimedOut { .. }
                 | ConnectError::PeerMisbehaved { .. }
                 | ConnectError::PeerIncompatible { .. }
+                | ConnectError::NotSecure { .. }
         ),
         "a dead address: {error:?}"
     );
@@ -70,7 +71,10 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         ("one that says nothing", Answer::Silence),
         ("one that hangs up", Answer::HangUp),
         ("version 9", Answer::Bytes(version_nine())),
-        ("one that answers out of turn", Answer::Bytes(control(&Control::LaneOpened))),
+        (
+            "one that answers out of turn",
+            Answer::Bytes(control(&Control::LaneOpened { proof: [0; 32] })),
+        ),
     ];
     for (what, answer) in answers {
         let addr = listener(answer)?;
@@ -89,10 +93,8 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
                     ConnectError::Unreachable { .. } | ConnectError::PeerMisbehaved { .. }
                 )
             }
-            _ => matches!(
-                error,
-                ConnectError::PeerMisbehaved { .. } | ConnectError::PeerIncompatible { .. }
-            ),
+            "an echo" => matches!(error, ConnectError::NotSecure { .. }),
+            _ => matches!(error, ConnectError::PeerIncompatible { .. }),
         };
         ensure!(fits, "{what}: {error:?}");
     }

@@ -105,11 +105,12 @@ def test_the_first_process_keeps_its_place_while_it_lives(private_broker: int) -
 
 def _served(port: int) -> set[str]:
     """The endpoints that the broker of this process has."""
-    found: set[str] = set()
-    for thing in gc.get_objects():
-        if isinstance(thing, broker_server.Server) and thing._port == port:
-            found |= set(thing._entries)
-    return found
+    return {id for server in _servers(port) for id in server._entries}
+
+
+def _servers(port: int) -> list[broker_server.Server]:
+    things = (thing for thing in gc.get_objects() if isinstance(thing, broker_server.Server))
+    return [server for server in things if server._port == port]
 
 
 def test_the_first_process_keeps_its_place_when_another_serves(
@@ -446,6 +447,8 @@ def starve(line: Any) -> None:
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     endpoint = p2p.Endpoint(6)
     assert broker.find("127.0.0.1", gpu=6)
+    # The server closes the connection of that search a little later, which frees a descriptor.
+    wait_for(lambda: not any(server._clients for server in _servers(broker.port())))
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The limit cannot be zero, because poll(2) refuses more descriptors than the limit. Use up the
     # free descriptors instead.

@@ -93,10 +93,12 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
     let mut raw = open(&mut random)?;
     raw.send(&[b"\x16\x03\x01\x20\x00", &[0; 100][..]].concat())?;
     ensure!(raw.is_hung_up(world.profile.slack), "the victim waits for 8 KiB of a stranger");
+    drop(raw);
     let mut raw = open(&mut random)?;
     raw.secure()?;
     raw.send(&frame(Kind::Control, |_| {}, &[], &[0; 8000]))?;
     ensure!(raw.is_hung_up(world.profile.slack), "the victim read 8 KiB of a stranger");
+    drop(raw);
     world.step("frame lengths over the limit");
     let kinds = [Kind::Control, Kind::Notify, Kind::Write, Kind::Beat];
     for (kind, is_secure) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
@@ -164,6 +166,7 @@ pub(crate) fn handshake(world: &World) -> Result<Verdict> {
     let mut raw = open(&mut random)?;
     raw.send(&control(&raw.hello()))?;
     ensure!(raw.is_hung_up(world.profile.slack), "the victim listens to a hello without TLS");
+    drop(raw);
     world.step("mutated hellos");
     for _ in 0..world.profile.tries {
         let mut raw = open(&mut random)?;

@@ -6,8 +6,8 @@
 //! sender keeps [`SentFrames`], a receiver [`AppliedFrames`]. When a lane is lost, each side keeps
 //! its half in [`LostLanes`]. The receiver tells the sender how far it got, and the sender decides
 //! for each frame whether to count it as done or to send it again ([`Verdict`]). A
-//! [`RequestState`] follows one transfer and decides how it ends ([`Effect`]). [`Liveness`] says when a peer counts as
-//! silent, and [`Role`] which lane carries what.
+//! [`RequestState`] follows one transfer and decides how it ends ([`Effect`]). [`Liveness`] says
+//! when a peer counts as silent, and [`Role`] which lane carries what.
 //!
 //! The engine's driver moves the bytes and calls this module. `peerway::simulation` runs both under
 //! seeded schedules.

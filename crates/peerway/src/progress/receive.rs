@@ -462,7 +462,7 @@ impl Driver {
     }
 
     /// Increments a counter for a frame or an immediate that names no grant. The peer needs a
-    /// right: without one, whoever reaches the port could raise what kernels and programs wait for.
+    /// right. Otherwise any stranger could raise what kernels and programs wait for.
     pub(super) fn count_alone(&mut self, s: &SessionDriver, id: u32) -> Result<(), TransferError> {
         if !self.endpoint.peers.has_right(&s.session) {
             self.endpoint.refusals.note(RefusalReason::CountWithoutRight, &s.session.addr);

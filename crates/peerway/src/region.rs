@@ -80,7 +80,7 @@ impl Region {
         self.handle.memory.ptr() as u64
     }
 
-    /// Whether local peers can map it: true for [`SharedMemory`].
+    /// Whether local peers can map it: true for [`SharedMemory`](crate::SharedMemory).
     pub fn is_shareable(&self) -> bool {
         matches!(self.handle.memory.backing, Backing::Shared { .. })
     }

@@ -661,7 +661,9 @@ impl Acceptor {
             (Control::OpenLane { session, lane, proof }, None) => {
                 let opened = self.prove(&session, Purpose::Lane(lane), &proof);
                 let half = self.half_open.get_mut(&session);
+                // Only a connection that proves the session learns of its limits.
                 if half.is_some()
+                    && opened.is_some()
                     && let Err(refusal) = admission::check_lane(&endpoint.config.limits, lane)
                 {
                     endpoint.refusals.note(RefusalReason::Lanes, &pending.addr);

@@ -99,7 +99,7 @@ impl CompletionQueue for PortCq {
             work: wc.wr_id as u32,
             status: wc.status,
             len: wc.byte_len,
-            immediate: (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM).then(|| wc.immediate()).flatten(),
+            immediate: (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM).then(|| u32::from_be(wc.imm_data)),
         }));
         Ok(())
     }

@@ -54,18 +54,17 @@ fn sessions_beyond_the_limit_are_refused_with_the_name_of_the_setting() {
 #[test]
 fn a_session_with_itself_counts_and_gives_its_place_back() {
     let endpoint = here().setting("PEERWAY_MAX_SESSIONS", "1").build().unwrap();
+    let itself = || endpoint.connect_addr(endpoint.addresses()[0]);
     for _ in 0..3 {
-        let itself = endpoint.connect_addr(endpoint.addresses()[0]).unwrap();
-        let full = endpoint.connect_addr(endpoint.addresses()[0]).unwrap_err();
-        assert!(matches!(full, ConnectError::PeerFull { .. }), "{full:?}");
-        itself.remove();
+        // The place comes back when both ends of the session before have ended.
+        let mut peer = None;
         wait_for("a place", || {
-            let again = endpoint.connect_addr(endpoint.addresses()[0]);
-            again.as_ref().is_ok_and(|peer| {
-                peer.remove();
-                true
-            })
+            peer = itself().ok();
+            peer.is_some()
         });
+        let full = itself().unwrap_err();
+        assert!(matches!(full, ConnectError::PeerFull { .. }), "{full:?}");
+        peer.expect("it is connected").remove();
         wait_for("the end of that session", || {
             let other = here().build().unwrap();
             other.connect(&endpoint.metadata()).is_ok()

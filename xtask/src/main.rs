@@ -14,6 +14,7 @@ mod instructions;
 mod kernels;
 #[cfg(test)]
 mod layers;
+mod lock;
 mod loom;
 mod needs;
 mod nixl;
@@ -22,6 +23,7 @@ mod programs;
 mod python;
 mod rdma;
 mod setup;
+mod side_by_side;
 mod steps;
 mod test;
 mod uccl_library;
@@ -44,7 +46,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run all checks, time each part, and stop at the first failure.
+    /// Run all checks, several at once, time each part, and start no more after a failure.
     Test(test::TestArgs),
     /// Write docs/configuration.md from the table of settings.
     ConfigDocs {

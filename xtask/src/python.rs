@@ -3,11 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 
 use anyhow::{Context, bail};
 
-use crate::steps;
+use crate::{lock, steps};
 
 /// The libraries that the extension may need. Any Linux with Python has them.
 const ALLOWED: &[&str] =
@@ -72,15 +71,15 @@ pub(crate) const PYTEST: [&str; 5] = ["-m", "pytest", "-q", "--numprocesses=3", 
 pub(crate) const PIP_INSTALL: [&str; 5] =
     ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
 
-/// Serialises the creation of the environment.
-static MAKING: Mutex<()> = Mutex::new(());
+/// The lock for the creation of the environment.
+const MAKING: &str = "environment";
 
 /// An interpreter with the packages that the tests use. Creates the environment if it is missing or
 /// its packages differ.
 pub(crate) fn environment(workspace: &Path, target: &Path) -> anyhow::Result<PathBuf> {
     let environment = target.join(ENVIRONMENT);
     let python = environment.join("bin/python");
-    let _making = MAKING.lock();
+    let _making = lock::hold(MAKING)?;
     let system = Path::new("python3");
     let used = output(Command::new(system).args(["-c", USED_BY_TESTS]).current_dir(workspace))?;
     let stamp = environment.join(STAMP);

@@ -13,7 +13,7 @@ use std::{env, fs};
 use anyhow::{Context, bail};
 
 use crate::programs::Programs;
-use crate::{setup, steps};
+use crate::{lock, setup, steps};
 
 /// A package and one of its tests, for the guest.
 const TESTS: &[(&str, &str)] = &[
@@ -67,7 +67,7 @@ pub(crate) fn fetch(workspace: &Path, target: &Path) -> anyhow::Result<()> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         bail!("the guest runs x86-64 Linux programs, so this part needs an x86-64 Linux host");
     }
-    let _installing = setup::INSTALLING.lock();
+    let _installing = lock::hold(setup::INSTALLING)?;
     let mut setup = vm(workspace, target);
     let status = setup.arg("--setup").status().context("cannot start testbed/rdma-vm.sh")?;
     if !status.success() {

@@ -3,9 +3,10 @@
 
 use std::env;
 use std::process::Command;
-use std::sync::Mutex;
 
 use anyhow::{Context, bail};
+
+use crate::lock;
 
 /// A program, or a file by its full path, and its Debian package.
 pub(crate) struct Tool {
@@ -56,11 +57,11 @@ pub(crate) fn have(tool: &Tool) -> anyhow::Result<()> {
     if on_path(tool.program) { Ok(()) } else { install(&[tool]) }
 }
 
-/// Serialises package installations, because apt allows one at a time.
-pub(crate) static INSTALLING: Mutex<()> = Mutex::new(());
+/// The lock for package installations, because apt allows one at a time.
+pub(crate) const INSTALLING: &str = "installing";
 
 fn install(missing: &[&Tool]) -> anyhow::Result<()> {
-    let _installing = INSTALLING.lock();
+    let _installing = lock::hold(INSTALLING)?;
     for tool in missing {
         println!("missing: {} (package {}), for {}", tool.program, tool.package, tool.why);
     }

@@ -1,9 +1,10 @@
 //! `cargo xtask test`: every check of the project, in one command.
 //!
-//! Parts run in order and are timed. The first failure ends the run. A final table shows the
-//! minutes of each part. If a part fails, the last line names the test and the reason. A thread
-//! downloads the files of later parts while earlier ones compile. Continuous integration runs this
-//! command and nothing else.
+//! The first parts run in order: tools, quick checks, and the build of everything. The other parts
+//! mostly wait, so they run side by side (`side_by_side.rs`), one for each processor. After a
+//! failure no further part starts. A final table shows the minutes of each part. If a part fails,
+//! the last line names the test and the reason. A thread downloads the files of later parts while
+//! earlier ones compile. Continuous integration runs this command and nothing else.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -16,6 +17,7 @@ use std::{env, fmt, fs};
 use clap::Args;
 
 use crate::programs::Programs;
+use crate::side_by_side::{self, Ended};
 use crate::wheels::{self, Wheels};
 use crate::{
     book, c_library, config_docs, instructions, kernels, loom, needs, nixl, python, rdma, setup,
@@ -45,6 +47,12 @@ pub(crate) struct TestArgs {
     /// Run the long profiles.
     #[arg(long)]
     soak: bool,
+    /// Run so many parts at once. Default: one for each processor; 1 with `--soak`.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// Run the one part of `--only` for another run, which reads the outcome.
+    #[arg(long, hide = true, requires = "only")]
+    child: bool,
     /// List the parts and run none.
     #[arg(long)]
     list: bool,
@@ -61,44 +69,40 @@ pub(crate) fn run(args: &TestArgs) -> ExitCode {
         return ExitCode::SUCCESS;
     }
 
-    let (mut results, mut failed) = (Vec::new(), None);
+    if args.child {
+        return side_by_side::child_exit(&chosen, args.soak);
+    }
+
+    let began = Instant::now();
+    let jobs = args.jobs.map_or_else(|| default_jobs(args.soak), usize::from);
+    let (first, rest): (Vec<&Part>, Vec<&Part>) =
+        chosen.iter().copied().partition(|part| jobs == 1 || chosen.len() == 1 || part.is_first);
+    let mut ended = Vec::new();
     let mut fetching = None;
-    for part in &chosen {
+    for part in first {
         if part.name != SETUP {
             // The setup part has installed the tools that downloads need.
             fetching.get_or_insert_with(|| Fetching::start(&chosen));
         }
         println!("\n=== {}: {}", part.name, part.about);
-        let started = Instant::now();
-        let outcome = (part.run)(args.soak);
-        let result = match &outcome {
-            Ok(()) => Outcome::Passed,
-            Err(error) => match error.downcast_ref::<Ignored>() {
-                Some(Ignored(why)) => Outcome::Ignored(why.clone()),
-                None => Outcome::Failed,
-            },
-        };
-        let is_failure = result == Outcome::Failed;
-        results.push((part.name, started.elapsed(), result));
-        if is_failure && let Err(error) = outcome {
-            failed = Some((part.name, error));
+        ended.push(part.run_here(args.soak));
+        if ended.iter().any(Ended::is_failure) {
             break;
         }
     }
+    if !ended.iter().any(Ended::is_failure) {
+        fetching.get_or_insert_with(|| Fetching::start(&chosen));
+        ended.extend(side_by_side::run(&rest, jobs, args.soak));
+    }
     // The thread may print that it waits. That line must come before the verdict.
     drop(fetching);
-    let verdict = failed.map(|(part, error)| verdict(part, &error));
-    if let Some((details, _)) = &verdict {
-        print!("{details}");
-    }
-    summarise(&results, chosen.len());
-    match verdict {
-        None => ExitCode::SUCCESS,
-        Some((_, line)) => {
-            println!("{line}");
-            ExitCode::FAILURE
-        }
-    }
+    summarise(&ended, chosen.len(), began.elapsed())
+}
+
+/// The number of parts that run at once: one for each processor. The long profiles measure times
+/// too, so their parts run alone.
+fn default_jobs(soak: bool) -> usize {
+    if soak { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) }
 }
 
 /// Why a part or a command cannot run on this machine. This error is not a failure.
@@ -115,19 +119,30 @@ impl std::error::Error for Ignored {}
 
 /// The outcome of a part.
 #[derive(Debug, PartialEq)]
-enum Outcome {
+pub(crate) enum Outcome {
     Passed,
     Ignored(String),
-    Failed,
+    /// What failed and why, on the first line. More lines may follow.
+    Failed(String),
+}
+
+impl From<anyhow::Result<()>> for Outcome {
+    fn from(result: anyhow::Result<()>) -> Self {
+        match result {
+            Ok(()) => Self::Passed,
+            Err(error) => match error.downcast_ref::<Ignored>() {
+                Some(Ignored(why)) => Self::Ignored(why.clone()),
+                None => Self::Failed(format!("{error:#}").trim().to_owned()),
+            },
+        }
+    }
 }
 
 /// The texts for a failed part: optional details before the table, and one final line.
-fn verdict(part: &str, error: &anyhow::Error) -> (String, String) {
-    let whole = format!("{error:#}");
-    let mut lines = whole.trim().lines();
+fn verdict(part: &str, why: &str) -> (String, String) {
+    let mut lines = why.lines();
     let line = format!("cargo xtask test: part `{part}` failed: {}", lines.next().unwrap_or(""));
-    let details =
-        if lines.next().is_some() { format!("\n{}\n", whole.trim()) } else { String::new() };
+    let details = if lines.next().is_some() { format!("\n{why}\n") } else { String::new() };
     (details, line)
 }
 
@@ -175,15 +190,26 @@ fn be_nice() {
     }
 }
 
-struct Part {
-    name: &'static str,
-    about: &'static str,
+pub(crate) struct Part {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    /// Whether the part runs before the parts that run side by side.
+    is_first: bool,
+    /// A part that must have ended before this one starts.
+    pub(crate) after: Option<&'static str>,
     /// Downloads the files that the part needs, as the part itself would.
     fetch: Option<fn() -> anyhow::Result<()>>,
     run: fn(soak: bool) -> anyhow::Result<()>,
 }
 
 impl Part {
+    /// Runs the part in this process and shows its output as it comes.
+    pub(crate) fn run_here(&self, soak: bool) -> Ended {
+        let began = Instant::now();
+        let outcome = (self.run)(soak).into();
+        Ended { part: self.name, elapsed: began.elapsed(), outcome }
+    }
+
     fn is_chosen(&self, args: &TestArgs) -> bool {
         if args.rdma || !args.only.is_empty() {
             return args.rdma && self.name == RDMA
@@ -196,31 +222,59 @@ impl Part {
 const SETUP: &str = "setup";
 const RDMA: &str = "rdma";
 
+/// Parts that run side by side start in this order, so the longest come first.
 const PARTS: &[Part] = &[
-    Part { name: SETUP, about: "the tools that tests need", fetch: None, run: |_| setup::run() },
+    Part {
+        name: SETUP,
+        about: "the tools that tests need",
+        is_first: true,
+        after: None,
+        fetch: None,
+        run: |_| setup::run(),
+    },
     Part {
         name: "fmt",
         about: "formatting",
+        is_first: true,
+        after: None,
         fetch: None,
         run: |_| cargo(&["fmt", "--all", "--check"], &[]),
     },
     Part {
         name: "config-docs",
         about: "docs/configuration.md matches the table of settings",
+        is_first: true,
+        after: None,
         fetch: None,
         run: |_| config_docs::check(workspace()),
     },
     Part {
         name: "clippy",
         about: "lints; warnings are errors",
+        is_first: true,
+        after: None,
         fetch: None,
         run: |_| {
             cargo(&["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"], &[])
         },
     },
     Part {
+        name: "build",
+        about: "every program and library that the parts below run",
+        is_first: true,
+        after: None,
+        fetch: None,
+        run: |_| {
+            Programs::build(workspace())?;
+            debug_build()?;
+            Built::new().map(drop)
+        },
+    },
+    Part {
         name: "test",
         about: "unit, integration, property and fuzz tests, and the examples in the documentation",
+        is_first: false,
+        after: None,
         fetch: Some(|| fetch(&[&wheels::OLD, &wheels::CUDA_12])),
         run: |soak| {
             // 256 cases are the default of proptest and take seconds. A soak runs more.
@@ -239,8 +293,73 @@ const PARTS: &[Part] = &[
         },
     },
     Part {
+        name: "conformance",
+        about: "the contract for every transport, between processes; RDMA with fake devices",
+        is_first: false,
+        after: None,
+        fetch: None,
+        run: conformance,
+    },
+    Part {
+        name: "python",
+        about: "the package in a virtual environment, and its tests",
+        is_first: false,
+        after: None,
+        fetch: Some(|| python::environment(workspace(), &target_directory()).map(drop)),
+        run: |_| python::run(workspace(), &target_directory(), &Built::new()?.fake_gpus()),
+    },
+    Part {
+        name: "nixl",
+        about: "the backend for NIXL, in three versions of NIXL",
+        is_first: false,
+        // The part `python` replaces the package that the tests of this part import.
+        after: Some("python"),
+        fetch: Some(|| fetch(&wheels::NIXL.iter().collect::<Vec<_>>())),
+        run: |soak| nixl::run(workspace(), &target_directory(), &Built::new()?, soak),
+    },
+    Part {
+        name: RDMA,
+        about: "verbs in a guest with four soft-RoCE devices",
+        is_first: false,
+        after: None,
+        fetch: Some(|| rdma::fetch(workspace(), &target_directory())),
+        run: |soak| {
+            let program = Built::new()?.program("peerway-conformance");
+            rdma::run(workspace(), &target_directory(), &program, soak)
+        },
+    },
+    Part {
+        name: "instructions",
+        about: "instruction counts of hot operations match docs/instructions.txt",
+        is_first: false,
+        after: None,
+        fetch: None,
+        run: |_| instructions(false),
+    },
+    Part {
+        name: "c",
+        about: "the library for C: its header, its symbols, examples and tests, under valgrind too",
+        is_first: false,
+        after: None,
+        fetch: None,
+        run: |_| {
+            debug_build()?;
+            c_library::test(workspace(), &target_directory(), &debug_fake_gpus())
+        },
+    },
+    Part {
+        name: "loom",
+        about: "all interleavings of the rings and queues",
+        is_first: false,
+        after: None,
+        fetch: None,
+        run: |_| loom::run(workspace(), &target_directory()),
+    },
+    Part {
         name: "gpu",
         about: "device code, with several compilers; the command on a driver that needs no GPU",
+        is_first: false,
+        after: None,
         fetch: Some(|| fetch(&[&wheels::CUDA_13])),
         run: |_| {
             kernels::run(workspace(), &target_directory(), true)?;
@@ -258,24 +377,10 @@ const PARTS: &[Part] = &[
         },
     },
     Part {
-        name: "docs",
-        about: "links of the book and the other pages; API documentation, warnings are errors",
-        fetch: None,
-        run: |_| {
-            book::check(workspace())?;
-            let flags = ("RUSTDOCFLAGS", "--deny warnings".into());
-            cargo(&["doc", "--workspace", "--no-deps"], &[flags])
-        },
-    },
-    Part {
-        name: "loom",
-        about: "all interleavings of the rings and queues",
-        fetch: None,
-        run: |_| loom::run(workspace(), &target_directory()),
-    },
-    Part {
         name: "simulation",
         about: "the promises, in many schedules of two drivers over simulated lanes",
+        is_first: false,
+        after: None,
         fetch: None,
         run: |soak| {
             let runs = if soak { "1000000" } else { "100000" };
@@ -286,45 +391,15 @@ const PARTS: &[Part] = &[
         },
     },
     Part {
-        name: "instructions",
-        about: "instruction counts of hot operations match docs/instructions.txt",
-        fetch: None,
-        run: |_| instructions(false),
-    },
-    Part {
-        name: "conformance",
-        about: "the contract for every transport, between processes; RDMA with fake devices",
-        fetch: None,
-        run: conformance,
-    },
-    Part {
-        name: "python",
-        about: "the package in a virtual environment, and its tests",
-        fetch: Some(|| python::environment(workspace(), &target_directory()).map(drop)),
-        run: |_| python::run(workspace(), &target_directory(), &Built::new()?.fake_gpus()),
-    },
-    Part {
-        name: "c",
-        about: "the library for C: its header, its symbols, examples and tests, under valgrind too",
+        name: "docs",
+        about: "links of the book and the other pages; API documentation, warnings are errors",
+        is_first: false,
+        after: None,
         fetch: None,
         run: |_| {
-            debug_build()?;
-            c_library::test(workspace(), &target_directory(), &debug_fake_gpus())
-        },
-    },
-    Part {
-        name: "nixl",
-        about: "the backend for NIXL, in three versions of NIXL",
-        fetch: Some(|| fetch(&wheels::NIXL.iter().collect::<Vec<_>>())),
-        run: |soak| nixl::run(workspace(), &target_directory(), &Built::new()?, soak),
-    },
-    Part {
-        name: RDMA,
-        about: "verbs in a guest with four soft-RoCE devices",
-        fetch: Some(|| rdma::fetch(workspace(), &target_directory())),
-        run: |soak| {
-            let program = Built::new()?.program("peerway-conformance");
-            rdma::run(workspace(), &target_directory(), &program, soak)
+            book::check(workspace())?;
+            let flags = ("RUSTDOCFLAGS", "--deny warnings".into());
+            cargo(&["doc", "--workspace", "--no-deps"], &[flags])
         },
     },
 ];
@@ -434,28 +509,47 @@ pub(crate) fn target_directory() -> PathBuf {
     }
 }
 
-/// Prints the final table and the line that readers and programs look for.
-fn summarise(results: &[(&str, Duration, Outcome)], chosen: usize) {
+/// Prints the final table, the line that readers and programs look for, and the reason of a
+/// failure as the last line.
+fn summarise(ended: &[Ended], chosen: usize, elapsed: Duration) -> ExitCode {
+    let mut failures = ended.iter().filter_map(|ended| match &ended.outcome {
+        Outcome::Failed(why) => Some(verdict(ended.part, why)),
+        _ => None,
+    });
+    let failure = failures.next();
+    for (details, line) in failures {
+        println!("{details}{line}");
+    }
+    if let Some((details, _)) = &failure {
+        print!("{details}");
+    }
     println!("\n{:<12} {:>7}  result", "part", "minutes");
-    for (name, elapsed, outcome) in results {
+    let minutes = |time: Duration| time.as_secs_f64() / 60.0;
+    for Ended { part, elapsed, outcome } in ended {
         let result = match outcome {
             Outcome::Passed => "passed".to_owned(),
             Outcome::Ignored(why) => format!("ignored: {why}"),
-            Outcome::Failed => "FAILED".to_owned(),
+            Outcome::Failed(_) => "FAILED".to_owned(),
         };
-        println!("{name:<12} {:>7.1}  {result}", elapsed.as_secs_f64() / 60.0);
+        println!("{part:<12} {:>7.1}  {result}", minutes(*elapsed));
     }
-    let total: Duration = results.iter().map(|(_, elapsed, _)| *elapsed).sum();
-    println!("{:<12} {:>7.1}", "all", total.as_secs_f64() / 60.0);
-    if results.len() < chosen {
-        println!("not run after the failure: {}", chosen - results.len());
+    println!("{:<12} {:>7.1}", "all", minutes(elapsed));
+    if ended.len() < chosen {
+        println!("not run after the failure: {}", chosen - ended.len());
     }
-    let count = |wanted: fn(&Outcome) -> bool| results.iter().filter(|r| wanted(&r.2)).count();
+    let count = |wanted: fn(&Outcome) -> bool| ended.iter().filter(|e| wanted(&e.outcome)).count();
     let passed = count(|outcome| *outcome == Outcome::Passed);
-    let failed = count(|outcome| *outcome == Outcome::Failed);
-    let ignored = results.len() - passed - failed;
+    let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));
+    let ignored = ended.len() - passed - failed;
     let ignored = if ignored == 0 { String::new() } else { format!(", {ignored} ignored") };
     println!("{passed} passed, {failed} failed{ignored}");
+    match failure {
+        None => ExitCode::SUCCESS,
+        Some((_, line)) => {
+            println!("{line}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 #[cfg(test)]
@@ -464,7 +558,15 @@ mod tests {
 
     fn args(only: &[&str], skip: &[&str]) -> TestArgs {
         let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        TestArgs { only: own(only), skip: own(skip), rdma: false, soak: false, list: false }
+        TestArgs {
+            only: own(only),
+            skip: own(skip),
+            rdma: false,
+            soak: false,
+            jobs: None,
+            child: false,
+            list: false,
+        }
     }
 
     fn chosen(args: &TestArgs) -> Vec<&'static str> {
@@ -489,16 +591,25 @@ mod tests {
 
     #[test]
     fn the_last_line_is_one_line() {
-        let error = anyhow::anyhow!("tests/test_x.py::test_y: AssertionError: 22 != 20");
-        let line = "cargo xtask test: part `python` failed: tests/test_x.py::test_y: AssertionError: 22 != 20";
-        assert_eq!(verdict("python", &error), (String::new(), line.to_owned()));
+        let why = "tests/test_x.py::test_y: AssertionError: 22 != 20";
+        let line = format!("cargo xtask test: part `python` failed: {why}");
+        assert_eq!(verdict("python", why), (String::new(), line));
         let error = anyhow::anyhow!("it ended with 1:\n  more\n").context("figure map-write");
-        let (details, line) = verdict("instructions", &error);
+        let Outcome::Failed(why) = Err(error).into() else { panic!("not a failure") };
+        let (details, line) = verdict("instructions", &why);
         assert_eq!(
             line,
             "cargo xtask test: part `instructions` failed: figure map-write: it ended with 1:"
         );
         assert_eq!(details, "\nfigure map-write: it ended with 1:\n  more\n");
+    }
+
+    #[test]
+    fn a_part_waits_only_for_an_earlier_part() {
+        for (at, part) in PARTS.iter().enumerate() {
+            let Some(after) = part.after else { continue };
+            assert!(PARTS[..at].iter().any(|earlier| earlier.name == after), "{}", part.name);
+        }
     }
 
     #[test]

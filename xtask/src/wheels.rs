@@ -4,10 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 
 use anyhow::Context;
 
+use crate::lock;
 use crate::python::{PIP_INSTALL, output, step};
 
 /// Wheels that share one directory.
@@ -52,8 +52,8 @@ pub(crate) struct Wheels(PathBuf);
 /// A file with the names of the unpacked packages. A changed list triggers a download.
 const STAMP: &str = "packages.txt";
 
-/// Serialises downloads: a second thread waits for the first.
-static FETCHING: Mutex<()> = Mutex::new(());
+/// The lock for downloads: a second process waits for the first.
+const FETCHING: &str = "wheels";
 
 impl Wheels {
     /// Downloads the set if it is missing.
@@ -65,7 +65,7 @@ impl Wheels {
         if is_there() {
             return Ok(wheels);
         }
-        let _fetching = FETCHING.lock();
+        let _fetching = lock::hold(FETCHING)?;
         if is_there() {
             return Ok(wheels);
         }

@@ -54,6 +54,9 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
         let told = flood(world, &mut stranger, Kind::Notify, FLOOD / 8)?;
         taken += FLOOD / 8 - told.refused;
     }
+    // Another stranger: the first one has answered no heartbeat since its flood.
+    let mut stranger = Raw::connect(b.addr()?, &mut random)?;
+    stranger.open()?;
     let told = flood(world, &mut stranger, Kind::Notify, BURST)?;
     ensure!(told.refused == BURST, "the inbox has no bound for strangers: {told:?}");
     let full = TransferError::NotificationsFull as u16;
@@ -115,10 +118,14 @@ impl Answers {
         while let Some(head) = self.bytes.first_chunk::<HEADER_LEN>() {
             let head = Header::read_from_bytes(head).ok().context("a header")?;
             let checked = head.check()?;
-            ensure!(checked.table + checked.payload == 0, "an answer with a body");
+            ensure!(checked.table + checked.payload == 0, "a {:?} with a body", checked.kind);
             match checked.kind {
                 Kind::Ack => self.acknowledged = head.sequence.get(),
                 Kind::Nack => (self.refused, self.reason) = (self.refused + 1, head.status.get()),
+                // A flood on a busy machine may take longer than the detection time.
+                Kind::Beat => {
+                    raw.send(&frame(Kind::Beat, |beat| beat.transfer = head.sequence, &[], &[]))?
+                }
                 _ => {}
             }
             self.bytes.drain(..HEADER_LEN);

@@ -34,6 +34,7 @@
 //! | `remove=DEV@N` | | the device disappears with its N-th request in a process |
 //! | `die=N` | | the process dies at the N-th memory access by peers |
 //! | `linkdown=DEV@MS..MS` | | the device loses all packets between these times after loading |
+//! | `modify_qp=T@N` | | the N-th connection of a queue pair in the process takes time T |
 //! | `patience=T` | 1s | how long to wait per retry for a peer that exists but is silent |
 //!
 //! `posted` behaves like a GPU that does not order writes. `prompt` behaves as if the posting

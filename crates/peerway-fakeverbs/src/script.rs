@@ -26,6 +26,8 @@ pub(crate) struct Script {
     pub(crate) latency: Duration,
     /// How long to wait per retry for a peer that exists but is silent.
     pub(crate) patience: Duration,
+    /// The connection of a queue pair with this number in the process takes this long.
+    pub(crate) modify_qp: Option<(Duration, u64)>,
     /// A queue pair fails when it begins the request with this number.
     pub(crate) flush_after: Option<u64>,
     /// Bytes that a process may register on a device.
@@ -58,6 +60,7 @@ impl Default for Script {
             delay: Duration::from_millis(1),
             latency: Duration::ZERO,
             patience: Duration::from_secs(1),
+            modify_qp: None,
             flush_after: None,
             memlock: u64::MAX,
             dmabuf: true,
@@ -106,6 +109,10 @@ impl Script {
             "delay" => self.delay = time(value)?,
             "latency" => self.latency = time(value)?,
             "patience" => self.patience = time(value)?,
+            "modify_qp" => {
+                let (delay, which) = value.split_once('@').ok_or("the value must be T@N")?;
+                self.modify_qp = Some((time(delay)?, number(which)?));
+            }
             "memlock" => self.memlock = number(value)?,
             "dmabuf" if value == "no" => self.dmabuf = false,
             "dmabuf" => return Err("the value must be `no`".to_owned()),
@@ -141,7 +148,7 @@ mod tests {
     fn a_script_is_read() {
         let text = "seed=7,devices=3, reorder=20%,delay=2ms,rnr=5%,drop=0.5%,late=10%,\
                     flush_after=1000,remove=fake1@500,efa,latency=3us,linkdown=fake0@10..20,patience=2s,memlock=9000,\
-                    dmabuf=no,posted,prompt,die=40";
+                    dmabuf=no,posted,prompt,die=40,modify_qp=1s@6";
         let script = Script::parse(text).expect("every item is known");
         assert_eq!((script.seed, script.devices, script.efa), (7, 3, true));
         assert_eq!((script.reorder, script.rnr, script.drop, script.late), (0.2, 0.05, 0.005, 0.1));
@@ -151,6 +158,7 @@ mod tests {
         assert_eq!((script.flush_after, script.memlock), (Some(1000), 9000));
         assert!(!script.dmabuf && script.posted && script.prompt);
         assert_eq!(script.die, Some(40));
+        assert_eq!(script.modify_qp, Some((Duration::from_secs(1), 6)));
         assert_eq!(script.remove, [("fake1".to_owned(), 500)]);
         let times = (Duration::from_millis(10), Duration::from_millis(20));
         assert_eq!(script.linkdown, [("fake0".to_owned(), times.0, times.1)]);
@@ -166,6 +174,7 @@ mod tests {
             ("sped=1", "`sped=1`: unknown item"),
             ("effa", "`effa`: unknown item"),
             ("dmabuf=yes", "`dmabuf=yes`: the value must be `no`"),
+            ("modify_qp=1s", "`modify_qp=1s`: the value must be T@N"),
             ("remove=fake0", "`remove=fake0`: the value must be DEVICE@REQUESTS"),
             ("remove=fake9@1", "`fake9`: unknown device"),
             ("linkdown=fake0@20..10", "`linkdown=fake0@20..10`: the range ends before it begins"),

@@ -37,6 +37,10 @@ pub struct Stats {
     pub retransmissions: u64,
     /// Requests on send queues with inline data.
     pub inlined: u64,
+    /// Calls of `ibv_modify_qp` that connect a queue pair.
+    pub connects: u64,
+    /// Such calls that have returned.
+    pub connected: u64,
 }
 
 macro_rules! counters {
@@ -72,6 +76,8 @@ counters!(
     packets,
     retransmissions,
     inlined,
+    connects,
+    connected,
 );
 
 pub(crate) static COUNTERS: Counters = Counters::new();

@@ -35,7 +35,7 @@ enum StartsOn {
     First,
 }
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     Case {
         name: "threads_do_not_inherit_the_mask_of_a_pinned_thread",
         run: || {
@@ -85,6 +85,22 @@ const CASES: [Case; 5] = [
         name: "threads_stay_on_the_processors_that_the_process_started_with",
         run: use_engine,
         starts_on: StartsOn::First,
+    },
+    Case {
+        name: "the_thread_that_accepts_lives_from_the_first_connection_to_the_close",
+        run: || {
+            let accepts =
+                || engine_threads().keys().filter(|(_, name)| name == "peerway-accept").count();
+            let make = || Endpoint::builder().transport(Pin::Tcp).build().unwrap();
+            let (a, b) = (make(), make());
+            assert_eq!(accepts(), 0, "no connection has come");
+            let peer = a.connect(&b.metadata()).unwrap();
+            assert_eq!(accepts(), 1, "only `b` has accepted");
+            peer.notify(b"hello").unwrap().join();
+            b.close();
+            assert_eq!(accepts(), 0, "the close ends the thread");
+        },
+        starts_on: StartsOn::All,
     },
 ];
 
@@ -192,7 +208,8 @@ fn use_engine_on(expected: &[usize]) {
         let batch = Batch::write(&ours.all(), &remote.all()).unwrap();
         assert_eq!(peer.post(&batch).unwrap().join().reason, Reason::Done);
         let proxy = Proxy::builder(&near).threads(2).build().unwrap();
-        let mut names = vec!["peerway-serve", "peerway-proxy-0", "peerway-proxy-1"];
+        let mut names =
+            vec!["peerway-serve", "peerway-accept", "peerway-proxy-0", "peerway-proxy-1"];
         if pin == Pin::LocalMap {
             names.push("peerway-copy");
         }

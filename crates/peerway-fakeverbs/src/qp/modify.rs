@@ -4,12 +4,14 @@
 //! allowed, or a value is out of range. The queue pair is then unchanged.
 
 use std::ffi::c_int;
+use std::sync::atomic::Ordering;
 
 use peerway_sys::verbs::ffi::*;
 
 use super::{FakeQp, Kind, Peer, Qp};
 use crate::device::{Device, MAX_READS, device_of};
 use crate::rc::{Requester, Responder};
+use crate::stats::{COUNTERS, count};
 use crate::wire;
 
 /// # Safety
@@ -26,6 +28,15 @@ pub unsafe extern "C" fn ibv_modify_qp(
     let (nic, number) = (&fake.nic, fake.number());
     if nic.device.is_removed() && mask.cast_unsigned() != IBV_QP_STATE {
         return libc::EIO;
+    }
+    let connects = mask.cast_unsigned() & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RTR;
+    if connects {
+        let number = COUNTERS.connects.fetch_add(1, Ordering::Relaxed) + 1;
+        let slow = nic.device.fabric.script.modify_qp.filter(|(_, which)| *which == number);
+        if let Some((delay, _)) = slow {
+            // As a kernel that resolves the address of the far end: under no lock of the device.
+            std::thread::sleep(delay);
+        }
     }
     let mut state = nic.lock();
     let (mut env, qps, _) = state.split(nic);
@@ -45,6 +56,9 @@ pub unsafe extern "C" fn ibv_modify_qp(
     let now = qp.state;
     nic.activate(&mut state, number);
     drop(state);
+    if connects {
+        count(&COUNTERS.connected, 1);
+    }
     // SAFETY: by the handles contract; verbs do not allow concurrent modification of a queue pair.
     unsafe { (*raw).state = now };
     returned

@@ -1,5 +1,5 @@
 //! The acceptor's side of the handshake. It never blocks, and it bounds the number of connections
-//! and their time.
+//! and their time. `accepting` has its thread.
 //!
 //! A connection becomes a session, a lane of a session, or nothing. A session begins with TLS, which
 //! proves the opener's identity before its first message. A lane begins with a message that proves
@@ -10,6 +10,8 @@
 //! acceptor drops the oldest connection of the busiest source (see `crowd`). If that does not help,
 //! it takes the listener out of epoll for a moment. Connections that are not accepted yet wait in
 //! the kernel's backlog, so no thread spins. `admission` has the limits.
+//!
+//! A thread of its own opens the queue pairs of each session, because that may block.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -18,6 +20,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam_queue::SegQueue;
 use peerway_core::protocol::Role;
 use peerway_core::wire::{
     Admission as Shown, Control, FrameError, Hello, Proof, Ready, Refusal, Welcome,
@@ -39,14 +42,14 @@ use crate::os::process::HostFacts;
 use crate::os::random;
 use crate::os::unix::{self, Received};
 use crate::os::wake::EventFd;
-use crate::progress::driver::{ACCEPTOR, Listening, NewSession};
+use crate::progress::driver::NewSession;
 use crate::progress::engine::Engine;
 use crate::progress::lane::Lane;
 use crate::progress::shard::Shard;
 use crate::progress::shards::MAX_SUB_SESSIONS;
 use crate::session::link::{Half, Link};
 use crate::session::{Parts, Session, Whom};
-use crate::transport::queues::{self, LaneQueue};
+use crate::transport::queues::{self, NewQueues};
 use crate::transport::tcp::TcpWire;
 
 /// The time after which a half-open connection may be dropped when its source has too many. A normal
@@ -63,7 +66,7 @@ const SHORTAGE_GRACE: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_millis(100);
 /// How long a listener rests when too many connections are half open. Normal handshakes end soon.
 const FULL_REST: Duration = Duration::from_millis(20);
-/// Connections that a listener accepts before the driver serves other events.
+/// Connections that a listener accepts before the acceptor serves other events.
 const ACCEPTS: usize = 64;
 /// Interval between two checks for half-open connections that took too long.
 const LOOK: Duration = Duration::from_secs(1);
@@ -78,9 +81,13 @@ const LISTENER: u64 = 0;
 const LOCAL_LISTENER: u64 = 1;
 const CONNECTION: u64 = 2;
 const LOCAL_CONNECTION: u64 = 3;
+const OPENED_QUEUES: u64 = 4;
+/// The word of the event that only wakes the acceptor's thread.
+pub(super) const WAKE: u64 = u64::MAX;
 
 /// The listeners and all connections in the handshake.
-pub(crate) struct Acceptor {
+pub(super) struct Acceptor {
+    epoll: Arc<OwnedFd>,
     listeners: Vec<TcpListener>,
     local: Option<OwnedFd>,
     pending: HashMap<u64, Pending>,
@@ -88,6 +95,8 @@ pub(crate) struct Acceptor {
     /// Each entry belongs to a connection in `pending` and ends with it, so there are never more
     /// entries than connections.
     half_open: HashMap<[u8; 16], HalfOpen>,
+    /// Queue pairs that threads have opened for half-open sessions.
+    opened: Arc<Opened>,
     /// Listeners that are out of epoll for a while.
     resting: Vec<Resting>,
     /// The log says that no connection can be accepted, and has not said the contrary since.
@@ -224,7 +233,8 @@ struct HalfOpen {
     /// The connection that opened it, in [`Acceptor::pending`].
     connection: u64,
     lanes: Vec<(u16, TcpStream)>,
-    queues: Vec<LaneQueue>,
+    queues: NewQueues,
+    offer: Offer,
     /// The shard that will drive the session.
     shard: Arc<Shard>,
     link: Option<(Link, bool)>,
@@ -233,53 +243,87 @@ struct HalfOpen {
     deadline: u64,
 }
 
-impl Listening for Acceptor {
-    fn handle_event(
+/// How far the opener's offer of queue pairs is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Offer {
+    /// There is none.
+    Missing,
+    /// A thread opens our ends.
+    Opening,
+    /// The opener has the answer.
+    Answered,
+}
+
+/// The results of threads that open queue pairs.
+struct Opened {
+    results: SegQueue<OpenedQueues>,
+    /// Signalled after each result.
+    event: EventFd,
+}
+
+/// The queue pairs of a session, and the answers to the opener's offers.
+struct OpenedQueues {
+    session: [u8; 16],
+    /// The connection that offered them.
+    connection: u64,
+    queues: NewQueues,
+    answers: Vec<queues::Answer>,
+}
+
+impl Acceptor {
+    /// Handles an event of epoll. Returns the sessions that it completed.
+    pub(super) fn handle_event(
         &mut self,
         endpoint: &Arc<Engine>,
-        shard: &Arc<Shard>,
         word: u64,
         now: u64,
     ) -> Vec<NewSession> {
         self.sweep(now);
         let at = word & 0xFFFF_FFFF;
-        match (word & !ACCEPTOR) >> 32 {
-            LISTENER => self.accept(endpoint, shard, at as usize, now),
-            LOCAL_LISTENER => self.accept_local(endpoint, shard, now),
-            LOCAL_CONNECTION => self.local_spoke(endpoint, shard, at),
-            _ => return self.spoke(endpoint, shard, at, now).into_iter().collect(),
+        match word >> 32 {
+            LISTENER => self.accept(endpoint, at as usize, now),
+            LOCAL_LISTENER => self.accept_local(endpoint, now),
+            LOCAL_CONNECTION => self.local_spoke(endpoint, at),
+            OPENED_QUEUES => self.take_opened_queues(),
+            CONNECTION => return self.spoke(endpoint, at, now).into_iter().collect(),
+            _ => {}
         }
         Vec::new()
     }
 
-    fn until_next(&self, now: u64) -> Option<Duration> {
+    /// The time until something is due.
+    pub(super) fn until_next(&self, now: u64) -> Option<Duration> {
         let idle = self.pending.is_empty() && self.local_pending.is_empty();
         let look = (!idle).then_some(LOOK);
         let wake = self.resting.iter().map(|resting| clock::until(resting.until, now)).min();
         look.into_iter().chain(wake).min()
     }
 
-    fn tick(&mut self, shard: &Shard, now: u64) {
+    /// Drops connections that timed out, and watches paused listeners again.
+    pub(super) fn tick(&mut self, now: u64) {
         self.sweep(now);
-        self.wake_listeners(shard, now);
+        self.wake_listeners(now);
     }
-}
 
-impl Acceptor {
-    pub(crate) fn new(
-        shard: &Shard,
+    /// Watches the listeners with this epoll.
+    pub(super) fn new(
+        epoll: Arc<OwnedFd>,
         listeners: Vec<TcpListener>,
         local: Option<OwnedFd>,
     ) -> io::Result<Self> {
         for (at, listener) in listeners.iter().enumerate() {
-            watch(shard, listener.as_fd(), LISTENER, at as u64)?;
+            watch(&epoll, listener.as_fd(), LISTENER, at as u64)?;
         }
         if let Some(local) = &local {
-            watch(shard, local.as_fd(), LOCAL_LISTENER, 0)?;
+            watch(&epoll, local.as_fd(), LOCAL_LISTENER, 0)?;
         }
+        let opened = Opened { results: SegQueue::new(), event: EventFd::new()? };
+        watch(&epoll, opened.event.as_fd(), OPENED_QUEUES, 0)?;
         Ok(Self {
+            epoll,
             listeners,
             local,
+            opened: Arc::new(opened),
             pending: HashMap::new(),
             local_pending: HashMap::new(),
             half_open: HashMap::new(),
@@ -291,11 +335,11 @@ impl Acceptor {
     }
 
     /// Puts listeners that have rested back into epoll.
-    fn wake_listeners(&mut self, shard: &Shard, now: u64) {
+    fn wake_listeners(&mut self, now: u64) {
         for mut resting in std::mem::take(&mut self.resting) {
             let Some(listener) = self.listener(resting.kind, resting.at) else { continue };
             if now >= resting.until {
-                if watch(shard, listener, resting.kind, resting.at).is_ok() {
+                if watch(&self.epoll, listener, resting.kind, resting.at).is_ok() {
                     continue;
                 }
                 // Watching needs memory, which may be short as well.
@@ -312,10 +356,10 @@ impl Acceptor {
         self.half_open.retain(|_, half| half.deadline > now);
     }
 
-    fn accept(&mut self, endpoint: &Engine, shard: &Shard, at: usize, now: u64) {
+    fn accept(&mut self, endpoint: &Engine, at: usize, now: u64) {
         let most = MostHandshakes::now(&endpoint.config.limits);
         if !self.has_descriptors(endpoint, LISTENER, at as u64, now) {
-            return self.rest(shard, LISTENER, at as u64, clock::after(now, REST));
+            return self.rest(LISTENER, at as u64, clock::after(now, REST));
         }
         let first_kept_free = admission::first_kept_free(&endpoint.config.limits);
         let mut made_room = false;
@@ -331,7 +375,7 @@ impl Acceptor {
                         continue;
                     }
                     self.warn_of_shortage(endpoint, &error, now);
-                    return self.rest(shard, LISTENER, at as u64, clock::after(now, REST));
+                    return self.rest(LISTENER, at as u64, clock::after(now, REST));
                 }
             };
             made_room = false;
@@ -341,7 +385,7 @@ impl Acceptor {
             let deadline = clock::after(now, endpoint.config.connect_timeout);
             let id = self.id();
             let is_last = stream.as_raw_fd() as u64 >= first_kept_free;
-            if watch(shard, stream.as_fd(), CONNECTION, id).is_ok() {
+            if watch(&self.epoll, stream.as_fd(), CONNECTION, id).is_ok() {
                 let pending = Pending {
                     stream,
                     addr,
@@ -356,19 +400,19 @@ impl Acceptor {
             self.trim(endpoint, addr.ip().to_canonical(), most, now);
             while self.pending.len() > most.all {
                 if !self.make_room(endpoint, most, now, GRACE) {
-                    return self.rest(shard, LISTENER, at as u64, clock::after(now, FULL_REST));
+                    return self.rest(LISTENER, at as u64, clock::after(now, FULL_REST));
                 }
             }
             if is_last {
-                return self.rest(shard, LISTENER, at as u64, clock::after(now, REST));
+                return self.rest(LISTENER, at as u64, clock::after(now, REST));
             }
         }
     }
 
-    fn accept_local(&mut self, endpoint: &Engine, shard: &Shard, now: u64) {
+    fn accept_local(&mut self, endpoint: &Engine, now: u64) {
         let most = MostHandshakes::now(&endpoint.config.limits);
         if !self.has_descriptors(endpoint, LOCAL_LISTENER, 0, now) {
-            return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, REST));
+            return self.rest(LOCAL_LISTENER, 0, clock::after(now, REST));
         }
         let first_kept_free = admission::first_kept_free(&endpoint.config.limits);
         let mut made_room = false;
@@ -384,7 +428,7 @@ impl Acceptor {
                         continue;
                     }
                     self.warn_of_shortage(endpoint, &error, now);
-                    return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, REST));
+                    return self.rest(LOCAL_LISTENER, 0, clock::after(now, REST));
                 }
             };
             made_room = false;
@@ -399,17 +443,17 @@ impl Acceptor {
             let deadline = clock::after(now, endpoint.config.connect_timeout);
             let id = self.id();
             let is_last = socket.as_raw_fd() as u64 >= first_kept_free;
-            if watch(shard, socket.as_fd(), LOCAL_CONNECTION, id).is_ok() {
+            if watch(&self.epoll, socket.as_fd(), LOCAL_CONNECTION, id).is_ok() {
                 let pending = LocalPending { socket, pid: peer.pid, since: now, deadline };
                 self.local_pending.insert(id, pending);
             }
             while self.local_pending.len() > most.all {
                 if !self.make_local_room(endpoint, most, now, GRACE) {
-                    return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, FULL_REST));
+                    return self.rest(LOCAL_LISTENER, 0, clock::after(now, FULL_REST));
                 }
             }
             if is_last {
-                return self.rest(shard, LOCAL_LISTENER, 0, clock::after(now, REST));
+                return self.rest(LOCAL_LISTENER, 0, clock::after(now, REST));
             }
         }
     }
@@ -452,10 +496,10 @@ impl Acceptor {
     }
 
     /// Takes a listener out of epoll for a while. Otherwise its waiting connections would wake the
-    /// progress thread again at once.
-    fn rest(&mut self, shard: &Shard, kind: u64, at: u64, until: u64) {
+    /// thread again at once.
+    fn rest(&mut self, kind: u64, at: u64, until: u64) {
         if let Some(listener) = self.listener(kind, at) {
-            let _ = epoll::delete(shard.epoll(), listener);
+            let _ = epoll::delete(&self.epoll, listener);
             self.resting.push(Resting { kind, at, until });
         }
     }
@@ -562,33 +606,21 @@ impl Acceptor {
     }
 
     /// Handles input on a connection in the handshake.
-    fn spoke(
-        &mut self,
-        endpoint: &Arc<Engine>,
-        shard: &Shard,
-        id: u64,
-        now: u64,
-    ) -> Option<NewSession> {
+    fn spoke(&mut self, endpoint: &Arc<Engine>, id: u64, now: u64) -> Option<NewSession> {
         let session = self.pending.get(&id)?.session;
-        let new = self.hear(endpoint, shard, id, now);
+        let new = self.hear(endpoint, id, now);
         if !self.pending.contains_key(&id) {
             self.forget(session);
         }
         new
     }
 
-    fn hear(
-        &mut self,
-        endpoint: &Arc<Engine>,
-        shard: &Shard,
-        id: u64,
-        now: u64,
-    ) -> Option<NewSession> {
+    fn hear(&mut self, endpoint: &Arc<Engine>, id: u64, now: u64) -> Option<NewSession> {
         let mut pending = self.pending.remove(&id)?;
         loop {
             match pending.read(&endpoint.identity) {
                 Ok(Some(message)) => {
-                    return self.said(endpoint, shard, id, pending, message, now);
+                    return self.said(endpoint, id, pending, message, now);
                 }
                 Ok(None) => {}
                 Err(HelloError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -606,7 +638,6 @@ impl Acceptor {
     fn said(
         &mut self,
         endpoint: &Arc<Engine>,
-        shard: &Shard,
         id: u64,
         mut pending: Pending,
         message: Control,
@@ -642,7 +673,8 @@ impl Acceptor {
                         let half = HalfOpen {
                             connection: id,
                             lanes: Vec::new(),
-                            queues: Vec::new(),
+                            queues: NewQueues::default(),
+                            offer: Offer::Missing,
                             shard: endpoint.shards.of(hello.sub_session),
                             link: None,
                             secret: Box::new(random()),
@@ -679,28 +711,60 @@ impl Acceptor {
                     return None;
                 };
                 pending.reply(&Control::LaneOpened { proof })?;
-                let _ = epoll::delete(shard.epoll(), &pending.stream);
+                let _ = epoll::delete(&self.epoll, &pending.stream);
                 half.lanes.push((lane, pending.stream));
                 None
             }
             (Control::OpenQueues { queues: offers }, Some(session)) => {
                 let half = self.half_open.get_mut(&session)?;
-                if !half.queues.is_empty() {
+                if half.offer != Offer::Missing {
                     return None;
                 }
-                let ports = half.shard.ports();
-                let (made, answers) = queues::answer(ports, &half.hello.rdma, &offers);
-                half.queues = made;
-                pending.reply(&Control::QueuesOpened { queues: answers })?;
+                half.offer = Offer::Opening;
+                let lanes: Vec<u16> = offers.iter().map(|offer| offer.lane).collect();
+                let (shard, theirs) = (half.shard.clone(), half.hello.rdma.clone());
+                let opened = self.opened.clone();
+                let started = queues::in_thread(&endpoint.cpus, move || {
+                    let (queues, answers) = queues::answer(shard.ports(), &theirs, &offers);
+                    let queues = NewQueues::new(queues);
+                    opened.results.push(OpenedQueues { session, connection: id, queues, answers });
+                    opened.event.signal();
+                });
+                if let Err(why) = started {
+                    half.offer = Offer::Answered;
+                    let refused = lanes.into_iter().map(|lane| (lane, Err(why.clone())));
+                    pending.reply(&Control::QueuesOpened { queues: refused.collect() })?;
+                }
                 self.pending.insert(id, pending);
                 None
             }
             (Control::Ready(ready), Some(session)) => {
                 let half = self.half_open.remove(&session)?;
-                let _ = epoll::delete(shard.epoll(), &pending.stream);
+                if half.offer == Offer::Opening {
+                    return None;
+                }
+                let _ = epoll::delete(&self.epoll, &pending.stream);
                 complete(endpoint, half, pending, ready, now)
             }
             _ => None,
+        }
+    }
+
+    /// Answers the openers whose queue pairs are open. The session may be gone; dropping its queue
+    /// pairs has them destroyed.
+    fn take_opened_queues(&mut self) {
+        self.opened.event.drain();
+        while let Some(OpenedQueues { session, connection, queues, answers }) =
+            self.opened.results.pop()
+        {
+            let half = self.half_open.get_mut(&session);
+            let Some(half) = half.filter(|half| half.connection == connection) else { continue };
+            let Some(pending) = self.pending.get_mut(&connection) else { continue };
+            (half.queues, half.offer) = (queues, Offer::Answered);
+            if pending.reply(&Control::QueuesOpened { queues: answers }).is_none() {
+                self.pending.remove(&connection);
+                self.forget(Some(session));
+            }
         }
     }
 
@@ -791,11 +855,11 @@ impl Acceptor {
     }
 
     /// Handles input on a local connection, which attaches the segment to a half-open session.
-    fn local_spoke(&mut self, endpoint: &Engine, shard: &Shard, id: u64) {
+    fn local_spoke(&mut self, endpoint: &Engine, id: u64) {
         let Some(pending) = self.local_pending.remove(&id) else { return };
         match unix::recv(pending.socket.as_fd()) {
             Ok(Received::Packet(packet)) => {
-                let _ = epoll::delete(shard.epoll(), &pending.socket);
+                let _ = epoll::delete(&self.epoll, &pending.socket);
                 if self.attach(endpoint, pending.socket, packet).is_none() {
                     tracing::debug!("dropped a half-open local connection");
                 }
@@ -903,8 +967,9 @@ fn complete(
         if lanes.len() > 1 {
             return None;
         }
-        let count = half.queues.len();
-        add_queues(&mut lanes, half.queues, now);
+        let queues = half.queues.take();
+        let count = queues.len();
+        add_queues(&mut lanes, queues, now);
         let (ports, pinned) = (half.hello.rdma, endpoint.config.transport.is_rdma());
         rdma =
             Some(Arc::new(queues::QueueReach { ports, plans: Vec::new(), lanes: count, pinned }));
@@ -985,7 +1050,7 @@ fn is_of_connection(error: &io::Error) -> bool {
     )
 }
 
-fn watch(shard: &Shard, fd: BorrowedFd<'_>, kind: u64, at: u64) -> io::Result<()> {
-    let data = EventData::new_u64(ACCEPTOR | kind << 32 | at);
-    Ok(epoll::add(shard.epoll(), fd, data, EventFlags::IN)?)
+fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, kind: u64, at: u64) -> io::Result<()> {
+    let data = EventData::new_u64(kind << 32 | at);
+    Ok(epoll::add(epoll, fd, data, EventFlags::IN)?)
 }

@@ -1,6 +1,7 @@
 //! How sessions come about: the two sides of the handshake, the choice of the path, and imports.
 
-pub(crate) mod acceptor;
+pub(crate) mod accepting;
+mod acceptor;
 mod admission;
 pub(crate) mod choose;
 mod crowd;

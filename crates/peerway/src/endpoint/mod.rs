@@ -17,7 +17,7 @@ pub use builder::Builder;
 pub use stats::EndpointStats;
 
 use crate::clock;
-use crate::connect::acceptor::Acceptor;
+use crate::connect::accepting::Accepting;
 use crate::connect::opener::{self, TimeLimit};
 use crate::error::{AcceptError, BuildError, ConnectError, RegisterError, os};
 use crate::gpu::{self, DeviceMemory, DeviceMemoryOptions};
@@ -110,9 +110,9 @@ impl Endpoint {
         };
         let inner = Engine::new(identity, config, cpus, local_name, places.rails, advertised, rdma);
         inner.make_shards()?;
-        let acceptor = Acceptor::new(inner.shards.get(0), listeners, local)
-            .map_err(os("cannot watch the listeners"))?;
-        let mut acceptor: Option<Box<dyn Listening>> = Some(Box::new(acceptor));
+        let accepting =
+            Accepting::new(listeners, local).map_err(os("cannot watch the listeners"))?;
+        let mut acceptor: Option<Box<dyn Listening>> = Some(Box::new(Arc::new(accepting)));
         let endpoint = Self { owner: Arc::new(Owner { inner: inner.clone() }) };
         for shard in inner.shards.shared() {
             inner.start_shard(shard, acceptor.take())?;

@@ -7,7 +7,7 @@
 //! is its own key.
 //!
 //! Certificates are short-lived in many clusters, so the files are read again when they change. The
-//! acceptor runs in the driver, which must not wait for a file: a thread looks, at most once a
+//! acceptor serves many connections and must not wait for a file: a thread looks, at most once a
 //! second, and the next connect uses what it found.
 
 use std::fs;

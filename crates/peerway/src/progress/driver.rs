@@ -5,6 +5,7 @@
 //! never blocks.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -33,11 +34,11 @@ use crate::progress::copies::pull::{PullJob, PullOrigin};
 use crate::progress::engine::Engine;
 use crate::progress::lane::Lane;
 use crate::quarantine;
-use crate::session::{PROCESS_ENDED, REMOVED, Session};
+use crate::session::{CloseCause, PROCESS_ENDED, REMOVED, Session};
 use crate::transport::device::{Completion, Unfinished};
 
-/// Flag in epoll's event data for the acceptor: listeners and half-open connections.
-pub(crate) const ACCEPTOR: u64 = 1 << 62;
+/// Flag in epoll's event data for the acceptor: its first connection waits.
+const ACCEPTOR: u64 = 1 << 62;
 /// Flag in epoll's event data for completion queues.
 pub(super) const PORT: u64 = 1 << 61;
 /// Lane numbers in epoll's event data above every real lane. They stand for a session's event
@@ -54,6 +55,8 @@ const SOCKET_LOOK_NS: u64 = 20_000;
 const SOCKET_LOOK_BY_DEVICES_NS: u64 = 1_000_000;
 /// After a socket event, every turn calls epoll for this long.
 const SOCKET_WARM_NS: u64 = 1_000_000;
+/// The time between two attempts to start the acceptor's thread.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Bytes that one session may send or receive in a turn, so that it does not starve the others.
 pub(super) const TURN_BYTES: u64 = 2 << 20;
 /// The posting call itself sends work up to this size. More would make posting slow.
@@ -135,20 +138,17 @@ pub(crate) struct SessionDriver {
     pub(super) lingering: Option<u64>,
 }
 
-/// The acceptor, as the driver of the first shard sees it: listeners and half-open connections.
+/// The acceptor, as the driver of the first shard sees it: listeners that need a thread when the
+/// first connection comes.
 pub(crate) trait Listening: Send {
-    /// Handles an event with the [`ACCEPTOR`] flag. Returns the sessions that it completed.
-    fn handle_event(
-        &mut self,
-        endpoint: &Arc<Engine>,
-        shard: &Arc<Shard>,
-        word: u64,
-        now: u64,
-    ) -> Vec<NewSession>;
-    /// Handles what is due: drops connections that timed out, and watches paused listeners again.
-    fn tick(&mut self, shard: &Shard, now: u64);
-    /// The time until something is due.
-    fn until_next(&self, now: u64) -> Option<Duration>;
+    /// Becomes readable when a connection waits.
+    fn fd(&self) -> BorrowedFd<'_>;
+    /// Starts the thread, which accepts from here on.
+    fn start(&self, endpoint: &Arc<Engine>) -> io::Result<()>;
+    /// Ends the thread, and closes the listeners and all connections in the handshake.
+    fn stop(&self);
+    /// Closes them in the child of a fork, to which the thread does not belong.
+    fn abandon(&self);
 }
 
 /// A session that leaves the handshake.
@@ -220,6 +220,11 @@ impl Driver {
         acceptor: Option<Box<dyn Listening>>,
     ) -> Self {
         let slots = endpoint.slots.len();
+        let mut timers = Timers::default();
+        if acceptor.as_ref().is_some_and(|it| watch_acceptor(&shard, &**it).is_err()) {
+            // Without the event, the thread starts at once.
+            timers.acceptor = 0;
+        }
         let ports = shard.ports().iter().cloned().map(Port::new).collect();
         Self {
             endpoint,
@@ -237,7 +242,7 @@ impl Driver {
             staging: Vec::new(),
             copies_moved: 0,
             acceptor,
-            timers: Timers::default(),
+            timers,
             armed_until: 0,
             unarmed: false,
             next_socket_look: 0,
@@ -293,13 +298,17 @@ impl Driver {
             }
             DriverCommand::Adopt(new) => self.adopt(*new),
             DriverCommand::Close { session, cause } => {
-                let end = if cause == REMOVED { SessionEnd::Removed } else { SessionEnd::Closed };
-                self.with(&session, |driver, s| driver.close_session(s, end, cause));
+                let end = match cause {
+                    CloseCause::Removed => SessionEnd::Removed,
+                    CloseCause::MemoryGone => SessionEnd::Closed,
+                };
+                self.with(&session, |driver, s| driver.close_session(s, end, cause.text()));
             }
             DriverCommand::LeaveBarredGates => self.leave_barred_gates(),
             DriverCommand::Pulled { session, origin, result } => {
                 self.pulled(&session, origin, result)
             }
+            DriverCommand::QueuesDone { session, done } => self.queues_done(&session, *done),
         }
     }
 
@@ -390,7 +399,11 @@ impl Driver {
     }
 
     /// Like `with_session`, but does nothing if another session has taken the index since.
-    fn with(&mut self, session: &Arc<Session>, work: impl FnOnce(&mut Self, &mut SessionDriver)) {
+    pub(super) fn with(
+        &mut self,
+        session: &Arc<Session>,
+        work: impl FnOnce(&mut Self, &mut SessionDriver),
+    ) {
         let index = session.index.load(Ordering::Acquire);
         self.with_session(index, |driver, s| {
             if Arc::ptr_eq(&s.session, session) {
@@ -427,7 +440,7 @@ impl Driver {
     #[inline]
     fn after_work(&mut self, s: &mut SessionDriver) {
         if s.reopening.has_news() {
-            self.install_queues(s);
+            self.connect_queues(s);
             self.open_queues(s);
         }
         self.note_staging(s);
@@ -439,9 +452,15 @@ impl Driver {
 
     /// The rare part of [`Self::after_work`]: answers lost lanes and sends signals.
     fn send_what_follows(&mut self, s: &mut SessionDriver) {
+        // A lane whose new queue pair is being connected is answered for when that is over.
+        let waits = |lane: &mut u16| s.reopening.is_connecting(*lane);
+        let mut waiting: Vec<u16> = s.lost_by_peer.extract_if(.., waits).collect();
+        waiting.sort_unstable();
+        waiting.dedup();
         while let Some(lost) = s.lost_by_peer.pop() {
             self.lost_by_peer(s, lost);
         }
+        s.lost_by_peer = waiting;
         while let Some(slot) = s.signals.pop() {
             self.send_signal(s, slot);
         }
@@ -513,7 +532,7 @@ impl Driver {
         for event in &*events {
             let word = event.data.u64();
             if word & ACCEPTOR != 0 {
-                self.accept_events(word, now);
+                self.start_accepting(now);
             } else if word & PORT != 0 {
                 self.take_port_event((word & !PORT) as usize);
             } else {
@@ -553,22 +572,31 @@ impl Driver {
         self.close_session(s, SessionEnd::Released, PROCESS_ENDED);
     }
 
-    fn accept_events(&mut self, word: u64, now: u64) {
-        let Some(mut acceptor) = self.acceptor.take() else { return };
-        let endpoint = self.endpoint.clone();
-        for new in acceptor.handle_event(&endpoint, &self.shard, word, now) {
-            if new.session.shard == self.shard.index {
-                self.adopt(new);
-            } else {
-                let shard = endpoint.shard_of(&new.session);
-                shard.submit(DriverCommand::Adopt(Box::new(new)));
-                shard.notify_if_blocked();
-            }
+    /// Starts the acceptor's thread, because a connection waits. If the system has no room for a
+    /// thread, a timer tries again.
+    pub(super) fn start_accepting(&mut self, now: u64) {
+        let Some(acceptor) = &self.acceptor else { return };
+        let _ = epoll::delete(self.shard.epoll(), acceptor.fd());
+        self.timers.acceptor = u64::MAX;
+        if let Err(error) = acceptor.start(&self.endpoint) {
+            tracing::error!(%error, "cannot start the thread that accepts connections");
+            self.timers.acceptor = clock::after(now, ACCEPT_AGAIN);
         }
-        // The timer drops half-open connections that time out, and watches paused listeners again.
-        self.timers.acceptor =
-            acceptor.until_next(now).map_or(u64::MAX, |due| clock::after(now, due));
-        self.acceptor = Some(acceptor);
+    }
+
+    /// Ends the acceptor. The caller does not hold the lock of the poller, which the acceptor's
+    /// thread may need.
+    pub(crate) fn stop_accepting(&self) {
+        if let Some(acceptor) = &self.acceptor {
+            acceptor.stop();
+        }
+    }
+
+    /// Closes the acceptor's descriptors in the child of a fork.
+    pub(crate) fn abandon_acceptor(&self) {
+        if let Some(acceptor) = &self.acceptor {
+            acceptor.abandon();
+        }
     }
 
     /// Receives on a lane, then sends on it.
@@ -887,6 +915,12 @@ impl Driver {
     pub(super) fn poll_every(&self) -> Option<Duration> {
         self.has_copies().then_some(COPY_NAP)
     }
+}
+
+/// Makes epoll report the acceptor's first connection.
+fn watch_acceptor(shard: &Shard, acceptor: &dyn Listening) -> io::Result<()> {
+    let data = EventData::new_u64(ACCEPTOR);
+    Ok(epoll::add(shard.epoll(), acceptor.fd(), data, EventFlags::IN)?)
 }
 
 /// The message that reports which frames of a lost lane were applied.

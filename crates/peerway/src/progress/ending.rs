@@ -117,8 +117,12 @@ impl Driver {
         // Repeat all questions and answers: the lane that is lost now may have carried earlier
         // ones.
         let lost: Vec<u16> = s.lost.questions().collect();
-        let answers: Vec<Control> =
-            s.lost.answers().map(|(lane, applied)| fenced(lane, applied)).collect();
+        let answers: Vec<Control> = s
+            .lost
+            .answers()
+            .filter(|(lane, _)| !s.reopening.is_connecting(*lane))
+            .map(|(lane, applied)| fenced(lane, applied))
+            .collect();
         if let Some(other) = s.control_lane() {
             for lane in lost {
                 other.push_control(&Control::LaneLost { lane });
@@ -188,7 +192,10 @@ impl Driver {
                 self.forget_queue(&mut lane);
             }
         }
-        if end != SessionEnd::Released && end != SessionEnd::Closed {
+        // The same goes for queue pairs that a thread connects now. They cannot be destroyed yet, so
+        // the peer gets no goodbye.
+        let may_land = s.reopening.connects_any();
+        if end != SessionEnd::Released && end != SessionEnd::Closed && !may_land {
             say_goodbye(s);
         }
         for lane in s.lanes.iter_mut().filter_map(Option::take) {

@@ -8,9 +8,14 @@
 //! carried all of them. Otherwise the driver first *flushes* each queue pair that carried any: a
 //! read of the peer's memory completes only after the writes before it. GPU memory that does not
 //! order such writes is always read itself before its bytes are reported as complete.
+//!
+//! New queue pairs are created and connected in another thread, one for each session at a time,
+//! because that may block. Only the end of a used queue pair runs in the driver: the fences of its
+//! requests depend on it, and no device waits for a peer there.
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -24,13 +29,15 @@ use super::driver::{Driver, SessionDriver};
 use super::ending::LaneEnd;
 use super::lane::Lane;
 use super::port::Port;
+use super::shard::DriverCommand;
 use crate::clock;
 use crate::hooks;
+use crate::session::Session;
 use crate::transport::device::{
-    Completed, Completion, DevicePart, DeviceQueue, DeviceWork, FlushWord, PART_REQUESTS,
-    Unfinished,
+    Completed, Completion, CompletionQueue, DevicePart, DeviceQueue, DeviceWork, FlushWord,
+    PART_REQUESTS, Unfinished,
 };
-use crate::transport::queues;
+use crate::transport::queues::{self, NewQueues};
 
 /// Completions per poll.
 pub(super) const POLL: usize = 64;
@@ -50,10 +57,14 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// Queue pairs that are to replace lost ones. Only the initiator of a session offers any.
 #[derive(Default)]
 pub(crate) struct Reopening {
+    /// A thread creates or connects queue pairs for this session.
+    is_busy: bool,
+    /// The lanes whose queue pairs that thread connects to the peer's ends.
+    connecting: Vec<u16>,
     /// Our ends that wait for the peer's ends.
-    waiting: Vec<queues::LaneQueue>,
+    waiting: NewQueues,
     answers: Vec<queues::Answer>,
-    /// The peer's offers.
+    /// The peer's latest offer. It waits while the thread works on an earlier one.
     offers: Vec<QueueOffer>,
     /// When the next attempt is due.
     at: u64,
@@ -63,9 +74,11 @@ pub(crate) struct Reopening {
 }
 
 impl Reopening {
-    /// The peer has answered.
+    /// The peer has answered. An answer that no offer waits for is ignored.
     pub(super) fn answered(&mut self, queues: Vec<queues::Answer>) {
-        self.answers = queues;
+        if !self.is_busy {
+            self.answers = queues;
+        }
     }
 
     /// The peer offers queue pairs. Only the initiator may.
@@ -75,12 +88,33 @@ impl Reopening {
 
     /// Whether there are answers or offers to handle.
     pub(super) fn has_news(&self) -> bool {
-        !self.answers.is_empty() || !self.offers.is_empty()
+        !self.is_busy && (!self.answers.is_empty() || !self.offers.is_empty())
+    }
+
+    /// Whether a thread connects the new queue pair of this lane. The peer's writes may arrive by it
+    /// from some moment on, so the lane cannot be fenced before the thread is done.
+    pub(super) fn is_connecting(&self, lane: u16) -> bool {
+        self.connecting.contains(&lane)
+    }
+
+    /// Whether a thread connects any queue pair of this session.
+    pub(super) fn connects_any(&self) -> bool {
+        !self.connecting.is_empty()
     }
 
     fn soon(&mut self, now: u64) {
         self.at = self.at.min(clock::after(now, self.pause));
     }
+}
+
+/// What a thread has done for the queue pairs of a session.
+pub(crate) enum QueuesDone {
+    /// It created our ends, which are to be offered.
+    Offer(Result<(NewQueues, Vec<QueueOffer>), String>),
+    /// It created our ends for the peer's offer and connected them.
+    Answer(NewQueues, Vec<queues::Answer>),
+    /// It connected our ends to those of the peer's answer.
+    Connect(NewQueues),
 }
 
 impl SessionDriver {
@@ -124,7 +158,8 @@ impl SessionDriver {
         } else {
             self.reopening.give_up
         };
-        let reopening = self.lost_queues().next().map(|_| clock::until(due, now));
+        let idle = !self.reopening.is_busy;
+        let reopening = self.lost_queues().next().filter(|_| idle).map(|_| clock::until(due, now));
         next.into_iter().chain(reopening).min().unwrap_or(Duration::MAX)
     }
 }
@@ -608,20 +643,75 @@ impl Driver {
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
         }
+        if s.reopening.is_busy {
+            return;
+        }
         let waiting = !s.reopening.waiting.is_empty();
         if waiting && now >= s.reopening.give_up {
-            s.reopening.waiting.clear();
+            s.reopening.waiting = NewQueues::default();
             s.reopening.at = clock::after(now, s.reopening.pause);
         } else if !waiting && now >= s.reopening.at && s.lost_queues().next().is_some() {
-            self.offer_queues(s, now);
+            self.make_offer(s, now);
+        }
+    }
+
+    /// Runs `work` in another thread, because it may block. [`Self::queues_done`] gets the result.
+    /// The text says why there is no thread.
+    fn in_thread(
+        &self,
+        s: &mut SessionDriver,
+        work: impl FnOnce(&[Arc<dyn CompletionQueue>]) -> QueuesDone + Send + 'static,
+    ) -> Result<(), String> {
+        let (shard, session) = (self.shard.clone(), s.session.clone());
+        let started = queues::in_thread(&self.endpoint.cpus, move || {
+            let done = Box::new(work(shard.ports()));
+            shard.submit(DriverCommand::QueuesDone { session, done });
+            shard.notify_if_blocked();
+        });
+        s.reopening.is_busy = started.is_ok();
+        started
+    }
+
+    /// Handles the result of a thread. If the session is over, nothing uses the queue pairs, and
+    /// dropping them has them destroyed.
+    pub(super) fn queues_done(&mut self, session: &Arc<Session>, done: QueuesDone) {
+        self.with(session, |driver, s| {
+            if !s.session.is_alive() {
+                return;
+            }
+            s.reopening.is_busy = false;
+            s.reopening.connecting.clear();
+            match done {
+                QueuesDone::Offer(made) => driver.offer_queues(s, made),
+                QueuesDone::Answer(queues, answers) => driver.answer_queues(s, queues, answers),
+                QueuesDone::Connect(queues) => driver.install_queues(s, queues),
+            }
+        });
+    }
+
+    /// Has new queue pairs created in place of lost ones.
+    fn make_offer(&mut self, s: &mut SessionDriver, now: u64) {
+        let plans: Vec<queues::Plan> = s.lost_queues().copied().collect();
+        s.reopening.pause = (s.reopening.pause * 2).clamp(PAUSES.0, PAUSES.1);
+        s.reopening.at = clock::after(now, s.reopening.pause);
+        let made = self.in_thread(s, move |ports| {
+            let made = queues::offer(ports, &plans);
+            QueuesDone::Offer(made.map(|(queues, offers)| (NewQueues::new(queues), offers)))
+        });
+        if let Err(why) = made {
+            tracing::debug!(why, peer = %s.session.addr, "cannot create queue pairs to offer");
         }
     }
 
     /// Offers new queue pairs in place of lost ones.
-    fn offer_queues(&mut self, s: &mut SessionDriver, now: u64) {
-        let plans: Vec<queues::Plan> = s.lost_queues().copied().collect();
-        s.reopening.pause = (s.reopening.pause * 2).clamp(PAUSES.0, PAUSES.1);
-        let (queues, offers) = match queues::offer(self.shard.ports(), &plans) {
+    fn offer_queues(
+        &mut self,
+        s: &mut SessionDriver,
+        made: Result<(NewQueues, Vec<QueueOffer>), String>,
+    ) {
+        let now = clock::now();
+        self.set_timer(s, now);
+        let (queues, offers) = match made {
             Ok(made) => made,
             Err(why) => {
                 tracing::debug!(why, peer = %s.session.addr, "cannot create queue pairs to offer");
@@ -637,17 +727,36 @@ impl Driver {
         }
     }
 
-    /// Handles the peer's answer to an offer: the queue pairs that have a far end become lanes.
-    pub(super) fn install_queues(&mut self, s: &mut SessionDriver) {
+    /// Handles the peer's answer to an offer: has the queue pairs that have a far end connected.
+    pub(super) fn connect_queues(&mut self, s: &mut SessionDriver) {
         let answers = std::mem::take(&mut s.reopening.answers);
         if answers.is_empty() {
             return;
         }
-        let now = clock::now();
         let Some(rdma) = s.session.rdma.clone() else { return };
         let waiting = std::mem::take(&mut s.reopening.waiting);
-        let peer = s.session.addr;
-        for (lane, queue) in queues::connect(peer, waiting, &answers, &rdma.ports, u64::MAX) {
+        if waiting.is_empty() {
+            return;
+        }
+        let (peer, lanes) = (s.session.addr, waiting.lanes());
+        let connected = self.in_thread(s, move |_| {
+            let queues = waiting.take();
+            let queues = queues::connect(peer, queues, &answers, &rdma.ports, u64::MAX);
+            QueuesDone::Connect(NewQueues::new(queues))
+        });
+        match connected {
+            Ok(()) => s.reopening.connecting = lanes,
+            Err(why) => {
+                tracing::debug!(why, %peer, "cannot connect queue pairs");
+                self.install_queues(s, NewQueues::default());
+            }
+        }
+    }
+
+    /// The connected queue pairs become lanes.
+    fn install_queues(&mut self, s: &mut SessionDriver, queues: NewQueues) {
+        let now = clock::now();
+        for (lane, queue) in queues.take() {
             // Only failed attempts lengthen the pause. A queue pair that fails again has worked
             // before.
             s.reopening.pause = Duration::ZERO;
@@ -658,13 +767,13 @@ impl Driver {
         s.dirty = true;
     }
 
-    /// Handles the initiator's offer of queue pairs in place of lost ones. All lanes are in the
-    /// table here.
+    /// Handles the initiator's offer of queue pairs in place of lost ones: has our ends created and
+    /// connected. All lanes are in the table here.
     pub(super) fn open_queues(&mut self, s: &mut SessionDriver) {
-        let offers = std::mem::take(&mut s.reopening.offers);
-        if offers.is_empty() {
+        if s.reopening.is_busy || s.reopening.offers.is_empty() {
             return;
         }
+        let offers = std::mem::take(&mut s.reopening.offers);
         let Some(rdma) = s.session.rdma.clone() else { return };
         let lost = |offer: &QueueOffer| {
             let at = usize::from(offer.lane);
@@ -672,15 +781,35 @@ impl Driver {
         };
         let (lost, others): (Vec<QueueOffer>, Vec<QueueOffer>) =
             offers.iter().partition(|o| lost(o));
-        let (queues, mut answers) = queues::answer(self.shard.ports(), &rdma.ports, &lost);
-        let not_lost = || Err("the lane is still open".to_owned());
-        answers.extend(others.iter().map(|offer| (offer.lane, not_lost())));
+        let opened = self.in_thread(s, move |ports| {
+            let (queues, mut answers) = queues::answer(ports, &rdma.ports, &lost);
+            let not_lost = || Err("the lane is still open".to_owned());
+            answers.extend(others.iter().map(|offer| (offer.lane, not_lost())));
+            QueuesDone::Answer(NewQueues::new(queues), answers)
+        });
+        if let Err(why) = opened {
+            let answers = offers.iter().map(|offer| (offer.lane, Err(why.clone()))).collect();
+            self.answer_queues(s, NewQueues::default(), answers);
+        }
+    }
+
+    /// Answers the initiator's offer, and uses our ends.
+    fn answer_queues(
+        &mut self,
+        s: &mut SessionDriver,
+        queues: NewQueues,
+        answers: Vec<queues::Answer>,
+    ) {
+        // The initiator has given up its earlier offer, so these ends have no far end.
+        if !s.reopening.offers.is_empty() {
+            return;
+        }
         if let Some(lane) = s.control_lane() {
             lane.push_control_answer(&Control::QueuesOpened { queues: answers });
             s.dirty = true;
         }
         let now = clock::now();
-        for (at, queue) in queues {
+        for (at, queue) in queues.take() {
             self.install(s, at, queue, now);
         }
     }

@@ -17,9 +17,10 @@ use super::copies::pull::PullOrigin;
 use super::driver::{Driver, NewSession, PORT};
 use super::engine::Engine;
 use super::poller::{Events, Polled, Poller};
+use super::queues::QueuesDone;
 use super::request::Request;
 use crate::os::wake::{EventFd, futex_wait, futex_wake};
-use crate::session::{Session, SessionOwner};
+use crate::session::{CloseCause, Session, SessionOwner};
 use crate::threads;
 use crate::transport::device::CompletionQueue;
 
@@ -34,9 +35,11 @@ pub(crate) enum DriverCommand {
     /// Adopt a session that has finished its handshake.
     Adopt(Box<NewSession>),
     /// Close a session, for this reason.
-    Close { session: Arc<Session>, cause: &'static str },
+    Close { session: Arc<Session>, cause: CloseCause },
     /// Leave the gates of barred grants that frames to slow peers hold.
     LeaveBarredGates,
+    /// A thread has created or connected queue pairs for a session.
+    QueuesDone { session: Arc<Session>, done: Box<QueuesDone> },
     /// The copy pool has finished a pull.
     Pulled { session: Arc<Session>, origin: PullOrigin, result: Result<(), TransferError> },
 }
@@ -243,6 +246,9 @@ impl Shard {
                     driver
                 });
                 drop(seat);
+                if let Some(driver) = &driver {
+                    driver.stop_accepting();
+                }
                 drop(driver);
                 break;
             }
@@ -258,7 +264,10 @@ impl Shard {
         }
         // SAFETY: no thread of this process holds the poller's lock: the child of a fork has only
         // the forking thread.
-        drop(unsafe { (*self.poller.inherited()).driver.take() });
+        let driver = unsafe { (*self.poller.inherited()).driver.take() };
+        if let Some(driver) = driver {
+            driver.abandon_acceptor();
+        }
     }
 
     /// The epoll descriptor of the event sources.
@@ -324,7 +333,7 @@ impl Shard {
 }
 
 impl SessionOwner for Shard {
-    fn close(&self, session: &Arc<Session>, cause: &'static str) {
+    fn close(&self, session: &Arc<Session>, cause: CloseCause) {
         self.submit(DriverCommand::Close { session: session.clone(), cause });
         self.notify_if_blocked();
     }

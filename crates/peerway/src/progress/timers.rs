@@ -24,7 +24,7 @@ pub(super) struct Timers {
     sessions: BinaryHeap<Reverse<(u64, usize)>>,
     /// A lower bound of all deadlines and fence timeouts of requests.
     requests: u64,
-    /// The next timeout of connections that are not sessions yet.
+    /// The next attempt to start the acceptor's thread.
     pub(super) acceptor: u64,
 }
 
@@ -66,12 +66,8 @@ impl Driver {
         if now >= self.timers.requests {
             self.sweep_requests(now);
         }
-        if now >= self.timers.acceptor
-            && let Some(acceptor) = &mut self.acceptor
-        {
-            acceptor.tick(&self.shard, now);
-            let due = acceptor.until_next(now);
-            self.timers.acceptor = due.map_or(u64::MAX, |due| clock::after(now, due.max(AGAIN)));
+        if now >= self.timers.acceptor {
+            self.start_accepting(now);
         }
     }
 

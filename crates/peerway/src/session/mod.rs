@@ -72,10 +72,29 @@ pub(crate) struct Session {
 
 /// What any thread may ask of the driver that has a session.
 pub(crate) trait SessionOwner: Send + Sync {
-    /// Closes the session. `cause` is [`REMOVED`] or [`MEMORY_GONE`].
-    fn close(&self, session: &Arc<Session>, cause: &'static str);
+    /// Closes the session.
+    fn close(&self, session: &Arc<Session>, cause: CloseCause);
     /// Sends a control message.
     fn send(&self, session: &Arc<Session>, message: Control);
+}
+
+/// Why this process closes a session.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum CloseCause {
+    /// The program closed it.
+    Removed,
+    /// The memory of the peer's process is gone.
+    MemoryGone,
+}
+
+impl CloseCause {
+    /// The cause, as errors and logs state it.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Removed => REMOVED,
+            Self::MemoryGone => "the memory of the peer's process is gone",
+        }
+    }
 }
 
 /// Identifies a session: the peer's identity and the sub-session number, 0 for the main session.
@@ -94,7 +113,6 @@ impl From<Incarnation> for Whom {
 
 /// Causes of the end of a session.
 pub(crate) const REMOVED: &str = "this process closed the session";
-pub(crate) const MEMORY_GONE: &str = "the memory of the peer's process is gone";
 pub(crate) const PROCESS_ENDED: &str = "the peer's process ended";
 
 /// Identifies an advertisement: its grant and its token.
@@ -207,15 +225,15 @@ impl Session {
     pub(crate) fn remove(self: &Arc<Self>) {
         self.note_event(REMOVED);
         self.closing.store(true, Ordering::SeqCst);
-        self.owner.close(self, REMOVED);
+        self.owner.close(self, CloseCause::Removed);
     }
 
     /// Called when a thread finds that the peer's memory is gone. When a process dies, its memory
     /// goes before its connections close. From now on no caller posts to the session.
     pub(crate) fn found_gone(self: &Arc<Self>) {
-        self.note_event(MEMORY_GONE);
+        self.note_event(CloseCause::MemoryGone.text());
         if !self.closing.swap(true, Ordering::SeqCst) {
-            self.owner.close(self, MEMORY_GONE);
+            self.owner.close(self, CloseCause::MemoryGone);
         }
     }
 

@@ -4,15 +4,21 @@
 //! connects them at once. The opener connects its ends when it gets the answer. Both sides follow
 //! the same steps when a session opens and when a lost queue pair is replaced. Everything from a
 //! peer is checked: port and lane numbers are valid only if this side has them.
+//!
+//! Creating, connecting and destroying queue pairs may block: a port that does not answer takes the
+//! kernel a second. So a driver and the acceptor do it in other threads (see [`in_thread`]).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use peerway_core::wire::{QueueEnd, QueueOffer, RdmaPort};
 
 use super::device::{CompletionQueue, DeviceQueue};
 use super::pairing;
 use crate::clock;
+use crate::threads::{self, Cpus};
+use crate::worker::REAPER;
 
 /// The most queue pairs that a peer may request at a time.
 const MAX_QUEUES: usize = 64;
@@ -43,6 +49,76 @@ pub(crate) struct Plan {
 
 /// A queue and the number of its lane.
 pub(crate) type LaneQueue = (u16, Box<dyn DeviceQueue>);
+
+/// Queue pairs that no lane uses yet. Whichever thread drops them, another one destroys them,
+/// because that may block.
+#[derive(Default)]
+pub(crate) struct NewQueues(Vec<LaneQueue>);
+
+impl NewQueues {
+    pub(crate) fn new(queues: Vec<LaneQueue>) -> Self {
+        Self(queues)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The numbers of the lanes.
+    pub(crate) fn lanes(&self) -> Vec<u16> {
+        self.0.iter().map(|(lane, _)| *lane).collect()
+    }
+
+    /// Takes the queue pairs out.
+    pub(crate) fn take(mut self) -> Vec<LaneQueue> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for NewQueues {
+    fn drop(&mut self) {
+        let queues = std::mem::take(&mut self.0);
+        if !queues.is_empty() {
+            REAPER.run(move || drop(queues));
+        }
+    }
+}
+
+/// The number of threads in this process that open queue pairs.
+static OPENING: AtomicUsize = AtomicUsize::new(0);
+/// The most such threads. A session has one at most, and one address has fewer sessions and
+/// handshakes than this by default. So no peer keeps the others out.
+const MOST_OPENING: usize = 256;
+
+/// Permission to run one of these threads.
+struct Turn;
+
+impl Turn {
+    fn take() -> Option<Self> {
+        let before = OPENING.fetch_add(1, Ordering::Relaxed);
+        let turn = Self;
+        (before < MOST_OPENING).then_some(turn)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        OPENING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Runs `work`, which creates or connects queue pairs, in a thread of its own. So a peer whose ports
+/// do not answer delays no other peer. The text says why there is no thread.
+pub(crate) fn in_thread(cpus: &Cpus, work: impl FnOnce() + Send + 'static) -> Result<(), String> {
+    let Some(turn) = Turn::take() else {
+        return Err(format!("{MOST_OPENING} threads already open queue pairs"));
+    };
+    let started = threads::spawn("peerway-queues", cpus, move || {
+        work();
+        drop(turn);
+    });
+    started.map(drop).map_err(|error| format!("cannot start a thread for queue pairs: {error}"))
+}
 
 /// Plans the lanes between two endpoints: one for small transfers, and `each` lanes for large
 /// transfers on every pair of ports.

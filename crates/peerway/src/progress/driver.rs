@@ -741,7 +741,7 @@ impl Driver {
 
     fn adopt(&mut self, new: NewSession) {
         let now = clock::now();
-        let _claim = new.claim;
+        let claim = new.claim;
         let index = match self.sessions.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -823,7 +823,7 @@ impl Driver {
         // Publish the session only now: before, it could not send. Publish it before `replay`,
         // which may end the session: a session that is over must not be published.
         if !session.initiator {
-            self.endpoint.peers.accepted(&session);
+            self.endpoint.peers.accepted(&session, claim);
         }
         self.replay(&early, now);
         // A `Close` before the adoption found no session, so close the session here.

@@ -20,8 +20,8 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::ending::{LaneEnd, SessionEnd};
 use super::port::Port;
-use super::queues::{POLL, Reopening};
-use super::request::Request;
+use super::queues::Reopening;
+use super::request::{NewRequest, Request};
 use super::shard::{DriverCommand, Shard};
 use super::staging::COPY_NAP;
 use super::timers::Timers;
@@ -35,7 +35,7 @@ use crate::progress::engine::Engine;
 use crate::progress::lane::Lane;
 use crate::quarantine;
 use crate::session::{CloseCause, PROCESS_ENDED, REMOVED, Session};
-use crate::transport::device::{Completion, Unfinished};
+use crate::transport::device::Unfinished;
 
 /// Flag in epoll's event data for the acceptor: its first connection waits.
 const ACCEPTOR: u64 = 1 << 62;
@@ -85,8 +85,6 @@ pub(crate) struct Driver {
     pub(super) copies_moved: u64,
     /// Completion queues, one for each RDMA device.
     pub(super) ports: Vec<Port>,
-    /// The completions of the last poll of a port.
-    pub(super) completions: Vec<Completion>,
     pub(super) timers: Timers,
     /// The time until which the progress thread blocks with every event source armed. 0 while it
     /// does not block.
@@ -230,7 +228,6 @@ impl Driver {
             endpoint,
             shard,
             ports,
-            completions: Vec::with_capacity(POLL),
             sessions: Vec::new(),
             rings: Vec::new(),
             without_devices: 0,
@@ -280,7 +277,7 @@ impl Driver {
         match command {
             DriverCommand::Start(request) => {
                 let (slot, session) = (request.slot, request.session.clone());
-                self.start_request(slot, &session, || request);
+                self.start(slot, &session, || request);
             }
             DriverCommand::Cancel(slot) => {
                 let Some(index) = self.session_of(slot) else { return };
@@ -328,15 +325,16 @@ impl Driver {
         self.request(slot).map(|f| f.session.index.load(Ordering::Relaxed))
     }
 
-    /// Starts the request of a slot. `request` builds it in place, because moving it costs more
-    /// than building it.
+    /// Makes and starts a request.
     #[inline]
-    pub(crate) fn start_request(
-        &mut self,
-        slot: SlotId,
-        session: &Arc<Session>,
-        request: impl FnOnce() -> Request,
-    ) {
+    pub(crate) fn start_new(&mut self, new: NewRequest<'_>) {
+        self.start(new.slot, new.session, || Request::new(new));
+    }
+
+    /// Starts the request of a slot. `request` builds it in its place in the table, because moving
+    /// it costs more than building it.
+    #[inline(always)]
+    fn start(&mut self, slot: SlotId, session: &Arc<Session>, request: impl FnOnce() -> Request) {
         let index = session.index.load(Ordering::Acquire);
         if !session.is_alive() || self.sessions.get(index).is_none_or(Option::is_none) {
             self.refuse(slot);
@@ -443,7 +441,9 @@ impl Driver {
             self.connect_queues(s);
             self.open_queues(s);
         }
-        self.note_staging(s);
+        if s.copies {
+            self.note_staging(s);
+        }
         if s.lost_by_peer.is_empty() && s.signals.is_empty() {
             return;
         }

@@ -19,7 +19,7 @@ use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::gate::GateRef;
 use crate::transport::Wire;
-use crate::transport::device::DeviceQueue;
+use crate::transport::device::{DeviceQueue, QueueEnds};
 use crate::work::Work;
 
 /// Limit of unacknowledged bytes on a lane. It is about what a loopback socket buffers, and on a
@@ -53,6 +53,8 @@ pub(crate) struct Lane {
     /// call, and piece lists of finished frames.
     pub(crate) pieces: Vec<Piece>,
     pub(crate) spare: Vec<Vec<Piece>>,
+    /// Set if the wire is a device queue.
+    pub(crate) ends: Option<QueueEnds>,
     /// Set while a device queue shuts down: the latest time to wait for its last completions.
     pub(crate) draining: Option<u64>,
 }
@@ -230,7 +232,8 @@ impl Lane {
     /// Makes a lane from a queue pair.
     pub(crate) fn of_queue(index: u16, queue: Box<dyn DeviceQueue>, now: u64) -> Self {
         let role = if queue.is_for_latency() { Role::Latency } else { Role::Bulk };
-        Self::new(queue, index, role, now)
+        let ends = Some(queue.ends());
+        Self { ends, ..Self::new(queue, index, role, now) }
     }
 
     pub(crate) fn new(wire: Box<dyn Wire>, index: u16, role: Role, now: u64) -> Self {
@@ -260,13 +263,15 @@ impl Lane {
             },
             pieces: Vec::with_capacity(2 * WINDOW_FRAMES as usize),
             spare: Vec::new(),
+            ends: None,
             draining: None,
         }
     }
 
     /// Whether the wire is a queue pair that accepts work requests.
-    pub(crate) fn is_queue(&mut self) -> bool {
-        self.draining.is_none() && self.wire.queue().is_some()
+    #[inline]
+    pub(crate) fn is_queue(&self) -> bool {
+        self.draining.is_none() && self.ends.is_some()
     }
 
     /// Lowers the limit of unacknowledged frames, and of parts in progress, below the lane's

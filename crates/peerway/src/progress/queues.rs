@@ -34,13 +34,11 @@ use crate::clock;
 use crate::hooks;
 use crate::session::Session;
 use crate::transport::device::{
-    Completed, Completion, CompletionQueue, DevicePart, DeviceQueue, DeviceWork, FlushWord,
-    PART_REQUESTS, Unfinished,
+    Completed, Completion, CompletionQueue, Completions, DevicePart, DeviceQueue, DeviceWork,
+    FlushWord, PART_REQUESTS, POLL, QueueEnds, Unfinished,
 };
 use crate::transport::queues::{self, NewQueues};
 
-/// Completions per poll.
-pub(super) const POLL: usize = 64;
 /// Polls of one completion queue before the next one has its turn.
 const POLLS: usize = 4;
 /// Limit of bytes in a part. It is large enough that a doorbell costs nothing, and small enough
@@ -125,8 +123,8 @@ impl SessionDriver {
     }
 
     /// Whether there is a queue pair that accepts parts.
-    pub(super) fn has_queues(&mut self) -> bool {
-        self.session.rdma.is_some() && self.lanes.iter_mut().flatten().any(|lane| lane.is_queue())
+    pub(super) fn has_queues(&self) -> bool {
+        self.session.rdma.is_some() && self.lanes.iter().flatten().any(|lane| lane.is_queue())
     }
 
     /// The lane of the queue pair for small transfers, if it exists and only small parts are
@@ -171,23 +169,24 @@ impl Driver {
             return false;
         }
         let mut any = false;
-        // Taken out while `dispatch` borrows the driver.
-        let mut completions = std::mem::take(&mut self.completions);
+        let mut places: Completions = [const { MaybeUninit::uninit() }; POLL];
         for at in 0..self.ports.len() {
             for _ in 0..POLLS {
                 let port = &self.ports[at];
                 if port.adopted == 0 || port.gone {
                     break;
                 }
-                completions.clear();
-                if let Err(error) = port.shared.poll(&mut completions) {
-                    tracing::error!(%error, "an RDMA device is lost: its poll failed");
-                    self.ports[at].gone = true;
-                    self.port_ended(at);
-                    break;
-                }
+                let completions = match port.shared.poll(&mut places) {
+                    Ok(completions) => completions,
+                    Err(error) => {
+                        tracing::error!(%error, "an RDMA device is lost: its poll failed");
+                        self.ports[at].gone = true;
+                        self.port_ended(at);
+                        break;
+                    }
+                };
                 any |= !completions.is_empty();
-                for completion in &completions {
+                for completion in completions {
                     self.dispatch(at, completion, now);
                 }
                 if completions.len() < POLL {
@@ -195,7 +194,6 @@ impl Driver {
                 }
             }
         }
-        self.completions = completions;
         any
     }
 
@@ -273,11 +271,9 @@ impl Driver {
             return false;
         }
         let Some(at) = s.only_small_parts() else { return false };
-        let Some(mut lane) = s.lanes[at].take() else { return false };
-        let ready = lane.wire.queue().is_some_and(|queue| queue.has_room());
-        let posted = ready.then(|| self.post_part(&mut lane, slot));
-        s.lanes[at] = Some(lane);
-        let Some(posted) = posted else { return false };
+        let Some(posted) = s.lanes[at].as_mut().and_then(|lane| self.post_part(lane, slot)) else {
+            return false;
+        };
         if let Err(error) = posted {
             self.lane_ended(s, at, LaneEnd::Broken(error));
         }
@@ -338,9 +334,9 @@ impl Driver {
     }
 
     fn post_one(&mut self, s: &mut SessionDriver, at: usize) -> bool {
-        let Some(mut lane) = s.lanes[at].take() else { return false };
-        let ready = lane.draining.is_none() && lane.wire.queue().is_some_and(|q| q.has_room());
-        let posted = ready.then(|| self.post_next(s, &mut lane));
+        let Some(mut lane) = s.lanes[at].take_if(|lane| lane.is_queue()) else { return false };
+        let has_room = lane.wire.queue().is_some_and(|queue| queue.has_room());
+        let posted = has_room.then(|| self.post_next(s, &mut lane));
         s.lanes[at] = Some(lane);
         match posted {
             Some(Ok(posted)) => posted,
@@ -379,21 +375,21 @@ impl Driver {
                     queue.push_back(slot);
                 }
             }
-            return posted.map(|()| true);
+            return posted.map_or(Ok(false), |posted| posted.map(|()| true));
         }
     }
 
-    fn post_part(&mut self, lane: &mut Lane, slot: SlotId) -> io::Result<()> {
-        let lane_index = lane.index;
-        let Some(queue) = lane.wire.queue() else { return Ok(()) };
-        let Some(request) = &mut self.requests[slot.index as usize] else { return Ok(()) };
-        let Some(work) = &request.work else { return Ok(()) };
+    /// Posts the next part of a request. Returns `None` when the lane's queue pair has no room.
+    fn post_part(&mut self, lane: &mut Lane, slot: SlotId) -> Option<io::Result<()>> {
+        let QueueEnds { device, far_device, is_unordered } = lane.ends?;
+        let queue = lane.wire.queue().filter(|queue| queue.has_room())?;
+        let request = self.requests[slot.index as usize].as_mut()?;
+        let work = request.work.as_ref()?;
         let cut = request.state.begin_cut();
         let mut at = cut.start;
         let read = request.state.route() == Route::Read;
         let max = request.piece.min(PART_BYTES);
         hooks::about_to_copy();
-        let (device, far_port) = (queue.device(), queue.far_device());
         let mut list = [const { MaybeUninit::uninit() }; PART_REQUESTS];
         let (mut requests, mut total) = (0, 0u64);
         while requests < PART_REQUESTS
@@ -402,12 +398,13 @@ impl Driver {
         {
             let remote = work.remote(&pair.remote);
             let (Some(registered), Some(&rkey)) =
-                (work.local_keys(&pair.local), remote.keys.get(far_port))
+                (work.local_keys(&pair.local), remote.keys.get(far_device))
             else {
                 // The post of the transfer checked this. The part must not be lost, so restore the
                 // cursor.
                 request.state.end_cut(cut, cut.start);
-                return Err(io::Error::other("the memory has no key for the RDMA device"));
+                let error = io::Error::other("the memory has no key for the RDMA device");
+                return Some(Err(error));
             };
             list[requests].write(DeviceWork {
                 local: work.local_addr(&pair.local) as u64,
@@ -422,8 +419,8 @@ impl Driver {
             work.shape.advance(&mut at, pair.len);
         }
         let part = request.state.end_cut(cut, at);
-        let can_count = || !queue.is_unordered() && queue.has_credit();
-        let counts = request.state.part_made(lane_index, can_count);
+        let can_count = || !is_unordered && queue.has_credit();
+        let counts = request.state.part_made(lane.index, can_count);
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
             sent_at.store(self.now.max(request.posted), Ordering::Relaxed);
@@ -431,7 +428,7 @@ impl Driver {
         let part = DevicePart { slot, part, read, immediate: None, failed: None };
         // SAFETY: the loop has written the first `requests` entries. The request keeps its work, and
         // so the memory with its registrations, until the part is answered or the queue is gone.
-        unsafe { queue.post_part(list[..requests].assume_init_ref(), part, counts) }
+        Some(unsafe { queue.post_part(list[..requests].assume_init_ref(), part, counts) })
     }
 
     /// Flushes every queue pair that carried parts of a request. Returns true when there are any to
@@ -450,17 +447,17 @@ impl Driver {
             if !lane.is_queue() {
                 continue;
             }
-            let index = lane.index;
-            let Some(queue) = lane.wire.queue() else { continue };
+            let (index, ends) = (lane.index, lane.ends);
+            let (Some(ends), Some(queue)) = (ends, lane.wire.queue()) else { continue };
             // The signal goes by this queue pair, behind the bytes.
-            if !queue.is_unordered() && Some(index) == next && work.is_none() {
+            if !ends.is_unordered && Some(index) == next && work.is_none() {
                 continue;
             }
             // Count it even if the post fails: `unfinished` then reports the flush with the rest of
             // the queue pair's work.
             asked += 1;
-            let far_port = queue.far_device();
-            let words: Vec<FlushWord> = work.iter().flat_map(|work| work.words(far_port)).collect();
+            let words = work.iter().flat_map(|work| work.words(ends.far_device));
+            let words: Vec<FlushWord> = words.collect();
             if let Err(error) = queue.post_flush(slot, &words) {
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use peerway_core::ids::SlotId;
-use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::outcome::{Ended, Reason, TransferError};
 use peerway_core::protocol::{Effect, RequestState, Route, SentFrame};
 use peerway_core::wire::{Header, Kind, MAX_PAYLOAD};
 use peerway_core::work::Cursor;
@@ -69,30 +69,72 @@ pub(crate) fn route_of(direction: Direction, pulls: bool) -> Route {
     }
 }
 
-impl Request {
+/// A request that is about to be made. It borrows from the posting call, so that the request is
+/// built once, in its place in the driver's table.
+pub(crate) struct NewRequest<'a> {
+    pub(crate) slot: SlotId,
+    pub(crate) session: &'a Arc<Session>,
+    pub(crate) route: Route,
+    pub(crate) work: Option<&'a Work>,
+    pub(crate) signal: &'a Signal,
+    /// The GPU through whose staging buffers frames carry local memory.
+    pub(crate) staged_by: Option<Arc<Device>>,
+    pub(crate) piece: u64,
+    pub(crate) by_device: bool,
+    pub(crate) bulk: bool,
+    /// Whether device writes to the peer's memory become visible only after a flush.
+    pub(crate) is_unordered: bool,
+    pub(crate) posted: u64,
+    pub(crate) deadline: u64,
+}
+
+impl<'a> NewRequest<'a> {
     /// A request that carries no bytes, only a signal. It keeps `work` until the signal is answered.
     pub(crate) fn of_signal(
         slot: SlotId,
-        session: Arc<Session>,
-        work: Option<Work>,
-        signal: Signal,
+        session: &'a Arc<Session>,
+        work: Option<&'a Work>,
+        signal: &'a Signal,
         deadline: u64,
     ) -> Self {
-        let state = RequestState::new(Route::SignalOnly, Cursor::default(), signal.due(), false);
-        let (message, posted) = (signal.notify, clock::now());
         Self {
             slot,
             session,
+            route: Route::SignalOnly,
             work,
-            gpu: None,
-            message,
+            signal,
+            staged_by: None,
             piece: MAX_PAYLOAD,
             by_device: false,
             bulk: false,
-            posted,
+            is_unordered: false,
+            posted: clock::now(),
             deadline,
+        }
+    }
+}
+
+impl Request {
+    /// Makes the request. Inline, because a call would build it elsewhere and copy it.
+    #[inline(always)]
+    pub(crate) fn new(new: NewRequest<'_>) -> Self {
+        let start = match new.work {
+            Some(work) if new.route != Route::SignalOnly => work.shape.start(),
+            _ => Cursor::default(),
+        };
+        Self {
+            slot: new.slot,
+            session: new.session.clone(),
+            work: new.work.cloned(),
+            gpu: new.staged_by.map(StagedRequest::new),
+            message: new.signal.notify.clone(),
+            piece: new.piece,
+            by_device: new.by_device,
+            bulk: new.bulk,
+            posted: new.posted,
+            deadline: new.deadline,
             queued: false,
-            state,
+            state: RequestState::new(new.route, start, new.signal.due(), new.is_unordered),
         }
     }
 
@@ -102,17 +144,24 @@ impl Request {
     }
 
     /// Makes the bytes that devices read into GPU memory visible to our GPUs.
+    #[inline]
     fn show(&self) -> Result<(), CudaError> {
         let by_devices = self.state.is_by_devices() && self.state.route() == Route::Read;
-        let Some(work) = self.work.as_ref().filter(|_| by_devices) else { return Ok(()) };
-        let mut shown = None;
-        for device in work.local_devices().filter(|device| !device.gpu.facts().rdma_ordered) {
-            if shown.replace(device.index()) != Some(device.index()) {
-                device.gpu.flush_rdma_writes()?;
-            }
+        match self.work.as_ref().filter(|_| by_devices) {
+            Some(work) => show_reads(work),
+            None => Ok(()),
         }
-        Ok(())
     }
+}
+
+fn show_reads(work: &Work) -> Result<(), CudaError> {
+    let mut shown = None;
+    for device in work.local_devices().filter(|device| !device.gpu.facts().rdma_ordered) {
+        if shown.replace(device.index()) != Some(device.index()) {
+            device.gpu.flush_rdma_writes()?;
+        }
+    }
+    Ok(())
 }
 
 impl Driver {
@@ -147,6 +196,7 @@ impl Driver {
     }
 
     /// Ends a request if nothing is left to wait for, or queues its signal.
+    #[inline]
     pub(super) fn settle(&mut self, s: &mut SessionDriver, slot: SlotId) {
         let Some(request) = self.request(slot) else { return };
         let effect = bugs::distort(request.state.settle(), &request.state);
@@ -154,9 +204,12 @@ impl Driver {
     }
 
     /// Carries out what follows from an event.
+    #[inline]
     pub(super) fn apply(&mut self, s: &mut SessionDriver, slot: SlotId, effect: Effect) {
         match effect {
             Effect::Wait => {}
+            Effect::Finish(Ended::DONE) => self.end_done(s, slot),
+            Effect::Finish(ended) => self.end(slot, ended),
             Effect::Signal => {
                 if !s.signals.contains(&slot) {
                     // `after_work` sends it when every lane is in the table: one is taken out while
@@ -164,19 +217,6 @@ impl Driver {
                     s.signals.push(slot);
                 }
             }
-            Effect::Finish(Ended::DONE) => {
-                let Some(request) = self.request(slot) else { return };
-                let reason = request.show().map_or_else(
-                    |error| {
-                        let peer = s.session.addr;
-                        tracing::error!(%error, %peer, "could not flush RDMA reads into GPU memory");
-                        Reason::Failed(TransferError::Device)
-                    },
-                    |()| Reason::Done,
-                );
-                self.end(slot, Ended { reason, fence: Fence::Held });
-            }
-            Effect::Finish(ended) => self.end(slot, ended),
             Effect::Fenced => {
                 self.endpoint.slots.fenced(slot);
                 self.forget(slot);
@@ -189,6 +229,19 @@ impl Driver {
                 self.forget(slot);
             }
         }
+    }
+
+    /// Ends a request of which every byte is in place.
+    fn end_done(&mut self, s: &mut SessionDriver, slot: SlotId) {
+        let Some(request) = self.request(slot) else { return };
+        let mut ended = Ended::DONE;
+        if let Err(error) = request.show() {
+            let peer = s.session.addr;
+            tracing::error!(%error, %peer, "could not flush RDMA reads into GPU memory");
+            ended.reason = Reason::Failed(TransferError::Device);
+        }
+        self.forget(slot);
+        self.endpoint.slots.end(slot, ended);
     }
 
     /// Sends the notification and the count that follow a transfer's bytes, all of which have been
@@ -264,6 +317,7 @@ impl Driver {
     }
 
     /// Drops the request and the memory it kept.
+    #[inline]
     pub(super) fn forget(&mut self, slot: SlotId) {
         self.requests[slot.index as usize] = None;
         if let Some(at) = self.active.iter().position(|s| *s == slot) {

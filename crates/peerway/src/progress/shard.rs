@@ -18,7 +18,7 @@ use super::driver::{Driver, NewSession, PORT};
 use super::engine::Engine;
 use super::poller::{Events, Polled, Poller};
 use super::queues::QueuesDone;
-use super::request::Request;
+use super::request::{NewRequest, Request};
 use crate::os::wake::{EventFd, futex_wait, futex_wake};
 use crate::session::{CloseCause, Session, SessionOwner};
 use crate::threads;
@@ -287,17 +287,12 @@ impl Shard {
 
     /// Makes the driver start a request: now, or when the thread that polls it takes the queue.
     #[inline]
-    pub(crate) fn start_request(
-        &self,
-        slot: SlotId,
-        session: &Arc<Session>,
-        request: impl FnOnce() -> Request,
-    ) {
-        let now = |seat: &mut Seat, request| match &mut seat.driver {
-            Some(driver) => driver.start_request(slot, session, request),
-            None => seat.refuse(slot),
+    pub(crate) fn start_request(&self, new: NewRequest<'_>) {
+        let now = |seat: &mut Seat, new: NewRequest<'_>| match &mut seat.driver {
+            Some(driver) => driver.start_new(new),
+            None => seat.refuse(new.slot),
         };
-        self.poller.submit_with(request, now, |request| DriverCommand::Start(request()));
+        self.poller.submit_with(new, now, queued);
     }
 
     /// See [`Poller::notify_if_blocked`].
@@ -330,6 +325,12 @@ impl Shard {
     ) -> bool {
         self.poller.poll_until(over, now, deadline, patience)
     }
+}
+
+/// The command for a request that has to wait in the queue.
+#[cold]
+fn queued(new: NewRequest<'_>) -> DriverCommand {
+    DriverCommand::Start(Request::new(new))
 }
 
 impl SessionOwner for Shard {

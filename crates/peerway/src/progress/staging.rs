@@ -41,9 +41,8 @@ impl Driver {
     }
 
     /// Registers a session that has copies in progress.
-    #[inline]
     pub(super) fn note_staging(&mut self, s: &SessionDriver) {
-        if s.copies && !self.staging.contains(&s.index) {
+        if !self.staging.contains(&s.index) {
             self.staging.push(s.index);
             self.copies_moved = clock::now();
         }

@@ -38,7 +38,7 @@ use crate::os::random;
 use crate::transport::Wire;
 use crate::transport::device::{
     Completed, Completion, DevicePart, DeviceQueue, DeviceWork, FlushWord, PART_REQUESTS,
-    Unfinished,
+    QueueEnds, Unfinished,
 };
 
 /// Work requests per queue pair: a few groups, so that the device has the next one when one is
@@ -78,6 +78,8 @@ pub(super) struct Queue {
     key: Key,
     far: Option<Far>,
     latency: bool,
+    /// Whether the device may carry out requests in any order.
+    is_unordered: bool,
 
     depth: u32,
     used: u32,
@@ -194,6 +196,7 @@ impl Queue {
             key,
             far: None,
             latency,
+            is_unordered: nic.efa.is_some(),
             depth,
             used: 0,
             bytes: 0,
@@ -247,7 +250,7 @@ impl Queue {
                 | IBV_ACCESS_REMOTE_WRITE,
             ..ibv_qp_attr::zeroed()
         };
-        let mask = if self.is_unordered() { masks::UD_INIT } else { masks::RC_INIT };
+        let mask = if self.is_unordered { masks::UD_INIT } else { masks::RC_INIT };
         self.qp.modify(&attr, mask)
     }
 
@@ -270,7 +273,7 @@ impl Queue {
             port_num: nic.port,
             ..ibv_ah_attr::zeroed()
         };
-        if self.is_unordered() {
+        if self.is_unordered {
             self.qp.modify(&state(IBV_QPS_RTR), masks::UD_RTR)?;
             let ready = ibv_qp_attr { sq_psn: self.config.first_packet, ..state(IBV_QPS_RTS) };
             self.qp.modify(&ready, masks::UD_RTS)?;
@@ -330,8 +333,9 @@ impl Queue {
     ///
     /// The memory that the requests name stays registered until the group is done or the queue is
     /// dropped.
+    #[inline]
     unsafe fn post(&mut self, kind: GroupKind) -> Result<(), VerbsError> {
-        let unordered = self.is_unordered();
+        let unordered = self.is_unordered;
         let requests = self.work.len();
         self.work.sign(unordered);
         let left = if unordered { requests } else { 1 };
@@ -551,20 +555,20 @@ impl DeviceQueue for Queue {
         self.nic().index
     }
 
+    fn ends(&self) -> QueueEnds {
+        QueueEnds {
+            device: self.device(),
+            far_device: self.far.map_or(0, |far| usize::from(far.end.port)),
+            is_unordered: self.is_unordered,
+        }
+    }
+
     fn device_name(&self) -> String {
         self.nic().context.name().to_owned()
     }
 
-    fn far_device(&self) -> usize {
-        self.far.map_or(0, |far| usize::from(far.end.port))
-    }
-
     fn is_for_latency(&self) -> bool {
         self.latency
-    }
-
-    fn is_unordered(&self) -> bool {
-        self.nic().efa.is_some()
     }
 
     fn end(&self) -> QueueEnd {

@@ -22,6 +22,19 @@ pub enum Route {
     SignalOnly,
 }
 
+impl Route {
+    /// The kind of its data frames, if it has any.
+    #[inline]
+    pub fn frame(self) -> Option<Kind> {
+        match self {
+            Self::Write => Some(Kind::Write),
+            Self::Read => Some(Kind::Read),
+            Self::Pull => Some(Kind::Pull),
+            Self::SignalOnly => None,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct RequestState {

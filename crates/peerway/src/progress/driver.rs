@@ -15,7 +15,7 @@ use std::time::Duration;
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
 use peerway_core::protocol::{Applied, Liveness, LostLanes, Role, Serves};
-use peerway_core::wire::{Control, Header, Kind};
+use peerway_core::wire::Control;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::ending::{LaneEnd, SessionEnd};
@@ -30,7 +30,7 @@ use crate::limits::Budget;
 use crate::os::unix::{self, Received};
 use crate::peers::Claim;
 use crate::progress::copies::pool::Job;
-use crate::progress::copies::pull::{PullJob, PullOrigin};
+use crate::progress::copies::pull::PullJob;
 use crate::progress::engine::Engine;
 use crate::progress::lane::Lane;
 use crate::quarantine;
@@ -367,6 +367,21 @@ impl Driver {
             }
             s.dirty = true;
         });
+    }
+
+    /// Adds a request to the send queue that fits it.
+    pub(super) fn enqueue(&mut self, s: &mut SessionDriver, slot: SlotId) {
+        // If the transport is pinned to RDMA, the request waits for a queue pair.
+        let rdma = s.session.rdma.as_ref();
+        let queues = rdma.is_some_and(|rdma| rdma.pinned) || (rdma.is_some() && s.has_queues());
+        let Some(request) = self.request(slot) else { return };
+        let queue = match (request.by_device && queues, request.bulk) {
+            (true, true) => &mut s.parts_bulk,
+            (true, false) => &mut s.parts_latency,
+            (false, true) => &mut s.bulk,
+            (false, false) => &mut s.latency,
+        };
+        queue.push_back(slot);
     }
 
     /// Fails a request to a session that is over.
@@ -832,21 +847,6 @@ impl Driver {
         }
     }
 
-    /// Answers the frame of a pull that the copy pool has finished.
-    fn pulled(
-        &mut self,
-        session: &Arc<Session>,
-        origin: PullOrigin,
-        result: Result<(), TransferError>,
-    ) {
-        self.with(session, |driver, s| {
-            let result = result.and_then(|()| driver.count(s, origin.counts));
-            let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
-            answer_pull(lane, origin.sequence, result);
-            driver.flush(s);
-        });
-    }
-
     /// Arms every event source before the progress thread blocks until `until`. Returns true when
     /// there is already work, so that the thread must not block.
     pub(super) fn arm(&mut self, until: u64) -> bool {
@@ -927,16 +927,4 @@ fn watch_acceptor(shard: &Shard, acceptor: &dyn Listening) -> io::Result<()> {
 pub(super) fn fenced(lane: u16, applied: Applied) -> Control {
     let Applied { last, refused, immediates } = applied;
     Control::LaneFenced { lane, applied: last, refused, immediates }
-}
-
-/// Answers a pull frame.
-pub(super) fn answer_pull(lane: &mut Lane, sequence: u64, result: Result<(), TransferError>) {
-    match result {
-        Ok(()) => {
-            let mut head = Header::new(Kind::Pulled);
-            head.sequence = sequence.into();
-            lane.push(&head);
-        }
-        Err(error) => lane.push_nack(sequence, error as u8),
-    }
 }

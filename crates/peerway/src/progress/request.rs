@@ -195,6 +195,19 @@ impl Driver {
         self.settle(s, entry.slot);
     }
 
+    /// Queues a part of a request to be sent again.
+    pub(super) fn repeat(&mut self, s: &mut SessionDriver, slot: SlotId, part: Cursor) {
+        let Some(request) = self.request(slot) else { return };
+        if request.state.repeat(part) {
+            if !request.queued {
+                request.queued = true;
+                self.enqueue(s, slot);
+            }
+            s.dirty = true;
+        }
+        self.settle(s, slot);
+    }
+
     /// Ends a request if nothing is left to wait for, or queues its signal.
     #[inline]
     pub(super) fn settle(&mut self, s: &mut SessionDriver, slot: SlotId) {
@@ -260,18 +273,13 @@ impl Driver {
         let Some(due) = request.state.take_signal() else { return };
         if due.notify {
             let message = request.message.as_deref().unwrap_or_default();
-            let mut head = Header::new(Kind::Notify);
-            head.transfer = slot.to_bits().into();
             let window = message.len() as u64;
-            head.sequence = lane.sent.push(Kind::Notify, slot, Cursor::default(), window).into();
-            lane.push_with(head, message);
+            let sequence = lane.sent.push(Kind::Notify, slot, Cursor::default(), window);
+            lane.push_with(Header::notify(sequence, slot.to_bits()), message);
         }
         if let Some(id) = due.count {
-            let mut head = Header::new(Kind::Count);
-            head.transfer = slot.to_bits().into();
-            head.immediate = id.into();
-            head.sequence = lane.sent.push(Kind::Count, slot, Cursor::default(), 0).into();
-            lane.push(&head);
+            let sequence = lane.sent.push(Kind::Count, slot, Cursor::default(), 0);
+            lane.push(&Header::count(sequence, slot.to_bits(), id));
         }
         s.dirty = true;
     }
@@ -294,14 +302,12 @@ impl Driver {
             }
             let has_pulls = pulls && lane.sent.is_waiting_for(slot);
             if has_pulls {
-                let mut cancel = Header::new(Kind::Cancel);
-                cancel.transfer = slot.to_bits().into();
                 // Only the answers to the pulls matter. The cancel's own answer is assigned to the
                 // slot's previous generation, and so is ignored.
                 let before = slot.generation.wrapping_sub(1);
                 let nobody = SlotId { index: slot.index, generation: before };
-                cancel.sequence = lane.sent.push(Kind::Cancel, nobody, Cursor::default(), 0).into();
-                lane.push(&cancel);
+                let sequence = lane.sent.push(Kind::Cancel, nobody, Cursor::default(), 0);
+                lane.push(&Header::cancel(sequence, slot.to_bits()));
                 s.dirty = true;
             }
         }

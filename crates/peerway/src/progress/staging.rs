@@ -10,19 +10,17 @@ use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Reason, TransferError};
-use peerway_core::wire::{MAX_PAYLOAD, MAX_SEGMENTS};
-use peerway_core::work::Cursor;
+use peerway_core::protocol::FramePieces;
+use peerway_core::wire::MAX_PAYLOAD;
 use peerway_sys::cuda::CudaError;
 
 use super::driver::{Driver, SessionDriver};
-use super::receive::finish;
 use super::request::Fetched;
 use crate::clock;
 use crate::gpu::staging::{Buffer, StagedCopy};
 use crate::hooks;
 use crate::os::Piece;
 use crate::progress::lane::{GpuPut, GpuPutOwner, IncomingWrite, Lane};
-use crate::work::Work;
 
 /// Parts fetched ahead: enough that the copy of the next part is done when its turn comes.
 const AHEAD: usize = 8;
@@ -125,7 +123,7 @@ impl Driver {
             GpuPutOwner::Write { counts, .. } => {
                 let counted = result.and_then(|()| self.count(s, *counts));
                 if let Err(error) = counted {
-                    lane.push_nack(put.sequence, error as u8);
+                    lane.refuse(put.sequence, error);
                 }
             }
             GpuPutOwner::Read { slot, .. } => {
@@ -189,7 +187,7 @@ impl Driver {
                 lane.applied.apply(sequence);
                 s.copies = true;
             }
-            Err(error) => finish(lane, sequence, Err(error)),
+            Err(error) => lane.finish(sequence, Err(error)),
         }
     }
 
@@ -256,7 +254,7 @@ impl Driver {
             }
             let begun = request.state.begin_cut();
             let mut rest = begun.start;
-            cut(&work, &mut rest, most);
+            FramePieces::new(&work.shape, &mut rest, most).for_each(drop);
             let part = request.state.end_cut(begun, rest);
             let by_kernel = work.is_reached_by(&gpu.device);
             // SAFETY: the request's work keeps the local regions of the pieces alive. A request
@@ -339,29 +337,11 @@ impl Driver {
                 Err(error) => {
                     let sequence = front.sequence;
                     lane.tx.replies.pop_front();
-                    lane.push_nack(sequence, error as u8);
+                    lane.refuse(sequence, error);
                 }
             }
         }
     }
-}
-
-/// Cuts from the cursor the bytes that one frame can carry.
-fn cut(work: &Work, at: &mut Cursor, most: u64) -> Cursor {
-    let start = *at;
-    let (mut count, mut total, mut region) = (0, 0, None);
-    while count < MAX_SEGMENTS
-        && let Some(pair) = work.shape.peek(at, most - total)
-    {
-        if region.is_some_and(|region| region != pair.remote.region) {
-            break;
-        }
-        region = Some(pair.remote.region);
-        count += 1;
-        total += pair.len;
-        work.shape.advance(at, pair.len);
-    }
-    start.limited(total)
 }
 
 fn look(staged: &mut StagedCopy, begun: u64, now: u64) -> Result<bool, CudaError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use peerway_core::outcome::Reason;
 use peerway_core::protocol::{Effect, Expiry};
-use peerway_core::wire::{Control, Header, Kind, Refusal};
+use peerway_core::wire::{Control, Header, Refusal};
 
 use super::driver::{Driver, SessionDriver};
 use super::ending::{LaneEnd, SessionEnd};
@@ -116,9 +116,7 @@ impl Driver {
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane with a full send buffer needs no further heartbeat.
                 if lane.tx.out.len() < 64 << 10 {
-                    let mut head = Header::new(Kind::Beat);
-                    (head.sequence, head.transfer) = (beat.clock.into(), beat.echo.into());
-                    lane.push(&head);
+                    lane.push(&Header::beat(beat));
                 }
             }
             s.dirty = true;

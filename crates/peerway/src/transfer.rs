@@ -174,7 +174,7 @@ impl Transfer {
         }
         match job {
             Some(job) => drop(job.step()),
-            None => drop(endpoint.shard_of(session).poll_once(clock::now())),
+            None => drop(endpoint.shard_of(session).poller.poll_once(clock::now())),
         }
         self.ended()
     }
@@ -320,9 +320,9 @@ impl Transfer {
         let mut now = clock::now();
         let deadline = clock::after(now, timeout);
         let patience = patience(endpoint.slots.stats(*slot).bytes_total);
+        let poller = &endpoint.shard_of(session).poller;
         loop {
-            if endpoint.shard_of(session).poll_until(|| ended().is_some(), now, deadline, patience)
-            {
+            if poller.poll_until(|| ended().is_some(), now, deadline, patience) {
                 return ended();
             }
             if let Err(unusable) = endpoint.check_open() {
@@ -333,12 +333,10 @@ impl Transfer {
                 return ended();
             }
             // The copy pool ends a job, and it signals no event source.
-            if job.is_none()
-                && endpoint.shard_of(session).lead_until(*slot, || ended().is_some(), deadline)
-            {
+            if job.is_none() && poller.lead_until(slot.to_bits(), || ended().is_some(), deadline) {
                 return ended();
             }
-            endpoint.shard_of(session).hand_over();
+            poller.hand_over();
             endpoint.slots.sleep(*slot, left);
             now = clock::now();
         }
@@ -383,7 +381,7 @@ impl Transfer {
             TransferState::Running { endpoint, session, slot, .. } => {
                 let sleeps = self.ended().is_none() && endpoint.slots.wake_later(*slot, waker);
                 if sleeps {
-                    endpoint.shard_of(session).hand_over();
+                    endpoint.shard_of(session).poller.hand_over();
                     self.leave_to_engine();
                 }
                 sleeps

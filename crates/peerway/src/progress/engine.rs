@@ -197,7 +197,7 @@ impl Engine {
     ) {
         while !over() && self.check_open().is_ok() {
             for shard in self.shards.shared() {
-                if shard.poll_until(&over, clock::now(), deadline, Duration::ZERO) {
+                if shard.poller.poll_until(&over, clock::now(), deadline, Duration::ZERO) {
                     return;
                 }
             }
@@ -205,7 +205,7 @@ impl Engine {
             if left == Duration::ZERO {
                 return;
             }
-            self.shards.shared().for_each(|shard| shard.hand_over());
+            self.shards.shared().for_each(|shard| shard.poller.hand_over());
             sleep(left);
         }
     }

@@ -1,15 +1,21 @@
-//! Messages of a peer: notifications for the application, and control messages.
+//! Messages of a peer: notifications for the application, control messages, and the file
+//! descriptors that a local peer sends by its link.
+
+use std::os::fd::AsFd;
 
 use peerway_core::outcome::TransferError;
 use peerway_core::protocol::{Applied, Verdict};
 use peerway_core::wire::{Control, FrameError, Kind, Refusal};
+use rustix::event::epoll;
 
-use super::driver::{Driver, SessionDriver};
-use super::ending::LaneEnd;
+use super::driver::Driver;
+use super::ending::{LaneEnd, SessionEnd};
 use super::imports;
 use super::receive::{HEAD_READ, Step, nonsense, refill};
+use super::sessions::SessionDriver;
 use crate::bugs::{Bug, is_planted};
 use crate::limits::RefusalReason;
+use crate::os::unix::{self, Received};
 use crate::progress::lane::{AfterSkip, IncomingMessage, Lane, RecvState};
 
 impl Driver {
@@ -142,6 +148,54 @@ impl Driver {
                     self.settle(s, frame.slot);
                 }
                 Verdict::Drop => {}
+            }
+        }
+    }
+
+    /// Takes the file descriptors that a local peer sends for imports. The end of its socket is the
+    /// end of the session.
+    pub(super) fn link_spoke(&mut self, s: &mut SessionDriver, now: u64) {
+        let Some(link) = &s.session.link else { return };
+        let request = |bytes: &[u8]| bytes.first_chunk().map(|b| u64::from_le_bytes(*b));
+        let error = loop {
+            match unix::recv(link.socket.as_fd()) {
+                Ok(Received::Packet(mut packet)) => {
+                    if let (Some(request), Some(fd)) = (request(&packet.bytes), packet.fds.pop()) {
+                        s.session.imports.descriptor_came(request, fd);
+                    }
+                }
+                Ok(Received::Cut(bytes)) => {
+                    tracing::warn!(
+                        peer = %s.session.addr,
+                        "lost a file descriptor that this peer sent, because this process has too \
+                         many open files; the import fails. Raise the limit (ulimit -n)"
+                    );
+                    if let Some(request) = request(&bytes) {
+                        s.session.imports.descriptor_lost(request);
+                    }
+                }
+                Ok(Received::WouldBlock) => return,
+                Ok(Received::Closed) => break None,
+                Err(error) => {
+                    let _ = epoll::delete(self.shard.epoll(), link.socket.as_fd());
+                    break Some(error);
+                }
+            }
+        };
+        match error {
+            // An error in this process proves nothing about the peer.
+            Some(error) => {
+                let cause = format!("receiving on the local link failed: {error}");
+                self.close_session(s, SessionEnd::Closed, &cause);
+            }
+            // The peer closes its end after its last access, so it applies nothing more. Its
+            // goodbye may still be in a ring.
+            None => {
+                for at in 0..s.lanes.len() {
+                    self.serve_lane(s, at, now);
+                }
+                let cause = "the peer's process closed its local link or ended";
+                self.close_session(s, SessionEnd::Released, cause);
             }
         }
     }

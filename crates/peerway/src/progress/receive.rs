@@ -13,9 +13,10 @@ use peerway_core::protocol::{Arrival, Asked, GrantName, Named, Run};
 use peerway_core::region::Access;
 use peerway_core::wire::{FrameError, HEADER_LEN, Kind};
 
-use super::driver::{Driver, SessionDriver, TURN_BYTES};
+use super::driver::{Driver, TURN_BYTES};
 use super::ending::LaneEnd;
 use super::request::release_source;
+use super::sessions::SessionDriver;
 use crate::bugs::{Bug, is_planted};
 use crate::clock;
 use crate::hooks;

@@ -14,8 +14,9 @@ use peerway_core::wire::{FrameError, Header, Kind};
 use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
 
-use super::driver::{Driver, SessionDriver};
+use super::driver::Driver;
 use super::receive::{LAND_PIECES, Step, from_scratch_or_wire, nonsense};
+use super::sessions::SessionDriver;
 use crate::hooks;
 use crate::os::Piece;
 use crate::progress::copies::pool::{Haste, Job};

@@ -10,7 +10,8 @@ use peerway_core::wire::{Header, Kind, MAX_PAYLOAD};
 use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
 
-use super::driver::{Driver, SessionDriver};
+use super::driver::Driver;
+use super::sessions::SessionDriver;
 use crate::bugs;
 use crate::clock;
 use crate::gpu::device::Device;
@@ -38,6 +39,71 @@ pub(crate) struct Request {
     pub(crate) deadline: u64,
     pub(crate) queued: bool,
     pub(crate) state: RequestState,
+}
+
+/// The requests of a driver, by the slots of their transfers.
+pub(crate) struct Requests {
+    table: Box<[Option<Request>]>,
+    active: Vec<SlotId>,
+}
+
+impl Requests {
+    pub(super) fn new(slots: usize) -> Self {
+        let table = (0..slots).map(|_| None).collect();
+        Self { table, active: Vec::with_capacity(slots) }
+    }
+
+    /// Puts a request into its slot. `request` builds it there, because moving it costs more than
+    /// building it.
+    #[inline(always)]
+    pub(super) fn insert(
+        &mut self,
+        slot: SlotId,
+        request: impl FnOnce() -> Request,
+    ) -> &mut Request {
+        self.active.push(slot);
+        self.table[slot.index as usize].insert(request())
+    }
+
+    /// The request in a slot, unless that transfer is over.
+    #[inline]
+    pub(super) fn get(&self, slot: SlotId) -> Option<&Request> {
+        self.table[slot.index as usize].as_ref().filter(|request| request.slot == slot)
+    }
+
+    /// As [`Self::get`], to change it.
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: SlotId) -> Option<&mut Request> {
+        self.table[slot.index as usize].as_mut().filter(|request| request.slot == slot)
+    }
+
+    /// Drops a request.
+    #[inline]
+    pub(super) fn remove(&mut self, slot: SlotId) {
+        self.table[slot.index as usize] = None;
+        if let Some(at) = self.active.iter().position(|active| *active == slot) {
+            self.active.swap_remove(at);
+        }
+    }
+
+    /// The slots of all requests. [`Self::remove`] moves the last one into the place of another.
+    pub(super) fn slots(&self) -> &[SlotId] {
+        &self.active
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Request> {
+        self.active.iter().filter_map(|slot| self.get(*slot))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.table.iter_mut().flatten()
+    }
+
+    /// The slots of a session's requests.
+    pub(super) fn of(&self, session: &Arc<Session>) -> Vec<SlotId> {
+        let its = self.iter().filter(|request| Arc::ptr_eq(&request.session, session));
+        its.map(|request| request.slot).collect()
+    }
 }
 
 /// The additional state of a request from or into GPU memory.
@@ -167,7 +233,7 @@ fn show_reads(work: &Work) -> Result<(), CudaError> {
 impl Driver {
     /// The request in a slot, unless that transfer is over.
     pub(super) fn request(&mut self, slot: SlotId) -> Option<&mut Request> {
-        self.requests[slot.index as usize].as_mut().filter(|f| f.slot == slot)
+        self.requests.get_mut(slot)
     }
 
     /// Handles the answer to a frame of a transfer.
@@ -232,14 +298,14 @@ impl Driver {
             }
             Effect::Fenced => {
                 self.endpoint.slots.fenced(slot);
-                self.forget(slot);
+                self.requests.remove(slot);
             }
             Effect::GivenUp(ended) => {
                 if let Some(ended) = ended {
                     self.endpoint.slots.end(slot, ended);
                 }
                 self.endpoint.slots.unfenced_for_good(slot);
-                self.forget(slot);
+                self.requests.remove(slot);
             }
         }
     }
@@ -253,7 +319,7 @@ impl Driver {
             tracing::error!(%error, %peer, "could not flush RDMA reads into GPU memory");
             ended.reason = Reason::Failed(TransferError::Device);
         }
-        self.forget(slot);
+        self.requests.remove(slot);
         self.endpoint.slots.end(slot, ended);
     }
 
@@ -317,18 +383,9 @@ impl Driver {
     /// Ends a request for the user. With an open fence the request keeps its memory.
     pub(super) fn end(&mut self, slot: SlotId, ended: Ended) {
         if self.request(slot).is_some_and(|request| request.state.finish(ended)) {
-            self.forget(slot);
+            self.requests.remove(slot);
         }
         self.endpoint.slots.end(slot, ended);
-    }
-
-    /// Drops the request and the memory it kept.
-    #[inline]
-    pub(super) fn forget(&mut self, slot: SlotId) {
-        self.requests[slot.index as usize] = None;
-        if let Some(at) = self.active.iter().position(|s| *s == slot) {
-            self.active.swap_remove(at);
-        }
     }
 }
 

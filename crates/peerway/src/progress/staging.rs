@@ -14,8 +14,9 @@ use peerway_core::protocol::FramePieces;
 use peerway_core::wire::MAX_PAYLOAD;
 use peerway_sys::cuda::CudaError;
 
-use super::driver::{Driver, SessionDriver};
+use super::driver::Driver;
 use super::request::Fetched;
+use super::sessions::SessionDriver;
 use crate::clock;
 use crate::gpu::staging::{Buffer, StagedCopy};
 use crate::hooks;
@@ -73,13 +74,10 @@ impl Driver {
             s.copies |= fetches || !lane.rx.puts.is_empty();
             s.lanes[at] = Some(lane);
         }
-        for slot in &self.active {
-            let request = self.requests[slot.index as usize].as_ref();
-            s.copies |= request.is_some_and(|request| {
-                request.gpu.as_ref().is_some_and(|gpu| !gpu.fetched.is_empty())
-                    && std::sync::Arc::ptr_eq(&request.session, &s.session)
-            });
-        }
+        s.copies |= self.requests.iter().any(|request| {
+            request.gpu.as_ref().is_some_and(|gpu| !gpu.fetched.is_empty())
+                && std::sync::Arc::ptr_eq(&request.session, &s.session)
+        });
         // Fetched parts may be ready to send.
         s.dirty |= s.copies;
         progress

@@ -12,9 +12,10 @@ use peerway_core::protocol::{CutFrame, FramePieces, Serves, max_frame};
 use peerway_core::wire::{Kind, MAX_SEGMENTS};
 use peerway_core::work::Pair;
 
-use super::driver::{Driver, SessionDriver, TURN_BYTES};
+use super::driver::{Driver, TURN_BYTES};
 use super::ending::LaneEnd;
 use super::request::Fetched;
+use super::sessions::SessionDriver;
 use crate::os::Piece;
 use crate::path::PathKind;
 use crate::progress::lane::{Body, Lane, OutFrame};
@@ -83,8 +84,7 @@ impl Driver {
                 _ => return false,
             };
             let Some(&slot) = queue.front() else { return false };
-            let request = self.requests[slot.index as usize].as_mut();
-            let Some(request) = request.filter(|f| f.slot == slot) else {
+            let Some(request) = self.requests.get_mut(slot) else {
                 queue.pop_front();
                 continue;
             };
@@ -96,7 +96,7 @@ impl Driver {
             if request.is_staged() && !self.fetch(s, slot) {
                 return false;
             }
-            let Some(request) = self.requests[slot.index as usize].as_mut() else { continue };
+            let Some(request) = self.requests.get_mut(slot) else { continue };
             let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
             let room = lane.sent.room();
             let (next, least) = match request.gpu.as_ref().and_then(|gpu| gpu.fetched.front()) {
@@ -125,7 +125,7 @@ impl Driver {
 
     /// Makes a frame of this request. Returns false when it has no bytes to send.
     fn make_frame(&mut self, lane: &mut Lane, slot: SlotId, room: u64) -> bool {
-        let Some(request) = &mut self.requests[slot.index as usize] else { return false };
+        let Some(request) = self.requests.get_mut(slot) else { return false };
         let Some(work) = &request.work else { return false };
         let Some(kind) = request.state.route().frame() else { return false };
         let fetched = request.gpu.as_mut().and_then(|gpu| gpu.fetched.pop_front());
@@ -288,7 +288,7 @@ impl Driver {
     /// The work whose bytes a frame carries. A request stays in the table while one of its frames
     /// is unanswered, and a frame that is being sent is unanswered.
     fn work_of(&self, slot: SlotId) -> Result<&Work, LaneEnd> {
-        let request = self.requests[slot.index as usize].as_ref().filter(|f| f.slot == slot);
+        let request = self.requests.get(slot);
         let gone = || LaneEnd::Broken(io::Error::other("the transfer of a queued frame is gone"));
         request.and_then(|request| request.work.as_ref()).ok_or_else(gone)
     }

@@ -164,7 +164,7 @@ impl Node {
 
     /// The driver takes one turn.
     pub(super) fn poll(&self) {
-        self.shard.poll_once(clock::now());
+        self.shard.poller.poll_once(clock::now());
     }
 
     /// Ends everything.

@@ -29,7 +29,7 @@ use super::request::{NewRequest, Request, Requests};
 pub(crate) use super::sessions::NewSession;
 use super::sessions::SessionDriver;
 use super::shard::{DriverCommand, Shard};
-use super::staging::COPY_NAP;
+use super::staging::{COPY_NAP, Staging};
 use super::timers::Timers;
 use crate::clock;
 use crate::quarantine;
@@ -74,10 +74,8 @@ pub(crate) struct Driver {
     pub(super) requests: Requests,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
     pub(super) acceptor: Option<Box<dyn Listening>>,
-    /// Sessions with pending copies from or to GPU memory.
-    pub(super) staging: Vec<usize>,
-    /// When such a copy last started or finished.
-    pub(super) copies_moved: u64,
+    /// Copies from or to GPU memory.
+    pub(super) staging: Staging,
     /// Completion queues, one for each RDMA device.
     pub(super) ports: Vec<Port>,
     pub(super) timers: Timers,
@@ -86,10 +84,18 @@ pub(crate) struct Driver {
     armed_until: u64,
     /// An event source is not armed: it has fired, or it is new since the last [`Driver::arm`].
     pub(super) unarmed: bool,
-    next_socket_look: u64,
-    sockets_warm_until: u64,
+    sockets: SocketLooks,
     /// When the last turn began, for uses that do not justify reading the clock.
     pub(super) now: u64,
+}
+
+/// When a turn calls epoll.
+#[derive(Default)]
+struct SocketLooks {
+    /// The time of the next call.
+    next: u64,
+    /// Until this time every turn calls it.
+    warm_until: u64,
 }
 
 impl Driver {
@@ -116,14 +122,12 @@ impl Driver {
             again: Vec::new(),
             requests: Requests::new(slots),
             pulls: VecDeque::new(),
-            staging: Vec::new(),
-            copies_moved: 0,
+            staging: Staging::default(),
             acceptor,
             timers,
             armed_until: 0,
             unarmed: false,
-            next_socket_look: 0,
-            sockets_warm_until: 0,
+            sockets: SocketLooks::default(),
             now: 0,
         }
     }
@@ -363,10 +367,10 @@ impl Driver {
             let Some(&index) = self.rings.get(at) else { break };
             self.with_session(index, |driver, s| progress |= driver.look_at_rings(s, now));
         }
-        if now < self.sockets_warm_until || now >= self.next_socket_look {
+        if now < self.sockets.warm_until || now >= self.sockets.next {
             let by_devices = self.is_by_devices();
             let pause = if by_devices { SOCKET_LOOK_BY_DEVICES_NS } else { SOCKET_LOOK_NS };
-            self.next_socket_look = now + pause;
+            self.sockets.next = now + pause;
             progress |= self.look_at_sockets(now);
         }
         for _ in 0..self.again.len() {
@@ -425,7 +429,7 @@ impl Driver {
                 self.take_port_event((word & !PORT) as usize);
             } else {
                 let (index, lane) = ((word >> 16) as usize, word & 0xFFFF);
-                self.sockets_warm_until = now + SOCKET_WARM_NS;
+                self.sockets.warm_until = now + SOCKET_WARM_NS;
                 self.with_session(index, |driver, s| match lane {
                     LINK_WAKE => {
                         if let Some(link) = &s.session.link {
@@ -544,7 +548,7 @@ impl Driver {
             return;
         }
         self.armed_until = 0;
-        self.next_socket_look = 0;
+        self.sockets.next = 0;
         for at in 0..self.rings.len() {
             if let Some(s) = &mut self.sessions[self.rings[at]] {
                 for lane in s.lanes.iter_mut().flatten() {

@@ -33,34 +33,43 @@ const FRESH: Duration = Duration::from_micros(300);
 /// raise no flag.
 const FLAG_PATIENCE: Duration = Duration::from_micros(500);
 
+/// The copies in progress of a driver's sessions.
+#[derive(Default)]
+pub(super) struct Staging {
+    /// Sessions with such copies.
+    sessions: Vec<usize>,
+    /// When one last started or finished.
+    moved: u64,
+}
+
 impl Driver {
     /// Whether copies from or to GPU memory are in progress.
     pub(crate) fn has_copies(&self) -> bool {
-        !self.staging.is_empty()
+        !self.staging.sessions.is_empty()
     }
 
     /// Registers a session that has copies in progress.
     pub(super) fn note_staging(&mut self, s: &SessionDriver) {
-        if !self.staging.contains(&s.index) {
-            self.staging.push(s.index);
-            self.copies_moved = clock::now();
+        if !self.staging.sessions.contains(&s.index) {
+            self.staging.sessions.push(s.index);
+            self.staging.moved = clock::now();
         }
     }
 
     /// Checks every copy in progress. Returns true when one finished or the last progress is
     /// recent.
     pub(super) fn look_at_copies(&mut self, now: u64) -> bool {
-        if self.staging.is_empty() {
+        if self.staging.sessions.is_empty() {
             return false;
         }
         let mut progress = false;
-        for index in std::mem::take(&mut self.staging) {
+        for index in std::mem::take(&mut self.staging.sessions) {
             self.with_session(index, |driver, s| progress |= driver.session_copies(s, now));
         }
         if progress {
-            self.copies_moved = now;
+            self.staging.moved = now;
         }
-        let idle = Duration::from_nanos(now.saturating_sub(self.copies_moved));
+        let idle = Duration::from_nanos(now.saturating_sub(self.staging.moved));
         progress || (self.has_copies() && idle < FRESH)
     }
 

@@ -63,6 +63,9 @@ impl Driver {
 
     /// Makes the next frame. Returns false when there is none to make now.
     fn next_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
+        if lane.tx.replies.is_empty() {
+            return self.request_frame(s, lane);
+        }
         lane.tx.reply_next = !lane.tx.reply_next;
         if lane.tx.reply_next && self.reply_frame(s, lane) {
             return true;

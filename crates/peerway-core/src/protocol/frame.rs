@@ -28,9 +28,9 @@ pub struct GrantName {
     pub token: [u8; 16],
 }
 
-/// The pieces of work that the next frame covers, in order. It takes at most `max` bytes and as many
-/// pieces as a table has room for. A frame names one grant, so it ends where the next piece lies in
-/// another region of the peer. The cursor advances behind each piece.
+/// The pieces of work that the next frame covers, in order. It takes at most `max` bytes and as
+/// many pieces as a table has room for. A frame names one grant, so it ends where the next piece
+/// lies in another region of the peer. The cursor advances behind each piece.
 pub struct FramePieces<'a> {
     shape: &'a Shape,
     at: &'a mut Cursor,

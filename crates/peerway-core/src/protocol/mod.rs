@@ -1,6 +1,6 @@
 //! The protocol of lanes, without input or output: how requests are cut into frames and what a
-//! received frame asks for, which frames were sent and answered, which were applied, what happens to
-//! those of a lost lane, and how the request that they belong to ends.
+//! received frame asks for, which frames were sent and answered, which were applied, what happens
+//! to those of a lost lane, and how the request that they belong to ends.
 //!
 //! A sender cuts a [`CutFrame`] from a request. A receiver reads an [`Arrival`] and the [`Run`]s of
 //! its own memory that the frame names.

@@ -204,8 +204,8 @@ impl Driver {
                 self.forget_queue(&mut lane);
             }
         }
-        // The same goes for queue pairs that a thread connects now. They cannot be destroyed yet, so
-        // the peer gets no goodbye.
+        // The same goes for queue pairs that a thread connects now. They cannot be destroyed yet,
+        // so the peer gets no goodbye.
         let may_land = s.reopening.connects_any();
         if end != SessionEnd::Released && end != SessionEnd::Closed && !may_land {
             say_goodbye(s);

@@ -337,8 +337,9 @@ impl Driver {
             sent_at.store(self.now.max(request.posted), Ordering::Relaxed);
         }
         let part = DevicePart { slot, part, read, immediate: None, failed: None };
-        // SAFETY: the loop has written the first `requests` entries. The request keeps its work, and
-        // so the memory with its registrations, until the part is answered or the queue is gone.
+        // SAFETY: the loop has written the first `requests` entries. The request keeps its work,
+        // and so the memory with its registrations, until the part is answered or the queue is
+        // gone.
         Some(unsafe { queue.post_part(list[..requests].assume_init_ref(), part, counts) })
     }
 

@@ -62,8 +62,8 @@ impl Reopening {
         !self.is_busy && (!self.answers.is_empty() || !self.offers.is_empty())
     }
 
-    /// Whether a thread connects the new queue pair of this lane. The peer's writes may arrive by it
-    /// from some moment on, so the lane cannot be fenced before the thread is done.
+    /// Whether a thread connects the new queue pair of this lane. The peer's writes may arrive by
+    /// it from some moment on, so the lane cannot be fenced before the thread is done.
     pub(super) fn is_connecting(&self, lane: u16) -> bool {
         self.connecting.contains(&lane)
     }

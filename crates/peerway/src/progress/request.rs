@@ -155,7 +155,8 @@ pub(crate) struct NewRequest<'a> {
 }
 
 impl<'a> NewRequest<'a> {
-    /// A request that carries no bytes, only a signal. It keeps `work` until the signal is answered.
+    /// A request that carries no bytes, only a signal. It keeps `work` until the signal is
+    /// answered.
     pub(crate) fn of_signal(
         slot: SlotId,
         session: &'a Arc<Session>,

@@ -137,8 +137,8 @@ pub(crate) trait CompletionQueue: Send + Sync {
     /// Makes the next completion readable at the descriptor. Returns whether it is armed.
     fn arm(&self) -> bool;
 
-    /// Consumes the events at the descriptor. Returns true if there were any; the queue is no longer
-    /// armed then.
+    /// Consumes the events at the descriptor. Returns true if there were any; the queue is no
+    /// longer armed then.
     fn take_events(&self) -> bool;
 
     /// Whether a queue with this key exists.

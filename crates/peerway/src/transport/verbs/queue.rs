@@ -1,8 +1,8 @@
 //! A queue pair to one peer: messages both ways (see `messages`), and our work requests.
 //!
-//! **Groups** of work requests are posted with one doorbell each. On a connection only the last request of a group
-//! asks for a completion, which implies those before it. Datagrams complete in any order, so each
-//! request asks for one.
+//! **Groups** of work requests are posted with one doorbell each. On a connection only the last
+//! request of a group asks for a completion, which implies those before it. Datagrams complete in
+//! any order, so each request asks for one.
 //!
 //! A queue fails as a whole. The driver then *shuts* it: it moves the queue pair to the error state
 //! and posts one last request and one last receive. Their completions prove that nothing else will

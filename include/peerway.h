@@ -136,7 +136,8 @@ typedef enum peerway_status {
     PEERWAY_STATUS_INVALID_DESCRIPTOR = 59,
     // The peer's memory cannot be mapped.
     PEERWAY_STATUS_MAP = 60,
-    // The connection cannot be secured: the peer did not prove its identity, or bytes were changed.
+    // The connection cannot be secured: the peer did not prove its identity, or bytes were
+    // changed.
     PEERWAY_STATUS_NOT_SECURE = 61,
     // One of the two endpoints does not admit the other (PEERWAY_IDENTITY).
     PEERWAY_STATUS_NOT_ADMITTED = 62,

@@ -97,7 +97,8 @@ pub enum peerway_status {
     InvalidDescriptor = 59,
     /// The peer's memory cannot be mapped.
     Map = 60,
-    /// The connection cannot be secured: the peer did not prove its identity, or bytes were changed.
+    /// The connection cannot be secured: the peer did not prove its identity, or bytes were
+    /// changed.
     NotSecure = 61,
     /// One of the two endpoints does not admit the other (PEERWAY_IDENTITY).
     NotAdmitted = 62,

@@ -6,14 +6,20 @@ use zerocopy::FromBytes;
 
 use crate::descriptor::Descriptor;
 use crate::metadata::Metadata;
-use crate::wire::{Control, HEADER_LEN, Header, MAX_PAYLOAD};
+use crate::protocol::{AppliedFrames, Arrival, Asked};
+use crate::wire::{Control, HEADER_LEN, Header, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS};
 
 /// The name of a target and the function that receives the input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: &[Target] =
-    &[("descriptor", descriptor), ("metadata", metadata), ("header", header), ("control", control)];
+pub const TARGETS: &[Target] = &[
+    ("descriptor", descriptor),
+    ("metadata", metadata),
+    ("header", header),
+    ("frame", frame),
+    ("control", control),
+];
 
 /// A descriptor that parses names a window inside its advertisement and survives a round trip.
 pub fn descriptor(data: &[u8]) {
@@ -44,6 +50,24 @@ pub fn header(data: &[u8]) {
     }
 }
 
+/// A frame that can be read names no more runs and bytes than its kind allows.
+pub fn frame(data: &[u8]) {
+    let Some((header, body)) = data.split_first_chunk::<HEADER_LEN>() else { return };
+    let arrival = Arrival::read(header, &AppliedFrames::new(1));
+    if let Ok(Arrival::Table(ahead)) = arrival
+        && let Some(table) = body.get(..ahead.len())
+    {
+        let mut runs = Vec::new();
+        let total: u64 = match ahead.read(table, &mut runs) {
+            Ok(Asked::Write(total) | Asked::Read(total)) => total.min(MAX_PAYLOAD),
+            Ok(Asked::Pull(total)) => total.min(MAX_PULL),
+            Err(_) => return,
+        };
+        assert!((1..=MAX_SEGMENTS).contains(&runs.len()));
+        assert_eq!(runs.iter().map(|run| run.len).sum::<u64>(), total);
+    }
+}
+
 /// A control message that parses survives a round trip.
 pub fn control(data: &[u8]) {
     if let Ok(parsed) = Control::from_bytes(data) {
@@ -58,7 +82,7 @@ mod tests {
     use super::*;
     use crate::ids::{Incarnation, SlotId};
     use crate::region::Access;
-    use crate::wire::{Kind, Refusal};
+    use crate::wire::{Kind, PULL_SEGMENT_LEN, Refusal, SEGMENT_LEN};
 
     /// xorshift64*: small, seeded, and identical on every platform.
     struct Random(u64);
@@ -88,6 +112,17 @@ mod tests {
                 head.check().ok().map(|_| head.as_bytes().to_vec())
             })
             .collect();
+        for kind in [Kind::Write, Kind::Read, Kind::Pull] {
+            let entry = if kind == Kind::Pull { PULL_SEGMENT_LEN } else { SEGMENT_LEN };
+            let payload = if kind == Kind::Write { 514 } else { 0 };
+            let mut head = Header::new(kind);
+            head.sequence = 1.into();
+            head.set_body(2, 2 * entry, payload);
+            // Two runs of 257 bytes.
+            let mut run = vec![0; entry];
+            run[8..10].fill(1);
+            frames.push([head.as_bytes(), &run, &run].concat());
+        }
         frames.push(descriptor.to_bytes().to_vec());
         frames.push(Metadata { incarnation: who, addresses }.to_bytes());
         frames.push(Control::Refuse(Refusal::Pinned("why".into())).to_bytes());

@@ -147,7 +147,16 @@ pub struct Shape {
 enum Inner {
     Range(Pair),
     Vector(Pairs),
-    Blocks { local: Blocks, remote: Blocks },
+    /// Shared, so that a clone of a shape copies little.
+    Blocks(Arc<BlockLists>),
+}
+
+#[derive(Debug)]
+struct BlockLists {
+    local: Blocks,
+    remote: Blocks,
+    /// Whether consecutive indices name adjacent blocks on both sides.
+    is_dense: bool,
 }
 
 /// The first `count` entries of a list that may be longer. The owner can then reuse a longer list.
@@ -231,10 +240,13 @@ impl Shape {
             let pair = Pair { local: local.place(0, 0), remote: remote.place(0, 0), len: total };
             return Ok(Self { inner: Inner::Range(pair), total });
         }
-        Ok(Self { inner: Inner::Blocks { local, remote }, total })
+        let is_dense = local.stride == local.len && remote.stride == remote.len;
+        let lists = BlockLists { local, remote, is_dense };
+        Ok(Self { inner: Inner::Blocks(Arc::new(lists)), total })
     }
 
     /// The total length of the transfer in bytes.
+    #[inline]
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -244,13 +256,14 @@ impl Shape {
         match &self.inner {
             Inner::Range(_) => 1,
             Inner::Vector(pairs) => pairs.len(),
-            Inner::Blocks { local, .. } => local.indices.len(),
+            Inner::Blocks(lists) => lists.local.indices.len(),
         }
     }
 
     /// The block lists and the entries that the cursor covers, if it covers whole blocks.
     pub fn whole_blocks(&self, at: &Cursor) -> Option<(&Blocks, &Blocks, Range<usize>)> {
-        let Inner::Blocks { local, remote } = &self.inner else { return None };
+        let Inner::Blocks(lists) = &self.inner else { return None };
+        let BlockLists { local, remote, .. } = &**lists;
         if at.within != 0 || local.len == 0 || !at.left.is_multiple_of(local.len) {
             return None;
         }
@@ -283,13 +296,14 @@ impl Shape {
                 }
                 pair
             }
-            Inner::Blocks { local, remote } => {
+            Inner::Blocks(lists) => {
+                let BlockLists { local, remote, is_dense } = &**lists;
                 let mut pair = Pair {
                     local: local.place(at.item, at.within),
                     remote: remote.place(at.item, at.within),
                     len: local.len - at.within,
                 };
-                if local.stride == local.len && remote.stride == remote.len {
+                if *is_dense {
                     let (l, r) = (&local.indices, &remote.indices);
                     let mut item = at.item;
                     while pair.len < max
@@ -314,7 +328,8 @@ impl Shape {
         at.left -= bytes;
         match &self.inner {
             Inner::Range(_) => at.within += bytes,
-            Inner::Blocks { local, .. } => {
+            Inner::Blocks(lists) => {
+                let local = &lists.local;
                 let within = at.within + bytes;
                 // Crossing one block is the common step. Joined runs need the division.
                 if within < local.len {
@@ -357,11 +372,13 @@ pub struct Cursor {
 
 impl Cursor {
     /// The number of bytes from here to the end.
+    #[inline]
     pub fn left(&self) -> u64 {
         self.left
     }
 
     /// The same position, with an end after `bytes`: a view of the next part of the work.
+    #[inline]
     pub fn limited(&self, bytes: u64) -> Self {
         Self { left: self.left.min(bytes), ..*self }
     }

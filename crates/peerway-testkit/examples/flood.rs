@@ -6,10 +6,10 @@
 //!
 //! The arguments are the seconds of the flood (at most 120), the connections a second (at most
 //! 20,000) and the niceness of the attacker. Three processes take part, all on loopback: the
-//! endpoint, the healthy peer, which writes 4 KiB again and again by TCP, and the attacker. A quarter
-//! of the connections each send random bytes, half a TLS hello, a whole TLS hello and nothing after
-//! it, and a whole TLS handshake with a hello that names another identity. The last row shows what
-//! the endpoint holds when the flood is over.
+//! endpoint, the healthy peer, which writes 4 KiB again and again by TCP, and the attacker. A
+//! quarter of the connections each send random bytes, half a TLS hello, a whole TLS hello and
+//! nothing after it, and a whole TLS handshake with a hello that names another identity. The last
+//! row shows what the endpoint holds when the flood is over.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};

@@ -1,7 +1,7 @@
 //! Limits against strangers: refusals by reason, and the budgets of half-received messages.
 //!
-//! A refusal is an answer to a peer, not an event for the user. So the endpoint counts every refusal
-//! and logs at most one a second, whatever peers do.
+//! A refusal is an answer to a peer, not an event for the user. So the endpoint counts every
+//! refusal and logs at most one a second, whatever peers do.
 
 use std::fmt;
 use std::sync::Arc;

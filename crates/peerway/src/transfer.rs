@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
-use peerway_core::protocol::{RequestState, Route};
+use peerway_core::protocol::Route;
 use peerway_core::stripe;
 use peerway_core::wire::MAX_PAYLOAD;
 
@@ -25,7 +25,7 @@ use crate::progress::copies::gpu::{GpuJob, UserStream};
 use crate::progress::copies::pool::{Haste, Job};
 use crate::progress::driver::INLINE_SEND;
 use crate::progress::engine::{Engine, Unusable};
-use crate::progress::request::{Request, StagedRequest, route_of};
+use crate::progress::request::{NewRequest, route_of};
 use crate::progress::shard::DriverCommand;
 use crate::session::Session;
 use crate::session::remote::Direct;
@@ -174,7 +174,7 @@ impl Transfer {
         }
         match job {
             Some(job) => drop(job.step()),
-            None => drop(endpoint.shard_of(session).poll_once(clock::now())),
+            None => drop(endpoint.shard_of(session).poller.poll_once(clock::now())),
         }
         self.ended()
     }
@@ -320,9 +320,9 @@ impl Transfer {
         let mut now = clock::now();
         let deadline = clock::after(now, timeout);
         let patience = patience(endpoint.slots.stats(*slot).bytes_total);
+        let poller = &endpoint.shard_of(session).poller;
         loop {
-            if endpoint.shard_of(session).poll_until(|| ended().is_some(), now, deadline, patience)
-            {
+            if poller.poll_until(|| ended().is_some(), now, deadline, patience) {
                 return ended();
             }
             if let Err(unusable) = endpoint.check_open() {
@@ -333,12 +333,10 @@ impl Transfer {
                 return ended();
             }
             // The copy pool ends a job, and it signals no event source.
-            if job.is_none()
-                && endpoint.shard_of(session).lead_until(*slot, || ended().is_some(), deadline)
-            {
+            if job.is_none() && poller.lead_until(slot.to_bits(), || ended().is_some(), deadline) {
                 return ended();
             }
-            endpoint.shard_of(session).hand_over();
+            poller.hand_over();
             endpoint.slots.sleep(*slot, left);
             now = clock::now();
         }
@@ -383,7 +381,7 @@ impl Transfer {
             TransferState::Running { endpoint, session, slot, .. } => {
                 let sleeps = self.ended().is_none() && endpoint.slots.wake_later(*slot, waker);
                 if sleeps {
-                    endpoint.shard_of(session).hand_over();
+                    endpoint.shard_of(session).poller.hand_over();
                     self.leave_to_engine();
                 }
                 sleeps
@@ -699,7 +697,7 @@ fn post_by(
                 // the transfer.
                 Ok(()) => {
                     endpoint.slots.slot(slot).done.fetch_add(total, Ordering::Relaxed);
-                    endpoint.send_signal(slot, session, work.clone(), signal.clone(), deadline);
+                    endpoint.send_signal(slot, session, work, signal, deadline);
                 }
                 Err(error) => {
                     let reason = Reason::Failed(error);
@@ -760,21 +758,20 @@ fn post_by(
             // Device writes to such memory are visible only after a flush.
             let flush = || work.remotes.as_slice().iter().any(|remote| remote.flush);
             let is_unordered = by_device && route == Route::Write && flush();
-            let request = || Request {
+            endpoint.shard_of(session).start_request(NewRequest {
                 slot,
-                session: session.clone(),
-                work: Some(work.clone()),
-                gpu: staged.map(StagedRequest::new),
-                message: signal.notify.clone(),
+                session,
+                route,
+                work: Some(work),
+                signal,
+                staged_by: staged,
                 piece,
                 by_device,
                 bulk,
+                is_unordered,
                 posted: now,
                 deadline,
-                queued: false,
-                state: RequestState::new(route, work.shape.start(), signal.due(), is_unordered),
-            };
-            endpoint.shard_of(session).start_request(slot, session, request);
+            });
             if then == PostMode::Leaves && unseen {
                 endpoint.shard_of(session).notify_if_blocked();
             }
@@ -800,7 +797,7 @@ pub(crate) fn post_signal(
     let slot = endpoint.slots.take(0, path, now).ok_or(PostError::Busy { slots })?;
     let deadline = clock::after(now, endpoint.config.deadline);
     let operation = if signal.notify.is_some() { Operation::Notify } else { Operation::Count };
-    let request = || Request::of_signal(slot, session.clone(), None, signal, deadline);
-    endpoint.shard_of(session).start_request(slot, session, request);
+    let new = NewRequest::of_signal(slot, session, None, &signal, deadline);
+    endpoint.shard_of(session).start_request(new);
     Ok(Transfer::running(endpoint, session, slot, operation, None, false))
 }

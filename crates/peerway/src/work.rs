@@ -58,6 +58,15 @@ pub(crate) enum Regions<T> {
 }
 
 impl<T> Regions<T> {
+    /// The region of this number. Work with one region has no other number.
+    #[inline]
+    fn at(&self, number: u32) -> &T {
+        match self {
+            Self::One(region) => region,
+            Self::Many(regions) => &regions[number as usize],
+        }
+    }
+
     #[inline]
     pub(crate) fn as_slice(&self) -> &[T] {
         match self {
@@ -100,7 +109,7 @@ impl Work {
     /// A local region.
     #[inline]
     pub(crate) fn local(&self, region: u32) -> &RegionInner {
-        &self.locals.as_slice()[region as usize]
+        self.locals.at(region)
     }
 
     /// Whether any of it is GPU memory.
@@ -178,7 +187,7 @@ impl Work {
     /// The RDMA keys of a local place.
     #[inline]
     pub(crate) fn local_keys(&self, place: &Place) -> Option<&LocalKeys> {
-        self.locals.as_slice()[place.region as usize].registered()
+        self.locals.at(place.region).registered()
     }
 
     /// Whether RDMA devices can do the whole transfer: both sides have keys for all of their
@@ -205,7 +214,7 @@ impl Work {
     /// The region of a remote place.
     #[inline]
     pub(crate) fn remote(&self, place: &Place) -> &Arc<RemoteInner> {
-        &self.remotes.as_slice()[place.region as usize]
+        self.remotes.at(place.region)
     }
 
     /// Peeks and advances in one step.

@@ -1,8 +1,8 @@
 //! Threads for work that must not run in the thread that requests it.
 //!
 //! A CUDA stream callback must not call CUDA. The thread that holds the driver must not wait for a
-//! GPU or a file. It also must not run the destructor of a caller's memory, which could call back into the
-//! engine.
+//! GPU or a file. It also must not run the destructor of a caller's memory, which could call back
+//! into the engine.
 
 use std::sync::OnceLock;
 use std::thread::Thread;

@@ -197,7 +197,9 @@ fn use_engine() {
 }
 
 fn use_engine_on(expected: &[usize]) {
-    let make = |pin| Endpoint::builder().transport(pin).build().unwrap();
+    // A busy machine may not run one of the threads for longer than the usual detection time.
+    let detect = Duration::from_secs(600);
+    let make = |pin| Endpoint::builder().transport(pin).detect(detect).build().unwrap();
     for pin in [Pin::LocalMap, Pin::Tcp] {
         let (near, far) = (make(pin), make(pin));
         let peer = near.connect(&far.metadata()).unwrap();

@@ -86,8 +86,8 @@ class Entry:
     bdf: str
     ips: tuple[str, ...]
     port: int
-    #: When the endpoint was made, in nanoseconds of the clock that all processes of a host share. It
-    #: decides which owner of a GPU was first, also after another process has become the server.
+    #: When the endpoint was made, in nanoseconds of the clock that all processes of a host share.
+    #: It decides which owner of a GPU was first, also after another process has become the server.
     since: int = field(default_factory=time.monotonic_ns)
 
     def to_line(self) -> bytes:

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::counter::HighWater;
+use crate::outcome::TransferError;
+use crate::wire::Header;
 
 /// See the module.
 #[derive(Debug)]
@@ -53,12 +55,22 @@ impl AppliedFrames {
         self.last.take(sequence);
     }
 
-    /// A frame is refused. The caller tells the peer, and applies its number when it has passed.
-    pub fn refuse(&mut self, sequence: u64, code: u8) {
+    /// A frame is refused. Returns the answer. The caller applies the number when the frame has
+    /// passed.
+    pub fn refuse(&mut self, sequence: u64, error: TransferError) -> Header {
         if self.refused.len() >= self.max_refused {
             self.refused.pop_front();
         }
-        self.refused.push_back((sequence, code));
+        self.refused.push_back((sequence, error as u8));
+        Header::nack(sequence, error as u8)
+    }
+
+    /// A pull is done, or has failed. Returns the answer.
+    pub fn answer_pull(&mut self, sequence: u64, result: Result<(), TransferError>) -> Header {
+        match result {
+            Ok(()) => Header::pulled(sequence),
+            Err(error) => self.refuse(sequence, error),
+        }
     }
 
     /// Bytes of a frame are in place.
@@ -73,15 +85,15 @@ impl AppliedFrames {
         self.unacknowledged_bytes
     }
 
-    /// The number to acknowledge now, if any. The effect of frame `pending` is not in place yet
+    /// The acknowledgement to send now, if any. The effect of frame `pending` is not in place yet
     /// (its bytes are on their way into GPU memory), so nothing from it on is acknowledged.
     #[inline]
-    pub fn next_acknowledgement(&mut self, pending: Option<u64>) -> Option<u64> {
+    pub fn acknowledge(&mut self, pending: Option<u64>) -> Option<Header> {
         let applied = pending.map_or_else(|| self.last.last(), |sequence| sequence - 1);
         (applied > self.acknowledged).then(|| {
             self.acknowledged = applied;
             self.unacknowledged_bytes = 0;
-            applied
+            Header::ack(applied)
         })
     }
 
@@ -107,26 +119,31 @@ impl AppliedFrames {
 mod tests {
     use super::*;
 
+    /// The number that is acknowledged.
+    fn acknowledged(frames: &mut AppliedFrames, pending: Option<u64>) -> Option<u64> {
+        frames.acknowledge(pending).map(|ack| ack.sequence.get())
+    }
+
     #[test]
     fn numbers_are_due_in_order_and_acknowledged_once() {
         let mut frames = AppliedFrames::new(4);
         assert!(frames.is_next(1) && !frames.is_next(2) && !frames.is_next(0));
-        assert_eq!(frames.next_acknowledgement(None), None);
+        assert_eq!(acknowledged(&mut frames, None), None);
         frames.apply(1);
         frames.apply(2);
         frames.add_bytes(7);
         assert_eq!(frames.unacknowledged_bytes(), 7);
-        assert_eq!(frames.next_acknowledgement(None), Some(2));
-        assert_eq!((frames.next_acknowledgement(None), frames.unacknowledged_bytes()), (None, 0));
+        assert_eq!(acknowledged(&mut frames, None), Some(2));
+        assert_eq!((acknowledged(&mut frames, None), frames.unacknowledged_bytes()), (None, 0));
     }
 
     #[test]
     fn nothing_is_acknowledged_from_a_pending_frame_on() {
         let mut frames = AppliedFrames::new(4);
         (1..=3).for_each(|number| frames.apply(number));
-        assert_eq!(frames.next_acknowledgement(Some(2)), Some(1));
-        assert_eq!(frames.next_acknowledgement(Some(2)), None);
-        assert_eq!(frames.next_acknowledgement(None), Some(3));
+        assert_eq!(acknowledged(&mut frames, Some(2)), Some(1));
+        assert_eq!(acknowledged(&mut frames, Some(2)), None);
+        assert_eq!(acknowledged(&mut frames, None), Some(3));
     }
 
     #[test]
@@ -134,16 +151,21 @@ mod tests {
         let mut frames = AppliedFrames::new(4);
         (1..=2).for_each(|number| frames.apply(number));
         frames.note_answered(2);
-        assert_eq!(frames.next_acknowledgement(None), Some(2), "frame 1 was not answered");
+        assert_eq!(acknowledged(&mut frames, None), Some(2), "frame 1 was not answered");
         frames.apply(3);
         frames.note_answered(3);
-        assert_eq!(frames.next_acknowledgement(None), None);
+        assert_eq!(acknowledged(&mut frames, None), None);
     }
 
     #[test]
     fn the_newest_refusals_are_kept() {
         let mut frames = AppliedFrames::new(2);
-        (1..=3).for_each(|number| frames.refuse(number, 9));
-        assert_eq!(frames.summary(5).refused, [(2, 9), (3, 9)]);
+        let error = TransferError::Revoked;
+        for number in 1..=3 {
+            let answer = frames.refuse(number, error);
+            assert_eq!((answer.sequence.get(), answer.status.get()), (number, error as u16));
+        }
+        let code = error as u8;
+        assert_eq!(frames.summary(5).refused, [(2, code), (3, code)]);
     }
 }

@@ -1,6 +1,9 @@
-//! The protocol of lanes, without input or output: which frames were sent and answered, which were
-//! applied, what happens to those of a lost lane, and how the request that they belong to ends.
+//! The protocol of lanes, without input or output: how requests are cut into frames and what a
+//! received frame asks for, which frames were sent and answered, which were applied, what happens
+//! to those of a lost lane, and how the request that they belong to ends.
 //!
+//! A sender cuts a [`CutFrame`] from a request. A receiver reads an [`Arrival`] and the [`Run`]s of
+//! its own memory that the frame names.
 //! A lane is an ordered stream of frames. Frames with an effect are numbered from 1, and the
 //! receiver applies them in order, so one number tells what became of all frames before it. A
 //! sender keeps [`SentFrames`], a receiver [`AppliedFrames`]. When a lane is lost, each side keeps
@@ -13,6 +16,7 @@
 //! seeded schedules.
 
 mod applied;
+mod frame;
 mod liveness;
 mod lost;
 mod request;
@@ -20,6 +24,9 @@ mod roles;
 mod sent;
 
 pub use applied::{Applied, AppliedFrames};
+pub use frame::{
+    Arrival, Asked, CutFrame, FramePieces, GrantName, Named, Run, TableAhead, max_frame,
+};
 pub use liveness::{Beat, Liveness};
 pub use lost::{LostLanes, Verdict};
 pub use request::{Cut, Effect, Expiry, Loss, RequestState, Route, SignalDue, lane_bit};

@@ -2,8 +2,8 @@
 //!
 //! The engine tells the request what happened: a frame went out, an answer came, a lane or the
 //! session was lost, time passed. The request says what follows ([`Effect`]). In particular it
-//! decides when a transfer ends and whether its fence is held, so the two promises that need a proof
-//! are decided here and nowhere else.
+//! decides when a transfer ends and whether its fence is held, so the two promises that need a
+//! proof are decided here and nowhere else.
 
 use crate::outcome::{Ended, Fence, Reason, TransferError};
 use crate::wire::Kind;
@@ -20,6 +20,19 @@ pub enum Route {
     Pull,
     /// No payload.
     SignalOnly,
+}
+
+impl Route {
+    /// The kind of its data frames, if it has any.
+    #[inline]
+    pub fn frame(self) -> Option<Kind> {
+        match self {
+            Self::Write => Some(Kind::Write),
+            Self::Read => Some(Kind::Read),
+            Self::Pull => Some(Kind::Pull),
+            Self::SignalOnly => None,
+        }
+    }
 }
 
 /// See the module.
@@ -314,8 +327,8 @@ impl RequestState {
         self.ending.get_or_insert((Reason::Failed(error), until));
     }
 
-    /// A lost lane carried this part, and the peer did not apply it. Returns whether it must be sent
-    /// again.
+    /// A lost lane carried this part, and the peer did not apply it. Returns whether it must be
+    /// sent again.
     pub fn repeat(&mut self, part: Cursor) -> bool {
         self.unanswered -= 1;
         self.is_signal_sent = false;

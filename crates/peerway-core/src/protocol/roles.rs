@@ -22,8 +22,8 @@ pub struct Serves {
 
 impl Role {
     /// The queues that a lane of this role serves. When every lane of a role is gone, other lanes
-    /// take over its work; `lives` says whether a role has a lane. With `devices_only`, a connection
-    /// for control carries no bytes, and requests wait for new device queues.
+    /// take over its work; `lives` says whether a role has a lane. With `devices_only`, a
+    /// connection for control carries no bytes, and requests wait for new device queues.
     #[inline]
     pub fn serves(self, lives: impl Fn(Self) -> bool, devices_only: bool) -> Serves {
         match self {

@@ -85,21 +85,33 @@ impl SentFrames {
         Some(answered)
     }
 
-    /// The numbers that an acknowledgement of everything up to `sequence` newly covers. `None` if
-    /// the peer acknowledges what it cannot have received: a frame that was not sent, or frame
-    /// `sending`, which is half-sent (0 for none).
+    /// Takes the answer to a pull. `None` if no pull of this number waits for one.
+    pub fn answer_pull(&mut self, sequence: u64) -> Option<SentFrame> {
+        self.waiting(sequence).filter(|frame| frame.kind == Kind::Pull)?;
+        self.answer(sequence)
+    }
+
+    /// Takes the answers that an acknowledgement of everything up to `sequence` gives. Reads and
+    /// pulls have answers of their own. `None` if the peer acknowledges what it cannot have
+    /// received: a frame that was not sent, or frame `sending`, which is half-sent (0 for none).
     #[inline]
     pub fn acknowledge(
         &mut self,
         sequence: u64,
         sending: u64,
-    ) -> Option<std::ops::RangeInclusive<u64>> {
+    ) -> Option<impl Iterator<Item = SentFrame>> {
         if sequence > self.last_sequence || (1..=sequence).contains(&sending) {
             return None;
         }
         let from = self.first().max(self.acknowledged + 1);
         self.acknowledged = self.acknowledged.max(sequence);
-        Some(from..=sequence)
+        Some((from..=sequence).filter_map(|sequence| {
+            let frame = self.waiting(sequence)?;
+            if matches!(frame.kind, Kind::Read | Kind::Pull) {
+                return None;
+            }
+            self.answer(sequence)
+        }))
     }
 
     /// The unanswered frames with their numbers, of a lane that is lost.
@@ -142,20 +154,35 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_covers_each_number_once() {
+    fn an_acknowledgement_answers_each_frame_once() {
         let mut frames = frames(5);
-        assert_eq!(frames.acknowledge(2, 0), Some(1..=2));
-        frames.answer(1);
-        frames.answer(2);
-        assert!(frames.acknowledge(2, 0).is_some_and(|range| range.is_empty()));
-        assert_eq!(frames.acknowledge(5, 0), Some(3..=5));
+        let answered = |frames: &mut SentFrames, sequence| {
+            frames.acknowledge(sequence, 0).map(|answered| answered.count())
+        };
+        assert_eq!(answered(&mut frames, 2), Some(2));
+        assert_eq!(answered(&mut frames, 2), Some(0));
+        assert!(frames.answer(4).is_some());
+        assert_eq!(answered(&mut frames, 5), Some(2), "frame 4 was answered before");
+    }
+
+    #[test]
+    fn reads_and_pulls_wait_for_their_own_answers() {
+        let mut frames = SentFrames::new(1000, 8);
+        for kind in [Kind::Read, Kind::Write, Kind::Pull] {
+            frames.push(kind, SLOT, Cursor::default(), 10);
+        }
+        let answered: Vec<Kind> = frames.acknowledge(3, 0).unwrap().map(|f| f.kind).collect();
+        assert_eq!(answered, [Kind::Write]);
+        assert!(frames.answer_pull(1).is_none(), "frame 1 is a read");
+        assert!(frames.answer_pull(3).is_some() && frames.answer_pull(3).is_none());
+        assert!(frames.answer(1).is_some());
     }
 
     #[test]
     fn an_impossible_acknowledgement_is_refused() {
         let mut frames = frames(3);
-        assert_eq!(frames.acknowledge(4, 0), None, "frame 4 was not sent");
-        assert_eq!(frames.acknowledge(3, 3), None, "frame 3 is half-sent");
-        assert_eq!(frames.acknowledge(2, 3), Some(1..=2));
+        assert!(frames.acknowledge(4, 0).is_none(), "frame 4 was not sent");
+        assert!(frames.acknowledge(3, 3).is_none(), "frame 3 is half-sent");
+        assert_eq!(frames.acknowledge(2, 3).map(|answered| answered.count()), Some(2));
     }
 }

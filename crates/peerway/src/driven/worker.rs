@@ -378,7 +378,7 @@ fn look_at_lanes(
         endpoint.map(|endpoint| endpoint.shards.of_worker(worker)).unwrap_or_default()
     });
     let now = clock::now();
-    shards.iter().fold(false, |moved, shard| shard.poll_once(now) | moved)
+    shards.iter().fold(false, |moved, shard| shard.poller.poll_once(now) | moved)
 }
 
 /// Picks up new rules. A rule belongs to the worker whose number is its counter modulo `step`.

@@ -3,8 +3,8 @@
 //!
 //! An endpoint signs keying material of the TLS connection with the key of its certificate, and the
 //! other side checks the signature and the chain. The certificate says only that the endpoint may
-//! take part. Many endpoints may share one, and its names do not matter; the identity of an endpoint
-//! is its own key.
+//! take part. Many endpoints may share one, and its names do not matter; the identity of an
+//! endpoint is its own key.
 //!
 //! Certificates are short-lived in many clusters, so the files are read again when they change. The
 //! acceptor serves many connections and must not wait for a file: a thread looks, at most once a

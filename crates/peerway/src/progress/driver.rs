@@ -4,48 +4,46 @@
 //! quantum of pulled data. When timers are due, it sends heartbeats and checks deadlines. A turn
 //! never blocks.
 
-use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
-use peerway_core::protocol::{Applied, Liveness, LostLanes, Role, Serves};
-use peerway_core::wire::{Control, Header, Kind};
+use peerway_core::protocol::Serves;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
+use super::copies::pool::Job;
+use super::copies::pull::PullJob;
 use super::ending::{LaneEnd, SessionEnd};
+use super::engine::Engine;
+use super::lane::Lane;
+pub(crate) use super::listening::Listening;
+use super::listening::watch_acceptor;
+use super::poller::Polled;
 use super::port::Port;
-use super::queues::{POLL, Reopening};
-use super::request::Request;
+use super::request::{NewRequest, Request, Requests};
+pub(crate) use super::sessions::NewSession;
+use super::sessions::SessionDriver;
 use super::shard::{DriverCommand, Shard};
-use super::staging::COPY_NAP;
+use super::staging::{COPY_NAP, Staging};
 use super::timers::Timers;
 use crate::clock;
-use crate::limits::Budget;
-use crate::os::unix::{self, Received};
-use crate::peers::Claim;
-use crate::progress::copies::pool::Job;
-use crate::progress::copies::pull::{PullJob, PullOrigin};
-use crate::progress::engine::Engine;
-use crate::progress::lane::Lane;
 use crate::quarantine;
-use crate::session::{CloseCause, PROCESS_ENDED, REMOVED, Session};
-use crate::transport::device::{Completion, Unfinished};
+use crate::session::{CloseCause, REMOVED, Session};
 
 /// Flag in epoll's event data for the acceptor: its first connection waits.
-const ACCEPTOR: u64 = 1 << 62;
+pub(super) const ACCEPTOR: u64 = 1 << 62;
 /// Flag in epoll's event data for completion queues.
 pub(super) const PORT: u64 = 1 << 61;
 /// Lane numbers in epoll's event data above every real lane. They stand for a session's event
 /// descriptor, its local socket, and the descriptor of the peer's process.
-const LINK_WAKE: u64 = 0xFFFE;
-const LINK_SOCKET: u64 = 0xFFFF;
-const PROCESS: u64 = 0xFFFD;
+pub(super) const LINK_WAKE: u64 = 0xFFFE;
+pub(super) const LINK_SOCKET: u64 = 0xFFFF;
+pub(super) const PROCESS: u64 = 0xFFFD;
 
 /// The interval between calls to epoll while no socket is busy. A call costs about as much as a
 /// small transfer over a ring.
@@ -55,8 +53,6 @@ const SOCKET_LOOK_NS: u64 = 20_000;
 const SOCKET_LOOK_BY_DEVICES_NS: u64 = 1_000_000;
 /// After a socket event, every turn calls epoll for this long.
 const SOCKET_WARM_NS: u64 = 1_000_000;
-/// The time between two attempts to start the acceptor's thread.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Bytes that one session may send or receive in a turn, so that it does not starve the others.
 pub(super) const TURN_BYTES: u64 = 2 << 20;
 /// The posting call itself sends work up to this size. More would make posting slow.
@@ -68,149 +64,38 @@ pub(crate) struct Driver {
     pub(super) shard: Arc<Shard>,
     pub(super) sessions: Vec<Option<Box<SessionDriver>>>,
     /// Sessions with rings. Every turn polls them.
-    rings: Vec<usize>,
+    pub(super) rings: Vec<usize>,
     /// The number of sessions without queue pairs. Rings or sockets carry their bytes.
-    without_devices: usize,
+    pub(super) without_devices: usize,
     /// Sessions with data to send.
     dirty: Vec<usize>,
     /// Lanes, as (session, lane), that had more to receive than [`TURN_BYTES`].
     again: Vec<(usize, usize)>,
-    pub(super) requests: Box<[Option<Request>]>,
-    pub(super) active: Vec<SlotId>,
+    pub(super) requests: Requests,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
     pub(super) acceptor: Option<Box<dyn Listening>>,
-    /// Sessions with pending copies from or to GPU memory.
-    pub(super) staging: Vec<usize>,
-    /// When such a copy last started or finished.
-    pub(super) copies_moved: u64,
+    /// Copies from or to GPU memory.
+    pub(super) staging: Staging,
     /// Completion queues, one for each RDMA device.
     pub(super) ports: Vec<Port>,
-    /// The completions of the last poll of a port.
-    pub(super) completions: Vec<Completion>,
     pub(super) timers: Timers,
     /// The time until which the progress thread blocks with every event source armed. 0 while it
     /// does not block.
     armed_until: u64,
     /// An event source is not armed: it has fired, or it is new since the last [`Driver::arm`].
     pub(super) unarmed: bool,
-    next_socket_look: u64,
-    sockets_warm_until: u64,
+    sockets: SocketLooks,
     /// When the last turn began, for uses that do not justify reading the clock.
     pub(super) now: u64,
 }
 
-/// A session's lanes and queues.
-pub(crate) struct SessionDriver {
-    pub(super) session: Arc<Session>,
-    pub(super) index: usize,
-    pub(super) lanes: Vec<Option<Box<Lane>>>,
-    /// Requests with data to put into frames. A [`SlotId`] includes the generation, because the
-    /// next request in a slot may belong to another peer.
-    pub(super) latency: VecDeque<SlotId>,
-    pub(super) bulk: VecDeque<SlotId>,
-    /// Requests whose bytes are all acknowledged and whose notification or count is due.
-    pub(super) signals: Vec<SlotId>,
-    /// Lanes that the peer reported as lost.
-    pub(super) lost_by_peer: Vec<u16>,
-    /// Lost lanes, until both sides agree on which of their frames were applied.
-    pub(super) lost: LostLanes,
-    /// Requests with parts to post to RDMA devices, as in `latency` and `bulk`.
-    pub(super) parts_latency: VecDeque<SlotId>,
-    pub(super) parts_bulk: VecDeque<SlotId>,
-    /// The unfinished work of failed queue pairs, by lane, until the peer reports what arrived.
-    pub(super) unfinished: HashMap<u16, Unfinished>,
-    /// The state of opening queue pairs that replace lost ones.
-    pub(super) reopening: Reopening,
-    /// The lane that gets the next part.
-    pub(super) next_queue: usize,
-    pub(super) liveness: Liveness,
-    /// The session's budget of half-received messages.
-    pub(super) messages: Arc<Budget>,
-    /// When the session's timer is due.
-    pub(super) timer: u64,
-    pub(super) dirty: bool,
-    /// Copies from or to GPU memory are pending.
-    pub(super) copies: bool,
-    /// For a sub-session: when the session that it belongs to ended.
-    pub(super) alone_since: Option<u64>,
-    /// The session is over. The driver keeps it until this time at the latest, to learn when the
-    /// peer can no longer access its memory.
-    pub(super) lingering: Option<u64>,
-}
-
-/// The acceptor, as the driver of the first shard sees it: listeners that need a thread when the
-/// first connection comes.
-pub(crate) trait Listening: Send {
-    /// Becomes readable when a connection waits.
-    fn fd(&self) -> BorrowedFd<'_>;
-    /// Starts the thread, which accepts from here on.
-    fn start(&self, endpoint: &Arc<Engine>) -> io::Result<()>;
-    /// Ends the thread, and closes the listeners and all connections in the handshake.
-    fn stop(&self);
-    /// Closes them in the child of a fork, to which the thread does not belong.
-    fn abandon(&self);
-}
-
-/// A session that leaves the handshake.
-pub(crate) struct NewSession {
-    pub(crate) session: Arc<Session>,
-    /// By index. A queue pair that could not be opened leaves `None`.
-    pub(crate) lanes: Vec<Option<Lane>>,
-    pub(crate) detect: Duration,
-    /// The interval of heartbeats.
-    pub(crate) beat: Duration,
-    /// Held until the driver has adopted the session.
-    pub(crate) claim: Option<Claim>,
-}
-
-impl SessionDriver {
-    /// The lane for control messages: the latency lane, or the first usable lane. With queue pairs,
-    /// the TCP connection is preferred, because one failed work request breaks its queue pair.
-    pub(super) fn control_lane(&mut self) -> Option<&mut Box<Lane>> {
-        if self.session.rdma.is_none() || self.lanes.first().is_none_or(Option::is_none) {
-            return self.latency_lane();
-        }
-        self.lanes[0].as_mut()
-    }
-
-    /// The lane for the signal that follows a transfer's bytes.
-    pub(super) fn latency_lane(&mut self) -> Option<&mut Box<Lane>> {
-        let usable = |lane: &Option<Box<Lane>>| lane.as_ref().is_some_and(|l| l.draining.is_none());
-        let latency = |lane: &Option<Box<Lane>>| {
-            usable(lane) && lane.as_ref().is_some_and(|lane| lane.role == Role::Latency)
-        };
-        let at = self.lanes.iter().position(latency);
-        let at = at.or_else(|| self.lanes.iter().position(usable))?;
-        self.lanes[at].as_mut()
-    }
-
-    /// The queues that a lane of this role serves.
-    pub(super) fn serves(&self, role: Role) -> Serves {
-        let lives = |role: Role| {
-            let live = self.lanes.iter().flatten().filter(|lane| lane.draining.is_none());
-            live.into_iter().any(|lane| lane.role == role)
-        };
-        role.serves(lives, self.session.rdma.as_ref().is_some_and(|rdma| rdma.pinned))
-    }
-
-    /// Whether no request waits for a queue pair.
-    pub(super) fn has_posted_all(&self) -> bool {
-        self.parts_latency.is_empty() && self.parts_bulk.is_empty()
-    }
-
-    /// Whether no request waits for a lane.
-    pub(super) fn has_framed_all(&self) -> bool {
-        self.latency.is_empty() && self.bulk.is_empty()
-    }
-
-    /// The answer to the peer's [`Control::LaneLost`]: which frames of the lost lane were applied.
-    pub(super) fn fenced(&self, lane: u16) -> Control {
-        fenced(lane, self.lost.applied(lane))
-    }
-
-    pub(super) fn is_local(&self) -> bool {
-        self.session.link.is_some()
-    }
+/// When a turn calls epoll.
+#[derive(Default)]
+struct SocketLooks {
+    /// The time of the next call.
+    next: u64,
+    /// Until this time every turn calls it.
+    warm_until: u64,
 }
 
 impl Driver {
@@ -230,23 +115,19 @@ impl Driver {
             endpoint,
             shard,
             ports,
-            completions: Vec::with_capacity(POLL),
             sessions: Vec::new(),
             rings: Vec::new(),
             without_devices: 0,
             dirty: Vec::new(),
             again: Vec::new(),
-            requests: (0..slots).map(|_| None).collect(),
-            active: Vec::with_capacity(slots),
+            requests: Requests::new(slots),
             pulls: VecDeque::new(),
-            staging: Vec::new(),
-            copies_moved: 0,
+            staging: Staging::default(),
             acceptor,
             timers,
             armed_until: 0,
             unarmed: false,
-            next_socket_look: 0,
-            sockets_warm_until: 0,
+            sockets: SocketLooks::default(),
             now: 0,
         }
     }
@@ -261,7 +142,7 @@ impl Driver {
                 }
             });
         }
-        for slot in self.active.clone() {
+        for slot in self.requests.slots().to_vec() {
             let Some(request) = self.request(slot) else { continue };
             if request.state.is_unfenced() {
                 continue;
@@ -274,7 +155,7 @@ impl Driver {
         // A pulling peer reads the source memory by itself, even after this endpoint is gone. The
         // quarantine keeps that memory.
         let fence = self.endpoint.config.fence;
-        for request in self.requests.iter_mut().flatten() {
+        for request in self.requests.iter_mut() {
             if request.state.has_pulls()
                 && let Some(work) = request.work.take()
             {
@@ -288,7 +169,7 @@ impl Driver {
         match command {
             DriverCommand::Start(request) => {
                 let (slot, session) = (request.slot, request.session.clone());
-                self.start_request(slot, &session, || request);
+                self.start(slot, &session, || request);
             }
             DriverCommand::Cancel(slot) => {
                 let Some(index) = self.session_of(slot) else { return };
@@ -336,27 +217,21 @@ impl Driver {
         self.request(slot).map(|f| f.session.index.load(Ordering::Relaxed))
     }
 
-    /// Starts the request of a slot. `request` builds it in place, because moving it costs more
-    /// than building it.
-    #[inline]
-    pub(crate) fn start_request(
-        &mut self,
-        slot: SlotId,
-        session: &Arc<Session>,
-        request: impl FnOnce() -> Request,
-    ) {
+    /// Starts the request of a slot. `request` builds it in its place in the table, because moving
+    /// it costs more than building it.
+    #[inline(always)]
+    fn start(&mut self, slot: SlotId, session: &Arc<Session>, request: impl FnOnce() -> Request) {
         let index = session.index.load(Ordering::Acquire);
         if !session.is_alive() || self.sessions.get(index).is_none_or(Option::is_none) {
             self.refuse(slot);
             return;
         }
-        let request = self.requests[slot.index as usize].insert(request());
+        let request = self.requests.insert(slot, request);
         let left = request.state.left();
         let (inline, queued) = (left <= INLINE_SEND, left > 0);
         request.queued = queued;
         let (bulk, by_device) = (request.bulk, request.by_device);
         self.timers.end_by(request.deadline);
-        self.active.push(slot);
         self.with_session(index, |driver, s| {
             if by_device && !bulk && queued && driver.post_at_once(s, slot) {
                 return;
@@ -377,6 +252,21 @@ impl Driver {
             }
             s.dirty = true;
         });
+    }
+
+    /// Adds a request to the send queue that fits it.
+    pub(super) fn enqueue(&mut self, s: &mut SessionDriver, slot: SlotId) {
+        // If the transport is pinned to RDMA, the request waits for a queue pair.
+        let rdma = s.session.rdma.as_ref();
+        let queues = rdma.is_some_and(|rdma| rdma.pinned) || (rdma.is_some() && s.has_queues());
+        let Some(request) = self.request(slot) else { return };
+        let queue = match (request.by_device && queues, request.bulk) {
+            (true, true) => &mut s.parts_bulk,
+            (true, false) => &mut s.parts_latency,
+            (false, true) => &mut s.bulk,
+            (false, false) => &mut s.latency,
+        };
+        queue.push_back(slot);
     }
 
     /// Fails a request to a session that is over.
@@ -451,7 +341,9 @@ impl Driver {
             self.connect_queues(s);
             self.open_queues(s);
         }
-        self.note_staging(s);
+        if s.copies {
+            self.note_staging(s);
+        }
         if s.lost_by_peer.is_empty() && s.signals.is_empty() {
             return;
         }
@@ -483,10 +375,10 @@ impl Driver {
             let Some(&index) = self.rings.get(at) else { break };
             self.with_session(index, |driver, s| progress |= driver.look_at_rings(s, now));
         }
-        if now < self.sockets_warm_until || now >= self.next_socket_look {
+        if now < self.sockets.warm_until || now >= self.sockets.next {
             let by_devices = self.is_by_devices();
             let pause = if by_devices { SOCKET_LOOK_BY_DEVICES_NS } else { SOCKET_LOOK_NS };
-            self.next_socket_look = now + pause;
+            self.sockets.next = now + pause;
             progress |= self.look_at_sockets(now);
         }
         for _ in 0..self.again.len() {
@@ -545,7 +437,7 @@ impl Driver {
                 self.take_port_event((word & !PORT) as usize);
             } else {
                 let (index, lane) = ((word >> 16) as usize, word & 0xFFFF);
-                self.sockets_warm_until = now + SOCKET_WARM_NS;
+                self.sockets.warm_until = now + SOCKET_WARM_NS;
                 self.with_session(index, |driver, s| match lane {
                     LINK_WAKE => {
                         if let Some(link) = &s.session.link {
@@ -567,36 +459,6 @@ impl Driver {
         !events.is_empty()
     }
 
-    /// Closes the session of a peer on this host whose process has ended. Its memory is gone, and
-    /// it can no longer access the memory of this process.
-    fn process_died(&mut self, s: &mut SessionDriver, now: u64) {
-        if let Some(process) = s.session.process() {
-            let _ = epoll::delete(self.shard.epoll(), process.as_fd());
-        }
-        // The peer may have sent something before it died.
-        for at in 0..s.lanes.len() {
-            self.serve_lane(s, at, now);
-        }
-        self.close_session(s, SessionEnd::Released, PROCESS_ENDED);
-    }
-
-    /// Starts the acceptor's thread, because a connection waits. If the system has no room for a
-    /// thread, a timer tries again.
-    pub(super) fn start_accepting(&mut self, now: u64) {
-        let Some(acceptor) = &self.acceptor else { return };
-        let _ = epoll::delete(self.shard.epoll(), acceptor.fd());
-        self.timers.acceptor = u64::MAX;
-        if let Err(error) = acceptor.start(&self.endpoint) {
-            tracing::error!(%error, "cannot start the thread that accepts connections");
-            self.timers.acceptor = clock::after(now, ACCEPT_AGAIN);
-        }
-    }
-
-    /// Takes the acceptor out, which the caller ends.
-    pub(crate) fn take_acceptor(&mut self) -> Option<Box<dyn Listening>> {
-        self.acceptor.take()
-    }
-
     /// Receives on a lane, then sends on it.
     pub(super) fn serve_lane(&mut self, s: &mut SessionDriver, at: usize, now: u64) {
         let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
@@ -610,52 +472,6 @@ impl Driver {
                 self.flush_lane(s, at);
             }
             Err(end) => self.lane_ended(s, at, end),
-        }
-    }
-
-    fn link_spoke(&mut self, s: &mut SessionDriver, now: u64) {
-        let Some(link) = &s.session.link else { return };
-        let request = |bytes: &[u8]| bytes.first_chunk().map(|b| u64::from_le_bytes(*b));
-        let error = loop {
-            match unix::recv(link.socket.as_fd()) {
-                Ok(Received::Packet(mut packet)) => {
-                    if let (Some(request), Some(fd)) = (request(&packet.bytes), packet.fds.pop()) {
-                        s.session.imports.descriptor_came(request, fd);
-                    }
-                }
-                Ok(Received::Cut(bytes)) => {
-                    tracing::warn!(
-                        peer = %s.session.addr,
-                        "lost a file descriptor that this peer sent, because this process has too \
-                         many open files; the import fails. Raise the limit (ulimit -n)"
-                    );
-                    if let Some(request) = request(&bytes) {
-                        s.session.imports.descriptor_lost(request);
-                    }
-                }
-                Ok(Received::WouldBlock) => return,
-                Ok(Received::Closed) => break None,
-                Err(error) => {
-                    let _ = epoll::delete(self.shard.epoll(), link.socket.as_fd());
-                    break Some(error);
-                }
-            }
-        };
-        match error {
-            // An error in this process proves nothing about the peer.
-            Some(error) => {
-                let cause = format!("receiving on the local link failed: {error}");
-                self.close_session(s, SessionEnd::Closed, &cause);
-            }
-            // The peer closes its end after its last access, so it applies nothing more. Its
-            // goodbye may still be in a ring.
-            None => {
-                for at in 0..s.lanes.len() {
-                    self.serve_lane(s, at, now);
-                }
-                let cause = "the peer's process closed its local link or ended";
-                self.close_session(s, SessionEnd::Released, cause);
-            }
         }
     }
 
@@ -716,135 +532,6 @@ impl Driver {
         let _ = epoll::modify(self.shard.epoll(), fd, data, flags);
     }
 
-    pub(super) fn unwatch(&mut self, lane: &Lane) {
-        if let Some(fd) = lane.wire.socket() {
-            // SAFETY: the wire owns the descriptor, and `lane` owns the wire and outlives this
-            // borrow.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            let _ = epoll::delete(self.shard.epoll(), fd);
-        }
-    }
-
-    /// Removes a session's own descriptors from epoll. [`Self::unwatch`] removes those of lanes.
-    fn unwatch_session(&mut self, s: &SessionDriver) {
-        let epoll = self.shard.epoll();
-        if let Some(link) = &s.session.link {
-            let _ = epoll::delete(epoll, link.wake_fd.as_fd());
-            let _ = epoll::delete(epoll, link.socket.as_fd());
-        }
-        if let Some(process) = s.session.process() {
-            let _ = epoll::delete(epoll, process.as_fd());
-        }
-    }
-
-    fn adopt(&mut self, new: NewSession) {
-        let now = clock::now();
-        let claim = new.claim;
-        let index = match self.sessions.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.sessions.push(None);
-                self.sessions.len() - 1
-            }
-        };
-        let mut s = Box::new(SessionDriver {
-            session: new.session,
-            index,
-            lanes: new.lanes.into_iter().map(|lane| lane.map(Box::new)).collect(),
-            latency: VecDeque::new(),
-            bulk: VecDeque::new(),
-            signals: Vec::new(),
-            lost_by_peer: Vec::new(),
-            lost: LostLanes::default(),
-            parts_latency: VecDeque::new(),
-            parts_bulk: VecDeque::new(),
-            unfinished: HashMap::new(),
-            reopening: Reopening::default(),
-            next_queue: 0,
-            liveness: Liveness::new(new.detect, new.beat, now),
-            messages: self.endpoint.messages.of_session(),
-            timer: u64::MAX,
-            dirty: false,
-            copies: false,
-            alone_since: None,
-            lingering: None,
-        });
-        let watch = |fd: BorrowedFd<'_>, lane: u64| {
-            let data = EventData::new_u64((index as u64) << 16 | lane);
-            epoll::add(self.shard.epoll(), fd, data, EventFlags::IN)
-        };
-        let mut watched = Ok(());
-        for lane in s.lanes.iter_mut().flatten() {
-            if let Some(fd) = lane.wire.socket() {
-                // SAFETY: the wire owns the descriptor, and the lane owns the wire and outlives
-                // `fd`.
-                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-                watched = watched.and_then(|()| watch(fd, u64::from(lane.index)));
-            }
-        }
-        if let Some(link) = &s.session.link {
-            watched = watched.and_then(|()| watch(link.wake_fd.as_fd(), LINK_WAKE));
-            watched = watched.and_then(|()| watch(link.socket.as_fd(), LINK_SOCKET));
-            self.endpoint.copy_pool.start();
-            for wire in link.wires() {
-                let role = if s.lanes.iter().flatten().any(|l| l.role == Role::Latency) {
-                    Role::Bulk
-                } else {
-                    Role::Latency
-                };
-                let at = s.lanes.len() as u16;
-                s.lanes.push(Some(Box::new(Lane::new(Box::new(wire), at, role, now))));
-            }
-        }
-        if s.lanes.iter().flatten().any(|lane| lane.wire.is_memory()) {
-            self.rings.push(index);
-        }
-        if let Some(process) = s.session.process() {
-            watched = watched.and_then(|()| watch(process.as_fd(), PROCESS));
-        }
-        if let Some(frames) = self.endpoint.config.max_inflight_ops {
-            s.lanes.iter_mut().flatten().for_each(|lane| lane.limit_frames(frames));
-        }
-        if let Err(error) = watched {
-            tracing::error!(%error, peer = %s.session.addr, "cannot add a session to epoll");
-            self.unwatch_session(&s);
-            s.session.mark_closed(&format!("cannot add the session to epoll: {error}"));
-            return;
-        }
-        s.session.index.store(index, Ordering::Release);
-        self.set_timer(&mut s, now);
-        self.unarmed = true;
-        let session = s.session.clone();
-        self.without_devices += usize::from(session.rdma.is_none());
-        let early = self.adopt_queues(&mut s);
-        self.sessions[index] = Some(s);
-        // Publish the session only now: before, it could not send. Publish it before `replay`,
-        // which may end the session: a session that is over must not be published.
-        if !session.initiator {
-            self.endpoint.peers.accepted(&session, claim);
-        }
-        self.replay(&early, now);
-        // A `Close` before the adoption found no session, so close the session here.
-        if session.is_closing() {
-            self.with(&session, |driver, s| driver.close_session(s, SessionEnd::Removed, REMOVED));
-        }
-    }
-
-    /// Answers the frame of a pull that the copy pool has finished.
-    fn pulled(
-        &mut self,
-        session: &Arc<Session>,
-        origin: PullOrigin,
-        result: Result<(), TransferError>,
-    ) {
-        self.with(session, |driver, s| {
-            let result = result.and_then(|()| driver.count(s, origin.counts));
-            let Some(Some(lane)) = s.lanes.get_mut(origin.lane as usize) else { return };
-            answer_pull(lane, origin.sequence, result);
-            driver.flush(s);
-        });
-    }
-
     /// Arms every event source before the progress thread blocks until `until`. Returns true when
     /// there is already work, so that the thread must not block.
     pub(super) fn arm(&mut self, until: u64) -> bool {
@@ -869,7 +556,7 @@ impl Driver {
             return;
         }
         self.armed_until = 0;
-        self.next_socket_look = 0;
+        self.sockets.next = 0;
         for at in 0..self.rings.len() {
             if let Some(s) = &mut self.sessions[self.rings[at]] {
                 for lane in s.lanes.iter_mut().flatten() {
@@ -915,26 +602,83 @@ impl Driver {
     }
 }
 
-/// Makes epoll report the acceptor's first connection.
-fn watch_acceptor(shard: &Shard, acceptor: &dyn Listening) -> io::Result<()> {
-    let data = EventData::new_u64(ACCEPTOR);
-    Ok(epoll::add(shard.epoll(), acceptor.fd(), data, EventFlags::IN)?)
+/// The place of the driver in the poller.
+pub(crate) struct Seat {
+    /// `None` before the shard starts and after it stops.
+    pub(super) driver: Option<Driver>,
+    pub(super) endpoint: Weak<Engine>,
 }
 
-/// The message that reports which frames of a lost lane were applied.
-pub(super) fn fenced(lane: u16, applied: Applied) -> Control {
-    let Applied { last, refused, immediates } = applied;
-    Control::LaneFenced { lane, applied: last, refused, immediates }
-}
+impl Polled for Seat {
+    type Command = DriverCommand;
 
-/// Answers a pull frame.
-pub(super) fn answer_pull(lane: &mut Lane, sequence: u64, result: Result<(), TransferError>) {
-    match result {
-        Ok(()) => {
-            let mut head = Header::new(Kind::Pulled);
-            head.sequence = sequence.into();
-            lane.push(&head);
+    #[inline]
+    fn execute(&mut self, command: DriverCommand) {
+        match &mut self.driver {
+            Some(driver) => driver.handle(command),
+            None => {
+                if let DriverCommand::Start(request) = command {
+                    self.refuse(request.slot);
+                }
+            }
         }
-        Err(error) => lane.push_nack(sequence, error as u8),
+    }
+
+    #[inline]
+    fn poll(&mut self, now: u64) -> bool {
+        self.driver.as_mut().is_some_and(|driver| driver.turn(now))
+    }
+
+    #[inline]
+    fn has_work(&self) -> bool {
+        self.driver.as_ref().is_some_and(Driver::has_work)
+    }
+
+    #[inline]
+    fn take_unarmed(&mut self) -> bool {
+        self.driver.as_mut().is_some_and(Driver::take_unarmed)
+    }
+
+    fn arm(&mut self, until: u64) -> bool {
+        self.driver.as_mut().is_some_and(|driver| driver.arm(until))
+    }
+
+    fn end_block(&mut self) {
+        if let Some(driver) = &mut self.driver {
+            driver.end_block();
+        }
+    }
+
+    fn next_timer(&self) -> u64 {
+        self.driver.as_ref().map_or(u64::MAX, Driver::next_timer)
+    }
+
+    fn poll_every(&self) -> Option<Duration> {
+        self.driver.as_ref().and_then(Driver::poll_every)
+    }
+
+    fn has_ended(&self, request: u64) -> bool {
+        let slot = SlotId::from_bits(request);
+        self.driver.as_ref().is_none_or(|driver| driver.has_ended(slot))
+    }
+}
+
+impl Seat {
+    /// Makes and starts a request.
+    #[inline]
+    pub(super) fn start(&mut self, new: NewRequest<'_>) {
+        match &mut self.driver {
+            Some(driver) => driver.start(new.slot, new.session, || Request::new(new)),
+            None => self.refuse(new.slot),
+        }
+    }
+
+    /// Fails a transfer that was submitted while the shard has no driver.
+    #[cold]
+    fn refuse(&self, slot: SlotId) {
+        if let Some(endpoint) = self.endpoint.upgrade() {
+            let reason = Reason::Failed(TransferError::EndpointClosed);
+            endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
+        }
     }
 }

@@ -8,18 +8,17 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use peerway_core::ids::SlotId;
 use peerway_core::outcome::TransferError;
 use peerway_core::protocol::Loss;
 use peerway_core::wire::{Control, FrameError};
 use rustix::event::epoll;
 
-use super::driver::{Driver, SessionDriver, fenced};
-use super::request::Request;
+use super::driver::Driver;
+use super::sessions::{SessionDriver, fenced};
 use crate::clock;
 use crate::os::Piece;
 use crate::progress::copies::pool::Job;
-use crate::session::Session;
+use crate::session::{PROCESS_ENDED, Session};
 
 /// Why a lane ended.
 #[derive(Debug)]
@@ -134,6 +133,19 @@ impl Driver {
         }
     }
 
+    /// Closes the session of a peer on this host whose process has ended. Its memory is gone, and
+    /// it can no longer access the memory of this process.
+    pub(super) fn process_died(&mut self, s: &mut SessionDriver, now: u64) {
+        if let Some(process) = s.session.process() {
+            let _ = epoll::delete(self.shard.epoll(), process.as_fd());
+        }
+        // The peer may have sent something before it died.
+        for at in 0..s.lanes.len() {
+            self.serve_lane(s, at, now);
+        }
+        self.close_session(s, SessionEnd::Released, PROCESS_ENDED);
+    }
+
     /// Answers a peer that has lost a lane and asks which of its frames this side applied. Ends the
     /// lane first, so that this side applies no more of them.
     pub(super) fn lost_by_peer(&mut self, s: &mut SessionDriver, lost: u16) {
@@ -192,8 +204,8 @@ impl Driver {
                 self.forget_queue(&mut lane);
             }
         }
-        // The same goes for queue pairs that a thread connects now. They cannot be destroyed yet, so
-        // the peer gets no goodbye.
+        // The same goes for queue pairs that a thread connects now. They cannot be destroyed yet,
+        // so the peer gets no goodbye.
         let may_land = s.reopening.connects_any();
         if end != SessionEnd::Released && end != SessionEnd::Closed && !may_land {
             say_goodbye(s);
@@ -222,7 +234,7 @@ impl Driver {
         let loss = Loss { error, is_proven: proven, proof_until };
         let mut waiting = false;
         let mut transfers = 0;
-        for slot in self.requests_of(&s.session) {
+        for slot in self.requests.of(&s.session) {
             let Some(request) = self.request(slot) else { continue };
             transfers += usize::from(!request.state.is_unfenced());
             let effect = request.state.session_lost(&loss, refused.contains(&slot));
@@ -250,18 +262,11 @@ impl Driver {
     /// otherwise the time to wait for the proof has passed.
     pub(super) fn release(&mut self, s: &mut SessionDriver, proven: bool) {
         s.lingering = None;
-        for slot in self.requests_of(&s.session) {
+        for slot in self.requests.of(&s.session) {
             let Some(request) = self.request(slot) else { continue };
             let effect = request.state.proof_over(proven);
             self.apply(s, slot, effect);
         }
-    }
-
-    /// The requests of a session.
-    pub(super) fn requests_of(&self, session: &Arc<Session>) -> Vec<SlotId> {
-        let is_of = |request: &&Request| Arc::ptr_eq(&request.session, session);
-        let requests = self.active.iter().map(|slot| &self.requests[slot.index as usize]);
-        requests.flatten().filter(is_of).map(|request| request.slot).collect()
     }
 }
 

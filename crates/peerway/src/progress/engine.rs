@@ -13,7 +13,7 @@ use peerway_core::metadata::Metadata;
 
 use super::copies::pool::CopyPool;
 use super::copies::stores::Experience;
-use super::request::Request;
+use super::request::NewRequest;
 use super::shard::{DriverCommand, Shard};
 use super::shards::Shards;
 use crate::address::Rail;
@@ -157,13 +157,12 @@ impl Engine {
         &self,
         slot: SlotId,
         session: &Arc<Session>,
-        work: Work,
-        signal: Signal,
+        work: &Work,
+        signal: &Signal,
         deadline: u64,
     ) {
-        let request = || Request::of_signal(slot, session.clone(), Some(work), signal, deadline);
         let shard = self.shard_of(session);
-        shard.start_request(slot, session, request);
+        shard.start_request(NewRequest::of_signal(slot, session, Some(work), signal, deadline));
         shard.notify_if_blocked();
     }
 
@@ -198,7 +197,7 @@ impl Engine {
     ) {
         while !over() && self.check_open().is_ok() {
             for shard in self.shards.shared() {
-                if shard.poll_until(&over, clock::now(), deadline, Duration::ZERO) {
+                if shard.poller.poll_until(&over, clock::now(), deadline, Duration::ZERO) {
                     return;
                 }
             }
@@ -206,7 +205,7 @@ impl Engine {
             if left == Duration::ZERO {
                 return;
             }
-            self.shards.shared().for_each(|shard| shard.hand_over());
+            self.shards.shared().for_each(|shard| shard.poller.hand_over());
             sleep(left);
         }
     }

@@ -8,8 +8,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use peerway_core::ids::SlotId;
-use peerway_core::protocol::{AppliedFrames, Role, SentFrames};
-use peerway_core::wire::{Checked, Control, HEADER_LEN, Header, Kind, MAX_CONTROL, SEGMENT_LEN};
+use peerway_core::outcome::TransferError;
+use peerway_core::protocol::{AppliedFrames, Role, Run, SentFrames, TableAhead};
+use peerway_core::wire::{Control, HEADER_LEN, Header, Kind, MAX_CONTROL, SEGMENT_LEN};
 use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
 
@@ -19,7 +20,7 @@ use crate::memory::grants::Grant;
 use crate::os::Piece;
 use crate::os::gate::GateRef;
 use crate::transport::Wire;
-use crate::transport::device::DeviceQueue;
+use crate::transport::device::{DeviceQueue, QueueEnds};
 use crate::work::Work;
 
 /// Limit of unacknowledged bytes on a lane. It is about what a loopback socket buffers, and on a
@@ -53,6 +54,8 @@ pub(crate) struct Lane {
     /// call, and piece lists of finished frames.
     pub(crate) pieces: Vec<Piece>,
     pub(crate) spare: Vec<Vec<Piece>>,
+    /// Set if the wire is a device queue.
+    pub(crate) ends: Option<QueueEnds>,
     /// Set while a device queue shuts down: the latest time to wait for its last completions.
     pub(crate) draining: Option<u64>,
 }
@@ -81,7 +84,7 @@ pub(crate) struct ReceiveHalf {
     pub(crate) start: usize,
     pub(crate) end: usize,
     /// The runs of a table, kept for their allocation.
-    pub(crate) runs: Vec<TableRun>,
+    pub(crate) runs: Vec<Run>,
     /// Payload bytes stored at their destination, for the peer's writes and for our reads.
     pub(crate) placed: u64,
     /// Received bytes that the GPU is copying from pinned buffers into GPU memory.
@@ -163,20 +166,12 @@ impl Drop for Reply {
     }
 }
 
-/// A run of granted memory that a request names. For a pull, also the source address of its bytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TableRun {
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    pub(crate) source: u64,
-}
-
 /// The item that the lane is receiving.
 pub(crate) enum RecvState {
     /// A header.
     Head,
     /// A table, once its header is known.
-    Table { head: Header, checked: Checked },
+    Table(TableAhead),
     /// Payload that a peer writes into our memory.
     Land(IncomingWrite),
     /// Payload that answers one of our reads.
@@ -230,7 +225,8 @@ impl Lane {
     /// Makes a lane from a queue pair.
     pub(crate) fn of_queue(index: u16, queue: Box<dyn DeviceQueue>, now: u64) -> Self {
         let role = if queue.is_for_latency() { Role::Latency } else { Role::Bulk };
-        Self::new(queue, index, role, now)
+        let ends = Some(queue.ends());
+        Self { ends, ..Self::new(queue, index, role, now) }
     }
 
     pub(crate) fn new(wire: Box<dyn Wire>, index: u16, role: Role, now: u64) -> Self {
@@ -260,13 +256,15 @@ impl Lane {
             },
             pieces: Vec::with_capacity(2 * WINDOW_FRAMES as usize),
             spare: Vec::new(),
+            ends: None,
             draining: None,
         }
     }
 
     /// Whether the wire is a queue pair that accepts work requests.
-    pub(crate) fn is_queue(&mut self) -> bool {
-        self.draining.is_none() && self.wire.queue().is_some()
+    #[inline]
+    pub(crate) fn is_queue(&self) -> bool {
+        self.draining.is_none() && self.ends.is_some()
     }
 
     /// Lowers the limit of unacknowledged frames, and of parts in progress, below the lane's
@@ -320,20 +318,29 @@ impl Lane {
     pub(crate) fn push_ack(&mut self) {
         let writes = self.rx.puts.iter().filter(|put| matches!(put.of, GpuPutOwner::Write { .. }));
         let pending = writes.map(|put| put.sequence).next();
-        if let Some(applied) = self.applied.next_acknowledgement(pending) {
-            let mut ack = Header::new(Kind::Ack);
-            ack.sequence = applied.into();
+        if let Some(ack) = self.applied.acknowledge(pending) {
             self.push_answer(&ack);
         }
     }
 
-    /// Refuses a frame with an error code.
-    pub(crate) fn push_nack(&mut self, sequence: u64, code: u8) {
-        let mut nack = Header::new(Kind::Nack);
-        nack.sequence = sequence.into();
-        nack.status = u16::from(code).into();
+    /// Refuses a frame.
+    pub(crate) fn refuse(&mut self, sequence: u64, error: TransferError) {
+        let nack = self.applied.refuse(sequence, error);
         self.push_answer(&nack);
-        self.applied.refuse(sequence, code);
+    }
+
+    /// Completes a sequenced frame: counts it as applied, and refuses it on an error.
+    pub(crate) fn finish(&mut self, sequence: u64, result: Result<(), TransferError>) {
+        if let Err(error) = result {
+            self.refuse(sequence, error);
+        }
+        self.applied.apply(sequence);
+    }
+
+    /// Answers a pull.
+    pub(crate) fn answer_pull(&mut self, sequence: u64, result: Result<(), TransferError>) {
+        let answer = self.applied.answer_pull(sequence, result);
+        self.push_answer(&answer);
     }
 
     /// Switches the frame being sent to a private copy, and leaves the gate, if the frame carries

@@ -543,12 +543,14 @@ pub(crate) struct PollGuard<'a, P: Polled, E: Events> {
 
 impl<P: Polled, E: Events> PollGuard<'_, P, E> {
     /// Executes every queued command; whether there was any.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn execute_queued(&mut self) -> bool {
+        !self.poller.commands.is_empty() && self.execute_some()
+    }
+
+    fn execute_some(&mut self) -> bool {
         let mut any = false;
-        while !self.poller.commands.is_empty()
-            && let Some(command) = self.poller.commands.pop()
-        {
+        while let Some(command) = self.poller.commands.pop() {
             self.execute(command);
             any = true;
         }

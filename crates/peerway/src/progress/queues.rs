@@ -15,32 +15,27 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Reason, TransferError};
 use peerway_core::protocol::{Role, Route, SentFrame, lane_bit};
-use peerway_core::wire::{Control, Kind, QueueOffer};
+use peerway_core::wire::Kind;
 use peerway_core::work::Cursor;
 
-use super::driver::{Driver, SessionDriver};
+use super::driver::Driver;
 use super::ending::LaneEnd;
 use super::lane::Lane;
 use super::port::Port;
-use super::shard::DriverCommand;
+use super::sessions::SessionDriver;
 use crate::clock;
 use crate::hooks;
-use crate::session::Session;
 use crate::transport::device::{
-    Completed, Completion, CompletionQueue, DevicePart, DeviceQueue, DeviceWork, FlushWord,
-    PART_REQUESTS, Unfinished,
+    Completed, Completion, Completions, DevicePart, DeviceWork, FlushWord, PART_REQUESTS, POLL,
+    QueueEnds, Unfinished,
 };
-use crate::transport::queues::{self, NewQueues};
 
-/// Completions per poll.
-pub(super) const POLL: usize = 64;
 /// Polls of one completion queue before the next one has its turn.
 const POLLS: usize = 4;
 /// Limit of bytes in a part. It is large enough that a doorbell costs nothing, and small enough
@@ -49,73 +44,6 @@ const PART_BYTES: u64 = 1 << 20;
 /// How long the driver waits for the last completions of a failed queue pair. Devices take
 /// microseconds.
 const DRAIN: Duration = Duration::from_millis(500);
-/// How long a peer may take to answer an offer of queue pairs.
-const ANSWER: Duration = Duration::from_secs(2);
-/// The shortest and the longest pause between attempts to replace a queue pair.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-
-/// Queue pairs that are to replace lost ones. Only the initiator of a session offers any.
-#[derive(Default)]
-pub(crate) struct Reopening {
-    /// A thread creates or connects queue pairs for this session.
-    is_busy: bool,
-    /// The lanes whose queue pairs that thread connects to the peer's ends.
-    connecting: Vec<u16>,
-    /// Our ends that wait for the peer's ends.
-    waiting: NewQueues,
-    answers: Vec<queues::Answer>,
-    /// The peer's latest offer. It waits while the thread works on an earlier one.
-    offers: Vec<QueueOffer>,
-    /// When the next attempt is due.
-    at: u64,
-    /// When the current attempt times out.
-    give_up: u64,
-    pause: Duration,
-}
-
-impl Reopening {
-    /// The peer has answered. An answer that no offer waits for is ignored.
-    pub(super) fn answered(&mut self, queues: Vec<queues::Answer>) {
-        if !self.is_busy {
-            self.answers = queues;
-        }
-    }
-
-    /// The peer offers queue pairs. Only the initiator may.
-    pub(super) fn offered(&mut self, queues: Vec<QueueOffer>) {
-        self.offers = queues;
-    }
-
-    /// Whether there are answers or offers to handle.
-    pub(super) fn has_news(&self) -> bool {
-        !self.is_busy && (!self.answers.is_empty() || !self.offers.is_empty())
-    }
-
-    /// Whether a thread connects the new queue pair of this lane. The peer's writes may arrive by it
-    /// from some moment on, so the lane cannot be fenced before the thread is done.
-    pub(super) fn is_connecting(&self, lane: u16) -> bool {
-        self.connecting.contains(&lane)
-    }
-
-    /// Whether a thread connects any queue pair of this session.
-    pub(super) fn connects_any(&self) -> bool {
-        !self.connecting.is_empty()
-    }
-
-    fn soon(&mut self, now: u64) {
-        self.at = self.at.min(clock::after(now, self.pause));
-    }
-}
-
-/// What a thread has done for the queue pairs of a session.
-pub(crate) enum QueuesDone {
-    /// It created our ends, which are to be offered.
-    Offer(Result<(NewQueues, Vec<QueueOffer>), String>),
-    /// It created our ends for the peer's offer and connected them.
-    Answer(NewQueues, Vec<queues::Answer>),
-    /// It connected our ends to those of the peer's answer.
-    Connect(NewQueues),
-}
 
 impl SessionDriver {
     /// Reads that the peer's device refused, and that wait for the peer's reason.
@@ -125,8 +53,8 @@ impl SessionDriver {
     }
 
     /// Whether there is a queue pair that accepts parts.
-    pub(super) fn has_queues(&mut self) -> bool {
-        self.session.rdma.is_some() && self.lanes.iter_mut().flatten().any(|lane| lane.is_queue())
+    pub(super) fn has_queues(&self) -> bool {
+        self.session.rdma.is_some() && self.lanes.iter().flatten().any(|lane| lane.is_queue())
     }
 
     /// The lane of the queue pair for small transfers, if it exists and only small parts are
@@ -137,31 +65,6 @@ impl SessionDriver {
         };
         if self.parts_bulk.is_empty() { self.lanes.iter().position(is_it) } else { None }
     }
-
-    /// Lanes that had queue pairs and can have them again.
-    fn lost_queues(&self) -> impl Iterator<Item = &queues::Plan> {
-        let rdma = self.session.rdma.as_ref().filter(|_| self.session.initiator);
-        let plans = rdma.into_iter().flat_map(|rdma| &rdma.plans);
-        plans.filter(|plan| {
-            self.lanes.get(usize::from(plan.lane)).is_none_or(Option::is_none)
-                && !self.lost.is_awaiting(plan.lane)
-                && !self.unfinished.contains_key(&plan.lane)
-        })
-    }
-
-    /// The time until the next timer for queue pairs.
-    pub(super) fn until_queues(&self, now: u64) -> Duration {
-        let draining = self.lanes.iter().flatten().filter_map(|lane| lane.draining);
-        let next = draining.map(|until| clock::until(until, now)).min();
-        let due = if self.reopening.waiting.is_empty() {
-            self.reopening.at
-        } else {
-            self.reopening.give_up
-        };
-        let idle = !self.reopening.is_busy;
-        let reopening = self.lost_queues().next().filter(|_| idle).map(|_| clock::until(due, now));
-        next.into_iter().chain(reopening).min().unwrap_or(Duration::MAX)
-    }
 }
 
 impl Driver {
@@ -171,23 +74,24 @@ impl Driver {
             return false;
         }
         let mut any = false;
-        // Taken out while `dispatch` borrows the driver.
-        let mut completions = std::mem::take(&mut self.completions);
+        let mut places: Completions = [const { MaybeUninit::uninit() }; POLL];
         for at in 0..self.ports.len() {
             for _ in 0..POLLS {
                 let port = &self.ports[at];
                 if port.adopted == 0 || port.gone {
                     break;
                 }
-                completions.clear();
-                if let Err(error) = port.shared.poll(&mut completions) {
-                    tracing::error!(%error, "an RDMA device is lost: its poll failed");
-                    self.ports[at].gone = true;
-                    self.port_ended(at);
-                    break;
-                }
+                let completions = match port.shared.poll(&mut places) {
+                    Ok(completions) => completions,
+                    Err(error) => {
+                        tracing::error!(%error, "an RDMA device is lost: its poll failed");
+                        self.ports[at].gone = true;
+                        self.port_ended(at);
+                        break;
+                    }
+                };
                 any |= !completions.is_empty();
-                for completion in &completions {
+                for completion in completions {
                     self.dispatch(at, completion, now);
                 }
                 if completions.len() < POLL {
@@ -195,7 +99,6 @@ impl Driver {
                 }
             }
         }
-        self.completions = completions;
         any
     }
 
@@ -205,7 +108,13 @@ impl Driver {
         }
     }
 
-    fn completed(&mut self, s: &mut SessionDriver, at: usize, completion: &Completion, now: u64) {
+    pub(super) fn completed(
+        &mut self,
+        s: &mut SessionDriver,
+        at: usize,
+        completion: &Completion,
+        now: u64,
+    ) {
         let Some(Some(lane)) = s.lanes.get_mut(at) else { return };
         let Some(queue) = lane.wire.queue() else { return };
         match queue.complete(completion) {
@@ -273,11 +182,9 @@ impl Driver {
             return false;
         }
         let Some(at) = s.only_small_parts() else { return false };
-        let Some(mut lane) = s.lanes[at].take() else { return false };
-        let ready = lane.wire.queue().is_some_and(|queue| queue.has_room());
-        let posted = ready.then(|| self.post_part(&mut lane, slot));
-        s.lanes[at] = Some(lane);
-        let Some(posted) = posted else { return false };
+        let Some(posted) = s.lanes[at].as_mut().and_then(|lane| self.post_part(lane, slot)) else {
+            return false;
+        };
         if let Err(error) = posted {
             self.lane_ended(s, at, LaneEnd::Broken(error));
         }
@@ -338,9 +245,9 @@ impl Driver {
     }
 
     fn post_one(&mut self, s: &mut SessionDriver, at: usize) -> bool {
-        let Some(mut lane) = s.lanes[at].take() else { return false };
-        let ready = lane.draining.is_none() && lane.wire.queue().is_some_and(|q| q.has_room());
-        let posted = ready.then(|| self.post_next(s, &mut lane));
+        let Some(mut lane) = s.lanes[at].take_if(|lane| lane.is_queue()) else { return false };
+        let has_room = lane.wire.queue().is_some_and(|queue| queue.has_room());
+        let posted = has_room.then(|| self.post_next(s, &mut lane));
         s.lanes[at] = Some(lane);
         match posted {
             Some(Ok(posted)) => posted,
@@ -379,21 +286,21 @@ impl Driver {
                     queue.push_back(slot);
                 }
             }
-            return posted.map(|()| true);
+            return posted.map_or(Ok(false), |posted| posted.map(|()| true));
         }
     }
 
-    fn post_part(&mut self, lane: &mut Lane, slot: SlotId) -> io::Result<()> {
-        let lane_index = lane.index;
-        let Some(queue) = lane.wire.queue() else { return Ok(()) };
-        let Some(request) = &mut self.requests[slot.index as usize] else { return Ok(()) };
-        let Some(work) = &request.work else { return Ok(()) };
+    /// Posts the next part of a request. Returns `None` when the lane's queue pair has no room.
+    fn post_part(&mut self, lane: &mut Lane, slot: SlotId) -> Option<io::Result<()>> {
+        let QueueEnds { device, far_device, is_unordered } = lane.ends?;
+        let queue = lane.wire.queue().filter(|queue| queue.has_room())?;
+        let request = self.requests.get_mut(slot)?;
+        let work = request.work.as_ref()?;
         let cut = request.state.begin_cut();
         let mut at = cut.start;
         let read = request.state.route() == Route::Read;
         let max = request.piece.min(PART_BYTES);
         hooks::about_to_copy();
-        let (device, far_port) = (queue.device(), queue.far_device());
         let mut list = [const { MaybeUninit::uninit() }; PART_REQUESTS];
         let (mut requests, mut total) = (0, 0u64);
         while requests < PART_REQUESTS
@@ -402,12 +309,13 @@ impl Driver {
         {
             let remote = work.remote(&pair.remote);
             let (Some(registered), Some(&rkey)) =
-                (work.local_keys(&pair.local), remote.keys.get(far_port))
+                (work.local_keys(&pair.local), remote.keys.get(far_device))
             else {
                 // The post of the transfer checked this. The part must not be lost, so restore the
                 // cursor.
                 request.state.end_cut(cut, cut.start);
-                return Err(io::Error::other("the memory has no key for the RDMA device"));
+                let error = io::Error::other("the memory has no key for the RDMA device");
+                return Some(Err(error));
             };
             list[requests].write(DeviceWork {
                 local: work.local_addr(&pair.local) as u64,
@@ -422,16 +330,17 @@ impl Driver {
             work.shape.advance(&mut at, pair.len);
         }
         let part = request.state.end_cut(cut, at);
-        let can_count = || !queue.is_unordered() && queue.has_credit();
-        let counts = request.state.part_made(lane_index, can_count);
+        let can_count = || !is_unordered && queue.has_credit();
+        let counts = request.state.part_made(lane.index, can_count);
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
             sent_at.store(self.now.max(request.posted), Ordering::Relaxed);
         }
         let part = DevicePart { slot, part, read, immediate: None, failed: None };
-        // SAFETY: the loop has written the first `requests` entries. The request keeps its work, and
-        // so the memory with its registrations, until the part is answered or the queue is gone.
-        unsafe { queue.post_part(list[..requests].assume_init_ref(), part, counts) }
+        // SAFETY: the loop has written the first `requests` entries. The request keeps its work,
+        // and so the memory with its registrations, until the part is answered or the queue is
+        // gone.
+        Some(unsafe { queue.post_part(list[..requests].assume_init_ref(), part, counts) })
     }
 
     /// Flushes every queue pair that carried parts of a request. Returns true when there are any to
@@ -450,17 +359,17 @@ impl Driver {
             if !lane.is_queue() {
                 continue;
             }
-            let index = lane.index;
-            let Some(queue) = lane.wire.queue() else { continue };
+            let (index, ends) = (lane.index, lane.ends);
+            let (Some(ends), Some(queue)) = (ends, lane.wire.queue()) else { continue };
             // The signal goes by this queue pair, behind the bytes.
-            if !queue.is_unordered() && Some(index) == next && work.is_none() {
+            if !ends.is_unordered && Some(index) == next && work.is_none() {
                 continue;
             }
             // Count it even if the post fails: `unfinished` then reports the flush with the rest of
             // the queue pair's work.
             asked += 1;
-            let far_port = queue.far_device();
-            let words: Vec<FlushWord> = work.iter().flat_map(|work| work.words(far_port)).collect();
+            let words = work.iter().flat_map(|work| work.words(ends.far_device));
+            let words: Vec<FlushWord> = words.collect();
             if let Err(error) = queue.post_flush(slot, &words) {
                 self.lane_ended(s, at, LaneEnd::Broken(error));
             }
@@ -632,215 +541,6 @@ impl Driver {
         for (port, completion) in early {
             self.dispatch(*port, completion, now);
         }
-    }
-
-    /// Handles the timers of queue pairs.
-    pub(super) fn queues_tick(&mut self, s: &mut SessionDriver, now: u64) {
-        for at in 0..s.lanes.len() {
-            let late = s.lanes[at].as_ref().and_then(|lane| lane.draining);
-            if late.is_some_and(|until| now >= until) {
-                let error = io::Error::other("the queue pair did not drain in time");
-                self.lane_ended(s, at, LaneEnd::Broken(error));
-            }
-        }
-        if s.reopening.is_busy {
-            return;
-        }
-        let waiting = !s.reopening.waiting.is_empty();
-        if waiting && now >= s.reopening.give_up {
-            s.reopening.waiting = NewQueues::default();
-            s.reopening.at = clock::after(now, s.reopening.pause);
-        } else if !waiting && now >= s.reopening.at && s.lost_queues().next().is_some() {
-            self.make_offer(s, now);
-        }
-    }
-
-    /// Runs `work` in another thread, because it may block. [`Self::queues_done`] gets the result.
-    /// The text says why there is no thread.
-    fn in_thread(
-        &self,
-        s: &mut SessionDriver,
-        work: impl FnOnce(&[Arc<dyn CompletionQueue>]) -> QueuesDone + Send + 'static,
-    ) -> Result<(), String> {
-        let (shard, session) = (self.shard.clone(), s.session.clone());
-        let started = queues::in_thread(&self.endpoint.cpus, move || {
-            let done = Box::new(work(shard.ports()));
-            shard.submit(DriverCommand::QueuesDone { session, done });
-            shard.notify_if_blocked();
-        });
-        s.reopening.is_busy = started.is_ok();
-        started
-    }
-
-    /// Handles the result of a thread. If the session is over, nothing uses the queue pairs, and
-    /// dropping them has them destroyed.
-    pub(super) fn queues_done(&mut self, session: &Arc<Session>, done: QueuesDone) {
-        self.with(session, |driver, s| {
-            if !s.session.is_alive() {
-                return;
-            }
-            s.reopening.is_busy = false;
-            s.reopening.connecting.clear();
-            match done {
-                QueuesDone::Offer(made) => driver.offer_queues(s, made),
-                QueuesDone::Answer(queues, answers) => driver.answer_queues(s, queues, answers),
-                QueuesDone::Connect(queues) => driver.install_queues(s, queues),
-            }
-        });
-    }
-
-    /// Has new queue pairs created in place of lost ones.
-    fn make_offer(&mut self, s: &mut SessionDriver, now: u64) {
-        let plans: Vec<queues::Plan> = s.lost_queues().copied().collect();
-        s.reopening.pause = (s.reopening.pause * 2).clamp(PAUSES.0, PAUSES.1);
-        s.reopening.at = clock::after(now, s.reopening.pause);
-        let made = self.in_thread(s, move |ports| {
-            let made = queues::offer(ports, &plans);
-            QueuesDone::Offer(made.map(|(queues, offers)| (NewQueues::new(queues), offers)))
-        });
-        if let Err(why) = made {
-            tracing::debug!(why, peer = %s.session.addr, "cannot create queue pairs to offer");
-        }
-    }
-
-    /// Offers new queue pairs in place of lost ones.
-    fn offer_queues(
-        &mut self,
-        s: &mut SessionDriver,
-        made: Result<(NewQueues, Vec<QueueOffer>), String>,
-    ) {
-        let now = clock::now();
-        self.set_timer(s, now);
-        let (queues, offers) = match made {
-            Ok(made) => made,
-            Err(why) => {
-                tracing::debug!(why, peer = %s.session.addr, "cannot create queue pairs to offer");
-                s.reopening.at = clock::after(now, s.reopening.pause);
-                return;
-            }
-        };
-        s.reopening.waiting = queues;
-        s.reopening.give_up = clock::after(now, ANSWER);
-        if let Some(lane) = s.control_lane() {
-            lane.push_control(&Control::OpenQueues { queues: offers });
-            s.dirty = true;
-        }
-    }
-
-    /// Handles the peer's answer to an offer: has the queue pairs that have a far end connected.
-    pub(super) fn connect_queues(&mut self, s: &mut SessionDriver) {
-        let answers = std::mem::take(&mut s.reopening.answers);
-        if answers.is_empty() {
-            return;
-        }
-        let Some(rdma) = s.session.rdma.clone() else { return };
-        let waiting = std::mem::take(&mut s.reopening.waiting);
-        if waiting.is_empty() {
-            return;
-        }
-        let (peer, lanes) = (s.session.addr, waiting.lanes());
-        let connected = self.in_thread(s, move |_| {
-            let queues = waiting.take();
-            let queues = queues::connect(peer, queues, &answers, &rdma.ports, u64::MAX);
-            QueuesDone::Connect(NewQueues::new(queues))
-        });
-        match connected {
-            Ok(()) => s.reopening.connecting = lanes,
-            Err(why) => {
-                tracing::debug!(why, %peer, "cannot connect queue pairs");
-                self.install_queues(s, NewQueues::default());
-            }
-        }
-    }
-
-    /// The connected queue pairs become lanes.
-    fn install_queues(&mut self, s: &mut SessionDriver, queues: NewQueues) {
-        let now = clock::now();
-        for (lane, queue) in queues.take() {
-            // Only failed attempts lengthen the pause. A queue pair that fails again has worked
-            // before.
-            s.reopening.pause = Duration::ZERO;
-            self.install(s, lane, queue, now);
-        }
-        s.reopening.at = clock::after(now, s.reopening.pause);
-        self.set_timer(s, now);
-        s.dirty = true;
-    }
-
-    /// Handles the initiator's offer of queue pairs in place of lost ones: has our ends created and
-    /// connected. All lanes are in the table here.
-    pub(super) fn open_queues(&mut self, s: &mut SessionDriver) {
-        if s.reopening.is_busy || s.reopening.offers.is_empty() {
-            return;
-        }
-        let offers = std::mem::take(&mut s.reopening.offers);
-        let Some(rdma) = s.session.rdma.clone() else { return };
-        let lost = |offer: &QueueOffer| {
-            let at = usize::from(offer.lane);
-            at != 0 && s.lanes.get(at).is_none_or(Option::is_none)
-        };
-        let (lost, others): (Vec<QueueOffer>, Vec<QueueOffer>) =
-            offers.iter().partition(|o| lost(o));
-        let opened = self.in_thread(s, move |ports| {
-            let (queues, mut answers) = queues::answer(ports, &rdma.ports, &lost);
-            let not_lost = || Err("the lane is still open".to_owned());
-            answers.extend(others.iter().map(|offer| (offer.lane, not_lost())));
-            QueuesDone::Answer(NewQueues::new(queues), answers)
-        });
-        if let Err(why) = opened {
-            let answers = offers.iter().map(|offer| (offer.lane, Err(why.clone()))).collect();
-            self.answer_queues(s, NewQueues::default(), answers);
-        }
-    }
-
-    /// Answers the initiator's offer, and uses our ends.
-    fn answer_queues(
-        &mut self,
-        s: &mut SessionDriver,
-        queues: NewQueues,
-        answers: Vec<queues::Answer>,
-    ) {
-        // The initiator has given up its earlier offer, so these ends have no far end.
-        if !s.reopening.offers.is_empty() {
-            return;
-        }
-        if let Some(lane) = s.control_lane() {
-            lane.push_control_answer(&Control::QueuesOpened { queues: answers });
-            s.dirty = true;
-        }
-        let now = clock::now();
-        for (at, queue) in queues.take() {
-            self.install(s, at, queue, now);
-        }
-    }
-
-    /// Installs a queue pair in place of a lost one.
-    fn install(&mut self, s: &mut SessionDriver, at: u16, queue: Box<dyn DeviceQueue>, now: u64) {
-        let (port, key) = (queue.device(), queue.key());
-        let index = usize::from(at);
-        if s.lanes.len() <= index {
-            s.lanes.resize_with(index + 1, || None);
-        }
-        // Drop a queue pair whose lane exists already, or whose session has ended: it was not
-        // requested.
-        if s.lanes[index].is_some() || !s.session.is_alive() {
-            return;
-        }
-        let mut lane = Lane::of_queue(at, queue, now);
-        if let Some(frames) = self.endpoint.config.max_inflight_ops {
-            lane.limit_frames(frames);
-        }
-        s.lanes[index] = Some(Box::new(lane));
-        s.lost.replaced(at);
-        s.liveness.beat_at_once(now);
-        self.set_timer(s, now);
-        // The session is out of the table, so process the early completions here.
-        for completion in self.ports[port].adopt(key, s.index, at) {
-            self.completed(s, at.into(), &completion, now);
-        }
-        self.unarmed = true;
-        self.ports[port].armed = false;
-        tracing::debug!(lane = at, peer = %s.session.addr, "queue pair replaced");
     }
 }
 

@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use peerway_core::ids::SlotId;
-use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::outcome::{Ended, Reason, TransferError};
 use peerway_core::protocol::{Effect, RequestState, Route, SentFrame};
 use peerway_core::wire::{Header, Kind, MAX_PAYLOAD};
 use peerway_core::work::Cursor;
 use peerway_sys::cuda::CudaError;
 
-use super::driver::{Driver, SessionDriver};
+use super::driver::Driver;
+use super::sessions::SessionDriver;
 use crate::bugs;
 use crate::clock;
 use crate::gpu::device::Device;
@@ -38,6 +39,71 @@ pub(crate) struct Request {
     pub(crate) deadline: u64,
     pub(crate) queued: bool,
     pub(crate) state: RequestState,
+}
+
+/// The requests of a driver, by the slots of their transfers.
+pub(crate) struct Requests {
+    table: Box<[Option<Request>]>,
+    active: Vec<SlotId>,
+}
+
+impl Requests {
+    pub(super) fn new(slots: usize) -> Self {
+        let table = (0..slots).map(|_| None).collect();
+        Self { table, active: Vec::with_capacity(slots) }
+    }
+
+    /// Puts a request into its slot. `request` builds it there, because moving it costs more than
+    /// building it.
+    #[inline(always)]
+    pub(super) fn insert(
+        &mut self,
+        slot: SlotId,
+        request: impl FnOnce() -> Request,
+    ) -> &mut Request {
+        self.active.push(slot);
+        self.table[slot.index as usize].insert(request())
+    }
+
+    /// The request in a slot, unless that transfer is over.
+    #[inline]
+    pub(super) fn get(&self, slot: SlotId) -> Option<&Request> {
+        self.table[slot.index as usize].as_ref().filter(|request| request.slot == slot)
+    }
+
+    /// As [`Self::get`], to change it.
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: SlotId) -> Option<&mut Request> {
+        self.table[slot.index as usize].as_mut().filter(|request| request.slot == slot)
+    }
+
+    /// Drops a request.
+    #[inline]
+    pub(super) fn remove(&mut self, slot: SlotId) {
+        self.table[slot.index as usize] = None;
+        if let Some(at) = self.active.iter().position(|active| *active == slot) {
+            self.active.swap_remove(at);
+        }
+    }
+
+    /// The slots of all requests. [`Self::remove`] moves the last one into the place of another.
+    pub(super) fn slots(&self) -> &[SlotId] {
+        &self.active
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Request> {
+        self.active.iter().filter_map(|slot| self.get(*slot))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.table.iter_mut().flatten()
+    }
+
+    /// The slots of a session's requests.
+    pub(super) fn of(&self, session: &Arc<Session>) -> Vec<SlotId> {
+        let its = self.iter().filter(|request| Arc::ptr_eq(&request.session, session));
+        its.map(|request| request.slot).collect()
+    }
 }
 
 /// The additional state of a request from or into GPU memory.
@@ -69,30 +135,73 @@ pub(crate) fn route_of(direction: Direction, pulls: bool) -> Route {
     }
 }
 
-impl Request {
-    /// A request that carries no bytes, only a signal. It keeps `work` until the signal is answered.
+/// A request that is about to be made. It borrows from the posting call, so that the request is
+/// built once, in its place in the driver's table.
+pub(crate) struct NewRequest<'a> {
+    pub(crate) slot: SlotId,
+    pub(crate) session: &'a Arc<Session>,
+    pub(crate) route: Route,
+    pub(crate) work: Option<&'a Work>,
+    pub(crate) signal: &'a Signal,
+    /// The GPU through whose staging buffers frames carry local memory.
+    pub(crate) staged_by: Option<Arc<Device>>,
+    pub(crate) piece: u64,
+    pub(crate) by_device: bool,
+    pub(crate) bulk: bool,
+    /// Whether device writes to the peer's memory become visible only after a flush.
+    pub(crate) is_unordered: bool,
+    pub(crate) posted: u64,
+    pub(crate) deadline: u64,
+}
+
+impl<'a> NewRequest<'a> {
+    /// A request that carries no bytes, only a signal. It keeps `work` until the signal is
+    /// answered.
     pub(crate) fn of_signal(
         slot: SlotId,
-        session: Arc<Session>,
-        work: Option<Work>,
-        signal: Signal,
+        session: &'a Arc<Session>,
+        work: Option<&'a Work>,
+        signal: &'a Signal,
         deadline: u64,
     ) -> Self {
-        let state = RequestState::new(Route::SignalOnly, Cursor::default(), signal.due(), false);
-        let (message, posted) = (signal.notify, clock::now());
         Self {
             slot,
             session,
+            route: Route::SignalOnly,
             work,
-            gpu: None,
-            message,
+            signal,
+            staged_by: None,
             piece: MAX_PAYLOAD,
             by_device: false,
             bulk: false,
-            posted,
+            is_unordered: false,
+            posted: clock::now(),
             deadline,
+        }
+    }
+}
+
+impl Request {
+    /// Makes the request. Inline, because a call would build it elsewhere and copy it.
+    #[inline(always)]
+    pub(crate) fn new(new: NewRequest<'_>) -> Self {
+        let start = match new.work {
+            Some(work) if new.route != Route::SignalOnly => work.shape.start(),
+            _ => Cursor::default(),
+        };
+        Self {
+            slot: new.slot,
+            session: new.session.clone(),
+            work: new.work.cloned(),
+            gpu: new.staged_by.map(StagedRequest::new),
+            message: new.signal.notify.clone(),
+            piece: new.piece,
+            by_device: new.by_device,
+            bulk: new.bulk,
+            posted: new.posted,
+            deadline: new.deadline,
             queued: false,
-            state,
+            state: RequestState::new(new.route, start, new.signal.due(), new.is_unordered),
         }
     }
 
@@ -102,23 +211,30 @@ impl Request {
     }
 
     /// Makes the bytes that devices read into GPU memory visible to our GPUs.
+    #[inline]
     fn show(&self) -> Result<(), CudaError> {
         let by_devices = self.state.is_by_devices() && self.state.route() == Route::Read;
-        let Some(work) = self.work.as_ref().filter(|_| by_devices) else { return Ok(()) };
-        let mut shown = None;
-        for device in work.local_devices().filter(|device| !device.gpu.facts().rdma_ordered) {
-            if shown.replace(device.index()) != Some(device.index()) {
-                device.gpu.flush_rdma_writes()?;
-            }
+        match self.work.as_ref().filter(|_| by_devices) {
+            Some(work) => show_reads(work),
+            None => Ok(()),
         }
-        Ok(())
     }
+}
+
+fn show_reads(work: &Work) -> Result<(), CudaError> {
+    let mut shown = None;
+    for device in work.local_devices().filter(|device| !device.gpu.facts().rdma_ordered) {
+        if shown.replace(device.index()) != Some(device.index()) {
+            device.gpu.flush_rdma_writes()?;
+        }
+    }
+    Ok(())
 }
 
 impl Driver {
     /// The request in a slot, unless that transfer is over.
     pub(super) fn request(&mut self, slot: SlotId) -> Option<&mut Request> {
-        self.requests[slot.index as usize].as_mut().filter(|f| f.slot == slot)
+        self.requests.get_mut(slot)
     }
 
     /// Handles the answer to a frame of a transfer.
@@ -146,7 +262,21 @@ impl Driver {
         self.settle(s, entry.slot);
     }
 
+    /// Queues a part of a request to be sent again.
+    pub(super) fn repeat(&mut self, s: &mut SessionDriver, slot: SlotId, part: Cursor) {
+        let Some(request) = self.request(slot) else { return };
+        if request.state.repeat(part) {
+            if !request.queued {
+                request.queued = true;
+                self.enqueue(s, slot);
+            }
+            s.dirty = true;
+        }
+        self.settle(s, slot);
+    }
+
     /// Ends a request if nothing is left to wait for, or queues its signal.
+    #[inline]
     pub(super) fn settle(&mut self, s: &mut SessionDriver, slot: SlotId) {
         let Some(request) = self.request(slot) else { return };
         let effect = bugs::distort(request.state.settle(), &request.state);
@@ -154,9 +284,12 @@ impl Driver {
     }
 
     /// Carries out what follows from an event.
+    #[inline]
     pub(super) fn apply(&mut self, s: &mut SessionDriver, slot: SlotId, effect: Effect) {
         match effect {
             Effect::Wait => {}
+            Effect::Finish(Ended::DONE) => self.end_done(s, slot),
+            Effect::Finish(ended) => self.end(slot, ended),
             Effect::Signal => {
                 if !s.signals.contains(&slot) {
                     // `after_work` sends it when every lane is in the table: one is taken out while
@@ -164,31 +297,31 @@ impl Driver {
                     s.signals.push(slot);
                 }
             }
-            Effect::Finish(Ended::DONE) => {
-                let Some(request) = self.request(slot) else { return };
-                let reason = request.show().map_or_else(
-                    |error| {
-                        let peer = s.session.addr;
-                        tracing::error!(%error, %peer, "could not flush RDMA reads into GPU memory");
-                        Reason::Failed(TransferError::Device)
-                    },
-                    |()| Reason::Done,
-                );
-                self.end(slot, Ended { reason, fence: Fence::Held });
-            }
-            Effect::Finish(ended) => self.end(slot, ended),
             Effect::Fenced => {
                 self.endpoint.slots.fenced(slot);
-                self.forget(slot);
+                self.requests.remove(slot);
             }
             Effect::GivenUp(ended) => {
                 if let Some(ended) = ended {
                     self.endpoint.slots.end(slot, ended);
                 }
                 self.endpoint.slots.unfenced_for_good(slot);
-                self.forget(slot);
+                self.requests.remove(slot);
             }
         }
+    }
+
+    /// Ends a request of which every byte is in place.
+    fn end_done(&mut self, s: &mut SessionDriver, slot: SlotId) {
+        let Some(request) = self.request(slot) else { return };
+        let mut ended = Ended::DONE;
+        if let Err(error) = request.show() {
+            let peer = s.session.addr;
+            tracing::error!(%error, %peer, "could not flush RDMA reads into GPU memory");
+            ended.reason = Reason::Failed(TransferError::Device);
+        }
+        self.requests.remove(slot);
+        self.endpoint.slots.end(slot, ended);
     }
 
     /// Sends the notification and the count that follow a transfer's bytes, all of which have been
@@ -207,18 +340,13 @@ impl Driver {
         let Some(due) = request.state.take_signal() else { return };
         if due.notify {
             let message = request.message.as_deref().unwrap_or_default();
-            let mut head = Header::new(Kind::Notify);
-            head.transfer = slot.to_bits().into();
             let window = message.len() as u64;
-            head.sequence = lane.sent.push(Kind::Notify, slot, Cursor::default(), window).into();
-            lane.push_with(head, message);
+            let sequence = lane.sent.push(Kind::Notify, slot, Cursor::default(), window);
+            lane.push_with(Header::notify(sequence, slot.to_bits()), message);
         }
         if let Some(id) = due.count {
-            let mut head = Header::new(Kind::Count);
-            head.transfer = slot.to_bits().into();
-            head.immediate = id.into();
-            head.sequence = lane.sent.push(Kind::Count, slot, Cursor::default(), 0).into();
-            lane.push(&head);
+            let sequence = lane.sent.push(Kind::Count, slot, Cursor::default(), 0);
+            lane.push(&Header::count(sequence, slot.to_bits(), id));
         }
         s.dirty = true;
     }
@@ -241,14 +369,12 @@ impl Driver {
             }
             let has_pulls = pulls && lane.sent.is_waiting_for(slot);
             if has_pulls {
-                let mut cancel = Header::new(Kind::Cancel);
-                cancel.transfer = slot.to_bits().into();
                 // Only the answers to the pulls matter. The cancel's own answer is assigned to the
                 // slot's previous generation, and so is ignored.
                 let before = slot.generation.wrapping_sub(1);
                 let nobody = SlotId { index: slot.index, generation: before };
-                cancel.sequence = lane.sent.push(Kind::Cancel, nobody, Cursor::default(), 0).into();
-                lane.push(&cancel);
+                let sequence = lane.sent.push(Kind::Cancel, nobody, Cursor::default(), 0);
+                lane.push(&Header::cancel(sequence, slot.to_bits()));
                 s.dirty = true;
             }
         }
@@ -258,17 +384,9 @@ impl Driver {
     /// Ends a request for the user. With an open fence the request keeps its memory.
     pub(super) fn end(&mut self, slot: SlotId, ended: Ended) {
         if self.request(slot).is_some_and(|request| request.state.finish(ended)) {
-            self.forget(slot);
+            self.requests.remove(slot);
         }
         self.endpoint.slots.end(slot, ended);
-    }
-
-    /// Drops the request and the memory it kept.
-    pub(super) fn forget(&mut self, slot: SlotId) {
-        self.requests[slot.index as usize] = None;
-        if let Some(at) = self.active.iter().position(|s| *s == slot) {
-            self.active.swap_remove(at);
-        }
     }
 }
 

@@ -9,16 +9,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use peerway_core::ids::SlotId;
-use peerway_core::outcome::{Ended, Fence, Reason, TransferError};
+use peerway_core::outcome::TransferError;
 use peerway_core::wire::Control;
 use rustix::event::epoll;
 
 use super::copies::pull::PullOrigin;
-use super::driver::{Driver, NewSession, PORT};
+use super::driver::{Driver, PORT, Seat};
 use super::engine::Engine;
-use super::poller::{Events, PollGuard, Polled, Poller};
-use super::queues::QueuesDone;
-use super::request::Request;
+use super::poller::{Events, PollGuard, Poller};
+use super::reopening::QueuesDone;
+use super::request::{NewRequest, Request};
+use super::sessions::NewSession;
 use crate::os::wake::{EventFd, futex_wait, futex_wake};
 use crate::session::{CloseCause, Session, SessionOwner};
 use crate::threads;
@@ -46,7 +47,8 @@ pub(crate) enum DriverCommand {
 
 /// A driver with its poller. See the module documentation.
 pub(crate) struct Shard {
-    poller: Poller<Seat, EpollEvents>,
+    /// Threads that wait for a transfer poll the driver by it.
+    pub(crate) poller: Poller<Seat, EpollEvents>,
     /// Its place in the endpoint's table.
     pub(crate) index: usize,
     /// Completion queues, one for each RDMA device of the endpoint.
@@ -54,83 +56,11 @@ pub(crate) struct Shard {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The place of the driver in the poller.
-struct Seat {
-    /// `None` before the shard starts and after it stops.
-    driver: Option<Driver>,
-    endpoint: Weak<Engine>,
-}
-
-impl Polled for Seat {
-    type Command = DriverCommand;
-
-    #[inline]
-    fn execute(&mut self, command: DriverCommand) {
-        match &mut self.driver {
-            Some(driver) => driver.handle(command),
-            None => {
-                if let DriverCommand::Start(request) = command {
-                    self.refuse(request.slot);
-                }
-            }
-        }
-    }
-
-    #[inline]
-    fn poll(&mut self, now: u64) -> bool {
-        self.driver.as_mut().is_some_and(|driver| driver.turn(now))
-    }
-
-    #[inline]
-    fn has_work(&self) -> bool {
-        self.driver.as_ref().is_some_and(Driver::has_work)
-    }
-
-    #[inline]
-    fn take_unarmed(&mut self) -> bool {
-        self.driver.as_mut().is_some_and(Driver::take_unarmed)
-    }
-
-    fn arm(&mut self, until: u64) -> bool {
-        self.driver.as_mut().is_some_and(|driver| driver.arm(until))
-    }
-
-    fn end_block(&mut self) {
-        if let Some(driver) = &mut self.driver {
-            driver.end_block();
-        }
-    }
-
-    fn next_timer(&self) -> u64 {
-        self.driver.as_ref().map_or(u64::MAX, Driver::next_timer)
-    }
-
-    fn poll_every(&self) -> Option<Duration> {
-        self.driver.as_ref().and_then(Driver::poll_every)
-    }
-
-    fn has_ended(&self, request: u64) -> bool {
-        let slot = SlotId::from_bits(request);
-        self.driver.as_ref().is_none_or(|driver| driver.has_ended(slot))
-    }
-}
-
-impl Seat {
-    /// Fails a transfer that was submitted while the shard has no driver.
-    #[cold]
-    fn refuse(&self, slot: SlotId) {
-        if let Some(endpoint) = self.endpoint.upgrade() {
-            let reason = Reason::Failed(TransferError::EndpointClosed);
-            endpoint.slots.end(slot, Ended { reason, fence: Fence::Held });
-        }
-    }
-}
-
 /// The event sources of a shard, and the primitives on which its threads block.
 ///
 /// Threads block only in epoll and futex. `poll` fails in a process that has reached its limit of
 /// open files.
-struct EpollEvents {
+pub(crate) struct EpollEvents {
     /// Sockets, completion channels and links. Every polling thread queries it.
     sources: OwnedFd,
     /// `sources` and `wake_fd`. Only the thread with the poller's role waits on it, so no other
@@ -295,49 +225,20 @@ impl Shard {
 
     /// Makes the driver start a request: now, or when the thread that polls it takes the queue.
     #[inline]
-    pub(crate) fn start_request(
-        &self,
-        slot: SlotId,
-        session: &Arc<Session>,
-        request: impl FnOnce() -> Request,
-    ) {
-        let now = |seat: &mut Seat, request| match &mut seat.driver {
-            Some(driver) => driver.start_request(slot, session, request),
-            None => seat.refuse(slot),
-        };
-        self.poller.submit_with(request, now, |request| DriverCommand::Start(request()));
+    pub(crate) fn start_request(&self, new: NewRequest<'_>) {
+        self.poller.submit_with(new, Seat::start, queued);
     }
 
     /// See [`Poller::notify_if_blocked`].
     pub(crate) fn notify_if_blocked(&self) {
         self.poller.notify_if_blocked();
     }
+}
 
-    /// See [`Poller::hand_over`].
-    pub(crate) fn hand_over(&self) {
-        self.poller.hand_over();
-    }
-
-    /// See [`Poller::lead_until`].
-    pub(crate) fn lead_until(&self, slot: SlotId, over: impl Fn() -> bool, deadline: u64) -> bool {
-        self.poller.lead_until(slot.to_bits(), over, deadline)
-    }
-
-    /// See [`Poller::poll_once`].
-    pub(crate) fn poll_once(&self, now: u64) -> bool {
-        self.poller.poll_once(now)
-    }
-
-    /// See [`Poller::poll_until`].
-    pub(crate) fn poll_until(
-        &self,
-        over: impl Fn() -> bool,
-        now: u64,
-        deadline: u64,
-        patience: Duration,
-    ) -> bool {
-        self.poller.poll_until(over, now, deadline, patience)
-    }
+/// The command for a request that has to wait in the queue.
+#[cold]
+fn queued(new: NewRequest<'_>) -> DriverCommand {
+    DriverCommand::Start(Request::new(new))
 }
 
 impl SessionOwner for Shard {

@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use peerway_core::wire::SubSession;
 
-use super::driver::{Driver, Listening};
+use super::driver::Driver;
 use super::engine::Engine;
+use super::listening::Listening;
 use super::shard::Shard;
 use crate::error::{BuildError, os};
 

@@ -10,19 +10,18 @@ use std::time::Duration;
 
 use peerway_core::ids::SlotId;
 use peerway_core::outcome::{Reason, TransferError};
-use peerway_core::wire::{MAX_PAYLOAD, MAX_SEGMENTS};
-use peerway_core::work::Cursor;
+use peerway_core::protocol::FramePieces;
+use peerway_core::wire::MAX_PAYLOAD;
 use peerway_sys::cuda::CudaError;
 
-use super::driver::{Driver, SessionDriver};
-use super::receive::finish;
+use super::driver::Driver;
 use super::request::Fetched;
+use super::sessions::SessionDriver;
 use crate::clock;
 use crate::gpu::staging::{Buffer, StagedCopy};
 use crate::hooks;
 use crate::os::Piece;
 use crate::progress::lane::{GpuPut, GpuPutOwner, IncomingWrite, Lane};
-use crate::work::Work;
 
 /// Parts fetched ahead: enough that the copy of the next part is done when its turn comes.
 const AHEAD: usize = 8;
@@ -34,35 +33,43 @@ const FRESH: Duration = Duration::from_micros(300);
 /// raise no flag.
 const FLAG_PATIENCE: Duration = Duration::from_micros(500);
 
+/// The copies in progress of a driver's sessions.
+#[derive(Default)]
+pub(super) struct Staging {
+    /// Sessions with such copies.
+    sessions: Vec<usize>,
+    /// When one last started or finished.
+    moved: u64,
+}
+
 impl Driver {
     /// Whether copies from or to GPU memory are in progress.
     pub(crate) fn has_copies(&self) -> bool {
-        !self.staging.is_empty()
+        !self.staging.sessions.is_empty()
     }
 
     /// Registers a session that has copies in progress.
-    #[inline]
     pub(super) fn note_staging(&mut self, s: &SessionDriver) {
-        if s.copies && !self.staging.contains(&s.index) {
-            self.staging.push(s.index);
-            self.copies_moved = clock::now();
+        if !self.staging.sessions.contains(&s.index) {
+            self.staging.sessions.push(s.index);
+            self.staging.moved = clock::now();
         }
     }
 
     /// Checks every copy in progress. Returns true when one finished or the last progress is
     /// recent.
     pub(super) fn look_at_copies(&mut self, now: u64) -> bool {
-        if self.staging.is_empty() {
+        if self.staging.sessions.is_empty() {
             return false;
         }
         let mut progress = false;
-        for index in std::mem::take(&mut self.staging) {
+        for index in std::mem::take(&mut self.staging.sessions) {
             self.with_session(index, |driver, s| progress |= driver.session_copies(s, now));
         }
         if progress {
-            self.copies_moved = now;
+            self.staging.moved = now;
         }
-        let idle = Duration::from_nanos(now.saturating_sub(self.copies_moved));
+        let idle = Duration::from_nanos(now.saturating_sub(self.staging.moved));
         progress || (self.has_copies() && idle < FRESH)
     }
 
@@ -76,13 +83,10 @@ impl Driver {
             s.copies |= fetches || !lane.rx.puts.is_empty();
             s.lanes[at] = Some(lane);
         }
-        for slot in &self.active {
-            let request = self.requests[slot.index as usize].as_ref();
-            s.copies |= request.is_some_and(|request| {
-                request.gpu.as_ref().is_some_and(|gpu| !gpu.fetched.is_empty())
-                    && std::sync::Arc::ptr_eq(&request.session, &s.session)
-            });
-        }
+        s.copies |= self.requests.iter().any(|request| {
+            request.gpu.as_ref().is_some_and(|gpu| !gpu.fetched.is_empty())
+                && std::sync::Arc::ptr_eq(&request.session, &s.session)
+        });
         // Fetched parts may be ready to send.
         s.dirty |= s.copies;
         progress
@@ -126,7 +130,7 @@ impl Driver {
             GpuPutOwner::Write { counts, .. } => {
                 let counted = result.and_then(|()| self.count(s, *counts));
                 if let Err(error) = counted {
-                    lane.push_nack(put.sequence, error as u8);
+                    lane.refuse(put.sequence, error);
                 }
             }
             GpuPutOwner::Read { slot, .. } => {
@@ -190,7 +194,7 @@ impl Driver {
                 lane.applied.apply(sequence);
                 s.copies = true;
             }
-            Err(error) => finish(lane, sequence, Err(error)),
+            Err(error) => lane.finish(sequence, Err(error)),
         }
     }
 
@@ -257,7 +261,7 @@ impl Driver {
             }
             let begun = request.state.begin_cut();
             let mut rest = begun.start;
-            cut(&work, &mut rest, most);
+            FramePieces::new(&work.shape, &mut rest, most).for_each(drop);
             let part = request.state.end_cut(begun, rest);
             let by_kernel = work.is_reached_by(&gpu.device);
             // SAFETY: the request's work keeps the local regions of the pieces alive. A request
@@ -340,29 +344,11 @@ impl Driver {
                 Err(error) => {
                     let sequence = front.sequence;
                     lane.tx.replies.pop_front();
-                    lane.push_nack(sequence, error as u8);
+                    lane.refuse(sequence, error);
                 }
             }
         }
     }
-}
-
-/// Cuts from the cursor the bytes that one frame can carry.
-fn cut(work: &Work, at: &mut Cursor, most: u64) -> Cursor {
-    let start = *at;
-    let (mut count, mut total, mut region) = (0, 0, None);
-    while count < MAX_SEGMENTS
-        && let Some(pair) = work.shape.peek(at, most - total)
-    {
-        if region.is_some_and(|region| region != pair.remote.region) {
-            break;
-        }
-        region = Some(pair.remote.region);
-        count += 1;
-        total += pair.len;
-        work.shape.advance(at, pair.len);
-    }
-    start.limited(total)
 }
 
 fn look(staged: &mut StagedCopy, begun: u64, now: u64) -> Result<bool, CudaError> {

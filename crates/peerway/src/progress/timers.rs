@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use peerway_core::outcome::Reason;
 use peerway_core::protocol::{Effect, Expiry};
-use peerway_core::wire::{Control, Header, Kind, Refusal};
+use peerway_core::wire::{Control, Header, Refusal};
 
-use super::driver::{Driver, SessionDriver};
+use super::driver::Driver;
 use super::ending::{LaneEnd, SessionEnd};
+use super::sessions::SessionDriver;
 use crate::clock;
 use crate::limits::{RefusalReason, message_time};
 use crate::session::PROCESS_ENDED;
@@ -82,8 +83,8 @@ impl Driver {
     /// Ends requests whose deadline or fence timeout has passed.
     fn sweep_requests(&mut self, now: u64) {
         // Iterate backwards: ending a request moves the last one into its place.
-        for at in (0..self.active.len()).rev() {
-            let Some(&slot) = self.active.get(at) else { continue };
+        for at in (0..self.requests.slots().len()).rev() {
+            let Some(&slot) = self.requests.slots().get(at) else { continue };
             let Some(request) = self.request(slot) else { continue };
             let index = request.session.index.load(Ordering::Relaxed);
             match request.state.expired(now, request.deadline) {
@@ -97,9 +98,8 @@ impl Driver {
                 Expiry::End(ended) => self.end(slot, ended),
             }
         }
-        let requests = self.active.iter().map(|slot| &self.requests[slot.index as usize]);
         let due =
-            requests.flatten().filter_map(|request| request.state.due(request.deadline)).min();
+            self.requests.iter().filter_map(|request| request.state.due(request.deadline)).min();
         self.timers.requests = due.map_or(u64::MAX, |due| due.max(clock::after(now, AGAIN)));
     }
 
@@ -116,9 +116,7 @@ impl Driver {
             for lane in s.lanes.iter_mut().flatten() {
                 // A lane with a full send buffer needs no further heartbeat.
                 if lane.tx.out.len() < 64 << 10 {
-                    let mut head = Header::new(Kind::Beat);
-                    (head.sequence, head.transfer) = (beat.clock.into(), beat.echo.into());
-                    lane.push(&head);
+                    lane.push(&Header::beat(beat));
                 }
             }
             s.dirty = true;
@@ -181,7 +179,7 @@ impl Driver {
         if !s.liveness.is_overdue(heard, now) {
             return;
         }
-        for slot in self.requests_of(&s.session) {
+        for slot in self.requests.of(&s.session) {
             let Some(request) = self.request(slot) else { continue };
             let Effect::Finish(ended) = request.state.silenced() else { continue };
             s.session.note_event("every lane was silent for longer than the detection time");

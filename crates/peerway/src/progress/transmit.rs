@@ -8,16 +8,14 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use peerway_core::ids::SlotId;
-use peerway_core::protocol::{Route, Serves};
-use peerway_core::wire::{
-    COUNTS, HEADER_LEN, Header, Kind, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS, PULL_SEGMENT_LEN,
-    PullSegment, SEGMENT_LEN, Segment,
-};
-use zerocopy::IntoBytes;
+use peerway_core::protocol::{CutFrame, FramePieces, Serves, max_frame};
+use peerway_core::wire::{Kind, MAX_SEGMENTS};
+use peerway_core::work::Pair;
 
-use super::driver::{Driver, SessionDriver, TURN_BYTES};
+use super::driver::{Driver, TURN_BYTES};
 use super::ending::LaneEnd;
 use super::request::Fetched;
+use super::sessions::SessionDriver;
 use crate::os::Piece;
 use crate::path::PathKind;
 use crate::progress::lane::{Body, Lane, OutFrame};
@@ -65,44 +63,14 @@ impl Driver {
 
     /// Makes the next frame. Returns false when there is none to make now.
     fn next_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
+        if lane.tx.replies.is_empty() {
+            return self.request_frame(s, lane);
+        }
         lane.tx.reply_next = !lane.tx.reply_next;
         if lane.tx.reply_next && self.reply_frame(s, lane) {
             return true;
         }
         self.request_frame(s, lane) || self.reply_frame(s, lane)
-    }
-
-    /// Makes the frame that answers the peer's next read.
-    fn reply_frame(&mut self, s: &mut SessionDriver, lane: &mut Lane) -> bool {
-        if !self.reply_is_ready(s, lane) {
-            return false;
-        }
-        let Some(mut reply) = lane.tx.replies.pop_front() else { return false };
-        if reply.staged.is_none() {
-            let gate = reply.grant.gate();
-            if !gate.enter() {
-                let error = peerway_core::outcome::TransferError::Revoked;
-                lane.push_nack(reply.sequence, error as u8);
-                return true;
-            }
-            reply.gate = Some(gate);
-        }
-        let mut head = Header::new(Kind::ReadData);
-        head.sequence = reply.sequence.into();
-        head.transfer = reply.transfer.into();
-        head.set_body(0, 0, reply.total as usize);
-        lane.tx.head.clear();
-        lane.tx.head.extend_from_slice(head.as_bytes());
-        s.session.stats.bytes_served.fetch_add(reply.total, Ordering::Relaxed);
-        let left = reply.total;
-        let after = lane.tx.out.len();
-        let sequence = 0;
-        let body = match reply.staged.take() {
-            Some(staged) => Body::StagedCopy { buffer: staged.into_buffer(), len: left, done: 0 },
-            None => Body::Reply(reply),
-        };
-        lane.tx.frame = Some(OutFrame { after, sequence, head_sent: 0, left, body });
-        true
     }
 
     /// Makes a frame of the next queued request.
@@ -119,8 +87,7 @@ impl Driver {
                 _ => return false,
             };
             let Some(&slot) = queue.front() else { return false };
-            let request = self.requests[slot.index as usize].as_mut();
-            let Some(request) = request.filter(|f| f.slot == slot) else {
+            let Some(request) = self.requests.get_mut(slot) else {
                 queue.pop_front();
                 continue;
             };
@@ -132,7 +99,7 @@ impl Driver {
             if request.is_staged() && !self.fetch(s, slot) {
                 return false;
             }
-            let Some(request) = self.requests[slot.index as usize].as_mut() else { continue };
+            let Some(request) = self.requests.get_mut(slot) else { continue };
             let queue = if from_latency { &mut s.latency } else { &mut s.bulk };
             let room = lane.sent.room();
             let (next, least) = match request.gpu.as_ref().and_then(|gpu| gpu.fetched.front()) {
@@ -159,16 +126,12 @@ impl Driver {
         }
     }
 
+    /// Makes a frame of this request. Returns false when it has no bytes to send.
     fn make_frame(&mut self, lane: &mut Lane, slot: SlotId, room: u64) -> bool {
-        let Some(request) = &mut self.requests[slot.index as usize] else { return false };
+        let Some(request) = self.requests.get_mut(slot) else { return false };
         let Some(work) = &request.work else { return false };
+        let Some(kind) = request.state.route().frame() else { return false };
         let fetched = request.gpu.as_mut().and_then(|gpu| gpu.fetched.pop_front());
-        let kind = match request.state.route() {
-            Route::Write => Kind::Write,
-            Route::Read => Kind::Read,
-            Route::Pull => Kind::Pull,
-            Route::SignalOnly => return false,
-        };
         let (cut, start, staged) = match fetched {
             Some(Fetched { part, staged, .. }) => (None, part, Some(staged.into_buffer())),
             None => {
@@ -176,43 +139,18 @@ impl Driver {
                 (Some(cut), cut.start, None)
             }
         };
-        let mut at = start;
-        let max = match kind {
-            Kind::Pull => MAX_PULL,
-            _ if staged.is_some() => start.left(),
-            _ => request.piece.min(room).min(MAX_PAYLOAD),
+        let max = match staged {
+            Some(_) => start.left(),
+            None => max_frame(kind, request.piece, room),
         };
-        // The table follows the header. The header is written when the table is known.
-        lane.tx.head.clear();
-        lane.tx.head.resize(HEADER_LEN, 0);
-        let mut head = Header::new(kind);
-        let (mut count, mut total) = (0usize, 0u64);
-        let mut region = None;
-        while count < MAX_SEGMENTS
-            && let Some(pair) = work.shape.peek(&at, max - total)
-        {
+        let mut at = start;
+        let name = |pair: &Pair| {
             let remote = work.remote(&pair.remote);
-            if region.is_some_and(|r| r != pair.remote.region) {
-                break;
-            }
-            if region.is_none() {
-                region = Some(pair.remote.region);
-                head.grant = remote.grant.index.into();
-                head.generation = remote.grant.generation.into();
-                head.token = remote.token;
-                head.offset = pair.remote.offset.into();
-            }
-            let (offset, len) = (pair.remote.offset.into(), (pair.len as u32).into());
-            if kind == Kind::Pull {
-                let source = (work.local_addr(&pair.local) as u64).into();
-                lane.tx.head.extend_from_slice(PullSegment { offset, len, source }.as_bytes());
-            } else {
-                lane.tx.head.extend_from_slice(Segment { offset, len }.as_bytes());
-            }
-            count += 1;
-            total += pair.len;
-            work.shape.advance(&mut at, pair.len);
-        }
+            (remote.grant, &remote.token)
+        };
+        let source = |pair: &Pair| work.local_addr(&pair.local) as u64;
+        let pieces = FramePieces::new(&work.shape, &mut at, max);
+        let frame = CutFrame::cut(kind, pieces, name, source, &mut lane.tx.head);
         let part = match cut {
             Some(cut) => request.state.end_cut(cut, at),
             None => {
@@ -220,62 +158,30 @@ impl Driver {
                 start
             }
         };
-        if let Some(id) = request.state.frame_made() {
-            (head.status, head.immediate) = (COUNTS.into(), id.into());
-        }
+        let counts = request.state.frame_made();
         let sent_at = &self.endpoint.slots.slot(slot).sent_at;
         if sent_at.load(Ordering::Relaxed) == 0 {
             sent_at.store(self.now.max(request.posted), Ordering::Relaxed);
         }
-        if request.by_device && lane.wire.queue().is_none() {
+        if request.by_device && lane.ends.is_none() {
             // No queue pair is left. Report the path that is used instead.
             self.endpoint.slots.set_path(slot, PathKind::Tcp);
         }
-        let window = if kind == Kind::Pull { 0 } else { total };
-        head.sequence = lane.sent.push(kind, slot, part, window).into();
-        head.transfer = slot.to_bits().into();
-        let body = match staged {
-            Some(buffer) => Body::StagedCopy { buffer, len: total, done: 0 },
-            None => Body::Request { slot, at: part },
-        };
-        finish_frame(lane, head, kind, count, total, body);
-        true
-    }
-}
-
-/// Stores a frame's header where it is sent from, with its body if it has one.
-fn finish_frame(
-    lane: &mut Lane,
-    mut head: Header,
-    kind: Kind,
-    count: usize,
-    total: u64,
-    body: Body,
-) {
-    match kind {
-        Kind::Write => {
-            if count == 1 {
-                // One run needs no table: the header has its offset and the body its length.
-                lane.tx.head.truncate(HEADER_LEN);
-                head.set_body(0, 0, total as usize);
-            } else {
-                head.set_body(count, count * SEGMENT_LEN, total as usize);
-            }
-            lane.tx.head[..HEADER_LEN].copy_from_slice(head.as_bytes());
+        let sequence = lane.sent.push(kind, slot, part, frame.window());
+        let left = frame.finish(sequence, slot.to_bits(), counts, &mut lane.tx.head);
+        if kind == Kind::Write {
+            let body = match staged {
+                Some(buffer) => Body::StagedCopy { buffer, len: left, done: 0 },
+                None => Body::Request { slot, at: part },
+            };
             let after = lane.tx.out.len();
-            let sequence = head.sequence.get();
-            lane.tx.frame = Some(OutFrame { after, sequence, head_sent: 0, left: total, body });
-        }
-        _ => {
-            let entry = if kind == Kind::Pull { PULL_SEGMENT_LEN } else { SEGMENT_LEN };
-            head.set_body(count, count * entry, 0);
-            lane.tx.head[..HEADER_LEN].copy_from_slice(head.as_bytes());
+            lane.tx.frame = Some(OutFrame { after, sequence, head_sent: 0, left, body });
+        } else {
             lane.tx.out.extend_from_slice(&lane.tx.head);
         }
+        true
     }
-}
 
-impl Driver {
     /// Makes one send call with everything that is ready. Returns 0 when nothing is ready or the
     /// lane is full.
     fn send_some(&mut self, lane: &mut Lane) -> Result<u64, LaneEnd> {
@@ -385,7 +291,7 @@ impl Driver {
     /// The work whose bytes a frame carries. A request stays in the table while one of its frames
     /// is unanswered, and a frame that is being sent is unanswered.
     fn work_of(&self, slot: SlotId) -> Result<&Work, LaneEnd> {
-        let request = self.requests[slot.index as usize].as_ref().filter(|f| f.slot == slot);
+        let request = self.requests.get(slot);
         let gone = || LaneEnd::Broken(io::Error::other("the transfer of a queued frame is gone"));
         request.and_then(|request| request.work.as_ref()).ok_or_else(gone)
     }

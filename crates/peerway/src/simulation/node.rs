@@ -8,7 +8,7 @@ use std::time::Duration;
 use peerway_core::config::Config;
 use peerway_core::descriptor::Descriptor;
 use peerway_core::ids::Incarnation;
-use peerway_core::protocol::{RequestState, Role};
+use peerway_core::protocol::Role;
 use peerway_core::region::{MemoryKind, Span};
 
 use super::wire::SimulatedLane;
@@ -20,7 +20,7 @@ use crate::path::{Path, PathKind};
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::engine::Engine;
 use crate::progress::lane::Lane;
-use crate::progress::request::{Request, route_of};
+use crate::progress::request::{NewRequest, route_of};
 use crate::progress::shard::{DriverCommand, Shard};
 use crate::session::remote::{Direct, RemoteInner, RemoteRegion};
 use crate::session::{Parts, Reach, Session};
@@ -149,12 +149,11 @@ impl Node {
         let (inner, session) = (&self.inner, &self.session);
         let slot = inner.slots.take(work.shape.total(), PathKind::Tcp, clock::now())?;
         let route = route_of(direction, false);
-        self.shard.start_request(slot, session, || Request {
-            state: RequestState::new(route, work.shape.start(), signal.due(), false),
-            work: Some(work),
+        self.shard.start_request(NewRequest {
+            route,
             piece,
             bulk,
-            ..Request::of_signal(slot, session.clone(), None, signal, deadline)
+            ..NewRequest::of_signal(slot, session, Some(&work), &signal, deadline)
         });
         let operation = match direction {
             Direction::Read => Operation::Read,
@@ -165,7 +164,7 @@ impl Node {
 
     /// The driver takes one turn.
     pub(super) fn poll(&self) {
-        self.shard.poll_once(clock::now());
+        self.shard.poller.poll_once(clock::now());
     }
 
     /// Ends everything.

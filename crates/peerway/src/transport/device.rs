@@ -10,6 +10,7 @@
 
 use std::any::Any;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -120,20 +121,24 @@ pub(crate) struct Completion {
     pub(crate) immediate: Option<u32>,
 }
 
+/// The most completions of a poll.
+pub(crate) const POLL: usize = 64;
+/// Places for the completions of a poll.
+pub(crate) type Completions = [MaybeUninit<Completion>; POLL];
+
 /// The completion queue of a shard on one device.
 pub(crate) trait CompletionQueue: Send + Sync {
     /// Becomes readable when a completion arrives after [`Self::arm`].
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Appends some completions to `into`. Fewer than the capacity of `into` means that the queue is
-    /// now empty.
-    fn poll(&self, into: &mut Vec<Completion>) -> io::Result<()>;
+    /// Takes completions. Fewer than [`POLL`] means that the queue is now empty.
+    fn poll<'a>(&self, into: &'a mut Completions) -> io::Result<&'a [Completion]>;
 
     /// Makes the next completion readable at the descriptor. Returns whether it is armed.
     fn arm(&self) -> bool;
 
-    /// Consumes the events at the descriptor. Returns true if there were any; the queue is no longer
-    /// armed then.
+    /// Consumes the events at the descriptor. Returns true if there were any; the queue is no
+    /// longer armed then.
     fn take_events(&self) -> bool;
 
     /// Whether a queue with this key exists.
@@ -152,17 +157,14 @@ pub(crate) trait DeviceQueue: Wire {
     /// The index of its device.
     fn device(&self) -> usize;
 
+    /// The devices at its two ends, once it is connected.
+    fn ends(&self) -> QueueEnds;
+
     /// The name of its device.
     fn device_name(&self) -> String;
 
-    /// The index of the peer's device at the other end.
-    fn far_device(&self) -> usize;
-
     /// Whether it is for small transfers.
     fn is_for_latency(&self) -> bool;
-
-    /// Whether the device may carry out requests to one peer in any order.
-    fn is_unordered(&self) -> bool;
 
     /// Describes our end to the peer.
     fn end(&self) -> QueueEnd;
@@ -217,6 +219,17 @@ pub(crate) trait DeviceQueue: Wire {
 
     /// Takes the posted work that is not complete.
     fn unfinished(&mut self) -> Unfinished;
+}
+
+/// The devices at the two ends of a connected queue. They do not change, so a lane keeps them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueueEnds {
+    /// The index of our device.
+    pub(crate) device: usize,
+    /// The index of the peer's device.
+    pub(crate) far_device: usize,
+    /// Whether our device may carry out requests to one peer in any order.
+    pub(crate) is_unordered: bool,
 }
 
 /// One read or write of a part.

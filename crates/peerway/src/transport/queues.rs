@@ -107,8 +107,8 @@ impl Drop for Turn {
     }
 }
 
-/// Runs `work`, which creates or connects queue pairs, in a thread of its own. So a peer whose ports
-/// do not answer delays no other peer. The text says why there is no thread.
+/// Runs `work`, which creates or connects queue pairs, in a thread of its own. So a peer whose
+/// ports do not answer delays no other peer. The text says why there is no thread.
 pub(crate) fn in_thread(cpus: &Cpus, work: impl FnOnce() + Send + 'static) -> Result<(), String> {
     let Some(turn) = Turn::take() else {
         return Err(format!("{MOST_OPENING} threads already open queue pairs"));

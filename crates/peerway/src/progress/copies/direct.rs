@@ -288,13 +288,8 @@ impl DirectJob {
             // The bytes are in place. The signal tells the peer, and the peer's answer ends the
             // transfer.
             let session = &self.work.remotes.as_slice()[0].session;
-            self.endpoint.send_signal(
-                self.slot,
-                session,
-                self.work.clone(),
-                self.signal.clone(),
-                self.deadline,
-            );
+            let (work, signal) = (&self.work, &self.signal);
+            self.endpoint.send_signal(self.slot, session, work, signal, self.deadline);
         } else {
             self.endpoint.slots.end(self.slot, Ended { reason, fence: Fence::Held });
         }

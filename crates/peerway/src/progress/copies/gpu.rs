@@ -298,7 +298,7 @@ impl GpuJob {
         drop(state);
         if reason == Reason::Done && !self.signal.is_empty() {
             let session = &self.work.remotes.as_slice()[0].session;
-            let (work, signal) = (self.work.clone(), self.signal.clone());
+            let (work, signal) = (&self.work, &self.signal);
             self.endpoint.send_signal(self.slot, session, work, signal, self.deadline);
         } else {
             self.endpoint.slots.end(self.slot, Ended { reason, fence: Fence::Held });

@@ -7,6 +7,7 @@
 
 mod gpu;
 mod keys;
+mod messages;
 mod nic;
 mod port;
 mod queue;

@@ -15,16 +15,13 @@ use peerway_sys::verbs::{CompChannel, Cq, VerbsError};
 
 use super::nic::Nic;
 use super::queue::Queue;
-use crate::transport::device::{Completion, CompletionQueue, DeviceQueue};
+use crate::transport::device::{Completion, CompletionQueue, Completions, DeviceQueue, POLL};
 use crate::transport::error::RdmaError;
 
 /// Initial entries of the completion queue. It grows when queue pairs are added.
 const FIRST_ENTRIES: i32 = 1024;
 /// Entries on EFA, whose completion queues cannot grow: enough for about fifty peers.
 const FIXED_ENTRIES: i32 = 32 << 10;
-
-/// Completions per call of the device's driver.
-const POLL: usize = 64;
 
 /// See the module.
 pub(super) struct PortCq {
@@ -90,18 +87,22 @@ impl CompletionQueue for PortCq {
     }
 
     #[inline]
-    fn poll(&self, into: &mut Vec<Completion>) -> io::Result<()> {
+    fn poll<'a>(&self, into: &'a mut Completions) -> io::Result<&'a [Completion]> {
         let mut completions = [const { MaybeUninit::uninit() }; POLL];
-        let room = (into.capacity() - into.len()).min(POLL);
-        let taken = self.cq.take(&mut completions[..room]).map_err(io::Error::other)?;
-        into.extend(taken.iter().map(|wc| Completion {
-            queue: (wc.wr_id >> 32) as u32,
-            work: wc.wr_id as u32,
-            status: wc.status,
-            len: wc.byte_len,
-            immediate: (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM).then(|| u32::from_be(wc.imm_data)),
-        }));
-        Ok(())
+        let taken = self.cq.take(&mut completions).map_err(io::Error::other)?;
+        for (wc, into) in taken.iter().zip(&mut *into) {
+            let carries_immediate = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
+            into.write(Completion {
+                queue: (wc.wr_id >> 32) as u32,
+                work: wc.wr_id as u32,
+                status: wc.status,
+                len: wc.byte_len,
+                immediate: carries_immediate.then(|| u32::from_be(wc.imm_data)),
+            });
+        }
+        // SAFETY: the loop has written the first `taken.len()` places. There are that many: `take`
+        // had as many places as `into` has.
+        Ok(unsafe { into[..taken.len()].assume_init_ref() })
     }
 
     fn arm(&self) -> bool {

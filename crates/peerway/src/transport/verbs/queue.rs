@@ -1,13 +1,8 @@
-//! A queue pair to one peer: messages both ways, and our work requests.
+//! A queue pair to one peer: messages both ways (see `messages`), and our work requests.
 //!
-//! **Messages** are pieces of an ordered stream of bytes, so a queue is a [`Wire`]. Each message
-//! has a number, which restores the order where the device does not keep it. Each also says how
-//! many messages its sender has taken in. These credits guarantee that a sender always finds a
-//! posted receive.
-//!
-//! **Groups** are posted with one doorbell each. On a connection only the last request of a group
-//! asks for a completion, which implies those before it. Datagrams complete in any order, so each
-//! request asks for one.
+//! **Groups** of work requests are posted with one doorbell each. On a connection only the last
+//! request of a group asks for a completion, which implies those before it. Datagrams complete in
+//! any order, so each request asks for one.
 //!
 //! A queue fails as a whole. The driver then *shuts* it: it moves the queue pair to the error state
 //! and posts one last request and one last receive. Their completions prove that nothing else will
@@ -18,7 +13,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use peerway_core::ids::SlotId;
@@ -31,14 +25,11 @@ use peerway_sys::verbs::{Ah, Batch, Mr, Qp, QpConfig, VerbsError, WcStatus, mask
 use super::nic::Nic;
 use super::port::{Key, PortCq};
 use super::work_requests::WorkRequests;
-use crate::os::Piece;
-use crate::os::copy::{CopyKind, copy};
 use crate::os::pages::Pages;
 use crate::os::random;
-use crate::transport::Wire;
 use crate::transport::device::{
     Completed, Completion, DevicePart, DeviceQueue, DeviceWork, FlushWord, PART_REQUESTS,
-    Unfinished,
+    QueueEnds, Unfinished,
 };
 
 /// Work requests per queue pair: a few groups, so that the device has the next one when one is
@@ -47,7 +38,7 @@ const DEPTH: u32 = 160;
 /// The part of `DEPTH` that is reserved for messages, flushes and the last request.
 const RESERVE: u32 = 24;
 /// Bytes of a message with its header.
-const BUFFER: usize = 4096;
+pub(super) const BUFFER: usize = 4096;
 /// Send and receive buffers for messages, of a queue for small transfers and of one for large ones.
 const LATENCY_BUFFERS: (u16, u16) = (12, 128);
 const BULK_BUFFERS: (u16, u16) = (4, 32);
@@ -55,60 +46,62 @@ const BULK_BUFFERS: (u16, u16) = (4, 32);
 /// µs.
 const WINDOW: u64 = 2 << 20;
 /// Credits that are kept back for messages which only return credits.
-const KEPT_CREDITS: u64 = 2;
+pub(super) const KEPT_CREDITS: u64 = 2;
 /// Limit of bytes that a small write carries inline in the request.
 const INLINE: u32 = 128;
 /// Bit in the lower half of an id: the id is of a receive, and the other bits name its buffer.
-const RECEIVE: u32 = 1 << 31;
+pub(super) const RECEIVE: u32 = 1 << 31;
 /// The buffer number of the last receive.
-const LAST: u32 = 0x7FFF_FFFF;
+pub(super) const LAST: u32 = 0x7FFF_FFFF;
 
 /// Limit of memories that a flush reads besides the flush word: the GPUs of one host. Their work
 /// requests are part of the reserve.
 const MOST_WORDS: usize = 8;
 
 /// Bytes of a message header.
-const HEAD: usize = 16;
+pub(super) const HEAD: usize = 16;
 
 /// See the module.
 pub(super) struct Queue {
     /// Destroyed before the resources that its requests use.
-    qp: ManuallyDrop<Qp>,
+    pub(super) qp: ManuallyDrop<Qp>,
     ah: Option<Ah>,
     key: Key,
     far: Option<Far>,
     latency: bool,
+    /// Whether the device may carry out requests in any order.
+    is_unordered: bool,
 
-    depth: u32,
-    used: u32,
+    pub(super) depth: u32,
+    pub(super) used: u32,
     /// Bytes of the parts in progress.
     bytes: u64,
     /// Limit of groups in progress when another part is posted.
     most: usize,
-    inline: u32,
+    pub(super) inline: u32,
     groups: VecDeque<Group>,
     /// The number of the first group in `groups`.
     first: u32,
     /// The group being built.
-    work: WorkRequests,
+    pub(super) work: WorkRequests,
 
-    sent: u64,
-    taken_by_peer: u64,
-    messages_sent: u64,
-    free: Vec<u16>,
+    pub(super) sent: u64,
+    pub(super) taken_by_peer: u64,
+    pub(super) messages_sent: u64,
+    pub(super) free: Vec<u16>,
     immediates_sent: u64,
 
-    inbox: BTreeMap<u64, Message>,
-    next_message: u64,
-    taken: u64,
-    taken_told: u64,
-    immediates: u64,
+    pub(super) inbox: BTreeMap<u64, Message>,
+    pub(super) next_message: u64,
+    pub(super) taken: u64,
+    pub(super) taken_told: u64,
+    pub(super) immediates: u64,
     receives: u16,
 
-    state: QueueState,
-    buffers_mr: ManuallyDrop<Mr>,
-    buffers: Pages,
-    sends: u16,
+    pub(super) state: QueueState,
+    pub(super) buffers_mr: ManuallyDrop<Mr>,
+    pub(super) buffers: Pages,
+    pub(super) sends: u16,
     config: Parameters,
 }
 
@@ -126,17 +119,18 @@ struct Parameters {
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum QueueState {
+pub(super) enum QueueState {
     /// Not connected yet, or in use.
     Open,
     /// Shut down, and waiting for the completions of the last request and the last receive.
     Shut { send_over: bool, receive_over: bool },
 }
 
-struct Message {
-    buffer: u16,
-    at: usize,
-    end: usize,
+/// A received message, of which the bytes from `at` to `end` are not taken yet.
+pub(super) struct Message {
+    pub(super) buffer: u16,
+    pub(super) at: usize,
+    pub(super) end: usize,
 }
 
 /// The requests posted with one doorbell.
@@ -147,7 +141,7 @@ struct Group {
     left: u16,
 }
 
-enum GroupKind {
+pub(super) enum GroupKind {
     Message(u16),
     Part(DevicePart),
     Flush(SlotId),
@@ -194,6 +188,7 @@ impl Queue {
             key,
             far: None,
             latency,
+            is_unordered: nic.efa.is_some(),
             depth,
             used: 0,
             bytes: 0,
@@ -247,7 +242,7 @@ impl Queue {
                 | IBV_ACCESS_REMOTE_WRITE,
             ..ibv_qp_attr::zeroed()
         };
-        let mask = if self.is_unordered() { masks::UD_INIT } else { masks::RC_INIT };
+        let mask = if self.is_unordered { masks::UD_INIT } else { masks::RC_INIT };
         self.qp.modify(&attr, mask)
     }
 
@@ -270,7 +265,7 @@ impl Queue {
             port_num: nic.port,
             ..ibv_ah_attr::zeroed()
         };
-        if self.is_unordered() {
+        if self.is_unordered {
             self.qp.modify(&state(IBV_QPS_RTR), masks::UD_RTR)?;
             let ready = ibv_qp_attr { sq_psn: self.config.first_packet, ..state(IBV_QPS_RTS) };
             self.qp.modify(&ready, masks::UD_RTS)?;
@@ -319,7 +314,7 @@ impl Queue {
         self.work.towards(remote, rkey);
     }
 
-    fn credits(&self) -> u64 {
+    pub(super) fn credits(&self) -> u64 {
         let receives = self.far.map_or(0, |far| far.receives);
         (receives + self.taken_by_peer).saturating_sub(self.sent)
     }
@@ -330,8 +325,9 @@ impl Queue {
     ///
     /// The memory that the requests name stays registered until the group is done or the queue is
     /// dropped.
-    unsafe fn post(&mut self, kind: GroupKind) -> Result<(), VerbsError> {
-        let unordered = self.is_unordered();
+    #[inline]
+    pub(super) unsafe fn post(&mut self, kind: GroupKind) -> Result<(), VerbsError> {
+        let unordered = self.is_unordered;
         let requests = self.work.len();
         self.work.sign(unordered);
         let left = if unordered { requests } else { 1 };
@@ -375,108 +371,16 @@ impl Queue {
         batch.complete()
     }
 
-    fn next_group(&self) -> u32 {
+    pub(super) fn next_group(&self) -> u32 {
         self.first.wrapping_add(self.groups.len() as u32) & !RECEIVE
     }
 
     #[inline]
-    fn id(&self, lower: u32) -> u64 {
+    pub(super) fn id(&self, lower: u32) -> u64 {
         u64::from(self.key.value()) << 32 | u64::from(lower)
     }
 
-    fn received(&mut self, completion: &Completion, buffer: u32) -> Completed {
-        if buffer == LAST {
-            return self.over(false);
-        }
-        let status = WcStatus(completion.status);
-        if !status.is_success() {
-            return self.failed(status);
-        }
-        if let Some(counter) = completion.immediate {
-            self.immediates += 1;
-            if let Err(error) = self.give_back(buffer as u16) {
-                tracing::debug!(%error, "could not repost a receive");
-            }
-            return Completed::Immediate(counter);
-        }
-        let end = (completion.len as usize).min(BUFFER);
-        let head = self.head_of(buffer as u16);
-        let number = u64::from_le_bytes(*head.first_chunk().unwrap_or(&[0; 8]));
-        let taken = u64::from_le_bytes(*head.last_chunk().unwrap_or(&[0; 8]));
-        // A peer cannot have taken in more than was sent to it. A smaller number than before is out
-        // of date.
-        if taken <= self.sent {
-            self.taken_by_peer = self.taken_by_peer.max(taken);
-        }
-        let old = number < self.next_message || self.inbox.contains_key(&number);
-        if end < HEAD || old {
-            return self.failed(WcStatus(IBV_WC_BAD_RESP_ERR));
-        }
-        self.inbox.insert(number, Message { buffer: buffer as u16, at: HEAD, end });
-        if end == HEAD {
-            self.skip_empty();
-        }
-        if self.holds_input() { Completed::Input } else { Completed::Room }
-    }
-
-    fn holds_input(&self) -> bool {
-        self.inbox.contains_key(&self.next_message)
-    }
-
-    fn head_of(&self, buffer: u16) -> [u8; HEAD] {
-        let mut head = [0; HEAD];
-        let from = self.receive_addr(buffer);
-        // SAFETY: the buffer belongs to this queue, and the device has finished with it.
-        unsafe { std::ptr::copy_nonoverlapping(from, head.as_mut_ptr(), HEAD) };
-        head
-    }
-
-    /// Removes messages that only carried credits.
-    fn skip_empty(&mut self) {
-        while let Some(message) = self.inbox.get(&self.next_message) {
-            if message.at < message.end {
-                return;
-            }
-            let buffer = message.buffer;
-            self.inbox.remove(&self.next_message);
-            self.next_message += 1;
-            if let Err(error) = self.give_back(buffer) {
-                tracing::debug!(%error, "could not repost a receive");
-            }
-        }
-    }
-
-    /// Reposts a receive that a message or an immediate used.
-    fn give_back(&mut self, buffer: u16) -> Result<(), VerbsError> {
-        self.taken += 1;
-        if self.state != QueueState::Open {
-            return Ok(());
-        }
-        self.post_receive(RECEIVE | u32::from(buffer))
-    }
-
-    fn post_receive(&self, lower: u32) -> Result<(), VerbsError> {
-        let last = lower & !RECEIVE == LAST;
-        let addr = if last { 0 } else { self.receive_addr(lower as u16) as u64 };
-        let piece = [ibv_sge { addr, length: BUFFER as u32, lkey: self.buffers_mr.lkey() }];
-        let mut request = ibv_recv_wr::new(self.id(lower), if last { &[] } else { &piece });
-        // SAFETY: the list has one request. Its buffer belongs to this queue, is registered, and is
-        // read only after its completion.
-        unsafe { self.qp.post_recv(&mut request) }
-            .map_err(|error| VerbsError::of_post("ibv_post_recv", self.qp.number(), error.errno))
-    }
-
-    fn send_addr(&self, buffer: u16) -> *mut u8 {
-        // SAFETY: the area has `sends` send buffers, followed by the receive buffers.
-        unsafe { self.buffers.ptr().add(usize::from(buffer) * BUFFER) }
-    }
-
-    fn receive_addr(&self, buffer: u16) -> *mut u8 {
-        // SAFETY: as above.
-        unsafe { self.buffers.ptr().add((usize::from(self.sends) + usize::from(buffer)) * BUFFER) }
-    }
-
-    fn failed(&mut self, status: WcStatus) -> Completed {
+    pub(super) fn failed(&mut self, status: WcStatus) -> Completed {
         if self.state == QueueState::Open {
             Completed::Failed(status.to_string())
         } else {
@@ -484,61 +388,11 @@ impl Queue {
         }
     }
 
-    fn over(&mut self, sends: bool) -> Completed {
+    pub(super) fn over(&mut self, sends: bool) -> Completed {
         if let QueueState::Shut { send_over, receive_over } = &mut self.state {
             *(if sends { send_over } else { receive_over }) = true;
         }
         if self.is_drained() { Completed::Drained } else { Completed::Nothing }
-    }
-
-    /// Sends one message with as many bytes of the pieces as fit. Returns the number of bytes sent
-    /// and the piece that was cut, if any.
-    fn send_message<'a>(
-        &mut self,
-        pieces: &mut impl Iterator<Item = &'a Piece>,
-        within: &mut u64,
-    ) -> io::Result<(usize, Option<&'a Piece>)> {
-        let Some(buffer) = self.free.pop() else { return Ok((0, None)) };
-        let into = self.send_addr(buffer);
-        let mut at = HEAD;
-        let mut rest = None;
-        for piece in pieces {
-            let take = ((piece.len - *within) as usize).min(BUFFER - at);
-            // SAFETY: the buffer belongs to this queue and is free. The caller of `send` vouches
-            // for the pieces.
-            unsafe {
-                let from = (piece.addr + *within) as *const u8;
-                copy(CopyKind::Plain, into.add(at), from, take);
-            }
-            at += take;
-            *within += take as u64;
-            if *within < piece.len {
-                rest = Some(piece);
-                break;
-            }
-            *within = 0;
-            if at == BUFFER {
-                break;
-            }
-        }
-        let mut head = [0; HEAD];
-        head[..8].copy_from_slice(&self.messages_sent.to_le_bytes());
-        head[8..].copy_from_slice(&self.taken.to_le_bytes());
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(head.as_ptr(), into, HEAD) };
-        self.messages_sent += 1;
-        self.sent += 1;
-        self.taken_told = self.taken;
-        let inline = if at as u32 <= self.inline { IBV_SEND_INLINE } else { 0 };
-        let piece = ibv_sge { addr: into as u64, length: at as u32, lkey: self.buffers_mr.lkey() };
-        // The solicited flag also wakes a peer that armed its completion queue for solicited events
-        // only.
-        let flags = IBV_SEND_SOLICITED | inline;
-        self.work.add(self.id(self.next_group()), IBV_WR_SEND, flags, piece);
-        // SAFETY: the buffer belongs to this queue, is registered, and is not touched again before
-        // the group is done.
-        unsafe { self.post(GroupKind::Message(buffer)) }.map_err(io::Error::other)?;
-        Ok((at - HEAD, rest))
     }
 }
 
@@ -551,20 +405,20 @@ impl DeviceQueue for Queue {
         self.nic().index
     }
 
+    fn ends(&self) -> QueueEnds {
+        QueueEnds {
+            device: self.device(),
+            far_device: self.far.map_or(0, |far| usize::from(far.end.port)),
+            is_unordered: self.is_unordered,
+        }
+    }
+
     fn device_name(&self) -> String {
         self.nic().context.name().to_owned()
     }
 
-    fn far_device(&self) -> usize {
-        self.far.map_or(0, |far| usize::from(far.end.port))
-    }
-
     fn is_for_latency(&self) -> bool {
         self.latency
-    }
-
-    fn is_unordered(&self) -> bool {
-        self.nic().efa.is_some()
     }
 
     fn end(&self) -> QueueEnd {
@@ -728,76 +582,6 @@ impl DeviceQueue for Queue {
             }
         }
         left
-    }
-}
-
-impl Wire for Queue {
-    unsafe fn send(&mut self, pieces: &[Piece]) -> io::Result<usize> {
-        let mut sent = 0;
-        let mut pieces = pieces.iter();
-        let mut half: Option<&Piece> = None;
-        let mut within = 0;
-        while self.state == QueueState::Open
-            && self.credits() > KEPT_CREDITS
-            && !self.free.is_empty()
-            && self.used < self.depth - 4
-            && (half.is_some() || pieces.len() > 0)
-        {
-            let mut rest = half.into_iter().chain(&mut pieces);
-            let (bytes, left) = self.send_message(&mut rest, &mut within)?;
-            half = left;
-            sent += bytes;
-        }
-        Ok(sent)
-    }
-
-    unsafe fn receive(&mut self, pieces: &[Piece]) -> io::Result<Option<usize>> {
-        let mut moved = 0;
-        for piece in pieces {
-            let mut within = 0;
-            while within < piece.len {
-                let Some(message) = self.inbox.get_mut(&self.next_message) else {
-                    return Ok((moved > 0).then_some(moved));
-                };
-                let (buffer, at) = (message.buffer, message.at);
-                let take = ((piece.len - within) as usize).min(message.end - at);
-                message.at += take;
-                let from = self.receive_addr(buffer);
-                // SAFETY: the device has finished with the buffer. The caller vouches for the
-                // piece.
-                unsafe {
-                    let into = (piece.addr + within) as *mut u8;
-                    copy(CopyKind::Plain, into, from.add(at), take);
-                }
-                within += take as u64;
-                moved += take;
-                self.skip_empty();
-            }
-        }
-        Ok((moved > 0).then_some(moved))
-    }
-
-    fn socket(&self) -> Option<RawFd> {
-        None
-    }
-
-    fn is_memory(&self) -> bool {
-        false
-    }
-
-    fn has_input(&mut self) -> io::Result<bool> {
-        Ok(self.holds_input())
-    }
-
-    /// The driver arms the shard's completion queues, which covers all their queue pairs.
-    fn arm(&mut self, _blocked: bool) -> io::Result<bool> {
-        Ok(false)
-    }
-
-    fn disarm(&mut self) {}
-
-    fn queue(&mut self) -> Option<&mut dyn DeviceQueue> {
-        Some(self)
     }
 }
 

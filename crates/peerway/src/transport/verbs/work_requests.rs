@@ -3,6 +3,8 @@
 //! They are built in place and reused: most fields of a request are the same every time, and
 //! outweigh the fields that differ.
 
+use std::ptr;
+
 use peerway_sys::verbs::ffi::*;
 
 /// See the module.
@@ -55,9 +57,10 @@ impl WorkRequests {
     /// Requests a completion for each request, or only for the last.
     #[inline]
     pub(super) fn sign(&mut self, each: bool) {
-        let first = if each { 0 } else { self.count.saturating_sub(1) };
-        for request in &mut self.requests[first..self.count] {
-            request.send_flags |= IBV_SEND_SIGNALED;
+        let used = &mut self.requests[..self.count];
+        match used.split_last_mut() {
+            Some((last, _)) if !each => last.send_flags |= IBV_SEND_SIGNALED,
+            _ => used.iter_mut().for_each(|request| request.send_flags |= IBV_SEND_SIGNALED),
         }
     }
 
@@ -66,6 +69,10 @@ impl WorkRequests {
     #[inline]
     pub(super) fn linked(&mut self) -> *mut ibv_send_wr {
         let used = &mut self.requests[..self.count];
+        if let ([one], Some(piece)) = (&mut *used, self.pieces.first_mut()) {
+            (one.sg_list, one.next) = (piece, ptr::null_mut());
+            return one;
+        }
         for (request, piece) in used.iter_mut().zip(&mut self.pieces) {
             request.sg_list = piece;
         }

@@ -288,3 +288,253 @@ impl<'a> Pieces<'a> {
         Piece { addr: 0, len: 0 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use peerway_core::config::DataProtection;
+    use peerway_core::record::RecordError;
+
+    use super::*;
+    use crate::transport::tcp::{LaneSecrets, wire};
+
+    const MODES: [DataProtection; 2] = [DataProtection::Integrity, DataProtection::Encrypt];
+    /// The secrets of the two directions of a lane, as its first end has them.
+    const NEAR: LaneSecrets = LaneSecrets { send: [1; 32], receive: [2; 32] };
+    const FAR: LaneSecrets = LaneSecrets { send: [2; 32], receive: [1; 32] };
+
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    /// Sends each message in its own call, and returns the records.
+    fn sealed(mode: DataProtection, messages: &[&[u8]]) -> Vec<Vec<u8>> {
+        let (near, mut far) = connection();
+        let mut wire = wire(near, mode, &NEAR).unwrap();
+        for message in messages {
+            send_all(&mut *wire, message);
+        }
+        drop(wire);
+        let mut bytes = Vec::new();
+        far.read_to_end(&mut bytes).unwrap();
+        let mut records = Vec::new();
+        while let Some(head) = bytes.first_chunk::<4>() {
+            let len = u32::from_le_bytes(*head) as usize + HEAD_LEN;
+            let trailer = peerway_core::record::trailer_len(mode);
+            let rest = bytes.split_off(len + trailer);
+            records.push(std::mem::replace(&mut bytes, rest));
+        }
+        records
+    }
+
+    fn send_all(wire: &mut dyn Wire, mut bytes: &[u8]) {
+        while !bytes.is_empty() || wire.has_unsent() {
+            // SAFETY: the piece is a slice that lives through the call.
+            let sent = unsafe { wire.send(&[Piece::of(bytes)]) }.unwrap();
+            bytes = &bytes[sent..];
+        }
+    }
+
+    /// What the other end receives of these bytes until the connection ends or fails.
+    fn opened(
+        mode: DataProtection,
+        secrets: &LaneSecrets,
+        bytes: &[u8],
+    ) -> (Vec<u8>, Option<RecordError>) {
+        let (mut near, far) = connection();
+        let mut wire = wire(far, mode, secrets).unwrap();
+        let bytes = bytes.to_vec();
+        let sender = std::thread::spawn(move || near.write_all(&bytes));
+        let (mut received, mut buffer) = (Vec::new(), vec![0; 5000]);
+        let error = loop {
+            // SAFETY: the piece is a buffer that nothing else refers to during the call.
+            match unsafe { wire.receive(&[Piece::of_mut(&mut buffer)]) } {
+                Ok(None) => std::thread::yield_now(),
+                Ok(Some(0)) => break None,
+                Ok(Some(len)) => received.extend_from_slice(&buffer[..len]),
+                Err(error) => {
+                    let inner = error.get_ref().and_then(|error| error.downcast_ref());
+                    break Some(*inner.expect("an error of a record"));
+                }
+            }
+        };
+        drop(wire);
+        let _ = sender.join();
+        (received, error)
+    }
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len as u32).map(|at| (at.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect()
+    }
+
+    #[test]
+    fn bytes_arrive_as_they_were_sent_whatever_their_number() {
+        for mode in MODES {
+            for len in [1, 64, 320, 8 << 10, MAX_BODY, MAX_BODY + 1, 3 * LARGE + 77] {
+                let message = pattern(len);
+                let bytes = sealed(mode, &[&message]).concat();
+                assert_eq!(opened(mode, &FAR, &bytes), (message, None), "{mode} {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn encrypted_bytes_do_not_show_what_was_sent() {
+        let message = [b'A'; 4000];
+        let [first, second]: [Vec<u8>; 2] =
+            sealed(DataProtection::Encrypt, &[&message, &message]).try_into().unwrap();
+        assert!(!first.windows(4).any(|window| window == b"AAAA"));
+        assert_ne!(first[HEAD_LEN..], second[HEAD_LEN..], "a nonce was used twice");
+        let records = sealed(DataProtection::Integrity, &[&message]);
+        assert_eq!(records[0][HEAD_LEN..HEAD_LEN + 4000], message);
+    }
+
+    /// The frame of a write: header, table and payload, between two others.
+    #[test]
+    fn no_byte_of_a_changed_record_or_after_it_is_received() {
+        let messages = [&pattern(64)[..], &pattern(64 + 24 + 3000), &pattern(100)];
+        for mode in MODES {
+            let records = sealed(mode, &messages);
+            let (start, end) = (records[0].len(), records[0].len() + records[1].len());
+            let tail = end - peerway_core::record::trailer_len(mode);
+            let header = start + HEAD_LEN;
+            let bits = (8 * start..8 * header)
+                .chain([8 * header, 8 * header + 77, 8 * (header + 64), 8 * (header + 500) + 3])
+                .chain(8 * tail..8 * end);
+            for bit in bits {
+                let mut bytes = records.concat();
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                let (received, error) = opened(mode, &FAR, &bytes);
+                assert_eq!(received, messages[0], "{mode}, bit {bit}");
+                let expected = match bit / 8 < header {
+                    true => RecordError::Head { number: 1 },
+                    false => RecordError::Body { number: 1 },
+                };
+                assert_eq!(error, Some(expected), "{mode}, bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_record_is_not_received() {
+        let messages = [&pattern(64)[..], &pattern(3000)];
+        for mode in MODES {
+            let records = sealed(mode, &messages);
+            let (first, all) = (records[0].len(), records.concat());
+            for cut in [1, 4, HEAD_LEN, HEAD_LEN + 1, 2000, records[1].len() - 1] {
+                let received = opened(mode, &FAR, &all[..first + cut]);
+                assert_eq!(received, (messages[0].to_vec(), None), "{mode} {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn repeated_swapped_and_missing_records_are_refused() {
+        let messages = [&pattern(64)[..], &pattern(80), &pattern(96)];
+        for mode in MODES {
+            let [a, b, c]: [Vec<u8>; 3] = sealed(mode, &messages).try_into().unwrap();
+            for order in [vec![&a, &a], vec![&a, &c, &b], vec![&a, &b, &a]] {
+                let good = order.windows(2).take_while(|pair| pair == &[&a, &b]).count() + 1;
+                let bytes: Vec<u8> = order.into_iter().flatten().copied().collect();
+                let (received, error) = opened(mode, &FAR, &bytes);
+                assert_eq!(received, messages[..good].concat(), "{mode}");
+                assert_eq!(error, Some(RecordError::Head { number: good as u64 }), "{mode}");
+            }
+        }
+    }
+
+    #[test]
+    fn records_of_another_lane_direction_or_session_are_refused() {
+        for mode in MODES {
+            let record = sealed(mode, &[&pattern(500)]).concat();
+            let other_lane = LaneSecrets { send: [2; 32], receive: [3; 32] };
+            // The end that sealed the record gets it back.
+            for secrets in [&other_lane, &NEAR] {
+                let (received, error) = opened(mode, secrets, &record);
+                assert_eq!((received.len(), error), (0, Some(RecordError::Head { number: 0 })));
+            }
+        }
+    }
+
+    #[test]
+    fn a_tag_counts_even_if_every_checksum_is_right() {
+        // The seed of the checksums is no secret from this attacker, the key is.
+        let mut bytes = sealed(DataProtection::Encrypt, &[&pattern(500)]).concat();
+        for at in [HEAD_LEN, HEAD_LEN + 499, HEAD_LEN + 500, HEAD_LEN + 515] {
+            bytes[at] ^= 0x80;
+            let (received, error) = opened(DataProtection::Encrypt, &FAR, &bytes);
+            assert_eq!((received.len(), error), (0, Some(RecordError::Body { number: 0 })));
+            bytes[at] ^= 0x80;
+        }
+    }
+
+    #[test]
+    fn a_long_length_is_refused_before_memory_is_used_for_it() {
+        for mode in MODES {
+            for len in [MAX_BODY as u32 + 1, u32::MAX] {
+                let mut bytes = sealed(mode, &[&pattern(64)]).concat();
+                bytes[..4].copy_from_slice(&len.to_le_bytes());
+                let (received, error) = opened(mode, &FAR, &bytes);
+                assert_eq!((received.len(), error), (0, Some(RecordError::Head { number: 0 })));
+            }
+        }
+    }
+
+    #[test]
+    fn both_ends_change_their_key_at_the_same_record() {
+        let mut near = Guard::encrypt(&[1; 32]).unwrap();
+        let mut far = Guard::encrypt(&[1; 32]).unwrap();
+        let mut old = Guard::encrypt(&[1; 32]).unwrap();
+        for guard in [&mut near, &mut far] {
+            guard.skip((1 << 20) - 1);
+        }
+        for _ in 0..2 {
+            let (head, start) = near.head(10);
+            let mut record = [&start[..], &[7; 10], &[0; 16]].concat();
+            let (body, trailer) = record[HEAD_LEN..].split_at_mut(10);
+            near.seal(&start, body, 0, trailer).unwrap();
+            far.open(head, &mut record).unwrap();
+            assert_eq!(record[HEAD_LEN..HEAD_LEN + 10], [7; 10]);
+        }
+        // A guard that keeps its first key cannot open the record after the change.
+        old.skip_with_one_key(1 << 20);
+        let (head, start) = near.head(10);
+        let mut record = [&start[..], &[7; 10], &[0; 16]].concat();
+        let (body, trailer) = record[HEAD_LEN..].split_at_mut(10);
+        old.skip_with_one_key(1);
+        near.seal(&start, body, 0, trailer).unwrap();
+        assert!(old.open(head, &mut record).is_err());
+    }
+
+    #[test]
+    fn a_full_socket_keeps_sealed_bytes_and_sends_them_later() {
+        for mode in MODES {
+            let (near, far) = connection();
+            let (mut near, mut far) =
+                (wire(near, mode, &NEAR).unwrap(), wire(far, mode, &FAR).unwrap());
+            let message = pattern(64 << 20);
+            let (mut sent, mut received, mut was_full) = (0, 0, false);
+            let mut buffer = vec![0; 1 << 20];
+            while received < message.len() {
+                // SAFETY: the piece is a slice that lives through the call.
+                let n = unsafe { near.send(&[Piece::of(&message[sent..])]) }.unwrap();
+                sent += n;
+                if n > 0 && !was_full {
+                    continue;
+                }
+                was_full |= near.has_unsent();
+                // SAFETY: the piece is a buffer that nothing else refers to during the call.
+                if let Some(n) = unsafe { far.receive(&[Piece::of_mut(&mut buffer)]) }.unwrap() {
+                    assert!(buffer[..n] == message[received..received + n]);
+                    received += n;
+                }
+            }
+            assert!(was_full, "the socket took everything at once");
+            assert!(!near.has_unsent());
+        }
+    }
+}

@@ -1,5 +1,5 @@
-//! A TCP proxy that breaks connections: it holds bytes back, and kills single connections after a
-//! given number of bytes.
+//! A TCP proxy that breaks connections: it holds bytes back, kills single connections after a given
+//! number of bytes, and flips bits.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+
+use crate::random::Random;
 
 /// A proxy in front of one address. Connections are numbered in the order in which they arrive.
 pub struct Proxy {
@@ -22,6 +24,14 @@ struct Shared {
     closed: AtomicBool,
     /// Drop new connections.
     barred: AtomicBool,
+    /// Bytes between two flipped bits, on average. `None` flips none.
+    flip_every: Option<u64>,
+    /// The seed of the next direction of a connection.
+    seed: AtomicU64,
+    flips: AtomicU64,
+    bytes: AtomicU64,
+    /// Everything that passed, if it is kept.
+    recorded: Option<Mutex<Vec<u8>>>,
 }
 
 /// One proxied connection.
@@ -40,6 +50,26 @@ struct Link {
 impl Proxy {
     /// Starts a proxy in front of `target`.
     pub fn new(target: SocketAddr) -> Result<Self> {
+        Self::start(target, None, 0, None)
+    }
+
+    /// Starts a proxy that keeps a copy of everything that passes.
+    pub fn recording(target: SocketAddr) -> Result<Self> {
+        Self::start(target, None, 0, Some(Mutex::default()))
+    }
+
+    /// Starts a proxy that flips one bit in `every` bytes on average, in both directions and from
+    /// the first byte of a connection on. The same seed flips the same bits of the same bytes.
+    pub fn flipping(target: SocketAddr, every: u64, seed: u64) -> Result<Self> {
+        Self::start(target, Some(every), seed, None)
+    }
+
+    fn start(
+        target: SocketAddr,
+        flip_every: Option<u64>,
+        seed: u64,
+        recorded: Option<Mutex<Vec<u8>>>,
+    ) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("binding the proxy's listener")?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared {
@@ -47,6 +77,11 @@ impl Proxy {
             links: Mutex::default(),
             closed: AtomicBool::new(false),
             barred: AtomicBool::new(false),
+            flip_every,
+            seed: AtomicU64::new(seed),
+            flips: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            recorded,
         });
         let theirs = shared.clone();
         std::thread::spawn(move || serve(&listener, &theirs));
@@ -56,6 +91,21 @@ impl Proxy {
     /// The address to connect to.
     pub fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// How many bits were flipped.
+    pub fn flips(&self) -> u64 {
+        self.shared.flips.load(Ordering::SeqCst)
+    }
+
+    /// Bytes that all connections have carried, in both directions.
+    pub fn bytes(&self) -> u64 {
+        self.shared.bytes.load(Ordering::SeqCst)
+    }
+
+    /// What a recording proxy has kept, of all connections and directions in the order of time.
+    pub fn recorded(&self) -> Vec<u8> {
+        self.shared.recorded.as_ref().map(|kept| kept.lock().unwrap().clone()).unwrap_or_default()
     }
 
     /// How many connections have arrived.
@@ -145,7 +195,36 @@ impl Link {
     }
 }
 
-fn serve(listener: &TcpListener, shared: &Shared) {
+/// The next bit to flip in one direction of a connection.
+struct Flips {
+    random: Random,
+    every: u64,
+    /// Bytes before the byte whose bit is flipped.
+    left: u64,
+}
+
+impl Flips {
+    fn new(seed: u64, every: u64) -> Self {
+        let mut random = Random::new(seed);
+        let left = random.below(2 * every);
+        Self { random, every, left }
+    }
+
+    /// Flips the bits whose turn it is. Returns their number.
+    fn apply(&mut self, bytes: &mut [u8]) -> u64 {
+        let (mut at, mut flips) = (0, 0);
+        while self.left < (bytes.len() - at) as u64 {
+            at += self.left as usize;
+            bytes[at] ^= 1 << self.random.below(8);
+            flips += 1;
+            self.left = self.random.below(2 * self.every);
+        }
+        self.left -= (bytes.len() - at) as u64;
+        flips
+    }
+}
+
+fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
     for client in listener.incoming().flatten() {
         if shared.closed.load(Ordering::SeqCst) {
             return;
@@ -165,13 +244,16 @@ fn serve(listener: &TcpListener, shared: &Shared) {
             dead: AtomicBool::new(false),
         });
         shared.links.lock().unwrap().push(link.clone());
-        let other = link.clone();
-        std::thread::spawn(move || pump(&link, true));
-        std::thread::spawn(move || pump(&other, false));
+        for forth in [true, false] {
+            let (link, shared) = (link.clone(), shared.clone());
+            std::thread::spawn(move || pump(&shared, &link, forth));
+        }
     }
 }
 
-fn pump(link: &Link, forth: bool) {
+fn pump(shared: &Shared, link: &Link, forth: bool) {
+    let seed = shared.seed.fetch_add(1, Ordering::SeqCst);
+    let mut flips = shared.flip_every.map(|every| Flips::new(seed, every));
     let (mut from, mut to) =
         if forth { (&link.client, &link.server) } else { (&link.server, &link.client) };
     let hold = if forth { &link.hold_forth } else { &link.hold_back };
@@ -188,6 +270,13 @@ fn pump(link: &Link, forth: bool) {
         let last = forth && allowed <= len as u64;
         if last {
             len = allowed as usize;
+        }
+        if let Some(flips) = &mut flips {
+            shared.flips.fetch_add(flips.apply(&mut buffer[..len]), Ordering::SeqCst);
+        }
+        shared.bytes.fetch_add(len as u64, Ordering::SeqCst);
+        if let Some(kept) = &shared.recorded {
+            kept.lock().unwrap().extend_from_slice(&buffer[..len]);
         }
         if to.write_all(&buffer[..len]).is_err() {
             break;

@@ -196,6 +196,15 @@ impl DataProtection {
     }
 }
 
+impl FromStr for DataProtection {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        Self::parse(text)
+            .ok_or_else(|| ConfigError::bad_value("PEERWAY_DATA", text, Self::ALLOWED.to_owned()))
+    }
+}
+
 impl fmt::Display for DataProtection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -26,7 +26,11 @@ const MAX_RECORD: usize = HEAD_LEN + MAX_BODY + MAX_TRAILER;
 /// Bytes of a buffer at first.
 const SMALL: usize = 8 << 10;
 /// Bytes of a buffer that has grown: what one call sends or receives at most.
-const LARGE: usize = 4 * MAX_RECORD;
+const LARGE: usize = 16 * MAX_RECORD;
+fn knob(n: &str, d: usize) -> usize { std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d) }
+static TXB: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| knob("X_TX", 4 * MAX_RECORD));
+static RXB: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| knob("X_RX", 4 * MAX_RECORD));
+static REC: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| knob("X_REC", MAX_BODY));
 
 /// See the module.
 pub(crate) struct SealedWire {
@@ -101,7 +105,7 @@ impl Outgoing {
     /// As [`Wire::send`].
     unsafe fn seal(&mut self, source: &mut Pieces<'_>) -> io::Result<usize> {
         let trailer = self.guard.trailer_len();
-        let len = source.left().min(MAX_BODY);
+        let len = source.left().min(*REC);
         let (head, start) = self.guard.head(len);
         let record = &mut self.buffer[self.end..self.end + HEAD_LEN + len + trailer];
         let (head_bytes, rest) = record.split_at_mut(HEAD_LEN);
@@ -169,7 +173,7 @@ impl Wire for SealedWire {
         if source.left() > SMALL - HEAD_LEN - MAX_TRAILER {
             grow(&mut self.tx.buffer);
         }
-        while self.tx.has_room_for(source.left()) {
+        while self.tx.has_room_for(source.left()) && self.tx.end < *TXB {
             // SAFETY: the caller vouches for the pieces.
             sealed += unsafe { self.tx.seal(&mut source) }?;
         }
@@ -211,7 +215,7 @@ impl Wire for SealedWire {
                 return Ok(Some(moved));
             }
             self.rx.make_room();
-            let room = Piece::of_mut(&mut self.rx.buffer[self.rx.end..]);
+            let top = (self.rx.end + *RXB).min(self.rx.buffer.len()); let room = Piece::of_mut(&mut self.rx.buffer[self.rx.end..top]);
             // SAFETY: the piece is this wire's own buffer.
             match unsafe { self.socket.receive(&[room]) }? {
                 None => return Ok(None),

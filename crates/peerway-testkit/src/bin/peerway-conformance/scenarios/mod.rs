@@ -62,20 +62,16 @@ impl Scenario {
     /// run that depend on how bytes travel; `--only` names others.
     pub(crate) fn is_usual_on(&self, transport: Transport) -> bool {
         const PROTECTED: &[&str] = &[
-            "shapes",
             "shapes-lanes",
             "connect",
             "notes-follow-bytes",
             "rights",
             "kill-target",
-            "kill-initiator",
             "stop-target-write",
-            "stop-target-read",
             "stop-reader-revoke",
             "cancel-write",
             "cancel-read",
             "revoke-write",
-            "revoke-read",
             "revoke-mid-frame",
             "cancel-read-mid-frame",
             "lane-lost",
@@ -84,7 +80,6 @@ impl Scenario {
             "lanes-all-lost",
             "slow-peer",
             "threads",
-            "driven-puts",
         ];
         transport.data() == DataProtection::Off || PROTECTED.contains(&self.name)
     }

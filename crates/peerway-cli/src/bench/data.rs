@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use super::seconds;
 use super::size::show;
+use crate::output;
 
 const MODES: [DataProtection; 3] =
     [DataProtection::Off, DataProtection::Integrity, DataProtection::Encrypt];
@@ -60,20 +61,21 @@ pub(crate) fn run(args: &DataArgs) -> anyhow::Result<()> {
         }
     }
     drop(pairs);
-    print(&rows);
-    match openssl() {
-        Ok(rate) => println!(
+    output::print_line(table(&rows))?;
+    output::print_line(match openssl() {
+        Ok(rate) => format!(
             "openssl: {rate:.2} GB/s ({} from s_client to s_server, TLS_AES_128_GCM_SHA256)",
             show(OPENSSL_BYTES)
         ),
-        Err(why) => println!("openssl: not measured: {why:#}"),
-    }
-    println!(
+        Err(why) => format!("openssl: not measured: {why:#}"),
+    })?;
+    output::print_line(
         "two endpoints of one process over the loopback; p50 of each mode, the modes in turns; the \
-         bytes of every row are compared"
-    );
+         bytes of every row are compared",
+    )?;
     if let Some(path) = &args.json {
-        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let file =
+            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         serde_json::to_writer_pretty(file, &rows)?;
     }
     Ok(())
@@ -181,7 +183,7 @@ fn median(times: &mut [f64]) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(0.0)
 }
 
-fn print(rows: &[Row]) {
+fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let heads = ["row", "off µs", "integrity µs", "of off", "encrypt µs", "of off"];
@@ -197,13 +199,14 @@ fn print(rows: &[Row]) {
             0..1024 => "-".to_owned(),
             size => format!("{:.2}", size as f64 / row.micros[at] / 1e3),
         };
-        let cells = [name, time(0), time(1), share(1), time(2), share(2), rate(0), rate(1), rate(2)];
+        let cells =
+            [name, time(0), time(1), share(1), time(2), share(2), rate(0), rate(1), rate(2)];
         table.add_row(cells);
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    table
 }
 
 /// Ends a process that may still run.
@@ -231,11 +234,10 @@ fn openssl_in(folder: &std::path::Path) -> anyhow::Result<f64> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command
     };
-    let made = quiet(
+    let mut made = quiet(
         "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key -out cert -days 1 \
          -subj /CN=bench",
     );
-    let mut made = made;
     let made = made.status().context("`openssl` cannot be run; install it to compare with it")?;
     ensure!(made.success(), "`openssl req` makes no certificate");
     // The port is free a moment before openssl takes it.

@@ -245,7 +245,11 @@ fn openssl_in(folder: &std::path::Path) -> anyhow::Result<f64> {
     let mut server =
         quiet(&format!("s_server -accept 127.0.0.1:{port} -cert cert -key key -quiet -naccept 1"));
     let mut server = Process(server.spawn()?);
-    std::thread::sleep(Duration::from_millis(300));
+    let until = Instant::now() + Duration::from_secs(5);
+    while !is_listening(port) {
+        ensure!(Instant::now() < until, "`openssl s_server` does not listen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let mut client = quiet(&format!(
         "s_client -connect 127.0.0.1:{port} -tls1_3 -ciphersuites TLS_AES_128_GCM_SHA256 -quiet \
          -no_ign_eof"
@@ -262,4 +266,16 @@ fn openssl_in(folder: &std::path::Path) -> anyhow::Result<f64> {
     client.0.wait()?;
     server.0.wait()?;
     Ok(OPENSSL_BYTES as f64 / start.elapsed().as_secs_f64() / 1e9)
+}
+
+/// Whether a process listens on a port of the loopback. A connection would be the only one that the
+/// server accepts.
+fn is_listening(port: u16) -> bool {
+    let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+    // The second word is the local address, the fourth the state; 0A is that of a listener.
+    sockets.lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.get(1).is_some_and(|address| address.ends_with(&format!(":{port:04X}")))
+            && words.get(3) == Some(&"0A")
+    })
 }

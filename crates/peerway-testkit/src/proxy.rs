@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -20,7 +20,8 @@ pub struct Proxy {
 
 struct Shared {
     target: SocketAddr,
-    links: Mutex<Vec<Arc<Link>>>,
+    /// A connection that has ended is gone, with its descriptors.
+    links: Mutex<Vec<Weak<Link>>>,
     closed: AtomicBool,
     /// Drop new connections.
     barred: AtomicBool,
@@ -113,7 +114,7 @@ impl Proxy {
         self.shared.links.lock().unwrap().len()
     }
 
-    /// Bytes that a connection has carried from the opener to the target.
+    /// Bytes that a connection has carried from the opener to the target. 0 if it has ended.
     pub fn forwarded(&self, connection: usize) -> u64 {
         self.link(connection).map_or(0, |link| link.forth.load(Ordering::SeqCst))
     }
@@ -148,7 +149,7 @@ impl Proxy {
 
     /// Kills all connections.
     pub fn kill_all(&self) {
-        for link in self.shared.links.lock().unwrap().iter() {
+        for link in self.shared.links.lock().unwrap().iter().filter_map(Weak::upgrade) {
             link.die();
         }
     }
@@ -159,7 +160,7 @@ impl Proxy {
     }
 
     fn link(&self, connection: usize) -> Option<Arc<Link>> {
-        self.shared.links.lock().unwrap().get(connection).cloned()
+        self.shared.links.lock().unwrap().get(connection).and_then(Weak::upgrade)
     }
 }
 
@@ -243,7 +244,7 @@ fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
             hold_back: AtomicBool::new(false),
             dead: AtomicBool::new(false),
         });
-        shared.links.lock().unwrap().push(link.clone());
+        shared.links.lock().unwrap().push(Arc::downgrade(&link));
         for forth in [true, false] {
             let (link, shared) = (link.clone(), shared.clone());
             std::thread::spawn(move || pump(&shared, &link, forth));

@@ -416,6 +416,11 @@ typedef struct peerway_peer_facts {
     uint32_t alive;
     // Whether this endpoint opened the connection. Zero if the peer did.
     uint32_t initiator;
+    // How the TCP connections to the peer protect what they carry (PEERWAY_DATA): 0 off,
+    // 1 integrity, 2 encrypt. The path says what that covers.
+    uint32_t data;
+    // Zero.
+    uint32_t reserved;
 } peerway_peer_facts;
 
 // Statistics of a peer. A transfer that this process copied itself counts only in `transfers`.
@@ -434,6 +439,8 @@ typedef struct peerway_peer_stats {
     uint64_t bytes_landed;
     // Lanes that broke.
     uint64_t lanes_lost;
+    // Lanes that were closed, because a record on them was not what the peer sent (PEERWAY_DATA).
+    uint64_t corrupt_records;
 } peerway_peer_stats;
 
 // The end of a transfer.
@@ -506,6 +513,8 @@ typedef struct peerway_refusal_stats {
     uint64_t counters;
     // Counts by peers without a right to count.
     uint64_t counts_without_right;
+    // Lanes that were closed, because a record on them was not what the peer sent (PEERWAY_DATA).
+    uint64_t corrupt_records;
 } peerway_refusal_stats;
 
 // Facts about a remote region.

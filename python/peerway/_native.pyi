@@ -316,7 +316,12 @@ class Peer:
         """The best path that both sides support."""
     @property
     def why(self) -> str:
-        """Why this path was chosen and not a better one."""
+        """Why this path was chosen and not a better one, and what ``PEERWAY_DATA`` protects on it."""
+    @property
+    def data(self) -> str:
+        """How the TCP connections to the peer protect what they carry: ``off``, ``integrity`` or
+        ``encrypt``, the stricter ``PEERWAY_DATA`` of both sides. ``why`` says what that covers.
+        """
     @property
     def trusted(self) -> bool:
         """Whether access limits on this path bind only honest peers."""
@@ -335,7 +340,8 @@ class Peer:
     @property
     def stats(self) -> dict[str, int]:
         """``transfers`` posted; bytes that lanes moved for this side (``bytes_written``,
-        ``bytes_read``) and for the peer (``bytes_served``, ``bytes_landed``); ``lanes_lost``.
+        ``bytes_read``) and for the peer (``bytes_served``, ``bytes_landed``); ``lanes_lost``;
+        ``corrupt_records``: lanes that were closed because of them.
         """
     def remove(self) -> None:
         """Closes the session. Its transfers end."""

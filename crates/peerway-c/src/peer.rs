@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use peerway::{PathKind, Peer, Prepared};
+use peerway::{DataProtection, PathKind, Peer, Prepared};
 
 use crate::arguments::{self, Fill, Versioned, until};
 use crate::batch::peerway_batch;
@@ -97,6 +97,11 @@ pub struct peerway_peer_facts {
     pub alive: u32,
     /// Whether this endpoint opened the connection. Zero if the peer did.
     pub initiator: u32,
+    /// How the TCP connections to the peer protect what they carry (PEERWAY_DATA): 0 off,
+    /// 1 integrity, 2 encrypt. The path says what that covers.
+    pub data: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 // SAFETY: repr(C), the size first, and only integers.
@@ -123,6 +128,8 @@ pub struct peerway_peer_stats {
     pub bytes_landed: u64,
     /// Lanes that broke.
     pub lanes_lost: u64,
+    /// Lanes that were closed, because a record on them was not what the peer sent (PEERWAY_DATA).
+    pub corrupt_records: u64,
 }
 
 // SAFETY: repr(C), the size first, and only integers.
@@ -148,6 +155,12 @@ pub unsafe extern "C" fn peerway_peer_describe(
             trusted: peer.path().is_trusted().into(),
             alive: peer.is_alive().into(),
             initiator: peer.is_initiator().into(),
+            data: match peer.path().data {
+                DataProtection::Off => 0,
+                DataProtection::Integrity => 1,
+                _ => 2,
+            },
+            reserved: 0,
         });
         Ok(())
     })
@@ -201,6 +214,7 @@ pub unsafe extern "C" fn peerway_peer_statistics(
             bytes_served: stats.bytes_served,
             bytes_landed: stats.bytes_landed,
             lanes_lost: stats.lanes_lost,
+            corrupt_records: stats.corrupt_records,
         });
         Ok(())
     })

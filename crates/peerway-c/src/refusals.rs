@@ -35,6 +35,8 @@ pub struct peerway_refusal_stats {
     pub counters: u64,
     /// Counts by peers without a right to count.
     pub counts_without_right: u64,
+    /// Lanes that were closed, because a record on them was not what the peer sent (PEERWAY_DATA).
+    pub corrupt_records: u64,
 }
 
 // SAFETY: repr(C), the size first, and only integers.
@@ -65,6 +67,7 @@ pub unsafe extern "C" fn peerway_endpoint_refusals(
             notifications: refused.notifications,
             counters: refused.counters,
             counts_without_right: refused.counts_without_right,
+            corrupt_records: refused.corrupt_records,
         });
         Ok(())
     })

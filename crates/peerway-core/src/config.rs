@@ -22,7 +22,7 @@ mod settings;
 use std::time::Duration;
 
 pub use parse::{parse_bytes, parse_duration};
-pub use pin::{IdentityMode, LogLevel, Pin};
+pub use pin::{DataProtection, IdentityMode, LogLevel, Pin};
 pub use settings::{FoundSetting, Kind, SETTINGS, Setting, Status};
 
 /// The configuration of an endpoint. [`Config::default`] holds the defaults of the table.
@@ -71,6 +71,8 @@ pub struct Config {
     pub max_inflight_ops: Option<u32>,
     /// Which endpoints may open a session.
     pub identity: IdentityMode,
+    /// How TCP connections protect what they carry.
+    pub data: DataProtection,
     /// The file with the secret of the cluster.
     pub cluster_secret_file: Option<String>,
     /// The file with the certificates of the authorities whose certificates admit.
@@ -224,6 +226,7 @@ impl Config {
             notify_bytes: 0,
             max_inflight_ops: None,
             identity: IdentityMode::Pinned,
+            data: DataProtection::Off,
             cluster_secret_file: None,
             tls_ca_file: None,
             tls_cert_file: None,
@@ -473,6 +476,7 @@ mod tests {
             ("PEERWAY_NOTIFY_BYTES", "1MiB"),
             ("UCCL_P2P_MAX_INFLIGHT_OPS", "32"),
             ("PEERWAY_IDENTITY", "Cluster"),
+            ("PEERWAY_DATA", "Encrypt"),
             ("PEERWAY_CLUSTER_SECRET_FILE", "/run/secret"),
             ("PEERWAY_TLS_CA_FILE", "/run/ca"),
             ("PEERWAY_TLS_CERT_FILE", "/run/cert"),
@@ -504,6 +508,7 @@ mod tests {
         assert_eq!(config.notify_bytes, 1 << 20);
         assert_eq!(config.max_inflight_ops, Some(32));
         assert_eq!(config.identity, IdentityMode::Cluster);
+        assert_eq!(config.data, DataProtection::Encrypt);
         assert_eq!(config.cluster_secret_file.as_deref(), Some("/run/secret"));
         assert_eq!(config.tls_ca_file.as_deref(), Some("/run/ca"));
         assert_eq!(config.tls_cert_file.as_deref(), Some("/run/cert"));

@@ -7,6 +7,7 @@ use zerocopy::FromBytes;
 use crate::descriptor::Descriptor;
 use crate::metadata::Metadata;
 use crate::protocol::{AppliedFrames, Arrival, Asked};
+use crate::record::{HEAD_LEN, MAX_BODY, Position};
 use crate::wire::{Control, HEADER_LEN, Header, MAX_PAYLOAD, MAX_PULL, MAX_SEGMENTS};
 
 /// The name of a target and the function that receives the input.
@@ -19,6 +20,7 @@ pub const TARGETS: &[Target] = &[
     ("header", header),
     ("frame", frame),
     ("control", control),
+    ("record", record),
 ];
 
 /// A descriptor that parses names a window inside its advertisement and survives a round trip.
@@ -75,6 +77,27 @@ pub fn control(data: &[u8]) {
     }
 }
 
+/// Records that open hold their caps, end inside the input, and are sealed again byte for byte.
+pub fn record(data: &[u8]) {
+    let mut position = Position::new(SEED);
+    let mut rest = data;
+    while let Ok(Some(head)) = position.find(rest, 4) {
+        assert!((1..=MAX_BODY).contains(&head.len));
+        assert_eq!(position.head(head.len).1, rest[..HEAD_LEN]);
+        let (body, after) = rest[HEAD_LEN..].split_at(head.len);
+        let Some((trailer, after)) = after.split_first_chunk() else { return };
+        let crc = crc32c::crc32c_append(head.check, body);
+        if position.check_body(crc, *trailer).is_err() {
+            return;
+        }
+        position.advance();
+        rest = after;
+    }
+}
+
+/// The seed of the records that the target accepts.
+const SEED: u32 = 0x5EED;
+
 #[cfg(test)]
 mod tests {
     use zerocopy::IntoBytes;
@@ -129,6 +152,15 @@ mod tests {
         frames.push(
             Control::Import { request: 9, descriptor: descriptor.to_bytes().to_vec() }.to_bytes(),
         );
+        let mut position = Position::new(SEED);
+        let mut records = Vec::new();
+        for body in [&b"one"[..], &[7; 200]] {
+            let (head, bytes) = position.head(body.len());
+            position.advance();
+            let trailer = crc32c::crc32c_append(head.check, body).to_le_bytes();
+            records.extend([&bytes[..], body, &trailer].concat());
+        }
+        frames.push(records);
         frames
     }
 

@@ -21,6 +21,7 @@ pub mod lease;
 pub mod metadata;
 pub mod outcome;
 pub mod protocol;
+pub mod record;
 pub mod region;
 pub mod stripe;
 pub mod topology;

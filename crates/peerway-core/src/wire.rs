@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::config::DataProtection;
 use crate::descriptor::DESCRIPTOR_LEN;
 use crate::ids::Incarnation;
 use crate::region::{Access, MemoryKind};
@@ -19,7 +20,7 @@ use crate::region::{Access, MemoryKind};
 /// `"PW"`.
 pub const MAGIC: u16 = 0x5750;
 /// The protocol version of this build. The handshake refuses peers of another version.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Bytes in a header.
 pub const HEADER_LEN: usize = size_of::<Header>();
 /// The maximum payload of one data frame: one large socket send (512 KiB to 1 MiB measured best).
@@ -403,6 +404,8 @@ pub struct Hello {
     pub host: Proof,
     /// Whether the opener offers local paths.
     pub local: bool,
+    /// How the opener wants TCP connections protected. Both sides use the stricter setting.
+    pub data: DataProtection,
     /// The opener's RDMA ports. Empty if it offers none.
     pub rdma: Vec<RdmaPort>,
 }
@@ -464,6 +467,8 @@ pub struct QueueOffer {
 pub struct Welcome {
     /// The acceptor's detection time in milliseconds.
     pub detect_ms: u32,
+    /// How the acceptor wants TCP connections protected. Both sides use the stricter setting.
+    pub data: DataProtection,
     /// The acceptor's metadata bytes.
     pub metadata: Vec<u8>,
     /// The acceptor's description of its host. Empty unless the opener is on the same host.

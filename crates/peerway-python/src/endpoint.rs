@@ -162,6 +162,7 @@ impl Endpoint {
             ("notifications", refused.notifications),
             ("counters", refused.counters),
             ("counts_without_right", refused.counts_without_right),
+            ("corrupt_records", refused.corrupt_records),
         ] {
             refusals.set_item(reason, count)?;
         }

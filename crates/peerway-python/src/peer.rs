@@ -465,10 +465,17 @@ impl Peer {
         self.peer.path().kind.to_string()
     }
 
-    /// Why this path was chosen and not a better one.
+    /// Why this path was chosen and not a better one, and what ``PEERWAY_DATA`` protects on it.
     #[getter]
     fn why(&self) -> &str {
         &self.peer.path().why
+    }
+
+    /// How the TCP connections to the peer protect what they carry: ``off``, ``integrity`` or
+    /// ``encrypt``, the stricter ``PEERWAY_DATA`` of both sides. ``why`` says what that covers.
+    #[getter]
+    fn data(&self) -> String {
+        self.peer.path().data.to_string()
     }
 
     /// Whether access limits on this path bind only honest peers.
@@ -503,7 +510,8 @@ impl Peer {
     }
 
     /// ``transfers`` posted; bytes that lanes moved for this side (``bytes_written``,
-    /// ``bytes_read``) and for the peer (``bytes_served``, ``bytes_landed``); ``lanes_lost``.
+    /// ``bytes_read``) and for the peer (``bytes_served``, ``bytes_landed``); ``lanes_lost``;
+    /// ``corrupt_records``: lanes that were closed because of them.
     #[getter]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.peer.stats();
@@ -514,6 +522,7 @@ impl Peer {
         dict.set_item("bytes_served", stats.bytes_served)?;
         dict.set_item("bytes_landed", stats.bytes_landed)?;
         dict.set_item("lanes_lost", stats.lanes_lost)?;
+        dict.set_item("corrupt_records", stats.corrupt_records)?;
         Ok(dict)
     }
 

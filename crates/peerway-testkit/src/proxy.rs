@@ -1,14 +1,16 @@
-//! A TCP proxy that breaks connections: it holds bytes back, and kills single connections after a
-//! given number of bytes.
+//! A TCP proxy that breaks connections: it holds bytes back, kills single connections after a given
+//! number of bytes, and flips bits.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+
+use crate::random::Random;
 
 /// A proxy in front of one address. Connections are numbered in the order in which they arrive.
 pub struct Proxy {
@@ -18,10 +20,19 @@ pub struct Proxy {
 
 struct Shared {
     target: SocketAddr,
-    links: Mutex<Vec<Arc<Link>>>,
+    /// A connection that has ended is gone, with its descriptors.
+    links: Mutex<Vec<Weak<Link>>>,
     closed: AtomicBool,
     /// Drop new connections.
     barred: AtomicBool,
+    /// Bytes between two flipped bits, on average. `None` flips none.
+    flip_every: Option<u64>,
+    /// The seed of the next direction of a connection.
+    seed: AtomicU64,
+    flips: AtomicU64,
+    bytes: AtomicU64,
+    /// Everything that passed, if it is kept.
+    recorded: Option<Mutex<Vec<u8>>>,
 }
 
 /// One proxied connection.
@@ -40,6 +51,26 @@ struct Link {
 impl Proxy {
     /// Starts a proxy in front of `target`.
     pub fn new(target: SocketAddr) -> Result<Self> {
+        Self::start(target, None, 0, None)
+    }
+
+    /// Starts a proxy that keeps a copy of everything that passes.
+    pub fn recording(target: SocketAddr) -> Result<Self> {
+        Self::start(target, None, 0, Some(Mutex::default()))
+    }
+
+    /// Starts a proxy that flips one bit in `every` bytes on average, in both directions and from
+    /// the first byte of a connection on. The same seed flips the same bits of the same bytes.
+    pub fn flipping(target: SocketAddr, every: u64, seed: u64) -> Result<Self> {
+        Self::start(target, Some(every), seed, None)
+    }
+
+    fn start(
+        target: SocketAddr,
+        flip_every: Option<u64>,
+        seed: u64,
+        recorded: Option<Mutex<Vec<u8>>>,
+    ) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("binding the proxy's listener")?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared {
@@ -47,6 +78,11 @@ impl Proxy {
             links: Mutex::default(),
             closed: AtomicBool::new(false),
             barred: AtomicBool::new(false),
+            flip_every,
+            seed: AtomicU64::new(seed),
+            flips: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            recorded,
         });
         let theirs = shared.clone();
         std::thread::spawn(move || serve(&listener, &theirs));
@@ -58,12 +94,27 @@ impl Proxy {
         self.addr
     }
 
+    /// How many bits were flipped.
+    pub fn flips(&self) -> u64 {
+        self.shared.flips.load(Ordering::SeqCst)
+    }
+
+    /// Bytes that all connections have carried, in both directions.
+    pub fn bytes(&self) -> u64 {
+        self.shared.bytes.load(Ordering::SeqCst)
+    }
+
+    /// What a recording proxy has kept, of all connections and directions in the order of time.
+    pub fn recorded(&self) -> Vec<u8> {
+        self.shared.recorded.as_ref().map(|kept| kept.lock().unwrap().clone()).unwrap_or_default()
+    }
+
     /// How many connections have arrived.
     pub fn connections(&self) -> usize {
         self.shared.links.lock().unwrap().len()
     }
 
-    /// Bytes that a connection has carried from the opener to the target.
+    /// Bytes that a connection has carried from the opener to the target. 0 if it has ended.
     pub fn forwarded(&self, connection: usize) -> u64 {
         self.link(connection).map_or(0, |link| link.forth.load(Ordering::SeqCst))
     }
@@ -98,7 +149,7 @@ impl Proxy {
 
     /// Kills all connections.
     pub fn kill_all(&self) {
-        for link in self.shared.links.lock().unwrap().iter() {
+        for link in self.shared.links.lock().unwrap().iter().filter_map(Weak::upgrade) {
             link.die();
         }
     }
@@ -109,7 +160,7 @@ impl Proxy {
     }
 
     fn link(&self, connection: usize) -> Option<Arc<Link>> {
-        self.shared.links.lock().unwrap().get(connection).cloned()
+        self.shared.links.lock().unwrap().get(connection).and_then(Weak::upgrade)
     }
 }
 
@@ -145,7 +196,36 @@ impl Link {
     }
 }
 
-fn serve(listener: &TcpListener, shared: &Shared) {
+/// The next bit to flip in one direction of a connection.
+struct Flips {
+    random: Random,
+    every: u64,
+    /// Bytes before the byte whose bit is flipped.
+    left: u64,
+}
+
+impl Flips {
+    fn new(seed: u64, every: u64) -> Self {
+        let mut random = Random::new(seed);
+        let left = random.below(2 * every);
+        Self { random, every, left }
+    }
+
+    /// Flips the bits whose turn it is. Returns their number.
+    fn apply(&mut self, bytes: &mut [u8]) -> u64 {
+        let (mut at, mut flips) = (0, 0);
+        while self.left < (bytes.len() - at) as u64 {
+            at += self.left as usize;
+            bytes[at] ^= 1 << self.random.below(8);
+            flips += 1;
+            self.left = self.random.below(2 * self.every);
+        }
+        self.left -= (bytes.len() - at) as u64;
+        flips
+    }
+}
+
+fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
     for client in listener.incoming().flatten() {
         if shared.closed.load(Ordering::SeqCst) {
             return;
@@ -164,14 +244,17 @@ fn serve(listener: &TcpListener, shared: &Shared) {
             hold_back: AtomicBool::new(false),
             dead: AtomicBool::new(false),
         });
-        shared.links.lock().unwrap().push(link.clone());
-        let other = link.clone();
-        std::thread::spawn(move || pump(&link, true));
-        std::thread::spawn(move || pump(&other, false));
+        shared.links.lock().unwrap().push(Arc::downgrade(&link));
+        for forth in [true, false] {
+            let (link, shared) = (link.clone(), shared.clone());
+            std::thread::spawn(move || pump(&shared, &link, forth));
+        }
     }
 }
 
-fn pump(link: &Link, forth: bool) {
+fn pump(shared: &Shared, link: &Link, forth: bool) {
+    let seed = shared.seed.fetch_add(1, Ordering::SeqCst);
+    let mut flips = shared.flip_every.map(|every| Flips::new(seed, every));
     let (mut from, mut to) =
         if forth { (&link.client, &link.server) } else { (&link.server, &link.client) };
     let hold = if forth { &link.hold_forth } else { &link.hold_back };
@@ -188,6 +271,13 @@ fn pump(link: &Link, forth: bool) {
         let last = forth && allowed <= len as u64;
         if last {
             len = allowed as usize;
+        }
+        if let Some(flips) = &mut flips {
+            shared.flips.fetch_add(flips.apply(&mut buffer[..len]), Ordering::SeqCst);
+        }
+        shared.bytes.fetch_add(len as u64, Ordering::SeqCst);
+        if let Some(kept) = &shared.recorded {
+            kept.lock().unwrap().extend_from_slice(&buffer[..len]);
         }
         if to.write_all(&buffer[..len]).is_err() {
             break;

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use peerway_core::config::DataProtection;
 use peerway_core::ids::Incarnation;
 use peerway_core::wire::{Control, HEADER_LEN, Header, Hello, Kind, Proof, Ready, Welcome};
 use zerocopy::{FromBytes, IntoBytes};
@@ -102,6 +103,7 @@ impl Raw {
             detect_ms: 1000,
             host: self.proof(Side::Opener, "host", &procfs::boot_id()).unwrap_or_default(),
             local: true,
+            data: DataProtection::Off,
             rdma: Vec::new(),
         })
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use peerway::{Access, ConnectError, Endpoint, Pin, TransferError};
+use peerway_core::config::DataProtection;
 use peerway_core::descriptor::Descriptor;
 use peerway_core::ids::Incarnation;
 use peerway_core::metadata::Metadata;
@@ -77,6 +78,7 @@ impl Impostor {
             heard.lock().unwrap().push(hello);
             let welcome = Welcome {
                 detect_ms: 1000,
+                data: DataProtection::Off,
                 metadata: Vec::new(),
                 host: Vec::new(),
                 local: String::new(),

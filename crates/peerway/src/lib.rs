@@ -63,7 +63,7 @@ pub use os::net::{Interface, interfaces};
 pub use os::topology;
 pub use path::{Path, PathKind};
 pub use peer::{Peer, PeerStats};
-pub use peerway_core::config::{IdentityMode, Pin};
+pub use peerway_core::config::{DataProtection, IdentityMode, Pin};
 pub use peerway_core::descriptor::{DESCRIPTOR_LEN, Descriptor};
 pub use peerway_core::ids::Incarnation;
 pub use peerway_core::outcome::{Ended, EndedError, Fence, Reason, TransferError};

@@ -53,6 +53,9 @@ pub struct RefusalStats {
     pub counters: u64,
     /// Counts by peers without a right to count.
     pub counts_without_right: u64,
+    /// Lanes that were closed, because a record on them was not what the peer sent
+    /// (`PEERWAY_DATA`). Their transfers go on over other lanes.
+    pub corrupt_records: u64,
 }
 
 /// Why an endpoint refuses something to a peer.
@@ -68,10 +71,11 @@ pub(crate) enum RefusalReason {
     Notifications,
     Counters,
     CountWithoutRight,
+    CorruptRecord,
 }
 
 impl RefusalReason {
-    const COUNT: usize = Self::CountWithoutRight as usize + 1;
+    const COUNT: usize = Self::CorruptRecord as usize + 1;
 
     /// The sentence for the log.
     fn sentence(self) -> &'static str {
@@ -102,6 +106,10 @@ impl RefusalReason {
             Self::Counters => "refused a count: the peer or all peers use too many counter ids",
             Self::CountWithoutRight => {
                 "refused a count: the peer has imported no memory of this endpoint"
+            }
+            Self::CorruptRecord => {
+                "closed a lane: a record on it is not what the peer sent (PEERWAY_DATA); check the \
+                 network and the memory of both hosts"
             }
         }
     }
@@ -169,6 +177,7 @@ impl Refusals {
             notifications: count(RefusalReason::Notifications),
             counters: count(RefusalReason::Counters),
             counts_without_right: count(RefusalReason::CountWithoutRight),
+            corrupt_records: count(RefusalReason::CorruptRecord),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use peerway_core::config::DataProtection;
+
 /// A kind of path to a peer.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
@@ -69,8 +71,12 @@ impl fmt::Display for PathKind {
 pub struct Path {
     /// The best path that both sides support. Memory that is not shareable takes the next best one.
     pub kind: PathKind,
-    /// Why this path was chosen and not a better one.
+    /// Why this path was chosen and not a better one, and which bytes are protected if either
+    /// endpoint asks for that.
     pub why: String,
+    /// How the TCP connections to this peer protect what they carry: the stricter `PEERWAY_DATA` of
+    /// the two endpoints. Local paths and RDMA devices move data on no TCP connection; `why` says so.
+    pub data: DataProtection,
 }
 
 impl Path {

@@ -192,6 +192,7 @@ impl Peer {
             sum.bytes_served += load(&stats.bytes_served);
             sum.bytes_landed += load(&stats.bytes_landed);
             sum.lanes_lost += load(&stats.lanes_lost);
+            sum.corrupt_records += load(&stats.corrupt_records);
         }
         sum
     }
@@ -235,6 +236,9 @@ pub struct PeerStats {
     pub bytes_landed: u64,
     /// Lanes that broke.
     pub lanes_lost: u64,
+    /// Lanes that were closed, because a record on them was not what the peer sent
+    /// (`PEERWAY_DATA`). The last lane of a session counts here and not under `lanes_lost`.
+    pub corrupt_records: u64,
 }
 
 /// Advertisements that name a peer.

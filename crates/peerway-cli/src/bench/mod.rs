@@ -13,11 +13,12 @@
 //! - `kernel` for the additional bound of CMA.
 //!
 //! `report` prints the result and `plot` draws it. `kinds` compares the kinds of GPU memory.
-//! `peer_copy` compares the copiers inside a GPU.
+//! `peer_copy` compares the copiers inside a GPU. `data` compares the protections of TCP.
 
 mod clock;
 mod control;
 mod copies;
+mod data;
 mod device;
 pub(crate) mod driven;
 mod kernel;
@@ -117,6 +118,9 @@ pub(crate) enum Role {
     GpuLocal(Box<driven::LocalArgs>),
     /// Measure the GPU-driven engine between two ranks: latency, puts per second, forwarding.
     GpuRemote(Box<driven::RemoteArgs>),
+    /// Measure what the protection of TCP connections costs (PEERWAY_DATA): off, integrity and
+    /// encrypt in turns, beside openssl.
+    Data(data::DataArgs),
     /// The second process of a run on one machine. It reads requests from standard input.
     #[command(hide = true)]
     Second,
@@ -257,6 +261,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         Some(Role::PeerCopy(asked)) => peer_copy::run(&asked),
         Some(Role::GpuLocal(args)) => driven::run_local(&args),
         Some(Role::GpuRemote(args)) => driven::run_remote(&args),
+        Some(Role::Data(args)) => data::run(&args),
         Some(Role::Second) => second::main(),
     }
 }

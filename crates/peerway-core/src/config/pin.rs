@@ -1,8 +1,10 @@
-//! The settings with a fixed list of words: the transport pin, the log level and the admission of
-//! peers.
+//! The settings with a fixed list of words: the transport pin, the log level, the admission of peers
+//! and the protection of data.
 
 use std::fmt;
 use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
 
@@ -164,6 +166,55 @@ impl fmt::Display for IdentityMode {
     }
 }
 
+/// How TCP connections protect what they carry after the handshake. The order is that of
+/// strictness: of two settings, a session uses the greater one.
+#[derive(
+    Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize,
+)]
+#[non_exhaustive]
+pub enum DataProtection {
+    /// Not at all, beyond the checksum of TCP.
+    #[default]
+    Off,
+    /// A CRC32C for each record. It finds bytes that changed by accident.
+    Integrity,
+    /// AES-128-GCM for each record. Nobody on the network can read or change the bytes.
+    Encrypt,
+}
+
+impl DataProtection {
+    /// The values that the setting accepts, for errors and help texts.
+    pub const ALLOWED: &str = "off, integrity or encrypt";
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        Some(match text.trim().to_ascii_lowercase().as_str() {
+            "off" => Self::Off,
+            "integrity" => Self::Integrity,
+            "encrypt" => Self::Encrypt,
+            _ => return None,
+        })
+    }
+}
+
+impl FromStr for DataProtection {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        Self::parse(text)
+            .ok_or_else(|| ConfigError::bad_value("PEERWAY_DATA", text, Self::ALLOWED.to_owned()))
+    }
+}
+
+impl fmt::Display for DataProtection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Off => "off",
+            Self::Integrity => "integrity",
+            Self::Encrypt => "encrypt",
+        })
+    }
+}
+
 impl fmt::Display for LogLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -190,6 +241,17 @@ impl FromStr for LogLevel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_stricter_protection_is_the_greater_one() {
+        use DataProtection::{Encrypt, Integrity, Off};
+        assert!(Off < Integrity && Integrity < Encrypt);
+        assert_eq!(DataProtection::default(), Off);
+        for mode in [Off, Integrity, Encrypt] {
+            assert_eq!(DataProtection::parse(&mode.to_string()), Some(mode));
+        }
+        assert_eq!(DataProtection::parse("tls"), None);
+    }
 
     #[test]
     fn pins_read_back_as_they_are_shown() {

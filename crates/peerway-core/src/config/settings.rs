@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::parse::{parse_bytes, parse_duration, parse_flag, show_bytes, show_duration};
-use super::{Config, ConfigError, IdentityMode, LogLevel, Pin};
+use super::{Config, ConfigError, DataProtection, IdentityMode, LogLevel, Pin};
 use crate::topology::parse_cpus;
 
 /// One row of the configuration table.
@@ -51,6 +51,7 @@ impl Setting {
             Kind::Transport { .. } => Pin::ALLOWED.to_owned(),
             Kind::Level { .. } => LogLevel::ALLOWED.to_owned(),
             Kind::Identity { .. } => IdentityMode::ALLOWED.to_owned(),
+            Kind::Data { .. } => DataProtection::ALLOWED.to_owned(),
             Kind::Text { what, .. } => what.to_owned(),
             Kind::Count { min, max, .. } => format!("a whole number from {min} to {max}"),
             Kind::CountOrAuto { min, max, .. } => {
@@ -82,6 +83,7 @@ impl Setting {
             Kind::Transport { set } => Pin::parse(value).map(|pin| set(config, pin)),
             Kind::Level { set } => LogLevel::parse(value).map(|level| set(config, level)),
             Kind::Identity { set } => IdentityMode::parse(value).map(|mode| set(config, mode)),
+            Kind::Data { set } => DataProtection::parse(value).map(|mode| set(config, mode)),
             Kind::Text { set, .. } => {
                 set(config, value.to_owned());
                 Some(())
@@ -142,6 +144,11 @@ pub enum Kind {
     Identity {
         /// Stores the value.
         set: fn(&mut Config, IdentityMode),
+    },
+    /// How data is protected.
+    Data {
+        /// Stores the value.
+        set: fn(&mut Config, DataProtection),
     },
     /// Free text. The code that uses it checks it.
     Text {
@@ -281,6 +288,20 @@ pub const SETTINGS: &[Setting] = &[
               every connect. `mtls` lets both sides prove that they have a certificate of an \
               authority in PEERWAY_TLS_CA_FILE.",
         kind: Kind::Identity { set: |config, mode| config.identity = mode },
+        status: Status::Used,
+    },
+    Setting {
+        name: "PEERWAY_DATA",
+        aliases: &[],
+        default: "off",
+        doc: "How TCP connections protect what they carry after the handshake: data, control \
+              messages and tokens. `integrity` adds a CRC32C to each record and finds bytes that \
+              changed by accident. `encrypt` uses AES-128-GCM with keys of the session: nobody on \
+              the network can read or change the bytes. Both check a record before any of its \
+              bytes counts as arrived. A session uses the stricter setting of its two endpoints. \
+              Local paths stay inside the kernel of this host and are not covered; neither are \
+              bytes that RDMA devices move.",
+        kind: Kind::Data { set: |config, mode| config.data = mode },
         status: Status::Used,
     },
     Setting {

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use peerway::{Access, Batch, BuildError, Endpoint, Pin, PostError, Prepared, Region, Transfer};
+use peerway_core::config::DataProtection;
 use peerway_core::counter::{Counters, HighWater};
 use peerway_core::credit::Window;
 use peerway_core::descriptor::Descriptor;
@@ -356,6 +357,7 @@ fn hello() -> anyhow::Result<u64> {
         detect_ms: 2000,
         host: [6; 32],
         local: true,
+        data: DataProtection::Off,
         rdma: Vec::new(),
     });
     count_all(|| {

@@ -51,7 +51,7 @@ use crate::progress::shards::MAX_SUB_SESSIONS;
 use crate::session::link::{Half, Link};
 use crate::session::{Parts, Session, Whom};
 use crate::transport::queues::{self, NewQueues};
-use crate::transport::tcp::TcpWire;
+use crate::transport::tcp;
 
 /// The time after which a half-open connection may be dropped when its source has too many. A normal
 /// handshake rarely takes longer, and new connections can wait this long.
@@ -845,6 +845,7 @@ impl Acceptor {
         }
         Ok(Welcome {
             detect_ms: detection::to_millis(endpoint.config.detect),
+            data: endpoint.config.data,
             metadata: endpoint.metadata(),
             // Only processes of this host can use the description, so no other process gets it.
             host: if same_host { encode_host(&here) } else { Vec::new() },
@@ -939,7 +940,8 @@ fn complete(
     if ready.linked != found.linked || ready.same_process != found.same_process {
         return None;
     }
-    let (path, reach) = match choose(endpoint.config.transport, found, &ready.why) {
+    let data = endpoint.config.data.max(half.hello.data);
+    let (path, reach) = match choose(endpoint.config.transport, found, &ready.why, data) {
         Ok(chosen) => chosen,
         Err(why) => {
             pending.reply(&Control::Refuse(Refusal::Pinned(why)));
@@ -964,12 +966,17 @@ fn complete(
     let control = if found.linked || with_queues { Role::Control } else { Role::Latency };
     let mut streams = half.lanes;
     streams.sort_by_key(|(index, _)| *index);
-    let mut lanes = vec![Some(lane(pending.stream, 0, control, now)?)];
+    let Speech::Session(secure) = pending.speech else { return None };
+    let lane = |stream, index, role| -> Option<Lane> {
+        let secrets = secure.secrets(Side::Acceptor, &half.hello.session, index)?;
+        Some(Lane::new(tcp::wire(stream, data, &secrets).ok()?, index, role, now))
+    };
+    let mut lanes = vec![Some(lane(pending.stream, 0, control)?)];
     for (index, stream) in streams {
         if usize::from(index) != lanes.len() {
             return None;
         }
-        lanes.push(Some(lane(stream, index, Role::Bulk, now)?));
+        lanes.push(Some(lane(stream, index, Role::Bulk)?));
     }
     let mut rdma = None;
     if with_queues {
@@ -1020,11 +1027,6 @@ fn whom(hello: &Hello) -> Option<Whom> {
         None => 0,
     };
     Some(Whom { who: hello.incarnation, sub_session })
-}
-
-fn lane(stream: TcpStream, index: u16, role: Role, now: u64) -> Option<Lane> {
-    let wire = TcpWire::new(stream).ok()?;
-    Some(Lane::new(Box::new(wire), index, role, now))
 }
 
 /// The time that a half-open connection has at least, where others have `grace`. `held` is the number

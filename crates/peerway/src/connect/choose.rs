@@ -1,6 +1,6 @@
 //! Chooses the path to a peer from what the handshake found.
 
-use peerway_core::config::Pin;
+use peerway_core::config::{DataProtection, Pin};
 
 use crate::path::{Path, PathKind};
 use crate::session::Reach;
@@ -36,9 +36,20 @@ pub(crate) fn may_share_process(pin: Pin) -> bool {
 }
 
 /// Chooses the path, or returns why the pin cannot be met. `why` is the reason why there is nothing
-/// better than TCP.
-pub(crate) fn choose(pin: Pin, found: Found, why: &str) -> Result<(Path, Reach), String> {
-    let path = |kind, why: &str| Path { kind, why: why.to_owned() };
+/// better than TCP. `data` is the protection of TCP connections that the two sides agreed on.
+pub(crate) fn choose(
+    pin: Pin,
+    found: Found,
+    why: &str,
+    data: DataProtection,
+) -> Result<(Path, Reach), String> {
+    let path = |kind, why: &str| {
+        let why = match protection(kind, data) {
+            Some(protected) => format!("{why}; {protected}"),
+            None => why.to_owned(),
+        };
+        Path { kind, why, data }
+    };
     if found.same_process && may_share_process(pin) {
         let reach = Reach { same_process: true, ..Reach::default() };
         return Ok((path(PathKind::SameProcess, "both endpoints are in this process"), reach));
@@ -87,6 +98,22 @@ pub(crate) fn choose(pin: Pin, found: Found, why: &str) -> Result<(Path, Reach),
     }
 }
 
+/// What `PEERWAY_DATA` does for a path. `None` if neither endpoint asks for anything.
+fn protection(kind: PathKind, data: DataProtection) -> Option<String> {
+    let how = match data {
+        DataProtection::Off => return None,
+        DataProtection::Integrity => "checked (CRC32C)",
+        _ => "encrypted (AES-128-GCM)",
+    };
+    Some(match kind {
+        PathKind::Tcp => format!("data is {how}"),
+        PathKind::Verbs | PathKind::Efa => {
+            format!("control messages are {how}, data that RDMA devices move is not")
+        }
+        _ => format!("TCP is {how}, data stays on this host and is not (PEERWAY_DATA={data})"),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,7 +123,8 @@ mod tests {
 
     #[test]
     fn the_best_common_path_is_taken_and_pins_are_met_or_refused() {
-        let kind = |pin, found| choose(pin, found, "far").map(|(path, _)| path.kind);
+        let off = DataProtection::Off;
+        let kind = |pin, found| choose(pin, found, "far", off).map(|(path, _)| path.kind);
         let apart = Found { same_process: false, ..ALL };
         let far = Found { linked: false, ..apart };
         assert_eq!(kind(Pin::Auto, ALL), Ok(PathKind::SameProcess));
@@ -112,5 +140,17 @@ mod tests {
         let denied = Found { we_pull: false, ..apart };
         assert!(kind(Pin::LocalCma, denied).unwrap_err().contains("for us"));
         assert_eq!(kind(Pin::Auto, denied), Ok(PathKind::LocalMap));
+    }
+    #[test]
+    fn a_path_says_what_is_protected() {
+        let far = Found { same_process: false, linked: false, ..ALL };
+        let rdma = Found { queues: Some(PathKind::Verbs), ..far };
+        let why = |found, data| choose(Pin::Auto, found, "far", data).unwrap().0.why;
+        use DataProtection::{Encrypt, Integrity, Off};
+        assert_eq!(why(far, Off), "far");
+        assert_eq!(why(far, Integrity), "far; data is checked (CRC32C)");
+        assert_eq!(why(far, Encrypt), "far; data is encrypted (AES-128-GCM)");
+        assert!(why(rdma, Encrypt).ends_with("data that RDMA devices move is not"));
+        assert!(why(ALL, Integrity).ends_with("is not (PEERWAY_DATA=integrity)"));
     }
 }

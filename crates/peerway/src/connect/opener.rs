@@ -36,7 +36,7 @@ use crate::progress::shard::{DriverCommand, Shard};
 use crate::session::link::{Half, Link};
 use crate::session::{Parts, Session, Whom};
 use crate::transport::queues::{self, LaneQueue, QueueReach};
-use crate::transport::tcp::TcpWire;
+use crate::transport::tcp::{self, LaneSecrets};
 
 /// The time limit of a whole connect: all addresses and all steps of the handshake.
 #[derive(Clone, Copy, Debug)]
@@ -232,6 +232,7 @@ fn open(
         detect_ms: detection::to_millis(config.detect),
         host: stream.proof(&session, of_host).map_err(fail(stage::TLS))?,
         local: offer.is_ok(),
+        data: config.data,
         rdma: endpoint.rdma.as_ref().map(|rdma| rdma.ports()).unwrap_or_default(),
     };
     stream.send(&Control::Hello(hello)).map_err(fail(stage::HELLO))?;
@@ -273,7 +274,8 @@ fn open(
         limit.check(addr, stage::QUEUES)?;
     }
     // Report a pin that cannot be met before the peer considers the session open.
-    let (mut path, reach) = choose(config.transport, found, &why).map_err(|why| {
+    let data = config.data.max(welcome.data);
+    let (mut path, reach) = choose(config.transport, found, &why, data).map_err(|why| {
         ConnectError::PathUnavailable { pin: config.transport.to_string(), addr, why }
     })?;
 
@@ -315,14 +317,19 @@ fn open(
 
     // Silence counts from now on: the connect may have taken longer than the detection time.
     let now = clock::now();
-    let lane = |stream, index, role| -> Result<Lane, ConnectError> {
-        let wire = TcpWire::new(stream).map_err(|e| os("cannot prepare a connection", e))?;
-        Ok(Lane::new(Box::new(wire), index, role, now))
+    let lane = |stream, secrets: &LaneSecrets, index, role| -> Result<Lane, ConnectError> {
+        let wire = tcp::wire(stream, data, secrets);
+        Ok(Lane::new(wire.map_err(|e| os("cannot prepare a connection", e))?, index, role, now))
     };
     let control = if found.linked || rdma.is_some() { Role::Control } else { Role::Latency };
-    let mut lanes = vec![Some(lane(stream.into_stream(), 0, control)?)];
+    let mut secrets = Vec::with_capacity(1 + bulk_streams.len());
+    for index in 0..=bulk_streams.len() as u16 {
+        secrets.push(stream.secrets(&session, index).map_err(fail(stage::READY))?);
+    }
+    let mut lanes = vec![Some(lane(stream.into_stream(), &secrets[0], 0, control)?)];
     for (index, stream) in (1..).zip(bulk_streams) {
-        lanes.push(Some(lane(stream, index, Role::Bulk)?));
+        let secrets = &secrets[usize::from(index)];
+        lanes.push(Some(lane(stream, secrets, index, Role::Bulk)?));
     }
     add_queues(&mut lanes, queues, now);
     let parts = Parts {

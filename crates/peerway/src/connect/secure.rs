@@ -3,7 +3,8 @@
 //! Everything that two endpoints tell each other before they are ready travels in TLS, and the keys
 //! of both sides are proven before the first message. After `Ready` both sides leave TLS: the next
 //! byte on the connection is the first byte of a lane. So this module reads one TLS record at a
-//! time and never a byte more.
+//! time and never a byte more. If the two sides agreed to protect data, the lane is in records whose
+//! secrets come from this TLS connection as well.
 //!
 //! Other connections of the session carry proofs instead. A proof is keying material that TLS
 //! exports (RFC 8446, section 7.5) for one purpose, one side and one object. Only the two ends of
@@ -22,6 +23,7 @@ use subtle::ConstantTimeEq;
 use super::hello::{Assembly, HelloError, frame, is_passing, left, send_all};
 use crate::identity::admission::Admission;
 use crate::identity::{Identity, Side, incarnation_of};
+use crate::transport::tcp::LaneSecrets;
 
 /// Bytes that an acceptor reads from an opener before it knows and admits it. A handshake with raw
 /// public keys and a hello take less than 1 KiB, and 40 bytes more for each RDMA port.
@@ -72,6 +74,9 @@ pub(super) enum Purpose {
     Host([u8; 16]),
     /// The right to take part. It comes before any session, whose id is then zero.
     Admission,
+    /// The records of a lane of the session in the direction from the side that makes the "proof".
+    /// It is a secret, and is never sent.
+    Data(u16),
 }
 
 /// The session id in proofs for [`Purpose::Admission`].
@@ -125,6 +130,7 @@ impl Secure {
             Purpose::Link => (b"EXPORTER-peerway-link", &[]),
             Purpose::Host(boot) => (b"EXPORTER-peerway-host", boot),
             Purpose::Admission => (b"EXPORTER-peerway-admission", &[]),
+            Purpose::Data(lane) => (b"EXPORTER-peerway-data", &lane.to_le_bytes()),
         };
         let context = [&[side as u8], &session[..], object].concat();
         self.tls.export_keying_material(Proof::default(), label, Some(&context)).ok()
@@ -140,6 +146,16 @@ impl Secure {
     ) -> bool {
         let right = self.proof(side, session, purpose);
         right.is_some_and(|right| right.ct_eq(proof).into())
+    }
+
+    /// The secrets that protect a lane of the session, as `side` uses them.
+    pub(super) fn secrets(&self, side: Side, session: &[u8; 16], lane: u16) -> Option<LaneSecrets> {
+        let other = match side {
+            Side::Opener => Side::Acceptor,
+            Side::Acceptor => Side::Opener,
+        };
+        let secret = |from| self.proof(from, session, Purpose::Data(lane));
+        Some(LaneSecrets { send: secret(side)?, receive: secret(other)? })
     }
 
     /// What this side shows to be admitted.
@@ -287,6 +303,12 @@ impl SecureStream {
     /// Whether `proof` is the acceptor's.
     pub(super) fn is_proven(&self, proof: &Proof, session: &[u8; 16], purpose: Purpose) -> bool {
         self.secure.is_proven(proof, Side::Acceptor, session, purpose)
+    }
+
+    /// The secrets that protect a lane of the session.
+    pub(super) fn secrets(&self, session: &[u8; 16], lane: u16) -> Result<LaneSecrets, HelloError> {
+        let secrets = self.secure.secrets(Side::Opener, session, lane);
+        secrets.ok_or(HelloError::Frame(FrameError::Order))
     }
 
     /// Shows that this endpoint may take part, and checks that the acceptor may. The outer error is

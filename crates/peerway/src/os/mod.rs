@@ -8,6 +8,7 @@
 pub(crate) mod affinity;
 pub(crate) mod cma;
 pub mod copy;
+pub(crate) mod crc;
 pub(crate) mod gate;
 pub(crate) mod maps;
 pub(crate) mod net;

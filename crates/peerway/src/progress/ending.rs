@@ -10,12 +10,14 @@ use std::sync::atomic::Ordering;
 
 use peerway_core::outcome::TransferError;
 use peerway_core::protocol::Loss;
+use peerway_core::record::RecordError;
 use peerway_core::wire::{Control, FrameError};
 use rustix::event::epoll;
 
 use super::driver::Driver;
 use super::sessions::{SessionDriver, fenced};
 use crate::clock;
+use crate::limits::RefusalReason;
 use crate::os::Piece;
 use crate::progress::copies::pool::Job;
 use crate::session::{PROCESS_ENDED, Session};
@@ -40,6 +42,12 @@ pub(super) enum LaneEnd {
 }
 
 impl LaneEnd {
+    /// Whether a record on it was not what the peer sent (`PEERWAY_DATA`).
+    fn is_corrupt(&self) -> bool {
+        let Self::Broken(error) = self else { return false };
+        error.get_ref().is_some_and(|error| error.is::<RecordError>())
+    }
+
     /// The cause, for error reports and logs. `lane` is the number of the lane.
     fn describe(&self, lane: u16) -> String {
         match self {
@@ -81,6 +89,10 @@ impl Driver {
         let Some(mut lane) = s.lanes.get_mut(at).and_then(Option::take) else { return };
         let cause = end.describe(lane.index);
         tracing::debug!(peer = %s.session.addr, cause, "lane ended");
+        if end.is_corrupt() {
+            s.session.stats.corrupt_records.fetch_add(1, Ordering::Relaxed);
+            self.endpoint.refusals.note(RefusalReason::CorruptRecord, &s.session.addr);
+        }
         self.unwatch(&lane);
         let gone = match end {
             LaneEnd::Bye => SessionEnd::Goodbye,

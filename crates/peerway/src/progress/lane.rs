@@ -42,6 +42,9 @@ pub(crate) struct Lane {
     pub(crate) blocked: bool,
     /// epoll watches this wire for room to send.
     pub(crate) watched_out: bool,
+    /// What [`Wire::has_unsent`] said after the last call. Asking each time would cost the wires that
+    /// never have any.
+    pub(crate) unsent: bool,
 
     /// Frames sent to the peer that are not yet answered.
     pub(crate) sent: SentFrames,
@@ -237,6 +240,7 @@ impl Lane {
             heard: now,
             blocked: false,
             watched_out: false,
+            unsent: false,
             sent: SentFrames::new(WINDOW_BYTES, WINDOW_FRAMES),
             applied: AppliedFrames::new(WINDOW_FRAMES),
             tx: SendHalf {
@@ -378,7 +382,10 @@ impl Lane {
 
     /// Whether the lane has nothing left to send.
     pub(crate) fn has_sent_all(&self) -> bool {
-        self.tx.frame.is_none() && self.tx.out.is_empty() && self.tx.replies.is_empty()
+        self.tx.frame.is_none()
+            && self.tx.out.is_empty()
+            && self.tx.replies.is_empty()
+            && !self.unsent
     }
 
     /// Bytes received and not yet parsed.

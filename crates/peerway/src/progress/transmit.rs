@@ -218,7 +218,8 @@ impl Driver {
                 }
             }
         }
-        if pieces.is_empty() {
+        let is_empty = pieces.is_empty();
+        if is_empty && !lane.unsent {
             lane.pieces = pieces;
             return Ok(0);
         }
@@ -227,8 +228,9 @@ impl Driver {
         let sent = unsafe { lane.wire.send(&pieces) };
         lane.pieces = pieces;
         let sent = sent.map_err(LaneEnd::Broken)? as u64;
+        lane.unsent = lane.wire.has_unsent();
         if sent == 0 {
-            lane.blocked = true;
+            lane.blocked = !is_empty || lane.unsent;
             return Ok(0);
         }
         self.consume(lane, sent)?;

@@ -138,6 +138,7 @@ pub(crate) struct PeerCounters {
     pub(crate) bytes_landed: AtomicU64,
     pub(crate) transfers: AtomicU64,
     pub(crate) lanes_lost: AtomicU64,
+    pub(crate) corrupt_records: AtomicU64,
 }
 
 /// The result of a handshake, from which a session is made.

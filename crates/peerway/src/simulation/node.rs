@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use peerway_core::config::Config;
+use peerway_core::config::DataProtection;
 use peerway_core::descriptor::Descriptor;
 use peerway_core::ids::Incarnation;
 use peerway_core::protocol::Role;
@@ -79,7 +80,7 @@ impl Node {
             incarnation: peer,
             sub_session: None,
             addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 1 + node as u16)),
-            path: Path { kind: PathKind::Tcp, why: "simulated".into() },
+            path: Path { kind: PathKind::Tcp, why: "simulated".into(), data: DataProtection::Off },
             reach: Reach::default(),
             link: None,
             rdma: None,

@@ -101,7 +101,8 @@ impl World {
     fn new(plan: Plan, traced: bool) -> Self {
         let mut random = Random::new(plan.seed);
         let (room, most) = (64 + random.below(2000) as usize, 1 + random.below(600) as usize);
-        let lanes: Vec<_> = (0..plan.lanes).map(|_| SimulatedLane::new(room, most)).collect();
+        let lane = |at| SimulatedLane::new(room, most, if at % 2 == 1 { 300 } else { 0 });
+        let lanes: Vec<_> = (0..plan.lanes).map(lane).collect();
         let nodes = Node::pair(&lanes, 1 + random.below(8) as u32);
         let memories = [0, 1].map(|at| Memory::new(&nodes[at]));
         let piece = 16 + random.below(200);

@@ -4,6 +4,9 @@
 //! arrive, a few at a time. A broken lane fails at one side at once. The other side still receives
 //! what had arrived, and perhaps some of what was on its way, before it sees the end: that is how a
 //! TCP connection dies.
+//!
+//! The wires of every second lane accept more than the pipe has room for, as a wire that seals
+//! records does, and keep it until the next call.
 
 use std::collections::VecDeque;
 use std::io;
@@ -54,21 +57,21 @@ impl Pipe {
 #[derive(Clone)]
 pub(super) struct SimulatedLane {
     pub(super) pipes: [Arc<Mutex<Pipe>>; 2],
+    /// Bytes that a wire accepts beyond the room of its pipe.
+    keeps: usize,
 }
 
 impl SimulatedLane {
-    pub(super) fn new(room: usize, most: usize) -> Self {
+    pub(super) fn new(room: usize, most: usize, keeps: usize) -> Self {
         let pipe = || Arc::new(Mutex::new(Pipe { room, most, ..Pipe::default() }));
-        Self { pipes: [pipe(), pipe()] }
+        Self { pipes: [pipe(), pipe()], keeps }
     }
 
     /// The wire of one node.
     pub(super) fn wire(&self, node: usize) -> SimulatedWire {
         let [first, second] = self.pipes.clone();
-        match node {
-            0 => SimulatedWire { outgoing: first, incoming: second },
-            _ => SimulatedWire { outgoing: second, incoming: first },
-        }
+        let (outgoing, incoming) = if node == 0 { (first, second) } else { (second, first) };
+        SimulatedWire { outgoing, incoming, unsent: VecDeque::new(), keeps: self.keeps }
     }
 
     /// Breaks the lane at one node. The other still gets `more` of the bytes on their way to it.
@@ -89,24 +92,36 @@ impl SimulatedLane {
 pub(super) struct SimulatedWire {
     outgoing: Arc<Mutex<Pipe>>,
     incoming: Arc<Mutex<Pipe>>,
+    /// Accepted bytes that are not in the pipe yet.
+    unsent: VecDeque<u8>,
+    keeps: usize,
 }
 
 impl Wire for SimulatedWire {
     unsafe fn send(&mut self, pieces: &[Piece]) -> io::Result<usize> {
         let mut pipe = self.outgoing.lock().unwrap();
+        match pipe.sender {
+            Side::Broken => return Err(io::ErrorKind::ConnectionReset.into()),
+            Side::Ending => {
+                self.unsent.clear();
+                return Ok(pieces.iter().map(|piece| piece.len as usize).sum());
+            }
+            Side::Good => {}
+        }
+        let flushed = self.unsent.len().min(pipe.room - pipe.bytes.len());
+        pipe.bytes.extend(self.unsent.drain(..flushed));
+        if !self.unsent.is_empty() {
+            return Ok(0);
+        }
         let mut sent = 0;
         for piece in pieces {
-            let room = match pipe.sender {
-                Side::Broken => return Err(io::ErrorKind::ConnectionReset.into()),
-                Side::Ending => usize::MAX,
-                Side::Good => pipe.room - pipe.bytes.len(),
-            };
-            let len = room.min(piece.len as usize);
-            if pipe.sender == Side::Good {
-                // SAFETY: the caller vouches for the piece, of which this is the start.
-                let bytes = unsafe { std::slice::from_raw_parts(piece.addr as *const u8, len) };
-                pipe.bytes.extend(bytes);
-            }
+            let room = pipe.room - pipe.bytes.len();
+            let len = (room + self.keeps - self.unsent.len()).min(piece.len as usize);
+            // SAFETY: the caller vouches for the piece, of which this is the start.
+            let bytes = unsafe { std::slice::from_raw_parts(piece.addr as *const u8, len) };
+            let (now, later) = bytes.split_at(room.min(len));
+            pipe.bytes.extend(now);
+            self.unsent.extend(later);
             sent += len;
             if len < piece.len as usize {
                 break;
@@ -139,6 +154,10 @@ impl Wire for SimulatedWire {
             }
         }
         Ok(Some(received))
+    }
+
+    fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
     }
 
     fn socket(&self) -> Option<RawFd> {

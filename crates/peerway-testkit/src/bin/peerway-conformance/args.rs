@@ -6,7 +6,8 @@ use crate::profile::{self, Profile};
 use crate::world::Transport;
 
 pub(crate) const USAGE: &str = "\
-usage: peerway-conformance --transport same-process|local-map|local-cma|local-ring|tcp|all|verbs|efa
+usage: peerway-conformance --transport same-process|local-map|local-cma|local-ring|tcp|
+                           tcp-integrity|tcp-encrypt|all|verbs|efa
                            --profile ci|guest|soak [--jobs N] [--only NAME] [--list]
 --jobs N runs N scenarios at once (default 1); scenarios that need an idle machine run alone
 CONFORMANCE_DEVICES=OURS/THEIRS names the RDMA devices of the two sides (rxe0,rxe2/rxe1,rxe3)

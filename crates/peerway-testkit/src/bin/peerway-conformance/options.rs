@@ -4,11 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use peerway::{Endpoint, Pin};
+use peerway::{DataProtection, Endpoint, Pin};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) pin: Pin,
+    /// How TCP connections protect what they carry.
+    pub(crate) data: DataProtection,
     /// The listening address, unless `interfaces` is set.
     pub(crate) bind: SocketAddr,
     /// Interfaces to use as rails.
@@ -27,6 +29,7 @@ impl Options {
     pub(crate) fn build(&self) -> Result<Endpoint> {
         let builder = Endpoint::builder()
             .transport(self.pin)
+            .setting("PEERWAY_DATA", self.data.to_string())
             .detect(self.detect)
             .fence(self.fence)
             .deadline(self.deadline)
@@ -47,8 +50,9 @@ impl Options {
     pub(crate) fn to_words(&self) -> String {
         let ms = |d: Duration| d.as_millis();
         format!(
-            "pin={} bind={} detect={} fence={} deadline={} connect={} lanes={} notify={}{}{}",
+            "pin={} data={} bind={} detect={} fence={} deadline={} connect={} lanes={} notify={}{}{}",
             self.pin,
+            self.data,
             self.bind,
             ms(self.detect),
             ms(self.fence),
@@ -65,6 +69,7 @@ impl Options {
         let ms = |value: &str| -> Result<Duration> { Ok(Duration::from_millis(value.parse()?)) };
         let mut options = Self {
             pin: Pin::Auto,
+            data: DataProtection::Off,
             bind: SocketAddr::from(([127, 0, 0, 1], 0)),
             interfaces: None,
             devices: None,
@@ -79,6 +84,7 @@ impl Options {
             let (key, value) = word.split_once('=').context("an option is key=value")?;
             match key {
                 "pin" => options.pin = value.parse()?,
+                "data" => options.data = value.parse()?,
                 "bind" => options.bind = value.parse()?,
                 "devices" => options.devices = Some(value.to_owned()),
                 "interfaces" => options.interfaces = Some(value.to_owned()),

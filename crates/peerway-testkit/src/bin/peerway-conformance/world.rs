@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use peerway::{
-    Access, Ended, Endpoint, Fence, PathKind, Peer, Pin, Reason, Region, RemoteRegion, Transfer,
-    TransferError,
+    Access, DataProtection, Ended, Endpoint, Fence, PathKind, Peer, Pin, Reason, Region,
+    RemoteRegion, Transfer, TransferError,
 };
 use peerway_testkit::memory;
 
@@ -25,20 +25,33 @@ pub(crate) enum Transport {
     LocalCma,
     LocalRing,
     Tcp,
+    /// TCP with `PEERWAY_DATA=integrity`.
+    TcpIntegrity,
+    /// TCP with `PEERWAY_DATA=encrypt`.
+    TcpEncrypt,
     Verbs,
     Efa,
 }
 
 impl Transport {
     /// Transports that need no device.
-    pub(crate) const ANYWHERE: [Self; 5] =
-        [Self::SameProcess, Self::LocalMap, Self::LocalCma, Self::LocalRing, Self::Tcp];
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ANYWHERE: [Self; 7] = [
         Self::SameProcess,
         Self::LocalMap,
         Self::LocalCma,
         Self::LocalRing,
         Self::Tcp,
+        Self::TcpIntegrity,
+        Self::TcpEncrypt,
+    ];
+    pub(crate) const ALL: [Self; 9] = [
+        Self::SameProcess,
+        Self::LocalMap,
+        Self::LocalCma,
+        Self::LocalRing,
+        Self::Tcp,
+        Self::TcpIntegrity,
+        Self::TcpEncrypt,
         Self::Verbs,
         Self::Efa,
     ];
@@ -50,6 +63,8 @@ impl Transport {
             Self::LocalCma => "local-cma",
             Self::LocalRing => "local-ring",
             Self::Tcp => "tcp",
+            Self::TcpIntegrity => "tcp-integrity",
+            Self::TcpEncrypt => "tcp-encrypt",
             Self::Verbs => "verbs",
             Self::Efa => "efa",
         }
@@ -61,7 +76,7 @@ impl Transport {
             Self::LocalMap => Pin::LocalMap,
             Self::LocalCma => Pin::LocalCma,
             Self::LocalRing => Pin::LocalRing,
-            Self::Tcp => Pin::Tcp,
+            Self::Tcp | Self::TcpIntegrity | Self::TcpEncrypt => Pin::Tcp,
             Self::Verbs => Pin::Ib,
             Self::Efa => Pin::Efa,
         }
@@ -73,9 +88,22 @@ impl Transport {
             Self::LocalMap => PathKind::LocalMap,
             Self::LocalCma => PathKind::LocalCma,
             Self::LocalRing => PathKind::LocalRing,
-            Self::Tcp => PathKind::Tcp,
+            Self::Tcp | Self::TcpIntegrity | Self::TcpEncrypt => PathKind::Tcp,
             Self::Verbs => PathKind::Verbs,
             Self::Efa => PathKind::Efa,
+        }
+    }
+
+    pub(crate) fn is_tcp(self) -> bool {
+        self.kind() == PathKind::Tcp
+    }
+
+    /// How both endpoints protect TCP connections.
+    pub(crate) fn data(self) -> DataProtection {
+        match self {
+            Self::TcpIntegrity => DataProtection::Integrity,
+            Self::TcpEncrypt => DataProtection::Encrypt,
+            _ => DataProtection::Off,
         }
     }
 
@@ -92,7 +120,7 @@ impl Transport {
 
     /// Whether payload travels in frames, which land piece by piece.
     pub(crate) fn is_framed(self) -> bool {
-        matches!(self, Self::LocalRing | Self::Tcp)
+        self == Self::LocalRing || self.is_tcp()
     }
 
     /// Whether a read completes without the target's processor.
@@ -175,6 +203,7 @@ impl World {
         let Profile { detect, fence, deadline, connect, .. } = self.profile;
         Options {
             pin: self.transport.pin(),
+            data: self.transport.data(),
             bind: SocketAddr::from(([127, 0, 0, 1], 0)),
             interfaces: None,
             devices: devices().0,
@@ -225,8 +254,9 @@ impl World {
     /// Connects and checks that the path is the one under test.
     pub(crate) fn connect(&self, a: &Endpoint, b: &Remote) -> Result<Peer> {
         let peer = a.connect(&b.metadata).context("connecting")?;
-        let kind = self.transport.kind();
+        let (kind, data) = (self.transport.kind(), self.transport.data());
         ensure!(peer.path().kind == kind, "the path is {}, not {kind}", peer.path());
+        ensure!(peer.path().data == data, "the path is {}, its data is not {data}", peer.path());
         Ok(peer)
     }
 
@@ -253,7 +283,7 @@ impl World {
     /// hears from that peer again. The fence then stays open, which concerns only the peer's
     /// memory.
     pub(crate) fn closes(&self, peer: &Peer, transfer: &Transfer) -> Result<Duration> {
-        let far = self.transport == Transport::Tcp || self.transport.is_device();
+        let far = self.transport.is_tcp() || self.transport.is_device();
         if far && !peer.is_alive() {
             return Ok(Duration::ZERO);
         }

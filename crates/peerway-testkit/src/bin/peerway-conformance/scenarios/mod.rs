@@ -38,6 +38,7 @@ mod strangers;
 mod threads;
 
 use anyhow::Result;
+use peerway::DataProtection;
 
 use crate::world::{Transport, Verdict, World};
 
@@ -55,6 +56,32 @@ impl Scenario {
     /// Whether the scenario measures the machine and must therefore run alone.
     pub(crate) fn is_alone(&self) -> bool {
         matches!(self.name, "posting" | "idle" | "incast" | "rails" | "stop-short")
+    }
+
+    /// Whether the scenario is part of the usual run on a transport. With protected data, only those
+    /// run that depend on how bytes travel; `--only` names others.
+    pub(crate) fn is_usual_on(&self, transport: Transport) -> bool {
+        const PROTECTED: &[&str] = &[
+            "shapes-lanes",
+            "connect",
+            "notes-follow-bytes",
+            "rights",
+            "kill-target",
+            "stop-target-write",
+            "stop-reader-revoke",
+            "cancel-write",
+            "cancel-read",
+            "revoke-write",
+            "revoke-mid-frame",
+            "cancel-read-mid-frame",
+            "lane-lost",
+            "lane-lost-read",
+            "lane-lost-note",
+            "lanes-all-lost",
+            "slow-peer",
+            "threads",
+        ];
+        transport.data() == DataProtection::Off || PROTECTED.contains(&self.name)
     }
 }
 
@@ -157,7 +184,7 @@ fn processes(transport: Transport) -> std::result::Result<(), &'static str> {
 
 fn tcp_only(transport: Transport) -> std::result::Result<(), &'static str> {
     match transport {
-        Transport::Tcp => Ok(()),
+        tcp if tcp.is_tcp() => Ok(()),
         _ => Err("tests TCP lanes"),
     }
 }

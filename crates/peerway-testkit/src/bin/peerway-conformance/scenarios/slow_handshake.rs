@@ -52,7 +52,9 @@ impl Slow {
             Transport::LocalMap | Transport::LocalCma | Transport::LocalRing => {
                 &[Self::Tls, Self::Welcome, Self::Attached, Self::Ready]
             }
-            Transport::Tcp => &[Self::Tls, Self::Welcome, Self::LaneOpened, Self::Ready],
+            Transport::Tcp | Transport::TcpIntegrity | Transport::TcpEncrypt => {
+                &[Self::Tls, Self::Welcome, Self::LaneOpened, Self::Ready]
+            }
             Transport::Verbs | Transport::Efa => {
                 &[Self::Tls, Self::Welcome, Self::QueuesOpened, Self::Ready]
             }

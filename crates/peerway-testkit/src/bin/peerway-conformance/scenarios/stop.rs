@@ -9,7 +9,7 @@ use peerway_testkit::{memory, procfs};
 use crate::healthy::Healthy;
 use crate::hooks;
 use crate::options::Options;
-use crate::world::{GONE, SILENT, Transport, Verdict, World, allowed, fine, fine_with};
+use crate::world::{GONE, SILENT, Verdict, World, allowed, fine, fine_with};
 
 const SLOW_US: u64 = 1000;
 /// Reasons with which a transfer to a stopped peer may end.
@@ -64,7 +64,7 @@ pub(crate) fn target_write(world: &World) -> Result<Verdict> {
     }
     // The lease: once the initiator gives a target up, the target applies only the copy it was
     // stopped in.
-    if world.transport == Transport::Tcp && ended.reason == SILENT && late > 2 << 20 {
+    if world.transport.is_tcp() && ended.reason == SILENT && late > 2 << 20 {
         bail!("the lease had expired, but the target applied {late} bytes after it resumed");
     }
     let new = pair

@@ -74,7 +74,7 @@ pub(crate) struct Driver {
     /// Sessions with data to send.
     dirty: Vec<usize>,
     /// Lanes, as (session, lane), that had more to receive than [`TURN_BYTES`].
-    again: Vec<(usize, usize)>,
+    pub(super) again: Vec<(usize, usize)>,
     pub(super) requests: Box<[Option<Request>]>,
     pub(super) active: Vec<SlotId>,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
@@ -606,7 +606,8 @@ impl Driver {
         s.lanes[at] = Some(lane);
         match received {
             Ok(again) => {
-                if again {
+                // One entry a lane: an event of the same lane may come before the entry is used.
+                if again && !self.again.contains(&(s.index, at)) {
                     self.again.push((s.index, at));
                 }
                 self.flush_lane(s, at);
@@ -935,7 +936,7 @@ pub(super) fn answer_pull(lane: &mut Lane, sequence: u64, result: Result<(), Tra
         Ok(()) => {
             let mut head = Header::new(Kind::Pulled);
             head.sequence = sequence.into();
-            lane.push(&head);
+            lane.push_answer(&head);
         }
         Err(error) => lane.push_nack(sequence, error as u8),
     }

@@ -31,6 +31,9 @@ pub(crate) const WINDOW_FRAMES: u32 = 256;
 /// frames.
 const SCRATCH: usize = 16 << 10;
 const _: () = assert!(SCRATCH >= MAX_CONTROL);
+/// Limit of answer bytes that wait for a peer to read them: many times what a correct peer can
+/// cause.
+const MAX_OWED: usize = 1 << 20;
 
 /// See the module.
 pub(crate) struct Lane {
@@ -313,6 +316,11 @@ impl Lane {
         let before = self.tx.out.len();
         self.push_control(message);
         self.tx.owed += self.tx.out.len() - before;
+    }
+
+    /// Whether the peer leaves more answers unread than a correct peer can cause.
+    pub(crate) fn owes_too_much(&self) -> bool {
+        self.tx.owed > MAX_OWED
     }
 
     /// Queues an acknowledgement of all applied frames. A frame whose bytes are still being copied

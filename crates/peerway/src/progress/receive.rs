@@ -41,9 +41,6 @@ const HEAD_READ: usize = 4096;
 /// The cost of a step in the turn's budget besides its payload bytes, so that a flood of empty
 /// frames ends a turn too.
 const STEP_BYTES: u64 = 4096;
-/// Limit of answer bytes that wait for a peer to read them: many times what a correct peer can
-/// cause.
-const MAX_OWED: usize = 1 << 20;
 /// Destination pieces per receive call.
 const LAND_PIECES: usize = 64;
 /// Payload bytes after which an acknowledgement is due even though more is coming.
@@ -100,7 +97,7 @@ impl Driver {
     }
 
     fn head(&mut self, s: &mut SessionDriver, lane: &mut Lane, now: u64) -> Step<bool> {
-        if lane.tx.owed > MAX_OWED {
+        if lane.owes_too_much() {
             return Err(nonsense(FrameError::Order));
         }
         if lane.unread() < HEADER_LEN {

@@ -1,0 +1,139 @@
+//! Runs schedules, and plants bugs that they must find.
+
+use std::time::{Duration, Instant};
+
+use peerway_core::fuzz::{self, Mutator};
+
+use super::hostile;
+use super::plan::Plan;
+use super::run::{Tally, run};
+use crate::bugs::{self, Bug};
+
+/// Schedules of a usual test run; `cargo xtask test --only simulation` runs more.
+const RUNS: u64 = 2_000;
+
+/// Runs schedules until one fails or the number is reached.
+fn explore(runs: u64) -> Result<Tally, String> {
+    let mut total = Tally::default();
+    for seed in 0..runs {
+        let plan = Plan::from_seed(seed);
+        match run(plan, false) {
+            Ok(tally) => total += tally,
+            Err(_) => return Err(shrink(plan)),
+        }
+    }
+    Ok(total)
+}
+
+/// The report of the shortest plan that fails like this one.
+fn shrink(mut plan: Plan) -> String {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(30)
+        && let Some(smaller) = plan.smaller().into_iter().find(|plan| run(*plan, false).is_err())
+    {
+        plan = smaller;
+    }
+    match run(plan, true) {
+        Ok(_) => format!("{plan}: failed before and not again: the run is not deterministic"),
+        Err(why) => format!(
+            "{why}\nagain: PEERWAY_SIMULATION={plan} cargo test -p peerway --lib simulation"
+        ),
+    }
+}
+
+/// Runs schedules with a bug and expects a failure that names the broken promise.
+fn finds(bug: Bug, promise: &str) {
+    bugs::plant(Some(bug));
+    let found = explore(RUNS);
+    bugs::plant(None);
+    let report = found.expect_err("no schedule shows the bug");
+    assert!(report.contains(promise), "{report}");
+}
+
+#[test]
+fn every_schedule_keeps_the_promises() {
+    if let Ok(plan) = std::env::var("PEERWAY_SIMULATION") {
+        let plan: Plan = plan.parse().unwrap();
+        match run(plan, true) {
+            Ok(tally) => println!("{plan}: {tally:?}"),
+            Err(why) => panic!("{why}"),
+        }
+        return;
+    }
+    let runs = std::env::var("PEERWAY_SIMULATION_RUNS").map_or(RUNS, |runs| runs.parse().unwrap());
+    let began = Instant::now();
+    let tally = explore(runs).unwrap_or_else(|report| panic!("{report}"));
+    println!("{runs} schedules in {:.1} s: {tally:?}", began.elapsed().as_secs_f64());
+    // The schedules reach what they are for.
+    assert!(tally.done > 0 && tally.held > 0 && tally.open > 0, "{tally:?}");
+    assert!(tally.lanes_lost > 0 && tally.revoked > 0 && tally.lease_over > 0, "{tally:?}");
+}
+
+#[test]
+fn a_schedule_repeats_exactly() {
+    for seed in 0..20 {
+        let plan = Plan::from_seed(seed);
+        assert_eq!(run(plan, false), run(plan, false), "{plan}");
+        assert_eq!(plan.to_string().parse::<Plan>(), Ok(plan));
+    }
+}
+
+#[test]
+fn it_finds_a_frame_that_replanning_loses() {
+    finds(Bug::ReplanLoses, "promise 3");
+}
+
+#[test]
+fn it_finds_a_frame_that_replanning_repeats() {
+    finds(Bug::ReplanRepeats, "promise");
+}
+
+#[test]
+fn it_finds_bytes_that_are_applied_after_the_lease() {
+    finds(Bug::LeaseIgnored, "promise 2");
+}
+
+#[test]
+fn it_finds_a_signal_before_its_bytes() {
+    finds(Bug::SignalEarly, "promise 3");
+}
+
+#[test]
+fn it_finds_a_fence_that_is_held_without_proof() {
+    finds(Bug::HeldAtOnce, "promise 2");
+}
+
+/// Inputs of a hostile peer in a usual test run; `cargo xtask fuzz` runs more.
+const SEQUENCES: u64 = 4_000;
+/// Bytes of an input at most: about a hundred operations.
+const SEQUENCE: usize = 600;
+
+/// Runs inputs of a hostile peer. Each input decodes into a sequence of operations.
+fn explore_hostile(name: &str, sequences: u64) -> Result<hostile::Tally, String> {
+    let mut mutator = Mutator::new(0xB0B, Vec::new());
+    let mut total = hostile::Tally::default();
+    fuzz::explore(
+        name,
+        sequences,
+        || mutator.random(SEQUENCE),
+        |data| hostile::run(data).map(|tally| total += tally),
+    )?;
+    Ok(total)
+}
+
+#[test]
+fn no_sequence_of_a_hostile_peer_breaks_a_promise() {
+    let cases = fuzz::cases("session", SEQUENCES);
+    if let Some(input) = fuzz::input() {
+        hostile::trace(true);
+        hostile::run(&input).map(|tally| println!("{tally:?}")).unwrap_or_else(|e| panic!("{e}"));
+        return;
+    }
+    let tally = explore_hostile("session", cases).unwrap_or_else(|why| panic!("{why}"));
+    println!("{tally:?}");
+    // The sequences reach what they are for.
+    let hostile::Tally { frames, landed, served, notified, counted, done, failed, revoked, open } =
+        tally;
+    let reached = [frames, landed, served, notified, counted, done, failed, revoked, open];
+    assert!(cases == 0 || reached.iter().all(|number| *number > 0), "{tally:?}");
+}

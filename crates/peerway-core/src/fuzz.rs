@@ -57,7 +57,7 @@ pub fn control(data: &[u8]) {
 }
 
 /// How long a failing input is made shorter.
-const SHRINK: Duration = Duration::from_secs(20);
+const SHRINK: Duration = Duration::from_secs(5);
 /// Values at which arithmetic and lengths go wrong.
 const EDGES: [u64; 8] = [0, 1, 0x7F, 0xFF, 0xFFFF, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 

@@ -18,6 +18,26 @@ pub(crate) enum Bug {
     SignalEarly,
     /// A fence is held as soon as a transfer is stopped.
     HeldAtOnce,
+    /// A frame may name a few bytes behind its grant.
+    BoundsIgnored,
+    /// A frame needs no right to the grant that it names.
+    AccessIgnored,
+    /// A frame may have any number.
+    SequenceIgnored,
+    /// A frame that is arriving when its grant is revoked goes on.
+    GateIgnored,
+    /// A peer may leave any number of answers unread.
+    OwedIgnored,
+    /// A flood gets another entry for each turn that it fills.
+    AgainTwice,
+    /// A peer without a right may count.
+    RightIgnored,
+    /// A message is delivered twice.
+    MessageTwice,
+    /// The budget of a message is not given back.
+    BudgetLost,
+    /// A deadline is not looked at.
+    DeadlineIgnored,
 }
 
 #[cfg(test)]

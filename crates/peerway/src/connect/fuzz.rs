@@ -12,6 +12,7 @@
 //! 4. Refusals are no more than what was asked.
 //! 5. When the openers are gone, or the time is over, nothing is left.
 
+use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -114,9 +115,6 @@ struct Opener {
     tls: Option<ClientConnection>,
     who: usize,
     session: [u8; 16],
-    /// Valid messages that were sent on this connection, in order.
-    has_greeted: bool,
-    is_ready: bool,
     /// Bytes of a half-sent message.
     rest: Vec<u8>,
 }
@@ -129,7 +127,10 @@ struct World<'a> {
     addr: SocketAddr,
     openers: Vec<Opener>,
     made: usize,
+    /// Sessions that openers have offered, under the identity that they have proven.
+    offered: HashSet<([u8; 16], Incarnation)>,
     hellos: u64,
+    readies: u64,
     lanes_asked: u64,
     tally: Tally,
 }
@@ -152,9 +153,20 @@ impl<'a> World<'a> {
         engine.make_shards().map_err(io::Error::other)?;
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let acceptor = Acceptor::new(epoll.clone(), vec![listener], None)?;
-        let (openers, tally) = (Vec::new(), Tally::default());
-        let (made, hellos, lanes_asked) = (0, 0, 0);
-        Ok(Self { input, acceptor, epoll, engine, addr, openers, made, hellos, lanes_asked, tally })
+        Ok(Self {
+            input,
+            acceptor,
+            epoll,
+            engine,
+            addr,
+            openers: Vec::new(),
+            made: 0,
+            offered: HashSet::new(),
+            hellos: 0,
+            readies: 0,
+            lanes_asked: 0,
+            tally: Tally::default(),
+        })
     }
 
     fn byte(&mut self) -> u8 {
@@ -225,15 +237,7 @@ impl<'a> World<'a> {
         let Ok(stream) = stream() else { return };
         self.tally.connections += 1;
         let session = [self.made as u8; 16];
-        self.openers.push(Opener {
-            stream,
-            tls: None,
-            who,
-            session,
-            has_greeted: false,
-            is_ready: false,
-            rest: Vec::new(),
-        });
+        self.openers.push(Opener { stream, tls: None, who, session, rest: Vec::new() });
     }
 
     /// Goes on with TLS, one flight or all of them.
@@ -282,7 +286,7 @@ impl<'a> World<'a> {
             self.serve()?;
         }
         if at < self.openers.len() {
-            self.openers[at].is_ready = true;
+            self.readies += 1;
             self.say(at, &frame(&Control::Ready(ready())), true);
         }
         Ok(())
@@ -324,12 +328,12 @@ impl<'a> World<'a> {
 
     /// A hello that names the identity and a session of the connection. `None` before TLS.
     fn hello(&mut self, at: usize) -> Option<Control> {
-        let opener = &mut self.openers[at];
+        let opener = &self.openers[at];
         if !opener.is_secure() {
             return None;
         }
-        opener.has_greeted = true;
         self.hellos += 1;
+        self.offered.insert((opener.session, IDENTITY[opener.who].incarnation));
         Some(Control::Hello(Hello {
             incarnation: IDENTITY[opener.who].incarnation,
             session: opener.session,
@@ -362,7 +366,9 @@ impl<'a> World<'a> {
                     6 => hello.detect_ms = u32::MAX,
                     _ => {}
                 }
-                self.openers[at].session = hello.session;
+                let opener = &mut self.openers[at];
+                opener.session = hello.session;
+                self.offered.insert((hello.session, IDENTITY[opener.who].incarnation));
                 Control::Hello(hello)
             }
             5..8 => {
@@ -374,7 +380,7 @@ impl<'a> World<'a> {
                     3 => ready.host = vec![choice; 200],
                     _ => {}
                 }
-                self.openers[at].is_ready = true;
+                self.readies += 1;
                 Control::Ready(ready)
             }
             8 => Control::OpenQueues { queues: vec![offer(); usize::from(choice >> 4)] },
@@ -415,18 +421,12 @@ impl<'a> World<'a> {
 
     fn check_session(&mut self, new: &crate::progress::driver::NewSession) -> Result<(), String> {
         let session = &new.session;
-        let is_it = |opener: &&Opener| {
-            opener.session == session.id
-                && IDENTITY[opener.who].incarnation == session.incarnation
-                && opener.has_greeted
-                && opener.is_ready
-                && opener.is_secure()
-        };
+        let is_offered = self.offered.contains(&(session.id, session.incarnation));
         let lanes = new.lanes.len();
-        if !self.openers.iter().any(|opener| is_it(&opener)) || lanes > usize::from(LANES) + 1 {
+        self.tally.sessions += 1;
+        if !is_offered || self.tally.sessions > self.readies || lanes > usize::from(LANES) + 1 {
             return Err(format!("a session of {} came from nothing", session.incarnation));
         }
-        self.tally.sessions += 1;
         self.tally.lanes += lanes as u64;
         // Without a driver it is only known to exist.
         self.engine.peers.accepted(session);

@@ -25,6 +25,7 @@ use super::request::Request;
 use super::shard::{DriverCommand, Shard};
 use super::staging::COPY_NAP;
 use super::timers::Timers;
+use crate::bugs::{Bug, is_planted};
 use crate::clock;
 use crate::limits::Budget;
 use crate::os::unix::{self, Received};
@@ -607,7 +608,8 @@ impl Driver {
         match received {
             Ok(again) => {
                 // One entry a lane: an event of the same lane may come before the entry is used.
-                if again && !self.again.contains(&(s.index, at)) {
+                let is_new = !self.again.contains(&(s.index, at)) || is_planted(Bug::AgainTwice);
+                if again && is_new {
                     self.again.push((s.index, at));
                 }
                 self.flush_lane(s, at);

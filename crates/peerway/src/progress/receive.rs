@@ -111,7 +111,10 @@ impl Driver {
         let checked = head.check().map_err(nonsense)?;
         lane.rx.start += HEADER_LEN;
         let sequence = head.sequence.get();
-        if checked.kind.is_sequenced() && !lane.applied.is_next(sequence) {
+        if checked.kind.is_sequenced()
+            && !lane.applied.is_next(sequence)
+            && !is_planted(Bug::SequenceIgnored)
+        {
             return Err(nonsense(FrameError::Order));
         }
         match checked.kind {
@@ -228,7 +231,8 @@ impl Driver {
         if grant.memory.is_freed() {
             return Err(TransferError::Fault);
         }
-        let granted = Span { offset: 0, len: grant.span.len };
+        let beyond = if is_planted(Bug::BoundsIgnored) { 32 } else { 0 };
+        let granted = Span { offset: 0, len: grant.span.len + beyond };
         let base = grant.memory.ptr() as u64 + grant.span.offset;
         let mut pieces = lane.spare.pop().unwrap_or_default();
         pieces.clear();
@@ -298,7 +302,8 @@ impl Driver {
             {
                 return Err(LaneEnd::LeaseOver);
             }
-            if !incoming.gate.enter() {
+            let is_inside = incoming.gate.enter();
+            if !is_inside && !is_planted(Bug::GateIgnored) {
                 let (left, sequence) = (incoming.left as usize, incoming.sequence);
                 lane.push_nack(sequence, TransferError::Revoked as u8);
                 lane.rx.state = RecvState::Skip { left, then: AfterSkip::Count(sequence) };
@@ -317,7 +322,9 @@ impl Driver {
                     &mut pieces,
                 )
             };
-            incoming.gate.leave();
+            if is_inside {
+                incoming.gate.leave();
+            }
             lane.pieces = pieces;
             let moved = moved?;
             if moved == 0 {
@@ -461,7 +468,7 @@ impl Driver {
     /// Increments a counter for a frame or an immediate that names no grant. The peer needs a
     /// right. Otherwise any stranger could raise what kernels and programs wait for.
     pub(super) fn count_alone(&mut self, s: &SessionDriver, id: u32) -> Result<(), TransferError> {
-        if !self.endpoint.peers.has_right(&s.session) {
+        if !self.endpoint.peers.has_right(&s.session) && !is_planted(Bug::RightIgnored) {
             self.endpoint.refusals.note(RefusalReason::CountWithoutRight, &s.session.addr);
             return Err(TransferError::RemoteAccess);
         }
@@ -578,6 +585,10 @@ impl Driver {
         if lane.unread() < need {
             let is_stranger = !self.endpoint.peers.has_right(&s.session);
             charge = self.endpoint.messages.charge(&s.messages, is_stranger, need as u64);
+            if is_planted(Bug::BudgetLost) {
+                std::mem::forget(charge.take());
+                charge = self.endpoint.messages.charge(&s.messages, is_stranger, 0);
+            }
             if charge.is_none() {
                 self.endpoint.refusals.note(RefusalReason::MessageBytes, &s.session.addr);
                 lane.push_nack(sequence, TransferError::NotificationsFull as u8);
@@ -606,6 +617,9 @@ impl Driver {
         let (sequence, bytes) = (message.sequence, std::mem::take(&mut message.bytes));
         lane.rx.state = RecvState::Head;
         let is_stranger = !self.endpoint.peers.has_right(&s.session);
+        if is_planted(Bug::MessageTwice) {
+            let _ = self.endpoint.inbox.deliver(s.session.incarnation, is_stranger, bytes.clone());
+        }
         let result = self.endpoint.inbox.deliver(s.session.incarnation, is_stranger, bytes);
         if result.is_err() {
             self.endpoint.refusals.note(RefusalReason::Notifications, &s.session.addr);

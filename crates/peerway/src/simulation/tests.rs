@@ -105,6 +105,8 @@ fn it_finds_a_fence_that_is_held_without_proof() {
 
 /// Inputs of a hostile peer in a usual test run; `cargo xtask fuzz` runs more.
 const SEQUENCES: u64 = 4_000;
+/// Inputs within which a planted bug must be found.
+const FINDING: u64 = 20_000;
 /// Bytes of an input at most: about a hundred operations.
 const SEQUENCE: usize = 600;
 
@@ -119,6 +121,15 @@ fn explore_hostile(name: &str, sequences: u64) -> Result<hostile::Tally, String>
         |data| hostile::run(data).map(|tally| total += tally),
     )?;
     Ok(total)
+}
+
+/// Runs inputs with a bug and expects a failure that names the broken property.
+fn hostile_finds(bug: Bug, property: &str) {
+    bugs::plant(Some(bug));
+    let found = explore_hostile("session", FINDING);
+    bugs::plant(None);
+    let report = found.expect_err("no input shows the bug");
+    assert!(report.contains(property), "{report}");
 }
 
 #[test]
@@ -136,4 +147,59 @@ fn no_sequence_of_a_hostile_peer_breaks_a_promise() {
         tally;
     let reached = [frames, landed, served, notified, counted, done, failed, revoked, open];
     assert!(cases == 0 || reached.iter().all(|number| *number > 0), "{tally:?}");
+}
+
+#[test]
+fn a_hostile_peer_shows_bytes_outside_a_grant() {
+    hostile_finds(Bug::BoundsIgnored, "memory changed");
+}
+
+#[test]
+fn a_hostile_peer_shows_a_write_to_a_grant_for_reading() {
+    hostile_finds(Bug::AccessIgnored, "memory changed");
+}
+
+#[test]
+fn a_hostile_peer_shows_a_frame_that_is_applied_out_of_order() {
+    hostile_finds(Bug::SequenceIgnored, "");
+}
+
+#[test]
+fn a_hostile_peer_shows_bytes_that_land_after_a_revoke() {
+    hostile_finds(Bug::GateIgnored, "memory changed");
+}
+
+#[test]
+fn a_hostile_peer_shows_answers_that_a_peer_never_reads() {
+    hostile_finds(Bug::OwedIgnored, "holds too much");
+}
+
+#[test]
+fn a_hostile_peer_shows_a_flood_that_gets_a_growing_share() {
+    hostile_finds(Bug::AgainTwice, "holds too much");
+}
+
+#[test]
+fn a_hostile_peer_shows_a_count_without_a_right() {
+    hostile_finds(Bug::RightIgnored, "counter");
+}
+
+#[test]
+fn a_hostile_peer_shows_a_message_that_is_seen_twice() {
+    hostile_finds(Bug::MessageTwice, "was seen 2 times");
+}
+
+#[test]
+fn a_hostile_peer_shows_a_budget_that_does_not_come_back() {
+    hostile_finds(Bug::BudgetLost, "budget is lost");
+}
+
+#[test]
+fn a_hostile_peer_shows_a_transfer_without_an_end() {
+    hostile_finds(Bug::DeadlineIgnored, "has not ended");
+}
+
+#[test]
+fn a_hostile_peer_shows_a_lease_that_is_ignored() {
+    hostile_finds(Bug::LeaseIgnored, "after the lease");
 }

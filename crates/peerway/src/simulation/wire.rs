@@ -60,6 +60,11 @@ impl Pipe {
         }
     }
 
+    /// Bytes that the receiver can take.
+    pub(super) fn arrived(&self) -> usize {
+        self.arrived
+    }
+
     /// Takes up to `most` bytes out of the pipe, on their way or not.
     pub(super) fn take(&mut self, most: usize) -> Vec<u8> {
         let taken = self.bytes.drain(..most.min(self.bytes.len())).collect();

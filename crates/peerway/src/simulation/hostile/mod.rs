@@ -463,7 +463,26 @@ impl<'a> World<'a> {
 
     /// Lets time pass without a word from the peer, until everything must be over.
     fn drain(&mut self) -> Result<(), String> {
+        self.acknowledges = false;
+        // A peer that lives and answers nothing: the longest deadline is 5.2 s, a fence takes 1.
+        let limit = clock::now() + 8_000 * MS;
+        while self.beats && self.node.is_connected() && clock::now() < limit {
+            self.poll()?;
+            self.hear(usize::MAX)?;
+            clock::advance(Duration::from_millis(100));
+        }
+        if let Some(at) = self.posted.iter().position(|posted| posted.ended.is_none())
+            && clock::now() >= limit
+        {
+            return Err(format!("transfer {at} has not ended"));
+        }
         self.beats = false;
+        // The peer is silent when all that it has sent has been received.
+        let mut left = usize::MAX;
+        while self.node.is_connected() && self.unreceived() < left {
+            left = self.unreceived();
+            self.poll()?;
+        }
         let began = clock::now();
         // The longest deadline is 5.2 s. Silence takes 2, a fence 1, and a lease 2.5.
         let limit = began + 12_000 * MS;
@@ -484,6 +503,11 @@ impl<'a> World<'a> {
             return Err(format!("a silent peer is kept: {left:?}"));
         }
         Ok(())
+    }
+
+    /// Bytes of the peer that the driver has not received.
+    fn unreceived(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.pipes[1].lock().unwrap().arrived()).sum()
     }
 
     fn check(&self) -> Result<(), String> {

@@ -286,6 +286,8 @@ impl World<'_> {
         head.sequence = match kind {
             Kind::Count | Kind::Cancel => self.sequence(lane),
             Kind::Ack if !wild => heard.last,
+            // A receiver may refuse a frame whose header alone has come.
+            Kind::Nack if !wild && number & 3 == 3 => heard.last + 1,
             Kind::Nack | Kind::Pulled if !wild => match open {
                 Some((_, sequence, _)) => *sequence,
                 None => return,

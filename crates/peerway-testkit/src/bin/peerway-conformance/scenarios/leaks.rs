@@ -72,7 +72,7 @@ fn round(world: &World, a: &Endpoint, b: &mut Remote, i: u32) -> Result<()> {
 }
 
 /// Waits until a process holds no more than before: removed sessions go away with a delay.
-fn comes_back(world: &World, pid: u32, before: Holdings, rounds: u32) -> Result<()> {
+pub(super) fn comes_back(world: &World, pid: u32, before: Holdings, rounds: u32) -> Result<()> {
     let until = Instant::now() + world.profile.slack;
     loop {
         match same(before, procfs::holdings(pid)?, rounds) {

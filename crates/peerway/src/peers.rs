@@ -43,14 +43,14 @@ struct PeerTable {
     /// Sessions that a local thread is opening.
     opening: HashSet<Whom>,
     /// Sessions that the acceptor has agreed to, until they are live.
-    accepting: HashSet<Whom>,
+    accepting: HashMap<Whom, OpenedByPeer>,
     /// The endpoint is closed.
     closed: bool,
 }
 
 impl PeerTable {
     fn is_settled(&self, whom: &Whom) -> bool {
-        self.current(whom).is_some() || self.accepting.contains(whom)
+        self.current(whom).is_some() || self.accepting.contains_key(whom)
     }
 
     /// The live session. A sub-session counts only if the main session that it belongs to is live.
@@ -104,8 +104,10 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let Some(peers) = self.peers.upgrade() else { return };
         let mut table = peers.lock();
-        let claims = if self.opening { &mut table.opening } else { &mut table.accepting };
-        claims.remove(&self.whom);
+        match self.opening {
+            true => drop(table.opening.remove(&self.whom)),
+            false => drop(table.accepting.remove(&self.whom)),
+        }
         drop(table);
         peers.changed.notify_all();
     }
@@ -195,10 +197,10 @@ impl Peers {
     /// for its end until `deadline`.
     pub(crate) fn begin_opening(&self, whom: Whom, deadline: u64) -> Opening {
         let mut table = self.lock();
-        if !table.accepting.contains(&whom) && table.opening.insert(whom) {
+        if !table.accepting.contains_key(&whom) && table.opening.insert(whom) {
             return Opening::Begun;
         }
-        while table.opening.contains(&whom) || table.accepting.contains(&whom) {
+        while table.opening.contains(&whom) || table.accepting.contains_key(&whom) {
             let left = clock::until(deadline, clock::now());
             if left == Duration::ZERO {
                 return Opening::TimedOut;
@@ -218,12 +220,17 @@ impl Peers {
         free.then(|| self.claim(whom, true))
     }
 
-    /// Agrees to a session that a peer opens. `None` if there is another one.
-    pub(crate) fn begin_accepting(self: &Arc<Self>, whom: Whom) -> Option<Claim> {
+    /// Agrees to a session that a peer opens. `None` if there is another one. The session counts as
+    /// `opened` at once, although its driver has not adopted it yet.
+    pub(crate) fn begin_accepting(
+        self: &Arc<Self>,
+        whom: Whom,
+        opened: OpenedByPeer,
+    ) -> Option<Claim> {
         let mut table = self.lock();
         let free = whom.who == self.me || !self.is_taken(&table, &whom);
         if free && whom.who != self.me {
-            table.accepting.insert(whom);
+            table.accepting.insert(whom, opened);
         }
         free.then(|| self.claim(whom, false))
     }
@@ -313,9 +320,13 @@ impl Peers {
         sub_sessions.iter().filter(|_| removed).for_each(Session::remove);
     }
 
-    /// The sessions that peers have opened and that are not over.
+    /// The sessions that peers have opened and that are not over, with those that no driver has
+    /// adopted yet. Otherwise peers that are ready at the same moment would all pass the limit.
     pub(crate) fn opened_by_peers(&self) -> Vec<OpenedByPeer> {
-        self.lock().opened_by_peers.values().copied().collect()
+        let table = self.lock();
+        let new = table.accepting.iter().filter(|(whom, _)| table.current(whom).is_none());
+        let new = new.map(|(_, opened)| *opened);
+        table.opened_by_peers.values().copied().chain(new).collect()
     }
 
     /// Whether the peer of a session may raise counters of this endpoint. A peer that only reaches
@@ -360,5 +371,25 @@ impl Peers {
     pub(crate) fn counterpart(&self, id: &[u8; 16]) -> Option<Incarnation> {
         let table = self.lock();
         table.live.values().find(|s| s.id == *id).map(|s| s.incarnation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_session_counts_from_the_moment_that_the_acceptor_agrees() {
+        let peers = Peers::new(Incarnation([1; 16]));
+        let opened = OpenedByPeer { ip: Ipv4Addr::LOCALHOST.into(), is_sub_session: false };
+        let whom = Whom::from(Incarnation([2; 16]));
+        let claim = peers.begin_accepting(whom, opened);
+        assert!(claim.is_some());
+        assert_eq!(peers.opened_by_peers(), [opened]);
+        assert!(peers.begin_accepting(whom, opened).is_none(), "one session for each peer");
+        drop(claim);
+        assert_eq!(peers.opened_by_peers(), []);
     }
 }

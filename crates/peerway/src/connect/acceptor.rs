@@ -971,8 +971,9 @@ fn complete(
             return None;
         }
     };
-    let Some(claim) = whom(&half.hello).and_then(|whom| endpoint.peers.begin_accepting(whom))
-    else {
+    let opened = admission::opened_from(pending.addr.ip(), half.hello.sub_session.is_some());
+    let agreed = whom(&half.hello).and_then(|whom| endpoint.peers.begin_accepting(whom, opened));
+    let Some(claim) = agreed else {
         pending.reply(&Control::Refuse(Refusal::Exists));
         return None;
     };

@@ -43,6 +43,7 @@ const OPENERS: usize = 24;
 const IDENTITIES: usize = 3;
 const HANDSHAKES: u32 = 16;
 const LANES: u16 = 2;
+const SESSIONS: u32 = 2;
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What inputs reached, summed up.
@@ -144,7 +145,7 @@ impl<'a> World<'a> {
         (config.shards, config.slots, config.copy_threads) = (1, 8, 0);
         config.connect_timeout = TIMEOUT;
         (config.limits.handshakes, config.limits.lanes) = (HANDSHAKES, LANES);
-        (config.limits.sessions, config.limits.sessions_per_address) = (4, 2);
+        (config.limits.sessions, config.limits.sessions_per_address) = (SESSIONS, SESSIONS);
         let rdma = Err(RdmaError::NoDevice { kind: "simulated" });
         let cpus = Cpus::choose(None).map_err(io::Error::other)?;
         let identity = Identity::new(&config).map_err(io::Error::other)?;
@@ -406,11 +407,15 @@ impl<'a> World<'a> {
             let events = epoll::wait(&self.epoll, &mut buffer, Some(&zero));
             let words: Vec<u64> =
                 events.map_or(Vec::new(), |(all, _)| all.iter().map(|e| e.data.u64()).collect());
+            let mut new = Vec::new();
             for word in &words {
-                for new in self.acceptor.handle_event(&self.engine, *word, clock::now()) {
-                    self.check_session(&new)?;
-                }
+                new.extend(self.acceptor.handle_event(&self.engine, *word, clock::now()));
             }
+            // Drivers adopt sessions after the acceptor has handled all events.
+            for new in &new {
+                self.check_session(new)?;
+            }
+            drop(new);
             self.check()?;
             if words.is_empty() {
                 break;
@@ -436,6 +441,11 @@ impl<'a> World<'a> {
     fn check(&self) -> Result<(), String> {
         let held = self.acceptor.occupancy();
         let lanes = held.half_open * usize::from(LANES);
+        // Sessions without a driver never end.
+        let opened = self.engine.peers.opened_by_peers().len();
+        if opened > SESSIONS as usize {
+            return Err(format!("{opened} sessions are open"));
+        }
         let is_bounded = held.pending <= HANDSHAKES as usize + 1
             && held.half_open <= held.pending
             && held.without_connection == 0

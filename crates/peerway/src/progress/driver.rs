@@ -943,3 +943,26 @@ pub(super) fn answer_pull(lane: &mut Lane, sequence: u64, result: Result<(), Tra
         Err(error) => lane.push_nack(sequence, error as u8),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use peerway_core::wire::HEADER_LEN;
+
+    use super::*;
+    use crate::simulation::silent_wire;
+
+    #[test]
+    fn every_answer_to_a_pull_counts_as_owed() {
+        let mut lane = Lane::new(silent_wire(), 0, Role::Latency, 0);
+        answer_pull(&mut lane, 1, Ok(()));
+        answer_pull(&mut lane, 2, Err(TransferError::Revoked));
+        assert_eq!(lane.tx.owed, 2 * HEADER_LEN);
+        for sequence in 3.. {
+            if lane.owes_too_much() {
+                assert!(lane.tx.out.len() < 2 << 20);
+                return;
+            }
+            answer_pull(&mut lane, sequence, Ok(()));
+        }
+    }
+}

@@ -26,3 +26,9 @@ mod run;
 #[cfg(test)]
 mod tests;
 mod wire;
+
+/// A wire whose peer does nothing.
+#[cfg(test)]
+pub(crate) fn silent_wire() -> Box<dyn crate::transport::Wire> {
+    Box::new(wire::SimulatedLane::new(1 << 20, 1 << 20).wire(0))
+}

@@ -203,3 +203,15 @@ fn a_hostile_peer_shows_a_transfer_without_an_end() {
 fn a_hostile_peer_shows_a_lease_that_is_ignored() {
     hostile_finds(Bug::LeaseIgnored, "after the lease");
 }
+
+/// Two lanes: the peer asks about lost lanes on the second, and the answers leave on the first.
+const LOST_LANES: [u8; 10] = [0xf9, 0x80, 0x9d, 0xb8, 0xc7, 0x7d, 0xb7, 0xc4, 0xff, 0x64];
+
+#[test]
+fn answers_about_lost_lanes_count_as_owed_on_the_lane_that_carries_them() {
+    bugs::plant(Some(Bug::OwedIgnored));
+    let found = hostile::run(&LOST_LANES);
+    bugs::plant(None);
+    assert!(found.is_err_and(|why| why.contains("holds too much")));
+    hostile::run(&LOST_LANES).unwrap();
+}

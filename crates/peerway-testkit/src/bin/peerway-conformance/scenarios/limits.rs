@@ -9,6 +9,7 @@ use peerway_testkit::random::Random;
 use peerway_testkit::raw::Raw;
 use rustix::net::{AddressFamily, SocketType};
 
+use super::refusals::refusals;
 use crate::options::Options;
 use crate::world::{Verdict, World, fine_with};
 
@@ -83,6 +84,8 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     // The answer itself takes a descriptor, and an acceptor may go one too far.
     let held = b.ask("holdings")?;
     let fds: u64 = held.split(' ').next().context("no holdings")?.parse()?;
+    let refused = refusals(&mut b)?.descriptors;
+    ensure!(refused > 0, "no shortage of descriptors was counted");
     ensure!(fds <= FEW - KEPT_FREE + 2, "{fds} of {FEW} descriptors are in use");
     fine_with(format!("{} sessions with {FEW} descriptors", sessions.len()))
 }

@@ -17,6 +17,7 @@ use super::garbage::Victim;
 use super::leaks::comes_back;
 use super::limits::{connect, session};
 use crate::options::Options;
+use crate::remote::Remote;
 use crate::world::{Verdict, World, fine_with};
 
 /// The defaults of the settings, see SECURITY.md.
@@ -36,15 +37,16 @@ const QUESTIONS: usize = 60_000;
 /// Rounds of the usual profile have this many tries for each round here.
 const TRIES_A_ROUND: u32 = 200;
 
-/// The refusals of an endpoint, in the order of the servant's answer.
+/// The refusals of an endpoint, in the order of the servant's answer. `stranger-messages` has the
+/// limit of slow messages, `stranger-limits` that of descriptors.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-struct Refusals {
+pub(super) struct Refusals {
     handshakes: u64,
     sessions: u64,
     lanes: u64,
-    descriptors: u64,
+    pub(super) descriptors: u64,
     message_bytes: u64,
-    slow_messages: u64,
+    pub(super) slow_messages: u64,
     notifications: u64,
     counters: u64,
     without_right: u64,
@@ -96,7 +98,7 @@ fn all_limits(world: &World, victim: &mut Victim, descriptor: &[u8], round: u64)
 
     world.step("sessions of one address");
     let here = from();
-    let before = refusals(victim)?;
+    let before = refusals(&mut victim.b)?;
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS_PER_ADDRESS {
         sessions.push(session(addr, here, &mut random, 0)?);
@@ -109,7 +111,7 @@ fn all_limits(world: &World, victim: &mut Victim, descriptor: &[u8], round: u64)
     drop(sessions);
 
     world.step("lanes of one session");
-    let before = refusals(victim)?;
+    let before = refusals(&mut victim.b)?;
     let here = from();
     let mut raw = connect(addr, here, &mut random)?;
     raw.ask(|hello| hello.lanes = 64)?;
@@ -127,7 +129,7 @@ fn all_limits(world: &World, victim: &mut Victim, descriptor: &[u8], round: u64)
     drop(raw);
 
     world.step("handshakes of one address");
-    let before = refusals(victim)?;
+    let before = refusals(&mut victim.b)?;
     let here = from();
     let crowd = |random: &mut Random| -> Result<Vec<Raw>> {
         (0..HANDSHAKES_PER_ADDRESS).map(|_| connect(addr, here, random)).collect()
@@ -140,7 +142,7 @@ fn all_limits(world: &World, victim: &mut Victim, descriptor: &[u8], round: u64)
     drop((old, new));
 
     world.step("half-received messages of one session");
-    let before = refusals(victim)?;
+    let before = refusals(&mut victim.b)?;
     let mut lanes = session(addr, from(), &mut random, MESSAGES + 2)?;
     let whole = frame(Kind::Notify, |h| h.sequence = 1.into(), &[], &vec![1; MAX_NOTIFICATION]);
     for lane in lanes.iter_mut().take(usize::from(MESSAGES) + 2) {
@@ -150,19 +152,19 @@ fn all_limits(world: &World, victim: &mut Victim, descriptor: &[u8], round: u64)
     drop(lanes);
 
     world.step("counts without a right");
-    let before = refusals(victim)?;
+    let before = refusals(&mut victim.b)?;
     let mut stranger = open(victim, from(), &mut random)?;
     flood(world, &mut stranger, Kind::Count, OVER)?;
     expect(world, victim, Refusals { without_right: before.without_right + OVER, ..before })?;
 
     world.step("notifications of one peer");
-    let before = refusals(victim)?;
+    let before = refusals(&mut victim.b)?;
     flood(world, &mut stranger, Kind::Notify, SHARE + OVER)?;
     expect(world, victim, Refusals { notifications: before.notifications + OVER, ..before })?;
     drop(stranger);
 
     world.step("counters of one peer");
-    let before = refusals(victim)?;
+    let before = refusals(&mut victim.b)?;
     let mut guest = open(victim, from(), &mut random)?;
     guest.send(&control(&Control::Import { request: 1, descriptor: descriptor.to_vec() }))?;
     flood(world, &mut guest, Kind::Count, SHARE + OVER)?;
@@ -172,7 +174,7 @@ fn all_limits(world: &World, victim: &mut Victim, descriptor: &[u8], round: u64)
     drop(guest);
 
     world.step("a peer asks and does not read");
-    let before = refusals(victim)?;
+    let before = refusals(&mut victim.b)?;
     let mut lanes = session(addr, from(), &mut random, 1)?;
     let questions: Vec<u8> = (0..QUESTIONS)
         .flat_map(|at| control(&Control::LaneLost { lane: 100 + (at % 60_000) as u16 }))
@@ -235,7 +237,7 @@ fn acknowledged(raw: &mut Raw) -> Result<u64> {
 fn expect(world: &World, victim: &mut Victim, expected: Refusals) -> Result<()> {
     let until = Instant::now() + world.profile.slack;
     loop {
-        let found = refusals(victim)?;
+        let found = refusals(&mut victim.b)?;
         // Handshakes that are cut off while another step waits are counted as such.
         let found = Refusals { handshakes: found.handshakes.min(expected.handshakes), ..found };
         if found == expected {
@@ -246,8 +248,8 @@ fn expect(world: &World, victim: &mut Victim, expected: Refusals) -> Result<()> 
     }
 }
 
-fn refusals(victim: &mut Victim) -> Result<Refusals> {
-    let answer = victim.b.ask("refusals e")?;
+pub(super) fn refusals(b: &mut Remote) -> Result<Refusals> {
+    let answer = b.ask("refusals e")?;
     let numbers: Vec<u64> =
         answer.split(' ').map(str::parse).collect::<std::result::Result<_, _>>()?;
     let [

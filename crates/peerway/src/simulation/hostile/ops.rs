@@ -366,7 +366,6 @@ impl World<'_> {
             },
             _ if !self.is_wild() => return None,
             _ => match self.input.byte() % 8 {
-                0 => Control::Bye,
                 1 => Control::OpenLane { session: [7; 16], lane: 1, proof: [0; 32] },
                 2 => Control::LaneOpened { proof: [0; 32] },
                 3 => Control::Refuse(Refusal::Exists),

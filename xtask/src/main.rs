@@ -9,6 +9,7 @@ mod config_docs;
 mod failures;
 #[path = "../../crates/peerway-cli/src/file_set.rs"]
 mod file_set;
+mod fuzz;
 mod gpu;
 mod instructions;
 mod kernels;
@@ -99,6 +100,8 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Run the fuzz targets for long, with the seeded mutator that `cargo test` uses for a moment.
+    Fuzz(fuzz::FuzzArgs),
     /// Run Miri, if it is installed, on the tests of peerway-core, the rings, the slots and the
     /// proxy's memory.
     Miri,
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         }
         Command::Instructions { bless } => test::instructions(bless),
         Command::Kernels { check } => kernels::run(workspace(), &test::target_directory(), check),
+        Command::Fuzz(args) => fuzz::run(workspace(), &args),
         Command::Miri => checkers::miri(workspace(), &test::target_directory()),
         Command::Sanitize => checkers::sanitize(workspace(), &test::target_directory()),
         Command::GpuTest => gpu::bundle(workspace(), &test::target_directory()),

@@ -3,7 +3,8 @@
 //! Outside unit tests, `is_planted` is false at compile time.
 
 use peerway_core::outcome::{Ended, Fence};
-use peerway_core::protocol::{Effect, RequestState};
+use peerway_core::protocol::{AppliedFrames, Effect, RequestState};
+use peerway_core::wire::{HEADER_LEN, Header};
 
 /// A promise broken on purpose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -18,6 +19,26 @@ pub(crate) enum Bug {
     SignalEarly,
     /// A fence is held as soon as a transfer is stopped.
     HeldAtOnce,
+    /// A frame may name a few bytes behind its grant.
+    BoundsIgnored,
+    /// A frame needs no right to the grant that it names.
+    AccessIgnored,
+    /// A frame may have any number.
+    SequenceIgnored,
+    /// A frame that is arriving when its grant is revoked goes on.
+    GateIgnored,
+    /// A peer may leave any number of answers unread.
+    OwedIgnored,
+    /// A flood gets another entry for each turn that it fills.
+    AgainTwice,
+    /// A peer without a right may count.
+    RightIgnored,
+    /// A message is delivered twice.
+    MessageTwice,
+    /// The budget of a message is not given back.
+    BudgetLost,
+    /// A deadline is not looked at.
+    DeadlineIgnored,
 }
 
 #[cfg(test)]
@@ -58,4 +79,11 @@ pub(crate) fn is_planted(bug: Bug) -> bool {
         let _ = bug;
         false
     }
+}
+
+/// The header of a frame with the number that is due: the planted bug ignores the frame's own.
+pub(crate) fn in_order(header: &[u8; HEADER_LEN], applied: &AppliedFrames) -> [u8; HEADER_LEN] {
+    let mut header: Header = zerocopy::transmute!(*header);
+    header.sequence = applied.next().into();
+    zerocopy::transmute!(header)
 }

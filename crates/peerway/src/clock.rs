@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Nanoseconds of the monotonic clock. It also runs while the process is stopped.
 pub(crate) fn now() -> u64 {
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     if let Some(now) = SIMULATED.get() {
         return now;
     }
@@ -22,14 +22,14 @@ pub(crate) fn until(deadline: u64, now: u64) -> Duration {
     Duration::from_nanos(deadline.saturating_sub(now))
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 thread_local! {
     static SIMULATED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
 }
 
 /// Gives this thread a clock of its own, which stands still until [`advance`], while the result
 /// lives.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn simulate(start: u64) -> impl Drop {
     struct Real;
     impl Drop for Real {
@@ -42,7 +42,7 @@ pub(crate) fn simulate(start: u64) -> impl Drop {
 }
 
 /// Moves the simulated clock of this thread.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn advance(time: Duration) {
     SIMULATED.set(SIMULATED.get().map(|now| after(now, time)));
 }

@@ -22,6 +22,13 @@ pub mod driven;
 mod endpoint;
 mod error;
 mod failure;
+/// Fuzz targets, for the wrappers in `fuzz/`.
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz {
+    pub use crate::connect::fuzz::{attach, handshake, host};
+    pub use crate::simulation::hostile::session;
+}
 pub mod gpu;
 #[doc(hidden)]
 pub mod hooks;
@@ -38,7 +45,7 @@ mod progress;
 mod quarantine;
 mod region;
 mod session;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod simulation;
 mod slots;
 #[doc(hidden)]

@@ -46,7 +46,13 @@ impl AppliedFrames {
     /// Whether a frame of this number is due.
     #[inline]
     pub fn is_next(&self, sequence: u64) -> bool {
-        sequence == self.last.last().wrapping_add(1)
+        sequence == self.next()
+    }
+
+    /// The number of the frame that is due.
+    #[inline]
+    pub fn next(&self) -> u64 {
+        self.last.last().wrapping_add(1)
     }
 
     /// A frame was applied, or refused and passed over.

@@ -271,6 +271,20 @@ struct OpenedQueues {
     answers: Vec<queues::Answer>,
 }
 
+/// What an acceptor holds for openers.
+#[cfg(any(test, fuzzing))]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Occupancy {
+    /// Connections in the handshake.
+    pub(super) pending: usize,
+    /// Sessions before their `Ready`.
+    pub(super) half_open: usize,
+    /// Those whose connection is gone.
+    pub(super) without_connection: usize,
+    /// Lanes of half-open sessions.
+    pub(super) lanes: usize,
+}
+
 impl Acceptor {
     /// Handles an event of epoll. Returns the sessions that it completed.
     pub(super) fn handle_event(
@@ -333,6 +347,18 @@ impl Acceptor {
             short_warnings: Warnings::default(),
             next: 0,
         })
+    }
+
+    /// What the acceptor holds now.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn occupancy(&self) -> Occupancy {
+        let without = |half: &&HalfOpen| !self.pending.contains_key(&half.connection);
+        Occupancy {
+            pending: self.pending.len(),
+            half_open: self.half_open.len(),
+            without_connection: self.half_open.values().filter(without).count(),
+            lanes: self.half_open.values().map(|half| half.lanes.len()).sum(),
+        }
     }
 
     /// Puts listeners that have rested back into epoll.

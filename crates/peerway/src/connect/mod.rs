@@ -6,6 +6,8 @@ mod admission;
 pub(crate) mod choose;
 mod crowd;
 mod detection;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 pub(crate) mod hello;
 pub(crate) mod import;
 pub(crate) mod opener;

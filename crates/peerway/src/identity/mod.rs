@@ -151,7 +151,7 @@ impl Identity {
     }
 
     /// An identity with a chosen name, for simulated endpoints that make no connection.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn named(incarnation: Incarnation) -> Self {
         Self { incarnation, ..Self::new(&Config::default()).unwrap() }
     }

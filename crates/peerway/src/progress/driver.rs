@@ -31,6 +31,7 @@ use super::sessions::SessionDriver;
 use super::shard::{DriverCommand, Shard};
 use super::staging::{COPY_NAP, Staging};
 use super::timers::Timers;
+use crate::bugs::{Bug, is_planted};
 use crate::clock;
 use crate::quarantine;
 use crate::session::{CloseCause, REMOVED, Session};
@@ -70,7 +71,7 @@ pub(crate) struct Driver {
     /// Sessions with data to send.
     dirty: Vec<usize>,
     /// Lanes, as (session, lane), that had more to receive than [`TURN_BYTES`].
-    again: Vec<(usize, usize)>,
+    pub(super) again: Vec<(usize, usize)>,
     pub(super) requests: Requests,
     pub(super) pulls: VecDeque<Arc<PullJob>>,
     pub(super) acceptor: Option<Box<dyn Listening>>,
@@ -466,7 +467,9 @@ impl Driver {
         s.lanes[at] = Some(lane);
         match received {
             Ok(again) => {
-                if again {
+                // One entry a lane: an event of the same lane may come before the entry is used.
+                let is_new = !self.again.contains(&(s.index, at)) || is_planted(Bug::AgainTwice);
+                if again && is_new {
                     self.again.push((s.index, at));
                 }
                 self.flush_lane(s, at);

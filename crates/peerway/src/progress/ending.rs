@@ -168,7 +168,13 @@ impl Driver {
             let answer = s.fenced(lost);
             if let Some(other) = s.control_lane() {
                 other.push_control_answer(&answer);
+                // The questions come on one lane and the answers leave on another, which the peer
+                // may not read.
+                let (at, too_much) = (usize::from(other.index), other.owes_too_much());
                 s.dirty = true;
+                if too_much {
+                    self.lane_ended(s, at, LaneEnd::Misbehaved(FrameError::Order));
+                }
             }
         }
         // The peer can send any number. Record only lanes of this session.

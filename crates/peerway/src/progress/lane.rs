@@ -14,6 +14,7 @@ use peerway_core::wire::{Control, HEADER_LEN, Header, Kind, MAX_CONTROL, SEGMENT
 use peerway_core::work::Cursor;
 use zerocopy::IntoBytes;
 
+use crate::bugs::{Bug, is_planted};
 use crate::gpu::staging::{Buffer, StagedCopy};
 use crate::limits::MessageCharge;
 use crate::memory::grants::Grant;
@@ -32,6 +33,9 @@ pub(crate) const WINDOW_FRAMES: u32 = 256;
 /// frames.
 const SCRATCH: usize = 16 << 10;
 const _: () = assert!(SCRATCH >= MAX_CONTROL);
+/// Limit of answer bytes that wait for a peer to read them: many times what a correct peer can
+/// cause.
+const MAX_OWED: usize = 1 << 20;
 
 /// See the module.
 pub(crate) struct Lane {
@@ -317,6 +321,11 @@ impl Lane {
         self.tx.owed += self.tx.out.len() - before;
     }
 
+    /// Whether the peer leaves more answers unread than a correct peer can cause.
+    pub(crate) fn owes_too_much(&self) -> bool {
+        self.tx.owed > MAX_OWED && !is_planted(Bug::OwedIgnored)
+    }
+
     /// Queues an acknowledgement of all applied frames. A frame whose bytes are still being copied
     /// into GPU memory is not applied, and delays the acknowledgement of later frames.
     pub(crate) fn push_ack(&mut self) {
@@ -391,5 +400,26 @@ impl Lane {
     /// Bytes received and not yet parsed.
     pub(crate) fn unread(&self) -> usize {
         self.rx.end - self.rx.start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulation::silent_wire;
+
+    #[test]
+    fn every_answer_to_a_pull_counts_as_owed() {
+        let mut lane = Lane::new(silent_wire(), 0, Role::Latency, 0);
+        lane.answer_pull(1, Ok(()));
+        lane.answer_pull(2, Err(TransferError::Revoked));
+        assert_eq!(lane.tx.owed, 2 * HEADER_LEN);
+        for sequence in 3.. {
+            if lane.owes_too_much() {
+                assert!(lane.tx.out.len() < 2 << 20);
+                return;
+            }
+            lane.answer_pull(sequence, Ok(()));
+        }
     }
 }

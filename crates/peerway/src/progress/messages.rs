@@ -36,6 +36,10 @@ impl Driver {
         if lane.unread() < need {
             let is_stranger = !self.endpoint.peers.has_right(&s.session);
             charge = self.endpoint.messages.charge(&s.messages, is_stranger, need as u64);
+            if is_planted(Bug::BudgetLost) {
+                std::mem::forget(charge.take());
+                charge = self.endpoint.messages.charge(&s.messages, is_stranger, 0);
+            }
             if charge.is_none() {
                 self.endpoint.refusals.note(RefusalReason::MessageBytes, &s.session.addr);
                 lane.refuse(sequence, TransferError::NotificationsFull);
@@ -64,6 +68,9 @@ impl Driver {
         let (sequence, bytes) = (message.sequence, std::mem::take(&mut message.bytes));
         lane.rx.state = RecvState::Head;
         let is_stranger = !self.endpoint.peers.has_right(&s.session);
+        if is_planted(Bug::MessageTwice) {
+            let _ = self.endpoint.inbox.deliver(s.session.incarnation, is_stranger, bytes.clone());
+        }
         let result = self.endpoint.inbox.deliver(s.session.incarnation, is_stranger, bytes);
         if result.is_err() {
             self.endpoint.refusals.note(RefusalReason::Notifications, &s.session.addr);

@@ -5,6 +5,8 @@ pub(crate) mod copies;
 pub(crate) mod driver;
 mod ending;
 pub(crate) mod engine;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod holdings;
 mod imports;
 pub(crate) mod lane;
 pub(crate) mod listening;

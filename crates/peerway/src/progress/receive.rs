@@ -17,7 +17,7 @@ use super::driver::{Driver, TURN_BYTES};
 use super::ending::LaneEnd;
 use super::request::release_source;
 use super::sessions::SessionDriver;
-use crate::bugs::{Bug, is_planted};
+use crate::bugs::{Bug, in_order, is_planted};
 use crate::clock;
 use crate::hooks;
 use crate::limits::RefusalReason;
@@ -32,9 +32,6 @@ pub(super) const HEAD_READ: usize = 4096;
 /// The cost of a step in the turn's budget besides its payload bytes, so that a flood of empty
 /// frames ends a turn too.
 const STEP_BYTES: u64 = 4096;
-/// Limit of answer bytes that wait for a peer to read them: many times what a correct peer can
-/// cause.
-const MAX_OWED: usize = 1 << 20;
 /// Destination pieces per receive call.
 pub(super) const LAND_PIECES: usize = 64;
 /// Payload bytes after which an acknowledgement is due even though more is coming.
@@ -88,7 +85,7 @@ impl Driver {
     }
 
     fn head(&mut self, s: &mut SessionDriver, lane: &mut Lane, now: u64) -> Step<bool> {
-        if lane.tx.owed > MAX_OWED {
+        if lane.owes_too_much() {
             return Err(nonsense(FrameError::Order));
         }
         if lane.unread() < HEADER_LEN {
@@ -99,7 +96,13 @@ impl Driver {
         }
         let unread = &lane.rx.scratch[lane.rx.start..lane.rx.end];
         let Some(header) = unread.first_chunk() else { return Ok(false) };
-        let arrival = Arrival::read(header, &lane.applied).map_err(nonsense)?;
+        let arrival = match Arrival::read(header, &lane.applied) {
+            Err(FrameError::Order) if is_planted(Bug::SequenceIgnored) => {
+                Arrival::read(&in_order(header, &lane.applied), &lane.applied)
+            }
+            arrival => arrival,
+        };
+        let arrival = arrival.map_err(nonsense)?;
         lane.rx.start += HEADER_LEN;
         match arrival {
             Arrival::Write(named, run) => self.begin_write(s, lane, &named, run.len, &[run]),
@@ -205,7 +208,8 @@ impl Driver {
         let mut pieces = lane.spare.pop().unwrap_or_default();
         pieces.clear();
         for run in runs {
-            run.check(grant.span.len)?;
+            let beyond = if is_planted(Bug::BoundsIgnored) { 32 } else { 0 };
+            run.check(grant.span.len + beyond)?;
             // An empty piece would look like a receive call that finds nothing.
             if run.len > 0 {
                 pieces.push(Piece { addr: base + run.offset, len: run.len });
@@ -251,7 +255,8 @@ impl Driver {
             {
                 return Err(LaneEnd::LeaseOver);
             }
-            if !incoming.gate.enter() {
+            let is_inside = incoming.gate.enter();
+            if !is_inside && !is_planted(Bug::GateIgnored) {
                 let (left, sequence) = (incoming.left as usize, incoming.sequence);
                 lane.refuse(sequence, TransferError::Revoked);
                 lane.rx.state = RecvState::Skip { left, then: AfterSkip::Count(sequence) };
@@ -270,7 +275,9 @@ impl Driver {
                     &mut pieces,
                 )
             };
-            incoming.gate.leave();
+            if is_inside {
+                incoming.gate.leave();
+            }
             lane.pieces = pieces;
             let moved = moved?;
             if moved == 0 {
@@ -315,7 +322,7 @@ impl Driver {
     /// Increments a counter for a frame or an immediate that names no grant. The peer needs a
     /// right. Otherwise any stranger could raise what kernels and programs wait for.
     pub(super) fn count_alone(&mut self, s: &SessionDriver, id: u32) -> Result<(), TransferError> {
-        if !self.endpoint.peers.has_right(&s.session) {
+        if !self.endpoint.peers.has_right(&s.session) && !is_planted(Bug::RightIgnored) {
             self.endpoint.refusals.note(RefusalReason::CountWithoutRight, &s.session.addr);
             return Err(TransferError::RemoteAccess);
         }

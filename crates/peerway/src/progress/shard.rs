@@ -154,10 +154,17 @@ impl Shard {
     }
 
     /// Installs the driver without a progress thread. Only `poll_once` runs it.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn start_without_thread(&self, endpoint: &Arc<Engine>, driver: Driver) {
         let mut seat = self.poller.try_lock().expect("the shard is not shared yet");
         *seat = Seat { driver: Some(driver), endpoint: Arc::downgrade(endpoint) };
+    }
+
+    /// What the driver holds for peers.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn holdings(&self) -> super::holdings::Holdings {
+        let seat = self.poller.try_lock().expect("no other thread polls the shard");
+        seat.driver.as_ref().map(Driver::holdings).unwrap_or_default()
     }
 
     /// Ends the progress thread and drops the driver with its sockets.

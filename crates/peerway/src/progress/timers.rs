@@ -12,6 +12,7 @@ use peerway_core::wire::{Control, Header, Refusal};
 use super::driver::Driver;
 use super::ending::{LaneEnd, SessionEnd};
 use super::sessions::SessionDriver;
+use crate::bugs::{Bug, is_planted};
 use crate::clock;
 use crate::limits::{RefusalReason, message_time};
 use crate::session::PROCESS_ENDED;
@@ -89,6 +90,7 @@ impl Driver {
             let index = request.session.index.load(Ordering::Relaxed);
             match request.state.expired(now, request.deadline) {
                 Expiry::No => {}
+                Expiry::Stop if is_planted(Bug::DeadlineIgnored) => {}
                 Expiry::Stop => self.with_session(index, |driver, s| {
                     driver.stop(s, slot, Reason::TimedOut, now);
                 }),

@@ -20,6 +20,7 @@ use crate::memory::{Backing, RegionInner};
 use crate::path::{Path, PathKind};
 use crate::progress::driver::{Driver, NewSession};
 use crate::progress::engine::Engine;
+use crate::progress::holdings::Holdings;
 use crate::progress::lane::Lane;
 use crate::progress::request::{NewRequest, route_of};
 use crate::progress::shard::{DriverCommand, Shard};
@@ -35,6 +36,10 @@ pub(super) const DETECT: Duration = Duration::from_secs(2);
 /// How long a fence may take.
 pub(super) const FENCE: Duration = Duration::from_secs(1);
 
+/// The name of a node that is alone, and that of the peer that its caller plays.
+pub(super) const ALONE: Incarnation = Incarnation([1; 16]);
+pub(super) const HOSTILE: Incarnation = Incarnation([2; 16]);
+
 /// See the module.
 pub(super) struct Node {
     pub(super) inner: Arc<Engine>,
@@ -45,9 +50,16 @@ pub(super) struct Node {
 impl Node {
     /// The two ends of a session over these lanes. `frames` bounds the unacknowledged frames of a
     /// lane.
+    #[cfg(test)]
     pub(super) fn pair(lanes: &[SimulatedLane], frames: u32) -> [Self; 2] {
         let names = [Incarnation([1; 16]), Incarnation([2; 16])];
-        [0, 1].map(|node| Self::new(names[node], names[1 - node], node, lanes, frames))
+        [0, 1].map(|node| Self::new(names[node], names[1 - node], node, lanes, frames, node == 0))
+    }
+
+    /// The first node alone. The caller plays the second one on the lanes. `initiator` says whether
+    /// this node opened the session.
+    pub(super) fn alone(lanes: &[SimulatedLane], frames: u32, initiator: bool) -> Self {
+        Self::new(ALONE, HOSTILE, 0, lanes, frames, initiator)
     }
 
     fn new(
@@ -56,6 +68,7 @@ impl Node {
         node: usize,
         lanes: &[SimulatedLane],
         frames: u32,
+        initiator: bool,
     ) -> Self {
         let mut config = Config::default();
         (config.shards, config.slots, config.copy_threads) = (1, 32, 0);
@@ -84,7 +97,7 @@ impl Node {
             reach: Reach::default(),
             link: None,
             rdma: None,
-            initiator: node == 0,
+            initiator,
             pid: None,
         };
         let session = Session::new(parts, shard.index, shard.clone());
@@ -168,6 +181,11 @@ impl Node {
         self.shard.poller.poll_once(clock::now());
     }
 
+    /// What the driver holds for its peer.
+    pub(super) fn holdings(&self) -> Holdings {
+        self.shard.holdings()
+    }
+
     /// Ends everything.
     pub(super) fn stop(&self) {
         self.shard.stop();
@@ -175,6 +193,7 @@ impl Node {
 }
 
 /// The rights that a transfer of this direction needs.
+#[cfg(test)]
 pub(super) fn needed(direction: Direction) -> Access {
     match direction {
         Direction::Read => Access::READ,

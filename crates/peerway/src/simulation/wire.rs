@@ -43,13 +43,36 @@ enum Side {
 
 impl Pipe {
     /// Bytes on their way.
+    #[cfg(test)]
     pub(super) fn in_flight(&self) -> usize {
         self.bytes.len() - self.arrived
     }
 
     /// Lets some bytes arrive.
+    #[cfg(test)]
     pub(super) fn deliver(&mut self, most: usize) {
         self.arrived += self.in_flight().min(most);
+    }
+
+    /// Puts bytes into the pipe that have arrived at once, whatever room it has. Bytes for a broken
+    /// receiver are lost.
+    pub(super) fn feed(&mut self, bytes: &[u8]) {
+        if self.receiver == Side::Good {
+            self.bytes.extend(bytes);
+            self.arrived = self.bytes.len();
+        }
+    }
+
+    /// Bytes that the receiver can take.
+    pub(super) fn arrived(&self) -> usize {
+        self.arrived
+    }
+
+    /// Takes up to `most` bytes out of the pipe, on their way or not.
+    pub(super) fn take(&mut self, most: usize) -> Vec<u8> {
+        let taken = self.bytes.drain(..most.min(self.bytes.len())).collect();
+        self.arrived = self.arrived.min(self.bytes.len());
+        taken
     }
 }
 

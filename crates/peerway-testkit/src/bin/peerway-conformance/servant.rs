@@ -64,6 +64,26 @@ impl Servant {
                 let note = endpoint.notification(ms);
                 Ok(note.map_or_else(|| "none".into(), |n| hex::encode(&n.message)))
             }
+            "drain" => {
+                let endpoint = self.endpoint(&mut words)?;
+                let some = || endpoint.notification(Duration::ZERO);
+                Ok(std::iter::from_fn(some).count().to_string())
+            }
+            "refusals" => {
+                let refused = self.endpoint(&mut words)?.stats().refusals;
+                let all = [
+                    refused.handshakes,
+                    refused.sessions,
+                    refused.lanes,
+                    refused.descriptors,
+                    refused.message_bytes,
+                    refused.slow_messages,
+                    refused.notifications,
+                    refused.counters,
+                    refused.counts_without_right,
+                ];
+                Ok(all.map(|count| count.to_string()).join(" "))
+            }
             "counter" => Ok(self.endpoint(&mut words)?.counter(words.number()?).to_string()),
             "wait_counter" => {
                 let endpoint = self.endpoint(&mut words)?;

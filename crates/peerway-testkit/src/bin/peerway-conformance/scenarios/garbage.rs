@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use peerway_core::wire::{Control, Hello, Kind, Ready, Refusal, SubSession};
+use peerway_testkit::procfs::{self, Holdings};
 use peerway_testkit::random::Random;
 use peerway_testkit::raw::{Raw, control, frame, ready};
 use peerway_testkit::tls::Side;
 
 use crate::healthy::Healthy;
+use crate::options::Options;
 use crate::remote::Remote;
 use crate::world::{Verdict, World, fine_with};
 
@@ -19,27 +21,35 @@ use crate::world::{Verdict, World, fine_with};
 const FEW: u64 = 4;
 
 /// The victim, and a third peer that it serves all the time.
-struct Victim {
-    b: Remote,
+pub(super) struct Victim {
+    pub(super) b: Remote,
     healthy: Healthy,
     /// Kept alive because it writes to and reads from the victim all the time.
     bystander: peerway::Endpoint,
     fds: u64,
+    /// What it held before the invalid data.
+    pub(super) held: Holdings,
 }
 
 impl Victim {
-    fn new(world: &World) -> Result<Self> {
-        let mut b = world.remote(&world.options())?;
+    pub(super) fn new(world: &World) -> Result<Self> {
+        Self::with(world, &world.options())
+    }
+
+    /// A victim with these settings.
+    pub(super) fn with(world: &World, options: &Options) -> Result<Self> {
+        let mut b = world.remote(options)?;
         // The bystander is an endpoint of this process. It is the victim's third peer.
-        let bystander = world.options().build()?;
+        let bystander = options.build()?;
         let healthy = Healthy::with(world, &bystander, &mut b)?;
         let fds = fds(&mut b)?;
-        Ok(Self { b, healthy, bystander, fds })
+        let held = procfs::holdings(b.pid())?;
+        Ok(Self { b, healthy, bystander, fds, held })
     }
 
     /// Checks that the victim lives, serves other peers and has released the descriptors that the
     /// invalid data took.
-    fn finish(mut self, world: &World) -> Result<()> {
+    pub(super) fn finish(mut self, world: &World) -> Result<()> {
         let until = Instant::now() + world.options().connect + world.profile.slack;
         loop {
             let now = fds(&mut self.b)?;

@@ -100,6 +100,13 @@ fn nothing_grows(
     Ok(())
 }
 
+/// Waits until a process holds no more than before, and fails if its memory has grown.
+pub(super) fn nothing_is_left(world: &World, pid: u32, before: Holdings) -> Result<()> {
+    let grown = comes_back(world, pid, before)?;
+    ensure!(grown < NOISE_KIB, "memory grew by {grown} KiB");
+    Ok(())
+}
+
 /// Waits until a process holds no more than before: removed sessions go away with a delay. Returns
 /// the KiB by which its memory has grown.
 fn comes_back(world: &World, pid: u32, before: Holdings) -> Result<usize> {

@@ -9,8 +9,8 @@ use peerway_testkit::random::Random;
 use peerway_testkit::raw::Raw;
 use rustix::net::{AddressFamily, SocketType};
 
+use super::refusals::refusals;
 use crate::options::Options;
-use crate::remote::Remote;
 use crate::world::{Verdict, World, fine_with};
 
 /// The defaults of the settings.
@@ -36,18 +36,18 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let b = world.remote(&patient)?;
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS_PER_ADDRESS {
-        sessions.push(session(&b, NEAR, &mut random, 0)?);
+        sessions.push(session(b.addr()?, NEAR, &mut random, 0)?);
     }
-    let mut more = connect(&b, NEAR, &mut random)?;
+    let mut more = connect(b.addr()?, NEAR, &mut random)?;
     let why = limit(more.ask(|_| ())?).context("a session over the limit")?;
     ensure!(why.contains("PEERWAY_MAX_SESSIONS_PER_ADDRESS"), "the reason is {why:?}");
-    session(&b, ELSEWHERE, &mut random, 0).context("a session from another address")?;
+    session(b.addr()?, ELSEWHERE, &mut random, 0).context("a session from another address")?;
 
     world.step("lanes of one session");
-    let lanes = session(&b, ELSEWHERE, &mut random, LANES)?;
-    let mut raw = connect(&b, ELSEWHERE, &mut random)?;
+    let lanes = session(b.addr()?, ELSEWHERE, &mut random, LANES)?;
+    let mut raw = connect(b.addr()?, ELSEWHERE, &mut random)?;
     greet(&mut raw, 64)?;
-    let mut one = connect(&b, ELSEWHERE, &mut random)?;
+    let mut one = connect(b.addr()?, ELSEWHERE, &mut random)?;
     let answer = raw.ask_for_lane(&mut one, LANES + 1)?;
     let why = limit(answer).context("a lane over the limit")?;
     ensure!(why.contains("PEERWAY_MAX_LANES"), "the reason is {why:?}");
@@ -55,10 +55,10 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
 
     world.step("handshakes of one address");
     let b = world.remote(&patient)?;
-    let mut neighbour = connect(&b, NEAR, &mut random)?;
+    let mut neighbour = connect(b.addr()?, NEAR, &mut random)?;
     greet(&mut neighbour, 1)?;
     let crowd = |random: &mut Random| {
-        let all = (0..HANDSHAKES_PER_ADDRESS).map(|_| connect(&b, ELSEWHERE, random));
+        let all = (0..HANDSHAKES_PER_ADDRESS).map(|_| connect(b.addr()?, ELSEWHERE, random));
         all.collect::<Result<Vec<_>>>()
     };
     let mut old = crowd(&mut random)?;
@@ -77,22 +77,24 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let mut b = world.remote(&patient)?;
     b.ask(&format!("descriptors {FEW}"))?;
     let mut sessions = Vec::new();
-    while let Ok(session) = session(&b, NEAR, &mut random, LANES) {
+    while let Ok(session) = session(b.addr()?, NEAR, &mut random, LANES) {
         sessions.push(session);
         ensure!(sessions.len() < SESSIONS_PER_ADDRESS, "the victim has too many descriptors");
     }
     // The answer itself takes a descriptor, and an acceptor may go one too far.
     let held = b.ask("holdings")?;
     let fds: u64 = held.split(' ').next().context("no holdings")?.parse()?;
+    let refused = refusals(&mut b)?.descriptors;
+    ensure!(refused > 0, "no shortage of descriptors was counted");
     ensure!(fds <= FEW - KEPT_FREE + 2, "{fds} of {FEW} descriptors are in use");
     fine_with(format!("{} sessions with {FEW} descriptors", sessions.len()))
 }
 
 /// Connects from an address.
-fn connect(b: &Remote, from: IpAddr, random: &mut Random) -> Result<Raw> {
+pub(super) fn connect(to: SocketAddr, from: IpAddr, random: &mut Random) -> Result<Raw> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
-    rustix::net::connect(&socket, &b.addr()?)?;
+    rustix::net::connect(&socket, &to)?;
     Raw::over(TcpStream::from(socket), random)
 }
 
@@ -105,12 +107,17 @@ fn greet(raw: &mut Raw, lanes: u16) -> Result<()> {
 }
 
 /// Opens a session with bulk lanes.
-fn session(b: &Remote, from: IpAddr, random: &mut Random, lanes: u16) -> Result<Vec<Raw>> {
-    let mut raw = connect(b, from, random)?;
+pub(super) fn session(
+    to: SocketAddr,
+    from: IpAddr,
+    random: &mut Random,
+    lanes: u16,
+) -> Result<Vec<Raw>> {
+    let mut raw = connect(to, from, random)?;
     greet(&mut raw, lanes)?;
     let mut all = Vec::new();
     for lane in 1..=lanes {
-        let mut one = connect(b, from, random)?;
+        let mut one = connect(to, from, random)?;
         let answer = raw.ask_for_lane(&mut one, lane)?;
         ensure!(matches!(answer, Control::LaneOpened { .. }), "lane {lane} was not opened");
         all.push(one);

@@ -12,6 +12,7 @@ use peerway_testkit::random::Random;
 use peerway_testkit::raw::{Raw, frame};
 use zerocopy::FromBytes;
 
+use super::refusals::refusals;
 use crate::options::Options;
 use crate::remote::Remote;
 use crate::world::{Verdict, World, fine_with};
@@ -28,7 +29,7 @@ const DETECT_TIMES: u32 = 4;
 pub(crate) fn run(world: &World) -> Result<Verdict> {
     let mut random = Random::new(0x3e55);
     budgets(world, &mut random)?;
-    let b = world.remote(&world.options())?;
+    let mut b = world.remote(&world.options())?;
     let addr = b.addr()?;
 
     world.step("a peer sends single bytes");
@@ -44,6 +45,8 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     // The other lane of the session has the reason.
     let why = slow.refusal(world)?;
     ensure!(why.contains("notification"), "the reason is {why:?}");
+    let refused = refusals(&mut b)?.slow_messages;
+    ensure!(refused == 1, "{refused} slow messages were counted");
 
     world.step("a silent peer that asks for a long detection time");
     let mut silent = Lanes::open(addr, &mut random, 1)?;

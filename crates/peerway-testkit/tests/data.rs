@@ -27,7 +27,10 @@ const LONGEST: u64 = 1 << 20;
 const FLIP_EVERY: u64 = 1_000_000;
 
 fn endpoint(data: DataProtection, lanes: u16) -> Endpoint {
-    let builder = Endpoint::builder().transport(Pin::Tcp).lanes(lanes);
+    // A transfer whose session is lost waits this long for a proof that the peer's process has
+    // ended, which does not come.
+    let fence = Duration::from_millis(50);
+    let builder = Endpoint::builder().transport(Pin::Tcp).lanes(lanes).fence(fence);
     builder.setting("PEERWAY_DATA", data.to_string()).build().unwrap()
 }
 
@@ -141,7 +144,7 @@ fn connect(a: &Endpoint, b: &Endpoint, proxy: &Proxy) -> Target {
 
 /// Writes and reads `total` bytes through a proxy that flips bits.
 fn flip(mode: DataProtection, total: u64, seed: u64) -> Result<Report> {
-    let (a, b) = (endpoint(mode, 8), endpoint(mode, 8));
+    let (a, b) = (endpoint(mode, 16), endpoint(mode, 16));
     let proxy = Proxy::flipping(b.addresses()[0], FLIP_EVERY, seed)?;
     let mut random = Random::new(seed);
     let mut report = Report::default();

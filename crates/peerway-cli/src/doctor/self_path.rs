@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use peerway::{Endpoint, Pin};
+use peerway::{Endpoint, PathKind, Pin};
 
 use super::report::{Row, Section};
 
@@ -27,13 +27,18 @@ fn try_path(pin: Pin) -> Row {
     })();
     match tried {
         Ok((path, took)) => {
-            let trust =
-                if path.is_trusted() { "same user only" } else { "the owner checks every access" };
+            let mut note = match path.is_trusted() {
+                true => "same user only".to_owned(),
+                false => "the owner checks every access".to_owned(),
+            };
+            if path.kind == PathKind::Tcp {
+                note.push_str(&format!("; PEERWAY_DATA={} is in force", path.data));
+            }
             Row::ok(
                 pin.to_string(),
                 format!("works, connected in {:.1} ms", took.as_secs_f64() * 1e3),
             )
-            .note(trust)
+            .note(note)
         }
         Err(error) => Row::attention(pin.to_string(), error.to_string()),
     }
@@ -46,6 +51,6 @@ mod tests {
     #[test]
     fn tcp_to_itself_always_works() {
         let row = format!("{:?}", try_path(Pin::Tcp));
-        assert!(row.contains("works"), "{row}");
+        assert!(row.contains("works") && row.contains("PEERWAY_DATA=off"), "{row}");
     }
 }

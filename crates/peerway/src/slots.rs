@@ -59,6 +59,29 @@ pub struct TransferStats {
     pub until_ended: Option<Duration>,
 }
 
+/// The numbers of a slot, from which [`TransferStats`] are computed when a caller asks.
+#[derive(Clone, Copy)]
+pub(crate) struct SlotRecord {
+    done: u64,
+    pub(crate) total: u64,
+    posted_at: u64,
+    sent_at: u64,
+    ended_at: u64,
+}
+
+impl SlotRecord {
+    pub(crate) fn stats(&self) -> TransferStats {
+        let since =
+            |at: u64| (at != 0).then(|| Duration::from_nanos(at.saturating_sub(self.posted_at)));
+        TransferStats {
+            bytes_done: self.done,
+            bytes_total: self.total,
+            until_sent: since(self.sent_at),
+            until_ended: since(self.ended_at),
+        }
+    }
+}
+
 /// All slots of an endpoint.
 pub(crate) struct Slots {
     slots: Box<[Slot]>,
@@ -241,18 +264,15 @@ impl Slots {
         PathKind::from_code(self.slot(id).path.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn stats(&self, id: SlotId) -> TransferStats {
+    #[inline]
+    pub(crate) fn record(&self, id: SlotId) -> SlotRecord {
         let slot = self.slot(id);
-        let posted = slot.posted_at.load(Ordering::Relaxed);
-        let since = |at: &AtomicU64| match at.load(Ordering::Relaxed) {
-            0 => None,
-            at => Some(Duration::from_nanos(at.saturating_sub(posted))),
-        };
-        TransferStats {
-            bytes_done: slot.done.load(Ordering::Relaxed),
-            bytes_total: slot.total.load(Ordering::Relaxed),
-            until_sent: since(&slot.sent_at),
-            until_ended: since(&slot.ended_at),
+        SlotRecord {
+            done: slot.done.load(Ordering::Relaxed),
+            total: slot.total.load(Ordering::Relaxed),
+            posted_at: slot.posted_at.load(Ordering::Relaxed),
+            sent_at: slot.sent_at.load(Ordering::Relaxed),
+            ended_at: slot.ended_at.load(Ordering::Relaxed),
         }
     }
 

@@ -29,7 +29,7 @@ use crate::progress::request::{NewRequest, route_of};
 use crate::progress::shard::DriverCommand;
 use crate::session::Session;
 use crate::session::remote::Direct;
-use crate::slots::TransferStats;
+use crate::slots::{SlotRecord, TransferStats};
 use crate::work::{Direction, Signal, Work};
 
 /// The posting call performs a direct copy up to this size. That takes 2 µs by a mapping and 6 µs
@@ -133,7 +133,7 @@ impl RefusedCopy {
 struct Over {
     ended: Ended,
     path: PathKind,
-    stats: TransferStats,
+    record: SlotRecord,
 }
 
 impl Transfer {
@@ -193,11 +193,11 @@ impl Transfer {
                     // The fence may turn to held later, so the handle keeps the slot.
                     return over.get().map_or(Some(ended), |over| Some(over.ended));
                 }
-                let stats = endpoint.slots.stats(*slot);
+                let record = endpoint.slots.record(*slot);
                 let path = endpoint.slots.path(*slot);
                 // If another thread set `over` first, the values read here may belong to the next
                 // transfer in the slot. The values of that thread are right.
-                match over.set(Over { ended, path, stats }) {
+                match over.set(Over { ended, path, record }) {
                     Ok(()) => endpoint.slots.detach(*slot),
                     Err(_) => return over.get().map(|over| over.ended),
                 }
@@ -319,7 +319,7 @@ impl Transfer {
         }
         let mut now = clock::now();
         let deadline = clock::after(now, timeout);
-        let patience = patience(endpoint.slots.stats(*slot).bytes_total);
+        let patience = patience(endpoint.slots.record(*slot).total);
         let poller = &endpoint.shard_of(session).poller;
         loop {
             if poller.poll_until(|| ended().is_some(), now, deadline, patience) {
@@ -430,8 +430,8 @@ impl Transfer {
             }
             TransferState::Refused(copy) => copy.stats(),
             TransferState::Running { endpoint, slot, over, .. } => {
-                let stats = endpoint.slots.stats(*slot);
-                over.get().map_or(stats, |over| over.stats)
+                let record = endpoint.slots.record(*slot);
+                over.get().map_or(record, |over| over.record).stats()
             }
         }
     }

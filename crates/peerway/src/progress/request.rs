@@ -276,7 +276,7 @@ impl Driver {
     }
 
     /// Ends a request if nothing is left to wait for, or queues its signal.
-    #[inline]
+    #[inline(always)]
     pub(super) fn settle(&mut self, s: &mut SessionDriver, slot: SlotId) {
         let Some(request) = self.request(slot) else { return };
         let effect = bugs::distort(request.state.settle(), &request.state);

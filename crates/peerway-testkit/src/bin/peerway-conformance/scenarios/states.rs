@@ -1,11 +1,11 @@
-//! Strangers that send every message in every state of a connection, twice, slowly and many at
-//! once. The victim ends each of these connections, serves an honest peer beside them, and holds
+//! Strangers that send every message in every state of a connection, twice, slowly and as
+//! fast as they can. The victim ends each of these connections, serves an honest peer beside them, and holds
 //! no more afterwards than before.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use peerway::{Access, Descriptor, MAX_NOTIFICATION};
 use peerway_core::config::DataProtection;
 use peerway_core::ids::Incarnation;
@@ -23,8 +23,10 @@ use super::leaks::nothing_is_left;
 use super::limits::connect;
 use crate::world::{Verdict, World, fine_with};
 
-/// Strangers that connect at once, each from an address of its own.
+/// Strangers that connect at once.
 const CROWD: u8 = 4;
+/// The pause of a slow stranger.
+const SLOW: Duration = Duration::from_millis(5);
 /// Rounds of the usual profile have this many tries for each round here.
 const TRIES_A_ROUND: u32 = 200;
 
@@ -64,28 +66,15 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     let (addr, pid) = (victim.b.addr()?, victim.b.pid());
     let rounds = (world.profile.tries / TRIES_A_ROUND).max(1);
 
-    // The first strangers make the victim start its threads and fill its caches.
-    world.step("one stranger after another");
-    let mut sent = play(world, addr, 0, &descriptor)?;
+    // The slow strangers make the victim start its threads and fill its caches.
+    world.step("strangers at a slow rate");
+    let mut sent = crowd(world, addr, &descriptor, SLOW)?;
+    // What strangers have sent waits for the program.
     victim.b.ask("drain e")?;
     let before = procfs::holdings(pid)?;
     for round in 0..rounds {
-        world.step(format!("many strangers at once, round {round}"));
-        sent += std::thread::scope(|scope| -> Result<u64> {
-            let play = |number| {
-                scope.spawn({
-                    let descriptor = &descriptor;
-                    move || play(world, addr, number, descriptor)
-                })
-            };
-            let crowd: Vec<_> = (0..CROWD).map(play).collect();
-            let mut sent = 0;
-            for stranger in crowd {
-                sent += stranger.join().map_err(|_| anyhow::anyhow!("a stranger panicked"))??;
-            }
-            Ok(sent)
-        })?;
-        // What strangers have sent waits for the program.
+        world.step(format!("strangers as fast as they can, round {round}"));
+        sent += crowd(world, addr, &descriptor, Duration::ZERO)?;
         victim.b.ask("drain e")?;
     }
     world.step("the victim releases everything");
@@ -94,13 +83,33 @@ pub(crate) fn run(world: &World) -> Result<Verdict> {
     fine_with(format!("{sent} connections"))
 }
 
-/// One stranger: all messages in all states, from an address of its own.
-fn play(world: &World, addr: SocketAddr, number: u8, descriptor: &[u8]) -> Result<u64> {
+/// Several strangers at once, each from an address of its own.
+fn crowd(world: &World, addr: SocketAddr, descriptor: &[u8], pause: Duration) -> Result<u64> {
+    std::thread::scope(|scope| {
+        let play = |number| scope.spawn(move || play(world, addr, number, descriptor, pause));
+        let crowd: Vec<_> = (0..CROWD).map(play).collect();
+        let mut sent = 0;
+        for stranger in crowd {
+            sent += stranger.join().map_err(|_| anyhow!("a stranger panicked"))??;
+        }
+        Ok(sent)
+    })
+}
+
+/// One stranger: all messages in all states, with a pause before each.
+fn play(
+    world: &World,
+    addr: SocketAddr,
+    number: u8,
+    descriptor: &[u8],
+    pause: Duration,
+) -> Result<u64> {
     let mut random = Random::new(0x57A7E + u64::from(number));
     let from = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 10 + number));
     let mut open = Vec::new();
     let count = messages(&connect(addr, from, &mut random)?, descriptor).len();
     for (state, at) in STATES.into_iter().flat_map(|state| (0..count).map(move |at| (state, at))) {
+        std::thread::sleep(pause);
         // The limits for one address may refuse a stranger or drop it in any state.
         let Ok(mut all) = reach(state, addr, from, &mut random) else { continue };
         // A proof belongs to the session's first connection.

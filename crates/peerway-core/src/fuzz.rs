@@ -89,7 +89,8 @@ mod tests {
             })
             .collect();
         frames.push(descriptor.to_bytes().to_vec());
-        frames.push(Metadata { incarnation: who, addresses }.to_bytes());
+        let network = crate::metadata::NetworkId([1; 8]);
+        frames.push(Metadata { incarnation: who, network, addresses }.to_bytes());
         frames.push(Control::Refuse(Refusal::Pinned("why".into())).to_bytes());
         frames.push(
             Control::Import { request: 9, descriptor: descriptor.to_bytes().to_vec() }.to_bytes(),
